@@ -5,10 +5,9 @@ This module knows nothing of HTTP, asyncio or the configuration.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
-if TYPE_CHECKING:
-    from qreward.results import AttemptRecord, BatchResult, Usage
+from qreward.records import AttemptRecord, Usage
 
 
 class QRewardError(Exception):
@@ -109,17 +108,8 @@ class StreamInterrupted(RequestError):
         text: the text received before the stream ended. ``__cause__`` is the error that ended it.
     """
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        text: str = "",
-        endpoint: str | None = None,
-        model: str | None = None,
-        status_code: int | None = None,
-        request_id: str | None = None,
-    ) -> None:
-        super().__init__(message, endpoint=endpoint, model=model, status_code=status_code, request_id=request_id)
+    def __init__(self, message: str, *, text: str = "", **details: Any) -> None:
+        super().__init__(message, **details)
         self.text = text
 
 
@@ -147,10 +137,10 @@ class BatchInterrupted(QRewardError):
     """The input of a batch, or its ``on_result`` function, raised an exception. Requests already sent were finished first.
 
     Attributes:
-        results: the results of all items that were read before the exception, which is ``__cause__``.
+        results: the ``BatchResult`` of all items that were read before the exception, which is ``__cause__``.
     """
 
-    def __init__(self, message: str, results: BatchResult[object] | None = None) -> None:
+    def __init__(self, message: str, results: Any = None) -> None:  # a ``BatchResult``, whose module imports this one
         super().__init__(message)
         self.results = results
 

@@ -21,7 +21,7 @@ from qreward.spelling import TYPO, closest, did_you_mean
 from qreward.transport import connection_settings
 
 if TYPE_CHECKING:
-    from qreward.engine.protocols import Wire
+    from qreward.engine.driver import Wire
     from qreward.progress import Progress
     from qreward.results import Result
     from qreward.telemetry import Telemetry

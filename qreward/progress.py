@@ -18,7 +18,8 @@ from time import monotonic
 from typing import Any, Protocol
 
 from qreward.errors import ConfigError
-from qreward.results import Result, RouteLoad, dollars, retries
+from qreward.records import retries
+from qreward.results import Result, RouteLoad, dollars
 from qreward.scheduler.stats import Quantiles
 
 VARIABLE = "QREWARD_PROGRESS"
@@ -68,18 +69,12 @@ class Progress:
 
 
 class ProgressView(Protocol):
-    """Shows progress.
-
-    Attributes:
-        interval: seconds until the next call of ``show``; read after each call.
-    """
+    """Shows progress: ``show`` every ``interval`` seconds, which is read after each call, and ``close`` with the final counts."""
 
     interval: float
 
     def show(self, progress: Progress) -> None: ...
-
-    def close(self, progress: Progress) -> None:
-        """Show the final counts."""
+    def close(self, progress: Progress) -> None: ...
 
 
 def start_progress(
@@ -124,8 +119,7 @@ class ProgressMeter:
     """Counts the results of one batch and shows the counts. An exception from the view is logged once; the batch continues."""
 
     __slots__ = (
-        "_began", "_clock", "_closed", "_completion", "_cost", "_due", "_failed", "_hedged", "_latencies", "_load", "_ok",
-        "_prices", "_prompt", "_rejected", "_retried", "_total", "_troubled", "_view",
+        "_began", "_clock", "_closed", "_cost", "_counts", "_due", "_latencies", "_load", "_prices", "_total", "_troubled", "_view",
     )  # fmt: skip
 
     def __init__(
@@ -137,7 +131,7 @@ class ProgressMeter:
         clock: Callable[[], float],
     ) -> None:
         self._view, self._total, self._load, self._prices, self._clock = view, total, load, prices, clock
-        self._ok = self._failed = self._retried = self._hedged = self._rejected = self._prompt = self._completion = 0
+        self._counts = dict.fromkeys(("ok", "failed", "retried", "hedged", "rejected", "prompt_tokens", "completion_tokens"), 0)
         self._cost = 0.0
         self._latencies = Quantiles(fade_after=1000)
         self._troubled = self._closed = False
@@ -145,22 +139,31 @@ class ProgressMeter:
 
     def add(self, result: Result[Any]) -> None:
         """Count an item that has a result, and show the counts if they are due."""
+        counts = self._counts
         if result.error is None:
-            self._ok += 1
+            counts["ok"] += 1
             self._latencies.add(result.latency)
             if (usage := result.usage) is not None:
-                self._add_tokens(result.endpoint, usage.prompt_tokens or 0, usage.completion_tokens or 0)
+                prompt, completion = usage.prompt_tokens or 0, usage.completion_tokens or 0
+                counts["prompt_tokens"] += prompt
+                counts["completion_tokens"] += completion
+                if (price := self._prices.get(result.endpoint or "")) is not None:
+                    self._cost += dollars(price, prompt, completion)
         else:
-            self._failed += 1
+            counts["failed"] += 1
         if result.has_trail:
-            self._add_trail(result)
-        if (now := self._clock()) >= self._due:
-            self._show(now)
+            attempts = result.attempts
+            counts["hedged"] += any(attempt.hedge for attempt in attempts)
+            counts["retried"] += any(True for _ in retries(attempts))
+            counts["rejected"] += any(attempt.outcome == "overloaded" for attempt in attempts)
+        self.refresh()
 
     def refresh(self) -> None:
         """Show the counts if they are due. Called regularly, because the requests in flight change while no item has a result."""
         if (now := self._clock()) >= self._due:
-            self._show(now)
+            if not self._closed:
+                self._safely(self._view.show)
+            self._due = now + self._view.interval
 
     def close(self) -> None:
         """Show the final counts. Further calls do nothing."""
@@ -172,40 +175,14 @@ class ProgressMeter:
         """Return the current counts."""
         load = self._load() if self._load is not None else RouteLoad()
         return Progress(
-            done=self._ok + self._failed,
+            **self._counts,
+            done=self._counts["ok"] + self._counts["failed"],
             total=self._total,
-            ok=self._ok,
-            failed=self._failed,
-            in_flight=load.in_flight,
-            window=load.window,
-            retried=self._retried,
-            hedged=self._hedged,
-            rejected=self._rejected,
-            prompt_tokens=self._prompt,
-            completion_tokens=self._completion,
             elapsed=self._clock() - self._began,
             p95=self._latencies.at(0.95),
             cost=self._cost if self._prices else None,
-            down=load.down,
-            endpoints=load.endpoints,
+            **load._asdict(),
         )
-
-    def _add_tokens(self, endpoint: str | None, prompt: int, completion: int) -> None:
-        self._prompt += prompt
-        self._completion += completion
-        if endpoint is not None and (price := self._prices.get(endpoint)) is not None:
-            self._cost += dollars(price, prompt, completion)
-
-    def _add_trail(self, result: Result[Any]) -> None:
-        attempts = result.attempts
-        self._hedged += any(attempt.hedge for attempt in attempts)
-        self._retried += any(True for _ in retries(attempts))
-        self._rejected += any(attempt.outcome == "overloaded" for attempt in attempts)
-
-    def _show(self, now: float) -> None:
-        if not self._closed:
-            self._safely(self._view.show)
-        self._due = now + self._view.interval
 
     def _safely(self, show: Callable[[Progress], None]) -> None:
         try:
@@ -220,26 +197,24 @@ def _view(wanted: object, title: str) -> ProgressView | None:
     if wanted is None:
         wanted = os.environ.get(VARIABLE, "").strip().lower() in ("1", "true", "yes", "on")
     if callable(wanted) and not iscoroutinefunction(wanted):
-        return _Function(wanted)
+        return _Plain(0.25, wanted)
     if not isinstance(wanted, bool):
         raise ConfigError(f"progress must be True, False, None or a plain function that takes a Progress, not {wanted!r}")
     if not wanted or _is_another_rank():
         return None
     if is_notebook():
-        return _Bar(bar, title) if _has_widgets() and (bar := _bar()) is not None else _Cell(title)
-    if not _is_terminal():
+        return _Bar(bar, title) if _has_widgets() and (bar := _bar()) is not None else _Plain(0.5, _cell_line(title))
+    if sys.stderr is None or not sys.stderr.isatty():
         return _Lines(title)
     bar = _bar()
     return _Lines(title, hint="; pip install 'qreward[progress]' for a bar") if bar is None else _Bar(bar, title)
 
 
-class _Function:
-    """Passes the counts to the user's function."""
+class _Plain:
+    """Passes the counts to a function: the user's, or one that shows them."""
 
-    interval = 0.25
-
-    def __init__(self, function: Callable[[Progress], object]) -> None:
-        self._function = function
+    def __init__(self, interval: float, function: Callable[[Progress], object]) -> None:
+        self.interval, self._function = interval, function
 
     def show(self, progress: Progress) -> None:
         self._function(progress)
@@ -274,23 +249,19 @@ class _Lines:
             sys.stderr.write(f"{text}\n")
 
 
-class _Cell:
-    """Shows a line in a notebook cell and rewrites it in place. Needs no widgets."""
+def _cell_line(title: str) -> Callable[[Progress], None]:
+    """Return a function that shows a line in a notebook cell and rewrites it in place. It needs no widgets."""
+    handle: Any = None
 
-    interval = 0.5
-
-    def __init__(self, title: str) -> None:
-        self._title = title
-        self._handle: Any = None
-
-    def show(self, progress: Progress) -> None:
-        line = {"text/plain": _line(self._title, progress)}
-        if self._handle is None:
-            self._handle = importlib.import_module("IPython.display").display(line, raw=True, display_id=True)
+    def show(progress: Progress) -> None:
+        nonlocal handle
+        line = {"text/plain": _line(title, progress)}
+        if handle is None:
+            handle = importlib.import_module("IPython.display").display(line, raw=True, display_id=True)
         else:
-            self._handle.update(line, raw=True)
+            handle.update(line, raw=True)
 
-    close = show
+    return show
 
 
 class _Bar:
@@ -319,7 +290,7 @@ class _Bar:
         """Return as many details as leave space for a bar of ten characters and the closing bracket."""
         line = self._bar.format_dict | {"n": progress.done}
         columns = line["ncols"]
-        for least in sorted(set(_IMPORTANCE.values())):
+        for least in range(8):
             text = ", ".join(details(progress, least))
             if not columns or len(self._bar.format_meter(**line | {"postfix": text, "ncols": None})) < columns:
                 return text
@@ -352,34 +323,26 @@ def _is_another_rank() -> bool:
     return any(rank.isdecimal() and int(rank) > 0 for rank in ranks)
 
 
-def _is_terminal() -> bool:
-    return sys.stderr is not None and sys.stderr.isatty()
-
-
 def is_notebook() -> bool:
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return shell is not None and "IPKernelApp" in shell.config
 
 
-_IMPORTANCE = {"down": 7, "err": 6, "in flight": 5, "cost": 4, "p95": 3, "retried": 2, "hedged": 1, "tokens": 0}
-"""Importance of the details. If a line is too short for all of them, the least important are left out first."""
-
-
 def details(progress: Progress, least: int = 0) -> list[str]:
     """Return the details of a progress line. Details that are zero, unknown or below the importance ``least`` are left out."""
     done, tokens = progress.done, progress.prompt_tokens + progress.completion_tokens
-    texts = {
-        "down": f"{progress.down} of {progress.endpoints} down" if progress.down else "",
-        "p95": f"p95 {_seconds(progress.p95)}" if progress.p95 is not None else "",
-        "in flight": f"{progress.in_flight}/{progress.window} in flight" if progress.window else "",
-        "retried": f"retried {_percent(progress.retried / done)}" if progress.retried else "",
-        "hedged": f"hedged {_percent(progress.hedged / done)}" if progress.hedged else "",
-        "err": f"err {_percent(progress.failed / done)}" if progress.failed else "",
-        "tokens": f"{_short(tokens / progress.elapsed)} tok/s" if tokens and progress.elapsed > 0 else "",
-        "cost": f"${progress.cost:.{2 if progress.cost >= 0.1 else 4}f}" if progress.cost is not None else "",
-    }
-    return [text for name, text in texts.items() if text and _IMPORTANCE[name] >= least]
+    texts = (  # (importance, text): if a line is too short for all of them, the least important are left out first
+        (7, f"{progress.down} of {progress.endpoints} down" if progress.down else ""),
+        (3, f"p95 {_seconds(progress.p95)}" if progress.p95 is not None else ""),
+        (5, f"{progress.in_flight}/{progress.window} in flight" if progress.window else ""),
+        (2, f"retried {_percent(progress.retried / done)}" if progress.retried else ""),
+        (1, f"hedged {_percent(progress.hedged / done)}" if progress.hedged else ""),
+        (6, f"err {_percent(progress.failed / done)}" if progress.failed else ""),
+        (0, f"{_short(tokens / progress.elapsed)} tok/s" if tokens and progress.elapsed > 0 else ""),
+        (4, f"${progress.cost:.{2 if progress.cost >= 0.1 else 4}f}" if progress.cost is not None else ""),
+    )
+    return [text for importance, text in texts if text and importance >= least]
 
 
 def _line(title: str, progress: Progress) -> str:

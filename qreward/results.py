@@ -6,60 +6,18 @@ through the ``Answered`` protocol.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, overload
 
-import msgspec
-
 from qreward.errors import QRewardError, RequestError
+from qreward.records import AttemptRecord as AttemptRecord  # noqa: PLC0414 - part of a result
+from qreward.records import Usage as Usage  # noqa: PLC0414
 
 T = TypeVar("T")
 
 _RAISE: Any = object()
 """Marks a missing default: failed items raise."""
-
-
-class Usage(msgspec.Struct, frozen=True, gc=False):
-    """Tokens used, as reported by the server. A count that was not reported is None."""
-
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    total_tokens: int | None = None
-
-
-class AttemptRecord(msgspec.Struct, frozen=True, gc=False):
-    """One attempt to send a request to one endpoint.
-
-    Attributes:
-        endpoint: name of the endpoint.
-        outcome: ``ok``, or the kind of failure (``overloaded``, ``transient``, ``timeout``, ``cancelled``, ...).
-        latency: seconds from sending to the outcome.
-        status_code: HTTP status of a failure, if there was a response.
-        detail: message of the failure, without secrets.
-        hedge: True for a second attempt that was sent while another was in flight.
-    """
-
-    endpoint: str
-    outcome: str
-    latency: float
-    status_code: int | None = None
-    detail: str = ""
-    hedge: bool = False
-
-
-def has_failed(attempts: Iterable[AttemptRecord]) -> bool:
-    """Return whether an attempt failed. A 429 or other overload is not a failure, nor is a cancelled attempt."""
-    return any(attempt.outcome not in ("ok", "overloaded", "cancelled") for attempt in attempts)
-
-
-def retries(attempts: Sequence[AttemptRecord]) -> Iterator[AttemptRecord]:
-    """Yield the attempts that were made because an earlier one had failed."""
-    failed = False
-    for attempt in attempts:
-        if failed and not attempt.hedge:
-            yield attempt
-        failed = failed or has_failed((attempt,))
 
 
 class RouteLoad(NamedTuple):
@@ -383,8 +341,8 @@ class BatchResult(Sequence[Result[T]]):
         Args:
             prices: endpoint name -> US dollars for a million prompt tokens and a million completion tokens.
         """
-        told = ((prices[name], stats) for name, stats in self.stats.endpoints.items() if name in prices)
-        cost = sum((dollars(price, stats.prompt_tokens, stats.completion_tokens) for price, stats in told), 0.0)
+        priced = ((prices[name], stats) for name, stats in self.stats.endpoints.items() if name in prices)
+        cost = sum((dollars(price, stats.prompt_tokens, stats.completion_tokens) for price, stats in priced), 0.0)
         self.stats = replace(self.stats, cost=cost if prices else None)
         return self
 

@@ -16,15 +16,14 @@ from qreward import options
 from qreward.codecs.base import WireRequest
 from qreward.engine import background
 from qreward.engine.batch import BatchWaiter
-from qreward.engine.driver import LoopDriver
-from qreward.engine.fleet import LiveFleet
+from qreward.engine.driver import LoopDriver, Wire
+from qreward.engine.fleet import Fleet
 from qreward.engine.instrumentation import watch_for
 from qreward.engine.probing import ProbingEngine
-from qreward.engine.protocols import Wire
 from qreward.engine.single import Single
 from qreward.engine.snapshots import ClientState, load_of, state_of
 from qreward.engine.stream_batch import BatchStreamSink
-from qreward.engine.stream_sink import Outlet
+from qreward.engine.stream_sink import SingleStreamSink
 from qreward.errors import ConfigError
 from qreward.options import DEFAULT
 from qreward.progress import start_progress
@@ -85,7 +84,7 @@ class Runtime:
         scheduler = Scheduler(config.retry, rng, _tokens_of, config.hedge, config.max_queued)
         watch = watch_for(watcher, listeners, self.clock)
         self.engine: ProbingEngine = ProbingEngine(scheduler, backend_factory, clock=self.clock, watch=watch)
-        self.fleet = LiveFleet(self.engine, config.endpoints, config.routes)
+        self.fleet = Fleet(self.engine, config.endpoints, config.routes)
         self._mergers: dict[Hashable, RequestMerger] = {}
         self._list_limits = LearnedLimits()
         self.engine.watch_over(self.fleet.sources, self._list_limits.apply_probe)
@@ -243,8 +242,8 @@ class Runtime:
         terms = self._streaming(given)
         self.pool(call.model)
 
-        def begin() -> Outlet:
-            waiter = Outlet(self.driver())
+        def begin() -> SingleStreamSink:
+            waiter = SingleStreamSink(self.driver())
             waiter.submit(terms.task(call, self.pool(call.model), waiter, 0))
             return waiter
 
@@ -296,9 +295,10 @@ def _watching(telemetry: Any, observers: Any) -> tuple[Any, Any, list[object]]:
         raise ConfigError(f"observers must be a list of observers, such as [MyObserver()], not {type(observers).__name__}")
     if telemetry is None:
         return None, None, list(observers)
-    from qreward.telemetry.telemetry import Telemetry, default  # noqa: PLC0415 - OpenTelemetry takes a while to import
+    from qreward.telemetry.spans import CallWatcher  # noqa: PLC0415 - OpenTelemetry takes a while to import
+    from qreward.telemetry.telemetry import Telemetry  # noqa: PLC0415
 
-    found = default() if telemetry is DEFAULT else telemetry
+    found = Telemetry() if telemetry is DEFAULT else telemetry
     if not isinstance(found, Telemetry):
         raise ConfigError(f"telemetry must be a Telemetry, or None for none, not {type(found).__name__}")
-    return found, found.watcher, list(observers)
+    return found, CallWatcher(found), list(observers)

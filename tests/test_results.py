@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from qreward import AttemptRecord, BatchResult, BatchStats, EndpointStats, NoEndpoint, QRewardError, RateLimited, Result, Usage
 from qreward.codecs.rewards.answers import Score
-from qreward.results import FleetStats, retries, with_trail
+from qreward.records import retries
+from qreward.results import FleetStats, with_trail
 
 TRIED = AttemptRecord("gpu-0", "transient", 0.5, 500, "boom")
 

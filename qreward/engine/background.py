@@ -12,19 +12,19 @@ from collections.abc import Callable, Coroutine
 from contextvars import Context
 from typing import Any, TypeVar
 
-_UNDER_WAY: set[asyncio.Task[Any]] = set()
+_TASKS: set[asyncio.Task[Any]] = set()
 """Strong references to the tasks: an event loop holds its tasks weakly."""
 
 
 def run_in_background(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any]) -> None:
     """Run a coroutine in the background of an event loop. The task has an empty context, so it keeps nothing of the caller's alive."""
     task = loop.create_task(work, context=Context())
-    _UNDER_WAY.add(task)
-    task.add_done_callback(_UNDER_WAY.discard)
-    task.add_done_callback(tell)
+    _TASKS.add(task)
+    task.add_done_callback(_TASKS.discard)
+    task.add_done_callback(report_error)
 
 
-def tell(task: asyncio.Task[Any]) -> None:
+def report_error(task: asyncio.Task[Any]) -> None:
     """Report the error of a finished task to the exception handler of its event loop. Meant as a done callback.
 
     asyncio itself would report the error only when the task is garbage-collected. ``KeyboardInterrupt`` and ``SystemExit`` are not

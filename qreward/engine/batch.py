@@ -12,8 +12,8 @@ from contextvars import copy_context
 from functools import partial
 from typing import Any, Protocol
 
-from qreward.engine.background import tell
-from qreward.engine.driver import LoopDriver
+from qreward.engine.background import report_error
+from qreward.engine.driver import LoopDriver, Waiter
 from qreward.engine.snapshots import Tallies, result_of
 from qreward.errors import BadRequest, BatchInterrupted, ClientClosed, DeadlineExceeded, QRewardError
 from qreward.results import BatchResult, BatchStats, Result
@@ -27,6 +27,8 @@ MOST_AT_ONCE = 256
 BEAT = 0.25
 """Seconds between two refreshes of the progress display, so that it is updated even when no item finishes."""
 
+_END: Any = object()
+
 Prepare = Callable[[Any], Any]
 """Turns an item into a payload, or raises the ``QRewardError`` that becomes the item's result."""
 
@@ -39,7 +41,7 @@ class BatchProgress(Protocol):
     def close(self) -> None: ...
 
 
-class BatchWaiter:
+class BatchWaiter(Waiter):
     """The waiter of a batch.
 
     Args:
@@ -107,7 +109,7 @@ class BatchWaiter:
         expiry = shell.loop.call_later(self._deadline, self._expire) if self._deadline is not None else None
         if isinstance(self._items, AsyncIterator):
             self._reader = shell.loop.create_task(self._read_async(self._items))
-            self._reader.add_done_callback(tell)
+            self._reader.add_done_callback(report_error)
         shell.sinks[self] = None
         try:
             self._show_progress()
@@ -116,13 +118,13 @@ class BatchWaiter:
         except GeneratorExit:  # the coroutine was discarded, perhaps by the garbage collector while the engine's lock is held
             shell.later(partial(self._leave, expiry))
             raise
-        except BaseException as error:
+        except BaseException as interrupt:
             self._leave(expiry)
-            error.add_note(self._so_far())
-            self._error = error
+            interrupt.add_note(self._so_far())
+            self._error = interrupt
             await self._close_input()
-            if self._error is not error:  # closing the input raised an exception such as KeyboardInterrupt, which takes precedence
-                raise self._error from error
+            if self._error is not interrupt:  # closing the input raised an exception such as KeyboardInterrupt, which takes precedence
+                raise self._error from interrupt
             self._error = None
             raise
         self._leave(expiry)
@@ -130,13 +132,13 @@ class BatchWaiter:
         stats = BatchStats(self._read, self._tallies.ok, self._tallies.failed, clock() - began, self._tallies.stats())
         batch = BatchResult([result for result in self._results if result is not None], stats).priced(self._prices)
         self._results.clear()  # this object is part of reference cycles, so it lives until the next garbage collection
-        why, self._error = self._error, None
-        if why is None:
+        error, self._error = self._error, None
+        if error is None:
             return batch
-        if not _is_only_ours(why):
-            raise why
-        what = f"{type(why).__name__}: {why}"
-        raise BatchInterrupted(f"the batch stopped after {self._read} items ({what}); .results holds what is done", batch) from why
+        if not _is_only_ours(error):
+            raise error
+        what = f"{type(error).__name__}: {error}"
+        raise BatchInterrupted(f"the batch stopped after {self._read} items ({what}); .results holds what is done", batch) from error
 
     def _so_far(self) -> str:
         """Return the note that is added to the exception when a batch is cancelled, for example by Ctrl-C."""
@@ -230,11 +232,15 @@ class BatchWaiter:
     def _read_now(self, feed: BatchFeed) -> bool:
         """Read some items. Returns False if reading continues by itself, or when the consumer takes events."""
         assert isinstance(self._items, Iterator)
-        looked_at = 0
-        while self._room(feed) > 0 and not feed.ended and looked_at < MOST_AT_ONCE:
-            looked_at += 1
+        for _ in range(MOST_AT_ONCE):
+            if self._room(feed) <= 0 or feed.ended:
+                break
             try:
-                self._read_one(feed, self._items)
+                item = next(self._items, _END)
+                if item is _END:
+                    feed.ended = True
+                else:
+                    self._add(feed, item)
             except BaseException as error:  # items that were read before are still finished
                 self._fail(error)
         if feed.ended:
@@ -243,14 +249,6 @@ class BatchWaiter:
             self.shell.loop.call_soon(self._read_on, feed)
             return False
         return True
-
-    def _read_one(self, feed: BatchFeed, items: Iterator[Any]) -> None:
-        try:
-            item = next(items)
-        except StopIteration:
-            feed.ended = True
-        else:
-            self._add(feed, item)
 
     def _room(self, feed: BatchFeed) -> int:
         """Return the number of items that may be read now."""
@@ -350,15 +348,15 @@ class BatchWaiter:
     def _expire(self) -> None:
         self._stop(lambda: DeadlineExceeded(f"not done within the batch's deadline of {self._deadline:g} s"))
 
-    def _stop(self, why: Callable[[], QRewardError]) -> None:
+    def _stop(self, make_error: Callable[[], QRewardError]) -> None:
         left = self.abandon()
-        self.shell.withdraw(left, why())
+        self.shell.withdraw(left, make_error())
         self._ending = True
         for task in left:
-            self._settle(result_of(task, why(), None, 0.0))
-        self._end_unread(why)
+            self._settle(result_of(task, make_error(), None, 0.0))
+        self._end_unread(make_error)
 
-    def _end_unread(self, why: Callable[[], QRewardError]) -> None:
+    def _end_unread(self, make_error: Callable[[], QRewardError]) -> None:
         """Give an error to each item that was not read, if the size of the input is known.
 
         Items are handled in groups of ``MOST_AT_ONCE`` per turn of the event loop, because there may be millions.
@@ -368,8 +366,8 @@ class BatchWaiter:
                 self._ending = False
                 self._end_if_done()
                 return
-            self._settle(Result(self._next_index(), None, why(), None, 0.0, 0.0))
-        self.shell.loop.call_soon(self._end_unread, why)
+            self._settle(Result(self._next_index(), None, make_error(), None, 0.0, 0.0))
+        self.shell.loop.call_soon(self._end_unread, make_error)
 
 
 def _as_ours(error: Exception, index: int) -> QRewardError:

@@ -12,23 +12,83 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextvars import Context
 from functools import partial
 from time import monotonic
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
-from qreward.engine.background import run_in_background, tell
+from qreward.engine.background import report_error, run_in_background
 from qreward.engine.instrumentation import LOG, Instrumentation, within
-from qreward.engine.protocols import CommandRunner, SchedulerProtocol, Waiter, WakeListener, Wire
-from qreward.engine.snapshots import unexpected
-from qreward.errors import ClientClosed, QRewardError
-from qreward.scheduler.outcome import CANCELLED, Outcome, RateLimitInfo
+from qreward.errors import ClientClosed, InvalidResponse, QRewardError
+from qreward.scheduler.health import HealthChange
+from qreward.scheduler.outcome import CANCELLED, Answer, Failure, FailureKind, Outcome, RateLimitInfo
 from qreward.scheduler.scheduler import CANCEL, FINISH, SEND, Command
-from qreward.scheduler.state import Attempt, BatchFeed, Task
+from qreward.scheduler.state import Attempt, BatchFeed, Source, Task
 
 TURNS = 64
 """Attempts that one task makes before it yields to the event loop."""
+
+
+class Wire(Protocol):
+    """A backend that sends requests. Each event loop has its own.
+
+    A backend may also have ``stream(endpoint, call)`` (see ``stream_sink``), ``look(endpoint)`` to probe an endpoint (see ``probing``),
+    and ``keep(endpoints)``, which is called in the event loop when endpoints other than these are no longer used.
+    """
+
+    async def send(self, endpoint: Any, call: Any) -> Answer | Failure:
+        """Make one attempt. Raises only ``CancelledError``; the connection is then closed."""
+
+    async def aclose(self) -> None: ...
+
+
+class SchedulerProtocol(Protocol):
+    """The inputs that the engine gives to a scheduler: that of endpoints, or that of scheduled functions.
+
+    After each input, the engine takes the resulting commands from ``out`` and the changes from ``health_changes``.
+    """
+
+    out: list[Command]
+    health_changes: list[HealthChange]
+
+    def submit(self, now: float, task: Any, /) -> None: ...
+    def withdraw(self, now: float, tasks: list[Any], /) -> None: ...
+    def event(self, now: float, attempt: Any, outcome: Any) -> None: ...
+    def tick(self, now: float, /) -> None: ...
+    def next_wake(self) -> float | None: ...
+
+
+class Waiter(Protocol):
+    """The receiver of the outcomes of tasks: a single call or a batch. It is the ``sink`` of its tasks.
+
+    Attributes:
+        shell: the loop driver that runs its attempts.
+        context: the context variables of its caller.
+        carry: carries out one attempt, or None to use ``Wire.send``. Raises only ``CancelledError``.
+    """
+
+    __slots__ = ()
+    shell: LoopDriver
+    context: Context
+
+    @property
+    def carry(self) -> Callable[[Attempt], Awaitable[Outcome]] | None: ...
+
+    def start(self, attempt: Attempt) -> None:
+        """Have ``LoopDriver.run_attempt`` run for an attempt, in a task whose context is the caller's or a copy of it."""
+
+    def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None: ...
+
+    def read(self, feed: BatchFeed) -> bool:
+        """Put more input into the feed's buffer. Returns False if that happens later, followed by ``LoopDriver.refill``."""
+        raise AssertionError(f"a {type(self).__name__} has no feed: {feed}")
+
+    def close(self) -> None:
+        """End unfinished tasks with ``ClientClosed``, because the client is closed."""
+
+    def abandon(self) -> list[Task]:
+        """Return the unfinished tasks without notifying their caller. Called when the event loop was closed."""
 
 
 S = TypeVar("S", bound=SchedulerProtocol)
@@ -56,7 +116,7 @@ class Engine(Generic[S]):
         self.watch = watch
         self.lock = threading.Lock()
         self.scheduler = scheduler
-        self.wake_listeners: list[WakeListener] = []
+        self.wake_listeners: list[Callable[[], object]] = []  # for users of the engine other than its loop drivers
         self.closed = False
         self._wire_factory = wire_factory
         self._shells: dict[asyncio.AbstractEventLoop, LoopDriver] = {}
@@ -74,7 +134,7 @@ class Engine(Generic[S]):
             gone = [self._shells.pop(other) for other in list(self._shells) if other.is_closed()]
             shell = self._shells[loop] = LoopDriver(self, loop, self._wire_factory())
         for other in gone:
-            other.bury()
+            other.release()
             run_in_background(loop, other.wire.aclose())
         return shell
 
@@ -94,8 +154,8 @@ class Engine(Generic[S]):
             self.log_health()
         for command in out:
             home = runner_of(command)
-            if home is here:
-                home.run([command])
+            if here is not None and home is here:
+                here.run([command])
             else:
                 home.post(command)
         self._wake_all()
@@ -122,8 +182,8 @@ class Engine(Generic[S]):
 
     def _wake_all(self) -> None:
         self.wake_loops()
-        for neighbour in self.wake_listeners:
-            neighbour.wake_soon()
+        for wake_soon in self.wake_listeners:
+            wake_soon()
 
     async def aclose(self) -> None:
         """Close the engine. Unfinished tasks fail with ``ClientClosed``, and the connections of all event loops are closed."""
@@ -224,8 +284,8 @@ class LoopDriver:
             engine.log_health()
         return out
 
-    def run(self, out: list[Command], mine: Waiter | None = None) -> Attempt | None:
-        """Run commands. The first attempt of the batch ``mine`` is not started but returned."""
+    def run(self, out: list[Command], batch: Waiter | None = None) -> Attempt | None:
+        """Run commands. The first attempt of ``batch`` is not started but returned."""
         kept: Attempt | None = None
         for command in out:
             home = runner_of(command)
@@ -235,9 +295,11 @@ class LoopDriver:
             what = command[0]
             if what == SEND:
                 attempt: Attempt = command[1]
-                self._note(attempt)
+                self._attempts[attempt] = None
+                if self.watch is not None:
+                    self.watch.sent(attempt)
                 sink = attempt.task.sink
-                if kept is None and sink is mine:
+                if kept is None and sink is batch:
                     kept = attempt
                 else:
                     sink.start(attempt)
@@ -251,11 +313,6 @@ class LoopDriver:
                 # not by recursion: its depth would grow with the number of endpoint slots
                 out += self._change(self.engine.scheduler.refill, command[1])
         return kept
-
-    def _note(self, attempt: Attempt) -> None:
-        self._attempts[attempt] = None
-        if self.watch is not None:
-            self.watch.sent(attempt)
 
     def _finish(self, task: Task, outcome: Any, source: Any, seconds: float) -> None:
         if self.watch is not None:
@@ -274,13 +331,13 @@ class LoopDriver:
         self.run([command])
         self._rearm()  # the sender has a timer for the next wake time, but may end before that
 
-    async def carry_out(self, attempt: Attempt, me: asyncio.Task[Any], mine: Waiter | None = None) -> Attempt | None:
+    async def run_attempt(self, attempt: Attempt, me: asyncio.Task[Any], batch: Waiter | None = None) -> Attempt | None:
         """Carry out an attempt in the task ``me`` and report its outcome to the scheduler.
 
-        Returns the next attempt of the batch ``mine``, or None.
+        Returns the next attempt of ``batch``, or None.
         """
         if attempt.why is not None:  # cancelled before it began
-            return self.ended(attempt, CANCELLED, mine)
+            return self.ended(attempt, CANCELLED, batch)
         attempt.handle, before = me, me.cancelling()
         outcome: Outcome
         try:
@@ -297,12 +354,15 @@ class LoopDriver:
             self.later(partial(self.ended, attempt, CANCELLED))
             raise
         except Exception as error:  # a backend must not raise; if one does, the item fails and nothing hangs
-            outcome = unexpected(attempt, error)
-        return self.ended(attempt, outcome, mine)
+            name = attempt.source.name
+            failure = InvalidResponse(f"endpoint {name!r}: the HTTP backend failed: {type(error).__name__}", endpoint=name)
+            failure.__cause__ = error
+            outcome = Failure(FailureKind.UNSENDABLE, failure)
+        return self.ended(attempt, outcome, batch)
 
-    def spawn(self, attempt: Attempt, context: Context, mine: Waiter | None = None) -> None:
-        """Carry out an attempt in a new task, which then carries out the next attempts of the batch ``mine``."""
-        runner = self.loop.create_task(self._run_in_turn(attempt, mine), context=context)
+    def spawn(self, attempt: Attempt, context: Context, batch: Waiter | None = None) -> None:
+        """Carry out an attempt in a new task, which then carries out the next attempts of ``batch``."""
+        runner = self.loop.create_task(self._run_attempts(attempt, batch), context=context)
         self._runners[runner] = attempt
         runner.add_done_callback(self._runner_ended)
 
@@ -310,16 +370,16 @@ class LoopDriver:
         attempt = self._runners.pop(runner)
         if attempt is not None:  # cancelled from outside before its first step
             self.ended(attempt, CANCELLED)
-        tell(runner)
+        report_error(runner)
 
-    async def _run_in_turn(self, first: Attempt, mine: Waiter | None) -> None:
+    async def _run_attempts(self, first: Attempt, batch: Waiter | None) -> None:
         me = asyncio.current_task()
         assert me is not None
         self._runners[me] = None
         attempt: Attempt | None = first
         turns = 0
         while attempt is not None:
-            attempt = await self.carry_out(attempt, me, mine)
+            attempt = await self.run_attempt(attempt, me, batch)
             turns += 1
             if attempt is not None and not turns % TURNS:
                 try:  # a backend that never suspends must not block the event loop
@@ -328,8 +388,8 @@ class LoopDriver:
                     self.ended(attempt, CANCELLED)
                     raise
 
-    def ended(self, attempt: Attempt, outcome: Outcome, mine: Waiter | None = None) -> Attempt | None:
-        """Report the outcome of an attempt to the scheduler and run the resulting commands; see ``run`` for ``mine`` and the result."""
+    def ended(self, attempt: Attempt, outcome: Outcome, batch: Waiter | None = None) -> Attempt | None:
+        """Report the outcome of an attempt to the scheduler and run the resulting commands; see ``run`` for ``batch`` and the result."""
         attempt.handle = None
         self._attempts.pop(attempt, None)
         if self._closing is not None and not self._attempts:
@@ -338,7 +398,7 @@ class LoopDriver:
         out = self._change(self.engine.scheduler.event, attempt, outcome)
         if self.watch is not None and not known:
             self.watch.ended(attempt, outcome)
-        return self.run(out, mine)
+        return self.run(out, batch)
 
     # time
 
@@ -360,7 +420,7 @@ class LoopDriver:
         self.later(self._rearm)
 
     def later(self, work: Callable[[], object]) -> None:
-        """Run ``work`` in the event loop soon. Does nothing if the loop is closed, because :meth:`bury` then cleans up."""
+        """Run ``work`` in the event loop soon. Does nothing if the loop is closed, because :meth:`release` then cleans up."""
         with contextlib.suppress(RuntimeError):
             self.loop.call_soon_threadsafe(work)
 
@@ -400,7 +460,7 @@ class LoopDriver:
             await self._idle.wait()
         await self._closer.aclose()
 
-    def bury(self) -> None:
+    def release(self) -> None:
         """Release everything that this driver's event loop held, after that loop was closed without closing the client."""
         scheduler = self.engine.scheduler
         for sink in list(self.sinks):
@@ -422,9 +482,7 @@ class LoopDriver:
         self.engine.forget(self)
 
 
-def runner_of(command: Command) -> CommandRunner:
-    """Return the runner of a command: the loop or thread driver of its waiter."""
+def runner_of(command: Command) -> Any:
+    """Return the driver of a command's waiter, a loop driver or a thread driver: ``run`` runs commands, ``post`` does from any thread."""
     subject = command[1]
-    sink: Waiter = subject.task.sink if isinstance(subject, Attempt) else subject.sink
-    home: CommandRunner = sink.shell
-    return home
+    return (subject.task if isinstance(subject, Attempt) else subject).sink.shell

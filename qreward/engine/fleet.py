@@ -1,9 +1,9 @@
 """The endpoints and routes of one client, as sources and pools of its scheduler. They can be changed live, from any thread.
 
-``Fleet`` adds and removes single endpoints and routes. ``LiveFleet`` also replaces the whole configuration while requests are in
-flight:
+Every change, from one endpoint to a whole new configuration, is the same operation: the current endpoints and routes are replaced by
+others while requests are in flight.
 
-- A reload is one change of the scheduler's state, under the engine's lock. No request sees a partial reload.
+- It is one change of the scheduler's state, under the engine's lock. No request sees a part of it.
 - Requests in flight finish at their endpoint.
 - Queued requests stay queued. A pool continues to exist if its pattern does. A pool whose pattern is gone is served by the
   endpoints that now serve the models requested from it. If there are none, its queued requests fail with ``NoEndpoint``.
@@ -37,6 +37,17 @@ from qreward.settings.client import ClientConfig
 from qreward.settings.policies import Endpoint, Limits, LoadBalanceStrategy, Route
 from qreward.spelling import did_you_mean
 
+SETTINGS = ("retry", "hedge", "max_queued", "timeout")
+ADJUSTABLE = frozenset({"limits", "weight", "price", "models", "timeouts", "max_response_bytes", "keepalive", "probe"})
+"""Settings of an endpoint that may change while it stays the same server."""
+MAX_MODELS = 1000
+"""Maximum number of requested models that a pool remembers. It is bounded because the names come from callers."""
+WINDOW_RESTRICTED = 0.8
+"""Share of the configured limit from which a window counts as restricted by that limit alone."""
+
+_Balancing = tuple[LoadBalanceStrategy, dict[str, float]]
+_DEFAULT_BALANCING: _Balancing = (LoadBalanceStrategy.EXPECTED_FINISH, {})
+
 
 class Fleet:
     """Endpoints by name, and pools by pattern. A registered route takes precedence over an endpoint's own pattern."""
@@ -47,16 +58,20 @@ class Fleet:
         self._own: dict[str, Pool] = {}  # pattern -> the endpoints that declare it
         self._routes: dict[str, tuple[Route, Pool]] = {}
         self._table: Routes[Pool] = Routes()
-        for endpoint in endpoints:
-            self.add(endpoint)
-        for route in routes:
-            self.register(route)
+        self._orphans: list[tuple[str, Pool]] = []  # pools whose pattern is gone, kept because requests may still hold them
+        self._set(endpoints, routes)
 
     def pool(self, model: str) -> Pool:
-        """Return the pool that serves a model. Raises ``NoEndpoint``, which names the existing routes."""
+        """Return the pool that serves a model, and record the model as requested from it.
+
+        Raises ``NoEndpoint``, which names the existing routes.
+        """
         pool = self._table.find(model)
         if pool is None:
             raise NoEndpoint(f"no route matches the model {model!r}; there are routes for {', '.join(map(repr, self._table.items()))}")
+        models = pool.asked
+        if model not in models and len(models) < MAX_MODELS:
+            models.add(model)
         return pool
 
     def source(self, name: str) -> Source:
@@ -83,137 +98,27 @@ class Fleet:
         """Return True if the route was registered, False if it is an endpoint's own pattern."""
         return route.pattern in self._routes
 
+    # changes
+
     def add(self, endpoint: Endpoint) -> None:
         """Add an endpoint. Queued requests for its models can use it immediately. Raises ``ConfigError`` for a name in use."""
-        if endpoint.name in self._sources:
-            raise ConfigError(f"two endpoints are called {endpoint.name!r}; give each its own name=")
-        rng, attempt = self._engine.scheduler.rng, endpoint.timeouts.attempt
-        source = make_source(endpoint.name, rng, endpoint.limits, weight=endpoint.weight, attempt_timeout=attempt)
-        source.handle = endpoint
-        self._sources[endpoint.name] = source
-        for pattern in dict.fromkeys(endpoint.models):
-            pool = self._own.get(pattern)
-            if pool is None:
-                balancer = make_balancer(LoadBalanceStrategy.EXPECTED_FINISH, {}, self._engine.scheduler.rng)
-                pool = self._own[pattern] = Pool(repr(pattern), [], balancer, Queue())
-            self._engine.act(partial(self._engine.scheduler.join, source=source, pool=pool))
-            if pattern not in self._routes:
-                self._table.set(pattern, pool)
-        self._changed()
+        self._set([*self._endpoints(), endpoint], self._registered())
 
     def remove(self, name: str) -> None:
         """Remove an endpoint.
 
         Its requests in flight are finished. Queued requests go to other endpoints, or fail with ``NoEndpoint`` if there are none.
         """
-        source = self.source(name)
-        scheduler = self._engine.scheduler
-        del self._sources[name]
-        source.removed = True
-        for pool in list(source.pools):
-            self._engine.act(partial(scheduler.leave, source=source, pool=pool))
-        for pattern in [pattern for pattern, pool in self._own.items() if not pool.sources]:
-            del self._own[pattern]
-            if pattern not in self._routes:
-                self._table.remove(pattern)
-        for route, pool in list(self._routes.values()):
-            left = tuple(other.name for other in pool.sources)
-            if not left:
-                del self._routes[route.pattern]
-                self._restore_own(route.pattern)
-            elif left != route.endpoints:
-                weights = {key: weight for key, weight in route.weights.items() if key in left}
-                kept = Route(pattern=route.pattern, endpoints=left, strategy=route.strategy, weights=weights)
-                self._routes[route.pattern] = (kept, pool)
-        self._changed()
+        self.source(name)
+        routes = [_without(route, name) if name in route.endpoints else route for route in self._registered()]
+        self._set([endpoint for endpoint in self._endpoints() if endpoint.name != name], [route for route in routes if route is not None])
 
     def register(self, route: Route) -> None:
         """Add a route, or replace the route with the same pattern. Requests queued on the old route follow the new one."""
-        sources = [self.source(name) for name in dict.fromkeys(route.endpoints)]
-        balancer = make_balancer(route.strategy, route.weights, self._engine.scheduler.rng)
-        pool = self._routes[route.pattern][1] if route.pattern in self._routes else Pool(repr(route.pattern), [], balancer, Queue())
-        self._engine.act(partial(self._engine.scheduler.reroute, pool=pool, sources=sources, balancer=balancer))
-        self._routes[route.pattern] = (route, pool)
-        self._table.set(route.pattern, pool)
-
-    def mark(self, name: str, *, down: bool) -> None:
-        """Take an endpoint out of service until it is marked healthy, or bring it back with a clean health record."""
-        source = self.source(name)
-        scheduler = self._engine.scheduler
-
-        def change(now: float) -> None:
-            if down:
-                source.health.mark_unhealthy()
-                scheduler.lost(now, source)
-            else:
-                source.health.restore()
-                source.down_since = None
-                scheduler.changed(now, source)
-
-        self._engine.act(change)
-
-    def _restore_own(self, pattern: str) -> None:
-        if pattern in self._own:
-            self._table.set(pattern, self._own[pattern])
-        else:
-            self._table.remove(pattern)
-
-    def _changed(self) -> None:
-        """Tell the scheduler and the backends that the set of endpoints has changed."""
-        self._engine.act(lambda _: self._engine.scheduler.resize(self.sources()))
-        self._keep()
-
-    def _keep(self) -> None:
-        """Let each backend close what it holds for endpoints that no longer exist."""
-        try:
-            here = asyncio.get_running_loop()
-        except RuntimeError:
-            here = None
-        for shell in self._engine.shells():
-            if shell.loop is here:
-                self._keep_at(shell)
-            else:
-                shell.later(partial(self._keep_at, shell))
-
-    def _keep_at(self, shell: LoopDriver) -> None:
-        """As ``_keep``, for one loop driver, in its event loop.
-
-        The endpoints are looked up here, because several changes may arrive in a different order.
-        """
-        keep: Callable[[list[object]], object] | None = getattr(shell.wire, "keep", None)
-        if keep is not None:
-            keep([source.handle for source in self.sources()])
-
-
-SETTINGS = ("retry", "hedge", "max_queued", "timeout")
-ADJUSTABLE = frozenset({"limits", "weight", "price", "models", "timeouts", "max_response_bytes", "keepalive", "probe"})
-"""Settings of an endpoint that may change while it stays the same server."""
-MOST_MODELS = 1000
-"""Maximum number of requested models that a pool remembers. It is bounded because the names come from callers."""
-HELD = 0.8
-"""Share of the configured limit from which a window counts as restricted by that limit alone."""
-
-_Way = tuple[LoadBalanceStrategy, dict[str, float]]
-_OWN_WAY: _Way = (LoadBalanceStrategy.EXPECTED_FINISH, {})
-
-
-class LiveFleet(Fleet):
-    """A fleet whose endpoints and routes can all be replaced in one change."""
-
-    def __init__(self, engine: Engine[Scheduler], endpoints: Iterable[Endpoint], routes: Iterable[Route]) -> None:
-        self._left: list[tuple[str, Pool]] = []  # pools whose pattern is gone, kept because requests may still hold them
-        super().__init__(engine, endpoints, routes)
-
-    def pool(self, model: str) -> Pool:
-        """Return the pool that serves a model, and record the model as requested from it.
-
-        Raises ``NoEndpoint``, which names the existing routes.
-        """
-        pool = super().pool(model)
-        asked = pool.asked
-        if model not in asked and len(asked) < MOST_MODELS:
-            asked.add(model)
-        return pool
+        for name in route.endpoints:
+            self.source(name)
+        others = [other for other in self._registered() if other.pattern != route.pattern]
+        self._set(self._endpoints(), [*others, route])
 
     def reload(self, before: ClientConfig, after: ClientConfig, prices: dict[str, Any]) -> frozenset[str]:
         """Replace the configuration.
@@ -229,8 +134,7 @@ class LiveFleet(Fleet):
         """
         changed = differences(before, after)
         if before != after:
-            self._engine.act(partial(self._become, before=before, after=after))
-            self._keep()
+            self._set(after.endpoints, after.routes, (before, after))
         for endpoint in after.endpoints:
             if endpoint.price is not None:
                 prices[endpoint.name] = endpoint.price
@@ -238,27 +142,66 @@ class LiveFleet(Fleet):
                 prices.pop(endpoint.name, None)
         return changed
 
-    def _become(self, now: float, before: ClientConfig, after: ClientConfig) -> None:
-        scheduler = self._engine.scheduler
-        retuned = retune(scheduler, before, after)
-        self._replace_sources(after.endpoints)
-        for pool, sources, balancer in self._replace_pools(after.routes):
-            scheduler.reroute(now, pool, sources, balancer)
-        self._forget_unused()
-        for _, pool in self._left:
-            scheduler.reroute(now, pool, self._heirs(pool), self._balancer(_OWN_WAY))
-        scheduler.resize(self.sources())
-        if retuned:
-            look_again(scheduler, now, self.sources())
+    def mark(self, name: str, *, down: bool) -> None:
+        """Take an endpoint out of service until it is marked healthy, or bring it back with a clean health record."""
+        source, scheduler = self.source(name), self._engine.scheduler
 
-    def _replace_sources(self, endpoints: Iterable[Endpoint]) -> None:
-        """Replace the sources by those of ``endpoints``. Sources that are not among them receive no more requests."""
+        def change(now: float) -> None:
+            if down:
+                source.health.mark_unhealthy()
+                scheduler.lost(now, source)
+            else:
+                source.health.restore()
+                source.down_since = None
+                scheduler.changed(now, source)
+
+        self._engine.act(change)
+
+    def _endpoints(self) -> list[Endpoint]:
+        return [cast("Endpoint", source.handle) for source in self._sources.values()]
+
+    def _registered(self) -> list[Route]:
+        return [route for route, _ in self._routes.values()]
+
+    # the one operation
+
+    def _set(
+        self, endpoints: Iterable[Endpoint], routes: Iterable[Route], policies: tuple[ClientConfig, ClientConfig] | None = None
+    ) -> None:
+        """Replace endpoints and routes, and the scheduler's policies if two configurations are given, the old and the new one."""
+        endpoints = list(endpoints)
+        names: set[str] = set()
+        for endpoint in endpoints:
+            if endpoint.name in names:
+                raise ConfigError(f"two endpoints are called {endpoint.name!r}; give each its own name=")
+            names.add(endpoint.name)
+        self._engine.act(partial(self._replace, endpoints=endpoints, routes=routes, policies=policies))
+        self._release_connections()
+
+    def _replace(
+        self, now: float, endpoints: list[Endpoint], routes: Iterable[Route], policies: tuple[ClientConfig, ClientConfig] | None
+    ) -> None:
+        scheduler = self._engine.scheduler
+        rehedged = policies is not None and set_policies(scheduler, *policies)
         old = self._sources
         self._sources = {endpoint.name: self._source_for(endpoint, old.get(endpoint.name)) for endpoint in endpoints}
         for source in old.values():
             source.removed = self._sources.get(source.name) is not source
+        for pool, sources, balancer in self._replace_pools(routes):
+            scheduler.reroute(now, pool, sources, balancer)
+        self._forget_unused()
+        for _, pool in self._orphans:
+            scheduler.reroute(now, pool, self._heirs(pool), self._balancer(_DEFAULT_BALANCING))
+        scheduler.resize(self.sources())
+        if rehedged:
+            check_attempts_again(scheduler, now, self.sources())
+        if policies is not None:  # limits may have been raised
+            for source in self._sources.values():
+                scheduler.changed(now, source)
 
     def _source_for(self, endpoint: Endpoint, old: Source | None) -> Source:
+        if old is not None and old.handle is endpoint:
+            return old
         rng = self._engine.scheduler.rng
         if old is not None and is_same_server(cast("Endpoint", old.handle), endpoint):
             adjust(old, endpoint, rng)
@@ -271,63 +214,85 @@ class LiveFleet(Fleet):
 
     def _replace_pools(self, routes: Iterable[Route]) -> list[tuple[Pool, list[Source], Balancer]]:
         """Return a pool for each pattern, its old one if there was one, with its new sources and its balancer."""
-        ways = {pool: (route.strategy, route.weights) for route, pool in self._routes.values()}
-        stock = self._stock()
+        balancings = {pool: (route.strategy, route.weights) for route, pool in self._routes.values()}
+        unused = self._pools()
         served: list[tuple[Pool, list[Source], Balancer]] = []
         table: Routes[Pool] = Routes()
 
-        def serve(pattern: str, sources: list[Source], way: _Way) -> Pool:
-            pools = stock.get(pattern)
-            pool = pools.pop() if pools else Pool(repr(pattern), [], self._balancer(_OWN_WAY), Queue())
-            served.append((pool, sources, pool.balancer if ways.get(pool, _OWN_WAY) == way else self._balancer(way)))
+        def serve(pattern: str, sources: list[Source], balancing: _Balancing) -> Pool:
+            pools = unused.get(pattern)
+            pool = pools.pop() if pools else Pool(repr(pattern), [], self._balancer(_DEFAULT_BALANCING), Queue())
+            same = balancings.get(pool, _DEFAULT_BALANCING) == balancing
+            served.append((pool, sources, pool.balancer if same else self._balancer(balancing)))
             return pool
 
         registered = {}
         for route in routes:
-            pool = serve(route.pattern, [self._sources[name] for name in route.endpoints], (route.strategy, route.weights))
-            registered[route.pattern] = (route, pool)
-            table.set(route.pattern, pool)
-        own = {pattern: serve(pattern, sources, _OWN_WAY) for pattern, sources in self._declared().items()}
-        for pattern in own.keys() - registered.keys():
-            table.set(pattern, own[pattern])
-        self._left = [(pattern, pool) for pattern, pools in stock.items() for pool in pools]
+            sources = [self._sources[name] for name in dict.fromkeys(route.endpoints)]
+            registered[route.pattern] = route, serve(route.pattern, sources, (route.strategy, route.weights))
+        declared: dict[str, list[Source]] = {}
+        for source in self._sources.values():
+            for pattern in dict.fromkeys(cast("Endpoint", source.handle).models):
+                declared.setdefault(pattern, []).append(source)
+        own = {pattern: serve(pattern, sources, _DEFAULT_BALANCING) for pattern, sources in declared.items()}
+        for pattern, pool in {**own, **{pattern: pool for pattern, (_, pool) in registered.items()}}.items():
+            table.set(pattern, pool)
+        self._orphans = [(pattern, pool) for pattern, pools in unused.items() for pool in pools]
         self._own, self._routes, self._table = own, registered, table
         return served
 
-    def _stock(self) -> dict[str, list[Pool]]:
+    def _pools(self) -> dict[str, list[Pool]]:
         """Return all pools by pattern. The last pool of each pattern is the one in use."""
-        stock: dict[str, list[Pool]] = {}
-        used = self._table.items().items()
-        for pattern, pool in (*self._left, *((each, pool) for each, pool in self._own.items() if each in self._routes), *used):
-            stock.setdefault(pattern, []).append(pool)
-        return stock
+        found: dict[str, list[Pool]] = {}
+        overridden = ((pattern, pool) for pattern, pool in self._own.items() if pattern in self._routes)
+        for pattern, pool in (*self._orphans, *overridden, *self._table.items().items()):
+            found.setdefault(pattern, []).append(pool)
+        return found
 
     def _forget_unused(self) -> None:
         """Drop the pools whose pattern is gone and that no request holds.
 
-        A pool that is still referenced stays in ``_left``, and ``_become`` gives it sources again.
+        A pool that is still referenced stays in ``_orphans``, and ``_replace`` gives it sources again.
         """
-        waiting = [(pattern, pool) for pattern, pool in self._left if len(pool.queue)]
-        held = [(pattern, ref(pool)) for pattern, pool in self._left if not len(pool.queue)]
-        self._left = waiting
+        waiting = [(pattern, pool) for pattern, pool in self._orphans if len(pool.queue)]
+        held = [(pattern, ref(pool)) for pattern, pool in self._orphans if not len(pool.queue)]
+        self._orphans = waiting
         for _, weak in held:
             detach(weak())
-        self._left += [(pattern, pool) for pattern, weak in held if (pool := weak()) is not None]
+        self._orphans += [(pattern, pool) for pattern, weak in held if (pool := weak()) is not None]
 
     def _heirs(self, pool: Pool) -> list[Source]:
         """Return the sources that now serve the models requested from a pool whose pattern is gone."""
         heirs = [self._table.find(model) for model in sorted(pool.asked)]
         return list(dict.fromkeys(source for heir in heirs if heir is not None for source in heir.sources))
 
-    def _declared(self) -> dict[str, list[Source]]:
-        declared: dict[str, list[Source]] = {}
-        for source in self._sources.values():
-            for pattern in dict.fromkeys(cast("Endpoint", source.handle).models):
-                declared.setdefault(pattern, []).append(source)
-        return declared
+    def _balancer(self, balancing: _Balancing) -> Balancer:
+        return make_balancer(*balancing, self._engine.scheduler.rng)
 
-    def _balancer(self, way: _Way) -> Balancer:
-        return make_balancer(*way, self._engine.scheduler.rng)
+    def _release_connections(self) -> None:
+        """Let each backend close what it holds for endpoints that no longer exist."""
+        try:
+            here = asyncio.get_running_loop()
+        except RuntimeError:
+            here = None
+        for shell in self._engine.shells():
+            if shell.loop is here:
+                self._release_at(shell)
+            else:
+                shell.later(partial(self._release_at, shell))
+
+    def _release_at(self, shell: LoopDriver) -> None:
+        """The endpoints are looked up here, in the driver's event loop, because several changes may arrive in a different order."""
+        keep: Callable[[list[object]], object] | None = getattr(shell.wire, "keep", None)
+        if keep is not None:
+            keep([source.handle for source in self.sources()])
+
+
+def _without(route: Route, name: str) -> Route | None:
+    """Return a route without one of its endpoints, or None if no other is left."""
+    left = tuple(other for other in route.endpoints if other != name)
+    weights = {key: weight for key, weight in route.weights.items() if key in left}
+    return Route(pattern=route.pattern, endpoints=left, strategy=route.strategy, weights=weights) if left else None
 
 
 def detach(pool: Pool | None) -> None:
@@ -351,9 +316,13 @@ def is_same_server(old: Endpoint, new: Endpoint) -> bool:
     """Return True if what was learned about the old endpoint also holds for the new one."""
     if old.limits.adaptive != new.limits.adaptive or old.limits.shared != new.limits.shared:
         return False
-    if new.limits.shared != "none" and _kinds(old.limits) != _kinds(new.limits):
+    if new.limits.shared != "none" and _limited(old.limits) != _limited(new.limits):
         return False
     return all(getattr(old, name) == getattr(new, name) for name in Endpoint.model_fields if name not in ADJUSTABLE)
+
+
+def _limited(limits: Limits) -> tuple[bool, ...]:
+    return tuple(limit is not None for limit in (limits.rpm, limits.tpm, limits.max_concurrency))
 
 
 def adjust(source: Source, endpoint: Endpoint, rng: Random) -> None:
@@ -365,14 +334,10 @@ def adjust(source: Source, endpoint: Endpoint, rng: Random) -> None:
     else:
         if old.max_concurrency != limits.max_concurrency:
             source.window = _resized(source.window, limits.max_concurrency, rng)
-        source.requests = _paced(source.requests, limits.rpm)
-        source.tokens = _paced(source.tokens, limits.tpm)
+        source.requests = _at_rate(source.requests, limits.rpm)
+        source.tokens = _at_rate(source.tokens, limits.tpm)
     source.reserved = limits.tpm_counts == "reserved"
     source.weight, source.attempt_timeout, source.handle = endpoint.weight, endpoint.timeouts.attempt, endpoint
-
-
-def _kinds(limits: Limits) -> tuple[bool, ...]:
-    return tuple(limit is not None for limit in (limits.rpm, limits.tpm, limits.max_concurrency))
 
 
 def _resized(window: ConcurrencyLimit, most: int | None, rng: Random) -> ConcurrencyLimit:
@@ -383,7 +348,7 @@ def _resized(window: ConcurrencyLimit, most: int | None, rng: Random) -> Concurr
     if not isinstance(window, AdaptiveLimit):
         return FixedLimit(most)
     fresh = AdaptiveLimit(rng, most)
-    if window.limit >= HELD * window.most and fresh.limit > window.limit:
+    if window.limit >= WINDOW_RESTRICTED * window.most and fresh.limit > window.limit:
         fresh.changes = window.changes
         return fresh
     window.most = fresh.most
@@ -391,28 +356,26 @@ def _resized(window: ConcurrencyLimit, most: int | None, rng: Random) -> Concurr
     return window
 
 
-def _paced(limit: Gcra | HeaderRateLimit | None, per_minute: float | None) -> Gcra | HeaderRateLimit | None:
+def _at_rate(limit: Gcra | HeaderRateLimit | None, per_minute: float | None) -> Gcra | HeaderRateLimit | None:
     """Return the same limit at another rate. It keeps the requests or tokens that were already charged."""
-    if isinstance(limit, HeaderRateLimit):
-        limit.pace = _pace(limit.pace, per_minute)
-        return limit
-    return _pace(limit, per_minute)
-
-
-def _pace(pace: Gcra | None, per_minute: float | None) -> Gcra | None:
+    rate = limit.pace if isinstance(limit, HeaderRateLimit) else limit
     if per_minute is None:
-        return None
-    if pace is None:
-        return Gcra(per_minute / 60)
-    pace.rate = per_minute / 60
-    return pace
+        rate = None
+    elif rate is None:
+        rate = Gcra(per_minute / 60)
+    else:
+        rate.rate = per_minute / 60
+    if isinstance(limit, HeaderRateLimit):
+        limit.pace = rate
+        return limit
+    return rate
 
 
-def retune(scheduler: Scheduler, before: ClientConfig, after: ClientConfig) -> bool:
+def set_policies(scheduler: Scheduler, before: ClientConfig, after: ClientConfig) -> bool:
     """Give a scheduler other policies. A budget whose policy changes starts anew.
 
     Returns:
-        True if the hedging policy was replaced, so that attempts in flight must be checked again; see :func:`look_again`.
+        True if the hedging policy was replaced, so that attempts in flight must be checked again.
     """
     scheduler._most_waiting = after.max_queued
     if before.retry != after.retry:
@@ -423,7 +386,7 @@ def retune(scheduler: Scheduler, before: ClientConfig, after: ClientConfig) -> b
     return True
 
 
-def look_again(scheduler: Scheduler, now: float, sources: Iterable[Source]) -> None:
+def check_attempts_again(scheduler: Scheduler, now: float, sources: Iterable[Source]) -> None:
     """Recompute when attempts in flight are checked for being slow, because the hedging policy has changed."""
     for source in sources:
         source.look_after = scheduler._hedging.look_after(source)

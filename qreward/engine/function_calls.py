@@ -72,7 +72,7 @@ class ThreadDriver:
         self._waiting: dict[BlockingCall, None] = {}
         self._leader: BlockingCall | None = None
         self._until: float | None = None
-        engine.wake_listeners.append(self)
+        engine.wake_listeners.append(self.wake_soon)
 
     def do(self, change: Callable[..., None], *arguments: Any) -> None:
         """Change the scheduler's state under the lock and run the resulting commands."""

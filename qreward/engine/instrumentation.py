@@ -71,7 +71,7 @@ class Watcher(Protocol):
 
 
 class Instrumentation:
-    """Notifies watchers of each call and each attempt once.
+    """Notifies watchers of each call and each attempt once. The engine calls its methods, in any order that a call can take.
 
     Args:
         watchers: the watchers. One that raises still receives later events; its first error is logged.
@@ -81,55 +81,33 @@ class Instrumentation:
     def __init__(self, watchers: Iterable[Watcher], clock: Callable[[], float]) -> None:
         self._watchers = tuple(watchers)
         self._clock = clock
-        self._complained: set[int] = set()
+        self._failed: set[int] = set()
 
     def began(self, task: Task) -> None:
         """Report a new call: a single call before it is submitted, an item of a batch before it is sent."""
-        now, wanted = self._clock(), False
+        now = self._clock()
         task.serial = next(_SERIALS)
         if not task.number:  # not submitted to the scheduler yet
             task.born = now
-        for watcher in self._watchers:
-            try:
-                wanted = watcher.began(task, now) or wanted
-            except Exception as error:
-                self._complain(watcher, error)
-        if not wanted:
+        if not self._notify("began", task, now):
             task.serial = UNWANTED
 
     def sent(self, attempt: Attempt) -> None:
         """Report that an attempt is about to begin."""
-        task = attempt.task
-        if not task.serial:
-            self.began(task)
-        if task.serial == UNWANTED:
-            return
-        for watcher in self._watchers:
-            try:
-                watcher.sent(attempt)
-            except Exception as error:
-                self._complain(watcher, error)
+        if not attempt.task.serial:
+            self.began(attempt.task)
+        if attempt.task.serial != UNWANTED:
+            self._notify("sent", attempt)
 
     def first(self, attempt: Attempt) -> None:
         """Report that the first chunk of an attempt's answer has arrived."""
-        if attempt.task.serial == UNWANTED:
-            return
-        now = self._clock()
-        for watcher in self._watchers:
-            try:
-                watcher.first(attempt, now)
-            except Exception as error:
-                self._complain(watcher, error)
+        if attempt.task.serial != UNWANTED:
+            self._notify("first", attempt, self._clock())
 
     def gaps(self, attempt: Attempt, gaps: list[float]) -> None:
         """Report the seconds that passed between chunks of an attempt's answer."""
-        if attempt.task.serial == UNWANTED:
-            return
-        for watcher in self._watchers:
-            try:
-                watcher.gaps(attempt, gaps)
-            except Exception as error:
-                self._complain(watcher, error)
+        if attempt.task.serial != UNWANTED:
+            self._notify("gaps", attempt, gaps)
 
     def ended(self, attempt: Attempt, outcome: Outcome) -> None:
         """Report the end of an attempt, once, after the scheduler has received it."""
@@ -138,12 +116,7 @@ class Instrumentation:
             return
         if attempt.why is None and isinstance(outcome, Cancelled):  # by its caller or the loop's shutdown, not by the scheduler
             task.told = task.told or GIVEN_UP
-        now = self._clock()
-        for watcher in self._watchers:
-            try:
-                watcher.ended(attempt, outcome, now)
-            except Exception as error:
-                self._complain(watcher, error)
+        self._notify("ended", attempt, outcome, self._clock())
 
     def done(self, task: Task, end: End, source: Source | None = None) -> None:
         """Report the end of a call. Later reports of the same call are ignored."""
@@ -154,50 +127,47 @@ class Instrumentation:
         if task.told == GIVEN_UP and isinstance(end, ClientClosed):
             end = None
         task.told = TOLD
-        now = self._clock()
-        for watcher in self._watchers:
-            try:
-                watcher.done(task, end, source, now)
-            except Exception as error:
-                self._complain(watcher, error)
+        self._notify("done", task, end, source, self._clock())
 
     def withdrawn(self, tasks: Iterable[Task], error: BaseException | None = None) -> None:
         """Report the end of calls that were cancelled by their caller, or that end with an error that the scheduler did not make."""
         for task in tasks:
             self.done(task, error)
 
-    def _complain(self, watcher: Watcher, error: Exception) -> None:
-        if id(watcher) not in self._complained:
-            self._complained.add(id(watcher))
-            LOG.warning("%s raised %s; calls are not affected, and it stays registered", type(watcher).__name__, type(error).__name__)
+    def _notify(self, event: str, *arguments: Any) -> bool:
+        """Call a method of each watcher. Returns True if one of them returned True."""
+        wanted = False
+        for watcher in self._watchers:
+            try:
+                wanted = getattr(watcher, event)(*arguments) or wanted
+            except Exception as error:
+                if id(watcher) not in self._failed:
+                    self._failed.add(id(watcher))
+                    kind, what = type(watcher).__name__, type(error).__name__
+                    LOG.warning("%s raised %s; calls are not affected, and it stays registered", kind, what)
+        return wanted
 
 
 async def within(scope: Scope, work: Awaitable[T]) -> T:
     """Await work inside a scope. An error of the scope is logged and does not affect the work."""
-    entered = _did(scope.enter)
+    entered = _succeeds(scope.enter)
     try:
-        found = await work
+        return await work
     except GeneratorExit:  # the coroutine was discarded, perhaps in another context, where the scope cannot be left
+        entered = False
         raise
-    except BaseException:
+    finally:
         if entered:
-            _did(scope.leave)
-        raise
-    if entered:
-        _did(scope.leave)
-    return found
+            _succeeds(scope.leave)
 
 
-def _did(step: Callable[[], None]) -> bool:
+def _succeeds(step: Callable[[], None]) -> bool:
     try:
         step()
     except Exception as error:
         LOG.debug("a watcher's scope failed with %s", type(error).__name__)
         return False
     return True
-
-
-METHODS = ("call_started", "attempt_started", "first_chunk", "attempt_ended", "call_ended")
 
 
 def type_of(attempt: Attempt) -> AttemptType:
@@ -246,6 +216,9 @@ def queued(task: Task, now: float) -> float:
     return (now if task.sent_at is None else task.sent_at) - task.born
 
 
+METHODS = ("call_started", "attempt_started", "first_chunk", "attempt_ended", "call_ended")
+
+
 class ObserverNotifier:
     """The watcher that notifies the user's observers.
 
@@ -254,85 +227,55 @@ class ObserverNotifier:
     """
 
     def __init__(self, observers: Iterable[object]) -> None:
-        self._observers = list(observers)
-        self._sort()
-
-    def _sort(self) -> None:
-        self._hearers: dict[str, list[tuple[object, Callable[[Any], object]]]] = {
-            name: [(each, getattr(each, name)) for each in self._observers if _has(each, name)] for name in METHODS
+        self._methods: dict[str, list[tuple[object, Callable[[Any], object]]]] = {
+            name: [(each, getattr(each, name)) for each in observers if _has(each, name)] for name in METHODS
         }
 
-    def _tell(self, name: str, event: object) -> None:
-        for observer, method in self._hearers[name]:
+    def _notify(self, name: str, event: object) -> None:
+        for observer, method in self._methods[name]:
             try:
                 method(event)
             except (KeyboardInterrupt, SystemExit):  # they end the event loop
                 raise
             except BaseException as error:
-                self._drop(observer, name, error)
-
-    def _drop(self, observer: object, name: str, error: BaseException) -> None:
-        who, what = type(observer).__name__, type(error).__name__
-        LOG.warning("the observer %s raised %s in %s; it is not called any more", who, what, name)
-        self._observers = [each for each in self._observers if each is not observer]
-        self._sort()
+                kind, what = type(observer).__name__, type(error).__name__
+                LOG.warning("the observer %s raised %s in %s; it is not called any more", kind, what, name)
+                self._methods = {key: [pair for pair in pairs if pair[0] is not observer] for key, pairs in self._methods.items()}
 
     # Watcher
 
     def began(self, task: Task, _now: float) -> bool:
-        if self._hearers["call_started"]:
-            event = CallStarted(task.serial, operation_of(task), model_of(task), route_of(task.pool), task.streamed)
-            self._tell("call_started", event)
-        return bool(self._observers)
+        if self._methods["call_started"]:
+            self._notify("call_started", CallStarted(task.serial, operation_of(task), model_of(task), route_of(task.pool), task.streamed))
+        return any(self._methods.values())
 
     def sent(self, attempt: Attempt) -> None:
-        if self._hearers["attempt_started"]:
-            event = AttemptStarted(attempt.task.serial, attempt.number, type_of(attempt), attempt.source.name)
-            self._tell("attempt_started", event)
+        if self._methods["attempt_started"]:
+            self._notify("attempt_started", AttemptStarted(attempt.task.serial, attempt.number, type_of(attempt), attempt.source.name))
 
     def first(self, attempt: Attempt, now: float) -> None:
-        if self._hearers["first_chunk"]:
-            self._tell("first_chunk", FirstChunk(attempt.task.serial, attempt.source.name, now - attempt.task.born))
+        if self._methods["first_chunk"]:
+            self._notify("first_chunk", FirstChunk(attempt.task.serial, attempt.source.name, now - attempt.task.born))
 
     def gaps(self, attempt: Attempt, gaps: list[float]) -> None:
         """Do nothing: observers receive no events of single chunks."""
 
     def ended(self, attempt: Attempt, outcome: Outcome, now: float) -> None:
-        if self._hearers["attempt_ended"]:
-            error = error_of(attempt, outcome)
-            event = AttemptEnded(
-                attempt.task.serial,
-                attempt.number,
-                type_of(attempt),
-                attempt.source.name,
-                outcome_of(attempt, outcome),
-                now - attempt.sent_at,
-                getattr(error, "status_code", None),
-                error,
-            )
-            self._tell("attempt_ended", event)
+        if self._methods["attempt_ended"]:
+            error, seconds = error_of(attempt, outcome), now - attempt.sent_at
+            which = attempt.task.serial, attempt.number, type_of(attempt), attempt.source.name
+            status = getattr(error, "status_code", None)
+            self._notify("attempt_ended", AttemptEnded(*which, outcome_of(attempt, outcome), seconds, status, error))
 
     def done(self, task: Task, end: End, source: Source | None, now: float) -> None:
-        if not self._hearers["call_ended"]:
+        if not self._methods["call_ended"]:
             return
-        answer = end if isinstance(end, Answer) else None
-        outcome: CallOutcome = "ok" if answer is not None else "cancelled" if end is None else "failed"
-        event = CallEnded(
-            task.serial,
-            operation_of(task),
-            model_of(task),
-            route_of(task.pool),
-            outcome,
-            None if source is None else source.name,
-            now - task.born,
-            queued(task, now),
-            task.sends,
-            task.copies,
-            None if answer is None else answer.prompt_tokens,
-            None if answer is None else answer.output_tokens,
-            end if isinstance(end, BaseException) else None,
-        )
-        self._tell("call_ended", event)
+        which = task.serial, operation_of(task), model_of(task), route_of(task.pool)
+        endpoint, times = None if source is None else source.name, (now - task.born, queued(task, now))
+        outcome: CallOutcome = "ok" if isinstance(end, Answer) else "cancelled" if end is None else "failed"
+        tokens = (end.prompt_tokens, end.output_tokens) if isinstance(end, Answer) else (None, None)
+        error = end if isinstance(end, BaseException) else None
+        self._notify("call_ended", CallEnded(*which, outcome, endpoint, *times, task.sends, task.copies, *tokens, error))
 
 
 def _has(observer: object, name: str) -> bool:
@@ -342,6 +285,6 @@ def _has(observer: object, name: str) -> bool:
 
 def watch_for(watcher: Watcher | None, observers: Iterable[object], clock: Callable[[], float]) -> Instrumentation | None:
     """Return the instrumentation for a watcher and observers, or None if there are none."""
-    told = list(observers)
-    watchers: list[Watcher] = [*([] if watcher is None else [watcher]), *([ObserverNotifier(told)] if told else [])]
+    listed = list(observers)
+    watchers: list[Watcher] = [*([] if watcher is None else [watcher]), *([ObserverNotifier(listed)] if listed else [])]
     return Instrumentation(watchers, clock) if watchers else None

@@ -11,12 +11,12 @@ import atexit
 import contextlib
 import functools
 import inspect
-import os
 import queue
 import threading
 from collections.abc import AsyncIterable, Callable, Coroutine, Iterator
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
+from qreward.engine import background
 from qreward.errors import ClientClosed
 
 P = ParamSpec("P")
@@ -25,7 +25,7 @@ R = TypeVar("R")
 
 GRACE = 5.0
 """Seconds that an interrupted caller, and the exit of the process, wait for cancelled work to end."""
-HASTE = 0.5
+SHORT_GRACE = 0.5
 """Seconds that the exit of the process waits if an earlier such wait timed out or was interrupted."""
 _END: Any = object()
 
@@ -35,14 +35,15 @@ class Portal:
 
     Attributes:
         ended: True if the event loop runs nothing more.
+        under_way: the work that is not over.
     """
 
     def __init__(self) -> None:
         self.ended = False
-        self._patience = GRACE
+        self._exit_timeout = GRACE
         self._failure: BaseException | None = None
         self._lock = threading.RLock()  # garbage collection while it is held may run code that begins work
-        self._work: set[_Work[Any]] = set()
+        self.under_way: set[_Work[Any]] = set()
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name="qreward-portal", daemon=True)
         self._thread.start()
@@ -81,14 +82,14 @@ class Portal:
         with contextlib.suppress(KeyboardInterrupt):
             ended = work.stop()
         if not ended:
-            self._patience = HASTE
-        for note in work.last_words():
+            self._exit_timeout = SHORT_GRACE
+        for note in work.cancellation_notes():
             error.add_note(note)
 
     def close(self) -> None:
-        """Cancel all work and end the event loop. Waits ``GRACE`` seconds at most, or ``HASTE`` after a failed wait."""
+        """Cancel all work and end the event loop. Waits ``GRACE`` seconds at most, or ``SHORT_GRACE`` after a failed wait."""
         self.soon(self._stop.set)
-        self._thread.join(self._patience)
+        self._thread.join(self._exit_timeout)
 
     def is_here(self) -> bool:
         """Return True in the portal's own thread."""
@@ -112,25 +113,21 @@ class Portal:
         """Begin work in the event loop. If the loop has ended, the work is settled as lost."""
         with self._lock:
             if not self.ended:
-                self._work.add(work)
+                self.under_way.add(work)
                 return self.soon(work.begin)
         return work.settle()
 
-    def forget(self, work: _Work[Any]) -> None:
-        """Remove work that is over."""
-        self._work.discard(work)
-
-    def loss(self) -> BaseException:
+    def lost_error(self) -> BaseException:
         """Return the error of lost work: the exception that ended the event loop (such as ``SystemExit``), or ``ClientClosed``."""
         return self._failure or ClientClosed("the request was dropped: the process is ending, or was forked from the one that began it")
 
-    def disown(self) -> tuple[object, ...]:
+    def detach_after_fork(self) -> tuple[object, ...]:
         """Give up the parent's event loop in a forked child.
 
         Returns the objects that must be kept, because closing them would affect the parent.
         """
         self._lock = threading.RLock()  # another thread of the parent may have held the old one
-        kept = (self, *(work.task for work in self._work))
+        kept = (self, *(work.task for work in self.under_way))
         self._give_up()
         return kept
 
@@ -161,7 +158,7 @@ class Portal:
 
     def _give_up(self) -> None:
         with self._lock:
-            self.ended, lost = True, list(self._work)
+            self.ended, lost = True, list(self.under_way)
         for work in lost:
             work.settle()
 
@@ -189,7 +186,7 @@ class _Work(Generic[T]):
         if not self._open:
             return
         self._open = False
-        self._portal.forget(self)
+        self._portal.under_way.discard(self)
         if self.task is None:
             self._coroutine.close()
         elif task is not None and not task.cancelled():
@@ -216,7 +213,7 @@ class _Work(Generic[T]):
         self._portal.soon(self.cancel)
         return self.wait(GRACE)
 
-    def last_words(self) -> list[str]:
+    def cancellation_notes(self) -> list[str]:
         """Return the notes of the ``CancelledError`` with which the work ended."""
         task, self.task = self.task, None
         try:
@@ -229,10 +226,10 @@ class _Work(Generic[T]):
         return []
 
     def result(self) -> T:
-        """Return the coroutine's result or raise its exception. Raises :meth:`Portal.loss` if the work was lost."""
+        """Return the coroutine's result or raise its exception. Raises :meth:`Portal.lost_error` if the work was lost."""
         task, self.task = self.task, None
         if task is None or not task.done() or (task.cancelled() and self._portal.ended):
-            raise self._portal.loss()
+            raise self._portal.lost_error()
         try:
             return task.result()
         finally:
@@ -260,6 +257,7 @@ class BlockingIterator(Iterator[T]):
     def __init__(self, portal: Portal, source: AsyncIterable[T], ahead: int) -> None:
         self._work: _Work[None] | None = None
         self._over = False
+        self._read = 0
         self._portal = portal
         self._pump = _Pump(source, max(1, ahead))
 
@@ -280,8 +278,9 @@ class BlockingIterator(Iterator[T]):
             self._over = True
             self._work.result()
             raise StopIteration
-        if self._pump.has_room():
-            self._portal.soon(self._pump.room.set)
+        self._read += 1
+        if self._read % self._pump.half == 0:
+            self._portal.soon(self._pump.half_was_read)
         return item
 
     def close(self) -> None:
@@ -312,18 +311,17 @@ class _Pump(Generic[T]):
     """The event loop's side of a ``BlockingIterator``. Holds no reference to the iterator, which could otherwise not be freed."""
 
     def __init__(self, source: AsyncIterable[T], ahead: int) -> None:
-        self._source, self._ahead = source, ahead
-        self._waits = False
+        self._source = source
+        self._space = asyncio.Semaphore(ahead - 1)
+        self.half = max(1, ahead // 2)
         self.items: queue.SimpleQueue[T] = queue.SimpleQueue()
-        self.room = asyncio.Event()
 
     async def run(self) -> None:
         iterator = aiter(self._source)
         try:
             async for item in iterator:
                 self.items.put(item)
-                if self.items.qsize() >= self._ahead:
-                    await self._until_half_read()
+                await self._space.acquire()
         finally:
             if (aclose := getattr(iterator, "aclose", None)) is not None:
                 await aclose()
@@ -331,28 +329,15 @@ class _Pump(Generic[T]):
     def end(self) -> None:
         self.items.put(_END)
 
-    def has_room(self) -> bool:
-        """Return True if the task must be woken. Called in the reader's thread after it took an item."""
-        if not self._waits or self._half_unread():
-            return False
-        self._waits = False
-        return True
-
-    async def _until_half_read(self) -> None:
-        while self._half_unread():
-            self.room.clear()
-            self._waits = True
-            if self._half_unread():  # else the reader took items meanwhile, perhaps before it could see ``_waits``
-                await self.room.wait()
-
-    def _half_unread(self) -> bool:
-        return self.items.qsize() > self._ahead // 2
+    def half_was_read(self) -> None:
+        """Make space for as many items. Called in the event loop."""
+        for _ in range(self.half):
+            self._space.release()
 
 
 _starting = threading.Lock()
 _current: Portal | None = None
 _exiting = False
-_INHERITED: list[tuple[object, ...]] = []
 
 
 def portal() -> Portal:
@@ -429,14 +414,12 @@ def _at_exit() -> None:
             _current.close()
 
 
-def _after_fork() -> None:
+def _after_fork(_: object) -> object:
     global _current, _starting  # noqa: PLW0603
     _starting = threading.Lock()
     inherited, _current = _current, None
-    if inherited is not None:
-        _INHERITED.append(inherited.disown())
+    return None if inherited is None else inherited.detach_after_fork()
 
 
 atexit.register(_at_exit)
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+background.watch(Portal, _after_fork)

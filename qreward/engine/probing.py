@@ -22,24 +22,24 @@ from qreward.scheduler.scheduler import Scheduler
 from qreward.scheduler.state import Source
 from qreward.settings.policies import Endpoint
 
-LONGEST_LOOK = 5.0
+TIMEOUT = 5.0
 """Seconds after which a probe is cancelled. Its result is then empty."""
-GIVEN_UP = 2 * LONGEST_LOOK
+LOST_AFTER = 2 * TIMEOUT
 """Seconds after which a probe that has not reported is taken for lost, because its event loop has stopped."""
 EARLY, LATE = 0.1, 0.5
 """Shares of the interval: how early a probe may be made, so that probes are made together, and how late a probe must be before another
 loop driver takes the endpoint over."""
 
-_Ask = Callable[[Endpoint], Awaitable[ProbeResult]]
+_Probe = Callable[[Endpoint], Awaitable[ProbeResult]]
 
 
-class _Turn:
+class _Schedule:
     """The probes of one source: their results, the time of the next one, the probe loop that makes it, and the trouble logged last."""
 
-    __slots__ = ("busy_until", "by", "next_at", "sight", "trouble")
+    __slots__ = ("busy_until", "by", "next_at", "state", "trouble")
 
     def __init__(self, now: float) -> None:
-        self.sight = ProbeState()
+        self.state = ProbeState()
         self.next_at = now
         self.busy_until = -inf
         self.by: ProbeLoop | None = None
@@ -59,93 +59,89 @@ class ProbingEngine(Engine[Scheduler]):
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self._sources: Callable[[], Iterable[Source]] = tuple
-        self._hear: Callable[[Source, ProbeResult], object] | None = None
-        self._turns: dict[Source, _Turn] = {}
-        self._rounds: dict[LoopDriver, ProbeLoop] = {}
+        self._on_result: Callable[[Source, ProbeResult], object] | None = None
+        self._schedules: dict[Source, _Schedule] = {}
+        self._probe_loops: dict[LoopDriver, ProbeLoop] = {}
 
-    def watch_over(self, sources: Callable[[], Iterable[Source]], hear: Callable[[Source, ProbeResult], object] | None = None) -> None:
+    def watch_over(self, sources: Callable[[], Iterable[Source]], on_result: Callable[[Source, ProbeResult], object] | None = None) -> None:
         """Set the sources to probe.
 
         Args:
             sources: returns the sources, whose handles are endpoints; called each time probes are claimed.
-            hear: called under the engine's lock with the result of each probe, or None.
+            on_result: called under the engine's lock with the result of each probe, or None.
         """
-        self._sources, self._hear = sources, hear
+        self._sources, self._on_result = sources, on_result
 
     def look_around(self) -> None:
         """Check again which probes are due, because the sources may have changed. Can be called from any thread."""
-        for shell, each in list(self._rounds.items()):
-            shell.later(each.go)
+        for driver, probe_loop in list(self._probe_loops.items()):
+            driver.later(probe_loop.go)
 
     def claim(self, by: ProbeLoop) -> tuple[list[Source], float]:
         """Return the sources that a probe loop must probe now, and when it must claim again (inf: when ``look_around`` is called)."""
         with self.lock:
-            now, claimed, wake, turns = self.clock(), [], inf, {}
+            now, claimed, wake, schedules = self.clock(), [], inf, {}
             for source in self._sources():
                 interval = cast("Endpoint", source.handle).probe
                 if interval is None:
                     continue
-                turn = turns[source] = self._turns.get(source) or _Turn(now)
-                if now < turn.busy_until:
+                schedule = schedules[source] = self._schedules.get(source) or _Schedule(now)
+                if now < schedule.busy_until:
                     wake = min(wake, now + interval)
-                elif turn.due(by, interval) <= now + EARLY * interval:
-                    turn.by, turn.next_at, turn.busy_until = by, now + interval, now + GIVEN_UP
+                    continue
+                if schedule.due(by, interval) <= now + EARLY * interval:
+                    schedule.by, schedule.next_at, schedule.busy_until = by, now + interval, now + LOST_AFTER
                     claimed.append(source)
-                    wake = min(wake, turn.next_at)
-                else:
-                    wake = min(wake, turn.due(by, interval))
-            self._turns = turns
+                wake = min(wake, schedule.due(by, interval))
+            self._schedules = schedules
             return claimed, wake
 
-    def seen(self, source: Source, look: ProbeResult) -> None:
+    def seen(self, source: Source, result: ProbeResult) -> None:
         """Record the result of a probe."""
-        turn = self._turns.get(source)
-        if look.trouble is not None and turn is not None and turn.trouble != look.trouble:
-            turn.trouble = look.trouble
-            LOG.warning("endpoint %r: its probe has no effect: %s", source.name, look.trouble)
+        schedule = self._schedules.get(source)
+        if result.trouble is not None and schedule is not None and schedule.trouble != result.trouble:
+            schedule.trouble = result.trouble
+            LOG.warning("endpoint %r: its probe has no effect: %s", source.name, result.trouble)
         if not self.closed:
-            self.act(partial(self._take, source=source, look=look))
+            self.act(partial(self._take, source=source, result=result))
+
+    def _take(self, now: float, source: Source, result: ProbeResult) -> None:
+        interval, schedule = cast("Endpoint", source.handle).probe, self._schedules.get(source)
+        if interval is None or schedule is None or source.removed:
+            return
+        schedule.busy_until = -inf
+        if self._on_result is not None:
+            self._on_result(source, result)
+        effect = schedule.state.take(now, source, result, interval)
+        if effect is ProbeEffect.LOST:
+            self.scheduler.lost(now, source)
+        if effect is not ProbeEffect.NONE:  # a lost source must be woken in time as well
+            self.scheduler.changed(now, source)
 
     def forget(self, shell: LoopDriver) -> None:
         """Remove a loop driver that has ended, and stop its probe loop."""
-        ended = self._rounds.pop(shell, None)
-        if ended is not None:
+        if (ended := self._probe_loops.pop(shell, None)) is not None:
             ended.stop()
         super().forget(shell)
 
     def _open_shell(self) -> LoopDriver:
         shell = super()._open_shell()
-        for other in [other for other in list(self._rounds) if other.loop.is_closed()]:
-            self._rounds.pop(other, None)
-        ask: _Ask | None = getattr(shell.wire, "look", None)
-        if ask is not None:
-            self._rounds[shell] = begun = ProbeLoop(self, shell, ask)
+        for other in [other for other in list(self._probe_loops) if other.loop.is_closed()]:
+            self._probe_loops.pop(other, None)
+        probe: _Probe | None = getattr(shell.wire, "look", None)
+        if probe is not None:
+            begun = self._probe_loops[shell] = ProbeLoop(self, shell, probe)
             begun.go()
         return shell
-
-    def _take(self, now: float, source: Source, look: ProbeResult) -> None:
-        interval, turn = cast("Endpoint", source.handle).probe, self._turns.get(source)
-        if interval is None or turn is None or source.removed:
-            return
-        turn.busy_until = -inf
-        if self._hear is not None:
-            self._hear(source, look)
-        change = turn.sight.take(now, source, look, interval)
-        if change is ProbeEffect.LOST:
-            self.scheduler.lost(now, source)
-        if change is not ProbeEffect.NONE:  # a lost source must be woken in time as well
-            self.scheduler.changed(now, source)
 
 
 class ProbeLoop:
     """The probes that one loop driver makes."""
 
-    def __init__(self, engine: ProbingEngine, shell: LoopDriver, ask: _Ask) -> None:
-        self._engine = engine
-        self._shell = shell
-        self._ask = ask
+    def __init__(self, engine: ProbingEngine, shell: LoopDriver, probe: _Probe) -> None:
+        self._engine, self._loop, self._probe = engine, shell.loop, probe
         self._timer: asyncio.TimerHandle | None = None
-        self._looks: set[asyncio.Task[None]] = set()
+        self._under_way: set[asyncio.Task[None]] = set()
         self._over = False
 
     def go(self) -> None:
@@ -156,29 +152,27 @@ class ProbeLoop:
             self._timer.cancel()
             self._timer = None
         claimed, wake = self._engine.claim(self)
-        loop = self._shell.loop
         for source in claimed:
-            look = loop.create_task(self._look(source), context=Context())  # so that the caller's context is not kept alive
-            self._looks.add(look)
-            look.add_done_callback(self._looks.discard)
+            task = self._loop.create_task(self._run(source), context=Context())  # so that the caller's context is not kept alive
+            self._under_way.add(task)
+            task.add_done_callback(self._under_way.discard)
         if wake < inf:
-            self._timer = loop.call_later(max(0.0, wake - self._engine.clock()), self.go, context=Context())
+            self._timer = self._loop.call_later(max(0.0, wake - self._engine.clock()), self.go, context=Context())
 
     def stop(self) -> None:
         """Stop for good and cancel the probes under way."""
         self._over = True
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
-        for look in self._looks:
-            look.cancel()
+        for task in self._under_way:
+            task.cancel()
 
-    async def _look(self, source: Source) -> None:
+    async def _run(self, source: Source) -> None:
         try:
-            async with asyncio.timeout(LONGEST_LOOK):
-                look = await self._ask(cast("Endpoint", source.handle))
+            async with asyncio.timeout(TIMEOUT):
+                result = await self._probe(cast("Endpoint", source.handle))
         except TimeoutError:
-            look = ProbeResult()
+            result = ProbeResult()
         except Exception as error:  # a failing probe must not make anything else fail
-            look = ProbeResult(trouble=f"the look raised {type(error).__name__}")
-        self._engine.seen(source, look)
+            result = ProbeResult(trouble=f"the look raised {type(error).__name__}")
+        self._engine.seen(source, result)

@@ -6,15 +6,15 @@ import asyncio
 from contextvars import copy_context
 from typing import Any
 
-from qreward.engine.driver import LoopDriver
+from qreward.engine.driver import LoopDriver, Waiter
 from qreward.engine.snapshots import result_of
 from qreward.errors import ClientClosed, QRewardError
 from qreward.results import Result
 from qreward.scheduler.outcome import CANCELLED, Answer
-from qreward.scheduler.state import Attempt, BatchFeed, Source, Task, TaskState
+from qreward.scheduler.state import Attempt, Source, Task, TaskState
 
 
-class Single:
+class Single(Waiter):
     """The waiter of a single call."""
 
     carry = None
@@ -40,7 +40,7 @@ class Single:
                 attempt, self._next = self._next, None
                 if attempt is not None:
                     self._mine = attempt
-                    await shell.carry_out(attempt, me)
+                    await shell.run_attempt(attempt, me)
                 else:
                     self._waiter = shell.loop.create_future()
                     await self._waiter
@@ -73,9 +73,6 @@ class Single:
     def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
         self._result = result_of(task, outcome, source, seconds)
         self._wake()
-
-    def read(self, feed: BatchFeed) -> bool:
-        raise AssertionError(f"a single call has no feed: {feed}")
 
     def close(self) -> None:
         task = self._task

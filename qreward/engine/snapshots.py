@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
-from qreward.errors import InvalidResponse, QRewardError
-from qreward.results import AttemptRecord, EndpointState, EndpointStats, Result, RouteLoad, retries, with_trail
-from qreward.scheduler.outcome import Answer, Failure, FailureKind
-from qreward.scheduler.state import Attempt, Pool, Source, Task, standing
-from qreward.scheduler.stats import Quantiles
-
-if TYPE_CHECKING:
-    from qreward.engine.driver import Engine
-    from qreward.scheduler.scheduler import Scheduler
-    from qreward.settings.policies import Endpoint
+from qreward.engine.driver import Engine
+from qreward.errors import QRewardError
+from qreward.records import AttemptRecord, retries
+from qreward.results import EndpointState, EndpointStats, Result, RouteLoad, with_trail
+from qreward.scheduler.outcome import Answer
+from qreward.scheduler.scheduler import Scheduler
+from qreward.scheduler.state import Pool, Source, Task, standing
+from qreward.scheduler.stats import LatencyStats, Quantiles
+from qreward.settings.policies import Endpoint
 
 
 def result_of(task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> Result[object]:
@@ -29,41 +28,18 @@ def result_of(task: Task, outcome: Answer | QRewardError, source: Source | None,
     return Result(task.index, None, with_trail(outcome, trail), endpoint, 0.0, queued, trail)
 
 
-def unexpected(attempt: Attempt, error: Exception) -> Failure:
-    """Return the failure for a backend that raised, which a backend must not do."""
-    wrapped = InvalidResponse(
-        f"endpoint {attempt.source.name!r}: the HTTP backend failed: {type(error).__name__}", endpoint=attempt.source.name
-    )
-    wrapped.__cause__ = error
-    return Failure(FailureKind.UNSENDABLE, wrapped)
-
-
 def stats_of(source: Source, now: float) -> EndpointStats:
     """Return the statistics of a source since it was created, and its current state."""
     tally, obstacle = source.tally, standing(now, source)
     seconds = None if obstacle.seconds == inf else obstacle.seconds
-    return _stats(
-        source.latency.at,
-        EndpointState(source.inflight, source.window.limit, source.window.reason, obstacle.reason, seconds, sharing_of(source)),
-        sent=tally.sent,
-        won=tally.ok,
-        rejected=tally.rejected,
-        retried=tally.retried,
-        hedged=tally.hedged,
-        failed=tally.failed,
-        cancelled=tally.cancelled,
-        prompt_tokens=tally.prompt_tokens,
-        completion_tokens=tally.output_tokens,
-    )
+    sharing = None if source.share is None else source.share.words(cast("Endpoint", source.handle).limits)
+    state = EndpointState(source.inflight, source.window.limit, source.window.reason, obstacle.reason, seconds, sharing)
+    counts = {name: getattr(tally, name) for name in ("sent", "rejected", "retried", "hedged", "failed", "cancelled", "prompt_tokens")}
+    return EndpointStats(**counts, won=tally.ok, completion_tokens=tally.output_tokens, **_quantiles(source.latency), state=state)
 
 
-def sharing_of(source: Source) -> str | None:
-    """Describe the process's share of the source's limits; None if the limits are not shared."""
-    return None if source.share is None else source.share.words(cast("Endpoint", source.handle).limits)
-
-
-def _stats(at: Callable[[float], float | None], state: EndpointState | None = None, **counts: int) -> EndpointStats:
-    return EndpointStats(**counts, p50=at(0.5), p95=at(0.95), p99=at(0.99), state=state)
+def _quantiles(latency: Quantiles | LatencyStats) -> dict[str, Any]:
+    return {"p50": latency.at(0.5), "p95": latency.at(0.95), "p99": latency.at(0.99)}
 
 
 def load_of(pool: Pool) -> RouteLoad:
@@ -108,7 +84,7 @@ class Tallies:
     """The statistics of each endpoint for one batch."""
 
     def __init__(self) -> None:
-        self._by_name: dict[str, _Tally] = {}
+        self._by_name: dict[str, _Counters] = {}
         self.ok = 0
         self.failed = 0
 
@@ -116,12 +92,12 @@ class Tallies:
         """Count a finished item."""
         if result.error is None and result.endpoint is not None:
             self.ok += 1
-            tally = self._of(result.endpoint)
-            tally.won += 1
-            tally.seconds.add(result.latency)
+            counters = self._of(result.endpoint)
+            counters.won += 1
+            counters.latency.add(result.latency)
             if usage := result.usage:
-                tally.prompt += usage.prompt_tokens or 0
-                tally.completion += usage.completion_tokens or 0
+                counters.prompt_tokens += usage.prompt_tokens or 0
+                counters.completion_tokens += usage.completion_tokens or 0
         else:
             self.failed += 1
         if result.has_trail:
@@ -131,43 +107,35 @@ class Tallies:
         for attempt in retries(attempts):
             self._of(attempt.endpoint).retried += 1
         for attempt in attempts:
-            tally = self._of(attempt.endpoint)
-            tally.hedged += attempt.hedge
+            counters = self._of(attempt.endpoint)
+            counters.hedged += attempt.hedge
             if attempt.outcome == "overloaded":
-                tally.rejected += 1
+                counters.rejected += 1
             elif attempt.outcome == "cancelled":
-                tally.cancelled += 1
+                counters.cancelled += 1
             elif attempt.outcome != "ok":
-                tally.failed += 1
+                counters.failed += 1
 
-    def _of(self, name: str) -> _Tally:
-        tally = self._by_name.get(name)
-        if tally is None:
-            tally = self._by_name[name] = _Tally()
-        return tally
+    def _of(self, name: str) -> _Counters:
+        counters = self._by_name.get(name)
+        if counters is None:
+            counters = self._by_name[name] = _Counters()
+        return counters
 
     def stats(self) -> dict[str, EndpointStats]:
         """Return the statistics by endpoint name."""
-        return {name: tally.stats() for name, tally in self._by_name.items()}
+        return {name: counters.stats() for name, counters in self._by_name.items()}
 
 
-class _Tally:
-    __slots__ = ("cancelled", "completion", "failed", "hedged", "prompt", "rejected", "retried", "seconds", "won")
+class _Counters:
+    NAMES = ("won", "rejected", "retried", "hedged", "failed", "cancelled", "prompt_tokens", "completion_tokens")
+    __slots__ = (*NAMES, "latency")
 
     def __init__(self) -> None:
-        self.won = self.rejected = self.failed = self.cancelled = self.retried = self.hedged = self.prompt = self.completion = 0
-        self.seconds = Quantiles()
+        self.won = self.rejected = self.retried = self.hedged = self.failed = self.cancelled = 0
+        self.prompt_tokens = self.completion_tokens = 0
+        self.latency = Quantiles()
 
     def stats(self) -> EndpointStats:
-        return _stats(
-            self.seconds.at,
-            sent=self.won + self.rejected + self.failed + self.cancelled,
-            won=self.won,
-            rejected=self.rejected,
-            retried=self.retried,
-            hedged=self.hedged,
-            failed=self.failed,
-            cancelled=self.cancelled,
-            prompt_tokens=self.prompt,
-            completion_tokens=self.completion,
-        )
+        sent = self.won + self.rejected + self.failed + self.cancelled
+        return EndpointStats(sent=sent, **{name: getattr(self, name) for name in self.NAMES}, **_quantiles(self.latency))

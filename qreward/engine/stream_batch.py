@@ -13,7 +13,7 @@ from typing import Any
 
 from qreward.engine.batch import BatchWaiter
 from qreward.engine.driver import LoopDriver
-from qreward.engine.stream_sink import Carrier, StreamRestarted, closed, interrupted
+from qreward.engine.stream_sink import StreamRestarted, StreamWaiter, closed, interrupted
 from qreward.errors import QRewardError, RequestError
 from qreward.results import BatchResult, Result
 from qreward.scheduler.outcome import Answer
@@ -23,7 +23,7 @@ AHEAD = 256
 """Events of all streams together that are queued for the consumer before reading pauses."""
 
 
-class BatchStreamSink(Carrier, BatchWaiter):
+class BatchStreamSink(StreamWaiter, BatchWaiter):
     """The waiter of a batch of streams. Takes the arguments of :class:`BatchWaiter` except ``on_result``, and one more.
 
     Args:
@@ -31,13 +31,13 @@ class BatchStreamSink(Carrier, BatchWaiter):
     """
 
     def __init__(self, shell: LoopDriver, *args: Any, most: int, **kwargs: Any) -> None:
-        Carrier.__init__(self, shell)
+        StreamWaiter.__init__(self, shell)
         BatchWaiter.__init__(self, shell, *args, on_result=None, **kwargs)
         self._most = most
-        self._said: dict[Task, list[str]] = {}
-        self._hushed = False
+        self._texts: dict[Task, list[str]] = {}
+        self._only_results = False
         self._paused: deque[asyncio.Future[None]] = deque()
-        self._starved = False
+        self._read_again = False
 
     # the consumer's side
 
@@ -50,11 +50,11 @@ class BatchStreamSink(Carrier, BatchWaiter):
     def _ran(self, run: asyncio.Task[BatchResult[Any]]) -> None:
         if not run.cancelled():
             run.exception()  # marks it as retrieved: it is raised to the consumer, if there is one
-        self._there.give()
+        self._arrived.give()
 
     async def ends(self) -> BatchResult[Any]:
         if not self.over():
-            self._there.check_loop()
+            self._arrived.check_loop()
             await asyncio.wait([self._run])
         return self._batch()
 
@@ -70,20 +70,20 @@ class BatchStreamSink(Carrier, BatchWaiter):
     def took(self) -> None:
         if self._paused:
             self._resume()
-        if self._starved and len(self._events) < AHEAD // 2:
+        if self._read_again and len(self._events) < AHEAD // 2:
             self._read_soon()
 
     def hush(self) -> None:
         """Drop the text events, queued and future ones. The results are still delivered."""
         if not self.over():
-            self._there.check_loop()
-        self._hushed = True
+            self._arrived.check_loop()
+        self._only_results = True
         self._events = deque(event for event in self._events if isinstance(event[1], Result))
         self._resume()
 
     def is_read(self) -> bool:
         """Return True if a consumer waits in ``take``."""
-        return self._there.read
+        return self._arrived.read
 
     def leave(self) -> None:
         self._run.cancel()
@@ -93,35 +93,35 @@ class BatchStreamSink(Carrier, BatchWaiter):
 
     async def idle(self) -> None:
         while not self.over():
-            await self._there.wait()
+            await self._arrived.wait()
         await super().idle()
 
     def _resume(self) -> None:
         """Resume one paused stream for each event taken, or all of them if no events are queued or the texts are dropped."""
         paused = self._paused
-        while paused and (not self._events or self._hushed or len(self._events) < AHEAD):
+        while paused and (not self._events or self._only_results or len(self._events) < AHEAD):
             waiter = paused.popleft()
             if not waiter.done():
                 waiter.set_result(None)
-                if self._events and not self._hushed:
+                if self._events and not self._only_results:
                     return
 
-    # Waiter, called by the loop driver
+    # called by the loop driver
 
-    carry = Carrier.carry
+    carry = StreamWaiter.carry
 
     def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
-        said = self._said.pop(task, None)
-        if said is not None and isinstance(outcome, RequestError):
-            outcome = interrupted(outcome, "".join(said))
+        texts = self._texts.pop(task, None)
+        if texts is not None and isinstance(outcome, RequestError):
+            outcome = interrupted(outcome, "".join(texts))
         super().finish(task, outcome, source, seconds)
-        if self._starved:
+        if self._read_again:
             self._read_soon()
 
     def _settle(self, result: Result[Any]) -> None:
         super()._settle(result)
         self._events.append((result.index, result))
-        self._there.give()
+        self._arrived.give()
 
     # reading
 
@@ -132,7 +132,7 @@ class BatchStreamSink(Carrier, BatchWaiter):
         return self._may_read(feed) and super()._read_now(feed)
 
     def _may_read(self, feed: BatchFeed) -> bool:
-        self._starved = self._starved or self._room(feed) <= 0
+        self._read_again = self._read_again or self._room(feed) <= 0
         return self._room(feed) > 0
 
     def _room(self, feed: BatchFeed) -> int:
@@ -144,31 +144,31 @@ class BatchStreamSink(Carrier, BatchWaiter):
     def _read_soon(self) -> None:
         if self._room(self._feed) <= 0:
             return
-        self._starved = False
+        self._read_again = False
         if isinstance(self._items, AsyncIterator):
             self._wanted.set()
         else:
             self.shell.loop.call_soon(self._read_on, self._feed)
 
-    # Receiver, called by the stream attempt
+    # the attempt's side
 
     def begin(self, task: Task) -> None:
-        before = self._said.get(task)
-        if before is not None and not self._hushed:
+        before = self._texts.get(task)
+        if before is not None and not self._only_results:
             self._events.append((task.index, StreamRestarted("".join(before), task.last_error)))
-        self._said[task] = []
+        self._texts[task] = []
 
     def put(self, task: Task, chunks: list[Any]) -> bool:
-        said, index = self._said[task], task.index
+        texts, index = self._texts[task], task.index
         for chunk in chunks:
             if text := chunk.text:
-                said.append(text)
-                if not self._hushed:
+                texts.append(text)
+                if not self._only_results:
                     self._events.append((index, text))
-        self._there.give()
-        return len(self._events) >= AHEAD and not self._hushed
+        self._arrived.give()
+        return len(self._events) >= AHEAD and not self._only_results
 
-    async def room(self) -> None:
+    async def space(self) -> None:
         waiter = self.shell.loop.create_future()
         self._paused.append(waiter)
         await waiter

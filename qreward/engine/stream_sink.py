@@ -1,7 +1,9 @@
-"""The waiters of streams: ``Carrier``, which single streams and batches of streams share, and ``Outlet``, for a single stream.
+"""Streams: ``StreamAttempt``, one streamed attempt, and ``StreamWaiter``, which receives its chunks (``SingleStreamSink`` for one stream).
 
-A stream's attempts are carried out chunk by chunk, and one consumer takes the events that have arrived. The buffer of events is
-bounded: if the consumer is slow, no more is read. This module must not know HTTP, nor what the consumer does with the chunks.
+Nothing is passed on before the first token, so that until then an attempt may fail, or lose against another attempt, unnoticed. At the
+first token the attempt is committed, and the scheduler cancels the other attempts. One consumer takes the events that have arrived. The
+buffer of events is bounded: while it is full, nothing more is read, and no time limit runs except that of the whole request. This module
+must not know HTTP, nor what the consumer does with the chunks.
 """
 
 from __future__ import annotations
@@ -11,43 +13,99 @@ from collections import deque
 from collections.abc import Coroutine
 from contextvars import copy_context
 from dataclasses import dataclass
-from typing import Any, cast
+from math import inf
+from typing import Any, Protocol
 
-from qreward.engine.driver import LoopDriver
+from qreward.engine.driver import LoopDriver, Waiter
 from qreward.engine.snapshots import result_of
-from qreward.engine.stream_attempt import Receiver, StreamAttempt
-from qreward.errors import ClientClosed, QRewardError, RequestError, StreamInterrupted
+from qreward.errors import ClientClosed, QRewardError, RequestError, RequestTimeout, StreamInterrupted
 from qreward.results import Result
-from qreward.scheduler.outcome import Answer, Outcome
-from qreward.scheduler.state import Attempt, BatchFeed, Source, Task, TaskState
+from qreward.scheduler.outcome import CANCELLED, Answer, Failure, FailureKind, Outcome, RateLimitInfo
+from qreward.scheduler.state import Attempt, Source, Task, TaskState
+
+GAPS_AT_ONCE = 64
+"""Number of gaps between tokens that are collected before they are recorded at the source, which takes the engine's lock."""
+AHEAD = 64
+"""Chunks that are queued for the consumer before reading pauses. Reading resumes when half of them are taken."""
+
+
+class OpenStream(Protocol):
+    """What the backend's ``stream`` returns if it does not return a ``Failure``. Chunks have ``text`` and ``has_output``."""
+
+    limits: RateLimitInfo | None
+    outcome: Outcome | None
+
+    async def read(self) -> list[Any] | None: ...
+    async def aclose(self) -> None: ...
+
+
+class InactivityTimer:
+    """One timer for all waits of an asyncio task, which is cancelled when a wait takes too long.
+
+    The timer is not set again for each token. If it fires before the current deadline, it is set again for that deadline.
+    """
+
+    __slots__ = ("_deadline", "_fires_at", "_task", "_timer", "expired", "loop")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any]) -> None:
+        self.loop = loop
+        self.expired = False
+        self._task = task
+        self._deadline = self._fires_at = inf
+        self._timer: asyncio.TimerHandle | None = None
+
+    def within(self, now: float, seconds: float) -> None:
+        """Set the deadline to ``seconds`` after ``now``, in the event loop's time."""
+        self._deadline = deadline = now + seconds
+        if deadline < self._fires_at:
+            self._set(deadline)
+
+    def rest(self) -> None:
+        """Remove the deadline."""
+        self._deadline = inf
+
+    def close(self) -> None:
+        self._deadline = inf
+        self._set(inf)
+
+    def _set(self, when: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._fires_at, self._timer = when, None if when == inf else self.loop.call_at(when, self._fire)
+
+    def _fire(self) -> None:
+        self._fires_at, self._timer = inf, None
+        if self.loop.time() >= self._deadline:
+            self._deadline, self.expired = inf, True
+            self._task.cancel()
+        elif self._deadline != inf:
+            self._set(self._deadline)
 
 
 class Signal:
-    """Wakes all its waiters: one reader and any number of others.
+    """Wakes all its waiters.
 
     The futures that its methods return must be awaited immediately. The methods are not coroutines for speed: a reader waits for each
     token.
 
     Attributes:
-        read: True while a reader waits.
+        read: True while the stream's one reader waits.
     """
 
-    __slots__ = ("_loop", "_reader", "_waiters", "read")
+    __slots__ = ("_loop", "_waiters", "read")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._reader: asyncio.Future[None] | None = None
         self._waiters: list[asyncio.Future[None]] = []
         self.read = False
 
     def wait_alone(self) -> asyncio.Future[None]:
         """Return the future of the stream's one reader, which must set ``read`` to False when it wakes."""
-        self.check_loop()
+        waiter = self.wait()
         if self.read:
             raise RuntimeError("a stream can be read by only one task at a time")
         self.read = True
-        reader = self._reader = self._loop.create_future()
-        return reader
+        return waiter
 
     def wait(self) -> asyncio.Future[None]:
         self.check_loop()
@@ -61,42 +119,38 @@ class Signal:
             raise RuntimeError("a stream must be read in the event loop that began it, not in another thread or a forked process")
 
     def give(self) -> None:
-        reader = self._reader
-        if reader is not None:
-            self._reader = None
-            if not reader.done():
-                reader.set_result(None)
-        if self._waiters:
-            waiters, self._waiters = self._waiters, []
+        waiters = self._waiters
+        if waiters:
             for waiter in waiters:
                 if not waiter.done():
                     waiter.set_result(None)
+            waiters.clear()
 
 
-class Carrier:
-    """A waiter whose attempts are streams."""
+class StreamWaiter(Waiter):
+    """A waiter whose attempts are streams. One consumer takes their events."""
 
-    __slots__ = ("_busy", "_events", "_there", "shell")
+    __slots__ = ("_arrived", "_events", "_open_attempts", "shell")
 
     def __init__(self, shell: LoopDriver) -> None:
         self.shell = shell
         self._events: deque[Any] = deque()  # arrived, not yet taken
-        self._there = Signal(shell.loop)
-        self._busy = 0  # attempts that have not ended
+        self._arrived = Signal(shell.loop)
+        self._open_attempts = 0
 
     # the consumer's side
 
     async def take(self) -> Any:
         """Return the next event, or None at the end. Raises the error that ended the stream after all events are taken."""
-        there = self._there
+        arrived = self._arrived
         while not self._events:
             if self.ended():
                 return None
-            something = there.wait_alone()
+            something = arrived.wait_alone()
             try:
                 await something
             finally:
-                there.read = False
+                arrived.read = False
         event = self._events.popleft()
         self.took()
         return event
@@ -123,24 +177,146 @@ class Carrier:
 
     async def idle(self) -> None:
         """Wait until the connections of cancelled attempts are closed."""
-        while self._busy:
-            await self._there.wait()
+        while self._open_attempts:
+            await self._arrived.wait()
 
-    # Waiter, called by the loop driver
+    # the attempt's side
 
     def carry(self, attempt: Attempt) -> Coroutine[Any, Any, Outcome]:
-        self._busy += 1
-        return StreamAttempt(attempt, cast("Receiver", self)).run()  # all subclasses are receivers
+        self._open_attempts += 1
+        return StreamAttempt(attempt, self).run()
 
-    # Receiver, called by the stream attempt
+    def attempt_ended(self) -> None:
+        """Called when an attempt has ended and its connection is closed."""
+        self._open_attempts -= 1
+        self._arrived.give()
 
-    def gone(self) -> None:
-        self._busy -= 1
-        self._there.give()
+    def begin(self, task: Task) -> None:
+        """Called before the first chunk of a committed attempt. Text of an earlier attempt is void."""
+        raise NotImplementedError
+
+    def put(self, task: Task, chunks: list[Any], /) -> bool:
+        """Take chunks. Returns True if ``space`` must be awaited before the next ones."""
+        raise NotImplementedError
+
+    async def space(self) -> None:
+        """Wait until more chunks may be put."""
+        raise NotImplementedError
 
 
-AHEAD = 64
-"""Chunks that are queued for the consumer before reading pauses. Reading resumes when half of them are taken."""
+class StreamAttempt:
+    """Carries out one streamed attempt, once."""
+
+    __slots__ = ("_attempt", "_gaps", "_last", "_limit", "_receiver", "_tempo", "_timer")
+
+    def __init__(self, attempt: Attempt, receiver: StreamWaiter) -> None:
+        self._attempt = attempt
+        self._receiver = receiver
+        self._tempo: Any = attempt.source.tempo
+        self._limit: float = inf  # seconds that the current wait may take
+        self._last: float | None = None  # when the last chunk arrived, or None if reading has paused since
+        self._gaps: list[float] = []
+
+    async def run(self) -> Outcome:
+        """Carry out the attempt. Must be awaited in a task that does nothing else meanwhile. Raises only ``CancelledError``."""
+        me = asyncio.current_task()
+        assert me is not None
+        before = me.cancelling()
+        self._timer = timer = InactivityTimer(self._receiver.shell.loop, me)
+        attempt = self._attempt
+        backend: Any = self._receiver.shell.wire
+        try:
+            if self._tempo is not None and (limit := self._tempo.first_limit(attempt.overdue)) is not None:
+                self._limit = limit
+                timer.within(timer.loop.time(), limit)
+            opened: OpenStream | Failure = await backend.stream(attempt.source.handle, attempt.task.payload)
+            return opened if isinstance(opened, Failure) else await self._read(opened)
+        except asyncio.CancelledError:
+            if not timer.expired or me.uncancel() > before:  # not (only) the inactivity timer cancelled
+                raise
+            return self._timeout()
+        finally:
+            timer.close()
+            self._receiver.attempt_ended()
+
+    async def _read(self, stream: OpenStream) -> Outcome:
+        try:
+            if stream.limits is not None:
+                self._receiver.shell.opened(self._attempt, stream.limits)
+            chunks = await self._read_first(stream)
+            if chunks is not None and not self._begin():
+                return CANCELLED
+            while chunks is not None:
+                # an empty list is a keep-alive, which does not extend the limit: proxies send them even when the server hangs
+                if chunks and self._pass_on(chunks):
+                    await self._pause()
+                chunks = await stream.read()
+            if self._gaps:
+                self._record_gaps()
+            assert stream.outcome is not None
+            return stream.outcome
+        finally:
+            self._timer.close()
+            await stream.aclose()
+
+    async def _read_first(self, stream: OpenStream) -> list[Any] | None:
+        """Read up to and including the first token. Returns None if there is no answer."""
+        held: list[Any] = []
+        while (chunks := await stream.read()) is not None:
+            held += chunks
+            if not isinstance(stream.outcome, Failure) and any(chunk.has_output for chunk in chunks):
+                return held
+        return held if isinstance(stream.outcome, Answer) else None  # an answer without output is also an answer
+
+    def _begin(self) -> bool:
+        """Commit the attempt at its first token. Returns False if the attempt is no longer wanted."""
+        if not self._receiver.shell.commit(self._attempt):
+            return False
+        self._tempo = self._attempt.source.tempo  # set at the latest when an attempt is committed
+        self._limit = self._tempo.gap_limit()
+        self._receiver.begin(self._attempt.task)
+        return True
+
+    def _pass_on(self, chunks: list[Any]) -> bool:
+        """Pass chunks on. Returns True if the receiver's buffer is full."""
+        timer = self._timer
+        now, last = timer.loop.time(), self._last
+        self._last = now
+        if last is not None:
+            self._gaps.append(now - last)
+            if len(self._gaps) >= GAPS_AT_ONCE:
+                self._record_gaps()
+        if self._receiver.put(self._attempt.task, chunks):
+            return True
+        timer.within(now, self._limit)
+        return False
+
+    async def _pause(self) -> None:
+        """Wait until the receiver's buffer has space."""
+        timer, attempt = self._timer, self._attempt
+        timer.rest()
+        attempt.holds_since = timer.loop.time()
+        await self._receiver.space()
+        self._last = None  # the next chunk may have arrived during the pause
+        now = timer.loop.time()
+        attempt.held, attempt.holds_since = attempt.held_until(now), None
+        timer.within(now, self._limit)
+
+    def _record_gaps(self) -> None:
+        shell = self._receiver.shell
+        with shell.engine.lock:
+            self._tempo.went_on(self._gaps)
+        if shell.watch is not None:
+            shell.watch.gaps(self._attempt, self._gaps)
+        self._gaps.clear()
+
+    def _timeout(self) -> Failure:
+        name = self._attempt.source.name
+        if self._attempt.committed:
+            message = f"endpoint {name!r} sent nothing for {self._limit:.1f} s amid its answer, far longer than it ever pauses"
+        else:
+            message = f"no first token from endpoint {name!r} within {self._limit:.1f} s, far longer than it usually takes"
+        return Failure(FailureKind.TIMEOUT, RequestTimeout(message, endpoint=name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +332,8 @@ class StreamRestarted:
     error: QRewardError | None
 
 
-class Outlet(Carrier):
-    """The waiter of a single stream, from which its consumer takes the events.
+class SingleStreamSink(StreamWaiter):
+    """The waiter of a single stream.
 
     Attributes:
         begun: an attempt was committed, and its chunks are passed on.
@@ -165,14 +341,14 @@ class Outlet(Carrier):
         result: the result, or None while the stream is not finished.
     """
 
-    __slots__ = ("_hushed", "_pieces", "_taken", "_task", "begun", "context", "left", "result")
+    __slots__ = ("_only_result", "_pieces", "_taken", "_task", "begun", "context", "left", "result")
 
     def __init__(self, shell: LoopDriver) -> None:
         super().__init__(shell)
         self.begun = self.left = False
         self.result: Result[Any] | None = None
         self._pieces: list[str] = []
-        self._hushed = False
+        self._only_result = False  # the consumer takes no more events
         self._task: Task | None = None
         self.context = copy_context()
         self._taken = Signal(shell.loop)
@@ -199,17 +375,17 @@ class Outlet(Carrier):
     async def begins(self) -> None:
         """Wait until an attempt is committed, or the stream has ended."""
         while not (self.begun or self.left or self.result):
-            await self._there.wait()
+            await self._arrived.wait()
 
     async def ends(self) -> Result[Any]:
         """Wait for the end. Events that have arrived or still arrive are not kept for ``take``."""
-        self._hushed = True
+        self._only_result = True
         self._events.clear()
         self._taken.give()
         while self.result is None:
             if self.left:
                 raise closed(self.text())
-            await self._there.wait()
+            await self._arrived.wait()
         return self.result
 
     def text(self) -> str:
@@ -228,7 +404,7 @@ class Outlet(Carrier):
     def over(self) -> bool:
         return self.left or (self.result is not None and not self._events)
 
-    # Waiter, called by the loop driver
+    # called by the loop driver
 
     def start(self, attempt: Attempt) -> None:
         self.shell.spawn(attempt, self.context.copy())
@@ -239,12 +415,8 @@ class Outlet(Carrier):
         self.result = result_of(task, outcome, source, seconds)
         self._forget()
 
-    def read(self, feed: BatchFeed) -> bool:
-        raise AssertionError(f"a single stream has no feed: {feed}")
-
     def close(self) -> None:
-        task = self._task
-        assert task is not None
+        (task,) = self.abandon()
         error = ClientClosed("the client was closed before the stream was done")
         self.shell.withdraw([task], error)
         self.finish(task, error, None, 0.0)
@@ -256,13 +428,13 @@ class Outlet(Carrier):
     def _forget(self) -> None:
         self.shell.sinks.pop(self, None)
         self._task = None  # breaks the reference cycle of task and waiter, so that reference counting frees them
-        self._there.give()
+        self._arrived.give()
         self._taken.give()
 
-    # Receiver, called by the stream attempt
+    # the attempt's side
 
     def begin(self, task: Task) -> None:
-        if self.begun and not self._hushed:
+        if self.begun and not self._only_result:
             self._events.append(StreamRestarted(self.text(), task.last_error))
         self.begun = True
         self._pieces.clear()
@@ -272,27 +444,21 @@ class Outlet(Carrier):
         for chunk in chunks:
             if text := chunk.text:
                 pieces.append(text)
-        if self._hushed:
+        if self._only_result:
             return False
         self._events += chunks
-        self._there.give()
+        self._arrived.give()
         return len(self._events) >= AHEAD
 
-    async def room(self) -> None:
+    async def space(self) -> None:
         while len(self._events) > AHEAD // 2:
             await self._taken.wait()
 
 
 def interrupted(error: RequestError, text: str) -> StreamInterrupted:
     """Return the error to raise instead of ``error`` after part of a stream was delivered."""
-    broken = StreamInterrupted(
-        f"the stream broke off after {len(text)} characters: {error}",
-        text=text,
-        endpoint=error.endpoint,
-        model=error.model,
-        status_code=error.status_code,
-        request_id=error.request_id,
-    )
+    details = {name: getattr(error, name) for name in ("endpoint", "model", "status_code", "request_id")}
+    broken = StreamInterrupted(f"the stream broke off after {len(text)} characters: {error}", text=text, **details)
     broken.__cause__ = error
     return broken
 

@@ -28,7 +28,7 @@ from random import Random
 from typing import Any, Final
 
 from qreward.errors import CircuitOpen, NoEndpoint, QRewardError, QueueFull, RequestTimeout
-from qreward.results import has_failed
+from qreward.records import has_failed
 from qreward.scheduler.failure_policy import FailurePolicy, RetryDecision, is_sign_of_life, record_attempt
 from qreward.scheduler.health import HealthChange
 from qreward.scheduler.hedging import CopyTargets, HedgingPolicy, Overdue
@@ -316,13 +316,15 @@ class Scheduler:
 
     def reroute(self, now: float, pool: Pool, sources: Sequence[Source], balancer: Balancer) -> None:
         """Replace the sources and the balancer of a pool. Its queue is kept."""
+        before, after = set(pool.sources), set(sources)
+        changed = sources if balancer is not pool.balancer else [source for source in sources if source not in before]
         pool.balancer = balancer
         for source in sources:  # before others leave: a pool without any source would fail the tasks that wait
-            if source not in pool.sources:
+            if source not in before:
                 self._enrol(source, pool)
-        for source in [source for source in pool.sources if source not in sources]:
+        for source in [source for source in pool.sources if source not in after]:
             self.leave(now, source, pool)
-        for source in sources:
+        for source in changed:
             self.changed(now, source)
 
     def resize(self, sources: Sequence[Source]) -> None:

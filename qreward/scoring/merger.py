@@ -34,7 +34,7 @@ AHEAD = 4 * sizing.MOST
 
 
 class RequestMerger:
-    """The waiter of merged requests (see ``engine.protocols.Waiter``).
+    """The waiter of merged requests (see ``engine.driver.Waiter``).
 
     Args:
         attempts: failed attempts after which a merged request fails or is split.

@@ -11,14 +11,14 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 
 from qreward.engine.stream_batch import BatchStreamSink
-from qreward.engine.stream_sink import Carrier, Outlet, StreamRestarted, closed
+from qreward.engine.stream_sink import SingleStreamSink, StreamRestarted, StreamWaiter, closed
 from qreward.errors import ConfigError, QRewardError
 from qreward.results import BatchResult, Result
 
 if TYPE_CHECKING:
     from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-S = TypeVar("S", bound=Carrier)
+S = TypeVar("S", bound=StreamWaiter)
 
 
 class StreamHandle(Generic[S]):
@@ -132,7 +132,7 @@ class StreamReader(AsyncIterator[T_co], Generic[T_co]):
         self._stream._drop()
 
 
-class Stream(StreamHandle[Outlet]):
+class Stream(StreamHandle[SingleStreamSink]):
     """A chat completion that arrives token by token. ``QRewardClient.stream_chat_completion`` returns it.
 
     Nothing is sent before the stream is iterated, entered or awaited. It then belongs to the running event loop, and one task at a time

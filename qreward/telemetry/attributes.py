@@ -7,31 +7,27 @@ server's response, which may quote a prompt: errors have an ``error.type`` and a
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 from math import isfinite
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
 
-from qreward.engine.instrumentation import model_of, operation_of, route_of
-from qreward.errors import (
-    CircuitOpen,
-    ConnectionFailed,
-    DeadlineExceeded,
-    InvalidResponse,
-    QueueFull,
-    Rejected,
-    RequestError,
-    StreamInterrupted,
-)
-from qreward.scheduler.state import Source, Task
+from qreward import errors
+from qreward.scheduler.state import Source
 from qreward.telemetry import names
 
-MOST = 4096
-"""The most cached places. When the cache is full, it is cleared."""
+Attributes = dict[str, Any]
 
+CACHED = 4096
+"""Maximum number of cached places, kinds and points. They are built once, because all similar calls share them."""
 _PORTS = {"http": 80, "https": 443}
+
+
+def _known(attributes: Mapping[str, Any]) -> Attributes:
+    return {name: value for name, value in attributes.items() if value is not None}
 
 
 class ServerAddress:
@@ -46,37 +42,21 @@ class ServerAddress:
 
     __slots__ = ("attributes", "endpoint", "name", "server")
 
-    def __init__(self, name: str, server: dict[str, Any]) -> None:
+    def __init__(self, name: str, url: object) -> None:
         self.name = name
-        self.server = server
+        parts = urlsplit(url if isinstance(url, str) else "")
+        port = parts.port or _PORTS.get(parts.scheme)
+        self.server = _known({names.SERVER_ADDRESS: parts.hostname, names.SERVER_PORT: port}) if parts.hostname else {}
         self.endpoint = {names.ENDPOINT: name}
-        self.attributes = {names.ENDPOINT: name, **server}
+        self.attributes = {names.ENDPOINT: name, **self.server}
 
 
-_known: dict[tuple[str, object], ServerAddress] = {}
+_address = lru_cache(CACHED)(ServerAddress)
 
 
 def place_of(source: Source) -> ServerAddress:
-    """The place of a source. Cached for each endpoint."""
-    url = getattr(source.handle, "base_url", None)
-    place = _known.get((source.name, url))
-    if place is None:
-        if len(_known) >= MOST:
-            _known.clear()
-        place = _known[source.name, url] = ServerAddress(source.name, _server(url) if isinstance(url, str) else {})
-    return place
-
-
-def _server(url: str) -> dict[str, Any]:
-    parts = urlsplit(url)
-    if not parts.hostname:
-        return {}
-    port = parts.port or _PORTS.get(parts.scheme)
-    return {names.SERVER_ADDRESS: parts.hostname} | ({} if port is None else {names.SERVER_PORT: port})
-
-
-MOST_KINDS = 1024
-"""The most cached kinds, and the most cached points of one kind. When a cache is full, it is cleared."""
+    """The address of a source; the same object each time."""
+    return _address(source.name, getattr(source.handle, "base_url", None))
 
 
 class CallKind:
@@ -91,94 +71,51 @@ class CallKind:
         inference: True if the operation is an inference as defined by the ``latest`` conventions.
     """
 
-    __slots__ = ("_points", "_providers", "_starts", "inference", "metric", "model", "name", "queue", "start")
+    __slots__ = ("_providers", "inference", "metric", "model", "name", "queue", "start")
 
-    def __init__(self, task: Task, provider: str, providers: Mapping[str, str]) -> None:
-        operation, model, route = operation_of(task), model_of(task), route_of(task.pool)
+    def __init__(
+        self, operation: str, model: str, route: str, streamed: bool, items: int, provider: str, providers: Mapping[str, str]
+    ) -> None:
         self._providers = providers
         self.inference = operation in names.INFERENCE
-        self.name = f"{names.BATCH if task.items else operation} {model}"
-        self.metric: dict[str, Any] = {names.OPERATION: operation, names.PROVIDER: provider, names.REQUEST_MODEL: model}
+        self.name = f"{names.BATCH if items else operation} {model}"
+        self.metric: Attributes = {names.OPERATION: operation, names.PROVIDER: provider, names.REQUEST_MODEL: model}
         self.model = {names.REQUEST_MODEL: model}
         self.queue = {names.QUEUE_NAME: route}
-        self.start = {**self.metric, names.ROUTE: route}
-        if task.streamed:
-            self.start[names.REQUEST_STREAM] = True
-        if task.items:
-            self.start[names.BATCH_SIZE] = len(task.items)
-        self._starts: dict[str, tuple[ServerAddress, dict[str, Any]]] = {}
-        self._points: dict[Hashable, dict[str, Any]] = {}
+        self.start = self.metric | _known({names.ROUTE: route, names.REQUEST_STREAM: streamed or None, names.BATCH_SIZE: items or None})
 
-    def start_at(self, place: ServerAddress) -> dict[str, Any]:
-        """The start attributes of a call that only one endpoint can serve."""
-        found = self._starts.get(place.name)
-        if found is None or found[0] is not place:
-            found = self._starts[place.name] = place, {**self.start, **place.server, **self.provider_at(place)}
-        return found[1]
-
-    def call_point(self, place: ServerAddress | None, model: str | None, error: str | None, token: str | None = None) -> dict[str, Any]:
-        """The attributes of a call's metric. Cached: equal arguments return the same object."""
-        key = (place, model, error, token)
-        found = self._points.get(key)
-        if found is None:
-            where = {} if place is None else place.server | self.provider_at(place)
-            more = {names.RESPONSE_MODEL: model, names.ERROR_TYPE: error, names.TOKEN_TYPE: token}
-            found = self._remember(key, self.metric | where | _known_kind(more))
-        return found
-
-    def attempt_point(self, place: ServerAddress, kind: str, outcome: str, error: str | None) -> dict[str, Any]:
-        """The attributes of an attempt's metric. Cached: equal arguments return the same object."""
-        key = (place, kind, outcome, error, None)
-        found = self._points.get(key)
-        if found is None:
-            what = {names.ATTEMPT_TYPE: kind, names.ATTEMPT_OUTCOME: outcome, **self.model}
-            found = self._remember(key, what | place.attributes | _known_kind({names.ERROR_TYPE: error}))
-        return found
-
-    def provider_at(self, place: ServerAddress) -> dict[str, Any]:
+    def provider_at(self, place: ServerAddress) -> Attributes:
         """The provider attribute of an endpoint that has its own provider, else nothing."""
-        own = self._providers.get(place.name) if self._providers else None
-        return {} if own is None else {names.PROVIDER: own}
-
-    def _remember(self, key: Hashable, point: dict[str, Any]) -> dict[str, Any]:
-        if len(self._points) >= MOST_KINDS:
-            self._points.clear()
-        self._points[key] = point
-        return point
+        return _known({names.PROVIDER: self._providers.get(place.name)})
 
 
-def _known_kind(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in attributes.items() if value is not None}
+@lru_cache(CACHED)
+def start_at(kind: CallKind, place: ServerAddress) -> Attributes:
+    """The start attributes of a call that only one endpoint can serve."""
+    return {**kind.start, **place.server, **kind.provider_at(place)}
 
 
-class Kinds:
-    """A cache of kinds."""
-
-    def __init__(self, provider: str, providers: Mapping[str, str]) -> None:
-        self._provider, self._providers = provider, providers
-        self._known: dict[Hashable, CallKind] = {}
-
-    def of(self, task: Task) -> CallKind:
-        """The kind of a call."""
-        payload, pool = task.payload, task.pool
-        try:
-            key = (payload.codec, payload.model, pool.name, task.streamed, len(task.items))
-        except AttributeError:  # not a call of an endpoint
-            return self._new(task)
-        kind = self._known.get(key)
-        if kind is None:
-            if len(self._known) >= MOST_KINDS:
-                self._known.clear()
-            kind = self._known[key] = self._new(task)
-        return kind
-
-    def _new(self, task: Task) -> CallKind:
-        return CallKind(task, self._provider, self._providers)
+@lru_cache(CACHED)
+def call_point(
+    kind: CallKind, place: ServerAddress | None, model: str | None = None, error: str | None = None, token: str | None = None
+) -> Attributes:
+    """The attributes of a call's metric."""
+    where = {} if place is None else place.server | kind.provider_at(place)
+    return kind.metric | where | _known({names.RESPONSE_MODEL: model, names.ERROR_TYPE: error, names.TOKEN_TYPE: token})
 
 
-LONGEST_BODY = 1 << 20
-"""The most bytes of an answer that is parsed again. Larger ones, such as lists of vectors, are skipped."""
-LONGEST_TEXT = 256
+@lru_cache(CACHED)
+def attempt_point(kind: CallKind, place: ServerAddress, attempt_type: str, outcome: str, error: str | None) -> Attributes:
+    """The attributes of an attempt's metric."""
+    what = {names.ATTEMPT_TYPE: attempt_type, names.ATTEMPT_OUTCOME: outcome, **kind.model}
+    return what | place.attributes | _known({names.ERROR_TYPE: error})
+
+
+# answers
+
+MAX_BODY = 1 << 20
+"""Maximum bytes of an answer that is parsed again. Larger ones, such as lists of vectors, are skipped."""
+MAX_TEXT = 256
 
 
 class ResponseMetadata(NamedTuple):
@@ -204,24 +141,21 @@ class ResponseMetadata(NamedTuple):
 NOTHING = ResponseMetadata()
 
 
-class _Prompt(msgspec.Struct, gc=False):
+class _Details(msgspec.Struct, gc=False):
     cached_tokens: Any = None
-
-
-class _Completion(msgspec.Struct, gc=False):
     reasoning_tokens: Any = None
 
 
 class _Usage(msgspec.Struct, gc=False):
-    prompt_tokens_details: _Prompt | None = None
-    completion_tokens_details: _Completion | None = None
+    prompt_tokens_details: _Details | None = None
+    completion_tokens_details: _Details | None = None
 
 
 class _Choice(msgspec.Struct, gc=False):
     finish_reason: Any = None
 
 
-class _Seen(msgspec.Struct, gc=False):
+class _Body(msgspec.Struct, gc=False):
     id: Any = None
     model: Any = None
     system_fingerprint: Any = None
@@ -229,62 +163,48 @@ class _Seen(msgspec.Struct, gc=False):
     usage: _Usage | None = None
 
 
-_DECODER = msgspec.json.Decoder(_Seen)
+_DECODER = msgspec.json.Decoder(_Body)
 
 
 def facts_of(value: Any) -> ResponseMetadata:
-    """The metadata of an answer. For a stream, that of its chunks is combined."""
+    """The metadata of an answer. For a stream, the first known value among its chunks, and the finish reasons of all of them."""
     body = getattr(value, "body", None)
     if type(body) is bytes:
         return _read(body)
     heads = getattr(value, "heads", None)
-    return NOTHING if heads is None else _together([_read(each) for each in heads()])
+    chunks = [] if heads is None else [_read(each) for each in heads()]
+    first: list[Any] = [next((found for found in column if found is not None), None) for column in zip(*chunks, strict=True)]
+    return ResponseMetadata(*first)._replace(reasons=tuple(reason for chunk in chunks for reason in chunk.reasons if reason))
 
 
 def _read(body: bytes) -> ResponseMetadata:
-    if len(body) > LONGEST_BODY:
+    if len(body) > MAX_BODY:
         return NOTHING
     try:
         seen = _DECODER.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return NOTHING
-    choices, usage, cached, reasoning = seen.choices or (), seen.usage, None, None
-    if len(choices) == 1:
-        reason = _text(choices[0].finish_reason)
-        reasons: tuple[str, ...] = () if reason is None else (reason,)
-    else:
-        reasons = tuple(_text(choice.finish_reason) or "" for choice in choices)
-    if usage is not None and usage.prompt_tokens_details is not None:
-        cached = _count(usage.prompt_tokens_details.cached_tokens)
-    if usage is not None and usage.completion_tokens_details is not None:
-        reasoning = _count(usage.completion_tokens_details.reasoning_tokens)
-    return ResponseMetadata(
-        _text(seen.id), _text(seen.model), reasons if any(reasons) else (), _text(seen.system_fingerprint), cached, reasoning
-    )
-
-
-def _together(all_facts: list[ResponseMetadata]) -> ResponseMetadata:
-    """Combine the metadata of chunks: the first known value of each field, and all finish reasons."""
-
-    def first(of: str) -> Any:
-        return next((value for facts in all_facts if (value := getattr(facts, of)) is not None), None)
-
-    reasons = tuple(reason for facts in all_facts for reason in facts.reasons if reason)
-    return ResponseMetadata(first("id"), first("model"), reasons, first("fingerprint"), first("cached"), first("reasoning"))
+    reasons = tuple([_text(choice.finish_reason) or "" for choice in seen.choices or ()])
+    cached = reasoning = None
+    if (usage := seen.usage) is not None:
+        cached = _count(getattr(usage.prompt_tokens_details, "cached_tokens", None))
+        reasoning = _count(getattr(usage.completion_tokens_details, "reasoning_tokens", None))
+    fingerprint = _text(seen.system_fingerprint)
+    return ResponseMetadata(_text(seen.id), _text(seen.model), reasons if any(reasons) else (), fingerprint, cached, reasoning)
 
 
 def _text(value: object) -> str | None:
-    return value[:LONGEST_TEXT] if isinstance(value, str) and value else None
+    return value[:MAX_TEXT] if isinstance(value, str) and value else None
 
 
 def _count(value: object) -> int | None:
     return value if type(value) is int else None
 
 
-Attributes = dict[str, Any]
+# requests
 
-MOST_STOPS, LONGEST_REQUEST_TEXT = 8, 64
-"""The most stop sequences that are recorded, and the most characters of a stop sequence or reasoning level."""
+MAX_STOPS, MAX_REQUEST_TEXT = 8, 64
+"""Maximum number of stop sequences that are recorded, and of characters of a stop sequence or reasoning level."""
 
 
 def attributes_of(params: Mapping[str, Any]) -> Attributes:
@@ -296,58 +216,62 @@ def attributes_of(params: Mapping[str, Any]) -> Attributes:
     """
     found: Attributes = {}
     for name, value in params.items():
-        attribute = names.REQUEST_NUMBERS.get(name)
-        if attribute is not None:
-            if _is_number(value):
-                found[attribute] = value
-        elif (make := _OTHERS.get(name)) is not None:
-            made = make(value)
-            if made is not None:
-                found[made[0]] = made[1]
+        known = _PARAMETERS.get(name)
+        if known is not None and (recorded := known[1](value)) is not None:
+            found[known[0]] = recorded
     return found
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+def _number(value: Any) -> Any:
+    return value if isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value) else None
 
 
-def _choices(value: object) -> tuple[str, Any] | None:
-    return (names.CHOICE_COUNT, value) if type(value) is int and value != 1 else None
+def _stops(value: object) -> tuple[str, ...] | None:
+    listed = [value] if isinstance(value, str) else value if isinstance(value, list | tuple) else ()
+    return tuple(text[:MAX_REQUEST_TEXT] for text in listed[:MAX_STOPS] if isinstance(text, str)) or None
 
 
-def _stops(value: object) -> tuple[str, Any] | None:
-    listed = [value] if isinstance(value, str) else value
-    if not isinstance(listed, list | tuple):
-        return None
-    texts = tuple(text[:LONGEST_REQUEST_TEXT] for text in listed[:MOST_STOPS] if isinstance(text, str))
-    return (names.STOP_SEQUENCES, texts) if texts else None
-
-
-def _reasoning(value: object) -> tuple[str, Any] | None:
-    return (names.REASONING_LEVEL, value[:LONGEST_REQUEST_TEXT]) if isinstance(value, str) else None
-
-
-def _output(value: object) -> tuple[str, Any] | None:
+def _output(value: object) -> str | None:
     kind = value.get("type") if isinstance(value, Mapping) else None
-    if kind in ("json_object", "json_schema"):
-        return names.OUTPUT_TYPE, "json"
-    return (names.OUTPUT_TYPE, "text") if kind == "text" else None
+    return {"json_object": "json", "json_schema": "json", "text": "text"}.get(kind) if isinstance(kind, str) else None
 
 
-_OTHERS = {"n": _choices, "stop": _stops, "reasoning_effort": _reasoning, "response_format": _output}
+_PARAMETERS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    **{name: (attribute, _number) for name, attribute in names.REQUEST_NUMBERS.items()},
+    "n": (names.CHOICE_COUNT, lambda value: value if type(value) is int and value != 1 else None),
+    "stop": (names.STOP_SEQUENCES, _stops),
+    "reasoning_effort": (names.REASONING_LEVEL, lambda value: value[:MAX_REQUEST_TEXT] if isinstance(value, str) else None),
+    "response_format": (names.OUTPUT_TYPE, _output),
+}
+"""Parameter -> its attribute, and the function that returns what is recorded of its value, or None."""
 
 
-OTHER = "_OTHER"
+# errors
 
-_WORDS: tuple[tuple[type[BaseException], str], ...] = (
+_ERROR_TYPES: tuple[tuple[type[BaseException], str], ...] = (
     (TimeoutError, "timeout"),
-    (ConnectionFailed, "connection_error"),
-    (InvalidResponse, "invalid_response"),
-    (QueueFull, "queue_full"),
-    (CircuitOpen, "circuit_open"),
-    (DeadlineExceeded, "rejected"),
-    (Rejected, "rejected"),
+    (errors.ConnectionFailed, "connection_error"),
+    (errors.InvalidResponse, "invalid_response"),
+    (errors.QueueFull, "queue_full"),
+    (errors.CircuitOpen, "circuit_open"),
+    (errors.Rejected, "rejected"),
 )
+_MEANINGS: dict[type[BaseException], str] = {
+    errors.AuthenticationFailed: "The endpoint did not accept the API key, or the proxy did not accept the user and password.",
+    errors.BadRequest: "The request itself is wrong; sending it again cannot help (400, 413, 422, or refused before it was sent).",
+    errors.CircuitOpen: "Every endpoint of the route is marked unhealthy, or the circuit breaker of a scheduled function is open.",
+    errors.ClientClosed: "The client was closed before the request had a result.",
+    errors.ConnectionFailed: "No connection could be opened, or it broke before the response was complete.",
+    errors.DeadlineExceeded: "The deadline of the batch passed before this item had a result.",
+    errors.InvalidResponse: "The response is not valid, or the server did not complete it.",
+    errors.NoEndpoint: "No route matches the model, or all endpoints of the route were removed.",
+    errors.QueueFull: "The queue has reached its limit.",
+    errors.RateLimited: "The endpoint reported a rate limit or overload, or an exhausted quota.",
+    errors.RequestError: "A request was attempted and failed.",
+    errors.RequestTimeout: "A time limit passed: that of the whole request, queueing included, or that of one attempt.",
+    errors.ServerError: "The endpoint failed while it processed the request.",
+    errors.StreamInterrupted: "A stream ended early after the caller received part of it, or it was read after it had been closed.",
+}
 
 
 def error_type(error: BaseException) -> str:
@@ -360,29 +284,28 @@ def error_type(error: BaseException) -> str:
         >>> error_type(RateLimited("no", status_code=429)), error_type(RequestTimeout("late")), error_type(KeyError("x"))
         ('429', 'timeout', '_OTHER')
     """
-    if isinstance(error, StreamInterrupted) and isinstance(error.__cause__, RequestError):
+    if isinstance(error, errors.StreamInterrupted) and isinstance(error.__cause__, errors.RequestError):
         error = error.__cause__
     status = getattr(error, "status_code", None)
     if isinstance(status, int) and status >= 300:
         return str(status)
-    for kind, word in _WORDS:
-        if isinstance(error, kind):
-            return word
+    for known, name in _ERROR_TYPES:
+        if isinstance(error, known):
+            return name
     kind = type(error)
-    return f"{kind.__module__}.{kind.__name__}" if kind.__module__ == "qreward.errors" else OTHER
+    return f"{kind.__module__}.{kind.__name__}" if kind.__module__ == errors.__name__ else "_OTHER"
 
 
-def said(error: BaseException) -> str:
-    """The name of an error's class, with the first line of its docstring for a qreward error."""
+def error_description(error: BaseException) -> str:
+    """The name of an error's class, and what the class means."""
     kind = type(error)
-    first = (kind.__doc__ or "").strip().partition("\n")[0] if kind.__module__ == "qreward.errors" else ""
-    return f"{kind.__name__}: {first}" if first else kind.__name__
+    return f"{kind.__name__}: {_MEANINGS[kind]}" if kind in _MEANINGS else kind.__name__
 
 
 def rejection(error: BaseException) -> str:
     """Why a call ended without being sent: ``full``, ``deadline``, ``closed``, or else its ``error.type``."""
-    if isinstance(error, QueueFull):
+    if isinstance(error, errors.QueueFull):
         return "full"
-    if isinstance(error, TimeoutError | DeadlineExceeded):
+    if isinstance(error, TimeoutError | errors.DeadlineExceeded):
         return "deadline"
-    return "closed" if type(error).__name__ == "ClientClosed" else error_type(error)
+    return "closed" if isinstance(error, errors.ClientClosed) else error_type(error)

@@ -8,13 +8,14 @@ from typing import Any, Literal
 from opentelemetry import metrics, trace
 
 from qreward.errors import ConfigError
+from qreward.telemetry.metrics import does_something
 from qreward.telemetry.telemetry import Telemetry
 
 Exporter = Literal["otlp", "console"]
 
-_PACKAGES = {
-    "opentelemetry.sdk": "opentelemetry-sdk",
-    "opentelemetry.exporter.otlp.proto.http": "opentelemetry-exporter-otlp-proto-http",
+_EXPORTERS = {
+    "otlp": ("opentelemetry.exporter.otlp.proto.http", "trace_exporter.OTLPSpanExporter", "metric_exporter.OTLPMetricExporter"),
+    "console": ("opentelemetry.sdk", "trace.export.ConsoleSpanExporter", "metrics.export.ConsoleMetricExporter"),
 }
 
 
@@ -50,44 +51,41 @@ def configure(
         >>> telemetry = configure("console", everywhere=False)
         >>> telemetry.shutdown()
     """
-    if exporter not in ("otlp", "console"):
+    if exporter not in _EXPORTERS:
         raise ConfigError(f"telemetry: exporter must be 'otlp' or 'console', not {exporter!r}")
     if everywhere:
         _refuse_second()
-    resource = _sdk("opentelemetry.sdk.resources").Resource.create({"service.name": service_name} if service_name else {})
-    spans, points = _otlp(endpoint) if exporter == "otlp" else _console()
-    tracer_provider = _sdk("opentelemetry.sdk.trace").TracerProvider(resource=resource)
-    tracer_provider.add_span_processor(_sdk("opentelemetry.sdk.trace.export").BatchSpanProcessor(spans))
-    reader = _sdk("opentelemetry.sdk.metrics.export").PeriodicExportingMetricReader(points, export_interval_millis=1000 * interval)
-    meter_provider = _sdk("opentelemetry.sdk.metrics").MeterProvider([reader], resource=resource)
+    sdk = "opentelemetry.sdk"
+    resource = _imported(f"{sdk}.resources.Resource").create({"service.name": service_name} if service_name else {})
+    package, *kinds = _EXPORTERS[exporter]
+    urls = (
+        [()] * 2
+        if endpoint is None or exporter == "console"
+        else [(f"{endpoint.rstrip('/')}/v1/{what}",) for what in ("traces", "metrics")]
+    )
+    spans, points = (_imported(f"{package}.{kind}")(*url) for kind, url in zip(kinds, urls, strict=True))
+    tracer_provider = _imported(f"{sdk}.trace.TracerProvider")(resource=resource)
+    tracer_provider.add_span_processor(_imported(f"{sdk}.trace.export.BatchSpanProcessor")(spans))
+    reader = _imported(f"{sdk}.metrics.export.PeriodicExportingMetricReader")(points, export_interval_millis=1000 * interval)
+    meter_provider = _imported(f"{sdk}.metrics.MeterProvider")([reader], resource=resource)
     if everywhere:
         trace.set_tracer_provider(tracer_provider)
         metrics.set_meter_provider(meter_provider)
     return Telemetry(tracer_provider=tracer_provider, meter_provider=meter_provider, **settings)
 
 
-def _otlp(endpoint: str | None) -> tuple[Any, Any]:
-    home = "opentelemetry.exporter.otlp.proto.http"
-    root = None if endpoint is None else endpoint.rstrip("/")
-    spans, points = (None, None) if root is None else (f"{root}/v1/traces", f"{root}/v1/metrics")
-    return _sdk(f"{home}.trace_exporter").OTLPSpanExporter(spans), _sdk(f"{home}.metric_exporter").OTLPMetricExporter(points)
-
-
-def _console() -> tuple[Any, Any]:
-    return _sdk("opentelemetry.sdk.trace.export").ConsoleSpanExporter(), _sdk("opentelemetry.sdk.metrics.export").ConsoleMetricExporter()
-
-
-def _sdk(module: str) -> Any:
+def _imported(path: str) -> Any:
+    module, _, name = path.rpartition(".")
     try:
-        return importlib.import_module(module)
+        return getattr(importlib.import_module(module), name)
     except ImportError:
-        package = next(package for prefix, package in _PACKAGES.items() if module.startswith(prefix))
+        package = "opentelemetry-sdk" if module.startswith("opentelemetry.sdk") else "opentelemetry-exporter-otlp-proto-http"
         raise ConfigError(f"telemetry: this needs {package}; install it by: pip install 'qreward[otel]' {package}") from None
 
 
 def _refuse_second() -> None:
     for kind, provider in (("tracer", trace.get_tracer_provider()), ("meter", metrics.get_meter_provider())):
-        if not type(provider).__module__.startswith(f"opentelemetry.{'trace' if kind == 'tracer' else 'metrics'}"):
+        if does_something(provider):
             raise ConfigError(
                 f"telemetry: a global {kind} provider is already set, and clients use it; remove configure(), or pass everywhere=False"
             )

@@ -6,7 +6,6 @@ observable instruments that add up the states of all live clients.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -18,44 +17,29 @@ from weakref import WeakKeyDictionary
 from opentelemetry import metrics
 from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
 
+from qreward.engine import background
 from qreward.engine.snapshots import ClientState
 from qreward.telemetry import names
 from qreward.telemetry.attributes import place_of
 from qreward.telemetry.names import Dialect, Metric
-from qreward.telemetry.spans import LOOK, SCOPE, does_something, version
+
+CHECK_INTERVAL = 0.05
+"""Seconds between two checks whether a provider has been set. Checks are made only when calls are made."""
 
 Points = Iterator[tuple[float, dict[str, Any]]]
 
 
-def _queue_size(state: ClientState) -> Points:
-    for queue in state.queues:
-        yield queue.waiting, {names.QUEUE_NAME: queue.name}
-
-
-def _queue_capacity(state: ClientState) -> Points:
-    for queue in state.queues:
-        if queue.capacity is not None:
-            yield queue.capacity, {names.QUEUE_NAME: queue.name}
-
-
-def _active(state: ClientState) -> Points:
-    for source in state.sources:
-        yield source.inflight, place_of(source).attributes
-
-
-def _limit(state: ClientState) -> Points:
-    for source in state.sources:
-        yield source.window.limit, place_of(source).attributes
+def does_something(provider: object) -> bool:
+    """Whether a provider records anything. The providers of the API package do nothing, or nothing yet."""
+    return not type(provider).__module__.startswith(("opentelemetry.metrics", "opentelemetry.trace"))
 
 
 def _limit_changes(state: ClientState) -> Points:
     for source in state.sources:
-        for (direction, reason), times in dict(source.window.changes).items():
-            where = place_of(source).attributes
-            yield times, {**where, names.CHANGE_DIRECTION: direction, names.CHANGE_REASON: _REASONS.get(reason, reason)}
-
-
-_REASONS = {"nobody": "away"}
+        changes = dict(source.window.changes)
+        for (direction, reason), times in changes.items():
+            what = {names.CHANGE_DIRECTION: direction, names.CHANGE_REASON: "away" if reason == "nobody" else reason}
+            yield times, place_of(source).attributes | what
 
 
 def _endpoints(state: ClientState) -> Points:
@@ -67,18 +51,16 @@ def _endpoints(state: ClientState) -> Points:
         yield count, {names.ENDPOINT_STATE: name}
 
 
-def _hedges(state: ClientState) -> Points:
-    yield state.hedge_budget, {names.POOL: "client"}
-
-
 OBSERVED: dict[str, Callable[[ClientState], Points]] = {
-    "queue_size": _queue_size,
-    "queue_capacity": _queue_capacity,
-    "active_requests": _active,
-    "limit": _limit,
+    "queue_size": lambda state: ((queue.waiting, {names.QUEUE_NAME: queue.name}) for queue in state.queues),
+    "queue_capacity": lambda state: (
+        (queue.capacity, {names.QUEUE_NAME: queue.name}) for queue in state.queues if queue.capacity is not None
+    ),
+    "active_requests": lambda state: ((source.inflight, place_of(source).attributes) for source in state.sources),
+    "limit": lambda state: ((source.window.limit, place_of(source).attributes) for source in state.sources),
     "limit_changes": _limit_changes,
     "endpoint_count": _endpoints,
-    "hedge_budget": _hedges,
+    "hedge_budget": lambda state: iter([(state.hedge_budget, {names.POOL: "client"})]),
 }
 """The function that yields the points of an observable instrument, by the instrument's key in ``names.METRICS``."""
 
@@ -98,9 +80,9 @@ class Instruments:
     def __init__(self, provider: MeterProvider | None, dialect: Dialect) -> None:
         self._provider = provider
         self._live = False
-        self._look_at = -1.0
+        self._checked_at = -1.0
         self._clients: WeakKeyDictionary[Any, Read] = WeakKeyDictionary()
-        meter = metrics.get_meter(SCOPE, version(), provider, names.SCHEMA_URLS[dialect])
+        meter = metrics.get_meter(names.SCOPE, names.version(), provider, names.SCHEMA_URLS[dialect])
         for key, metric in names.METRICS[dialect].items():
             setattr(self, key, self._make(meter, key, metric))
 
@@ -111,9 +93,9 @@ class Instruments:
         return None
 
     def live(self, now: float) -> bool:
-        """Whether the provider does something with measurements. Checked every ``LOOK`` seconds until it does."""
-        if not self._live and not 0 <= now - self._look_at < LOOK:
-            self._look_at = now
+        """Whether the provider does something with measurements. Checked every ``CHECK_INTERVAL`` seconds until it does."""
+        if not self._live and not 0 <= now - self._checked_at < CHECK_INTERVAL:
+            self._checked_at = now
             provider = self._provider or metrics.get_meter_provider()
             self._live = does_something(provider)
         return self._live
@@ -123,31 +105,26 @@ class Instruments:
         with _lock:
             self._clients[client] = read
 
-    def states(self) -> list[ClientState]:
-        """The states of all live clients."""
-        with _lock:
-            clients = list(self._clients.items())
-        return [read(client) for client, read in clients]
-
     def _make(self, meter: metrics.Meter, key: str, metric: Metric) -> Any:
-        match metric.kind:
-            case "histogram":
-                advice = list(metric.buckets)
-                return meter.create_histogram(metric.name, metric.unit, metric.says, explicit_bucket_boundaries_advisory=advice)
-            case "counter":
-                return meter.create_counter(metric.name, metric.unit, metric.says)
-            case "observable_counter":
-                return meter.create_observable_counter(metric.name, [partial(self._observe, key)], metric.unit, metric.says)
-            case "observable_updowncounter":
-                return meter.create_observable_up_down_counter(metric.name, [partial(self._observe, key)], metric.unit, metric.says)
-            case "observable_gauge":
-                return meter.create_observable_gauge(metric.name, [partial(self._observe, key)], metric.unit, metric.says)
+        if metric.kind == "histogram":
+            advice = list(metric.buckets)
+            return meter.create_histogram(metric.name, metric.unit, metric.says, explicit_bucket_boundaries_advisory=advice)
+        if metric.kind == "counter":
+            return meter.create_counter(metric.name, metric.unit, metric.says)
+        create = {
+            "observable_counter": meter.create_observable_counter,
+            "observable_updowncounter": meter.create_observable_up_down_counter,
+            "observable_gauge": meter.create_observable_gauge,
+        }[metric.kind]
+        return create(metric.name, [partial(self._observe, key)], metric.unit, metric.says)
 
     def _observe(self, key: str, _options: CallbackOptions) -> Iterable[Observation]:
         """One observation for each set of attributes: the sum over all clients."""
         sums: dict[tuple[tuple[str, Any], ...], float] = {}
-        for state in self.states():
-            for value, attributes in OBSERVED[key](state):
+        with _lock:
+            clients = list(self._clients.items())
+        for client, read in clients:
+            for value, attributes in OBSERVED[key](read(client)):
                 point = tuple(sorted(attributes.items()))
                 sums[point] = sums.get(point, 0) + value
         return [Observation(value, dict(point)) for point, value in sums.items() if isfinite(value)]
@@ -168,10 +145,9 @@ def instruments_of(provider: MeterProvider | None, dialect: Dialect) -> Instrume
         return found
 
 
-def _after_fork() -> None:
+def _after_fork(_: object) -> None:
     global _lock  # noqa: PLW0603 - a thread of the parent may have held the old lock
     _lock = threading.Lock()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+background.watch(Instruments, _after_fork)

@@ -1,4 +1,4 @@
-"""All names of spans, attributes, events and metrics, in two dialects. This module contains nothing else.
+"""All names of spans, attributes, events and metrics, in two dialects, and the instrumentation scope that all of them carry.
 
 ``v1.41`` is the GenAI semantic conventions of July 2026 that dashboards and other instrumentations know
 (github.com/open-telemetry/semantic-conventions, model/gen-ai). ``latest`` is their successor in a new repository, some metrics renamed
@@ -8,11 +8,24 @@
 
 from __future__ import annotations
 
+from functools import cache
+from importlib import metadata
 from typing import Literal, NamedTuple
 
+SCOPE = "qreward"
 Dialect = Literal["v1.41", "latest"]
 
 SCHEMA_URLS: dict[Dialect, str | None] = {"v1.41": "https://opentelemetry.io/schemas/1.41.1", "latest": None}
+
+
+@cache
+def version() -> str:
+    """The version of this library, and of the scope."""
+    try:
+        return metadata.version(SCOPE)
+    except metadata.PackageNotFoundError:  # run from a source directory
+        return ""
+
 
 # spans and events
 
@@ -40,7 +53,6 @@ OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
 CACHE_READ_TOKENS = "gen_ai.usage.cache_read.input_tokens"
 REASONING_TOKENS = "gen_ai.usage.reasoning.output_tokens"
 FINGERPRINT = "openai.response.system_fingerprint"
-API_TYPE = "openai.api.type"
 INPUT_MESSAGES = "gen_ai.input.messages"
 OUTPUT_MESSAGES = "gen_ai.output.messages"
 SYSTEM_INSTRUCTIONS = "gen_ai.system_instructions"
@@ -104,80 +116,72 @@ class Metric(NamedTuple):
     buckets: tuple[float, ...] = ()
 
 
+def _seconds(name: str, says: str) -> Metric:
+    return Metric(name, "histogram", "s", says, SECONDS)
+
+
+def _state(name: str, unit: str, says: str) -> Metric:
+    return Metric(name, "observable_updowncounter", unit, says)
+
+
+def _tokens(name: str, says: str) -> Metric:
+    return Metric(name, "histogram", "{token}", says, TOKENS)
+
+
+def _token_total(name: str, says: str) -> Metric:
+    return Metric(name, "counter", "{token}", says)
+
+
 _OURS = {
-    "attempt_duration": Metric("qreward.client.attempt.duration", "histogram", "s", "Duration of one attempt at one endpoint.", SECONDS),
-    "retry_delay": Metric(
-        "qreward.client.call.retry_delay", "histogram", "s", "Time in which a call that was retried had no attempt under way.", SECONDS
-    ),
-    "queue_size": Metric("qreward.client.queue.size", "observable_updowncounter", "{request}", "Requests that wait for an endpoint."),
-    "queue_capacity": Metric(
-        "qreward.client.queue.capacity", "observable_updowncounter", "{request}", "Single requests that may wait, where that is limited."
-    ),
-    "queue_wait": Metric("qreward.client.queue.wait_time", "histogram", "s", "Time of a single call before its first attempt.", SECONDS),
+    "attempt_duration": _seconds("qreward.client.attempt.duration", "Duration of one attempt at one endpoint."),
+    "retry_delay": _seconds("qreward.client.call.retry_delay", "Time in which a call that was retried had no attempt under way."),
+    "queue_size": _state("qreward.client.queue.size", "{request}", "Requests that wait for an endpoint."),
+    "queue_capacity": _state("qreward.client.queue.capacity", "{request}", "Single requests that may wait, where that is limited."),
+    "queue_wait": _seconds("qreward.client.queue.wait_time", "Time of a single call before its first attempt."),
     "queue_rejections": Metric(
         "qreward.client.queue.rejections", "counter", "{request}", "Requests that ended without having been sent: full, deadline, closed."
     ),
-    "active_requests": Metric(
-        "qreward.client.active_requests", "observable_updowncounter", "{request}", "Requests in flight at an endpoint."
-    ),
-    "limit": Metric(
-        "qreward.client.concurrency.limit", "observable_updowncounter", "{request}", "Requests that an endpoint may have in flight now."
-    ),
+    "active_requests": _state("qreward.client.active_requests", "{request}", "Requests in flight at an endpoint."),
+    "limit": _state("qreward.client.concurrency.limit", "{request}", "Requests that an endpoint may have in flight now."),
     "limit_changes": Metric(
         "qreward.client.concurrency.limit.changes", "observable_counter", "{change}", "Changes of that limit, by direction and reason."
     ),
-    "rate_limit_wait": Metric(
-        "qreward.client.rate_limit.wait_time",
-        "histogram",
-        "s",
-        "Time for which an endpoint that turns requests away is left alone.",
-        SECONDS,
+    "rate_limit_wait": _seconds(
+        "qreward.client.rate_limit.wait_time", "Time for which an endpoint that turns requests away is left alone."
     ),
-    "endpoint_count": Metric(
-        "qreward.client.endpoint.count", "observable_updowncounter", "{endpoint}", "Endpoints by state: available, ejected, probing."
-    ),
+    "endpoint_count": _state("qreward.client.endpoint.count", "{endpoint}", "Endpoints by state: available, ejected, probing."),
     "hedge_budget": Metric("qreward.client.hedge.budget", "observable_gauge", "{attempt}", "Hedges that may be made now."),
     "batch_size": Metric("qreward.client.batch.size", "histogram", "{item}", "Calls that were merged into one request.", ITEMS),
-    "schedule_duration": Metric("qreward.schedule.duration", "histogram", "s", "Duration of a call of a scheduled function.", SECONDS),
+    "schedule_duration": _seconds("qreward.schedule.duration", "Duration of a call of a scheduled function."),
 }
 
-_OPERATION_DURATION = Metric("gen_ai.client.operation.duration", "histogram", "s", "GenAI operation duration.", SECONDS)
+_OPERATION_DURATION = _seconds("gen_ai.client.operation.duration", "GenAI operation duration.")
+
+
+def _chunk_times(prefix: str) -> dict[str, Metric]:
+    return {
+        "first_chunk": _seconds(f"{prefix}.time_to_first_chunk", "Time until the first chunk of a streamed answer."),
+        "per_chunk": _seconds(f"{prefix}.time_per_output_chunk", "Time between chunks of a streamed answer."),
+    }
+
 
 METRICS: dict[Dialect, dict[str, Metric]] = {
     "v1.41": {
         "duration": _OPERATION_DURATION,
-        "first_chunk": Metric(
-            "gen_ai.client.operation.time_to_first_chunk", "histogram", "s", "Time until the first chunk of a streamed answer.", SECONDS
-        ),
-        "per_chunk": Metric(
-            "gen_ai.client.operation.time_per_output_chunk", "histogram", "s", "Time between chunks of a streamed answer.", SECONDS
-        ),
-        "tokens": Metric("gen_ai.client.token.usage", "histogram", "{token}", "Number of input and output tokens used.", TOKENS),
+        **_chunk_times("gen_ai.client.operation"),
+        "tokens": _tokens("gen_ai.client.token.usage", "Number of input and output tokens used."),
         **_OURS,
     },
     "latest": {
-        "duration": Metric("gen_ai.client.inference.duration", "histogram", "s", "Duration of an inference.", SECONDS),
+        "duration": _seconds("gen_ai.client.inference.duration", "Duration of an inference."),
         "other_duration": _OPERATION_DURATION,
-        "first_chunk": Metric(
-            "gen_ai.client.inference.time_to_first_chunk", "histogram", "s", "Time until the first chunk of a streamed answer.", SECONDS
-        ),
-        "per_chunk": Metric(
-            "gen_ai.client.inference.time_per_output_chunk", "histogram", "s", "Time between chunks of a streamed answer.", SECONDS
-        ),
-        "input_total": Metric("gen_ai.client.inference.usage.input_tokens", "counter", "{token}", "Input tokens used."),
-        "output_total": Metric("gen_ai.client.inference.usage.output_tokens", "counter", "{token}", "Output tokens used."),
-        "cache_read_total": Metric(
-            "gen_ai.client.inference.usage.cache_read.input_tokens", "counter", "{token}", "Input tokens read from a cache."
-        ),
-        "reasoning_total": Metric(
-            "gen_ai.client.inference.usage.reasoning.output_tokens", "counter", "{token}", "Output tokens used for reasoning."
-        ),
-        "input_tokens": Metric(
-            "gen_ai.client.inference.operation.input_tokens", "histogram", "{token}", "Input tokens of an inference.", TOKENS
-        ),
-        "output_tokens": Metric(
-            "gen_ai.client.inference.operation.output_tokens", "histogram", "{token}", "Output tokens of an inference.", TOKENS
-        ),
+        **_chunk_times("gen_ai.client.inference"),
+        "input_total": _token_total("gen_ai.client.inference.usage.input_tokens", "Input tokens used."),
+        "output_total": _token_total("gen_ai.client.inference.usage.output_tokens", "Output tokens used."),
+        "cache_read_total": _token_total("gen_ai.client.inference.usage.cache_read.input_tokens", "Input tokens read from a cache."),
+        "reasoning_total": _token_total("gen_ai.client.inference.usage.reasoning.output_tokens", "Output tokens used for reasoning."),
+        "input_tokens": _tokens("gen_ai.client.inference.operation.input_tokens", "Input tokens of an inference."),
+        "output_tokens": _tokens("gen_ai.client.inference.operation.output_tokens", "Output tokens of an inference."),
         **_OURS,
     },
 }

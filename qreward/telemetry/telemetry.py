@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from opentelemetry import trace
 
 from qreward.errors import ConfigError
-from qreward.telemetry import content, names
-from qreward.telemetry.content import CAPTURE_VARIABLE, EVENT_VARIABLE, Capture, Content, capture_of
+from qreward.telemetry import names
+from qreward.telemetry.content import CAPTURE_VARIABLE, EVENT_VARIABLE, Capture, Content
 from qreward.telemetry.metrics import Instruments, Read, instruments_of
 from qreward.telemetry.names import Dialect
-from qreward.telemetry.spans import SCOPE, version
 
 if TYPE_CHECKING:
     from opentelemetry._logs import LoggerProvider
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Tracer, TracerProvider
 
     from qreward.functions.function import ScheduleMetrics
-    from qreward.telemetry.spans import CallWatcher
 
 Attempts = Literal["auto", "always", "never"]
 
@@ -83,14 +81,16 @@ class Telemetry:
         self.attempts = _one_of("attempts", attempts, get_args(Attempts))
         self.provider, self.providers = provider, dict(providers or {})
         self.propagate, self.chunks = propagate, chunks
-        capture = capture_of(os.environ.get(CAPTURE_VARIABLE, "")) if capture_content is None else capture_content
-        self.capture_content = _one_of("capture_content", capture, content.CAPTURES)
+        if capture_content is None:
+            variable = os.environ.get(CAPTURE_VARIABLE, "").strip().lower()
+            capture_content = next((capture for capture in get_args(Capture) if capture == variable), "no_content")
+        self.capture_content = _one_of("capture_content", capture_content, get_args(Capture))
         self.content_length = content_length
 
     @cached_property
     def tracer(self) -> Tracer:
         """The tracer of this library."""
-        return trace.get_tracer(SCOPE, version(), self.tracer_provider, names.SCHEMA_URLS[self.semconv])
+        return trace.get_tracer(names.SCOPE, names.version(), self.tracer_provider, names.SCHEMA_URLS[self.semconv])
 
     @cached_property
     def instruments(self) -> Instruments:
@@ -104,13 +104,6 @@ class Telemetry:
         return Content(
             self.capture_content, events=events, longest=self.content_length, provider=self.logger_provider, dialect=self.semconv
         )
-
-    @cached_property
-    def watcher(self) -> CallWatcher:
-        """The watcher to register with a client's engine."""
-        from qreward.telemetry.spans import CallWatcher  # noqa: PLC0415 - only needed here
-
-        return CallWatcher(self)
 
     def observe(self, client: object, read: Read) -> None:
         """Report the state of a client whenever metrics are collected. Only a weak reference to the client is kept."""
@@ -138,11 +131,6 @@ class Telemetry:
     def __repr__(self) -> str:
         own = "own" if self.tracer_provider or self.meter_provider else "global"
         return f"<Telemetry {self.semconv}, attempts={self.attempts!r}, {own} providers>"
-
-
-def default() -> Telemetry:
-    """The telemetry of clients that do not configure any, according to the environment variables."""
-    return Telemetry()
 
 
 def _rebuilt(settings: dict[str, Any]) -> Telemetry:

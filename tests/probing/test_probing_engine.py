@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from qreward import Endpoint, Limits, QRewardClient
-from qreward.engine.probing import LATE, LONGEST_LOOK, ProbingEngine
+from qreward.engine.probing import LATE, TIMEOUT, ProbingEngine
 from qreward.errors import ConnectionFailed
 from qreward.results import Usage
 from qreward.scheduler.outcome import Answer, Failure, FailureKind, ProbeResult
@@ -154,7 +154,7 @@ def test_looks_that_fail_or_hang_hurt_no_call_and_go_on(trouble: Callable[[str],
                 await asyncio.sleep(1.0)
         times = [at for _, at in wire.looks]
         apart = [after - before for before, after in pairwise(times)]
-        least, most = (1.0, 1.0) if trouble is fails else (LONGEST_LOOK, LONGEST_LOOK + 1.0)
+        least, most = (1.0, 1.0) if trouble is fails else (TIMEOUT, TIMEOUT + 1.0)
         assert least - 0.1 <= min(apart) <= max(apart) <= most + 0.1
 
     on_virtual_time(test)

@@ -1,0 +1,49 @@
+"""What a result and an error both carry: the tokens used, and the attempts that were made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+
+
+class Usage(msgspec.Struct, frozen=True, gc=False):
+    """Tokens used, as reported by the server. A count that was not reported is None."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    total_tokens: int | None = None
+
+
+class AttemptRecord(msgspec.Struct, frozen=True, gc=False):
+    """One attempt to send a request to one endpoint.
+
+    Attributes:
+        endpoint: name of the endpoint.
+        outcome: ``ok``, or the kind of failure (``overloaded``, ``transient``, ``timeout``, ``cancelled``, ...).
+        latency: seconds from sending to the outcome.
+        status_code: HTTP status of a failure, if there was a response.
+        detail: message of the failure, without secrets.
+        hedge: True for a second attempt that was sent while another was in flight.
+    """
+
+    endpoint: str
+    outcome: str
+    latency: float
+    status_code: int | None = None
+    detail: str = ""
+    hedge: bool = False
+
+
+def has_failed(attempts: Iterable[AttemptRecord]) -> bool:
+    """Return whether an attempt failed. A 429 or other overload is not a failure, nor is a cancelled attempt."""
+    return any(attempt.outcome not in ("ok", "overloaded", "cancelled") for attempt in attempts)
+
+
+def retries(attempts: Sequence[AttemptRecord]) -> Iterator[AttemptRecord]:
+    """Yield the attempts that were made because an earlier one had failed."""
+    failed = False
+    for attempt in attempts:
+        if failed and not attempt.hedge:
+            yield attempt
+        failed = failed or has_failed((attempt,))

@@ -18,7 +18,17 @@ from qreward.testing.faults import FAULTS, NO_FAULT
 from qreward.testing.lower_bound import refuses
 from qreward.testing.openai_api import Chunks
 from qreward.testing.responses import JSON, FaultPlan, Incoming, Pace, deliver, end, forever, hint, sleep_until, stream
-from qreward.testing.server_kinds import SERVER_KINDS, ErrorDetails, ErrorResponse, Job, Route, RouteCall, ServerKind, ServerState, Traffic
+from qreward.testing.server_kinds import (
+    SERVER_KINDS,
+    ErrorDetails,
+    ErrorResponse,
+    FakeServerKind,
+    Job,
+    Route,
+    RouteCall,
+    ServerState,
+    Traffic,
+)
 from qreward.testing.text import encode
 
 _FAILURES = {500: "The server had an error while processing the request.", 503: "The server is not ready."}
@@ -34,7 +44,7 @@ class Handler:
         self._traffic = Traffic()
 
     @property
-    def _kind(self) -> ServerKind:
+    def _kind(self) -> FakeServerKind:
         return SERVER_KINDS[self._state.spec.kind]
 
     async def __call__(self, request: Incoming) -> web.StreamResponse:

@@ -119,7 +119,7 @@ Status = Callable[[ServerState], str]
 
 
 @dataclass(frozen=True)
-class ServerKind:
+class FakeServerKind:
     """A kind of server.
 
     Attributes:
@@ -153,7 +153,7 @@ class ServerKind:
 class RouteCall:
     """One POST request, for the function of its route. All methods raise :class:`ErrorResponse`."""
 
-    def __init__(self, kind: ServerKind, path: str, body: bytes, spec: FakeEndpoint) -> None:
+    def __init__(self, kind: FakeServerKind, path: str, body: bytes, spec: FakeEndpoint) -> None:
         self.kind = kind
         self.path = path
         self.body = body
@@ -300,7 +300,7 @@ def _moderations(call: RouteCall) -> Job:
     return call.job(items, lambda _: {"id": "modr-1", "model": data.get("model"), "results": results}, data.get("model"))
 
 
-_OPENAI = ServerKind(
+_OPENAI = FakeServerKind(
     routes={CHAT: _chat, EMBEDDINGS: _embeddings, COMPLETIONS: _completions, "/v1/moderations": _moderations},
     error=lambda error: openai_api.error(error.message, error.type, error.code),
     status={"/v1/models": _json(lambda state: openai_api.models(state.spec.models))},
@@ -433,7 +433,7 @@ def _sglang_loads(state: ServerState) -> Any:
     return {"timestamp": "", "version": "0.5.23", "loads": [row]}
 
 
-_SGLANG = ServerKind(
+_SGLANG = FakeServerKind(
     routes={
         CHAT: _chat, COMPLETIONS: _completions, EMBEDDINGS: _vllm_embeddings, "/classify": _sglang_classify, "/v1/rerank": _sglang_rerank,
         "/v1/classify": _list_route(lambda call, item: _class_row(call, item, softmax(logits_of(item, call.labels)))),
@@ -519,7 +519,7 @@ def _tei_headers(job: Job) -> dict[str, str]:
     return times | {"x-compute-tokens": str(job.prompt)}
 
 
-_TEI = ServerKind(
+_TEI = FakeServerKind(
     routes={
         "/predict": _tei_predict,
         "/rerank": _tei_rerank,
@@ -561,12 +561,12 @@ def _nim_chat(call: RouteCall) -> Job:
     )
 
 
-SERVER_KINDS: Mapping[str, ServerKind] = {
+SERVER_KINDS: Mapping[str, FakeServerKind] = {
     "openai": _OPENAI,
     "vllm": _VLLM,
     "sglang": _SGLANG,
     "tei": _TEI,
-    "openrlhf": ServerKind(
+    "openrlhf": FakeServerKind(
         routes={"/get_reward": _openrlhf_rewards},
         error=lambda error: b"Internal Server Error" if error.status == 500 else encode({"detail": error.message}),
         status={},

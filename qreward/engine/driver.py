@@ -236,7 +236,7 @@ class LoopDriver:
             if what == SEND:
                 attempt: Attempt = command[1]
                 self._note(attempt)
-                sink = attempt.task.sink
+                sink = attempt.task.waiter
                 if kept is None and sink is mine:
                     kept = attempt
                 else:
@@ -247,7 +247,7 @@ class LoopDriver:
                 attempt = command[1]
                 if attempt.handle is not None:  # else it has not begun, and checks ``why`` itself
                     attempt.handle.cancel()
-            elif command[1].sink.read(command[1]):
+            elif command[1].waiter.read(command[1]):
                 # not by recursion: its depth would grow with the number of endpoint slots
                 out += self._change(self.engine.scheduler.refill, command[1])
         return kept
@@ -260,7 +260,7 @@ class LoopDriver:
     def _finish(self, task: Task, outcome: Any, source: Any, seconds: float) -> None:
         if self.watch is not None:
             self.watch.done(task, outcome, source)
-        task.sink.finish(task, outcome, source, seconds)
+        task.waiter.finish(task, outcome, source, seconds)
 
     def post(self, command: Command) -> None:
         """Run a command in this event loop, from another thread or outside the loop."""
@@ -279,17 +279,17 @@ class LoopDriver:
 
         Returns the next attempt of the batch ``mine``, or None.
         """
-        if attempt.why is not None:  # cancelled before it began
+        if attempt.cancel_reason is not None:  # cancelled before it began
             return self.ended(attempt, CANCELLED, mine)
         attempt.handle, before = me, me.cancelling()
         outcome: Outcome
         try:
             task = attempt.task
-            carry = task.sink.carry
+            carry = task.waiter.carry
             sending = self.wire.send(attempt.source.handle, task.payload) if carry is None else carry(attempt)
             outcome = await (sending if attempt.span is None else within(attempt.span, sending))
         except asyncio.CancelledError:
-            if attempt.why is None or me.uncancel() > before:  # the caller or the loop's shutdown cancelled, not (only) the engine
+            if attempt.cancel_reason is None or me.uncancel() > before:  # the caller or the loop's shutdown cancelled as well
                 self.ended(attempt, CANCELLED)
                 raise
             outcome = CANCELLED
@@ -425,6 +425,6 @@ class LoopDriver:
 def runner_of(command: Command) -> CommandRunner:
     """Return the runner of a command: the loop or thread driver of its waiter."""
     subject = command[1]
-    sink: Waiter = subject.task.sink if isinstance(subject, Attempt) else subject.sink
+    sink: Waiter = subject.task.waiter if isinstance(subject, Attempt) else subject.waiter
     home: CommandRunner = sink.shell
     return home

@@ -132,7 +132,7 @@ class ProbingEngine(Engine[Scheduler]):
             self._hear(source, look)
         change = turn.sight.take(now, source, look, interval)
         if change is ProbeEffect.LOST:
-            self.scheduler.lost(now, source)
+            self.scheduler.on_source_lost(now, source)
         if change is not ProbeEffect.NONE:  # a lost source must be woken in time as well
             self.scheduler.changed(now, source)
 

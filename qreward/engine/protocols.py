@@ -32,7 +32,7 @@ class Wire(Protocol):
 
 
 class Waiter(Protocol):
-    """The receiver of the outcomes of tasks: a single call or a batch. It is the ``sink`` of its tasks.
+    """The receiver of the outcomes of tasks: a single call or a batch. It is the ``waiter`` of its tasks.
 
     Attributes:
         shell: the loop driver that runs its attempts.

@@ -59,7 +59,7 @@ def stats_of(source: Source, now: float) -> EndpointStats:
 
 def sharing_of(source: Source) -> str | None:
     """Describe the process's share of the source's limits; None if the limits are not shared."""
-    return None if source.share is None else source.share.words(cast("Endpoint", source.handle).limits)
+    return None if source.lease is None else source.lease.words(cast("Endpoint", source.handle).limits)
 
 
 def _stats(at: Callable[[float], float | None], state: EndpointState | None = None, **counts: int) -> EndpointStats:

@@ -134,7 +134,7 @@ class StreamAttempt:
 
     async def _ask(self) -> Opened | Failure:
         attempt, shell, watch = self._attempt, self._receiver.shell, self._watch
-        tempo = attempt.source.tempo
+        tempo = attempt.source.stream_timing
         self._limit = None if tempo is None else tempo.first_limit(attempt.overdue)
         if self._limit is not None:
             watch.within(watch.loop.time(), self._limit)
@@ -176,8 +176,8 @@ class StreamAttempt:
         attempt = self._attempt
         if not self._receiver.shell.commit(attempt):
             return False
-        assert attempt.source.tempo is not None
-        self._limit = attempt.source.tempo.gap_limit()
+        assert attempt.source.stream_timing is not None
+        self._limit = attempt.source.stream_timing.gap_limit()
         self._receiver.begin(attempt.task)
         return True
 
@@ -209,7 +209,7 @@ class StreamAttempt:
         watch.within(now, self._limit)
 
     def _learn(self) -> None:
-        tempo = self._attempt.source.tempo
+        tempo = self._attempt.source.stream_timing
         assert tempo is not None
         with self._receiver.shell.engine.lock:
             tempo.went_on(self._gaps)

@@ -37,8 +37,8 @@ class SampleTask(Task):
         self.hedge = terms.hedge
         self.inflight_request = inflight_request
 
-    def load(self, now: float, source: Source) -> bool:  # noqa: ARG002
-        """See ``Task.load``. Returns False if no item waits for the request any more."""
+    def bind(self, now: float, source: Source) -> bool:  # noqa: ARG002
+        """See ``Task.bind``. Returns False if no item waits for the request any more."""
         inflight_request = self.inflight_request
         if inflight_request.task is not self:
             return False
@@ -199,7 +199,7 @@ class Dispatcher:
         task, inflight_request.task = inflight_request.task, None
         if task is not None and task in self.requests:
             del self.requests[task]
-            if self._is_begun(task):  # else Asked.load() returns False when its turn comes
+            if self._is_begun(task):  # else SampleTask.bind() returns False when its turn comes
                 self.shell.withdraw([task])
 
     def take_over(self, inflight_request: InflightRequest) -> None:
@@ -213,7 +213,7 @@ class Dispatcher:
         if task is not None:
             before.requests.pop(task, None)
             if self._is_begun(task):
-                inflight_request.task, task.sink = task, self
+                inflight_request.task, task.waiter = task, self
                 inflight_request.borrowed, inflight_request.until = True, inf
                 self.requests[task] = None
                 return

@@ -205,7 +205,7 @@ class MergedRequest(Task):
     """One request with the items of several calls.
 
     Attributes:
-        sink: the merger.
+        waiter: the merger.
         lane: the lane for which it was made. It takes items from all lanes.
         members: its items, including those that are over.
         alive: number of its items that are not over.
@@ -215,7 +215,7 @@ class MergedRequest(Task):
     """
 
     __slots__ = ("alive", "closed", "cut", "lane", "members", "refused_by")
-    sink: RequestMerger
+    waiter: RequestMerger
 
     def __init__(self, payload: Any, pool: Pool, lane: PriorityLane, sink: RequestMerger, members: list[MergedItem] | None = None) -> None:
         super().__init__(payload, pool, lane.level, None, sink, 0, lane.tenant)
@@ -226,9 +226,9 @@ class MergedRequest(Task):
         self.cut: Split | None = None
         self.refused_by: Source | None = None
 
-    def load(self, now: float, source: Source) -> bool:
+    def bind(self, now: float, source: Source) -> bool:
         """Fill it just before it is sent. Returns False if there are no items."""
-        return self.sink.fill(now, self, source)
+        return self.waiter.fill(now, self, source)
 
     def left(self) -> list[MergedItem]:
         """The items that are not over."""
@@ -251,4 +251,4 @@ class MergedRequest(Task):
         self.members, self.alive, self.payload, self.items = members, len(members), payload, tuple(members)
         if not self.serial and len(members) == 1 and members[0].serial > 0:
             alone = members[0]
-            self.serial, self.span, self.items, alone.told = alone.serial, alone.span, (), TOLD
+            self.serial, self.span, self.items, alone.end_reported = alone.serial, alone.span, (), TOLD

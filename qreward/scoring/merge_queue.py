@@ -172,7 +172,7 @@ class MergeQueue:
                 if source is None:
                     member.until = now + member.timeout
                 else:
-                    member.until = deadline(now, source, self._pool, member.timeout, member.sink.opened_at)
+                    member.until = deadline(now, source, self._pool, member.timeout, member.waiter.opened_at)
                 times.setdefault(member.until, []).append(member)
         for until, each in times.items():
             self.deadlines.add(each, until)

@@ -301,7 +301,7 @@ class RequestMerger:
     def _tell(self, member: MergedItem, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
         if self.shell.watch is not None:
             self.shell.watch.done(member, outcome, source)
-        member.sink.finish(member, outcome, source, seconds)
+        member.waiter.finish(member, outcome, source, seconds)
 
     # ending early
 

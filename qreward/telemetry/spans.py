@@ -215,7 +215,7 @@ class CallWatcher:
 
     def began(self, task: Task, now: float) -> bool:
         """A call was made. Starts its span. Returns False if nothing is recorded or propagated for the call."""
-        metered, parent = self._meters.live(now), task.sink.context.run(get_current)
+        metered, parent = self._meters.live(now), task.waiter.context.run(get_current)
         if not (self._tracing or metered or parent or self._look(now)):
             return False
         kind = self._kinds.of(task)
@@ -422,7 +422,7 @@ class CallWatcher:
 
     def _left_alone(self, source: Source, place: ServerAddress, now: float) -> None:
         """An endpoint rejected a request. Records by how many seconds this extends the endpoint's known cooldown."""
-        until, known = source.gate.opens_at, self._closed.get(place.name, now)
+        until, known = source.cooldown.opens_at, self._closed.get(place.name, now)
         if until > max(now, known):
             self._closed[place.name] = until
             self._meters.rate_limit_wait.record(until - max(now, known), place.attributes)

@@ -38,7 +38,7 @@ def learn(now: float, attempt: Attempt, call: Call, outcome: Answer | CallFailur
 
     Overload does not count against health. A try whose call has timed out was counted at that time.
     """
-    counted = attempt.why is CancelReason.OVERDUE
+    counted = attempt.cancel_reason is CancelReason.OVERDUE
     if isinstance(outcome, Answer):
         seconds = now - attempt.sent_at
         call.function.quantiles.add(seconds)
@@ -463,6 +463,6 @@ class CallScheduler:
         if lane.breaker is not None:
             lane.breaker.over(call)
         for attempt in call.tried:
-            attempt.why = why
+            attempt.cancel_reason = why
             self.out.append((CANCEL, attempt))
         lane.function.rest(lane)

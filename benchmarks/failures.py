@@ -127,7 +127,7 @@ def measure(name: str, endpoints: int, events: int) -> float:
 def chosen(scene: Scene) -> Iterator[Attempt]:
     """The oldest request of up to a hundred endpoints, and of a tenth of all at most, so that the others stay healthy."""
     for source in scene.rng.sample(scene.sources, max(1, min(100, len(scene.sources) // 10))):
-        if source.attempts and source.health.allowed == inf:
+        if source.attempts and source.health.half_open_limit == inf:
             yield next(iter(source.attempts))
 
 

@@ -62,7 +62,7 @@ def test_an_endpoint_says_what_keeps_it_from_being_asked_and_for_how_long() -> N
     assert standing(0.0, source) == ("limit of 1 requests/s", pytest.approx(0.9))
     busy(source, 1, now=5.0)
     assert standing(10.0, source) == ("window full", float("inf"))
-    source.gate.rejected(10.0, 10.0, 7.0)
+    source.cooldown.rejected(10.0, 10.0, 7.0)
     assert standing(10.0, source) == ("it turned requests away", 7.0)
     source.health.eject(10.0, 30.0)
     assert standing(11.0, source) == ("out of service after failures", 29.0)

@@ -122,7 +122,7 @@ class PushWorld(Stage):
                 return
         source.inflight -= 1
         self._given[source] -= 1
-        task.sink.finished(now, task, outcome if isinstance(outcome, Answer) else GIVEN_UP.error, now - attempt.sent_at)
+        task.waiter.finished(now, task, outcome if isinstance(outcome, Answer) else GIVEN_UP.error, now - attempt.sent_at)
         self._next(source)
 
     def _back_off(self, tries: int, hint: float | None) -> float:

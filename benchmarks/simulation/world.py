@@ -114,13 +114,13 @@ class World(Stage):
                 attempt = command[1]
                 attempt.source.handle.receive(attempt)
             elif kind == FINISH:
-                command[1].sink.finished(now, command[1], command[2], command[4])
+                command[1].waiter.finished(now, command[1], command[2], command[4])
             elif kind == CANCEL:
                 attempt = command[1]
                 attempt.source.handle.stop(attempt)
                 self._report(attempt, CANCELLED)
             else:
-                command[1].sink.more()
+                command[1].waiter.more()
                 scheduler.refill(now, command[1])
         out.clear()
 

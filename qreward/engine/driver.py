@@ -298,7 +298,7 @@ class LoopDriver:
                 self._attempts[attempt] = None
                 if self.watch is not None:
                     self.watch.sent(attempt)
-                sink = attempt.task.sink
+                sink = attempt.task.waiter
                 if kept is None and sink is batch:
                     kept = attempt
                 else:
@@ -309,7 +309,7 @@ class LoopDriver:
                 attempt = command[1]
                 if attempt.handle is not None:  # else it has not begun, and checks ``why`` itself
                     attempt.handle.cancel()
-            elif command[1].sink.read(command[1]):
+            elif command[1].waiter.read(command[1]):
                 # not by recursion: its depth would grow with the number of endpoint slots
                 out += self._change(self.engine.scheduler.refill, command[1])
         return kept
@@ -317,7 +317,7 @@ class LoopDriver:
     def _finish(self, task: Task, outcome: Any, source: Any, seconds: float) -> None:
         if self.watch is not None:
             self.watch.done(task, outcome, source)
-        task.sink.finish(task, outcome, source, seconds)
+        task.waiter.finish(task, outcome, source, seconds)
 
     def post(self, command: Command) -> None:
         """Run a command in this event loop, from another thread or outside the loop."""
@@ -336,17 +336,19 @@ class LoopDriver:
 
         Returns the next attempt of ``batch``, or None.
         """
-        if attempt.why is not None:  # cancelled before it began
+        if attempt.cancel_reason is not None:  # cancelled before it began
             return self.ended(attempt, CANCELLED, batch)
         attempt.handle, before = me, me.cancelling()
         outcome: Outcome
         try:
             task = attempt.task
-            carry = task.sink.carry
+            carry = task.waiter.carry
             sending = self.wire.send(attempt.source.handle, task.payload) if carry is None else carry(attempt)
             outcome = await (sending if attempt.span is None else within(attempt.span, sending))
         except asyncio.CancelledError:
-            if attempt.why is None or me.uncancel() > before:  # the caller or the loop's shutdown cancelled, not (only) the engine
+            if (
+                attempt.cancel_reason is None or me.uncancel() > before
+            ):  # the caller or the loop's shutdown cancelled, not (only) the engine
                 self.ended(attempt, CANCELLED)
                 raise
             outcome = CANCELLED
@@ -485,4 +487,4 @@ class LoopDriver:
 def runner_of(command: Command) -> Any:
     """Return the driver of a command's waiter, a loop driver or a thread driver: ``run`` runs commands, ``post`` does from any thread."""
     subject = command[1]
-    return (subject.task if isinstance(subject, Attempt) else subject).sink.shell
+    return (subject.task if isinstance(subject, Attempt) else subject).waiter.shell

@@ -69,7 +69,7 @@ class Fleet:
         pool = self._table.find(model)
         if pool is None:
             raise NoEndpoint(f"no route matches the model {model!r}; there are routes for {', '.join(map(repr, self._table.items()))}")
-        models = pool.asked
+        models = pool.models
         if model not in models and len(models) < MAX_MODELS:
             models.add(model)
         return pool
@@ -149,7 +149,7 @@ class Fleet:
         def change(now: float) -> None:
             if down:
                 source.health.mark_unhealthy()
-                scheduler.lost(now, source)
+                scheduler.on_source_lost(now, source)
             else:
                 source.health.restore()
                 source.down_since = None
@@ -263,7 +263,7 @@ class Fleet:
 
     def _heirs(self, pool: Pool) -> list[Source]:
         """Return the sources that now serve the models requested from a pool whose pattern is gone."""
-        heirs = [self._table.find(model) for model in sorted(pool.asked)]
+        heirs = [self._table.find(model) for model in sorted(pool.models)]
         return list(dict.fromkeys(source for heir in heirs if heir is not None for source in heir.sources))
 
     def _balancer(self, balancing: _Balancing) -> Balancer:
@@ -328,9 +328,9 @@ def _limited(limits: Limits) -> tuple[bool, ...]:
 def adjust(source: Source, endpoint: Endpoint, rng: Random) -> None:
     """Give a source other limits. The source keeps its latencies, health, counts, and what was learned about its window and rates."""
     old, limits = cast("Endpoint", source.handle).limits, endpoint.limits
-    if source.share is not None:  # the share announces the new limits to the other processes
+    if source.lease is not None:  # the share announces the new limits to the other processes
         if old.max_concurrency != limits.max_concurrency:
-            source.share.window.inner = _resized(source.share.window.inner, limits.max_concurrency, rng)
+            source.lease.window.inner = _resized(source.lease.window.inner, limits.max_concurrency, rng)
     else:
         if old.max_concurrency != limits.max_concurrency:
             source.window = _resized(source.window, limits.max_concurrency, rng)

@@ -95,9 +95,9 @@ class ThreadDriver:
             if home is not self:
                 home.post(command)
             elif command[0] == SEND:
-                command[1].task.sink.start(command[1])
+                command[1].task.waiter.start(command[1])
             elif command[0] == FINISH:
-                command[1].sink.finish(*command[1:])
+                command[1].waiter.finish(*command[1:])
 
     def post(self, command: Command) -> None:
         self.run([command])
@@ -228,7 +228,7 @@ class BlockingCall:
         self._ended(attempt, outcome)
 
     def _run(self, attempt: Attempt) -> Answer | CallFailure | Cancelled:
-        if attempt.why is not None:
+        if attempt.cancel_reason is not None:
             return CANCELLED
         try:
             return Answer(self._body())

@@ -9,7 +9,7 @@ method for it.
 
 Code that merges several calls into one request submits a task of its own, whose ``items`` are the tasks that it carries::
 
-    watch.began(item)                  # when the item arrives, in its caller's context: item.sink.context
+    watch.began(item)                  # when the item arrives, in its caller's context: item.waiter.context
     merged.items = (item, other)       # before the merged task is submitted
     watch.done(item, answer, source)   # when its share of the answer is there; the merged task reports the token usage
 """
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 LOG = logging.getLogger("qreward")
 GIVEN_UP, TOLD = 1, 2
-"""Values of ``Task.told``: an attempt was cancelled from outside the engine, or the end of the task was reported."""
+"""Values of ``Task.end_reported``: an attempt was cancelled from outside the engine, or the end of the task was reported."""
 UNWANTED = -1
 """The ``Task.serial`` of a call in which no watcher is interested."""
 
@@ -114,19 +114,19 @@ class Instrumentation:
         task = attempt.task
         if task.serial == UNWANTED:
             return
-        if attempt.why is None and isinstance(outcome, Cancelled):  # by its caller or the loop's shutdown, not by the scheduler
-            task.told = task.told or GIVEN_UP
+        if attempt.cancel_reason is None and isinstance(outcome, Cancelled):  # by its caller or the loop's shutdown, not by the scheduler
+            task.end_reported = task.end_reported or GIVEN_UP
         self._notify("ended", attempt, outcome, self._clock())
 
     def done(self, task: Task, end: End, source: Source | None = None) -> None:
         """Report the end of a call. Later reports of the same call are ignored."""
         if not task.serial and end is not None:  # read ahead, and never sent
             self.began(task)
-        if task.serial <= 0 or task.told == TOLD:
+        if task.serial <= 0 or task.end_reported == TOLD:
             return
-        if task.told == GIVEN_UP and isinstance(end, ClientClosed):
+        if task.end_reported == GIVEN_UP and isinstance(end, ClientClosed):
             end = None
-        task.told = TOLD
+        task.end_reported = TOLD
         self._notify("done", task, end, source, self._clock())
 
     def withdrawn(self, tasks: Iterable[Task], error: BaseException | None = None) -> None:
@@ -180,7 +180,7 @@ def outcome_of(attempt: Attempt, outcome: Outcome) -> AttemptOutcome:
     if attempt.won:
         return "won"
     if isinstance(outcome, Cancelled):
-        return "failed" if attempt.why is CancelReason.OVERDUE else "cancelled"
+        return "failed" if attempt.cancel_reason is CancelReason.OVERDUE else "cancelled"
     return "discarded" if isinstance(outcome, Answer) else "failed"
 
 

@@ -114,7 +114,7 @@ class ProbingEngine(Engine[Scheduler]):
             self._on_result(source, result)
         effect = schedule.state.take(now, source, result, interval)
         if effect is ProbeEffect.LOST:
-            self.scheduler.lost(now, source)
+            self.scheduler.on_source_lost(now, source)
         if effect is not ProbeEffect.NONE:  # a lost source must be woken in time as well
             self.scheduler.changed(now, source)
 

@@ -32,7 +32,7 @@ def stats_of(source: Source, now: float) -> EndpointStats:
     """Return the statistics of a source since it was created, and its current state."""
     tally, obstacle = source.tally, standing(now, source)
     seconds = None if obstacle.seconds == inf else obstacle.seconds
-    sharing = None if source.share is None else source.share.words(cast("Endpoint", source.handle).limits)
+    sharing = None if source.lease is None else source.lease.words(cast("Endpoint", source.handle).limits)
     state = EndpointState(source.inflight, source.window.limit, source.window.reason, obstacle.reason, seconds, sharing)
     counts = {name: getattr(tally, name) for name in ("sent", "rejected", "retried", "hedged", "failed", "cancelled", "prompt_tokens")}
     return EndpointStats(**counts, won=tally.ok, completion_tokens=tally.output_tokens, **_quantiles(source.latency), state=state)

@@ -212,7 +212,7 @@ class StreamAttempt:
     def __init__(self, attempt: Attempt, receiver: StreamWaiter) -> None:
         self._attempt = attempt
         self._receiver = receiver
-        self._tempo: Any = attempt.source.tempo
+        self._tempo: Any = attempt.source.stream_timing
         self._limit: float = inf  # seconds that the current wait may take
         self._last: float | None = None  # when the last chunk arrived, or None if reading has paused since
         self._gaps: list[float] = []
@@ -272,7 +272,7 @@ class StreamAttempt:
         """Commit the attempt at its first token. Returns False if the attempt is no longer wanted."""
         if not self._receiver.shell.commit(self._attempt):
             return False
-        self._tempo = self._attempt.source.tempo  # set at the latest when an attempt is committed
+        self._tempo = self._attempt.source.stream_timing  # set at the latest when an attempt is committed
         self._limit = self._tempo.gap_limit()
         self._receiver.begin(self._attempt.task)
         return True

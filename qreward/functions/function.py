@@ -172,7 +172,7 @@ class ScheduledFunction:
 
     async def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         settings, call, body = self._prepare(args, kwargs)
-        call.sink = waiter = AsyncCall(self.pool.engine.shell(), body, settings.judge)
+        call.waiter = waiter = AsyncCall(self.pool.engine.shell(), body, settings.judge)
         try:
             outcome: Any = await waiter.result(call)
         except BaseException:
@@ -186,7 +186,7 @@ class ScheduledFunction:
 
     def call_blocking(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         settings, call, body = self._prepare(args, kwargs)
-        call.sink = waiter = BlockingCall(self.pool.thread_driver, body, settings.judge, inline=not settings.needs_thread)
+        call.waiter = waiter = BlockingCall(self.pool.thread_driver, body, settings.judge, inline=not settings.needs_thread)
         try:
             outcome = waiter.result(call)
         except BaseException:

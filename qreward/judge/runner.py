@@ -179,7 +179,7 @@ class BatchRunner(Caller, BatchWaiter):
 
     def _refill(self, but: BatchFeed | None = None) -> None:
         for feed in self._feeds():
-            if feed is not but and feed.buffer and not feed.lined:
+            if feed is not but and feed.buffer and not feed.queued:
                 self.shell.refill(feed)
 
     def _add(self, feed: BatchFeed, item: Any) -> None:

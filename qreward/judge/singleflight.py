@@ -201,8 +201,8 @@ class SampleTask(Task):
         self.hedge = options.hedge
         self.request = request
 
-    def load(self, now: float, source: Source) -> bool:  # noqa: ARG002
-        """See ``Task.load``. Returns False if no item waits for the request any more."""
+    def bind(self, now: float, source: Source) -> bool:  # noqa: ARG002
+        """See ``Task.bind``. Returns False if no item waits for the request any more."""
         if self.request.task is not self:
             return False
         if self.request.sample.is_stale():
@@ -276,7 +276,7 @@ class SharedRequest:
         self.batch, self.context = None, self.waiters[0][0].caller.context
         task = self.task
         if task is not None and self.is_begun():
-            self._until, task.sink = task.deadline, self
+            self._until, task.waiter = task.deadline, self
             self.shell.sinks[self] = None
         else:
             self.send()

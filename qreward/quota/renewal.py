@@ -82,7 +82,7 @@ class DemandTracker:
     def waiting(self, now: float) -> float:
         """Return the number of tasks that wait for it, inf if they are many; 0 if it could not take them anyway."""
         source, health = self._source, self._source.health
-        if source.removed or health.marked_unhealthy or source.gate.opens_at > now + RENEW or source.inflight >= health.allowed:
+        if source.removed or health.marked_unhealthy or source.cooldown.opens_at > now + RENEW or source.inflight >= health.half_open_limit:
             return 0
         count = sum(len(pool.queue) for pool in source.pools)
         return inf if count >= LOW else count
@@ -110,7 +110,7 @@ class DemandTracker:
             ask.tokens = lease.tokens.need(limits.tpm, lapsed=lapsed, want=max(want * mean, lease.tokens.least), rate=rate * mean)
         if limits.max_concurrency is not None:
             could = source.inflight + waiting if waiting else peak + 1 + peak // 5 if peak else 0
-            slow = source.latency.slow
+            slow = source.latency.p99
             ask.permits = Demand(
                 limits.max_concurrency,
                 hold=0.0 if lapsed else lease.permits,
@@ -259,7 +259,7 @@ class Sharing:
     def look_around(self) -> None:
         """Add the sources that are new. May be called from any thread."""
         for source in self._sources():
-            lease = source.share
+            lease = source.lease
             if lease is not None and source not in self._renewers:
                 renewer = self._renewers[source] = LeaseRenewer(source, lease, self._transport_of(source), self._engine)
                 self._engine.act(partial(self._attach, lease=lease, renewer=renewer))

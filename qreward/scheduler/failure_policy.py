@@ -146,7 +146,7 @@ class FailurePolicy:
         """Record a failed or cancelled attempt at its source and task, and decide what follows."""
         source, task = attempt.source, attempt.task
         if isinstance(outcome, Cancelled):
-            if attempt.why is not CancelReason.OVERDUE:
+            if attempt.cancel_reason is not CancelReason.OVERDUE:
                 return self._stopped(now, attempt)
             outcome = attempt.failure = _overdue(now, attempt)
         rule = rule_for(outcome)
@@ -165,12 +165,12 @@ class FailurePolicy:
         source.tally.cancelled += 1
         source.silence.ended(source.inflight)
         source.advertised(now, attempt.sent_at, None)
-        if attempt.why is None:
+        if attempt.cancel_reason is None:
             return RetryDecision(error=ClientClosed("the event loop was shut down before the request was done"))
         if now >= task.deadline:
             source.unanswered += 1
-        slow = source.latency.slow
-        failed_elsewhere = attempt.why is CancelReason.ABANDONED and (task.tries or task.suspected)
+        slow = source.latency.p99
+        failed_elsewhere = attempt.cancel_reason is CancelReason.ABANDONED and (task.tries or task.suspected)
         if attempt.committed or slow is None or failed_elsewhere or now - attempt.sent_at < 4 * slow:
             return RetryDecision()
         # abandoned, but so late that it counts against the source: short timeouts of callers must not hide a hang
@@ -187,7 +187,7 @@ class FailurePolicy:
             source.silence.ended(source.inflight)
             available = source.available_soon(now)
             source.rejected(now, attempt.sent_at, hint)
-            source.gate.uncapped_hint = asked if asked is not None and asked > most else None
+            source.cooldown.uncapped_hint = asked if asked is not None and asked > most else None
             return available and not source.available_soon(now)
         source.tally.failed += 1
         source.trouble = str(failure.error)
@@ -287,7 +287,7 @@ def _hangs_elsewhere(now: float, attempt: Attempt) -> bool:
     other = task.other(attempt)
     if task.overdue or other is None:
         return task.overdue > 0
-    slow = other.source.latency.slow
+    slow = other.source.latency.p99
     return slow is not None and now - other.sent_at > 2 * slow
 
 

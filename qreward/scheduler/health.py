@@ -61,7 +61,7 @@ class Health:
 
     def _close(self) -> None:
         self.open_until = -inf  # the source is out of service before this time; -inf while in service
-        self.allowed: float = inf  # requests that may be in flight while it is half-open; inf otherwise
+        self.half_open_limit: float = inf  # requests that may be in flight while it is half-open; inf otherwise
         self._failing: set[int] = set()  # distinct tasks that failed since the last success
         self._recent: set[int] = set()  # distinct tasks that failed at all
         self._success, self.clean, self._stalled = 1.0, True, False
@@ -72,9 +72,9 @@ class Health:
         self._update()
 
     def _update(self) -> None:
-        """Recompute the derived attributes. Call it after every change of ``down``, ``open_until`` or ``allowed``."""
+        """Recompute the derived attributes. Call it after every change of ``down``, ``open_until`` or ``half_open_limit``."""
         in_service = not self.marked_unhealthy and self.open_until == -inf
-        is_back = in_service and self.allowed > 1
+        is_back = in_service and self.half_open_limit > 1
         if in_service is not self.in_service or is_back is not self.is_back:
             changes = in_service - self.in_service, is_back - self.is_back
             self.in_service, self.is_back = in_service, is_back
@@ -83,7 +83,7 @@ class Health:
     def sent(self, now: float) -> None:
         """A request was sent. The first one after ``open_until`` makes the breaker half-open."""
         if self.open_until != -inf and now >= self.open_until:
-            self.open_until, self.allowed, self.since, self._stalled = -inf, 1, now, False
+            self.open_until, self.half_open_limit, self.since, self._stalled = -inf, 1, now, False
             self._update()
 
     def ok(self, now: float, sent_at: float, limit: int) -> None:
@@ -99,13 +99,13 @@ class Health:
             self._failing.clear()
         if self._success < 1.0:
             self._success = min(1.0, 1.0 - _MEMORY + _MEMORY * self._success + 1e-6)
-        if self.allowed == inf:
+        if self.half_open_limit == inf:
             if self._success == 1.0:
                 self._recent.clear()
                 self.clean = True
             return
-        self.allowed = self.allowed + 1 if self.allowed > 1 else max(2, limit // QUICK_START)
-        if self.allowed >= limit:
+        self.half_open_limit = self.half_open_limit + 1 if self.half_open_limit > 1 else max(2, limit // QUICK_START)
+        if self.half_open_limit >= limit:
             self._openings = 0
             self._close()
         self._update()
@@ -128,11 +128,11 @@ class Health:
         if len(self._recent) < _DISTINCT:  # bounded: only whether it reaches this size matters
             self._recent.add(task)
         self._success *= _MEMORY
-        still_away = self.allowed == 1
+        still_away = self.half_open_limit == 1
         dead = len(self._failing) >= IN_A_ROW
         sick = not last and self._success < SICK and len(self._recent) >= _DISTINCT
         if not (still_away or dead or sick):
-            self.allowed = max(1, self.allowed - 1)
+            self.half_open_limit = max(1, self.half_open_limit - 1)
             self._update()
             return False
         seconds = FIRST_OPEN
@@ -145,7 +145,7 @@ class Health:
     def eject(self, now: float, seconds: float) -> None:
         """Take it out of service for ``seconds``."""
         self._close()
-        self.open_until, self.allowed, self.since, self.clean = now + seconds, 1, now, False
+        self.open_until, self.half_open_limit, self.since, self.clean = now + seconds, 1, now, False
         self._ejected = True
         self._update()
 
@@ -159,9 +159,9 @@ class Health:
 
         Requests sent earlier no longer count. True if it was out of service, or half-open since before ``away_at``.
         """
-        if self.open_until == -inf and (self.allowed != 1 or self.since > away_at):
+        if self.open_until == -inf and (self.half_open_limit != 1 or self.since > away_at):
             return False
-        self.open_until, self.allowed, self.since = now, 1, now
+        self.open_until, self.half_open_limit, self.since = now, 1, now
         self._update()
         return True
 

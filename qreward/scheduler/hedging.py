@@ -108,7 +108,7 @@ class HedgingPolicy:
             The attempts that have passed a limit, and when the next one will.
         """
         found, next_at = [], inf
-        hedged_after = [self.hedged_after(source, streamed=streamed) if source.singles else inf for streamed in (False, True)]
+        hedged_after = [self.hedged_after(source, streamed=streamed) if source.interactive_inflight else inf for streamed in (False, True)]
         hung_after = {pool: self.hung_after(source, pool) for pool in source.pools}
         least = min(*hedged_after, source.attempt_limit(0), *hung_after.values())
         for attempt in source.attempts:
@@ -116,7 +116,7 @@ class HedgingPolicy:
             if age < least:
                 next_at = min(next_at, attempt.sent_at + least)
                 break
-            if attempt.why is not None:
+            if attempt.cancel_reason is not None:
                 continue
             limits = [(Overdue.TIMED_OUT, _limit(now, attempt))]
             hung = hung_after.get(task.pool, inf) * _doubled(task)
@@ -148,7 +148,7 @@ class HedgingPolicy:
         if self.policy is None:
             return inf
         pace = _pace(source, pool)
-        return HANG * pool.lengths.extreme * pace if pace else inf
+        return HANG * pool.lengths.p999 * pace if pace else inf
 
     def hedged_after(self, source: Source, *, streamed: bool = False) -> float:
         """Return the seconds without an answer, or without a first token if streamed, after which a request is hedged."""
@@ -157,16 +157,16 @@ class HedgingPolicy:
             return inf
         if policy.after is not None:
             return policy.after
-        if streamed and source.tempo is not None and (first := source.tempo.first(policy.quantile)) is not None:
+        if streamed and source.stream_timing is not None and (first := source.stream_timing.first(policy.quantile)) is not None:
             return first
-        return inf if source.latency.slow is None else source.latency.at(policy.quantile) or inf
+        return inf if source.latency.p99 is None else source.latency.at(policy.quantile) or inf
 
     def may_be_copied(self, attempt: Attempt) -> bool:
         """Return whether an attempt is the only one of its task and the task may have a second."""
         task = attempt.task
         if self.policy is None or not task.hedge or attempt.committed or task.tries + 1 >= self._tries:
             return False
-        return task.attempt is attempt and task.copy is None and task.state is TaskState.SENT and attempt.why is None
+        return task.attempt is attempt and task.copy is None and task.state is TaskState.SENT and attempt.cancel_reason is None
 
     @staticmethod
     def others(task: Task) -> tuple[Source, ...]:
@@ -189,9 +189,9 @@ class HedgingPolicy:
             if target is None:
                 continue
             pace = _pace(attempt.source, pool)
-            quick = pool.lengths.pace(target.latency)
+            quick = pool.lengths.seconds_per_token(target.latency)
             age = now - attempt.sent_at
-            hung = age > pool.lengths.rare * pace and quick <= EQUAL * pace
+            hung = age > pool.lengths.p99 * pace and quick <= EQUAL * pace
             if (hung or length * pace - age > GAIN * length * quick) and self.withdraw(self.policy.reserve / 2):
                 yield attempt.task, target
 
@@ -229,14 +229,16 @@ def _doubled(task: Task) -> float:
 def _pace(source: Source, pool: Pool) -> float:
     """Return the seconds per token at a source, a high guess if it has not answered yet, or 0 if no source has."""
     lengths = pool.lengths
-    return lengths.pace(source.latency) or UNKNOWN * max((lengths.pace(other.latency) for other in pool.sources), default=0.0)
+    return lengths.seconds_per_token(source.latency) or UNKNOWN * max(
+        (lengths.seconds_per_token(other.latency) for other in pool.sources), default=0.0
+    )
 
 
 class CopyTargets:
     """The sources of a pool that may receive copies, fastest first. Created for each inspection."""
 
     def __init__(self, now: float, pool: Pool) -> None:
-        self._paces = [(pool.lengths.pace(source.latency), place, source) for place, source in enumerate(pool.sources)]
+        self._paces = [(pool.lengths.seconds_per_token(source.latency), place, source) for place, source in enumerate(pool.sources)]
         self._now = now
         self._slow: dict[tuple[Source, ...], tuple[Source, ...]] = {}
         self._in_service = sorted(entry for entry in self._paces if entry[0] and entry[2].available_soon(now))

@@ -69,7 +69,7 @@ class OutageTracker:
     def postpone(self, now: float, feed: BatchFeed) -> bool:
         """A feed's timeout has passed. True if it is postponed, which happens once, because a request in flight may still be answered."""
         assert feed.timeout is not None
-        attempts = [(source, each) for source in feed.pool.sources for each in source.attempts if each.why is None]
+        attempts = [(source, each) for source in feed.pool.sources for each in source.attempts if each.cancel_reason is None]
         until = max((each.sent_at + _usual(source, feed.timeout) for source, each in attempts), default=now)
         if feed.postponed or until <= now:
             return False
@@ -109,4 +109,4 @@ def deadline(now: float, source: Source, pool: Pool, timeout: float, since: floa
 
 def _usual(source: Source, timeout: float) -> float:
     """Return the 99th percentile latency of a source, or a guess, up to the timeout."""
-    return min(timeout, UNKNOWN * timeout if source.latency.slow is None else source.latency.slow)
+    return min(timeout, UNKNOWN * timeout if source.latency.p99 is None else source.latency.p99)

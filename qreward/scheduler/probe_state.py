@@ -84,7 +84,7 @@ class ProbeState:
         else:
             self._unready_at = now
         if was_full and self._full is False:
-            better |= source.gate.ease(now)
+            better |= source.cooldown.ease(now)
         return ProbeEffect.BETTER if better else ProbeEffect.NONE
 
     def _is_back(self, now: float, source: Source) -> bool:
@@ -93,7 +93,7 @@ class ProbeState:
             source.window.returned(now, source.inflight)
         of_another_kind = health.open_until > max(self._held_until, now + 1.5 * LONGEST_OPEN)  # out of service because its quota is used up
         tried = not of_another_kind and health.try_now(now, self._unready_at)
-        return source.gate.ease(now) or tried
+        return source.cooldown.ease(now) or tried
 
     def _is_away(self, now: float, source: Source, seconds: float, *, answered: bool) -> ProbeEffect:
         health, self._unready_at = source.health, now
@@ -108,7 +108,7 @@ class ProbeState:
             health.open_until = max(health.open_until, self._held_until)
             return ProbeEffect.NONE
         promising = source.available_soon(now)
-        source.gate.hold(now, seconds)
+        source.cooldown.hold(now, seconds)
         return ProbeEffect.LOST if promising else ProbeEffect.NONE
 
     def _see_crowd(self, now: float, source: Source, look: ProbeResult, seconds: float) -> None:

@@ -49,7 +49,7 @@ def rank(task: Task, source: Source) -> float:
     A half-open source receives the tasks with the fewest failures first. Otherwise a few tasks that always fail would keep every source out
     of service.
     """
-    return task.born if source.health.allowed > 1 else task.born + LAST * len(task.failures)
+    return task.born if source.health.half_open_limit > 1 else task.born + LAST * len(task.failures)
 
 
 class DeadlineQueue:
@@ -63,7 +63,7 @@ class DeadlineQueue:
 
     def __init__(self) -> None:
         self.line: deque[Task] = deque()
-        self.early: IndexedHeap[Task] = IndexedHeap()
+        self.early: IndexedHeap[Task] | None = None  # made when it is needed first
         self._last = -inf  # due time of the last task in ``line``
 
     def put(self, task: Task) -> None:
@@ -74,6 +74,8 @@ class DeadlineQueue:
             self._last = by
             self.line.append(task)
         else:
+            if self.early is None:
+                self.early = IndexedHeap()
             self.early.put(task, by)
 
     def head(self) -> Task | None:
@@ -81,7 +83,7 @@ class DeadlineQueue:
         line = self.line
         while line and line[0].state is not QUEUED:
             line.popleft()
-        if self.early:
+        if self.early is not None:
             while (task := self.early.first()) is not None and task.state is not QUEUED:
                 self.early.drop(task)
             if task is not None and (not line or self.early.rank() < due(line[0])):
@@ -92,22 +94,23 @@ class DeadlineQueue:
         """Remove the task that ``head`` has just returned."""
         if self.line and self.line[0] is task:
             self.line.popleft()
-        else:
+        elif self.early is not None:
             self.early.drop(task)
 
     def sweep(self) -> None:
         """Drop all tasks that have ended."""
         self.line = deque(task for task in self.line if task.state is QUEUED)
-        for task in [task for task in self.early if task.state is not QUEUED]:
-            self.early.drop(task)
+        if self.early is not None:
+            for task in [task for task in self.early if task.state is not QUEUED]:
+                self.early.drop(task)
 
     def all(self) -> list[Task]:
         """Return the tasks that still wait."""
         self.sweep()
-        return [*self.line, *self.early]
+        return [*self.line, *(self.early or ())]
 
     def __len__(self) -> int:
-        return len(self.line) + len(self.early)
+        return len(self.line) + len(self.early or ())
 
 
 class RetryQueue:
@@ -186,30 +189,30 @@ class BatchFlow(Flow):
         return self.feed.tenant
 
     def waits(self) -> bool:
-        return self.feed.lined
+        return self.feed.queued
 
 
 class TenantFlow(Flow):
     """All that one tenant has waiting at a level, except retries."""
 
-    __slots__ = ("bulks", "name", "singles")
+    __slots__ = ("batches", "name", "singles")
 
     def __init__(self, name: str | None) -> None:
         self.name = name
         self.singles = DeadlineQueue()
-        self.bulks: Fair[BatchFeed, BatchFlow] = Fair()
+        self.batches: Fair[BatchFeed, BatchFlow] = Fair()
 
-    def next(self, bulk: bool) -> Task | BatchFlow | None:
-        """Return the next entry: a single task, unless none waits or a batch has waited for long. ``bulk``: batches may be taken."""
+    def next(self, allow_batch: bool) -> Task | BatchFlow | None:
+        """Return the next entry: a single task, unless none waits or a batch has waited for long. ``allow_batch``: batches may be taken."""
         head = self.singles.head()
-        if bulk and self.bulks.flows:
-            first = self.bulks.first()
+        if allow_batch and self.batches.flows:
+            first = self.batches.first()
             if first is not None and (head is None or first.born < head.born):
                 return first
         return head
 
     def waits(self) -> bool:
-        return self.next(bulk=True) is not None
+        return self.next(allow_batch=True) is not None
 
     def has_single(self) -> bool:
         return self.singles.head() is not None
@@ -237,14 +240,14 @@ class PriorityLevel:
         return alone if alone is not None and alone.name == name else self._enter(name)
 
     def put_feed(self, feed: BatchFeed) -> None:
-        bulks = self.tenant(feed.tenant).bulks
-        bulk = bulks.flows.get(feed)
-        if bulk is None:
-            bulk = BatchFlow(feed)
-            bulks.add(feed, bulk)
-        if bulks.alone is None:
-            bulks.awake(bulk)
-        feed.lined = True
+        batches = self.tenant(feed.tenant).batches
+        batch = batches.flows.get(feed)
+        if batch is None:
+            batch = BatchFlow(feed)
+            batches.add(feed, batch)
+        if batches.alone is None:
+            batches.awake(batch)
+        feed.queued = True
 
     def _enter(self, name: str | None) -> TenantFlow:
         tenants = self._tenants
@@ -261,21 +264,21 @@ class PriorityLevel:
 
     # taking
 
-    def take(self, source: Source, now: float, bulk: bool, cost: Callable[[Task], float]) -> tuple[Task, BatchFeed | None] | None:
+    def take(self, source: Source, now: float, allow_batch: bool, cost: Callable[[Task], float]) -> tuple[Task, BatchFeed | None] | None:
         """Remove and return the task that a source should take, with its feed if it is a batch item that was never sent."""
         if self.again.groups or self.items_again.groups:
-            return self.remove(self.best(source, bulk)[1], now, cost)
+            return self.remove(self.best(source, allow_batch)[1], now, cost)
         alone = self._tenants.alone
-        return self.remove(self._turn(bulk) if alone is None else alone.next(bulk), now, cost)
+        return self.remove(self._turn(allow_batch) if alone is None else alone.next(allow_batch), now, cost)
 
-    def best(self, source: Source, bulk: bool) -> tuple[float, Found]:
+    def best(self, source: Source, allow_batch: bool) -> tuple[float, Found]:
         """Return what a source should take, and the arrival time of the most urgent entry that it may take; inf if there is none."""
         alone = self._tenants.alone
-        fresh = self._turn(bulk) if alone is None else alone.next(bulk)
+        fresh = self._turn(allow_batch) if alone is None else alone.next(allow_batch)
         found: Found = fresh
         age = first = inf if fresh is None else fresh.born
         if alone is None and (online := self._online.first()) is not None:
-            single = online.next(bulk=False)  # a batch's turn must not cost a single task its rank among the levels
+            single = online.next(allow_batch=False)  # a batch's turn must not cost a single task its rank among the levels
             age = age if single is None else min(age, single.born)
         if self.again.groups or self.items_again.groups:
             line = self._retried(source)
@@ -298,23 +301,23 @@ class PriorityLevel:
             self._charge(found, cost, tenant)
         return found, None
 
-    def _take_item(self, tenant: TenantFlow, bulk: BatchFlow, now: float, cost: Callable[[Task], float]) -> tuple[Task, BatchFeed]:
-        feed = bulk.feed
+    def _take_item(self, tenant: TenantFlow, batch: BatchFlow, now: float, cost: Callable[[Task], float]) -> tuple[Task, BatchFeed]:
+        feed = batch.feed
         task = feed.buffer.popleft()
         task.feed = feed
         feed.served = now
         if not feed.buffer:
-            feed.lined = False
-        if self._tenants.alone is None or tenant.bulks.alone is None:
-            self._charge(task, cost, tenant, bulk)
-        if feed.ended and not feed.lined:
-            tenant.bulks.forget(feed)
+            feed.queued = False
+        if self._tenants.alone is None or tenant.batches.alone is None:
+            self._charge(task, cost, tenant, batch)
+        if feed.ended and not feed.queued:
+            tenant.batches.forget(feed)
         return task, feed
 
-    def _turn(self, bulk: bool) -> Task | BatchFlow | None:
+    def _turn(self, allow_batch: bool) -> Task | BatchFlow | None:
         """Return the next entry of the tenant whose turn it is."""
-        tenant = self._tenants.first() if bulk else self._online.first()
-        return None if tenant is None else tenant.next(bulk)
+        tenant = self._tenants.first() if allow_batch else self._online.first()
+        return None if tenant is None else tenant.next(allow_batch)
 
     def _retried(self, source: Source) -> deque[Task] | None:
         line = self.again.first(source)
@@ -337,14 +340,14 @@ class PriorityLevel:
         name = task.tenant if feed is None else feed.tenant
         self._tenants.settle(name, charge, used)
         if feed is not None and (tenant := self._tenants.flows.get(name)) is not None:
-            tenant.bulks.settle(feed, charge, used)
+            tenant.batches.settle(feed, charge, used)
 
-    def _charge(self, task: Task, cost: Callable[[Task], float], tenant: TenantFlow, bulk: BatchFlow | None = None) -> None:
+    def _charge(self, task: Task, cost: Callable[[Task], float], tenant: TenantFlow, batch: BatchFlow | None = None) -> None:
         task.charge = max(LEAST_COST, cost(task))
         if self._tenants.alone is None:
             self._tenants.charge(tenant, task.charge)
-        if bulk is not None and tenant.bulks.alone is None:
-            tenant.bulks.charge(bulk, task.charge)
+        if batch is not None and tenant.batches.alone is None:
+            tenant.batches.charge(batch, task.charge)
 
     # removal
 
@@ -358,10 +361,10 @@ class PriorityLevel:
         return bool(self.again.groups or self.items_again.groups) and (self.again.waits() or self.items_again.waits())
 
     def drop_feed(self, feed: BatchFeed) -> None:
-        feed.lined = False
+        feed.queued = False
         tenant = self._tenants.flows.get(feed.tenant)
         if tenant is not None:
-            tenant.bulks.forget(feed)
+            tenant.batches.forget(feed)
 
     def most_avoided(self) -> int:
         """Return the most sources that a task sent before avoids; -1 if there is no such task."""
@@ -378,7 +381,7 @@ class PriorityLevel:
 
     def feeds(self) -> list[BatchFeed]:
         """Return the feeds with a non-empty buffer."""
-        return [bulk.feed for tenant in self._tenants.flows.values() for bulk in tenant.bulks.flows.values() if bulk.waits()]
+        return [batch.feed for tenant in self._tenants.flows.values() for batch in tenant.batches.flows.values() if batch.waits()]
 
     def sweep(self) -> None:
         """Drop all tasks that have ended."""
@@ -393,13 +396,13 @@ class PriorityLevel:
         if alone is None:
             self._tenants.clear()
             self._online.empty()
-        elif alone.bulks.flows:
-            alone.bulks.clear()
+        elif alone.batches.flows:
+            alone.batches.clear()
 
     def __len__(self) -> int:
         tenants = self._tenants.flows.values()
         tasks = len(self.again) + len(self.items_again) + sum(len(tenant.singles) for tenant in tenants)
-        return tasks + sum(len(bulk.feed.buffer) for tenant in tenants for bulk in tenant.bulks.flows.values() if bulk.waits())
+        return tasks + sum(len(batch.feed.buffer) for tenant in tenants for batch in tenant.batches.flows.values() if batch.waits())
 
 
 class Queue:
@@ -423,7 +426,7 @@ class Queue:
     def put(self, task: Task) -> None:
         """Add a task. One that was sent before goes ahead of new ones of its level."""
         task.state = QUEUED
-        task.lined = True
+        task.queued = True
         level = self._open(task.level)
         if task.feed is not None:
             level.items_again.put(task)
@@ -436,29 +439,29 @@ class Queue:
 
     def put_feed(self, feed: BatchFeed) -> None:
         """Add a feed with a non-empty buffer."""
-        if not feed.lined:
+        if not feed.queued:
             self._open(feed.level).put_feed(feed)
 
     # taking
 
-    def key(self, source: Source, *, bulk: bool = True) -> float:
-        """Return the sort key of the best entry for a source; smaller is sooner, inf if there is none. For ``bulk`` see ``take``."""
-        return min((self._levels[level].best(source, bulk)[0] + level * AGEING for level in self.levels), default=inf)
+    def key(self, source: Source, *, allow_batch: bool = True) -> float:
+        """Return the sort key of the best entry for a source; smaller is sooner, inf if there is none. For ``allow_batch`` see ``take``."""
+        return min((self._levels[level].best(source, allow_batch)[0] + level * AGEING for level in self.levels), default=inf)
 
-    def take(self, source: Source, now: float, *, bulk: bool = True) -> tuple[Task, BatchFeed | None] | None:
+    def take(self, source: Source, now: float, *, allow_batch: bool = True) -> tuple[Task, BatchFeed | None] | None:
         """Remove and return the best task for a source, with its feed if it is a batch item that was never sent; None if there is none.
 
         Args:
             source: the source that takes the task.
             now: the time, in seconds.
-            bulk: False if batch items must wait. Retries of batch items need not: this source may be the only one they do not avoid.
+            allow_batch: False if batch items must wait. Retries of batch items need not: this source may be the only one they do not avoid.
         """
         levels = self.levels
         if len(levels) == 1:
             level = self._levels[levels[0]]
-            entry = level.take(source, now, bulk, self.cost)
+            entry = level.take(source, now, allow_batch, self.cost)
         elif levels:
-            found = [(each, *self._levels[each].best(source, bulk)) for each in levels]
+            found = [(each, *self._levels[each].best(source, allow_batch)) for each in levels]
             number, _, what = min(found, key=lambda best: best[1] + best[0] * AGEING)
             level = self._levels[number]
             entry = level.remove(what, now, self.cost)
@@ -467,10 +470,10 @@ class Queue:
         if entry is not None:
             task, feed = entry
             if feed is None:
-                task.lined = False
+                task.queued = False
                 if task.feed is None:
                     self.waiting -= 1
-            elif feed.lined:
+            elif feed.queued:
                 return entry
         self._close_if_idle(level)
         return entry
@@ -485,7 +488,7 @@ class Queue:
         for feed in self._feeds():
             tasks += feed.buffer
             feed.buffer.clear()
-            feed.lined = False
+            feed.queued = False
         self._levels.clear()
         self.levels.clear()
         return tasks
@@ -509,7 +512,7 @@ class Queue:
 
     def ended(self, task: Task) -> None:
         """Remove a task that has ended; its state must have changed before. Does nothing if the task is not in the queue."""
-        if task.lined:
+        if task.queued:
             self._out([task])
             self._ended += 1
             if self._ended >= self._most_ended:
@@ -553,7 +556,7 @@ class Queue:
     def _out(self, tasks: list[Task]) -> list[Task]:
         """Update the counts for tasks that leave the queue out of turn."""
         for task in tasks:
-            task.lined = False
+            task.queued = False
             self.waiting -= task.feed is None
         return tasks
 

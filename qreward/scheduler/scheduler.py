@@ -12,7 +12,7 @@ reads no clock. A command is a plain tuple, so that a simulation or a replay can
 Rules that hold between any two calls:
 1. work conservation: while a task waits, no source that may serve it has free capacity;
 2. a source never has more requests in flight than its concurrency limit, and gets none before ``ready_at``;
-3. every task submitted or taken from a feed gets exactly one FINISH, unless it is withdrawn or has nothing to send (``Task.load``);
+3. every task submitted or taken from a feed gets exactly one FINISH, unless it is withdrawn or has nothing to send (``Task.bind``);
 4. every SEND is followed by exactly one event; later events for the same attempt are ignored.
 
 ``failure_policy`` decides what follows from a failure, ``endpoint_state`` when a source may be sent a request, ``hedging`` which requests
@@ -54,7 +54,7 @@ def timed_out(task: Task) -> RequestTimeout:
     return error
 
 
-def down(feed: BatchFeed) -> Callable[[], RequestTimeout]:
+def outage_error_factory(feed: BatchFeed) -> Callable[[], RequestTimeout]:
     """Return a factory of errors for batch items that waited for their whole timeout while no source of the pool was alive."""
     pool = feed.pool
     names = ", ".join(repr(source.name) for source in pool.sources[:MOST_NAMED])
@@ -82,7 +82,7 @@ def full(pool: Pool, most: int) -> QueueFull:
     return QueueFull(f"{most} requests wait for {pool.name} already; send fewer at once, or raise max_queued")
 
 
-def hopeless(pool: Pool) -> QRewardError | None:
+def unservable_error(pool: Pool) -> QRewardError | None:
     """Return the error if no source of a pool can ever serve a task, else None."""
     if not pool.sources:
         return NoEndpoint(f"the route {pool.name} has no endpoint left; add one, or register the route anew")
@@ -99,7 +99,7 @@ def described(outcome: Failure | Cancelled) -> str:
     return "requests were given up without an answer"
 
 
-def unfit(task: Task) -> QRewardError | None:
+def unsuitable_error(task: Task) -> QRewardError | None:
     """Return the task's last error if every source is unsuitable for it or marked unhealthy, else None."""
     if task.unfit and all(source in task.unfit or source.health.marked_unhealthy for source in task.pool.sources):
         return task.last_error
@@ -182,7 +182,7 @@ class Scheduler:
 
     def refill(self, now: float, feed: BatchFeed) -> None:
         """The engine has put tasks into a feed's buffer, or marked the feed as ended."""
-        feed.asked = False
+        feed.more_requested = False
         if feed.failing is not None:
             self._fail_waiting(now, feed, feed.failing)
         if feed.buffer:
@@ -232,7 +232,7 @@ class Scheduler:
                 if not source.health.in_service:
                     self._report_down(now, source, described(outcome))
                     self._failure_policy.budget.grant(source.inflight)
-                self.lost(now, source)
+                self.on_source_lost(now, source)
         self.outages.look(now, attempt, alive=is_sign_of_life(outcome))
         self._fill(now, source)
 
@@ -243,7 +243,7 @@ class Scheduler:
         The task's other attempt is cancelled. If a committed attempt fails, its task fails too, unless the task ``restarts``.
         """
         task = attempt.task
-        if attempt.ended or attempt.why is not None or not task.holds(attempt):
+        if attempt.ended or attempt.cancel_reason is not None or not task.holds(attempt):
             return
         attempt.committed = True
         if task.copy is not None:
@@ -285,7 +285,7 @@ class Scheduler:
         if isinstance(item, Pool):
             self._check_idle(now, item)
         elif isinstance(item, BatchFeed) and not self.outages.postpone(now, item):
-            self._give_up(now, item, down(item))
+            self._give_up(now, item, outage_error_factory(item))
 
     def next_wake(self) -> float | None:
         """Return when ``tick`` must be called next, or None. The time may be a little earlier than needed, never later."""
@@ -358,8 +358,8 @@ class Scheduler:
         self._cancel(loser, CancelReason.BEATEN)
 
     def _cancel(self, attempt: Attempt, why: CancelReason) -> None:
-        if not attempt.ended and attempt.why is None:
-            attempt.why = why
+        if not attempt.ended and attempt.cancel_reason is None:
+            attempt.cancel_reason = why
             self.out.append((CANCEL, attempt))
 
     def _continue(self, now: float, task: Task, verdict: RetryDecision) -> None:
@@ -424,7 +424,7 @@ class Scheduler:
 
     def _line_up(self, task: Task) -> None:
         pool = task.pool
-        error = hopeless(pool) or unfit(task)
+        error = unservable_error(pool) or unsuitable_error(task)
         if error is None and self._most_waiting is not None and task.state is TaskState.NEW and pool.queue.waiting >= self._most_waiting:
             error = full(pool, self._most_waiting)
         if error is None:
@@ -453,7 +453,7 @@ class Scheduler:
         self._wake(source, at)
 
     def _look_later(self, now: float, pool: Pool) -> None:
-        if pool.due < 0 and (pool.bulks or pool.queue.levels):
+        if pool.due < 0 and (pool.batch_inflight or pool.queue.levels):
             self.wheel.add(pool, now + LOOK_LATER)
 
     def _offer(self, now: float, source: Source) -> None:
@@ -471,7 +471,7 @@ class Scheduler:
     def _next(self, now: float, source: Source) -> Task | None:
         """Take the best task for a source from the queues of its pools. Tasks that can no longer meet their deadline are ended."""
         while (pool := self._best_pool(now, source)) is not None:
-            taken = pool.queue.take(source, now, bulk=pool.gives_bulk_to(now, source))
+            taken = pool.queue.take(source, now, allow_batch=pool.allows_batch(now, source))
             if taken is None:
                 return None
             task, feed = taken
@@ -490,11 +490,11 @@ class Scheduler:
         waiting = [pool for pool in pools if pool.queue.levels]
         if not waiting:
             return None
-        return min(waiting, key=lambda pool: pool.queue.key(source, bulk=pool.gives_bulk_to(now, source)))
+        return min(waiting, key=lambda pool: pool.queue.key(source, allow_batch=pool.allows_batch(now, source)))
 
     def _begin(self, now: float, task: Task, feed: BatchFeed, source: Source) -> None:
         """A source takes a task from a batch: the task's timeout starts, unless an outage started it earlier (see ``outages``)."""
-        task.pool.bulks += 1
+        task.pool.batch_inflight += 1
         if feed.left is not None:
             feed.left -= 1
         self._start(now, task)
@@ -511,19 +511,19 @@ class Scheduler:
 
     def _too_late(self, now: float, task: Task, source: Source) -> bool:
         """End a task that was not sent yet if no source in service can answer it before its deadline. True if it was ended."""
-        quick = source.latency.quick
+        quick = source.latency.p5
         if task.deadline == inf or now + quick <= task.deadline or task.attempt is not None:
             return False
-        if any(now + other.latency.quick <= task.deadline for other in task.pool.sources if other.health.in_service):
+        if any(now + other.latency.p5 <= task.deadline for other in task.pool.sources if other.health.in_service):
             return False
         self._finish(task, too_late(task))
         return True
 
     def _send(self, now: float, task: Task, source: Source) -> None:
-        if task.attempt is None and not task.load(now, source):
+        if task.attempt is None and not task.bind(now, source):
             self._end(task)  # another request has taken its content: treated as withdrawn
             return
-        attempt = Attempt(task, source, now)
+        attempt = Attempt(task, source, now, task.overdue)
         task.state = TaskState.SENT
         task.sends = attempt.number = task.sends + 1
         if task.attempt is not None:
@@ -568,8 +568,8 @@ class Scheduler:
             self.wheel.add(task, task.deadline)
 
     def _ask(self, feed: BatchFeed) -> None:
-        if not feed.asked and not feed.ended:
-            feed.asked = True
+        if not feed.more_requested and not feed.ended:
+            feed.more_requested = True
             self.out.append((MORE, feed))
 
     def _finish(self, task: Task, error: QRewardError) -> None:
@@ -579,14 +579,14 @@ class Scheduler:
     def _end(self, task: Task, tokens: float | None = None) -> None:
         task.state = TaskState.DONE
         self.wheel.remove(task)
-        if task.lined:
+        if task.queued:
             task.pool.queue.ended(task)
         if task.charge:
             task.pool.queue.settle(task, tokens if tokens is not None else task.charge if task.sent_at is not None else 0.0)
         if task.feed is not None:
             pool = task.pool
-            pool.bulks -= 1
-            if not pool.bulks and not pool.queue.levels:
+            pool.batch_inflight -= 1
+            if not pool.batch_inflight and not pool.queue.levels:
                 self.wheel.remove(pool)
         attempts = task.attempt, task.copy
         task.attempt = task.copy = None
@@ -596,7 +596,7 @@ class Scheduler:
 
     # loss of sources
 
-    def lost(self, now: float, source: Source) -> None:
+    def on_source_lost(self, now: float, source: Source) -> None:
         """A source became unavailable: tasks that waited for it alone go to other sources, or fail if there is none."""
         for pool in source.pools:
             self._reclaim(now, pool)
@@ -616,7 +616,7 @@ class Scheduler:
 
     def _check(self, now: float, pool: Pool) -> None:
         self.outages.check(now, pool)
-        error = hopeless(pool)
+        error = unservable_error(pool)
         if error is None:
             return
         tasks = pool.queue.empty()
@@ -636,7 +636,7 @@ class Scheduler:
         feed.failing = failing
         self.wheel.remove(feed)
         self._fail_waiting(now, feed, failing)
-        feed.asked = True
+        feed.more_requested = True
         self.out.append((MORE, feed))
 
     def _fail_waiting(self, now: float, feed: BatchFeed, failing: Callable[[], QRewardError]) -> None:
@@ -682,7 +682,7 @@ class Scheduler:
         for attempt in list(source.attempts):
             if self._hedging.may_be_copied(attempt):
                 self._copy(now, attempt.task, targets)
-        self.lost(now, source)
+        self.on_source_lost(now, source)
 
     def _suspect(self, now: float, attempt: Attempt, targets: dict[Pool, CopyTargets]) -> None:
         task = attempt.task
@@ -698,7 +698,7 @@ class Scheduler:
         source = self._ready(now, task.pool, self._hedging.others(task))
         if source is None:
             return
-        usual = source.tempo.first(0.5) if task.streamed and source.tempo is not None else None
+        usual = source.stream_timing.first(0.5) if task.streamed and source.stream_timing is not None else None
         if (usual or source.expected_finish()) < now - attempt.sent_at and self._hedging.withdraw():
             self._send(now, task, source)
         self._offer(now, source)

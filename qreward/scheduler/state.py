@@ -57,9 +57,9 @@ class RequestOptions(NamedTuple):
     restarts: bool = False  # a streamed answer may be restarted from the beginning after parts of it were delivered
     streamed: bool = False  # the answers are streamed
 
-    def task(self, payload: Any, pool: Pool, sink: Any, index: int) -> Task:
+    def task(self, payload: Any, pool: Pool, waiter: Any, index: int) -> Task:
         """Create a task with these options."""
-        task = Task(payload, pool, self.level, self.timeout, sink, index, self.tenant)
+        task = Task(payload, pool, self.level, self.timeout, waiter, index, self.tenant)
         task.hedge, task.restarts, task.streamed = self.hedge, self.restarts, self.streamed
         return task
 
@@ -72,12 +72,12 @@ class Task:
     pool: Pool
     level: int
     timeout: float | None
-    sink: Any  # the waiter to which the engine delivers the outcome; opaque to the scheduler
-    index: int  # its position within its ``sink``
+    waiter: Any  # the waiter to which the engine delivers the outcome; opaque to the scheduler
+    index: int  # its position within its ``waiter``
     tenant: str | None = None  # for a batch item the feed's tenant applies
     feed: BatchFeed | None = None  # the batch it was taken from
     state: TaskState = TaskState.NEW
-    lined: bool = False  # it is in the queue
+    queued: bool = False  # it is in the queue
     number: int = 0  # unique among the live tasks of a scheduler
     born: float = 0.0  # when it was submitted, or taken from its feed
     sent_at: float | None = None  # when it was first sent
@@ -101,10 +101,10 @@ class Task:
     last_error: QRewardError | None = None
     items: tuple[Task, ...] = ()  # the tasks that are merged into this one
     serial: int = 0  # used by the engine's instrumentation, as are the next two: its number once assigned
-    told: int = 0  # whether its end was reported
+    end_reported: int = 0  # whether its end was reported
     span: Any = None
 
-    def load(self, now: float, source: Source) -> bool:  # noqa: ARG002 - for those that are late bound
+    def bind(self, now: float, source: Source) -> bool:  # noqa: ARG002 - for those that are late bound
         """Bind the payload just before the task is sent, with no attempt in flight. False if there is nothing to send.
 
         Subclasses that choose their content late override it.
@@ -140,7 +140,7 @@ class Attempt:
     overdue: int = 0  # how many attempts of its task had exceeded their time limit when it was sent
     number: int = 1  # its position among the task's attempts, counted from 1
     hedge: bool = False  # it was sent while another attempt of the task was in flight
-    why: CancelReason | None = None  # why the scheduler cancelled it
+    cancel_reason: CancelReason | None = None  # why the scheduler cancelled it
     ended: bool = False  # its end was reported
     committed: bool = False  # its streamed answer is being delivered to the caller
     won: bool = False  # its answer is the task's answer
@@ -151,9 +151,6 @@ class Attempt:
     failure: Failure | None = None  # the failure that the scheduler determined itself (a time limit), instead of a reported outcome
     span: Any = None  # used by the engine's instrumentation
     handle: Any = None  # used by the engine, for example for an asyncio task
-
-    def __post_init__(self) -> None:
-        self.overdue = self.task.overdue
 
     def held_until(self, now: float) -> float:
         """Return the seconds for which it has waited for the caller to read, up to ``now``."""
@@ -173,13 +170,13 @@ class BatchFeed:
 
     pool: Pool
     level: int
-    sink: Any
+    waiter: Any
     opened_at: float
     tenant: str | None = None
     timeout: float | None = None  # seconds that each of its tasks may take
     buffer: deque[Task] = field(default_factory=deque)
-    lined: bool = False  # it is in the queue, that is, the buffer is not empty
-    asked: bool = False  # more input was requested
+    queued: bool = False  # it is in the queue, that is, the buffer is not empty
+    more_requested: bool = False  # more input was requested
     ended: bool = False  # all input was read
     left: int | None = None  # items that are still to be taken, if the size of the input is known
     served: float = field(init=False)  # when an item was last taken
@@ -228,6 +225,12 @@ class Source:
     ``limits.adaptive`` is not read here: ``window`` and ``learned`` are None for a source with configured limits only, see ``make_source``.
     """
 
+    __slots__ = (
+        "answered_at", "attempt_timeout", "attempts", "check_at", "cooldown", "down_since", "due", "handle", "health", "inflight",
+        "interactive_inflight", "latency", "learned", "lease", "look_after", "metered", "name", "pools", "proven", "removed", "requests",
+        "reserved", "silence", "stream_timing", "tally", "tokens", "trouble", "unanswered", "weight", "window",
+    )  # fmt: skip
+
     def __init__(
         self,
         name: str,
@@ -252,20 +255,20 @@ class Source:
         self.tokens: Gcra | HeaderRateLimit | None = Gcra(limits.tpm / 60) if limits.tpm else None
         self.reserved = limits.tpm_counts == "reserved"
         self.metered = False  # its answers have carried rate limit headers
-        self.share: Lease | None = None  # the lease on limits that are shared with other processes
-        self.gate = Cooldown(rng)
+        self.lease: Lease | None = None  # the lease on limits that are shared with other processes
+        self.cooldown = Cooldown(rng)
         self.attempt_timeout = attempt_timeout  # seconds one attempt may take as configured; None if that limit is learned
         # requests in flight, oldest first, including those being cancelled
         self.attempts: dict[Attempt, None] = {}
         self.inflight = 0  # their number
-        self.singles = 0  # how many of them do not belong to a batch
+        self.interactive_inflight = 0  # how many of them do not belong to a batch
         self.look_after = ATTEMPT_LEAST  # age in seconds from which they are inspected
         self.check_at = inf  # when to inspect them next; inf while there is none
         self.due = -1  # belongs to the timer wheel
         # what was observed
         self.tally = SourceCounters()
         self.latency = LatencyStats()
-        self.tempo: StreamTiming | None = None  # timing of its streams, from the first one on
+        self.stream_timing: StreamTiming | None = None  # timing of its streams, from the first one on
         self.silence = StallDetector()
         self.health = Health(rng, self._health_changed)
         self.down_since: float | None = None  # when it was found to be out of service, until an answer shows that it is back
@@ -277,12 +280,12 @@ class Source:
     def ready_at(self, now: float) -> float:
         """Return the earliest time at which it may be sent a request. A past time means now, inf means not before some event."""
         health = self.health
-        if self.inflight >= self.window.limit or self.inflight >= health.allowed or health.marked_unhealthy or self.removed:
+        if self.inflight >= self.window.limit or self.inflight >= health.half_open_limit or health.marked_unhealthy or self.removed:
             return inf
-        at = max(health.open_until, self.gate.opens_at)
+        at = max(health.open_until, self.cooldown.opens_at)
         if self.learned is not None:
             at = max(at, self.learned.ready_at)
-        if self.share is not None and not self.share.may_send(now):
+        if self.lease is not None and not self.lease.may_send(now):
             return inf
         if self.requests is not None:
             at = max(at, self.requests.ready_at)
@@ -294,12 +297,12 @@ class Source:
         """A request is sent."""
         self.attempts[attempt] = None
         self.inflight += 1
-        self.singles += attempt.task.feed is None
+        self.interactive_inflight += attempt.task.feed is None
         self.tally.sent += 1
         self.window.sent(now, self.inflight)
         self.silence.sent(now, self.inflight)
-        if self.gate.closed:
-            self.gate.sent(now)
+        if self.cooldown.closed:
+            self.cooldown.sent(now)
         if self.health.open_until != -inf:
             self.health.sent(now)
         if self.learned is not None:
@@ -311,13 +314,13 @@ class Source:
         """A request has ended in any way."""
         del self.attempts[attempt]
         self.inflight -= 1
-        self.singles -= attempt.task.feed is None
+        self.interactive_inflight -= attempt.task.feed is None
 
     def began(self, now: float, sent_at: float) -> None:
         """The first token of a stream arrived."""
-        if self.tempo is None:
-            self.tempo = StreamTiming()
-        self.tempo.began(now - sent_at)
+        if self.stream_timing is None:
+            self.stream_timing = StreamTiming()
+        self.stream_timing.began(now - sent_at)
         self.unanswered = 0
         if self.silence.since != inf:
             self.silence.since = now
@@ -330,7 +333,7 @@ class Source:
         self.silence.broken(now, self.inflight, self.latency.mean)
         if held <= HELD * (now - sent_at):
             self.window.ok(now, sent_at, answer.output_tokens, self.inflight)
-        self.gate.ok(sent_at)
+        self.cooldown.ok(sent_at)
         if self.learned is not None:
             self.learned.ok(now)
         if not self.health.clean:
@@ -369,7 +372,7 @@ class Source:
         self.tally.rejected += 1
         away = self.window.rejected(now, sent_at, hint, self.inflight)
         if away or hint is not None:
-            self.gate.rejected(now, sent_at, hint)
+            self.cooldown.rejected(now, sent_at, hint)
         if self.learned is not None:
             self.learned.refused(sent_at)
             if away and hint is not None:
@@ -396,7 +399,7 @@ class Source:
     def available_soon(self, now: float) -> bool:
         """Return whether it is expected to accept work within about a second."""
         soon = now + SOON
-        if not self.health.in_service or self.removed or self.gate.opens_at >= soon:
+        if not self.health.in_service or self.removed or self.cooldown.opens_at >= soon:
             return False
         if not self.metered:
             return True
@@ -416,10 +419,12 @@ class Source:
         """Return the seconds an attempt may take, for a task that exceeded a time limit ``overdue`` times before."""
         if self.attempt_timeout is not None:
             return self.attempt_timeout
-        slow = self.latency.slow
+        slow = self.latency.p99
         if slow is None:
             return ATTEMPT_FIRST * 2.0 ** min(overdue, MOST_DOUBLINGS)
-        rare = max((pool.lengths.rare * pool.lengths.pace(self.latency) for pool in self.pools if pool.lengths.rare < inf), default=0.0)
+        rare = max(
+            (pool.lengths.p99 * pool.lengths.seconds_per_token(self.latency) for pool in self.pools if pool.lengths.p99 < inf), default=0.0
+        )
         return max(ATTEMPT_LEAST, ATTEMPT_FACTOR * max(slow, rare) * 2.0 ** min(max(0, overdue - 1), MOST_DOUBLINGS))
 
     def expected_finish(self) -> float:
@@ -439,8 +444,8 @@ def make_source(name: str, rng: Random, limits: Limits, *, weight: float = 1.0, 
     learned = LearnedRate() if limits.adaptive else None
     source = Source(name, rng, limits, weight=weight, attempt_timeout=attempt_timeout, window=window, learned=learned)
     if limits.shared != "none":
-        share = source.share = Lease(limits, source.window)
-        source.requests, source.tokens, source.window = share.requests, share.tokens, share.window
+        lease = source.lease = Lease(limits, source.window)
+        source.requests, source.tokens, source.window = lease.requests, lease.tokens, lease.window
     return source
 
 
@@ -462,8 +467,8 @@ def standing(now: float, source: Source) -> Availability:
     if waits:
         seconds, reason = max(waits)
         return Availability(reason, seconds)
-    if source.inflight >= health.allowed:
-        return Availability(f"coming back: {health.allowed:g} at a time", inf)
+    if source.inflight >= health.half_open_limit:
+        return Availability(f"coming back: {health.half_open_limit:g} at a time", inf)
     if source.inflight >= source.window.limit:
         return Availability("window full", inf)
     return Availability("ready", 0.0)
@@ -471,9 +476,9 @@ def standing(now: float, source: Source) -> Availability:
 
 def _obstacles(source: Source) -> Iterator[tuple[float, str]]:
     yield source.health.open_until, "out of service after failures"
-    asked = source.gate.uncapped_hint
+    asked = source.cooldown.uncapped_hint
     capped = "" if asked is None else f"; it asked for {asked:.4g} s, which max_retry_after shortens"
-    yield source.gate.opens_at, f"it turned requests away{capped}"
+    yield source.cooldown.opens_at, f"it turned requests away{capped}"
     if source.learned is not None:
         yield source.learned.ready_at, f"paced at {source.learned.rate:.3g} requests/s, learned from rejects"
     for limit, unit in ((source.requests, "requests"), (source.tokens, "tokens")):
@@ -511,8 +516,8 @@ class TaskQueue(Protocol):
 
     def put(self, task: Task) -> None: ...
     def put_feed(self, feed: BatchFeed) -> None: ...
-    def key(self, source: Source, *, bulk: bool = True) -> float: ...
-    def take(self, source: Source, now: float, *, bulk: bool = True) -> tuple[Task, BatchFeed | None] | None: ...
+    def key(self, source: Source, *, allow_batch: bool = True) -> float: ...
+    def take(self, source: Source, now: float, *, allow_batch: bool = True) -> tuple[Task, BatchFeed | None] | None: ...
     def left(self) -> float: ...
     def empty(self) -> list[Task]: ...
     def most_avoided(self) -> int: ...
@@ -541,12 +546,12 @@ class Pool:
 
     def __init__(self, name: str, sources: list[Source], balancer: Balancer, queue: TaskQueue) -> None:
         self.name = name
-        self.asked: set[str] = set()  # the models that were routed to it; maintained by the fleet
+        self.models: set[str] = set()  # the models that were routed to it; maintained by the fleet
         self.balancer = balancer
         self.queue = queue
         self.lengths = OutputLengths()  # of its answers
-        self.endgame = TailGuard()
-        self.bulks = 0  # started tasks that came from a batch and have not ended
+        self.tail_guard = TailGuard()
+        self.batch_inflight = 0  # started tasks that came from a batch and have not ended
         self.interactive_until = -inf  # interactive requests are expected until then
         self.feeds: dict[BatchFeed, None] = {}  # the open batches
         self.down_since = inf  # since when no source is alive while batches wait; inf while one is alive, or without batches
@@ -602,14 +607,14 @@ class Pool:
                 self._found = place % size
                 yield source
 
-    def gives_bulk_to(self, now: float, source: Source) -> bool:
+    def allows_batch(self, now: float, source: Source) -> bool:
         """Return whether a source may take batch items. While interactive requests are expected, some slots are reserved for them."""
         if now < self.interactive_until:
             # while interactive requests wait no slot is kept free: the queue's order decides, but batch items keep to their share
-            held = source.inflight - source.singles if self.queue.waiting else source.inflight
+            held = source.inflight - source.interactive_inflight if self.queue.waiting else source.inflight
             if held >= source.window.limit - reserve(source.window.limit):
                 return False
-        return not (self.balancer.by_speed and self.endgame.holds_back(now, source, self))
+        return not (self.balancer.by_speed and self.tail_guard.holds_back(now, source, self))
 
     def __repr__(self) -> str:
         return f"<Pool {self.name!r} {len(self.queue)} waiting, {self.sources}>"
@@ -642,7 +647,7 @@ class TailGuard:
         if now >= self._look_at:
             self._limit, drain = self._slowest(now, pool)
             self._look_at = now + max(REFRESH, min(SHARE * drain, LONGEST))
-        return self._limit < inf and pool.lengths.pace(source.latency) > SWAY * self._limit
+        return self._limit < inf and pool.lengths.seconds_per_token(source.latency) > SWAY * self._limit
 
     @staticmethod
     def _slowest(now: float, pool: Pool) -> tuple[float, float]:
@@ -654,7 +659,7 @@ class TailGuard:
         long = lengths.at(1 - LONG)
         if left == inf or not long:
             return inf, 0.0
-        rates = [(lengths.pace(source.latency), source.rate()) for source in pool.sources if source.available_soon(now)]
+        rates = [(lengths.seconds_per_token(source.latency), source.rate()) for source in pool.sources if source.available_soon(now)]
         rate = 0.0
         quickest = slowest = limit = inf
         for pace, each in sorted((pace, each) for pace, each in rates if pace):

@@ -64,13 +64,13 @@ class LatencyStats:
     token is a ratio of sums over about the last 20 answers, because a mean of ratios would follow the shortest answers.
 
     Attributes:
-        quick: 5th percentile in seconds, 0 before 20 answers.
+        p5: 5th percentile in seconds, 0 before 20 answers.
     """
 
     def __init__(self) -> None:
-        self.mean = self.pace = self.quick = 0.0  # mean time of an answer in seconds
-        self.slow: float | None = None  # 99th percentile in seconds, None before 20 answers
-        self.told = False  # the source reports tokens; if it does not, ``pace`` is seconds per answer
+        self.mean = self.seconds_per_token = self.p5 = 0.0  # mean time of an answer in seconds
+        self.p99: float | None = None  # 99th percentile in seconds, None before 20 answers
+        self.reports_tokens = False  # the source reports tokens; if it does not, ``seconds_per_token`` is seconds per answer
         self._answers = 0
         self._seconds = self._tokens = 0.0
         self._quantiles = Quantiles(fade_after=1000)
@@ -81,14 +81,14 @@ class LatencyStats:
         self.mean += (seconds - self.mean) * (0.1 if self._answers > 10 else 1.0 / (self._answers + 1))
         self._answers += 1
         self._quantiles.add(seconds)
-        if tokens and not self.told:
-            self.told, self._seconds, self._tokens = True, 0.0, 0.0
+        if tokens and not self.reports_tokens:
+            self.reports_tokens, self._seconds, self._tokens = True, 0.0, 0.0
         self._seconds = 0.95 * self._seconds + seconds
         self._tokens = 0.95 * self._tokens + (tokens or 1)
-        self.pace = self._seconds / self._tokens  # seconds per token, 0 while unknown
-        if self._answers >= KNOWN and (self._answers % 32 == 0 or self.slow is None):
-            self.slow = self._quantiles.at(0.99)
-            self.quick = self._quantiles.at(0.05) or 0.0
+        self.seconds_per_token = self._seconds / self._tokens  # seconds per token, 0 while unknown
+        if self._answers >= KNOWN and (self._answers % 32 == 0 or self.p99 is None):
+            self.p99 = self._quantiles.at(0.99)
+            self.p5 = self._quantiles.at(0.05) or 0.0
 
 
 KNOWN = 20
@@ -137,7 +137,7 @@ class StreamTiming:
 
 
 ENOUGH = 100
-"""Answers needed before ``rare`` and ``extreme`` are known."""
+"""Answers needed before ``p99`` and ``p999`` are known."""
 RARE, EXTREME = 0.99, 0.999
 FADE = 4000
 """Answers after which older ones count half."""
@@ -156,7 +156,7 @@ class OutputLengths:
     that does not report tokens is assumed to return answers of the pool's mean length.
 
     Attributes:
-        rare, extreme: 99th and 99.9th percentile in tokens; inf before a hundred answers.
+        p99, p999: 99th and 99.9th percentile in tokens; inf before a hundred answers.
     """
 
     def __init__(self) -> None:
@@ -166,26 +166,26 @@ class OutputLengths:
         self._fresh = 0
         self._told = False
         self.mean = 1.0  # tokens of an answer, moving average; 1 while no source reports tokens
-        self.rare = self.extreme = inf
+        self.p99 = self.p999 = inf
 
     def add(self, seconds: float, tokens: int | None, latency: LatencyStats) -> None:
         """Add an answer that took ``seconds`` at a source whose ``latency`` already includes it."""
         if tokens:
             self.mean += (tokens - self.mean) * (0.02 if self._told else 1.0)
             self._told = True
-        pace = self.pace(latency)
+        pace = self.seconds_per_token(latency)
         self._sizes.add(tokens or (seconds / pace if pace else self.mean))
         self._fresh += 1
         if self._fresh >= REFRESH:
             self._fresh = 0
             self._beyond = []
             if self._sizes.count >= ENOUGH:
-                self.rare = self._sizes.at(RARE) or inf
-                self.extreme = self._sizes.at(EXTREME) or inf
+                self.p99 = self._sizes.at(RARE) or inf
+                self.p999 = self._sizes.at(EXTREME) or inf
 
-    def pace(self, latency: LatencyStats) -> float:
+    def seconds_per_token(self, latency: LatencyStats) -> float:
         """Return the seconds per token at a source, 0 if it has not answered yet."""
-        return latency.pace if latency.told else latency.pace / self.mean
+        return latency.seconds_per_token if latency.reports_tokens else latency.seconds_per_token / self.mean
 
     def long(self, least: float) -> float:
         """Return the length in tokens of a long answer among those longer than ``least``."""

@@ -153,7 +153,7 @@ class MergedRequest(Task):
 
     def load(self, now: float, source: Source) -> bool:
         """Fill it just before it is sent. Returns False if there are no items."""
-        filled: bool = self.sink.queue.fill(now, self, source)
+        filled: bool = self.waiter.queue.fill(now, self, source)
         return filled
 
     def left(self) -> list[MergedItem]:
@@ -177,7 +177,7 @@ class MergedRequest(Task):
         self.members, self._live, self.items = items, len(items), tuple(items)
         if not self.serial and len(items) == 1 and items[0].serial > 0:
             alone = items[0]
-            self.serial, self.span, self.items, alone.told = alone.serial, alone.span, (), TOLD
+            self.serial, self.span, self.items, alone.end_reported = alone.serial, alone.span, (), TOLD
 
 
 FAILURE_WEIGHT = 3
@@ -345,7 +345,7 @@ class MergeQueue:
                     read_ahead.append(item)
             item.attach(request)
             item.state = TaskState.SENT
-        self._start_timeouts(read_ahead, lambda item, timeout: deadline(now, source, self._pool, timeout, item.sink.opened_at))
+        self._start_timeouts(read_ahead, lambda item, timeout: deadline(now, source, self._pool, timeout, item.waiter.opened_at))
         return taken
 
     def _most(self, now: float, source: Source, before: int, limits: MergeLimits) -> int:

@@ -256,7 +256,7 @@ class RequestMerger:
     def _report(self, item: MergedItem, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
         if self.shell.watch is not None:
             self.shell.watch.done(item, outcome, source)
-        item.sink.finish(item, outcome, source, seconds)
+        item.waiter.finish(item, outcome, source, seconds)
 
     # ending early
 

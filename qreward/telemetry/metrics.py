@@ -46,7 +46,7 @@ def _endpoints(state: ClientState) -> Points:
     found = Counter({"available": 0, "ejected": 0, "probing": 0})
     for source in state.sources:
         health = source.health
-        found["ejected" if not health.in_service else "available" if health.allowed == inf else "probing"] += 1
+        found["ejected" if not health.in_service else "available" if health.half_open_limit == inf else "probing"] += 1
     for name, count in found.items():
         yield count, {names.ENDPOINT_STATE: name}
 

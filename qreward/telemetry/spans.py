@@ -146,7 +146,7 @@ class CallWatcher:
 
     def began(self, task: Task, now: float) -> bool:
         """A call was made. Starts its span. Returns False if nothing is recorded or propagated for the call."""
-        metered, parent = self._meters.live(now), task.sink.context.run(get_current)
+        metered, parent = self._meters.live(now), task.waiter.context.run(get_current)
         if not (self._tracing or metered or parent or self._is_tracing(now)):
             return False
         kind = self._kind_of(operation_of(task), model_of(task), route_of(task.pool), task.streamed, len(task.items))
@@ -346,7 +346,7 @@ class CallWatcher:
 
     def _record_cooldown(self, source: Source, place: ServerAddress, now: float) -> None:
         """An endpoint rejected a request. Records by how many seconds this extends the endpoint's known cooldown."""
-        until, known = source.gate.opens_at, max(now, self._closed.get(place.name, now))
+        until, known = source.cooldown.opens_at, max(now, self._closed.get(place.name, now))
         if until > known:
             self._closed[place.name] = until
             self._meters.rate_limit_wait.record(until - known, place.attributes)

@@ -218,7 +218,7 @@ def test_what_is_learned_of_pauses_is_not_those_of_a_slow_consumer() -> None:
                 read += 1
                 if read % (AHEAD // 2) == 0:
                     await asyncio.sleep(30)
-            tempo = client._runtime.fleet.source("a").tempo
+            tempo = client._runtime.fleet.source("a").stream_timing
             assert tempo is not None
             assert tempo.gap_limit() == GAP_LEAST
 

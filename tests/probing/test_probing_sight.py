@@ -86,7 +86,7 @@ def test_a_trial_sent_after_it_was_last_seen_away_is_waited_for() -> None:
     send(source, 1.6)
     assert look(sight, source, READY, since=2.0) == [ProbeEffect.NONE]
     answer(source, 2.5, sent_at=1.6)
-    assert source.health.allowed > 1
+    assert source.health.half_open_limit > 1
 
 
 def test_a_source_in_full_service_or_well_on_its_way_is_left_alone_by_looks_that_fail_now_and_then() -> None:
@@ -96,9 +96,9 @@ def test_a_source_in_full_service_or_well_on_its_way_is_left_alone_by_looks_that
     source.health.eject(5.0, 1.0)
     send(source, 6.0)
     answer(source, 7.0, sent_at=6.0)
-    allowed = source.health.allowed
+    allowed = source.health.half_open_limit
     assert set(look(sight, source, SILENT, READY, SILENT, READY, since=7.0)) == {ProbeEffect.NONE}
-    assert source.health.allowed == allowed > 1
+    assert source.health.half_open_limit == allowed > 1
 
 
 def test_an_account_that_is_used_up_is_no_matter_of_readiness() -> None:
@@ -218,13 +218,13 @@ def test_it_comes_back_with_the_window_that_it_had_before_it_went() -> None:
 def closed_gate(hint: float | None = None) -> tuple[Source, ProbeState]:
     source, sight = fresh()
     for _ in range(5):
-        source.gate.rejected(0.0, 0.0, hint)
+        source.cooldown.rejected(0.0, 0.0, hint)
     return source, sight
 
 
 def test_a_gate_opens_when_a_server_that_was_full_has_room() -> None:
     source, sight = closed_gate()
-    assert source.gate.opens_at > 1.2
+    assert source.cooldown.opens_at > 1.2
     assert look(sight, source, FULL, ROOM, since=0.2) == [ProbeEffect.NONE, ProbeEffect.BETTER]
     assert source.ready_at(0.0) == 1.2
 
@@ -237,9 +237,9 @@ def test_a_wait_that_the_server_asked_for_is_kept_to_the_letter() -> None:
 
 def test_a_server_that_turns_away_although_it_has_room_is_not_asked_sooner() -> None:
     source, sight = closed_gate()
-    at = source.gate.opens_at
+    at = source.cooldown.opens_at
     assert set(look(sight, source, ROOM, ROOM, since=0.1)) == {ProbeEffect.NONE}
-    assert source.gate.opens_at == at
+    assert source.cooldown.opens_at == at
 
 
 def test_an_outage_that_is_over_opens_the_gate_as_well() -> None:

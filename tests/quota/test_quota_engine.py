@@ -283,7 +283,7 @@ def test_sharing_without_anything_to_share_says_what_to_set() -> None:
 def test_a_client_that_shares_nothing_has_no_thread_and_its_sources_are_as_ever() -> None:
     client = QRewardClient([House.endpoint(rpm=600, shared="none", adaptive=True)])
     source = client._runtime.fleet.source("a")
-    assert source.share is None
+    assert source.lease is None
     assert type(source.requests).__name__ == "Gcra"
     assert type(source.window).__name__ == "AdaptiveLimit"
     assert client._runtime._sharing._thread is None

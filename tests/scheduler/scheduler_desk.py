@@ -122,7 +122,7 @@ class Desk:
         source = self[name]
         if down:
             source.health.mark_unhealthy()
-            self.scheduler.lost(self.now, source)
+            self.scheduler.on_source_lost(self.now, source)
         else:
             source.health.restore()
             self.scheduler.changed(self.now, source)

@@ -115,7 +115,7 @@ class Watch:
             assert what == MORE
             assert subject not in self.asked or subject.failing is not None, "a feed is asked for more while it is being asked"
             self.asked[subject] = None
-            self.trace.append((now, "more", subject.sink))
+            self.trace.append((now, "more", subject.waiter))
 
     def _sent(self, now: float, attempt: Attempt) -> None:
         task, source = attempt.task, attempt.source
@@ -157,17 +157,17 @@ class Watch:
             well = [source.health for source in pool.sources if source.health.in_service]
             assert all(not health.marked_unhealthy and health.open_until == -inf for health in well)
             assert pool.in_service == len(well), f"{pool} counts {pool.in_service} sources in service, but {len(well)} are"
-            assert pool.back == sum(health.allowed > 1 for health in well)
+            assert pool.back == sum(health.half_open_limit > 1 for health in well)
         timed = sum(item.due >= 0 for items in (self.open, self.sources, pools, self.feeds) for item in items)
         assert len(self.scheduler.wheel) == timed, "the wheel holds something dead, or lost something"
 
     def _check_open_tasks(self) -> None:
         under_way: dict[Task, list[Attempt]] = {}
         for attempt in self.live:
-            if attempt.task in self.open and attempt.why is not CancelReason.BEATEN:  # which may come before the winner has ended
+            if attempt.task in self.open and attempt.cancel_reason is not CancelReason.BEATEN:  # which may come before the winner has ended
                 under_way.setdefault(attempt.task, []).append(attempt)
         for attempt in self.live:
-            assert attempt.why is not None or attempt.source.due >= 0, "an attempt has no time limit"
+            assert attempt.cancel_reason is not None or attempt.source.due >= 0, "an attempt has no time limit"
         for task in self.open:
             assert task.timeout is None or task.due >= 0, "a task's timeout is not watched"
             held = under_way.get(task, [])
@@ -220,4 +220,4 @@ def _may_hold_back(now: float, pool: Pool, source: Source) -> bool:
     ending = all(feed.ended or feed.left is not None for feed in pool.queue._feeds())  # or there are only retries of its items
     if pool.due >= 0 and (ending or now < pool.interactive_until + LOOK_LATER + DAWDLE):
         return True
-    return not pool.gives_bulk_to(now, source)
+    return not pool.allows_batch(now, source)

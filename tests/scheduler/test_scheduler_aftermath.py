@@ -284,7 +284,7 @@ def test_it_comes_back_by_one_real_task_then_two_then_four() -> None:
             desk.ok(attempt, after=0.001)
     assert sizes == [1, 2, 4, 8]
     assert sum(isinstance(desk.outcome(task), Answer) for task in tasks) == 15
-    assert desk["a"].health.allowed == inf
+    assert desk["a"].health.half_open_limit == inf
 
 
 def test_a_failed_probe_is_not_charged_to_the_task() -> None:

@@ -131,7 +131,7 @@ def test_a_timeout_of_the_task_stops_both() -> None:
     assert isinstance(desk.outcome(task), RequestTimeout)
     assert desk.is_cancelled(first)
     assert desk.is_cancelled(second)
-    assert first.why is second.why is CancelReason.ABANDONED
+    assert first.cancel_reason is second.cancel_reason is CancelReason.ABANDONED
     desk.cancelled(first)
     desk.cancelled(second)
     desk.watch.check_all_over()

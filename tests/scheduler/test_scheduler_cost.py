@@ -43,7 +43,7 @@ def cost(failures: ModuleType, name: str, endpoints: int, strategy: LoadBalanceS
     if half_away:
         for source in scene.sources[: endpoints // 2]:
             source.health.eject(scene.now, 1e6)
-            scene.scheduler.lost(scene.now, source)
+            scene.scheduler.on_source_lost(scene.now, source)
             scene.carry_out()
     found = []
     for attempt in failures.chosen(scene):
@@ -79,7 +79,7 @@ def test_what_a_silent_endpoint_holds_is_copied_with_one_look_at_the_others(modu
         found[endpoints] = operations(lambda scene=scene, mute=mute: scene.scheduler._on_stall(scene.now, mute))
         assert not mute.health.in_service
         assert len(mute.attempts) == HELD
-        assert all(attempt.task.lined or attempt.task.copy is not None for attempt in mute.attempts)
+        assert all(attempt.task.queued or attempt.task.copy is not None for attempt in mute.attempts)
     assert found[200] < 4 * found[20], f"ten times as many endpoints: {found}"
 
 

@@ -155,7 +155,7 @@ def test_a_single_call_finds_room_while_a_bulk_uses_all_that_it_may() -> None:
     desk.ok(live(desk.submit()))
     desk.feed(200)
     assert len(desk.at("a")) == 18
-    assert not desk.pool.gives_bulk_to(desk.now, desk["a"])
+    assert not desk.pool.allows_batch(desk.now, desk["a"])
     assert desk.where(desk.submit()) == "a"
     assert desk.where(desk.submit()) == "a"
     assert len(desk.at("a")) == 20

@@ -52,7 +52,7 @@ def test_the_first_answer_ends_both_attempts(copy_wins: bool) -> None:
     desk.ok(winner, after=0.5)
     assert isinstance(desk.outcome(task), Answer)
     assert desk.is_cancelled(loser)
-    assert loser.why is CancelReason.BEATEN
+    assert loser.cancel_reason is CancelReason.BEATEN
     assert task.trail is not None
     [record] = task.trail
     assert (record.endpoint, record.outcome, record.hedge) == (loser.source.name, "cancelled", not copy_wins)
@@ -206,7 +206,7 @@ def test_copies_never_exceed_the_budget_nor_is_a_task_ever_more_than_twice_under
         _move(desk, what, number)
         held: dict[Task, set[str]] = {}
         for attempt in desk.watch.live:
-            if attempt.why is None:
+            if attempt.cancel_reason is None:
                 names = held.setdefault(attempt.task, set())
                 assert attempt.source.name not in names, "twice at one source"
                 names.add(attempt.source.name)

@@ -60,17 +60,17 @@ def test_what_is_still_to_be_read_counts_if_it_is_known(left: int, takes: bool) 
     feed.left = left
     feed.buffer.extend(desk.task() for _ in range(4))
     desk.pool.queue.put_feed(feed)
-    assert desk.pool.gives_bulk_to(desk.now, desk["slow"]) is takes
-    assert desk.pool.gives_bulk_to(desk.now, desk["quick"])
+    assert desk.pool.allows_batch(desk.now, desk["slow"]) is takes
+    assert desk.pool.allows_batch(desk.now, desk["quick"])
 
 
 def test_a_slow_source_is_given_the_rest_once_the_quick_ones_are_away() -> None:
     desk = two()
     desk.feed(8)
-    assert not desk.pool.gives_bulk_to(desk.now, desk["slow"])
+    assert not desk.pool.allows_batch(desk.now, desk["slow"])
     desk.watch.thorough = False
     desk.mark("quick", down=True)
-    assert desk.pool.gives_bulk_to(desk.now + 0.5, desk["slow"])
+    assert desk.pool.allows_batch(desk.now + 0.5, desk["slow"])
 
 
 def test_a_source_that_is_only_a_little_slower_is_not_held_back() -> None:

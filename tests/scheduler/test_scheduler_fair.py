@@ -147,7 +147,7 @@ def test_a_bulk_that_is_through_shares_no_longer(dropped: bool) -> None:
 def test_a_reserved_slot_serves_who_was_there_before_there_were_others() -> None:
     early = task(tenant="early")
     waiting = queue(early, feed(9, tenant="late"))
-    assert order(waiting, bulk=False) == [early]
+    assert order(waiting, allow_batch=False) == [early]
 
 
 # coming and going

@@ -146,7 +146,7 @@ def test_a_task_that_waits_for_a_source_that_is_lost_goes_back_to_the_one_it_avo
             desk.ok(desk.at("a")[0])  # the one that was turned away was older, and went first
         case _:
             desk["b"].health.eject(desk.now, 30.0)
-            desk.scheduler.lost(desk.now, desk["b"])
+            desk.scheduler.on_source_lost(desk.now, desk["b"])
             desk.watch.after(desk.now)
     assert desk.path(task) == ["a", "a"]
 

@@ -119,13 +119,13 @@ def test_it_is_jittered() -> None:
 def test_it_comes_back_by_one_real_task_and_one_more_for_each_answer_until_its_window_is_in_use() -> None:
     """Which doubles what is in flight with each round of answers."""
     back, _ = opened()
-    assert back.allowed == 1
+    assert back.half_open_limit == 1
     back.sent(back.open_until)
     assert back.in_service, "the first request sent after the open time begins the way back"
-    allowed = [back.allowed]
+    allowed = [back.half_open_limit]
     for _ in range(1 + 2 + 4):
         back.ok(back.since, back.since, LIMIT)
-        allowed.append(back.allowed)
+        allowed.append(back.half_open_limit)
     assert allowed == [1, 2, 3, 4, 5, 6, 7, inf]
 
 
@@ -135,7 +135,7 @@ def test_a_first_task_that_fails_opens_it_again_for_longer() -> None:
     back.sent(now)
     assert fail(back, now + 1, task=1)
     assert back.open_until == now + 1 + 4.0
-    assert back.allowed == 1
+    assert back.half_open_limit == 1
 
 
 def test_a_failure_later_on_the_way_back_takes_back_one_step() -> None:
@@ -145,7 +145,7 @@ def test_a_failure_later_on_the_way_back_takes_back_one_step() -> None:
     back.ok(now, now, LIMIT)
     back.ok(now, now, LIMIT)
     assert not fail(back, now + 1, task=1)
-    assert back.allowed == 2
+    assert back.half_open_limit == 2
 
 
 @pytest.mark.parametrize("share", [0.1, 0.2, 0.3])
@@ -160,9 +160,9 @@ def test_a_source_with_ordinary_faults_comes_back(share: float) -> None:
             fail(back, now, task)
         else:
             back.ok(now, now, 64)
-        if back.allowed == inf:
+        if back.half_open_limit == inf:
             return
-    raise AssertionError(f"still {back.allowed} after 2,000 tasks")
+    raise AssertionError(f"still {back.half_open_limit} after 2,000 tasks")
 
 
 def test_once_back_it_starts_with_a_clean_record() -> None:
@@ -171,7 +171,7 @@ def test_once_back_it_starts_with_a_clean_record() -> None:
     back.sent(now)
     for _ in range(7):
         back.ok(now, now, LIMIT)
-    assert back.allowed == inf
+    assert back.half_open_limit == inf
     assert [fail(back, now, task) for task in range(5)] == [False, False, False, False, True]
     assert back.open_until == now + FIRST_OPEN, "the open time starts anew as well"
 
@@ -215,7 +215,7 @@ def test_what_was_sent_before_it_opened_says_nothing_of_the_present() -> None:
     back.ok(0.0, 0.0, LIMIT)
     back.sent(now)
     back.ok(0.0, 0.0, LIMIT)
-    assert back.allowed == 1
+    assert back.half_open_limit == 1
     assert not back.failed(now, 0.0, 78, last=False)
     assert back.in_service
 
@@ -232,7 +232,7 @@ def test_an_operator_takes_it_out_and_brings_it_back_with_a_clean_record() -> No
     assert not sick.in_service
     sick.restore()
     assert sick.in_service
-    assert sick.allowed == inf
+    assert sick.half_open_limit == inf
     for task in range(5):
         fail(sick, 100.0, task)
     assert sick.open_until == 100.0 + FIRST_OPEN
@@ -243,7 +243,7 @@ def test_an_ejected_source_is_away_for_as_long_as_it_was_said() -> None:
     away.eject(10.0, 300.0)
     assert away.open_until == 310.0
     assert not away.in_service
-    assert away.allowed == 1
+    assert away.half_open_limit == 1
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 64])
@@ -251,7 +251,7 @@ def test_the_way_back_ends_for_any_window(limit: int) -> None:
     back, _ = opened()
     back.sent(back.open_until)
     answers = 0
-    while back.allowed != inf:
+    while back.half_open_limit != inf:
         back.ok(back.since, back.since, limit)
         answers += 1
     assert answers <= 2 * limit

@@ -27,7 +27,7 @@ def test_a_quantile_is_the_sorted_lists_within_its_promise(values: list[float], 
 def test_nothing_is_known_before_the_first_answer() -> None:
     assert Quantiles().at(0.5) is None
     assert LatencyStats().at(0.99) is None
-    assert LatencyStats().slow is None
+    assert LatencyStats().p99 is None
     assert LatencyStats().mean == 0.0
 
 
@@ -54,12 +54,12 @@ def test_the_slow_answer_is_known_after_twenty_and_follows_a_change_within_a_few
     latency, rng = LatencyStats(), Random(0)
     for _ in range(19):
         latency.add(1.0)
-    assert latency.slow is None
+    assert latency.p99 is None
     latency.add(1.0)
-    assert latency.slow == pytest.approx(1.0, rel=0.06)
+    assert latency.p99 == pytest.approx(1.0, rel=0.06)
     for _ in range(4000):
         latency.add(rng.uniform(9.0, 10.0))
-    assert latency.slow == pytest.approx(10.0, rel=0.1)
+    assert latency.p99 == pytest.approx(10.0, rel=0.1)
 
 
 def test_what_was_long_ago_fades() -> None:
@@ -68,8 +68,8 @@ def test_what_was_long_ago_fades() -> None:
         latency.add(100.0)
     for _ in range(5000):
         latency.add(1.0)
-    assert latency.slow is not None
-    assert latency.slow < 2.0
+    assert latency.p99 is not None
+    assert latency.p99 < 2.0
 
 
 def test_memory_does_not_grow_with_the_answers() -> None:

@@ -31,19 +31,19 @@ def spread(count: int, seed: int = 0) -> list[int]:
 
 def test_before_any_answer_nothing_is_known() -> None:
     lengths = OutputLengths()
-    assert lengths.rare == lengths.extreme == inf
+    assert lengths.p99 == lengths.p999 == inf
     assert lengths.at(0.5) is None
-    assert lengths.pace(LatencyStats()) == 0.0
+    assert lengths.seconds_per_token(LatencyStats()) == 0.0
     assert lengths.mean == 1.0
 
 
 def test_nothing_is_called_rare_before_a_hundred_answers() -> None:
     lengths, latency = OutputLengths(), LatencyStats()
     told(lengths, [20] * (ENOUGH - 1), latency=latency)
-    assert lengths.rare == lengths.extreme == inf
+    assert lengths.p99 == lengths.p999 == inf
     told(lengths, [20] * REFRESH, latency=latency)
-    assert lengths.rare == pytest.approx(20, rel=0.06)
-    assert lengths.extreme == pytest.approx(20, rel=0.06)
+    assert lengths.p99 == pytest.approx(20, rel=0.06)
+    assert lengths.p999 == pytest.approx(20, rel=0.06)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -51,8 +51,8 @@ def test_rare_and_extreme_are_what_one_in_a_hundred_and_one_in_a_thousand_exceed
     sizes = spread(3008, seed)
     lengths = told(OutputLengths(), sizes)
     exact = sorted(sizes)
-    assert lengths.rare == pytest.approx(exact[ceil(0.99 * len(exact)) - 1], rel=0.06), f"seed {seed}"
-    assert lengths.extreme == pytest.approx(exact[ceil(0.999 * len(exact)) - 1], rel=0.06), f"seed {seed}"
+    assert lengths.p99 == pytest.approx(exact[ceil(0.99 * len(exact)) - 1], rel=0.06), f"seed {seed}"
+    assert lengths.p999 == pytest.approx(exact[ceil(0.999 * len(exact)) - 1], rel=0.06), f"seed {seed}"
 
 
 def test_lengths_do_not_depend_on_how_fast_the_sources_are() -> None:
@@ -61,17 +61,17 @@ def test_lengths_do_not_depend_on_how_fast_the_sources_are() -> None:
     quick, slow = LatencyStats(), LatencyStats()
     for number, size in enumerate(sizes):
         told(mixed, [size], *((0.01, quick) if number % 2 else (1.0, slow)))
-    assert mixed.extreme == alone.extreme
+    assert mixed.p999 == alone.p999
     assert mixed.long(0.0) == alone.long(0.0)
-    assert mixed.pace(quick) == pytest.approx(0.01)
-    assert mixed.pace(slow) == pytest.approx(1.0)
+    assert mixed.seconds_per_token(quick) == pytest.approx(0.01)
+    assert mixed.seconds_per_token(slow) == pytest.approx(1.0)
 
 
 def test_what_was_long_ago_fades() -> None:
     lengths, latency = OutputLengths(), LatencyStats()
     told(lengths, [1000] * 500, latency=latency)
     told(lengths, [10] * 40_000, latency=latency)
-    assert lengths.rare < 12
+    assert lengths.p99 < 12
     assert lengths.mean == pytest.approx(10, rel=0.01)
 
 
@@ -83,8 +83,8 @@ def test_a_source_that_tells_no_tokens_is_taken_to_give_answers_of_the_mean_leng
         silent.add(seconds)
         lengths.add(seconds, None, silent)
     assert lengths.mean == 40
-    assert lengths.pace(silent) == pytest.approx(2.0 / 40, rel=0.2)
-    assert lengths.rare == pytest.approx(60, rel=0.25), "one that takes 3 s of a usual 2 s is half as long again"
+    assert lengths.seconds_per_token(silent) == pytest.approx(2.0 / 40, rel=0.2)
+    assert lengths.p99 == pytest.approx(60, rel=0.25), "one that takes 3 s of a usual 2 s is half as long again"
 
 
 @pytest.mark.parametrize("tokens", [None, 0])
@@ -95,7 +95,7 @@ def test_where_nobody_tells_tokens_a_length_is_a_multiple_of_the_usual_time(toke
         latency.add(seconds, tokens)
         lengths.add(seconds, tokens, latency)
     assert lengths.mean == 1.0
-    assert lengths.rare * lengths.pace(latency) == pytest.approx(10.0, rel=0.4)
+    assert lengths.p99 * lengths.seconds_per_token(latency) == pytest.approx(10.0, rel=0.4)
     assert lengths.at(0.5) == pytest.approx(1.0, rel=0.3)
 
 

@@ -108,7 +108,7 @@ def test_a_source_on_its_way_back_is_given_what_was_never_sent_before_what_has_f
     until_sent(desk)
     assert [attempt.task for attempt in desk.at("a")] == [healthy]
     desk.ok(live(healthy))
-    assert desk["a"].health.allowed > 1
+    assert desk["a"].health.half_open_limit > 1
     assert all(attempt.task in failing for attempt in desk.at("a"))
 
 
@@ -227,7 +227,11 @@ def test_an_outage_in_which_every_request_is_answered_with_500_loses_nothing(ser
         simulation.run()
         failed = sum(not isinstance(outcome, Answer) for outcome in desk.watch.finished.values())
         sent = sum(DOWN[0] + 1 < now < DOWN[1] for now, _ in desk.watch.sends)
-        if failed or sent > 2 * servers * (DOWN[1] - DOWN[0]) or any(source.health.allowed < inf for source in desk.sources.values()):
+        if (
+            failed
+            or sent > 2 * servers * (DOWN[1] - DOWN[0])
+            or any(source.health.half_open_limit < inf for source in desk.sources.values())
+        ):
             lost[seed] = failed, sent
     assert not lost
 

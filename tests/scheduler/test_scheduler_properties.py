@@ -308,7 +308,7 @@ class Bare:
         attempt = next(iter(self.live))
         del self.live[attempt]
         outcomes: list[Outcome] = [failure(K.TRANSIENT), failure(K.OVERLOADED), failure(K.UNSUITABLE)]
-        outcome = CANCELLED if attempt.why is not None else rng.choice(outcomes) if rng.random() < 0.05 else Answer("yes", 5, 9)
+        outcome = CANCELLED if attempt.cancel_reason is not None else rng.choice(outcomes) if rng.random() < 0.05 else Answer("yes", 5, 9)
         desk.scheduler.event(desk.now, attempt, outcome)
         self.take_commands()
         wake = desk.scheduler.next_wake()
@@ -358,8 +358,8 @@ def test_when_a_bulk_is_given_up_all_its_attempts_are_stopped_and_the_slots_come
     simulation.run()
     assert all(now <= end for now, attempt in desk.watch.sends if attempt.task.feed is feed)
     assert sum(task.feed is other for task in desk.watch.finished) == 150
-    assert all(source.inflight == source.singles == 0 and not source.attempts for source in desk.sources.values())
-    assert desk.pool.bulks == 0
+    assert all(source.inflight == source.interactive_inflight == 0 and not source.attempts for source in desk.sources.values())
+    assert desk.pool.batch_inflight == 0
 
 
 # P13: faults at every command

@@ -76,7 +76,7 @@ def test_a_feed_that_ran_dry_joins_again_at_the_end_of_the_round() -> None:
     first, second = feed(1), feed(2)
     waiting = queue(first, second)
     waiting.take(A, 1.0)
-    assert not first.lined
+    assert not first.queued
     first.buffer.append(task())
     waiting.put_feed(first)
     waiting.put_feed(first)
@@ -134,7 +134,7 @@ def test_emptying_hands_over_everything_the_read_ahead_included() -> None:
     inside = list(bulk.buffer)
     assert set(waiting.empty()) == {fresh, again, *inside}
     assert not bulk.buffer
-    assert not bulk.lined
+    assert not bulk.queued
     assert not waiting
 
 
@@ -209,8 +209,8 @@ def test_the_items_of_a_bulk_keep_their_order() -> None:
 def test_a_reserved_slot_takes_single_tasks_only() -> None:
     bulk, single, again = feed(2), task(born=5.0), task(born=7.0, avoids=(B,))
     waiting = queue(bulk, single, again)
-    assert order(waiting, now=1e6, bulk=False) == [single, again]
-    assert waiting.key(A, bulk=False) == float("inf")
+    assert order(waiting, now=1e6, allow_batch=False) == [single, again]
+    assert waiting.key(A, allow_batch=False) == float("inf")
     assert len(order(waiting)) == 2
 
 
@@ -226,19 +226,19 @@ def test_a_reserved_slot_takes_a_bulks_item_that_is_tried_again_but_no_fresh_one
     waiting.put(item)
     single = task(born=9.0)
     waiting.put(single)
-    assert order(waiting, bulk=False) == [item, single]
+    assert order(waiting, allow_batch=False) == [item, single]
     assert len(waiting) == 1
 
 
 def test_a_reserved_slot_takes_the_single_task_of_the_tenant_whose_turn_it_is() -> None:
     waiting = queue(feed(9, tenant="bulk"), *(task(tenant="x", cost=5.0) for _ in range(3)), *(task(tenant="y") for _ in range(3)))
-    taken = order(waiting, bulk=False)
+    taken = order(waiting, allow_batch=False)
     assert [each.tenant for each in taken] == ["x", "y", "y", "y", "x", "x"]
 
 
 def test_a_level_is_as_urgent_for_a_reserved_slot_as_its_single_tasks() -> None:
     waiting = queue(feed(1, level=Priority.HIGH), task(Priority.HIGH, born=200.0), task(Priority.NORMAL, born=10.0))
-    assert waiting.key(A, bulk=False) == 10.0 + AGEING * Priority.NORMAL
+    assert waiting.key(A, allow_batch=False) == 10.0 + AGEING * Priority.NORMAL
     assert waiting.key(A) == BULK
 
 
@@ -355,7 +355,7 @@ def test_counts_are_right_and_deadlines_are_kept_whatever_happens(moves: list[tu
             gone.state = TaskState.DONE
             waiting.ended(gone)
         elif what == "take":
-            entry = waiting.take(first, now, bulk=bool(second))
+            entry = waiting.take(first, now, allow_batch=bool(second))
             if entry is None:
                 assert all(first in each.excluded for each in inside)
                 continue

@@ -147,7 +147,7 @@ def test_an_answer_brings_a_silent_source_back_at_once() -> None:
     until_left_alone(desk)
     desk.ok(held[0], after=0.3)
     assert desk["a"].health.in_service
-    assert desk["a"].health.allowed == inf
+    assert desk["a"].health.half_open_limit == inf
     assert len(desk.at("a")) == 8, "it is given work again"
     gone, back = desk.scheduler.health_changes
     assert (gone.source, back.source, back.reason) == ("a", "a", "")

@@ -102,7 +102,7 @@ def test_an_operators_limit_is_the_limit() -> None:
 
 def test_it_is_worth_waiting_for_if_it_can_take_work_within_a_second() -> None:
     held = source()
-    held.gate.opens_at = 10.0
+    held.cooldown.opens_at = 10.0
     assert held.available_soon(9.5)
     assert not held.available_soon(8.5)
     held.health.eject(9.5, 1.0)

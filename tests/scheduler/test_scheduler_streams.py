@@ -91,10 +91,10 @@ def test_what_waits_for_a_copy_waits_no_more_when_its_answer_begins(restarts: bo
         task, other = other, task
     task.restarts = restarts
     desk.wait(1.6)
-    assert task.lined
+    assert task.queued
     first = live(task)
     assert commit(desk, first)
-    assert not task.lined
+    assert not task.queued
     desk.ok(live(other))
     desk.wait(10.0)
     assert desk.path(task) == [first.source.name]

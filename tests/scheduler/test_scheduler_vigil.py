@@ -55,7 +55,7 @@ def test_items_of_a_bulk_are_suspected_as_well() -> None:
 def test_it_is_the_length_that_one_in_a_thousand_exceeds_not_the_usual_one() -> None:
     desk = warm_all(Desk({"a": 8, "b": 8}, hedge=HANGS_ONLY), lengths=[20] * 127 + [100])
     task = hang(desk, "a")
-    slow = desk.pool.lengths.pace(desk["a"].latency) * 100
+    slow = desk.pool.lengths.seconds_per_token(desk["a"].latency) * 100
     desk.wait(1.1 * slow)
     assert task.copy is None
     desk.wait(0.5 * slow)
@@ -104,7 +104,7 @@ def test_the_first_attempt_goes_on_until_its_own_time_limit() -> None:
     assert not desk.is_cancelled(first)
     desk.wait(0.5)
     assert desk.is_cancelled(first)
-    assert first.why is CancelReason.OVERDUE
+    assert first.cancel_reason is CancelReason.OVERDUE
 
 
 def test_a_copy_that_hangs_as_well_makes_way_for_a_third_source() -> None:

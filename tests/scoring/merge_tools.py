@@ -115,7 +115,7 @@ def leftovers(client: QRewardClient) -> dict[str, int]:
     counts = {
         "slots": sum(source.inflight for source in client._runtime.fleet.sources()),
         "queued": sum(len(pool.queue) for source in client._runtime.fleet.sources() for pool in source.pools),
-        "bulks": sum(pool.bulks for source in client._runtime.fleet.sources() for pool in source.pools),
+        "bulks": sum(pool.batch_inflight for source in client._runtime.fleet.sources() for pool in source.pools),
         "commands": len(scheduler.out),
         "sinks": sum(len(shell.sinks) for shell in shells),
         "attempts": sum(len(shell._attempts) for shell in shells),

@@ -39,7 +39,7 @@ def learn(now: float, attempt: Attempt, call: Call, outcome: Answer | CallFailur
     Overload does not count against health. A try whose call has timed out was counted at that time.
     """
     key, function, sent_at = call.key_state, call.function, attempt.sent_at
-    counted = attempt.why is CancelReason.OVERDUE
+    counted = attempt.cancel_reason is CancelReason.OVERDUE
     if isinstance(outcome, Answer):
         seconds = now - sent_at
         function.quantiles.add(seconds)
@@ -437,6 +437,6 @@ class CallScheduler:
         if state.breaker is not None:
             state.breaker.over(call)
         for attempt in call.tried:
-            attempt.why = why
+            attempt.cancel_reason = why
             self.out.append((CANCEL, attempt))
         state.function.rest(state)

@@ -164,9 +164,9 @@ class Watch:
         assert attempt in self.live, "a try that is not under way is cancelled"
         assert attempt not in self.cancels, "a try is cancelled twice"
         assert call.done, "a try is cancelled, and its call goes on"
-        assert attempt.why is not None
+        assert attempt.cancel_reason is not None
         self.cancels[attempt] = None
-        self.trace.append((now, "cancel", call.index, attempt.why))
+        self.trace.append((now, "cancel", call.index, attempt.cancel_reason))
 
     def _finished(self, now: float, call: Call, outcome: Any, seconds: float) -> None:
         assert call not in self.finished, "a call ends twice"
@@ -180,7 +180,7 @@ class Watch:
         if isinstance(outcome, CircuitOpen):
             assert call.key_state.breaker is not None
             assert not self._failures[call]
-        whys = {attempt.why for attempt in self.live if attempt.task is call}
+        whys = {attempt.cancel_reason for attempt in self.live if attempt.task is call}
         if isinstance(outcome, RequestTimeout):
             assert now >= call.deadline
             assert whys <= {CancelReason.OVERDUE}

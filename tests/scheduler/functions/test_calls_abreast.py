@@ -54,7 +54,7 @@ def test_the_first_that_returns_wins() -> None:
     one, two = desk.tries(call)
     desk.ok(two)
     assert desk.is_ok(call)
-    assert one.why is CancelReason.BEATEN
+    assert one.cancel_reason is CancelReason.BEATEN
 
 
 def test_one_of_them_that_fails_does_not_end_the_call() -> None:

@@ -22,7 +22,7 @@ def test_it_is_made_after_so_many_seconds_and_the_first_result_wins() -> None:
     desk.ok(hedge, after=0.1)
     assert desk.is_ok(call)
     assert list(desk.watch.cancels) == [first]
-    assert first.why is CancelReason.BEATEN
+    assert first.cancel_reason is CancelReason.BEATEN
     assert (f.counters.hedges, f.counters.hedges_won) == (1, 1)
 
 
@@ -111,7 +111,7 @@ def test_a_first_try_that_fails_ends_nothing_while_the_hedge_goes_on() -> None:
     first, hedge = desk.tries(call)
     desk.fail(first)
     assert desk.outcome(call) is None
-    assert not hedge.why
+    assert not hedge.cancel_reason
     desk.ok(hedge)
     assert desk.is_ok(call)
 

@@ -25,7 +25,9 @@ _HOMES = {
         "Endpoint", "Hedge", "Limits", "LoadBalanceStrategy", "Priority", "Retry", "RewardModel", "Route", "Timeouts",
     ),
     "qreward.progress": ("Progress",),
-    "qreward.results": ("AttemptRecord", "BatchResult", "BatchStats", "EndpointState", "EndpointStats", "FleetStats", "Result", "Usage"),
+    "qreward.results": (
+        "AttemptRecord", "BatchInterrupted", "BatchResult", "BatchStats", "EndpointState", "EndpointStats", "FleetStats", "Result", "Usage",
+    ),
     "qreward.streaming.handles": ("BatchStream", "Stream"),
     "qreward.streaming.sync": ("SyncBatchStream", "SyncStream"),
     "qreward.engine.stream_sink": ("StreamRestarted",),
@@ -36,7 +38,7 @@ _HOMES = {
     "qreward.codecs.rewards.base": ("ListCodec", "MergeLimits", "ServerKind"),
     "qreward.codecs.rewards.registry": ("register_kind",),
     "qreward.errors": (
-        "AuthenticationFailed", "BadRequest", "BatchInterrupted", "CircuitOpen", "ClientClosed", "ConfigError", "ConnectionFailed",
+        "AuthenticationFailed", "BadRequest", "CircuitOpen", "ClientClosed", "ConfigError", "ConnectionFailed",
         "DeadlineExceeded", "InvalidResponse", "NoEndpoint", "QRewardError", "QueueFull", "RateLimited", "Rejected", "RequestError",
         "RequestTimeout", "ServerError", "StreamInterrupted",
     ),
@@ -59,7 +61,6 @@ if TYPE_CHECKING:
     from qreward.engine.stream_sink import StreamRestarted as StreamRestarted
     from qreward.errors import AuthenticationFailed as AuthenticationFailed
     from qreward.errors import BadRequest as BadRequest
-    from qreward.errors import BatchInterrupted as BatchInterrupted
     from qreward.errors import CircuitOpen as CircuitOpen
     from qreward.errors import ClientClosed as ClientClosed
     from qreward.errors import ConfigError as ConfigError
@@ -96,6 +97,7 @@ if TYPE_CHECKING:
     from qreward.observers import Observer as Observer
     from qreward.progress import Progress as Progress
     from qreward.results import AttemptRecord as AttemptRecord
+    from qreward.results import BatchInterrupted as BatchInterrupted
     from qreward.results import BatchResult as BatchResult
     from qreward.results import BatchStats as BatchStats
     from qreward.results import EndpointState as EndpointState

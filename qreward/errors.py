@@ -133,18 +133,6 @@ class ClientClosed(Rejected):
     """The client was closed before the request had a result."""
 
 
-class BatchInterrupted(QRewardError):
-    """The input of a batch, or its ``on_result`` function, raised an exception. Requests already sent were finished first.
-
-    Attributes:
-        results: the ``BatchResult`` of all items that were read before the exception, which is ``__cause__``.
-    """
-
-    def __init__(self, message: str, results: Any = None) -> None:  # a ``BatchResult``, whose module imports this one
-        super().__init__(message)
-        self.results = results
-
-
 def _rebuild(cls: type[RequestError], args: tuple[str, ...], state: dict[str, object]) -> RequestError:
     error = cls(*args)
     error.__dict__.update(state)

@@ -375,3 +375,15 @@ def with_trail(error: QRewardError, trail: tuple[AttemptRecord, ...]) -> QReward
     if isinstance(error, RequestError):
         error.attempts = trail
     return error
+
+
+class BatchInterrupted(QRewardError):
+    """The input of a batch, or its ``on_result`` function, raised an exception. Requests already sent were finished first.
+
+    Attributes:
+        results: the results of all items that were read before the exception, which is ``__cause__``.
+    """
+
+    def __init__(self, message: str, results: BatchResult[Any] | None = None) -> None:
+        super().__init__(message)
+        self.results = results

@@ -424,7 +424,7 @@ def test_a_long_function_is_caught_and_its_docstring_is_not_counted() -> None:
 
 
 def test_no_imports_form_a_circle() -> None:
-    """Imports at the top of modules; those for type checkers only, and those inside functions, do not count."""
+    """Imports at the top of modules and those for type checkers; those inside functions do not count."""
     graph = {module.name: _imported_at_the_top(module) for module in library()}
     assert list(_circles(graph)) == []
 
@@ -435,7 +435,8 @@ def test_a_circle_is_caught() -> None:
 
 
 def _imported_at_the_top(module: Module) -> set[str]:
-    nodes = [node for node in module.tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    guards = [node for node in module.tree.body if isinstance(node, ast.If) and _is_type_checking(node.test)]
+    nodes = [node for body in (module.tree.body, *(guard.body for guard in guards)) for node in body]
     targets = {target for node in nodes for target in _targets(node, module)}
     return {target.removeprefix("qreward").removeprefix(".") for target in targets if target in module.known} - {module.name, ""}
 
@@ -451,6 +452,67 @@ def _circles(graph: dict[str, set[str]]) -> Iterator[list[str]]:
         left = {name: targets - ends for name, targets in left.items() if name not in ends}
     if left:
         yield sorted(left)
+
+
+PRIVATE_OF_NAMED_TUPLES = {"_replace", "_asdict", "_fields", "_make"}
+
+
+def _package(module: Module) -> str:
+    return module.name.partition(".")[0]
+
+
+def private_names_of(module: Module) -> Iterator[str]:
+    """The names with one leading underscore that a module defines: functions, classes, variables, attributes of ``self``, slots."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) in ("self", "cls"):
+            yield node.attr
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def private_uses(module: Module) -> Iterator[tuple[int, str]]:
+    """The private names that a module takes from other objects than ``self`` and ``cls``, or imports from the library."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Attribute) and not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls", "os", "sys")):
+            names = [node.attr]
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("qreward"):
+            names = [alias.name for alias in node.names]
+        else:
+            continue
+        yield from (
+            (node.lineno, name)
+            for name in names
+            if name.startswith("_") and not name.startswith("__") and name not in PRIVATE_OF_NAMED_TUPLES
+        )
+
+
+def test_no_package_uses_the_private_names_of_another() -> None:
+    own: dict[str, set[str]] = {}
+    for module in library():
+        own.setdefault(_package(module), set()).update(private_names_of(module))
+    wrong = [
+        f"{module.name}: line {line}: {name}"
+        for module in library()
+        for line, name in private_uses(module)
+        if name not in own[_package(module)] and (module.name, name) not in PRIVATE_ACCESS
+    ]
+    assert wrong == [], wrong
+
+
+def test_the_use_of_a_private_name_is_caught() -> None:
+    source = "from qreward.engine.driver import _hidden\ndef f(client): return client._engine, self._own, options._replace(x=1)"
+    assert [name for _, name in private_uses(Module("judge.judge", ast.parse(source)))] == ["_hidden", "_engine"]
+
+
+PRIVATE_ACCESS: dict[tuple[str, str], str] = {
+    ("notebook.display", "_async"): "a blocking stream is drawn by reading the stream behind it",
+    ("testing.virtual_threads", "_current_frames"): "of ``sys``",
+}
+"""(module, name): why this module may use that private name of another package."""
 
 
 SHARED_NAMES = {

@@ -9,8 +9,8 @@ import pickle
 import pytest
 
 from qreward import errors
-from qreward.errors import BatchInterrupted, ConfigError, NoEndpoint, QRewardError, Rejected, RequestError, RequestTimeout
-from qreward.results import AttemptRecord, BatchResult, BatchStats, Result
+from qreward.errors import ConfigError, NoEndpoint, QRewardError, Rejected, RequestError, RequestTimeout
+from qreward.results import AttemptRecord, BatchInterrupted, BatchResult, BatchStats, Result
 
 CLASSES = [thing for _, thing in inspect.getmembers(errors, inspect.isclass) if thing.__module__ == errors.__name__]
 REQUEST_ERRORS = [kind for kind in CLASSES if issubclass(kind, RequestError)]

@@ -15,8 +15,8 @@ from typing import Any, Protocol
 from qreward.engine.background import report_error
 from qreward.engine.driver import LoopDriver, Waiter
 from qreward.engine.snapshots import Tallies, result_of
-from qreward.errors import BadRequest, BatchInterrupted, ClientClosed, DeadlineExceeded, QRewardError
-from qreward.results import BatchResult, BatchStats, Result
+from qreward.errors import BadRequest, ClientClosed, DeadlineExceeded, QRewardError
+from qreward.results import BatchInterrupted, BatchResult, BatchStats, Result
 from qreward.scheduler.outcome import Answer, Outcome
 from qreward.scheduler.state import Attempt, BatchFeed, Pool, RequestOptions, Source, Task
 

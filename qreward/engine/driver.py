@@ -236,29 +236,29 @@ class LoopDriver:
     def submit(self, task: Task) -> None:
         if self.watch is not None:
             self.watch.began(task)
-        self._locked(self.engine.scheduler.submit, task)
+        self.locked(self.engine.scheduler.submit, task)
 
     def open(self, feed: BatchFeed) -> None:
-        self._locked(self.engine.scheduler.open, feed)
+        self.locked(self.engine.scheduler.open, feed)
 
     def refill(self, feed: BatchFeed) -> None:
-        self._locked(self.engine.scheduler.refill, feed)
+        self.locked(self.engine.scheduler.refill, feed)
 
     def withdraw(self, tasks: list[Task], error: QRewardError | None = None) -> None:
         """Remove tasks from the scheduler: their caller gave them up, or they end with ``error``, which the engine made."""
         if self.watch is not None:
             self.watch.withdrawn(tasks, error)
-        self._locked(self.engine.scheduler.withdraw, tasks)
+        self.locked(self.engine.scheduler.withdraw, tasks)
 
     def commit(self, attempt: Attempt) -> bool:
         """Commit to an attempt, whose answer is passed on from now on. Returns False if the attempt is no longer wanted."""
-        self._locked(self.engine.scheduler.commit, attempt)
+        self.locked(self.engine.scheduler.commit, attempt)
         if attempt.committed and self.watch is not None:
             self.watch.first(attempt)
         return attempt.committed
 
     def opened(self, attempt: Attempt, limits: RateLimitInfo) -> None:
-        self._locked(self.engine.scheduler.opened, attempt, limits)
+        self.locked(self.engine.scheduler.opened, attempt, limits)
 
     def close_feed(self, feed: BatchFeed) -> list[Task]:
         with self.engine.lock:
@@ -267,7 +267,7 @@ class LoopDriver:
 
     # running commands
 
-    def _locked(self, change: Callable[..., None], *arguments: Any) -> None:
+    def locked(self, change: Callable[..., None], *arguments: Any) -> None:
         self.run(self._change(change, *arguments))
 
     def _change(self, change: Callable[..., None], *arguments: Any) -> list[Command]:
@@ -415,7 +415,7 @@ class LoopDriver:
 
     def _tick(self) -> None:
         self._timer = None
-        self._locked(self.engine.scheduler.tick)
+        self.locked(self.engine.scheduler.tick)
 
     def wake_soon(self) -> None:
         """Check the timer again, because the scheduler was changed from another thread or event loop."""

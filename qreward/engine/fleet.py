@@ -23,8 +23,6 @@ from weakref import ref
 
 from qreward.engine.driver import Engine, LoopDriver
 from qreward.errors import ConfigError, NoEndpoint
-from qreward.scheduler.failure_policy import FailurePolicy
-from qreward.scheduler.hedging import HedgingPolicy
 from qreward.scheduler.limits.concurrency import AdaptiveLimit, ConcurrencyLimit, FixedLimit
 from qreward.scheduler.limits.headers import HeaderRateLimit
 from qreward.scheduler.limits.rate import Gcra
@@ -182,7 +180,7 @@ class Fleet:
         self, now: float, endpoints: list[Endpoint], routes: Iterable[Route], policies: tuple[ClientConfig, ClientConfig] | None
     ) -> None:
         scheduler = self._engine.scheduler
-        rehedged = policies is not None and set_policies(scheduler, *policies)
+        rehedged = policies is not None and scheduler.set_policies(*policies)
         old = self._sources
         self._sources = {endpoint.name: self._source_for(endpoint, old.get(endpoint.name)) for endpoint in endpoints}
         for source in old.values():
@@ -194,7 +192,7 @@ class Fleet:
             scheduler.reroute(now, pool, self._heirs(pool), self._balancer(_DEFAULT_BALANCING))
         scheduler.resize(self.sources())
         if rehedged:
-            check_attempts_again(scheduler, now, self.sources())
+            scheduler.check_attempts_again(now, self.sources())
         if policies is not None:  # limits may have been raised
             for source in self._sources.values():
                 scheduler.changed(now, source)
@@ -369,28 +367,3 @@ def _at_rate(limit: Gcra | HeaderRateLimit | None, per_minute: float | None) -> 
         limit.pace = rate
         return limit
     return rate
-
-
-def set_policies(scheduler: Scheduler, before: ClientConfig, after: ClientConfig) -> bool:
-    """Give a scheduler other policies. A budget whose policy changes starts anew.
-
-    Returns:
-        True if the hedging policy was replaced, so that attempts in flight must be checked again.
-    """
-    scheduler._most_waiting = after.max_queued
-    if before.retry != after.retry:
-        scheduler._failure_policy = FailurePolicy(after.retry, scheduler.rng)
-    if before.hedge == after.hedge and before.retry.attempts == after.retry.attempts:
-        return False
-    scheduler._hedging = HedgingPolicy(after.hedge, after.retry.attempts)
-    return True
-
-
-def check_attempts_again(scheduler: Scheduler, now: float, sources: Iterable[Source]) -> None:
-    """Recompute when attempts in flight are checked for being slow, because the hedging policy has changed."""
-    for source in sources:
-        source.look_after = scheduler._hedging.look_after(source)
-        if source.attempts:
-            oldest = next(iter(source.attempts))
-            source.check_at = min(source.check_at, max(now, oldest.sent_at + source.look_after))
-            scheduler._wake(source, source.check_at)

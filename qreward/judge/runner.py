@@ -170,7 +170,7 @@ class BatchRunner(Caller, BatchWaiter):
             options = self.options
             feed = self._others[pool] = BatchFeed(pool, options.level, self, self.shell.engine.clock(), options.tenant, options.timeout)
             feed.left = self._requests_left(pool)
-            self.shell._locked(self.shell.engine.scheduler.attend, feed)
+            self.shell.locked(self.shell.engine.scheduler.attend, feed)
         return feed
 
     def _requests_left(self, pool: Pool) -> int | None:

@@ -38,6 +38,7 @@ from qreward.scheduler.outcome import Answer, Cancelled, Failure, Outcome, RateL
 from qreward.scheduler.state import LOW, ONLINE, Attempt, Balancer, BatchFeed, CancelReason, Pool, Source, Task, TaskState
 from qreward.scheduler.stats import LEAST_INFLIGHT
 from qreward.scheduler.timer_wheel import PER_SECOND, Timed, TimerWheel
+from qreward.settings.client import ClientConfig
 from qreward.settings.policies import Hedge, Retry
 
 MOST_NAMED = 3
@@ -326,6 +327,29 @@ class Scheduler:
             self.leave(now, source, pool)
         for source in changed:
             self.changed(now, source)
+
+    def set_policies(self, before: ClientConfig, after: ClientConfig) -> bool:
+        """Replace the policies that changed. A budget whose policy changes starts anew.
+
+        Returns:
+            True if the hedging policy was replaced. Then ``check_attempts_again`` must be called.
+        """
+        self._most_waiting = after.max_queued
+        if before.retry != after.retry:
+            self._failure_policy = FailurePolicy(after.retry, self.rng)
+        if before.hedge == after.hedge and before.retry.attempts == after.retry.attempts:
+            return False
+        self._hedging = HedgingPolicy(after.hedge, after.retry.attempts)
+        return True
+
+    def check_attempts_again(self, now: float, sources: Sequence[Source]) -> None:
+        """Recompute when attempts in flight are checked for being slow, because the hedging policy has changed."""
+        for source in sources:
+            source.look_after = self._hedging.look_after(source)
+            if source.attempts:
+                oldest = next(iter(source.attempts))
+                source.check_at = min(source.check_at, max(now, oldest.sent_at + source.look_after))
+                self._wake(source, source.check_at)
 
     def resize(self, sources: Sequence[Source]) -> None:
         """Set the capacity of the retry budget to the requests that all sources together can have in flight."""

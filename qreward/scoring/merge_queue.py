@@ -151,7 +151,7 @@ class MergedRequest(Task):
         self.refused_by: Source | None = None
         self._live = len(members)
 
-    def load(self, now: float, source: Source) -> bool:
+    def bind(self, now: float, source: Source) -> bool:
         """Fill it just before it is sent. Returns False if there are no items."""
         filled: bool = self.waiter.queue.fill(now, self, source)
         return filled

@@ -107,7 +107,7 @@ class RequestMerger:
             wanted, pause_end = self.queue.needs(unread)
             paused = pause_end > engine.clock()
         if wanted:
-            self.shell._locked(self._submit, paused)
+            self.shell.locked(self._submit, paused)
         with engine.lock:
             wake = self.queue.deadlines.next()
         self._wake_at(min(wake, pause_end) if paused else wake)
@@ -251,7 +251,7 @@ class RequestMerger:
         for item in items:
             item.attach(request)
         request.last_error, request.sent_at = items[0].last_error, items[0].sent_at
-        self.shell._locked(self._hand_in, request)
+        self.shell.locked(self._hand_in, request)
 
     def _report(self, item: MergedItem, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
         if self.shell.watch is not None:

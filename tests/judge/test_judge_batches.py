@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from judge_tools import JudgeWire, Sent, always, broken, endpoint, in_turn, judging, now, overloaded, score
 
-from qreward.errors import BadRequest, BatchInterrupted, ConfigError, DeadlineExceeded, InvalidResponse, RequestTimeout
+from qreward.errors import BadRequest, ConfigError, DeadlineExceeded, InvalidResponse, RequestTimeout
 from qreward.judge import Judge
+from qreward.results import BatchInterrupted
 
 
 def items(count: int) -> list[tuple[str, str]]:

@@ -13,10 +13,11 @@ import pytest
 from judge_tools import MODEL, JudgeWire, Sent, always, broken, client_of, in_turn, leftovers, prefers, score
 
 from qreward import QRewardClient
-from qreward.errors import BatchInterrupted, InvalidResponse
+from qreward.errors import InvalidResponse
 from qreward.judge import Judge
 from qreward.judge.cache import Cache, CacheEntry
 from qreward.judge.codec import ModelReply
+from qreward.results import BatchInterrupted
 
 ASKED = ("What is 6 x 7?", "42")
 Use = Callable[[Judge], Coroutine[Any, Any, Any]]

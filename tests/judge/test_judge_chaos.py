@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from judge_tools import JudgeWire, Sent, broken, endpoint, judging, overloaded, refused, score
 
-from qreward.errors import BatchInterrupted, QRewardError
+from qreward.errors import QRewardError
 from qreward.judge import Judge
-from qreward.results import BatchResult
+from qreward.results import BatchInterrupted, BatchResult
 
 KINDS = 7
 

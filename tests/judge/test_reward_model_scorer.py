@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from qreward import QRewardClient
-from qreward.errors import BatchInterrupted, ConfigError, QRewardError, RequestTimeout
+from qreward.errors import ConfigError, QRewardError, RequestTimeout
 from qreward.judge import RewardModelScorer, Scorer
+from qreward.results import BatchInterrupted
 from qreward.testing import FakeEndpoint, FakeFleet, Faults
 
 PAIR = ("What is 6 x 7?", "42")

@@ -32,7 +32,7 @@ class AcmeReward(ListCodec):
 
 
 def use_a_kind_of_ones_own() -> None:
-    assert_type(register_kind(ServerKind("acme", {"score": AcmeReward}, probe=("/health",))), None)  # type: ignore[func-returns-value]
+    assert_type(register_kind(ServerKind("acme", {"score": AcmeReward}, probe=("/health",))), None)
     register_kind(ServerKind("acme", {"score": {"": AcmeReward, "pooling": AcmeReward}}))
     Endpoint("http://gpu-0:8000", kind="acme")
 

@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 from openai_tools import LIBRARIES, MODEL, ask, fleet_and_client, quick, requests, run, sdk, serving, sync_sdk
 
-from qreward import BatchInterrupted, Endpoint, Priority, QRewardClient, Retry, SyncQRewardClient, Timeouts, errors
+from qreward import Endpoint, Priority, QRewardClient, Retry, SyncQRewardClient, Timeouts, errors
 from qreward.integrations.openai import BASE_URL, transport
 from qreward.integrations.openai.responses import described, refused, status_of
 from qreward.testing import FakeEndpoint, FakeFleet, Faults, Latency, echo_of
@@ -53,7 +53,7 @@ def test_each_error_has_its_status_and_its_code(error: errors.QRewardError, stat
 
 def test_the_table_leaves_out_no_error() -> None:
     classes = {kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.QRewardError)}
-    assert classes - {type(error) for error, _, _ in TABLE} == {errors.QRewardError, errors.Rejected, BatchInterrupted}
+    assert classes - {type(error) for error, _, _ in TABLE} == {errors.QRewardError, errors.Rejected}
 
 
 def test_names_that_headers_cannot_hold_are_escaped() -> None:

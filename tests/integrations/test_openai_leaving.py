@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from loop_tools import until
 from openai_tools import LIBRARIES, MODEL, ask, sync_sdk
 
 from qreward import Result, SyncQRewardClient
@@ -71,14 +72,6 @@ def collect_in_the_portal(client: SyncQRewardClient) -> None:
     client.batch_chat_completion([ask()], model="other", on_result=collect)
 
 
-def until(happens: Callable[[], bool]) -> None:
-    for _ in range(2000):
-        if happens():
-            return
-        time.sleep(0.005)
-    raise AssertionError("it did not happen within 10 s")
-
-
 @pytest.mark.parametrize(
     ("library", "begun", "leave"),
     [
@@ -97,7 +90,7 @@ def test_a_stream_that_is_collected_in_the_portals_thread_stops_and_says_nothing
             leave(ours.chat.completions.create(model=MODEL, messages=ask(), stream=True), begun=begun)
         assert fleet.seen("a").in_flight == 3
         collect_in_the_portal(client)
-        until(lambda: fleet.seen("a").in_flight == 0)
+        asyncio.run(until(lambda: fleet.seen("a").in_flight == 0))
         assert [str(each.exc_value) for each in ignored] == []
         if library:
             ours.close()
@@ -108,7 +101,7 @@ def test_a_stream_that_is_left_in_a_callback_does_not_wait_for_itself() -> None:
     with FakeFleet(fakes) as fleet, SyncQRewardClient(fleet.endpoints) as client, openai_client(client) as ours:
         streams = [each.chat.completions.create(model=MODEL, messages=ask(), stream=True) for each in (client, ours)]
         client.batch_chat_completion([ask()], model="other", on_result=lambda _: [stream.close() for stream in streams])
-        until(lambda: fleet.seen("a").in_flight == 0)
+        asyncio.run(until(lambda: fleet.seen("a").in_flight == 0))
 
 
 def test_streams_that_outlive_the_program_are_closed_without_a_word_of_ours() -> None:

@@ -11,7 +11,8 @@ import pytest
 from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
-from openai_tools import MODEL, ask, run, sdk, serving
+from loop_tools import in_loop
+from openai_tools import MODEL, ask, sdk, serving
 
 from qreward import Endpoint, QRewardClient, Retry
 from qreward.codecs.base import WireRequest
@@ -127,38 +128,31 @@ class Saying:
         return web.Response(body=self.body, content_type="application/json")
 
 
-def test_an_answer_that_is_not_quite_json_reaches_the_sdk_as_json() -> None:
-    async def test() -> None:
-        odd = b'\xef\xbb\xbf{"choices": [{"index": 0, "message": {"role": "assistant", "content": "a\x01b"}}], "score": NaN}'
-        async with serving(Saying(odd)) as url, QRewardClient([Endpoint(url, proxy="")]) as client, sdk(client) as ours:
-            assert (await ours.chat.completions.create(model=MODEL, messages=ask())).choices[0].message.content == "a\x01b"
-
-    run(test)
+@in_loop
+async def test_an_answer_that_is_not_quite_json_reaches_the_sdk_as_json() -> None:
+    odd = b'\xef\xbb\xbf{"choices": [{"index": 0, "message": {"role": "assistant", "content": "a\x01b"}}], "score": NaN}'
+    async with serving(Saying(odd)) as url, QRewardClient([Endpoint(url, proxy="")]) as client, sdk(client) as ours:
+        assert (await ours.chat.completions.create(model=MODEL, messages=ask())).choices[0].message.content == "a\x01b"
 
 
 @pytest.mark.parametrize("body", [b'{"error": {"message": "out of order", "code": 500}}', b"<html>out of order</html>", b"[]"])
-def test_an_error_in_an_answer_that_claims_success_is_an_error(body: bytes) -> None:
-    async def test() -> None:
-        once = Retry(attempts=1)
-        async with serving(Saying(body)) as url, QRewardClient([Endpoint(url, proxy="")], retry=once) as client, sdk(client) as ours:
-            with pytest.raises(openai.InternalServerError):
-                await ours.completions.create(model=MODEL, prompt="a")
-            with pytest.raises(openai.InternalServerError):
-                await ours.moderations.create(model=MODEL, input="a")
-
-    run(test)
+@in_loop
+async def test_an_error_in_an_answer_that_claims_success_is_an_error(body: bytes) -> None:
+    once = Retry(attempts=1)
+    async with serving(Saying(body)) as url, QRewardClient([Endpoint(url, proxy="")], retry=once) as client, sdk(client) as ours:
+        with pytest.raises(openai.InternalServerError):
+            await ours.completions.create(model=MODEL, prompt="a")
+        with pytest.raises(openai.InternalServerError):
+            await ours.moderations.create(model=MODEL, input="a")
 
 
-def test_a_ranking_goes_as_it_is_under_the_name_that_the_endpoint_has_for_the_model() -> None:
+@in_loop
+async def test_a_ranking_goes_as_it_is_under_the_name_that_the_endpoint_has_for_the_model() -> None:
     answer = {"id": "r", "results": [{"index": 1, "relevance_score": 0.9, "document": {"text": "b"}}], "usage": {"total_tokens": 3}}
     sent = {"model": MODEL, "query": "q", "documents": ["a", "b"], "top_n": 1}
-
-    async def test() -> None:
-        server = Saying(json.dumps(answer).encode())
-        async with serving(server) as url:
-            endpoint = Endpoint(url, proxy="", model_names={MODEL: "bge"})
-            async with QRewardClient([endpoint]) as client, httpx.AsyncClient(transport=transport(client)) as http:
-                assert (await http.post(f"{BASE_URL}/rerank", json=sent)).json() == answer
-        assert server.seen == [("/v1/rerank", {**sent, "model": "bge"})]
-
-    run(test)
+    server = Saying(json.dumps(answer).encode())
+    async with serving(server) as url:
+        endpoint = Endpoint(url, proxy="", model_names={MODEL: "bge"})
+        async with QRewardClient([endpoint]) as client, httpx.AsyncClient(transport=transport(client)) as http:
+            assert (await http.post(f"{BASE_URL}/rerank", json=sent)).json() == answer
+    assert server.seen == [("/v1/rerank", {**sent, "model": "bge"})]

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from loop_tools import in_loop
 from ray_fakes import FakeRay, installed
 
 from qreward.batching.reward_buffer.schemas import InvalidScores
@@ -152,19 +153,17 @@ def test_a_batch_in_a_thread_of_an_async_host_ends_with_the_thread() -> None:
     asyncio.run(main())
 
 
-def test_a_scorer_is_asked_to_put_away_what_it_has() -> None:
+@in_loop
+async def test_a_scorer_is_asked_to_put_away_what_it_has() -> None:
     closed = []
 
     class Tidy(Model):
         async def close(self) -> None:
             closed.append(self)
 
-    async def main() -> None:
-        await AsyncScorerActor(ScorerSpec(Tidy, method="later"), 1).end()
-        await AsyncScorerActor(ScorerSpec(Model, method="later"), 1).end()
-        ScorerActor(ScorerSpec(Model)).end()
-
-    asyncio.run(main())
+    await AsyncScorerActor(ScorerSpec(Tidy, method="later"), 1).end()
+    await AsyncScorerActor(ScorerSpec(Model, method="later"), 1).end()
+    ScorerActor(ScorerSpec(Model)).end()
     assert len(closed) == 1
 
 

@@ -15,7 +15,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai_tools import MODEL, PERSON, TOOL, ToolServer, ask, fleet_and_client, quick, tools_and_client
 
 from qreward import ConfigError, NoEndpoint, QRewardClient, StreamInterrupted, SyncQRewardClient
-from qreward.testing import FakeEndpoint, FakeFleet, Faults, Latency, echo_of
+from qreward.testing import FakeFleet, Faults, echo_of
 
 
 async def maybe_awaited(function: Any, **arguments: Any) -> Any:
@@ -61,21 +61,21 @@ def test_a_blocking_stream_is_read_by_a_loop_or_in_a_block() -> None:
             list(create(model=MODEL, messages=ask(), stream=True))
 
 
-@pytest.mark.parametrize("how", ["close", "with", "break"])
 @in_loop
-async def test_a_stream_that_is_left_is_stopped_upstream(how: str) -> None:
-    async with fleet_and_client(FakeEndpoint("a", latency=Latency(per_token=0.01, tokens=500))) as (fleet, client):
-        stream = await client.chat.completions.create(model=MODEL, messages=ask(), stream=True)
-        if how == "close":
-            await stream.close()
-        elif how == "with":
-            async with stream:
-                await anext(stream)
-        else:
-            async for _ in stream:
-                break
-            del stream
-        await until(lambda: fleet.seen("a").disconnects == 1)
+async def test_a_stream_that_is_left_is_stopped_upstream() -> None:
+    async with fleet_and_client(quick("a", faults=Faults(stall=1))) as (fleet, client):
+        for count, how in enumerate(("close", "with", "break"), start=1):
+            stream = await client.chat.completions.create(model=MODEL, messages=ask(), stream=True)
+            if how == "close":
+                await stream.close()
+            elif how == "with":
+                async with stream:
+                    await anext(stream)
+            else:
+                async for _ in stream:
+                    break
+                del stream
+            await until(lambda count=count: fleet.seen("a").disconnects == count)
 
 
 @in_loop

@@ -10,16 +10,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import pytest
 from loop_tools import until
 from openai_tools import LIBRARIES, MODEL, ask, sync_sdk
 
 from qreward import Result, SyncQRewardClient
 from qreward.integrations.openai import openai_client
-from qreward.testing import FakeEndpoint, FakeFleet, Latency
+from qreward.testing import FakeEndpoint, FakeFleet, Faults, Latency
 
-LONG = Latency(per_token=0.02, tokens=2000)
-"""Of an answer that ends after the test."""
+STALLS = Faults(stall=1)
+"""An answer begins and does not end."""
 
 
 @contextmanager
@@ -72,32 +71,30 @@ def collect_in_the_portal(client: SyncQRewardClient) -> None:
     client.batch_chat_completion([ask()], model="other", on_result=collect)
 
 
-@pytest.mark.parametrize(
-    ("library", "begun", "leave"),
-    [
+def test_a_stream_that_is_collected_in_the_portals_thread_stops_and_says_nothing() -> None:
+    ways: list[tuple[str | None, bool, Any]] = [
         *((library, True, in_a_cycle) for library in LIBRARIES),
         (LIBRARIES[0], False, in_a_cycle),
         (LIBRARIES[0], False, in_a_block),
         (None, True, in_a_block),
         (None, False, in_a_block),
-    ],
-)
-def test_a_stream_that_is_collected_in_the_portals_thread_stops_and_says_nothing(library: str | None, begun: bool, leave: Any) -> None:
-    fakes = [FakeEndpoint("a", models=[MODEL], latency=LONG), FakeEndpoint("b", models=["other"])]
+    ]
+    fakes = [FakeEndpoint("a", models=[MODEL], latency=Latency(tokens=8), faults=STALLS), FakeEndpoint("b", models=["other"])]
     with FakeFleet(fakes) as fleet, SyncQRewardClient(fleet.endpoints) as client, collected_by_hand(), seen_by_python() as ignored:
-        ours: Any = sync_sdk(client, library) if library else client
-        for _ in range(3):
-            leave(ours.chat.completions.create(model=MODEL, messages=ask(), stream=True), begun=begun)
-        assert fleet.seen("a").in_flight == 3
-        collect_in_the_portal(client)
-        asyncio.run(until(lambda: fleet.seen("a").in_flight == 0))
-        assert [str(each.exc_value) for each in ignored] == []
-        if library:
-            ours.close()
+        for library, begun, leave in ways:
+            ours: Any = sync_sdk(client, library) if library else client
+            for _ in range(3):
+                leave(ours.chat.completions.create(model=MODEL, messages=ask(), stream=True), begun=begun)
+            assert fleet.seen("a").in_flight == 3, (library, begun, leave)
+            collect_in_the_portal(client)
+            asyncio.run(until(lambda: fleet.seen("a").in_flight == 0))
+            assert [str(each.exc_value) for each in ignored] == [], (library, begun, leave)
+            if library:
+                ours.close()
 
 
 def test_a_stream_that_is_left_in_a_callback_does_not_wait_for_itself() -> None:
-    fakes = [FakeEndpoint("a", models=[MODEL], latency=LONG), FakeEndpoint("b", models=["other"])]
+    fakes = [FakeEndpoint("a", models=[MODEL], latency=Latency(tokens=8), faults=STALLS), FakeEndpoint("b", models=["other"])]
     with FakeFleet(fakes) as fleet, SyncQRewardClient(fleet.endpoints) as client, openai_client(client) as ours:
         streams = [each.chat.completions.create(model=MODEL, messages=ask(), stream=True) for each in (client, ours)]
         client.batch_chat_completion([ask()], model="other", on_result=lambda _: [stream.close() for stream in streams])
@@ -117,7 +114,7 @@ for each in (client, openai_client(client)):
     stream.itself = stream
     kept.append(stream)
 """
-    with FakeFleet([FakeEndpoint("a", latency=LONG)]) as fleet:
+    with FakeFleet([FakeEndpoint("a", latency=Latency(tokens=8), faults=STALLS)]) as fleet:
         command = [sys.executable, "-c", program, fleet.urls["a"]]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0

@@ -89,17 +89,18 @@ def test_contract_the_function_works_in_children_of_a_process_pool(
     rows = [(f"{at} + {at}?", f"{2 * at + at % 2}<|im_end|>", [1], [2]) for at in range(8)]
     if method == "fork":  # of a process that has used it, and whose threads the child has not
         assert reward(*rows[0], answer="0") == 1.0
-    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context(method)) as pool:
+    with ProcessPoolExecutor(2 if method == "fork" else 1, mp_context=multiprocessing.get_context(method)) as pool:
         found = [pool.submit(partial(reward, *row, answer=str(2 * at))) for at, row in enumerate(rows)]
         assert [each.result(30) for each in found] == [float(at % 2 == 0) for at in range(8)]
     close_all()
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_the_error_of_a_failed_judge_comes_back_from_a_child(fleet: FakeFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QREWARD_REWARD", str(settings_of(fleet, tmp_path, deadline=1.0)))
     fleet.set("judge-0", faults=Faults(error_500=1.0))
     try:
-        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork")) as pool:
             error = pool.submit(partial(reward, *CALL, answer="4")).exception(30)
     finally:
         fleet.set("judge-0", faults=Faults())

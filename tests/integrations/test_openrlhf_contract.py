@@ -20,6 +20,7 @@ from adapter_fakes import SETTINGS, FakeScorer, installed, run
 
 from qreward.errors import ConfigError, RequestTimeout
 from qreward.integrations import openrlhf
+from qreward.integrations.openrlhf.__main__ import main
 
 PROMPT = "<|im_start|>user\n2 + 2?<|im_end|>\n<|im_start|>assistant\n"
 
@@ -215,21 +216,14 @@ def test_the_error_of_a_failure_that_is_raised_is_the_judges(scorer: FakeScorer,
         loaded("reward_func", openrlhf.reward_func_path()).reward_func([f"{PROMPT}no"], [PROMPT], ["4"])
 
 
-@pytest.mark.parametrize("asked", [[], ["agent"], ["reward_func"]])
-def test_the_paths_are_printed(asked: list[str]) -> None:
-    command = [sys.executable, "-m", "qreward.integrations.openrlhf", *asked]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+def test_the_paths_are_printed_and_one_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     paths = {"agent": openrlhf.agent_path(), "reward_func": openrlhf.reward_func_path()}
-    wanted = {
-        (): f"--train.agent_func_path {paths['agent']}\n--reward.remote_url {paths['reward_func']}\n",
-        **{(name,): f"{path}\n" for name, path in paths.items()},
-    }
-    assert said == wanted[tuple(asked)]
     assert all(Path(path).is_file() for path in paths.values())
-
-
-def test_a_path_that_is_not_there_is_refused() -> None:
-    command = [sys.executable, "-m", "qreward.integrations.openrlhf", "rewards"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "usage" in done.stderr
+    both = f"--train.agent_func_path {paths['agent']}\n--reward.remote_url {paths['reward_func']}\n"
+    command = [sys.executable, "-m", "qreward.integrations.openrlhf"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == both
+    for asked, said in ([], both), *(([name], f"{path}\n") for name, path in paths.items()):
+        assert main(asked) == 0
+        assert capsys.readouterr().out == said
+    assert main(["rewards"]) == 2
+    assert "usage" in capsys.readouterr().err

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from adapter_fakes import SETTINGS, FakeScorer, installed, run
+from adapter_fakes import FakeScorer, configured, installed, run, stub_modules
 
 from qreward.errors import ConfigError, RequestTimeout
 from qreward.integrations import openrlhf
@@ -89,21 +89,10 @@ def scorer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeScorer:
     return made
 
 
-def configured(monkeypatch: pytest.MonkeyPatch, folder: Path, **changes: Any) -> None:
-    import json
-
-    file = folder / f"reward{len(list(folder.iterdir()))}.json"
-    file.write_text(json.dumps({**SETTINGS, **changes}), encoding="utf-8")
-    monkeypatch.setenv("QREWARD_REWARD", str(file))
-
-
 @pytest.fixture
 def executor(scorer: FakeScorer, monkeypatch: pytest.MonkeyPatch) -> Any:
     """What ``--train.agent_func_path`` makes."""
-    stub = ModuleType("openrlhf.utils.agent")
-    stub.SingleTurnAgentExecutor = SingleTurnAgentExecutor  # type: ignore[attr-defined]
-    for name, module in {"openrlhf": ModuleType("openrlhf"), "openrlhf.utils": ModuleType("openrlhf.utils"), stub.__name__: stub}.items():
-        monkeypatch.setitem(sys.modules, name, module)
+    stub_modules(monkeypatch, {"openrlhf.utils.agent": {"SingleTurnAgentExecutor": SingleTurnAgentExecutor}})
     made = loaded("agent_module", openrlhf.agent_path())
     assert issubclass(made.AgentExecutor, AgentExecutorBase)
     return made.AgentExecutor()
@@ -127,7 +116,7 @@ def test_contract_the_functions_file_is_what_the_single_turn_executor_calls_in_t
     assert scorer.asked[0]["prompt"] == PROMPT
     assert scorer.asked[0]["response"] == "0.75"
     assert scorer.asked[0]["reference"] == "4"
-    assert scorer.asked[0]["timeout"] == openrlhf.DEADLINE
+    assert scorer.timeouts == [openrlhf.DEADLINE]
 
 
 def test_contract_the_executors_file_is_made_without_arguments_and_scores_in_its_own_loop(executor: Any, scorer: FakeScorer) -> None:

@@ -44,7 +44,8 @@ def test_a_scorer_of_the_users_needs_no_more_than_its_methods() -> None:
     assert scored.ok
     assert scored.score(None) == 0.25
     assert scored.reason == ""
-    assert scorer.asked == [{"prompt": "2 + 2?", "response": "0.25", "reference": "4", "timeout": 5.0, "topic": "sums"}]
+    assert scorer.asked == [{"prompt": "2 + 2?", "response": "0.25", "reference": "4", "topic": "sums"}]
+    assert scorer.timeouts == [5.0]
 
 
 def test_a_scorer_that_keeps_no_deadline_is_left_a_little_after_it() -> None:

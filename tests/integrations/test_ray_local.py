@@ -39,29 +39,21 @@ def echo(items: list[Any]) -> list[Any]:
 
 
 @in_loop
-async def test_without_ray_the_scorer_is_in_this_process() -> None:
+async def test_without_ray_the_scorer_of_a_class_or_a_factory_is_in_this_process() -> None:
     async with ScorerPool(Model, actors=2, num_gpus=1, init_args=(2.0,), init_kwargs={"bias": 1.0}, method="score") as pool:
         assert await pool(["a", "bb"]) == [3.0, 5.0]
         assert pool.stats().backend == "local"
-
-
-@in_loop
-async def test_a_factory_makes_the_scorer() -> None:
     async with ScorerPool(lambda scale: Model(scale).score, factory=True, init_args=(3.0,)) as pool:
         assert await pool(["a"]) == [3.0]
 
 
 @in_loop
-async def test_a_buffer_gives_completions_and_metadata_and_takes_columns_back() -> None:
+async def test_a_buffer_gives_what_the_scorer_takes_and_takes_columns_back() -> None:
     async with ScorerPool(Model, method="columns", actors=3) as pool, pool.buffer(max_batch_size=2) as buffer:
         answer = await buffer.add_query({"query": ["a", "bb", "ccc"], "metadata": [{"reward": at} for at in (5, 6, 7)]})
         assert answer.rewards == [5.0, 6.0, 7.0]
         assert answer.metas == [{"length": 1}, {"length": 2}, {"length": 3}]
-
-
-@in_loop
-async def test_a_scorer_of_completions_alone_is_not_given_the_metadata() -> None:
-    async with ScorerPool(Model, method="score") as pool, pool.buffer() as buffer:
+    async with ScorerPool(Model, method="score") as pool, pool.buffer() as buffer:  # of completions alone
         assert (await buffer.add_query({"query": "abc", "metadata": {"x": 1}})).reward == 3.0
 
 

@@ -134,12 +134,6 @@ def test_a_column_that_is_not_there_is_an_error_that_says_which_there_are(scorer
         Trainer().call(reward(SETTINGS, columns={"reference": "gold"}, on_failure=0.0), ["1"], solution=["4"])
 
 
-def test_settings_that_do_not_fit_the_data_are_an_error_and_no_failed_judge(monkeypatch: pytest.MonkeyPatch) -> None:
-    installed(monkeypatch, lambda _: ConfigError("the prompt names {rubric}, but the item has no 'rubric'"))
-    with pytest.raises(ConfigError, match="rubric"):
-        Trainer().call(reward(SETTINGS, on_failure=0.0), ["1"])
-
-
 def test_a_judge_of_ones_own_takes_the_place_of_settings() -> None:
     mine = FakeScorer(lambda response: RequestTimeout("no answer") if response == "late" else float(len(response)))
     made = reward(judge=mine, name="length", deadline=9.0, columns={"hint": "note"})

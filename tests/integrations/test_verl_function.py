@@ -217,12 +217,6 @@ def test_a_wrong_setting_is_said_with_the_place_it_stands_at(settings: dict[str,
         run(compute_score(**given, config=str(file), **settings))
 
 
-def test_settings_that_do_not_fit_the_data_are_an_error_and_no_failed_judge(scorer: FakeScorer) -> None:
-    scorer.said = lambda _: ConfigError("the prompt names {rubric}, but the item has no 'rubric'")
-    with pytest.raises(ConfigError, match="rubric"):
-        scored("1", on_failure=0.0)
-
-
 def test_a_prompt_that_the_judge_does_not_name_may_be_missing(scorer: FakeScorer) -> None:
     judge = {"model": "j", "prompt": "Is {response} the same as {reference}?"}
     assert scored("1", {"a": 1}, judge=judge)["score"] == 1.0

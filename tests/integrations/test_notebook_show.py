@@ -32,7 +32,7 @@ async def shown_batch(scripts: dict[str, Any], cards: int = 12, **settings: Any)
 # one stream
 
 
-def test_a_stream_is_drawn_at_most_ten_times_a_second_and_once_at_its_end(notebook: Notebook) -> None:
+def test_a_stream_is_drawn_in_one_output_at_most_ten_times_a_second_and_once_at_its_end(notebook: Notebook) -> None:
     completion = run_in_virtual_time(shown([SLOW]))
     text = "".join(f"{number} " for number in range(100))
     assert completion == {"content": text}
@@ -42,10 +42,6 @@ def test_a_stream_is_drawn_at_most_ten_times_a_second_and_once_at_its_end(notebo
     assert times[0] == 0
     assert times[-1] == pytest.approx(2.0, abs=0.01)
     assert notebook.shown[-1].plain.startswith(text)
-
-
-def test_each_drawing_after_the_first_replaces_the_one_output(notebook: Notebook) -> None:
-    run_in_virtual_time(shown([SLOW]))
     assert {drawn.output for drawn in notebook.shown} == {"output 1"}
     assert [drawn.update for drawn in notebook.shown] == [False] + [True] * (len(notebook.shown) - 1)
 

@@ -1,4 +1,4 @@
-"""A scorer as a deployment: what Serve is told, and what a replica answers; the app is the reward server's, driven without a cluster."""
+"""A scorer as a deployment: the options for Serve, and what a replica answers; the app is the reward server's, driven without a cluster."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from qreward.integrations.ray.backends import ScorerSpec
 from qreward.integrations.ray.serving import AsgiProxy, Replica
 
 
-class Told(ModuleType):
-    """A Serve that notes what it is told, and keeps what it is given."""
+class FakeServe(ModuleType):
+    """A Serve that keeps its options and what it is given."""
 
     def __init__(self) -> None:
         super().__init__("ray.serve")
         self.options: dict[str, Any] = {}
-        self.door: Any = None
+        self.proxy: Any = None
         self.bound: tuple[Any, ...] = ()
 
     def deployment(self, **options: Any) -> Callable[[Any], Any]:
         self.options = options
         return lambda kind: SimpleNamespace(bind=lambda *args: (kind, args))
 
-    def ingress(self, door: Any) -> Callable[[Any], Any]:
-        self.door = pickle.loads(pickle.dumps(door))  # as it is in a replica
+    def ingress(self, proxy: Any) -> Callable[[Any], Any]:
+        self.proxy = pickle.loads(pickle.dumps(proxy))  # as it is in a replica
         return lambda kind: kind
 
 
@@ -45,8 +45,8 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRay]:
 
 
 @pytest.fixture
-def serve(ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> Told:
-    made = Told()
+def serve(ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> FakeServe:
+    made = FakeServe()
     monkeypatch.setitem(sys.modules, "ray.serve", made)
     return made
 
@@ -68,29 +68,29 @@ async def awaited(completions: list[str], metadata: list[dict[str, Any]]) -> lis
 @asynccontextmanager
 async def replica_of(scorer: Any, prefix: str = "", **settings: Any) -> AsyncIterator[tuple[Replica, httpx.AsyncClient]]:
     """A replica, and its app as the proxy of Serve calls it."""
-    replica, door = Replica(ScorerSpec(scorer), settings, "key"), AsgiProxy("key")
-    transport = httpx.ASGITransport(app=door, root_path=prefix)
+    replica, proxy = Replica(ScorerSpec(scorer), settings, "key"), AsgiProxy("key")
+    transport = httpx.ASGITransport(app=proxy, root_path=prefix)
     async with httpx.AsyncClient(transport=transport, base_url=f"http://replica{prefix}") as http:
         yield replica, http
 
 
-def test_serve_is_told_what_was_asked_and_room_for_whole_batches(serve: Told) -> None:
+def test_serve_gets_the_options_and_takes_as_many_requests_as_whole_batches_need(serve: FakeServe) -> None:
     actor = {"num_gpus": 1}
     deployment(Model, name="rm", num_replicas=3, ray_actor_options=actor, max_batch_size=64, serve_options={"health_check_period_s": 5})
-    told = {"name": "rm", "num_replicas": 3, "ray_actor_options": actor, "health_check_period_s": 5, "max_ongoing_requests": 128}
-    assert serve.options == told
+    options = {"name": "rm", "num_replicas": 3, "ray_actor_options": actor, "health_check_period_s": 5, "max_ongoing_requests": 128}
+    assert serve.options == options
     deployment(Model, max_batch_size=8)
     assert serve.options == {"name": "reward", "max_ongoing_requests": 100}
     deployment(Model, max_ongoing_requests=7, num_replicas="auto")
     assert serve.options == {"name": "reward", "max_ongoing_requests": 7, "num_replicas": "auto"}
 
 
-def test_what_is_bound_makes_a_replica_that_its_door_finds(serve: Told) -> None:
+def test_what_is_bound_makes_a_replica_that_the_proxy_of_the_app_finds(serve: FakeServe) -> None:
     kind, (spec, settings, key) = deployment(Model, max_batch_size=8, token="${NOT_SET_HERE}")
     assert kind is Replica
     assert spec == ScorerSpec(Model)
     assert settings == {"max_batch_size": 8, "token": "${NOT_SET_HERE}"}
-    assert serve.door.key == key
+    assert serve.proxy.key == key
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_what_is_bound_makes_a_replica_that_its_door_finds(serve: Told) -> None:
         ({"port": 80}, "port cannot be set here; use serve.start"),
     ],
 )
-def test_a_setting_that_is_wrong_is_said_before_anything_is_deployed(serve: Told, given: dict[str, Any], says: str) -> None:
+def test_a_setting_that_is_wrong_is_said_before_anything_is_deployed(serve: FakeServe, given: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         deployment(Model, **given)
 

@@ -128,7 +128,7 @@ async def test_the_sdk_multiplies_no_tries() -> None:
 
 
 @in_loop
-async def test_a_program_that_asks_for_nonsense_is_told_so() -> None:
+async def test_requests_that_make_no_sense_are_refused_and_not_sent() -> None:
     async with fleet_and_client(quick("a", models=["judge-*"])) as (fleet, client), sdk(client) as ours:
         with pytest.raises(openai.NotFoundError, match=r"gpt-9.*judge-\*") as caught:
             await ours.chat.completions.create(model="gpt-9", messages=ask())
@@ -227,7 +227,7 @@ async def test_the_timeout_of_the_client_counts_if_it_is_shorter() -> None:
 
 
 @in_loop
-async def test_a_server_that_is_away_and_a_client_that_is_closed_are_told_apart() -> None:
+async def test_a_server_that_is_away_and_a_client_that_is_closed_are_different_errors() -> None:
     async with fleet_and_client() as (fleet, _):
         gone = fleet.endpoints
     settings = {"timeouts": Timeouts(connect=0.5)}

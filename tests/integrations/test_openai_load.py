@@ -125,7 +125,7 @@ class Endless:
 
 
 @in_loop
-async def test_who_reads_a_stream_slowly_holds_its_server_back() -> None:
+async def test_a_stream_that_is_read_slowly_holds_its_server_back() -> None:
     server = Endless()
     async with serving(server) as url, QRewardClient([Endpoint(url, proxy="")]) as client, sdk(client) as ours:
         stream: Any = await ours.chat.completions.create(model=MODEL, messages=ask(), stream=True)

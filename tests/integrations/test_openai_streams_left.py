@@ -101,7 +101,7 @@ def test_a_stream_that_is_left_in_a_callback_does_not_wait_for_itself() -> None:
         asyncio.run(until(lambda: fleet.seen("a").in_flight == 0))
 
 
-def test_streams_that_outlive_the_program_are_closed_without_a_word_of_ours() -> None:
+def test_streams_that_are_open_when_the_program_ends_are_closed_and_print_nothing_of_ours() -> None:
     program = """
 import sys
 from qreward import SyncQRewardClient

@@ -39,7 +39,7 @@ async def test_a_completion_comes_as_the_endpoint_gave_it(library: str) -> None:
 
 @libraries
 @in_loop
-async def test_a_stream_comes_chunk_by_chunk_and_tells_the_usage_only_to_who_asks(library: str) -> None:
+async def test_a_stream_comes_chunk_by_chunk_with_the_usage_only_if_it_was_asked_for(library: str) -> None:
     async with fleet_and_client() as (_, client), sdk(client, library) as ours:
         chunks = [chunk async for chunk in await ours.chat.completions.create(model=MODEL, messages=ask(), stream=True)]
         assert all(len(chunk.choices) == 1 for chunk in chunks)

@@ -161,7 +161,7 @@ def test_a_failure_is_logged_with_its_reason(scorer: FakeScorer, caplog: pytest.
     assert "dropped with its group" in caplog.text
 
 
-def test_a_response_that_cannot_be_told_from_its_prompt_is_a_failure_and_says_what_to_do(
+def test_a_response_that_cannot_be_separated_from_its_prompt_is_a_failure_that_says_what_to_do(
     scorer: FakeScorer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     reward_func = loaded("reward_func", openrlhf.reward_func_path()).reward_func

@@ -58,7 +58,7 @@ async def test_a_buffer_gives_what_the_scorer_takes_and_takes_columns_back() -> 
 
 
 @in_loop
-async def test_errors_reach_whom_they_concern_as_they_were_raised() -> None:
+async def test_errors_reach_their_own_callers_as_they_were_raised() -> None:
     bad = KeyError("one")
 
     def scorer(items: list[str]) -> list[Any]:
@@ -95,7 +95,7 @@ async def test_an_awaited_scorer_runs_in_the_loop_of_its_caller_and_is_cancelled
 
 
 @in_loop
-async def test_a_constructor_that_raises_is_told_to_the_caller() -> None:
+async def test_the_error_of_a_constructor_reaches_the_caller() -> None:
     class Broken(Model):
         def __init__(self) -> None:
             raise OSError("no weights")
@@ -184,7 +184,7 @@ def test_a_pool_says_what_it_is() -> None:
     assert repr(ScorerPool(Model, actors=3, method="score")) == "ScorerPool(Model.score: 0 of 3 actors ready, 0 batches in flight)"
 
 
-def test_a_setting_that_is_wrong_is_said_so_at_once() -> None:
+def test_a_wrong_setting_is_refused_at_once() -> None:
     table: list[tuple[dict[str, Any], type[Exception], str]] = [
         ({"actors": 0}, ConfigError, "actors must be an integer >= 1, got 0"),
         ({"actors": True}, TypeError, "actors must be an integer"),

@@ -82,7 +82,7 @@ async def test_what_is_asked_of_ray_for_each_actor_is_passed_on(ray: FakeRay) ->
 
 
 @in_loop
-async def test_batches_wait_here_until_an_actor_has_room(ray: FakeRay) -> None:
+async def test_batches_wait_in_the_caller_until_an_actor_is_free(ray: FakeRay) -> None:
     async with ScorerPool(Scorer, actors=2) as pool:
         assert pool.slots == 2
         calls = [asyncio.ensure_future(pool(["wait"])) for _ in range(3)]
@@ -145,7 +145,7 @@ async def test_batches_that_were_beside_it_on_the_actor_are_not_blamed(ray: Fake
 
 
 @in_loop
-async def test_a_scorer_that_raises_beside_a_poisonous_item_is_brought_home_too(ray: FakeRay) -> None:
+async def test_errors_of_the_scorer_are_returned_beside_a_poisonous_item(ray: FakeRay) -> None:
     async with ScorerPool(Scorer) as pool:
         outcomes = await pool(["poison", "a", "worse", "bad", "bb", "ccc"])
         assert kinds(outcomes) == [ActorDied, 1, LookupError, ValueError, 2, 3]
@@ -174,7 +174,7 @@ async def test_what_the_scorer_raises_is_raised_for_its_batch_and_no_actor_dies(
 
 
 @in_loop
-async def test_a_node_that_is_taken_back_is_nobodys_fault(ray: FakeRay) -> None:
+async def test_a_node_that_is_preempted_is_no_fault_of_its_batch(ray: FakeRay) -> None:
     async with ScorerPool(Scorer) as pool:
         call = asyncio.ensure_future(pool(["wait"]))
         for lives in range(1, 5):
@@ -186,7 +186,7 @@ async def test_a_node_that_is_taken_back_is_nobodys_fault(ray: FakeRay) -> None:
 
 
 @in_loop
-async def test_a_class_that_raises_is_tried_three_times_and_its_error_is_told(ray: FakeRay) -> None:
+async def test_a_class_that_raises_is_tried_three_times_and_its_error_is_in_the_message(ray: FakeRay) -> None:
     class Broken(Scorer):
         def __init__(self) -> None:
             raise OSError("no weights")
@@ -219,7 +219,7 @@ async def test_an_actor_that_is_not_ready_in_time_is_tried_again_and_given_up(ra
 
 
 @in_loop
-async def test_a_caller_that_leaves_cancels_its_batch_in_ray_and_the_seat_is_free_when_the_actor_is(ray: FakeRay) -> None:
+async def test_a_caller_that_leaves_cancels_its_batch_in_ray_and_the_slot_is_free_when_the_actor_is(ray: FakeRay) -> None:
     async with ScorerPool(Scorer) as pool:
         call = asyncio.ensure_future(pool(["wait"]))
         await until(lambda: busy(ray) == 1)

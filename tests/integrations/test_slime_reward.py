@@ -189,7 +189,7 @@ def test_a_fleet_that_is_dead_ends_the_run_and_not_only_its_samples(world: World
     one(Sample(response="what?"))
 
 
-def test_failures_are_told_now_and_then(world: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_first_failure_and_then_one_of_a_hundred_is_logged(world: World, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "qreward.integrations.slime"):
         for _ in range(101):
             one(Sample(response="what?"))

@@ -109,7 +109,7 @@ def settings(fleet: FakeFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("program", ENDS.values(), ids=ENDS.keys())
-def test_a_process_ends_without_a_word_about_what_it_left_open(settings: Path, program: str) -> None:
+def test_a_process_ends_and_prints_nothing_about_what_it_left_open(settings: Path, program: str) -> None:
     ended_quietly(BEGIN + program, settings, json.dumps([ITEMS, RIGHT]))
 
 

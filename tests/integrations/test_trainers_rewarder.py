@@ -61,7 +61,7 @@ def test_a_scorer_that_keeps_no_deadline_is_left_a_little_after_it() -> None:
     assert 5.0 <= seconds <= 6.001
 
 
-def test_a_failure_is_told_and_raises_nothing() -> None:
+def test_a_failure_is_a_result_with_its_reason_and_raises_nothing() -> None:
     error = InvalidResponse("no verdict in the answer\nsecond line", model="judge-7b")
     scored = run_in_virtual_time(Rewarder(FakeScorer(lambda _: error), deadline=5.0).score("p", "r"))
     assert scored.verdict is None
@@ -87,7 +87,7 @@ def test_a_fault_of_code_is_no_failure_of_a_judge() -> None:
         run_in_virtual_time(Rewarder(Broken(), deadline=5.0).score("p", "r"))
 
 
-def test_a_response_that_is_missing_is_a_failed_item_that_nobody_is_asked_about() -> None:
+def test_a_response_that_is_missing_is_a_failed_item_and_the_scorer_is_not_asked() -> None:
     scorer = FakeScorer()
     items: list[dict[str, Any]] = [
         {"prompt": "p", "response": "1"},
@@ -132,7 +132,7 @@ def test_settings_that_do_not_fit_the_data_are_raised_and_no_failure() -> None:
         run_in_virtual_time(Rewarder(FakeScorer(lambda _: error), deadline=5.0).score("p", "r"))
 
 
-def test_who_stops_waiting_stops_the_scorer() -> None:
+def test_a_caller_that_is_cancelled_stops_the_scorer() -> None:
     async def main() -> bool:
         task = asyncio.create_task(Rewarder(Deaf(), deadline=5.0).score("p", "r"))
         await asyncio.sleep(1)

@@ -93,7 +93,7 @@ def test_a_setting_of_which_no_judge_can_be_made_is_named_with_its_file(tmp_path
     assert wrong == []
 
 
-def test_a_column_for_a_field_that_nobody_asks_about_is_named_with_the_nearest(tmp_path: Path) -> None:
+def test_a_column_for_a_field_that_is_not_used_is_named_with_the_nearest_one(tmp_path: Path) -> None:
     file = tmp_path / "reward.json"
     file.write_text(json.dumps({**GOOD, "columns": {"promt": "question"}}), encoding="utf-8")
     with pytest.raises(ConfigError, match=r"reward\.json: columns: .*'promt'; did you mean 'prompt'\?"):

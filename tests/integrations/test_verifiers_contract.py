@@ -33,7 +33,7 @@ def adapter(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture
 def fleet() -> Iterator[FakeFleet]:
-    with fleet_of(latency=0.05) as made:
+    with fleet_of() as made:
         yield made
     close_all()
 
@@ -41,7 +41,7 @@ def fleet() -> Iterator[FakeFleet]:
 @pytest.fixture
 def client_file(fleet: FakeFleet, tmp_path: Path) -> Path:
     file = tmp_path / "fleet.json"
-    file.write_text(json.dumps(json.loads(settings_of(fleet, tmp_path).read_text())["client"]), encoding="utf-8")
+    file.write_text(json.dumps(json.loads(settings_of(fleet, tmp_path, attempt=30.0).read_text())["client"]), encoding="utf-8")
     return file
 
 
@@ -73,6 +73,7 @@ def test_contract_thirty_two_calls_go_through_one_client_and_are_recorded_as_usu
     adapter: Any, client_file: Path, fleet: FakeFleet
 ) -> None:
     traces = [Trace() for _ in range(32)]
+    fleet.set("judge-0", latency=Latency(base=1.5))  # in which all of them arrive
 
     async def one(at: int) -> Any:
         return await judge_of(adapter, fleet=client_file).evaluate(trace=traces[at], answer=at, response=at + at % 2)

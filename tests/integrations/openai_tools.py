@@ -5,7 +5,6 @@ Also used by the slow tests against other versions of the SDK: nothing here may 
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
@@ -15,6 +14,7 @@ from typing import Any
 
 import openai
 from aiohttp import web
+from loop_tools import in_loop
 
 from qreward import Endpoint, QRewardClient
 from qreward.integrations.openai import BASE_URL, transport
@@ -36,21 +36,7 @@ def ask(words: str = "hello") -> Any:
 
 
 def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run a test in a loop; it must leave no task behind."""
-
-    async def checked() -> None:
-        async with asyncio.timeout(60):
-            await test()
-            await until(lambda: asyncio.all_tasks() == {asyncio.current_task()})
-
-    asyncio.run(checked())
-
-
-async def until(happens: Callable[[], bool]) -> None:
-    """Wait for what comes soon."""
-    async with asyncio.timeout(20):
-        while not happens():  # noqa: ASYNC110 - nobody tells us
-            await asyncio.sleep(0.005)
+    in_loop(test)()
 
 
 def sdk(client: Any, library: str = "httpx", timeout: float | None = None, **settings: Any) -> openai.AsyncOpenAI:

@@ -7,7 +7,7 @@ import inspect
 import pickle
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -94,7 +94,7 @@ class FakeActor:
     def _make(self, args: tuple[Any, ...]) -> None:
         self._enter()
         try:
-            self.ray.gate.wait(10)
+            self.ray.gate.wait(60)
             self.host = self.kind(*args)
         except Exception as error:
             self.die(f"{type(error).__name__}: {error}", actor_init_failed=True)
@@ -124,7 +124,7 @@ class FakeActor:
         return reference
 
     def _begin(self, reference: Reference, name: str, args: tuple[Any, ...]) -> None:
-        self.made.wait(10)
+        self.made.wait(60)
         with self.lock:
             if self.death is not None:
                 return
@@ -196,13 +196,5 @@ def installed(monkeypatch: Any) -> Iterator[FakeRay]:
     yield ray
     ray.gate.set()
     for actor in ray.actors:
-        actor.made.wait(10)
+        actor.made.wait(60)
         actor.die("the test is over")
-
-
-async def until(condition: Callable[[], Any], seconds: float = 10.0) -> Any:
-    """Wait until something is true, and return it."""
-    async with asyncio.timeout(seconds):
-        while not (found := condition()):  # noqa: ASYNC110 - nobody would set an event
-            await asyncio.sleep(0.001)
-    return found

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import importlib
 import inspect
-import json
 import multiprocessing
 import pickle
 import sys
@@ -13,11 +12,10 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
-from adapter_fakes import SETTINGS, FakeScorer, installed, run
+from adapter_fakes import FakeScorer, configured, installed, run, stub_modules
 from trainers_tools import fleet_of, settings_of
 
 from qreward.errors import BadRequest, ConfigError, QRewardError, RequestTimeout
@@ -34,12 +32,6 @@ def scorer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeScorer:
     made = installed(monkeypatch)
     configured(monkeypatch, tmp_path)
     return made
-
-
-def configured(monkeypatch: pytest.MonkeyPatch, folder: Path, **changes: Any) -> None:
-    file = folder / f"reward{len(list(folder.iterdir()))}.json"
-    file.write_text(json.dumps({**SETTINGS, **changes}), encoding="utf-8")
-    monkeypatch.setenv("QREWARD_REWARD", str(file))
 
 
 def by_name(name: str) -> Any:
@@ -89,17 +81,18 @@ def test_contract_the_function_works_in_children_of_a_process_pool(
     rows = [(f"{at} + {at}?", f"{2 * at + at % 2}<|im_end|>", [1], [2]) for at in range(8)]
     if method == "fork":  # of a process that has used it, and whose threads the child has not
         assert reward(*rows[0], answer="0") == 1.0
-    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context(method)) as pool:
+    with ProcessPoolExecutor(2 if method == "fork" else 1, mp_context=multiprocessing.get_context(method)) as pool:
         found = [pool.submit(partial(reward, *row, answer=str(2 * at))) for at, row in enumerate(rows)]
         assert [each.result(30) for each in found] == [float(at % 2 == 0) for at in range(8)]
     close_all()
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_the_error_of_a_failed_judge_comes_back_from_a_child(fleet: FakeFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QREWARD_REWARD", str(settings_of(fleet, tmp_path, deadline=1.0)))
     fleet.set("judge-0", faults=Faults(error_500=1.0))
     try:
-        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork")) as pool:
             error = pool.submit(partial(reward, *CALL, answer="4")).exception(30)
     finally:
         fleet.set("judge-0", faults=Faults())
@@ -143,7 +136,7 @@ def test_a_completion_that_is_none_is_not_asked_about_and_has_no_reward(way: str
 def test_each_has_the_deadline_of_where_it_runs(scorer: FakeScorer) -> None:
     reward(*CALL)
     run(async_reward(*CALL))
-    assert [each["timeout"] for each in scorer.asked] == [12.0, 180.0]
+    assert scorer.timeouts == [12.0, 180.0]
 
 
 def test_a_deadline_that_areal_would_not_wait_for_is_said_once(
@@ -205,17 +198,8 @@ class Tokenizer:
 
 @pytest.fixture
 def workflow(scorer: FakeScorer, monkeypatch: pytest.MonkeyPatch) -> Any:
-    parts: dict[str, dict[str, Any]] = {
-        "areal": {},
-        "areal.utils": {},
-        "areal.utils.perf_tracer": {"trace_session": lambda phase: lambda function: function},
-        "areal.workflow": {},
-        "areal.workflow.rlvr": {"RLVRWorkflow": RLVRWorkflow},
-    }
-    for name, content in parts.items():
-        module = ModuleType(name)
-        vars(module).update(content)
-        monkeypatch.setitem(sys.modules, name, module)
+    tracer = {"trace_session": lambda phase: lambda function: function}
+    stub_modules(monkeypatch, {"areal.utils.perf_tracer": tracer, "areal.workflow.rlvr": {"RLVRWorkflow": RLVRWorkflow}})
     monkeypatch.delitem(sys.modules, "qreward.integrations.areal.workflow", raising=False)
     made = importlib.import_module("qreward.integrations.areal.workflow").QRewardRLVRWorkflow
     monkeypatch.delitem(sys.modules, "qreward.integrations.areal.workflow")

@@ -32,7 +32,7 @@ async def shown_batch(scripts: dict[str, Any], cards: int = 12, **settings: Any)
 # one stream
 
 
-def test_a_stream_is_drawn_at_most_ten_times_a_second_and_once_at_its_end(notebook: Notebook) -> None:
+def test_a_stream_is_drawn_in_one_output_at_most_ten_times_a_second_and_once_at_its_end(notebook: Notebook) -> None:
     completion = run_in_virtual_time(shown([SLOW]))
     text = "".join(f"{number} " for number in range(100))
     assert completion == {"content": text}
@@ -42,10 +42,6 @@ def test_a_stream_is_drawn_at_most_ten_times_a_second_and_once_at_its_end(notebo
     assert times[0] == 0
     assert times[-1] == pytest.approx(2.0, abs=0.01)
     assert notebook.shown[-1].plain.startswith(text)
-
-
-def test_each_drawing_after_the_first_replaces_the_one_output(notebook: Notebook) -> None:
-    run_in_virtual_time(shown([SLOW]))
     assert {drawn.output for drawn in notebook.shown} == {"output 1"}
     assert [drawn.update for drawn in notebook.shown] == [False] + [True] * (len(notebook.shown) - 1)
 
@@ -114,7 +110,7 @@ def test_a_cell_that_is_stopped_keeps_what_has_come_and_closes_the_stream(notebo
     assert notebook.shown[-1].words.endswith(" 48 49 50")
 
 
-def test_a_stream_that_was_read_before_is_shown_whole_and_without_times_that_nobody_saw(notebook: Notebook) -> None:
+def test_a_stream_that_was_read_before_is_shown_whole_and_without_times_that_are_not_known(notebook: Notebook) -> None:
     async def read_on() -> Any:
         async with speaking({"hi": [[0.1, "a", 0.1, "b", 0.1, "c"]]}) as client:
             stream = await client.stream_chat_completion(chat("hi"), MODEL)
@@ -224,7 +220,7 @@ def test_outside_a_notebook_the_text_is_printed_as_it_comes_and_a_line_at_the_en
     assert capsys.readouterr().out == "abc\n[done · gpu-0 · 1.50 s · first token after 500 ms · 30 tokens · 40 tokens/s]\n"
 
 
-def test_outside_a_notebook_a_text_that_is_void_is_told_of(capsys: pytest.CaptureFixture[str]) -> None:
+def test_outside_a_notebook_a_line_says_that_an_answer_begins_anew(capsys: pytest.CaptureFixture[str]) -> None:
     run_in_virtual_time(shown([[0.1, "void", 0.4, BROKEN], [0.5, "new", 0.5]], on_interrupt="restart"))
     out = capsys.readouterr().out
     assert out.startswith("void\n[the answer begins anew after ServerError: endpoint 'gpu-0' answered 500]\nnew\n[done")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -9,9 +10,11 @@ import httpx
 import openai
 import pytest
 from aiohttp import web
-from openai_tools import LIBRARIES, MODEL, ask, fleet_and_client, quick, requests, run, sdk, serving, sync_sdk
+from loop_tools import in_loop
+from openai_tools import LIBRARIES, MODEL, ask, fleet_and_client, quick, requests, sdk, serving, sync_sdk
 
-from qreward import Endpoint, Priority, QRewardClient, Retry, SyncQRewardClient, Timeouts, errors
+import qreward
+from qreward import BatchInterrupted, Endpoint, Priority, QRewardClient, Retry, SyncQRewardClient, Timeouts, errors
 from qreward.integrations.openai import BASE_URL, transport
 from qreward.integrations.openai.responses import described, refused, status_of
 from qreward.testing import FakeEndpoint, FakeFleet, Faults, Latency, echo_of
@@ -42,18 +45,21 @@ TABLE: list[tuple[errors.QRewardError, int, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("error", "status", "code"), TABLE, ids=lambda value: str(value) if not isinstance(value, Exception) else "")
-def test_each_error_has_its_status_and_its_code(error: errors.QRewardError, status: int, code: str) -> None:
-    reply = refused(error)
-    assert (status_of(error), reply.status, described(error)["code"]) == (status, status, code)
-    assert reply.headers["x-should-retry"] == "false"
-    assert isinstance(reply.body, bytes)
-    assert json.loads(reply.body)["error"]["message"] == str(error)
+def test_each_error_has_its_status_and_its_code() -> None:
+    wrong = []
+    for error, status, code in TABLE:
+        reply = refused(error)
+        assert isinstance(reply.body, bytes)
+        found = (status_of(error), reply.status, described(error)["code"], reply.headers["x-should-retry"])
+        if found != (status, status, code, "false") or json.loads(reply.body)["error"]["message"] != str(error):
+            wrong.append((error, found, reply.body))
+    assert wrong == []
 
 
 def test_the_table_leaves_out_no_error() -> None:
-    classes = {kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.QRewardError)}
-    assert classes - {type(error) for error, _, _ in TABLE} == {errors.QRewardError, errors.Rejected}
+    exported = [*vars(errors).values(), *(getattr(qreward, name) for name in qreward.__all__)]
+    classes = {kind for kind in exported if isinstance(kind, type) and issubclass(kind, errors.QRewardError)}
+    assert classes - {type(error) for error, _, _ in TABLE} == {errors.QRewardError, errors.Rejected, BatchInterrupted}
 
 
 def test_names_that_headers_cannot_hold_are_escaped() -> None:
@@ -92,91 +98,77 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(("status", "body", "kind"), REFUSALS, ids=lambda value: value if isinstance(value, int) else "")
-def test_a_refusal_is_raised_by_its_name_and_was_sent_once(
-    status: int, body: Any, kind: type[Exception], stream: bool, library: str
-) -> None:
-    server = Refusing(status, body)
-
-    async def test() -> None:
+@in_loop
+async def test_a_refusal_is_raised_by_its_name_and_was_sent_once(library: str) -> None:
+    for status, body, kind in REFUSALS:
+        server = Refusing(status, body)
         async with serving(server) as url:
             endpoint = Endpoint(url, name="strict", api_key="sk-of-the-endpoint", proxy="")
-            async with QRewardClient([endpoint], retry=ONCE) as client, sdk(client, library) as ours:
-                with pytest.raises(kind, match="not this") as caught:
-                    await ours.chat.completions.create(model=MODEL, messages=ask(), stream=stream)
-        error: Any = caught.value
-        assert error.status_code == status
-        assert error.body["endpoint"] == "strict"
-        assert error.body["attempts"] == 1
-        assert error.request_id == "req-7"
-        assert "sk-of" not in f"{error}{error.body}{error.response.text}"
-        assert error.code == ("insufficient_quota" if status == 429 else error.code)
-
-    run(test)
-    assert server.count == 1
+            for count, stream in enumerate((False, True), start=1):
+                async with QRewardClient([endpoint], retry=ONCE) as client, sdk(client, library) as ours:
+                    with pytest.raises(kind, match="not this") as caught:
+                        await ours.chat.completions.create(model=MODEL, messages=ask(), stream=stream)
+                error: Any = caught.value
+                found = (error.status_code, error.body["endpoint"], error.body["attempts"], error.request_id, server.count)
+                assert found == (status, "strict", 1, "req-7", count), (status, stream)
+                assert "sk-of" not in f"{error}{error.body}{error.response.text}"
+                assert error.code == ("insufficient_quota" if status == 429 else error.code)
 
 
-def test_the_sdk_multiplies_no_tries() -> None:
-    async def test() -> None:
-        async with (
-            fleet_and_client(quick("a", faults=Faults(error_500=1)), retry=Retry(attempts=3)) as (fleet, client),
-            sdk(client) as ours,
-        ):
-            assert ours.max_retries == 2
-            with pytest.raises(openai.InternalServerError):
-                await ours.chat.completions.create(model=MODEL, messages=ask())
-            assert requests(fleet) == 3
-
-    run(test)
+@in_loop
+async def test_the_sdk_multiplies_no_tries() -> None:
+    async with (
+        fleet_and_client(quick("a", faults=Faults(error_500=1)), retry=Retry(attempts=3)) as (fleet, client),
+        sdk(client) as ours,
+    ):
+        assert ours.max_retries == 2
+        with pytest.raises(openai.InternalServerError):
+            await ours.chat.completions.create(model=MODEL, messages=ask())
+        assert requests(fleet) == 3
 
 
-def test_a_program_that_asks_for_nonsense_is_told_so() -> None:
-    async def test() -> None:
-        async with fleet_and_client(quick("a", models=["judge-*"])) as (fleet, client), sdk(client) as ours:
-            with pytest.raises(openai.NotFoundError, match=r"gpt-9.*judge-\*") as caught:
-                await ours.chat.completions.create(model="gpt-9", messages=ask())
-            assert caught.value.code == "model_not_found"
-            with pytest.raises(openai.NotFoundError, match="chat/completions"):
-                await ours.files.list()
-            with pytest.raises(openai.NotFoundError, match="POST /v1/responses"):
-                await ours.post("/responses", cast_to=object, body={"model": MODEL})
-            with pytest.raises(openai.NotFoundError, match="streamed /completions"):
-                await ours.completions.create(model=MODEL, prompt="a", stream=True)
-            with pytest.raises(openai.BadRequestError, match="the request has no model"):
-                await ours.moderations.create(input="a")
-            with pytest.raises(openai.BadRequestError, match="messages is empty"):
-                await ours.chat.completions.create(model=MODEL, messages=[])
-            with pytest.raises(openai.BadRequestError, match="JSON list"):
-                await ours.post("/embeddings", cast_to=object, body=[1])  # type: ignore[arg-type]
-            assert requests(fleet) == 0
-
-    run(test)
+@in_loop
+async def test_requests_that_make_no_sense_are_refused_and_not_sent() -> None:
+    async with fleet_and_client(quick("a", models=["judge-*"])) as (fleet, client), sdk(client) as ours:
+        with pytest.raises(openai.NotFoundError, match=r"gpt-9.*judge-\*") as caught:
+            await ours.chat.completions.create(model="gpt-9", messages=ask())
+        assert caught.value.code == "model_not_found"
+        with pytest.raises(openai.NotFoundError, match="chat/completions"):
+            await ours.files.list()
+        with pytest.raises(openai.NotFoundError, match="POST /v1/responses"):
+            await ours.post("/responses", cast_to=object, body={"model": MODEL})
+        with pytest.raises(openai.NotFoundError, match="streamed /completions"):
+            await ours.completions.create(model=MODEL, prompt="a", stream=True)
+        with pytest.raises(openai.BadRequestError, match="the request has no model"):
+            await ours.moderations.create(input="a")
+        with pytest.raises(openai.BadRequestError, match="messages is empty"):
+            await ours.chat.completions.create(model=MODEL, messages=[])
+        with pytest.raises(openai.BadRequestError, match="JSON list"):
+            await ours.post("/embeddings", cast_to=object, body=[1])  # type: ignore[arg-type]
+        assert requests(fleet) == 0
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"\xff\xfe", b"%PDF"])
-def test_a_body_that_is_no_json_is_refused(body: bytes) -> None:
+def test_a_body_that_is_no_json_is_refused() -> None:
     with SyncQRewardClient(["http://127.0.0.1:9/v1"]) as client, httpx.Client(transport=transport(client)) as http:
-        response = http.post(f"{BASE_URL}/chat/completions", content=body)
-    assert response.status_code == 400
-    assert "not JSON" in response.json()["error"]["message"]
+        for body in (b"", b"{", b"\xff\xfe", b"%PDF"):
+            response = http.post(f"{BASE_URL}/chat/completions", content=body)
+            assert response.status_code == 400, body
+            assert "not JSON" in response.json()["error"]["message"], body
 
 
-def test_a_stream_that_breaks_off_is_an_error_and_never_a_short_answer() -> None:
-    async def test() -> None:
-        async with fleet_and_client(quick("a", faults=Faults(cut=1))) as (_, client):
-            async with sdk(client) as ours:
-                said: list[str] = []
-                stream = await ours.chat.completions.create(model=MODEL, messages=ask(), stream=True)
-                with pytest.raises(openai.APIError, match="broke off after") as caught:
-                    await read(stream, said)
-                assert caught.value.code == "stream_interrupted"
-                assert 0 < len("".join(said)) < len(echo_of(ask()))
-            async with httpx.AsyncClient(transport=transport(client)) as http:  # who looks at no event finds the line broken
-                with pytest.raises(httpx.RemoteProtocolError, match="broke off"):
-                    await http.post(f"{BASE_URL}/chat/completions", json={"model": MODEL, "messages": ask(), "stream": True})
-
-    run(test)
+@in_loop
+async def test_a_stream_that_breaks_off_is_an_error_and_never_a_short_answer() -> None:
+    async with fleet_and_client(quick("a", faults=Faults(cut=1))) as (_, client):
+        async with sdk(client) as ours:
+            said: list[str] = []
+            stream = await ours.chat.completions.create(model=MODEL, messages=ask(), stream=True)
+            with pytest.raises(openai.APIError, match="broke off after") as caught:
+                await read(stream, said)
+            assert caught.value.code == "stream_interrupted"
+            assert 0 < len("".join(said)) < len(echo_of(ask()))
+        async with httpx.AsyncClient(transport=transport(client)) as http:  # who looks at no event finds the line broken
+            with pytest.raises(httpx.RemoteProtocolError, match="broke off"):
+                await http.post(f"{BASE_URL}/chat/completions", json={"model": MODEL, "messages": ask(), "stream": True})
 
 
 def test_a_stream_that_breaks_off_is_an_error_in_blocking_code_too() -> None:
@@ -187,83 +179,71 @@ def test_a_stream_that_breaks_off_is_an_error_in_blocking_code_too() -> None:
             http.post(f"{BASE_URL}/chat/completions", json={"model": MODEL, "messages": ask(), "stream": True})
 
 
-def test_before_the_first_token_a_stream_fails_over_unseen() -> None:
-    async def test() -> None:
-        bad, good = quick("bad", faults=Faults(error_500=0.5, error_503=0.5)), quick("good")
-        async with fleet_and_client(bad, good) as (fleet, client), sdk(client) as ours:
-            for number in range(8):
-                stream = await ours.chat.completions.create(model=MODEL, messages=ask(str(number)), stream=True)
-                text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
-                assert text == echo_of(ask(str(number)))
-            assert fleet.seen("bad").requests > 0
-
-    run(test)
+@in_loop
+async def test_before_the_first_token_a_stream_fails_over_unseen() -> None:
+    bad, good = quick("bad", faults=Faults(error_500=0.5, error_503=0.5)), quick("good")
+    async with fleet_and_client(bad, good) as (fleet, client), sdk(client) as ours:
+        for number in range(8):
+            stream = await ours.chat.completions.create(model=MODEL, messages=ask(str(number)), stream=True)
+            text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+            assert text == echo_of(ask(str(number)))
+        assert fleet.seen("bad").requests > 0
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_the_timeout_of_the_sdk_is_the_budget_and_over_it_nothing_is_tried_again(stream: bool) -> None:
-    async def test() -> None:
-        async with fleet_and_client(quick("a", faults=Faults(hang=1))) as (fleet, client), sdk(client) as ours:
-            with pytest.raises(openai.InternalServerError, match=r"0\.1") as caught:
-                await ours.chat.completions.create(model=MODEL, messages=ask(), stream=stream, timeout=0.1)
-            assert (caught.value.status_code, caught.value.code) == (504, "request_timeout")
-            assert requests(fleet) == 1
-
-    run(test)
-
-
-def test_a_pause_amid_a_stream_longer_than_the_timeout_of_the_sdk_ends_it() -> None:
-    async def test() -> None:
-        async with fleet_and_client(quick("a", faults=Faults(stall=1))) as (fleet, client), sdk(client) as ours:
-            stream = await ours.chat.completions.create(model=MODEL, messages=ask(), stream=True, timeout=0.2)
-            with pytest.raises(openai.APIError, match=r"nothing came for 0\.2 s amid the answer"):
-                await read(stream, [])
-            assert fleet.seen("a").requests == 1
-
-    run(test)
+@in_loop
+async def test_the_timeout_of_the_sdk_is_the_budget_and_over_it_nothing_is_tried_again() -> None:
+    async with fleet_and_client(quick("a", faults=Faults(hang=1))) as (fleet, client), sdk(client) as ours:
+        create = ours.chat.completions.create
+        calls = [create(model=MODEL, messages=ask(), stream=stream, timeout=0.7) for stream in (False, True)]
+        for error in await asyncio.gather(*calls, return_exceptions=True):
+            assert isinstance(error, openai.InternalServerError)
+            assert "0.7" in str(error)
+            assert (error.status_code, error.code) == (504, "request_timeout")
+        assert requests(fleet) == 2
 
 
-def test_a_stream_may_take_longer_than_the_timeout_of_the_sdk_while_tokens_come() -> None:
-    async def test() -> None:
-        slow = FakeEndpoint("a", latency=Latency(per_token=0.02, tokens=20))
-        async with fleet_and_client(slow) as (_, client), sdk(client) as ours:
-            stream = await ours.chat.completions.create(model=MODEL, messages=ask(), stream=True, timeout=0.25)
-            assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream]) == echo_of(ask())
-
-    run(test)
-
-
-def test_the_timeout_of_the_client_counts_if_it_is_shorter() -> None:
-    async def test() -> None:
-        async with fleet_and_client(quick("a", faults=Faults(hang=1)), timeout=0.1) as (_, client), sdk(client) as ours:
-            with pytest.raises(openai.InternalServerError, match=r"0\.1"):
-                await ours.chat.completions.create(model=MODEL, messages=ask(), timeout=50)
-
-    run(test)
+@in_loop
+async def test_a_pause_amid_a_stream_longer_than_the_timeout_of_the_sdk_ends_it() -> None:
+    async with fleet_and_client(quick("a", faults=Faults(stall=1))) as (fleet, client), sdk(client) as ours:
+        stream = await ours.chat.completions.create(model=MODEL, messages=ask(), stream=True, timeout=1.0)
+        with pytest.raises(openai.APIError, match=r"nothing came for 1 s amid the answer"):
+            await read(stream, [])
+        assert fleet.seen("a").requests == 1
 
 
-def test_a_server_that_is_away_and_a_client_that_is_closed_are_told_apart() -> None:
-    async def test() -> None:
-        async with fleet_and_client() as (fleet, _):
-            gone = fleet.endpoints
-        settings = {"timeouts": Timeouts(connect=0.5)}
-        async with QRewardClient([gone[0].model_copy(update=settings)], retry=ONCE, timeout=2) as client, sdk(client) as ours:
-            with pytest.raises(openai.InternalServerError) as caught:
-                await ours.chat.completions.create(model=MODEL, messages=ask())
-            assert (caught.value.status_code, caught.value.code) in ((502, "connection_failed"), (504, "request_timeout"))
-            await client.aclose()
-            with pytest.raises(openai.InternalServerError, match="closed") as caught:
-                await ours.chat.completions.create(model=MODEL, messages=ask())
-            assert (caught.value.status_code, caught.value.code) == (503, "client_closed")
-
-    run(test)
+@in_loop
+async def test_a_stream_may_take_longer_than_the_timeout_of_the_sdk_while_tokens_come() -> None:
+    slow = FakeEndpoint("a", latency=Latency(per_token=0.1, tokens=20))
+    async with fleet_and_client(slow) as (_, client), sdk(client) as ours:
+        stream = await ours.chat.completions.create(model=MODEL, messages=ask(), stream=True, timeout=1.0)
+        assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream]) == echo_of(ask())
 
 
-def test_a_priority_and_a_tenant_go_with_all_requests_of_a_transport() -> None:
-    async def test() -> None:
-        async with fleet_and_client() as (_, client), sdk(client, priority=Priority.HIGH, tenant="evals", hedge=False) as ours:
-            assert (await ours.chat.completions.create(model=MODEL, messages=ask())).choices[0].message.content == echo_of(ask())
-            with pytest.raises(errors.ConfigError, match="tenant"):
-                transport(client, tenant="")
+@in_loop
+async def test_the_timeout_of_the_client_counts_if_it_is_shorter() -> None:
+    async with fleet_and_client(quick("a", faults=Faults(hang=1)), timeout=0.1) as (_, client), sdk(client) as ours:
+        with pytest.raises(openai.InternalServerError, match=r"0\.1"):
+            await ours.chat.completions.create(model=MODEL, messages=ask(), timeout=50)
 
-    run(test)
+
+@in_loop
+async def test_a_server_that_is_away_and_a_client_that_is_closed_are_different_errors() -> None:
+    async with fleet_and_client() as (fleet, _):
+        gone = fleet.endpoints
+    settings = {"timeouts": Timeouts(connect=0.5)}
+    async with QRewardClient([gone[0].model_copy(update=settings)], retry=ONCE, timeout=2) as client, sdk(client) as ours:
+        with pytest.raises(openai.InternalServerError) as caught:
+            await ours.chat.completions.create(model=MODEL, messages=ask())
+        assert (caught.value.status_code, caught.value.code) in ((502, "connection_failed"), (504, "request_timeout"))
+        await client.aclose()
+        with pytest.raises(openai.InternalServerError, match="closed") as caught:
+            await ours.chat.completions.create(model=MODEL, messages=ask())
+        assert (caught.value.status_code, caught.value.code) == (503, "client_closed")
+
+
+@in_loop
+async def test_a_priority_and_a_tenant_go_with_all_requests_of_a_transport() -> None:
+    async with fleet_and_client() as (_, client), sdk(client, priority=Priority.HIGH, tenant="evals", hedge=False) as ours:
+        assert (await ours.chat.completions.create(model=MODEL, messages=ask())).choices[0].message.content == echo_of(ask())
+        with pytest.raises(errors.ConfigError, match="tenant"):
+            transport(client, tenant="")

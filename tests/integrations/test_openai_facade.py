@@ -10,11 +10,12 @@ from typing import Any
 
 import openai
 import pytest
+from loop_tools import in_loop, until
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
-from openai_tools import MODEL, PERSON, TOOL, ToolServer, ask, fleet_and_client, quick, run, tools_and_client, until
+from openai_tools import MODEL, PERSON, TOOL, ToolServer, ask, fleet_and_client, quick, tools_and_client
 
 from qreward import ConfigError, NoEndpoint, QRewardClient, StreamInterrupted, SyncQRewardClient
-from qreward.testing import FakeEndpoint, FakeFleet, Faults, Latency, echo_of
+from qreward.testing import FakeFleet, Faults, echo_of
 
 
 async def maybe_awaited(function: Any, **arguments: Any) -> Any:
@@ -23,32 +24,28 @@ async def maybe_awaited(function: Any, **arguments: Any) -> Any:
     return await answer if inspect.isawaitable(answer) else answer
 
 
-def test_a_judge_that_takes_an_openai_client_takes_ours_of_either_kind() -> None:
-    async def test() -> None:
-        async with fleet_and_client() as (fleet, client):
-            with SyncQRewardClient(fleet.endpoints) as blocking:
-                for judge in (client, blocking):
-                    create = judge.chat.completions.create
-                    answer = await asyncio.to_thread(asyncio.run, maybe_awaited(create, model=MODEL, messages=ask(), temperature=0))
-                    assert type(answer) is ChatCompletion
-                    assert answer.choices[0].message.content == echo_of(ask())
-
-    run(test)
+@in_loop
+async def test_a_judge_that_takes_an_openai_client_takes_ours_of_either_kind() -> None:
+    async with fleet_and_client() as (fleet, client):
+        with SyncQRewardClient(fleet.endpoints) as blocking:
+            for judge in (client, blocking):
+                create = judge.chat.completions.create
+                answer = await asyncio.to_thread(asyncio.run, maybe_awaited(create, model=MODEL, messages=ask(), temperature=0))
+                assert type(answer) is ChatCompletion
+                assert answer.choices[0].message.content == echo_of(ask())
 
 
-def test_a_stream_is_read_by_a_loop_or_in_a_block_and_has_no_chunk_without_choices_unasked() -> None:
-    async def test() -> None:
-        async with fleet_and_client() as (_, client):
-            create = client.chat.completions.create
-            chunks = [chunk async for chunk in await create(model=MODEL, messages=ask(), stream=True)]
-            assert all(type(chunk) is ChatCompletionChunk for chunk in chunks)
-            assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == echo_of(ask())
-            async with await create(model=MODEL, messages=ask(), stream=True, stream_options={"include_usage": True}) as stream:
-                assert (await anext(stream)).choices
-                *_, last = [chunk async for chunk in stream]
-            assert last.usage is not None
-
-    run(test)
+@in_loop
+async def test_a_stream_is_read_by_a_loop_or_in_a_block_and_has_no_chunk_without_choices_unasked() -> None:
+    async with fleet_and_client() as (_, client):
+        create = client.chat.completions.create
+        chunks = [chunk async for chunk in await create(model=MODEL, messages=ask(), stream=True)]
+        assert all(type(chunk) is ChatCompletionChunk for chunk in chunks)
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == echo_of(ask())
+        async with await create(model=MODEL, messages=ask(), stream=True, stream_options={"include_usage": True}) as stream:
+            assert (await anext(stream)).choices
+            *_, last = [chunk async for chunk in stream]
+        assert last.usage is not None
 
 
 def test_a_blocking_stream_is_read_by_a_loop_or_in_a_block() -> None:
@@ -64,10 +61,10 @@ def test_a_blocking_stream_is_read_by_a_loop_or_in_a_block() -> None:
             list(create(model=MODEL, messages=ask(), stream=True))
 
 
-@pytest.mark.parametrize("how", ["close", "with", "break"])
-def test_a_stream_that_is_left_is_stopped_upstream(how: str) -> None:
-    async def test() -> None:
-        async with fleet_and_client(FakeEndpoint("a", latency=Latency(per_token=0.01, tokens=500))) as (fleet, client):
+@in_loop
+async def test_a_stream_that_is_left_is_stopped_upstream() -> None:
+    async with fleet_and_client(quick("a", faults=Faults(stall=1))) as (fleet, client):
+        for count, how in enumerate(("close", "with", "break"), start=1):
             stream = await client.chat.completions.create(model=MODEL, messages=ask(), stream=True)
             if how == "close":
                 await stream.close()
@@ -78,36 +75,29 @@ def test_a_stream_that_is_left_is_stopped_upstream(how: str) -> None:
                 async for _ in stream:
                     break
                 del stream
-            await until(lambda: fleet.seen("a").disconnects == 1)
-
-    run(test)
+            await until(lambda count=count: fleet.seen("a").disconnects == count)
 
 
-def test_tools_and_unknown_parameters_go_into_the_body_and_blanks_do_not() -> None:
+@in_loop
+async def test_tools_and_unknown_parameters_go_into_the_body_and_blanks_do_not() -> None:
     server = ToolServer()
     blanks = {"seed": openai.NOT_GIVEN, "stop": openai.omit, "timeout": openai.Timeout(9), "extra_query": None}
-
-    async def test() -> None:
-        async with tools_and_client(server) as client:
-            arguments: Any = {"tools": [TOOL], "guided_regex": "a|b", "extra_body": {"top_k": 5}, **blanks}
-            answer = await client.chat.completions.create(model=MODEL, messages=ask(), **arguments)
-            (call,) = answer.choices[0].message.tool_calls or ()
-            assert call.function.arguments == f"{PERSON}".replace("'", '"')
-            with pytest.raises(ConfigError, match="extra_query"):
-                await client.chat.completions.create(model=MODEL, messages=ask(), extra_query={"a": 1})
-
-    run(test)
+    async with tools_and_client(server) as client:
+        arguments: Any = {"tools": [TOOL], "guided_regex": "a|b", "extra_body": {"top_k": 5}, **blanks}
+        answer = await client.chat.completions.create(model=MODEL, messages=ask(), **arguments)
+        (call,) = answer.choices[0].message.tool_calls or ()
+        assert call.function.arguments == f"{PERSON}".replace("'", '"')
+        with pytest.raises(ConfigError, match="extra_query"):
+            await client.chat.completions.create(model=MODEL, messages=ask(), extra_query={"a": 1})
     assert server.bodies == [{"model": MODEL, "messages": ask(), "tools": [TOOL], "guided_regex": "a|b", "top_k": 5}]
 
 
-def test_errors_are_ours_and_come_where_the_call_is_made() -> None:
-    async def test() -> None:
-        async with fleet_and_client(quick("a", models=["judge-*"])) as (_, client):
-            for stream in (False, True):
-                with pytest.raises(NoEndpoint):
-                    await client.chat.completions.create(model="gpt-9", messages=ask(), stream=stream)
-
-    run(test)
+@in_loop
+async def test_errors_are_ours_and_come_where_the_call_is_made() -> None:
+    async with fleet_and_client(quick("a", models=["judge-*"])) as (_, client):
+        for stream in (False, True):
+            with pytest.raises(NoEndpoint):
+                await client.chat.completions.create(model="gpt-9", messages=ask(), stream=stream)
     with SyncQRewardClient(["http://127.0.0.1:9/v1"]) as client, pytest.raises(ConfigError):
         client.chat.completions.create(model="", messages=ask())
 

@@ -10,16 +10,17 @@ from typing import Any
 import openai
 import pytest
 from aiohttp import web
-from openai_tools import LIBRARIES, MODEL, ask, fleet_and_client, quick, requests, run, sdk, serving, sync_sdk, until
+from loop_tools import in_loop, until
+from openai_tools import LIBRARIES, MODEL, ask, fleet_and_client, quick, requests, sdk, serving, sync_sdk
 
 from qreward import Endpoint, QRewardClient, SyncQRewardClient, Timeouts
 from qreward.testing import FakeEndpoint, FakeFleet, Faults, Latency, echo_of
 
 
 def faulty(name: str, seed: int) -> FakeEndpoint:
-    """Turns away what comes over 16 at once, fails and hangs for a tenth of the rest."""
+    """Turns away what comes over 8 at once, fails and hangs for a tenth of the rest."""
     faults = Faults(error_500=0.05, error_503=0.03, hang=0.02, seed=seed)
-    return FakeEndpoint(name, latency=Latency(base=0.01, tokens=4), max_concurrency=16, faults=faults)
+    return FakeEndpoint(name, latency=Latency(base=0.01, tokens=4), max_concurrency=8, faults=faults)
 
 
 def client_of(fleet: FakeFleet) -> QRewardClient:
@@ -35,60 +36,49 @@ async def text_of(ours: openai.AsyncOpenAI, number: int) -> str:
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_every_call_of_300_succeeds_on_a_fleet_that_limits_fails_and_hangs(library: str) -> None:
-    async def test() -> None:
-        async with FakeFleet([faulty("a", 1), faulty("b", 2), faulty("c", 3)]) as fleet, client_of(fleet) as client:
-            async with sdk(client, library) as ours:
-                texts = await asyncio.gather(*(text_of(ours, number) for number in range(300)))
-            assert texts == [echo_of(ask(str(number))) for number in range(300)]
-            seen = [fleet.seen(name) for name in fleet.names]
-            assert sum(sum(each.errors.values()) for each in seen) > 0
-            assert sum(each.rejected for each in seen) > 0
-
-    run(test)
+@in_loop
+async def test_every_call_of_120_succeeds_on_a_fleet_that_limits_fails_and_hangs(library: str) -> None:
+    async with FakeFleet([faulty("a", 1), faulty("b", 2), faulty("c", 3)]) as fleet, client_of(fleet) as client:
+        async with sdk(client, library) as ours:
+            texts = await asyncio.gather(*(text_of(ours, number) for number in range(120)))
+        assert texts == [echo_of(ask(str(number))) for number in range(120)]
+        seen = [fleet.seen(name) for name in fleet.names]
+        assert sum(sum(each.errors.values()) for each in seen) > 0
+        assert sum(each.rejected for each in seen) > 0
 
 
-def test_500_calls_at_once_take_turns_and_all_come_back() -> None:
-    async def test() -> None:
-        many = FakeEndpoint("a", latency=Latency(base=0.02, tokens=4), max_concurrency=64)
-        async with fleet_and_client(many) as (_, client), sdk(client) as ours:
-            answers = await asyncio.gather(*(ours.chat.completions.create(model=MODEL, messages=ask(str(each))) for each in range(500)))
-            assert [answer.choices[0].message.content for answer in answers] == [echo_of(ask(str(each))) for each in range(500)]
-
-    run(test)
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_call_that_is_cancelled_is_stopped_upstream(stream: bool) -> None:
-    async def test() -> None:
-        async with fleet_and_client(quick("a", faults=Faults(hang=1))) as (fleet, client), sdk(client) as ours:
+@in_loop
+async def test_a_call_that_is_cancelled_is_stopped_upstream() -> None:
+    async with fleet_and_client(quick("a", faults=Faults(hang=1))) as (fleet, client), sdk(client) as ours:
+        for count, stream in enumerate((False, True), start=1):
             call = asyncio.ensure_future(ours.chat.completions.create(model=MODEL, messages=ask(), stream=stream))
-            await until(lambda: requests(fleet) == 1)
+            await until(lambda count=count: requests(fleet) == count)
             call.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await call
-            await until(lambda: fleet.seen("a").disconnects == 1)
-            assert requests(fleet) == 1
-
-    run(test)
+            await until(lambda count=count: fleet.seen("a").disconnects == count)
+            assert requests(fleet) == count
 
 
-async def read_all(stream: Any) -> list[Any]:
-    return [chunk async for chunk in stream]
+async def read_into(read: list[Any], stream: Any) -> None:
+    async for chunk in stream:
+        read.append(chunk)
 
 
-SLOW = FakeEndpoint("a", latency=Latency(per_token=0.01, tokens=500))
+STALLS = quick("a", faults=Faults(stall=1))
+"""An answer begins and does not end."""
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-@pytest.mark.parametrize("how", ["close", "break", "cancel"])
-def test_a_stream_that_is_left_is_stopped_upstream(how: str, library: str) -> None:
-    async def test() -> None:
-        async with fleet_and_client(SLOW) as (fleet, client), sdk(client, library) as ours:
+@in_loop
+async def test_a_stream_that_is_left_is_stopped_upstream(library: str) -> None:
+    async with fleet_and_client(STALLS) as (fleet, client), sdk(client, library) as ours:
+        for count, how in enumerate(("close", "break", "cancel"), start=1):
             stream: Any = await ours.chat.completions.create(model=MODEL, messages=ask(), stream=True)
             if how == "cancel":
-                reading = asyncio.ensure_future(read_all(stream))
-                await asyncio.sleep(0.03)
+                read: list[Any] = []
+                reading = asyncio.ensure_future(read_into(read, stream))
+                await until(lambda read=read: read)
                 reading.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await reading
@@ -98,15 +88,14 @@ def test_a_stream_that_is_left_is_stopped_upstream(how: str, library: str) -> No
                     break
             else:
                 await stream.close()
-            del stream  # the SDK's generators refer to each other, and end in turn
-            await until(lambda: gc.collect() >= 0 and fleet.seen("a").disconnects == 1)
-            await until(lambda: fleet.seen("a").in_flight == 0)
-
-    run(test)
+            del stream
+            if how == "break":  # the SDK's generators refer to each other, and end in turn
+                await until(lambda count=count: gc.collect() >= 0 and fleet.seen("a").disconnects == count)
+            await until(lambda count=count: (fleet.seen("a").disconnects, fleet.seen("a").in_flight) == (count, 0))
 
 
 def test_a_blocking_stream_that_is_left_is_stopped_upstream() -> None:
-    with FakeFleet([SLOW]) as fleet, SyncQRewardClient(fleet.endpoints) as client, sync_sdk(client) as ours:
+    with FakeFleet([STALLS]) as fleet, SyncQRewardClient(fleet.endpoints) as client, sync_sdk(client) as ours:
         with ours.chat.completions.create(model=MODEL, messages=ask(), stream=True) as stream:
             next(stream)
         asyncio.run(until(lambda: fleet.seen("a").disconnects == 1))
@@ -135,18 +124,16 @@ class Endless:
         return before
 
 
-def test_who_reads_a_stream_slowly_holds_its_server_back() -> None:
-    async def test() -> None:
-        server = Endless()
-        async with serving(server) as url, QRewardClient([Endpoint(url, proxy="")]) as client, sdk(client) as ours:
-            stream: Any = await ours.chat.completions.create(model=MODEL, messages=ask(), stream=True)
-            written = await server.stands_still()
-            for _ in range(written):
-                await anext(stream)
-            assert server.written > written
-            await stream.close()
-
-    run(test)
+@in_loop
+async def test_a_stream_that_is_read_slowly_holds_its_server_back() -> None:
+    server = Endless()
+    async with serving(server) as url, QRewardClient([Endpoint(url, proxy="")]) as client, sdk(client) as ours:
+        stream: Any = await ours.chat.completions.create(model=MODEL, messages=ask(), stream=True)
+        written = await server.stands_still()
+        for _ in range(written):
+            await anext(stream)
+        assert server.written > written
+        await stream.close()
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
@@ -181,13 +168,11 @@ def test_one_sdk_client_serves_one_loop_after_the_other() -> None:
         asyncio.run(close())
 
 
-def test_awaited_and_blocking_sdks_share_one_client() -> None:
-    async def test() -> None:
-        async with fleet_and_client() as (fleet, client), sdk(client) as ours:
-            with sync_sdk(client) as blocking:
-                there = asyncio.to_thread(blocking.chat.completions.create, model=MODEL, messages=ask("there"))
-                answers = await asyncio.gather(there, ours.chat.completions.create(model=MODEL, messages=ask("here")))
-            assert [answer.choices[0].message.content for answer in answers] == [echo_of(ask("there")), echo_of(ask("here"))]
-            assert requests(fleet) == 2
-
-    run(test)
+@in_loop
+async def test_awaited_and_blocking_sdks_share_one_client() -> None:
+    async with fleet_and_client() as (fleet, client), sdk(client) as ours:
+        with sync_sdk(client) as blocking:
+            there = asyncio.to_thread(blocking.chat.completions.create, model=MODEL, messages=ask("there"))
+            answers = await asyncio.gather(there, ours.chat.completions.create(model=MODEL, messages=ask("here")))
+        assert [answer.choices[0].message.content for answer in answers] == [echo_of(ask("there")), echo_of(ask("here"))]
+        assert requests(fleet) == 2

@@ -9,7 +9,8 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from openai_tools import LIBRARIES, MODEL, PERSON, TOOL, ToolServer, ask, fleet_and_client, requests, run, sdk, sync_sdk, tools_and_client
+from loop_tools import in_loop
+from openai_tools import LIBRARIES, MODEL, PERSON, TOOL, ToolServer, ask, fleet_and_client, requests, sdk, sync_sdk, tools_and_client
 from pydantic import BaseModel
 
 from qreward import ConfigError, QRewardClient, SyncQRewardClient
@@ -25,35 +26,31 @@ class Person(BaseModel):
 
 
 @libraries
-def test_a_completion_comes_as_the_endpoint_gave_it(library: str) -> None:
-    async def test() -> None:
-        async with fleet_and_client() as (_, client), sdk(client, library) as ours:
-            raw = await ours.chat.completions.with_raw_response.create(model=MODEL, messages=ask())
-            answer = raw.parse()
-            assert answer.choices[0].message.content == echo_of(ask())
-            assert answer.usage is not None
-            assert raw.headers["content-type"] == "application/json"
-            assert raw.headers["x-qreward-endpoint"] in ("a", "b")
-
-    run(test)
+@in_loop
+async def test_a_completion_comes_as_the_endpoint_gave_it(library: str) -> None:
+    async with fleet_and_client() as (_, client), sdk(client, library) as ours:
+        raw = await ours.chat.completions.with_raw_response.create(model=MODEL, messages=ask())
+        answer = raw.parse()
+        assert answer.choices[0].message.content == echo_of(ask())
+        assert answer.usage is not None
+        assert raw.headers["content-type"] == "application/json"
+        assert raw.headers["x-qreward-endpoint"] in ("a", "b")
 
 
 @libraries
-def test_a_stream_comes_chunk_by_chunk_and_tells_the_usage_only_to_who_asks(library: str) -> None:
-    async def test() -> None:
-        async with fleet_and_client() as (_, client), sdk(client, library) as ours:
-            chunks = [chunk async for chunk in await ours.chat.completions.create(model=MODEL, messages=ask(), stream=True)]
-            assert all(len(chunk.choices) == 1 for chunk in chunks)
-            assert len(chunks) == 10  # the role, eight tokens, and the end
-            assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == echo_of(ask())
-            options: Any = {"include_usage": True}
-            stream = await ours.chat.completions.create(model=MODEL, messages=ask(), stream=True, stream_options=options)
-            *_, last = [chunk async for chunk in stream]
-            assert last.choices == []
-            assert last.usage is not None
-            assert last.usage.completion_tokens == 8
-
-    run(test)
+@in_loop
+async def test_a_stream_comes_chunk_by_chunk_with_the_usage_only_if_it_was_asked_for(library: str) -> None:
+    async with fleet_and_client() as (_, client), sdk(client, library) as ours:
+        chunks = [chunk async for chunk in await ours.chat.completions.create(model=MODEL, messages=ask(), stream=True)]
+        assert all(len(chunk.choices) == 1 for chunk in chunks)
+        assert len(chunks) == 10  # the role, eight tokens, and the end
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == echo_of(ask())
+        options: Any = {"include_usage": True}
+        stream = await ours.chat.completions.create(model=MODEL, messages=ask(), stream=True, stream_options=options)
+        *_, last = [chunk async for chunk in stream]
+        assert last.choices == []
+        assert last.usage is not None
+        assert last.usage.completion_tokens == 8
 
 
 @libraries
@@ -68,31 +65,25 @@ def test_blocking_code_gets_the_same(library: str) -> None:
             pass  # left before it was read
 
 
-def test_what_was_sent_goes_on_unchanged_and_what_came_back_is_kept_whole() -> None:
+@in_loop
+async def test_what_was_sent_goes_on_unchanged_and_what_came_back_is_kept_whole() -> None:
     server = ToolServer()
     sent = {"model": MODEL, "messages": ask("ünïcode \U0001f600"), "tools": [TOOL], "n": 2, "logprobs": True, "temperature": 0.1}
     sent |= {"seed": 12345678901234567890, "priority": 3, "timeout": 7, "guided_json": {"a": [None, 1.5]}, "user": None}
-
-    async def test() -> None:
-        async with tools_and_client(server) as client, sdk(client) as ours:
-            raw = await ours.chat.completions.with_raw_response.create(model=MODEL, messages=sent["messages"], extra_body=sent)
-            assert server.bodies == [sent]
-            assert json.loads(raw.text if isinstance(raw.text, str) else raw.http_response.text)["x_extra"] == {"kept": [1, None]}
-            assert raw.parse().x_extra == {"kept": [1, None]}
-            assert len(raw.parse().choices) == 2
-
-    run(test)
+    async with tools_and_client(server) as client, sdk(client) as ours:
+        raw = await ours.chat.completions.with_raw_response.create(model=MODEL, messages=sent["messages"], extra_body=sent)
+        assert server.bodies == [sent]
+        assert json.loads(raw.text if isinstance(raw.text, str) else raw.http_response.text)["x_extra"] == {"kept": [1, None]}
+        assert raw.parse().x_extra == {"kept": [1, None]}
+        assert len(raw.parse().choices) == 2
 
 
-def test_headers_of_the_program_are_passed_on_but_not_its_key_nor_what_the_sdk_adds() -> None:
+@in_loop
+async def test_headers_of_the_program_are_passed_on_but_not_its_key_nor_what_the_sdk_adds() -> None:
     server = ToolServer()
-
-    async def test() -> None:
-        async with tools_and_client(server) as client, sdk(client) as ours:
-            added = {"X-Judge": "7", "OpenAI-Organization": "org-of-the-program", "Cookie": "a=b", "traceparent": "00-0-0-00"}
-            await ours.chat.completions.create(model=MODEL, messages=ask(), extra_headers=added)
-
-    run(test)
+    async with tools_and_client(server) as client, sdk(client) as ours:
+        added = {"X-Judge": "7", "OpenAI-Organization": "org-of-the-program", "Cookie": "a=b", "traceparent": "00-0-0-00"}
+        await ours.chat.completions.create(model=MODEL, messages=ask(), extra_headers=added)
     (headers,) = server.headers
     assert headers["x-judge"] == "7"
     assert headers["authorization"] == "Bearer sk-of-the-endpoint"
@@ -102,126 +93,107 @@ def test_headers_of_the_program_are_passed_on_but_not_its_key_nor_what_the_sdk_a
 
 
 @libraries
-def test_tools_are_called_at_once_and_in_pieces(library: str) -> None:
-    async def test() -> None:
-        async with tools_and_client(ToolServer()) as client, sdk(client, library) as ours:
-            answer = await ours.chat.completions.create(model=MODEL, messages=ask(), tools=[TOOL])
-            (call,) = answer.choices[0].message.tool_calls or ()
-            assert json.loads(call.function.arguments) == PERSON
-            async with ours.chat.completions.stream(model=MODEL, messages=ask(), tools=[TOOL]) as stream:
-                final = await stream.get_final_completion()
-            (call,) = final.choices[0].message.tool_calls or ()
-            assert call.function.name == "person"
-            assert json.loads(call.function.arguments) == PERSON
-
-    run(test)
+@in_loop
+async def test_tools_are_called_at_once_and_in_pieces(library: str) -> None:
+    async with tools_and_client(ToolServer()) as client, sdk(client, library) as ours:
+        answer = await ours.chat.completions.create(model=MODEL, messages=ask(), tools=[TOOL])
+        (call,) = answer.choices[0].message.tool_calls or ()
+        assert json.loads(call.function.arguments) == PERSON
+        async with ours.chat.completions.stream(model=MODEL, messages=ask(), tools=[TOOL]) as stream:
+            final = await stream.get_final_completion()
+        (call,) = final.choices[0].message.tool_calls or ()
+        assert call.function.name == "person"
+        assert json.loads(call.function.arguments) == PERSON
 
 
 @libraries
-def test_a_structured_answer_is_parsed_by_the_sdk(library: str) -> None:
+@in_loop
+async def test_a_structured_answer_is_parsed_by_the_sdk(library: str) -> None:
     server = ToolServer()
-
-    async def test() -> None:
-        async with tools_and_client(server) as client, sdk(client, library) as ours:
-            answer = await ours.chat.completions.parse(model=MODEL, messages=ask(), response_format=Person)
-            assert answer.choices[0].message.parsed == Person(**PERSON)
-            async with ours.chat.completions.stream(model=MODEL, messages=ask(), response_format=Person) as stream:
-                assert (await stream.get_final_completion()).choices[0].message.parsed == Person(**PERSON)
-        assert server.bodies[0]["response_format"]["json_schema"]["name"] == "Person"
-
-    run(test)
+    async with tools_and_client(server) as client, sdk(client, library) as ours:
+        answer = await ours.chat.completions.parse(model=MODEL, messages=ask(), response_format=Person)
+        assert answer.choices[0].message.parsed == Person(**PERSON)
+        async with ours.chat.completions.stream(model=MODEL, messages=ask(), response_format=Person) as stream:
+            assert (await stream.get_final_completion()).choices[0].message.parsed == Person(**PERSON)
+    assert server.bodies[0]["response_format"]["json_schema"]["name"] == "Person"
 
 
-def test_a_server_that_does_not_stream_is_heard_as_one_chunk() -> None:
-    async def test() -> None:
-        async with tools_and_client(ToolServer(streams=False)) as client, sdk(client) as ours:
-            (chunk,) = [chunk async for chunk in await ours.chat.completions.create(model=MODEL, messages=ask(), stream=True)]
-            assert (chunk.object, chunk.choices[0].delta.content) == ("chat.completion.chunk", "hello")
-            (chunk,) = [chunk async for chunk in await ours.chat.completions.create(model=MODEL, messages=ask(), stream=True, tools=[TOOL])]
-            (call,) = chunk.choices[0].delta.tool_calls or ()
-            assert (call.index, call.id) == (0, "call-1")
-
-    run(test)
+@in_loop
+async def test_a_server_that_does_not_stream_is_heard_as_one_chunk() -> None:
+    async with tools_and_client(ToolServer(streams=False)) as client, sdk(client) as ours:
+        (chunk,) = [chunk async for chunk in await ours.chat.completions.create(model=MODEL, messages=ask(), stream=True)]
+        assert (chunk.object, chunk.choices[0].delta.content) == ("chat.completion.chunk", "hello")
+        (chunk,) = [chunk async for chunk in await ours.chat.completions.create(model=MODEL, messages=ask(), stream=True, tools=[TOOL])]
+        (call,) = chunk.choices[0].delta.tool_calls or ()
+        assert (call.index, call.id) == (0, "call-1")
 
 
 @libraries
-def test_vectors_are_merged_on_the_wire_and_each_gets_its_own(library: str) -> None:
-    async def test() -> None:
-        async with (
-            fleet_and_client(FakeEndpoint("a", max_concurrency=1, over_cap="queue")) as (fleet, client),
-            sdk(client, library) as ours,
-        ):
-            texts = [f"text {number}" for number in range(64)]
-            answers = await asyncio.gather(*(ours.embeddings.create(model=MODEL, input=text) for text in texts))
-            assert requests(fleet) < len(texts)
-            alone = openai.AsyncOpenAI(base_url=fleet.urls["a"], api_key="-")
-            async with alone:
-                expected = (await alone.embeddings.create(model=MODEL, input=texts)).data
-            assert [answer.data[0].embedding for answer in answers] == [each.embedding for each in expected]
-            assert all(answer.data[0].index == 0 for answer in answers)
-
-    run(test)
+@in_loop
+async def test_vectors_are_merged_on_the_wire_and_each_gets_its_own(library: str) -> None:
+    async with (
+        fleet_and_client(FakeEndpoint("a", max_concurrency=1, over_cap="queue")) as (fleet, client),
+        sdk(client, library) as ours,
+    ):
+        texts = [f"text {number}" for number in range(64)]
+        answers = await asyncio.gather(*(ours.embeddings.create(model=MODEL, input=text) for text in texts))
+        assert requests(fleet) < len(texts)
+        alone = openai.AsyncOpenAI(base_url=fleet.urls["a"], api_key="-")
+        async with alone:
+            expected = (await alone.embeddings.create(model=MODEL, input=texts)).data
+        assert [answer.data[0].embedding for answer in answers] == [each.embedding for each in expected]
+        assert all(answer.data[0].index == 0 for answer in answers)
 
 
-def test_legacy_completions_and_moderations_go_as_they_are() -> None:
-    async def test() -> None:
-        async with fleet_and_client() as (fleet, client), sdk(client) as ours:
-            answer = await ours.completions.create(model=MODEL, prompt=["a", "b"], n=2, max_tokens=5)
-            assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
-            assert answer.id == "cmpl-1"
-            found = await ours.moderations.create(model=MODEL, input=["a", "b", "c"])
-            assert len(found.results) == 3
-            assert requests(fleet) == 2
-
-    run(test)
+@in_loop
+async def test_legacy_completions_and_moderations_go_as_they_are() -> None:
+    async with fleet_and_client() as (fleet, client), sdk(client) as ours:
+        answer = await ours.completions.create(model=MODEL, prompt=["a", "b"], n=2, max_tokens=5)
+        assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+        assert answer.id == "cmpl-1"
+        found = await ours.moderations.create(model=MODEL, input=["a", "b", "c"])
+        assert len(found.results) == 3
+        assert requests(fleet) == 2
 
 
-def test_the_routes_are_the_models() -> None:
-    async def test() -> None:
-        async with fleet_and_client(FakeEndpoint("a", models=["judge-*", "org/rm-7b"])) as (_, client), sdk(client) as ours:
-            assert {model.id async for model in ours.models.list()} == {"judge-*", "org/rm-7b"}
-            assert (await ours.models.retrieve("org/rm-7b")).id == "org/rm-7b"
-            assert (await ours.models.retrieve("judge-70b")).object == "model"
-            with pytest.raises(openai.NotFoundError, match="judge-"):
-                await ours.models.retrieve("gpt-9")
-
-    run(test)
+@in_loop
+async def test_the_routes_are_the_models() -> None:
+    async with fleet_and_client(FakeEndpoint("a", models=["judge-*", "org/rm-7b"])) as (_, client), sdk(client) as ours:
+        assert {model.id async for model in ours.models.list()} == {"judge-*", "org/rm-7b"}
+        assert (await ours.models.retrieve("org/rm-7b")).id == "org/rm-7b"
+        assert (await ours.models.retrieve("judge-70b")).object == "model"
+        with pytest.raises(openai.NotFoundError, match="judge-"):
+            await ours.models.retrieve("gpt-9")
 
 
-def test_a_response_may_be_read_line_by_line_as_it_comes() -> None:
-    async def test() -> None:
-        async with fleet_and_client() as (_, client), sdk(client) as ours:
-            create = ours.chat.completions.with_streaming_response.create
-            async with create(model=MODEL, messages=ask(), stream=True) as response:
-                lines = [line async for line in response.iter_lines() if line]
-            assert lines[-1] == "data: [DONE]"
-            assert all(line.startswith("data: {") for line in lines[:-1])
-
-    run(test)
+@in_loop
+async def test_a_response_may_be_read_line_by_line_as_it_comes() -> None:
+    async with fleet_and_client() as (_, client), sdk(client) as ours:
+        create = ours.chat.completions.with_streaming_response.create
+        async with create(model=MODEL, messages=ask(), stream=True) as response:
+            lines = [line async for line in response.iter_lines() if line]
+        assert lines[-1] == "data: [DONE]"
+        assert all(line.startswith("data: {") for line in lines[:-1])
 
 
-def test_ready_clients_of_the_installed_sdk_need_no_setting() -> None:
-    async def test() -> None:
-        async with fleet_and_client() as (_, client):
-            async with async_openai_client(client, priority=0) as ours:
-                assert (await ours.chat.completions.create(model=MODEL, messages=ask())).choices[0].message.content == echo_of(ask())
-            async with sdk(client) as again:  # the client is not closed with an SDK
-                assert await again.models.list()
-            with openai_client(client) as blocking:
-                answer = await asyncio.to_thread(blocking.chat.completions.create, model=MODEL, messages=ask())
-            assert answer.choices[0].message.content == echo_of(ask())
-
-    run(test)
+@in_loop
+async def test_ready_clients_of_the_installed_sdk_need_no_setting() -> None:
+    async with fleet_and_client() as (_, client):
+        async with async_openai_client(client, priority=0) as ours:
+            assert (await ours.chat.completions.create(model=MODEL, messages=ask())).choices[0].message.content == echo_of(ask())
+        async with sdk(client) as again:  # the client is not closed with an SDK
+            assert await again.models.list()
+        with openai_client(client) as blocking:
+            answer = await asyncio.to_thread(blocking.chat.completions.create, model=MODEL, messages=ask())
+        assert answer.choices[0].message.content == echo_of(ask())
 
 
-def test_any_program_on_httpx_may_use_it() -> None:
-    async def test() -> None:
-        async with fleet_and_client() as (_, client), httpx.AsyncClient(transport=transport(client), base_url=BASE_URL) as http:
-            response = await http.post("/chat/completions", json={"model": MODEL, "messages": ask()})
-            assert response.status_code == 200
-            assert response.json()["choices"][0]["message"]["content"] == echo_of(ask())
-
-    run(test)
+@in_loop
+async def test_any_program_on_httpx_may_use_it() -> None:
+    async with fleet_and_client() as (_, client), httpx.AsyncClient(transport=transport(client), base_url=BASE_URL) as http:
+        response = await http.post("/chat/completions", json={"model": MODEL, "messages": ask()})
+        assert response.status_code == 200
+        assert response.json()["choices"][0]["message"]["content"] == echo_of(ask())
 
 
 def test_what_is_no_client_or_no_priority_is_refused_at_once() -> None:
@@ -240,18 +212,15 @@ class EndingServer(ToolServer):
         return {"role": "assistant", "content": "Score: 1"}, asked["messages"][-1]["content"]
 
 
-def test_an_answer_comes_through_however_it_ended_for_the_program_to_read() -> None:
+@in_loop
+async def test_an_answer_comes_through_however_it_ended_for_the_program_to_read() -> None:
     reasons = ("stop", "length", "content_filter", "abort", "error", "odd")
-
-    async def test() -> None:
-        server = EndingServer()
-        async with tools_and_client(server) as client, sdk(client) as ours:
-            for reason in reasons:
-                whole = await ours.chat.completions.create(model=MODEL, messages=ask(reason))
-                assert (whole.choices[0].message.content, whole.choices[0].finish_reason) == ("Score: 1", reason)
-                chunks = [chunk async for chunk in await ours.chat.completions.create(model=MODEL, messages=ask(reason), stream=True)]
-                assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "Score: 1"
-                assert chunks[-1].choices[0].finish_reason == reason
-        assert len(server.bodies) == 2 * len(reasons), "nothing is sent twice"
-
-    run(test)
+    server = EndingServer()
+    async with tools_and_client(server) as client, sdk(client) as ours:
+        for reason in reasons:
+            whole = await ours.chat.completions.create(model=MODEL, messages=ask(reason))
+            assert (whole.choices[0].message.content, whole.choices[0].finish_reason) == ("Score: 1", reason)
+            chunks = [chunk async for chunk in await ours.chat.completions.create(model=MODEL, messages=ask(reason), stream=True)]
+            assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "Score: 1"
+            assert chunks[-1].choices[0].finish_reason == reason
+    assert len(server.bodies) == 2 * len(reasons), "nothing is sent twice"

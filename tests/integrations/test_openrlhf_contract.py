@@ -16,10 +16,11 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from adapter_fakes import SETTINGS, FakeScorer, installed, run
+from adapter_fakes import FakeScorer, configured, installed, run, stub_modules
 
 from qreward.errors import ConfigError, RequestTimeout
 from qreward.integrations import openrlhf
+from qreward.integrations.openrlhf.__main__ import main
 
 PROMPT = "<|im_start|>user\n2 + 2?<|im_end|>\n<|im_start|>assistant\n"
 
@@ -88,21 +89,10 @@ def scorer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeScorer:
     return made
 
 
-def configured(monkeypatch: pytest.MonkeyPatch, folder: Path, **changes: Any) -> None:
-    import json
-
-    file = folder / f"reward{len(list(folder.iterdir()))}.json"
-    file.write_text(json.dumps({**SETTINGS, **changes}), encoding="utf-8")
-    monkeypatch.setenv("QREWARD_REWARD", str(file))
-
-
 @pytest.fixture
 def executor(scorer: FakeScorer, monkeypatch: pytest.MonkeyPatch) -> Any:
     """What ``--train.agent_func_path`` makes."""
-    stub = ModuleType("openrlhf.utils.agent")
-    stub.SingleTurnAgentExecutor = SingleTurnAgentExecutor  # type: ignore[attr-defined]
-    for name, module in {"openrlhf": ModuleType("openrlhf"), "openrlhf.utils": ModuleType("openrlhf.utils"), stub.__name__: stub}.items():
-        monkeypatch.setitem(sys.modules, name, module)
+    stub_modules(monkeypatch, {"openrlhf.utils.agent": {"SingleTurnAgentExecutor": SingleTurnAgentExecutor}})
     made = loaded("agent_module", openrlhf.agent_path())
     assert issubclass(made.AgentExecutor, AgentExecutorBase)
     return made.AgentExecutor()
@@ -126,7 +116,7 @@ def test_contract_the_functions_file_is_what_the_single_turn_executor_calls_in_t
     assert scorer.asked[0]["prompt"] == PROMPT
     assert scorer.asked[0]["response"] == "0.75"
     assert scorer.asked[0]["reference"] == "4"
-    assert scorer.asked[0]["timeout"] == openrlhf.DEADLINE
+    assert scorer.timeouts == [openrlhf.DEADLINE]
 
 
 def test_contract_the_executors_file_is_made_without_arguments_and_scores_in_its_own_loop(executor: Any, scorer: FakeScorer) -> None:
@@ -171,7 +161,7 @@ def test_a_failure_is_logged_with_its_reason(scorer: FakeScorer, caplog: pytest.
     assert "dropped with its group" in caplog.text
 
 
-def test_a_response_that_cannot_be_told_from_its_prompt_is_a_failure_and_says_what_to_do(
+def test_a_response_that_cannot_be_separated_from_its_prompt_is_a_failure_that_says_what_to_do(
     scorer: FakeScorer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     reward_func = loaded("reward_func", openrlhf.reward_func_path()).reward_func
@@ -215,21 +205,14 @@ def test_the_error_of_a_failure_that_is_raised_is_the_judges(scorer: FakeScorer,
         loaded("reward_func", openrlhf.reward_func_path()).reward_func([f"{PROMPT}no"], [PROMPT], ["4"])
 
 
-@pytest.mark.parametrize("asked", [[], ["agent"], ["reward_func"]])
-def test_the_paths_are_printed(asked: list[str]) -> None:
-    command = [sys.executable, "-m", "qreward.integrations.openrlhf", *asked]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+def test_the_paths_are_printed_and_one_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     paths = {"agent": openrlhf.agent_path(), "reward_func": openrlhf.reward_func_path()}
-    wanted = {
-        (): f"--train.agent_func_path {paths['agent']}\n--reward.remote_url {paths['reward_func']}\n",
-        **{(name,): f"{path}\n" for name, path in paths.items()},
-    }
-    assert said == wanted[tuple(asked)]
     assert all(Path(path).is_file() for path in paths.values())
-
-
-def test_a_path_that_is_not_there_is_refused() -> None:
-    command = [sys.executable, "-m", "qreward.integrations.openrlhf", "rewards"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "usage" in done.stderr
+    both = f"--train.agent_func_path {paths['agent']}\n--reward.remote_url {paths['reward_func']}\n"
+    command = [sys.executable, "-m", "qreward.integrations.openrlhf"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == both
+    for asked, said in ([], both), *(([name], f"{path}\n") for name, path in paths.items()):
+        assert main(asked) == 0
+        assert capsys.readouterr().out == said
+    assert main(["rewards"]) == 2
+    assert "usage" in capsys.readouterr().err

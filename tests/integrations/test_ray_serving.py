@@ -1,16 +1,18 @@
-"""A scorer as a deployment: what Serve is told, and what a replica answers; the app is the reward server's, driven without a cluster."""
+"""A scorer as a deployment: the options for Serve, and what a replica answers; the app is the reward server's, driven without a cluster."""
 
 from __future__ import annotations
 
 import asyncio
 import pickle
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
+from loop_tools import in_loop
 from ray_fakes import FakeRay, installed
 
 from qreward.errors import ConfigError
@@ -19,21 +21,21 @@ from qreward.integrations.ray.backends import ScorerSpec
 from qreward.integrations.ray.serving import AsgiProxy, Replica
 
 
-class Told(ModuleType):
-    """A Serve that notes what it is told, and keeps what it is given."""
+class FakeServe(ModuleType):
+    """A Serve that keeps its options and what it is given."""
 
     def __init__(self) -> None:
         super().__init__("ray.serve")
         self.options: dict[str, Any] = {}
-        self.door: Any = None
+        self.proxy: Any = None
         self.bound: tuple[Any, ...] = ()
 
     def deployment(self, **options: Any) -> Callable[[Any], Any]:
         self.options = options
         return lambda kind: SimpleNamespace(bind=lambda *args: (kind, args))
 
-    def ingress(self, door: Any) -> Callable[[Any], Any]:
-        self.door = pickle.loads(pickle.dumps(door))  # as it is in a replica
+    def ingress(self, proxy: Any) -> Callable[[Any], Any]:
+        self.proxy = pickle.loads(pickle.dumps(proxy))  # as it is in a replica
         return lambda kind: kind
 
 
@@ -43,8 +45,8 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRay]:
 
 
 @pytest.fixture
-def serve(ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> Told:
-    made = Told()
+def serve(ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> FakeServe:
+    made = FakeServe()
     monkeypatch.setitem(sys.modules, "ray.serve", made)
     return made
 
@@ -63,35 +65,32 @@ async def awaited(completions: list[str], metadata: list[dict[str, Any]]) -> lis
     return [meta["reward"] for meta in metadata]
 
 
-def in_replica(scorer: Any, test: Callable[[Replica, httpx.AsyncClient], Awaitable[None]], prefix: str = "", **settings: Any) -> None:
-    """Run a test against the app of a replica, as the proxy of Serve calls it."""
-
-    async def main() -> None:
-        replica, door = Replica(ScorerSpec(scorer), settings, "key"), AsgiProxy("key")
-        transport = httpx.ASGITransport(app=door, root_path=prefix)
-        async with httpx.AsyncClient(transport=transport, base_url=f"http://replica{prefix}") as http:
-            await test(replica, http)
-
-    asyncio.run(main())
+@asynccontextmanager
+async def replica_of(scorer: Any, prefix: str = "", **settings: Any) -> AsyncIterator[tuple[Replica, httpx.AsyncClient]]:
+    """A replica, and its app as the proxy of Serve calls it."""
+    replica, proxy = Replica(ScorerSpec(scorer), settings, "key"), AsgiProxy("key")
+    transport = httpx.ASGITransport(app=proxy, root_path=prefix)
+    async with httpx.AsyncClient(transport=transport, base_url=f"http://replica{prefix}") as http:
+        yield replica, http
 
 
-def test_serve_is_told_what_was_asked_and_room_for_whole_batches(serve: Told) -> None:
+def test_serve_gets_the_options_and_takes_as_many_requests_as_whole_batches_need(serve: FakeServe) -> None:
     actor = {"num_gpus": 1}
     deployment(Model, name="rm", num_replicas=3, ray_actor_options=actor, max_batch_size=64, serve_options={"health_check_period_s": 5})
-    told = {"name": "rm", "num_replicas": 3, "ray_actor_options": actor, "health_check_period_s": 5, "max_ongoing_requests": 128}
-    assert serve.options == told
+    options = {"name": "rm", "num_replicas": 3, "ray_actor_options": actor, "health_check_period_s": 5, "max_ongoing_requests": 128}
+    assert serve.options == options
     deployment(Model, max_batch_size=8)
     assert serve.options == {"name": "reward", "max_ongoing_requests": 100}
     deployment(Model, max_ongoing_requests=7, num_replicas="auto")
     assert serve.options == {"name": "reward", "max_ongoing_requests": 7, "num_replicas": "auto"}
 
 
-def test_what_is_bound_makes_a_replica_that_its_door_finds(serve: Told) -> None:
+def test_what_is_bound_makes_a_replica_that_the_proxy_of_the_app_finds(serve: FakeServe) -> None:
     kind, (spec, settings, key) = deployment(Model, max_batch_size=8, token="${NOT_SET_HERE}")
     assert kind is Replica
     assert spec == ScorerSpec(Model)
     assert settings == {"max_batch_size": 8, "token": "${NOT_SET_HERE}"}
-    assert serve.door.key == key
+    assert serve.proxy.key == key
 
 
 @pytest.mark.parametrize(
@@ -102,65 +101,60 @@ def test_what_is_bound_makes_a_replica_that_its_door_finds(serve: Told) -> None:
         ({"port": 80}, "port cannot be set here; use serve.start"),
     ],
 )
-def test_a_setting_that_is_wrong_is_said_before_anything_is_deployed(serve: Told, given: dict[str, Any], says: str) -> None:
+def test_a_setting_that_is_wrong_is_said_before_anything_is_deployed(serve: FakeServe, given: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         deployment(Model, **given)
 
 
-def test_a_replica_answers_in_the_forms_of_the_reward_server() -> None:
-    async def test(_: Replica, http: httpx.AsyncClient) -> None:
+@in_loop
+async def test_a_replica_answers_in_the_forms_of_the_reward_server() -> None:
+    async with replica_of(Model) as (_, http):
         assert (await http.get("/health")).json() == {"status": "ok"}
         answer = await http.post("/get_reward", json={"query": ["a", "bbb"], "prompts": ["", ""], "labels": ["", ""]})
         assert answer.json()["rewards"] == [1.0, 3.0]
         assert (await http.post("/classify", json={"model": "reward", "input": ["aa"]})).json()["data"][0]["probs"] == [2.0]
 
-    in_replica(Model, test)
 
-
-def test_a_route_prefix_changes_nothing_but_the_address() -> None:
-    async def test(_: Replica, http: httpx.AsyncClient) -> None:
+@in_loop
+async def test_a_route_prefix_changes_nothing_but_the_address() -> None:
+    async with replica_of(Model, prefix="/rm", token="x") as (_, http):
         token = {"authorization": "Bearer x"}
         assert (await http.post("/get_reward", json={"query": ["a"]}, headers=token)).json()["rewards"] == [1.0]
         assert (await http.get("/health")).status_code == 200
         assert 'route="/get_reward",status="200"} 1' in (await http.get("/metrics", headers=token)).text
         assert (await http.get("/metrics")).status_code == 401
 
-    in_replica(Model, test, prefix="/rm", token="x")
 
-
-def test_a_replica_scores_by_handle_and_its_outcomes_can_travel() -> None:
-    async def test(replica: Replica, _: httpx.AsyncClient) -> None:
+@in_loop
+async def test_a_replica_scores_by_handle_and_its_outcomes_can_travel() -> None:
+    async with replica_of(Model) as (replica, _):
         one, two = pickle.loads(pickle.dumps(await replica.score(["a", "bad"])))
         assert (one.reward, one.error) == (1.0, None)
         assert (two.reward, two.error, two.cause) == (None, "OSError: bad", None)
         assert (await replica.add_query({"query": "abc"})).reward == 3.0  # type: ignore[union-attr]
 
-    in_replica(Model, test)
 
-
-def test_an_awaited_scorer_of_two_lists_is_served() -> None:
-    async def test(replica: Replica, _: httpx.AsyncClient) -> None:
+@in_loop
+async def test_an_awaited_scorer_of_two_lists_is_served() -> None:
+    async with replica_of(awaited) as (replica, _):
         assert [one.reward for one in await replica.score(["a"], [{"reward": 0.5}])] == [0.5]
 
-    in_replica(awaited, test)
 
-
-def test_callers_of_a_replica_share_batches() -> None:
+@in_loop
+async def test_callers_of_a_replica_share_batches() -> None:
     sizes = []
 
     async def slow(completions: list[str]) -> list[float]:
         sizes.append(len(completions))
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)  # the others come meanwhile
         return [0.0] * len(completions)
 
-    async def test(replica: Replica, http: httpx.AsyncClient) -> None:
+    async with replica_of(slow, max_batch_size=16) as (replica, http):
         by_handle = [replica.score(["a"]) for _ in range(10)]
         by_http = [http.post("/get_reward", json={"query": ["a"]}) for _ in range(10)]
         await asyncio.gather(*by_handle, *by_http)
-
-    in_replica(slow, test, max_batch_size=16)
-    assert sum(sizes) == 20
-    assert len(sizes) <= 4
+        assert sum(sizes) == 20
+        assert len(sizes) <= 4
 
 
 def test_a_replica_that_ends_lets_the_scorer_put_away_what_it_has() -> None:

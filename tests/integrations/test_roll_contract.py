@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import subprocess
 import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -12,10 +11,10 @@ from typing import Any
 
 import pytest
 import roll_stubs
+from adapter_fakes import FakeScorer, made_of, number_or_limited
 from roll_stubs import FLAG, DataProto, Dispatch, tensor
-from saying_scorer import SayingScorer, made_of
 
-from qreward.errors import ConfigError
+from qreward.errors import ConfigError, RateLimited
 from qreward.integrations import roll
 from qreward.integrations.roll.rewards import MOST_DROPPED
 from qreward.integrations.trainers import adapter
@@ -29,7 +28,7 @@ def stubs() -> Iterator[None]:
         yield
 
 
-def started(monkeypatch: pytest.MonkeyPatch, scorer: SayingScorer, **settings: Any) -> Any:
+def started(monkeypatch: pytest.MonkeyPatch, scorer: FakeScorer, **settings: Any) -> Any:
     """A worker as ROLL makes it and initializes it."""
     monkeypatch.setattr(adapter, "rewarder", lambda config, deadline: made_of(scorer, deadline))
     keys = {"judge_model_name": "judge-7b", "judge_prompt": None, "judge_model_type": "api", "judge_api_url": "http://127.0.0.1:9/v1"}
@@ -63,7 +62,7 @@ def test_contract_the_methods_are_registered_and_only_rewards_are_async() -> Non
 
 
 def test_contract_a_batch_comes_back_in_order_with_the_three_tensors_in_float16(monkeypatch: pytest.MonkeyPatch) -> None:
-    worker = started(monkeypatch, SayingScorer())
+    worker = started(monkeypatch, FakeScorer(number_or_limited))
     assert (worker.rank_info.dp_rank, worker.rank_info.dp_size) == (1, 2)
     output = asyncio.run(worker.compute_rewards(data(3, 1, 2)))
     assert {name: (list(values), values.dtype) for name, values in output.batch.items()} == {
@@ -78,7 +77,7 @@ def test_contract_a_batch_comes_back_in_order_with_the_three_tensors_in_float16(
 def test_contract_decoding_does_not_hold_up_the_loop_of_the_actor(monkeypatch: pytest.MonkeyPatch) -> None:
     import threading
 
-    worker = started(monkeypatch, SayingScorer())
+    worker = started(monkeypatch, FakeScorer(number_or_limited))
     threads: set[str] = set()
     decode = worker.actor_tokenizer.batch_decode
     worker.actor_tokenizer = SimpleNamespace(
@@ -89,21 +88,18 @@ def test_contract_decoding_does_not_hold_up_the_loop_of_the_actor(monkeypatch: p
 
 
 def test_a_failed_judge_never_becomes_0_unless_the_user_chose_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Broken(SayingScorer):
-        async def score(self, *given: Any, **named: Any) -> Any:
-            raise self.error()
-
+    broken = FakeScorer(lambda _: RateLimited("429"))
     with pytest.raises(roll.RewardUnavailable, match="2 of 2"):
-        asyncio.run(started(monkeypatch, Broken()).compute_rewards(data(1, 2)))
-    chosen = started(monkeypatch, Broken(), on_failure=0.0)
+        asyncio.run(started(monkeypatch, broken).compute_rewards(data(1, 2)))
+    chosen = started(monkeypatch, broken, on_failure=0.0)
     assert list(asyncio.run(chosen.compute_rewards(data(1, 2))).batch["scores"]) == [0.0, 0.0]
 
 
 def test_a_wrong_setting_ends_the_run_before_anything_is_generated(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="on_failure"):
-        started(monkeypatch, SayingScorer(), on_failure="none")
+        started(monkeypatch, FakeScorer(number_or_limited), on_failure="none")
     with pytest.raises(ConfigError, match="deadlin"):
-        started(monkeypatch, SayingScorer(), deadlin=3)
+        started(monkeypatch, FakeScorer(number_or_limited), deadlin=3)
 
 
 def test_calls_of_a_trace_see_their_own_context_each(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +107,7 @@ def test_calls_of_a_trace_see_their_own_context_each(monkeypatch: pytest.MonkeyP
 
     seen: dict[str, str] = {}
 
-    class Looking(SayingScorer):
+    class Looking(FakeScorer):
         async def score(self, prompt: Any, response: Any, **named: Any) -> Any:
             await asyncio.sleep(0)
             seen[response] = format(trace.get_current_span().get_span_context().span_id, "x")
@@ -123,7 +119,7 @@ def test_calls_of_a_trace_see_their_own_context_each(monkeypatch: pytest.MonkeyP
             call.meta_info["_otel_ctx"] = {"traceparent": f"00-{1:032x}-{at:016x}-01"} if at < 8 else {}
         await asyncio.gather(*map(worker.compute_rewards, calls))
 
-    worker = started(monkeypatch, Looking())
+    worker = started(monkeypatch, Looking(number_or_limited))
     asyncio.run(test())
     assert seen == {str(at): str(at % 8) for at in range(1, 9)}
 
@@ -158,7 +154,11 @@ def test_the_rollout_loop_ends_the_run_when_the_fleet_is_dead() -> None:
         asyncio.run(loop.process_new_prompt(lost))
 
 
-def test_without_roll_the_package_is_there_and_the_worker_says_what_is_missing() -> None:
-    code = "import qreward.integrations.roll as r\ntry:\n    r.JudgeRewardWorker\nexcept ModuleNotFoundError as e:\n    print(e.name)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() in ("torch", "roll")
+def test_without_roll_the_package_is_there_and_the_worker_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("roll", "torch")]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in ("roll", "torch"):
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.delitem(sys.modules, "qreward.integrations.roll.worker", raising=False)
+    with pytest.raises(ModuleNotFoundError, match=r"roll|torch"):
+        _ = roll.JudgeRewardWorker

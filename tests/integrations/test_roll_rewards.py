@@ -7,7 +7,7 @@ import pickle
 from typing import Any
 
 import pytest
-from saying_scorer import SayingScorer, made_of
+from adapter_fakes import FakeScorer, made_of, number_or_limited
 
 from qreward.errors import ConfigError
 from qreward.integrations.roll.rewards import Drops, JudgedBatch, RewardUnavailable, failure_of, judge_rows, rows_of
@@ -23,7 +23,7 @@ def judged(made: Rewarder, given: list[dict[str, Any]]) -> JudgedBatch:
 
 
 def test_scores_come_in_order_with_a_number_for_each_row_in_each_metric() -> None:
-    found = judged(made_of(SayingScorer()), rows("0.25", "1", "-3"))
+    found = judged(made_of(FakeScorer(number_or_limited)), rows("0.25", "1", "-3"))
     assert found.scores == [0.25, 1.0, -3.0]
     assert {name: len(values) for name, values in found.metrics.items()} == dict.fromkeys(
         ("judge/ok", "judge/errors", "judge/seconds", "judge/tokens"), 3
@@ -33,7 +33,7 @@ def test_scores_come_in_order_with_a_number_for_each_row_in_each_metric() -> Non
 
 
 def test_all_rows_are_judged_at_once() -> None:
-    scorer = SayingScorer()
+    scorer = FakeScorer(number_or_limited)
     judged(made_of(scorer), rows(*"123456789"))
     assert scorer.peak == 9
 
@@ -42,16 +42,16 @@ def test_a_failed_judge_never_becomes_0_unless_the_user_chose_it() -> None:
     given = rows("1", "what?", "0.5")
     for settings in ({}, {"on_failure": "raise"}, {"on_failure": "default"}):
         with pytest.raises(RewardUnavailable, match="1 of 3 rewards could not be had; the first: RateLimited: 429"):
-            judged(made_of(SayingScorer(), **settings), given)
-    chosen = judged(made_of(SayingScorer(), on_failure=-0.5), given)
+            judged(made_of(FakeScorer(number_or_limited), **settings), given)
+    chosen = judged(made_of(FakeScorer(number_or_limited), on_failure=-0.5), given)
     assert chosen.scores == [1.0, -0.5, 0.5]
     assert chosen.metrics["judge/ok"] == [1.0, 0.0, 1.0]
     assert chosen.metrics["judge/errors"] == [0.0, 1.0, 0.0]
-    assert judged(made_of(SayingScorer(), on_failure=0), given).scores == [1.0, 0.0, 0.5]
+    assert judged(made_of(FakeScorer(number_or_limited), on_failure=0), given).scores == [1.0, 0.0, 0.5]
 
 
 def test_none_is_refused_as_each_row_must_have_a_number() -> None:
-    config = made_of(SayingScorer(), on_failure="none").config
+    config = made_of(FakeScorer(number_or_limited), on_failure="none").config
     with pytest.raises(ConfigError, match="SkippingRolloutLoop"):
         failure_of(config)
 
@@ -65,14 +65,14 @@ def test_the_error_survives_the_way_through_ray() -> None:
 @pytest.mark.parametrize("number", ["1e5", "-1e5"])
 def test_a_score_that_float16_cannot_hold_is_refused(number: str) -> None:
     with pytest.raises(ConfigError, match="float16"):
-        judged(made_of(SayingScorer()), rows(number))
-    config = made_of(SayingScorer(), on_failure=1e5).config
+        judged(made_of(FakeScorer(number_or_limited)), rows(number))
+    config = made_of(FakeScorer(number_or_limited), on_failure=1e5).config
     with pytest.raises(ConfigError, match="float16"):
         failure_of(config)
 
 
 def test_an_item_has_the_conversation_of_the_data_set_and_its_reference() -> None:
-    scorer = SayingScorer()
+    scorer = FakeScorer(number_or_limited)
     said = [{"role": "user", "content": "2 + 2?"}]
     given = rows("1", "2", messages=['[{"role": "user", "content": "2 + 2?"}]', said], ground_truth=["4", "5"], id=["a", "b"])
     judged(made_of(scorer), given)
@@ -83,13 +83,13 @@ def test_an_item_has_the_conversation_of_the_data_set_and_its_reference() -> Non
 
 
 def test_without_a_conversation_it_is_the_decoded_prompt() -> None:
-    scorer = SayingScorer()
+    scorer = FakeScorer(number_or_limited)
     judged(made_of(scorer), rows("1", ground_truth=[None]))
     assert scorer.asked == [{"prompt": "user\nquestion 0", "response": "1", "reference": None}]
 
 
 def test_columns_take_what_they_name_and_a_wrong_one_lists_those_there_are() -> None:
-    scorer = SayingScorer()
+    scorer = FakeScorer(number_or_limited)
     judge = {"model": "j", "prompt": "{prompt} {response} {rubric}"}
     given = rows("1", question=["why?"], rubric=["short"], tag=["x"])
     judged(made_of(scorer, judge=judge, columns={"prompt": "question"}), given)

@@ -81,9 +81,8 @@ def test_the_file_may_be_named_by_the_environment_of_the_actor(tmp_path: Path, m
     assert read().reward_model == "rm-7b"
 
 
-@pytest.mark.parametrize(
-    ("keys", "said"),
-    [
+def test_what_is_wrong_is_said_without_a_key() -> None:
+    table: list[tuple[dict[str, Any], str]] = [
         ({}, "no judge is configured; set judge_model_name"),
         ({"judge_model_name": "m", "judge_model_type": "inference"}, "serve the judge"),
         ({"judge_model_name": "m", "judge_model_type": "cluster"}, "serve the judge"),
@@ -91,9 +90,8 @@ def test_the_file_may_be_named_by_the_environment_of_the_actor(tmp_path: Path, m
         ({"reward_manager_config": {"deadline": 3}}, "must be a list of mappings"),
         ({"judge_model_name": "m", "reward_manager_config": [{"deadlin": 3}]}, "deadline"),
         ({"judge_model_name": "m", "reward_manager_config": [{"reward_model": "rm"}]}, "exactly one of judge .* and reward_model"),
-    ],
-)
-def test_what_is_wrong_is_said_without_a_key(keys: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said) as caught:
-        read(**keys)
-    assert "sk-secret" not in str(caught.value)
+    ]
+    for keys, said in table:
+        with pytest.raises(ConfigError, match=said) as caught:
+            read(**keys)
+        assert "sk-secret" not in str(caught.value), keys

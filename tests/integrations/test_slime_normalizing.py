@@ -32,7 +32,7 @@ def test_groups_are_centred_and_scaled_each_for_itself_in_the_order_of_the_sampl
     assert normal == pytest.approx([half, -half, -half, half], rel=1e-5)
 
 
-def test_what_could_not_be_judged_moves_nobody_and_has_no_advantage() -> None:
+def test_what_could_not_be_judged_changes_no_other_advantage_and_has_none() -> None:
     judged = [sample(1.0, 0), sample(0.0, 0), sample(0.5, 0)]
     alone = normalize_rewards(arguments(), judged)[1]
     raw, normal = normalize_rewards(arguments(), [judged[0], sample(0.0, 0, removed=True), *judged[1:]])

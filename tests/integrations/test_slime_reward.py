@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from saying_scorer import SayingScorer, made_of
+from adapter_fakes import FakeScorer, made_of, number_or_limited
 
 from qreward.errors import RateLimited
 from qreward.integrations import slime
@@ -38,7 +38,7 @@ class World:
     """What the functions find when they ask for their rewarder."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.scorer = SayingScorer()
+        self.scorer = FakeScorer(number_or_limited)
         self.made: Rewarder = made_of(self.scorer)
         self.asked: list[Any] = []
         monkeypatch.setattr(adapter, "rewarder", self._rewarder)
@@ -153,7 +153,7 @@ def test_with_a_reward_key_each_reward_is_a_dict_with_the_same_keys(world: World
 
 
 def test_a_reward_key_may_name_an_attribute_of_a_reward_model(world: World) -> None:
-    world.scorer = SayingScorer({"helpfulness": 3.5, "safety": 1.0})
+    world.scorer = FakeScorer(number_or_limited, {"helpfulness": 3.5, "safety": 1.0})
     world.set()
     good, failed = one([Sample(response="0.5"), Sample(response="what?")], reward_key="helpfulness")
     assert (good["helpfulness"], good["safety"]) == (3.5, 1.0)
@@ -189,7 +189,7 @@ def test_a_fleet_that_is_dead_ends_the_run_and_not_only_its_samples(world: World
     one(Sample(response="what?"))
 
 
-def test_failures_are_told_now_and_then(world: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_first_failure_and_then_one_of_a_hundred_is_logged(world: World, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "qreward.integrations.slime"):
         for _ in range(101):
             one(Sample(response="what?"))

@@ -45,9 +45,7 @@ async def many():
 
 ENDS = {
     "asyncio.run, twice": "check(asyncio.run(many())); check(asyncio.run(many()))",
-    "blocking": "check(here.score_blocking(ITEMS))",
-    "a loop in a daemon thread that is never closed": "check(asyncio.run_coroutine_threadsafe(many(), forever()).result())",
-    "such a loop that takes its time to close": """
+    "a loop in a daemon thread that is never closed, and takes its time to close": """
 from qreward.engine.driver import LoopDriver
 close = LoopDriver._close
 async def slowly(self):
@@ -56,7 +54,7 @@ async def slowly(self):
 LoopDriver._close = slowly
 check(asyncio.run_coroutine_threadsafe(many(), forever()).result())
 """,
-    "two such loops and blocking": """
+    "two such loops and blocking calls": """
 for _ in range(2):
     check(asyncio.run_coroutine_threadsafe(many(), forever()).result())
 check(here.score_blocking(ITEMS))
@@ -111,7 +109,7 @@ def settings(fleet: FakeFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("program", ENDS.values(), ids=ENDS.keys())
-def test_a_process_ends_without_a_word_about_what_it_left_open(settings: Path, program: str) -> None:
+def test_a_process_ends_and_prints_nothing_about_what_it_left_open(settings: Path, program: str) -> None:
     ended_quietly(BEGIN + program, settings, json.dumps([ITEMS, RIGHT]))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -44,7 +43,8 @@ def test_a_scorer_of_the_users_needs_no_more_than_its_methods() -> None:
     assert scored.ok
     assert scored.score(None) == 0.25
     assert scored.reason == ""
-    assert scorer.asked == [{"prompt": "2 + 2?", "response": "0.25", "reference": "4", "timeout": 5.0, "topic": "sums"}]
+    assert scorer.asked == [{"prompt": "2 + 2?", "response": "0.25", "reference": "4", "topic": "sums"}]
+    assert scorer.timeouts == [5.0]
 
 
 def test_a_scorer_that_keeps_no_deadline_is_left_a_little_after_it() -> None:
@@ -61,7 +61,7 @@ def test_a_scorer_that_keeps_no_deadline_is_left_a_little_after_it() -> None:
     assert 5.0 <= seconds <= 6.001
 
 
-def test_a_failure_is_told_and_raises_nothing() -> None:
+def test_a_failure_is_a_result_with_its_reason_and_raises_nothing() -> None:
     error = InvalidResponse("no verdict in the answer\nsecond line", model="judge-7b")
     scored = run_in_virtual_time(Rewarder(FakeScorer(lambda _: error), deadline=5.0).score("p", "r"))
     assert scored.verdict is None
@@ -87,7 +87,7 @@ def test_a_fault_of_code_is_no_failure_of_a_judge() -> None:
         run_in_virtual_time(Rewarder(Broken(), deadline=5.0).score("p", "r"))
 
 
-def test_a_response_that_is_missing_is_a_failed_item_that_nobody_is_asked_about() -> None:
+def test_a_response_that_is_missing_is_a_failed_item_and_the_scorer_is_not_asked() -> None:
     scorer = FakeScorer()
     items: list[dict[str, Any]] = [
         {"prompt": "p", "response": "1"},
@@ -132,7 +132,7 @@ def test_settings_that_do_not_fit_the_data_are_raised_and_no_failure() -> None:
         run_in_virtual_time(Rewarder(FakeScorer(lambda _: error), deadline=5.0).score("p", "r"))
 
 
-def test_who_stops_waiting_stops_the_scorer() -> None:
+def test_a_caller_that_is_cancelled_stops_the_scorer() -> None:
     async def main() -> bool:
         task = asyncio.create_task(Rewarder(Deaf(), deadline=5.0).score("p", "r"))
         await asyncio.sleep(1)
@@ -160,34 +160,17 @@ def test_the_settings_deadline_goes_before_the_adapters(monkeypatch: pytest.Monk
     assert rewarder({**settings, "deadline": 3.0}, deadline=12.0).deadline == 3.0
 
 
-@pytest.mark.parametrize(
-    ("on_failure", "default", "reward"),
-    [("none", "raise", None), ("default", "none", None), (-1.0, "raise", -1.0), (0.0, "raise", 0.0), ("default", -999.0, -999.0)],
-)
-def test_a_failure_is_what_was_chosen_for_it(on_failure: Any, default: Any, reward: float | None) -> None:
-    assert reward_of(FAILED, on_failure, default) == reward
-
-
-@pytest.mark.parametrize(("on_failure", "default"), [("raise", "none"), ("default", "raise"), ("raise", 0.0)])
-def test_a_failure_that_is_to_be_raised_is_the_error_itself(on_failure: Any, default: Any) -> None:
-    with pytest.raises(RequestTimeout) as raised:
-        reward_of(FAILED, on_failure, default)
-    assert raised.value is FAILED.error
-
-
-@pytest.mark.parametrize("on_failure", ["none", "raise", "default", -1.0])
-def test_a_reward_is_what_was_scored_whatever_was_chosen_for_failures(on_failure: Any) -> None:
-    assert reward_of(Scored(Verdict(0.0, (Vote(0.0),)), None, 0.1), on_failure, "raise") == 0.0
-
-
-@pytest.mark.parametrize("make", [RequestTimeout, InvalidResponse, QRewardError])
-def test_a_failed_judge_is_no_zero_unless_that_was_chosen(make: Callable[[str], QRewardError]) -> None:
-    failed = Scored(None, make("failed"), 1.0)
-    assert failed.score(None) is None
-    assert reward_of(failed, "default", "none") is None
-    with pytest.raises(QRewardError):
-        reward_of(failed, "default", "raise")
-    found = reward_of(failed, 0.0, "raise")
-    assert found == 0.0
-    assert found is not None
-    assert math.isfinite(found)
+def test_a_failure_is_what_was_chosen_for_it_and_a_reward_is_what_was_scored() -> None:
+    chosen = {("none", "raise"): None, ("default", "none"): None, (-1.0, "raise"): -1.0, (0.0, "raise"): 0.0, ("default", -999.0): -999.0}
+    assert {each: reward_of(FAILED, *each) for each in chosen} == chosen  # type: ignore[arg-type]
+    raising: list[tuple[Any, Any]] = [("raise", "none"), ("default", "raise"), ("raise", 0.0)]
+    for make in (RequestTimeout, InvalidResponse, QRewardError):
+        failed = Scored(None, make("failed"), 1.0)
+        assert failed.score(None) is None
+        assert reward_of(failed, "default", "none") is None
+        for each in raising:
+            with pytest.raises(make) as raised:
+                reward_of(failed, *each)
+            assert raised.value is failed.error
+    scored = Scored(Verdict(0.0, (Vote(0.0),)), None, 0.1)
+    assert [reward_of(scored, on_failure, "raise") for on_failure in ("none", "raise", "default", -1.0)] == [0.0] * 4

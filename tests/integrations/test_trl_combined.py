@@ -168,9 +168,8 @@ def said(content: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": content}
 
 
-@pytest.mark.parametrize(
-    ("prompt", "completion", "expected"),
-    [
+def test_what_is_judged_is_the_last_message_of_the_assistant_and_what_came_before_is_the_prompt() -> None:
+    table: list[tuple[Any, Any, Any]] = [
         ("2 + 2?", "4", ("2 + 2?", "4")),
         ([USER], [said("4")], ([USER], "4")),
         ([USER], [CALLS, TOOL, said("four")], ([USER, CALLS, TOOL], "four")),
@@ -181,12 +180,9 @@ def said(content: Any) -> dict[str, Any]:
         ([USER], [said(None)], ([USER], None)),
         ([USER], [], ([USER], None)),
         ([USER], [TOOL], ([USER], None)),
-    ],
-)
-def test_what_is_judged_is_the_last_message_of_the_assistant_and_what_came_before_is_the_prompt(
-    prompt: Any, completion: Any, expected: Any
-) -> None:
-    assert conversation(prompt, completion) == expected
+    ]
+    wrong = [(*row, found) for row in table if (found := conversation(*row[:2])) != row[2]]
+    assert wrong == []
 
 
 def test_a_column_that_is_no_list_or_too_short_is_no_column() -> None:

@@ -71,7 +71,7 @@ def test_contract_a_call_of_the_trainer_gives_a_reward_for_each_completion_in_or
     made, trainer = reward(SETTINGS), Trainer()
     assert trainer.call(made, ["0.25", "1", "0.5"], solution=["a", "b", "c"]) == [0.25, 1.0, 0.5]
     assert [asked["reference"] for asked in scorer.asked] == ["a", "b", "c"]
-    assert {asked["timeout"] for asked in scorer.asked} == {DEADLINE}
+    assert set(scorer.timeouts) == {DEADLINE}
 
 
 def test_contract_a_call_of_async_grpo_has_no_handles_and_what_it_calls_is_pickled(
@@ -123,7 +123,7 @@ def test_columns_fill_the_fields_that_the_prompt_names_and_the_trainers_handles_
     judge = {"model": "j", "prompt": "{prompt} {response} {rubric} {topic} {trainer_state}"}
     made = reward({**SETTINGS, "judge": judge, "columns": {"topic": "subject", "reference": "nowhere"}}, columns={"reference": "gold"})
     Trainer().call(made, ["1", "1"], rubric=["strict", "mild"], subject=["sums", "sets"], gold=["4", "5"], other=[1, 2])
-    assert [{name: value for name, value in asked.items() if name != "timeout"} for asked in scorer.asked] == [
+    assert scorer.asked == [
         {"prompt": "2 + 2?", "response": "1", "reference": "4", "rubric": "strict", "topic": "sums"},
         {"prompt": "2 + 2?", "response": "1", "reference": "5", "rubric": "mild", "topic": "sets"},
     ]
@@ -134,17 +134,11 @@ def test_a_column_that_is_not_there_is_an_error_that_says_which_there_are(scorer
         Trainer().call(reward(SETTINGS, columns={"reference": "gold"}, on_failure=0.0), ["1"], solution=["4"])
 
 
-def test_settings_that_do_not_fit_the_data_are_an_error_and_no_failed_judge(monkeypatch: pytest.MonkeyPatch) -> None:
-    installed(monkeypatch, lambda _: ConfigError("the prompt names {rubric}, but the item has no 'rubric'"))
-    with pytest.raises(ConfigError, match="rubric"):
-        Trainer().call(reward(SETTINGS, on_failure=0.0), ["1"])
-
-
 def test_a_judge_of_ones_own_takes_the_place_of_settings() -> None:
     mine = FakeScorer(lambda response: RequestTimeout("no answer") if response == "late" else float(len(response)))
     made = reward(judge=mine, name="length", deadline=9.0, columns={"hint": "note"})
     assert Trainer().call(made, ["abc", "late"], note=["x", "y"]) == [3.0, None]
-    assert [(asked["hint"], asked["timeout"]) for asked in mine.asked] == [("x", 9.0), ("y", 9.0)]
+    assert ([asked["hint"] for asked in mine.asked], mine.timeouts) == (["x", "y"], [9.0, 9.0])
     with pytest.raises(ValueError, match="not both"):
         reward(SETTINGS, judge=mine)
     with pytest.raises(ConfigError, match="on_failure"):

@@ -26,14 +26,14 @@ from qreward.testing import FakeFleet, Faults, Latency
 
 
 @pytest.fixture
-def room(monkeypatch: pytest.MonkeyPatch) -> Any:
+def adapter(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.delenv("QREWARD_CONFIG", raising=False)
     return verifiers_stub.installed(monkeypatch)
 
 
 @pytest.fixture
 def fleet() -> Iterator[FakeFleet]:
-    with fleet_of(latency=0.05) as made:
+    with fleet_of() as made:
         yield made
     close_all()
 
@@ -41,18 +41,18 @@ def fleet() -> Iterator[FakeFleet]:
 @pytest.fixture
 def client_file(fleet: FakeFleet, tmp_path: Path) -> Path:
     file = tmp_path / "fleet.json"
-    file.write_text(json.dumps(json.loads(settings_of(fleet, tmp_path).read_text())["client"]), encoding="utf-8")
+    file.write_text(json.dumps(json.loads(settings_of(fleet, tmp_path, attempt=30.0).read_text())["client"]), encoding="utf-8")
     return file
 
 
-def judge_of(room: Any, **config: Any) -> Any:
-    class Correctness(room.FleetJudge):  # type: ignore[misc]
+def judge_of(adapter: Any, **config: Any) -> Any:
+    class Correctness(adapter.FleetJudge):  # type: ignore[misc]
         prompt = "Reference answer: {answer}\nCandidate answer: {response}"
 
         def parse(self, response: Any) -> float:
             return float(json.loads(response.text)["score"])
 
-    return Correctness(room.FleetJudgeConfig(model="judge-7b", **config))
+    return Correctness(adapter.FleetJudgeConfig(model="judge-7b", **config))
 
 
 def test_nothing_of_verifiers_is_imported_before_a_name_is_asked_for() -> None:
@@ -63,17 +63,20 @@ def test_nothing_of_verifiers_is_imported_before_a_name_is_asked_for() -> None:
         _ = ours.FleetJugde
 
 
-def test_contract_complete_has_the_signature_that_verifiers_calls(room: Any) -> None:
-    ours, theirs = (list(inspect.signature(cls.complete).parameters.values()) for cls in (room.FleetJudge, verifiers_stub.Judge))
+def test_contract_complete_has_the_signature_that_verifiers_calls(adapter: Any) -> None:
+    ours, theirs = (list(inspect.signature(cls.complete).parameters.values()) for cls in (adapter.FleetJudge, verifiers_stub.Judge))
     assert [(each.name, each.kind) for each in ours] == [(each.name, each.kind) for each in theirs]
-    assert inspect.iscoroutinefunction(room.FleetJudge.complete)
+    assert inspect.iscoroutinefunction(adapter.FleetJudge.complete)
 
 
-def test_contract_thirty_two_calls_go_through_one_client_and_are_recorded_as_usual(room: Any, client_file: Path, fleet: FakeFleet) -> None:
+def test_contract_thirty_two_calls_go_through_one_client_and_are_recorded_as_usual(
+    adapter: Any, client_file: Path, fleet: FakeFleet
+) -> None:
     traces = [Trace() for _ in range(32)]
+    fleet.set("judge-0", latency=Latency(base=1.5))  # in which all of them arrive
 
     async def one(at: int) -> Any:
-        return await judge_of(room, fleet=client_file).evaluate(trace=traces[at], answer=at, response=at + at % 2)
+        return await judge_of(adapter, fleet=client_file).evaluate(trace=traces[at], answer=at, response=at + at % 2)
 
     async def main() -> list[Any]:
         return await asyncio.gather(*map(one, range(32)))
@@ -85,12 +88,12 @@ def test_contract_thirty_two_calls_go_through_one_client_and_are_recorded_as_usu
         assert call["request"]["model"] == "judge-7b"
         assert call["request"]["messages"][0]["content"].startswith(f"Reference answer: {at}\n")
         assert call["response"]["usage"]["completion_tokens"] > 0
-    assert judge_of(room, fleet=client_file).client is judge_of(room, fleet=client_file).client
+    assert judge_of(adapter, fleet=client_file).client is judge_of(adapter, fleet=client_file).client
 
 
-def test_contract_sampling_and_the_requests_own_settings_reach_the_server(room: Any, client_file: Path, fleet: FakeFleet) -> None:
+def test_contract_sampling_and_the_requests_own_settings_reach_the_server(adapter: Any, client_file: Path, fleet: FakeFleet) -> None:
     asked: list[Any] = []
-    judge = judge_of(room, fleet=client_file, sampling={"temperature": 0.5, "top_k": 3}, deadline=7, priority=2)
+    judge = judge_of(adapter, fleet=client_file, sampling={"temperature": 0.5, "top_k": 3}, deadline=7, priority=2)
 
     class Client:
         async def chat_completion(self, messages: Any, model: str, **settings: Any) -> Any:
@@ -110,23 +113,23 @@ def test_contract_sampling_and_the_requests_own_settings_reach_the_server(room: 
         run(judge.complete(messages, extra_query={"a": "b"}))
 
 
-def test_a_failed_judge_never_becomes_a_score(room: Any, client_file: Path, fleet: FakeFleet) -> None:
+def test_a_failed_judge_never_becomes_a_score(adapter: Any, client_file: Path, fleet: FakeFleet) -> None:
     fleet.set("judge-0", faults=Faults(error_500=1.0), latency=Latency())
     trace = Trace()
     with pytest.raises(QRewardError):
-        run(judge_of(room, fleet=client_file, deadline=1).evaluate(trace=trace, answer=1, response=1))
+        run(judge_of(adapter, fleet=client_file, deadline=1).evaluate(trace=trace, answer=1, response=1))
     assert trace.calls == []
 
 
-def test_an_answer_that_cannot_be_parsed_raises_and_is_recorded_for_it_was_paid(room: Any, client_file: Path, fleet: FakeFleet) -> None:
+def test_an_answer_that_cannot_be_parsed_raises_and_is_recorded_for_it_was_paid(adapter: Any, client_file: Path, fleet: FakeFleet) -> None:
     fleet.set("judge-0", responder=lambda messages: "I cannot say")
     trace = Trace()
     with pytest.raises(json.JSONDecodeError):
-        run(judge_of(room, fleet=client_file).evaluate(trace=trace, answer=1, response=1))
+        run(judge_of(adapter, fleet=client_file).evaluate(trace=trace, answer=1, response=1))
     assert trace.calls[0]["response"]["text"] == "I cannot say"
 
 
-def test_an_answer_that_is_not_whole_raises_and_is_recorded_for_it_was_paid(room: Any, client_file: Path) -> None:
+def test_an_answer_that_is_not_whole_raises_and_is_recorded_for_it_was_paid(adapter: Any, client_file: Path) -> None:
     class Client:
         async def chat_completion(self, messages: Any, model: str, **settings: Any) -> Any:
             message = {"role": "assistant", "content": '{"score": 1}'}
@@ -134,7 +137,7 @@ def test_an_answer_that_is_not_whole_raises_and_is_recorded_for_it_was_paid(room
             whole = {"id": "c", "object": "chat.completion", "created": 1, "model": model, "choices": [choice]}
             return ChatCompletion.model_validate(whole)
 
-    judge, trace = judge_of(room, fleet=client_file), Trace()
+    judge, trace = judge_of(adapter, fleet=client_file), Trace()
     judge.client = Client()
     with pytest.raises(InvalidResponse, match="not whole: finish_reason 'length'"):
         run(judge.evaluate(trace=trace, answer=1, response=1))
@@ -146,8 +149,8 @@ class Opinion(BaseModel):
     score: int
 
 
-def test_structured_output_is_an_object_of_the_schema_or_an_error(room: Any, client_file: Path, fleet: FakeFleet) -> None:
-    judge = judge_of(room, fleet=client_file)
+def test_structured_output_is_an_object_of_the_schema_or_an_error(adapter: Any, client_file: Path, fleet: FakeFleet) -> None:
+    judge = judge_of(adapter, fleet=client_file)
     fleet.set("judge-0", responder=lambda messages: '{"reason": "so", "score": 1}')
     assert run(judge.complete("q", schema=Opinion)).parsed == Opinion(reason="so", score=1)
     fleet.set("judge-0", responder=lambda messages: '{"reason": "so"}')
@@ -155,12 +158,12 @@ def test_structured_output_is_an_object_of_the_schema_or_an_error(room: Any, cli
         run(judge.complete("r", schema=Opinion))
 
 
-def test_a_schema_is_strict_all_the_way_down(room: Any) -> None:
+def test_a_schema_is_strict_all_the_way_down(adapter: Any) -> None:
     class Several(BaseModel):
         opinions: list[Opinion]
         best: Opinion | None = None
 
-    sent = room.strict_schema(Several)["json_schema"]
+    sent = adapter.strict_schema(Several)["json_schema"]
     inner = sent["schema"]["$defs"]["Opinion"]
     assert sent["strict"] is True
     assert sent["schema"]["required"] == ["opinions", "best"]
@@ -169,14 +172,14 @@ def test_a_schema_is_strict_all_the_way_down(room: Any) -> None:
     assert "default" not in json.dumps(sent)
 
 
-def test_without_a_fleet_the_judges_own_endpoint_is_one(room: Any, monkeypatch: pytest.MonkeyPatch, client_file: Path) -> None:
-    (endpoint,) = judge_of(room, base_url="http://127.0.0.1:9/v1", headers={"X-Team": "a"}).client.config.endpoints
+def test_without_a_fleet_the_judges_own_endpoint_is_one(adapter: Any, monkeypatch: pytest.MonkeyPatch, client_file: Path) -> None:
+    (endpoint,) = judge_of(adapter, base_url="http://127.0.0.1:9/v1", headers={"X-Team": "a"}).client.config.endpoints
     assert (endpoint.base_url, endpoint.models) == ("http://127.0.0.1:9/v1", ("*",))
     assert list(endpoint.headers) == ["X-Team"]
     monkeypatch.setenv("QREWARD_CONFIG", str(client_file))
-    assert room.FleetJudgeConfig().fleet == client_file
+    assert adapter.FleetJudgeConfig().fleet == client_file
     with pytest.raises(ConfigError, match="takes a FleetJudgeConfig"):
-        room.FleetJudge(verifiers_stub.JudgeConfig())
+        adapter.FleetJudge(verifiers_stub.JudgeConfig())
 
 
 def test_contract_a_legacy_judge_rubric_gets_its_answer_from_the_client_as_from_an_sdk(client_file: Path) -> None:
@@ -191,14 +194,14 @@ def test_contract_a_legacy_judge_rubric_gets_its_answer_from_the_client_as_from_
 
 
 def test_a_rollout_is_scored_by_an_adapters_settings_and_a_failure_is_no_zero(
-    room: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    adapter: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     scorer = installed_scorer(monkeypatch)
 
     def judge(name: str, view: str = "last_reply", **changes: Any) -> Any:
         file = tmp_path / name
         file.write_text(json.dumps({**SETTINGS, **changes}), encoding="utf-8")
-        return room.RewardJudge(room.RewardJudgeConfig(settings=file, view=view))
+        return adapter.RewardJudge(adapter.RewardJudgeConfig(settings=file, view=view))
 
     task = verifiers_stub.TaskData()
     assert run(judge("a.json").score(task, Trace("0.5"))) == 0.5
@@ -215,7 +218,7 @@ def test_a_rollout_is_scored_by_an_adapters_settings_and_a_failure_is_no_zero(
 
 
 def test_settings_that_verifiers_cannot_use_are_refused_with_its_configuration(
-    room: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    adapter: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """And so before a rollout is paid for. Settings that are named only later are refused before anything is asked."""
     scorer = installed_scorer(monkeypatch)
@@ -226,12 +229,12 @@ def test_settings_that_verifiers_cannot_use_are_refused_with_its_configuration(
         file = tmp_path / name
         file.write_text(json.dumps({**SETTINGS, **changes}), encoding="utf-8")
         with pytest.raises(ValueError, match=said):
-            room.RewardJudgeConfig(settings=file)
+            adapter.RewardJudgeConfig(settings=file)
         monkeypatch.setenv("QREWARD_REWARD", str(file))
         with pytest.raises(ValueError, match=said):
-            room.RewardJudgeConfig()
+            adapter.RewardJudgeConfig()
         monkeypatch.delenv("QREWARD_REWARD")
-        later = room.RewardJudge(room.RewardJudgeConfig())
+        later = adapter.RewardJudge(adapter.RewardJudgeConfig())
         monkeypatch.setenv("QREWARD_REWARD", str(file))
         with pytest.raises(ConfigError, match=said):
             run(later.score(verifiers_stub.TaskData(), Trace("0.5")))
@@ -239,11 +242,13 @@ def test_settings_that_verifiers_cannot_use_are_refused_with_its_configuration(
     assert scorer.asked == []
 
 
-def test_what_a_scorer_answered_is_recorded_with_its_tokens_also_if_it_was_no_verdict(room: Any, fleet: FakeFleet, tmp_path: Path) -> None:
+def test_what_a_scorer_answered_is_recorded_with_its_tokens_also_if_it_was_no_verdict(
+    adapter: Any, fleet: FakeFleet, tmp_path: Path
+) -> None:
     settings = json.loads(settings_of(fleet, tmp_path).read_text(encoding="utf-8"))
     file = tmp_path / "votes.json"
     file.write_text(json.dumps({**settings, "judge": {**settings["judge"], "samples": 2}}), encoding="utf-8")
-    judge = room.RewardJudge(room.RewardJudgeConfig(settings=file, name="grade"))
+    judge = adapter.RewardJudge(adapter.RewardJudgeConfig(settings=file, name="grade"))
     trace = Trace("4")
     assert run(judge.score(verifiers_stub.TaskData(), trace)) == 1.0
     first, second = trace.calls
@@ -267,12 +272,12 @@ def test_what_a_scorer_answered_is_recorded_with_its_tokens_also_if_it_was_no_ve
     hasty.write_text(json.dumps({**settings, "deadline": 0.5}), encoding="utf-8")
     trace = Trace("4")
     with pytest.raises(QRewardError):
-        run(room.RewardJudge(room.RewardJudgeConfig(settings=hasty)).score(verifiers_stub.TaskData(), trace))
+        run(adapter.RewardJudge(adapter.RewardJudgeConfig(settings=hasty)).score(verifiers_stub.TaskData(), trace))
     assert trace.calls == []
 
 
-def test_a_judge_that_sends_its_own_requests_is_not_taken_for_one_that_asks_the_fleet(room: Any) -> None:
+def test_a_judge_that_sends_its_own_requests_is_not_taken_for_one_that_asks_the_fleet(adapter: Any) -> None:
     with pytest.raises(ConfigError, match="DecisionJudge posts to an evaluations API by itself"):
 
-        class FleetDecisionJudge(room.FleetJudge, verifiers_stub.DecisionJudge):  # type: ignore[misc]
+        class FleetDecisionJudge(adapter.FleetJudge, verifiers_stub.DecisionJudge):  # type: ignore[misc]
             pass

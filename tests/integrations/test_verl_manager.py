@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib
 import sys
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from adapter_fakes import SETTINGS, FakeScorer, installed, run
+from adapter_fakes import SETTINGS, FakeScorer, installed, run, stub_modules
 
-import qreward.integrations.verl as room
+import qreward.integrations.verl as adapter
 from qreward.errors import ConfigError, RequestTimeout
 from qreward.integrations.verl import function as function_module
 
@@ -33,9 +33,7 @@ class RewardManagerBase:
 
 @pytest.fixture
 def scorer(monkeypatch: pytest.MonkeyPatch) -> FakeScorer:
-    base = ModuleType(BASE)
-    base.RewardManagerBase = RewardManagerBase  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, BASE, base)
+    stub_modules(monkeypatch, {BASE: {"RewardManagerBase": RewardManagerBase}})
     monkeypatch.delitem(sys.modules, MANAGER, raising=False)
     monkeypatch.setattr(function_module, "_CONFIGS", {})
     return installed(monkeypatch)
@@ -102,16 +100,16 @@ def test_contract_the_manager_scores_the_last_sequence_with_its_prompt(scorer: F
 
 
 def test_contract_the_manager_is_a_subclass_of_verls_and_has_its_class_method(scorer: FakeScorer) -> None:
-    kind = room.QRewardManager
+    kind = adapter.QRewardManager
     assert issubclass(kind, RewardManagerBase)
     assert kind.assemble_rm_scores(Data([]), [1.0]) == [1.0]
 
 
 def test_the_manager_is_not_loaded_with_the_package_for_verl_may_not_be_there() -> None:
     assert "verl" not in sys.modules
-    assert callable(room.compute_score)
+    assert callable(adapter.compute_score)
     with pytest.raises(AttributeError, match="nothing"):
-        _ = room.nothing  # type: ignore[attr-defined]
+        _ = adapter.nothing  # type: ignore[attr-defined]
 
 
 def test_a_failed_judge_ends_the_managers_sample_unless_a_number_was_chosen(scorer: FakeScorer) -> None:

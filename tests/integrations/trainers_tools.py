@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from qreward.testing import FakeEndpoint, FakeFleet, Faults, Latency
+from qreward.testing import FakeEndpoint, FakeFleet, Faults
 
 REWARDER = importlib.import_module("qreward.integrations.trainers.rewarder")
 NOISE = re.compile(r"Unclosed|was never (awaited|retrieved)|was destroyed|Event loop is closed|ResourceWarning|Traceback")
@@ -19,9 +19,9 @@ JUDGE: dict[str, Any] = {"model": "judge-7b", "scale": [0, 1], "reasks": 0}
 """One that the fake fleet's judge answers: 1 if the response has the value of the reference, else 0."""
 
 
-def fleet_of(faults: Faults | None = None, latency: float = 0.0, process: bool = False, **settings: Any) -> FakeFleet:
+def fleet_of(faults: Faults | None = None, process: bool = False, **settings: Any) -> FakeFleet:
     """One fake judge, not started."""
-    endpoint = FakeEndpoint("judge-0", responder="judge", latency=Latency(base=latency), faults=faults or Faults(), **settings)
+    endpoint = FakeEndpoint("judge-0", responder="judge", faults=faults or Faults(), **settings)
     return FakeFleet([endpoint], process=process)
 
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Generic, Literal
 
 import pytest
+from adapter_fakes import stub_modules
 from pydantic import BaseModel, ConfigDict
 from typing_extensions import TypeVar
 
@@ -135,26 +135,19 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Any:
     own |= {cls.__name__: cls for cls in (DecisionJudge, ReferenceJudge, ReferenceJudgeConfig, RubricJudge, RubricJudgeConfig)}
     own["JudgeView"] = Literal["last_reply", "full_trace"]
     parts: dict[str, dict[str, Any]] = {
-        "verifiers": {},
         "verifiers.v1": own,
         "verifiers.v1.types": {"Usage": Usage, "SamplingConfig": SamplingConfig},
         "verifiers.v1.judge": {"judge_response": _judge_response},
-        "verifiers.v1.configs": {},
         "verifiers.v1.configs.client": {"resolve_api_key": lambda config: "EMPTY", "resolve_headers": lambda config: config.headers},
-        "verifiers.v1.dialects": {},
         "verifiers.v1.dialects.chat": {"message_to_wire": dict},
-        "verifiers.v1.utils": {},
         "verifiers.v1.utils.generic": {"merge_defaults": _merge_defaults},
     }
-    for name, content in parts.items():
-        module = ModuleType(name)
-        vars(module).update(content)
-        monkeypatch.setitem(sys.modules, name, module)
+    stub_modules(monkeypatch, parts)
     monkeypatch.delitem(sys.modules, "qreward.integrations.verifiers.judges", raising=False)
-    import qreward.integrations.verifiers as room
+    import qreward.integrations.verifiers as ours
 
-    names = {name: getattr(room, name) for name in room.__all__}
+    names = {name: getattr(ours, name) for name in ours.__all__}
     names["strict_schema"] = sys.modules["qreward.integrations.verifiers.judges"].strict_schema
     monkeypatch.delitem(sys.modules, "qreward.integrations.verifiers.judges")  # so that no other test finds it
-    monkeypatch.delattr(room, "judges", raising=False)
-    return type("Room", (), names)
+    monkeypatch.delattr(ours, "judges", raising=False)
+    return type("Adapter", (), names)

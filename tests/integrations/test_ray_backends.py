@@ -1,4 +1,4 @@
-"""What stands in an actor: how a scorer is made and called there, and that what it gives or raises can travel."""
+"""The actors of both backends: how a scorer is made and called there, and that what it gives or raises can travel."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from loop_tools import in_loop, until
 from ray_fakes import FakeRay, installed
 
 from qreward.batching.reward_buffer.schemas import InvalidScores
@@ -46,29 +47,21 @@ class Silent:
 
 
 def test_whether_a_scorer_blocks_is_known_before_it_is_made_unless_a_factory_makes_it() -> None:
-    assert ScorerSpec(Model).blocks
-    assert ScorerSpec(plain).blocks
-    assert ScorerSpec(Model()).blocks
-    assert not ScorerSpec(Model, method="later").blocks
-    assert not ScorerSpec(Model().later).blocks
-    assert not ScorerSpec(Model, factory=True).blocks
+    specs = [ScorerSpec(Model), ScorerSpec(plain), ScorerSpec(Model())]
+    specs += [ScorerSpec(Model, method="later"), ScorerSpec(Model().later), ScorerSpec(Model, factory=True)]
+    assert [spec.blocks for spec in specs] == [True] * 3 + [False] * 3
 
 
-@pytest.mark.parametrize(
-    ("scorer", "more", "says"),
-    [
+def test_what_cannot_score_is_refused_and_what_a_factory_makes_when_it_is_made() -> None:
+    table: list[tuple[Any, dict[str, Any], str]] = [
         (Silent, {}, "Silent cannot be called"),
         (Silent(), {}, "Silent cannot be called"),
         (Model, {"method": "pieces"}, r"Model.pieces must return its results, not yield"),
         (7, {"factory": True}, "a factory must be a function"),
-    ],
-)
-def test_what_cannot_score_is_refused(scorer: Any, more: dict[str, Any], says: str) -> None:
-    with pytest.raises(TypeError, match=says):
-        ScorerSpec(scorer, **more)
-
-
-def test_what_a_factory_makes_is_looked_at_when_it_is_made() -> None:
+    ]
+    for scorer, more, says in table:
+        with pytest.raises(TypeError, match=says):
+            ScorerSpec(scorer, **more)
     with pytest.raises(TypeError, match="Silent cannot be called"):
         ScorerActor(ScorerSpec(Silent, factory=True))
 
@@ -81,7 +74,7 @@ def test_a_scorer_is_given_as_many_lists_as_it_takes() -> None:
     assert accepted(lambda *lists: None, columns) == columns
 
 
-def test_a_host_gives_what_the_scorer_gives_and_what_it_raises_as_a_value() -> None:
+def test_an_actor_gives_what_the_scorer_gives_and_what_it_raises_as_a_value() -> None:
     host = ScorerActor(ScorerSpec(lambda items: items or 1 / 0, (), {}))
     assert host.ready()
     assert host.run((["a"],)) == (True, ["a"])
@@ -116,55 +109,50 @@ def test_exceptions_that_cannot_travel_say_the_same_in_another_type() -> None:
     assert portable(results[1]) is results[1]
 
 
-def test_an_async_host_awaits_the_scorer_or_runs_it_in_a_thread() -> None:
-    async def main() -> None:
-        threads = set()
+@in_loop
+async def test_an_async_actor_awaits_the_scorer_or_runs_it_in_a_thread() -> None:
+    threads = set()
 
-        def blocking(items: list[Any]) -> list[Any]:
-            threads.add(threading.current_thread())
-            return items
+    def blocking(items: list[Any]) -> list[Any]:
+        threads.add(threading.current_thread())
+        return items
 
-        assert await AsyncScorerActor(ScorerSpec(Model, method="later"), 2).run((["a"],)) == (True, ["a"])
-        assert await AsyncScorerActor(ScorerSpec(lambda: blocking, factory=True), 2).run((["b"],)) == (True, ["b"])
-        assert threads
-        assert threading.main_thread() not in threads
-
-    asyncio.run(main())
+    assert await AsyncScorerActor(ScorerSpec(Model, method="later"), 2).run((["a"],)) == (True, ["a"])
+    assert await AsyncScorerActor(ScorerSpec(lambda: blocking, factory=True), 2).run((["b"],)) == (True, ["b"])
+    assert threads
+    assert threading.main_thread() not in threads
 
 
-def test_a_batch_in_a_thread_of_an_async_host_ends_with_the_thread() -> None:
-    gate = threading.Event()
+@in_loop
+async def test_a_batch_in_a_thread_of_an_async_actor_ends_with_the_thread() -> None:
+    begun, gate = threading.Event(), threading.Event()
 
-    async def main() -> None:
-        def blocking(items: list[Any]) -> list[Any]:
-            gate.wait(10)
-            return items
+    def blocking(items: list[Any]) -> list[Any]:
+        begun.set()
+        gate.wait(60)
+        return items
 
-        call = asyncio.ensure_future(AsyncScorerActor(ScorerSpec(lambda: blocking, factory=True), 1).run((["a"],)))
-        await asyncio.sleep(0.01)
-        call.cancel()
-        await asyncio.sleep(0.01)
-        assert not call.done()
-        gate.set()
-        with pytest.raises(asyncio.CancelledError):
-            await call
-
-    asyncio.run(main())
+    call = asyncio.ensure_future(AsyncScorerActor(ScorerSpec(lambda: blocking, factory=True), 1).run((["a"],)))
+    await until(begun.is_set)
+    call.cancel()
+    await asyncio.sleep(0.01)
+    assert not call.done()
+    gate.set()
+    with pytest.raises(asyncio.CancelledError):
+        await call
 
 
-def test_a_scorer_is_asked_to_put_away_what_it_has() -> None:
+@in_loop
+async def test_a_scorer_is_asked_to_put_away_what_it_has() -> None:
     closed = []
 
     class Tidy(Model):
         async def close(self) -> None:
             closed.append(self)
 
-    async def main() -> None:
-        await AsyncScorerActor(ScorerSpec(Tidy, method="later"), 1).end()
-        await AsyncScorerActor(ScorerSpec(Model, method="later"), 1).end()
-        ScorerActor(ScorerSpec(Model)).end()
-
-    asyncio.run(main())
+    await AsyncScorerActor(ScorerSpec(Tidy, method="later"), 1).end()
+    await AsyncScorerActor(ScorerSpec(Model, method="later"), 1).end()
+    ScorerActor(ScorerSpec(Model)).end()
     assert len(closed) == 1
 
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from saying_scorer import SayingScorer, made_of
+from adapter_fakes import FakeScorer, made_of, number_or_limited
 
 from qreward.errors import BadRequest, RateLimited
 from qreward.integrations.roll import INVALID, InvalidGroupFilter, RewardUnavailable, judge
@@ -18,21 +18,21 @@ from qreward.integrations.trainers import adapter
 
 
 @pytest.fixture
-def scorer(monkeypatch: pytest.MonkeyPatch) -> SayingScorer:
+def scorer(monkeypatch: pytest.MonkeyPatch) -> FakeScorer:
     """Who judges in :func:`judge`; ``settings`` there are on_failure."""
-    made = SayingScorer()
+    made = FakeScorer(number_or_limited)
     monkeypatch.setattr(adapter, "rewarder", lambda settings, deadline: made_of(made, deadline, **(settings or {})))
     return made
 
 
-def test_it_judges_from_as_many_threads_as_there_are_environments(scorer: SayingScorer) -> None:
+def test_it_judges_from_as_many_threads_as_there_are_environments(scorer: FakeScorer) -> None:
     with ThreadPoolExecutor(16) as threads:
         scores = list(threads.map(lambda at: judge("sum?", str(at), reference=str(at), rubric="x"), range(64)))
     assert scores == list(range(64))
     assert {(each["reference"], each["rubric"]) for each in scorer.asked} == {(str(at), "x") for at in range(64)}
 
 
-def test_a_failed_judge_never_becomes_0_unless_the_user_chose_it(scorer: SayingScorer) -> None:
+def test_a_failed_judge_never_becomes_0_unless_the_user_chose_it(scorer: FakeScorer) -> None:
     assert judge("sum?", "what?") == INVALID == -999.0
     assert judge("sum?", "what?", settings={"on_failure": "none"}) == INVALID
     assert judge("sum?", "what?", settings={"on_failure": 0}) == 0.0
@@ -40,7 +40,7 @@ def test_a_failed_judge_never_becomes_0_unless_the_user_chose_it(scorer: SayingS
         judge("sum?", "what?", settings={"on_failure": "raise"})
 
 
-def test_a_response_that_is_none_is_not_asked_about_and_has_no_reward(scorer: SayingScorer) -> None:
+def test_a_response_that_is_none_is_not_asked_about_and_has_no_reward(scorer: FakeScorer) -> None:
     missing: Any = None
     assert judge("sum?", missing) == INVALID
     with pytest.raises(BadRequest, match="no response"):

@@ -81,67 +81,66 @@ def handles(batches: list[asyncio.Task[Actor]]) -> list[int | None]:
     return [batch.result().handle if batch.done() else None for batch in batches]
 
 
-def on_stage(test: Callable[[Stage], Coroutine[Any, Any, None]], **settings: Any) -> None:
+def on_stage(**settings: Any) -> Callable[[Callable[[Stage], Coroutine[Any, Any, None]]], Callable[[], None]]:
     """Run a test in the event loop of a supervisor."""
-    backend = Backend()
-    supervisor = Supervisor(backend, PoolConfig(**settings), "scorer")  # type: ignore[arg-type]
-    threads = threading.active_count()
-    try:
-        supervisor._post(asyncio.wait_for(test(Stage(supervisor, backend)), 10)).result(20)
-    finally:
-        supervisor.stop()
-    assert threading.active_count() <= threads
+
+    def decorated(test: Callable[[Stage], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+        def running() -> None:
+            backend = Backend()
+            supervisor = Supervisor(backend, PoolConfig(**settings), "scorer")  # type: ignore[arg-type]
+            threads = threading.active_count()
+            try:
+                supervisor._post(asyncio.wait_for(test(Stage(supervisor, backend)), 60)).result(60)
+            finally:
+                supervisor.stop()
+            assert threading.active_count() <= threads
+
+        return running
+
+    return decorated
 
 
-def test_nothing_is_bound_to_an_actor_that_is_not_ready() -> None:
-    async def test(stage: Stage) -> None:
-        batches = await stage.ask(3)
-        assert handles(batches) == [None] * 3
-        stage.backend.starts[1].set_result(None)
-        await stage.turns()
-        assert handles(batches) == [1, None, None]
-        stage.backend.starts[0].set_result(None)
-        await stage.turns()
-        assert handles(batches) == [1, 0, None]
-
-    on_stage(test, actors=2)
+@on_stage(actors=2)
+async def test_nothing_is_bound_to_an_actor_that_is_not_ready(stage: Stage) -> None:
+    batches = await stage.ask(3)
+    assert handles(batches) == [None] * 3
+    stage.backend.starts[1].set_result(None)
+    await stage.turns()
+    assert handles(batches) == [1, None, None]
+    stage.backend.starts[0].set_result(None)
+    await stage.turns()
+    assert handles(batches) == [1, 0, None]
 
 
-def test_a_batch_goes_to_the_actor_with_the_fewest() -> None:
-    async def test(stage: Stage) -> None:
-        await stage.started(3)
-        batches = await stage.ask(7)
-        assert handles(batches) == [0, 1, 2, 0, 1, 2, None]
-        await stage.done(batches[1])
-        assert handles(batches[6:]) == [1]
-
-    on_stage(test, actors=3, max_concurrent_batches=2)
+@on_stage(actors=3, max_concurrent_batches=2)
+async def test_a_batch_goes_to_the_actor_with_the_fewest(stage: Stage) -> None:
+    await stage.started(3)
+    batches = await stage.ask(7)
+    assert handles(batches) == [0, 1, 2, 0, 1, 2, None]
+    await stage.done(batches[1])
+    assert handles(batches[6:]) == [1]
 
 
-def test_a_batch_that_must_be_alone_goes_first_and_holds_an_actor_free_for_itself() -> None:
-    async def test(stage: Stage) -> None:
-        await stage.started(1)
-        one, two, late = await stage.ask(3)
-        (suspect,) = await stage.ask(alone=True)
-        await stage.done(one)  # there is room, but not for company
-        assert handles([suspect, late]) == [None, None]
-        await stage.done(two)
-        assert handles([suspect, late]) == [0, None]
-        await stage.done(suspect, alone=True)
-        assert handles([late]) == [0]
-
-    on_stage(test, max_concurrent_batches=2)
+@on_stage(max_concurrent_batches=2)
+async def test_a_batch_that_must_be_alone_goes_first_and_holds_an_actor_free_for_itself(stage: Stage) -> None:
+    await stage.started(1)
+    one, two, late = await stage.ask(3)
+    (suspect,) = await stage.ask(alone=True)
+    await stage.done(one)  # there is room, but not for company
+    assert handles([suspect, late]) == [None, None]
+    await stage.done(two)
+    assert handles([suspect, late]) == [0, None]
+    await stage.done(suspect, alone=True)
+    assert handles([late]) == [0]
 
 
-def test_others_use_the_other_actors_while_one_is_held_free() -> None:
-    async def test(stage: Stage) -> None:
-        await stage.started(2)
-        await stage.ask(3)
-        (suspect,) = await stage.ask(alone=True)
-        (late,) = await stage.ask()
-        assert handles([suspect, late]) == [None, 0]
-
-    on_stage(test, actors=2, max_concurrent_batches=3)
+@on_stage(actors=2, max_concurrent_batches=3)
+async def test_others_use_the_other_actors_while_one_is_held_free(stage: Stage) -> None:
+    await stage.started(2)
+    await stage.ask(3)
+    (suspect,) = await stage.ask(alone=True)
+    (late,) = await stage.ask()
+    assert handles([suspect, late]) == [None, 0]
 
 
 def test_the_first_death_is_made_good_at_once_and_later_ones_ever_slower() -> None:
@@ -165,21 +164,19 @@ def test_deaths_in_succession_are_counted_until_a_batch_is_done(monkeypatch: pyt
         assert stage.supervisor.counts["deaths"] == 4
         assert stage.backend.killed == [0, 1, 2, 3]
 
-    on_stage(test, max_restarts=3)
+    on_stage(max_restarts=3)(test)
 
 
-def test_an_actor_that_dies_too_often_is_given_up_and_with_the_last_all_that_waits() -> None:
-    async def test(stage: Stage) -> None:
-        await stage.started(2)
-        batches = await stage.ask(4)
-        for _ in range(2):
-            await stage.die(stage.supervisor.ready[0])
-        assert stage.supervisor.given_up == 2
-        batches += await stage.ask()
-        assert [type(batch.exception()) for batch in batches] == [type(None)] * 2 + [ActorDied] * 3
-        assert str(batches[-1].exception()) == "no actor is left to score with; the last one was lost: it died"
-
-    on_stage(test, actors=2, max_restarts=0)
+@on_stage(actors=2, max_restarts=0)
+async def test_an_actor_that_dies_too_often_is_given_up_and_with_the_last_all_that_waits(stage: Stage) -> None:
+    await stage.started(2)
+    batches = await stage.ask(4)
+    for _ in range(2):
+        await stage.die(stage.supervisor.ready[0])
+    assert stage.supervisor.given_up == 2
+    batches += await stage.ask()
+    assert [type(batch.exception()) for batch in batches] == [type(None)] * 2 + [ActorDied] * 3
+    assert str(batches[-1].exception()) == "no actor is left to score with; the last one was lost: it died"
 
 
 def test_an_actor_that_cannot_be_made_is_given_up_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,18 +189,16 @@ def test_an_actor_that_cannot_be_made_is_given_up_sooner(monkeypatch: pytest.Mon
             await stage.turns()
         assert (stage.supervisor.given_up, len(stage.backend.starts)) == (1, STARTS)
 
-    on_stage(test, max_restarts=100)
+    on_stage(max_restarts=100)(test)
 
 
-def test_a_death_that_is_reported_twice_counts_once() -> None:
-    async def test(stage: Stage) -> None:
-        await stage.started(1)
-        (actor,) = stage.supervisor.ready
-        await stage.die(actor)
-        await stage.die(actor)
-        assert stage.supervisor.counts["deaths"] == 1
-
-    on_stage(test)
+@on_stage()
+async def test_a_death_that_is_reported_twice_counts_once(stage: Stage) -> None:
+    await stage.started(1)
+    (actor,) = stage.supervisor.ready
+    await stage.die(actor)
+    await stage.die(actor)
+    assert stage.supervisor.counts["deaths"] == 1
 
 
 class RandomEvents:
@@ -268,4 +263,4 @@ def test_whatever_happens_nothing_is_lost_and_no_actor_has_too_much(seed: int, m
             await events.happen(stage)
             events.check(stage.supervisor)
 
-    on_stage(test, actors=3, max_concurrent_batches=2, max_restarts=4)
+    on_stage(actors=3, max_concurrent_batches=2, max_restarts=4)(test)

@@ -86,7 +86,7 @@ def test_markup_and_formulas_of_a_judge_are_shown_as_they_are_written() -> None:
         (KeyboardInterrupt(), AnswerPhase.STOPPED),
     ],
 )
-def test_the_end_is_told_as_it_was_with_the_text_so_far(error: BaseException | None, phase: AnswerPhase) -> None:
+def test_a_card_shows_how_an_answer_ended_with_the_text_so_far(error: BaseException | None, phase: AnswerPhase) -> None:
     ended = answer("half", error=error)
     assert words(answer_html(ended, 20.0)).startswith(f"{phase} gpu-0 · 10.0 s")
     assert "half" in answer_html(ended, 20.0)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import functools
 import re
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import httpx
 import pytest
+from adapter_fakes import stub_modules
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 from openai.types.responses import Response
@@ -68,15 +67,8 @@ def fleet() -> Iterator[FakeFleet]:
 
 
 def server_of_the_page(monkeypatch: pytest.MonkeyPatch) -> Any:
-    parts = {
-        "nemo_gym": {},
-        "nemo_gym.base_resources_server": {cls.__name__: cls for cls in (BaseVerifyRequest, BaseVerifyResponse, SimpleResourcesServer)},
-        "nemo_gym.judge": {"JudgeError": JudgeError},
-    }
-    for name, content in parts.items():
-        module = ModuleType(name)
-        vars(module).update(content)
-        monkeypatch.setitem(sys.modules, name, module)
+    bases = {cls.__name__: cls for cls in (BaseVerifyRequest, BaseVerifyResponse, SimpleResourcesServer)}
+    stub_modules(monkeypatch, {"nemo_gym.base_resources_server": bases, "nemo_gym.judge": {"JudgeError": JudgeError}})
     (code,) = (block for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL) if "nemo_gym" in block)
     names: dict[str, Any] = {"__name__": "page"}
     exec(compile(code, str(PAGE), "exec", dont_inherit=True), names)

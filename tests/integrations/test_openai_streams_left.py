@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import pytest
+from loop_tools import until
 from openai_tools import LIBRARIES, MODEL, ask, sync_sdk
 
 from qreward import Result, SyncQRewardClient
 from qreward.integrations.openai import openai_client
-from qreward.testing import FakeEndpoint, FakeFleet, Latency
+from qreward.testing import FakeEndpoint, FakeFleet, Faults, Latency
 
-LONG = Latency(per_token=0.02, tokens=2000)
-"""Of an answer that ends after the test."""
+STALLS = Faults(stall=1)
+"""An answer begins and does not end."""
 
 
 @contextmanager
@@ -71,47 +71,37 @@ def collect_in_the_portal(client: SyncQRewardClient) -> None:
     client.batch_chat_completion([ask()], model="other", on_result=collect)
 
 
-def until(happens: Callable[[], bool]) -> None:
-    for _ in range(2000):
-        if happens():
-            return
-        time.sleep(0.005)
-    raise AssertionError("it did not happen within 10 s")
-
-
-@pytest.mark.parametrize(
-    ("library", "begun", "leave"),
-    [
+def test_a_stream_that_is_collected_in_the_portals_thread_stops_and_says_nothing() -> None:
+    ways: list[tuple[str | None, bool, Any]] = [
         *((library, True, in_a_cycle) for library in LIBRARIES),
         (LIBRARIES[0], False, in_a_cycle),
         (LIBRARIES[0], False, in_a_block),
         (None, True, in_a_block),
         (None, False, in_a_block),
-    ],
-)
-def test_a_stream_that_is_collected_in_the_portals_thread_stops_and_says_nothing(library: str | None, begun: bool, leave: Any) -> None:
-    fakes = [FakeEndpoint("a", models=[MODEL], latency=LONG), FakeEndpoint("b", models=["other"])]
+    ]
+    fakes = [FakeEndpoint("a", models=[MODEL], latency=Latency(tokens=8), faults=STALLS), FakeEndpoint("b", models=["other"])]
     with FakeFleet(fakes) as fleet, SyncQRewardClient(fleet.endpoints) as client, collected_by_hand(), seen_by_python() as ignored:
-        ours: Any = sync_sdk(client, library) if library else client
-        for _ in range(3):
-            leave(ours.chat.completions.create(model=MODEL, messages=ask(), stream=True), begun=begun)
-        assert fleet.seen("a").in_flight == 3
-        collect_in_the_portal(client)
-        until(lambda: fleet.seen("a").in_flight == 0)
-        assert [str(each.exc_value) for each in ignored] == []
-        if library:
-            ours.close()
+        for library, begun, leave in ways:
+            ours: Any = sync_sdk(client, library) if library else client
+            for _ in range(3):
+                leave(ours.chat.completions.create(model=MODEL, messages=ask(), stream=True), begun=begun)
+            assert fleet.seen("a").in_flight == 3, (library, begun, leave)
+            collect_in_the_portal(client)
+            asyncio.run(until(lambda: fleet.seen("a").in_flight == 0))
+            assert [str(each.exc_value) for each in ignored] == [], (library, begun, leave)
+            if library:
+                ours.close()
 
 
 def test_a_stream_that_is_left_in_a_callback_does_not_wait_for_itself() -> None:
-    fakes = [FakeEndpoint("a", models=[MODEL], latency=LONG), FakeEndpoint("b", models=["other"])]
+    fakes = [FakeEndpoint("a", models=[MODEL], latency=Latency(tokens=8), faults=STALLS), FakeEndpoint("b", models=["other"])]
     with FakeFleet(fakes) as fleet, SyncQRewardClient(fleet.endpoints) as client, openai_client(client) as ours:
         streams = [each.chat.completions.create(model=MODEL, messages=ask(), stream=True) for each in (client, ours)]
         client.batch_chat_completion([ask()], model="other", on_result=lambda _: [stream.close() for stream in streams])
-        until(lambda: fleet.seen("a").in_flight == 0)
+        asyncio.run(until(lambda: fleet.seen("a").in_flight == 0))
 
 
-def test_streams_that_outlive_the_program_are_closed_without_a_word_of_ours() -> None:
+def test_streams_that_are_open_when_the_program_ends_are_closed_and_print_nothing_of_ours() -> None:
     program = """
 import sys
 from qreward import SyncQRewardClient
@@ -124,7 +114,7 @@ for each in (client, openai_client(client)):
     stream.itself = stream
     kept.append(stream)
 """
-    with FakeFleet([FakeEndpoint("a", latency=LONG)]) as fleet:
+    with FakeFleet([FakeEndpoint("a", latency=Latency(tokens=8), faults=STALLS)]) as fleet:
         command = [sys.executable, "-c", program, fleet.urls["a"]]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0

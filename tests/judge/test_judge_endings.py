@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from judge_tools import JudgeWire, always, in_turn, judging, prefers, score
+from judge_tools import JudgeWire, always, in_turn, judge_over, judging, prefers, score
 
 from qreward.errors import InvalidResponse
 from qreward.judge import Judge
@@ -67,14 +67,13 @@ def test_without_reasks_it_is_an_error_at_once() -> None:
         assert len(wire.sent) == 1
 
 
-def test_in_a_batch_and_in_pairs_it_is_an_error_of_its_item() -> None:
+async def test_in_a_batch_and_in_pairs_it_is_an_error_of_its_item() -> None:
     async def script(sent: Any) -> Any:
         return ended(prefers("A") if "Answer B" in sent.question else score(1), "content_filter" if "bad" in sent.question else "stop")
 
-    async def use(judge: Judge) -> Any:
-        return await judge.batch_score([("q", "good"), ("q", "bad")]), await judge.batch_compare([("q", "a", "b"), ("q", "bad", "b")])
-
-    scores, pairs = judging(JudgeWire(script), use)
+    async with judge_over(JudgeWire(script)) as judge:
+        scores = await judge.batch_score([("q", "good"), ("q", "bad")])
+        pairs = await judge.batch_compare([("q", "a", "b"), ("q", "bad", "b")])
     assert [result.ok for result in scores] == [result.ok for result in pairs] == [True, False]
     assert {type(error) for error in [*scores.errors.values(), *pairs.errors.values()]} == {InvalidResponse}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from judge_tools import MODEL, JudgeWire, Sent, always, judging, prefers, score
+from judge_tools import MODEL, JudgeWire, Sent, always, judge_over, judging, prefers, score
 from pydantic import BaseModel
 
 from qreward import QRewardClient
@@ -30,28 +30,23 @@ def made(**settings: Any) -> Judge:
 
 
 @pytest.mark.parametrize("item", [("q", LONE), (LONE, "r"), ("q", "r", LONE), ([{"role": "user", "content": LONE}], "r")])
-def test_a_lone_surrogate_is_judged_like_any_other_text(item: tuple[Any, ...]) -> None:
+async def test_a_lone_surrogate_is_judged_like_any_other_text(item: tuple[Any, ...]) -> None:
     wire = JudgeWire(always(score(7)))
-
-    async def use(judge: Judge) -> list[Any]:
+    async with judge_over(wire) as judge:
         one = await judge.score(item[0], item[1], reference=item[2] if len(item) > 2 else None)
         batch = await judge.batch_score([item, ("q", "ok")])
-        return [one.score, *(verdict.score for verdict in batch.values())]
-
-    assert judging(wire, use) == [0.7, 0.7, 0.7]
+        assert ([one.score, *(verdict.score for verdict in batch.values())]) == [0.7, 0.7, 0.7]
     assert LONE in wire.sent[0].text
 
 
-def test_pairs_with_a_lone_surrogate_are_compared() -> None:
+async def test_pairs_with_a_lone_surrogate_are_compared() -> None:
     async def script(sent: Sent) -> Any:
         return prefers("A" if sent.text.index(LONE) < sent.text.index("fine") else "B")
 
-    async def use(judge: Judge) -> list[Any]:
+    async with judge_over(JudgeWire(script)) as judge:
         one = await judge.compare("q", LONE, "fine")
         batch = await judge.batch_compare([("q", "fine", LONE)])
-        return [one.preference, *(each.preference for each in batch.values())]
-
-    assert judging(JudgeWire(script), use) == ["first", "second"]
+        assert ([one.preference, *(each.preference for each in batch.values())]) == ["first", "second"]
 
 
 def test_two_different_lone_surrogates_are_two_questions() -> None:
@@ -77,65 +72,53 @@ BUILT = {"prompt": lambda fields: [{"role": "user", "content": str(fields)}]}
 
 
 @pytest.mark.parametrize("settings", [{}, {"prompt": "{response}"}, {"prompt": "{prompt} {response}"}, BUILT])
-def test_a_response_that_is_none_is_refused_before_anything_is_sent(settings: dict[str, Any]) -> None:
+async def test_a_response_that_is_none_is_refused_before_anything_is_sent(settings: dict[str, Any]) -> None:
     wire = JudgeWire(always(score(7)))
-
-    async def use(judge: Judge) -> list[bool]:
+    async with judge_over(wire, **settings) as judge:
         with pytest.raises(ConfigError, match="'response'"):
             await judge.score("q", None)
         assert wire.sent == []
         batch = await judge.batch_score([("q", None), ("q", "r"), {"prompt": "q", "response": None}])
         assert all(isinstance(error, ConfigError) for error in batch.errors.values())
-        return [result.ok for result in batch]
-
-    assert judging(wire, use, **settings) == [False, True, False]
+        assert ([result.ok for result in batch]) == [False, True, False]
     assert len(wire.sent) == 1
 
 
-def test_a_conversation_whose_last_message_was_not_generated_is_no_response() -> None:
+async def test_a_conversation_whose_last_message_was_not_generated_is_no_response() -> None:
     unsaid = [{"role": "user", "content": "q"}, {"role": "assistant", "content": None}]
     calls = [{"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "add"}}]}]
     wire = JudgeWire(always(score(7)))
-
-    async def use(judge: Judge) -> Any:
+    async with judge_over(wire) as judge:
         with pytest.raises(ConfigError, match="last message of 'second' has no content"):
             await judge.compare("q", "a", unsaid)
-        return await judge.batch_score([("q", unsaid), ("q", calls), ("q", [{"role": "assistant", "content": ""}])])
-
-    batch = judging(wire, use)
+        batch = await judge.batch_score([("q", unsaid), ("q", calls), ("q", [{"role": "assistant", "content": ""}])])
     assert [result.ok for result in batch] == [False, True, True]
     assert "last message of 'response' has no content" in str(batch[0].error)
     assert len(wire.sent) == 2
 
 
 @pytest.mark.parametrize("missing", [(None, "r"), ("r", None)])
-def test_a_pair_that_lacks_one_of_its_responses_is_refused(missing: tuple[Any, Any]) -> None:
+async def test_a_pair_that_lacks_one_of_its_responses_is_refused(missing: tuple[Any, Any]) -> None:
     wire = JudgeWire(always(prefers("A")))
-
-    async def use(judge: Judge) -> None:
+    async with judge_over(wire) as judge:
         with pytest.raises(ConfigError, match=r"'first'|'second'"):
             await judge.compare("q", *missing)
         batch = await judge.batch_compare([("q", *missing)])
         assert isinstance(batch[0].error, ConfigError)
-
-    judging(wire, use)
     assert wire.sent == []
 
 
 @pytest.mark.parametrize(
     ("settings", "refused"), [({}, True), ({"prompt": "{prompt} {response}"}, True), ({"prompt": "{response}"}, False)]
 )
-def test_a_task_that_is_none_is_refused_where_the_prompt_shows_it(settings: dict[str, Any], refused: bool) -> None:
+async def test_a_task_that_is_none_is_refused_where_the_prompt_shows_it(settings: dict[str, Any], refused: bool) -> None:
     wire = JudgeWire(always(score(7)))
-
-    async def use(judge: Judge) -> None:
+    async with judge_over(wire, **settings) as judge:
         if refused:
             with pytest.raises(ConfigError, match="'prompt'"):
                 await judge.score(None, "r")
         else:
             assert (await judge.score(None, "r")).score == 0.7
-
-    judging(wire, use, **settings)
     assert len(wire.sent) == (0 if refused else 1)
 
 
@@ -210,22 +193,17 @@ def test_a_setting_among_the_params_of_a_config_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("built", [None, "text", {"role": "user", "content": "x"}, 5])
-def test_a_prompt_function_that_gives_no_messages_is_told(built: Any) -> None:
+async def test_a_prompt_function_that_gives_no_messages_is_told(built: Any) -> None:
     wire = JudgeWire(always(score(7)))
-
-    async def use(judge: Judge) -> None:
+    async with judge_over(wire, prompt=lambda _: built) as judge:
         with pytest.raises(ConfigError, match="prompt function"):
             await judge.score("q", "r")
         assert isinstance((await judge.batch_score([("q", "r")]))[0].error, ConfigError)
-
-    judging(wire, use, prompt=lambda _: built)
     assert wire.sent == []
 
 
-def test_an_option_that_a_batch_does_not_have_is_refused() -> None:
-    async def use(judge: Judge) -> None:
+async def test_an_option_that_a_batch_does_not_have_is_refused() -> None:
+    async with judge_over(JudgeWire(always(score(7)))) as judge:
         for batch in (judge.batch_score, judge.batch_compare, RewardModelScorer(client(), "rm").batch_score):
             with pytest.raises(ConfigError, match="did you mean 'timeout'"):
                 await batch([], time_out=5)  # type: ignore[call-arg]
-
-    judging(JudgeWire(always(score(7))), use)

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any, Literal
 
 import pytest
-from judge_tools import MODEL, JudgeWire, Sent, always, broken, client_of, endpoint, in_turn, judging, now, refused, score
+from judge_tools import MODEL, JudgeWire, Sent, always, broken, client_of, endpoint, in_turn, judge_over, judging, now, refused, score
 from pydantic import BaseModel, Field
 
 from qreward import QRewardClient
@@ -135,16 +135,13 @@ def test_what_the_user_sets_is_sent_and_nothing_else_but_the_form() -> None:
     assert wire.sent[0].params["response_format"]["type"] == "json_schema"
 
 
-def test_an_unknown_model_is_told_before_anything_is_sent() -> None:
+async def test_an_unknown_model_is_told_before_anything_is_sent() -> None:
     wire = JudgeWire(always(score(1)))
-
-    async def use(judge: Judge) -> None:
+    async with judge_over(wire, endpoint(models=["other-*"])) as judge:
         with pytest.raises(NoEndpoint):
             await judge.score(*ASKED)
         with pytest.raises(NoEndpoint):
             await judge.batch_score([ASKED])
-
-    judging(wire, use, endpoint(models=["other-*"]))
     assert wire.sent == []
 
 
@@ -209,16 +206,13 @@ def test_an_answer_that_was_cut_says_raise_max_tokens_and_the_same_limit_is_trie
     assert len(wire.sent) == 2
 
 
-def test_asking_again_keeps_to_the_time_of_the_item() -> None:
+async def test_asking_again_keeps_to_the_time_of_the_item() -> None:
     wire = JudgeWire(in_turn("?", score(5), seconds=3.0))
-
-    async def use(judge: Judge) -> float:
+    async with judge_over(wire) as judge:
         with pytest.raises(RequestTimeout) as caught:
             await judge.score(*ASKED, timeout=5)
         assert caught.value.attempts[0].outcome == "unreadable"
-        return now()
-
-    assert judging(wire, use) == pytest.approx(5.0, abs=0.05)
+        assert now() == pytest.approx(5.0, abs=0.05)
     assert len(wire.cancelled) == 1
 
 
@@ -240,17 +234,14 @@ def test_a_failure_of_the_endpoint_is_retried_by_the_client_and_is_in_the_trail_
     assert len(error.attempts) > 1
 
 
-def test_a_caller_who_is_cancelled_takes_the_request_along() -> None:
+async def test_a_caller_who_is_cancelled_takes_the_request_along() -> None:
     wire = JudgeWire(always(score(1), seconds=100))
-
-    async def use(judge: Judge) -> None:
+    async with judge_over(wire) as judge:
         task = asyncio.create_task(judge.score(*ASKED))
         await asyncio.sleep(1)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-
-    judging(wire, use)
     assert len(wire.cancelled) == 1
 
 
@@ -272,13 +263,10 @@ def forms(wire: JudgeWire) -> list[str]:
     return [sent.params.get("response_format", {}).get("type", "none") for sent in wire.sent]
 
 
-def test_a_server_without_json_schema_is_asked_for_less_and_remembered_and_no_reask_is_spent() -> None:
+async def test_a_server_without_json_schema_is_asked_for_less_and_remembered_and_no_reask_is_spent() -> None:
     wire = JudgeWire(without("json_schema", "json_object"))
-
-    async def use(judge: Judge) -> list[float]:
-        return [(await judge.score(*ASKED)).score for _ in range(2)]
-
-    assert judging(wire, use, reasks=0) == [0.5, 0.5]
+    async with judge_over(wire, reasks=0) as judge:
+        assert ([(await judge.score(*ASKED)).score for _ in range(2)]) == [0.5, 0.5]
     assert forms(wire) == ["json_schema", "json_object", "none", "none"]
     assert '"score": number, from 0 to 10' in wire.sent[-1].text
 
@@ -301,16 +289,13 @@ def test_another_400_is_an_error_at_once() -> None:
 @pytest.mark.parametrize(
     ("model", "words", "asked"), [("guided-json_schema-7b", "no", 1), ("n", "no such response_format", 2), ("r", "guided?", 2)]
 )
-def test_the_name_of_a_model_is_not_mistaken_for_what_its_server_says(model: str, words: str, asked: int) -> None:
+async def test_the_name_of_a_model_is_not_mistaken_for_what_its_server_says(model: str, words: str, asked: int) -> None:
     async def script(sent: Sent) -> Any:
         return refused(words, model=model) if sent.params.get("response_format", {}).get("type") == "json_schema" else score(5)
 
     wire = JudgeWire(script)
-
-    async def use(judge: Judge) -> None:
+    async with judge_over(wire, model=model) as judge:
         await asyncio.gather(judge.score(*ASKED), return_exceptions=True)
-
-    judging(wire, use, model=model)
     assert len(wire.sent) == asked
 
 

@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 import pytest
-from judge_tools import MODEL, JudgeWire, always, client_of, endpoint, in_turn, judging, leftovers, now, refused, score
+from judge_tools import MODEL, JudgeWire, always, client_of, endpoint, in_turn, judge_over, judging, leftovers, now, refused, score
 
 from qreward.errors import BadRequest, InvalidResponse, RequestTimeout
 from qreward.judge import Judge
@@ -19,72 +19,56 @@ def asking(judge: Judge, *asked: Any, **how: Any) -> asyncio.Task[Any]:
     return asyncio.create_task(judge.score(*(asked or ASKED), **how))
 
 
-def test_callers_who_ask_the_same_at_the_same_time_share_one_request() -> None:
+async def test_callers_who_ask_the_same_at_the_same_time_share_one_request() -> None:
     wire = JudgeWire(always(score(8)))
-
-    async def use(judge: Judge) -> list[Any]:
-        return await asyncio.gather(*(judge.score(*ASKED) for _ in range(20)))
-
-    verdicts = judging(wire, use)
+    async with judge_over(wire) as judge:
+        verdicts = await asyncio.gather(*(judge.score(*ASKED) for _ in range(20)))
     assert len(wire.sent) == 1
     assert {verdict.score for verdict in verdicts} == {0.8}
     assert [verdict.cached for verdict in verdicts] == [False] + [True] * 19
     assert sum(verdict.usage.total_tokens for verdict in verdicts if verdict.usage) == 15
 
 
-def test_one_after_the_other_they_are_judged_each() -> None:
+async def test_one_after_the_other_they_are_judged_each() -> None:
     wire = JudgeWire(always(score(8)))
-
-    async def use(judge: Judge) -> None:
+    async with judge_over(wire) as judge:
         await judge.score(*ASKED)
         await judge.score(*ASKED)
-
-    judging(wire, use)
     assert len(wire.sent) == 2
 
 
 @pytest.mark.parametrize("other", [{"priority": 0}, {"tenant": "t"}, {"reference": "42"}])
-def test_what_differs_in_words_or_in_urgency_is_not_shared(other: dict[str, Any]) -> None:
+async def test_what_differs_in_words_or_in_urgency_is_not_shared(other: dict[str, Any]) -> None:
     wire = JudgeWire(always(score(8)))
-
-    async def use(judge: Judge) -> None:
+    async with judge_over(wire) as judge:
         await asyncio.gather(judge.score(*ASKED), judge.score(*ASKED, **other))
-
-    judging(wire, use)
     assert len(wire.sent) == 2
 
 
-def test_samples_of_one_item_are_not_shared_with_each_other_but_with_those_of_another_caller() -> None:
+async def test_samples_of_one_item_are_not_shared_with_each_other_but_with_those_of_another_caller() -> None:
     wire = JudgeWire(always(score(8)))
-
-    async def use(judge: Judge) -> None:
+    async with judge_over(wire, samples=3, settle="mean") as judge:
         await asyncio.gather(judge.score(*ASKED), judge.score(*ASKED))
-
-    judging(wire, use, samples=3, settle="mean")
     assert len(wire.sent) == 3
 
 
-def test_the_first_caller_may_leave_and_the_request_goes_on_for_the_others() -> None:
+async def test_the_first_caller_may_leave_and_the_request_goes_on_for_the_others() -> None:
     wire = JudgeWire(always(score(8), seconds=10))
-
-    async def use(judge: Judge) -> tuple[float, float]:
+    async with judge_over(wire) as judge:
         first, second, third = asking(judge), asking(judge), asking(judge)
         await asyncio.sleep(4)
         first.cancel()
         await asyncio.sleep(1)
         third.cancel()
-        return (await second).score, now()
-
-    value, when = judging(wire, use)
+        value, when = (await second).score, now()
     assert (value, round(when)) == (0.8, 10)
     assert len(wire.sent) == 1
     assert wire.cancelled == []
 
 
-def test_when_the_last_caller_leaves_the_request_is_cancelled() -> None:
+async def test_when_the_last_caller_leaves_the_request_is_cancelled() -> None:
     wire = JudgeWire(always(score(8), seconds=10))
-
-    async def use(judge: Judge) -> None:
+    async with judge_over(wire) as judge:
         tasks = [asking(judge) for _ in range(3)]
         await asyncio.sleep(4)
         for task in tasks:
@@ -92,8 +76,6 @@ def test_when_the_last_caller_leaves_the_request_is_cancelled() -> None:
         await asyncio.wait(tasks)
         await asyncio.sleep(0.1)
         assert len(wire.cancelled) == 1
-
-    judging(wire, use)
 
 
 def test_each_caller_has_its_own_time() -> None:
@@ -111,65 +93,52 @@ def test_each_caller_has_its_own_time() -> None:
     assert len(wire.sent) == 1
 
 
-def test_if_the_time_of_the_first_is_over_the_others_go_on_in_theirs() -> None:
+async def test_if_the_time_of_the_first_is_over_the_others_go_on_in_theirs() -> None:
     wire = JudgeWire(always(score(8), seconds=10))
-
-    async def use(judge: Judge) -> list[Any]:
+    async with judge_over(wire) as judge:
         tasks = [asking(judge, timeout=timeout) for timeout in (5, 60, 60)]
-        return await asyncio.gather(*tasks, return_exceptions=True)
-
-    first, second, third = judging(wire, use)
+        first, second, third = await asyncio.gather(*tasks, return_exceptions=True)
     assert isinstance(first, RequestTimeout)
     assert (second.score, third.score) == (0.8, 0.8)
     assert len(wire.sent) == 2
 
 
-def test_a_request_that_was_taken_over_does_not_end_with_the_time_of_who_began_it() -> None:
+async def test_a_request_that_was_taken_over_does_not_end_with_the_time_of_who_began_it() -> None:
     wire = JudgeWire(always(score(8), seconds=10))
-
-    async def use(judge: Judge) -> float:
+    async with judge_over(wire) as judge:
         first, second = asking(judge, timeout=5), asking(judge, timeout=60)
         await asyncio.sleep(2)
         first.cancel()
-        return float((await second).score)
-
-    assert judging(wire, use) == 0.8
+        assert float((await second).score) == 0.8
 
 
-def test_a_failure_is_told_to_all_each_with_an_error_of_its_own() -> None:
+async def test_a_failure_is_told_to_all_each_with_an_error_of_its_own() -> None:
     wire = JudgeWire(always("?"))
-
-    async def use(judge: Judge) -> list[Any]:
-        return await asyncio.gather(*(judge.score(*ASKED) for _ in range(3)), return_exceptions=True)
-
-    errors = judging(wire, use, reasks=1)
+    async with judge_over(wire, reasks=1) as judge:
+        errors = await asyncio.gather(*(judge.score(*ASKED) for _ in range(3)), return_exceptions=True)
     assert len(wire.sent) == 2
     assert len({id(error) for error in errors}) == 3
     assert all(isinstance(error, InvalidResponse) and len(error.attempts) == 2 for error in errors)
 
 
-def test_a_group_of_a_batch_with_equal_responses_is_judged_once_and_in_order() -> None:
+async def test_a_group_of_a_batch_with_equal_responses_is_judged_once_and_in_order() -> None:
     async def script(sent: Any) -> str:
         await asyncio.sleep(1)
         return score(3 if "wrong" in sent.text else 9)
 
     wire = JudgeWire(script)
     items = [("q", "right"), ("q", "wrong"), ("q", "right"), ("q", "right"), ("q", "wrong")]
-
-    async def use(judge: Judge) -> Any:
-        return await judge.batch_score(items)
-
-    batch = judging(wire, use)
+    async with judge_over(wire) as judge:
+        batch = await judge.batch_score(items)
     assert [verdict.score for verdict in batch.values()] == [0.9, 0.3, 0.9, 0.9, 0.3]
     assert len(wire.sent) == 2
     assert batch.stats.items == batch.stats.ok == 5
     assert batch.stats.endpoints["a"].won == 2
 
 
-def test_a_batch_and_single_calls_share_in_both_ways() -> None:
+async def test_a_batch_and_single_calls_share_in_both_ways() -> None:
     wire = JudgeWire(always(score(8), seconds=5))
-
-    async def use(judge: Judge) -> None:
+    async with judge_over(wire) as judge:
         single = asking(judge, "q", "a")
         await asyncio.sleep(1)
         batch = asyncio.create_task(judge.batch_score([("q", "a"), ("q", "b")]))
@@ -177,16 +146,13 @@ def test_a_batch_and_single_calls_share_in_both_ways() -> None:
         assert (await asking(judge, "q", "b")).score == 0.8
         assert (await single).score == 0.8
         assert [verdict.score for verdict in (await batch).values()] == [0.8, 0.8]
-
-    judging(wire, use)
     assert len(wire.sent) == 2
 
 
 @pytest.mark.parametrize("slots", [4, 1])
-def test_a_batch_that_is_cancelled_leaves_to_a_single_call_what_that_waits_for_sent_or_not(slots: int) -> None:
+async def test_a_batch_that_is_cancelled_leaves_to_a_single_call_what_that_waits_for_sent_or_not(slots: int) -> None:
     wire = JudgeWire(always(score(8), seconds=5))
-
-    async def use(judge: Judge) -> float:
+    async with judge_over(wire, endpoint(slots=slots)) as judge:
         batch = asyncio.create_task(judge.batch_score([("q", "a"), ("q", "b")]))
         await asyncio.sleep(1)
         single = asking(judge, "q", "b")
@@ -194,23 +160,18 @@ def test_a_batch_that_is_cancelled_leaves_to_a_single_call_what_that_waits_for_s
         batch.cancel()
         with pytest.raises(asyncio.CancelledError):
             await batch
-        return float((await single).score)
-
-    assert judging(wire, use, endpoint(slots=slots)) == 0.8
+        assert float((await single).score) == 0.8
     assert [sent.text.count("b\n```") for sent in wire.sent if sent not in wire.cancelled] == [1]
 
 
-def test_a_deadline_of_a_batch_does_not_end_what_a_single_call_waits_for() -> None:
+async def test_a_deadline_of_a_batch_does_not_end_what_a_single_call_waits_for() -> None:
     wire = JudgeWire(always(score(8), seconds=5))
-
-    async def use(judge: Judge) -> Any:
+    async with judge_over(wire) as judge:
         batch = asyncio.create_task(judge.batch_score([("q", "a")], deadline=3))
         await asyncio.sleep(1)
         single = asking(judge, "q", "a")
         assert [type(error).__name__ for error in (await batch).errors.values()] == ["DeadlineExceeded"]
-        return (await single).score
-
-    assert judging(wire, use) == 0.8
+        assert (await single).score == 0.8
     assert len(wire.sent) == 1
 
 
@@ -228,17 +189,14 @@ def test_a_single_call_that_leaves_hands_its_request_to_the_batch_that_waits_for
     assert [verdict.score for verdict in judging(wire, use, reasks=1)] == [0.8, 0.8]
 
 
-def test_a_form_that_is_refused_is_settled_for_all_who_wait() -> None:
+async def test_a_form_that_is_refused_is_settled_for_all_who_wait() -> None:
     async def script(sent: Any) -> Any:
         await asyncio.sleep(1)
         return refused("response_format?") if "response_format" in sent.params else score(5)
 
     wire = JudgeWire(script)
-
-    async def use(judge: Judge) -> Any:
-        return await judge.batch_score([("q", str(number)) for number in range(30)])
-
-    batch = judging(wire, use, endpoint(slots=5))
+    async with judge_over(wire, endpoint(slots=5)) as judge:
+        batch = await judge.batch_score([("q", str(number)) for number in range(30)])
     assert batch.stats.ok == 30
     assert sum("response_format" in sent.params for sent in wire.sent) <= 15  # two steps of what is in flight; the rest is sent rightly
 
@@ -263,10 +221,9 @@ def test_closing_the_client_ends_all_who_wait_with_client_closed() -> None:
 
 
 @pytest.mark.parametrize("slots", [4, 1])
-def test_a_batch_that_is_cancelled_leaves_to_another_batch_what_that_waits_for_sent_or_not(slots: int) -> None:
+async def test_a_batch_that_is_cancelled_leaves_to_another_batch_what_that_waits_for_sent_or_not(slots: int) -> None:
     wire = JudgeWire(always(score(8), seconds=5))
-
-    async def use(judge: Judge) -> list[float]:
+    async with judge_over(wire, endpoint(slots=slots)) as judge:
         first = asyncio.create_task(judge.batch_score([("q", "a"), ("q", "b")]))
         await asyncio.sleep(1)
         second = asyncio.create_task(judge.batch_score([("q", "b"), ("q", "c")]))
@@ -274,9 +231,7 @@ def test_a_batch_that_is_cancelled_leaves_to_another_batch_what_that_waits_for_s
         first.cancel()
         with pytest.raises(asyncio.CancelledError):
             await first
-        return [verdict.score for verdict in (await second).values()]
-
-    assert judging(wire, use, endpoint(slots=slots)) == [0.8, 0.8]
+        assert ([verdict.score for verdict in (await second).values()]) == [0.8, 0.8]
     assert len([sent for sent in wire.sent if sent not in wire.cancelled]) == 2
 
 
@@ -348,13 +303,14 @@ def client_of_now(wire: JudgeWire) -> Any:
     return QRewardClient([endpoint(slots=1)], wire_factory=lambda: wire, hedge=None)
 
 
-def test_an_error_of_the_arguments_is_told_to_who_made_it_alone() -> None:
+async def test_an_error_of_the_arguments_is_told_to_who_made_it_alone() -> None:
     wire = JudgeWire(always(score(8)))
 
-    async def use(judge: Judge) -> None:
+    def build(fields: Any) -> Any:
+        return fields["prompt"] if isinstance(fields["prompt"], list) else [{"role": "user", "content": "x"}]
+
+    async with judge_over(wire, prompt=build) as judge:
         good = asking(judge)
         with pytest.raises(BadRequest):
             await judge.score([{"role": 7}], "x", reference=[{"role": "user", "content": "a"}], timeout=5)
         assert (await good).score == 0.8
-
-    judging(wire, use, prompt=lambda fields: fields["prompt"] if isinstance(fields["prompt"], list) else [{"role": "user", "content": "x"}])

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from judge_tools import JudgeWire, Sent, always, broken, endpoint, judging, now, score
+from judge_tools import JudgeWire, Sent, always, broken, endpoint, judge_over, judging, now, score
 
 from qreward.errors import InvalidResponse, QRewardError, RequestError, RequestTimeout, ServerError
 from qreward.judge import Judge, Verdict, Vote
@@ -95,20 +95,17 @@ def test_a_vote_that_fails_leaves_it_to_the_others_if_more_than_half_answer() ->
         assert len(verdict.votes) == 2
 
 
-def test_without_more_than_half_the_item_fails_at_once_with_what_each_said() -> None:
+async def test_without_more_than_half_the_item_fails_at_once_with_what_each_said() -> None:
     async def script(sent: Sent) -> Any:
         if sent.model == "c":
             await asyncio.sleep(500)
         return "?" if sent.model == "b" else broken()
 
     wire = JudgeWire(script)
-
-    async def use(judge: Judge) -> tuple[Any, float]:
+    async with judge_over(wire, model=("a", "b", "c"), reasks=0) as judge:
         with pytest.raises(RequestError) as caught:
             await judge.score(*ASKED, timeout=None)
-        return caught.value, now()
-
-    error, when = judging(wire, use, model=("a", "b", "c"), reasks=0)
+        error, when = caught.value, now()
     assert when < 100
     assert "2 of 3 votes failed" in str(error)
     assert "ServerError" in str(error)
@@ -116,21 +113,17 @@ def test_without_more_than_half_the_item_fails_at_once_with_what_each_said() -> 
     assert len(wire.cancelled) == 1
 
 
-def test_votes_that_fail_alike_give_an_error_of_their_kind() -> None:
-    async def use(judge: Judge) -> None:
+async def test_votes_that_fail_alike_give_an_error_of_their_kind() -> None:
+    async with judge_over(JudgeWire(always("?")), samples=4, reasks=0) as judge:
         with pytest.raises(InvalidResponse, match=r"\d of 4 votes failed"):
             await judge.score(*ASKED)
 
-    judging(JudgeWire(always("?")), use, samples=4, reasks=0)
 
-
-def test_the_time_of_an_item_is_one_for_all_its_votes() -> None:
-    async def use(judge: Judge) -> float:
+async def test_the_time_of_an_item_is_one_for_all_its_votes() -> None:
+    async with judge_over(JudgeWire(voting((1, 1), (100, 1), (100, 1))), samples=3) as judge:
         with pytest.raises(RequestTimeout):
             await judge.score(*ASKED, timeout=10)
-        return now()
-
-    assert judging(JudgeWire(voting((1, 1), (100, 1), (100, 1))), use, samples=3) == pytest.approx(10, abs=0.05)
+        assert now() == pytest.approx(10, abs=0.05)
 
 
 def test_samples_differ_by_their_seed_if_there_is_one() -> None:
@@ -139,26 +132,20 @@ def test_samples_differ_by_their_seed_if_there_is_one() -> None:
     assert sorted(sent.params["seed"] for sent in wire.sent) == [7, 8, 9]
 
 
-def test_in_a_batch_settled_items_cost_two_of_three_requests_where_slots_are_scarce() -> None:
+async def test_in_a_batch_settled_items_cost_two_of_three_requests_where_slots_are_scarce() -> None:
     wire = JudgeWire(always(score(1)))
-
-    async def use(judge: Judge) -> Any:
-        return await judge.batch_score([(f"q{number}", "a") for number in range(50)])
-
-    batch = judging(wire, use, endpoint(slots=1), samples=3)
+    async with judge_over(wire, endpoint(slots=1), samples=3) as judge:
+        batch = await judge.batch_score([(f"q{number}", "a") for number in range(50)])
     assert batch.stats.ok == 50
     assert len(wire.sent) == 100
     assert wire.cancelled == []
 
 
-def test_in_a_batch_what_is_under_way_and_not_needed_is_cancelled() -> None:
+async def test_in_a_batch_what_is_under_way_and_not_needed_is_cancelled() -> None:
     wire = JudgeWire(voting(*[(1, 5), (1, 5), (300, 5)] * 20))
-
-    async def use(judge: Judge) -> Any:
+    async with judge_over(wire, samples=3) as judge:
         batch = await judge.batch_score([(f"q{number}", "a") for number in range(20)])
-        return batch, now()
-
-    batch, when = judging(wire, use, samples=3)
+        when = now()
     assert batch.stats.ok == 20
     assert round(when) == 1
     assert len(wire.cancelled) == 20

@@ -12,241 +12,198 @@ from merge_tools import MODEL, ListWire, broken, client_of, endpoint, flat, good
 
 from qreward import BatchInterrupted, Limits, QRewardClient, Retry
 from qreward.errors import ClientClosed, DeadlineExceeded, RequestTimeout
-from qreward.testing.virtual_time import run_in_virtual_time as run
 
 
-def test_an_item_that_waits_too_long_is_dropped_before_it_is_sent_and_says_so() -> None:
-    async def test() -> None:
-        wire = ListWire(seconds=10)
-        async with client_of(wire) as client:
-            blocker = asyncio.create_task(client.score("x 0", model=MODEL))
-            await asyncio.sleep(0.1)
-            patient = asyncio.create_task(client.score("x 1", model=MODEL, timeout=60))
-            with pytest.raises(RequestTimeout, match=r"within the timeout of 2 s.*never sent") as caught:
-                await client.score("x 2", model=MODEL, timeout=2)
-            assert now() == pytest.approx(2.1)
-            assert caught.value.attempts == ()
-            assert await asyncio.gather(blocker, patient) == [0.0, 1.0]
-            assert leftovers(client) == {}
-        assert wire.lists == [["x 0"], ["x 1"]]
-
-    run(test())
-
-
-def test_an_item_under_way_with_others_ends_in_time_and_the_others_go_on() -> None:
-    async def test() -> None:
-        wire = ListWire(seconds=10)
-        async with client_of(wire) as client:
-            hasty = asyncio.create_task(client.score("x 1", model=MODEL, timeout=3))
-            patient = asyncio.create_task(client.score("x 2", model=MODEL))
-            with pytest.raises(RequestTimeout, match="under way"):
-                await hasty
-            assert now() == 3.0
-            assert await patient == 2.0
-            assert now() == 10.0
-        assert (wire.sizes, wire.cancelled) == ([2], [])
-
-    run(test())
-
-
-def test_a_list_is_cancelled_when_its_last_item_has_left() -> None:
-    async def test() -> None:
-        wire = ListWire(seconds=10)
-        async with client_of(wire) as client:
-            asked = [asyncio.create_task(client.score(text, model=MODEL, timeout=1 + number)) for number, text in enumerate(texts(3))]
-            await asyncio.sleep(0.5)
-            asked[2].cancel()
-            found = await asyncio.gather(*asked, return_exceptions=True)
-            assert [type(each) for each in found] == [RequestTimeout, RequestTimeout, asyncio.CancelledError]
-            assert now() == 2.0
-            await asyncio.sleep(0)
-            assert wire.cancelled == [texts(3)]
-            await asyncio.sleep(0.1)
-            assert leftovers(client) == {}
-
-    run(test())
-
-
-def test_a_cancelled_item_leaves_the_queue_and_is_never_sent() -> None:
-    async def test() -> None:
-        wire = ListWire()
-        async with client_of(wire) as client:
-            blocker = asyncio.create_task(client.score("x 0", model=MODEL))
-            await asyncio.sleep(0.1)
-            asked = [asyncio.create_task(client.score(text, model=MODEL)) for text in texts(1000, 1)]
-            await asyncio.sleep(0.1)
-            for task in asked[::2]:
-                task.cancel()
-            found = await asyncio.gather(blocker, *asked, return_exceptions=True)
-            assert sum(isinstance(each, asyncio.CancelledError) for each in found) == 500
-            assert leftovers(client) == {}
-        assert flat(wire.lists[1:]) == texts(1000, 1)[1::2]
-
-    run(test())
-
-
-def test_when_all_that_waited_have_left_no_empty_request_is_made() -> None:
-    async def test() -> None:
-        wire = ListWire()
-        async with client_of(wire) as client:
-            blocker = asyncio.create_task(client.score("x 0", model=MODEL))
-            await asyncio.sleep(0.1)
-            asked = [asyncio.create_task(client.score(text, model=MODEL)) for text in texts(5, 1)]
-            await asyncio.sleep(0.1)
-            for task in asked:
-                task.cancel()
-            await asyncio.gather(*asked, return_exceptions=True)
-            assert await blocker == 0.0
-            assert await client.score("x 9", model=MODEL) == 9.0
-            assert client.stats()["a"].sent == 2
-            assert leftovers(client) == {}
-        assert wire.lists == [["x 0"], ["x 9"]]
-
-    run(test())
-
-
-def test_a_carrier_whose_items_have_left_does_not_wait_in_the_scheduler() -> None:
-    async def test() -> None:
-        async with client_of(ListWire()) as client:
-            blocker = asyncio.create_task(client.classify("x 0", model=MODEL))
-            await asyncio.sleep(0.1)
-            asked = asyncio.create_task(client.score("x 1", model=MODEL))
-            await asyncio.sleep(0.1)
-            assert leftovers(client)["queued"] == 1
-            asked.cancel()
-            await asyncio.gather(asked, return_exceptions=True)
-            left = leftovers(client)
-            assert (left.get("queued"), left["collectors"]) == (None, 1)
-            await blocker
-
-    run(test())
-
-
-def test_an_item_whose_list_waits_to_be_sent_again_still_ends_in_time_with_its_trail() -> None:
-    async def test() -> None:
-        async def work(_name: str, items: list[Any]) -> Any:
-            await asyncio.sleep(0.1)
-            return overloaded(30.0)
-
-        async with client_of(ListWire(work)) as client:
-            with pytest.raises(RequestTimeout, match="too busy") as caught:
-                await client.score("x 1", model=MODEL, timeout=5)
-            assert now() == 5.0
-            assert [record.outcome for record in caught.value.attempts] == ["overloaded"]
-            assert leftovers(client) == {}
-
-    run(test())
-
-
-def test_the_time_of_a_bulks_item_begins_when_it_is_taken_not_when_it_is_read() -> None:
-    async def test() -> None:
-        async with client_of(ListWire(seconds=2), endpoint("tei", 1, "tei")) as client:
-            batch = await client.batch_score(texts(320), MODEL, timeout=3)
-            assert not batch.errors
-            assert now() >= 20.0
-            assert max(result.queued for result in batch) == 0.0
-
-    run(test())
-
-
-def test_a_bulks_items_that_take_too_long_fail_one_by_one_and_no_timer_stays() -> None:
-    async def test() -> None:
-        async def work(_name: str, items: list[Any]) -> Any:
-            await asyncio.sleep(10 if "x 0" in items else 0.5)
-
-        async with client_of(ListWire(work), endpoint("tei", 1, "tei")) as client:
-            batch = await client.batch_score(texts(64), MODEL, timeout=3)
-            assert set(batch.errors) == set(range(32))
-            assert now() == 3.5
-            assert leftovers(client) == {}
-
-    run(test())
-
-
-def test_the_deadline_of_a_batch_ends_what_is_missing() -> None:
-    async def test() -> None:
-        wire = ListWire(seconds=1)
-        async with client_of(wire, endpoint("tei", 1, "tei")) as client:
-            batch = await client.batch_score(texts(2000), MODEL, deadline=3.5)
-            assert now() == 3.5
-            assert (batch.stats.ok, batch.stats.failed) == (96, 1904)
-            assert {type(error) for error in batch.errors.values()} == {DeadlineExceeded}
-            await asyncio.sleep(0.01)
-            assert len(wire.cancelled) == 1
-            assert leftovers(client) == {}
-
-    run(test())
-
-
-def test_a_cancelled_batch_leaves_the_items_of_others_alone() -> None:
-    async def test() -> None:
-        wire = ListWire(seconds=1)
-        async with client_of(wire) as client:
-            one = asyncio.create_task(client.batch_score(texts(20), MODEL))
-            other = asyncio.create_task(client.batch_score(texts(20, 100), MODEL))
-            await asyncio.sleep(0.5)
-            one.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await one
-            assert (await other).values() == [float(number) for number in range(100, 120)]
-            assert leftovers(client) == {}
-        assert not wire.cancelled
-
-    run(test())
-
-
-def test_a_callback_that_raises_ends_reading_and_drops_what_waits() -> None:
-    async def test() -> None:
-        wire = ListWire(seconds=1)
-
-        def seen(result: Any) -> None:
-            if result.index == 40:
-                raise RuntimeError("enough")
-
-        async with client_of(wire, endpoint("tei", 1, "tei")) as client:
-            with pytest.raises(BatchInterrupted) as caught:
-                await client.batch_score(texts(500), MODEL, on_result=seen)
-            assert 40 in {result.index for result in caught.value.results}
-            assert leftovers(client) == {}
-        assert len(wire.sent) <= 3
-
-    run(test())
-
-
-def test_closing_the_client_ends_what_waits_what_is_under_way_and_what_is_to_be_sent_again() -> None:
-    async def test() -> None:
-        async def work(_name: str, items: list[Any]) -> Any:
-            await asyncio.sleep(0.1)
-            return broken()
-
-        client = client_of(ListWire(work), endpoint("tei", 1, "tei"), retry=Retry(base=50, cap=50))
-        asked: list[asyncio.Task[Any]] = [asyncio.create_task(client.score(text, model=MODEL)) for text in texts(50)]
-        asked.append(asyncio.create_task(client.batch_score(texts(2000), MODEL)))
-        await asyncio.sleep(0.3)
-        await client.aclose()
-        *singles, batch = await asyncio.gather(*asked, return_exceptions=True)
-        assert {type(each) for each in singles} == {ClientClosed}
-        assert len(batch) == 2000
-        assert {type(error) for error in batch.errors.values()} == {ClientClosed}
+async def test_an_item_that_waits_too_long_is_dropped_before_it_is_sent_and_says_so() -> None:
+    wire = ListWire(seconds=10)
+    async with client_of(wire) as client:
+        blocker = asyncio.create_task(client.score("x 0", model=MODEL))
+        await asyncio.sleep(0.1)
+        patient = asyncio.create_task(client.score("x 1", model=MODEL, timeout=60))
+        with pytest.raises(RequestTimeout, match=r"within the timeout of 2 s.*never sent") as caught:
+            await client.score("x 2", model=MODEL, timeout=2)
+        assert now() == pytest.approx(2.1)
+        assert caught.value.attempts == ()
+        assert await asyncio.gather(blocker, patient) == [0.0, 1.0]
         assert leftovers(client) == {}
-        with pytest.raises(ClientClosed):
-            await client.score("x 1", model=MODEL)
-
-    run(test())
+    assert wire.lists == [["x 0"], ["x 1"]]
 
 
-def test_an_abandoned_coroutine_leaves_nothing_behind() -> None:
-    async def test() -> None:
-        async with client_of(ListWire()) as client:
-            asked = client.score("x 1", model=MODEL)
-            asked.send(None)
-            await asyncio.sleep(0.1)
-            del asked
-            gc.collect()
-            await asyncio.sleep(2)
-            assert leftovers(client) == {}
+async def test_an_item_under_way_with_others_ends_in_time_and_the_others_go_on() -> None:
+    wire = ListWire(seconds=10)
+    async with client_of(wire) as client:
+        hasty = asyncio.create_task(client.score("x 1", model=MODEL, timeout=3))
+        patient = asyncio.create_task(client.score("x 2", model=MODEL))
+        with pytest.raises(RequestTimeout, match="under way"):
+            await hasty
+        assert now() == 3.0
+        assert await patient == 2.0
+        assert now() == 10.0
+    assert (wire.sizes, wire.cancelled) == ([2], [])
 
-    run(test())
+
+async def test_a_list_is_cancelled_when_its_last_item_has_left() -> None:
+    wire = ListWire(seconds=10)
+    async with client_of(wire) as client:
+        asked = [asyncio.create_task(client.score(text, model=MODEL, timeout=1 + number)) for number, text in enumerate(texts(3))]
+        await asyncio.sleep(0.5)
+        asked[2].cancel()
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        assert [type(each) for each in found] == [RequestTimeout, RequestTimeout, asyncio.CancelledError]
+        assert now() == 2.0
+        await asyncio.sleep(0)
+        assert wire.cancelled == [texts(3)]
+        await asyncio.sleep(0.1)
+        assert leftovers(client) == {}
+
+
+async def test_a_cancelled_item_leaves_the_queue_and_is_never_sent() -> None:
+    wire = ListWire()
+    async with client_of(wire) as client:
+        blocker = asyncio.create_task(client.score("x 0", model=MODEL))
+        await asyncio.sleep(0.1)
+        asked = [asyncio.create_task(client.score(text, model=MODEL)) for text in texts(1000, 1)]
+        await asyncio.sleep(0.1)
+        for task in asked[::2]:
+            task.cancel()
+        found = await asyncio.gather(blocker, *asked, return_exceptions=True)
+        assert sum(isinstance(each, asyncio.CancelledError) for each in found) == 500
+        assert leftovers(client) == {}
+    assert flat(wire.lists[1:]) == texts(1000, 1)[1::2]
+
+
+async def test_when_all_that_waited_have_left_no_empty_request_is_made() -> None:
+    wire = ListWire()
+    async with client_of(wire) as client:
+        blocker = asyncio.create_task(client.score("x 0", model=MODEL))
+        await asyncio.sleep(0.1)
+        asked = [asyncio.create_task(client.score(text, model=MODEL)) for text in texts(5, 1)]
+        await asyncio.sleep(0.1)
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+        assert await blocker == 0.0
+        assert await client.score("x 9", model=MODEL) == 9.0
+        assert client.stats()["a"].sent == 2
+        assert leftovers(client) == {}
+    assert wire.lists == [["x 0"], ["x 9"]]
+
+
+async def test_a_carrier_whose_items_have_left_does_not_wait_in_the_scheduler() -> None:
+    async with client_of(ListWire()) as client:
+        blocker = asyncio.create_task(client.classify("x 0", model=MODEL))
+        await asyncio.sleep(0.1)
+        asked = asyncio.create_task(client.score("x 1", model=MODEL))
+        await asyncio.sleep(0.1)
+        assert leftovers(client)["queued"] == 1
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+        left = leftovers(client)
+        assert (left.get("queued"), left["collectors"]) == (None, 1)
+        await blocker
+
+
+async def test_an_item_whose_list_waits_to_be_sent_again_still_ends_in_time_with_its_trail() -> None:
+    async def work(_name: str, items: list[Any]) -> Any:
+        await asyncio.sleep(0.1)
+        return overloaded(30.0)
+
+    async with client_of(ListWire(work)) as client:
+        with pytest.raises(RequestTimeout, match="too busy") as caught:
+            await client.score("x 1", model=MODEL, timeout=5)
+        assert now() == 5.0
+        assert [record.outcome for record in caught.value.attempts] == ["overloaded"]
+        assert leftovers(client) == {}
+
+
+async def test_the_time_of_a_bulks_item_begins_when_it_is_taken_not_when_it_is_read() -> None:
+    async with client_of(ListWire(seconds=2), endpoint("tei", 1, "tei")) as client:
+        batch = await client.batch_score(texts(320), MODEL, timeout=3)
+        assert not batch.errors
+        assert now() >= 20.0
+        assert max(result.queued for result in batch) == 0.0
+
+
+async def test_a_bulks_items_that_take_too_long_fail_one_by_one_and_no_timer_stays() -> None:
+    async def work(_name: str, items: list[Any]) -> Any:
+        await asyncio.sleep(10 if "x 0" in items else 0.5)
+
+    async with client_of(ListWire(work), endpoint("tei", 1, "tei")) as client:
+        batch = await client.batch_score(texts(64), MODEL, timeout=3)
+        assert set(batch.errors) == set(range(32))
+        assert now() == 3.5
+        assert leftovers(client) == {}
+
+
+async def test_the_deadline_of_a_batch_ends_what_is_missing() -> None:
+    wire = ListWire(seconds=1)
+    async with client_of(wire, endpoint("tei", 1, "tei")) as client:
+        batch = await client.batch_score(texts(2000), MODEL, deadline=3.5)
+        assert now() == 3.5
+        assert (batch.stats.ok, batch.stats.failed) == (96, 1904)
+        assert {type(error) for error in batch.errors.values()} == {DeadlineExceeded}
+        await asyncio.sleep(0.01)
+        assert len(wire.cancelled) == 1
+        assert leftovers(client) == {}
+
+
+async def test_a_cancelled_batch_leaves_the_items_of_others_alone() -> None:
+    wire = ListWire(seconds=1)
+    async with client_of(wire) as client:
+        one = asyncio.create_task(client.batch_score(texts(20), MODEL))
+        other = asyncio.create_task(client.batch_score(texts(20, 100), MODEL))
+        await asyncio.sleep(0.5)
+        one.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await one
+        assert (await other).values() == [float(number) for number in range(100, 120)]
+        assert leftovers(client) == {}
+    assert not wire.cancelled
+
+
+async def test_a_callback_that_raises_ends_reading_and_drops_what_waits() -> None:
+    wire = ListWire(seconds=1)
+
+    def seen(result: Any) -> None:
+        if result.index == 40:
+            raise RuntimeError("enough")
+
+    async with client_of(wire, endpoint("tei", 1, "tei")) as client:
+        with pytest.raises(BatchInterrupted) as caught:
+            await client.batch_score(texts(500), MODEL, on_result=seen)
+        assert 40 in {result.index for result in caught.value.results}
+        assert leftovers(client) == {}
+    assert len(wire.sent) <= 3
+
+
+async def test_closing_the_client_ends_what_waits_what_is_under_way_and_what_is_to_be_sent_again() -> None:
+    async def work(_name: str, items: list[Any]) -> Any:
+        await asyncio.sleep(0.1)
+        return broken()
+
+    client = client_of(ListWire(work), endpoint("tei", 1, "tei"), retry=Retry(base=50, cap=50))
+    asked: list[asyncio.Task[Any]] = [asyncio.create_task(client.score(text, model=MODEL)) for text in texts(50)]
+    asked.append(asyncio.create_task(client.batch_score(texts(2000), MODEL)))
+    await asyncio.sleep(0.3)
+    await client.aclose()
+    *singles, batch = await asyncio.gather(*asked, return_exceptions=True)
+    assert {type(each) for each in singles} == {ClientClosed}
+    assert len(batch) == 2000
+    assert {type(error) for error in batch.errors.values()} == {ClientClosed}
+    assert leftovers(client) == {}
+    with pytest.raises(ClientClosed):
+        await client.score("x 1", model=MODEL)
+
+
+async def test_an_abandoned_coroutine_leaves_nothing_behind() -> None:
+    async with client_of(ListWire()) as client:
+        asked = client.score("x 1", model=MODEL)
+        asked.send(None)
+        await asyncio.sleep(0.1)
+        del asked
+        gc.collect()
+        await asyncio.sleep(2)
+        assert leftovers(client) == {}
 
 
 def test_several_loops_share_the_limits_and_each_has_its_own_lists() -> None:

@@ -11,7 +11,6 @@ from qreward import BatchResult, Retry
 from qreward.codecs.rewards.base import MergeLimits
 from qreward.scheduler.outcome import ProbeResult
 from qreward.scoring.sizing import REFUSED_PATIENCE, EndpointLimits
-from qreward.testing.virtual_time import run_in_virtual_time as run
 
 
 async def scored(wire: ListWire, items: list[str]) -> BatchResult[Any]:
@@ -21,88 +20,73 @@ async def scored(wire: ListWire, items: list[str]) -> BatchResult[Any]:
         return batch
 
 
-def test_an_endpoint_that_takes_shorter_lists_than_its_kind_is_found_out() -> None:
-    async def test() -> None:
-        async def work(_name: str, items: list[Any]) -> Any:
-            await asyncio.sleep(0.1)
-            return refused(422) if len(items) > 10 else None
+async def test_an_endpoint_that_takes_shorter_lists_than_its_kind_is_found_out() -> None:
+    async def work(_name: str, items: list[Any]) -> Any:
+        await asyncio.sleep(0.1)
+        return refused(422) if len(items) > 10 else None
 
-        wire = ListWire(work)
-        batch = await scored(wire, texts(2000))
-        assert not batch.errors
-        assert wire.sizes.count(32) <= 2
-        assert set(wire.sizes[14:]) == {8}
-
-    run(test())
+    wire = ListWire(work)
+    batch = await scored(wire, texts(2000))
+    assert not batch.errors
+    assert wire.sizes.count(32) <= 2
+    assert set(wire.sizes[14:]) == {8}
 
 
-def test_a_bad_item_does_not_make_lists_shorter() -> None:
-    async def test() -> None:
-        async def work(_name: str, items: list[Any]) -> Any:
-            await asyncio.sleep(0.1)
-            return refused(422) if {"x 3", "x 40"}.intersection(items) else None
+async def test_a_bad_item_does_not_make_lists_shorter() -> None:
+    async def work(_name: str, items: list[Any]) -> Any:
+        await asyncio.sleep(0.1)
+        return refused(422) if {"x 3", "x 40"}.intersection(items) else None
 
-        wire = ListWire(work)
-        batch = await scored(wire, texts(400))
-        assert set(batch.errors) == {3, 40}
-        assert wire.sizes[-5:-1] == [32] * 4
-
-    run(test())
+    wire = ListWire(work)
+    batch = await scored(wire, texts(400))
+    assert set(batch.errors) == {3, 40}
+    assert wire.sizes[-5:-1] == [32] * 4
 
 
-def test_a_server_with_a_place_for_each_item_is_found_out_though_it_only_says_that_it_is_full() -> None:
-    async def test() -> None:
-        async def work(_name: str, items: list[Any]) -> Any:
-            await asyncio.sleep(0.05)
-            return overloaded() if len(items) > 20 else None
+async def test_a_server_with_a_place_for_each_item_is_found_out_though_it_only_says_that_it_is_full() -> None:
+    async def work(_name: str, items: list[Any]) -> Any:
+        await asyncio.sleep(0.05)
+        return overloaded() if len(items) > 20 else None
 
-        wire = ListWire(work)
-        batch = await scored(wire, texts(600))
-        assert not batch.errors
-        assert wire.sizes[:3] == [32, 32, 16]
-        assert flat([items for items in wire.lists if len(items) <= 20]) == texts(600), "in order"
-        assert 4 <= wire.sizes.count(32) <= 16, "longer ones are tried again, more and more rarely"
-
-    run(test())
+    wire = ListWire(work)
+    batch = await scored(wire, texts(600))
+    assert not batch.errors
+    assert wire.sizes[:3] == [32, 32, 16]
+    assert flat([items for items in wire.lists if len(items) <= 20]) == texts(600), "in order"
+    assert 4 <= wire.sizes.count(32) <= 16, "longer ones are tried again, more and more rarely"
 
 
-def test_when_not_even_one_item_is_let_in_lists_are_whole_again() -> None:
-    async def test() -> None:
-        seen = 0
+async def test_when_not_even_one_item_is_let_in_lists_are_whole_again() -> None:
+    seen = 0
 
-        async def work(_name: str, items: list[Any]) -> Any:
-            nonlocal seen
-            await asyncio.sleep(0.05)
-            seen += 1
-            return overloaded() if seen <= 7 else None
+    async def work(_name: str, items: list[Any]) -> Any:
+        nonlocal seen
+        await asyncio.sleep(0.05)
+        seen += 1
+        return overloaded() if seen <= 7 else None
 
-        wire = ListWire(work)
-        batch = await scored(wire, texts(320))
-        assert not batch.errors
-        assert wire.sizes[:8] == [32, 32, 16, 8, 4, 2, 1, 32]
-
-    run(test())
+    wire = ListWire(work)
+    batch = await scored(wire, texts(320))
+    assert not batch.errors
+    assert wire.sizes[:8] == [32, 32, 16, 8, 4, 2, 1, 32]
 
 
-def test_an_overload_with_a_hint_or_beside_others_makes_no_list_shorter() -> None:
-    async def test() -> None:
-        seen = 0
+async def test_an_overload_with_a_hint_or_beside_others_makes_no_list_shorter() -> None:
+    seen = 0
 
-        async def work(_name: str, items: list[Any]) -> Any:
-            nonlocal seen
-            await asyncio.sleep(0.05)
-            seen += 1
-            return overloaded(1.0) if seen % 4 else None
+    async def work(_name: str, items: list[Any]) -> Any:
+        nonlocal seen
+        await asyncio.sleep(0.05)
+        seen += 1
+        return overloaded(1.0) if seen % 4 else None
 
-        wire = ListWire(work)
-        batch = await scored(wire, texts(320))
-        assert not batch.errors
-        assert set(wire.sizes) == {32}
-
-    run(test())
+    wire = ListWire(work)
+    batch = await scored(wire, texts(320))
+    assert not batch.errors
+    assert set(wire.sizes) == {32}
 
 
-def test_what_was_found_out_of_an_endpoint_is_kept_for_all_later_batches() -> None:
+async def test_what_was_found_out_of_an_endpoint_is_kept_for_all_later_batches() -> None:
     async def takes_four(_name: str, items: list[Any]) -> Any:
         await asyncio.sleep(0.1)
         return refused(422) if len(items) > 4 else None
@@ -111,7 +95,8 @@ def test_what_was_found_out_of_an_endpoint_is_kept_for_all_later_batches() -> No
         await asyncio.sleep(0.05)
         return overloaded() if len(items) > 4 else None
 
-    async def test(work: Any, most: int) -> str | None:
+    wrong = []
+    for work, most in ((takes_four, 0), (has_four_places, 12)):  # the second is asked for more again, ever more rarely
         wire, rejects = ListWire(work), []
         async with client_of(wire, endpoint("tei", 1, "tei"), retry=Retry(base=0.01, cap=0.02)) as client:
             for _ in range(6):
@@ -121,30 +106,25 @@ def test_what_was_found_out_of_an_endpoint_is_kept_for_all_later_batches() -> No
                 assert leftovers(client) == {}
                 rejects.append(sum(size > 4 for size in wire.sizes[before:]))
                 await asyncio.sleep(60)
-        return None if rejects[0] > 0 and sum(rejects[1:]) <= most else f"{work.__name__}: {rejects} lists turned away"
-
-    # one that only says that it is full is asked for more again, ever more rarely
-    wrong = [run(test(takes_four, 0)), run(test(has_four_places, 12))]
-    assert [line for line in wrong if line] == []
+        if not rejects[0] > 0 or sum(rejects[1:]) > most:
+            wrong.append(f"{work.__name__}: {rejects} lists turned away")
+    assert wrong == []
 
 
-def test_what_was_found_out_goes_with_its_endpoint() -> None:
-    async def test() -> None:
-        async def takes_four(_name: str, items: list[Any]) -> Any:
-            return refused(422) if len(items) > 4 else None
+async def test_what_was_found_out_goes_with_its_endpoint() -> None:
+    async def takes_four(_name: str, items: list[Any]) -> Any:
+        return refused(422) if len(items) > 4 else None
 
-        wire = ListWire(takes_four)
-        async with client_of(wire, endpoint("tei", 1, "tei")) as client:
-            for number in range(5):
-                await client.batch_score(texts(24), MODEL)
-                client.add_endpoint(endpoint(f"other {number}", 1, "tei"))
-                client.remove_endpoint(f"other {number - 1}" if number else "tei")
-                before = len(wire.sizes)
-                await client.batch_score(texts(24), MODEL)
-                assert max(wire.sizes[before:]) == 24, "a new endpoint is asked for whole lists"
-            assert len(client._runtime._list_limits._known) == 1
-
-    run(test())
+    wire = ListWire(takes_four)
+    async with client_of(wire, endpoint("tei", 1, "tei")) as client:
+        for number in range(5):
+            await client.batch_score(texts(24), MODEL)
+            client.add_endpoint(endpoint(f"other {number}", 1, "tei"))
+            client.remove_endpoint(f"other {number - 1}" if number else "tei")
+            before = len(wire.sizes)
+            await client.batch_score(texts(24), MODEL)
+            assert max(wire.sizes[before:]) == 24, "a new endpoint is asked for whole lists"
+        assert len(client._runtime._list_limits._known) == 1
 
 
 def test_after_many_lists_one_that_is_longer_than_what_was_refused_is_tried_again() -> None:
@@ -182,12 +162,9 @@ class SaysFour(ListWire):
         return ProbeResult(ready=True, items=4)
 
 
-def test_a_server_that_is_looked_at_is_sent_no_longer_list_than_it_says_that_it_takes() -> None:
-    async def test() -> None:
-        wire = SaysFour(seconds=0.1)
-        async with client_of(wire, endpoint("tei", 1, "tei", probe=1.0)) as client:
-            await client.score("x 1", model=MODEL)
-            await client.batch_score(texts(24), MODEL)
-        assert wire.sizes[1:] == [4] * 6
-
-    run(test())
+async def test_a_server_that_is_looked_at_is_sent_no_longer_list_than_it_says_that_it_takes() -> None:
+    wire = SaysFour(seconds=0.1)
+    async with client_of(wire, endpoint("tei", 1, "tei", probe=1.0)) as client:
+        await client.score("x 1", model=MODEL)
+        await client.batch_score(texts(24), MODEL)
+    assert wire.sizes[1:] == [4] * 6

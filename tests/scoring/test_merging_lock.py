@@ -14,7 +14,6 @@ from qreward import QRewardClient, Retry
 from qreward.errors import ClientClosed
 from qreward.scoring import merge_queue as stock
 from qreward.scoring import sizing as known
-from qreward.testing.virtual_time import run_in_virtual_time as run
 
 DATA = {"lanes", "deadlines", "unread", "sent_at", "failures"}
 
@@ -46,31 +45,28 @@ def guard(patch: pytest.MonkeyPatch, client: QRewardClient, faults: list[str]) -
             checked(kind, name)
 
 
-def test_what_waits_is_used_under_the_lock_only(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_waits_is_used_under_the_lock_only(monkeypatch: pytest.MonkeyPatch) -> None:
     outcomes: deque[Any] = deque([refused(422), broken(), overloaded(), None, overloaded(0.1), broken(), broken(424), None] * 3)
 
     async def work(_name: str, _items: list[Any]) -> Any:
         await asyncio.sleep(0.1)
         return outcomes.popleft() if outcomes else None
 
-    async def test() -> list[str]:
-        faults: list[str] = []
-        client = client_of(ListWire(work), endpoint("tei", 2, "tei"), endpoint("vllm", 1), retry=Retry(base=0.01, cap=0.02), max_queued=900)
-        with monkeypatch.context() as patch:
-            async with client:
-                guard(patch, client, faults)
-                batch = asyncio.ensure_future(client.batch_score(texts(300), MODEL))
-                late = [asyncio.ensure_future(client.score(text, model=MODEL, timeout=0.15)) for text in texts(40)]
-                await asyncio.gather(*late, return_exceptions=True)
-                await batch
-                assert leftovers(client) == {}
-                left = asyncio.ensure_future(client.batch_score(texts(300), MODEL))
-                await asyncio.sleep(0.05)
-                left.cancel()
-                await asyncio.wait([left])
-                ended = [asyncio.ensure_future(client.score(text, model=MODEL)) for text in texts(40)]
-                await asyncio.sleep(0.05)
-            assert {type(error) for error in await asyncio.gather(*ended, return_exceptions=True)} == {ClientClosed}
-        return sorted(set(faults))
-
-    assert run(test()) == []
+    faults: list[str] = []
+    client = client_of(ListWire(work), endpoint("tei", 2, "tei"), endpoint("vllm", 1), retry=Retry(base=0.01, cap=0.02), max_queued=900)
+    with monkeypatch.context() as patch:
+        async with client:
+            guard(patch, client, faults)
+            batch = asyncio.ensure_future(client.batch_score(texts(300), MODEL))
+            late = [asyncio.ensure_future(client.score(text, model=MODEL, timeout=0.15)) for text in texts(40)]
+            await asyncio.gather(*late, return_exceptions=True)
+            await batch
+            assert leftovers(client) == {}
+            left = asyncio.ensure_future(client.batch_score(texts(300), MODEL))
+            await asyncio.sleep(0.05)
+            left.cancel()
+            await asyncio.wait([left])
+            ended = [asyncio.ensure_future(client.score(text, model=MODEL)) for text in texts(40)]
+            await asyncio.sleep(0.05)
+        assert {type(error) for error in await asyncio.gather(*ended, return_exceptions=True)} == {ClientClosed}
+    assert sorted(set(faults)) == []

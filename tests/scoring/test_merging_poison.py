@@ -10,7 +10,6 @@ from merge_tools import MODEL, ListWire, client_of, endpoint, good, leftovers
 
 from qreward.errors import BadRequest, InvalidResponse, ServerError
 from qreward.scheduler.outcome import Failure, FailureKind
-from qreward.testing.virtual_time import run_in_virtual_time
 
 COUNT = 2000
 POISON = frozenset(f"item {number}" for number in range(37, COUNT, 100))
@@ -40,49 +39,40 @@ async def breaking_lists(_name: str, items: list[Any]) -> Any:
     return Failure(FailureKind.TRANSIENT, ServerError("it failed", status_code=500)) if set(items) & POISON else None
 
 
-def test_items_that_break_whole_lists_fail_alone_though_most_lists_have_one() -> None:
-    async def main() -> None:
-        client = client_of(ListWire(breaking_lists), endpoint("a", 16), endpoint("b", 16))
-        batch = await client.batch_score(ITEMS, MODEL)
-        assert {ITEMS[index] for index in batch.errors} == POISON
-        assert asyncio.get_running_loop().time() < 20
-        await client.aclose()
-
-    run_in_virtual_time(main())
+async def test_items_that_break_whole_lists_fail_alone_though_most_lists_have_one() -> None:
+    client = client_of(ListWire(breaking_lists), endpoint("a", 16), endpoint("b", 16))
+    batch = await client.batch_score(ITEMS, MODEL)
+    assert {ITEMS[index] for index in batch.errors} == POISON
+    assert asyncio.get_running_loop().time() < 20
+    await client.aclose()
 
 
 @pytest.mark.parametrize("script", [without_values, refused_lists])
-def test_poison_in_a_hundredth_of_the_items_takes_no_endpoint_out_of_service_and_seconds_not_minutes(script: Any) -> None:
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        client = client_of(ListWire(script), endpoint("a", 16), endpoint("b", 16))
-        out: set[str] = set()
+async def test_poison_in_a_hundredth_of_the_items_takes_no_endpoint_out_of_service_and_seconds_not_minutes(script: Any) -> None:
+    loop = asyncio.get_running_loop()
+    client = client_of(ListWire(script), endpoint("a", 16), endpoint("b", 16))
+    out: set[str] = set()
 
-        def look(_: Any) -> None:
-            out.update(source.name for source in client._runtime.fleet.sources() if not source.health.in_service)
+    def look(_: Any) -> None:
+        out.update(source.name for source in client._runtime.fleet.sources() if not source.health.in_service)
 
-        batch = await client.batch_score(ITEMS, MODEL, on_result=look)
-        assert {ITEMS[index] for index in batch.errors} == POISON
-        assert [result.value for result in batch if result.ok] == [float(at) for at in range(COUNT) if ITEMS[at] not in POISON]
-        assert {len(result.attempts) >= 4 for result in batch if not result.ok} == {True}
-        assert (out, leftovers(client)) == (set(), {})
-        assert loop.time() < 20
-        await client.aclose()
-
-    run_in_virtual_time(main())
+    batch = await client.batch_score(ITEMS, MODEL, on_result=look)
+    assert {ITEMS[index] for index in batch.errors} == POISON
+    assert [result.value for result in batch if result.ok] == [float(at) for at in range(COUNT) if ITEMS[at] not in POISON]
+    assert {len(result.attempts) >= 4 for result in batch if not result.ok} == {True}
+    assert (out, leftovers(client)) == (set(), {})
+    assert loop.time() < 20
+    await client.aclose()
 
 
-def test_a_server_that_fails_for_everything_is_found_out_all_the_same() -> None:
+async def test_a_server_that_fails_for_everything_is_found_out_all_the_same() -> None:
     async def broken(name: str, items: list[Any]) -> Any:
         await asyncio.sleep(0.02)
         return Failure(FailureKind.TRANSIENT, ServerError("it failed", status_code=500)) if name == "a" else None
 
-    async def main() -> None:
-        wire = ListWire(broken)
-        client = client_of(wire, endpoint("a"), endpoint("b"))
-        batch = await client.batch_score(ITEMS * 5, MODEL)
-        assert not batch.errors
-        assert sum(name == "a" for name, _, _ in wire.sent) < len(wire.sent) / 2
-        await client.aclose()
-
-    run_in_virtual_time(main())
+    wire = ListWire(broken)
+    client = client_of(wire, endpoint("a"), endpoint("b"))
+    batch = await client.batch_score(ITEMS * 5, MODEL)
+    assert not batch.errors
+    assert sum(name == "a" for name, _, _ in wire.sent) < len(wire.sent) / 2
+    await client.aclose()

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 from judge_tools import MODEL, JudgeWire, Sent, answer, client_of, endpoint, score
 
-from qreward import QRewardClient
 from qreward.codecs.base import WireRequest
-from qreward.judge import Judge, JudgeConfig
+from qreward.judge import Judge
 from qreward.judge.cache import Cache, CacheEntry
 from qreward.judge.codec import JUDGE, ModelReply, fingerprint_of
 from qreward.scheduler.outcome import Answer
@@ -142,14 +141,6 @@ def test_a_namespace_finds_only_its_own(tmp_path: Path) -> None:
     assert run(path, fleet, 1, cache_namespace="step 200") == [(0.2, False)]
     assert run(path, fleet, 1, cache_namespace="step 200") == [(0.2, True)]
     assert run(path, fleet, 1) == [(0.7, True)]
-
-
-def test_the_namespace_is_a_setting_like_the_others() -> None:
-    client = QRewardClient(["http://a/v1"])
-    judge = Judge.from_config(client, JudgeConfig(model=MODEL, cache_namespace="v1"))
-    assert judge._config.cache_namespace == "v1"
-    with pytest.raises(ValueError, match="cache_namespace"):
-        Judge(client, model=MODEL, cache_namespace=7)  # type: ignore[arg-type]
 
 
 def test_what_servers_say_oddly_of_themselves_is_no_obstacle() -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import math
+from collections.abc import Callable
 from decimal import Decimal
 from enum import Enum, IntEnum
-from typing import Annotated, Any, Literal, NewType
+from itertools import count, product
+from typing import Annotated, Any, Literal, NewType, get_args
 
 import pytest
-from judge_tools import MODEL, JudgeWire, always, in_turn, judging
+from judge_tools import MODEL, JudgeWire, always, in_turn, judging, score
 from pydantic import BaseModel, Field, field_validator
 
 from qreward import QRewardClient
@@ -47,6 +51,15 @@ class Word(Enum):
 Points = NewType("Points", float)
 
 
+class Letter(BaseModel):
+    grade: Literal["a", "b"]
+
+
+class TwoFields(BaseModel):
+    helpful: int
+    honest: bool
+
+
 def scored(annotation: Any) -> type[BaseModel]:
     return type("Scored", (BaseModel,), {"__annotations__": {"score": annotation}, "__module__": __name__})
 
@@ -59,16 +72,16 @@ def made(**settings: Any) -> Judge:
     return Judge(QRewardClient(["http://a.example/v1"]), **{"model": MODEL, **settings})
 
 
-@pytest.mark.parametrize(
-    ("annotation", "said", "scale", "reward"),
-    [
-        (Literal["1", "2", "3", "4", "5"], "4", (1, 5), 0.75),
-        (Literal["1", "2", "3", "4", "5"], "4", None, 0.75),
-        (Literal["1", "2", "3", "4", "5"], 4, None, 0.75),
+def test_every_kind_of_number_is_mapped_from_its_scale_to_the_range() -> None:
+    words, numbers = Literal["1", "2", "3", "4", "5"], Literal[1, 2, 3, 4, 5]
+    cases: list[tuple[Any, Any, Any, float]] = [
+        (words, "4", (1, 5), 0.75),
+        (words, "4", None, 0.75),
+        (words, 4, None, 0.75),
         (Literal["0", "5", "10"], "10", None, 1.0),
-        (Literal[1, 2, 3, 4, 5], 4, None, 0.75),
-        (Literal[1, 2, 3, 4, 5], "4", None, 0.75),
-        (Literal[1, 2, 3, 4, 5], 5, (0, 10), 0.5),
+        (numbers, 4, None, 0.75),
+        (numbers, "4", None, 0.75),
+        (numbers, 5, (0, 10), 0.5),
         (Literal[1, 2] | Literal[3] | None, 2, None, 0.5),
         (Level, 3, None, 0.6),
         (Share, 1.0, None, 1.0),
@@ -80,45 +93,41 @@ def made(**settings: Any) -> Judge:
         (Points, 7, None, 0.7),
         (bool, True, None, 1.0),
         (bool | None, False, None, 0.0),
-    ],
-)
-def test_every_kind_of_number_is_mapped_from_its_scale_to_the_range(annotation: Any, said: Any, scale: Any, reward: float) -> None:
-    wire = JudgeWire(always(json.dumps({"score": said})))
-    verdict = judged(wire, verdict=scored(annotation), scale=scale)
-    assert verdict.score == pytest.approx(reward)
-    assert judged(wire, verdict=scored(annotation), scale=scale, range=(-1, 1)).score == pytest.approx(2 * reward - 1)
+    ]
+    for annotation, said, scale, reward in cases:
+        wire = JudgeWire(always(json.dumps({"score": said})))
+        for limits, expected in (((0, 1), reward), ((-1, 1), 2 * reward - 1)):
+            found = judged(wire, verdict=scored(annotation), scale=scale, range=limits).score
+            assert found == pytest.approx(expected), (annotation, said, scale, limits)
 
 
-@pytest.mark.parametrize("annotation", [Literal["1", "2", "3"], Literal[1, 2, 3], Level])
-@pytest.mark.parametrize("words", ["Score: 3", "**Score:** 3", "3"])
-def test_numeric_choices_are_read_from_words(annotation: Any, words: str) -> None:
-    verdict = scored(annotation)
-    assert judged(JudgeWire(always(words)), verdict=verdict, reasks=0).score == (0.6 if annotation is Level else 1.0)
+def test_numeric_choices_are_read_from_words() -> None:
+    for annotation, words in product((Literal["1", "2", "3"], Literal[1, 2, 3], Level), ("Score: 3", "**Score:** 3", "3")):
+        found = judged(JudgeWire(always(words)), verdict=scored(annotation), reasks=0).score
+        assert found == (0.6 if annotation is Level else 1.0), (annotation, words)
 
 
-@pytest.mark.parametrize("said", [2.5, 4, 0, "2.5", "9", True, None, "good"])
-def test_what_is_none_of_the_choices_is_no_verdict(said: Any) -> None:
-    wire = JudgeWire(always(json.dumps({"score": said})))
-    with pytest.raises(InvalidResponse):
-        judged(wire, verdict=scored(Literal["1", "2", "3"]), reasks=0)
+def test_what_is_none_of_the_choices_is_no_verdict() -> None:
+    for said in (2.5, 4, 0, "2.5", "9", True, None, "good"):
+        with pytest.raises(InvalidResponse):
+            judged(JudgeWire(always(json.dumps({"score": said}))), verdict=scored(Literal["1", "2", "3"]), reasks=0)
 
 
-@pytest.mark.parametrize("annotation", [Literal["1", "2", "3", "4", "5"], Literal[1, 2, 3, 4, 5]])
-def test_the_prompt_and_the_schema_name_the_choices_and_no_other_scale(annotation: Any) -> None:
-    wire = JudgeWire(always('{"score": 4}'))
-    judged(wire, verdict=scored(annotation))
-    sent = json.dumps([wire.sent[0].messages, wire.sent[0].params])
-    assert "one of" in wire.sent[0].text
-    assert wire.sent[0].params["response_format"]["json_schema"]["schema"]["properties"]["score"]["enum"] == list(annotation.__args__)
-    assert "10" not in sent.replace(MODEL, "")
+def test_the_prompt_and_the_schema_name_the_choices_and_no_other_scale() -> None:
+    for annotation in (Literal["1", "2", "3", "4", "5"], Literal[1, 2, 3, 4, 5]):
+        wire = JudgeWire(always('{"score": 4}'))
+        judged(wire, verdict=scored(annotation))
+        (sent,) = wire.sent
+        assert "one of" in sent.text
+        assert sent.params["response_format"]["json_schema"]["schema"]["properties"]["score"]["enum"] == list(get_args(annotation))
+        assert "10" not in json.dumps([sent.messages, sent.params]).replace(MODEL, "")
 
 
-@pytest.mark.parametrize(
-    "annotation", [float | str, int | Literal["N/A"], str, list[int], Word, Literal["good", "bad"], Literal[1, "good"], bool | str]
-)
-def test_a_model_without_a_number_needs_a_score_function(annotation: Any) -> None:
-    with pytest.raises(ConfigError, match="score="):
-        made(verdict=scored(annotation))
+def test_a_model_without_a_number_needs_a_score_function() -> None:
+    annotations = (float | str, int | Literal["N/A"], str, list[int], Word, Literal["good", "bad"], Literal[1, "good"], bool | str)
+    for model in (*map(scored, annotations), Letter, TwoFields):
+        with pytest.raises(ConfigError, match="score="):
+            made(verdict=model)
 
 
 def test_a_score_function_makes_a_number_of_words() -> None:
@@ -151,38 +160,58 @@ class Counted(BaseModel):
         return 5.0 if self.right else 1 / self.wrong
 
 
-@pytest.mark.parametrize(
-    ("verdict", "said", "why"),
-    [
-        (Inflated, '{"score": 7}', "70"),
-        (Counted, '{"right": true, "wrong": false}', "5"),
-        (Counted, '{"right": false, "wrong": false}', "ZeroDivisionError"),
-    ],
-)
-def test_a_model_whose_own_code_leaves_the_scale_is_told_by_name_and_gives_no_reward(verdict: Any, said: str, why: str) -> None:
-    wire = JudgeWire(always(said))
-    with pytest.raises(InvalidResponse, match=f"{verdict.__name__}.*{why}|{why}.*{verdict.__name__}"):
-        judged(wire, verdict=verdict)
-    assert len(wire.sent) == 1
-
-
 def divides(verdict: ScoreVerdict) -> float:
     return 1 / (verdict.score - 7)
 
 
-@pytest.mark.parametrize(
-    ("worth", "named", "why", "cause"),
-    [
-        (divides, "divides", "ZeroDivisionError", ZeroDivisionError),
-        (lambda _: "7", "<lambda>", "'7'", type(None)),
-        (lambda _: [1], "<lambda>", r"\[1\]", TypeError),
-        (lambda _: float("nan"), "<lambda>", "nan", type(None)),
-        (lambda _: 10**400, "<lambda>", "a int", OverflowError),
-    ],
-)
-def test_a_score_function_that_fails_is_named_and_the_model_is_not_asked_again(worth: Any, named: str, why: str, cause: type) -> None:
-    wire = JudgeWire(in_turn('{"score": 7}', '{"score": 8}'))
-    with pytest.raises(InvalidResponse, match=f"score function.*{named}.*{why}.*the fault is in your code") as caught:
-        judged(wire, score=worth)
-    assert isinstance(caught.value.__cause__, cause)
-    assert len(wire.sent) == 1
+def test_the_users_own_code_that_fails_or_leaves_the_scale_is_named_and_the_model_is_not_asked_again() -> None:
+    fault = "the fault is in your code"
+    cases: list[tuple[dict[str, Any], str, str, type]] = [
+        ({"verdict": Inflated}, '{"score": 7}', "Inflated.*70|70.*Inflated", object),
+        ({"verdict": Counted}, '{"right": true, "wrong": false}', "Counted.*5|5.*Counted", object),
+        ({"verdict": Counted}, '{"right": false, "wrong": false}', "Counted.*ZeroDivisionError|ZeroDivisionError.*Counted", object),
+        ({"score": divides}, '{"score": 7}', f"score function.*divides.*ZeroDivisionError.*{fault}", ZeroDivisionError),
+        ({"score": lambda _: "7"}, '{"score": 7}', f"score function.*<lambda>.*'7'.*{fault}", type(None)),
+        ({"score": lambda _: [1]}, '{"score": 7}', rf"score function.*<lambda>.*\[1\].*{fault}", TypeError),
+        ({"score": lambda _: math.nan}, '{"score": 7}', f"score function.*<lambda>.*nan.*{fault}", type(None)),
+        ({"score": lambda _: 10**400}, '{"score": 7}', f"score function.*<lambda>.*a int.*{fault}", OverflowError),
+    ]
+    for settings, said, words, cause in cases:
+        wire = JudgeWire(in_turn(said, '{"score": 8}'))
+        with pytest.raises(InvalidResponse, match=words) as caught:
+            judged(wire, **settings)
+        assert isinstance(caught.value.__cause__, cause)
+        assert len(wire.sent) == 1
+
+
+class Stop(BaseException):
+    """Not an ``Exception``, as some libraries' signals are not."""
+
+
+def raising_second(error: BaseException) -> Callable[[Any], float]:
+    """A score function that raises when it is called for the second time."""
+    calls = count(1)
+
+    def worth(_verdict: Any) -> float:
+        if next(calls) == 2:
+            raise error
+        return 0.5
+
+    return worth
+
+
+def test_an_item_ends_whatever_the_score_function_raises_and_the_others_are_judged() -> None:
+    async def batch(judge: Judge) -> list[Any]:
+        found = await asyncio.wait_for(judge.batch_score([("q", f"r {number}") for number in range(6)]), 60)
+        return [result.error for result in found if not result.ok]
+
+    async def calls(judge: Judge) -> list[Any]:
+        asked = (asyncio.wait_for(judge.score("q", f"r {number}"), 60) for number in range(6))
+        return [found for found in await asyncio.gather(*asked, return_exceptions=True) if isinstance(found, BaseException)]
+
+    wrong = []
+    for error, use in product((ValueError("v"), asyncio.CancelledError("c"), GeneratorExit("g"), Stop("s")), (batch, calls)):
+        (found,) = judging(JudgeWire(always(score(5))), use, score=raising_second(error))
+        if not (isinstance(found, InvalidResponse) and f"raised {type(error).__name__}" in str(found) and found.__cause__ is error):
+            wrong.append((error, use.__name__, found))
+    assert wrong == []

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from judge_tools import JudgeWire, Sent, always, broken, endpoint, in_turn, judge_over, judging, now, overloaded, score
 
-from qreward.errors import BadRequest, ConfigError, DeadlineExceeded, InvalidResponse, RequestTimeout
+from qreward.errors import BadRequest, ConfigError, DeadlineExceeded, RequestTimeout
 from qreward.results import BatchInterrupted
 
 
@@ -65,11 +65,11 @@ def test_items_may_be_pairs_triples_or_mappings_and_a_wrong_one_fails_alone() ->
     assert batch.stats.failed == 5
 
 
-@pytest.mark.parametrize("given", ["text", {"prompt": "q", "response": "a"}, 7])
-async def test_what_is_no_collection_of_items_is_refused(given: Any) -> None:
+async def test_what_is_no_collection_of_items_is_refused() -> None:
     async with judge_over(JudgeWire(always(score(1)))) as judge:
-        with pytest.raises(ConfigError):
-            await judge.batch_score(given)
+        for given in ("text", {"prompt": "q", "response": "a"}, 7):
+            with pytest.raises(ConfigError):
+                await judge.batch_score(given)  # type: ignore[arg-type]
 
 
 async def test_the_input_is_read_no_faster_than_it_is_sent_and_memory_is_not_a_task_an_item() -> None:
@@ -286,13 +286,7 @@ async def test_priority_tenant_and_hedge_reach_the_scheduler() -> None:
         assert ([place for place, sent in enumerate(wire.sent) if "urgent" in sent.text]) == [1]
 
 
-def test_an_item_whose_own_code_fails_is_an_error_of_its_own() -> None:
-    class Odd(str):
-        __slots__ = ()
-
-        def __str__(self) -> str:
-            raise RuntimeError("odd")
-
+def test_an_item_whose_prompt_function_fails_is_an_error_of_its_own() -> None:
     def build(fields: Any) -> list[dict[str, str]]:
         if fields["response"] == "a1":
             raise RuntimeError("odd")
@@ -308,9 +302,3 @@ def test_an_empty_batch_is_an_empty_result() -> None:
     batch = batched(JudgeWire(always(score(5))), [])
     assert len(batch) == 0
     assert batch.stats.items == 0
-
-
-def test_a_batch_may_be_all_unreadable() -> None:
-    batch = batched(JudgeWire(always("?")), items(50), endpoint(slots=4), reasks=2)
-    assert all(isinstance(error, InvalidResponse) for error in batch.errors.values())
-    assert len(batch.errors) == 50

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from itertools import product
 from typing import Any
 
 import pytest
-from judge_tools import MODEL, JudgeWire, always, client_of, endpoint, in_turn, judge_over, judging, leftovers, now, refused, score
+from judge_tools import MODEL, JudgeWire, always, client_of, endpoint, in_turn, judge_over, leftovers, now, refused, score
 
-from qreward.errors import BadRequest, InvalidResponse, RequestTimeout
+from qreward import QRewardClient
+from qreward.errors import BadRequest, ClientClosed, InvalidResponse, RequestTimeout
 from qreward.judge import Judge
 
 ASKED = ("What is 6 x 7?", "42")
@@ -37,12 +39,12 @@ async def test_one_after_the_other_they_are_judged_each() -> None:
     assert len(wire.sent) == 2
 
 
-@pytest.mark.parametrize("other", [{"priority": 0}, {"tenant": "t"}, {"reference": "42"}])
-async def test_what_differs_in_words_or_in_urgency_is_not_shared(other: dict[str, Any]) -> None:
-    wire = JudgeWire(always(score(8)))
-    async with judge_over(wire) as judge:
-        await asyncio.gather(judge.score(*ASKED), judge.score(*ASKED, **other))
-    assert len(wire.sent) == 2
+async def test_what_differs_in_words_or_in_urgency_is_not_shared() -> None:
+    for other in ({"priority": 0}, {"tenant": "t"}, {"reference": "42"}):
+        wire = JudgeWire(always(score(8)))
+        async with judge_over(wire) as judge:
+            await asyncio.gather(judge.score(*ASKED), judge.score(*ASKED, **other))  # type: ignore[arg-type]
+        assert len(wire.sent) == 2, other
 
 
 async def test_samples_of_one_item_are_not_shared_with_each_other_but_with_those_of_another_caller() -> None:
@@ -78,29 +80,14 @@ async def test_when_the_last_caller_leaves_the_request_is_cancelled() -> None:
         assert len(wire.cancelled) == 1
 
 
-def test_each_caller_has_its_own_time() -> None:
-    wire = JudgeWire(always(score(8), seconds=10))
-
-    async def use(judge: Judge) -> list[Any]:
-        return await asyncio.gather(
-            *(judge.score(*ASKED, timeout=timeout) for timeout in (30, 3, 60)),
-            return_exceptions=True,
-        )
-
-    first, second, third = judging(wire, use)
-    assert isinstance(second, RequestTimeout)
-    assert (first.score, third.score) == (0.8, 0.8)
-    assert len(wire.sent) == 1
-
-
-async def test_if_the_time_of_the_first_is_over_the_others_go_on_in_theirs() -> None:
-    wire = JudgeWire(always(score(8), seconds=10))
-    async with judge_over(wire) as judge:
-        tasks = [asking(judge, timeout=timeout) for timeout in (5, 60, 60)]
-        first, second, third = await asyncio.gather(*tasks, return_exceptions=True)
-    assert isinstance(first, RequestTimeout)
-    assert (second.score, third.score) == (0.8, 0.8)
-    assert len(wire.sent) == 2
+async def test_each_caller_has_its_own_time_and_goes_on_when_that_of_the_first_is_over() -> None:
+    for timeouts, late, sent in (((30, 3, 60), 1, 1), ((5, 60, 60), 0, 2)):
+        wire = JudgeWire(always(score(8), seconds=10))
+        async with judge_over(wire) as judge:
+            found = await asyncio.gather(*(asking(judge, timeout=timeout) for timeout in timeouts), return_exceptions=True)
+        assert isinstance(found.pop(late), RequestTimeout)
+        assert [verdict.score for verdict in found] == [0.8, 0.8]
+        assert len(wire.sent) == sent
 
 
 async def test_a_request_that_was_taken_over_does_not_end_with_the_time_of_who_began_it() -> None:
@@ -149,19 +136,26 @@ async def test_a_batch_and_single_calls_share_in_both_ways() -> None:
     assert len(wire.sent) == 2
 
 
-@pytest.mark.parametrize("slots", [4, 1])
-async def test_a_batch_that_is_cancelled_leaves_to_a_single_call_what_that_waits_for_sent_or_not(slots: int) -> None:
-    wire = JudgeWire(always(score(8), seconds=5))
-    async with judge_over(wire, endpoint(slots=slots)) as judge:
-        batch = asyncio.create_task(judge.batch_score([("q", "a"), ("q", "b")]))
-        await asyncio.sleep(1)
-        single = asking(judge, "q", "b")
-        await asyncio.sleep(1)
-        batch.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await batch
-        assert float((await single).score) == 0.8
-    assert [sent.text.count("b\n```") for sent in wire.sent if sent not in wire.cancelled] == [1]
+async def test_a_batch_that_is_cancelled_leaves_to_others_what_they_wait_for_sent_or_not() -> None:
+    async def single(judge: Judge) -> list[float]:
+        return [(await asking(judge, "q", "b")).score]
+
+    async def batch(judge: Judge) -> list[float]:
+        return [verdict.score for verdict in (await judge.batch_score([("q", "b"), ("q", "c")])).values()]
+
+    for slots, (other, sent) in product((4, 1), ((single, 1), (batch, 2))):
+        wire = JudgeWire(always(score(8), seconds=5))
+        async with judge_over(wire, endpoint(slots=slots)) as judge:
+            first = asyncio.create_task(judge.batch_score([("q", "a"), ("q", "b")]))
+            await asyncio.sleep(1)
+            second = asyncio.create_task(other(judge))
+            await asyncio.sleep(1)
+            first.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await first
+            assert await second == [0.8] * sent
+        finished = [sent.text for sent in wire.sent if sent not in wire.cancelled]
+        assert (len(finished), sum("b\n```" in text for text in finished)) == (sent, 1), (slots, other.__name__)
 
 
 async def test_a_deadline_of_a_batch_does_not_end_what_a_single_call_waits_for() -> None:
@@ -175,18 +169,14 @@ async def test_a_deadline_of_a_batch_does_not_end_what_a_single_call_waits_for()
     assert len(wire.sent) == 1
 
 
-def test_a_single_call_that_leaves_hands_its_request_to_the_batch_that_waits_for_it() -> None:
-    wire = JudgeWire(in_turn("?", score(8), seconds=5))
-
-    async def use(judge: Judge) -> Any:
+async def test_a_single_call_that_leaves_hands_its_request_to_the_batch_that_waits_for_it() -> None:
+    async with judge_over(JudgeWire(in_turn("?", score(8), seconds=5)), reasks=1) as judge:
         single = asking(judge, "q", "a", timeout=7)
         await asyncio.sleep(1)
         batch = asyncio.create_task(judge.batch_score([("q", "a"), ("q", "c")], timeout=60))
         await asyncio.sleep(1)
         single.cancel()
-        return (await batch).values()
-
-    assert [verdict.score for verdict in judging(wire, use, reasks=1)] == [0.8, 0.8]
+        assert [verdict.score for verdict in (await batch).values()] == [0.8, 0.8]
 
 
 async def test_a_form_that_is_refused_is_settled_for_all_who_wait() -> None:
@@ -201,77 +191,33 @@ async def test_a_form_that_is_refused_is_settled_for_all_who_wait() -> None:
     assert sum("response_format" in sent.params for sent in wire.sent) <= 15  # two steps of what is in flight; the rest is sent rightly
 
 
-def test_closing_the_client_ends_all_who_wait_with_client_closed() -> None:
-    from qreward.errors import ClientClosed
-    from qreward.testing import run_in_virtual_time
-
-    async def run() -> None:
-        client = client_of(JudgeWire(always(score(1), seconds=100)))
-        judge = Judge(client, model=MODEL, samples=3)
-        tasks = [asking(judge) for _ in range(3)]
-        batch = asyncio.create_task(judge.batch_score([ASKED, ("q", "b")]))
-        await asyncio.sleep(1)
-        await client.aclose()
-        results = await asyncio.gather(*tasks, return_exceptions=True)
-        assert all(isinstance(result, ClientClosed) for result in results), results
-        assert [type(error) for error in (await batch).errors.values()] == [ClientClosed] * 2
-        assert leftovers(judge, client) == {}
-
-    run_in_virtual_time(run())
-
-
-@pytest.mark.parametrize("slots", [4, 1])
-async def test_a_batch_that_is_cancelled_leaves_to_another_batch_what_that_waits_for_sent_or_not(slots: int) -> None:
-    wire = JudgeWire(always(score(8), seconds=5))
-    async with judge_over(wire, endpoint(slots=slots)) as judge:
-        first = asyncio.create_task(judge.batch_score([("q", "a"), ("q", "b")]))
-        await asyncio.sleep(1)
-        second = asyncio.create_task(judge.batch_score([("q", "b"), ("q", "c")]))
-        await asyncio.sleep(1)
-        first.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await first
-        assert ([verdict.score for verdict in (await second).values()]) == [0.8, 0.8]
-    assert len([sent for sent in wire.sent if sent not in wire.cancelled]) == 2
-
-
-@pytest.mark.parametrize("slots", [4, 1])
-def test_closing_the_client_ends_a_single_call_that_waits_for_a_request_of_a_batch(slots: int) -> None:
-    from qreward.errors import ClientClosed
-    from qreward.testing import run_in_virtual_time
-
-    async def run() -> None:
+async def test_closing_the_client_ends_every_call_and_batch_with_client_closed() -> None:
+    for slots, samples in ((64, 3), (4, 1), (1, 1)):
         client = client_of(JudgeWire(always(score(1), seconds=100)), endpoint(slots=slots))
-        judge = Judge(client, model=MODEL)
+        judge = Judge(client, model=MODEL, samples=samples)
+        first = [asking(judge, "q", "c") for _ in range(3)]
         batch = asyncio.create_task(judge.batch_score([("q", "a"), ASKED]))
         await asyncio.sleep(1)
-        single = asking(judge, timeout=None)
+        waiting = asking(judge, timeout=None)  # for the request of the batch
         await asyncio.sleep(1)
         await client.aclose()
-        with pytest.raises(ClientClosed):
-            await single
-        assert [type(error) for error in (await batch).errors.values()] == [ClientClosed] * 2
+        results = await asyncio.gather(*first, waiting, return_exceptions=True)
+        assert [type(result) for result in [*results, *(await batch).errors.values()]] == [ClientClosed] * 6
         assert leftovers(judge, client) == {}
-
-    run_in_virtual_time(run())
 
 
 def test_one_judge_serves_several_loops_and_threads_at_once() -> None:
     wire = JudgeWire(always(score(8), seconds=0.02))
     scores: list[float] = []
 
-    async def all_of(judge: Judge) -> None:
+    async def use() -> None:
         verdicts = await asyncio.gather(*(judge.score("q", str(number % 5)) for number in range(20)))
-        scores.extend(verdict.score for verdict in verdicts)
         batch = await judge.batch_score([("q", str(number)) for number in range(20)])
-        scores.extend(verdict.score for verdict in batch.values())
+        scores.extend(verdict.score for verdict in [*verdicts, *batch.values()])
 
-    async def made() -> Any:
-        return client_of(wire, endpoint(slots=8))
-
-    client = asyncio.run(made())
+    client = QRewardClient([endpoint(slots=8)], wire_factory=lambda: wire, hedge=None)
     judge = Judge(client, model=MODEL)
-    threads = [threading.Thread(target=lambda: asyncio.run(all_of(judge))) for _ in range(4)]
+    threads = [threading.Thread(target=lambda: asyncio.run(use())) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -283,24 +229,19 @@ def test_one_judge_serves_several_loops_and_threads_at_once() -> None:
 def test_a_loop_that_was_closed_under_a_call_leaves_nothing_that_another_would_wait_for() -> None:
     wire = JudgeWire(always(score(8), seconds=0.02))
 
-    async def left(judge: Judge) -> None:
+    async def left() -> None:
         asking(judge)
-        await asyncio.sleep(0.005)
+        while not wire.sent:  # noqa: ASYNC110 - the wire has no event
+            await asyncio.sleep(0)
 
-    async def asked(judge: Judge) -> float:
+    async def asked() -> float:
         return float((await judge.score(*ASKED)).score)
 
-    client = asyncio.run(asyncio.sleep(0, client_of_now(wire)))
+    client = QRewardClient([endpoint(slots=1)], wire_factory=lambda: wire, hedge=None)
     judge = Judge(client, model=MODEL)
-    asyncio.run(left(judge))
-    assert asyncio.run(asked(judge)) == 0.8
+    asyncio.run(left())
+    assert asyncio.run(asked()) == 0.8
     asyncio.run(client.aclose())
-
-
-def client_of_now(wire: JudgeWire) -> Any:
-    from qreward import QRewardClient
-
-    return QRewardClient([endpoint(slots=1)], wire_factory=lambda: wire, hedge=None)
 
 
 async def test_an_error_of_the_arguments_is_told_to_who_made_it_alone() -> None:

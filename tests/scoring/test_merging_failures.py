@@ -13,11 +13,13 @@ from merge_tools import (
     MODEL,
     EncodingWire,
     ListWire,
+    Script,
     broken,
     client_of,
     endpoint,
     flat,
     good,
+    in_turn,
     leftovers,
     overloaded,
     refused,
@@ -33,7 +35,6 @@ from qreward.errors import (
     InvalidResponse,
     NoEndpoint,
     QueueFull,
-    RequestError,
     RequestTimeout,
     ServerError,
 )
@@ -43,8 +44,14 @@ from qreward.testing.virtual_time import run_in_virtual_time
 QUICK = Retry(base=0.01, cap=0.02)
 
 
-def bad_among(items: list[Any], bad: set[str], failure: Failure) -> Failure | None:
-    return failure if bad.intersection(items) else None
+def failing_with(failure: Failure, *bad: str, seconds: float = 0.1) -> Script:
+    """Each list fails so if one of these items is in it."""
+
+    async def work(_name: str, items: list[Any]) -> Any:
+        await asyncio.sleep(seconds)
+        return failure if set(bad).intersection(items) else None
+
+    return work
 
 
 async def scored(wire: ListWire, items: list[str], *endpoints: Any, **settings: Any) -> BatchResult[Any]:
@@ -56,48 +63,27 @@ async def scored(wire: ListWire, items: list[str], *endpoints: Any, **settings: 
 
 @pytest.mark.parametrize("status", [400, 413, 422, 424])
 async def test_of_a_list_that_is_refused_only_the_bad_items_fail(status: int) -> None:
-    bad = {"x 3", "x 50", "x 51"}
-
-    async def work(_name: str, items: list[Any]) -> Any:
-        await asyncio.sleep(0.1)
-        return bad_among(items, bad, refused(status))
-
-    wire = ListWire(work)
+    bad = {"x 3": 3, "x 50": 50, "x 51": 51}
+    wire = ListWire(failing_with(refused(status), *bad))
     batch = await scored(wire, texts(100))
-    assert set(batch.errors) == {3, 50, 51}
-    assert all(error.status_code == status for error in batch.errors.values() if isinstance(error, RequestError))
-    assert [batch[index].value for index in range(100) if index not in batch.errors] == [
-        float(index) for index in range(100) if index not in batch.errors
-    ]
+    assert {index: getattr(error, "status_code", None) for index, error in batch.errors.items()} == dict.fromkeys(bad.values(), status)
+    assert [value for value in batch.values() if value is not None] == [float(index) for index in range(100) if index not in batch.errors]
     alone = Counter(items[0] for items in wire.lists if len(items) == 1)
     assert all(alone[item] for item in bad), "an item is only blamed when it was alone"
     assert len(wire.sent) < 60
 
 
 async def test_the_error_of_a_bad_item_has_the_trail_of_all_lists_it_was_in() -> None:
-    async def work(_name: str, items: list[Any]) -> Any:
-        await asyncio.sleep(0.1)
-        return bad_among(items, {"x 0"}, refused())
-
-    batch = await scored(ListWire(work), texts(8))
-    error = batch.errors[0]
-    assert isinstance(error, BadRequest)
-    assert [record.outcome for record in error.attempts] == ["refused"] * 4, "8, 4, 2, 1"
+    batch = await scored(ListWire(failing_with(refused(), "x 0")), texts(8))
+    assert isinstance(batch.errors[0], BadRequest)
+    assert [record.outcome for record in batch.errors[0].attempts] == ["refused"] * 4, "8, 4, 2, 1"
     assert [record.outcome for record in batch[7].attempts] == ["refused", "ok"]
-    assert [len(batch[index].attempts) for index in range(8)] == [4, 4, 3, 3, 2, 2, 2, 2]
+    assert [len(result.attempts) for result in batch] == [4, 4, 3, 3, 2, 2, 2, 2]
 
 
 @pytest.mark.parametrize(("hint", "kind"), [(None, "openrlhf"), (2.0, "tei")])
-async def test_an_overload_sends_the_whole_list_again_first_and_in_order_and_charges_nobody(hint: float | None, kind: str) -> None:
-    seen = 0
-
-    async def work(_name: str, items: list[Any]) -> Any:
-        nonlocal seen
-        await asyncio.sleep(0.5)
-        seen += 1
-        return overloaded(hint) if seen < 12 else None
-
-    wire = ListWire(work)
+async def test_an_overload_sends_the_whole_list_again_first_and_in_order_and_is_no_failure(hint: float | None, kind: str) -> None:
+    wire = ListWire(in_turn(*[overloaded(hint)] * 11, None, seconds=0.5))
     async with client_of(wire, endpoint("a", 1, kind), retry=Retry(attempts=1)) as client:
         batch = await client.batch_score(texts(100), MODEL)
         assert batch.values() == [float(number) for number in range(100)]
@@ -110,14 +96,7 @@ async def test_an_overload_sends_the_whole_list_again_first_and_in_order_and_cha
 
 
 async def test_a_list_that_was_turned_away_takes_along_what_came_meanwhile() -> None:
-    seen = 0
-
-    async def work(_name: str, items: list[Any]) -> Any:
-        nonlocal seen
-        seen += 1
-        return overloaded(5.0) if seen <= 2 else None
-
-    wire = ListWire(work)
+    wire = ListWire(in_turn(overloaded(5.0), overloaded(5.0), None, seconds=0.0))
     async with client_of(wire) as client:
         first = asyncio.create_task(client.batch_score(texts(1), MODEL))
         await asyncio.sleep(1)
@@ -128,12 +107,8 @@ async def test_a_list_that_was_turned_away_takes_along_what_came_meanwhile() -> 
     assert wire.lists == [["x 0"], texts(10), texts(10)]
 
 
-async def test_a_list_that_has_failed_takes_nobody_else_along() -> None:
-    async def work(_name: str, items: list[Any]) -> Any:
-        await asyncio.sleep(0.5)
-        return bad_among(items, {"x 0"}, broken())
-
-    wire = ListWire(work)
+async def test_a_list_that_has_failed_takes_no_other_item_along() -> None:
+    wire = ListWire(failing_with(broken(), "x 0", seconds=0.5))
     async with client_of(wire, retry=Retry(base=0.1, cap=0.2)) as client:
         asked = [asyncio.create_task(client.score("x 0", model=MODEL))]
         for wave in range(8):  # some wait whenever the slot is free
@@ -158,24 +133,14 @@ async def test_a_list_that_breaks_a_server_goes_whole_to_another() -> None:
     assert all(items in [others for name, _, others in wire.sent if name == "b"] for items in failed[:2])  # later ones may be cut
 
 
-@pytest.mark.parametrize("failure", ["500", "reset", "timeout"])
-async def test_an_item_that_breaks_every_server_does_not_sink_its_neighbours(failure: str) -> None:
-    def outcome() -> Failure:
-        if failure == "500":
-            return broken()
-        error = ConnectionFailed("reset") if failure == "reset" else RequestTimeout("late")
-        return Failure(FailureKind.TRANSIENT if failure == "reset" else FailureKind.TIMEOUT, error)
-
-    async def work(_name: str, items: list[Any]) -> Any:
-        await asyncio.sleep(0.05)
-        return bad_among(items, {"x 13"}, outcome())
-
-    wire = ListWire(work)
-    names = [endpoint(name) for name in "abcdef"]
-    batch = await scored(wire, texts(200), *names)
-    assert set(batch.errors) == {13}
-    assert isinstance(batch.errors[13], ServerError | ConnectionFailed | RequestTimeout)
-    assert len(wire.sent) < 40, "four tries of the whole, two of each bad half, one of each good one"
+async def test_an_item_that_breaks_every_server_does_not_sink_its_neighbours() -> None:
+    reset, late = ConnectionFailed("reset"), RequestTimeout("late")
+    for failure in (broken(), Failure(FailureKind.TRANSIENT, reset), Failure(FailureKind.TIMEOUT, late)):
+        wire = ListWire(failing_with(failure, "x 13", seconds=0.05))
+        batch = await scored(wire, texts(200), *(endpoint(name) for name in "abcdef"))
+        assert set(batch.errors) == {13}
+        assert isinstance(batch.errors[13], type(failure.error))
+        assert len(wire.sent) < 40, "four tries of the whole, two of each bad half, one of each good one"
 
 
 async def test_an_answer_that_is_no_list_of_results_fails_the_whole_list_and_no_part_of_it_is_sent() -> None:
@@ -194,11 +159,7 @@ async def test_an_answer_that_is_no_list_of_results_fails_the_whole_list_and_no_
 
 
 async def test_an_outage_costs_each_item_at_most_twice_its_own_tries() -> None:
-    async def work(_name: str, items: list[Any]) -> Any:
-        await asyncio.sleep(0.01)
-        return broken()
-
-    wire = ListWire(work)
+    wire = ListWire(in_turn(broken(), seconds=0.01))
     async with client_of(wire, retry=Retry(attempts=3, base=0.01, cap=0.02)) as client:
         batch = await client.batch_score(texts(64), MODEL)
         assert len(batch.errors) == 64
@@ -206,11 +167,7 @@ async def test_an_outage_costs_each_item_at_most_twice_its_own_tries() -> None:
 
 
 async def test_several_documents_that_fail_are_one_error_of_their_ranking() -> None:
-    async def work(_name: str, items: list[Any]) -> Any:
-        await asyncio.sleep(0.1)
-        return bad_among(items, {"x 1", "x 2", "x 5"}, refused())
-
-    async with client_of(ListWire(work), endpoint(slots=8)) as client:
+    async with client_of(ListWire(failing_with(refused(), "x 1", "x 2", "x 5")), endpoint(slots=8)) as client:
         with pytest.raises(BadRequest):
             await client.rerank("q", texts(8), MODEL)
         assert leftovers(client) == {}
@@ -221,18 +178,10 @@ async def test_several_documents_that_fail_are_one_error_of_their_ranking() -> N
 
 
 async def test_a_list_that_fails_by_chance_is_tried_again_before_it_is_cut() -> None:
-    seen = 0
-
-    async def work(_name: str, items: list[Any]) -> Any:
-        nonlocal seen
-        await asyncio.sleep(0.05)
-        seen += 1
-        return broken() if seen in (1, 2) else None
-
-    wire = ListWire(work)
+    wire = ListWire(in_turn(broken(), broken(), None))
     batch = await scored(wire, texts(50))
     assert not batch.errors
-    assert wire.lists[:3] == [texts(50)] * 3
+    assert wire.lists == [texts(50)] * 3
 
 
 async def test_an_item_without_a_score_is_asked_again_alone_and_then_fails_as_what_it_is() -> None:
@@ -270,11 +219,8 @@ async def test_an_item_that_cannot_be_written_fails_alone() -> None:
 
 
 async def test_a_wrong_key_ends_the_list_at_once_and_gives_each_item_an_error_of_its_own() -> None:
-    async def work(_name: str, items: list[Any]) -> Any:
-        await asyncio.sleep(0.1)
-        return Failure(FailureKind.UNSUITABLE, AuthenticationFailed("no", status_code=401), misconfigured=True)
-
-    wire = ListWire(work)
+    refusal = Failure(FailureKind.UNSUITABLE, AuthenticationFailed("no", status_code=401), misconfigured=True)
+    wire = ListWire(in_turn(refusal))
     batch = await scored(wire, texts(20))
     assert wire.sizes == [20]
     assert {type(error) for error in batch.errors.values()} == {AuthenticationFailed}

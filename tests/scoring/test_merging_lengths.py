@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from merge_tools import MODEL, ListWire, client_of, endpoint, flat, leftovers, overloaded, refused, texts
+from merge_tools import MODEL, ListWire, Script, client_of, endpoint, flat, in_turn, leftovers, overloaded, refused, texts
 
 from qreward import BatchResult, Retry
 from qreward.codecs.rewards.base import MergeLimits
@@ -20,12 +20,18 @@ async def scored(wire: ListWire, items: list[str]) -> BatchResult[Any]:
         return batch
 
 
-async def test_an_endpoint_that_takes_shorter_lists_than_its_kind_is_found_out() -> None:
-    async def work(_name: str, items: list[Any]) -> Any:
-        await asyncio.sleep(0.1)
-        return refused(422) if len(items) > 10 else None
+def longest(items: int, outcome: Any, seconds: float) -> Script:
+    """Lists of more items than these come to this."""
 
-    wire = ListWire(work)
+    async def work(_name: str, given: list[Any]) -> Any:
+        await asyncio.sleep(seconds)
+        return outcome if len(given) > items else None
+
+    return work
+
+
+async def test_an_endpoint_that_takes_shorter_lists_than_its_kind_is_found_out() -> None:
+    wire = ListWire(longest(10, refused(422), 0.1))
     batch = await scored(wire, texts(2000))
     assert not batch.errors
     assert wire.sizes.count(32) <= 2
@@ -44,11 +50,7 @@ async def test_a_bad_item_does_not_make_lists_shorter() -> None:
 
 
 async def test_a_server_with_a_place_for_each_item_is_found_out_though_it_only_says_that_it_is_full() -> None:
-    async def work(_name: str, items: list[Any]) -> Any:
-        await asyncio.sleep(0.05)
-        return overloaded() if len(items) > 20 else None
-
-    wire = ListWire(work)
+    wire = ListWire(longest(20, overloaded(), 0.05))
     batch = await scored(wire, texts(600))
     assert not batch.errors
     assert wire.sizes[:3] == [32, 32, 16]
@@ -57,47 +59,23 @@ async def test_a_server_with_a_place_for_each_item_is_found_out_though_it_only_s
 
 
 async def test_when_not_even_one_item_is_let_in_lists_are_whole_again() -> None:
-    seen = 0
-
-    async def work(_name: str, items: list[Any]) -> Any:
-        nonlocal seen
-        await asyncio.sleep(0.05)
-        seen += 1
-        return overloaded() if seen <= 7 else None
-
-    wire = ListWire(work)
+    wire = ListWire(in_turn(*[overloaded()] * 7, None))
     batch = await scored(wire, texts(320))
     assert not batch.errors
     assert wire.sizes[:8] == [32, 32, 16, 8, 4, 2, 1, 32]
 
 
-async def test_an_overload_with_a_hint_or_beside_others_makes_no_list_shorter() -> None:
-    seen = 0
-
-    async def work(_name: str, items: list[Any]) -> Any:
-        nonlocal seen
-        await asyncio.sleep(0.05)
-        seen += 1
-        return overloaded(1.0) if seen % 4 else None
-
-    wire = ListWire(work)
+async def test_an_overload_with_a_hint_makes_no_list_shorter() -> None:
+    wire = ListWire(in_turn(*[*[overloaded(1.0)] * 3, None] * 10))
     batch = await scored(wire, texts(320))
     assert not batch.errors
     assert set(wire.sizes) == {32}
 
 
 async def test_what_was_found_out_of_an_endpoint_is_kept_for_all_later_batches() -> None:
-    async def takes_four(_name: str, items: list[Any]) -> Any:
-        await asyncio.sleep(0.1)
-        return refused(422) if len(items) > 4 else None
-
-    async def has_four_places(_name: str, items: list[Any]) -> Any:
-        await asyncio.sleep(0.05)
-        return overloaded() if len(items) > 4 else None
-
     wrong = []
-    for work, most in ((takes_four, 0), (has_four_places, 12)):  # the second is asked for more again, ever more rarely
-        wire, rejects = ListWire(work), []
+    for outcome, most in ((refused(422), 0), (overloaded(), 12)):  # the second is asked for more again, ever more rarely
+        wire, rejects = ListWire(longest(4, outcome, 0.1)), []
         async with client_of(wire, endpoint("tei", 1, "tei"), retry=Retry(base=0.01, cap=0.02)) as client:
             for _ in range(6):
                 before = len(wire.sizes)
@@ -106,16 +84,13 @@ async def test_what_was_found_out_of_an_endpoint_is_kept_for_all_later_batches()
                 assert leftovers(client) == {}
                 rejects.append(sum(size > 4 for size in wire.sizes[before:]))
                 await asyncio.sleep(60)
-        if not rejects[0] > 0 or sum(rejects[1:]) > most:
-            wrong.append(f"{work.__name__}: {rejects} lists turned away")
+        if rejects[0] == 0 or sum(rejects[1:]) > most:
+            wrong.append(f"{outcome.kind}: {rejects} lists turned away")
     assert wrong == []
 
 
 async def test_what_was_found_out_goes_with_its_endpoint() -> None:
-    async def takes_four(_name: str, items: list[Any]) -> Any:
-        return refused(422) if len(items) > 4 else None
-
-    wire = ListWire(takes_four)
+    wire = ListWire(longest(4, refused(422), 0.0))
     async with client_of(wire, endpoint("tei", 1, "tei")) as client:
         for number in range(5):
             await client.batch_score(texts(24), MODEL)

@@ -163,7 +163,7 @@ def test_an_iterator_and_an_async_iterator_are_looked_up_as_they_come_and_closed
     assert len(wire.sent) == 100
 
 
-def test_an_input_that_raises_is_told_after_what_it_gave_before(tmp_path: Path) -> None:
+def test_an_input_that_raises_ends_the_batch_after_what_it_gave_before(tmp_path: Path) -> None:
     def faulty() -> Iterator[tuple[str, str]]:
         yield from items(70)
         raise LookupError("no such row")
@@ -179,7 +179,7 @@ def test_an_input_that_raises_is_told_after_what_it_gave_before(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("trouble", ["a folder", "no folder", "no database", "damaged"])
-def test_a_file_that_cannot_be_used_is_told_once_and_judging_goes_on(
+def test_a_file_that_cannot_be_used_is_logged_once_and_judging_goes_on(
     trouble: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "cache"

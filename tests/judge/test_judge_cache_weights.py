@@ -168,7 +168,7 @@ def test_a_file_of_the_earlier_format_is_begun_anew(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("statements", [["PRAGMA user_version=3"], ["CREATE TABLE answers (question TEXT)"]])
-def test_a_file_of_a_later_format_or_of_another_program_is_told_and_left_as_it_is(
+def test_a_file_of_a_later_format_or_of_another_program_is_logged_and_left_as_it_is(
     statements: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "cache"

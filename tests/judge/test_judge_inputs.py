@@ -57,7 +57,7 @@ async def test_pairs_with_a_lone_surrogate_are_compared() -> None:
     async with judge_over(JudgeWire(script)) as judge:
         one = await judge.compare("q", LONE, "fine")
         batch = await judge.batch_compare([("q", "fine", LONE)])
-        assert ([one.preference, *(each.preference for each in batch.values())]) == ["first", "second"]
+        assert [one.preference, *(each.preference for each in batch.values())] == ["first", "second"]
 
 
 def test_two_different_lone_surrogates_are_two_questions() -> None:

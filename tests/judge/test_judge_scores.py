@@ -88,7 +88,7 @@ def test_what_the_user_sets_is_sent_and_nothing_else_but_the_form() -> None:
     assert wire.sent[0].params["response_format"]["type"] == "json_schema"
 
 
-async def test_an_unknown_model_is_told_before_anything_is_sent() -> None:
+async def test_an_unknown_model_is_refused_before_anything_is_sent() -> None:
     wire = JudgeWire(always(score(1)))
     async with judge_over(wire, endpoint(models=["other-*"])) as judge:
         with pytest.raises(NoEndpoint):
@@ -173,7 +173,7 @@ def test_a_failure_of_the_endpoint_is_retried_by_the_client_and_is_in_the_trail_
     assert len(error.attempts) > 1
 
 
-async def test_a_caller_who_is_cancelled_takes_the_request_along() -> None:
+async def test_a_call_that_is_cancelled_cancels_its_request() -> None:
     wire = JudgeWire(always(score(1), seconds=100))
     async with judge_over(wire) as judge:
         task = asyncio.create_task(judge.score(*ASKED))
@@ -205,7 +205,7 @@ def forms(wire: JudgeWire) -> list[str]:
 async def test_a_server_without_json_schema_is_asked_for_less_and_remembered_and_no_reask_is_spent() -> None:
     wire = JudgeWire(without("json_schema", "json_object"))
     async with judge_over(wire, reasks=0) as judge:
-        assert ([(await judge.score(*ASKED)).score for _ in range(2)]) == [0.5, 0.5]
+        assert [(await judge.score(*ASKED)).score for _ in range(2)] == [0.5, 0.5]
     assert forms(wire) == ["json_schema", "json_object", "none", "none"]
     assert '"score": number, from 0 to 10' in wire.sent[-1].text
 

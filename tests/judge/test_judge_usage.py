@@ -59,5 +59,5 @@ def test_the_error_of_a_judgement_has_the_tokens_of_all_answers_that_came() -> N
 async def test_tokens_that_several_share_are_paid_by_one_of_them() -> None:
     wire = JudgeWire(in_turn("no verdict"))
     async with judge_over(wire) as judge:
-        assert ([tokens(error) for error in await asyncio.gather(*(error_of(judge) for _ in range(5)))]) == [30, None, None, None, None]
+        assert [tokens(error) for error in await asyncio.gather(*(error_of(judge) for _ in range(5)))] == [30, None, None, None, None]
     assert len(wire.sent) == 2

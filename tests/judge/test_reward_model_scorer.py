@@ -136,7 +136,7 @@ def test_a_failure_is_an_error_with_its_trail_and_never_a_number() -> None:
     assert batch.values() == [None]
 
 
-def test_an_input_that_raises_is_told_as_for_any_batch() -> None:
+def test_an_input_that_raises_interrupts_the_batch() -> None:
     def faulty() -> Any:
         yield PAIR
         raise LookupError("no such row")

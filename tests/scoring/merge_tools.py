@@ -132,7 +132,7 @@ def leftovers(client: QRewardClient) -> dict[str, int]:
         "commands": len(scheduler.out),
         "sinks": sum(len(shell.sinks) for shell in shells),
         "attempts": sum(len(shell._attempts) for shell in shells),
-        "collectors": len(client._runtime._mergers),
+        "mergers": len(client._runtime._mergers),
     }
     return {what: count for what, count in counts.items() if count}
 

@@ -24,20 +24,22 @@ FORMS: list[tuple[tuple[Any, ...], Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("given", "item"), FORMS, ids=str)
-async def test_a_score_takes_a_pair_a_text_a_dict_or_a_conversation(given: tuple[Any, ...], item: Any) -> None:
+async def test_a_score_takes_a_pair_a_text_a_dict_or_a_conversation() -> None:
     async def work(_name: str, items: list[Any]) -> Any:
         return good(["x 1"] * len(items))
 
-    wire = ListWire(work)
-    async with client_of(wire) as client:
-        found = await client.score(*given, model=MODEL)
+    for given, item in FORMS:
+        wire = ListWire(work)
+        async with client_of(wire) as client:
+            found = await client.score(*given, model=MODEL)
         assert (found, type(found)) == (1.0, Score)
         assert pickle.loads(pickle.dumps(found)) == 1.0
-    (sent,) = wire.lists[0]
-    assert sent == item if item is not None else isinstance(sent, Conversation)
-    if item is None:
-        assert [message["content"] for message in sent.messages] == ["q", "a"]
+        (sent,) = wire.lists[0]
+        if item is None:
+            assert isinstance(sent, Conversation)
+            assert [message["content"] for message in sent.messages] == ["q", "a"]
+        else:
+            assert sent == item
 
 
 WRONG: list[tuple[str, dict[str, Any], type[Exception], str]] = [
@@ -60,14 +62,12 @@ WRONG: list[tuple[str, dict[str, Any], type[Exception], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("method", "arguments", "error", "said"), WRONG, ids=[f"{method}-{said}" for method, _, _, said in WRONG])
-async def test_what_is_wrong_is_said_before_anything_is_sent(
-    method: str, arguments: dict[str, Any], error: type[Exception], said: str
-) -> None:
+async def test_what_is_wrong_is_said_before_anything_is_sent() -> None:
     wire = ListWire()
     async with client_of(wire, endpoint(models=[MODEL])) as client:
-        with pytest.raises(error, match=said):
-            await getattr(client, method)(**arguments)
+        for method, arguments, error, said in WRONG:
+            with pytest.raises(error, match=said):
+                await getattr(client, method)(**arguments)
     assert wire.sent == []
 
 
@@ -152,7 +152,7 @@ async def observed(items: int, bad: frozenset[str] = frozenset()) -> Seen:
     return seen
 
 
-async def test_a_lone_item_is_told_as_one_call_with_its_attempt_and_its_tokens() -> None:
+async def test_observers_see_a_lone_item_as_one_call_with_its_attempt_and_its_tokens() -> None:
     seen = await observed(1)
     (started,), (attempt,), (ended,) = seen.started, seen.attempts, seen.ended
     assert started.operation == "score"
@@ -160,7 +160,7 @@ async def test_a_lone_item_is_told_as_one_call_with_its_attempt_and_its_tokens()
     assert (ended.outcome, ended.endpoint, ended.attempts, ended.prompt_tokens) == ("ok", "a", 1, 10)
 
 
-async def test_of_merged_items_each_is_told_and_the_request_that_carried_them() -> None:
+async def test_observers_see_each_merged_item_and_their_request() -> None:
     seen = await observed(5)
     assert len(seen.started) == len(seen.ended) == 6
     assert len({event.call for event in seen.ended}) == 6
@@ -171,14 +171,14 @@ async def test_of_merged_items_each_is_told_and_the_request_that_carried_them() 
     assert {event.outcome for event in seen.ended} == {"ok"}
 
 
-async def test_each_call_is_told_to_end_once_though_its_list_was_cut() -> None:
+async def test_observers_see_each_call_end_once_though_its_list_was_cut() -> None:
     seen = await observed(8, frozenset({"x 3"}))
     assert sorted(event.call for event in seen.started) == sorted(event.call for event in seen.ended)
     items = [event for event in seen.ended if event.prompt_tokens is None and event.outcome == "ok"]
     assert len(items) >= 5
 
 
-async def test_a_member_that_is_cancelled_is_told_so_once() -> None:
+async def test_observers_see_an_item_that_is_cancelled_end_once() -> None:
     seen = Seen()
     async with client_of(ListWire(seconds=10), observers=[seen]) as client:
         for count in (1, 3):

@@ -54,7 +54,7 @@ def test_an_answer_that_is_not_whole_is_asked_for_again_and_nothing_of_it_is_sen
         assert [message["role"] for message in wire.sent[1].messages] == ["user"], reason
 
 
-def test_one_that_the_server_gave_up_is_sent_again_as_it_was_and_takes_no_reask() -> None:
+def test_an_answer_that_the_server_gave_up_is_asked_for_again_unchanged_and_takes_no_reask() -> None:
     wire = JudgeWire(in_turn(ended("Score: 1", "abort"), score(7)))
     verdict = judging(wire, lambda judge: judge.score(*ASKED), reasks=0)
     assert verdict.score == 0.7

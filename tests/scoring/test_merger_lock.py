@@ -12,14 +12,13 @@ from merge_tools import MODEL, ListWire, broken, client_of, endpoint, leftovers,
 
 from qreward import QRewardClient, Retry
 from qreward.errors import ClientClosed
-from qreward.scoring import merge_queue as stock
-from qreward.scoring import sizing as known
+from qreward.scoring import merge_queue, sizing
 
 DATA = {"lanes", "deadlines", "unread", "sent_at", "failures"}
 
 
 def guard(patch: pytest.MonkeyPatch, client: QRewardClient, faults: list[str]) -> None:
-    """Note each use of a stock, or of what is known of lists, that is made without the lock."""
+    """Note each use of a queue, or of what was learned of lists, that is made without the lock."""
     lock = client._runtime.engine.lock
 
     def checked(kind: type[Any], name: str) -> None:
@@ -34,11 +33,11 @@ def guard(patch: pytest.MonkeyPatch, client: QRewardClient, faults: list[str]) -
 
     def read(self: object, name: str) -> Any:
         if name in DATA and not lock.locked():
-            faults.append(f"Stock.{name}")
+            faults.append(f"MergeQueue.{name}")
         return object.__getattribute__(self, name)
 
-    patch.setattr(stock.MergeQueue, "__getattribute__", read, raising=False)
-    for kind in (stock.MergeQueue, known.LearnedLimits):
+    patch.setattr(merge_queue.MergeQueue, "__getattribute__", read, raising=False)
+    for kind in (merge_queue.MergeQueue, sizing.LearnedLimits):
         methods = [name for name, member in vars(kind).items() if isfunction(member) and not name.startswith("_")]
         assert methods
         for name in methods:

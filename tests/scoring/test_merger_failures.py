@@ -235,7 +235,7 @@ async def test_an_item_that_is_no_item_is_its_own_error_and_is_never_sent() -> N
     assert wire.lists == [["x 0", "x 3"]]
 
 
-async def test_items_that_nobody_can_serve_any_more_fail_with_the_reason() -> None:
+async def test_items_that_no_endpoint_can_serve_any_more_fail_with_the_reason() -> None:
     wire = ListWire()
     async with client_of(wire, endpoint("a")) as client:
         client.mark_unhealthy("a")
@@ -268,7 +268,7 @@ async def test_more_single_items_than_may_wait_are_turned_away_by_themselves() -
         assert leftovers(client) == {}
 
 
-async def test_a_carrier_that_moves_to_an_endpoint_of_shorter_lists_leaves_the_rest_at_the_head() -> None:
+async def test_a_list_that_moves_to_an_endpoint_of_shorter_lists_leaves_the_rest_at_the_head_of_the_queue() -> None:
     async def work(name: str, items: list[Any]) -> Any:
         await asyncio.sleep(0.1)
         return broken() if name == "vllm" else None

@@ -67,7 +67,7 @@ def test_the_fields_of_an_item_are_filled_in_once() -> None:
     assert sent == [{"role": "user", "content": "be kind: What is 6 x 7? -> {reference}"}]
 
 
-def test_a_field_that_nobody_names_and_one_that_is_missing_are_told_by_name() -> None:
+def test_an_unused_field_and_a_missing_one_are_refused_by_name() -> None:
     said = refused({**ITEM, "rubrik": "be kind"}, prompt="{prompt} {response}")
     assert "'rubrik'" in said
     assert "'prompt', 'response'" in said

@@ -244,7 +244,7 @@ async def test_on_result_that_raises_stops_the_batch_and_what_is_under_way_is_fi
     assert results.stats.failed == 0
 
 
-async def test_each_result_is_told_when_it_is_there() -> None:
+async def test_on_result_is_called_when_a_result_is_there() -> None:
     told: list[tuple[int, float]] = []
     async with judge_over(JudgeWire(by_number(1)), endpoint(slots=2)) as judge:
         await judge.batch_score(items(4), on_result=lambda result: told.append((result.index, round(now()))))
@@ -283,7 +283,7 @@ async def test_priority_tenant_and_hedge_reach_the_scheduler() -> None:
         await asyncio.sleep(0.5)
         urgent = asyncio.create_task(judge.score("urgent", "x", priority=0))
         await asyncio.gather(late, urgent)
-        assert ([place for place, sent in enumerate(wire.sent) if "urgent" in sent.text]) == [1]
+        assert [place for place, sent in enumerate(wire.sent) if "urgent" in sent.text] == [1]
 
 
 def test_an_item_whose_prompt_function_fails_is_an_error_of_its_own() -> None:

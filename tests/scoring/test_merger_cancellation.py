@@ -1,4 +1,4 @@
-"""Who leaves before the answer: by a deadline, by being cancelled, by the client's end. Nothing is left behind."""
+"""Items that end before their answer: by a deadline, by being cancelled, by the client's end. Nothing is left behind."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def test_cancelled_items_leave_the_queue_and_are_never_sent() -> None:
         assert [] not in wire.lists
 
 
-async def test_a_carrier_whose_items_have_left_does_not_wait_in_the_scheduler() -> None:
+async def test_a_request_whose_items_have_left_does_not_wait_in_the_scheduler() -> None:
     async with client_of(ListWire()) as client:
         blocker = asyncio.create_task(client.classify("x 0", model=MODEL))
         await asyncio.sleep(0.1)
@@ -87,7 +87,7 @@ async def test_a_carrier_whose_items_have_left_does_not_wait_in_the_scheduler() 
         asked.cancel()
         await asyncio.gather(asked, return_exceptions=True)
         left = leftovers(client)
-        assert (left.get("queued"), left["collectors"]) == (None, 1)
+        assert (left.get("queued"), left["mergers"]) == (None, 1)
         await blocker
 
 

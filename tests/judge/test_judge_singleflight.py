@@ -1,4 +1,4 @@
-"""The same question asked by several at once is judged once, and nobody's leaving harms the others."""
+"""The same question asked by several at once is judged once, and a call that ends harms no other."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def asking(judge: Judge, *asked: Any, **how: Any) -> asyncio.Task[Any]:
     return asyncio.create_task(judge.score(*(asked or ASKED), **how))
 
 
-async def test_callers_who_ask_the_same_at_the_same_time_share_one_request() -> None:
+async def test_equal_calls_at_the_same_time_share_one_request() -> None:
     wire = JudgeWire(always(score(8)))
     async with judge_over(wire) as judge:
         verdicts = await asyncio.gather(*(judge.score(*ASKED) for _ in range(20)))
@@ -54,7 +54,7 @@ async def test_samples_of_one_item_are_not_shared_with_each_other_but_with_those
     assert len(wire.sent) == 3
 
 
-async def test_the_first_caller_may_leave_and_the_request_goes_on_for_the_others() -> None:
+async def test_the_first_call_may_be_cancelled_and_the_request_goes_on_for_the_others() -> None:
     wire = JudgeWire(always(score(8), seconds=10))
     async with judge_over(wire) as judge:
         first, second, third = asking(judge), asking(judge), asking(judge)
@@ -68,7 +68,7 @@ async def test_the_first_caller_may_leave_and_the_request_goes_on_for_the_others
     assert wire.cancelled == []
 
 
-async def test_when_the_last_caller_leaves_the_request_is_cancelled() -> None:
+async def test_when_the_last_call_is_cancelled_so_is_the_request() -> None:
     wire = JudgeWire(always(score(8), seconds=10))
     async with judge_over(wire) as judge:
         tasks = [asking(judge) for _ in range(3)]
@@ -90,7 +90,7 @@ async def test_each_caller_has_its_own_time_and_goes_on_when_that_of_the_first_i
         assert len(wire.sent) == sent
 
 
-async def test_a_request_that_was_taken_over_does_not_end_with_the_time_of_who_began_it() -> None:
+async def test_a_request_that_was_taken_over_does_not_end_with_the_timeout_of_its_first_caller() -> None:
     wire = JudgeWire(always(score(8), seconds=10))
     async with judge_over(wire) as judge:
         first, second = asking(judge, timeout=5), asking(judge, timeout=60)
@@ -99,7 +99,7 @@ async def test_a_request_that_was_taken_over_does_not_end_with_the_time_of_who_b
         assert float((await second).score) == 0.8
 
 
-async def test_a_failure_is_told_to_all_each_with_an_error_of_its_own() -> None:
+async def test_a_failure_reaches_every_caller_as_an_error_of_its_own() -> None:
     wire = JudgeWire(always("?"))
     async with judge_over(wire, reasks=1) as judge:
         errors = await asyncio.gather(*(judge.score(*ASKED) for _ in range(3)), return_exceptions=True)
@@ -179,7 +179,7 @@ async def test_a_single_call_that_leaves_hands_its_request_to_the_batch_that_wai
         assert [verdict.score for verdict in (await batch).values()] == [0.8, 0.8]
 
 
-async def test_a_form_that_is_refused_is_settled_for_all_who_wait() -> None:
+async def test_a_response_format_that_is_refused_is_refused_for_all_that_wait() -> None:
     async def script(sent: Any) -> Any:
         await asyncio.sleep(1)
         return refused("response_format?") if "response_format" in sent.params else score(5)
@@ -244,7 +244,7 @@ def test_a_loop_that_was_closed_under_a_call_leaves_nothing_that_another_would_w
     asyncio.run(client.aclose())
 
 
-async def test_an_error_of_the_arguments_is_told_to_who_made_it_alone() -> None:
+async def test_an_error_in_the_arguments_of_a_call_is_raised_by_that_call_alone() -> None:
     wire = JudgeWire(always(score(8)))
 
     def build(fields: Any) -> Any:

@@ -17,14 +17,9 @@ def items(count: int) -> list[tuple[str, str]]:
     return [(f"q{number}", f"a{number}") for number in range(count)]
 
 
-def by_number(seconds: float = 1.0) -> Any:
-    """The score is the last digit of the candidate's number."""
-
-    async def script(sent: Sent) -> str:
-        await asyncio.sleep(seconds)
-        return score(int(sent.text.split("Candidate answer:\n```\na")[1].split("\n")[0]) % 10)
-
-    return script
+def number_of(sent: Sent) -> int:
+    """That of the candidate."""
+    return int(sent.text.split("Candidate answer:\n```\na")[1].split("\n")[0])
 
 
 def batched(wire: JudgeWire, given: Any, *endpoints: Any, how: Any = None, **settings: Any) -> Any:
@@ -33,7 +28,7 @@ def batched(wire: JudgeWire, given: Any, *endpoints: Any, how: Any = None, **set
 
 def test_results_come_in_the_order_of_the_input_whatever_the_order_of_the_answers() -> None:
     async def script(sent: Sent) -> str:
-        number = int(sent.text.split("Candidate answer:\n```\na")[1].split("\n")[0])
+        number = number_of(sent)
         await asyncio.sleep(100 - number)
         return score(number % 10)
 
@@ -102,7 +97,7 @@ def test_an_async_input_is_read_as_it_comes() -> None:
             await asyncio.sleep(10)
             yield f"q{number}", f"a{number}"
 
-    wire = JudgeWire(by_number())
+    wire = JudgeWire(always(score(5)))
     batch = batched(wire, trickle())
     assert batch.stats.ok == 5
     assert [round(sent.at) for sent in wire.sent] == [10, 20, 30, 40, 50]
@@ -245,10 +240,10 @@ async def test_on_result_that_raises_stops_the_batch_and_what_is_under_way_is_fi
 
 
 async def test_on_result_is_called_when_a_result_is_there() -> None:
-    told: list[tuple[int, float]] = []
-    async with judge_over(JudgeWire(by_number(1)), endpoint(slots=2)) as judge:
-        await judge.batch_score(items(4), on_result=lambda result: told.append((result.index, round(now()))))
-    assert told == [(0, 1), (1, 1), (2, 2), (3, 2)]
+    seen: list[tuple[int, float]] = []
+    async with judge_over(JudgeWire(always(score(5))), endpoint(slots=2)) as judge:
+        await judge.batch_score(items(4), on_result=lambda result: seen.append((result.index, round(now()))))
+    assert seen == [(0, 1), (1, 1), (2, 2), (3, 2)]
 
 
 async def test_a_batch_that_is_given_up_cancels_what_is_under_way_and_says_how_far_it_came() -> None:
@@ -300,5 +295,4 @@ def test_an_item_whose_prompt_function_fails_is_an_error_of_its_own() -> None:
 
 def test_an_empty_batch_is_an_empty_result() -> None:
     batch = batched(JudgeWire(always(score(5))), [])
-    assert len(batch) == 0
-    assert batch.stats.items == 0
+    assert (len(batch), batch.stats.items) == (0, 0)

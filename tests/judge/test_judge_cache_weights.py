@@ -56,21 +56,19 @@ def run(path: Path, fleet: Fleet, *numbers: int, **settings: Any) -> list[tuple[
     return asyncio.run(use())
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
+def test_what_other_weights_answered_is_not_given_back_once_the_new_ones_are_seen(tmp_path: Path) -> None:
+    cases: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({"system_fingerprint": "fp_1"}, {"system_fingerprint": "fp_2"}),
         ({"model": "judge-v1"}, {"model": "judge-v2"}),
         ({"metadata": {"weight_version": "100"}}, {"metadata": {"weight_version": "200"}}),
         ({}, {"system_fingerprint": "fp_1"}),
-    ],
-)
-def test_what_other_weights_answered_is_not_given_back_once_the_new_ones_are_seen(tmp_path: Path, old: Any, new: Any) -> None:
-    fleet = Fleet(a=by(7, **old))
-    assert run(tmp_path / "cache", fleet, 1, 2) == [(0.7, False), (0.7, False)]
-    fleet.answers["a"] = by(2, **new)
-    assert run(tmp_path / "cache", fleet, 3, 1, 2, 1) == [(0.2, False)] * 3 + [(0.2, True)]
-    assert run(tmp_path / "cache", fleet, 1, 2, 3) == [(0.2, True)] * 3, "in the next run as well"
+    ]
+    for number, (old, new) in enumerate(cases):
+        path, fleet = tmp_path / f"cache {number}", Fleet(a=by(7, **old))
+        assert run(path, fleet, 1, 2) == [(0.7, False), (0.7, False)]
+        fleet.answers["a"] = by(2, **new)
+        assert run(path, fleet, 3, 1, 2, 1) == [(0.2, False)] * 3 + [(0.2, True)], (old, new)
+        assert run(path, fleet, 1, 2, 3) == [(0.2, True)] * 3, "in the next run as well"
 
 
 def test_weights_that_come_back_have_their_answers_back(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ async def test_what_differs_in_words_or_in_urgency_is_not_shared() -> None:
     for other in ({"priority": 0}, {"tenant": "t"}, {"reference": "42"}):
         wire = JudgeWire(always(score(8)))
         async with judge_over(wire) as judge:
-            await asyncio.gather(judge.score(*ASKED), judge.score(*ASKED, **other))  # type: ignore[arg-type]
+            await asyncio.gather(judge.score(*ASKED), judge.score(*ASKED, **other))
         assert len(wire.sent) == 2, other
 
 

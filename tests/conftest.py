@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import signal
 from collections.abc import Callable
@@ -11,6 +12,8 @@ from types import ModuleType
 
 import hypothesis
 import pytest
+
+from qreward.testing.virtual_time import run_in_virtual_time
 
 hypothesis.settings.register_profile("house", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("house")
@@ -34,3 +37,12 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
     """Imports a module of the benchmarks, which are scripts and no package."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     return importlib.import_module
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """A test that is a coroutine runs on virtual time."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    run_in_virtual_time(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}))
+    return True

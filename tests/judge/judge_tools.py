@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 from qreward import Endpoint, Limits, QRewardClient
@@ -12,7 +13,7 @@ from qreward.codecs.base import Reply, Unfinished
 from qreward.errors import BadRequest, RateLimited, ServerError
 from qreward.judge import Judge
 from qreward.scheduler.outcome import Answer, Failure, FailureKind
-from qreward.testing.virtual_time import VirtualTimeLoop
+from qreward.testing.virtual_time import VirtualTimeLoop, run_in_virtual_time
 from qreward.transport.error_mapping import failure_from_body
 from qreward.transport.redaction import secrets_of
 
@@ -139,16 +140,21 @@ def client_of(wire: Any, *endpoints: Endpoint, **settings: Any) -> QRewardClient
     return QRewardClient(endpoints or [endpoint(slots=64)], wire_factory=lambda: wire, hedge=None, **settings)
 
 
+@asynccontextmanager
+async def judge_over(wire: JudgeWire, *endpoints: Endpoint, **settings: Any) -> AsyncIterator[Judge]:
+    """A judge whose client is closed in the end, and nothing of whose work may be left by then."""
+    async with client_of(wire, *endpoints) as client:
+        judge = Judge(client, **{"model": MODEL, **settings})
+        yield judge
+        assert leftovers(judge, client) == {}
+
+
 def judging(wire: JudgeWire, use: Callable[[Judge], Coroutine[Any, Any, Any]], *endpoints: Endpoint, **settings: Any) -> Any:
-    """Run one use of a judge on virtual time, and see that nothing of it is left."""
-    from qreward.testing import run_in_virtual_time
+    """Run one use of a judge on virtual time."""
 
     async def run() -> Any:
-        async with client_of(wire, *endpoints) as client:
-            judge = Judge(client, **{"model": MODEL, **settings})
-            outcome = await use(judge)
-            assert leftovers(judge, client) == {}
-            return outcome
+        async with judge_over(wire, *endpoints, **settings) as judge:
+            return await use(judge)
 
     return run_in_virtual_time(run())
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import signal
 import sqlite3
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
@@ -58,30 +62,23 @@ def test_it_is_found_at_once_also_before_it_is_written(tmp_path: Path) -> None:
     assert cached(tmp_path / "cache", wire, use) == [False, True, True]
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
+def test_what_differs_in_anything_that_is_sent_is_asked_and_what_is_made_of_the_answer_may_differ(tmp_path: Path) -> None:
+    wire = JudgeWire(quick(score(7)))
+    sent: list[dict[str, Any]] = [
+        {},
         {"temperature": 1},
         {"scale": (0, 9)},
         {"model": "other"},
         {"prompt": "{prompt} {response}"},
         {"system": "x"},
         {"extra_body": {"k": 1}},
-    ],
-)
-def test_what_differs_in_anything_that_is_sent_is_asked(tmp_path: Path, other: dict[str, Any]) -> None:
-    wire = JudgeWire(quick(score(7)))
-    cached(tmp_path / "cache", wire, lambda judge: judge.score(*ASKED))
-    cached(tmp_path / "cache", wire, lambda judge: judge.score(*ASKED), **other)
-    assert len(wire.sent) == 2
-
-
-def test_what_is_made_of_the_answer_may_differ(tmp_path: Path) -> None:
-    wire = JudgeWire(quick(score(7)))
-    cached(tmp_path / "cache", wire, lambda judge: judge.score(*ASKED))
+    ]
+    for number, settings in enumerate(sent, start=1):
+        cached(tmp_path / "cache", wire, lambda judge: judge.score(*ASKED), **settings)
+        assert len(wire.sent) == number, settings
     other = cached(tmp_path / "cache", wire, lambda judge: judge.score(*ASKED), range=(-1, 1), reasks=3)
     assert other.score == pytest.approx(0.4)
-    assert len(wire.sent) == 1
+    assert len(wire.sent) == len(sent)
 
 
 def test_no_key_and_no_header_is_in_the_file(tmp_path: Path) -> None:
@@ -166,7 +163,7 @@ def test_an_iterator_and_an_async_iterator_are_looked_up_as_they_come_and_closed
     assert len(wire.sent) == 100
 
 
-def test_an_input_that_raises_is_told_after_what_it_gave_before(tmp_path: Path) -> None:
+def test_an_input_that_raises_ends_the_batch_after_what_it_gave_before(tmp_path: Path) -> None:
     def faulty() -> Iterator[tuple[str, str]]:
         yield from items(70)
         raise LookupError("no such row")
@@ -182,7 +179,7 @@ def test_an_input_that_raises_is_told_after_what_it_gave_before(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("trouble", ["a folder", "no folder", "no database", "damaged"])
-def test_a_file_that_cannot_be_used_is_told_once_and_judging_goes_on(
+def test_a_file_that_cannot_be_used_is_logged_once_and_judging_goes_on(
     trouble: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "cache"
@@ -209,26 +206,10 @@ def test_a_file_that_cannot_be_used_is_told_once_and_judging_goes_on(
         assert path.read_bytes().startswith(b"these are somebody's notes")
 
 
-def test_the_oldest_go_when_there_are_too_many(tmp_path: Path) -> None:
-    cache = Cache(tmp_path / "cache", most=10)
-    keys = [number.to_bytes(4, "big") for number in range(40)]
+def kept(cache: Cache, texts: list[str]) -> list[str | None]:
+    """What is found of these answers after they were kept and the cache was closed once."""
 
     async def run() -> list[ModelReply | None]:
-        for key in keys:
-            cache.keep(CacheEntry("m", "a", ModelReply(key.hex()), key))
-        await asyncio.to_thread(cache.close)
-        return await cache.look([(key, "m") for key in keys])
-
-    found = asyncio.run(run())
-    cache.close()
-    assert [heard is not None for heard in found] == [False] * 30 + [True] * 10
-
-
-def test_any_text_is_kept_as_it_is(tmp_path: Path) -> None:
-    cache = Cache(tmp_path / "cache")
-    texts = ["", "\x00", "né \U0001f600", "\ud800 alone", "x" * 100_000]
-
-    async def run() -> list[Any]:
         for number, text in enumerate(texts):
             cache.keep(CacheEntry("m", "a", ModelReply(text), bytes([number])))
         await asyncio.to_thread(cache.close)
@@ -236,7 +217,17 @@ def test_any_text_is_kept_as_it_is(tmp_path: Path) -> None:
 
     found = asyncio.run(run())
     cache.close()
-    assert [heard.text for heard in found] == texts
+    return [heard and heard.text for heard in found]
+
+
+def test_the_oldest_go_when_there_are_too_many(tmp_path: Path) -> None:
+    texts = [str(number) for number in range(40)]
+    assert kept(Cache(tmp_path / "cache", most=10), texts) == [None] * 30 + texts[30:]
+
+
+def test_any_text_is_kept_as_it_is(tmp_path: Path) -> None:
+    texts = ["", "\x00", "né \U0001f600", "\ud800 alone", "x" * 100_000]
+    assert kept(Cache(tmp_path / "cache"), texts) == texts
 
 
 def test_a_score_function_that_refuses_what_is_kept_has_it_asked_anew(tmp_path: Path) -> None:
@@ -263,9 +254,6 @@ def test_a_judge_that_was_closed_may_be_used_again(tmp_path: Path) -> None:
 
 
 def test_a_judge_that_is_not_closed_writes_at_the_end_of_the_process_and_says_nothing(tmp_path: Path) -> None:
-    import subprocess
-    import sys
-
     program = """
 import asyncio, sys
 from judge_tools import *
@@ -287,3 +275,38 @@ asyncio.run(main())
 def test_a_judge_of_a_client_without_loop_needs_no_file_until_it_is_used(tmp_path: Path) -> None:
     Judge(QRewardClient(["http://a/v1"]), model=MODEL, cache=tmp_path / "cache")
     assert list(tmp_path.iterdir()) == []
+
+
+WRITER = Path(__file__).parent / "cache_writer.py"
+
+
+def writer(path: Path, name: str, count: int) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-W", "error", str(WRITER), str(path), name, str(count)], stdout=subprocess.PIPE, text=True)
+
+
+def whole(path: Path, name: str, count: int) -> int:
+    """How many of the answers of a writer can be read, each of which must be whole."""
+    cache = Cache(path)
+    keys = [f"{name}-{number}" for number in range(count)]
+    found = asyncio.run(cache.look([(key.encode(), "m") for key in keys]))
+    cache.close()
+    assert all(heard is None or heard.text == f"{key} " * 50 for key, heard in zip(keys, found, strict=True))
+    return sum(heard is not None for heard in found)
+
+
+def test_processes_that_write_at_the_same_time_lose_nothing_though_one_of_them_is_killed(tmp_path: Path) -> None:
+    path = tmp_path / "cache"
+    with writer(path, "dead", 1_000_000) as dead:
+        others = [writer(path, name, 200) for name in ("a", "b")]
+        assert dead.stdout is not None
+        while not whole(path, "dead", 50):
+            assert dead.stdout.readline()
+        os.kill(dead.pid, signal.SIGKILL)
+    for process in others:
+        process.communicate()
+        assert process.returncode == 0
+    assert whole(path, "dead", 1000) > 0
+    assert [whole(path, name, 200) for name in ("a", "b")] == [200, 200]
+    with sqlite3.connect(path) as file:
+        assert file.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    file.close()

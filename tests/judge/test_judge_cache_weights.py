@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 from judge_tools import MODEL, JudgeWire, Sent, answer, client_of, endpoint, score
 
-from qreward import QRewardClient
 from qreward.codecs.base import WireRequest
-from qreward.judge import Judge, JudgeConfig
+from qreward.judge import Judge
 from qreward.judge.cache import Cache, CacheEntry
 from qreward.judge.codec import JUDGE, ModelReply, fingerprint_of
 from qreward.scheduler.outcome import Answer
@@ -57,21 +56,19 @@ def run(path: Path, fleet: Fleet, *numbers: int, **settings: Any) -> list[tuple[
     return asyncio.run(use())
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
+def test_what_other_weights_answered_is_not_given_back_once_the_new_ones_are_seen(tmp_path: Path) -> None:
+    cases: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({"system_fingerprint": "fp_1"}, {"system_fingerprint": "fp_2"}),
         ({"model": "judge-v1"}, {"model": "judge-v2"}),
         ({"metadata": {"weight_version": "100"}}, {"metadata": {"weight_version": "200"}}),
         ({}, {"system_fingerprint": "fp_1"}),
-    ],
-)
-def test_what_other_weights_answered_is_not_given_back_once_the_new_ones_are_seen(tmp_path: Path, old: Any, new: Any) -> None:
-    fleet = Fleet(a=by(7, **old))
-    assert run(tmp_path / "cache", fleet, 1, 2) == [(0.7, False), (0.7, False)]
-    fleet.answers["a"] = by(2, **new)
-    assert run(tmp_path / "cache", fleet, 3, 1, 2, 1) == [(0.2, False)] * 3 + [(0.2, True)]
-    assert run(tmp_path / "cache", fleet, 1, 2, 3) == [(0.2, True)] * 3, "in the next run as well"
+    ]
+    for number, (old, new) in enumerate(cases):
+        path, fleet = tmp_path / f"cache {number}", Fleet(a=by(7, **old))
+        assert run(path, fleet, 1, 2) == [(0.7, False), (0.7, False)]
+        fleet.answers["a"] = by(2, **new)
+        assert run(path, fleet, 3, 1, 2, 1) == [(0.2, False)] * 3 + [(0.2, True)], (old, new)
+        assert run(path, fleet, 1, 2, 3) == [(0.2, True)] * 3, "in the next run as well"
 
 
 def test_weights_that_come_back_have_their_answers_back(tmp_path: Path) -> None:
@@ -144,14 +141,6 @@ def test_a_namespace_finds_only_its_own(tmp_path: Path) -> None:
     assert run(path, fleet, 1) == [(0.7, True)]
 
 
-def test_the_namespace_is_a_setting_like_the_others() -> None:
-    client = QRewardClient(["http://a/v1"])
-    judge = Judge.from_config(client, JudgeConfig(model=MODEL, cache_namespace="v1"))
-    assert judge._config.cache_namespace == "v1"
-    with pytest.raises(ValueError, match="cache_namespace"):
-        Judge(client, model=MODEL, cache_namespace=7)  # type: ignore[arg-type]
-
-
 def test_what_servers_say_oddly_of_themselves_is_no_obstacle() -> None:
     odd = [None, 1, 1.5, [], {}, {"weight_version": None}, {"weight_version": {"x": 1}}, "\ud800"]
     texts = [fingerprint_of(one, other, third) for one in odd for other in odd for third in odd]
@@ -177,7 +166,7 @@ def test_a_file_of_the_earlier_format_is_begun_anew(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("statements", [["PRAGMA user_version=3"], ["CREATE TABLE answers (question TEXT)"]])
-def test_a_file_of_a_later_format_or_of_another_program_is_told_and_left_as_it_is(
+def test_a_file_of_a_later_format_or_of_another_program_is_logged_and_left_as_it_is(
     statements: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "cache"

@@ -10,7 +10,7 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
-from judge_tools import MODEL, JudgeWire, always, client_of, judging, prefers, score
+from judge_tools import MODEL, JudgeWire, always, client_of, judge_over, judging, prefers, score
 
 from qreward.errors import ConfigError, DeadlineExceeded, InvalidResponse
 from qreward.judge import Comparison, Judge, ScoreVerdict, Verdict, Vote
@@ -84,13 +84,11 @@ def test_a_slip_of_a_field_that_is_missing_is_refused() -> None:
     assert "'response_2'" in str(batch[0].error)
 
 
-def test_a_field_of_a_single_call_that_nothing_uses_is_refused() -> None:
-    async def use(judge: Judge) -> str:
+async def test_a_field_of_a_single_call_that_nothing_uses_is_refused() -> None:
+    async with judge_over(JudgeWire(always("?"))) as judge:
         with pytest.raises(ConfigError) as caught:
             await judge.score("q", "a", id=1)
-        return str(caught.value)
-
-    said = judging(JudgeWire(always("?")), use)
+        said = str(caught.value)
     assert said.startswith("the field 'id' is not used: the prompt uses 'prompt', 'reference', 'response'")
 
 

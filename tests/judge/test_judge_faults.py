@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import pytest
-
 from qreward import QRewardClient
-from qreward.errors import QRewardError, RequestError, RequestTimeout
+from qreward.errors import RequestError, RequestTimeout
 from qreward.judge import Judge, Verdict
 from qreward.testing import FakeEndpoint, FakeFleet, Faults, Latency
 
-COUNT = 150
+COUNT = 100
 
 
 def items() -> list[tuple[str, str, str]]:
@@ -39,33 +37,21 @@ def judged(use: Any, **faults: float) -> Any:
     return asyncio.run(run())
 
 
-@pytest.mark.parametrize(
-    "faults", [{"error_500": 0.05, "hang": 0.05}, {"error_503": 0.05, "reset": 0.05}, {"truncated": 0.05, "error_in_200": 0.05}]
-)
-def test_a_batch_ends_in_verdicts_and_typed_errors_and_no_reward_is_made_up(faults: dict[str, float]) -> None:
-    batch, seen = judged(lambda judge: judge.batch_score(items(), timeout=20), **faults)
-    assert len(batch) == COUNT
-    for result in batch:
-        if result.ok:
-            assert isinstance(result.value, Verdict)
-            assert result.value.score == 1.0
-        else:
-            assert isinstance(result.error, RequestError), result
-            assert result.attempts
-    assert batch.stats.ok >= 0.95 * COUNT
+def test_batches_and_single_calls_end_in_verdicts_and_typed_errors_and_no_reward_is_made_up() -> None:
+    async def use(judge: Judge) -> list[Any]:
+        batch = await judge.batch_score(items(), timeout=20)
+        assert all(result.attempts for result in batch if not result.ok)
+        calls = (judge.score(f"again: {prompt}", response, reference=reference, timeout=20) for prompt, response, reference in items())
+        return [result.value if result.ok else result.error for result in batch] + await asyncio.gather(*calls, return_exceptions=True)
+
+    kinds = ("error_500", "error_503", "reset", "truncated", "error_in_200")
+    outcomes, seen = judged(use, **dict.fromkeys(kinds, 0.02))
+    assert len(outcomes) == 2 * COUNT
+    assert {type(outcome) for outcome in outcomes if not isinstance(outcome, RequestError)} == {Verdict}
+    assert {outcome.score for outcome in outcomes if isinstance(outcome, Verdict)} == {1.0}
+    assert sum(isinstance(outcome, Verdict) for outcome in outcomes) >= 1.9 * COUNT
     assert sum(each.in_flight for each in seen.values()) == 0
     assert any(each.errors or each.rejected for each in seen.values())
-
-
-def test_single_calls_end_so_too() -> None:
-    async def use(judge: Judge) -> list[Any]:
-        calls = (judge.score(prompt, response, reference=reference, timeout=20) for prompt, response, reference in items())
-        return await asyncio.gather(*calls, return_exceptions=True)
-
-    outcomes, seen = judged(use, error_500=0.05, hang=0.05)
-    assert all(outcome.score == 1.0 if isinstance(outcome, Verdict) else isinstance(outcome, QRewardError) for outcome in outcomes)
-    assert sum(isinstance(outcome, Verdict) for outcome in outcomes) >= 0.95 * COUNT
-    assert sum(each.in_flight for each in seen.values()) == 0
 
 
 def test_votes_that_hang_are_cancelled_upstream_when_the_others_have_settled_it() -> None:

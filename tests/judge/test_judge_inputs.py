@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from judge_tools import MODEL, JudgeWire, Sent, always, judging, prefers, score
+from judge_tools import MODEL, JudgeWire, Sent, always, judge_over, judging, prefers, score
 from pydantic import BaseModel
 
 from qreward import QRewardClient
-from qreward.errors import ConfigError
+from qreward.errors import BadRequest, ConfigError
 from qreward.judge import Judge, RewardModelScorer, SyncJudge
 from qreward.testing import FakeEndpoint, FakeFleet
 
@@ -26,32 +27,37 @@ def made(**settings: Any) -> Judge:
     return Judge(client(), **{"model": MODEL, **settings})
 
 
+def refusal(make: Callable[[], object]) -> str | None:
+    """What is said of settings that are refused, or None if they are not."""
+    try:
+        make()
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
 # lone surrogates
 
 
-@pytest.mark.parametrize("item", [("q", LONE), (LONE, "r"), ("q", "r", LONE), ([{"role": "user", "content": LONE}], "r")])
-def test_a_lone_surrogate_is_judged_like_any_other_text(item: tuple[Any, ...]) -> None:
-    wire = JudgeWire(always(score(7)))
-
-    async def use(judge: Judge) -> list[Any]:
-        one = await judge.score(item[0], item[1], reference=item[2] if len(item) > 2 else None)
-        batch = await judge.batch_score([item, ("q", "ok")])
-        return [one.score, *(verdict.score for verdict in batch.values())]
-
-    assert judging(wire, use) == [0.7, 0.7, 0.7]
-    assert LONE in wire.sent[0].text
+async def test_a_lone_surrogate_is_judged_like_any_other_text() -> None:
+    items: list[tuple[Any, ...]] = [("q", LONE), (LONE, "r"), ("q", "r", LONE), ([{"role": "user", "content": LONE}], "r")]
+    for item in items:
+        wire = JudgeWire(always(score(7)))
+        async with judge_over(wire) as judge:
+            one = await judge.score(item[0], item[1], reference=item[2] if len(item) > 2 else None)
+            batch = await judge.batch_score([item, ("q", "ok")])
+        assert [one.score, *(verdict.score for verdict in batch.values())] == [0.7, 0.7, 0.7]
+        assert LONE in wire.sent[0].text
 
 
-def test_pairs_with_a_lone_surrogate_are_compared() -> None:
+async def test_pairs_with_a_lone_surrogate_are_compared() -> None:
     async def script(sent: Sent) -> Any:
         return prefers("A" if sent.text.index(LONE) < sent.text.index("fine") else "B")
 
-    async def use(judge: Judge) -> list[Any]:
+    async with judge_over(JudgeWire(script)) as judge:
         one = await judge.compare("q", LONE, "fine")
         batch = await judge.batch_compare([("q", "fine", LONE)])
-        return [one.preference, *(each.preference for each in batch.values())]
-
-    assert judging(JudgeWire(script), use) == ["first", "second"]
+        assert [one.preference, *(each.preference for each in batch.values())] == ["first", "second"]
 
 
 def test_two_different_lone_surrogates_are_two_questions() -> None:
@@ -76,67 +82,52 @@ def test_a_lone_surrogate_goes_over_the_wire_also_in_a_parameter_and_is_found_in
 BUILT = {"prompt": lambda fields: [{"role": "user", "content": str(fields)}]}
 
 
-@pytest.mark.parametrize("settings", [{}, {"prompt": "{response}"}, {"prompt": "{prompt} {response}"}, BUILT])
-def test_a_response_that_is_none_is_refused_before_anything_is_sent(settings: dict[str, Any]) -> None:
-    wire = JudgeWire(always(score(7)))
-
-    async def use(judge: Judge) -> list[bool]:
-        with pytest.raises(ConfigError, match="'response'"):
-            await judge.score("q", None)
-        assert wire.sent == []
-        batch = await judge.batch_score([("q", None), ("q", "r"), {"prompt": "q", "response": None}])
-        assert all(isinstance(error, ConfigError) for error in batch.errors.values())
-        return [result.ok for result in batch]
-
-    assert judging(wire, use, **settings) == [False, True, False]
-    assert len(wire.sent) == 1
+async def test_a_response_that_is_none_is_refused_before_anything_is_sent() -> None:
+    for settings in ({}, {"prompt": "{response}"}, {"prompt": "{prompt} {response}"}, BUILT):
+        wire = JudgeWire(always(score(7)))
+        async with judge_over(wire, **settings) as judge:
+            with pytest.raises(ConfigError, match="'response'"):
+                await judge.score("q", None)
+            assert wire.sent == []
+            batch = await judge.batch_score([("q", None), ("q", "r"), {"prompt": "q", "response": None}])
+            assert all(isinstance(error, ConfigError) for error in batch.errors.values())
+            assert [result.ok for result in batch] == [False, True, False]
+        assert len(wire.sent) == 1
 
 
-def test_a_conversation_whose_last_message_was_not_generated_is_no_response() -> None:
+async def test_a_conversation_whose_last_message_was_not_generated_is_no_response() -> None:
     unsaid = [{"role": "user", "content": "q"}, {"role": "assistant", "content": None}]
     calls = [{"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "add"}}]}]
     wire = JudgeWire(always(score(7)))
-
-    async def use(judge: Judge) -> Any:
+    async with judge_over(wire) as judge:
         with pytest.raises(ConfigError, match="last message of 'second' has no content"):
             await judge.compare("q", "a", unsaid)
-        return await judge.batch_score([("q", unsaid), ("q", calls), ("q", [{"role": "assistant", "content": ""}])])
-
-    batch = judging(wire, use)
+        batch = await judge.batch_score([("q", unsaid), ("q", calls), ("q", [{"role": "assistant", "content": ""}])])
     assert [result.ok for result in batch] == [False, True, True]
     assert "last message of 'response' has no content" in str(batch[0].error)
     assert len(wire.sent) == 2
 
 
-@pytest.mark.parametrize("missing", [(None, "r"), ("r", None)])
-def test_a_pair_that_lacks_one_of_its_responses_is_refused(missing: tuple[Any, Any]) -> None:
+async def test_a_pair_that_lacks_one_of_its_responses_is_refused() -> None:
     wire = JudgeWire(always(prefers("A")))
-
-    async def use(judge: Judge) -> None:
-        with pytest.raises(ConfigError, match=r"'first'|'second'"):
-            await judge.compare("q", *missing)
-        batch = await judge.batch_compare([("q", *missing)])
-        assert isinstance(batch[0].error, ConfigError)
-
-    judging(wire, use)
+    async with judge_over(wire) as judge:
+        for missing in ((None, "r"), ("r", None)):
+            with pytest.raises(ConfigError, match=r"'first'|'second'"):
+                await judge.compare("q", *missing)
+            batch = await judge.batch_compare([("q", *missing)])
+            assert isinstance(batch[0].error, ConfigError)
     assert wire.sent == []
 
 
-@pytest.mark.parametrize(
-    ("settings", "refused"), [({}, True), ({"prompt": "{prompt} {response}"}, True), ({"prompt": "{response}"}, False)]
-)
-def test_a_task_that_is_none_is_refused_where_the_prompt_shows_it(settings: dict[str, Any], refused: bool) -> None:
+async def test_a_task_that_is_none_is_refused_where_the_prompt_shows_it() -> None:
     wire = JudgeWire(always(score(7)))
-
-    async def use(judge: Judge) -> None:
-        if refused:
+    for settings in ({}, {"prompt": "{prompt} {response}"}):
+        async with judge_over(wire, **settings) as judge:
             with pytest.raises(ConfigError, match="'prompt'"):
                 await judge.score(None, "r")
-        else:
-            assert (await judge.score(None, "r")).score == 0.7
-
-    judging(wire, use, **settings)
-    assert len(wire.sent) == (0 if refused else 1)
+    assert wire.sent == []
+    async with judge_over(wire, prompt="{response}") as judge:
+        assert (await judge.score(None, "r")).score == 0.7
 
 
 # settings
@@ -146,49 +137,68 @@ async def awaited(_verdict: BaseModel) -> float:
     return 1.0
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({"score": 5}, "score"),
-        ({"score": awaited}, "score"),
-        ({"pair_prompt": "nothing"}, "pair_prompt"),
-        ({"pair_prompt": 5}, "pair_prompt"),
-        ({"pair_prompt": "{first} {second.x}"}, "pair_prompt"),
-        ({"pair_prompt": [{"role": "user"}]}, "pair_prompt"),
-        ({"hedge": "x"}, "hedge"),
-        ({"hedge": None}, "hedge"),
-        ({"cache": 5}, "cache"),
-        ({"cache": ""}, "cache"),
-        ({"samples": 101}, "samples"),
-        ({"sample": 3}, "'samples'"),
-        ({"setle": "mean"}, "'settle'"),
-        ({"reask": 2}, "'reasks'"),
-        ({"extra_header": {}}, "'extra_headers'"),
-        ({"params": {"temperature": 0}}, "temperature=0"),
-        ({"config": {}}, "from_config"),
-        ({"model": None}, "model"),
-        ({"model": 5}, "model"),
-        ({"scale": (0, math.inf)}, "scale"),
-        ({"scale": (0, 10**400)}, "scale"),
-        ({"scale": (-1.7e308, 1.7e308)}, "scale"),
-        ({"range": (0, 10**400)}, "range"),
-        ({"temperature": math.nan}, "temperature"),
-        ({"extra_body": {"x": object()}}, "object"),
-        ({"extra_headers": {"a": 5}}, "extra_headers"),
-        ({"extra_headers": {"a": "b\n"}}, "extra_headers"),
-    ],
-)
-def test_a_wrong_setting_is_told_when_the_judge_is_made(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said) as caught:
-        made(**settings)
-    assert len(str(caught.value)) < 300
+WRONG_SETTINGS: list[tuple[dict[str, Any], str]] = [
+    ({"score": 5}, "score"),
+    ({"score": awaited}, "score"),
+    ({"prompt": "Is it good?"}, "prompt"),
+    ({"prompt": 7}, "prompt"),
+    ({"pair_prompt": "nothing"}, "pair_prompt"),
+    ({"pair_prompt": 5}, "pair_prompt"),
+    ({"pair_prompt": "{first} {second.x}"}, "pair_prompt"),
+    ({"pair_prompt": [{"role": "user"}]}, "pair_prompt"),
+    ({"hedge": "x"}, "hedge"),
+    ({"hedge": None}, "hedge"),
+    ({"cache": 5}, "cache"),
+    ({"cache": ""}, "cache"),
+    ({"cache_namespace": 7}, "cache_namespace"),
+    ({"samples": 0}, "samples"),
+    ({"samples": 101}, "samples"),
+    ({"sample": 3}, "'samples'"),
+    ({"settle": "best"}, "settle"),
+    ({"setle": "mean"}, "'settle'"),
+    ({"reasks": -1}, "reasks"),
+    ({"reask": 2}, "'reasks'"),
+    ({"response_format": "xml"}, "response_format"),
+    ({"extra_header": {}}, "'extra_headers'"),
+    ({"params": {"temperature": 0}}, "temperature=0"),
+    ({"config": {}}, "from_config"),
+    ({"model": None}, "model"),
+    ({"model": 5}, "model"),
+    ({"model": ()}, "model"),
+    ({"model": ("a", "a")}, "model"),
+    ({"model": ""}, "model"),
+    ({"verdict": dict}, "verdict"),
+    ({"verdict": 7}, "verdict"),
+    ({"scale": (5, 5)}, "scale"),
+    ({"scale": (10, 0)}, "scale"),
+    ({"scale": (0, math.inf)}, "scale"),
+    ({"scale": (0, 10**400)}, "scale"),
+    ({"scale": (-1.7e308, 1.7e308)}, "scale"),
+    ({"range": (0, math.nan)}, "range"),
+    ({"range": (0, 10**400)}, "range"),
+    ({"temperature": math.nan}, "temperature"),
+    ({"n": 3}, "n"),
+    ({"stream": True}, "stream"),
+    ({"timeout": 5}, "timeout"),
+    ({"messages": []}, "messages"),
+    ({"extra_body": {"x": object()}}, "object"),
+    ({"extra_headers": {"a": 5}}, "extra_headers"),
+    ({"extra_headers": {"a": "b\n"}}, "extra_headers"),
+]
 
 
-@pytest.mark.parametrize(
-    "name", ["store", "stop", "top_p", "top_k", "seed", "user", "metadata", "reasoning_effort", "verbosity", "logprobs"]
-)
-def test_parameters_of_servers_are_not_taken_for_slips(name: str) -> None:
-    made(**{name: 1})
+def test_a_wrong_setting_is_named_when_the_judge_is_made() -> None:
+    wrong = []
+    for settings, word in WRONG_SETTINGS:
+        said = refusal(lambda settings=settings: made(**settings))  # type: ignore[misc]
+        if said is None or word not in said or len(said) >= 300:
+            wrong.append((settings, said))
+    assert wrong == []
+
+
+def test_parameters_of_servers_are_not_taken_for_slips() -> None:
+    for name in ("store", "stop", "top_p", "top_k", "seed", "user", "metadata", "reasoning_effort", "verbosity", "logprobs"):
+        made(**{name: 1})
 
 
 def test_what_is_alike_a_setting_and_meant_goes_into_the_body() -> None:
@@ -197,35 +207,28 @@ def test_what_is_alike_a_setting_and_meant_goes_into_the_body() -> None:
     assert wire.sent[0].params["models"] == ["m"]
 
 
-@pytest.mark.parametrize("config", [None, [1], "judge", 5])
-def test_settings_that_are_none_are_refused(config: Any) -> None:
-    with pytest.raises(ConfigError, match="config"):
-        Judge.from_config(client(), config)
+def test_settings_that_are_none_and_settings_among_the_params_are_refused() -> None:
+    wrong: list[tuple[Any, str]] = [(config, "config") for config in (None, [1], "judge", 5)]
+    names = ("samples", "scale", "score", "owns_client", "verdict")
+    wrong += [({"model": "m", "samples": 2, "params": {name: 1}}, name) for name in names]
+    said = [(refusal(lambda config=config: Judge.from_config(client(), config)), word) for config, word in wrong]  # type: ignore[misc]
+    assert [(words, word) for words, word in said if words is None or word not in words] == []
 
 
-@pytest.mark.parametrize("name", ["samples", "scale", "score", "owns_client", "verdict"])
-def test_a_setting_among_the_params_of_a_config_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=name):
-        Judge.from_config(client(), {"model": "m", "samples": 2, "params": {name: 1}})
+async def test_a_prompt_function_that_gives_no_messages_is_an_error_before_anything_is_sent() -> None:
+    cases = [(built, ConfigError, "prompt function") for built in (None, "text", {"role": "user", "content": "x"}, 5)]
+    cases += [(built, BadRequest, "message") for built in ([], [7], [{"content": "x"}])]
+    for built, kind, words in cases:
+        wire = JudgeWire(always(score(7)))
+        async with judge_over(wire, prompt=lambda _, built=built: built) as judge:
+            with pytest.raises(kind, match=words):
+                await judge.score("q", "r")
+            assert isinstance((await judge.batch_score([("q", "r")]))[0].error, kind), built
+        assert wire.sent == []
 
 
-@pytest.mark.parametrize("built", [None, "text", {"role": "user", "content": "x"}, 5])
-def test_a_prompt_function_that_gives_no_messages_is_told(built: Any) -> None:
-    wire = JudgeWire(always(score(7)))
-
-    async def use(judge: Judge) -> None:
-        with pytest.raises(ConfigError, match="prompt function"):
-            await judge.score("q", "r")
-        assert isinstance((await judge.batch_score([("q", "r")]))[0].error, ConfigError)
-
-    judging(wire, use, prompt=lambda _: built)
-    assert wire.sent == []
-
-
-def test_an_option_that_a_batch_does_not_have_is_refused() -> None:
-    async def use(judge: Judge) -> None:
+async def test_an_option_that_a_batch_does_not_have_is_refused() -> None:
+    async with judge_over(JudgeWire(always(score(7)))) as judge:
         for batch in (judge.batch_score, judge.batch_compare, RewardModelScorer(client(), "rm").batch_score):
             with pytest.raises(ConfigError, match="did you mean 'timeout'"):
                 await batch([], time_out=5)  # type: ignore[call-arg]
-
-    judging(JudgeWire(always(score(7))), use)

@@ -6,10 +6,10 @@ import asyncio
 from typing import Any
 
 import pytest
-from judge_tools import JudgeWire, Sent, always, judging, now, prefers, refused
+from judge_tools import JudgeWire, Sent, always, judge_over, judging, now, prefers, refused
 
 from qreward.errors import ConfigError, QRewardError
-from qreward.judge import Comparison, Judge
+from qreward.judge import Comparison
 
 PAIR = ("Name a prime.", "7", "8")
 
@@ -47,18 +47,15 @@ def test_a_judge_that_likes_a_place_and_not_an_answer_gives_a_tie() -> None:
     assert sorted(vote.score for vote in comparison.votes) == [0.0, 1.0]
 
 
-def test_a_tie_in_one_order_is_a_tie_and_the_other_is_not_waited_for() -> None:
+async def test_a_tie_in_one_order_is_a_tie_and_the_other_is_not_waited_for() -> None:
     async def script(sent: Sent) -> str:
         swapped = sent.text.index("8\n") < sent.text.index("7\n")
         await asyncio.sleep(90 if swapped else 1)
         return prefers("tie")
 
     wire = JudgeWire(script)
-
-    async def use(judge: Judge) -> tuple[Comparison, float]:
-        return await judge.compare(*PAIR), now()
-
-    comparison, when = judging(wire, use)
+    async with judge_over(wire) as judge:
+        comparison, when = await judge.compare(*PAIR), now()
     assert (comparison.preference, round(when)) == ("tie", 1)
     assert len(wire.cancelled) == 1
 
@@ -77,7 +74,7 @@ def test_several_judges_settle_as_they_do_for_scores() -> None:
     assert len(comparison.votes) == 6
 
 
-def test_a_batch_of_pairs_comes_back_in_order_with_failures_as_values() -> None:
+async def test_a_batch_of_pairs_comes_back_in_order_with_failures_as_values() -> None:
     async def script(sent: Sent) -> Any:
         if "broken" in sent.text:
             return refused("no")
@@ -90,11 +87,8 @@ def test_a_batch_of_pairs_comes_back_in_order_with_failures_as_values() -> None:
         ("q", "good"),
         ("q", "good", "x", "ref"),
     ]
-
-    async def use(judge: Judge) -> Any:
-        return await judge.batch_compare(pairs)
-
-    batch = judging(JudgeWire(script), use)
+    async with judge_over(JudgeWire(script)) as judge:
+        batch = await judge.batch_compare(pairs)
     assert [result.value.preference if result.ok else type(result.error).__name__ for result in batch] == [
         "first",
         "second",
@@ -113,9 +107,7 @@ def test_the_users_template_of_pairs_is_kept_and_checked() -> None:
         compared(wire, pair_prompt="{first} only")
 
 
-def test_an_unknown_field_of_a_pair_is_refused() -> None:
-    async def use(judge: Judge) -> None:
+async def test_an_unknown_field_of_a_pair_is_refused() -> None:
+    async with judge_over(JudgeWire(always("?"))) as judge:
         with pytest.raises(QRewardError, match="referense"):
             await judge.compare(*PAIR, referense="7")
-
-    judging(JudgeWire(always("?")), use)

@@ -6,11 +6,10 @@ import asyncio
 from typing import Any, Literal
 
 import pytest
-from judge_tools import MODEL, JudgeWire, Sent, always, broken, client_of, endpoint, in_turn, judging, now, refused, score
+from judge_tools import MODEL, JudgeWire, Sent, always, broken, client_of, endpoint, in_turn, judge_over, judging, now, refused, score
 from pydantic import BaseModel, Field
 
-from qreward import QRewardClient
-from qreward.errors import ConfigError, InvalidResponse, NoEndpoint, RequestError, RequestTimeout, ServerError
+from qreward.errors import InvalidResponse, NoEndpoint, RequestError, RequestTimeout, ServerError
 from qreward.judge import Judge, Verdict, YesNoVerdict
 
 ASKED = ("What is 6 x 7?", "42")
@@ -39,9 +38,8 @@ def test_a_score_on_the_scale_becomes_a_reward_in_the_range() -> None:
     assert not verdict.cached
 
 
-@pytest.mark.parametrize(
-    ("settings", "said", "reward"),
-    [
+def test_scale_and_range_say_what_an_answer_is_worth() -> None:
+    cases: list[tuple[dict[str, Any], str, float]] = [
         ({"scale": (1, 5)}, "Score: 3", 0.5),
         ({"scale": (1, 5), "range": (-1, 1)}, "Score: 1", -1.0),
         ({"scale": (0, 10), "range": None}, "Score: 7/10", 7.0),
@@ -49,10 +47,9 @@ def test_a_score_on_the_scale_becomes_a_reward_in_the_range() -> None:
         ({"verdict": YesNoVerdict}, '{"verdict": "yes"}', 1.0),
         ({"verdict": YesNoVerdict, "range": (-1, 2)}, '{"verdict": "no"}', -1.0),
         ({"verdict": YesNoVerdict, "range": None}, '{"verdict": "yes"}', 1.0),
-    ],
-)
-def test_scale_and_range_say_what_an_answer_is_worth(settings: dict[str, Any], said: str, reward: float) -> None:
-    assert judged(JudgeWire(always(said)), **settings).score == reward
+    ]
+    found = [(settings, said, judged(JudgeWire(always(said)), **settings).score) for settings, said, _ in cases]
+    assert found == cases
 
 
 class Graded(BaseModel):
@@ -84,50 +81,6 @@ def test_a_score_function_gives_the_reward_as_it_is_and_none_is_no_verdict() -> 
     assert len(wire.sent) == 2
 
 
-def test_a_score_function_that_raises_is_the_items_error_with_its_cause_and_is_not_asked_again() -> None:
-    def worth(_verdict: Rubric) -> float:
-        raise KeyError("weights")
-
-    wire = JudgeWire(always('{"helpful": 3, "honest": true}'))
-    error = failed(wire, InvalidResponse, verdict=Rubric, score=worth)
-    assert isinstance(error.__cause__, KeyError)
-    assert len(wire.sent) == 1
-
-
-@pytest.mark.parametrize("model", [Rubric, Letter, dict, 7])
-def test_a_model_without_a_score_is_refused_when_the_judge_is_made(model: Any) -> None:
-    with pytest.raises(ConfigError):
-        Judge(QRewardClient(["http://a/v1"]), model=MODEL, verdict=model)
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"scale": (5, 5)},
-        {"scale": (10, 0)},
-        {"scale": (0, float("inf"))},
-        {"range": (0, float("nan"))},
-        {"samples": 0},
-        {"reasks": -1},
-        {"settle": "best"},
-        {"response_format": "xml"},
-        {"model": ()},
-        {"model": ("a", "a")},
-        {"model": ""},
-        {"n": 3},
-        {"stream": True},
-        {"timeout": 5},
-        {"temperature": float("nan")},
-        {"messages": []},
-        {"prompt": "Is it good?"},
-        {"prompt": 7},
-    ],
-)
-def test_a_wrong_setting_is_refused_before_anything_is_sent(settings: dict[str, Any]) -> None:
-    with pytest.raises((ConfigError, RequestError)):
-        Judge(QRewardClient(["http://a/v1"]), **{"model": MODEL, **settings})
-
-
 def test_what_the_user_sets_is_sent_and_nothing_else_but_the_form() -> None:
     wire = JudgeWire(always(score(1)))
     judged(wire, temperature=0, max_tokens=64, extra_body={"top_k": 1})
@@ -135,16 +88,13 @@ def test_what_the_user_sets_is_sent_and_nothing_else_but_the_form() -> None:
     assert wire.sent[0].params["response_format"]["type"] == "json_schema"
 
 
-def test_an_unknown_model_is_told_before_anything_is_sent() -> None:
+async def test_an_unknown_model_is_refused_before_anything_is_sent() -> None:
     wire = JudgeWire(always(score(1)))
-
-    async def use(judge: Judge) -> None:
+    async with judge_over(wire, endpoint(models=["other-*"])) as judge:
         with pytest.raises(NoEndpoint):
             await judge.score(*ASKED)
         with pytest.raises(NoEndpoint):
             await judge.batch_score([ASKED])
-
-    judging(wire, use, endpoint(models=["other-*"]))
     assert wire.sent == []
 
 
@@ -154,13 +104,10 @@ def test_an_unknown_model_is_told_before_anything_is_sent() -> None:
 def test_an_unreadable_answer_is_asked_again_in_the_same_conversation_with_what_is_wrong() -> None:
     wire = JudgeWire(in_turn("It is a fine answer.", score(6)))
     verdict = judged(wire)
-    assert verdict.score == 0.6
-    assert verdict.usage is not None
-    assert verdict.usage.total_tokens == 30
+    assert (verdict.score, verdict.usage and verdict.usage.total_tokens) == (0.6, 30)
     first, second = wire.sent
-    assert [message["role"] for message in second.messages] == ["user", "assistant", "user"]
-    assert second.messages[0] == first.messages[0]
-    assert second.messages[1]["content"] == "It is a fine answer."
+    assert second.messages[:-1] == [*first.messages, {"role": "assistant", "content": "It is a fine answer."}]
+    assert second.messages[-1]["role"] == "user"
     assert "cannot be read" in second.text
     assert '"score": number, from 0 to 10' in second.text
 
@@ -175,12 +122,6 @@ def test_what_stays_unreadable_is_an_error_that_says_why_and_how_the_answer_bega
     assert [record.outcome for record in error.attempts] == ["unreadable"] * 3
     assert all("15 tokens" in record.detail for record in error.attempts)
     assert (error.model, error.endpoint) == (MODEL, "a")
-
-
-def test_without_reasks_it_is_asked_once() -> None:
-    wire = JudgeWire(always("?"))
-    failed(wire, InvalidResponse, reasks=0)
-    assert len(wire.sent) == 1
 
 
 def test_an_answer_off_the_scale_is_no_answer() -> None:
@@ -209,29 +150,21 @@ def test_an_answer_that_was_cut_says_raise_max_tokens_and_the_same_limit_is_trie
     assert len(wire.sent) == 2
 
 
-def test_asking_again_keeps_to_the_time_of_the_item() -> None:
+async def test_asking_again_keeps_to_the_time_of_the_item() -> None:
     wire = JudgeWire(in_turn("?", score(5), seconds=3.0))
-
-    async def use(judge: Judge) -> float:
+    async with judge_over(wire) as judge:
         with pytest.raises(RequestTimeout) as caught:
             await judge.score(*ASKED, timeout=5)
         assert caught.value.attempts[0].outcome == "unreadable"
-        return now()
-
-    assert judging(wire, use) == pytest.approx(5.0, abs=0.05)
+        assert now() == pytest.approx(5.0, abs=0.05)
     assert len(wire.cancelled) == 1
 
 
-def test_the_clients_timeout_holds_where_the_call_gives_none() -> None:
-    from qreward.testing import run_in_virtual_time
-
-    async def run() -> float:
-        async with client_of(JudgeWire(always(score(1), seconds=50)), timeout=7.0) as client:
-            with pytest.raises(RequestTimeout):
-                await Judge(client, model=MODEL).score(*ASKED)
-            return now()
-
-    assert run_in_virtual_time(run()) == pytest.approx(7.0, abs=0.05)
+async def test_the_clients_timeout_holds_where_the_call_gives_none() -> None:
+    async with client_of(JudgeWire(always(score(1), seconds=50)), timeout=7.0) as client:
+        with pytest.raises(RequestTimeout):
+            await Judge(client, model=MODEL).score(*ASKED)
+        assert now() == pytest.approx(7.0, abs=0.05)
 
 
 def test_a_failure_of_the_endpoint_is_retried_by_the_client_and_is_in_the_trail_if_it_stays() -> None:
@@ -240,17 +173,14 @@ def test_a_failure_of_the_endpoint_is_retried_by_the_client_and_is_in_the_trail_
     assert len(error.attempts) > 1
 
 
-def test_a_caller_who_is_cancelled_takes_the_request_along() -> None:
+async def test_a_call_that_is_cancelled_cancels_its_request() -> None:
     wire = JudgeWire(always(score(1), seconds=100))
-
-    async def use(judge: Judge) -> None:
+    async with judge_over(wire) as judge:
         task = asyncio.create_task(judge.score(*ASKED))
         await asyncio.sleep(1)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-
-    judging(wire, use)
     assert len(wire.cancelled) == 1
 
 
@@ -272,56 +202,42 @@ def forms(wire: JudgeWire) -> list[str]:
     return [sent.params.get("response_format", {}).get("type", "none") for sent in wire.sent]
 
 
-def test_a_server_without_json_schema_is_asked_for_less_and_remembered_and_no_reask_is_spent() -> None:
+async def test_a_server_without_json_schema_is_asked_for_less_and_remembered_and_no_reask_is_spent() -> None:
     wire = JudgeWire(without("json_schema", "json_object"))
-
-    async def use(judge: Judge) -> list[float]:
-        return [(await judge.score(*ASKED)).score for _ in range(2)]
-
-    assert judging(wire, use, reasks=0) == [0.5, 0.5]
+    async with judge_over(wire, reasks=0) as judge:
+        assert [(await judge.score(*ASKED)).score for _ in range(2)] == [0.5, 0.5]
     assert forms(wire) == ["json_schema", "json_object", "none", "none"]
     assert '"score": number, from 0 to 10' in wire.sent[-1].text
 
 
-@pytest.mark.parametrize(
-    "words", ["guided decoding is off", "json_schema: unknown field", "`response_format`: extra inputs are not permitted"]
-)
-def test_the_words_of_several_servers_are_understood(words: str) -> None:
-    wire = JudgeWire(without("json_schema", words=words))
-    assert judged(wire).score == 0.5
-    assert forms(wire) == ["json_schema", "json_object"]
-
-
-def test_another_400_is_an_error_at_once() -> None:
+def test_a_400_that_speaks_of_the_form_in_the_words_of_any_server_is_not_one_of_another_kind() -> None:
+    for words in ("guided decoding is off", "json_schema: unknown field", "`response_format`: extra inputs are not permitted"):
+        wire = JudgeWire(without("json_schema", words=words))
+        assert judged(wire).score == 0.5, words
+        assert forms(wire) == ["json_schema", "json_object"], words
     wire = JudgeWire(without("json_schema", words="max_tokens must be positive"))
     failed(wire, RequestError)
     assert forms(wire) == ["json_schema"]
 
 
-@pytest.mark.parametrize(
-    ("model", "words", "asked"), [("guided-json_schema-7b", "no", 1), ("n", "no such response_format", 2), ("r", "guided?", 2)]
-)
-def test_the_name_of_a_model_is_not_mistaken_for_what_its_server_says(model: str, words: str, asked: int) -> None:
-    async def script(sent: Sent) -> Any:
-        return refused(words, model=model) if sent.params.get("response_format", {}).get("type") == "json_schema" else score(5)
+async def test_the_name_of_a_model_is_not_mistaken_for_what_its_server_says() -> None:
+    for model, words, asked in (("guided-json_schema-7b", "no", 1), ("n", "no such response_format", 2), ("r", "guided?", 2)):
 
-    wire = JudgeWire(script)
+        async def script(sent: Sent, words: str = words, model: str = model) -> Any:
+            return refused(words, model=model) if sent.params.get("response_format", {}).get("type") == "json_schema" else score(5)
 
-    async def use(judge: Judge) -> None:
-        await asyncio.gather(judge.score(*ASKED), return_exceptions=True)
-
-    judging(wire, use, model=model)
-    assert len(wire.sent) == asked
+        wire = JudgeWire(script)
+        async with judge_over(wire, model=model) as judge:
+            await asyncio.gather(judge.score(*ASKED), return_exceptions=True)
+        assert len(wire.sent) == asked, model
 
 
-@pytest.mark.parametrize("form", ["json_schema", "json_object", "none"])
-def test_a_form_that_the_user_set_is_the_only_one(form: str) -> None:
-    wire = JudgeWire(always(score(5)))
-    judged(wire, response_format=form)
-    assert forms(wire) == [form]
-    wire = JudgeWire(without(form))
-    failed(wire, RequestError, response_format=form)
-    assert forms(wire) == [form]
+def test_a_form_that_the_user_set_is_the_only_one() -> None:
+    for form in ("json_schema", "json_object", "none"):
+        taken, not_taken = JudgeWire(always(score(5))), JudgeWire(without(form))
+        judged(taken, response_format=form)
+        failed(not_taken, RequestError, response_format=form)
+        assert forms(taken) == forms(not_taken) == [form]
 
 
 def test_what_one_model_takes_says_nothing_of_another() -> None:

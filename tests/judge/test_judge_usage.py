@@ -6,7 +6,7 @@ import asyncio
 import pickle
 from typing import Any
 
-from judge_tools import JudgeWire, Sent, always, broken, in_turn, judging
+from judge_tools import JudgeWire, Sent, always, broken, in_turn, judge_over, judging
 
 from qreward.errors import InvalidResponse, QRewardError, RequestTimeout
 from qreward.judge import Judge
@@ -56,11 +56,8 @@ def test_the_error_of_a_judgement_has_the_tokens_of_all_answers_that_came() -> N
     assert found == {name: [case[-1]] * 4 for name, case in cases.items()}
 
 
-def test_tokens_that_several_share_are_paid_by_one_of_them() -> None:
+async def test_tokens_that_several_share_are_paid_by_one_of_them() -> None:
     wire = JudgeWire(in_turn("no verdict"))
-
-    async def use(judge: Judge) -> list[int | None]:
-        return [tokens(error) for error in await asyncio.gather(*(error_of(judge) for _ in range(5)))]
-
-    assert judging(wire, use) == [30, None, None, None, None]
+    async with judge_over(wire) as judge:
+        assert [tokens(error) for error in await asyncio.gather(*(error_of(judge) for _ in range(5)))] == [30, None, None, None, None]
     assert len(wire.sent) == 2

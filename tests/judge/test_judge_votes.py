@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from judge_tools import JudgeWire, Sent, always, broken, endpoint, judging, now, score
+from judge_tools import JudgeWire, Sent, always, broken, endpoint, judge_over, judging, now, score
 
-from qreward.errors import InvalidResponse, QRewardError, RequestError, RequestTimeout, ServerError
+from qreward.errors import QRewardError, RequestError, RequestTimeout, ServerError
 from qreward.judge import Judge, Verdict, Vote
 from qreward.judge.aggregation import aggregate_comparisons, aggregate_scores, quorum
 
@@ -40,39 +40,24 @@ def timed(wire: JudgeWire, *, timeout: float | None = None, **settings: Any) -> 
     return outcome
 
 
-def test_all_votes_are_asked_at_once_and_the_majority_is_known_before_the_last_answers() -> None:
-    wire = JudgeWire(voting((1, 8), (2, 8), (50, 2)))
-    verdict, when = timed(wire, samples=3)
-    assert verdict.score == 0.8
-    assert when == pytest.approx(2, abs=0.05)
-    assert [sent.at for sent in wire.sent] == [0, 0, 0]
-    assert len(wire.cancelled) == 1
-    assert [vote.score for vote in verdict.votes] == [0.8, 0.8]
-
-
-def test_nothing_is_settled_while_a_missing_vote_can_change_it() -> None:
-    verdict, when = timed(JudgeWire(voting((1, 8), (2, 2), (3, 2))), samples=3)
-    assert (verdict.score, round(when)) == (0.2, 3)
-    assert [vote.score for vote in verdict.votes] == [0.2, 0.2, 0.8]
-
-
-def test_five_votes_need_three_that_agree() -> None:
-    wire = JudgeWire(voting((1, 1), (2, 0), (3, 1), (4, 1), (60, 0)))
-    verdict, when = timed(wire, samples=5, scale=(0, 1))
-    assert (verdict.score, round(when)) == (1.0, 4)
-    assert len(wire.cancelled) == 1
-
-
-def test_of_scores_given_equally_often_it_is_the_lower_one_in_the_middle_which_somebody_gave() -> None:
-    assert timed(JudgeWire(voting((1, 9), (1, 2), (1, 5))), samples=3)[0].score == 0.5
-    assert timed(JudgeWire(voting((1, 9), (1, 2))), samples=2)[0].score == 0.2
-
-
-def test_mean_and_median_wait_for_all() -> None:
-    for how, expected in (("mean", 0.5), ("median", 0.4)):
-        verdict, when = timed(JudgeWire(voting((1, 2), (2, 4), (9, 9))), samples=3, settle=how)
-        assert verdict.score == pytest.approx(expected)
-        assert round(when) == 9
+def test_all_votes_are_asked_at_once_and_the_majority_is_known_as_soon_as_no_missing_vote_can_change_it() -> None:
+    cases: list[tuple[list[tuple[float, Any]], dict[str, Any], float, int, list[float]]] = [
+        ([(1, 8), (2, 8), (50, 2)], {}, 0.8, 2, [0.8, 0.8]),
+        ([(1, 8), (2, 2), (3, 2)], {}, 0.2, 3, [0.2, 0.2, 0.8]),
+        ([(1, 1), (2, 0), (3, 1), (4, 1), (60, 0)], {"scale": (0, 1)}, 1.0, 4, [1, 1, 1, 0]),
+        ([(1, 9), (1, 2), (1, 5)], {}, 0.5, 1, [0.5, 0.2, 0.9]),  # given equally often: the lower one in the middle, which a judge gave
+        ([(1, 9), (1, 2)], {}, 0.2, 1, [0.2, 0.9]),
+        ([(1, 2), (2, 4), (9, 9)], {"settle": "mean"}, 0.5, 9, [0.2, 0.4, 0.9]),
+        ([(1, 2), (2, 4), (9, 9)], {"settle": "median"}, 0.4, 9, [0.4, 0.2, 0.9]),
+    ]
+    wrong = []
+    for answers, settings, score_, seconds, votes in cases:
+        wire = JudgeWire(voting(*answers))
+        verdict, when = timed(wire, samples=len(answers), **settings)
+        found = round(verdict.score, 9), round(when), sorted(vote.score for vote in verdict.votes), len(wire.cancelled)
+        if found != (score_, seconds, sorted(votes), len(answers) - len(votes)) or {sent.at for sent in wire.sent} != {0}:
+            wrong.append((answers, settings, found))
+    assert wrong == []
 
 
 def test_several_models_are_several_judges_each_asked_as_often_as_samples_say() -> None:
@@ -95,20 +80,17 @@ def test_a_vote_that_fails_leaves_it_to_the_others_if_more_than_half_answer() ->
         assert len(verdict.votes) == 2
 
 
-def test_without_more_than_half_the_item_fails_at_once_with_what_each_said() -> None:
+async def test_without_more_than_half_the_item_fails_at_once_with_what_each_said() -> None:
     async def script(sent: Sent) -> Any:
         if sent.model == "c":
             await asyncio.sleep(500)
         return "?" if sent.model == "b" else broken()
 
     wire = JudgeWire(script)
-
-    async def use(judge: Judge) -> tuple[Any, float]:
+    async with judge_over(wire, model=("a", "b", "c"), reasks=0) as judge:
         with pytest.raises(RequestError) as caught:
             await judge.score(*ASKED, timeout=None)
-        return caught.value, now()
-
-    error, when = judging(wire, use, model=("a", "b", "c"), reasks=0)
+        error, when = caught.value, now()
     assert when < 100
     assert "2 of 3 votes failed" in str(error)
     assert "ServerError" in str(error)
@@ -116,21 +98,11 @@ def test_without_more_than_half_the_item_fails_at_once_with_what_each_said() -> 
     assert len(wire.cancelled) == 1
 
 
-def test_votes_that_fail_alike_give_an_error_of_their_kind() -> None:
-    async def use(judge: Judge) -> None:
-        with pytest.raises(InvalidResponse, match=r"\d of 4 votes failed"):
-            await judge.score(*ASKED)
-
-    judging(JudgeWire(always("?")), use, samples=4, reasks=0)
-
-
-def test_the_time_of_an_item_is_one_for_all_its_votes() -> None:
-    async def use(judge: Judge) -> float:
+async def test_the_time_of_an_item_is_one_for_all_its_votes() -> None:
+    async with judge_over(JudgeWire(voting((1, 1), (100, 1), (100, 1))), samples=3) as judge:
         with pytest.raises(RequestTimeout):
             await judge.score(*ASKED, timeout=10)
-        return now()
-
-    assert judging(JudgeWire(voting((1, 1), (100, 1), (100, 1))), use, samples=3) == pytest.approx(10, abs=0.05)
+        assert now() == pytest.approx(10, abs=0.05)
 
 
 def test_samples_differ_by_their_seed_if_there_is_one() -> None:
@@ -139,26 +111,20 @@ def test_samples_differ_by_their_seed_if_there_is_one() -> None:
     assert sorted(sent.params["seed"] for sent in wire.sent) == [7, 8, 9]
 
 
-def test_in_a_batch_settled_items_cost_two_of_three_requests_where_slots_are_scarce() -> None:
+async def test_in_a_batch_settled_items_cost_two_of_three_requests_where_slots_are_scarce() -> None:
     wire = JudgeWire(always(score(1)))
-
-    async def use(judge: Judge) -> Any:
-        return await judge.batch_score([(f"q{number}", "a") for number in range(50)])
-
-    batch = judging(wire, use, endpoint(slots=1), samples=3)
+    async with judge_over(wire, endpoint(slots=1), samples=3) as judge:
+        batch = await judge.batch_score([(f"q{number}", "a") for number in range(50)])
     assert batch.stats.ok == 50
     assert len(wire.sent) == 100
     assert wire.cancelled == []
 
 
-def test_in_a_batch_what_is_under_way_and_not_needed_is_cancelled() -> None:
+async def test_in_a_batch_what_is_under_way_and_not_needed_is_cancelled() -> None:
     wire = JudgeWire(voting(*[(1, 5), (1, 5), (300, 5)] * 20))
-
-    async def use(judge: Judge) -> Any:
+    async with judge_over(wire, samples=3) as judge:
         batch = await judge.batch_score([(f"q{number}", "a") for number in range(20)])
-        return batch, now()
-
-    batch, when = judging(wire, use, samples=3)
+        when = now()
     assert batch.stats.ok == 20
     assert round(when) == 1
     assert len(wire.cancelled) == 20

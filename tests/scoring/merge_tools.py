@@ -65,6 +65,19 @@ class EncodingWire(ListWire):
         return await super().send(endpoint, call)
 
 
+def in_turn(*outcomes: Any, seconds: float = 0.1) -> Script:
+    """One outcome after the other, by the order of the lists; the last one again and again."""
+    seen = 0
+
+    async def work(_name: str, _items: list[Any]) -> Any:
+        nonlocal seen
+        await asyncio.sleep(seconds)
+        seen += 1
+        return outcomes[min(seen, len(outcomes)) - 1]
+
+    return work
+
+
 def flat(lists: list[list[Any]]) -> list[Any]:
     """All items, in the order in which they were sent."""
     return [item for items in lists for item in items]
@@ -119,7 +132,7 @@ def leftovers(client: QRewardClient) -> dict[str, int]:
         "commands": len(scheduler.out),
         "sinks": sum(len(shell.sinks) for shell in shells),
         "attempts": sum(len(shell._attempts) for shell in shells),
-        "collectors": len(client._runtime._mergers),
+        "mergers": len(client._runtime._mergers),
     }
     return {what: count for what, count in counts.items() if count}
 

@@ -6,10 +6,10 @@ import asyncio
 import base64
 import json
 import struct
+from itertools import product
 from typing import Any
 
 import httpx
-import pytest
 
 from qreward import Endpoint, Limits, QRewardClient
 from qreward.codecs.embeddings import EmbeddingsAnswer
@@ -61,20 +61,17 @@ def embedded(server: Server, inputs: list[Any], **params: Any) -> list[Any]:
     return asyncio.run(main())
 
 
-@pytest.mark.parametrize("backwards", [False, True])
-@pytest.mark.parametrize("form", [None, "base64"])
-def test_each_call_gets_its_own_vectors_numbered_from_0_and_its_share_of_the_usage(backwards: bool, form: str | None) -> None:
-    server = Server(backwards=backwards)
+def test_each_call_gets_its_own_vectors_numbered_from_0_and_its_share_of_the_usage() -> None:
     inputs: list[Any] = ["a", ["bb", "ccc"], ["dddd"], "ee"]
-    found = embedded(server, inputs, **({"encoding_format": form} if form else {}))
-    assert len(server.bodies) == 1
-    assert server.bodies[0]["input"] == ["a", "bb", "ccc", "dddd", "ee"]
-    assert [[item.embedding[0] for item in each.data] for each in found] == [[1.0], [2.0, 3.0], [4.0], [2.0]]
-    assert [[item.index for item in each.data] for each in found] == [[0], [0, 1], [0], [0]]
-    assert {each.model for each in found} == {"served-as"}
-    assert sum(each.usage.prompt_tokens for each in found) == sum(each.usage.total_tokens for each in found) == 20
-    assert found[1].usage.prompt_tokens > found[0].usage.prompt_tokens, "by the size of the inputs"
-    assert {each.id for each in found} == {"embd-1"}
+    for backwards, form in product((False, True), ({}, {"encoding_format": "base64"})):
+        server = Server(backwards=backwards)
+        found = embedded(server, inputs, **form)
+        assert [body["input"] for body in server.bodies] == [["a", "bb", "ccc", "dddd", "ee"]]
+        assert [[item.embedding[0] for item in each.data] for each in found] == [[1.0], [2.0, 3.0], [4.0], [2.0]]
+        assert [[item.index for item in each.data] for each in found] == [[0], [0, 1], [0], [0]]
+        assert {(each.model, each.id) for each in found} == {("served-as", "embd-1")}
+        assert sum(each.usage.prompt_tokens for each in found) == sum(each.usage.total_tokens for each in found) == 20
+        assert found[1].usage.prompt_tokens > found[0].usage.prompt_tokens, "by the size of the inputs"
 
 
 def test_a_call_alone_is_sent_as_it_was_given_and_its_usage_is_exact() -> None:
@@ -106,7 +103,7 @@ def test_the_usage_of_merged_items_is_marked_as_estimated_and_adds_up() -> None:
     asyncio.run(main())
 
 
-def test_without_usage_nothing_is_made_up() -> None:
+def test_without_usage_no_usage_is_made_up() -> None:
     found = embedded(Server(usage=False), ["a", "b"])
     assert [len(each.data) for each in found] == [1, 1]
 
@@ -133,9 +130,10 @@ def test_a_call_with_more_inputs_than_a_list_may_have_goes_alone_and_whole() -> 
     assert [len(each.data) for each in found] == [1, 600, 1]
 
 
-@pytest.mark.parametrize("body", [b'{"data": [{"embedding": [NaN]}, {"embedding": [1]}]}', b'{"data": [1, 2]}', b"[]", b"\xff"])
-def test_an_answer_that_is_too_odd_to_take_apart_is_an_error_for_each(body: bytes) -> None:
-    assert all(isinstance(part, Exception) for part in parts_of(EmbeddingsAnswer(body, MODEL, None), [1, 1], [1.0, 1.0]))
+def test_an_answer_that_is_too_odd_to_take_apart_is_an_error_for_each() -> None:
+    for body in (b'{"data": [{"embedding": [NaN]}, {"embedding": [1]}]}', b'{"data": [1, 2]}', b"[]", b"\xff"):
+        parts = parts_of(EmbeddingsAnswer(body, MODEL, None), [1, 1], [1.0, 1.0])
+        assert all(isinstance(part, Exception) for part in parts), body
 
 
 def test_rows_without_an_index_count_by_their_place() -> None:

@@ -14,7 +14,6 @@ from qreward.codecs.rewards.answers import Score
 from qreward.codecs.rewards.base import Conversation, Pair
 from qreward.errors import BadRequest, ConfigError, NoEndpoint
 from qreward.observers import AttemptEnded, CallEnded, CallStarted, Observer
-from qreward.testing.virtual_time import run_in_virtual_time as run
 
 FORMS: list[tuple[tuple[Any, ...], Any]] = [
     (("q", "a"), Pair("q", "a")),
@@ -25,23 +24,22 @@ FORMS: list[tuple[tuple[Any, ...], Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("given", "item"), FORMS, ids=str)
-def test_a_score_takes_a_pair_a_text_a_dict_or_a_conversation(given: tuple[Any, ...], item: Any) -> None:
+async def test_a_score_takes_a_pair_a_text_a_dict_or_a_conversation() -> None:
     async def work(_name: str, items: list[Any]) -> Any:
         return good(["x 1"] * len(items))
 
-    async def test() -> None:
+    for given, item in FORMS:
         wire = ListWire(work)
         async with client_of(wire) as client:
             found = await client.score(*given, model=MODEL)
-            assert (found, type(found)) == (1.0, Score)
-            assert pickle.loads(pickle.dumps(found)) == 1.0
+        assert (found, type(found)) == (1.0, Score)
+        assert pickle.loads(pickle.dumps(found)) == 1.0
         (sent,) = wire.lists[0]
-        assert sent == item if item is not None else isinstance(sent, Conversation)
         if item is None:
+            assert isinstance(sent, Conversation)
             assert [message["content"] for message in sent.messages] == ["q", "a"]
-
-    run(test())
+        else:
+            assert sent == item
 
 
 WRONG: list[tuple[str, dict[str, Any], type[Exception], str]] = [
@@ -64,83 +62,65 @@ WRONG: list[tuple[str, dict[str, Any], type[Exception], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("method", "arguments", "error", "said"), WRONG, ids=[f"{method}-{said}" for method, _, _, said in WRONG])
-def test_what_is_wrong_is_said_before_anything_is_sent(method: str, arguments: dict[str, Any], error: type[Exception], said: str) -> None:
-    async def test() -> None:
-        wire = ListWire()
-        async with client_of(wire, endpoint(models=[MODEL])) as client:
+async def test_what_is_wrong_is_said_before_anything_is_sent() -> None:
+    wire = ListWire()
+    async with client_of(wire, endpoint(models=[MODEL])) as client:
+        for method, arguments, error, said in WRONG:
             with pytest.raises(error, match=said):
                 await getattr(client, method)(**arguments)
-        assert wire.sent == []
-
-    run(test())
+    assert wire.sent == []
 
 
-def test_parameters_and_headers_reach_the_wire() -> None:
-    async def test() -> None:
-        wire = ListWire()
-        async with client_of(wire) as client:
-            await client.batch_score(texts(3), MODEL, extra_headers={"x-trace": "1"}, extra_body={"truncate_prompt_tokens": -1}, user="me")
-        (call,) = wire.calls
-        assert (dict(call.params), dict(call.headers)) == ({"user": "me", "truncate_prompt_tokens": -1}, {"x-trace": "1"})
-
-    run(test())
+async def test_parameters_and_headers_reach_the_wire() -> None:
+    wire = ListWire()
+    async with client_of(wire) as client:
+        await client.batch_score(texts(3), MODEL, extra_headers={"x-trace": "1"}, extra_body={"truncate_prompt_tokens": -1}, user="me")
+    (call,) = wire.calls
+    assert (dict(call.params), dict(call.headers)) == ({"user": "me", "truncate_prompt_tokens": -1}, {"x-trace": "1"})
 
 
-def test_an_empty_batch_is_an_empty_result() -> None:
-    async def test() -> None:
-        async with client_of(ListWire()) as client:
-            assert len(await client.batch_score([], MODEL)) == 0
-            assert len(await client.batch_score(iter(()), MODEL)) == 0
-
-    run(test())
+async def test_an_empty_batch_is_an_empty_result() -> None:
+    async with client_of(ListWire()) as client:
+        assert len(await client.batch_score([], MODEL)) == 0
+        assert len(await client.batch_score(iter(()), MODEL)) == 0
 
 
-def test_statistics_count_items_in_a_batch_and_requests_at_an_endpoint() -> None:
-    async def test() -> None:
-        async with client_of(ListWire()) as client:
-            batch = await client.batch_score(texts(40), MODEL)
-            stats, asked = batch.stats.endpoints["a"], client.stats()["a"]
-            assert (batch.stats.items, batch.stats.ok, stats.won, stats.prompt_tokens) == (40, 40, 40, 400)
-            assert (asked.sent, asked.won, asked.prompt_tokens) == (1, 1, 400)
-            assert batch[0].usage is not None
-            assert (batch[0].usage.prompt_tokens, batch[0].usage_is_estimated) == (10, True)
-            alone = await client.batch_score(texts(1), MODEL)
-            assert alone[0].usage_is_estimated is False
-
-    run(test())
+async def test_statistics_count_items_in_a_batch_and_requests_at_an_endpoint() -> None:
+    async with client_of(ListWire()) as client:
+        batch = await client.batch_score(texts(40), MODEL)
+        stats, asked = batch.stats.endpoints["a"], client.stats()["a"]
+        assert (batch.stats.items, batch.stats.ok, stats.won, stats.prompt_tokens) == (40, 40, 40, 400)
+        assert (asked.sent, asked.won, asked.prompt_tokens) == (1, 1, 400)
+        assert batch[0].usage is not None
+        assert (batch[0].usage.prompt_tokens, batch[0].usage_is_estimated) == (10, True)
+        alone = await client.batch_score(texts(1), MODEL)
+        assert alone[0].usage_is_estimated is False
 
 
-def test_a_bulk_leaves_slots_to_single_calls() -> None:
-    async def test() -> None:
-        wire = ListWire(seconds=1)
-        async with client_of(wire, endpoint("tei", 10, "tei")) as client:
-            await client.score("x 1", model=MODEL)  # single calls are expected from now on
-            bulk = asyncio.create_task(client.batch_score(texts(5000), MODEL))
-            await asyncio.sleep(0.5)
-            assert sum(at == 1.0 for _, at, _ in wire.sent) == 9
-            start = asyncio.get_running_loop().time()
-            assert await client.score("x 7", model="other", priority=Priority.NORMAL) == 7.0
-            assert asyncio.get_running_loop().time() - start < 1.1, "it did not wait for a slot"
-            await bulk
-
-    run(test())
+async def test_a_bulk_leaves_slots_to_single_calls() -> None:
+    wire = ListWire(seconds=1)
+    async with client_of(wire, endpoint("tei", 10, "tei")) as client:
+        await client.score("x 1", model=MODEL)  # single calls are expected from now on
+        bulk = asyncio.create_task(client.batch_score(texts(5000), MODEL))
+        await asyncio.sleep(0.5)
+        assert sum(at == 1.0 for _, at, _ in wire.sent) == 9
+        start = asyncio.get_running_loop().time()
+        assert await client.score("x 7", model="other", priority=Priority.NORMAL) == 7.0
+        assert asyncio.get_running_loop().time() - start < 1.1, "it did not wait for a slot"
+        await bulk
 
 
-def test_token_limits_are_charged_with_what_a_list_holds() -> None:
-    async def test() -> list[float]:
-        async def work(_name: str, items: list[Any]) -> Any:
-            await asyncio.sleep(0.01)
-            return good(["x 1"] * len(items))
+async def test_token_limits_are_charged_with_what_a_list_holds() -> None:
+    async def work(_name: str, items: list[Any]) -> Any:
+        await asyncio.sleep(0.01)
+        return good(["x 1"] * len(items))
 
-        wire = ListWire(work)
-        item = "x" * 3800  # 1000 tokens
-        limits = Limits(max_concurrency=8, tpm=600_000, adaptive=False)
-        async with client_of(wire, endpoint("tei", kind="tei", limits=limits)) as client:
-            await client.batch_score([item] * 640, MODEL)
-        return [at for _, at, _ in wire.sent]
-
-    sent = run(test())
+    wire = ListWire(work)
+    item = "x" * 3800  # 1000 tokens
+    limits = Limits(max_concurrency=8, tpm=600_000, adaptive=False)
+    async with client_of(wire, endpoint("tei", kind="tei", limits=limits)) as client:
+        await client.batch_score([item] * 640, MODEL)
+    sent = [at for _, at, _ in wire.sent]
     assert sent[-1] >= 30, "640,000 tokens at 10,000 a second"
 
 
@@ -160,31 +140,28 @@ class Seen(Observer):
         self.ended.append(event)
 
 
-def observed(items: int, bad: frozenset[str] = frozenset()) -> Seen:
+async def observed(items: int, bad: frozenset[str] = frozenset()) -> Seen:
     seen = Seen()
 
     async def work(_name: str, given: list[Any]) -> Any:
         await asyncio.sleep(1)
         return refused() if bad.intersection(given) else None
 
-    async def test() -> None:
-        async with client_of(ListWire(work), observers=[seen]) as client:
-            await asyncio.gather(*(client.score(text, model=MODEL) for text in texts(items)), return_exceptions=True)
-
-    run(test())
+    async with client_of(ListWire(work), observers=[seen]) as client:
+        await asyncio.gather(*(client.score(text, model=MODEL) for text in texts(items)), return_exceptions=True)
     return seen
 
 
-def test_a_lone_item_is_told_as_one_call_with_its_attempt_and_its_tokens() -> None:
-    seen = observed(1)
+async def test_observers_see_a_lone_item_as_one_call_with_its_attempt_and_its_tokens() -> None:
+    seen = await observed(1)
     (started,), (attempt,), (ended,) = seen.started, seen.attempts, seen.ended
     assert started.operation == "score"
     assert started.call == attempt.call == ended.call
     assert (ended.outcome, ended.endpoint, ended.attempts, ended.prompt_tokens) == ("ok", "a", 1, 10)
 
 
-def test_of_merged_items_each_is_told_and_the_request_that_carried_them() -> None:
-    seen = observed(5)
+async def test_observers_see_each_merged_item_and_their_request() -> None:
+    seen = await observed(5)
     assert len(seen.started) == len(seen.ended) == 6
     assert len({event.call for event in seen.ended}) == 6
     (attempt,) = seen.attempts
@@ -194,26 +171,22 @@ def test_of_merged_items_each_is_told_and_the_request_that_carried_them() -> Non
     assert {event.outcome for event in seen.ended} == {"ok"}
 
 
-def test_each_call_is_told_to_end_once_though_its_list_was_cut() -> None:
-    seen = observed(8, frozenset({"x 3"}))
+async def test_observers_see_each_call_end_once_though_its_list_was_cut() -> None:
+    seen = await observed(8, frozenset({"x 3"}))
     assert sorted(event.call for event in seen.started) == sorted(event.call for event in seen.ended)
     items = [event for event in seen.ended if event.prompt_tokens is None and event.outcome == "ok"]
     assert len(items) >= 5
 
 
-def test_a_member_that_is_cancelled_is_told_so_once() -> None:
+async def test_observers_see_an_item_that_is_cancelled_end_once() -> None:
     seen = Seen()
-
-    async def test() -> None:
-        async with client_of(ListWire(seconds=10), observers=[seen]) as client:
-            for count in (1, 3):
-                asked = [asyncio.create_task(client.score(text, model=MODEL)) for text in texts(count)]
-                await asyncio.sleep(1)
-                for task in asked:
-                    task.cancel()
-                await asyncio.gather(*asked, return_exceptions=True)
-                await asyncio.sleep(1)
-
-    run(test())
+    async with client_of(ListWire(seconds=10), observers=[seen]) as client:
+        for count in (1, 3):
+            asked = [asyncio.create_task(client.score(text, model=MODEL)) for text in texts(count)]
+            await asyncio.sleep(1)
+            for task in asked:
+                task.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+            await asyncio.sleep(1)
     assert sorted(event.call for event in seen.started) == sorted(event.call for event in seen.ended)
     assert {event.outcome for event in seen.ended} == {"cancelled"}

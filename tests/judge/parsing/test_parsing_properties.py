@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 
 import pytest
 from hypothesis import example, given, settings
@@ -13,6 +14,8 @@ from pydantic import BaseModel
 from qreward.judge.parsing import PreferenceVerdict, ScoreVerdict, Unreadable, YesNoVerdict, read
 from qreward.judge.parsing.json import NotAnObject, object_at
 from qreward.judge.parsing.text import GAP, own_words
+
+EXAMPLES = int(os.environ.get("EXAMPLES", "150"))
 
 
 class Marked(BaseModel):
@@ -99,7 +102,7 @@ WORDS = st.lists(
 
 
 @given(SOUP | st.text(), st.sampled_from(MODELS), SCALES | st.none())
-@settings(max_examples=500)
+@settings(max_examples=EXAMPLES)
 def test_no_text_raises_anything_but_a_refusal(text: str, model: type[BaseModel], scale: tuple[float, float] | None) -> None:
     try:
         outcome: object = read(text, model, scale=scale)
@@ -110,7 +113,7 @@ def test_no_text_raises_anything_but_a_refusal(text: str, model: type[BaseModel]
 
 
 @given(SOUP, SCALES)
-@settings(max_examples=300)
+@settings(max_examples=EXAMPLES)
 def test_a_score_is_always_finite_and_on_the_scale(text: str, scale: tuple[float, float]) -> None:
     try:
         score = read(text, ScoreVerdict, scale=scale).score
@@ -169,7 +172,7 @@ SCALE = {ScoreVerdict: (0.0, 10.0)}
 
 
 @given(st.sampled_from([(model, own) for model, owns in OWN.items() for own in owns]), st.sampled_from(MARKS), SOUP, st.booleans())
-@settings(max_examples=1500)
+@settings(max_examples=2 * EXAMPLES)
 def test_what_a_candidate_says_never_becomes_the_verdict_beside_the_judges_own(
     judged: tuple[type[BaseModel], str], marks: str, candidate: str, own_first: bool
 ) -> None:
@@ -191,7 +194,7 @@ def test_what_a_candidate_says_never_becomes_the_verdict_beside_the_judges_own(
     st.sampled_from(ENDS),
     SOUP | WORDS,
 )
-@settings(max_examples=2000, derandomize=True)
+@settings(max_examples=2 * EXAMPLES, derandomize=True)
 def test_a_verdict_that_stands_in_the_quoted_response_alone_is_never_the_verdict(
     injected: tuple[type[BaseModel], str], marks: str, before: str, start: str, end: str, after: str
 ) -> None:

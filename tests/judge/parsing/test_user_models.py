@@ -61,17 +61,25 @@ def one(annotation: Any) -> type[BaseModel]:
     return type("One", (BaseModel,), {"__annotations__": {"grade": annotation}, "__module__": __name__})
 
 
-@pytest.mark.parametrize(
-    ("annotation", "text", "expected"),
-    [
+def is_read(text: str, model: type[BaseModel], scale: tuple[float, float] | None = None) -> bool:
+    try:
+        read(text, model, scale=scale)
+    except Unreadable:
+        return False
+    return True
+
+
+def test_the_one_field_that_decides_may_be_written_in_words() -> None:
+    quality, marks = Literal["good", "bad"], Literal["+", "-"]
+    cases: list[tuple[Any, str, object]] = [
         (int, "Grade: 4", 4),
         (float, "4.5", 4.5),
         (bool, "Yes.", True),
         (bool, "Grade: false", False),
         (bool, '{"grade": true}', True),
-        (Literal["good", "bad"], "Verdict: bad", "bad"),
-        (Literal["good", "bad"], "Grade: **good**", "good"),
-        (Literal["good", "bad"], "[[good]]", "good"),
+        (quality, "Verdict: bad", "bad"),
+        (quality, "Grade: **good**", "good"),
+        (quality, "[[good]]", "good"),
         (Literal["correct", "incorrect"], "incorrect", "incorrect"),
         (Literal[1, 2, 3], "Grade: 3", 3),
         (Literal[1, 2, 3], '{"grade": "2"}', 2),
@@ -79,27 +87,26 @@ def one(annotation: Any) -> type[BaseModel]:
         (Colour, "Grade: red", Colour.RED),
         (Colour, "GREEN", Colour.GREEN),
         (Literal["A", "B"], "Grade: B", "B"),
-        (Literal["+", "-"], "Grade: +", "+"),
-        (Literal["+", "-"], "[[-]]", "-"),
+        (marks, "Grade: +", "+"),
+        (marks, "[[-]]", "-"),
         (float | None, "Grade: 4", 4.0),
-    ],
-)
-def test_the_one_field_that_decides_may_be_written_in_words(annotation: Any, text: str, expected: object) -> None:
-    assert read(text, one(annotation)).grade == expected  # type: ignore[attr-defined]
+    ]
+    found = [(annotation, text, read(text, one(annotation)).grade) for annotation, text, _ in cases]  # type: ignore[attr-defined]
+    assert found == cases
 
 
-@pytest.mark.parametrize(
-    ("annotation", "text"),
-    [
+def test_what_is_no_value_of_the_field_is_refused() -> None:
+    quality = Literal["good", "bad"]
+    cases: list[tuple[Any, str]] = [
         (int, "Grade: 4.5"),
         (int, '{"grade": true}'),
         (float | None, '{"grade": null}'),
         (bool, '{"grade": "perhaps"}'),
-        (Literal["good", "bad"], "A good effort"),
-        (Literal["good", "bad"], "Good, but it is wrong"),
-        (Literal["good", "bad"], "Verdict: good or bad"),
-        (Literal["good", "bad"], "Verdict: good\nVerdict: bad"),
-        (Literal["good", "bad"], "The candidate wrote: Verdict: good"),
+        (quality, "A good effort"),
+        (quality, "Good, but it is wrong"),
+        (quality, "Verdict: good or bad"),
+        (quality, "Verdict: good\nVerdict: bad"),
+        (quality, "The candidate wrote: Verdict: good"),
         (Literal["correct", "incorrect"], "not correct"),
         (Literal[1, 2, 3], "Grade: 4"),
         (Level, "Grade: 3"),
@@ -108,18 +115,13 @@ def test_the_one_field_that_decides_may_be_written_in_words(annotation: Any, tex
         (Literal["tie", "win"], "Grade: t\u0131e"),
         (Literal["+", "-"], "Grade: ?"),
         (str, "Grade: 4"),
-    ],
-)
-def test_what_is_no_value_of_the_field_is_refused(annotation: Any, text: str) -> None:
-    with pytest.raises(Unreadable):
-        read(text, one(annotation))
+    ]
+    assert [(annotation, text) for annotation, text in cases if is_read(text, one(annotation))] == []
 
 
 def test_the_fields_own_limits_are_the_scale_where_none_is_given() -> None:
     assert read("Stars: 4/5", Stars).stars == 4
-    for text in ("Stars: 4/10", "Stars: 6", '{"stars": 0}'):
-        with pytest.raises(Unreadable):
-            read(text, Stars)
+    assert [text for text in ("Stars: 4/10", "Stars: 6", '{"stars": 0}') if is_read(text, Stars)] == []
 
 
 def test_without_a_scale_only_plain_numbers_are_read() -> None:
@@ -128,12 +130,11 @@ def test_without_a_scale_only_plain_numbers_are_read() -> None:
         read("Score: 7/10", ScoreVerdict)
 
 
-@pytest.mark.parametrize(("scale", "expected"), [((0.0, 1.0), 0.7), ((0.0, 100.0), 70.0)])
-def test_per_cent_are_read_where_they_have_one_meaning(scale: tuple[float, float], expected: float) -> None:
-    assert read("Score: 70%", ScoreVerdict, scale=scale).score == expected
-    assert read('{"score": "70 %"}', ScoreVerdict, scale=scale).score == expected
-    with pytest.raises(Unreadable):
-        read("Score: 170%", ScoreVerdict, scale=scale)
+def test_per_cent_are_read_where_they_have_one_meaning() -> None:
+    for scale, expected in (((0.0, 1.0), 0.7), ((0.0, 100.0), 70.0)):
+        assert read("Score: 70%", ScoreVerdict, scale=scale).score == expected
+        assert read('{"score": "70 %"}', ScoreVerdict, scale=scale).score == expected
+        assert not is_read("Score: 170%", ScoreVerdict, scale)
 
 
 def test_a_signed_scale_takes_signed_numbers() -> None:
@@ -145,9 +146,8 @@ def test_a_signed_scale_takes_signed_numbers() -> None:
 def test_two_fields_that_could_decide_leave_objects_alone() -> None:
     assert read('It is fine.\n{"helpful": 3, "honest": 4}', Two) == Two(helpful=3, honest=4)
     two = '{"helpful": 3, "honest": 4} {"helpful": 3, "honest": 5}'
-    for text in ("helpful: 3", 'so: {"helpful": 3, "honest": 4}', '{"helpful": 3}', two):
-        with pytest.raises(Unreadable):
-            read(text, Two)
+    texts = ("helpful: 3", 'so: {"helpful": 3, "honest": 4}', '{"helpful": 3}', two)
+    assert [text for text in texts if is_read(text, Two)] == []
 
 
 def test_words_make_no_verdict_of_a_model_that_requires_more() -> None:
@@ -156,17 +156,14 @@ def test_words_make_no_verdict_of_a_model_that_requires_more() -> None:
         read("Score: 7", Reasoned)
 
 
-@pytest.mark.parametrize("text", ["{}", '{"reason": "fine"}', "It is fine.", '{"grade": 7}'])
-def test_a_default_never_stands_for_a_score_that_nobody_gave(text: str) -> None:
-    with pytest.raises(Unreadable):
-        read(text, Generous, scale=(0, 10))
+def test_a_default_never_stands_for_a_score_that_was_not_given() -> None:
+    texts = ("{}", '{"reason": "fine"}', "It is fine.", '{"grade": 7}')
+    assert [text for text in texts if is_read(text, Generous, (0, 10))] == []
 
 
 def test_null_is_no_score_even_where_the_model_would_take_it() -> None:
     assert read('{"score": 7}', Maybe).score == 7
-    for text in ('{"score": null}', '{"score": true}'):
-        with pytest.raises(Unreadable):
-            read(text, Maybe)
+    assert [text for text in ('{"score": null}', '{"score": true}') if is_read(text, Maybe)] == []
 
 
 def test_a_strict_model_that_takes_no_other_members_is_obeyed() -> None:

@@ -8,15 +8,19 @@ import pickle
 import re
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
-from pydantic import BaseModel
+from judge_tools import JudgeWire, always, client_of
+from pydantic import BaseModel, Field
 
 from qreward import QRewardClient, SyncQRewardClient
 from qreward.errors import ClientClosed, ConfigError
-from qreward.judge import Judge, JudgeConfig, RewardModelScorer, ScoreVerdict, SyncJudge, Verdict, YesNoVerdict, make_scorer
+from qreward.judge import Judge, JudgeConfig, RewardModelScorer, Scorer, ScoreVerdict, SyncJudge, Verdict, YesNoVerdict, make_scorer
 from qreward.judge.sampling import SampleRequest
 from qreward.judge.verdict_parser import verdict_named
 from qreward.testing import FakeEndpoint, FakeFleet
@@ -31,6 +35,10 @@ class Graded(BaseModel):
 
 class Endless(BaseModel):
     words: dict[str, Any]
+
+
+class Limited(BaseModel):
+    points: int = Field(ge=1, le=5)
 
 
 def some_client() -> QRewardClient:
@@ -48,6 +56,7 @@ def test_settings_make_a_judge_with_all_that_they_say() -> None:
         settle="mean",
         reasks=4,
         response_format="none",
+        cache_namespace="v1",
         params={"temperature": 0.5, "seed": 3},
     )
     judge = Judge.from_config(some_client(), config)
@@ -61,6 +70,7 @@ def test_settings_make_a_judge_with_all_that_they_say() -> None:
     assert SampleRequest(asks[1]).call().params == {"temperature": 0.5, "seed": 4}
     assert asks[0].messages == [{"role": "system", "content": "Be strict."}, {"role": "user", "content": "p: r / f"}]
     assert asks[0].judge_model.parser.model is YesNoVerdict
+    assert judge._config.cache_namespace == "v1"
 
 
 def test_a_mapping_does_as_well_and_names_the_nearest_right_setting() -> None:
@@ -78,14 +88,9 @@ def test_a_verdict_is_named_by_its_place() -> None:
 
 
 def test_the_scale_of_a_verdicts_own_field_counts_where_no_other_is_set() -> None:
-    form = Judge.from_config(some_client(), {"model": "m", "verdict": "test_judge_scores:Graded"})._points.judge_models[0].parser
-    assert form.scale == (1.0, 5.0)
-    form = (
-        Judge.from_config(some_client(), {"model": "m", "verdict": "test_judge_scores:Graded", "scale": (0, 2)})
-        ._points.judge_models[0]
-        .parser
-    )
-    assert form.scale == (0.0, 2.0)
+    for settings, scale in (({}, (1.0, 5.0)), ({"scale": (0, 2)}, (0.0, 2.0))):
+        judge = Judge.from_config(some_client(), {"model": "m", "verdict": f"{__name__}:Limited", **settings})
+        assert judge._points.judge_models[0].parser.scale == scale
 
 
 def test_a_scorer_is_made_of_settings_or_of_a_name() -> None:
@@ -101,30 +106,24 @@ def test_a_judge_is_made_over_a_client_that_awaits() -> None:
         Judge(SyncQRewardClient(["http://a.example/v1"]), model="m")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("owned", [True, False])
-def test_closing_a_judge_closes_its_client_only_if_it_owns_that(owned: bool) -> None:
-    async def run() -> None:
-        async with FakeFleet(JUDGES) as fleet, QRewardClient(fleet.endpoints) as client:
-            for scorer in (Judge(client, model="m", owns_client=owned), RewardModelScorer(client, "m", owns_client=owned)):
-                async with scorer:
-                    pass
+async def test_closing_a_judge_closes_its_client_only_if_it_owns_that() -> None:
+    makers: list[Callable[..., Any]] = [partial(Judge, model="m"), partial(RewardModelScorer, model="m")]
+    for make, owned in product(makers, (True, False)):
+        async with client_of(JudgeWire(always("fine"))) as client:
+            async with make(client, owns_client=owned):
+                pass
             if owned:
                 with pytest.raises(ClientClosed):
                     await client.chat_completion([{"role": "user", "content": "hi"}], "m")
             else:
                 assert await client.chat_completion([{"role": "user", "content": "hi"}], "m")
 
-    asyncio.run(run())
 
-
-def test_what_make_scorer_makes_owns_its_client() -> None:
-    async def run() -> None:
-        client = some_client()
-        await make_scorer(client, JudgeConfig(model="m")).aclose()
-        with pytest.raises(ClientClosed):
-            await client.chat_completion([{"role": "user", "content": "hi"}], "m")
-
-    asyncio.run(run())
+async def test_what_make_scorer_makes_owns_its_client() -> None:
+    client = some_client()
+    await make_scorer(client, JudgeConfig(model="m")).aclose()
+    with pytest.raises(ClientClosed):
+        await client.chat_completion([{"role": "user", "content": "hi"}], "m")
 
 
 def worth(verdict: ScoreVerdict) -> float:
@@ -203,19 +202,14 @@ def test_a_blocking_judge_is_made_of_settings_and_over_either_client() -> None:
         revived.close()
 
 
-@pytest.mark.parametrize("name", ["score", "batch_score", "compare", "batch_compare"])
-def test_the_blocking_methods_take_what_the_others_take(name: str) -> None:
-    one, other = getattr(Judge, name), getattr(SyncJudge, name)
-    assert inspect.signature(one).parameters == inspect.signature(other).parameters
-    assert inspect.signature(one).return_annotation == inspect.signature(other).return_annotation
+def test_the_blocking_methods_take_what_the_others_take() -> None:
+    for name in ("score", "batch_score", "compare", "batch_compare"):
+        assert inspect.signature(getattr(Judge, name)) == inspect.signature(getattr(SyncJudge, name)), name
 
 
-@pytest.mark.parametrize("kind", [Judge, RewardModelScorer])
-@pytest.mark.parametrize("name", ["score", "batch_score"])
-def test_a_judge_and_a_reward_model_have_one_face(kind: Any, name: str) -> None:
-    from qreward.judge import Scorer
-
-    assert list(inspect.signature(getattr(kind, name)).parameters) == list(inspect.signature(getattr(Scorer, name)).parameters)
+def test_a_judge_and_a_reward_model_take_the_same_arguments() -> None:
+    for kind, name in product((Judge, RewardModelScorer), ("score", "batch_score")):
+        assert list(inspect.signature(getattr(kind, name)).parameters) == list(inspect.signature(getattr(Scorer, name)).parameters)
 
 
 def test_a_verdict_is_what_its_annotations_say() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from judge_tools import MODEL, JudgeWire, always, judging, score
 
 from qreward import QRewardClient
-from qreward.errors import ConfigError, QRewardError
+from qreward.errors import ConfigError
 from qreward.judge import Judge
 from qreward.judge.prompts import Template, fenced, in_words, pair, point
 from qreward.testing.responders import judge as fake_judge
@@ -53,26 +53,11 @@ def test_a_text_with_its_braces_doubled_is_itself(text: str) -> None:
     assert template.names == frozenset()
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "{response.__class__}",
-        "{response[0]}",
-        "{response!r}",
-        "{response:>10}",
-        "{}",
-        "{0}",
-        "{ response }",
-        "{response",
-        "response}",
-        '{"score": 7}',
-        "{{response}",
-        "{response}}",
-    ],
-)
-def test_what_is_not_a_plain_name_is_refused_when_the_judge_is_made(text: str) -> None:
-    with pytest.raises(ConfigError, match="line 2"):
-        Judge(QRewardClient(["http://a/v1"]), model=MODEL, prompt=f"{{response}}\n{text}")
+def test_what_is_not_a_plain_name_is_refused_when_the_judge_is_made() -> None:
+    names = ("{response.__class__}", "{response[0]}", "{response!r}", "{response:>10}", "{}", "{0}", "{ response }")
+    for text in (*names, "{response", "response}", '{"score": 7}', "{{response}", "{response}}"):
+        with pytest.raises(ConfigError, match="line 2"):
+            Judge(QRewardClient(["http://a/v1"]), model=MODEL, prompt=f"{{response}}\n{text}")
 
 
 def test_the_fields_of_an_item_are_filled_in_once() -> None:
@@ -82,7 +67,7 @@ def test_the_fields_of_an_item_are_filled_in_once() -> None:
     assert sent == [{"role": "user", "content": "be kind: What is 6 x 7? -> {reference}"}]
 
 
-def test_a_field_that_nobody_names_and_one_that_is_missing_are_told_by_name() -> None:
+def test_an_unused_field_and_a_missing_one_are_refused_by_name() -> None:
     said = refused({**ITEM, "rubrik": "be kind"}, prompt="{prompt} {response}")
     assert "'rubrik'" in said
     assert "'prompt', 'response'" in said
@@ -131,12 +116,6 @@ def test_a_function_gets_the_fields_as_they_are_and_makes_the_messages() -> None
 
     sent = messages({**ITEM, "weights": [1, 2]}, prompt=build, response_format="none")
     assert sent[0]["content"] == "['prompt', 'reference', 'response', 'weights'] [1, 2]"
-
-
-@pytest.mark.parametrize("made", ["text", [], [7], [{"content": "x"}]])
-def test_what_a_function_makes_must_be_messages(made: Any) -> None:
-    with pytest.raises(QRewardError):
-        asked(JudgeWire(always(score(5))), ITEM, prompt=lambda _fields: made)
 
 
 def test_a_conversation_is_shown_readably() -> None:

@@ -20,9 +20,9 @@ from qreward.codecs.rewards.base import MergeLimits
 from qreward.codecs.rewards.registry import SCORE
 from qreward.scheduler.load_balancing import make_balancer
 from qreward.scheduler.queue import Queue
-from qreward.scheduler.state import Attempt, Pool, RequestOptions, Source, Task, make_source
-from qreward.scoring import sizing as spread
-from qreward.scoring.merge_queue import MergedItem, MergedRequest, MergeQueue, Split
+from qreward.scheduler.state import Pool, RequestOptions, make_source
+from qreward.scoring import sizing
+from qreward.scoring.merge_queue import MergedItem, MergedRequest, MergeQueue
 from qreward.scoring.merge_spec import EmbeddingsSpec, MergeSpec
 from qreward.scoring.sizing import LearnedLimits
 from qreward.settings.policies import LoadBalanceStrategy
@@ -33,87 +33,40 @@ def pool_of(*limits: Limits) -> Pool:
     return Pool("'*'", sources, make_balancer(LoadBalanceStrategy.EXPECTED_FINISH, {}, Random(1)), Queue())
 
 
-def send(source: Source, pool: Pool, now: float = 0.0) -> None:
-    source.sent(now, Attempt(Task(None, pool, 5, None, None, 0), source, now))
-
-
 def fixed(slots: int, **settings: Any) -> Limits:
     return Limits(max_concurrency=slots, adaptive=False, **settings)
 
 
 LINES: dict[str, tuple[Callable[[int], float], int]] = {
     "20 ms + 1.5 ms": (lambda n: 0.02 + 0.0015 * n, 14),
-    "flat": (lambda n: 0.1, spread.MOST),
+    "flat": (lambda n: 0.1, sizing.MOST),
     "in proportion": (lambda n: 0.01 * n, 1),
-    "shorter when longer": (lambda n: 1 / n, spread.MOST),
+    "shorter when longer": (lambda n: 1 / n, sizing.MOST),
 }
 
 
-@pytest.mark.parametrize("name", LINES)
-def test_the_least_length_is_where_a_list_takes_twice_its_fixed_part(name: str) -> None:
-    seconds, least = LINES[name]
-    service = spread.ServiceTimeModel()
-    for items in (3, 80, 20, 200, 50, 120):
-        service.add(items, seconds(items))
-    assert service.least() == pytest.approx(least, abs=1)
+def test_the_least_length_is_where_a_list_takes_twice_its_fixed_part() -> None:
+    for name, (seconds, least) in LINES.items():
+        service = sizing.ServiceTimeModel()
+        for items in (3, 80, 20, 200, 50, 120):
+            service.add(items, seconds(items))
+        assert service.least() == pytest.approx(least, abs=1), name
 
 
 def test_lists_of_one_length_teach_nothing_of_what_a_list_costs() -> None:
-    service = spread.ServiceTimeModel()
-    assert service.least() == spread.LEAST
+    service = sizing.ServiceTimeModel()
+    assert service.least() == sizing.LEAST
     for _ in range(50):
         service.add(32, 1.0)
-    assert service.least() == spread.LEAST
+    assert service.least() == sizing.LEAST
 
 
 @given(st.lists(st.tuples(st.integers(1, 10_000), st.floats(0, 1e6)), max_size=60))
 def test_whatever_lists_take_the_least_length_is_within_its_bounds(lists: list[tuple[int, float]]) -> None:
-    service = spread.ServiceTimeModel()
+    service = sizing.ServiceTimeModel()
     for items, seconds in lists:
         service.add(items, seconds)
-    assert 1 <= service.least() <= spread.MOST
-
-
-def test_what_is_left_is_cut_into_somewhat_more_lists_than_there_are_places() -> None:
-    pool, service = pool_of(fixed(4), fixed(6)), spread.ServiceTimeModel()
-    assert spread.places(0.0, pool) == 10
-    assert spread.length(0.0, pool, 1000, service) == 67
-    assert spread.length(0.0, pool, 30, service) == spread.LEAST
-    assert spread.length(0.0, pool, float("inf"), service) == spread.MOST
-    assert spread.length(0.0, pool, 10**7, service) == spread.MOST
-    assert spread.length(0.0, pool_of(fixed(1)), 100, service) == 100, "one place gets all"
-
-
-def test_only_places_that_can_be_used_now_count() -> None:
-    pool = pool_of(fixed(4), fixed(6))
-    first, second = pool.sources
-    second.health.mark_unhealthy()
-    assert spread.places(0.0, pool) == 4
-    for _ in range(4):
-        send(first, pool)
-    assert spread.places(0.0, pool) == 4, "those under way"
-    first.health.mark_unhealthy()
-    assert spread.places(0.0, pool_of()) == 1
-
-
-def test_an_endpoint_of_few_requests_a_minute_has_few_places_however_many_slots() -> None:
-    pool = pool_of(fixed(64, rpm=60))
-    assert spread.places(0.0, pool) == 1
-    pool.sources[0].latency.add(5.0)
-    assert spread.places(0.0, pool) == 6
-
-
-def test_the_pause_grows_with_how_full_the_pool_is_and_is_none_when_it_is_idle() -> None:
-    pool = pool_of(fixed(8))
-    source = pool.sources[0]
-    source.latency.add(0.8)
-    assert spread.pause(pool) == 0.0
-    send(source, pool)
-    assert spread.pause(pool) == pytest.approx(0.8 / 64)
-    for _ in range(7):
-        send(source, pool)
-    assert spread.pause(pool) == pytest.approx(0.1), "then a slot is free every tenth of a second"
-    assert spread.pause(pool_of()) == 0.0
+    assert 1 <= service.least() <= sizing.MOST
 
 
 def members(count: int) -> list[MergedItem]:
@@ -148,12 +101,6 @@ def test_the_deadlines_of_what_is_over_are_forgotten_long_before_their_time() ->
     assert len(deadlines._entries) <= 130
 
 
-def test_a_list_was_too_long_if_both_its_parts_are_taken() -> None:
-    (source,) = pool_of(fixed(1)).sources
-    cut = Split(source, 16)
-    assert [cut.record_answer(), cut.record_answer()] == [None, source]
-
-
 def test_calls_for_embeddings_count_by_their_inputs() -> None:
     listing = EmbeddingsSpec("m", {}, None, None)
     calls = [WireRequest(EMBEDDINGS, "m", inputs, {}, None) for inputs in (["a", "b"], "c", [1, 2, 3], [[1], [2], [3]])]
@@ -176,15 +123,15 @@ def test_an_item_whose_time_has_passed_is_not_taken_though_the_timer_was_not_the
     source = pool.sources[0]
     source.handle = Endpoint("http://a.example/v1", name="a", kind="vllm")
     spec = MergeSpec(SCORE, "m", {}, None, None)
-    stock = MergeQueue(pool, spec, LearnedLimits())
-    merger = SimpleNamespace(spec=spec, queue=stock)
+    queue = MergeQueue(pool, spec, LearnedLimits())
+    merger = SimpleNamespace(spec=spec, queue=queue)
     made = [
         MergedItem(WireRequest(SCORE, "m", [f"x {index}"], {}, None), pool, RequestOptions(5, 1.0 + index), None, index)
         for index in range(3)
     ]
-    stock.put(0.0, made, None, batch=False)
-    carrier = MergedRequest(pool, made[0].lane, merger)
-    assert stock.fill(2.5, carrier, source)
-    assert [member.index for member in carrier.members] == [2]
-    assert stock.due(2.5) == made[:2], "who then says so"
-    assert not stock.fill(9.0, MergedRequest(pool, made[0].lane, merger), source)
+    queue.put(0.0, made, None, batch=False)
+    request = MergedRequest(pool, made[0].lane, merger)
+    assert queue.fill(2.5, request, source)
+    assert [member.index for member in request.members] == [2]
+    assert queue.due(2.5) == made[:2]
+    assert not queue.fill(9.0, MergedRequest(pool, made[0].lane, merger), source)

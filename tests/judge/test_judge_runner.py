@@ -7,10 +7,9 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
-from judge_tools import JudgeWire, Sent, always, broken, endpoint, in_turn, judging, now, overloaded, score
+from judge_tools import JudgeWire, Sent, always, broken, endpoint, in_turn, judge_over, judging, now, overloaded, score
 
-from qreward.errors import BadRequest, ConfigError, DeadlineExceeded, InvalidResponse, RequestTimeout
-from qreward.judge import Judge
+from qreward.errors import BadRequest, ConfigError, DeadlineExceeded, RequestTimeout
 from qreward.results import BatchInterrupted
 
 
@@ -18,14 +17,9 @@ def items(count: int) -> list[tuple[str, str]]:
     return [(f"q{number}", f"a{number}") for number in range(count)]
 
 
-def by_number(seconds: float = 1.0) -> Any:
-    """The score is the last digit of the candidate's number."""
-
-    async def script(sent: Sent) -> str:
-        await asyncio.sleep(seconds)
-        return score(int(sent.text.split("Candidate answer:\n```\na")[1].split("\n")[0]) % 10)
-
-    return script
+def number_of(sent: Sent) -> int:
+    """That of the candidate."""
+    return int(sent.text.split("Candidate answer:\n```\na")[1].split("\n")[0])
 
 
 def batched(wire: JudgeWire, given: Any, *endpoints: Any, how: Any = None, **settings: Any) -> Any:
@@ -34,7 +28,7 @@ def batched(wire: JudgeWire, given: Any, *endpoints: Any, how: Any = None, **set
 
 def test_results_come_in_the_order_of_the_input_whatever_the_order_of_the_answers() -> None:
     async def script(sent: Sent) -> str:
-        number = int(sent.text.split("Candidate answer:\n```\na")[1].split("\n")[0])
+        number = number_of(sent)
         await asyncio.sleep(100 - number)
         return score(number % 10)
 
@@ -66,16 +60,14 @@ def test_items_may_be_pairs_triples_or_mappings_and_a_wrong_one_fails_alone() ->
     assert batch.stats.failed == 5
 
 
-@pytest.mark.parametrize("given", ["text", {"prompt": "q", "response": "a"}, 7])
-def test_what_is_no_collection_of_items_is_refused(given: Any) -> None:
-    async def use(judge: Judge) -> None:
-        with pytest.raises(ConfigError):
-            await judge.batch_score(given)
-
-    judging(JudgeWire(always(score(1))), use)
+async def test_what_is_no_collection_of_items_is_refused() -> None:
+    async with judge_over(JudgeWire(always(score(1)))) as judge:
+        for given in ("text", {"prompt": "q", "response": "a"}, 7):
+            with pytest.raises(ConfigError):
+                await judge.batch_score(given)  # type: ignore[arg-type]
 
 
-def test_the_input_is_read_no_faster_than_it_is_sent_and_memory_is_not_a_task_an_item() -> None:
+async def test_the_input_is_read_no_faster_than_it_is_sent_and_memory_is_not_a_task_an_item() -> None:
     read = 0
 
     def endless() -> Iterator[tuple[str, str]]:
@@ -86,16 +78,14 @@ def test_the_input_is_read_no_faster_than_it_is_sent_and_memory_is_not_a_task_an
 
     wire = JudgeWire(always(score(5)))
     most = 0
+    async with judge_over(wire, endpoint(slots=8)) as judge:
 
-    async def use(judge: Judge) -> Any:
         def told(_result: Any) -> None:
             nonlocal most
             most = max(most, read - done(), len(asyncio.all_tasks()))
 
         done = lambda: len(wire.sent) - wire.now  # noqa: E731
-        return await judge.batch_score(endless(), on_result=told, keep_results=False)
-
-    batch = judging(wire, use, endpoint(slots=8))
+        batch = await judge.batch_score(endless(), on_result=told, keep_results=False)
     assert len(batch) == 0
     assert batch.stats.ok == 3000
     assert most <= 8 + 2 * 32
@@ -107,43 +97,37 @@ def test_an_async_input_is_read_as_it_comes() -> None:
             await asyncio.sleep(10)
             yield f"q{number}", f"a{number}"
 
-    wire = JudgeWire(by_number())
+    wire = JudgeWire(always(score(5)))
     batch = batched(wire, trickle())
     assert batch.stats.ok == 5
     assert [round(sent.at) for sent in wire.sent] == [10, 20, 30, 40, 50]
 
 
-def test_the_slots_of_the_fleet_are_kept_full() -> None:
+async def test_the_slots_of_the_fleet_are_kept_full() -> None:
     wire = JudgeWire(always(score(5)))
-
-    async def use(judge: Judge) -> float:
+    async with judge_over(wire, endpoint("a", slots=12), endpoint("b", slots=8)) as judge:
         await judge.batch_score(items(200))
-        return now()
-
-    assert judging(wire, use, endpoint("a", slots=12), endpoint("b", slots=8)) == pytest.approx(10, abs=0.2)
+        assert now() == pytest.approx(10, abs=0.2)
     assert wire.peak == 20
 
 
 @pytest.mark.parametrize("samples", [1, 3])
-def test_models_of_different_routes_are_asked_side_by_side(samples: int) -> None:
+async def test_models_of_different_routes_are_asked_side_by_side(samples: int) -> None:
     async def script(sent: Sent) -> str:
         await asyncio.sleep(4 if sent.model == "slow" else 1)
         return score(5)
 
     wire = JudgeWire(script)
-
-    async def use(judge: Judge) -> Any:
-        batch = await judge.batch_score(items(60))
-        return batch, now()
-
     fleet = endpoint("s", slots=6, models=["slow"]), endpoint("f", slots=2, models=["fast"])
-    batch, when = judging(wire, use, *fleet, model=("fast", "slow"), samples=samples, settle="mean")
+    async with judge_over(wire, *fleet, model=("fast", "slow"), samples=samples, settle="mean") as judge:
+        batch = await judge.batch_score(items(60))
+        when = now()
     assert batch.stats.ok == 60
     assert len(wire.sent) == 120 * samples
     assert when == pytest.approx(samples * 40, rel=0.15)  # 60 x 4 s over 6 slots; the quick one needs 30
 
 
-def test_a_quick_model_does_not_run_away_from_a_slow_one() -> None:
+async def test_a_quick_model_does_not_run_away_from_a_slow_one() -> None:
     read = 0
 
     def many() -> Iterator[tuple[str, str]]:
@@ -156,13 +140,10 @@ def test_a_quick_model_does_not_run_away_from_a_slow_one() -> None:
         await asyncio.sleep(500 if sent.model == "slow" else 0.01)
         return score(5)
 
-    async def use(judge: Judge) -> Any:
+    fleet = endpoint("s", slots=1, models=["slow"]), endpoint("f", slots=64, models=["fast"])
+    async with judge_over(JudgeWire(script), *fleet, model=("fast", "slow"), settle="mean") as judge:
         batch = await judge.batch_score(many(), deadline=400, keep_results=False)
         assert read < 4096 + 500
-        return batch
-
-    fleet = endpoint("s", slots=1, models=["slow"]), endpoint("f", slots=64, models=["fast"])
-    batch = judging(JudgeWire(script), use, *fleet, model=("fast", "slow"), settle="mean")
     assert batch.stats.failed == batch.stats.items < 4096 + 500
 
 
@@ -203,28 +184,23 @@ def test_an_items_time_begins_when_it_could_be_sent_and_holds_for_all_its_reques
     assert batch[1].attempts[0].outcome == "unreadable"
 
 
-def test_the_time_of_an_item_with_several_votes_is_that_of_its_first() -> None:
+async def test_the_time_of_an_item_with_several_votes_is_that_of_its_first() -> None:
     async def script(sent: Sent) -> str:
         await asyncio.sleep(6)
         return score(5)
 
-    async def use(judge: Judge) -> Any:
+    async with judge_over(JudgeWire(script), endpoint(slots=1), samples=3, settle="mean") as judge:
         batch = await judge.batch_score([("q", "a")], timeout=10)
-        return batch, now()
-
-    batch, when = judging(JudgeWire(script), use, endpoint(slots=1), samples=3, settle="mean")
+        when = now()
     assert isinstance(batch[0].error, RequestTimeout)
     assert when == pytest.approx(10, abs=0.1)
 
 
-def test_at_the_deadline_what_is_missing_is_a_value_and_is_cancelled() -> None:
+async def test_at_the_deadline_what_is_missing_is_a_value_and_is_cancelled() -> None:
     wire = JudgeWire(always(score(5), seconds=4))
-
-    async def use(judge: Judge) -> Any:
+    async with judge_over(wire, endpoint(slots=3)) as judge:
         batch = await judge.batch_score(items(10), deadline=5)
-        return batch, now()
-
-    batch, when = judging(wire, use, endpoint(slots=3))
+        when = now()
     assert when == pytest.approx(5, abs=0.05)
     assert len(batch) == 10
     assert batch.stats.ok == 3
@@ -232,23 +208,21 @@ def test_at_the_deadline_what_is_missing_is_a_value_and_is_cancelled() -> None:
     assert len(wire.cancelled) == 3
 
 
-def test_an_input_that_raises_stops_the_batch_and_what_was_read_is_finished() -> None:
+async def test_an_input_that_raises_stops_the_batch_and_what_was_read_is_finished() -> None:
     def faulty() -> Iterator[tuple[str, str]]:
         yield from items(5)
         raise LookupError("no such row")
 
-    async def use(judge: Judge) -> None:
+    async with judge_over(JudgeWire(always(score(5))), endpoint(slots=2)) as judge:
         with pytest.raises(BatchInterrupted) as caught:
             await judge.batch_score(faulty())
         assert isinstance(caught.value.__cause__, LookupError)
         assert caught.value.results is not None
         assert caught.value.results.stats.ok == 5
 
-    judging(JudgeWire(always(score(5))), use, endpoint(slots=2))
-
 
 @pytest.mark.parametrize("samples", [1, 3])
-def test_on_result_that_raises_stops_the_batch_and_what_is_under_way_is_finished(samples: int) -> None:
+async def test_on_result_that_raises_stops_the_batch_and_what_is_under_way_is_finished(samples: int) -> None:
     told = []
 
     def show(result: Any) -> None:
@@ -256,40 +230,31 @@ def test_on_result_that_raises_stops_the_batch_and_what_is_under_way_is_finished
         raise LookupError("no such file")
 
     wire = JudgeWire(always(score(5)))
-
-    async def use(judge: Judge) -> Any:
+    async with judge_over(wire, endpoint(slots=6), samples=samples, settle="mean") as judge:
         with pytest.raises(BatchInterrupted) as caught:
             await judge.batch_score(items(30), on_result=show)
-        return caught.value.results
-
-    results = judging(wire, use, endpoint(slots=6), samples=samples, settle="mean")
+        results = caught.value.results
     assert len(told) == 1
     assert 0 < results.stats.ok <= 12
     assert results.stats.failed == 0
 
 
-def test_each_result_is_told_when_it_is_there() -> None:
-    told: list[tuple[int, float]] = []
-
-    async def use(judge: Judge) -> None:
-        await judge.batch_score(items(4), on_result=lambda result: told.append((result.index, round(now()))))
-
-    judging(JudgeWire(by_number(1)), use, endpoint(slots=2))
-    assert told == [(0, 1), (1, 1), (2, 2), (3, 2)]
+async def test_on_result_is_called_when_a_result_is_there() -> None:
+    seen: list[tuple[int, float]] = []
+    async with judge_over(JudgeWire(always(score(5))), endpoint(slots=2)) as judge:
+        await judge.batch_score(items(4), on_result=lambda result: seen.append((result.index, round(now()))))
+    assert seen == [(0, 1), (1, 1), (2, 2), (3, 2)]
 
 
-def test_a_batch_that_is_given_up_cancels_what_is_under_way_and_says_how_far_it_came() -> None:
+async def test_a_batch_that_is_given_up_cancels_what_is_under_way_and_says_how_far_it_came() -> None:
     wire = JudgeWire(always(score(5), seconds=4))
-
-    async def use(judge: Judge) -> None:
+    async with judge_over(wire, endpoint(slots=3)) as judge:
         task = asyncio.create_task(judge.batch_score(items(10)))
         await asyncio.sleep(5)
         task.cancel()
         with pytest.raises(asyncio.CancelledError) as caught:
             await task
         assert "3 of 10 items were done" in caught.value.__notes__[0]
-
-    judging(wire, use, endpoint(slots=3))
     assert len(wire.cancelled) == 3
 
 
@@ -306,26 +271,17 @@ def test_progress_counts_items_and_not_votes() -> None:
     assert (seen[-1].done, seen[-1].total, seen[-1].ok, seen[-1].retried) == (6, 6, 6, 0)
 
 
-def test_priority_tenant_and_hedge_reach_the_scheduler() -> None:
+async def test_priority_tenant_and_hedge_reach_the_scheduler() -> None:
     wire = JudgeWire(always(score(5)))
-
-    async def use(judge: Judge) -> list[int]:
+    async with judge_over(wire, endpoint(slots=1)) as judge:
         late = asyncio.create_task(judge.batch_score(items(6), priority=9))
         await asyncio.sleep(0.5)
         urgent = asyncio.create_task(judge.score("urgent", "x", priority=0))
         await asyncio.gather(late, urgent)
-        return [place for place, sent in enumerate(wire.sent) if "urgent" in sent.text]
-
-    assert judging(wire, use, endpoint(slots=1)) == [1]
+        assert [place for place, sent in enumerate(wire.sent) if "urgent" in sent.text] == [1]
 
 
-def test_an_item_whose_own_code_fails_is_an_error_of_its_own() -> None:
-    class Odd(str):
-        __slots__ = ()
-
-        def __str__(self) -> str:
-            raise RuntimeError("odd")
-
+def test_an_item_whose_prompt_function_fails_is_an_error_of_its_own() -> None:
     def build(fields: Any) -> list[dict[str, str]]:
         if fields["response"] == "a1":
             raise RuntimeError("odd")
@@ -339,11 +295,4 @@ def test_an_item_whose_own_code_fails_is_an_error_of_its_own() -> None:
 
 def test_an_empty_batch_is_an_empty_result() -> None:
     batch = batched(JudgeWire(always(score(5))), [])
-    assert len(batch) == 0
-    assert batch.stats.items == 0
-
-
-def test_a_batch_may_be_all_unreadable() -> None:
-    batch = batched(JudgeWire(always("?")), items(50), endpoint(slots=4), reasks=2)
-    assert all(isinstance(error, InvalidResponse) for error in batch.errors.values())
-    assert len(batch.errors) == 50
+    assert (len(batch), batch.stats.items) == (0, 0)

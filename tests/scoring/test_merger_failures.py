@@ -1,0 +1,333 @@
+"""What becomes of a list that fails: the whole goes again, or only the bad item fails; each item gets exactly one outcome."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from merge_tools import (
+    MODEL,
+    EncodingWire,
+    ListWire,
+    Script,
+    broken,
+    client_of,
+    endpoint,
+    flat,
+    good,
+    in_turn,
+    leftovers,
+    overloaded,
+    refused,
+    texts,
+)
+
+from qreward import BatchResult, Retry
+from qreward.errors import (
+    AuthenticationFailed,
+    BadRequest,
+    CircuitOpen,
+    ConnectionFailed,
+    InvalidResponse,
+    NoEndpoint,
+    QueueFull,
+    RequestTimeout,
+    ServerError,
+)
+from qreward.scheduler.outcome import Failure, FailureKind
+from qreward.testing.virtual_time import run_in_virtual_time
+
+QUICK = Retry(base=0.01, cap=0.02)
+
+
+def failing_with(failure: Failure, *bad: str, seconds: float = 0.1) -> Script:
+    """Each list fails so if one of these items is in it."""
+
+    async def work(_name: str, items: list[Any]) -> Any:
+        await asyncio.sleep(seconds)
+        return failure if set(bad).intersection(items) else None
+
+    return work
+
+
+async def scored(wire: ListWire, items: list[str], *endpoints: Any, **settings: Any) -> BatchResult[Any]:
+    async with client_of(wire, *endpoints, retry=QUICK, **settings) as client:
+        batch = await client.batch_score(items, MODEL)
+        assert leftovers(client) == {}
+        return batch
+
+
+@pytest.mark.parametrize("status", [400, 413, 422, 424])
+async def test_of_a_list_that_is_refused_only_the_bad_items_fail(status: int) -> None:
+    bad = {"x 3": 3, "x 50": 50, "x 51": 51}
+    wire = ListWire(failing_with(refused(status), *bad))
+    batch = await scored(wire, texts(100))
+    assert {index: getattr(error, "status_code", None) for index, error in batch.errors.items()} == dict.fromkeys(bad.values(), status)
+    assert [value for value in batch.values() if value is not None] == [float(index) for index in range(100) if index not in batch.errors]
+    alone = Counter(items[0] for items in wire.lists if len(items) == 1)
+    assert all(alone[item] for item in bad), "an item is only blamed when it was alone"
+    assert len(wire.sent) < 60
+
+
+async def test_the_error_of_a_bad_item_has_the_trail_of_all_lists_it_was_in() -> None:
+    batch = await scored(ListWire(failing_with(refused(), "x 0")), texts(8))
+    assert isinstance(batch.errors[0], BadRequest)
+    assert [record.outcome for record in batch.errors[0].attempts] == ["refused"] * 4, "8, 4, 2, 1"
+    assert [record.outcome for record in batch[7].attempts] == ["refused", "ok"]
+    assert [len(result.attempts) for result in batch] == [4, 4, 3, 3, 2, 2, 2, 2]
+
+
+@pytest.mark.parametrize(("hint", "kind"), [(None, "openrlhf"), (2.0, "tei")])
+async def test_an_overload_sends_the_whole_list_again_first_and_in_order_and_is_no_failure(hint: float | None, kind: str) -> None:
+    wire = ListWire(in_turn(*[overloaded(hint)] * 11, None, seconds=0.5))
+    async with client_of(wire, endpoint("a", 1, kind), retry=Retry(attempts=1)) as client:
+        batch = await client.batch_score(texts(100), MODEL)
+        assert batch.values() == [float(number) for number in range(100)]
+        stats = client.stats()["a"]
+        assert (stats.rejected, stats.failed) == (11, 0)
+    assert wire.lists[:12] == [wire.lists[0]] * 12, "not before the next, nor cut"
+    assert flat(wire.lists[11:]) == texts(100)
+    assert [record.outcome for record in batch[0].attempts] == ["overloaded"] * 11 + ["ok"]
+    assert len(wire.lists[0]) == (32 if kind == "tei" else 100)
+
+
+async def test_a_list_that_was_turned_away_takes_along_what_came_meanwhile() -> None:
+    wire = ListWire(in_turn(overloaded(5.0), overloaded(5.0), None, seconds=0.0))
+    async with client_of(wire) as client:
+        first = asyncio.create_task(client.batch_score(texts(1), MODEL))
+        await asyncio.sleep(1)
+        later = await client.batch_score(texts(9, 1), MODEL)
+        assert later.values() == [float(number) for number in range(1, 10)]
+        assert [record.outcome for record in (await first)[0].attempts] == ["overloaded", "overloaded", "ok"]
+        assert {len(result.attempts) for result in later} == {2}, "what was before they came is not theirs"
+    assert wire.lists == [["x 0"], texts(10), texts(10)]
+
+
+async def test_a_list_that_has_failed_takes_no_other_item_along() -> None:
+    wire = ListWire(failing_with(broken(), "x 0", seconds=0.5))
+    async with client_of(wire, retry=Retry(base=0.1, cap=0.2)) as client:
+        asked = [asyncio.create_task(client.score("x 0", model=MODEL))]
+        for wave in range(8):  # some wait whenever the slot is free
+            await asyncio.sleep(0.3)
+            asked += [asyncio.create_task(client.score(text, model=MODEL)) for text in texts(3, 1 + 3 * wave)]
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        assert isinstance(found[0], ServerError)
+        assert found[1:] == [float(number) for number in range(1, 25)]
+    assert [items for items in wire.lists if "x 0" in items] == [["x 0"]] * 4
+
+
+async def test_a_list_that_breaks_a_server_goes_whole_to_another() -> None:
+    async def work(name: str, items: list[Any]) -> Any:
+        await asyncio.sleep(0.1)
+        return broken() if name == "a" else None
+
+    wire = ListWire(work)
+    batch = await scored(wire, texts(40), endpoint("a"), endpoint("b"))
+    assert batch.values() == [float(number) for number in range(40)]
+    failed = [items for name, _, items in wire.sent if name == "a"]
+    assert len(failed) >= 2
+    assert all(items in [others for name, _, others in wire.sent if name == "b"] for items in failed[:2])  # later ones may be cut
+
+
+async def test_an_item_that_breaks_every_server_does_not_sink_its_neighbours() -> None:
+    reset, late = ConnectionFailed("reset"), RequestTimeout("late")
+    for failure in (broken(), Failure(FailureKind.TRANSIENT, reset), Failure(FailureKind.TIMEOUT, late)):
+        wire = ListWire(failing_with(failure, "x 13", seconds=0.05))
+        batch = await scored(wire, texts(200), *(endpoint(name) for name in "abcdef"))
+        assert set(batch.errors) == {13}
+        assert isinstance(batch.errors[13], type(failure.error))
+        assert len(wire.sent) < 40, "four tries of the whole, two of each bad half, one of each good one"
+
+
+async def test_an_answer_that_is_no_list_of_results_fails_the_whole_list_and_no_part_of_it_is_sent() -> None:
+    """Its parts would end as lists of one item, for which one number is an answer."""
+
+    async def work(_name: str, items: list[Any]) -> Any:
+        await asyncio.sleep(0.01)
+        one = InvalidResponse(f"the answer has 1 results for {len(items)} items", status_code=200)
+        return Failure(FailureKind.TRANSIENT, one) if len(items) > 1 else None
+
+    wire = ListWire(work)
+    batch = await scored(wire, texts(8), endpoint("a"))
+    assert {type(error) for error in batch.errors.values()} == {InvalidResponse}
+    assert len(batch.errors) == 8
+    assert 1 not in wire.sizes
+
+
+async def test_an_outage_costs_each_item_at_most_twice_its_own_tries() -> None:
+    wire = ListWire(in_turn(broken(), seconds=0.01))
+    async with client_of(wire, retry=Retry(attempts=3, base=0.01, cap=0.02)) as client:
+        batch = await client.batch_score(texts(64), MODEL)
+        assert len(batch.errors) == 64
+    assert len(wire.sent) <= 2 * 255, "the whole three times, each part of it twice: 255; in an outage at most twice as often"
+
+
+async def test_several_documents_that_fail_are_one_error_of_their_ranking() -> None:
+    async with client_of(ListWire(failing_with(refused(), "x 1", "x 2", "x 5")), endpoint(slots=8)) as client:
+        with pytest.raises(BadRequest):
+            await client.rerank("q", texts(8), MODEL)
+        assert leftovers(client) == {}
+        client.mark_unhealthy("a")  # all of them fail in one turn
+        with pytest.raises(CircuitOpen):
+            await client.rerank("q", texts(8), MODEL)
+        assert leftovers(client) == {}
+
+
+async def test_a_list_that_fails_by_chance_is_tried_again_before_it_is_cut() -> None:
+    wire = ListWire(in_turn(broken(), broken(), None))
+    batch = await scored(wire, texts(50))
+    assert not batch.errors
+    assert wire.lists == [texts(50)] * 3
+
+
+async def test_an_item_without_a_score_is_asked_again_alone_and_then_fails_as_what_it_is() -> None:
+    missing = frozenset({"x 5", "x 6"})
+
+    async def work(_name: str, items: list[Any]) -> Any:
+        await asyncio.sleep(0.1)
+        if len(items) == 1 and items[0] == "x 5":
+            return Failure(FailureKind.TRANSIENT, InvalidResponse("it has no score", status_code=200))
+        return good(items, missing if len(items) > 1 else frozenset())
+
+    wire = ListWire(work)
+    batch = await scored(wire, texts(10))
+    assert set(batch.errors) == {5}, "the other had one when it was alone"
+    assert isinstance(batch.errors[5], InvalidResponse)
+    assert batch.values(default="none")[5] == "none"
+    assert batch[6].value == 6.0
+    assert sorted(wire.lists[1:]) == [["x 5"]] * 3 + [["x 6"]], "the list counts as one try of four"
+    assert [record.outcome for record in batch[6].attempts] == ["transient", "ok"]
+
+
+async def test_an_item_that_cannot_be_written_fails_alone() -> None:
+    wire = EncodingWire()
+    items = [{"prompt": "q", "response": text, "label": float("nan") if text == "x 7" else 1.0} for text in texts(20)]
+
+    async def work(_name: str, items: list[Any]) -> Any:
+        await asyncio.sleep(0.1)
+        return good([item.response for item in items])
+
+    wire._script = work
+    async with client_of(wire, endpoint("rm", 1, "openrlhf")) as client:
+        batch = await client.batch_score(items, MODEL)
+    assert set(batch.errors) == {7}
+    assert isinstance(batch.errors[7], BadRequest)
+
+
+async def test_a_wrong_key_ends_the_list_at_once_and_gives_each_item_an_error_of_its_own() -> None:
+    refusal = Failure(FailureKind.UNSUITABLE, AuthenticationFailed("no", status_code=401), misconfigured=True)
+    wire = ListWire(in_turn(refusal))
+    batch = await scored(wire, texts(20))
+    assert wire.sizes == [20]
+    assert {type(error) for error in batch.errors.values()} == {AuthenticationFailed}
+    assert len({id(error) for error in batch.errors.values()}) == 20
+
+
+async def test_an_item_that_is_no_item_is_its_own_error_and_is_never_sent() -> None:
+    wire = ListWire()
+    batch = await scored(wire, ["x 0", 7, ("a", "b", "c"), "x 3"])  # type: ignore[list-item]
+    assert set(batch.errors) == {1, 2}
+    assert "an item to score must be (prompt, response), a text or a list of messages, not a int" in str(batch.errors[1])
+    assert wire.lists == [["x 0", "x 3"]]
+
+
+async def test_items_that_no_endpoint_can_serve_any_more_fail_with_the_reason() -> None:
+    wire = ListWire()
+    async with client_of(wire, endpoint("a")) as client:
+        client.mark_unhealthy("a")
+        batch = await client.batch_score(texts(3), MODEL)
+        assert {type(error) for error in batch.errors.values()} == {CircuitOpen}
+        with pytest.raises(CircuitOpen):
+            await client.score("x 1", model=MODEL)
+        client.mark_healthy("a")
+        asked = [asyncio.create_task(client.score(text, model=MODEL)) for text in texts(1)]
+        await asyncio.sleep(0.1)
+        asked += [asyncio.create_task(client.score(text, model=MODEL)) for text in texts(4, 1)]
+        await asyncio.sleep(0.1)
+        client.remove_endpoint("a")
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        assert found[0] == 0.0
+        assert {type(each) for each in found[1:]} == {NoEndpoint}
+        assert leftovers(client) == {}
+
+
+async def test_more_single_items_than_may_wait_are_turned_away_by_themselves() -> None:
+    async with client_of(ListWire(), max_queued=5) as client:
+        blocker = asyncio.create_task(client.score("x 0", model=MODEL))
+        await asyncio.sleep(0.1)
+        found = await asyncio.gather(*(client.score(text, model=MODEL) for text in texts(8, 1)), return_exceptions=True)
+        assert found[:5] == [1.0, 2.0, 3.0, 4.0, 5.0]
+        assert [type(each) for each in found[5:]] == [QueueFull] * 3
+        assert await blocker == 0.0
+        batch = await client.batch_score(texts(50), MODEL)
+        assert not batch.errors, "a batch reads as it can"
+        assert leftovers(client) == {}
+
+
+async def test_a_list_that_moves_to_an_endpoint_of_shorter_lists_leaves_the_rest_at_the_head_of_the_queue() -> None:
+    async def work(name: str, items: list[Any]) -> Any:
+        await asyncio.sleep(0.1)
+        return broken() if name == "vllm" else None
+
+    wire = ListWire(work)
+    async with client_of(wire, endpoint("vllm", 1, "vllm"), retry=QUICK) as client:
+        asked = asyncio.create_task(client.batch_score(texts(100), MODEL))
+        await asyncio.sleep(0.05)
+        client.add_endpoint(endpoint("tei", 1, "tei"))
+        batch = await asked
+        assert batch.values() == [float(number) for number in range(100)]
+        assert leftovers(client) == {}
+    assert wire.sent[0][2] == texts(100)
+    assert next(items for name, _, items in wire.sent if name == "tei") == texts(32)
+    assert max(len(items) for name, _, items in wire.sent if name == "tei") <= 32
+
+
+@settings(max_examples=30)
+@given(
+    count=st.integers(1, 120),
+    bad=st.sets(st.integers(0, 119), max_size=6),
+    script=st.lists(st.sampled_from(["ok", "ok", "overloaded", "broken", "missing"]), max_size=12),
+    slots=st.integers(1, 3),
+    kinds=st.sampled_from([("vllm",), ("tei",), ("vllm", "tei")]),
+)
+def test_each_item_has_exactly_one_outcome_and_only_the_bad_fail(
+    count: int, bad: set[int], script: list[str], slots: int, kinds: tuple[str, ...]
+) -> None:
+    told: Counter[int] = Counter()
+
+    async def test() -> BatchResult[Any]:
+        steps = iter(script)
+        poison = {f"x {number}" for number in bad}
+
+        async def work(_name: str, items: list[Any]) -> Any:
+            await asyncio.sleep(0.05)
+            step = next(steps, "ok")
+            if step == "overloaded":
+                return overloaded()
+            if step == "broken":
+                return broken()
+            if poison.intersection(items):
+                return refused()
+            return good(items, frozenset(items[:1]) if step == "missing" and len(items) > 1 else frozenset())
+
+        endpoints = [endpoint(kind, slots, kind) for kind in kinds]
+        async with client_of(ListWire(work), *endpoints, retry=Retry(attempts=20, base=0.01, cap=0.02)) as client:
+            batch = await client.batch_score(texts(count), MODEL, on_result=lambda result: told.update([result.index]))
+            assert leftovers(client) == {}
+            return batch
+
+    batch = run_in_virtual_time(test())
+    assert told == dict.fromkeys(range(count), 1)
+    assert set(batch.errors) == {number for number in bad if number < count}
+    assert all(batch[index].value == index for index in range(count) if index not in bad)
+    assert all(batch[index].attempts[-1].outcome == "ok" for index in range(count) if index not in bad)
+
+
+async def test_pairs_for_a_server_that_takes_texts_say_what_to_set() -> None:
+    async with client_of(EncodingWire(), endpoint("sg", 1, "sglang")) as client:
+        with pytest.raises(BadRequest, match=r"RewardModel\(template=...\)"):
+            await client.score("q", "a", model=MODEL)

@@ -1,0 +1,71 @@
+"""What waits to be merged is touched under the engine's lock only, for a list may be filled by another loop's thread."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from inspect import isfunction
+from typing import Any
+
+import pytest
+from merge_tools import MODEL, ListWire, broken, client_of, endpoint, leftovers, overloaded, refused, texts
+
+from qreward import QRewardClient, Retry
+from qreward.errors import ClientClosed
+from qreward.scoring import merge_queue, sizing
+
+DATA = {"lanes", "deadlines", "unread", "sent_at", "failures"}
+
+
+def guard(patch: pytest.MonkeyPatch, client: QRewardClient, faults: list[str]) -> None:
+    """Note each use of a queue, or of what was learned of lists, that is made without the lock."""
+    lock = client._runtime.engine.lock
+
+    def checked(kind: type[Any], name: str) -> None:
+        method = getattr(kind, name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not lock.locked():
+                faults.append(f"{kind.__name__}.{name}()")
+            return method(*args, **kwargs)
+
+        patch.setattr(kind, name, call)
+
+    def read(self: object, name: str) -> Any:
+        if name in DATA and not lock.locked():
+            faults.append(f"MergeQueue.{name}")
+        return object.__getattribute__(self, name)
+
+    patch.setattr(merge_queue.MergeQueue, "__getattribute__", read, raising=False)
+    for kind in (merge_queue.MergeQueue, sizing.LearnedLimits):
+        methods = [name for name, member in vars(kind).items() if isfunction(member) and not name.startswith("_")]
+        assert methods
+        for name in methods:
+            checked(kind, name)
+
+
+async def test_what_waits_is_used_under_the_lock_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    outcomes: deque[Any] = deque([refused(422), broken(), overloaded(), None, overloaded(0.1), broken(), broken(424), None] * 3)
+
+    async def work(_name: str, _items: list[Any]) -> Any:
+        await asyncio.sleep(0.1)
+        return outcomes.popleft() if outcomes else None
+
+    faults: list[str] = []
+    client = client_of(ListWire(work), endpoint("tei", 2, "tei"), endpoint("vllm", 1), retry=Retry(base=0.01, cap=0.02), max_queued=900)
+    with monkeypatch.context() as patch:
+        async with client:
+            guard(patch, client, faults)
+            batch = asyncio.ensure_future(client.batch_score(texts(300), MODEL))
+            late = [asyncio.ensure_future(client.score(text, model=MODEL, timeout=0.15)) for text in texts(40)]
+            await asyncio.gather(*late, return_exceptions=True)
+            await batch
+            assert leftovers(client) == {}
+            left = asyncio.ensure_future(client.batch_score(texts(300), MODEL))
+            await asyncio.sleep(0.05)
+            left.cancel()
+            await asyncio.wait([left])
+            ended = [asyncio.ensure_future(client.score(text, model=MODEL)) for text in texts(40)]
+            await asyncio.sleep(0.05)
+        assert {type(error) for error in await asyncio.gather(*ended, return_exceptions=True)} == {ClientClosed}
+    assert sorted(set(faults)) == []

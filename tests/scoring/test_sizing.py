@@ -1,0 +1,145 @@
+"""How long lists may be at an endpoint that takes shorter ones than its kind, which it does not say."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from merge_tools import MODEL, ListWire, Script, client_of, endpoint, flat, in_turn, leftovers, overloaded, refused, texts
+
+from qreward import BatchResult, Retry
+from qreward.codecs.rewards.base import MergeLimits
+from qreward.scheduler.outcome import ProbeResult
+from qreward.scoring.sizing import REFUSED_PATIENCE, EndpointLimits
+
+
+async def scored(wire: ListWire, items: list[str]) -> BatchResult[Any]:
+    async with client_of(wire, endpoint("tei", 1, "tei"), retry=Retry(base=0.01, cap=0.02)) as client:
+        batch = await client.batch_score(items, MODEL)
+        assert leftovers(client) == {}
+        return batch
+
+
+def longest(items: int, outcome: Any, seconds: float) -> Script:
+    """Lists of more items than these come to this."""
+
+    async def work(_name: str, given: list[Any]) -> Any:
+        await asyncio.sleep(seconds)
+        return outcome if len(given) > items else None
+
+    return work
+
+
+async def test_an_endpoint_that_takes_shorter_lists_than_its_kind_is_found_out() -> None:
+    wire = ListWire(longest(10, refused(422), 0.1))
+    batch = await scored(wire, texts(2000))
+    assert not batch.errors
+    assert wire.sizes.count(32) <= 2
+    assert set(wire.sizes[14:]) == {8}
+
+
+async def test_a_bad_item_does_not_make_lists_shorter() -> None:
+    async def work(_name: str, items: list[Any]) -> Any:
+        await asyncio.sleep(0.1)
+        return refused(422) if {"x 3", "x 40"}.intersection(items) else None
+
+    wire = ListWire(work)
+    batch = await scored(wire, texts(400))
+    assert set(batch.errors) == {3, 40}
+    assert wire.sizes[-5:-1] == [32] * 4
+
+
+async def test_a_server_with_a_place_for_each_item_is_found_out_though_it_only_says_that_it_is_full() -> None:
+    wire = ListWire(longest(20, overloaded(), 0.05))
+    batch = await scored(wire, texts(600))
+    assert not batch.errors
+    assert wire.sizes[:3] == [32, 32, 16]
+    assert flat([items for items in wire.lists if len(items) <= 20]) == texts(600), "in order"
+    assert 4 <= wire.sizes.count(32) <= 16, "longer ones are tried again, more and more rarely"
+
+
+async def test_when_not_even_one_item_is_let_in_lists_are_whole_again() -> None:
+    wire = ListWire(in_turn(*[overloaded()] * 7, None))
+    batch = await scored(wire, texts(320))
+    assert not batch.errors
+    assert wire.sizes[:8] == [32, 32, 16, 8, 4, 2, 1, 32]
+
+
+async def test_an_overload_with_a_hint_makes_no_list_shorter() -> None:
+    wire = ListWire(in_turn(*[*[overloaded(1.0)] * 3, None] * 10))
+    batch = await scored(wire, texts(320))
+    assert not batch.errors
+    assert set(wire.sizes) == {32}
+
+
+async def test_what_was_found_out_of_an_endpoint_is_kept_for_all_later_batches() -> None:
+    wrong = []
+    for outcome, most in ((refused(422), 0), (overloaded(), 12)):  # the second is asked for more again, ever more rarely
+        wire, rejects = ListWire(longest(4, outcome, 0.1)), []
+        async with client_of(wire, endpoint("tei", 1, "tei"), retry=Retry(base=0.01, cap=0.02)) as client:
+            for _ in range(6):
+                before = len(wire.sizes)
+                batch = await client.batch_score(texts(24), MODEL)
+                assert not batch.errors
+                assert leftovers(client) == {}
+                rejects.append(sum(size > 4 for size in wire.sizes[before:]))
+                await asyncio.sleep(60)
+        if rejects[0] == 0 or sum(rejects[1:]) > most:
+            wrong.append(f"{outcome.kind}: {rejects} lists turned away")
+    assert wrong == []
+
+
+async def test_what_was_found_out_goes_with_its_endpoint() -> None:
+    wire = ListWire(longest(4, refused(422), 0.0))
+    async with client_of(wire, endpoint("tei", 1, "tei")) as client:
+        for number in range(5):
+            await client.batch_score(texts(24), MODEL)
+            client.add_endpoint(endpoint(f"other {number}", 1, "tei"))
+            client.remove_endpoint(f"other {number - 1}" if number else "tei")
+            before = len(wire.sizes)
+            await client.batch_score(texts(24), MODEL)
+            assert max(wire.sizes[before:]) == 24, "a new endpoint is asked for whole lists"
+        assert len(client._runtime._list_limits._known) == 1
+
+
+def test_after_many_lists_one_that_is_longer_than_what_was_refused_is_tried_again() -> None:
+    known = EndpointLimits(MergeLimits(items=32), None)
+    longer = []
+    known.record_refusal(8)
+    for number in range(4 * REFUSED_PATIENCE):
+        if known.limits.items == 16:
+            longer.append(number)
+            known.record_refusal(8)
+        known.record_answer()
+        assert known.limits.items in (8, 16)
+    assert longer == [REFUSED_PATIENCE + 1, 3 * REFUSED_PATIENCE + 2]
+    for _ in range(100 * REFUSED_PATIENCE):
+        known.record_answer()
+    assert known.limits.items == 32, "it was the size of some items"
+
+
+def test_what_a_server_says_of_its_lists_counts_instead_of_what_is_usual() -> None:
+    known = EndpointLimits(MergeLimits(items=32, bytes=1000), 256)
+    for items, limit in ((4, 4), (4, 4), (128, 128), (1024, 256), (1, 1), (32, 32)):
+        known.report(items)
+        assert known.limits == MergeLimits(items=limit, bytes=1000)
+    known.record_refusal(8)
+    known.report(32)
+    assert known.limits.items == 8, "what it says again changes nothing"
+    for usual in (MergeLimits(items=1), MergeLimits()):  # its items go alone, or it limits no lists
+        known = EndpointLimits(usual, None)
+        known.report(16)
+        assert known.limits == usual
+
+
+class SaysFour(ListWire):
+    async def look(self, _endpoint: Any) -> ProbeResult:
+        return ProbeResult(ready=True, items=4)
+
+
+async def test_a_server_that_is_looked_at_is_sent_no_longer_list_than_it_says_that_it_takes() -> None:
+    wire = SaysFour(seconds=0.1)
+    async with client_of(wire, endpoint("tei", 1, "tei", probe=1.0)) as client:
+        await client.score("x 1", model=MODEL)
+        await client.batch_score(texts(24), MODEL)
+    assert wire.sizes[1:] == [4] * 6

@@ -11,6 +11,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from virtual import in_virtual_time
 
 from qreward import Endpoint, Limits, QRewardClient
 from qreward.engine.probing import LATE, TIMEOUT, ProbingEngine
@@ -87,40 +88,37 @@ def on_virtual_time(test: Callable[[], Any]) -> Any:
     return run_in_virtual_time(test())
 
 
-def test_an_endpoint_is_looked_at_every_so_many_seconds_from_the_first_call_until_the_client_is_closed() -> None:
-    async def test() -> None:
-        wire = Wire()
-        client = client_of(wire, endpoint("a", 2.0), endpoint("b", 5.0), endpoint("c"))
-        await asyncio.sleep(1.0)
-        assert wire.looks == []
-        await ask(client)
-        await asyncio.sleep(10.5)
-        assert [at for name, at in wire.looks if name == "a"] == [1.0, 3.0, 5.0, 7.0, 9.0, 11.0]
-        assert [at for name, at in wire.looks if name == "b"] == [1.0, 6.0, 11.0]
-        assert {name for name, _ in wire.looks} == {"a", "b"}
-        await client.aclose()
-        count = len(wire.looks)
-        await asyncio.sleep(60)
-        assert len(wire.looks) == count
-
-    on_virtual_time(test)
+@in_virtual_time
+async def test_an_endpoint_is_looked_at_every_so_many_seconds_from_the_first_call_until_the_client_is_closed() -> None:
+    wire = Wire()
+    client = client_of(wire, endpoint("a", 2.0), endpoint("b", 5.0), endpoint("c"))
+    await asyncio.sleep(1.0)
+    assert wire.looks == []
+    await ask(client)
+    await asyncio.sleep(10.5)
+    assert [at for name, at in wire.looks if name == "a"] == [1.0, 3.0, 5.0, 7.0, 9.0, 11.0]
+    assert [at for name, at in wire.looks if name == "b"] == [1.0, 6.0, 11.0]
+    assert {name for name, _ in wire.looks} == {"a", "b"}
+    await client.aclose()
+    count = len(wire.looks)
+    await asyncio.sleep(60)
+    assert len(wire.looks) == count
 
 
-def test_where_nobody_wants_looks_there_is_no_task_and_no_timer() -> None:
-    async def test() -> None:
-        wire = Wire()
-        client = client_of(wire, endpoint("a"))
-        await ask(client)
-        loop: Any = asyncio.get_running_loop()
-        assert len(asyncio.all_tasks()) == 1
-        assert not [timer for timer in loop.timers() if "Round" in repr(timer)]
-        await client.aclose()
-        assert wire.looks == []
-
-    on_virtual_time(test)
+@in_virtual_time
+async def test_where_nobody_wants_looks_there_is_no_task_and_no_timer() -> None:
+    wire = Wire()
+    client = client_of(wire, endpoint("a"))
+    await ask(client)
+    loop: Any = asyncio.get_running_loop()
+    assert len(asyncio.all_tasks()) == 1
+    assert not [timer for timer in loop.timers() if "Round" in repr(timer)]
+    await client.aclose()
+    assert wire.looks == []
 
 
-def test_a_wire_that_cannot_look_is_not_asked() -> None:
+@in_virtual_time
+async def test_a_wire_that_cannot_look_is_not_asked() -> None:
     class Blind:
         send, aclose = Wire.send, Wire.aclose
 
@@ -128,11 +126,8 @@ def test_a_wire_that_cannot_look_is_not_asked() -> None:
             self.gone: set[str] = set()
             self.sent: list[Any] = []
 
-    async def test() -> None:
-        async with client_of(Blind(), endpoint("a", 1.0)) as client:
-            assert await ask(client) == "yes"
-
-    on_virtual_time(test)
+    async with client_of(Blind(), endpoint("a", 1.0)) as client:
+        assert await ask(client) == "yes"
 
 
 async def fails(_: str) -> ProbeResult:
@@ -145,30 +140,26 @@ async def hangs(_: str) -> ProbeResult:
 
 
 @pytest.mark.parametrize("trouble", [fails, hangs])
-def test_looks_that_fail_or_hang_hurt_no_call_and_go_on(trouble: Callable[[str], Awaitable[ProbeResult]]) -> None:
-    async def test() -> None:
-        wire = Wire(trouble)
-        async with client_of(wire, endpoint("a", 1.0)) as client:
-            for _ in range(30):
-                assert await ask(client) == "yes"
-                await asyncio.sleep(1.0)
-        times = [at for _, at in wire.looks]
-        apart = [after - before for before, after in pairwise(times)]
-        least, most = (1.0, 1.0) if trouble is fails else (TIMEOUT, TIMEOUT + 1.0)
-        assert least - 0.1 <= min(apart) <= max(apart) <= most + 0.1
-
-    on_virtual_time(test)
+@in_virtual_time
+async def test_looks_that_fail_or_hang_hurt_no_call_and_go_on(trouble: Callable[[str], Awaitable[ProbeResult]]) -> None:
+    wire = Wire(trouble)
+    async with client_of(wire, endpoint("a", 1.0)) as client:
+        for _ in range(30):
+            assert await ask(client) == "yes"
+            await asyncio.sleep(1.0)
+    times = [at for _, at in wire.looks]
+    apart = [after - before for before, after in pairwise(times)]
+    least, most = (1.0, 1.0) if trouble is fails else (TIMEOUT, TIMEOUT + 1.0)
+    assert least - 0.1 <= min(apart) <= max(apart) <= most + 0.1
 
 
-def test_a_look_under_way_ends_with_the_client() -> None:
-    async def test() -> None:
-        client = client_of(Wire(hangs), endpoint("a", 1.0))
-        await ask(client)
-        await client.aclose()
-        await asyncio.sleep(0)
-        assert len(asyncio.all_tasks()) == 1
-
-    on_virtual_time(test)
+@in_virtual_time
+async def test_a_look_under_way_ends_with_the_client() -> None:
+    client = client_of(Wire(hangs), endpoint("a", 1.0))
+    await ask(client)
+    await client.aclose()
+    await asyncio.sleep(0)
+    assert len(asyncio.all_tasks()) == 1
 
 
 def returned_after(probe: float | None) -> tuple[float, int, int]:
@@ -276,26 +267,24 @@ def test_when_a_loop_ends_another_takes_its_looks_over() -> None:
     assert set(looks) == {threading.get_ident()}
 
 
-def test_an_endpoint_added_or_changed_live_is_looked_at_from_then_on() -> None:
-    async def test() -> None:
-        wire = Wire()
-        async with client_of(wire, endpoint("a")) as client:
-            await ask(client)
-            client.add_endpoint(endpoint("b", 1.0))
-            await asyncio.sleep(2.5)
-            assert [name for name, _ in wire.looks] == ["b"] * 3
-            learned = client._runtime.fleet.source("a")
-            client.reload(client.config.model_copy(update={"endpoints": (endpoint("a", 1.0),)}))
-            assert client._runtime.fleet.source("a") is learned, "nothing that was learned is lost by it"
-            wire.looks.clear()
-            await asyncio.sleep(2.5)
-            assert {name for name, _ in wire.looks} == {"a"}
-            client.reload(client.config.model_copy(update={"endpoints": (endpoint("a"),)}))
-            wire.looks.clear()
-            await asyncio.sleep(5.0)
-            assert wire.looks == []
-
-    on_virtual_time(test)
+@in_virtual_time
+async def test_an_endpoint_added_or_changed_live_is_looked_at_from_then_on() -> None:
+    wire = Wire()
+    async with client_of(wire, endpoint("a")) as client:
+        await ask(client)
+        client.add_endpoint(endpoint("b", 1.0))
+        await asyncio.sleep(2.5)
+        assert [name for name, _ in wire.looks] == ["b"] * 3
+        learned = client._runtime.fleet.source("a")
+        client.reload(client.config.model_copy(update={"endpoints": (endpoint("a", 1.0),)}))
+        assert client._runtime.fleet.source("a") is learned, "nothing that was learned is lost by it"
+        wire.looks.clear()
+        await asyncio.sleep(2.5)
+        assert {name for name, _ in wire.looks} == {"a"}
+        client.reload(client.config.model_copy(update={"endpoints": (endpoint("a"),)}))
+        wire.looks.clear()
+        await asyncio.sleep(5.0)
+        assert wire.looks == []
 
 
 def test_a_look_keeps_nothing_of_the_caller_who_came_first() -> None:

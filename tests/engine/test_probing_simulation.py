@@ -1,14 +1,14 @@
-"""Looks on the fleets of the simulation: a return is noticed within one look, and nothing gets worse, nor by a server that lies."""
+"""Probes on the fleets of the simulation: a return is noticed within one, and nothing gets worse, nor by a server that lies."""
 
 from __future__ import annotations
 
 from statistics import mean
 from typing import Any
 
-from probing_world import play
+from probing_fleets import play
 
 PROBE = 1.0
-SEEDS = (1, 2)
+SEEDS = (1, 2, 3)
 
 
 def first_after(run: Any, end: float) -> float:
@@ -19,8 +19,8 @@ def first_after(run: Any, end: float) -> float:
 
 
 def test_a_server_that_died_is_used_again_within_one_probe_of_its_return_and_hardly_asked_meanwhile() -> None:
-    blind = [play("S8", seed, None, items=8000) for seed in SEEDS]
-    looking = [play("S8", seed, PROBE, items=8000) for seed in SEEDS]
+    blind = [play("S8", seed, None, items=8000) for seed in SEEDS[:2]]
+    looking = [play("S8", seed, PROBE, items=8000) for seed in SEEDS[:2]]
     for runs, asked in ((blind, 20), (looking, 4)):
         for run in runs:
             begin, end = run.specs[0].dead
@@ -28,13 +28,13 @@ def test_a_server_that_died_is_used_again_within_one_probe_of_its_return_and_har
             assert run.sent[int(end)][0] - run.sent[int(begin) + 8][0] <= asked
             assert run.record()["lost"] == 0
     noticed = [first_after(run, run.specs[0].dead[1]) for run in looking]
-    assert max(noticed) <= PROBE + 1.1, "one look, and the second that is counted in"
+    assert max(noticed) <= PROBE + 1.1, "one probe, and the second that is counted in"
     assert mean(noticed) < mean(first_after(run, run.specs[0].dead[1]) for run in blind)
 
 
 def test_probes_cost_no_bulk_anything_nor_do_those_of_a_server_that_always_says_ready() -> None:
     wrong = []
-    for name, items in (("S2-500", 500), ("S9", 1000), ("S10", 1000), ("S11", 1000)):
+    for name, items in (("S2-500", 500), ("S9", 1500), ("S10", 1500), ("S11", 1500)):
         without = [play(name, seed, None, items=items).record() for seed in SEEDS]
         for honest in (True, False):
             probed = [play(name, seed, PROBE, items=items, honest=honest).record() for seed in SEEDS]

@@ -1,4 +1,4 @@
-"""An engine that looks at its endpoints, on virtual time: when, by whom, until when, and what its callers notice of it."""
+"""An engine that probes its endpoints, on virtual time: when, by whom, until when, and what its callers notice of it."""
 
 from __future__ import annotations
 
@@ -11,64 +11,39 @@ from random import Random
 from typing import Any
 
 import pytest
+from engine_tools import MODEL, FakeWire, chat, client_of, now, on_virtual_time
 from virtual import in_virtual_time
 
 from qreward import Endpoint, Limits, QRewardClient
 from qreward.engine.probing import LATE, TIMEOUT, ProbingEngine
 from qreward.errors import ConnectionFailed
-from qreward.results import Usage
-from qreward.scheduler.outcome import Answer, Failure, FailureKind, ProbeResult
+from qreward.scheduler.outcome import Failure, FailureKind, ProbeResult
 from qreward.scheduler.scheduler import Scheduler
 from qreward.scheduler.state import make_source
 from qreward.settings.policies import Retry
-from qreward.testing.virtual_time import run_in_virtual_time
-
-MODEL = "judge"
 
 
-class Words:
-    """An answer."""
-
-    usage: Usage | None = None
-
-    def build(self) -> str:
-        return "yes"
-
-    def text(self) -> str:
-        return "yes"
-
-
-class Wire:
+class ProbedWire(FakeWire):
     """Servers that are there or not, and can be looked at; notes when."""
 
     def __init__(self, look: Callable[[str], Awaitable[ProbeResult]] | None = None) -> None:
+        super().__init__(self.answer)
         self.gone: set[str] = set()
-        self.sent: list[tuple[str, float]] = []
         self.looks: list[tuple[str, float]] = []
-        self.closed = False
         self._look = look
 
-    async def send(self, endpoint: Any, _call: Any) -> Answer | Failure:
-        name = endpoint.name
-        self.sent.append((name, clock()))
+    async def answer(self, name: str, _: str) -> Any:
         if name in self.gone:
-            return Failure(FailureKind.UNREACHABLE, ConnectionFailed("nobody is there"))
+            return Failure(FailureKind.UNREACHABLE, ConnectionFailed("the connection was refused"))
         await asyncio.sleep(0.1)
-        return Answer(Words())
+        return "yes"
 
     async def look(self, endpoint: Any) -> ProbeResult:
         assert not self.closed
-        self.looks.append((endpoint.name, round(clock(), 2)))
+        self.looks.append((endpoint.name, round(asyncio.get_running_loop().time(), 2)))
         if self._look is not None:
             return await self._look(endpoint.name)
         return ProbeResult(ready=endpoint.name not in self.gone)
-
-    async def aclose(self) -> None:
-        self.closed = True
-
-
-def clock() -> float:
-    return asyncio.get_running_loop().time()
 
 
 def endpoint(name: str, probe: float | None = None, **settings: Any) -> Endpoint:
@@ -76,22 +51,14 @@ def endpoint(name: str, probe: float | None = None, **settings: Any) -> Endpoint
     return Endpoint(f"http://{name}.example/v1", name=name, probe=probe, limits=limits, **settings)
 
 
-def client_of(wire: Any, *endpoints: Endpoint) -> QRewardClient:
-    return QRewardClient(endpoints, wire_factory=lambda: wire, clock=asyncio.get_running_loop().time, timeout=60)
-
-
 async def ask(client: QRewardClient) -> Any:
-    return await client.chat_completion([{"role": "user", "content": "?"}], MODEL)
-
-
-def on_virtual_time(test: Callable[[], Any]) -> Any:
-    return run_in_virtual_time(test())
+    return await client.chat_completion(chat("?"), MODEL)
 
 
 @in_virtual_time
 async def test_an_endpoint_is_looked_at_every_so_many_seconds_from_the_first_call_until_the_client_is_closed() -> None:
-    wire = Wire()
-    client = client_of(wire, endpoint("a", 2.0), endpoint("b", 5.0), endpoint("c"))
+    wire = ProbedWire()
+    client = client_of(wire, [endpoint("a", 2.0), endpoint("b", 5.0), endpoint("c")], timeout=60)
     await asyncio.sleep(1.0)
     assert wire.looks == []
     await ask(client)
@@ -106,9 +73,9 @@ async def test_an_endpoint_is_looked_at_every_so_many_seconds_from_the_first_cal
 
 
 @in_virtual_time
-async def test_where_nobody_wants_looks_there_is_no_task_and_no_timer() -> None:
-    wire = Wire()
-    client = client_of(wire, endpoint("a"))
+async def test_without_probes_there_is_no_task_and_no_timer() -> None:
+    wire = ProbedWire()
+    client = client_of(wire, [endpoint("a")], timeout=60)
     await ask(client)
     loop: Any = asyncio.get_running_loop()
     assert len(asyncio.all_tasks()) == 1
@@ -118,16 +85,9 @@ async def test_where_nobody_wants_looks_there_is_no_task_and_no_timer() -> None:
 
 
 @in_virtual_time
-async def test_a_wire_that_cannot_look_is_not_asked() -> None:
-    class Blind:
-        send, aclose = Wire.send, Wire.aclose
-
-        def __init__(self) -> None:
-            self.gone: set[str] = set()
-            self.sent: list[Any] = []
-
-    async with client_of(Blind(), endpoint("a", 1.0)) as client:
-        assert await ask(client) == "yes"
+async def test_a_wire_that_cannot_probe_is_not_asked_to() -> None:
+    async with client_of(FakeWire(), [endpoint("a", 1.0)], timeout=60) as client:
+        assert await ask(client) == "re: ?"
 
 
 async def fails(_: str) -> ProbeResult:
@@ -141,9 +101,9 @@ async def hangs(_: str) -> ProbeResult:
 
 @pytest.mark.parametrize("trouble", [fails, hangs])
 @in_virtual_time
-async def test_looks_that_fail_or_hang_hurt_no_call_and_go_on(trouble: Callable[[str], Awaitable[ProbeResult]]) -> None:
-    wire = Wire(trouble)
-    async with client_of(wire, endpoint("a", 1.0)) as client:
+async def test_probes_that_fail_or_hang_hurt_no_call_and_go_on(trouble: Callable[[str], Awaitable[ProbeResult]]) -> None:
+    wire = ProbedWire(trouble)
+    async with client_of(wire, [endpoint("a", 1.0)], timeout=60) as client:
         for _ in range(30):
             assert await ask(client) == "yes"
             await asyncio.sleep(1.0)
@@ -154,8 +114,8 @@ async def test_looks_that_fail_or_hang_hurt_no_call_and_go_on(trouble: Callable[
 
 
 @in_virtual_time
-async def test_a_look_under_way_ends_with_the_client() -> None:
-    client = client_of(Wire(hangs), endpoint("a", 1.0))
+async def test_a_probe_under_way_ends_with_the_client() -> None:
+    client = client_of(ProbedWire(hangs), [endpoint("a", 1.0)], timeout=60)
     await ask(client)
     await client.aclose()
     await asyncio.sleep(0)
@@ -166,8 +126,8 @@ def returned_after(probe: float | None) -> tuple[float, int, int]:
     """Seconds from a return until the first request, requests to the dead, and failed calls."""
 
     async def test() -> tuple[float, int, int]:
-        wire = Wire()
-        client = client_of(wire, endpoint("a", probe), endpoint("b"))
+        wire = ProbedWire()
+        client = client_of(wire, [endpoint("a", probe), endpoint("b")], timeout=60)
         client._runtime.engine.scheduler.rng.seed(1)
         failed = 0
 
@@ -187,19 +147,19 @@ def returned_after(probe: float | None) -> tuple[float, int, int]:
             await asyncio.sleep(10.0)
             wire.gone.add("a")
             await asyncio.sleep(40.05)
-            to_the_dead = sum(name == "a" and at >= 10.0 for name, at in wire.sent)
+            to_the_dead = sum(name == "a" and at >= 10.0 for name, _, at in wire.sent)
             wire.gone.clear()
-            back = clock()
+            back = now()
             await asyncio.sleep(20.0)
             task.cancel()
             await asyncio.wait([task])
-        return min(at for name, at in wire.sent if name == "a" and at >= back) - back, to_the_dead, failed
+        return min(at for name, _, at in wire.sent if name == "a" and at >= back) - back, to_the_dead, failed
 
     result: tuple[float, int, int] = on_virtual_time(test)
     return result
 
 
-def test_a_return_is_noticed_within_one_look_and_the_dead_is_not_asked_meanwhile() -> None:
+def test_a_return_is_noticed_within_one_probe_and_the_dead_endpoint_is_hardly_sent_to_meanwhile() -> None:
     late, tries, _ = returned_after(None)
     soon, fewer, failed = returned_after(0.5)
     assert soon <= 0.5 + 0.01
@@ -208,9 +168,9 @@ def test_a_return_is_noticed_within_one_look_and_the_dead_is_not_asked_meanwhile
     assert late > 0.5, "without looks it takes longer: else this shows nothing"
 
 
-def test_a_look_is_claimed_by_one_shell_the_same_one_until_it_is_late() -> None:
+def test_one_loop_probes_an_endpoint_and_always_the_same_until_it_is_late() -> None:
     now = [0.0]
-    engine = ProbingEngine(Scheduler(Retry(), Random(0)), Wire, clock=lambda: now[0])
+    engine = ProbingEngine(Scheduler(Retry(), Random(0)), FakeWire, clock=lambda: now[0])
     source = make_source("a", Random(0), Limits())
     source.handle = endpoint("a", 1.0)
     engine.watch_over(lambda: [source])
@@ -231,11 +191,11 @@ def test_a_look_is_claimed_by_one_shell_the_same_one_until_it_is_late() -> None:
     assert claimed(first, 13.0 + LATE) is False
 
 
-def test_when_a_loop_ends_another_takes_its_looks_over() -> None:
+def test_when_a_loop_ends_another_takes_its_probes_over() -> None:
     looks: list[int] = []
     begun, ended = threading.Barrier(2), threading.Event()
 
-    class Counted(Wire):
+    class Counted(ProbedWire):
         async def look(self, endpoint: Any) -> ProbeResult:
             looks.append(threading.get_ident())
             return ProbeResult(ready=True)
@@ -269,8 +229,8 @@ def test_when_a_loop_ends_another_takes_its_looks_over() -> None:
 
 @in_virtual_time
 async def test_an_endpoint_added_or_changed_live_is_looked_at_from_then_on() -> None:
-    wire = Wire()
-    async with client_of(wire, endpoint("a")) as client:
+    wire = ProbedWire()
+    async with client_of(wire, [endpoint("a")], timeout=60) as client:
         await ask(client)
         client.add_endpoint(endpoint("b", 1.0))
         await asyncio.sleep(2.5)
@@ -287,8 +247,8 @@ async def test_an_endpoint_added_or_changed_live_is_looked_at_from_then_on() -> 
         assert wire.looks == []
 
 
-def test_a_look_keeps_nothing_of_the_caller_who_came_first() -> None:
-    mark: ContextVar[str] = ContextVar("mark", default="nobody's")
+def test_a_probe_does_not_run_in_the_context_of_the_first_caller() -> None:
+    mark: ContextVar[str] = ContextVar("mark", default="none")
     seen: list[str] = []
 
     async def note(_: str) -> ProbeResult:
@@ -296,10 +256,10 @@ def test_a_look_keeps_nothing_of_the_caller_who_came_first() -> None:
         return ProbeResult()
 
     async def test() -> None:
-        async with client_of(Wire(note), endpoint("a", 1.0)) as client:
+        async with client_of(ProbedWire(note), [endpoint("a", 1.0)], timeout=60) as client:
             mark.set("the caller's")
             await ask(client)
             await asyncio.sleep(3.5)
 
     on_virtual_time(test)
-    assert seen == ["nobody's"] * 4
+    assert seen == ["none"] * 4

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+from itertools import product
 from typing import Any
 
 import pytest
 from engine_tools import MODEL, FakeWire, ask, broken, chats, client_of, endpoints, leftovers, now
 from virtual import in_virtual_time
 
-from qreward import ClientClosed, DeadlineExceeded, QRewardError, RequestError, RequestTimeout
+from qreward import ClientClosed, DeadlineExceeded, QRewardClient, QRewardError, RequestError, RequestTimeout
 
 
 @in_virtual_time
@@ -40,17 +41,6 @@ async def test_a_caller_that_waits_in_the_queue_leaves_it_when_cancelled() -> No
         assert leftovers(client) == {}
     assert wire.prompts == ["0", "2"]
     assert wire.cancelled == []
-
-
-@in_virtual_time
-async def test_a_timeout_around_a_call_is_the_callers_and_stops_it() -> None:
-    wire = FakeWire()
-    async with client_of(wire) as client:
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(ask(client, "x"), 0.25)
-        await asyncio.sleep(0.1)
-        assert leftovers(client) == {}
-    assert wire.cancelled == ["x"]
 
 
 @in_virtual_time
@@ -97,21 +87,6 @@ async def test_a_caller_whose_own_time_limit_passes_together_with_the_requests_h
     assert set(outcomes) <= {"TimeoutError", "RequestTimeout"}
 
 
-@in_virtual_time
-async def test_a_batch_that_is_cancelled_stops_all_its_requests() -> None:
-    wire = FakeWire()
-    async with client_of(wire, {"a": 5, "b": 7}) as client:
-        batch = asyncio.ensure_future(client.batch_chat_completion(chats(100), MODEL))
-        await asyncio.sleep(0.5)
-        batch.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await batch
-        await asyncio.sleep(0)
-        assert leftovers(client) == {}
-    assert sorted(wire.cancelled) == sorted(wire.prompts)
-    assert len(wire.cancelled) == 12
-
-
 @pytest.mark.parametrize("kind", ["call", "batch"])
 @in_virtual_time
 async def test_a_cancel_before_the_first_step_of_an_attempt_gives_the_slot_back(kind: str) -> None:
@@ -141,43 +116,40 @@ async def test_a_cancel_before_the_first_step_of_an_attempt_gives_the_slot_back(
             assert await other == "free"
 
 
-@pytest.mark.parametrize("turns", range(12))
-@pytest.mark.parametrize("seconds", [0, 0.01])
-def test_a_run_that_ends_in_the_middle_leaves_no_slot_taken(turns: int, seconds: float) -> None:
-    client = client_of(FakeWire(seconds=seconds), {"a": 2, "b": 1})
-
-    async def ends_in_the_middle() -> None:
+def test_a_run_that_ends_in_the_middle_leaves_no_slot_taken() -> None:
+    async def ends_in_the_middle(client: QRewardClient, turns: int) -> None:
         kept = [asyncio.ensure_future(client.batch_chat_completion(chats(9), MODEL))]
         kept += [asyncio.ensure_future(ask(client, number)) for number in range(4)]
         for _ in range(turns):
             await asyncio.sleep(0)
 
-    asyncio.run(ends_in_the_middle())
-    assert leftovers(client) == {}
-
-    async def again() -> list[Any]:
+    async def again(client: QRewardClient) -> list[Any]:
         async with client:
             return (await client.batch_chat_completion(chats(6), MODEL, timeout=30)).texts()
 
-    assert asyncio.run(again()) == [f"re: {number}" for number in range(6)]
+    for turns, seconds in product(range(12), (0, 0.01)):
+        client = client_of(FakeWire(seconds=seconds), {"a": 2, "b": 1})
+        asyncio.run(ends_in_the_middle(client, turns))
+        assert leftovers(client) == {}, (turns, seconds)
+        assert asyncio.run(again(client)) == [f"re: {number}" for number in range(6)], (turns, seconds)
 
 
-@pytest.mark.parametrize("turns", range(12))
-@pytest.mark.parametrize("seconds", [0, 1])
 @in_virtual_time
-async def test_a_loop_whose_tasks_are_all_cancelled_goes_on_with_every_slot(turns: int, seconds: float) -> None:
-    async with client_of(FakeWire(seconds=seconds), {"a": 2, "b": 1}) as client:
-        asking: list[asyncio.Future[Any]] = [asyncio.ensure_future(client.batch_chat_completion(chats(9), MODEL))]
-        asking += [asyncio.ensure_future(ask(client, number)) for number in range(4)]
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        everything = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in everything:
-            task.cancel()
-        if everything:
-            await asyncio.wait(everything)
-        assert leftovers(client) == {}
-        assert (await client.batch_chat_completion(chats(6), MODEL)).texts() == [f"re: {number}" for number in range(6)]
+async def test_a_loop_whose_tasks_are_all_cancelled_goes_on_with_every_slot() -> None:
+    for turns, seconds in product(range(12), (0, 1)):
+        async with client_of(FakeWire(seconds=seconds), {"a": 2, "b": 1}) as client:
+            asking: list[asyncio.Future[Any]] = [asyncio.ensure_future(client.batch_chat_completion(chats(9), MODEL))]
+            asking += [asyncio.ensure_future(ask(client, number)) for number in range(4)]
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            everything = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in everything:
+                task.cancel()
+            if everything:
+                await asyncio.wait(everything)
+            assert leftovers(client) == {}, (turns, seconds)
+            texts = (await client.batch_chat_completion(chats(6), MODEL)).texts()
+            assert texts == [f"re: {number}" for number in range(6)], (turns, seconds)
 
 
 @in_virtual_time
@@ -224,26 +196,6 @@ async def test_closing_the_client_raises_in_single_calls_sent_and_waiting() -> N
 
 
 @in_virtual_time
-async def test_closing_waits_until_what_was_stopped_has_ended() -> None:
-    async def hard_to_stop(_: str, __: str) -> str:
-        try:
-            await asyncio.sleep(100)
-        finally:
-            await asyncio.sleep(3)
-        return "never"
-
-    wire = FakeWire(hard_to_stop)
-    client = client_of(wire)
-    call = asyncio.ensure_future(ask(client, 0))
-    await asyncio.sleep(1)
-    await client.aclose()
-    assert now() == 4
-    assert (wire.live.total(), wire.closed) == (0, 1)
-    with pytest.raises(ClientClosed):
-        await call
-
-
-@in_virtual_time
 async def test_a_closed_client_can_be_closed_again_and_refuses_work() -> None:
     wire = FakeWire()
     client = client_of(wire)
@@ -256,6 +208,10 @@ async def test_a_closed_client_can_be_closed_again_and_refuses_work() -> None:
     with pytest.raises(ClientClosed, match="make a new one"):
         await client.batch_chat_completion(chats(3), MODEL)
     assert wire.prompts == ["0"]
+    unused = client_of(FakeWire())
+    await unused.aclose()
+    with pytest.raises(ClientClosed):
+        await ask(unused, 0)
 
 
 @in_virtual_time
@@ -277,16 +233,9 @@ async def test_closing_from_several_places_at_once_lets_none_of_them_wait_for_ev
         await ask(client, 1)
     closing[0].cancel()  # one of them loses patience
     await asyncio.wait([*closing, call])
+    assert (now(), wire.live.total(), wire.closed) == (4, 0, 1), "it waits until what was stopped has ended"
     assert isinstance(call.exception(), ClientClosed)
     assert wire.prompts == ["0"]
-
-
-@in_virtual_time
-async def test_a_client_that_was_never_used_can_be_closed() -> None:
-    client = client_of(FakeWire())
-    await client.aclose()
-    with pytest.raises(ClientClosed):
-        await ask(client, 0)
 
 
 class WireBug(Exception):
@@ -352,7 +301,7 @@ async def test_a_wire_that_answers_although_it_was_cancelled_does_no_harm() -> N
 
 
 @in_virtual_time
-async def test_nothing_is_left_after_thousands_of_random_cancels_timeouts_and_failures() -> None:
+async def test_nothing_is_left_after_hundreds_of_random_cancels_timeouts_and_failures() -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     rng = random.Random(seed)
@@ -382,7 +331,7 @@ async def test_nothing_is_left_after_thousands_of_random_cancels_timeouts_and_fa
     wire = FakeWire(erratic)
     fleet = endpoints({"a": 10, "b": 3, "c": 30})
     async with client_of(wire, fleet) as client:
-        outcomes = await asyncio.gather(*(impatient(client, number) for number in range(3000)))
+        outcomes = await asyncio.gather(*(impatient(client, number) for number in range(800)))
         await asyncio.sleep(5)
         assert leftovers(client) == {}
         assert wire.live.total() == 0

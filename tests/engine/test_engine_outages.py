@@ -15,7 +15,7 @@ from qreward.engine.batch import MOST_AT_ONCE, READ_AHEAD
 from qreward.errors import ConnectionFailed
 from qreward.scheduler.outcome import Failure, FailureKind
 
-MANY = 20_000
+MANY = 8_000
 
 
 def refused(name: str) -> Failure:

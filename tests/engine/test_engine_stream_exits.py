@@ -158,22 +158,21 @@ async def test_closing_the_client_ends_a_stream_after_what_has_come() -> None:
     assert leftovers(client) == {}
 
 
-@pytest.mark.parametrize("turns", range(8))
-def test_a_run_that_ends_in_the_middle_leaves_no_slot_taken(turns: int) -> None:
-    client = client_of(StreamWire(lambda *_: ["a", 0.0, "b", 60.0]), {"a": 1})
-
-    async def ends_in_the_middle() -> None:
+def test_a_run_that_ends_in_the_middle_leaves_no_slot_taken() -> None:
+    async def ends_in_the_middle(client: Any, turns: int) -> None:
         kept = [asyncio.ensure_future(heard(ask(client, number))) for number in range(2)]
         for _ in range(turns):
             await asyncio.sleep(0)
         assert kept
 
-    asyncio.run(ends_in_the_middle())
-    assert leftovers(client) == {}
+    for turns in range(8):
+        client = client_of(StreamWire(lambda *_: ["a", 0.0, "b", 60.0]), {"a": 1})
+        asyncio.run(ends_in_the_middle(client, turns))
+        assert leftovers(client) == {}, turns
 
 
 @in_virtual_time
-async def test_nothing_is_left_after_thousands_of_random_streams_and_ways_out() -> None:
+async def test_nothing_is_left_after_hundreds_of_random_streams_and_ways_out() -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     rng = random.Random(seed)
@@ -203,7 +202,7 @@ async def test_nothing_is_left_after_thousands_of_random_streams_and_ways_out() 
     wire = StreamWire(erratic)
     limits = {"a": 10, "b": 3, "c": 30}
     async with client_of(wire, limits) as client:
-        outcomes = await asyncio.gather(*(use(client, number) for number in range(1500)))
+        outcomes = await asyncio.gather(*(use(client, number) for number in range(400)))
         await asyncio.sleep(1)
         assert leftovers(client) == {}
         assert wire.live.total() == 0

@@ -17,14 +17,14 @@ import engine_tools
 from engine_tools import FakeWire, client_of
 
 from qreward import Endpoint, Limits, QRewardClient
-from qreward.quota import renewal as carriers_room
+from qreward.quota import renewal
 from qreward.quota.ledger import Ledger
 from qreward.quota.messages import RenewReply, RenewRequest
 from qreward.testing.virtual_time import run_in_virtual_time
 
 
-class Table:
-    """A carrier to a ledger that may be away, slow to say so, or lost."""
+class PlayedTransport:
+    """A transport to a ledger that may be away, slow to say so, or lost."""
 
     def __init__(self) -> None:
         self.ledgers: dict[str, Ledger] = {}
@@ -89,11 +89,11 @@ class Turns:
             self.rung.clear()
 
 
-class House:
-    """A table, and the clients that sit at it."""
+class Processes:
+    """A transport, and the clients that sit at it."""
 
-    def __init__(self, table: Table) -> None:
-        self.table = table
+    def __init__(self, transport: PlayedTransport) -> None:
+        self.transport = transport
         self.clients: list[QRewardClient] = []
         self.turns: dict[QRewardClient, Turns] = {}
 
@@ -124,19 +124,19 @@ def now() -> float:
 
 
 def shared(test: Callable[..., Any]) -> Callable[..., None]:
-    """Run a test's coroutine in virtual time, with a house."""
+    """Run a test's coroutine in virtual time, with a processes."""
 
     @wraps(test)
     def run(monkeypatch: pytest.MonkeyPatch) -> None:
-        table = Table()
-        monkeypatch.setattr(carriers_room, "make_transport", lambda _kind: table)
+        transport = PlayedTransport()
+        monkeypatch.setattr(renewal, "make_transport", lambda _kind: transport)
 
         async def play() -> None:
-            house = House(table)
+            processes = Processes(transport)
             try:
-                await test(house)
+                await test(processes)
             finally:
-                await house.close()
+                await processes.close()
 
         run_in_virtual_time(play())
 

@@ -59,18 +59,18 @@ async def test_a_first_token_that_is_far_later_than_usual_ends_the_attempt(opene
 
 
 @in_virtual_time
-async def test_a_first_token_has_no_limit_of_its_own_before_streams_were_seen() -> None:
-    async with client_of(StreamWire(lambda *_: [50.0, "late"]), {"a": 1}) as client:
-        assert await heard(ask(client)) == ["late"]
-
-
-@in_virtual_time
-async def test_slow_first_tokens_are_learned_and_allowed() -> None:
-    slow = [20.0, "late"]
-    async with client_of(StreamWire(mostly(lambda *_: slow, lambda *_: [70.0, "later"])), {"a": 1}, hedge=None) as client:
-        await learn(client)
-        assert await heard(ask(client)) == ["later"]
-        assert client.stats()["a"].failed == 0
+async def test_what_is_usual_of_an_endpoint_or_not_known_yet_is_allowed() -> None:
+    for usual, script, seen in (
+        (None, [50.0, "late"], ["late"]),
+        (lambda *_: [20.0, "late"], [70.0, "later"], ["later"]),
+        (words(5, gap=2.0), ["a", 30.0, "b"], ["a", "b"]),
+    ):
+        wire = StreamWire(mostly(usual, lambda *_, script=script: list(script), seen=KNOWN if usual else 0))
+        async with client_of(wire, {"a": 1}, hedge=None) as client:
+            if usual:
+                await learn(client)
+            assert await heard(ask(client)) == seen
+            assert client.stats()["a"].failed == 0
 
 
 @in_virtual_time
@@ -94,14 +94,6 @@ async def test_a_pause_ends_a_stream_after_a_minute_when_nothing_is_known() -> N
         with pytest.raises(StreamInterrupted):
             await ask(client).final()
         assert 60 <= now() < 60.1
-
-
-@in_virtual_time
-async def test_pauses_that_are_usual_are_allowed() -> None:
-    wire = StreamWire(mostly(words(5, gap=2.0), lambda *_: ["a", 30.0, "b"]))
-    async with client_of(wire, {"a": 1}) as client:
-        await learn(client)
-        assert await heard(ask(client)) == ["a", "b"]
 
 
 @in_virtual_time

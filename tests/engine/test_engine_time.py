@@ -10,8 +10,6 @@ from engine_tools import MODEL, FakeWire, ask, broken, chats, client_of, endpoin
 from virtual import in_virtual_time
 
 from qreward import RequestTimeout, Retry, Timeouts
-from qreward.errors import RateLimited
-from qreward.scheduler.outcome import Failure, FailureKind
 from qreward.testing.virtual_time import VirtualTimeLoop
 
 BUCKET = 1 / 64 + 1e-6  # seconds by which the scheduler's timers may be late, and turns of the loop
@@ -114,22 +112,6 @@ async def test_the_clients_own_timeout_is_the_default_and_a_call_may_switch_it_o
             await ask(client, 0)
         assert await ask(client, 1, timeout=None) == "re: 1"
         assert await ask(client, 2, timeout=20) == "re: 2"
-
-
-@in_virtual_time
-async def test_what_is_told_to_stay_away_resumes_by_itself() -> None:
-    async def overloaded_at_first(_: str, prompt: str) -> Any:
-        if now() < 7:
-            return Failure(FailureKind.OVERLOADED, RateLimited("endpoint 'a' answered 429", endpoint="a"), retry_after=7)
-        return f"re: {prompt}"
-
-    wire = FakeWire(overloaded_at_first)
-    async with client_of(wire, {"a": 2}) as client:
-        batch = await client.batch_chat_completion(chats(6), MODEL)
-        assert leftovers(client) == {}
-    assert batch.texts() == [f"re: {number}" for number in range(6)]
-    assert all(when < 0.1 or when >= 7 for _, _, when in wire.sent)
-    assert len(wire.sent) == 8  # two were turned away
 
 
 @in_virtual_time

@@ -90,10 +90,11 @@ class Turns:
 
 
 class Processes:
-    """A transport, and the clients that sit at it."""
+    """Clients that share, each in the place of a process."""
 
-    def __init__(self, transport: PlayedTransport) -> None:
+    def __init__(self, transport: PlayedTransport, caplog: pytest.LogCaptureFixture) -> None:
         self.transport = transport
+        self._caplog = caplog
         self.clients: list[QRewardClient] = []
         self.turns: dict[QRewardClient, Turns] = {}
 
@@ -110,6 +111,10 @@ class Processes:
             f"http://{name}.example/v1", name=name, api_key="k", limits=Limits(**{"shared": "local", "adaptive": False, **limits})
         )
 
+    def logged(self, words: str = "") -> list[str]:
+        """What the library has logged, with these words in it."""
+        return [record.getMessage() for record in self._caplog.records if words in record.getMessage()]
+
     async def close(self) -> None:
         for client in self.clients:
             await client.aclose()
@@ -124,15 +129,15 @@ def now() -> float:
 
 
 def shared(test: Callable[..., Any]) -> Callable[..., None]:
-    """Run a test's coroutine in virtual time, with a processes."""
+    """Run a test's coroutine in virtual time, with clients that share."""
 
     @wraps(test)
-    def run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
         transport = PlayedTransport()
         monkeypatch.setattr(renewal, "make_transport", lambda _kind: transport)
 
         async def play() -> None:
-            processes = Processes(transport)
+            processes = Processes(transport, caplog)
             try:
                 await test(processes)
             finally:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 from quota_tools import FakeWire, Processes, busy, call, client_of, now, shared, sharing, stop
@@ -15,6 +13,8 @@ from qreward import ConfigError, Limits, QRewardClient
 from qreward.quota.file_ledger import VARIABLE
 from qreward.quota.lease import NEWCOMER
 from qreward.quota.messages import LEASE, MINUTE, PERIOD, RENEW
+
+ENDPOINT = {"base_url": "http://a.example/v1", "name": "a", "api_key": "k"}
 
 
 def sent_since(wire: FakeWire, since: float) -> int:
@@ -117,7 +117,6 @@ async def test_a_process_that_slept_longer_than_its_lease_sends_nothing_before_i
 
 @shared
 async def test_while_the_ledger_is_away_each_goes_on_with_its_last_share_and_logs_when_that_begins_and_ends(processes: Processes) -> None:
-    log = Log()
     found = [processes.client(rpm=600, max_concurrency=8) for _ in range(4)]
     work = [busy(client) for client, _ in found]
     await asyncio.sleep(30)
@@ -129,21 +128,19 @@ async def test_while_the_ledger_is_away_each_goes_on_with_its_last_share_and_log
     assert sum(counts) <= 1200
     assert min(counts) >= 2 * (600 * MINUTE / PERIOD / 4 - 3)
     assert sharing(found[0][0]).startswith("alone, for nobody answers (OSError: nobody is there): 146.9 of 600 requests a minute, 2 of 8")
-    assert len(log.found("nobody answers")) == 4
+    assert len(processes.logged("nobody answers")) == 4
     processes.transport.away = False
     await asyncio.sleep(5)
     assert sharing(found[0][0]).startswith("one of 4 processes")
-    assert len(log.found("works again")) == 4
+    assert len(processes.logged("works again")) == 4
     before = now()
     await asyncio.sleep(60)
     assert 540 <= sum(sent_since(wire, before) for _, wire in found) <= 600
     await stop(*work)
-    log.close()
 
 
 @shared
 async def test_one_renewal_that_fails_is_not_logged(processes: Processes) -> None:
-    log = Log()
     client, _ = processes.client(rpm=600)
     work = busy(client)
     await asyncio.sleep(3.1)
@@ -154,14 +151,12 @@ async def test_one_renewal_that_fails_is_not_logged(processes: Processes) -> Non
     processes.transport.away = False
     await asyncio.sleep(2)
     assert sharing(client).startswith("the only process")
-    assert not log.records
+    assert not processes.logged()
     await stop(work)
-    log.close()
 
 
 @shared
 async def test_a_client_that_begins_while_the_ledger_is_away_takes_a_small_part(processes: Processes) -> None:
-    log = Log()
     processes.transport.away = True
     client, wire = processes.client(rpm=600, max_concurrency=16)
     work = busy(client)
@@ -171,7 +166,6 @@ async def test_a_client_that_begins_while_the_ledger_is_away_takes_a_small_part(
     assert 0.9 * 600 / NEWCOMER <= sent_since(wire, before) <= 600 / NEWCOMER
     assert "75 of 600 requests a minute, 2 of 16 in flight" in sharing(client)
     await stop(work)
-    log.close()
 
 
 @shared
@@ -192,16 +186,12 @@ async def test_a_lost_ledger_is_bridged_with_the_last_shares(processes: Processe
 
 @shared
 async def test_of_different_limits_the_smallest_counts_and_that_is_logged_once(processes: Processes) -> None:
-    log = Log()
     (large, _), (small, _) = processes.client(rpm=6000), processes.client(rpm=60)
     work = [busy(large), busy(small)]
     await asyncio.sleep(5)
     assert "of 60 requests a minute" in sharing(large)
-    assert [record.getMessage() for record in log.records] == [
-        "endpoint 'a': another process shares it with rpm=60, here it is 6000; the smallest counts"
-    ]
+    assert processes.logged() == ["endpoint 'a': another process shares it with rpm=60, here it is 6000; the smallest counts"]
     await stop(*work)
-    log.close()
 
 
 @shared
@@ -209,7 +199,7 @@ async def test_a_limit_changed_live_holds_from_then_on(processes: Processes) -> 
     client, wire = processes.client(rpm=60)
     work = busy(client)
     await asyncio.sleep(3)
-    client.reload({"endpoints": [{**endpoint_of(processes), "limits": {"rpm": 6000, "shared": "local", "adaptive": False}}]})
+    client.reload({"endpoints": [{**ENDPOINT, "limits": {"rpm": 6000, "shared": "local", "adaptive": False}}]})
     before = now()
     await asyncio.sleep(10)
     assert sent_since(wire, before) > 200
@@ -223,11 +213,11 @@ async def test_sharing_may_be_switched_on_and_off_live_while_work_waits(processe
     assert client.stats()["a"].state.sharing is None  # type: ignore[union-attr]
     work = busy(client)
     await asyncio.sleep(3)
-    client.reload({"endpoints": [{**endpoint_of(processes), "limits": {"rpm": 600, "shared": "local", "adaptive": False}}]})
+    client.reload({"endpoints": [{**ENDPOINT, "limits": {"rpm": 600, "shared": "local", "adaptive": False}}]})
     await asyncio.sleep(3)
     assert sharing(client).startswith("the only process")
     before = now()
-    client.reload({"endpoints": [{**endpoint_of(processes), "limits": {"rpm": 600, "adaptive": False}}]})
+    client.reload({"endpoints": [{**ENDPOINT, "limits": {"rpm": 600, "adaptive": False}}]})
     await asyncio.sleep(10)
     assert sent_since(wire, before) >= 98
     assert client.stats()["a"].state.sharing is None  # type: ignore[union-attr]
@@ -298,29 +288,3 @@ def test_the_thread_that_renews_shares_is_not_started_under_the_lock_of_the_engi
 
     asyncio.run(main())
     assert started == [False]
-
-
-def endpoint_of(processes: Processes) -> dict[str, Any]:
-    return {"base_url": "http://a.example/v1", "name": "a", "api_key": "k"}
-
-
-class Log(logging.Handler):
-    """What the library says."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.records: list[logging.LogRecord] = []
-        self.logger = logging.getLogger("qreward")
-        self.logger.addHandler(self)
-        self.before, self.logger.propagate = self.logger.propagate, False
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.records.append(record)
-
-    def found(self, words: str) -> list[str]:
-        return [record.getMessage() for record in self.records if words in record.getMessage()]
-
-    def close(self) -> None:
-        self.logger.removeHandler(self)
-        self.logger.propagate = self.before
-        super().close()

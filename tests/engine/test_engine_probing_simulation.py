@@ -19,8 +19,8 @@ def first_after(run: Any, end: float) -> float:
 
 
 def test_a_server_that_died_is_used_again_within_one_probe_of_its_return_and_hardly_asked_meanwhile() -> None:
-    blind = [play("S8", seed, None, items=8000) for seed in SEEDS[:2]]
-    looking = [play("S8", seed, PROBE, items=8000) for seed in SEEDS[:2]]
+    blind = [play("S8", seed, None, items=6000) for seed in SEEDS[:2]]
+    looking = [play("S8", seed, PROBE, items=6000) for seed in SEEDS[:2]]
     for runs, asked in ((blind, 20), (looking, 4)):
         for run in runs:
             begin, end = run.specs[0].dead
@@ -53,6 +53,6 @@ def test_servers_that_queue_without_a_word_are_not_overfilled() -> None:
 
         return (Spec(law=Shared(seqs=64)),) * 4
 
-    blind, looking = ([play("S6", seed, probe, items=2000, fleet=fleet).record() for seed in SEEDS] for probe in (None, PROBE))
+    blind, looking = ([play("S6", seed, probe, items=1200, fleet=fleet).record() for seed in SEEDS] for probe in (None, PROBE))
     for what in ("ratio", "p99", "extra"):
         assert mean(each[what] for each in looking) <= mean(each[what] for each in blind) * 1.02, what

@@ -103,6 +103,15 @@ def endpoints(limits: dict[str, int], **settings: Any) -> list[Endpoint]:
     ]
 
 
+class CheckedClient(QRewardClient):
+    """At the end of its ``async with`` nothing may be under way or taken."""
+
+    async def __aexit__(self, kind: object = None, *rest: object) -> None:
+        left = {} if kind else leftovers(self)
+        await super().__aexit__(kind, *rest)
+        assert left == {}
+
+
 def client_of(wire: Any, limits: dict[str, int] | Iterable[Endpoint] | None = None, **settings: Any) -> QRewardClient:
     """A client over a fake wire, on the running loop's time if that is virtual."""
     fleet = endpoints(limits or {"a": 4}) if limits is None or isinstance(limits, dict) else limits
@@ -112,7 +121,7 @@ def client_of(wire: Any, limits: dict[str, int] | Iterable[Endpoint] | None = No
         loop = None
     if isinstance(loop, VirtualTimeLoop):
         settings["clock"] = loop.time
-    return QRewardClient(fleet, wire_factory=wire if isinstance(wire, type) else lambda: wire, **settings)
+    return CheckedClient(fleet, wire_factory=wire if isinstance(wire, type) else lambda: wire, **settings)
 
 
 def leftovers(client: QRewardClient) -> dict[str, int]:

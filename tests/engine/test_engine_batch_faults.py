@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from engine_tools import MODEL, FakeWire, ask, chat, chats, client_of, leftovers, on_virtual_time
+from virtual import in_virtual_time
 
 from qreward import BatchInterrupted, QRewardClient
 
@@ -106,7 +107,8 @@ async def others(client: QRewardClient) -> None:
         await ask(client, f"other {number}")
 
 
-def test_a_batch_ends_whatever_its_input_or_callbacks_raise_and_other_calls_do_not_notice() -> None:
+@in_virtual_time
+async def test_a_batch_ends_whatever_its_input_or_callbacks_raise_and_other_calls_do_not_notice() -> None:
     async def case(name: str, kind: type[BaseException], arguments: dict[str, Any]) -> str | None:
         wire = FakeWire()
         async with client_of(wire, {"a": 4}) as client:
@@ -124,29 +126,25 @@ def test_a_batch_ends_whatever_its_input_or_callbacks_raise_and_other_calls_do_n
             right = right and all(result.error is None for result in error.results) and not wire.cancelled  # type: ignore[union-attr]
         return None if right and not left else f"{kind.__name__} of {name}: {error!r}, {busy} busy, {stopped} sent, {left}"
 
-    async def test() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda *_: None)  # is given the second error, where there are two
-        wrong = [await case(name, kind, arguments) for kind in KINDS for name, arguments in faults(kind).items()]
-        assert [line for line in wrong if line] == []
-
-    on_virtual_time(test)
+    asyncio.get_running_loop().set_exception_handler(lambda *_: None)  # is given the second error, where there are two
+    wrong = [await case(name, kind, arguments) for kind in KINDS for name, arguments in faults(kind).items()]
+    assert [line for line in wrong if line] == []
 
 
-def test_an_input_that_raises_and_its_closing_that_raises_too_are_both_told() -> None:
-    async def test() -> None:
-        told: list[Any] = []
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context["exception"]))
-        async with client_of(FakeWire()) as client:
-            for source in (Blocking(ValueError, 5, KeyError), Awaited(ValueError, 5, KeyError)):
-                error = await ended(client, {"batch_messages": source})
-                assert error is not None
-                assert isinstance(error.__cause__, ValueError)
-        assert [type(each) for each in told] == [KeyError, KeyError]
-
-    on_virtual_time(test)
+@in_virtual_time
+async def test_an_input_that_raises_and_its_closing_that_raises_too_are_both_told() -> None:
+    told: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context["exception"]))
+    async with client_of(FakeWire()) as client:
+        for source in (Blocking(ValueError, 5, KeyError), Awaited(ValueError, 5, KeyError)):
+            error = await ended(client, {"batch_messages": source})
+            assert error is not None
+            assert isinstance(error.__cause__, ValueError)
+    assert [type(each) for each in told] == [KeyError, KeyError]
 
 
-def test_a_cancelled_batch_stays_cancelled_when_closing_its_input_raises() -> None:
+@in_virtual_time
+async def test_a_cancelled_batch_stays_cancelled_when_closing_its_input_raises() -> None:
     async def case(source: Any, expected: type[BaseException]) -> str | None:
         async with client_of(FakeWire()) as client:
             batch = asyncio.ensure_future(client.batch_chat_completion(source, MODEL))
@@ -156,29 +154,24 @@ def test_a_cancelled_batch_stays_cancelled_when_closing_its_input_raises() -> No
             right = type(error) is expected and leftovers(client) == {}
         return None if right else f"{type(source).__name__} closing with {source.closing}: {error!r}"
 
-    async def test() -> None:
-        told: list[Any] = []
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context["exception"]))
-        table = {ValueError: asyncio.CancelledError, Stop: Stop}  # the latter is to go through all that runs
-        sources = [(make(None, 1000, closing), expected) for make in (Blocking, Awaited) for closing, expected in table.items()]
-        wrong = [await case(source, expected) for source, expected in sources]
-        assert [line for line in wrong if line] == []
-        assert [type(each) for each in told] == [ValueError, ValueError]
-
-    on_virtual_time(test)
+    told: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context["exception"]))
+    table = {ValueError: asyncio.CancelledError, Stop: Stop}  # the latter is to go through all that runs
+    sources = [(make(None, 1000, closing), expected) for make in (Blocking, Awaited) for closing, expected in table.items()]
+    wrong = [await case(source, expected) for source, expected in sources]
+    assert [line for line in wrong if line] == []
+    assert [type(each) for each in told] == [ValueError, ValueError]
 
 
-def test_after_its_input_has_raised_on_result_is_still_given_each_result() -> None:
-    async def test() -> None:
-        sources: list[Any] = [Blocking(ValueError, 50), Awaited(ValueError, 50)]
-        for source in sources:
-            seen: list[Any] = []
-            async with client_of(FakeWire()) as client:
-                with pytest.raises(BatchInterrupted):
-                    await client.batch_chat_completion(source, MODEL, keep_results=False, on_result=seen.append)
-            assert sorted(result.index for result in seen) == list(range(50)), source
-
-    on_virtual_time(test)
+@in_virtual_time
+async def test_after_its_input_has_raised_on_result_is_still_given_each_result() -> None:
+    sources: list[Any] = [Blocking(ValueError, 50), Awaited(ValueError, 50)]
+    for source in sources:
+        seen: list[Any] = []
+        async with client_of(FakeWire()) as client:
+            with pytest.raises(BatchInterrupted):
+                await client.batch_chat_completion(source, MODEL, keep_results=False, on_result=seen.append)
+        assert sorted(result.index for result in seen) == list(range(50)), source
 
 
 def test_keyboard_interrupt_in_a_callback_ends_the_loop_and_cancels_what_was_sent() -> None:

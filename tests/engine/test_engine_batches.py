@@ -8,9 +8,10 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
-from engine_tools import MODEL, FakeWire, broken, chat, chats, client_of, leftovers, now, on_virtual_time
+from engine_tools import MODEL, FakeWire, broken, chat, chats, client_of, leftovers, now
+from virtual import in_virtual_time
 
-from qreward import BatchInterrupted, BatchResult, DeadlineExceeded, NoEndpoint, Retry
+from qreward import BatchInterrupted, BatchResult, DeadlineExceeded, Retry
 from qreward.engine.batch import READ_AHEAD
 
 
@@ -23,60 +24,53 @@ def expected(count: int) -> list[str]:
     return [f"re: {number}" for number in range(count)]
 
 
-def test_results_are_in_the_order_of_the_input_whatever_the_order_of_the_answers() -> None:
-    async def test() -> None:
-        wire, finished = FakeWire(random_seconds), []
-        async with client_of(wire, {"a": 3, "b": 5}) as client:
-            batch = await client.batch_chat_completion(chats(100), MODEL, on_result=lambda result: finished.append(result.index))
-        assert batch.texts() == expected(100)
-        assert [result.index for result in batch] == list(range(100))
-        assert finished != sorted(finished)
-        assert sorted(finished) == list(range(100))
-        assert sorted(wire.prompts, key=int) == [str(number) for number in range(100)]
-        assert wire.peak == {"a": 3, "b": 5}
-        assert {name: stats.won for name, stats in batch.stats.endpoints.items()} == {
-            name: sum(1 for where, _, _ in wire.sent if where == name) for name in "ab"
-        }
-
-    on_virtual_time(test)
+@in_virtual_time
+async def test_results_are_in_the_order_of_the_input_whatever_the_order_of_the_answers() -> None:
+    wire, finished = FakeWire(random_seconds), []
+    async with client_of(wire, {"a": 3, "b": 5}) as client:
+        batch = await client.batch_chat_completion(chats(100), MODEL, on_result=lambda result: finished.append(result.index))
+    assert batch.texts() == expected(100)
+    assert [result.index for result in batch] == list(range(100))
+    assert finished != sorted(finished)
+    assert sorted(finished) == list(range(100))
+    assert sorted(wire.prompts, key=int) == [str(number) for number in range(100)]
+    assert wire.peak == {"a": 3, "b": 5}
+    assert {name: stats.won for name, stats in batch.stats.endpoints.items()} == {
+        name: sum(1 for where, _, _ in wire.sent if where == name) for name in "ab"
+    }
 
 
-def test_each_item_has_exactly_one_outcome_over_retries_and_failures() -> None:
+@in_virtual_time
+async def test_each_item_has_exactly_one_outcome_over_retries_and_failures() -> None:
     rng = random.Random(7)
 
     async def often_broken(name: str, prompt: str) -> Any:
         await asyncio.sleep(0.1)
         return f"re: {prompt}" if rng.random() < 0.8 else broken(name)
 
-    async def test() -> None:
-        finished: list[int] = []
-        async with client_of(FakeWire(often_broken), {"a": 8, "b": 8}, retry=Retry(attempts=2)) as client:
-            batch = await client.batch_chat_completion(chats(300), MODEL, on_result=lambda result: finished.append(result.index))
-            assert leftovers(client) == {}
-        assert sorted(finished) == list(range(300))
-        assert (len(batch), batch.stats.items, batch.stats.ok + batch.stats.failed) == (300, 300, 300)
-        assert 0 < batch.stats.failed < 300
-        assert batch.texts() == [f"re: {number}" if number not in batch.errors else None for number in range(300)]
-        assert all(len(batch[index].attempts) >= 2 for index in batch.errors)
-
-    on_virtual_time(test)
+    finished: list[int] = []
+    async with client_of(FakeWire(often_broken), {"a": 8, "b": 8}, retry=Retry(attempts=2)) as client:
+        batch = await client.batch_chat_completion(chats(300), MODEL, on_result=lambda result: finished.append(result.index))
+    assert sorted(finished) == list(range(300))
+    assert (len(batch), batch.stats.items, batch.stats.ok + batch.stats.failed) == (300, 300, 300)
+    assert 0 < batch.stats.failed < 300
+    assert batch.texts() == [f"re: {number}" if number not in batch.errors else None for number in range(300)]
+    assert all(len(batch[index].attempts) >= 2 for index in batch.errors)
 
 
-def test_an_empty_batch_is_done_at_once() -> None:
+@in_virtual_time
+async def test_an_empty_batch_is_done_at_once() -> None:
     async def nothing() -> AsyncIterator[Any]:
         for item in chats(0):
             yield item
 
-    async def test() -> None:
-        wire = FakeWire()
-        async with client_of(wire) as client:
-            inputs: list[Any] = [[], iter(()), (item for item in chats(0)), nothing()]
-            for empty in inputs:
-                batch = await client.batch_chat_completion(empty, MODEL)
-                assert (len(batch), batch.texts(), batch.stats.items) == (0, [], 0)
-        assert (wire.sent, now()) == ([], 0)
-
-    on_virtual_time(test)
+    wire = FakeWire()
+    async with client_of(wire) as client:
+        inputs: list[Any] = [[], iter(()), (item for item in chats(0)), nothing()]
+        for empty in inputs:
+            batch = await client.batch_chat_completion(empty, MODEL)
+            assert (len(batch), batch.texts(), batch.stats.items) == (0, [], 0)
+    assert (wire.sent, now()) == ([], 0)
 
 
 class Source:
@@ -116,54 +110,48 @@ KINDS = ["generator", "async generator"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_input_is_read_no_faster_than_it_is_sent(kind: str) -> None:
-    async def test() -> None:
-        wire = FakeWire()
-        source = Source(wire, 2000)
-        async with client_of(wire, {"a": 10, "b": 6}) as client:
-            batch = await client.batch_chat_completion(source.open(kind), MODEL)
-        assert batch.texts() == expected(2000)
-        assert 1 < source.most_ahead <= READ_AHEAD + 16 + 1  # those just dispatched have not begun yet
-        assert source.closed
-        assert now() == 125  # 2000 items, 16 at once, a second each: reading never made the fleet wait
-
-    on_virtual_time(test)
+@in_virtual_time
+async def test_input_is_read_no_faster_than_it_is_sent(kind: str) -> None:
+    wire = FakeWire()
+    source = Source(wire, 2000)
+    async with client_of(wire, {"a": 10, "b": 6}) as client:
+        batch = await client.batch_chat_completion(source.open(kind), MODEL)
+    assert batch.texts() == expected(2000)
+    assert 1 < source.most_ahead <= READ_AHEAD + 16 + 1  # those just dispatched have not begun yet
+    assert source.closed
+    assert now() == 125  # 2000 items, 16 at once, a second each: reading never made the fleet wait
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_batch_that_is_cancelled_closes_its_input_and_stops_what_is_under_way(kind: str) -> None:
-    async def test() -> None:
-        wire = FakeWire()
-        source = Source(wire, 10_000)
-        async with client_of(wire, {"a": 4}) as client:
-            batch = asyncio.ensure_future(client.batch_chat_completion(source.open(kind), MODEL))
-            await asyncio.sleep(2.5)
-            batch.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await batch
-            assert source.closed
-            assert leftovers(client) == {}
-            await asyncio.sleep(0.1)
-        assert len(wire.sent) == 12
-        assert wire.cancelled == ["8", "9", "10", "11"]
-
-    on_virtual_time(test)
+@in_virtual_time
+async def test_a_batch_that_is_cancelled_closes_its_input_and_stops_what_is_under_way(kind: str) -> None:
+    wire = FakeWire()
+    source = Source(wire, 10_000)
+    async with client_of(wire, {"a": 4}) as client:
+        batch = asyncio.ensure_future(client.batch_chat_completion(source.open(kind), MODEL))
+        await asyncio.sleep(2.5)
+        batch.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await batch
+        assert source.closed
+        assert leftovers(client) == {}
+        await asyncio.sleep(0.1)
+    assert len(wire.sent) == 12
+    assert wire.cancelled == ["8", "9", "10", "11"]
 
 
-def test_an_async_input_that_is_slow_is_sent_item_by_item() -> None:
+@in_virtual_time
+async def test_an_async_input_that_is_slow_is_sent_item_by_item() -> None:
     async def slowly() -> AsyncIterator[Any]:
         for number in range(5):
             await asyncio.sleep(10)
             yield chat(number)
 
-    async def test() -> None:
-        wire = FakeWire()
-        async with client_of(wire, {"a": 4}) as client:
-            batch = await client.batch_chat_completion(slowly(), MODEL)
-        assert [round(when, 3) for _, _, when in wire.sent] == [10, 20, 30, 40, 50]
-        assert batch.texts() == expected(5)
-
-    on_virtual_time(test)
+    wire = FakeWire()
+    async with client_of(wire, {"a": 4}) as client:
+        batch = await client.batch_chat_completion(slowly(), MODEL)
+    assert [round(when, 3) for _, _, when in wire.sent] == [10, 20, 30, 40, 50]
+    assert batch.texts() == expected(5)
 
 
 class Unreadable(Exception):
@@ -182,145 +170,110 @@ async def raising_async_generator() -> AsyncIterator[Any]:
 
 
 @pytest.mark.parametrize("make", [raising_generator, raising_async_generator])
-def test_an_input_that_raises_is_told_after_what_was_read_is_done(make: Any) -> None:
-    async def test() -> None:
-        async with client_of(FakeWire()) as client:
-            with pytest.raises(BatchInterrupted, match=r"after 50 items \(Unreadable: line 51 is broken\)") as caught:
-                await client.batch_chat_completion(make(), MODEL)
-            assert leftovers(client) == {}
-        assert isinstance(caught.value.__cause__, Unreadable)
-        assert isinstance(caught.value.results, BatchResult)
-        assert caught.value.results.texts() == expected(50)
-
-    on_virtual_time(test)
+@in_virtual_time
+async def test_an_input_that_raises_is_told_after_what_was_read_is_done(make: Any) -> None:
+    async with client_of(FakeWire()) as client:
+        with pytest.raises(BatchInterrupted, match=r"after 50 items \(Unreadable: line 51 is broken\)") as caught:
+            await client.batch_chat_completion(make(), MODEL)
+    assert isinstance(caught.value.__cause__, Unreadable)
+    assert isinstance(caught.value.results, BatchResult)
+    assert caught.value.results.texts() == expected(50)
 
 
-@pytest.mark.parametrize("kind", [Unreadable, asyncio.CancelledError])
-def test_an_on_result_that_raises_stops_the_batch_and_what_is_done_comes_back(kind: type[BaseException]) -> None:
+@in_virtual_time
+async def test_an_on_result_that_raises_stops_the_batch_and_what_is_done_comes_back() -> None:
     told: list[int] = []
 
     def on_result(result: Any) -> None:
         told.append(result.index)
         if len(told) == 6:
-            raise kind("the disk is full")
+            raise Unreadable("the disk is full")
 
-    async def test() -> None:
-        wire = FakeWire()
-        async with client_of(wire, {"a": 4}) as client:
-            with pytest.raises(BatchInterrupted, match="the disk is full") as caught:
-                await client.batch_chat_completion(chats(100), MODEL, on_result=on_result)
-            assert leftovers(client) == {}
-        results = caught.value.results
-        assert results is not None
-        assert [result.text for result in results] == [f"re: {prompt}" for prompt in wire.prompts]
-        assert len(wire.sent) < 20  # what was under way has been finished, nothing more was begun
-        assert wire.cancelled == []
-        assert len(told) == 6
-
-    on_virtual_time(test)
+    wire = FakeWire()
+    async with client_of(wire, {"a": 4}) as client:
+        with pytest.raises(BatchInterrupted, match="the disk is full") as caught:
+            await client.batch_chat_completion(chats(100), MODEL, on_result=on_result)
+    results = caught.value.results
+    assert results is not None
+    assert [result.text for result in results] == [f"re: {prompt}" for prompt in wire.prompts]
+    assert len(wire.sent) < 20  # what was under way has been finished, nothing more was begun
+    assert wire.cancelled == []
+    assert len(told) == 6
 
 
-def test_without_keeping_results_only_the_statistics_come_back() -> None:
-    async def test() -> None:
-        seen = []
-        async with client_of(FakeWire(), {"a": 8}) as client:
-            batch = await client.batch_chat_completion(
-                chats(200), MODEL, keep_results=False, on_result=lambda result: seen.append((result.index, result.text))
-            )
-        assert len(batch) == 0
-        assert (batch.stats.items, batch.stats.ok, batch.stats.failed) == (200, 200, 0)
-        assert sorted(seen) == [(number, f"re: {number}") for number in range(200)]
-
-    on_virtual_time(test)
+@in_virtual_time
+async def test_without_keeping_results_only_the_statistics_come_back() -> None:
+    seen = []
+    async with client_of(FakeWire(), {"a": 8}) as client:
+        batch = await client.batch_chat_completion(
+            chats(200), MODEL, keep_results=False, on_result=lambda result: seen.append((result.index, result.text))
+        )
+    assert len(batch) == 0
+    assert (batch.stats.items, batch.stats.ok, batch.stats.failed) == (200, 200, 0)
+    assert sorted(seen) == [(number, f"re: {number}") for number in range(200)]
 
 
-def test_at_the_deadline_what_is_done_comes_back_and_the_rest_is_cancelled() -> None:
-    async def test() -> None:
-        wire = FakeWire()
-        async with client_of(wire, {"a": 4}) as client:
-            batch = await client.batch_chat_completion(chats(100), MODEL, deadline=2.5)
-            assert now() == 2.5
-            assert leftovers(client) in ({}, {"slots": 4, "attempts": 4})  # the four are being stopped
-            await asyncio.sleep(0.1)
-            assert leftovers(client) == {}
-        assert batch.texts() == [*expected(8), *[None] * 92]
-        assert wire.cancelled == ["8", "9", "10", "11"]
-        assert list(batch.errors) == list(range(8, 100))
-        assert all(isinstance(error, DeadlineExceeded) for error in batch.errors.values())
-        assert "deadline of 2.5 s" in str(batch.errors[99])
-        assert (batch.stats.items, batch.stats.ok, batch.stats.failed) == (100, 8, 92)
-
-    on_virtual_time(test)
+@in_virtual_time
+async def test_at_the_deadline_what_is_done_comes_back_and_the_rest_is_cancelled() -> None:
+    wire = FakeWire()
+    async with client_of(wire, {"a": 4}) as client:
+        batch = await client.batch_chat_completion(chats(100), MODEL, deadline=2.5)
+        assert now() == 2.5
+        assert leftovers(client) in ({}, {"slots": 4, "attempts": 4})  # the four are being stopped
+        await asyncio.sleep(0.1)
+    assert batch.texts() == [*expected(8), *[None] * 92]
+    assert wire.cancelled == ["8", "9", "10", "11"]
+    assert list(batch.errors) == list(range(8, 100))
+    assert all(isinstance(error, DeadlineExceeded) for error in batch.errors.values())
+    assert "deadline of 2.5 s" in str(batch.errors[99])
+    assert (batch.stats.items, batch.stats.ok, batch.stats.failed) == (100, 8, 92)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_at_the_deadline_an_input_of_unknown_length_ends_where_it_was_read(kind: str) -> None:
-    async def test() -> None:
-        wire = FakeWire()
-        source = Source(wire, 10**9)
-        async with client_of(wire, {"a": 4}) as client:
-            batch = await client.batch_chat_completion(source.open(kind), MODEL, deadline=2.5)
-            assert source.closed
-        assert len(batch) == source.read
-        assert batch.texts()[:8] == expected(8)
-        assert set(batch.errors) == set(range(8, source.read))
-        assert all(isinstance(error, DeadlineExceeded) for error in batch.errors.values())
-
-    on_virtual_time(test)
+@in_virtual_time
+async def test_at_the_deadline_an_input_of_unknown_length_ends_where_it_was_read(kind: str) -> None:
+    wire = FakeWire()
+    source = Source(wire, 10**9)
+    async with client_of(wire, {"a": 4}) as client:
+        batch = await client.batch_chat_completion(source.open(kind), MODEL, deadline=2.5)
+        assert source.closed
+    assert len(batch) == source.read
+    assert batch.texts()[:8] == expected(8)
+    assert set(batch.errors) == set(range(8, source.read))
+    assert all(isinstance(error, DeadlineExceeded) for error in batch.errors.values())
 
 
-def test_a_deadline_that_is_kept_changes_nothing() -> None:
-    async def test() -> None:
-        async with client_of(FakeWire(), {"a": 4}) as client:
-            batch = await client.batch_chat_completion(chats(8), MODEL, deadline=60)
-        assert batch.texts() == expected(8)
-        assert now() == 2
-
-    on_virtual_time(test)
+@in_virtual_time
+async def test_a_deadline_that_is_kept_changes_nothing() -> None:
+    async with client_of(FakeWire(), {"a": 4}) as client:
+        batch = await client.batch_chat_completion(chats(8), MODEL, deadline=60)
+    assert batch.texts() == expected(8)
+    assert now() == 2
 
 
-def test_one_bad_item_fails_alone() -> None:
-    async def test() -> None:
-        wire = FakeWire()
-        items: list[Any] = [chat(0), "no conversation", chat(2), [], chat(4), [{"content": "no role"}]]
-        async with client_of(wire) as client:
-            batch = await client.batch_chat_completion(items, MODEL)
-        assert batch.texts() == ["re: 0", None, "re: 2", None, "re: 4", None]
-        assert sorted(wire.prompts) == ["0", "2", "4"]
-
-    on_virtual_time(test)
+@in_virtual_time
+async def test_one_bad_item_fails_alone() -> None:
+    wire = FakeWire()
+    items: list[Any] = [chat(0), "no conversation", chat(2), [], chat(4), [{"content": "no role"}]]
+    async with client_of(wire) as client:
+        batch = await client.batch_chat_completion(items, MODEL)
+    assert batch.texts() == ["re: 0", None, "re: 2", None, "re: 4", None]
+    assert sorted(wire.prompts) == ["0", "2", "4"]
 
 
-def test_nothing_but_bad_items_from_an_endless_input_lets_the_loop_live() -> None:
+@in_virtual_time
+async def test_nothing_but_bad_items_from_an_endless_input_lets_the_loop_live() -> None:
     def endless() -> Iterator[Any]:
         while True:
             yield "no conversation"
 
-    async def test() -> None:
-        async with client_of(FakeWire()) as client:
-            batch = await client.batch_chat_completion(endless(), MODEL, keep_results=False, deadline=1e-8)  # ten turns of the loop
-        assert batch.stats.failed == batch.stats.items > 0
-
-    on_virtual_time(test)
+    async with client_of(FakeWire()) as client:
+        batch = await client.batch_chat_completion(endless(), MODEL, keep_results=False, deadline=1e-8)  # ten turns of the loop
+    assert batch.stats.failed == batch.stats.items > 0
 
 
-def test_a_batch_over_a_route_without_an_endpoint_left_fails_every_item() -> None:
-    async def test() -> None:
-        wire = FakeWire()
-        async with client_of(wire, {"a": 4}) as client:
-            batch = asyncio.ensure_future(client.batch_chat_completion(iter(chats(100)), MODEL))
-            await asyncio.sleep(0.5)
-            client.remove_endpoint("a")
-            results = await batch
-            assert leftovers(client) == {}
-        assert results.texts()[:4] == expected(4)
-        assert all(isinstance(error, NoEndpoint) for error in results.errors.values())
-        assert (len(results), len(results.errors)) == (100, 96)
-
-    on_virtual_time(test)
-
-
-def test_nothing_is_sent_of_a_slow_async_input_after_on_result_has_raised() -> None:
+@in_virtual_time
+async def test_nothing_is_sent_of_a_slow_async_input_after_on_result_has_raised() -> None:
     async def endless() -> AsyncIterator[Any]:
         while True:
             await asyncio.sleep(1)
@@ -329,11 +282,8 @@ def test_nothing_is_sent_of_a_slow_async_input_after_on_result_has_raised() -> N
     def refuse(result: Any) -> None:
         raise ValueError("enough")
 
-    async def test() -> None:
-        wire = FakeWire(seconds=9.5)
-        async with client_of(wire, {"a": 50}) as client:
-            with pytest.raises(BatchInterrupted, match="enough"):
-                await client.batch_chat_completion(endless(), MODEL, on_result=refuse)
-        assert len(wire.sent) <= 10, "what was under way is finished, nothing else is begun"
-
-    on_virtual_time(test)
+    wire = FakeWire(seconds=9.5)
+    async with client_of(wire, {"a": 50}) as client:
+        with pytest.raises(BatchInterrupted, match="enough"):
+            await client.batch_chat_completion(endless(), MODEL, on_result=refuse)
+    assert len(wire.sent) <= 10, "what was under way is finished, nothing else is begun"

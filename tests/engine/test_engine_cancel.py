@@ -5,60 +5,44 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+from itertools import product
 from typing import Any
 
 import pytest
-from engine_tools import MODEL, FakeWire, ask, broken, chats, client_of, endpoints, leftovers, now, on_virtual_time
+from engine_tools import MODEL, FakeWire, ask, broken, chats, client_of, endpoints, leftovers, now
+from virtual import in_virtual_time
 
-from qreward import ClientClosed, DeadlineExceeded, QRewardError, RequestError, RequestTimeout
-
-
-def test_a_caller_that_is_cancelled_stops_its_request_and_gives_the_slot_back() -> None:
-    async def test() -> None:
-        wire = FakeWire()
-        async with client_of(wire, {"a": 1}) as client:
-            first = asyncio.ensure_future(ask(client, "first"))
-            second = asyncio.ensure_future(ask(client, "second"))
-            await asyncio.sleep(0.5)
-            first.cancel()
-            assert await second == "re: second"
-            assert leftovers(client) == {}
-        assert first.cancelled()
-        assert wire.cancelled == ["first"]
-        assert now() == 1.5
-
-    on_virtual_time(test)
+from qreward import ClientClosed, DeadlineExceeded, QRewardClient, QRewardError, RequestError, RequestTimeout
 
 
-def test_a_caller_that_waits_in_the_queue_leaves_it_when_cancelled() -> None:
-    async def test() -> None:
-        wire = FakeWire()
-        async with client_of(wire, {"a": 1}) as client:
-            calls = [asyncio.ensure_future(ask(client, number)) for number in range(3)]
-            await asyncio.sleep(0.5)
-            calls[1].cancel()
-            assert await calls[2] == "re: 2"
-            assert leftovers(client) == {}
-        assert wire.prompts == ["0", "2"]
-        assert wire.cancelled == []
-
-    on_virtual_time(test)
-
-
-def test_a_timeout_around_a_call_is_the_callers_and_stops_it() -> None:
-    async def test() -> None:
-        wire = FakeWire()
-        async with client_of(wire) as client:
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(ask(client, "x"), 0.25)
-            await asyncio.sleep(0.1)
-            assert leftovers(client) == {}
-        assert wire.cancelled == ["x"]
-
-    on_virtual_time(test)
+@in_virtual_time
+async def test_a_caller_that_is_cancelled_stops_its_request_and_gives_the_slot_back() -> None:
+    wire = FakeWire()
+    async with client_of(wire, {"a": 1}) as client:
+        first = asyncio.ensure_future(ask(client, "first"))
+        second = asyncio.ensure_future(ask(client, "second"))
+        await asyncio.sleep(0.5)
+        first.cancel()
+        assert await second == "re: second"
+    assert first.cancelled()
+    assert wire.cancelled == ["first"]
+    assert now() == 1.5
 
 
-def test_a_caller_that_once_ignored_a_cancel_is_not_taken_for_cancelled_now() -> None:
+@in_virtual_time
+async def test_a_caller_that_waits_in_the_queue_leaves_it_when_cancelled() -> None:
+    wire = FakeWire()
+    async with client_of(wire, {"a": 1}) as client:
+        calls = [asyncio.ensure_future(ask(client, number)) for number in range(3)]
+        await asyncio.sleep(0.5)
+        calls[1].cancel()
+        assert await calls[2] == "re: 2"
+    assert wire.prompts == ["0", "2"]
+    assert wire.cancelled == []
+
+
+@in_virtual_time
+async def test_a_caller_that_once_ignored_a_cancel_is_not_taken_for_cancelled_now() -> None:
     async def hangs(_: str, __: str) -> str:
         await asyncio.sleep(100)
         return "too late"
@@ -68,20 +52,17 @@ def test_a_caller_that_once_ignored_a_cancel_is_not_taken_for_cancelled_now() ->
             await asyncio.sleep(10)
         return str(await ask(client, 0, timeout=1))
 
-    async def test() -> None:
-        async with client_of(FakeWire(hangs)) as client:
-            caller = asyncio.ensure_future(stubborn(client))
-            await asyncio.sleep(0)
-            caller.cancel()
-            with pytest.raises(RequestTimeout):
-                await caller
-            assert leftovers(client) == {}
-
-    on_virtual_time(test)
+    async with client_of(FakeWire(hangs)) as client:
+        caller = asyncio.ensure_future(stubborn(client))
+        await asyncio.sleep(0)
+        caller.cancel()
+        with pytest.raises(RequestTimeout):
+            await caller
 
 
 @pytest.mark.parametrize("limit", [1, 2, 5])
-def test_a_caller_whose_own_time_limit_passes_together_with_the_requests_hears_of_one_of_them(limit: int) -> None:
+@in_virtual_time
+async def test_a_caller_whose_own_time_limit_passes_together_with_the_requests_hears_of_one_of_them(limit: int) -> None:
     async def hangs(_: str, __: str) -> str:
         await asyncio.sleep(100)
         return "too late"
@@ -96,89 +77,62 @@ def test_a_caller_whose_own_time_limit_passes_together_with_the_requests_hears_o
             assert task.cancelling() == 0  # nobody's cancel is left over
             return type(error).__name__
 
-    async def test() -> None:
-        async with client_of(FakeWire(hangs), {"a": limit}) as client:
-            outcomes = await asyncio.gather(*(both(client, number) for number in range(5)))
-            await asyncio.sleep(1)
-            assert leftovers(client) == {}
-        assert set(outcomes) <= {"TimeoutError", "RequestTimeout"}
-
-    on_virtual_time(test)
-
-
-def test_a_batch_that_is_cancelled_stops_all_its_requests() -> None:
-    async def test() -> None:
-        wire = FakeWire()
-        async with client_of(wire, {"a": 5, "b": 7}) as client:
-            batch = asyncio.ensure_future(client.batch_chat_completion(chats(100), MODEL))
-            await asyncio.sleep(0.5)
-            batch.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await batch
-            await asyncio.sleep(0)
-            assert leftovers(client) == {}
-        assert sorted(wire.cancelled) == sorted(wire.prompts)
-        assert len(wire.cancelled) == 12
-
-    on_virtual_time(test)
+    async with client_of(FakeWire(hangs), {"a": limit}) as client:
+        outcomes = await asyncio.gather(*(both(client, number) for number in range(5)))
+        await asyncio.sleep(1)
+    assert set(outcomes) <= {"TimeoutError", "RequestTimeout"}
 
 
 @pytest.mark.parametrize("kind", ["call", "batch"])
-def test_a_cancel_before_the_first_step_of_an_attempt_gives_the_slot_back(kind: str) -> None:
-    async def test() -> None:
-        asking: asyncio.Future[Any]
-        doors: dict[str, asyncio.Future[str]] = {}
+@in_virtual_time
+async def test_a_cancel_before_the_first_step_of_an_attempt_gives_the_slot_back(kind: str) -> None:
+    asking: asyncio.Future[Any]
+    doors: dict[str, asyncio.Future[str]] = {}
 
-        async def behind_a_door(_: str, prompt: str) -> str:
-            doors[prompt] = asyncio.get_running_loop().create_future()
-            return await doors[prompt]
+    async def behind_a_door(_: str, prompt: str) -> str:
+        doors[prompt] = asyncio.get_running_loop().create_future()
+        return await doors[prompt]
 
-        async with client_of(FakeWire(behind_a_door), {"a": 1}) as client:
-            if kind == "batch":
-                asking = asyncio.ensure_future(client.batch_chat_completion(chats(50), MODEL))
-                await asyncio.sleep(0.1)
-            else:
-                other = asyncio.ensure_future(ask(client, 0))
-                asking = asyncio.ensure_future(ask(client, 1))
-                await asyncio.sleep(0.1)
-            doors["0"].set_result("free")
-            asking.cancel()  # heard after the slot was handed on, and before the next attempt has begun
-            with pytest.raises(asyncio.CancelledError):
-                await asking
+    async with client_of(FakeWire(behind_a_door), {"a": 1}) as client:
+        if kind == "batch":
+            asking = asyncio.ensure_future(client.batch_chat_completion(chats(50), MODEL))
             await asyncio.sleep(0.1)
-            assert leftovers(client) == {}
-            if kind == "call":
-                assert "1" not in doors
-                assert await other == "free"
+        else:
+            other = asyncio.ensure_future(ask(client, 0))
+            asking = asyncio.ensure_future(ask(client, 1))
+            await asyncio.sleep(0.1)
+        doors["0"].set_result("free")
+        asking.cancel()  # heard after the slot was handed on, and before the next attempt has begun
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        await asyncio.sleep(0.1)
+        assert leftovers(client) == {}
+        if kind == "call":
+            assert "1" not in doors
+            assert await other == "free"
 
-    on_virtual_time(test)
 
-
-@pytest.mark.parametrize("turns", range(12))
-@pytest.mark.parametrize("seconds", [0, 0.01])
-def test_a_run_that_ends_in_the_middle_leaves_no_slot_taken(turns: int, seconds: float) -> None:
-    client = client_of(FakeWire(seconds=seconds), {"a": 2, "b": 1})
-
-    async def ends_in_the_middle() -> None:
+def test_a_run_that_ends_in_the_middle_leaves_no_slot_taken() -> None:
+    async def ends_in_the_middle(client: QRewardClient, turns: int) -> None:
         kept = [asyncio.ensure_future(client.batch_chat_completion(chats(9), MODEL))]
         kept += [asyncio.ensure_future(ask(client, number)) for number in range(4)]
         for _ in range(turns):
             await asyncio.sleep(0)
 
-    asyncio.run(ends_in_the_middle())
-    assert leftovers(client) == {}
-
-    async def again() -> list[Any]:
+    async def again(client: QRewardClient) -> list[Any]:
         async with client:
             return (await client.batch_chat_completion(chats(6), MODEL, timeout=30)).texts()
 
-    assert asyncio.run(again()) == [f"re: {number}" for number in range(6)]
+    for turns, seconds in product(range(12), (0, 0.01)):
+        client = client_of(FakeWire(seconds=seconds), {"a": 2, "b": 1})
+        asyncio.run(ends_in_the_middle(client, turns))
+        assert leftovers(client) == {}, (turns, seconds)
+        assert asyncio.run(again(client)) == [f"re: {number}" for number in range(6)], (turns, seconds)
 
 
-@pytest.mark.parametrize("turns", range(12))
-@pytest.mark.parametrize("seconds", [0, 1])
-def test_a_loop_whose_tasks_are_all_cancelled_goes_on_with_every_slot(turns: int, seconds: float) -> None:
-    async def test() -> None:
+@in_virtual_time
+async def test_a_loop_whose_tasks_are_all_cancelled_goes_on_with_every_slot() -> None:
+    for turns, seconds in product(range(12), (0, 1)):
         async with client_of(FakeWire(seconds=seconds), {"a": 2, "b": 1}) as client:
             asking: list[asyncio.Future[Any]] = [asyncio.ensure_future(client.batch_chat_completion(chats(9), MODEL))]
             asking += [asyncio.ensure_future(ask(client, number)) for number in range(4)]
@@ -189,101 +143,75 @@ def test_a_loop_whose_tasks_are_all_cancelled_goes_on_with_every_slot(turns: int
                 task.cancel()
             if everything:
                 await asyncio.wait(everything)
-            assert leftovers(client) == {}
-            assert (await client.batch_chat_completion(chats(6), MODEL)).texts() == [f"re: {number}" for number in range(6)]
-
-    on_virtual_time(test)
-
-
-def test_an_attempt_that_is_cancelled_from_outside_fails_its_item() -> None:
-    async def test() -> None:
-        async with client_of(FakeWire()) as client:
-            batch = asyncio.ensure_future(client.batch_chat_completion(chats(3), MODEL))
-            await asyncio.sleep(0.5)
-            (attempt, *_) = asyncio.all_tasks() - {asyncio.current_task(), batch}
-            attempt.cancel()
-            results = await batch
-            assert leftovers(client) == {}
-            (error,) = results.errors.values()
-            assert isinstance(error, ClientClosed)
-            assert "event loop was shut down" in str(error)
-
-    on_virtual_time(test)
+            assert leftovers(client) == {}, (turns, seconds)
+            texts = (await client.batch_chat_completion(chats(6), MODEL)).texts()
+            assert texts == [f"re: {number}" for number in range(6)], (turns, seconds)
 
 
-def test_closing_the_client_ends_a_batch_with_what_is_done() -> None:
-    async def test() -> None:
-        wire = FakeWire()
-        client = client_of(wire, {"a": 4})
-        batch = asyncio.ensure_future(client.batch_chat_completion(chats(100), MODEL))
-        await asyncio.sleep(2.5)
-        await client.aclose()
-        assert leftovers(client) == {}
-        results = await batch
-        assert results.texts() == [*(f"re: {number}" for number in range(8)), *[None] * 92]
-        assert all(isinstance(error, ClientClosed) for error in results.errors.values())
-        assert sorted(wire.cancelled, key=int) == ["8", "9", "10", "11"]
-        assert wire.closed == 1
-        assert now() == 2.5
-
-    on_virtual_time(test)
-
-
-def test_closing_the_client_raises_in_single_calls_sent_and_waiting() -> None:
-    async def test() -> None:
-        wire = FakeWire()
-        client = client_of(wire, {"a": 2})
-        calls = [asyncio.ensure_future(ask(client, number)) for number in range(5)]
+@in_virtual_time
+async def test_an_attempt_that_is_cancelled_from_outside_fails_its_item() -> None:
+    async with client_of(FakeWire()) as client:
+        batch = asyncio.ensure_future(client.batch_chat_completion(chats(3), MODEL))
         await asyncio.sleep(0.5)
-        await client.aclose()
-        answers = await asyncio.gather(*calls, return_exceptions=True)
-        assert [type(answer) for answer in answers] == [ClientClosed] * 5
+        (attempt, *_) = asyncio.all_tasks() - {asyncio.current_task(), batch}
+        attempt.cancel()
+        results = await batch
         assert leftovers(client) == {}
-        assert sorted(wire.cancelled) == ["0", "1"]
-
-    on_virtual_time(test)
-
-
-def test_closing_waits_until_what_was_stopped_has_ended() -> None:
-    async def hard_to_stop(_: str, __: str) -> str:
-        try:
-            await asyncio.sleep(100)
-        finally:
-            await asyncio.sleep(3)
-        return "never"
-
-    async def test() -> None:
-        wire = FakeWire(hard_to_stop)
-        client = client_of(wire)
-        call = asyncio.ensure_future(ask(client, 0))
-        await asyncio.sleep(1)
-        await client.aclose()
-        assert now() == 4
-        assert (wire.live.total(), wire.closed) == (0, 1)
-        with pytest.raises(ClientClosed):
-            await call
-
-    on_virtual_time(test)
+        (error,) = results.errors.values()
+        assert isinstance(error, ClientClosed)
+        assert "event loop was shut down" in str(error)
 
 
-def test_a_closed_client_can_be_closed_again_and_refuses_work() -> None:
-    async def test() -> None:
-        wire = FakeWire()
-        client = client_of(wire)
-        await ask(client, 0)
-        await asyncio.gather(client.aclose(), client.aclose())
-        await client.aclose()
-        assert wire.closed == 1
-        with pytest.raises(ClientClosed, match="make a new one"):
-            await ask(client, 1)
-        with pytest.raises(ClientClosed, match="make a new one"):
-            await client.batch_chat_completion(chats(3), MODEL)
-        assert wire.prompts == ["0"]
+@in_virtual_time
+async def test_closing_the_client_ends_a_batch_with_what_is_done() -> None:
+    wire = FakeWire()
+    client = client_of(wire, {"a": 4})
+    batch = asyncio.ensure_future(client.batch_chat_completion(chats(100), MODEL))
+    await asyncio.sleep(2.5)
+    await client.aclose()
+    assert leftovers(client) == {}
+    results = await batch
+    assert results.texts() == [*(f"re: {number}" for number in range(8)), *[None] * 92]
+    assert all(isinstance(error, ClientClosed) for error in results.errors.values())
+    assert sorted(wire.cancelled, key=int) == ["8", "9", "10", "11"]
+    assert wire.closed == 1
+    assert now() == 2.5
 
-    on_virtual_time(test)
+
+@in_virtual_time
+async def test_closing_the_client_raises_in_single_calls_sent_and_waiting() -> None:
+    wire = FakeWire()
+    client = client_of(wire, {"a": 2})
+    calls = [asyncio.ensure_future(ask(client, number)) for number in range(5)]
+    await asyncio.sleep(0.5)
+    await client.aclose()
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    assert [type(answer) for answer in answers] == [ClientClosed] * 5
+    assert leftovers(client) == {}
+    assert sorted(wire.cancelled) == ["0", "1"]
 
 
-def test_closing_from_several_places_at_once_lets_none_of_them_wait_for_ever() -> None:
+@in_virtual_time
+async def test_a_closed_client_can_be_closed_again_and_refuses_work() -> None:
+    wire = FakeWire()
+    client = client_of(wire)
+    await ask(client, 0)
+    await asyncio.gather(client.aclose(), client.aclose())
+    await client.aclose()
+    assert wire.closed == 1
+    with pytest.raises(ClientClosed, match="make a new one"):
+        await ask(client, 1)
+    with pytest.raises(ClientClosed, match="make a new one"):
+        await client.batch_chat_completion(chats(3), MODEL)
+    assert wire.prompts == ["0"]
+    unused = client_of(FakeWire())
+    await unused.aclose()
+    with pytest.raises(ClientClosed):
+        await ask(unused, 0)
+
+
+@in_virtual_time
+async def test_closing_from_several_places_at_once_lets_none_of_them_wait_for_ever() -> None:
     async def hard_to_stop(_: str, prompt: str) -> str:
         try:
             await asyncio.sleep(100)
@@ -291,31 +219,19 @@ def test_closing_from_several_places_at_once_lets_none_of_them_wait_for_ever() -
             await asyncio.sleep(3)
         return prompt
 
-    async def test() -> None:
-        wire = FakeWire(hard_to_stop)
-        client = client_of(wire)
-        call = asyncio.ensure_future(ask(client, 0))
-        await asyncio.sleep(1)
-        closing = [asyncio.ensure_future(client.aclose()) for _ in range(3)]
-        await asyncio.sleep(1)
-        with pytest.raises(ClientClosed, match="make a new one"):
-            await ask(client, 1)
-        closing[0].cancel()  # one of them loses patience
-        await asyncio.wait([*closing, call])
-        assert isinstance(call.exception(), ClientClosed)
-        assert wire.prompts == ["0"]
-
-    on_virtual_time(test)
-
-
-def test_a_client_that_was_never_used_can_be_closed() -> None:
-    async def test() -> None:
-        client = client_of(FakeWire())
-        await client.aclose()
-        with pytest.raises(ClientClosed):
-            await ask(client, 0)
-
-    on_virtual_time(test)
+    wire = FakeWire(hard_to_stop)
+    client = client_of(wire)
+    call = asyncio.ensure_future(ask(client, 0))
+    await asyncio.sleep(1)
+    closing = [asyncio.ensure_future(client.aclose()) for _ in range(3)]
+    await asyncio.sleep(1)
+    with pytest.raises(ClientClosed, match="make a new one"):
+        await ask(client, 1)
+    closing[0].cancel()  # one of them loses patience
+    await asyncio.wait([*closing, call])
+    assert (now(), wire.live.total(), wire.closed) == (4, 0, 1), "it waits until what was stopped has ended"
+    assert isinstance(call.exception(), ClientClosed)
+    assert wire.prompts == ["0"]
 
 
 class WireBug(Exception):
@@ -329,22 +245,20 @@ async def sometimes_buggy(_: str, prompt: str) -> str:
     return f"re: {prompt}"
 
 
-def test_a_wire_that_raises_fails_the_item_and_nothing_else() -> None:
-    async def test() -> None:
-        wire = FakeWire(sometimes_buggy)
-        async with client_of(wire, {"a": 2}) as client:
-            batch = await client.batch_chat_completion(chats(10), MODEL)
-            assert leftovers(client) == {}
-            with pytest.raises(RequestError, match="the HTTP backend failed: WireBug") as caught:
-                await ask(client, 3)
-        assert batch.texts() == [None if number % 3 == 0 else f"re: {number}" for number in range(10)]
-        for error in (*batch.errors.values(), caught.value):
-            assert isinstance(error, RequestError)
-            assert isinstance(error.__cause__, WireBug)
-            assert (error.endpoint, len(error.attempts)) == ("a", 1)
-        assert len(wire.sent) == 11  # a bug is not tried again
-
-    on_virtual_time(test)
+@in_virtual_time
+async def test_a_wire_that_raises_fails_the_item_and_nothing_else() -> None:
+    wire = FakeWire(sometimes_buggy)
+    async with client_of(wire, {"a": 2}) as client:
+        batch = await client.batch_chat_completion(chats(10), MODEL)
+        assert leftovers(client) == {}
+        with pytest.raises(RequestError, match="the HTTP backend failed: WireBug") as caught:
+            await ask(client, 3)
+    assert batch.texts() == [None if number % 3 == 0 else f"re: {number}" for number in range(10)]
+    for error in (*batch.errors.values(), caught.value):
+        assert isinstance(error, RequestError)
+        assert isinstance(error.__cause__, WireBug)
+        assert (error.endpoint, len(error.attempts)) == ("a", 1)
+    assert len(wire.sent) == 11  # a bug is not tried again
 
 
 class Unreadable:
@@ -354,20 +268,18 @@ class Unreadable:
         raise WireBug("cannot be dumped")
 
 
-def test_an_item_whose_reading_raises_fails_alone() -> None:
-    async def test() -> None:
-        items: list[Any] = [*chats(3), [Unreadable()], *chats(60)]
-        async with client_of(FakeWire(), {"a": 2}) as client:
-            batch = await client.batch_chat_completion(items, MODEL)
-            assert leftovers(client) == {}
-        assert list(batch.errors) == [3]
-        assert isinstance(batch.errors[3], QRewardError)
-        assert isinstance(batch.errors[3].__cause__, WireBug)
-
-    on_virtual_time(test)
+@in_virtual_time
+async def test_an_item_whose_reading_raises_fails_alone() -> None:
+    items: list[Any] = [*chats(3), [Unreadable()], *chats(60)]
+    async with client_of(FakeWire(), {"a": 2}) as client:
+        batch = await client.batch_chat_completion(items, MODEL)
+    assert list(batch.errors) == [3]
+    assert isinstance(batch.errors[3], QRewardError)
+    assert isinstance(batch.errors[3].__cause__, WireBug)
 
 
-def test_a_wire_that_answers_although_it_was_cancelled_does_no_harm() -> None:
+@in_virtual_time
+async def test_a_wire_that_answers_although_it_was_cancelled_does_no_harm() -> None:
     async def deaf(_: str, prompt: str) -> str:
         try:
             await asyncio.sleep(5)
@@ -375,18 +287,15 @@ def test_a_wire_that_answers_although_it_was_cancelled_does_no_harm() -> None:
             return "too late"
         return f"re: {prompt}"
 
-    async def test() -> None:
-        async with client_of(FakeWire(deaf), {"a": 2}) as client:
-            batch = await client.batch_chat_completion(chats(6), MODEL, timeout=3)
-            assert all(isinstance(error, RequestTimeout) for error in batch.errors.values())
-            assert len(batch.errors) == 6
-            assert (await client.batch_chat_completion(chats(6), MODEL)).texts() == [f"re: {number}" for number in range(6)]
-            assert leftovers(client) == {}
-
-    on_virtual_time(test)
+    async with client_of(FakeWire(deaf), {"a": 2}) as client:
+        batch = await client.batch_chat_completion(chats(6), MODEL, timeout=3)
+        assert all(isinstance(error, RequestTimeout) for error in batch.errors.values())
+        assert len(batch.errors) == 6
+        assert (await client.batch_chat_completion(chats(6), MODEL)).texts() == [f"re: {number}" for number in range(6)]
 
 
-def test_nothing_is_left_after_thousands_of_random_cancels_timeouts_and_failures() -> None:
+@in_virtual_time
+async def test_nothing_is_left_after_hundreds_of_random_cancels_timeouts_and_failures() -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     rng = random.Random(seed)
@@ -413,65 +322,53 @@ def test_nothing_is_left_after_thousands_of_random_cancels_timeouts_and_failures
         outcome = (await asyncio.gather(asking, return_exceptions=True))[0]
         return type(outcome).__name__
 
-    async def test() -> None:
-        wire = FakeWire(erratic)
-        fleet = endpoints({"a": 10, "b": 3, "c": 30})
-        async with client_of(wire, fleet) as client:
-            outcomes = await asyncio.gather(*(impatient(client, number) for number in range(3000)))
-            await asyncio.sleep(5)
-            assert leftovers(client) == {}
-            assert wire.live.total() == 0
-            limits = {endpoint.name: endpoint.limits.max_concurrency for endpoint in fleet}
-            assert all(wire.peak[name] <= (limit or 0) for name, limit in limits.items())
-        kinds = set(outcomes) - {"ServerError"}  # rare: four failures of one call
-        assert kinds == {"str", "BatchResult", "CancelledError", "RequestTimeout", "InvalidResponse"}, seed
-
-    on_virtual_time(test)
+    wire = FakeWire(erratic)
+    fleet = endpoints({"a": 10, "b": 3, "c": 30})
+    async with client_of(wire, fleet) as client:
+        outcomes = await asyncio.gather(*(impatient(client, number) for number in range(800)))
+        await asyncio.sleep(5)
+        assert leftovers(client) == {}
+        assert wire.live.total() == 0
+        limits = {endpoint.name: endpoint.limits.max_concurrency for endpoint in fleet}
+        assert all(wire.peak[name] <= (limit or 0) for name, limit in limits.items())
+    kinds = set(outcomes) - {"ServerError"}  # rare: four failures of one call
+    assert kinds == {"str", "BatchResult", "CancelledError", "RequestTimeout", "InvalidResponse"}, seed
 
 
-def test_a_second_cancel_while_a_batch_tidies_up_leaves_nothing() -> None:
-    async def test() -> None:
-        async with client_of(FakeWire()) as client:
-            batch = asyncio.ensure_future(client.batch_chat_completion(chats(50), MODEL))
-            await asyncio.sleep(0.5)
-            batch.cancel()
-            await asyncio.sleep(0)
-            batch.cancel()
-            await asyncio.wait([batch])
-            await asyncio.sleep(0.1)
-            assert leftovers(client) == {}
-
-    on_virtual_time(test)
+@in_virtual_time
+async def test_a_second_cancel_while_a_batch_tidies_up_leaves_nothing() -> None:
+    async with client_of(FakeWire()) as client:
+        batch = asyncio.ensure_future(client.batch_chat_completion(chats(50), MODEL))
+        await asyncio.sleep(0.5)
+        batch.cancel()
+        await asyncio.sleep(0)
+        batch.cancel()
+        await asyncio.wait([batch])
+        await asyncio.sleep(0.1)
 
 
-def test_a_deadline_and_the_last_answer_in_one_turn_give_one_outcome_each() -> None:
-    async def test() -> None:
-        finished: list[int] = []
-        async with client_of(FakeWire(), {"a": 4}) as client:
-            batch = await client.batch_chat_completion(
-                chats(8), MODEL, deadline=2 + 5e-9, on_result=lambda result: finished.append(result.index)
-            )
-            await asyncio.sleep(0.1)
-            assert leftovers(client) == {}
-        assert sorted(finished) == list(range(8))
-        assert all(result.ok or isinstance(result.error, DeadlineExceeded) for result in batch)
-
-    on_virtual_time(test)
+@in_virtual_time
+async def test_a_deadline_and_the_last_answer_in_one_turn_give_one_outcome_each() -> None:
+    finished: list[int] = []
+    async with client_of(FakeWire(), {"a": 4}) as client:
+        batch = await client.batch_chat_completion(
+            chats(8), MODEL, deadline=2 + 5e-9, on_result=lambda result: finished.append(result.index)
+        )
+        await asyncio.sleep(0.1)
+    assert sorted(finished) == list(range(8))
+    assert all(result.ok or isinstance(result.error, DeadlineExceeded) for result in batch)
 
 
 @pytest.mark.parametrize("bulk", [False, True])
-def test_a_call_that_is_thrown_away_gives_its_slots_back_later(bulk: bool) -> None:
+@in_virtual_time
+async def test_a_call_that_is_thrown_away_gives_its_slots_back_later(bulk: bool) -> None:
     """Its coroutine is closed while our lock is held, as the garbage collector may do: it must not wait for the lock."""
 
-    async def test() -> None:
-        async with client_of(FakeWire(seconds=100.0), {"a": 2}) as client:
-            call = client.batch_chat_completion(chats(2), MODEL) if bulk else client.chat_completion(chats(1)[0], MODEL)
-            call.send(None)
-            await asyncio.sleep(1)
-            assert leftovers(client) != {}
-            with client._runtime.engine.lock:
-                call.close()
-            await asyncio.sleep(1)
-            assert leftovers(client) == {}
-
-    on_virtual_time(test)
+    async with client_of(FakeWire(seconds=100.0), {"a": 2}) as client:
+        call = client.batch_chat_completion(chats(2), MODEL) if bulk else client.chat_completion(chats(1)[0], MODEL)
+        call.send(None)
+        await asyncio.sleep(1)
+        assert leftovers(client) != {}
+        with client._runtime.engine.lock:
+            call.close()
+        await asyncio.sleep(1)

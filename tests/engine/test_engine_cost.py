@@ -8,8 +8,8 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
-import pytest
-from engine_tools import MODEL, FakeWire, Said, ask, chat, chats, client_of, leftovers, on_virtual_time
+from engine_tools import MODEL, FakeWire, Said, ask, chat, chats, client_of
+from virtual import in_virtual_time
 
 from qreward import QRewardClient
 from qreward.scheduler.outcome import Answer
@@ -63,14 +63,11 @@ def unreachable_after(make: Callable[[QRewardClient, int], Any], count: int) -> 
     return asyncio.run(test())
 
 
-@pytest.mark.parametrize("make", [single_calls, calls_that_wait, one_batch], ids=lambda make: make.__name__)
-def test_a_successful_call_leaves_no_garbage_cycles(make: Any) -> None:
-    few, many = unreachable_after(make, 50), unreachable_after(make, 450)
-    assert many - few == 0  # whatever a gather or a batch makes once is in both
-
-
-def test_single_calls_leave_nothing_at_all() -> None:
-    assert unreachable_after(single_calls, 200) == 0
+def test_a_successful_call_leaves_no_garbage_cycles() -> None:
+    assert unreachable_after(single_calls, 100) == 0
+    for make in (calls_that_wait, one_batch):
+        few, many = unreachable_after(make, 50), unreachable_after(make, 250)
+        assert many - few == 0, make  # whatever a gather or a batch makes once is in both
 
 
 class Tracing:
@@ -90,59 +87,52 @@ class Tracing:
         return prompt
 
 
-def test_the_wire_sees_the_context_of_a_single_callers() -> None:
-    async def test() -> None:
-        tracing = Tracing()
+@in_virtual_time
+async def test_the_wire_sees_the_context_of_a_single_callers() -> None:
+    tracing = Tracing()
 
-        async def traced(number: int) -> None:
-            TRACE.set(f"caller {number}")
-            await ask(client, number)
+    async def traced(number: int) -> None:
+        TRACE.set(f"caller {number}")
+        await ask(client, number)
 
-        async with client_of(FakeWire(tracing.script), {"a": 2}) as client:
-            await asyncio.gather(*(traced(number) for number in range(10)))
-        assert tracing.seen == {str(number): f"caller {number}" for number in range(10)}
-        assert TRACE.get() == "none"
-
-    on_virtual_time(test)
+    async with client_of(FakeWire(tracing.script), {"a": 2}) as client:
+        await asyncio.gather(*(traced(number) for number in range(10)))
+    assert tracing.seen == {str(number): f"caller {number}" for number in range(10)}
+    assert TRACE.get() == "none"
 
 
-def test_the_wire_sees_the_context_of_each_batchs_caller() -> None:
-    async def test() -> None:
-        tracing = Tracing()
+@in_virtual_time
+async def test_the_wire_sees_the_context_of_each_batchs_caller() -> None:
+    tracing = Tracing()
 
-        async def traced(name: str) -> None:
-            TRACE.set(name)
-            await client.batch_chat_completion([chat(f"{name}{number}") for number in range(20)], MODEL)
-            assert TRACE.get() == name
+    async def traced(name: str) -> None:
+        TRACE.set(name)
+        await client.batch_chat_completion([chat(f"{name}{number}") for number in range(20)], MODEL)
+        assert TRACE.get() == name
 
-        async with client_of(FakeWire(tracing.script), {"a": 3, "b": 2}) as client:
-            await asyncio.gather(traced("x"), traced("y"))
-        assert len(tracing.seen) == 40
-        assert tracing.mixed == []  # requests under way together do not share a context
-        for prompt, context in tracing.seen.items():
-            assert context.split(",")[0] == prompt[0]  # its own caller's, and never the other batch's
-
-    on_virtual_time(test)
+    async with client_of(FakeWire(tracing.script), {"a": 3, "b": 2}) as client:
+        await asyncio.gather(traced("x"), traced("y"))
+    assert len(tracing.seen) == 40
+    assert tracing.mixed == []  # requests under way together do not share a context
+    for prompt, context in tracing.seen.items():
+        assert context.split(",")[0] == prompt[0]  # its own caller's, and never the other batch's
 
 
-def test_on_result_and_the_input_may_use_the_client() -> None:
-    async def test() -> None:
-        wire = FakeWire()
-        async with client_of(wire, {"a": 2, "b": 2}) as client:
+@in_virtual_time
+async def test_on_result_and_the_input_may_use_the_client() -> None:
+    wire = FakeWire()
+    async with client_of(wire, {"a": 2, "b": 2}) as client:
 
-            def items() -> Any:
-                for number in range(40):
-                    if number == 20:
-                        client.mark_unhealthy("a")
-                    yield chat(number)
+        def items() -> Any:
+            for number in range(40):
+                if number == 20:
+                    client.mark_unhealthy("a")
+                yield chat(number)
 
-            def on_result(result: Any) -> None:
-                if result.index == 30:
-                    client.mark_healthy("a")
-                client.stats()
+        def on_result(result: Any) -> None:
+            if result.index == 30:
+                client.mark_healthy("a")
+            client.stats()
 
-            batch = await client.batch_chat_completion(items(), MODEL, on_result=on_result)
-            assert leftovers(client) == {}
-        assert batch.stats.ok == 40
-
-    on_virtual_time(test)
+        batch = await client.batch_chat_completion(items(), MODEL, on_result=on_result)
+    assert batch.stats.ok == 40

@@ -7,7 +7,8 @@ import random
 from typing import Any
 
 import pytest
-from engine_tools import MODEL, FakeWire, ask, broken, chats, client_of, endpoints, leftovers, on_virtual_time
+from engine_tools import MODEL, FakeWire, ask, broken, chats, client_of, endpoints
+from virtual import in_virtual_time
 
 from qreward import CircuitOpen, NoEndpoint, QRewardClient
 
@@ -16,118 +17,102 @@ def begin(client: QRewardClient, count: int = 100, **settings: Any) -> asyncio.F
     return asyncio.ensure_future(client.batch_chat_completion(chats(count), MODEL, **settings))
 
 
-def test_an_endpoint_that_is_added_takes_work_that_waits_at_once() -> None:
-    async def test() -> None:
-        wire = FakeWire()
-        async with client_of(wire, {"a": 2}) as client:
-            batch = begin(client)
-            await asyncio.sleep(5.5)
-            client.add_endpoint(endpoints({"b": 40})[0])
-            await asyncio.sleep(0)
-            assert wire.live == {"a": 2, "b": 40}
-            assert (await batch).stats.ok == 100
-
-    on_virtual_time(test)
+@in_virtual_time
+async def test_an_endpoint_that_is_added_takes_work_that_waits_at_once() -> None:
+    wire = FakeWire()
+    async with client_of(wire, {"a": 2}) as client:
+        batch = begin(client)
+        await asyncio.sleep(5.5)
+        client.add_endpoint(endpoints({"b": 40})[0])
+        await asyncio.sleep(0)
+        assert wire.live == {"a": 2, "b": 40}
+        assert (await batch).stats.ok == 100
 
 
-def test_an_endpoint_that_is_removed_finishes_what_it_has_and_gets_no_more() -> None:
-    async def test() -> None:
-        wire = FakeWire()
-        async with client_of(wire, {"a": 6, "b": 2}) as client:
-            batch = begin(client)
-            await asyncio.sleep(2.5)
-            client.remove_endpoint("a")
-            assert (await batch).stats.ok == 100
-            assert leftovers(client) == {}
-        assert wire.cancelled == []
-        assert all(when < 2.5 for name, _, when in wire.sent if name == "a")
-
-    on_virtual_time(test)
+@in_virtual_time
+async def test_an_endpoint_that_is_removed_finishes_what_it_has_and_gets_no_more() -> None:
+    wire = FakeWire()
+    async with client_of(wire, {"a": 6, "b": 2}) as client:
+        batch = begin(client)
+        await asyncio.sleep(2.5)
+        client.remove_endpoint("a")
+        assert (await batch).stats.ok == 100
+    assert wire.cancelled == []
+    assert all(when < 2.5 for name, _, when in wire.sent if name == "a")
 
 
-def test_an_endpoint_that_is_marked_unhealthy_gets_nothing_until_it_is_marked_healthy() -> None:
-    async def test() -> None:
-        wire = FakeWire()
-        async with client_of(wire, {"a": 4, "b": 1}) as client:
-            batch = begin(client)
-            await asyncio.sleep(2.5)
-            client.mark_unhealthy("a")
-            await asyncio.sleep(20)
-            client.mark_healthy("a")
-            assert (await batch).stats.ok == 100
-        assert not [when for name, _, when in wire.sent if name == "a" and 2.5 < when < 22.4]
-        assert wire.peak == {"a": 4, "b": 1}
-        assert wire.cancelled == []
-
-    on_virtual_time(test)
+@in_virtual_time
+async def test_an_endpoint_that_is_marked_unhealthy_gets_nothing_until_it_is_marked_healthy() -> None:
+    wire = FakeWire()
+    async with client_of(wire, {"a": 4, "b": 1}) as client:
+        batch = begin(client)
+        await asyncio.sleep(2.5)
+        client.mark_unhealthy("a")
+        await asyncio.sleep(20)
+        client.mark_healthy("a")
+        assert (await batch).stats.ok == 100
+    assert not [when for name, _, when in wire.sent if name == "a" and 2.5 < when < 22.4]
+    assert wire.peak == {"a": 4, "b": 1}
+    assert wire.cancelled == []
 
 
 @pytest.mark.parametrize("out", ["remove_endpoint", "mark_unhealthy"])
-def test_when_the_last_endpoint_goes_what_waits_fails_with_the_reason(out: str) -> None:
-    async def test() -> None:
-        wire = FakeWire()
-        async with client_of(wire, {"a": 2}) as client:
-            batch, call = begin(client, 10), asyncio.ensure_future(ask(client, "single"))
-            await asyncio.sleep(0.5)
-            getattr(client, out)("a")
-            results = await batch
-            expected = NoEndpoint if out == "remove_endpoint" else CircuitOpen
-            assert results.stats.ok == 2  # what was under way
-            assert {type(error) for error in results.errors.values()} == {expected}
-            with pytest.raises(expected, match="no endpoint left" if out == "remove_endpoint" else "marked unhealthy"):
-                await call
-            assert leftovers(client) == {}
-
-    on_virtual_time(test)
+@in_virtual_time
+async def test_when_the_last_endpoint_goes_what_waits_fails_with_the_reason(out: str) -> None:
+    wire = FakeWire()
+    async with client_of(wire, {"a": 2}) as client:
+        batch, call = begin(client, 10), asyncio.ensure_future(ask(client, "single"))
+        await asyncio.sleep(0.5)
+        getattr(client, out)("a")
+        results = await batch
+        expected = NoEndpoint if out == "remove_endpoint" else CircuitOpen
+        assert results.stats.ok == 2  # what was under way
+        assert {type(error) for error in results.errors.values()} == {expected}
+        with pytest.raises(expected, match="no endpoint left" if out == "remove_endpoint" else "marked unhealthy"):
+            await call
 
 
-def test_a_route_that_is_registered_moves_what_waits_on_it() -> None:
-    async def test() -> None:
-        wire = FakeWire()
-        async with client_of(wire, {"a": 2, "b": 2, "c": 2}) as client:
-            client.register_model_route("judge-*", ["a"])
-            batch = begin(client, 60)
-            await asyncio.sleep(3.5)
-            client.register_model_route("judge-*", ["b", "c"])
-            assert (await batch).stats.ok == 60
-        assert {name for name, _, when in wire.sent if when < 3.5} == {"a"}
-        assert {name for name, _, when in wire.sent if when > 3.5} == {"b", "c"}
-        assert wire.cancelled == []
-
-    on_virtual_time(test)
+@in_virtual_time
+async def test_a_route_that_is_registered_moves_what_waits_on_it() -> None:
+    wire = FakeWire()
+    async with client_of(wire, {"a": 2, "b": 2, "c": 2}) as client:
+        client.register_model_route("judge-*", ["a"])
+        batch = begin(client, 60)
+        await asyncio.sleep(3.5)
+        client.register_model_route("judge-*", ["b", "c"])
+        assert (await batch).stats.ok == 60
+    assert {name for name, _, when in wire.sent if when < 3.5} == {"a"}
+    assert {name for name, _, when in wire.sent if when > 3.5} == {"b", "c"}
+    assert wire.cancelled == []
 
 
-def test_limits_hold_over_all_routes_of_an_endpoint() -> None:
-    async def test() -> None:
-        wire = FakeWire()
-        async with client_of(wire, {"a": 3, "b": 3}) as client:
-            client.register_model_route("x-*", ["a"])
-            client.register_model_route("y-*", ["a", "b"])
-            models = ["x-1", "x-2", "y-1", "judge"]
-            batches = [client.batch_chat_completion(chats(30), model) for model in models]
-            done = await asyncio.gather(*batches)
-            assert [batch.stats.ok for batch in done] == [30] * 4
-        assert wire.peak == {"a": 3, "b": 3}
-
-    on_virtual_time(test)
+@in_virtual_time
+async def test_limits_hold_over_all_routes_of_an_endpoint() -> None:
+    wire = FakeWire()
+    async with client_of(wire, {"a": 3, "b": 3}) as client:
+        client.register_model_route("x-*", ["a"])
+        client.register_model_route("y-*", ["a", "b"])
+        models = ["x-1", "x-2", "y-1", "judge"]
+        batches = [client.batch_chat_completion(chats(30), model) for model in models]
+        done = await asyncio.gather(*batches)
+        assert [batch.stats.ok for batch in done] == [30] * 4
+    assert wire.peak == {"a": 3, "b": 3}
 
 
-def test_an_added_endpoint_may_have_a_name_that_was_removed_while_it_is_still_busy() -> None:
-    async def test() -> None:
-        wire = FakeWire()
-        async with client_of(wire, {"a": 2, "b": 1}) as client:
-            batch = begin(client, 20)
-            await asyncio.sleep(0.5)
-            client.remove_endpoint("a")
-            client.add_endpoint(endpoints({"a": 2})[0])
-            assert (await batch).stats.ok == 20
-            assert leftovers(client) == {}
-        assert client.stats()["a"].sent == sum(1 for name, _, _ in wire.sent if name == "a") - 2
-
-    on_virtual_time(test)
+@in_virtual_time
+async def test_an_added_endpoint_may_have_a_name_that_was_removed_while_it_is_still_busy() -> None:
+    wire = FakeWire()
+    async with client_of(wire, {"a": 2, "b": 1}) as client:
+        batch = begin(client, 20)
+        await asyncio.sleep(0.5)
+        client.remove_endpoint("a")
+        client.add_endpoint(endpoints({"a": 2})[0])
+        assert (await batch).stats.ok == 20
+    assert client.stats()["a"].sent == sum(1 for name, _, _ in wire.sent if name == "a") - 2
 
 
-def test_nothing_is_lost_while_the_fleet_changes_at_random() -> None:
+@in_virtual_time
+async def test_nothing_is_lost_while_the_fleet_changes_at_random() -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     rng = random.Random(seed)
@@ -149,18 +134,14 @@ def test_nothing_is_lost_while_the_fleet_changes_at_random() -> None:
             else:
                 client.register_model_route("judge-*", [*rng.sample(sorted({*there} - {"a"}), len(there) // 2), "a"])
 
-    async def test() -> None:
-        async with client_of(FakeWire(erratic), {"a": 3}) as client:
-            meddling = asyncio.ensure_future(meddle(client))
-            batches = await asyncio.gather(*(begin(client, 400, timeout=None) for _ in range(3)))
-            meddling.cancel()
-            await asyncio.wait([meddling])
-            assert meddling.cancelled(), meddling.exception()
-            assert leftovers(client) == {}
-        for batch in batches:
-            assert len(batch) == 400
-            assert all(result.ok or result.attempts for result in batch), seed
-            assert batch.stats.ok > 390
-            assert batch.texts() == [f"re: {index}" if index not in batch.errors else None for index in range(400)]
-
-    on_virtual_time(test)
+    async with client_of(FakeWire(erratic), {"a": 3}) as client:
+        meddling = asyncio.ensure_future(meddle(client))
+        batches = await asyncio.gather(*(begin(client, 400, timeout=None) for _ in range(3)))
+        meddling.cancel()
+        await asyncio.wait([meddling])
+        assert meddling.cancelled(), meddling.exception()
+    for batch in batches:
+        assert len(batch) == 400
+        assert all(result.ok or result.attempts for result in batch), seed
+        assert batch.stats.ok > 390
+        assert batch.texts() == [f"re: {index}" if index not in batch.errors else None for index in range(400)]

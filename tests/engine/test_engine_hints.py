@@ -6,7 +6,8 @@ import asyncio
 from random import Random
 from typing import Any
 
-from engine_tools import MODEL, FakeWire, Said, broken, chats, client_of, now, on_virtual_time
+from engine_tools import MODEL, FakeWire, Said, broken, chats, client_of, now
+from virtual import in_virtual_time
 
 from qreward import Endpoint, Retry
 from qreward.errors import ConnectionFailed, InvalidResponse, RateLimited
@@ -21,46 +22,42 @@ def endpoints(names: str) -> list[Endpoint]:
     return [Endpoint(f"http://{name}.example/v1", name=name) for name in names]
 
 
-def test_an_absurd_retry_after_holds_up_a_batch_for_a_minute_and_the_endpoint_says_so() -> None:
-    async def test() -> None:
-        for retry, most in ((Retry(), 60.0), (Retry(max_retry_after=5), 5.0)):
-            turned_away = 0
+@in_virtual_time
+async def test_an_absurd_retry_after_holds_up_a_batch_for_a_minute_and_the_endpoint_says_so() -> None:
+    for retry, most in ((Retry(), 60.0), (Retry(max_retry_after=5), 5.0)):
+        turned_away = 0
 
-            async def script(_: str, prompt: str) -> Any:
-                nonlocal turned_away
-                await asyncio.sleep(0.1)
-                if prompt == "40" and not turned_away:
-                    turned_away += 1
-                    return overloaded(1e7)
-                return f"re: {prompt}"
-
-            began = now()
-            async with client_of(FakeWire(script), endpoints("a"), retry=retry) as client:
-                running = asyncio.ensure_future(client.batch_chat_completion(chats(100), MODEL, timeout=None))
-                await asyncio.sleep(2)
-                state = client.stats()["a"].state
-                batch = await running
-            assert state is not None
-            assert state.obstacle == "it turned requests away; it asked for 1e+07 s, which max_retry_after shortens"
-            assert batch.stats.ok == 100
-            assert most < now() - began < most + 20
-
-    on_virtual_time(test)
-
-
-def test_a_retry_after_up_to_a_minute_is_heeded_to_the_letter() -> None:
-    async def test() -> None:
         async def script(_: str, prompt: str) -> Any:
+            nonlocal turned_away
             await asyncio.sleep(0.1)
-            return f"re: {prompt}" if now() >= 59 or prompt == "0" else overloaded(59.0)
+            if prompt == "40" and not turned_away:
+                turned_away += 1
+                return overloaded(1e7)
+            return f"re: {prompt}"
 
-        wire = FakeWire(script)
-        async with client_of(wire, endpoints("a")) as client:
-            batch = await client.batch_chat_completion(chats(20), MODEL, timeout=None)
-        assert batch.stats.ok == 20
-        assert not [at for _, _, at in wire.sent if 0.2 < at < 59]
+        began = now()
+        async with client_of(FakeWire(script), endpoints("a"), retry=retry) as client:
+            running = asyncio.ensure_future(client.batch_chat_completion(chats(100), MODEL, timeout=None))
+            await asyncio.sleep(2)
+            state = client.stats()["a"].state
+            batch = await running
+        assert state is not None
+        assert state.obstacle == "it turned requests away; it asked for 1e+07 s, which max_retry_after shortens"
+        assert batch.stats.ok == 100
+        assert most < now() - began < most + 20
 
-    on_virtual_time(test)
+
+@in_virtual_time
+async def test_a_retry_after_up_to_a_minute_is_heeded_to_the_letter() -> None:
+    async def script(_: str, prompt: str) -> Any:
+        await asyncio.sleep(0.1)
+        return f"re: {prompt}" if now() >= 59 or prompt == "0" else overloaded(59.0)
+
+    wire = FakeWire(script)
+    async with client_of(wire, endpoints("a")) as client:
+        batch = await client.batch_chat_completion(chats(20), MODEL, timeout=None)
+    assert batch.stats.ok == 20
+    assert not [at for _, _, at in wire.sent if 0.2 < at < 59]
 
 
 class Chaos:
@@ -82,26 +79,24 @@ class Chaos:
         return Answer(Said(f"re: {prompt}"), 10, 20)
 
 
-def test_rejects_that_say_nothing_is_left_do_not_stop_a_batch_that_the_server_goes_on_serving() -> None:
+@in_virtual_time
+async def test_rejects_that_say_nothing_is_left_do_not_stop_a_batch_that_the_server_goes_on_serving() -> None:
     """One in twenty is turned away for a second. It took 1,000 to 3,000 s."""
 
-    async def test() -> None:
-        seconds, words = [], set()
-        for seed in range(7):
-            began = now()
-            async with client_of(FakeWire(Chaos(seed)), endpoints("a")) as client:
-                running = asyncio.ensure_future(client.batch_chat_completion(chats(300), MODEL, timeout=None))
-                while not running.done():
-                    await asyncio.sleep(0.5)
-                    state = client.stats()["a"].state
-                    assert state is not None
-                    words.add(state.obstacle)
-                batch = await running
-            assert len(batch.errors) <= 2  # an item may fail four times
-            seconds.append(now() - began)
-        assert sorted(seconds)[3] < 60
-        assert max(seconds) < 120
-        assert not [text for text in words if "inf" in text]
-        assert "no tokens left, as it says itself" in words
-
-    on_virtual_time(test)
+    seconds, words = [], set()
+    for seed in range(7):
+        began = now()
+        async with client_of(FakeWire(Chaos(seed)), endpoints("a")) as client:
+            running = asyncio.ensure_future(client.batch_chat_completion(chats(300), MODEL, timeout=None))
+            while not running.done():
+                await asyncio.sleep(0.5)
+                state = client.stats()["a"].state
+                assert state is not None
+                words.add(state.obstacle)
+            batch = await running
+        assert len(batch.errors) <= 2  # an item may fail four times
+        seconds.append(now() - began)
+    assert sorted(seconds)[3] < 60
+    assert max(seconds) < 120
+    assert not [text for text in words if "inf" in text]
+    assert "no tokens left, as it says itself" in words

@@ -1,4 +1,4 @@
-"""One client in several event loops: one after the other, in threads at once, under uvloop, and in loops that go away."""
+"""One client in several event loops: one after the other, in threads at once, and in loops that go away."""
 
 from __future__ import annotations
 
@@ -127,17 +127,6 @@ def test_limits_hold_over_threads_that_use_one_client_at_once() -> None:
     assert (shared.wires, shared.closed) == (6, 6)
 
 
-def test_a_slot_that_one_thread_frees_goes_to_another_threads_work() -> None:
-    shared = Shared(seconds=0.01)
-    client = QRewardClient(endpoints({"a": 1}), wire_factory=shared.wire)
-
-    async def work(number: int) -> list[str]:
-        return [await ask(client, call, timeout=20) for call in range(5)]
-
-    assert in_threads(4, work) == [expected(5)] * 4
-    assert shared.peak == {"a": 1}
-
-
 def test_the_fleet_may_be_changed_from_another_thread() -> None:
     shared = Shared()
     client = QRewardClient(endpoints({"a": 1}), wire_factory=shared.wire)
@@ -188,26 +177,12 @@ def test_closing_in_one_thread_ends_the_work_of_the_others() -> None:
         asyncio.run(ask(client, 0))
 
 
-def test_a_client_works_on_uvloop() -> None:
-    uvloop = pytest.importorskip("uvloop")
-    shared = Shared()
-    client = QRewardClient(endpoints({"a": 4}), wire_factory=shared.wire)
-
-    async def use() -> list[Any]:
-        stopped = asyncio.ensure_future(client.batch_chat_completion(chats(500), MODEL))
-        await asyncio.sleep(0.02)
-        stopped.cancel()
-        return (await client.batch_chat_completion(chats(50), MODEL)).texts()
-
-    for _ in range(2):
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            assert runner.run(use()) == expected(50)
-        assert leftovers(client) == {}
-    assert (shared.wires, shared.closed) == (2, 2)
+def test_a_loop_that_is_closed_with_work_in_flight_gives_its_slots_back() -> None:
+    for turns in (1, 2, 3, 8):
+        close_with_work_in_flight(turns)
 
 
-@pytest.mark.parametrize("turns", [1, 2, 3, 8])
-def test_a_loop_that_is_closed_with_work_in_flight_gives_its_slots_back(turns: int) -> None:
+def close_with_work_in_flight(turns: int) -> None:
     client = client_of(FakeWire(seconds=0.01), {"a": 2, "b": 1})
     loop = asyncio.new_event_loop()
 

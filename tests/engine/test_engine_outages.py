@@ -7,14 +7,15 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from engine_tools import MODEL, FakeWire, chat, chats, client_of, leftovers, now, on_virtual_time
+from engine_tools import MODEL, FakeWire, chat, chats, client_of, now
+from virtual import in_virtual_time
 
 from qreward import CircuitOpen, DeadlineExceeded, Endpoint, RequestTimeout
 from qreward.engine.batch import MOST_AT_ONCE, READ_AHEAD
 from qreward.errors import ConnectionFailed
 from qreward.scheduler.outcome import Failure, FailureKind
 
-MANY = 20_000
+MANY = 8_000
 
 
 def refused(name: str) -> Failure:
@@ -56,59 +57,51 @@ OPENERS: dict[str, Any] = {"list": list, "iterator": iter, "async": one_by_one}
 
 
 @pytest.mark.parametrize("kind", OPENERS)
-def test_all_items_of_a_large_batch_fail_one_timeout_after_its_endpoints_have_died(kind: str) -> None:
-    async def test() -> None:
-        wire, turns, item = FakeWire(refuses), Turns(), chat("x")
-        async with client_of(wire, {"a": 4, "b": 4}) as client:
-            batch = await client.batch_chat_completion(OPENERS[kind]([item] * MANY), MODEL, timeout=5, on_result=turns.count)
-            assert 5 <= now() < 6.5  # a quarter of the timeout more, if one was sent last
-            assert leftovers(client) == {}
-        assert len(batch) == len(batch.errors) == turns.results == MANY
-        assert {type(error) for error in batch.errors.values()} == {RequestTimeout}
-        assert str(batch.errors[MANY - 1]).startswith(
-            "never sent: no endpoint of '*' has answered for 5 s, the timeout of an item ('a', 'b');"
-        )
-        assert len(wire.sent) < 100
-        assert turns.most <= 2 * MOST_AT_ONCE
-
-    on_virtual_time(test)
+@in_virtual_time
+async def test_all_items_of_a_large_batch_fail_one_timeout_after_its_endpoints_have_died(kind: str) -> None:
+    wire, turns, item = FakeWire(refuses), Turns(), chat("x")
+    async with client_of(wire, {"a": 4, "b": 4}) as client:
+        batch = await client.batch_chat_completion(OPENERS[kind]([item] * MANY), MODEL, timeout=5, on_result=turns.count)
+        assert 5 <= now() < 6.5  # a quarter of the timeout more, if one was sent last
+    assert len(batch) == len(batch.errors) == turns.results == MANY
+    assert {type(error) for error in batch.errors.values()} == {RequestTimeout}
+    assert str(batch.errors[MANY - 1]).startswith("never sent: no endpoint of '*' has answered for 5 s, the timeout of an item ('a', 'b');")
+    assert len(wire.sent) < 100
+    assert turns.most <= 2 * MOST_AT_ONCE < MANY / 8
 
 
-def test_all_items_fail_within_two_timeouts_where_endpoints_neither_refuse_nor_answer() -> None:
-    async def test() -> None:
-        wire = FakeWire(hangs)
-        async with client_of(wire, {"a": 8, "b": 8}) as client:
-            batch = await client.batch_chat_completion(iter(chats(5000)), MODEL, timeout=5)
-        assert 10 <= now() < 11.5  # a quarter of the timeout more, for what was sent last
-        assert len(batch.errors) == 5000
-        assert len(wire.sent) <= 48
-
-    on_virtual_time(test)
+@in_virtual_time
+async def test_all_items_fail_within_two_timeouts_where_endpoints_neither_refuse_nor_answer() -> None:
+    wire = FakeWire(hangs)
+    async with client_of(wire, {"a": 8, "b": 8}) as client:
+        batch = await client.batch_chat_completion(iter(chats(5000)), MODEL, timeout=5)
+    assert 10 <= now() < 11.5  # a quarter of the timeout more, for what was sent last
+    assert len(batch.errors) == 5000
+    assert len(wire.sent) <= 48
 
 
-def test_a_batch_is_rescued_by_an_endpoint_that_returns_and_by_one_that_is_added() -> None:
-    async def test() -> None:
-        async def returns(name: str, prompt: str) -> Any:
-            return refused(name) if now() < 15 else f"re: {prompt}"
+@in_virtual_time
+async def test_a_batch_is_rescued_by_an_endpoint_that_returns_and_by_one_that_is_added() -> None:
+    async def returns(name: str, prompt: str) -> Any:
+        return refused(name) if now() < 15 else f"re: {prompt}"
 
-        async with client_of(FakeWire(returns), {"a": 4, "b": 4}) as client:
-            batch = await client.batch_chat_completion(iter(chats(500)), MODEL, timeout=20)
-        assert batch.texts() == [f"re: {number}" for number in range(500)]
+    async with client_of(FakeWire(returns), {"a": 4, "b": 4}) as client:
+        batch = await client.batch_chat_completion(iter(chats(500)), MODEL, timeout=20)
+    assert batch.texts() == [f"re: {number}" for number in range(500)]
 
-        async def only_c(name: str, prompt: str) -> Any:
-            return f"re: {prompt}" if name == "c" else refused(name)
+    async def only_c(name: str, prompt: str) -> Any:
+        return f"re: {prompt}" if name == "c" else refused(name)
 
-        async with client_of(FakeWire(only_c), {"a": 4}) as client:
-            running = asyncio.ensure_future(client.batch_chat_completion(chats(500), MODEL, timeout=20))
-            await asyncio.sleep(15)
-            client.add_endpoint(Endpoint("http://c.example/v1", name="c"))
-            batch = await running
-        assert batch.texts() == [f"re: {number}" for number in range(500)]
-
-    on_virtual_time(test)
+    async with client_of(FakeWire(only_c), {"a": 4}) as client:
+        running = asyncio.ensure_future(client.batch_chat_completion(chats(500), MODEL, timeout=20))
+        await asyncio.sleep(15)
+        client.add_endpoint(Endpoint("http://c.example/v1", name="c"))
+        batch = await running
+    assert batch.texts() == [f"re: {number}" for number in range(500)]
 
 
-def test_what_is_read_after_a_late_return_is_served() -> None:
+@in_virtual_time
+async def test_what_is_read_after_a_late_return_is_served() -> None:
     """The items fail while no endpoint is alive, not for ever."""
 
     async def slow() -> AsyncIterator[Any]:
@@ -116,91 +109,75 @@ def test_what_is_read_after_a_late_return_is_served() -> None:
             await asyncio.sleep(1)
             yield item
 
-    async def test() -> None:
-        async def returns(name: str, prompt: str) -> Any:
-            return refused(name) if now() < 30 else f"re: {prompt}"
+    async def returns(name: str, prompt: str) -> Any:
+        return refused(name) if now() < 30 else f"re: {prompt}"
 
-        async with client_of(FakeWire(returns), {"a": 4}) as client:
-            batch = await client.batch_chat_completion(slow(), MODEL, timeout=5)
-        assert len(batch) == 60
-        assert set(range(24)) <= set(batch.errors) <= set(range(34))
-
-    on_virtual_time(test)
+    async with client_of(FakeWire(returns), {"a": 4}) as client:
+        batch = await client.batch_chat_completion(slow(), MODEL, timeout=5)
+    assert len(batch) == 60
+    assert set(range(24)) <= set(batch.errors) <= set(range(34))
 
 
-def test_a_batch_that_takes_an_hour_does_not_fail_by_a_timeout_of_a_minute() -> None:
-    async def test() -> None:
-        async with client_of(FakeWire(seconds=30), {"a": 4, "b": 4}) as client:
-            batch = await client.batch_chat_completion(iter(chats(1000)), MODEL, timeout=60)
-        assert now() > 3600
-        assert batch.stats.ok == 1000
-
-    on_virtual_time(test)
+@in_virtual_time
+async def test_a_batch_that_takes_an_hour_does_not_fail_by_a_timeout_of_a_minute() -> None:
+    async with client_of(FakeWire(seconds=30), {"a": 4, "b": 4}) as client:
+        batch = await client.batch_chat_completion(iter(chats(1000)), MODEL, timeout=60)
+    assert now() > 3600
+    assert batch.stats.ok == 1000
 
 
 @pytest.mark.parametrize("kind", OPENERS)
-def test_a_large_batch_over_a_route_of_unhealthy_endpoints_fails_and_lets_the_loop_live(kind: str) -> None:
-    async def test() -> None:
-        turns, item = Turns(), chat("x")
-        async with client_of(FakeWire(), {"a": 4}) as client:
-            client.mark_unhealthy("a")
-            batch = await client.batch_chat_completion(OPENERS[kind]([item] * MANY), MODEL, on_result=turns.count)
-            assert now() == 0
-            assert leftovers(client) == {}
-        assert {type(error) for error in batch.errors.values()} == {CircuitOpen}
-        assert len(batch.errors) == turns.results == MANY
-        assert turns.most <= 2 * MOST_AT_ONCE
-
-    on_virtual_time(test)
+@in_virtual_time
+async def test_a_large_batch_over_a_route_of_unhealthy_endpoints_fails_and_lets_the_loop_live(kind: str) -> None:
+    turns, item = Turns(), chat("x")
+    async with client_of(FakeWire(), {"a": 4}) as client:
+        client.mark_unhealthy("a")
+        batch = await client.batch_chat_completion(OPENERS[kind]([item] * MANY), MODEL, on_result=turns.count)
+        assert now() == 0
+    assert {type(error) for error in batch.errors.values()} == {CircuitOpen}
+    assert len(batch.errors) == turns.results == MANY
+    assert turns.most <= 2 * MOST_AT_ONCE < MANY / 8
 
 
-def test_the_rest_of_a_large_batch_ends_at_its_deadline_and_lets_the_loop_live() -> None:
-    async def test() -> None:
-        turns, item = Turns(), chat("x")
-        async with client_of(FakeWire(), {"a": 4}) as client:
-            batch = await client.batch_chat_completion([item] * MANY, MODEL, deadline=2.5, on_result=turns.count)
-            assert now() == 2.5
-        assert (batch.stats.items, batch.stats.ok, len(batch.errors)) == (MANY, 8, MANY - 8)
-        assert {type(error) for error in batch.errors.values()} == {DeadlineExceeded}
-        assert turns.most <= 2 * MOST_AT_ONCE + READ_AHEAD
-
-    on_virtual_time(test)
+@in_virtual_time
+async def test_the_rest_of_a_large_batch_ends_at_its_deadline_and_lets_the_loop_live() -> None:
+    turns, item = Turns(), chat("x")
+    async with client_of(FakeWire(), {"a": 4}) as client:
+        batch = await client.batch_chat_completion([item] * MANY, MODEL, deadline=2.5, on_result=turns.count)
+        assert now() == 2.5
+    assert (batch.stats.items, batch.stats.ok, len(batch.errors)) == (MANY, 8, MANY - 8)
+    assert {type(error) for error in batch.errors.values()} == {DeadlineExceeded}
+    assert turns.most <= 2 * MOST_AT_ONCE + READ_AHEAD < MANY / 8
 
 
-def test_a_batch_that_is_cancelled_while_its_rest_ends_is_over() -> None:
-    async def test() -> None:
-        seen: list[int] = []
+@in_virtual_time
+async def test_a_batch_that_is_cancelled_while_its_rest_ends_is_over() -> None:
+    seen: list[int] = []
 
-        def stop(result: Any) -> None:
-            seen.append(result.index)
-            if result.index == MANY // 2:
-                running.cancel()
+    def stop(result: Any) -> None:
+        seen.append(result.index)
+        if result.index == MANY // 2:
+            running.cancel()
 
-        async with client_of(FakeWire(), {"a": 4}) as client:
-            running = asyncio.ensure_future(client.batch_chat_completion([chat("x")] * MANY, MODEL, deadline=2.5, on_result=stop))
-            with pytest.raises(asyncio.CancelledError):
-                await running
-            await asyncio.sleep(1)
-            assert leftovers(client) == {}
-        assert MANY // 2 < len(seen) <= MANY // 2 + 2 * MOST_AT_ONCE
-
-    on_virtual_time(test)
+    async with client_of(FakeWire(), {"a": 4}) as client:
+        running = asyncio.ensure_future(client.batch_chat_completion([chat("x")] * MANY, MODEL, deadline=2.5, on_result=stop))
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        await asyncio.sleep(1)
+    assert MANY // 2 < len(seen) <= MANY // 2 + 2 * MOST_AT_ONCE
 
 
-def test_streams_of_a_batch_fail_together_where_no_endpoint_is_alive() -> None:
+@in_virtual_time
+async def test_streams_of_a_batch_fail_together_where_no_endpoint_is_alive() -> None:
     class Refusing(FakeWire):
         async def stream(self, endpoint: Any, _: Any) -> Any:
             return refused(endpoint.name)
 
-    async def test() -> None:
-        for most in (0, 3):
-            began = now()
-            async with client_of(Refusing(), {"a": 4}) as client:
-                stream = client.batch_stream_chat_completion(iter(chats(3000)), model=MODEL, timeout=5, max_concurrent_streams=most)
-                batch = await stream.results()
-                assert leftovers(client) == {}
-            assert 5 <= now() - began < 9  # with three at a time it takes longer to find out
-            assert (len(batch), len(batch.errors)) == (3000, 3000)
-            assert {type(error) for error in batch.errors.values()} <= {RequestTimeout, ConnectionFailed}
-
-    on_virtual_time(test)
+    for most in (0, 3):
+        began = now()
+        async with client_of(Refusing(), {"a": 4}) as client:
+            stream = client.batch_stream_chat_completion(iter(chats(3000)), model=MODEL, timeout=5, max_concurrent_streams=most)
+            batch = await stream.results()
+        assert 5 <= now() - began < 9  # with three at a time it takes longer to find out
+        assert (len(batch), len(batch.errors)) == (3000, 3000)
+        assert {type(error) for error in batch.errors.values()} <= {RequestTimeout, ConnectionFailed}

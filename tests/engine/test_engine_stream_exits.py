@@ -9,8 +9,9 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from engine_tools import broken, client_of, leftovers, now, on_virtual_time
+from engine_tools import broken, client_of, leftovers, now
 from stream_wire import Step, StreamWire, ask, heard
+from virtual import in_virtual_time
 
 from qreward import ClientClosed, StreamInterrupted
 
@@ -61,129 +62,114 @@ WAYS_OUT = [leave_by_break, leave_by_error, leave_by_aclose, leave_by_with, leav
 
 
 @pytest.mark.parametrize("way", WAYS_OUT, ids=lambda way: way.__name__)
-def test_leaving_early_closes_the_request_and_frees_its_slot(way: Any) -> None:
-    async def test() -> None:
-        wire = StreamWire()
-        async with client_of(wire, {"a": 1}) as client:
-            stream = ask(client, 0)
-            other = asyncio.ensure_future(after(0.1, ask(client, 1).final()))
-            await way(stream)
-            await asyncio.sleep(0.001)
-            assert wire.cancelled == ["0"]
-            assert now() < 2
-            assert wire.prompts == ["0", "1"]
-            assert stream.result is None
-            with pytest.raises(StreamInterrupted, match="left before its end") as caught:
-                await heard(stream)
-            assert caught.value.text == "re"
-            with pytest.raises(StreamInterrupted, match="left before its end"):
-                await stream.final()
-            assert await other == "re: 1"
-            assert client.stats()["a"].cancelled == 1
-            assert leftovers(client) == {}
-
-    on_virtual_time(test)
-
-
-def test_a_stream_that_is_let_go_of_is_closed() -> None:
-    async def test() -> None:
-        wire = StreamWire()
-        async with client_of(wire, {"a": 1}) as client:
-            stream = await ask(client)
-            assert leftovers(client) != {}
-            with client._runtime.engine.lock:  # as the garbage collector may do amid our own work
-                del stream
-                gc.collect()
-            await asyncio.sleep(0.001)
-            assert wire.cancelled == ["hi"]
-            assert leftovers(client) == {}
-            ask(client)
-
-    on_virtual_time(test)
-
-
-def test_a_loop_that_is_thrown_away_is_left_later() -> None:
-    async def test() -> None:
-        wire = StreamWire()
-        async with client_of(wire, {"a": 1}) as client:
-            reading = heard(ask(client))
-            reading.send(None)
-            await asyncio.sleep(0.5)
-            with client._runtime.engine.lock:
-                reading.close()
-            await asyncio.sleep(0.001)
-            assert wire.cancelled == ["hi"]
-            assert leftovers(client) == {}
-
-    on_virtual_time(test)
-
-
-def test_a_stream_that_waits_for_room_can_be_left() -> None:
-    async def test() -> None:
-        wire = StreamWire()
-        async with client_of(wire, {"a": 1}) as client:
-            first = asyncio.ensure_future(ask(client, 0).final())
-            await asyncio.sleep(0)
-            async with ask(client, 1):
-                pass
-            assert await first == "re: 0"
-            assert wire.prompts == ["0"]
-            assert leftovers(client) == {}
-
-    on_virtual_time(test)
-
-
-def test_a_stream_that_was_closed_before_it_began_is_never_sent() -> None:
-    async def test() -> None:
-        wire = StreamWire()
-        async with client_of(wire) as client:
-            stream = ask(client)
-            await stream.aclose()
-            with pytest.raises(StreamInterrupted, match="left before"):
-                await stream.final()
-        assert wire.sent == []
-
-    on_virtual_time(test)
-
-
-def test_closing_the_client_ends_a_stream_after_what_has_come() -> None:
-    async def test() -> None:
-        wire = StreamWire()
-        client = client_of(wire, {"a": 1})
-        begun, waiting = ask(client, 0), ask(client, 1)
-        reader = aiter(begun)
-        assert await anext(reader) == "re"
-        queued = asyncio.ensure_future(waiting.final())
-        await asyncio.sleep(1.5)
-        await client.aclose()
-        assert await anext(reader) == ": "
-        with pytest.raises(ClientClosed):
-            await anext(reader)
-        with pytest.raises(ClientClosed):
-            await queued
-        with pytest.raises(ClientClosed):
-            await ask(client).final()
+@in_virtual_time
+async def test_leaving_early_closes_the_request_and_frees_its_slot(way: Any) -> None:
+    wire = StreamWire()
+    async with client_of(wire, {"a": 1}) as client:
+        stream = ask(client, 0)
+        other = asyncio.ensure_future(after(0.1, ask(client, 1).final()))
+        await way(stream)
+        await asyncio.sleep(0.001)
         assert wire.cancelled == ["0"]
+        assert now() < 2
+        assert wire.prompts == ["0", "1"]
+        assert stream.result is None
+        with pytest.raises(StreamInterrupted, match="left before its end") as caught:
+            await heard(stream)
+        assert caught.value.text == "re"
+        with pytest.raises(StreamInterrupted, match="left before its end"):
+            await stream.final()
+        assert await other == "re: 1"
+        assert client.stats()["a"].cancelled == 1
+
+
+@in_virtual_time
+async def test_a_stream_that_is_let_go_of_is_closed() -> None:
+    wire = StreamWire()
+    async with client_of(wire, {"a": 1}) as client:
+        stream = await ask(client)
+        assert leftovers(client) != {}
+        with client._runtime.engine.lock:  # as the garbage collector may do amid our own work
+            del stream
+            gc.collect()
+        await asyncio.sleep(0.001)
+        assert wire.cancelled == ["hi"]
         assert leftovers(client) == {}
+        ask(client)
 
-    on_virtual_time(test)
+
+@in_virtual_time
+async def test_a_loop_that_is_thrown_away_is_left_later() -> None:
+    wire = StreamWire()
+    async with client_of(wire, {"a": 1}) as client:
+        reading = heard(ask(client))
+        reading.send(None)
+        await asyncio.sleep(0.5)
+        with client._runtime.engine.lock:
+            reading.close()
+        await asyncio.sleep(0.001)
+        assert wire.cancelled == ["hi"]
 
 
-@pytest.mark.parametrize("turns", range(8))
-def test_a_run_that_ends_in_the_middle_leaves_no_slot_taken(turns: int) -> None:
-    client = client_of(StreamWire(lambda *_: ["a", 0.0, "b", 60.0]), {"a": 1})
+@in_virtual_time
+async def test_a_stream_that_waits_for_room_can_be_left() -> None:
+    wire = StreamWire()
+    async with client_of(wire, {"a": 1}) as client:
+        first = asyncio.ensure_future(ask(client, 0).final())
+        await asyncio.sleep(0)
+        async with ask(client, 1):
+            pass
+        assert await first == "re: 0"
+        assert wire.prompts == ["0"]
 
-    async def ends_in_the_middle() -> None:
+
+@in_virtual_time
+async def test_a_stream_that_was_closed_before_it_began_is_never_sent() -> None:
+    wire = StreamWire()
+    async with client_of(wire) as client:
+        stream = ask(client)
+        await stream.aclose()
+        with pytest.raises(StreamInterrupted, match="left before"):
+            await stream.final()
+    assert wire.sent == []
+
+
+@in_virtual_time
+async def test_closing_the_client_ends_a_stream_after_what_has_come() -> None:
+    wire = StreamWire()
+    client = client_of(wire, {"a": 1})
+    begun, waiting = ask(client, 0), ask(client, 1)
+    reader = aiter(begun)
+    assert await anext(reader) == "re"
+    queued = asyncio.ensure_future(waiting.final())
+    await asyncio.sleep(1.5)
+    await client.aclose()
+    assert await anext(reader) == ": "
+    with pytest.raises(ClientClosed):
+        await anext(reader)
+    with pytest.raises(ClientClosed):
+        await queued
+    with pytest.raises(ClientClosed):
+        await ask(client).final()
+    assert wire.cancelled == ["0"]
+    assert leftovers(client) == {}
+
+
+def test_a_run_that_ends_in_the_middle_leaves_no_slot_taken() -> None:
+    async def ends_in_the_middle(client: Any, turns: int) -> None:
         kept = [asyncio.ensure_future(heard(ask(client, number))) for number in range(2)]
         for _ in range(turns):
             await asyncio.sleep(0)
         assert kept
 
-    asyncio.run(ends_in_the_middle())
-    assert leftovers(client) == {}
+    for turns in range(8):
+        client = client_of(StreamWire(lambda *_: ["a", 0.0, "b", 60.0]), {"a": 1})
+        asyncio.run(ends_in_the_middle(client, turns))
+        assert leftovers(client) == {}, turns
 
 
-def test_nothing_is_left_after_thousands_of_random_streams_and_ways_out() -> None:
+@in_virtual_time
+async def test_nothing_is_left_after_hundreds_of_random_streams_and_ways_out() -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     rng = random.Random(seed)
@@ -210,15 +196,12 @@ def test_nothing_is_left_after_thousands_of_random_streams_and_ways_out() -> Non
         await stream.aclose()
         return type(outcome).__name__
 
-    async def test() -> None:
-        wire = StreamWire(erratic)
-        limits = {"a": 10, "b": 3, "c": 30}
-        async with client_of(wire, limits) as client:
-            outcomes = await asyncio.gather(*(use(client, number) for number in range(1500)))
-            await asyncio.sleep(1)
-            assert leftovers(client) == {}
-            assert wire.live.total() == 0
-            assert all(wire.peak[name] <= limit for name, limit in limits.items())
-        assert set(outcomes) - {"ServerError", "CancelledError"} == {"list", "str", "Stream", "RequestTimeout", "StreamInterrupted"}, seed
-
-    on_virtual_time(test)
+    wire = StreamWire(erratic)
+    limits = {"a": 10, "b": 3, "c": 30}
+    async with client_of(wire, limits) as client:
+        outcomes = await asyncio.gather(*(use(client, number) for number in range(400)))
+        await asyncio.sleep(1)
+        assert leftovers(client) == {}
+        assert wire.live.total() == 0
+        assert all(wire.peak[name] <= limit for name, limit in limits.items())
+    assert set(outcomes) - {"ServerError", "CancelledError"} == {"list", "str", "Stream", "RequestTimeout", "StreamInterrupted"}, seed

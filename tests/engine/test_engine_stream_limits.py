@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from engine_tools import client_of, endpoints, leftovers, now, on_virtual_time
+from engine_tools import client_of, endpoints, now
 from stream_wire import OPENED, Step, StreamWire, ask, heard, spoken, words
+from virtual import in_virtual_time
 
 from qreward import RequestTimeout, StreamInterrupted, Timeouts
 from qreward.scheduler.stats import KNOWN
@@ -35,157 +36,123 @@ async def learn(client: Any) -> None:
 
 
 @pytest.mark.parametrize("opened", [False, True])
-def test_a_first_token_that_is_far_later_than_usual_ends_the_attempt(opened: bool) -> None:
+@in_virtual_time
+async def test_a_first_token_that_is_far_later_than_usual_ends_the_attempt(opened: bool) -> None:
     def hangs(_: str, __: str) -> Iterable[Step]:
         yield from [OPENED] if opened else []
         yield from [2.0, OPENED] * 100  # signs of life are no tokens
 
-    async def test() -> None:
-        wire = StreamWire(mostly(spoken, hangs))
-        async with client_of(wire, {"a": 1}, timeout=30, hedge=None) as client:
-            await learn(client)
-            began = now()
-            stream = ask(client, "x")
-            with pytest.raises(RequestTimeout):
-                await stream.final()
-            first, *_ = stream.result.attempts
-            assert first.outcome == "timeout"
-            assert "no first token from endpoint 'a' within 5.0 s" in first.detail
-            assert 5 <= first.latency < 5.1
-            again = wire.sent[KNOWN + 1][2]
-            assert again - began >= 5
-            assert leftovers(client) == {}
-
-    on_virtual_time(test)
+    wire = StreamWire(mostly(spoken, hangs))
+    async with client_of(wire, {"a": 1}, timeout=30, hedge=None) as client:
+        await learn(client)
+        began = now()
+        stream = ask(client, "x")
+        with pytest.raises(RequestTimeout):
+            await stream.final()
+        first, *_ = stream.result.attempts
+        assert first.outcome == "timeout"
+        assert "no first token from endpoint 'a' within 5.0 s" in first.detail
+        assert 5 <= first.latency < 5.1
+        again = wire.sent[KNOWN + 1][2]
+        assert again - began >= 5
 
 
-def test_a_first_token_has_no_limit_of_its_own_before_streams_were_seen() -> None:
-    async def test() -> None:
-        async with client_of(StreamWire(lambda *_: [50.0, "late"]), {"a": 1}) as client:
-            assert await heard(ask(client)) == ["late"]
-
-    on_virtual_time(test)
-
-
-def test_slow_first_tokens_are_learned_and_allowed() -> None:
-    async def test() -> None:
-        slow = [20.0, "late"]
-        async with client_of(StreamWire(mostly(lambda *_: slow, lambda *_: [70.0, "later"])), {"a": 1}, hedge=None) as client:
-            await learn(client)
-            assert await heard(ask(client)) == ["later"]
+@in_virtual_time
+async def test_what_is_usual_of_an_endpoint_or_not_known_yet_is_allowed() -> None:
+    for usual, script, seen in (
+        (None, [50.0, "late"], ["late"]),
+        (lambda *_: [20.0, "late"], [70.0, "later"], ["later"]),
+        (words(5, gap=2.0), ["a", 30.0, "b"], ["a", "b"]),
+    ):
+        wire = StreamWire(mostly(usual, lambda *_, script=script: list(script), seen=KNOWN if usual else 0))
+        async with client_of(wire, {"a": 1}, hedge=None) as client:
+            if usual:
+                await learn(client)
+            assert await heard(ask(client)) == seen
             assert client.stats()["a"].failed == 0
 
-    on_virtual_time(test)
+
+@in_virtual_time
+async def test_a_pause_that_is_far_longer_than_usual_ends_the_stream() -> None:
+    wire = StreamWire(mostly(words(20), lambda *_: ["so far", 1000.0, "never"]))
+    async with client_of(wire, {"a": 1}) as client:
+        await learn(client)
+        began = now()
+        with pytest.raises(StreamInterrupted, match=r"endpoint 'a' sent nothing for 5.0 s amid its answer") as caught:
+            await ask(client).final()
+        assert 5 <= now() - began < 5.1
+        assert isinstance(caught.value.__cause__, RequestTimeout)
+        assert [attempt.outcome for attempt in caught.value.attempts] == ["timeout"]
+        assert wire.cancelled == ["hi"]
 
 
-def test_a_pause_that_is_far_longer_than_usual_ends_the_stream() -> None:
-    async def test() -> None:
-        wire = StreamWire(mostly(words(20), lambda *_: ["so far", 1000.0, "never"]))
-        async with client_of(wire, {"a": 1}) as client:
+@in_virtual_time
+async def test_a_pause_ends_a_stream_after_a_minute_when_nothing_is_known() -> None:
+    async with client_of(StreamWire(lambda *_: ["so far", 1000.0]), {"a": 1}) as client:
+        with pytest.raises(StreamInterrupted):
+            await ask(client).final()
+        assert 60 <= now() < 60.1
+
+
+@in_virtual_time
+async def test_an_answer_may_be_as_long_as_it_likes_while_tokens_come() -> None:
+    wire = StreamWire(mostly(spoken, words(4000, gap=1.0)))
+    async with client_of(wire, {"a": 1, "b": 1}, timeout=None) as client:
+        await learn(client)
+        assert len(await heard(ask(client))) == 4000
+        assert len(wire.sent) == KNOWN + 1
+
+
+@in_virtual_time
+async def test_a_stream_is_hedged_when_its_first_token_is_late_however_long_answers_take() -> None:
+    wire = StreamWire(mostly(words(100, gap=1.0), lambda name, _: [30.0, "late"] if name == "a" else [0.5, "soon"], seen=2 * KNOWN))
+    async with client_of(wire, {"a": 1, "b": 1}, timeout=None) as client:
+        for down in ("b", "a"):
+            client.mark_unhealthy(down)
             await learn(client)
-            began = now()
-            with pytest.raises(StreamInterrupted, match=r"endpoint 'a' sent nothing for 5.0 s amid its answer") as caught:
-                await ask(client).final()
-            assert 5 <= now() - began < 5.1
-            assert isinstance(caught.value.__cause__, RequestTimeout)
-            assert [attempt.outcome for attempt in caught.value.attempts] == ["timeout"]
-            assert wire.cancelled == ["hi"]
-            assert leftovers(client) == {}
-
-    on_virtual_time(test)
-
-
-def test_a_pause_ends_a_stream_after_a_minute_when_nothing_is_known() -> None:
-    async def test() -> None:
-        async with client_of(StreamWire(lambda *_: ["so far", 1000.0]), {"a": 1}) as client:
-            with pytest.raises(StreamInterrupted):
-                await ask(client).final()
-            assert 60 <= now() < 60.1
-
-    on_virtual_time(test)
+            client.mark_healthy(down)
+        client.mark_unhealthy("b")
+        began, stream = now(), ask(client)
+        reading = asyncio.ensure_future(heard(stream))
+        await asyncio.sleep(0.1)
+        client.mark_healthy("b")
+        assert await reading == ["soon"]
+        assert now() - began < 5, "an answer takes a hundred seconds"
+        assert [record.hedge for record in stream.result.attempts] == [False, True]
 
 
-def test_pauses_that_are_usual_are_allowed() -> None:
-    async def test() -> None:
-        wire = StreamWire(mostly(words(5, gap=2.0), lambda *_: ["a", 30.0, "b"]))
-        async with client_of(wire, {"a": 1}) as client:
-            await learn(client)
-            assert await heard(ask(client)) == ["a", "b"]
-
-    on_virtual_time(test)
-
-
-def test_an_answer_may_be_as_long_as_it_likes_while_tokens_come() -> None:
-    async def test() -> None:
-        wire = StreamWire(mostly(spoken, words(4000, gap=1.0)))
-        async with client_of(wire, {"a": 1, "b": 1}, timeout=None) as client:
-            await learn(client)
-            assert len(await heard(ask(client))) == 4000
-            assert len(wire.sent) == KNOWN + 1
-
-    on_virtual_time(test)
+@in_virtual_time
+async def test_the_time_an_endpoint_has_for_an_attempt_holds_for_the_whole_stream() -> None:
+    fleet = endpoints({"a": 1}, timeouts=Timeouts(attempt=20.0))
+    async with client_of(StreamWire(words(100, gap=1.0)), fleet) as client:
+        with pytest.raises(StreamInterrupted, match=r"set Timeouts\(attempt=...\)") as caught:
+            await ask(client).final()
+        assert len(caught.value.text.split()) >= 19
+        assert 20 <= now() < 31
 
 
-def test_a_stream_is_hedged_when_its_first_token_is_late_however_long_answers_take() -> None:
-    async def test() -> None:
-        wire = StreamWire(mostly(words(100, gap=1.0), lambda name, _: [30.0, "late"] if name == "a" else [0.5, "soon"], seen=2 * KNOWN))
-        async with client_of(wire, {"a": 1, "b": 1}, timeout=None) as client:
-            for down in ("b", "a"):
-                client.mark_unhealthy(down)
-                await learn(client)
-                client.mark_healthy(down)
-            client.mark_unhealthy("b")
-            began, stream = now(), ask(client)
-            reading = asyncio.ensure_future(heard(stream))
-            await asyncio.sleep(0.1)
-            client.mark_healthy("b")
-            assert await reading == ["soon"]
-            assert now() - began < 5, "an answer takes a hundred seconds"
-            assert [record.hedge for record in stream.result.attempts] == [False, True]
-
-    on_virtual_time(test)
+@in_virtual_time
+async def test_the_time_an_endpoint_has_for_an_attempt_does_not_run_while_it_waits_for_its_reader() -> None:
+    fleet = endpoints({"a": 1}, timeouts=Timeouts(attempt=20.0))
+    async with client_of(StreamWire(words(500, gap=0.0)), fleet) as client:
+        reader = aiter(ask(client))
+        assert await anext(reader) == "0 "
+        await asyncio.sleep(60)
+        assert len(await heard(reader)) == 499
+        assert all(source.health.in_service for source in client._runtime.fleet.sources())
 
 
-def test_the_time_an_endpoint_has_for_an_attempt_holds_for_the_whole_stream() -> None:
-    async def test() -> None:
-        fleet = endpoints({"a": 1}, timeouts=Timeouts(attempt=20.0))
-        async with client_of(StreamWire(words(100, gap=1.0)), fleet) as client:
-            with pytest.raises(StreamInterrupted, match=r"set Timeouts\(attempt=...\)") as caught:
-                await ask(client).final()
-            assert len(caught.value.text.split()) >= 19
-            assert 20 <= now() < 31
-            assert leftovers(client) == {}
-
-    on_virtual_time(test)
-
-
-def test_the_time_an_endpoint_has_for_an_attempt_does_not_run_while_it_waits_for_its_reader() -> None:
-    async def test() -> None:
-        fleet = endpoints({"a": 1}, timeouts=Timeouts(attempt=20.0))
-        async with client_of(StreamWire(words(500, gap=0.0)), fleet) as client:
-            reader = aiter(ask(client))
+@in_virtual_time
+async def test_endpoints_that_wait_for_slow_consumers_are_not_taken_for_silent() -> None:
+    wire = StreamWire(mostly(words(20), words(500, gap=0.0), SEEN))
+    async with client_of(wire, {"a": 4, "b": 4}) as client:
+        await asyncio.gather(*(ask(client, number).final() for number in range(SEEN)))
+        streams = [ask(client, number) for number in range(6)]
+        readers = [aiter(stream) for stream in streams]
+        for reader in readers:
             assert await anext(reader) == "0 "
-            await asyncio.sleep(60)
+        await asyncio.sleep(300)
+        assert {source.inflight for source in client._runtime.fleet.sources()} == {3}
+        assert all(source.health.in_service for source in client._runtime.fleet.sources())
+        for reader in readers:
             assert len(await heard(reader)) == 499
-            assert all(source.health.in_service for source in client._runtime.fleet.sources())
-
-    on_virtual_time(test)
-
-
-def test_endpoints_that_wait_for_slow_consumers_are_not_taken_for_silent() -> None:
-    async def test() -> None:
-        wire = StreamWire(mostly(words(20), words(500, gap=0.0), SEEN))
-        async with client_of(wire, {"a": 4, "b": 4}) as client:
-            await asyncio.gather(*(ask(client, number).final() for number in range(SEEN)))
-            streams = [ask(client, number) for number in range(6)]
-            readers = [aiter(stream) for stream in streams]
-            for reader in readers:
-                assert await anext(reader) == "0 "
-            await asyncio.sleep(300)
-            assert {source.inflight for source in client._runtime.fleet.sources()} == {3}
-            assert all(source.health.in_service for source in client._runtime.fleet.sources())
-            for reader in readers:
-                assert len(await heard(reader)) == 499
-            assert leftovers(client) == {}
-
-    on_virtual_time(test)

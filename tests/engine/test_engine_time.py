@@ -6,11 +6,10 @@ import asyncio
 from typing import Any
 
 import pytest
-from engine_tools import MODEL, FakeWire, ask, broken, chats, client_of, endpoints, leftovers, now, on_virtual_time
+from engine_tools import MODEL, FakeWire, ask, broken, chats, client_of, endpoints, leftovers, now
+from virtual import in_virtual_time
 
 from qreward import RequestTimeout, Retry, Timeouts
-from qreward.errors import RateLimited
-from qreward.scheduler.outcome import Failure, FailureKind
 from qreward.testing.virtual_time import VirtualTimeLoop
 
 BUCKET = 1 / 64 + 1e-6  # seconds by which the scheduler's timers may be late, and turns of the loop
@@ -30,139 +29,103 @@ async def fails_at(client: Any, prompt: object, **settings: Any) -> tuple[str, f
     return "answered", asyncio.get_running_loop().time()
 
 
-def test_a_timeout_stops_the_request_and_says_so() -> None:
-    async def test() -> None:
-        wire = FakeWire(hangs)
-        async with client_of(wire) as client:
-            with pytest.raises(
-                RequestTimeout, match=r"within the timeout of 3 s \(queueing included\) over '\*'; an attempt was under way"
-            ):
-                await ask(client, "x", timeout=3)
-            assert 3 <= asyncio.get_running_loop().time() <= 3 + BUCKET
-            await asyncio.sleep(0.1)
-            assert wire.cancelled == ["x"]
-            assert leftovers(client) == {}
-
-    on_virtual_time(test)
+@in_virtual_time
+async def test_a_timeout_stops_the_request_and_says_so() -> None:
+    wire = FakeWire(hangs)
+    async with client_of(wire) as client:
+        with pytest.raises(RequestTimeout, match=r"within the timeout of 3 s \(queueing included\) over '\*'; an attempt was under way"):
+            await ask(client, "x", timeout=3)
+        assert 3 <= asyncio.get_running_loop().time() <= 3 + BUCKET
+        await asyncio.sleep(0.1)
+        assert wire.cancelled == ["x"]
 
 
-def test_a_timeout_counts_the_time_in_the_queue() -> None:
-    async def test() -> None:
-        wire = FakeWire(seconds=2)
-        async with client_of(wire, {"a": 1}) as client:
-            calls = [fails_at(client, number, timeout=5) for number in range(4)]
-            outcomes = await asyncio.gather(*calls)
-            assert [kind for kind, _ in outcomes] == ["answered", "answered", "RequestTimeout", "RequestTimeout"]
-            assert all(5 <= when <= 5 + BUCKET for _, when in outcomes[2:])
-            with pytest.raises(RequestTimeout, match="it was never sent: no endpoint had room"):
-                await asyncio.gather(ask(client, 8), ask(client, 9, timeout=1))
-        assert wire.prompts[:3] == ["0", "1", "2"]
-
-    on_virtual_time(test)
+@in_virtual_time
+async def test_a_timeout_counts_the_time_in_the_queue() -> None:
+    wire = FakeWire(seconds=2)
+    async with client_of(wire, {"a": 1}) as client:
+        calls = [fails_at(client, number, timeout=5) for number in range(4)]
+        outcomes = await asyncio.gather(*calls)
+        assert [kind for kind, _ in outcomes] == ["answered", "answered", "RequestTimeout", "RequestTimeout"]
+        assert all(5 <= when <= 5 + BUCKET for _, when in outcomes[2:])
+        with pytest.raises(RequestTimeout, match="it was never sent: no endpoint had room"):
+            await asyncio.gather(ask(client, 8), ask(client, 9, timeout=1))
+        await asyncio.sleep(2)  # the first of them is answered
+    assert wire.prompts[:3] == ["0", "1", "2"]
 
 
 @pytest.mark.parametrize("sized", [True, False])
-def test_the_items_of_a_batch_time_out_although_nothing_else_happens(sized: bool) -> None:
-    async def test() -> None:
-        wire = FakeWire(hangs)
-        async with client_of(wire, {"a": 4}) as client:
-            batch = await client.batch_chat_completion(chats(12) if sized else iter(chats(12)), MODEL, timeout=10)
-            assert leftovers(client) in ({}, {"slots": 4, "attempts": 4})  # the last four are being stopped
-        assert [type(error) for error in batch.errors.values()] == [RequestTimeout] * 12
-        assert 30 <= asyncio.get_running_loop().time() <= 30 + 3 * BUCKET + 1e-3  # counted from when an item could first be sent
-
-    on_virtual_time(test)
-
-
-def test_a_short_timeout_behind_a_long_one_fires_in_time() -> None:
-    async def test() -> None:
-        async with client_of(FakeWire(hangs), {"a": 100}) as client:
-            timeouts = [60, 5, 30, 0.2, 600, 2, None, 0.1]
-            asking = [asyncio.ensure_future(fails_at(client, number, timeout=timeout)) for number, timeout in enumerate(timeouts)]
-            await asyncio.sleep(0.05)
-            asking.append(asyncio.ensure_future(fails_at(client, "late", timeout=0.02)))
-            await asyncio.wait([task for task, timeout in zip(asking, [*timeouts, 0.02], strict=True) if timeout])
-            for task, timeout in zip(asking, [*timeouts, 0.07], strict=True):
-                if timeout is None:
-                    task.cancel()
-                else:
-                    assert task.result()[0] == "RequestTimeout"
-                    assert timeout <= task.result()[1] <= timeout + BUCKET
-
-    on_virtual_time(test)
+@in_virtual_time
+async def test_the_items_of_a_batch_time_out_although_nothing_else_happens(sized: bool) -> None:
+    wire = FakeWire(hangs)
+    async with client_of(wire, {"a": 4}) as client:
+        batch = await client.batch_chat_completion(chats(12) if sized else iter(chats(12)), MODEL, timeout=10)
+        assert leftovers(client) in ({}, {"slots": 4, "attempts": 4})  # the last four are being stopped
+        await asyncio.sleep(0)
+    assert [type(error) for error in batch.errors.values()] == [RequestTimeout] * 12
+    assert 30 <= asyncio.get_running_loop().time() <= 30 + 3 * BUCKET + 1e-3  # counted from when an item could first be sent
 
 
-def test_a_timeout_of_an_attempt_leads_to_another_endpoint() -> None:
+@in_virtual_time
+async def test_a_short_timeout_behind_a_long_one_fires_in_time() -> None:
+    async with client_of(FakeWire(hangs), {"a": 100}) as client:
+        timeouts = [60, 5, 30, 0.2, 600, 2, None, 0.1]
+        asking = [asyncio.ensure_future(fails_at(client, number, timeout=timeout)) for number, timeout in enumerate(timeouts)]
+        await asyncio.sleep(0.05)
+        asking.append(asyncio.ensure_future(fails_at(client, "late", timeout=0.02)))
+        await asyncio.wait([task for task, timeout in zip(asking, [*timeouts, 0.02], strict=True) if timeout])
+        for task, timeout in zip(asking, [*timeouts, 0.07], strict=True):
+            if timeout is None:
+                task.cancel()
+            else:
+                assert task.result()[0] == "RequestTimeout"
+                assert timeout <= task.result()[1] <= timeout + BUCKET
+        await asyncio.sleep(0.1)
+
+
+@in_virtual_time
+async def test_a_timeout_of_an_attempt_leads_to_another_endpoint() -> None:
     async def a_hangs(name: str, prompt: str) -> str:
         await asyncio.sleep(10**6 if name == "a" else 1)
         return f"re: {prompt}"
 
-    async def test() -> None:
-        fleet = endpoints({"a": 1, "b": 1}, timeouts=Timeouts(attempt=2))
-        wire = FakeWire(a_hangs)
-        async with client_of(wire, fleet) as client:
-            batch = await client.batch_chat_completion(chats(8), MODEL)
-            assert leftovers(client) == {}
-        assert batch.texts() == [f"re: {number}" for number in range(8)]
-        assert wire.cancelled
-        assert all(result.attempts[-1].endpoint == "b" for result in batch)
-        assert {record.outcome for result in batch for record in result.attempts} == {"ok", "timeout"}
-
-    on_virtual_time(test)
+    fleet = endpoints({"a": 1, "b": 1}, timeouts=Timeouts(attempt=2))
+    wire = FakeWire(a_hangs)
+    async with client_of(wire, fleet) as client:
+        batch = await client.batch_chat_completion(chats(8), MODEL)
+    assert batch.texts() == [f"re: {number}" for number in range(8)]
+    assert wire.cancelled
+    assert all(result.attempts[-1].endpoint == "b" for result in batch)
+    assert {record.outcome for result in batch for record in result.attempts} == {"ok", "timeout"}
 
 
-def test_without_a_timeout_a_request_waits() -> None:
-    async def test() -> None:
-        async with client_of(FakeWire(seconds=100), timeout=None) as client:
-            assert await ask(client, 0) == "re: 0"
-        assert now() == 100
-
-    on_virtual_time(test)
+@in_virtual_time
+async def test_without_a_timeout_a_request_waits() -> None:
+    async with client_of(FakeWire(seconds=100), timeout=None) as client:
+        assert await ask(client, 0) == "re: 0"
+    assert now() == 100
 
 
-def test_the_clients_own_timeout_is_the_default_and_a_call_may_switch_it_off() -> None:
-    async def test() -> None:
-        async with client_of(FakeWire(seconds=9), timeout=4) as client:
-            with pytest.raises(RequestTimeout, match="timeout of 4 s"):
-                await ask(client, 0)
-            assert await ask(client, 1, timeout=None) == "re: 1"
-            assert await ask(client, 2, timeout=20) == "re: 2"
-
-    on_virtual_time(test)
+@in_virtual_time
+async def test_the_clients_own_timeout_is_the_default_and_a_call_may_switch_it_off() -> None:
+    async with client_of(FakeWire(seconds=9), timeout=4) as client:
+        with pytest.raises(RequestTimeout, match="timeout of 4 s"):
+            await ask(client, 0)
+        assert await ask(client, 1, timeout=None) == "re: 1"
+        assert await ask(client, 2, timeout=20) == "re: 2"
 
 
-def test_what_is_told_to_stay_away_resumes_by_itself() -> None:
-    async def overloaded_at_first(_: str, prompt: str) -> Any:
-        if now() < 7:
-            return Failure(FailureKind.OVERLOADED, RateLimited("endpoint 'a' answered 429", endpoint="a"), retry_after=7)
-        return f"re: {prompt}"
-
-    async def test() -> None:
-        wire = FakeWire(overloaded_at_first)
-        async with client_of(wire, {"a": 2}) as client:
-            batch = await client.batch_chat_completion(chats(6), MODEL)
-            assert leftovers(client) == {}
-        assert batch.texts() == [f"re: {number}" for number in range(6)]
-        assert all(when < 0.1 or when >= 7 for _, _, when in wire.sent)
-        assert len(wire.sent) == 8  # two were turned away
-
-    on_virtual_time(test)
-
-
-def test_a_task_that_waits_for_its_retry_ends_at_its_timeout() -> None:
+@in_virtual_time
+async def test_a_task_that_waits_for_its_retry_ends_at_its_timeout() -> None:
     async def breaks(name: str, _: str) -> Any:
         return broken(name)
 
-    async def test() -> None:
-        retry = Retry(attempts=50, base=8, cap=8)
-        async with client_of(FakeWire(breaks), retry=retry) as client:
-            with pytest.raises(RequestTimeout, match="the last failure was: endpoint 'a' answered 500") as caught:
-                await ask(client, 0, timeout=6)
-            assert 6 <= asyncio.get_running_loop().time() <= 6 + BUCKET
-            assert caught.value.attempts[0].status_code == 500
-            assert leftovers(client) == {}
-
-    on_virtual_time(test)
+    retry = Retry(attempts=50, base=8, cap=8)
+    async with client_of(FakeWire(breaks), retry=retry) as client:
+        with pytest.raises(RequestTimeout, match="the last failure was: endpoint 'a' answered 500") as caught:
+            await ask(client, 0, timeout=6)
+        assert 6 <= asyncio.get_running_loop().time() <= 6 + BUCKET
+        assert caught.value.attempts[0].status_code == 500
 
 
 class CountingLoop(VirtualTimeLoop):
@@ -202,17 +165,15 @@ def test_a_loop_has_one_timer_however_many_wait() -> None:
     assert CountingLoop.armed <= 400 + 20  # each of the calls is due before the one that came before it
 
 
-def test_there_is_no_task_for_an_item_that_waits() -> None:
-    async def test() -> None:
-        async with client_of(FakeWire(), {"a": 8}) as client:
-            many = [asyncio.ensure_future(client.batch_chat_completion(chats(2500), MODEL)) for _ in range(4)]
-            await asyncio.sleep(0.5)
-            tasks = asyncio.all_tasks()
-            assert len(tasks) == 1 + 4 + 8  # this one, the batches, and the attempts
-            waiting = sum(len(pool.queue) for source in client._runtime.fleet.sources() for pool in source.pools)
-            assert 0 < waiting <= 4 * 32
-            for batch in many:
-                batch.cancel()
-            await asyncio.wait(many)
-
-    on_virtual_time(test)
+@in_virtual_time
+async def test_there_is_no_task_for_an_item_that_waits() -> None:
+    async with client_of(FakeWire(), {"a": 8}) as client:
+        many = [asyncio.ensure_future(client.batch_chat_completion(chats(2500), MODEL)) for _ in range(4)]
+        await asyncio.sleep(0.5)
+        tasks = asyncio.all_tasks()
+        assert len(tasks) == 1 + 4 + 8  # this one, the batches, and the attempts
+        waiting = sum(len(pool.queue) for source in client._runtime.fleet.sources() for pool in source.pools)
+        assert 0 < waiting <= 4 * 32
+        for batch in many:
+            batch.cancel()
+        await asyncio.wait(many)

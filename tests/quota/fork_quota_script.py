@@ -7,11 +7,11 @@ import os
 import threading
 import time
 
-from quota_tools import FakeWire, House, call
+from quota_tools import FakeWire, Processes, call
 
 from qreward import QRewardClient
 
-client = QRewardClient([House.endpoint(max_concurrency=8)], wire_factory=lambda: FakeWire(seconds=0.01))
+client = QRewardClient([Processes.endpoint(max_concurrency=8)], wire_factory=lambda: FakeWire(seconds=0.01))
 
 
 def sharing() -> str:

@@ -18,10 +18,10 @@ def asked(limit: int = 8, hold: float = 0.0) -> RenewRequest:
 
 
 if __name__ == "__main__":
-    carrier, hold = FileTransport(Path(sys.argv[1])), 0.0
+    transport, hold = FileTransport(Path(sys.argv[1])), 0.0
     for turn in range(10**9):
         time.sleep(0.0005)  # the lock is not fair: who never lets go of it keeps it
-        share = carrier.renew(KEY, sys.argv[2], asked(hold=hold))
+        share = transport.renew(KEY, sys.argv[2], asked(hold=hold))
         assert share.permits is not None
         hold = share.permits.hold
         if turn == 0:

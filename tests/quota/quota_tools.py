@@ -17,14 +17,14 @@ import engine_tools
 from engine_tools import FakeWire, client_of
 
 from qreward import Endpoint, Limits, QRewardClient
-from qreward.quota import renewal as carriers_room
+from qreward.quota import renewal
 from qreward.quota.ledger import Ledger
 from qreward.quota.messages import RenewReply, RenewRequest
 from qreward.testing.virtual_time import run_in_virtual_time
 
 
-class Table:
-    """A carrier to a ledger that may be away, slow to say so, or lost."""
+class PlayedTransport:
+    """A transport to a ledger that may be away, slow to say so, or lost."""
 
     def __init__(self) -> None:
         self.ledgers: dict[str, Ledger] = {}
@@ -89,11 +89,12 @@ class Turns:
             self.rung.clear()
 
 
-class House:
-    """A table, and the clients that sit at it."""
+class Processes:
+    """Clients that share, each in the place of a process."""
 
-    def __init__(self, table: Table) -> None:
-        self.table = table
+    def __init__(self, transport: PlayedTransport, caplog: pytest.LogCaptureFixture) -> None:
+        self.transport = transport
+        self._caplog = caplog
         self.clients: list[QRewardClient] = []
         self.turns: dict[QRewardClient, Turns] = {}
 
@@ -110,6 +111,10 @@ class House:
             f"http://{name}.example/v1", name=name, api_key="k", limits=Limits(**{"shared": "local", "adaptive": False, **limits})
         )
 
+    def logged(self, words: str = "") -> list[str]:
+        """What the library has logged, with these words in it."""
+        return [record.getMessage() for record in self._caplog.records if words in record.getMessage()]
+
     async def close(self) -> None:
         for client in self.clients:
             await client.aclose()
@@ -124,19 +129,19 @@ def now() -> float:
 
 
 def shared(test: Callable[..., Any]) -> Callable[..., None]:
-    """Run a test's coroutine in virtual time, with a house."""
+    """Run a test's coroutine in virtual time, with clients that share."""
 
     @wraps(test)
-    def run(monkeypatch: pytest.MonkeyPatch) -> None:
-        table = Table()
-        monkeypatch.setattr(carriers_room, "make_transport", lambda _kind: table)
+    def run(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+        transport = PlayedTransport()
+        monkeypatch.setattr(renewal, "make_transport", lambda _kind: transport)
 
         async def play() -> None:
-            house = House(table)
+            processes = Processes(transport, caplog)
             try:
-                await test(house)
+                await test(processes)
             finally:
-                await house.close()
+                await processes.close()
 
         run_in_virtual_time(play())
 

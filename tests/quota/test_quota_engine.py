@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
-from quota_tools import FakeWire, House, busy, call, client_of, now, shared, sharing, stop
+from quota_tools import FakeWire, Processes, busy, call, client_of, now, shared, sharing, stop
 
 from qreward import ConfigError, Limits, QRewardClient
 from qreward.quota.file_ledger import VARIABLE
 from qreward.quota.lease import NEWCOMER
 from qreward.quota.messages import LEASE, MINUTE, PERIOD, RENEW
+
+ENDPOINT = {"base_url": "http://a.example/v1", "name": "a", "api_key": "k"}
 
 
 def sent_since(wire: FakeWire, since: float) -> int:
@@ -22,18 +22,18 @@ def sent_since(wire: FakeWire, since: float) -> int:
 
 
 @shared
-async def test_the_first_call_asks_for_a_share_and_goes_at_once(house: House) -> None:
-    client, wire = house.client(rpm=600)
+async def test_the_first_call_asks_for_a_share_and_goes_at_once(processes: Processes) -> None:
+    client, wire = processes.client(rpm=600)
     assert sharing(client) == "waiting for a first share"
     await call(client, "hello")
     assert wire.sent[0][2] < 0.01
-    assert house.table.renewals >= 1
+    assert processes.transport.renewals >= 1
     assert sharing(client).startswith("the only process: ")
 
 
 @shared
-async def test_several_clients_keep_to_one_rate_and_share_it_equally(house: House) -> None:
-    found = [house.client(rpm=600) for _ in range(4)]
+async def test_several_clients_keep_to_one_rate_and_share_it_equally(processes: Processes) -> None:
+    found = [processes.client(rpm=600) for _ in range(4)]
     bulks = [busy(client) for client, _ in found]
     await asyncio.sleep(70)
     before = now()
@@ -46,8 +46,8 @@ async def test_several_clients_keep_to_one_rate_and_share_it_equally(house: Hous
 
 
 @shared
-async def test_a_share_grows_when_another_has_nothing_more_to_do_and_shrinks_when_it_begins_again(house: House) -> None:
-    (one, first), (other, second) = house.client(max_concurrency=8), house.client(max_concurrency=8)
+async def test_a_share_grows_when_another_has_nothing_more_to_do_and_shrinks_when_it_begins_again(processes: Processes) -> None:
+    (one, first), (other, second) = processes.client(max_concurrency=8), processes.client(max_concurrency=8)
     work = [busy(one), busy(other)]
     await asyncio.sleep(5)
     assert (first.live["a"], second.live["a"]) == (4, 4)
@@ -62,9 +62,9 @@ async def test_a_share_grows_when_another_has_nothing_more_to_do_and_shrinks_whe
 
 
 @shared
-async def test_together_there_are_never_more_in_flight_than_allowed(house: House) -> None:
+async def test_together_there_are_never_more_in_flight_than_allowed(processes: Processes) -> None:
     wire = FakeWire(seconds=0.7)
-    clients = [house.client(wire, max_concurrency=5)[0] for _ in range(8)]
+    clients = [processes.client(wire, max_concurrency=5)[0] for _ in range(8)]
     work = [busy(client) for client in clients]
     await asyncio.sleep(60)
     await stop(*work[:3])
@@ -75,34 +75,23 @@ async def test_together_there_are_never_more_in_flight_than_allowed(house: House
 
 
 @shared
-async def test_tokens_are_shared_too(house: House) -> None:
-    found = [house.client(tpm=60_000) for _ in range(2)]
-    work = [busy(client) for client, _ in found]
-    await asyncio.sleep(70)
-    assert "tokens a minute" in sharing(found[0][0])
-    counts = [sent_since(wire, 20.0) for _, wire in found]
-    assert min(counts) > 0.85 * max(counts)
-    await stop(*work)
-
-
-@shared
-async def test_an_idle_client_leaves_and_renews_no_more_and_comes_back_with_its_next_call(house: House) -> None:
-    client, wire = house.client(rpm=600)
+async def test_an_idle_client_leaves_and_renews_no_more_and_comes_back_with_its_next_call(processes: Processes) -> None:
+    client, wire = processes.client(rpm=600)
     await call(client, 1)
     await asyncio.sleep(10)
-    renewals = house.table.renewals
+    renewals = processes.transport.renewals
     assert sharing(client) == "idle"
-    assert not house.table.only.members
+    assert not processes.transport.only.members
     await asyncio.sleep(1000)
-    assert house.table.renewals == renewals
+    assert processes.transport.renewals == renewals
     before = now()
     await call(client, 2)
     assert wire.sent[-1][2] - before < 0.01
 
 
 @shared
-async def test_a_client_that_calls_now_and_then_never_waits_for_its_share(house: House) -> None:
-    client, wire = house.client(rpm=600)
+async def test_a_client_that_calls_now_and_then_never_waits_for_its_share(processes: Processes) -> None:
+    client, wire = processes.client(rpm=600)
     for _ in range(40):
         before = now()
         await call(client, "now")
@@ -111,9 +100,9 @@ async def test_a_client_that_calls_now_and_then_never_waits_for_its_share(house:
 
 
 @shared
-async def test_a_process_that_slept_longer_than_its_lease_sends_nothing_before_it_has_renewed(house: House) -> None:
-    client, wire = house.client(rpm=6000, max_concurrency=4)
-    turns = house.turns[client]
+async def test_a_process_that_slept_longer_than_its_lease_sends_nothing_before_it_has_renewed(processes: Processes) -> None:
+    client, wire = processes.client(rpm=6000, max_concurrency=4)
+    turns = processes.turns[client]
     await call(client, 1)
     turns.asleep = True
     await asyncio.sleep(LEASE + 1)
@@ -127,12 +116,11 @@ async def test_a_process_that_slept_longer_than_its_lease_sends_nothing_before_i
 
 
 @shared
-async def test_while_nobody_answers_each_goes_on_with_its_last_share_and_says_so_and_says_when_it_is_over(house: House) -> None:
-    log = Log()
-    found = [house.client(rpm=600, max_concurrency=8) for _ in range(4)]
+async def test_while_the_ledger_is_away_each_goes_on_with_its_last_share_and_logs_when_that_begins_and_ends(processes: Processes) -> None:
+    found = [processes.client(rpm=600, max_concurrency=8) for _ in range(4)]
     work = [busy(client) for client, _ in found]
     await asyncio.sleep(30)
-    house.table.away = True
+    processes.transport.away = True
     await asyncio.sleep(5)
     before = now()
     await asyncio.sleep(120)
@@ -140,41 +128,37 @@ async def test_while_nobody_answers_each_goes_on_with_its_last_share_and_says_so
     assert sum(counts) <= 1200
     assert min(counts) >= 2 * (600 * MINUTE / PERIOD / 4 - 3)
     assert sharing(found[0][0]).startswith("alone, for nobody answers (OSError: nobody is there): 146.9 of 600 requests a minute, 2 of 8")
-    assert len(log.found("nobody answers")) == 4
-    house.table.away = False
+    assert len(processes.logged("nobody answers")) == 4
+    processes.transport.away = False
     await asyncio.sleep(5)
     assert sharing(found[0][0]).startswith("one of 4 processes")
-    assert len(log.found("works again")) == 4
+    assert len(processes.logged("works again")) == 4
     before = now()
     await asyncio.sleep(60)
     assert 540 <= sum(sent_since(wire, before) for _, wire in found) <= 600
     await stop(*work)
-    log.close()
 
 
 @shared
-async def test_one_renewal_that_fails_is_nothing_to_speak_of(house: House) -> None:
-    log = Log()
-    client, _ = house.client(rpm=600)
+async def test_one_renewal_that_fails_is_not_logged(processes: Processes) -> None:
+    client, _ = processes.client(rpm=600)
     work = busy(client)
     await asyncio.sleep(3.1)
-    house.table.away = True
-    renewals = house.table.renewals
+    processes.transport.away = True
+    renewals = processes.transport.renewals
     await asyncio.sleep(RENEW + 0.1)
-    assert house.table.renewals == renewals + 1
-    house.table.away = False
+    assert processes.transport.renewals == renewals + 1
+    processes.transport.away = False
     await asyncio.sleep(2)
     assert sharing(client).startswith("the only process")
-    assert not log.records
+    assert not processes.logged()
     await stop(work)
-    log.close()
 
 
 @shared
-async def test_who_comes_while_nobody_answers_takes_a_small_part(house: House) -> None:
-    log = Log()
-    house.table.away = True
-    client, wire = house.client(rpm=600, max_concurrency=16)
+async def test_a_client_that_begins_while_the_ledger_is_away_takes_a_small_part(processes: Processes) -> None:
+    processes.transport.away = True
+    client, wire = processes.client(rpm=600, max_concurrency=16)
     work = busy(client)
     await asyncio.sleep(5)
     before = now()
@@ -182,16 +166,15 @@ async def test_who_comes_while_nobody_answers_takes_a_small_part(house: House) -
     assert 0.9 * 600 / NEWCOMER <= sent_since(wire, before) <= 600 / NEWCOMER
     assert "75 of 600 requests a minute, 2 of 16 in flight" in sharing(client)
     await stop(work)
-    log.close()
 
 
 @shared
-async def test_a_lost_ledger_is_bridged_with_the_last_shares(house: House) -> None:
-    found = [house.client(rpm=600, max_concurrency=8) for _ in range(4)]
+async def test_a_lost_ledger_is_bridged_with_the_last_shares(processes: Processes) -> None:
+    found = [processes.client(rpm=600, max_concurrency=8) for _ in range(4)]
     work = [busy(client) for client, _ in found]
     await asyncio.sleep(65)
     before = now()
-    house.table.lose()
+    processes.transport.lose()
     await asyncio.sleep(1)
     assert sharing(found[0][0]).startswith("on its last share: the ledger has just begun: ")
     await asyncio.sleep(59)
@@ -202,25 +185,21 @@ async def test_a_lost_ledger_is_bridged_with_the_last_shares(house: House) -> No
 
 
 @shared
-async def test_of_different_limits_the_smallest_counts_and_that_is_said_once(house: House) -> None:
-    log = Log()
-    (large, _), (small, _) = house.client(rpm=6000), house.client(rpm=60)
+async def test_of_different_limits_the_smallest_counts_and_that_is_logged_once(processes: Processes) -> None:
+    (large, _), (small, _) = processes.client(rpm=6000), processes.client(rpm=60)
     work = [busy(large), busy(small)]
     await asyncio.sleep(5)
     assert "of 60 requests a minute" in sharing(large)
-    assert [record.getMessage() for record in log.records] == [
-        "endpoint 'a': another process shares it with rpm=60, here it is 6000; the smallest counts"
-    ]
+    assert processes.logged() == ["endpoint 'a': another process shares it with rpm=60, here it is 6000; the smallest counts"]
     await stop(*work)
-    log.close()
 
 
 @shared
-async def test_a_limit_changed_live_is_told_to_the_others(house: House) -> None:
-    client, wire = house.client(rpm=60)
+async def test_a_limit_changed_live_holds_from_then_on(processes: Processes) -> None:
+    client, wire = processes.client(rpm=60)
     work = busy(client)
     await asyncio.sleep(3)
-    client.reload({"endpoints": [{**endpoint_of(house), "limits": {"rpm": 6000, "shared": "local", "adaptive": False}}]})
+    client.reload({"endpoints": [{**ENDPOINT, "limits": {"rpm": 6000, "shared": "local", "adaptive": False}}]})
     before = now()
     await asyncio.sleep(10)
     assert sent_since(wire, before) > 200
@@ -229,49 +208,49 @@ async def test_a_limit_changed_live_is_told_to_the_others(house: House) -> None:
 
 
 @shared
-async def test_sharing_may_be_switched_on_and_off_live_while_work_waits(house: House) -> None:
-    client, wire = house.client(rpm=60, shared="none")
+async def test_sharing_may_be_switched_on_and_off_live_while_work_waits(processes: Processes) -> None:
+    client, wire = processes.client(rpm=60, shared="none")
     assert client.stats()["a"].state.sharing is None  # type: ignore[union-attr]
     work = busy(client)
     await asyncio.sleep(3)
-    client.reload({"endpoints": [{**endpoint_of(house), "limits": {"rpm": 600, "shared": "local", "adaptive": False}}]})
+    client.reload({"endpoints": [{**ENDPOINT, "limits": {"rpm": 600, "shared": "local", "adaptive": False}}]})
     await asyncio.sleep(3)
     assert sharing(client).startswith("the only process")
     before = now()
-    client.reload({"endpoints": [{**endpoint_of(house), "limits": {"rpm": 600, "adaptive": False}}]})
+    client.reload({"endpoints": [{**ENDPOINT, "limits": {"rpm": 600, "adaptive": False}}]})
     await asyncio.sleep(10)
     assert sent_since(wire, before) >= 98
     assert client.stats()["a"].state.sharing is None  # type: ignore[union-attr]
-    assert not house.table.only.members
+    assert not processes.transport.only.members
     await stop(work)
 
 
 @shared
-async def test_closing_gives_the_share_back_at_once(house: House) -> None:
-    client, _ = house.client(rpm=600)
+async def test_closing_gives_the_share_back_at_once(processes: Processes) -> None:
+    client, _ = processes.client(rpm=600)
     await call(client, 1)
-    assert len(house.table.only.members) == 1
+    assert len(processes.transport.only.members) == 1
     await client.aclose()
-    assert not house.table.only.members
-    assert house.table.closed == 1
+    assert not processes.transport.only.members
+    assert processes.transport.closed == 1
 
 
 @shared
-async def test_an_endpoint_that_is_removed_leaves_when_its_last_answer_is_there(house: House) -> None:
-    client, _ = house.client(FakeWire(seconds=3.0), max_concurrency=2)
-    client.add_endpoint(house.endpoint("b", max_concurrency=2))
+async def test_an_endpoint_that_is_removed_leaves_when_its_last_answer_is_there(processes: Processes) -> None:
+    client, _ = processes.client(FakeWire(seconds=3.0), max_concurrency=2)
+    client.add_endpoint(processes.endpoint("b", max_concurrency=2))
     asked = asyncio.ensure_future(call(client, 1))
     await asyncio.sleep(1)
-    members = sum(len(ledger.members) for ledger in house.table.ledgers.values())
+    members = sum(len(ledger.members) for ledger in processes.transport.ledgers.values())
     assert members >= 1
     for name in ("a", "b"):
         if client.stats()[name].state.in_flight:  # type: ignore[union-attr]
             client.remove_endpoint(name)
     await asyncio.sleep(1)
-    assert sum(len(ledger.members) for ledger in house.table.ledgers.values()) >= 1
+    assert sum(len(ledger.members) for ledger in processes.transport.ledgers.values()) >= 1
     await asked
     await asyncio.sleep(3)
-    assert not any(ledger.members for ledger in house.table.ledgers.values())
+    assert not any(ledger.members for ledger in processes.transport.ledgers.values())
 
 
 def test_sharing_without_anything_to_share_says_what_to_set() -> None:
@@ -281,7 +260,7 @@ def test_sharing_without_anything_to_share_says_what_to_set() -> None:
 
 
 def test_a_client_that_shares_nothing_has_no_thread_and_its_sources_are_as_ever() -> None:
-    client = QRewardClient([House.endpoint(rpm=600, shared="none", adaptive=True)])
+    client = QRewardClient([Processes.endpoint(rpm=600, shared="none", adaptive=True)])
     source = client._runtime.fleet.source("a")
     assert source.lease is None
     assert type(source.requests).__name__ == "Gcra"
@@ -289,12 +268,12 @@ def test_a_client_that_shares_nothing_has_no_thread_and_its_sources_are_as_ever(
     assert client._runtime._sharing._thread is None
 
 
-def test_the_thread_that_renews_shares_is_not_started_under_the_engines_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_thread_that_renews_shares_is_not_started_under_the_lock_of_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, str(tmp_path / "shares"))
     started: list[bool] = []
 
     async def main() -> None:
-        client = client_of(FakeWire(seconds=0.001), [House.endpoint(rpm=6000)])
+        client = client_of(FakeWire(seconds=0.001), [Processes.endpoint(rpm=6000)])
         start = threading.Thread.start
 
         def watched(thread: threading.Thread) -> None:
@@ -309,29 +288,3 @@ def test_the_thread_that_renews_shares_is_not_started_under_the_engines_lock(tmp
 
     asyncio.run(main())
     assert started == [False]
-
-
-def endpoint_of(house: House) -> dict[str, Any]:
-    return {"base_url": "http://a.example/v1", "name": "a", "api_key": "k"}
-
-
-class Log(logging.Handler):
-    """What the library says."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.records: list[logging.LogRecord] = []
-        self.logger = logging.getLogger("qreward")
-        self.logger.addHandler(self)
-        self.before, self.logger.propagate = self.logger.propagate, False
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.records.append(record)
-
-    def found(self, words: str) -> list[str]:
-        return [record.getMessage() for record in self.records if words in record.getMessage()]
-
-    def close(self) -> None:
-        self.logger.removeHandler(self)
-        self.logger.propagate = self.before
-        super().close()

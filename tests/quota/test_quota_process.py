@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from quota_tools import FakeWire, House, call
+from quota_tools import FakeWire, Processes, call
 
 from qreward import Endpoint, QRewardClient
 from qreward.quota.file_ledger import VARIABLE, key_of
@@ -34,7 +34,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def new_client(**limits: Any) -> QRewardClient:
-    return QRewardClient([House.endpoint(**limits)], wire_factory=lambda: FakeWire(seconds=0.001))
+    return QRewardClient([Processes.endpoint(**limits)], wire_factory=lambda: FakeWire(seconds=0.001))
 
 
 def test_a_thread_begins_with_the_first_call_and_ends_with_the_client(place: Path) -> None:

@@ -13,6 +13,7 @@ from opentelemetry.propagators.textmap import TextMapPropagator
 from opentelemetry.trace import format_span_id, format_trace_id
 from telemetry_server import MODEL, Do, Judges, chat, client_of
 from telemetry_tools import Seen, attributes, tree
+from virtual import in_virtual_time
 
 from qreward import Hedge, Limits, Retry, SyncQRewardClient
 from qreward.codecs.base import WireRequest
@@ -34,70 +35,60 @@ def ids(span: Any) -> str:
     return f"{format_trace_id(span.context.trace_id)}-{format_span_id(span.context.span_id)}"
 
 
-def test_each_attempt_carries_the_span_in_which_it_is_sent() -> None:
-    async def test() -> None:
-        judges = Judges({"a": [Do(0.1, 500), Do(0.1)]})
-        with Seen(attempts="always") as seen:
-            async with client_of(judges, "a", telemetry=seen.telemetry, retry=Retry(base=0.01)) as client:
-                await client.chat_completion(chat(), MODEL)
-            assert carried(judges) == [ids(span) for span in seen.attempts()]
-
-    run_in_virtual_time(test())
+@in_virtual_time
+async def test_each_attempt_carries_the_span_in_which_it_is_sent() -> None:
+    judges = Judges({"a": [Do(0.1, 500), Do(0.1)]})
+    with Seen(attempts="always") as seen:
+        async with client_of(judges, "a", telemetry=seen.telemetry, retry=Retry(base=0.01)) as client:
+            await client.chat_completion(chat(), MODEL)
+        assert carried(judges) == [ids(span) for span in seen.attempts()]
 
 
-def test_an_attempt_without_a_span_carries_that_of_its_call() -> None:
-    async def test() -> None:
-        judges = Judges({"a": [Do(60)]})
-        with Seen() as seen:
-            async with client_of(judges, telemetry=seen.telemetry, hedge=Hedge(after=1.0)) as client:
-                await client.chat_completion(chat(), MODEL)
-                await asyncio.sleep(0.01)
-            (whole,), (_, hedge) = [span for span in seen.spans if span.parent is None], seen.attempts()
-            assert carried(judges) == [ids(whole), ids(hedge)]  # nobody knew yet that there would be another
-
-    run_in_virtual_time(test())
+@in_virtual_time
+async def test_an_attempt_without_a_span_carries_that_of_its_call() -> None:
+    judges = Judges({"a": [Do(60)]})
+    with Seen() as seen:
+        async with client_of(judges, telemetry=seen.telemetry, hedge=Hedge(after=1.0)) as client:
+            await client.chat_completion(chat(), MODEL)
+            await asyncio.sleep(0.01)
+        (whole,), (_, hedge) = [span for span in seen.spans if span.parent is None], seen.attempts()
+        assert carried(judges) == [ids(whole), ids(hedge)]  # nobody knew yet that there would be another
 
 
-def test_streams_carry_it_too_and_the_headers_of_the_call_win() -> None:
-    async def test() -> None:
-        judges = Judges()
-        own = "00-0123456789abcdef0123456789abcdef-0123456789abcdef-01"
-        with Seen() as seen:
-            async with client_of(judges, "a", telemetry=seen.telemetry) as client:
-                await client.stream_chat_completion(chat(), MODEL).final()
-                await client.chat_completion(chat(), MODEL, extra_headers={"TraceParent": own, "x-mine": "1"})
-            assert carried(judges) == [ids(seen.spans[0]), own[3:-3]]
-            assert judges.requests[1].headers["x-mine"] == "1"
-
-    run_in_virtual_time(test())
+@in_virtual_time
+async def test_streams_carry_it_too_and_the_headers_of_the_call_win() -> None:
+    judges = Judges()
+    own = "00-0123456789abcdef0123456789abcdef-0123456789abcdef-01"
+    with Seen() as seen:
+        async with client_of(judges, "a", telemetry=seen.telemetry) as client:
+            await client.stream_chat_completion(chat(), MODEL).final()
+            await client.chat_completion(chat(), MODEL, extra_headers={"TraceParent": own, "x-mine": "1"})
+        assert carried(judges) == [ids(seen.spans[0]), own[3:-3]]
+        assert judges.requests[1].headers["x-mine"] == "1"
 
 
-def test_nothing_is_carried_if_that_is_not_wanted() -> None:
-    async def test() -> None:
-        judges = Judges()
-        with Seen(propagate=False) as seen:
-            async with client_of(judges, "a", telemetry=seen.telemetry) as client:
-                await client.chat_completion(chat(), MODEL)
-        assert "traceparent" not in judges.requests[0].headers
-
-    run_in_virtual_time(test())
+@in_virtual_time
+async def test_nothing_is_carried_if_that_is_not_wanted() -> None:
+    judges = Judges()
+    with Seen(propagate=False) as seen:
+        async with client_of(judges, "a", telemetry=seen.telemetry) as client:
+            await client.chat_completion(chat(), MODEL)
+    assert "traceparent" not in judges.requests[0].headers
 
 
-def test_baggage_and_the_context_of_a_program_without_an_sdk_are_passed_on() -> None:
-    async def test() -> None:
-        judges = Judges()
-        headers = {"traceparent": "00-0123456789abcdef0123456789abcdef-0123456789abcdef-01", "tracestate": "x=1"}
-        token = context.attach(baggage.set_baggage("run", "7", propagate.extract(headers)))
-        try:
-            async with client_of(judges, "a") as client:
-                await client.chat_completion(chat(), MODEL)
-        finally:
-            context.detach(token)
-        (request,) = judges.requests
-        assert {name: request.headers[name] for name in headers} == headers
-        assert request.headers["baggage"] == "run=7"
-
-    run_in_virtual_time(test())
+@in_virtual_time
+async def test_baggage_and_the_context_of_a_program_without_an_sdk_are_passed_on() -> None:
+    judges = Judges()
+    headers = {"traceparent": "00-0123456789abcdef0123456789abcdef-0123456789abcdef-01", "tracestate": "x=1"}
+    token = context.attach(baggage.set_baggage("run", "7", propagate.extract(headers)))
+    try:
+        async with client_of(judges, "a") as client:
+            await client.chat_completion(chat(), MODEL)
+    finally:
+        context.detach(token)
+    (request,) = judges.requests
+    assert {name: request.headers[name] for name in headers} == headers
+    assert request.headers["baggage"] == "run=7"
 
 
 class Broken(TextMapPropagator):
@@ -132,35 +123,33 @@ def test_a_propagator_that_is_broken_breaks_no_call(text: str | None, monkeypatc
     run_in_virtual_time(test())
 
 
-def test_every_call_hangs_below_its_callers_span_over_the_queue_and_other_tasks() -> None:
-    async def test() -> None:
-        with Seen() as seen:
-            tracer = seen.tracers.get_tracer("test")
-            async with client_of(Judges(), "a", limits=ONE, telemetry=seen.telemetry) as client:
+@in_virtual_time
+async def test_every_call_hangs_below_its_callers_span_over_the_queue_and_other_tasks() -> None:
+    with Seen() as seen:
+        tracer = seen.tracers.get_tracer("test")
+        async with client_of(Judges(), "a", limits=ONE, telemetry=seen.telemetry) as client:
 
-                async def caller(name: str, asking: Any) -> None:
-                    with tracer.start_as_current_span(name):
-                        await asyncio.create_task(asking())
+            async def caller(name: str, asking: Any) -> None:
+                with tracer.start_as_current_span(name):
+                    await asyncio.create_task(asking())
 
-                def single() -> Any:
-                    return client.chat_completion(chat(), MODEL)
+            def single() -> Any:
+                return client.chat_completion(chat(), MODEL)
 
-                def batch() -> Any:
-                    return client.batch_chat_completion([chat(), chat()], MODEL)
+            def batch() -> Any:
+                return client.batch_chat_completion([chat(), chat()], MODEL)
 
-                async def streams() -> None:
-                    await client.batch_stream_chat_completion([chat(), chat()], MODEL).results()
+            async def streams() -> None:
+                await client.batch_stream_chat_completion([chat(), chat()], MODEL).results()
 
-                await asyncio.gather(caller("one", single), caller("two", batch), caller("three", streams), caller("four", single))
-            children = {name: [child[0] for child in below] for name, _, _, below in tree(seen.spans)}
-        assert children == {
-            "one": [f"chat {MODEL}"],
-            "two": 2 * [f"chat {MODEL}"],
-            "three": 2 * [f"chat {MODEL}"],
-            "four": [f"chat {MODEL}"],
-        }
-
-    run_in_virtual_time(test())
+            await asyncio.gather(caller("one", single), caller("two", batch), caller("three", streams), caller("four", single))
+        children = {name: [child[0] for child in below] for name, _, _, below in tree(seen.spans)}
+    assert children == {
+        "one": [f"chat {MODEL}"],
+        "two": 2 * [f"chat {MODEL}"],
+        "three": 2 * [f"chat {MODEL}"],
+        "four": [f"chat {MODEL}"],
+    }
 
 
 def test_blocking_calls_hang_below_the_span_of_the_thread_that_makes_them() -> None:
@@ -203,58 +192,54 @@ def test_an_instrumentation_of_the_http_client_finds_the_attempt_as_its_parent_a
         assert carried(judges) == [ids(span) for span in posts]
 
 
-def test_a_merged_request_is_one_span_that_links_to_its_items_and_alone_tells_what_was_used() -> None:
-    async def test() -> None:
-        with Seen(attempts="always") as seen:
-            tracer = seen.tracers.get_tracer("test")
-            async with client_of(Judges(), "a", telemetry=seen.telemetry) as client:
-                shell, pool, terms = client._runtime.engine.shell(), client._runtime.fleet.pool(MODEL), RequestOptions(5)
-                items = []
-                for number in range(3):
-                    with tracer.start_as_current_span(f"caller {number}"):
-                        item = terms.task(
-                            WireRequest(EMBEDDINGS, MODEL, ["x"], {}, None), pool, SimpleNamespace(context=copy_context()), number
-                        )
-                        shell.watch.began(item)
-                        items.append(item)
-                sink = Single(shell)
-                merged = terms.task(WireRequest(EMBEDDINGS, MODEL, ["x", "y", "z"], {}, None), pool, sink, 0)
-                merged.items = tuple(items)
-                result = await sink.result(merged)
-                for item in items:
-                    shell.watch.done(item, Answer(result._answer, 5), pool.sources[0])
-            batch = seen.span("batch")
-            assert batch.name == f"batch {MODEL}"
-            callers = [span for span in seen.spans if span.name == f"embeddings {MODEL}"]
-            assert [link.context.span_id for link in batch.links] == [span.context.span_id for span in callers]
-            assert attributes(batch)["gen_ai.usage.input_tokens"] == 5
-            assert attributes(batch)["gen_ai.operation.name"] == "embeddings"
-            assert not any("gen_ai.usage.input_tokens" in attributes(span) for span in callers)
-            assert sorted(node[0] for node in tree(seen.spans)) == [f"batch {MODEL}", "caller 0", "caller 1", "caller 2"]
-            assert [point for point, _ in seen.points("gen_ai.client.token.usage")] == [1]
-            assert seen.points("qreward.client.batch.size") == [(1, {"gen_ai.request.model": MODEL})]
-            assert sum(count for count, _ in seen.points("gen_ai.client.operation.duration")) == 3
-            assert sum(count for count, _ in seen.points("qreward.client.attempt.duration")) == 1
-
-    run_in_virtual_time(test())
+@in_virtual_time
+async def test_a_merged_request_is_one_span_that_links_to_its_items_and_alone_tells_what_was_used() -> None:
+    with Seen(attempts="always") as seen:
+        tracer = seen.tracers.get_tracer("test")
+        async with client_of(Judges(), "a", telemetry=seen.telemetry) as client:
+            shell, pool, terms = client._runtime.engine.shell(), client._runtime.fleet.pool(MODEL), RequestOptions(5)
+            items = []
+            for number in range(3):
+                with tracer.start_as_current_span(f"caller {number}"):
+                    item = terms.task(
+                        WireRequest(EMBEDDINGS, MODEL, ["x"], {}, None), pool, SimpleNamespace(context=copy_context()), number
+                    )
+                    shell.watch.began(item)
+                    items.append(item)
+            sink = Single(shell)
+            merged = terms.task(WireRequest(EMBEDDINGS, MODEL, ["x", "y", "z"], {}, None), pool, sink, 0)
+            merged.items = tuple(items)
+            result = await sink.result(merged)
+            for item in items:
+                shell.watch.done(item, Answer(result._answer, 5), pool.sources[0])
+        batch = seen.span("batch")
+        assert batch.name == f"batch {MODEL}"
+        callers = [span for span in seen.spans if span.name == f"embeddings {MODEL}"]
+        assert [link.context.span_id for link in batch.links] == [span.context.span_id for span in callers]
+        assert attributes(batch)["gen_ai.usage.input_tokens"] == 5
+        assert attributes(batch)["gen_ai.operation.name"] == "embeddings"
+        assert not any("gen_ai.usage.input_tokens" in attributes(span) for span in callers)
+        assert sorted(node[0] for node in tree(seen.spans)) == [f"batch {MODEL}", "caller 0", "caller 1", "caller 2"]
+        assert [point for point, _ in seen.points("gen_ai.client.token.usage")] == [1]
+        assert seen.points("qreward.client.batch.size") == [(1, {"gen_ai.request.model": MODEL})]
+        assert sum(count for count, _ in seen.points("gen_ai.client.operation.duration")) == 3
+        assert sum(count for count, _ in seen.points("qreward.client.attempt.duration")) == 1
 
 
-def test_a_call_whose_caller_is_not_sampled_is_not_recorded_but_carries_that() -> None:
-    async def test() -> None:
-        judges = Judges()
-        headers = {"traceparent": "00-0123456789abcdef0123456789abcdef-0123456789abcdef-00"}
-        with Seen() as seen:
-            async with client_of(judges, "a", telemetry=seen.telemetry) as client:
-                token = context.attach(propagate.extract(headers))
-                await client.chat_completion(chat(), MODEL)
-                context.detach(token)
-            assert seen.spans == []
-            assert seen.points("gen_ai.client.operation.duration")[0][0] == 1
-        (sent,) = judges.requests
-        assert sent.headers["traceparent"].startswith("00-0123456789abcdef0123456789abcdef-")
-        assert sent.headers["traceparent"].endswith("-00")
-
-    run_in_virtual_time(test())
+@in_virtual_time
+async def test_a_call_whose_caller_is_not_sampled_is_not_recorded_but_carries_that() -> None:
+    judges = Judges()
+    headers = {"traceparent": "00-0123456789abcdef0123456789abcdef-0123456789abcdef-00"}
+    with Seen() as seen:
+        async with client_of(judges, "a", telemetry=seen.telemetry) as client:
+            token = context.attach(propagate.extract(headers))
+            await client.chat_completion(chat(), MODEL)
+            context.detach(token)
+        assert seen.spans == []
+        assert seen.points("gen_ai.client.operation.duration")[0][0] == 1
+    (sent,) = judges.requests
+    assert sent.headers["traceparent"].startswith("00-0123456789abcdef0123456789abcdef-")
+    assert sent.headers["traceparent"].endswith("-00")
 
 
 def test_spans_end_too_when_the_loop_is_closed_under_their_calls(caplog: pytest.LogCaptureFixture) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import random
 from typing import Any
 
@@ -19,6 +20,7 @@ from qreward.testing.virtual_time import run_in_virtual_time
 PROMPT = "the patient's name is Ottilie Wirsing"
 HEADER = "header-value-7f3a9c"
 ECHO = "you said: " + PROMPT + " with " + KEY + " and " + HEADER
+SEEDS = int(os.environ.get("TEST_SEEDS", "30"))
 SECRETS = (PROMPT, "Ottilie", KEY, HEADER)
 
 
@@ -41,12 +43,10 @@ def random_step(rng: random.Random) -> Do:
     return Do(rng.uniform(0.01, 3.0), status, rng.random() < 0.2, headers, rng.choice(bodies))
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_whatever_goes_wrong_no_key_no_header_and_no_content_is_told(seed: int, caplog: pytest.LogCaptureFixture) -> None:
-    rng = random.Random(seed)
-    script = {name: [random_step(rng) for _ in range(6)] for name in "abc"}
-
-    async def test() -> None:
+def test_whatever_goes_wrong_no_key_no_header_and_no_content_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    async def play(seed: int) -> None:
+        rng = random.Random(seed)
+        script = {name: [random_step(rng) for _ in range(6)] for name in "abc"}
         with Seen(attempts=rng.choice(["auto", "always", "never"])) as seen:
             settings: dict[str, Any] = {"retry": Retry(base=0.01), "hedge": Hedge(after=0.5), "telemetry": seen.telemetry, "timeout": 8}
             async with client_of(Judges(script), "abc", **settings) as client:
@@ -62,9 +62,11 @@ def test_whatever_goes_wrong_no_key_no_header_and_no_content_is_told(seed: int, 
             told = texts(seen) + caplog.text
             assert [secret for secret in SECRETS if secret in told] == [], f"seed {seed}"
             assert seen.spans
+        caplog.clear()
 
     with caplog.at_level(logging.DEBUG):
-        run_in_virtual_time(test())
+        for seed in range(SEEDS):
+            run_in_virtual_time(play(seed))
 
 
 async def ask_with_content(seen: Seen, prompt: Any = None) -> None:

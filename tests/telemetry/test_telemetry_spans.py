@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -218,71 +219,80 @@ CASES = [
 ]
 
 
-def run(case: Case, seen: Seen) -> None:
-    async def test() -> None:
+@contextmanager
+def played(case: Case) -> Iterator[Seen]:
+    """What is seen of a case that has been played."""
+
+    async def play() -> None:
         settings = {key: value for key, value in case.settings.items() if key != "attempts"}
         judges = Judges(case.script)
         async with client_of(judges, case.names, telemetry=seen.telemetry, retry=Retry(base=0.01), **{"hedge": None, **settings}) as client:
             await case.use(client)
             await asyncio.sleep(0.01)  # losers are being stopped
 
-    run_in_virtual_time(test())
+    with Seen(**{key: value for key, value in case.settings.items() if key == "attempts"}) as seen:
+        run_in_virtual_time(play())
+        yield seen
 
 
-def seen_of(case: Case) -> Seen:
-    return Seen(**{key: value for key, value in case.settings.items() if key == "attempts"})
+def counted(seen: Seen, metric: str, key: Callable[[dict[str, Any]], Any] = lambda _: "all") -> dict[Any, int]:
+    """Points of a metric, by a word for their attributes."""
+    counts: Counter[Any] = Counter()
+    for count, point in seen.points(metric):
+        counts[key(point)] += count
+    return dict(counts)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name.replace(" ", "-"))
-def test_the_spans_are_those_of_the_table(case: Case) -> None:
-    with seen_of(case) as seen:
-        run(case, seen)
-        assert tree(seen.spans) == list(case.tree)
-        assert [attributes(span) for span in seen.attempts()] == list(case.attempts)
-        if len(case.tree) == 1:
-            found = attributes(seen.span("chat"))
-            assert {name: found.get(name) for name in case.call} == case.call
-            always = {
-                "gen_ai.operation.name": "chat",
-                "gen_ai.provider.name": "openai",
-                "gen_ai.request.model": MODEL,
-                "qreward.route": "*",
-            }
-            assert {name: found.get(name) for name in always} == always
-            assert found["qreward.queue.wait_time"] == pytest.approx(0.0)
+def mismatches(case: Case, seen: Seen) -> Iterator[str]:
+    won = sum(count for error, count in case.durations.items() if error is None)
+    retried = sum(count for name, count in case.counts.items() if name.startswith("retry"))
+    claims: dict[str, tuple[Any, Any]] = {
+        "spans": (tree(seen.spans), list(case.tree)),
+        "attempts": ([attributes(span) for span in seen.attempts()], list(case.attempts)),
+        "attempts as points": (
+            counted(seen, "qreward.client.attempt.duration", lambda of: f"{of['qreward.attempt.type']} {of['qreward.attempt.outcome']}"),
+            case.counts,
+        ),
+        "calls": (counted(seen, "gen_ai.client.operation.duration", lambda of: of.get("error.type")), case.durations),
+        "tokens": (
+            counted(seen, "gen_ai.client.token.usage", lambda of: of["gen_ai.token.type"]),
+            {"input": won, "output": won} if won else {},
+        ),
+        "retries": (counted(seen, "qreward.client.call.retry_delay"), {"all": retried} if retried else {}),
+        "waits": (counted(seen, "qreward.client.queue.wait_time"), {} if case.use is run_batch else {"all": 1}),
+        "first chunks": (
+            counted(seen, "gen_ai.client.operation.time_to_first_chunk"),
+            {"all": 1} if case.use is read_stream else {},
+        ),
+    }
+    if len(case.tree) == 1:
+        found = attributes(seen.span("chat"))
+        expected = ALWAYS | case.call
+        claims["call"] = ({name: found.get(name) for name in expected}, expected)
+    for what, (found, expected) in claims.items():
+        if found != expected:
+            yield f"{case.name}: {what}: {found} instead of {expected}"
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name.replace(" ", "-"))
-def test_the_points_are_those_of_the_table(case: Case) -> None:
-    with seen_of(case) as seen:
-        run(case, seen)
-        points = seen.points("qreward.client.attempt.duration")
-        counts: Counter[str] = Counter()
-        for count, point in points:
-            counts[f"{point['qreward.attempt.type']} {point['qreward.attempt.outcome']}"] += count
-        assert counts == case.counts
-        durations = seen.points("gen_ai.client.operation.duration")
-        by_error: Counter[str | None] = Counter()
-        for count, point in durations:
-            by_error[point.get("error.type")] += count
-        assert by_error == case.durations
-        won = sum(count for error, count in case.durations.items() if error is None)
-        tokens: Counter[str] = Counter()
-        for count, point in seen.points("gen_ai.client.token.usage"):
-            tokens[point["gen_ai.token.type"]] += count
-        assert tokens == ({"input": won, "output": won} if won else {})
-        retried = sum(count for name, count in case.counts.items() if name.startswith("retry"))
-        assert sum(count for count, _ in seen.points("qreward.client.call.retry_delay")) == retried
-        waits = seen.points("qreward.client.queue.wait_time")
-        assert sum(count for count, _ in waits) == (0 if case.use is run_batch else 1)
-        firsts = seen.points("gen_ai.client.operation.time_to_first_chunk")
-        assert sum(count for count, _ in firsts) == (1 if case.use is read_stream else 0)
+ALWAYS = {
+    "gen_ai.operation.name": "chat",
+    "gen_ai.provider.name": "openai",
+    "gen_ai.request.model": MODEL,
+    "qreward.route": "*",
+    "qreward.queue.wait_time": pytest.approx(0.0),
+}
+
+
+def test_spans_and_points_are_those_of_the_table() -> None:
+    wrong = []
+    for case in CASES:
+        with played(case) as seen:
+            wrong += mismatches(case, seen)
+    assert wrong == []
 
 
 def test_the_span_of_a_call_lasts_from_its_making_to_its_end_and_those_of_attempts_lie_where_they_were() -> None:
-    case = CASES[1]
-    with seen_of(case) as seen:
-        run(case, seen)
+    with played(CASES[1]) as seen:
         whole, (first, second) = seen.span("chat"), seen.attempts()
         times = [whole.start_time, first.start_time, first.end_time, second.start_time, second.end_time, whole.end_time]
         assert times == sorted(time for time in times if time is not None)
@@ -290,8 +300,7 @@ def test_the_span_of_a_call_lasts_from_its_making_to_its_end_and_those_of_attemp
 
 def test_a_failed_call_says_what_went_wrong_in_words_that_are_the_same_for_all_such_calls() -> None:
     case = next(case for case in CASES if case.name == "a call that fails")
-    with seen_of(case) as seen:
-        run(case, seen)
+    with played(case) as seen:
         span = seen.span("chat")
         assert (
             span.status.description

@@ -8,12 +8,13 @@ import gc
 import signal
 import sys
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qreward import ClientClosed
@@ -59,17 +60,16 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-@pytest.mark.parametrize("patient", [True, False])
-@pytest.mark.parametrize("ahead", [1, 2, 7, 64, 1000])
-@pytest.mark.parametrize("count", [0, 1, 300])
-def test_all_items_come_in_their_order_and_then_no_more(count: int, ahead: int, patient: bool) -> None:
-    source = Source(count, patient=patient)
-    stream = portal().iterate(source, ahead)
-    assert list(stream) == list(range(count))
-    assert list(stream) == []
-    assert source.closed.is_set()
+def test_all_items_come_in_their_order_and_then_no_more() -> None:
+    for count, ahead, patient in product((0, 1, 300), (1, 2, 7, 64, 1000), (True, False)):
+        source = Source(count, patient=patient)
+        stream = portal().iterate(source, ahead)
+        assert list(stream) == list(range(count)), (count, ahead, patient)
+        assert list(stream) == [], (count, ahead, patient)
+        assert source.closed.is_set(), (count, ahead, patient)
 
 
+@settings(max_examples=30)
 @given(count=st.integers(0, 80), ahead=st.integers(1, 12), taken=st.integers(0, 90), patient=st.booleans())
 def test_a_reader_that_stops_has_the_first_items_and_closes_the_source(count: int, ahead: int, taken: int, patient: bool) -> None:
     source = Source(count, patient=patient)
@@ -142,27 +142,13 @@ def test_an_error_of_the_source_comes_after_its_items_and_once() -> None:
     assert source.closed.is_set()
 
 
-def test_break_closes_the_source() -> None:
-    source = Source()
+def leave_by_break(source: Source) -> None:
     for number in portal().iterate(source):
         if number == 3:
             break
-    assert source.closed.wait(30)
 
 
-def test_a_stream_that_the_collector_finds_closes_its_source() -> None:
-    source = Source()
-    ring: list[Any] = [portal().iterate(source)]
-    ring.append(ring)
-    next(ring[0])
-    del ring
-    gc.collect()
-    assert source.closed.wait(30)
-
-
-def test_an_error_in_the_readers_code_closes_the_source() -> None:
-    source = Source()
-
+def leave_by_error(source: Source) -> None:
     def read() -> None:
         with portal().iterate(source) as stream:
             for number in stream:
@@ -171,6 +157,21 @@ def test_an_error_in_the_readers_code_closes_the_source() -> None:
     with pytest.raises(ZeroDivisionError):
         read()
     assert source.closed.is_set()
+
+
+def leave_to_the_collector(source: Source) -> None:
+    ring: list[Any] = [portal().iterate(source)]
+    ring.append(ring)
+    next(ring[0])
+    del ring
+    gc.collect()
+
+
+@pytest.mark.parametrize("leave", [leave_by_break, leave_by_error, leave_to_the_collector])
+def test_a_reader_that_leaves_closes_the_source(leave: Callable[[Source], None]) -> None:
+    source = Source()
+    leave(source)
+    assert source.closed.wait(30)
 
 
 def test_close_waits_until_the_source_is_closed_even_where_it_waits_for_its_reader() -> None:

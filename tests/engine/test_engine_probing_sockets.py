@@ -1,4 +1,4 @@
-"""Looks over real sockets: what each kind of server is asked, what that comes to, and a client that looks while it works."""
+"""Probes over real sockets: what each kind of server is asked, what that comes to, and a client with probes at work."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SCORES = ("tei", "openrlhf")
 KEY = "sk-for-the-judge"
 
 
-async def looked(endpoint: Endpoint) -> ProbeResult:
+async def probed(endpoint: Endpoint) -> ProbeResult:
     wire = HttpBackend()
     try:
         return await wire.look(endpoint)
@@ -59,44 +59,44 @@ def a_call(kind: str) -> WireRequest:
     return WireRequest(CHAT, "m", [{"role": "user", "content": "?"}], {}, None)
 
 
-@pytest.mark.parametrize(
-    ("kind", "idle", "busy"),
-    [
-        ("openai", (True, None, None, None), (True, None, None, None)),
-        ("vllm", (True, 0, 0, None), (True, 2, 3, None)),
-        ("sglang", (True, 0, 0, 2), (True, 2, 3, 2)),
-        ("tei", (True, None, 0, None), (True, None, 3, None)),
-        ("openrlhf", (None, None, None, None), (None, None, None, None)),
-        ("nim", (True, None, None, None), (True, None, None, None)),
-    ],
-)
-def test_each_kind_says_whether_it_is_ready_and_what_it_has_to_do(kind: Any, idle: Any, busy: Any) -> None:
-    async def test() -> None:
+def test_each_kind_says_whether_it_is_ready_and_what_it_has_to_do() -> None:
+    nothing, ready = (None, None, None, None), (True, None, None, None)
+    expected: dict[Any, Any] = {
+        "openai": (ready, ready),
+        "vllm": ((True, 0, 0, None), (True, 2, 3, None)),
+        "sglang": ((True, 0, 0, 2), (True, 2, 3, 2)),
+        "tei": ((True, None, 0, None), (True, None, 3, None)),
+        "openrlhf": (nothing, nothing),
+        "nim": (ready, ready),
+    }
+
+    async def idle_and_busy(kind: Any) -> Any:
         slow = FakeEndpoint("a", kind=kind, max_concurrency=2, over_cap="queue", latency=Latency(base=30.0))
         async with FakeFleet([slow]) as fleet:
             (endpoint,) = fleet.endpoints
             wire = HttpBackend()
-            assert told(await wire.look(endpoint)) == idle
+            idle = told(await wire.look(endpoint))
             calls = [asyncio.create_task(wire.send(endpoint, a_call(kind))) for _ in range(5)]
             while fleet.seen("a").requests < 5:  # noqa: ASYNC110 - what a fake has seen can only be asked
                 await asyncio.sleep(0.005)
-            assert told(await wire.look(endpoint)) == busy
+            busy = told(await wire.look(endpoint))
             for call in calls:
                 call.cancel()
             await asyncio.gather(*calls, return_exceptions=True)
             await wire.aclose()
+        return idle, busy
 
-    asyncio.run(test())
+    assert {kind: asyncio.run(idle_and_busy(kind)) for kind in expected} == expected
 
 
-def test_nobody_there_is_not_ready_and_a_broken_setup_says_nothing() -> None:
+def test_a_server_that_is_gone_is_not_ready_and_a_broken_setup_says_nothing() -> None:
     async def test() -> None:
         async with FakeFleet([FakeEndpoint("a", kind="vllm")]) as fleet:
             (endpoint,) = fleet.endpoints
             fleet.kill("a")
-            assert told(await looked(endpoint)) == (False, None, None, None)
+            assert told(await probed(endpoint)) == (False, None, None, None)
         bad = Endpoint("http://127.0.0.1:9/v1", proxy="socks5://127.0.0.1:1")
-        assert told(await looked(bad)) == (None, None, None, None)
+        assert told(await probed(bad)) == (None, None, None, None)
         wire = HttpBackend()
         await wire.aclose()
         assert told(await wire.look(endpoint)) == (None, None, None, None)
@@ -104,36 +104,41 @@ def test_nobody_there_is_not_ready_and_a_broken_setup_says_nothing() -> None:
     asyncio.run(test())
 
 
-@pytest.mark.parametrize(
-    ("kind", "status", "ready"),
-    [
-        *(("vllm", status, ready) for status, ready in ((200, True), (503, False), (500, False), (404, None), (401, None))),
-        *(("openai", status, ready) for status, ready in ((200, True), (502, False), (404, None), (401, None), (429, None))),
-    ],
-)
-def test_what_a_status_says_of_readiness(kind: Any, status: int, *, ready: bool | None) -> None:
-    async def test() -> None:
-        async def answers(_: web.BaseRequest) -> web.Response:
-            return web.Response(status=status, text="{}", content_type="application/json")
+def test_what_a_status_says_of_readiness() -> None:
+    expected = {
+        "vllm": {200: True, 503: False, 500: False, 404: None, 401: None},
+        "openai": {200: True, 502: False, 404: None, 401: None, 429: None},
+    }
+    status = 200
 
+    async def answers(_: web.BaseRequest) -> web.Response:
+        return web.Response(status=status, text="{}", content_type="application/json")
+
+    async def test() -> dict[str, dict[int, bool | None]]:
+        nonlocal status
+        found: dict[str, dict[int, bool | None]] = {kind: {} for kind in expected}
         async with server(answers) as url:
-            assert (await looked(Endpoint(f"{url}/v1", kind=kind, proxy=""))).ready is ready
+            for kind, statuses in expected.items():
+                for status in statuses:
+                    found[kind][status] = (await probed(Endpoint(f"{url}/v1", kind=kind, proxy=""))).ready
+        return found
 
-    asyncio.run(test())
+    assert asyncio.run(test()) == expected
 
 
-@pytest.mark.parametrize(("base", "kind", "path"), [("/proxy/api", "openai", "/proxy/api/models"), ("/gpu/v1", "vllm", "/gpu/health")])
-def test_the_models_are_the_apis_and_the_rest_lies_beside_it_and_the_key_goes_along(base: str, kind: Any, path: str) -> None:
+def test_the_models_are_below_the_apis_path_and_the_rest_beside_it_and_the_key_goes_along() -> None:
+    asked = []
+
+    async def answers(request: web.BaseRequest) -> web.Response:
+        asked.append((request.method, request.path, request.headers.get("Authorization")))
+        return web.Response(status=404)
+
     async def test() -> None:
-        asked = []
-
-        async def answers(request: web.BaseRequest) -> web.Response:
-            asked.append((request.method, request.path, request.headers.get("Authorization")))
-            return web.Response(status=404)
-
         async with server(answers) as url:
-            await looked(Endpoint(url + base, kind=kind, api_key=KEY, proxy=""))
-        assert asked[0] == ("GET", path, f"Bearer {KEY}")
+            for base, kind, path in (("/proxy/api", "openai", "/proxy/api/models"), ("/gpu/v1", "vllm", "/gpu/health")):
+                asked.clear()
+                await probed(Endpoint(url + base, kind=kind, api_key=KEY, proxy=""))  # type: ignore[arg-type]
+                assert asked[0] == ("GET", path, f"Bearer {KEY}")
 
     asyncio.run(test())
 
@@ -147,17 +152,17 @@ def test_the_metrics_of_a_large_server_are_read_without_the_rest_of_them() -> No
             return web.Response(text=histogram + load + histogram)
 
         async with server(answers) as url:
-            assert told(await looked(Endpoint(f"{url}/v1", kind="vllm", proxy=""))) == (True, 7, 2, None)
+            assert told(await probed(Endpoint(f"{url}/v1", kind="vllm", proxy=""))) == (True, 7, 2, None)
 
     asyncio.run(test())
 
 
-def test_a_client_that_looks_uses_a_server_again_when_it_is_back_and_loses_nothing() -> None:
+def test_a_client_with_probes_uses_a_server_again_when_it_is_back_and_loses_nothing() -> None:
     async def test() -> None:
         judges = [FakeEndpoint(name, kind="vllm", api_key=KEY, latency=Latency(base=0.005)) for name in ("a", "b")]
         async with FakeFleet(judges) as fleet:
-            probed = [each.model_copy(update={"probe": 0.05}) for each in fleet.endpoints]
-            async with QRewardClient(probed) as client:
+            with_probes = [each.model_copy(update={"probe": 0.05}) for each in fleet.endpoints]
+            async with QRewardClient(with_probes) as client:
 
                 async def serves(name: str) -> None:
                     before = fleet.seen(name).requests
@@ -212,7 +217,7 @@ class Broken(httpx.AsyncBaseTransport):
         raise LookupError("no such thing")
 
 
-def test_looks_that_are_refused_fail_no_call() -> None:
+def test_probes_that_are_refused_fail_no_call() -> None:
     async def test() -> None:
         async def answers(request: web.BaseRequest) -> web.Response:
             if request.method == "GET":

@@ -51,11 +51,11 @@ def test_a_remainder_too_small_for_a_float_does_not_stop_the_clock() -> None:
 
 
 def test_waiting_for_what_cannot_happen_is_a_deadlock_that_names_who_waits() -> None:
-    async def waits_for_nobody() -> None:
+    async def waits_for_ever() -> None:
         await asyncio.Event().wait()
 
-    with pytest.raises(Deadlock, match=r"no timer is set.*waits_for_nobody.*test_engine_virtual_time\.py:\d+"):
-        run_in_virtual_time(waits_for_nobody())
+    with pytest.raises(Deadlock, match=r"no timer is set.*waits_for_ever.*test_virtual_time\.py:\d+"):
+        run_in_virtual_time(waits_for_ever())
 
 
 def test_a_task_that_is_left_behind_is_an_error() -> None:

@@ -37,22 +37,46 @@ def interrupt() -> None:
     signal.pthread_kill(ident, signal.SIGINT)
 
 
-def test_a_call_returns_what_the_function_returns() -> None:
+class Work:
+    """A function that does not end until it is cancelled."""
+
+    def __init__(self) -> None:
+        self.started, self.ended = threading.Event(), threading.Event()
+
+    async def __call__(self) -> None:
+        self.started.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            self.ended.set()
+
+
+def test_a_call_returns_what_the_function_returns_also_inside_a_running_loop_or_below_other_work() -> None:
+    async def cell() -> int:
+        return portal().call(double, 21)
+
+    async def through_a_thread() -> int:
+        return await asyncio.to_thread(portal().call, double, 3)
+
     assert portal().call(double, 4, plus=1) == 9
+    assert asyncio.run(cell()) == 42
+    assert portal().call(through_a_thread) == 6
 
 
 def test_a_call_raises_what_the_function_raises_and_shows_where() -> None:
     async def fails() -> None:
         raise LookupError("no such thing")
 
+    async def gives_up() -> None:
+        raise asyncio.CancelledError("by itself")
+
     with pytest.raises(LookupError, match="no such thing") as caught:
         portal().call(fails)
     names = [entry.name for entry in caught.traceback]
     assert names[0] == "test_a_call_raises_what_the_function_raises_and_shows_where"
     assert names[-1] == "fails"
-
-
-def test_wrong_arguments_are_told_by_the_call_itself() -> None:
+    with pytest.raises(asyncio.CancelledError):
+        portal().call(gives_up)
     with pytest.raises(TypeError, match="unexpected keyword argument 'minus'"):
         portal().call(double, 4, minus=1)  # type: ignore[call-arg]
 
@@ -95,13 +119,6 @@ def test_threads_that_need_the_first_portal_at_once_get_the_same(monkeypatch: py
     assert mine.ended
 
 
-def test_a_call_works_inside_a_running_loop() -> None:
-    async def cell() -> int:
-        return portal().call(double, 21)
-
-    assert asyncio.run(cell()) == 42
-
-
 def test_the_function_sees_the_callers_context_and_leaves_it_as_it_was() -> None:
     async def look() -> str:
         seen = WHO.get()
@@ -125,13 +142,6 @@ def test_a_blocking_call_in_the_portals_own_thread_is_refused() -> None:
     with pytest.raises(RuntimeError, match=r"in on_result or in the input of a batch, where it would wait for itself"):
         portal().call(calls_again)
     assert portal().call(double, 1) == 2
-
-
-def test_a_thread_that_the_work_waits_for_may_call() -> None:
-    async def through_a_thread() -> int:
-        return await asyncio.to_thread(portal().call, double, 3)
-
-    assert portal().call(through_a_thread) == 6
 
 
 def test_an_interrupted_call_is_cancelled_and_has_ended_when_the_interrupt_comes_out() -> None:
@@ -210,25 +220,9 @@ def test_an_interrupt_in_one_thread_leaves_the_work_of_the_others() -> None:
         assert theirs.result(30) == "done"
 
 
-def test_work_that_cancels_itself_is_told_as_cancelled() -> None:
-    async def gives_up() -> None:
-        raise asyncio.CancelledError("by itself")
-
-    with pytest.raises(asyncio.CancelledError):
-        portal().call(gives_up)
-
-
 @pytest.mark.parametrize("where", ["task", "callback"])
-def test_a_system_exit_in_the_loop_ends_what_is_under_way_and_the_next_call_begins_anew(where: str) -> None:
-    started, cleaned = threading.Event(), threading.Event()
-    mine = Portal()
-
-    async def other() -> None:
-        started.set()
-        try:
-            await asyncio.sleep(60)
-        finally:
-            cleaned.set()
+def test_a_system_exit_in_the_loop_ends_what_is_under_way_and_the_portal(where: str) -> None:
+    work, mine = Work(), Portal()
 
     def leave() -> None:
         raise SystemExit(3)
@@ -240,15 +234,15 @@ def test_a_system_exit_in_the_loop_ends_what_is_under_way_and_the_next_call_begi
         await asyncio.sleep(60)
 
     with ThreadPoolExecutor(1) as pool:
-        theirs = pool.submit(mine.call, other)
-        assert started.wait(30)
+        theirs = pool.submit(mine.call, work)
+        assert work.started.wait(30)
         with pytest.raises(SystemExit, match="3"):
             mine.call(leaves)
         with pytest.raises(SystemExit, match="3"):
             theirs.result(30)
-    assert cleaned.is_set()
+    assert work.ended.is_set()
     assert mine.ended
-    with pytest.raises(SystemExit):  # who still holds it is told
+    with pytest.raises(SystemExit):
         mine.call(double, 1)
 
 
@@ -262,24 +256,15 @@ def test_a_portal_that_ended_is_replaced(monkeypatch: pytest.MonkeyPatch) -> Non
     new.close()
 
 
-def test_closing_cancels_what_is_under_way_and_tells_those_who_wait() -> None:
-    started, ended = threading.Event(), threading.Event()
-    mine = Portal()
-
-    async def work() -> None:
-        started.set()
-        try:
-            await asyncio.sleep(60)
-        finally:
-            ended.set()
-
+def test_closing_cancels_what_is_under_way_and_is_an_error_to_its_callers() -> None:
+    work, mine = Work(), Portal()
     with ThreadPoolExecutor(1) as pool:
         theirs = pool.submit(mine.call, work)
-        assert started.wait(30)
+        assert work.started.wait(30)
         mine.close()
         with pytest.raises(ClientClosed, match="the request was dropped"):
             theirs.result(30)
-    assert ended.is_set()
+    assert work.ended.is_set()
     with pytest.raises(ClientClosed):
         mine.call(double, 1)
     mine.close()

@@ -21,9 +21,9 @@ MANY = 1000.0
 class Member:
     """One process: hungry all the time, or as much as it is given to do."""
 
-    def __init__(self, name: str, room: Room, backlog: float = inf, seconds: float = 0.0, cost: float = 100.0) -> None:
-        self.name, self.room, self.backlog, self.seconds, self.cost = name, room, backlog, seconds, cost
-        self.tenure = Lease(room.limits, FixedLimit(room.limits.max_concurrency))
+    def __init__(self, name: str, simulation: Simulation, backlog: float = inf, seconds: float = 0.0, cost: float = 100.0) -> None:
+        self.name, self.simulation, self.backlog, self.seconds, self.cost = name, simulation, backlog, seconds, cost
+        self.lease = Lease(simulation.limits, FixedLimit(simulation.limits.max_concurrency))
         self.sent: list[float] = []
         self.flying: deque[float] = deque()
         self.alive, self.answered, self.asleep_until = True, True, -inf
@@ -32,34 +32,34 @@ class Member:
 
     @property
     def in_flight(self) -> int:
-        while self.flying and self.flying[0] <= self.room.now:
+        while self.flying and self.flying[0] <= self.simulation.now:
             self.flying.popleft()
         return len(self.flying)
 
     def ask(self) -> RenewRequest:
         """As a demand does, without a source."""
-        limits, tenure, lapsed = self.room.limits, self.tenure, self.tenure.lapse(self.room.now)
+        limits, lease, lapsed = self.simulation.limits, self.lease, self.lease.lapse(self.simulation.now)
         want, rate = min(self.backlog, MANY), inf if self.backlog else 0.0
         ask = RenewRequest()
-        if tenure.requests is not None and limits.rpm is not None:
-            ask.requests = tenure.requests.need(limits.rpm, lapsed=lapsed, want=want, rate=rate)
-        if tenure.tokens is not None and limits.tpm is not None:
-            ask.tokens = tenure.tokens.need(limits.tpm, lapsed=lapsed, want=want * self.cost, rate=rate)
+        if lease.requests is not None and limits.rpm is not None:
+            ask.requests = lease.requests.need(limits.rpm, lapsed=lapsed, want=want, rate=rate)
+        if lease.tokens is not None and limits.tpm is not None:
+            ask.tokens = lease.tokens.need(limits.tpm, lapsed=lapsed, want=want * self.cost, rate=rate)
         if limits.max_concurrency is not None:
-            hold = 0.0 if lapsed else tenure.permits
+            hold = 0.0 if lapsed else lease.permits
             ask.permits = Demand(limits.max_concurrency, hold=hold, rate=min(MANY, self.backlog + self.in_flight), using=self.in_flight)
         return ask
 
     def renew(self) -> None:
         """RenewRequest, and keep to what is said."""
-        now = self.room.now
+        now = self.simulation.now
         if not self.answered:
-            self.tenure.go_alone(now, self.ask(), "nobody answers")
+            self.lease.go_alone(now, self.ask(), "nobody answers")
             return
-        share = self.room.ledger.renew(now, self.name, self.ask())
+        share = self.simulation.ledger.renew(now, self.name, self.ask())
         self.shares.append(share)
-        self.tenure.take_over(now, now, share)
-        self.room.check()
+        self.lease.take_over(now, now, share)
+        self.simulation.check()
 
     def alone(self) -> None:
         """Nobody answers any more."""
@@ -68,29 +68,29 @@ class Member:
 
     def next_at(self) -> float:
         """When it may send next, as far as it knows."""
-        tenure = self.tenure
-        if not tenure.may_send(self.room.now):
+        lease = self.lease
+        if not lease.may_send(self.simulation.now):
             return inf
-        ready = max((quota.ready_at for quota in tenure.quotas), default=-inf)
-        return max(ready, self.flying[0]) if self.in_flight >= tenure.window.limit else ready
+        ready = max((quota.ready_at for quota in lease.quotas), default=-inf)
+        return max(ready, self.flying[0]) if self.in_flight >= lease.window.limit else ready
 
     def may_send(self) -> bool:
-        return self.backlog > 0 and self.next_at() <= self.room.now
+        return self.backlog > 0 and self.next_at() <= self.simulation.now
 
     def send(self) -> None:
         """All that it may now."""
         while self.may_send():
-            if self.tenure.requests is not None:
-                self.tenure.requests.take(self.room.now)
-            if self.tenure.tokens is not None:
-                self.tenure.tokens.take(self.room.now, self.cost)
+            if self.lease.requests is not None:
+                self.lease.requests.take(self.simulation.now)
+            if self.lease.tokens is not None:
+                self.lease.tokens.take(self.simulation.now, self.cost)
             self.backlog -= 1
-            self.sent.append(self.room.now)
+            self.sent.append(self.simulation.now)
             if self.seconds:
-                self.flying.append(self.room.now + self.seconds)
+                self.flying.append(self.simulation.now + self.seconds)
 
 
-class Room:
+class Simulation:
     """A ledger, its members, and a clock."""
 
     def __init__(self, limits: Limits, seed: int = 0, ledger: Ledger | None = None) -> None:

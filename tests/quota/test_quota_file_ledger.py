@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from quota_child import KEY, asked
 
-from qreward.quota import file_ledger as books
+from qreward.quota import file_ledger
 from qreward.quota.file_ledger import SLOT, VARIABLE, FileTransport, Unsafe, directory
 from qreward.quota.messages import FRESH, LEASE, RenewReply
 
@@ -58,7 +58,7 @@ def permits(share: RenewReply) -> float:
 
 
 def ledger_file(place: Path) -> Path:
-    return place / f"{KEY}-{books.LAYOUT}"
+    return place / f"{KEY}-{file_ledger.LAYOUT}"
 
 
 def test_members_of_one_key_share_and_of_another_do_not(place: Path, clock: Clock) -> None:
@@ -72,85 +72,84 @@ def test_members_of_one_key_share_and_of_another_do_not(place: Path, clock: Cloc
     one.close(), other.close()
 
 
-def test_who_leaves_leaves_nothing_behind_but_the_ledger(place: Path, clock: Clock) -> None:
-    carrier = FileTransport(place, clock)
-    carrier.renew(KEY, "a", asked())
+def test_a_member_that_leaves_leaves_nothing_behind_but_the_ledger(place: Path, clock: Clock) -> None:
+    transport = FileTransport(place, clock)
+    transport.renew(KEY, "a", asked())
     assert len(list(place.iterdir())) == 2
-    carrier.leave(KEY, "a", asked())
-    carrier.close()
-    assert [path.name for path in place.iterdir()] == [f"{KEY}-{books.LAYOUT}"]
+    transport.leave(KEY, "a", asked())
+    transport.close()
+    assert [path.name for path in place.iterdir()] == [f"{KEY}-{file_ledger.LAYOUT}"]
     assert place.stat().st_mode & 0o777 == 0o700
 
 
 def test_a_killed_process_is_noticed_long_before_its_lease_runs_out(place: Path) -> None:
     assert FRESH < LEASE
-    carrier = FileTransport(place)
+    transport = FileTransport(place)
     with process(place, "a") as child:
-        assert permits(carrier.renew(KEY, "b", asked())) == 0
+        assert permits(transport.renew(KEY, "b", asked())) == 0
         child.kill()
         child.wait()
-    carrier._clock = lambda: time.monotonic() + FRESH + 0.01
-    carrier._files[KEY]._clock = carrier._clock
-    share = carrier.renew(KEY, "b", asked())
+    transport._clock = lambda: time.monotonic() + FRESH + 0.01
+    transport._files[KEY]._clock = transport._clock
+    share = transport.renew(KEY, "b", asked())
     assert (share.members, permits(share)) == (1, 8)
     assert not list(place.glob("*.a"))
-    carrier.close()
+    transport.close()
 
 
 def test_a_process_that_lives_and_is_silent_keeps_its_share_until_its_lease_runs_out(place: Path) -> None:
-    carrier = FileTransport(place)
+    transport = FileTransport(place)
     with process(place, "a") as child:
         child.send_signal(signal.SIGSTOP)
         for _ in range(20):  # it may have been stopped while it held the lock
             try:
-                carrier.renew(KEY, "b", asked())
+                transport.renew(KEY, "b", asked())
                 break
             except TimeoutError:
                 child.send_signal(signal.SIGCONT)
                 time.sleep(0.01)
                 child.send_signal(signal.SIGSTOP)
         now = time.monotonic()
-        carrier._files[KEY]._clock = lambda: now + FRESH + 0.1
-        assert permits(carrier.renew(KEY, "b", asked())) == 0
-        carrier._files[KEY]._clock = lambda: now + LEASE + 0.1
-        assert permits(carrier.renew(KEY, "b", asked())) == 8
-    carrier.close()
+        transport._files[KEY]._clock = lambda: now + FRESH + 0.1
+        assert permits(transport.renew(KEY, "b", asked())) == 0
+        transport._files[KEY]._clock = lambda: now + LEASE + 0.1
+        assert permits(transport.renew(KEY, "b", asked())) == 8
+    transport.close()
 
 
 def test_processes_killed_in_the_middle_of_writing_never_spoil_the_ledger(place: Path) -> None:
     seed = random.randrange(10**6)
     print("seed", seed)
-    rng, carrier = random.Random(seed), FileTransport(place)
-    hold = permits(carrier.renew(KEY, "steady", asked()))
-    for number in range(6):
+    rng, transport = random.Random(seed), FileTransport(place)
+    hold = permits(transport.renew(KEY, "steady", asked()))
+    for number in range(3):
         with process(place, f"a{number}") as first, process(place, f"b{number}") as second:
             for child in (first, second):
                 time.sleep(rng.uniform(0.0, 0.01))
                 child.kill()
                 child.wait()
-        share = carrier.renew(KEY, "steady", asked(hold=hold))
+        share = transport.renew(KEY, "steady", asked(hold=hold))
         hold = permits(share)
         assert not share.young, "the ledger before the last is still there"
         assert share.members >= 1
-    carrier._files[KEY]._clock = lambda: time.monotonic() + FRESH + 0.01
-    carrier.renew(KEY, "steady", asked(hold=hold))
-    assert permits(carrier.renew(KEY, "steady", asked(hold=hold))) == 8
-    carrier.close()
+    transport._files[KEY]._clock = lambda: time.monotonic() + FRESH + 0.01
+    transport.renew(KEY, "steady", asked(hold=hold))
+    assert permits(transport.renew(KEY, "steady", asked(hold=hold))) == 8
+    transport.close()
 
 
-@pytest.mark.parametrize("torn", [0, 1, 10, 30, 200])
-def test_what_was_half_written_is_as_if_it_had_not_been_begun(place: Path, clock: Clock, torn: int) -> None:
-    carrier = FileTransport(place, clock)
+def test_what_was_half_written_is_as_if_it_had_not_been_begun(place: Path, clock: Clock) -> None:
+    transport = FileTransport(place, clock)
     for hold in (0, 8, 8):
-        carrier.renew(KEY, "a", asked(hold=hold))
-    serial = carrier._files[KEY]._serial
-    with ledger_file(place).open("r+b") as file:
-        file.seek((serial + 1) % 2 * SLOT)
-        file.write(b"\xff" * torn)  # a process began to write the next one, and died
-    share = carrier.renew(KEY, "a", asked(hold=8))
-    assert (share.young, permits(share)) == (False, 8)
-    assert carrier._files[KEY]._serial == serial + 1
-    carrier.close()
+        transport.renew(KEY, "a", asked(hold=hold))
+    for torn in (0, 1, 10, 30, 200):
+        serial = transport._files[KEY]._serial
+        with ledger_file(place).open("r+b") as file:
+            file.seek((serial + 1) % 2 * SLOT)
+            file.write(b"\xff" * torn)  # a process began to write the next one, and died
+        share = transport.renew(KEY, "a", asked(hold=8))
+        assert (share.young, permits(share), transport._files[KEY]._serial) == (False, 8, serial + 1), torn
+    transport.close()
 
 
 @pytest.mark.parametrize("content", [b"", b"nonsense" * 100, b"\0" * 5000])
@@ -165,14 +164,14 @@ def test_a_damaged_ledger_begins_anew_and_waits_for_those_who_may_hold_something
     old.close(), new.close()
 
 
-def test_a_damaged_ledger_of_which_nobody_is_left_is_no_reason_to_wait(place: Path, clock: Clock) -> None:
+def test_a_damaged_ledger_without_a_living_member_is_no_reason_to_wait(place: Path, clock: Clock) -> None:
     gone = FileTransport(place, clock)
     gone.renew(KEY, "a", asked())
     gone.close()
     ledger_file(place).write_bytes(b"nonsense")
-    carrier = FileTransport(place, clock)
-    assert permits(carrier.renew(KEY, "b", asked())) == 8
-    carrier.close()
+    transport = FileTransport(place, clock)
+    assert permits(transport.renew(KEY, "b", asked())) == 8
+    transport.close()
 
 
 def test_a_deleted_ledger_or_directory_is_made_again_and_all_meet_there(place: Path, clock: Clock) -> None:
@@ -192,9 +191,9 @@ def test_a_ledger_of_a_time_before_the_machine_started_again_does_not_count(plac
     before.renew(KEY, "a", asked())
     before.close()
     clock.now = 5.0
-    carrier = FileTransport(place, clock)
-    assert permits(carrier.renew(KEY, "b", asked())) == 8
-    carrier.close()
+    transport = FileTransport(place, clock)
+    assert permits(transport.renew(KEY, "b", asked())) == 8
+    transport.close()
 
 
 def test_a_directory_that_is_a_link_or_open_to_others_is_refused(tmp_path: Path, clock: Clock) -> None:
@@ -223,16 +222,16 @@ def test_a_link_in_the_place_of_a_ledger_is_not_followed(place: Path, tmp_path: 
 def test_a_directory_that_cannot_be_made_is_an_error_of_the_renewal(tmp_path: Path, clock: Clock) -> None:
     file = tmp_path / "file"
     file.touch()
-    carrier = FileTransport(file / "shares", clock)
+    transport = FileTransport(file / "shares", clock)
     with pytest.raises(OSError, match="file"):
-        carrier.renew(KEY, "a", asked())
+        transport.renew(KEY, "a", asked())
     file.unlink()
-    assert permits(carrier.renew(KEY, "a", asked())) == 8
-    carrier.close()
+    assert permits(transport.renew(KEY, "a", asked())) == 8
+    transport.close()
 
 
-def test_who_holds_the_lock_and_does_not_go_on_is_waited_for_a_moment_only(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(books, "PATIENCE", 0.02)
+def test_a_process_that_keeps_the_lock_is_waited_for_a_moment_only(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_ledger, "PATIENCE", 0.02)
     one, other = FileTransport(place), FileTransport(place)
     one.renew(KEY, "a", asked())
     with one._files[KEY].locked("a"), pytest.raises(TimeoutError, match="another process holds the lock of the ledger"):
@@ -245,10 +244,10 @@ def test_a_forked_child_that_closes_its_copies_does_not_keep_its_parent_alive(pl
     """As a client's child does. The parent dies; its lock dies with it, though the child lives."""
     ready, done = os.pipe(), os.pipe()
     if (parent := os.fork()) == 0:
-        carrier = FileTransport(place)
-        carrier.renew(KEY, "a", asked())
+        transport = FileTransport(place)
+        transport.renew(KEY, "a", asked())
         if os.fork() == 0:
-            carrier.close()
+            transport.close()
             os.write(ready[1], b"x")
             os.read(done[0], 1)
             os._exit(0)
@@ -256,9 +255,9 @@ def test_a_forked_child_that_closes_its_copies_does_not_keep_its_parent_alive(pl
         os._exit(0)
     os.waitpid(parent, 0)
     try:
-        carrier = FileTransport(place, lambda: time.monotonic() + FRESH + 0.1)
-        assert carrier.renew(KEY, "b", asked()).members == 1
-        carrier.close()
+        transport = FileTransport(place, lambda: time.monotonic() + FRESH + 0.1)
+        assert transport.renew(KEY, "b", asked()).members == 1
+        transport.close()
     finally:
         os.write(done[1], b"x")
         for end in (*ready, *done):

@@ -1,4 +1,4 @@
-"""The broker of a cluster, against a Ray that is played: made by whoever comes first, and made again when it is gone."""
+"""The ledger of a cluster, against a Ray that is played: made by whoever comes first, and made again when it is gone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from quota_child import KEY, asked
 
-from qreward.integrations.ray import limit_actor as room
+from qreward.integrations.ray import limit_actor
 from qreward.integrations.ray.limit_actor import LedgerActor, RayLedgerTransport
 from qreward.quota.messages import LEASE
 from qreward.quota.renewal import make_transport
@@ -24,8 +24,8 @@ class RayActorError(Exception):
 class Actor:
     """A handle, and what is behind it."""
 
-    def __init__(self, broker: LedgerActor) -> None:
-        self.broker = broker
+    def __init__(self, ledger: LedgerActor) -> None:
+        self.ledger = ledger
         self.dead = self.mute = False
 
     def __getattr__(self, name: str) -> Any:
@@ -34,14 +34,14 @@ class Actor:
             if self.dead:
                 future.set_exception(RayActorError("it died"))
             elif not self.mute:
-                future.set_result(getattr(self.broker, name)(*arguments))
+                future.set_result(getattr(self.ledger, name)(*arguments))
             return SimpleNamespace(future=lambda: future)
 
         return SimpleNamespace(remote=remote)
 
 
 class FakeRay:
-    """What the carrier uses of Ray."""
+    """What the transport uses of Ray."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -79,17 +79,17 @@ class FakeRay:
 def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     played = FakeRay()
     monkeypatch.setitem(sys.modules, "ray", played)  # type: ignore[arg-type]
-    monkeypatch.setattr(room, "REPLY_TIMEOUT", 0.01)
+    monkeypatch.setattr(limit_actor, "REPLY_TIMEOUT", 0.01)
     return played
 
 
-def hold(carrier: RayLedgerTransport, member: str, now: float = 0.0) -> float:
-    share = carrier.renew(KEY, member, asked(hold=now))
+def hold(transport: RayLedgerTransport, member: str, now: float = 0.0) -> float:
+    share = transport.renew(KEY, member, asked(hold=now))
     assert share.permits is not None
     return share.permits.hold
 
 
-def test_processes_meet_at_one_broker_that_waits_a_lease_before_it_gives_anything(ray: FakeRay) -> None:
+def test_processes_meet_at_one_actor_that_waits_a_lease_before_it_gives_anything(ray: FakeRay) -> None:
     one, other = RayLedgerTransport(), RayLedgerTransport()
     assert (hold(one, "a"), hold(other, "b")) == (0, 0)
     ray.now += LEASE
@@ -100,15 +100,15 @@ def test_processes_meet_at_one_broker_that_waits_a_lease_before_it_gives_anythin
     assert hold(other, "b", 4) == 8
 
 
-def test_a_broker_that_died_is_an_error_once_and_made_again_with_the_next_renewal(ray: FakeRay) -> None:
-    carrier = RayLedgerTransport()
-    hold(carrier, "a")
+def test_an_actor_that_died_is_an_error_once_and_made_again_with_the_next_renewal(ray: FakeRay) -> None:
+    transport = RayLedgerTransport()
+    hold(transport, "a")
     ray.now += LEASE
-    assert hold(carrier, "a") == 8
+    assert hold(transport, "a") == 8
     ray.kill()
     with pytest.raises(ConnectionError, match="the broker actor died"):
-        hold(carrier, "a", 8)
-    share = carrier.renew(KEY, "a", asked(hold=8))
+        hold(transport, "a", 8)
+    share = transport.renew(KEY, "a", asked(hold=8))
     assert share.young
     assert share.permits is not None
     assert share.permits.hold == 8, "it goes on with what it says that it holds"
@@ -116,15 +116,15 @@ def test_a_broker_that_died_is_an_error_once_and_made_again_with_the_next_renewa
     assert hold(RayLedgerTransport(), "new") == 0
 
 
-def test_a_broker_that_says_nothing_is_not_waited_for(ray: FakeRay) -> None:
-    carrier = RayLedgerTransport()
-    hold(carrier, "a")
+def test_an_actor_that_says_nothing_is_not_waited_for(ray: FakeRay) -> None:
+    transport = RayLedgerTransport()
+    hold(transport, "a")
     (actor,) = ray.actors.values()
     actor.mute = True
     with pytest.raises(TimeoutError, match="did not answer"):
-        hold(carrier, "a")
+        hold(transport, "a")
     actor.mute = False
-    hold(carrier, "a")
+    hold(transport, "a")
 
 
 def test_a_process_without_a_cluster_says_what_to_do(ray: FakeRay) -> None:
@@ -134,10 +134,10 @@ def test_a_process_without_a_cluster_says_what_to_do(ray: FakeRay) -> None:
     RayLedgerTransport().leave(KEY, "a", asked())
 
 
-def test_the_carrier_of_ray_is_made_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_transport_of_ray_is_made_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)  # type: ignore[arg-type]
-    carrier = make_transport("ray")
-    assert isinstance(carrier, RayLedgerTransport)
+    transport = make_transport("ray")
+    assert isinstance(transport, RayLedgerTransport)
     with pytest.raises(ConnectionError, match="not connected to Ray"):
-        carrier.renew(KEY, "a", asked())
-    carrier.close()
+        transport.renew(KEY, "a", asked())
+    transport.close()

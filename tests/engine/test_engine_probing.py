@@ -1,0 +1,265 @@
+"""An engine that probes its endpoints, on virtual time: when, by whom, until when, and what its callers notice of it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from itertools import pairwise
+from random import Random
+from typing import Any
+
+import pytest
+from engine_tools import MODEL, FakeWire, chat, client_of, now, on_virtual_time
+from virtual import in_virtual_time
+
+from qreward import Endpoint, Limits, QRewardClient
+from qreward.engine.probing import LATE, TIMEOUT, ProbingEngine
+from qreward.errors import ConnectionFailed
+from qreward.scheduler.outcome import Failure, FailureKind, ProbeResult
+from qreward.scheduler.scheduler import Scheduler
+from qreward.scheduler.state import make_source
+from qreward.settings.policies import Retry
+
+
+class ProbedWire(FakeWire):
+    """Servers that are there or not, and can be looked at; notes when."""
+
+    def __init__(self, look: Callable[[str], Awaitable[ProbeResult]] | None = None) -> None:
+        super().__init__(self.answer)
+        self.gone: set[str] = set()
+        self.looks: list[tuple[str, float]] = []
+        self._look = look
+
+    async def answer(self, name: str, _: str) -> Any:
+        if name in self.gone:
+            return Failure(FailureKind.UNREACHABLE, ConnectionFailed("the connection was refused"))
+        await asyncio.sleep(0.1)
+        return "yes"
+
+    async def look(self, endpoint: Any) -> ProbeResult:
+        assert not self.closed
+        self.looks.append((endpoint.name, round(asyncio.get_running_loop().time(), 2)))
+        if self._look is not None:
+            return await self._look(endpoint.name)
+        return ProbeResult(ready=endpoint.name not in self.gone)
+
+
+def endpoint(name: str, probe: float | None = None, **settings: Any) -> Endpoint:
+    limits = Limits(max_concurrency=8, adaptive=False)
+    return Endpoint(f"http://{name}.example/v1", name=name, probe=probe, limits=limits, **settings)
+
+
+async def ask(client: QRewardClient) -> Any:
+    return await client.chat_completion(chat("?"), MODEL)
+
+
+@in_virtual_time
+async def test_an_endpoint_is_looked_at_every_so_many_seconds_from_the_first_call_until_the_client_is_closed() -> None:
+    wire = ProbedWire()
+    client = client_of(wire, [endpoint("a", 2.0), endpoint("b", 5.0), endpoint("c")], timeout=60)
+    await asyncio.sleep(1.0)
+    assert wire.looks == []
+    await ask(client)
+    await asyncio.sleep(10.5)
+    assert [at for name, at in wire.looks if name == "a"] == [1.0, 3.0, 5.0, 7.0, 9.0, 11.0]
+    assert [at for name, at in wire.looks if name == "b"] == [1.0, 6.0, 11.0]
+    assert {name for name, _ in wire.looks} == {"a", "b"}
+    await client.aclose()
+    count = len(wire.looks)
+    await asyncio.sleep(60)
+    assert len(wire.looks) == count
+
+
+@in_virtual_time
+async def test_without_probes_there_is_no_task_and_no_timer() -> None:
+    wire = ProbedWire()
+    client = client_of(wire, [endpoint("a")], timeout=60)
+    await ask(client)
+    loop: Any = asyncio.get_running_loop()
+    assert len(asyncio.all_tasks()) == 1
+    assert not [timer for timer in loop.timers() if "Round" in repr(timer)]
+    await client.aclose()
+    assert wire.looks == []
+
+
+@in_virtual_time
+async def test_a_wire_that_cannot_probe_is_not_asked_to() -> None:
+    async with client_of(FakeWire(), [endpoint("a", 1.0)], timeout=60) as client:
+        assert await ask(client) == "re: ?"
+
+
+async def fails(_: str) -> ProbeResult:
+    raise RuntimeError("a look that breaks")
+
+
+async def hangs(_: str) -> ProbeResult:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+@pytest.mark.parametrize("trouble", [fails, hangs])
+@in_virtual_time
+async def test_probes_that_fail_or_hang_hurt_no_call_and_go_on(trouble: Callable[[str], Awaitable[ProbeResult]]) -> None:
+    wire = ProbedWire(trouble)
+    async with client_of(wire, [endpoint("a", 1.0)], timeout=60) as client:
+        for _ in range(30):
+            assert await ask(client) == "yes"
+            await asyncio.sleep(1.0)
+    times = [at for _, at in wire.looks]
+    apart = [after - before for before, after in pairwise(times)]
+    least, most = (1.0, 1.0) if trouble is fails else (TIMEOUT, TIMEOUT + 1.0)
+    assert least - 0.1 <= min(apart) <= max(apart) <= most + 0.1
+
+
+@in_virtual_time
+async def test_a_probe_under_way_ends_with_the_client() -> None:
+    client = client_of(ProbedWire(hangs), [endpoint("a", 1.0)], timeout=60)
+    await ask(client)
+    await client.aclose()
+    await asyncio.sleep(0)
+    assert len(asyncio.all_tasks()) == 1
+
+
+def returned_after(probe: float | None) -> tuple[float, int, int]:
+    """Seconds from a return until the first request, requests to the dead, and failed calls."""
+
+    async def test() -> tuple[float, int, int]:
+        wire = ProbedWire()
+        client = client_of(wire, [endpoint("a", probe), endpoint("b")], timeout=60)
+        client._runtime.engine.scheduler.rng.seed(1)
+        failed = 0
+
+        async def call() -> None:
+            nonlocal failed
+            try:
+                await ask(client)
+            except ConnectionFailed:
+                failed += 1
+
+        async def load() -> None:
+            while True:
+                await asyncio.gather(*(call() for _ in range(12)))
+
+        async with client:
+            task = asyncio.create_task(load())
+            await asyncio.sleep(10.0)
+            wire.gone.add("a")
+            await asyncio.sleep(40.05)
+            to_the_dead = sum(name == "a" and at >= 10.0 for name, _, at in wire.sent)
+            wire.gone.clear()
+            back = now()
+            await asyncio.sleep(20.0)
+            task.cancel()
+            await asyncio.wait([task])
+        return min(at for name, _, at in wire.sent if name == "a" and at >= back) - back, to_the_dead, failed
+
+    result: tuple[float, int, int] = on_virtual_time(test)
+    return result
+
+
+def test_a_return_is_noticed_within_one_probe_and_the_dead_endpoint_is_hardly_sent_to_meanwhile() -> None:
+    late, tries, _ = returned_after(None)
+    soon, fewer, failed = returned_after(0.5)
+    assert soon <= 0.5 + 0.01
+    assert fewer < tries
+    assert failed == 0
+    assert late > 0.5, "without looks it takes longer: else this shows nothing"
+
+
+def test_one_loop_probes_an_endpoint_and_always_the_same_until_it_is_late() -> None:
+    now = [0.0]
+    engine = ProbingEngine(Scheduler(Retry(), Random(0)), FakeWire, clock=lambda: now[0])
+    source = make_source("a", Random(0), Limits())
+    source.handle = endpoint("a", 1.0)
+    engine.watch_over(lambda: [source])
+    first: Any = "a round"
+    second: Any = "another"
+
+    def claimed(by: Any, at: float) -> bool:
+        now[0] = at
+        sources, wake = engine.claim(by)
+        assert at < wake <= at + 1.0 + LATE
+        if sources:
+            engine.seen(source, ProbeResult())
+        return bool(sources)
+
+    assert [claimed(by, 10.0) for by in (first, second)] == [True, False]
+    assert [claimed(by, 11.0) for by in (second, first, second)] == [False, True, False]
+    assert [claimed(by, 12.0 + LATE) for by in (second, first)] == [True, False], "the first was late"
+    assert claimed(first, 13.0 + LATE) is False
+
+
+def test_when_a_loop_ends_another_takes_its_probes_over() -> None:
+    looks: list[int] = []
+    begun, ended = threading.Barrier(2), threading.Event()
+
+    class Counted(ProbedWire):
+        async def look(self, endpoint: Any) -> ProbeResult:
+            looks.append(threading.get_ident())
+            return ProbeResult(ready=True)
+
+    client = QRewardClient([endpoint("a", 0.02)], wire_factory=Counted)
+
+    async def first() -> None:
+        await ask(client)
+        while not looks:  # noqa: ASYNC110 - it is looks that are waited for
+            await asyncio.sleep(0.01)
+        await asyncio.to_thread(begun.wait)
+        await client._runtime.engine.leave()
+        looks.clear()
+        ended.set()
+
+    async def second() -> None:
+        await asyncio.to_thread(begun.wait)
+        await ask(client)
+        await asyncio.to_thread(ended.wait)
+        async with asyncio.timeout(60):
+            while len(looks) < 3:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        await client.aclose()
+
+    thread = threading.Thread(target=lambda: asyncio.run(first()))
+    thread.start()
+    asyncio.run(second())
+    thread.join()
+    assert set(looks) == {threading.get_ident()}
+
+
+@in_virtual_time
+async def test_an_endpoint_added_or_changed_live_is_looked_at_from_then_on() -> None:
+    wire = ProbedWire()
+    async with client_of(wire, [endpoint("a")], timeout=60) as client:
+        await ask(client)
+        client.add_endpoint(endpoint("b", 1.0))
+        await asyncio.sleep(2.5)
+        assert [name for name, _ in wire.looks] == ["b"] * 3
+        learned = client._runtime.fleet.source("a")
+        client.reload(client.config.model_copy(update={"endpoints": (endpoint("a", 1.0),)}))
+        assert client._runtime.fleet.source("a") is learned, "nothing that was learned is lost by it"
+        wire.looks.clear()
+        await asyncio.sleep(2.5)
+        assert {name for name, _ in wire.looks} == {"a"}
+        client.reload(client.config.model_copy(update={"endpoints": (endpoint("a"),)}))
+        wire.looks.clear()
+        await asyncio.sleep(5.0)
+        assert wire.looks == []
+
+
+def test_a_probe_does_not_run_in_the_context_of_the_first_caller() -> None:
+    mark: ContextVar[str] = ContextVar("mark", default="none")
+    seen: list[str] = []
+
+    async def note(_: str) -> ProbeResult:
+        seen.append(mark.get())
+        return ProbeResult()
+
+    async def test() -> None:
+        async with client_of(ProbedWire(note), [endpoint("a", 1.0)], timeout=60) as client:
+            mark.set("the caller's")
+            await ask(client)
+            await asyncio.sleep(3.5)
+
+    on_virtual_time(test)
+    assert seen == ["none"] * 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
@@ -11,7 +12,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from server_tools import Lengths, Served, run, served, until
+from server_tools import Lengths, Served, served, until
 
 from qreward.batching.reward_buffer import RewardBuffer
 from qreward.server import ServerConfig
@@ -29,110 +30,75 @@ def hint_of(answer: httpx.Response) -> float:
     return exact
 
 
-def test_a_full_queue_is_answered_429_with_when_to_come_again_and_nothing_is_lost() -> None:
-    async def main() -> None:
-        scorer = Lengths(gated=True)
-        async with served(scorer, max_batch_size=2, max_queue=8, max_items=4) as server:
-            callers = [asyncio.ensure_future(server.post("/get_reward", {"query": ["a", "b"]})) for _ in range(60)]
-            await until(lambda: sum(caller.done() for caller in callers) == 55)  # 1 batch of 2, 8 waiting
-            assert server.service.buffer.waiting == 8
-            assert scorer.gate is not None
-            scorer.gate.set()
-            answers = await asyncio.gather(*callers)
-            assert Counter(answer.status_code for answer in answers) == {200: 5, 429: 55}
-            assert all(hint_of(answer) > 0 for answer in answers if answer.status_code == 429)
-            assert len(scorer.seen) == 10
-            assert server.service.admission.pending == 0
-            assert (await server.post("/get_reward", BODY)).status_code == 200
-
-    run(main())
+async def test_a_full_queue_is_answered_429_with_when_to_come_again_and_nothing_is_lost() -> None:
+    scorer = Lengths(gated=True)
+    async with served(scorer, max_batch_size=2, max_queue=8, max_items=4) as server:
+        callers = [asyncio.ensure_future(server.post("/get_reward", {"query": ["a", "b"]})) for _ in range(60)]
+        await until(lambda: sum(caller.done() for caller in callers) == 55)  # 1 batch of 2, 8 waiting
+        assert server.service.buffer.waiting == 8
+        assert scorer.gate is not None
+        scorer.gate.set()
+        answers = await asyncio.gather(*callers)
+        assert Counter(answer.status_code for answer in answers) == {200: 5, 429: 55}
+        assert all(hint_of(answer) > 0 for answer in answers if answer.status_code == 429)
+        assert len(scorer.seen) == 10
+        assert server.service.admission.pending == 0
+        assert (await server.post("/get_reward", BODY)).status_code == 200
 
 
-def test_the_hint_follows_the_pace_of_the_scorer() -> None:
-    async def main() -> None:
-        async with served(Lengths(0.1), max_batch_size=1, max_queue=4, max_items=4) as server:
-            await server.post("/get_reward", BODY)  # 0.1 s each, as is known now
-            callers = [asyncio.ensure_future(server.post("/get_reward", BODY)) for _ in range(5)]
-            await until(lambda: server.service.buffer.waiting == 4)
-            refused = await server.post("/get_reward", {"query": ["a"] * 3})
-            assert refused.status_code == 429
-            assert 0.05 < hint_of(refused) < 20.0  # up to 3 places at 0.1 s each, on a machine that may be busy
-            assert refused.json()["error"]["type"] == "queue_full"
-            await asyncio.gather(*callers)
-
-    run(main())
-
-
-def test_a_list_that_never_had_room_is_refused_for_good() -> None:
-    async def main() -> None:
-        async with served(Lengths(), max_queue=4, max_items=4) as server:
-            assert (await server.post("/get_reward", {"query": ["a"] * 5})).status_code == 422
-
-    run(main())
+async def test_the_hint_of_a_full_queue_follows_the_pace_of_the_scorer() -> None:
+    """How long exactly is shown for the buffer, in virtual time."""
+    scorer = Lengths(0.05)
+    async with served(scorer, max_batch_size=1, max_queue=4, max_items=4) as server:
+        await server.post("/get_reward", BODY)
+        scorer.gate = asyncio.Event()
+        callers = [asyncio.ensure_future(server.post("/get_reward", BODY)) for _ in range(5)]
+        await until(lambda: server.service.buffer.waiting == 4)
+        refused = await server.post("/get_reward", {"query": ["a"] * 3})
+        assert (refused.status_code, refused.json()["error"]["type"]) == (429, "queue_full")
+        assert hint_of(refused) > 0
+        assert (await server.post("/get_reward", {"query": ["a"] * 5})).status_code == 422  # which never had room
+        scorer.gate.set()
+        await asyncio.gather(*callers)
 
 
-def test_a_rate_is_held_by_429_with_when_the_next_may_come_and_nobody_waits() -> None:
-    async def main() -> None:
-        async with served(Lengths(), rate=5) as server:
-            answers = [await server.post("/get_reward", BODY) for _ in range(8)]
-            assert [answer.status_code for answer in answers[:5]] == [200] * 5
-            refused = [answer for answer in answers if answer.status_code == 429]
-            assert refused
-            assert all(0 < hint_of(answer) <= 0.2 for answer in refused)
-            assert refused[0].json()["error"]["type"] == "rate_limited"
-            await asyncio.sleep(hint_of(refused[-1]) + 0.01)
-            assert (await server.post("/get_reward", BODY)).status_code == 200
-            assert (await server.client.get("/health")).status_code == 200
-
-    run(main())
+async def test_a_request_beyond_the_rate_is_answered_429_at_once_with_when_to_come_again() -> None:
+    async with served(Lengths(), rate=0.25) as server:  # one at once, and the next in four seconds, so a busy machine is soon enough
+        assert (await server.post("/get_reward", BODY)).status_code == 200
+        refused = await server.post("/get_reward", BODY)
+        assert (refused.status_code, refused.json()["error"]["type"]) == (429, "rate_limited")
+        assert 0 < hint_of(refused) <= 4.0
+        assert (await server.client.get("/health")).status_code == 200
 
 
-def test_a_long_body_is_refused_whether_its_length_is_told_or_not() -> None:
+async def test_a_long_body_is_refused_whether_its_length_is_told_or_not() -> None:
     async def chunks() -> AsyncIterator[bytes]:
         for _ in range(40):
             yield b" " * 1000
 
-    async def main() -> None:
-        scorer = Lengths()
-        async with served(scorer, max_body_bytes=10_000) as server:
-            told = await server.client.post("/get_reward", content=b" " * 10_001)
-            untold = await server.client.post("/get_reward", content=chunks())
-            assert [answer.status_code for answer in (told, untold)] == [413, 413]
-            assert (await server.post("/get_reward", BODY)).status_code == 200
-            await until(lambda: server.service.admission.pending == 0)
-
-    run(main())
+    scorer = Lengths()
+    async with served(scorer, max_body_bytes=10_000) as server:
+        told = await server.client.post("/get_reward", content=b" " * 10_001)
+        untold = await server.client.post("/get_reward", content=chunks())
+        assert [answer.status_code for answer in (told, untold)] == [413, 413]
+        assert (await server.post("/get_reward", BODY)).status_code == 200
+        await until(lambda: server.service.admission.pending == 0)
 
 
-@pytest.mark.parametrize(
-    ("content", "status"),
-    [
+async def test_a_body_that_is_no_json_or_packed_is_refused() -> None:
+    table = [
         (b"", 400),
         (b"{", 400),
         (b"\xff\xfe", 400),
         (b'{"query": "\\ud800"}', 400),
         (b'{"a":' * 100_000, 400),
         (b'{"query": NaN}', 400),
-        (b"3", 422),
-    ],
-)
-def test_a_body_that_is_no_json_is_refused(content: bytes, status: int) -> None:
-    async def main() -> None:
-        async with served(Lengths()) as server:
+    ]
+    async with served(Lengths()) as server:
+        for content, status in [*table, (b"3", 422)]:
             answer = await server.client.post("/get_reward", content=content)
-            assert answer.status_code == status
-            assert answer.json()["error"]["message"]
-
-    run(main())
-
-
-def test_a_packed_body_is_refused() -> None:
-    async def main() -> None:
-        async with served(Lengths()) as server:
-            answer = await server.post("/get_reward", BODY, **{"content-encoding": "gzip"})
-            assert answer.status_code == 415
-
-    run(main())
+            assert (answer.status_code, bool(answer.json()["error"]["message"])) == (status, True), content[:20]
+        assert (await server.post("/get_reward", BODY, **{"content-encoding": "gzip"})).status_code == 415
 
 
 async def open_request(server: Served, length: int, body: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -144,83 +110,73 @@ async def open_request(server: Served, length: int, body: bytes) -> tuple[asynci
     return reader, writer
 
 
-def test_a_body_that_does_not_come_is_given_up() -> None:
+async def test_a_body_that_does_not_come_is_given_up() -> None:
+    async with served(Lengths(), body_timeout=0.05) as server:
+        reader, writer = await open_request(server, 100, b"{")
+        answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 408")
+        assert b"connection: close" in answer
+        writer.close()
+        await writer.wait_closed()
+        assert server.service.admission.pending == 0
+
+
+async def test_bodies_that_are_being_read_share_a_bounded_memory() -> None:
+    async with served(Lengths(), max_body_bytes=10_000, max_pending_bytes=10_000) as server:
+        _, writer = await open_request(server, 9_000, b" " * 8_000)
+        await until(lambda: server.service.admission.pending == 8_000)
+        refused = await server.client.post("/get_reward", content=b" " * 3_000)
+        assert refused.status_code == 429
+        assert hint_of(refused) > 0
+        assert refused.json()["error"]["type"] == "memory_full"
+        writer.close()
+        await writer.wait_closed()
+        await until(lambda: server.service.admission.pending == 0)
+        assert (await server.post("/get_reward", BODY)).status_code == 200
+
+
+async def test_a_caller_that_hangs_up_is_not_scored() -> None:
+    scorer = Lengths(gated=True)
+    async with served(scorer) as server:
+        busy = asyncio.ensure_future(server.post("/get_reward", BODY))
+        await until(lambda: scorer.batches)
+        content = json.dumps({"query": ["left"]}).encode()
+        _, writer = await open_request(server, len(content), content)
+        await until(lambda: server.service.buffer.waiting == 1)
+        writer.close()
+        await writer.wait_closed()
+        await until(lambda: server.service.buffer.waiting == 0)
+        assert scorer.gate is not None
+        scorer.gate.set()
+        assert (await busy).status_code == 200
+        assert scorer.seen == ["a"]
+        await until(lambda: server.service.active == 0)
+
+
+async def test_many_callers_at_once_are_all_answered_with_their_own_rewards() -> None:
+    scorer = Lengths(0.001)
+    async with served(scorer, max_batch_size=32, max_concurrent_batches=2) as server:
+        bodies: list[Any] = [{"query": ["x" * (at + extra) for extra in range(3)]} for at in range(100)]
+        answers = await asyncio.gather(*(server.post("/get_reward", body) for body in bodies))
+        assert [answer.json()["rewards"] for answer in answers] == [[float(at + extra) for extra in range(3)] for at in range(100)]
+        assert scorer.peak <= 2
+        assert max(map(len, scorer.batches)) <= 32
+
+
+def test_a_rate_lets_a_second_of_requests_in_at_once_and_its_hint_is_what_is_missing_of_one() -> None:
     async def main() -> None:
-        async with served(Lengths(), body_timeout=0.05) as server:
-            reader, writer = await open_request(server, 100, b"{")
-            answer = await reader.read()
-            assert answer.startswith(b"HTTP/1.1 408")
-            assert b"connection: close" in answer
-            writer.close()
-            await writer.wait_closed()
-            assert server.service.admission.pending == 0
-
-    run(main())
-
-
-def test_bodies_that_are_being_read_share_a_bounded_memory() -> None:
-    async def main() -> None:
-        async with served(Lengths(), max_body_bytes=10_000, max_pending_bytes=10_000) as server:
-            _, writer = await open_request(server, 9_000, b" " * 8_000)
-            await until(lambda: server.service.admission.pending == 8_000)
-            refused = await server.client.post("/get_reward", content=b" " * 3_000)
-            assert refused.status_code == 429
-            assert hint_of(refused) > 0
-            assert refused.json()["error"]["type"] == "memory_full"
-            writer.close()
-            await writer.wait_closed()
-            await until(lambda: server.service.admission.pending == 0)
-            assert (await server.post("/get_reward", BODY)).status_code == 200
-
-    run(main())
-
-
-def test_a_caller_that_hangs_up_is_not_scored() -> None:
-    async def main() -> None:
-        scorer = Lengths(gated=True)
-        async with served(scorer) as server:
-            busy = asyncio.ensure_future(server.post("/get_reward", BODY))
-            await until(lambda: scorer.batches)
-            content = json.dumps({"query": ["left"]}).encode()
-            _, writer = await open_request(server, len(content), content)
-            await until(lambda: server.service.buffer.waiting == 1)
-            writer.close()
-            await writer.wait_closed()
-            await until(lambda: server.service.buffer.waiting == 0)
-            assert scorer.gate is not None
-            scorer.gate.set()
-            assert (await busy).status_code == 200
-            assert scorer.seen == ["a"]
-            await until(lambda: server.service.active == 0)
-
-    run(main())
-
-
-def test_many_callers_at_once_are_all_answered_with_their_own_rewards() -> None:
-    async def main() -> None:
-        scorer = Lengths(0.001)
-        async with served(scorer, max_batch_size=32, max_concurrent_batches=2) as server:
-            bodies: list[Any] = [{"query": ["x" * (at + extra) for extra in range(3)]} for at in range(100)]
-            answers = await asyncio.gather(*(server.post("/get_reward", body) for body in bodies))
-            assert [answer.json()["rewards"] for answer in answers] == [[float(at + extra) for extra in range(3)] for at in range(100)]
-            assert scorer.peak <= 2
-            assert max(map(len, scorer.batches)) <= 32
-
-    run(main())
-
-
-def test_the_hint_of_a_rate_is_what_is_missing_of_one_request() -> None:
-    async def main() -> None:
-        config = ServerConfig(rate=0.5)
         async with RewardBuffer(Lengths()) as buffer:
-            admission = Admission(config, buffer)
-            admission.enter()
-            await asyncio.sleep(0.5)  # of the 2 s for one
-            with pytest.raises(HTTPError) as refused:
+            for rate, at_once, seconds in ((0.5, 1, 2.0), (5.0, 5, 0.2)):
+                admission = Admission(ServerConfig(rate=rate), buffer)
+                for _ in range(at_once):
+                    admission.enter()
+                await asyncio.sleep(seconds / 4)
+                with pytest.raises(HTTPError) as refused:
+                    admission.enter()
+                missing = seconds * 750
+                assert refused.value.headers["retry-after"] == str(math.ceil(missing / 1000))
+                assert int(refused.value.headers["retry-after-ms"]) in {missing, missing + 1}  # rounded up
+                await asyncio.sleep(seconds * 0.75 + 0.001)
                 admission.enter()
-            assert refused.value.headers["retry-after"] == "2"
-            assert int(refused.value.headers["retry-after-ms"]) in {1500, 1501}  # rounded up
-            await asyncio.sleep(1.501)
-            admission.enter()
 
     run_in_virtual_time(main())

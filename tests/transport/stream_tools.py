@@ -6,7 +6,8 @@ import asyncio
 import json
 from typing import Any
 
-from transport_server import Connection, Request, Script, Server, endpoint_of, run
+from shared_tools import run
+from transport_server import Connection, Request, Script, Server, endpoint_of
 
 from qreward.codecs.base import WireRequest
 from qreward.codecs.chat import CHAT
@@ -78,7 +79,7 @@ def outcome_of(script: Script, engine: str = "aiohttp", what: WireRequest | None
             found.extend([*await ask(wire, endpoint, what), server.requests])
             await wire.aclose()
 
-    run(test)
+    run(test())
     return found[0], found[1], found[2]
 
 

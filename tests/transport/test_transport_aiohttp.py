@@ -10,7 +10,8 @@ from typing import Any
 
 import aiohttp
 import pytest
-from transport_server import PATIENCE, Connection, Request, Server, always, answer, completion, run, transport_of
+from shared_tools import PATIENCE, each
+from transport_server import Connection, Request, Server, always, answer, completion, transport_of
 
 from qreward.codecs.base import TransportError
 from qreward.errors import ConfigError
@@ -28,110 +29,91 @@ def test_the_hook_by_which_connections_are_gated_is_still_there() -> None:
     assert list(inspect.signature(_create_connection).parameters) == ["self", "req", "traces", "timeout"]
 
 
-def test_few_connections_are_opened_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test() -> None:
-        opening, most = 0, 0
+async def test_few_connections_are_opened_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    opening, most = 0, 0
 
-        async def watched(*args: Any) -> Any:
-            nonlocal opening, most
-            opening += 1
-            most = max(most, opening)
-            await asyncio.sleep(0.01)
-            try:
-                return await _create_connection(*args)
-            finally:
-                opening -= 1
-
-        monkeypatch.setattr(aiohttp.TCPConnector, "_create_connection", watched)
-        async with Server(always(OK)) as server, transport_of("aiohttp", server.url) as transport:
-            await asyncio.gather(*(transport.post(PATH, b"{}") for _ in range(3 * CONNECTS_AT_ONCE)))
-        assert most == CONNECTS_AT_ONCE
-
-    run(test)
-
-
-def test_waiting_for_ones_turn_to_connect_counts_against_no_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test() -> None:
-        async def slow(*args: Any) -> Any:
-            await asyncio.sleep(0.04)
+    async def watched(*args: Any) -> Any:
+        nonlocal opening, most
+        opening += 1
+        most = max(most, opening)
+        await asyncio.sleep(0.01)
+        try:
             return await _create_connection(*args)
+        finally:
+            opening -= 1
 
-        monkeypatch.setattr(aiohttp.TCPConnector, "_create_connection", slow)
-        monkeypatch.setattr(aiohttp_transport, "CONNECTS_AT_ONCE", 1)
-        async with Server(always(OK)) as server, transport_of("aiohttp", server.url, timeouts=Timeouts(connect=0.2)) as transport:
-            replies = await asyncio.gather(*(transport.post(PATH, b"{}") for _ in range(10)))
-            assert {reply.status for reply in replies} == {200}
-
-    run(test)
+    monkeypatch.setattr(aiohttp.TCPConnector, "_create_connection", watched)
+    async with Server(always(OK)) as server, transport_of("aiohttp", server.url) as transport:
+        await asyncio.gather(*(transport.post(PATH, b"{}") for _ in range(3 * CONNECTS_AT_ONCE)))
+    assert most == CONNECTS_AT_ONCE
 
 
-def test_a_connection_that_does_not_open_in_time_was_certainly_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_waiting_for_ones_turn_to_connect_counts_against_no_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def slow(*args: Any) -> Any:
+        await asyncio.sleep(0.04)
+        return await _create_connection(*args)
+
+    monkeypatch.setattr(aiohttp.TCPConnector, "_create_connection", slow)
+    monkeypatch.setattr(aiohttp_transport, "CONNECTS_AT_ONCE", 1)
+    async with Server(always(OK)) as server, transport_of("aiohttp", server.url, timeouts=Timeouts(connect=0.2)) as transport:
+        replies = await asyncio.gather(*(transport.post(PATH, b"{}") for _ in range(10)))
+        assert {reply.status for reply in replies} == {200}
+
+
+async def test_a_connection_that_does_not_open_in_time_was_certainly_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looking up the name is part of it, which aiohttp's own limits leave out."""
 
-    async def test() -> None:
-        async def never(*_: Any, **__: Any) -> Any:
-            await asyncio.Event().wait()
+    async def never(*_: Any, **__: Any) -> Any:
+        await asyncio.Event().wait()
 
-        monkeypatch.setattr(aiohttp.TCPConnector, "_resolve_host", never)
-        async with transport_of("aiohttp", "http://judge.example/v1", timeouts=Timeouts(connect=0.05)) as transport:
-            with pytest.raises(TransportError, match=r"timeouts\.connect") as caught:
-                await transport.post(PATH, b"{}")
-            assert (caught.value.sent, caught.value.timeout) == (False, True)
-
-    run(test)
+    monkeypatch.setattr(aiohttp.TCPConnector, "_resolve_host", never)
+    async with transport_of("aiohttp", "http://judge.example/v1", timeouts=Timeouts(connect=0.05)) as transport:
+        with pytest.raises(TransportError, match=r"timeouts\.connect") as caught:
+            await transport.post(PATH, b"{}")
+        assert (caught.value.sent, caught.value.timeout) == (False, True)
 
 
-@pytest.mark.parametrize("rate", [0.5, 1.0, 50.0])
-def test_connects_per_second_paces_new_connections_and_not_requests(monkeypatch: pytest.MonkeyPatch, rate: float) -> None:
-    async def test() -> None:
-        made: list[tuple[float, float]] = []
-        acquired = 0
+@each("rate", [0.5, 1.0, 50.0])
+async def test_connects_per_second_paces_new_connections_and_not_requests(monkeypatch: pytest.MonkeyPatch, rate: float) -> None:
+    made: list[tuple[float, float]] = []
+    acquired = 0
 
-        class Recorder:
-            def __init__(self, most: float, seconds: float) -> None:
-                made.append((most, seconds))
+    class Recorder:
+        def __init__(self, most: float, seconds: float) -> None:
+            made.append((most, seconds))
 
-            async def acquire(self) -> None:
-                nonlocal acquired
-                acquired += 1
+        async def acquire(self) -> None:
+            nonlocal acquired
+            acquired += 1
 
-        monkeypatch.setattr(aiohttp_transport, "AsyncLimiter", Recorder)
-        limits = Limits(connects_per_second=rate)
-        async with Server(always(OK)) as server, transport_of("aiohttp", server.url, limits=limits) as transport:
-            for _ in range(3):
-                await asyncio.gather(*(transport.post(PATH, b"{}") for _ in range(2)))
-        assert acquired == len(server.connections) == 2
-        ((most, seconds),) = made
-        assert most / seconds == pytest.approx(rate)
-        assert most >= 1  # aiolimiter refuses to hand out more than its most, so less than one would be none at all
-
-    run(test)
+    monkeypatch.setattr(aiohttp_transport, "AsyncLimiter", Recorder)
+    limits = Limits(connects_per_second=rate)
+    async with Server(always(OK)) as server, transport_of("aiohttp", server.url, limits=limits) as transport:
+        for _ in range(3):
+            await asyncio.gather(*(transport.post(PATH, b"{}") for _ in range(2)))
+    assert acquired == len(server.connections) == 2
+    ((most, seconds),) = made
+    assert most / seconds == pytest.approx(rate)
+    assert most >= 1  # aiolimiter refuses to hand out more than its most, so less than one would be none at all
 
 
-def test_a_connection_may_be_refused_by_our_own_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test() -> None:
-        async def full(*_: Any) -> Any:
-            raise OSError(errno.EMFILE, "Too many open files")
+async def test_a_connection_may_be_refused_by_our_own_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def full(*_: Any) -> Any:
+        raise OSError(errno.EMFILE, "Too many open files")
 
-        monkeypatch.setattr(aiohttp.TCPConnector, "_create_connection", full)
-        async with transport_of("aiohttp", "http://127.0.0.1:1/v1") as transport:
-            with pytest.raises(TransportError, match="ulimit -n") as caught:
-                await transport.post(PATH, b"{}")
-            assert (caught.value.local, caught.value.sent) == (True, False)
-
-    run(test)
+    monkeypatch.setattr(aiohttp.TCPConnector, "_create_connection", full)
+    async with transport_of("aiohttp", "http://127.0.0.1:1/v1") as transport:
+        with pytest.raises(TransportError, match="ulimit -n") as caught:
+            await transport.post(PATH, b"{}")
+        assert (caught.value.local, caught.value.sent) == (True, False)
 
 
-def test_no_error_of_aiohttp_hangs_on_to_ours() -> None:
+async def test_no_error_of_aiohttp_hangs_on_to_ours() -> None:
     """aiohttp's errors hold the request's headers, the key among them."""
-
-    async def test() -> None:
-        async with transport_of("aiohttp", "http://127.0.0.1:1/v1") as transport:
-            with pytest.raises(TransportError) as caught:
-                await transport.post(PATH, b"{}")
-            assert (caught.value.__cause__, caught.value.__context__) == (None, None)
-
-    run(test)
+    async with transport_of("aiohttp", "http://127.0.0.1:1/v1") as transport:
+        with pytest.raises(TransportError) as caught:
+            await transport.post(PATH, b"{}")
+        assert (caught.value.__cause__, caught.value.__context__) == (None, None)
 
 
 def test_an_error_that_aiohttp_invents_a_status_for_is_no_status() -> None:
@@ -148,40 +130,34 @@ async def _proxy(request: Request, connection: Connection) -> None:
         await connection.send(OK)
 
 
-@pytest.mark.parametrize("by", ["setting", "environment"])
-def test_a_proxy_gets_the_whole_address_and_its_own_credentials(monkeypatch: pytest.MonkeyPatch, by: str) -> None:
-    async def test() -> None:
-        async with Server(_proxy) as proxy:
-            url = f"http://me:pass%20word@127.0.0.1:{proxy.port}"
-            monkeypatch.setenv("http_proxy", url)
-            monkeypatch.delenv("no_proxy", raising=False)
-            settings = {"proxy": url} if by == "setting" else {}
-            transport = AiohttpTransport(Endpoint("http://judge.example/v1", **settings))
-            for _ in range(2):
-                assert (await transport.post(PATH, b"{}")).status == 200
-            await transport.aclose()
-        assert [request.line for request in proxy.requests] == ["POST http://judge.example/v1/chat/completions HTTP/1.1"] * 2
-        expected = "Basic " + base64.b64encode(b"me:pass word").decode()
-        assert {request.headers["proxy-authorization"] for request in proxy.requests} == {expected}
-
-    run(test)
+@each("by", ["setting", "environment"])
+async def test_a_proxy_gets_the_whole_address_and_its_own_credentials(monkeypatch: pytest.MonkeyPatch, by: str) -> None:
+    async with Server(_proxy) as proxy:
+        url = f"http://me:pass%20word@127.0.0.1:{proxy.port}"
+        monkeypatch.setenv("http_proxy", url)
+        monkeypatch.delenv("no_proxy", raising=False)
+        settings = {"proxy": url} if by == "setting" else {}
+        transport = AiohttpTransport(Endpoint("http://judge.example/v1", **settings))
+        for _ in range(2):
+            assert (await transport.post(PATH, b"{}")).status == 200
+        await transport.aclose()
+    assert [request.line for request in proxy.requests] == ["POST http://judge.example/v1/chat/completions HTTP/1.1"] * 2
+    expected = "Basic " + base64.b64encode(b"me:pass word").decode()
+    assert {request.headers["proxy-authorization"] for request in proxy.requests} == {expected}
 
 
-def test_a_proxy_that_refuses_to_connect_is_no_answer_and_its_password_is_not_shown() -> None:
-    async def test() -> None:
-        async with Server(_proxy) as proxy:
-            transport = AiohttpTransport(Endpoint("https://judge.example/v1", proxy=f"http://me:secretword@127.0.0.1:{proxy.port}"))
-            with pytest.raises(TransportError, match="407") as caught:
-                await transport.post(PATH, b"{}")
-            await transport.aclose()
-            assert caught.value.sent is False
-            assert "secretword" not in str(caught.value)
-
-    run(test)
+async def test_a_proxy_that_refuses_to_connect_is_no_answer_and_its_password_is_not_shown() -> None:
+    async with Server(_proxy) as proxy:
+        transport = AiohttpTransport(Endpoint("https://judge.example/v1", proxy=f"http://me:secretword@127.0.0.1:{proxy.port}"))
+        with pytest.raises(TransportError, match="407") as caught:
+            await transport.post(PATH, b"{}")
+        await transport.aclose()
+        assert caught.value.sent is False
+        assert "secretword" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("environment", "setting", "expected"),
+@each(
+    "environment, setting, expected",
     [
         ({"http_proxy": "proxy.example:3128"}, None, "http://proxy.example:3128"),
         ({"all_proxy": "http://proxy.example:1"}, None, "http://proxy.example:1"),
@@ -203,44 +179,38 @@ def test_which_proxy_is_used(
     assert AiohttpTransport(Endpoint("http://judge.example/v1", proxy=setting))._proxy == expected
 
 
-@pytest.mark.parametrize("proxy", ["socks5://user:pw-of-mine@host:1", "http://:1", "ftp://host", "http://host:port"])
+@each("proxy", ["socks5://user:pw-of-mine@host:1", "http://:1", "ftp://host", "http://host:port"])
 def test_a_proxy_that_cannot_be_used_is_a_configuration_error_without_its_password(proxy: str) -> None:
     with pytest.raises(ConfigError, match="proxy is not an http") as caught:
         AiohttpTransport(Endpoint("http://judge.example/v1", proxy=proxy))
     assert "pw-of-mine" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["Content-Length", "transfer-encoding"])
+@each("name", ["Content-Length", "transfer-encoding"])
 def test_a_header_that_would_break_the_framing_is_a_configuration_error(name: str) -> None:
     with pytest.raises(ConfigError, match="set by the HTTP backend"):
         AiohttpTransport(Endpoint("http://judge.example/v1", headers={name: "5"}))
 
 
-def test_an_address_is_sent_as_it_was_written() -> None:
-    async def test() -> None:
-        async with Server(always(OK)) as server:
-            for base, target in [("/a%2Fb/v1", "/a%2Fb/v1"), ("/a b/ü", "/a%20b/%C3%BC")]:
-                transport = AiohttpTransport(Endpoint(server.url.removesuffix("/v1") + base, proxy=""))
-                await transport.post(PATH, b"{}")
-                await transport.aclose()
-                assert server.requests[-1].line == f"POST {target}{PATH} HTTP/1.1"
-
-    run(test)
-
-
-def test_closing_ends_what_is_in_flight_with_an_error() -> None:
-    async def test() -> None:
-        async def never(_: Request, connection: Connection) -> None:
-            await connection.hang()
-
-        async with Server(never) as server:
-            transport = AiohttpTransport(Endpoint(server.url, proxy=""))
-            task = asyncio.create_task(transport.post(PATH, b"{}"))
-            await server.until(1)
+async def test_an_address_is_sent_as_it_was_written() -> None:
+    async with Server(always(OK)) as server:
+        for base, target in [("/a%2Fb/v1", "/a%2Fb/v1"), ("/a b/ü", "/a%20b/%C3%BC")]:
+            transport = AiohttpTransport(Endpoint(server.url.removesuffix("/v1") + base, proxy=""))
+            await transport.post(PATH, b"{}")
             await transport.aclose()
-            async with asyncio.timeout(PATIENCE):
-                with pytest.raises(TransportError) as caught:
-                    await task
-            assert caught.value.sent
+            assert server.requests[-1].line == f"POST {target}{PATH} HTTP/1.1"
 
-    run(test)
+
+async def test_closing_ends_what_is_in_flight_with_an_error() -> None:
+    async def never(_: Request, connection: Connection) -> None:
+        await connection.hang()
+
+    async with Server(never) as server:
+        transport = AiohttpTransport(Endpoint(server.url, proxy=""))
+        task = asyncio.create_task(transport.post(PATH, b"{}"))
+        await server.until(1)
+        await transport.aclose()
+        async with asyncio.timeout(PATIENCE):
+            with pytest.raises(TransportError) as caught:
+                await task
+        assert caught.value.sent

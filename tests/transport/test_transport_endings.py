@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from shared_tools import run
 from stream_tools import DONE, said, sse
 from stream_tools import outcome_of as streamed
 from transport_server import Server as WireServer
-from transport_server import always, answer, endpoint_of, run
+from transport_server import always, answer, endpoint_of
 
 from qreward.codecs.base import Malformed, WireRequest
 from qreward.codecs.chat import CHAT, VERBATIM_CHAT, ChatCodec
@@ -45,7 +46,7 @@ def ends(codec: ChatCodec, reasons: tuple[Any, ...]) -> tuple[str, Any]:
                 assert "not whole" in str(outcome.error)
                 found.append((outcome.kind.name, None))
 
-    run(test)
+    run(test())
     return found[0]
 
 
@@ -76,17 +77,14 @@ def test_what_an_answer_comes_to_by_how_it_ended_and_by_who_reads_it() -> None:
     assert {key: value for key, value in found.items() if value != wanted[key]} == {}
 
 
-def test_the_reason_of_an_answer_that_must_be_read_leniently_counts_as_well() -> None:
+async def test_the_reason_of_an_answer_that_must_be_read_leniently_counts_as_well() -> None:
     odd = b'{"usage": "unknown", ' + body("abort")[1:]
     found: list[Any] = []
 
-    async def test() -> None:
-        async with WireServer(always(answer(odd))) as server, endpoint_of("aiohttp", server.url, name="gpu-0") as endpoint:
-            wire = HttpBackend()
-            found.append(await wire.send(endpoint, WireRequest(CHAT, "judge-7b", MESSAGES, {}, None)))
-            await wire.aclose()
-
-    run(test)
+    async with WireServer(always(answer(odd))) as server, endpoint_of("aiohttp", server.url, name="gpu-0") as endpoint:
+        wire = HttpBackend()
+        found.append(await wire.send(endpoint, WireRequest(CHAT, "judge-7b", MESSAGES, {}, None)))
+        await wire.aclose()
     assert isinstance(found[0], Failure)
 
 

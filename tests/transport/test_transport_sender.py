@@ -8,7 +8,8 @@ import warnings
 from typing import Any
 
 import pytest
-from transport_server import ENGINES, PATIENCE, Connection, Request, Server, always, answer, completion, endpoint_of, hang, run
+from shared_tools import PATIENCE, each, run
+from transport_server import ENGINES, Connection, Request, Server, always, answer, completion, endpoint_of, hang
 
 from qreward.codecs.base import WireRequest
 from qreward.codecs.chat import CHAT
@@ -25,53 +26,44 @@ def call(content: Any = "?", *, model: str = "judge-7b", headers: dict[str, str]
     return WireRequest(CHAT, model, [{"role": "user", "content": content}], params, headers)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_chat_is_sent_under_the_servers_name_of_the_model_and_its_answer_read(engine: str) -> None:
-    async def test() -> None:
-        async with Server(always(OK)) as server, endpoint_of(engine, server.url, model_names={"judge-7b": "org/judge"}) as endpoint:
-            wire = HttpBackend()
-            outcome = await wire.send(endpoint, call(temperature=0, headers={"X-Call": "1"}))
-            await wire.aclose()
-        assert isinstance(outcome, Answer)
-        assert (outcome.value.text(), outcome.prompt_tokens, outcome.output_tokens) == ("fine", 12, 3)
-        (request,) = server.requests
-        assert request.json == {"model": "org/judge", "messages": [{"role": "user", "content": "?"}], "temperature": 0}
-        assert request.headers["x-call"] == "1"
-
-    run(test)
+@each("engine", ENGINES)
+async def test_a_chat_is_sent_under_the_servers_name_of_the_model_and_its_answer_read(engine: str) -> None:
+    async with Server(always(OK)) as server, endpoint_of(engine, server.url, model_names={"judge-7b": "org/judge"}) as endpoint:
+        wire = HttpBackend()
+        outcome = await wire.send(endpoint, call(temperature=0, headers={"X-Call": "1"}))
+        await wire.aclose()
+    assert isinstance(outcome, Answer)
+    assert (outcome.value.text(), outcome.prompt_tokens, outcome.output_tokens) == ("fine", 12, 3)
+    (request,) = server.requests
+    assert request.json == {"model": "org/judge", "messages": [{"role": "user", "content": "?"}], "temperature": 0}
+    assert request.headers["x-call"] == "1"
 
 
-def test_embeddings_go_the_same_way() -> None:
-    async def test() -> None:
-        body = {"data": [{"index": 0, "embedding": [0.5]}], "usage": {"prompt_tokens": 2, "total_tokens": 2}}
-        async with Server(always(answer(body))) as server, endpoint_of("aiohttp", server.url) as endpoint:
-            wire = HttpBackend()
-            outcome = await wire.send(endpoint, WireRequest(EMBEDDINGS, "e", ["a"], {}, None))
-            await wire.aclose()
-        assert isinstance(outcome, Answer)
-        assert outcome.value.build().data[0].embedding == [0.5]
-        assert (outcome.prompt_tokens, outcome.output_tokens) == (2, None)
-        assert server.requests[0].line == "POST /v1/embeddings HTTP/1.1"
-
-    run(test)
+async def test_embeddings_go_the_same_way() -> None:
+    body = {"data": [{"index": 0, "embedding": [0.5]}], "usage": {"prompt_tokens": 2, "total_tokens": 2}}
+    async with Server(always(answer(body))) as server, endpoint_of("aiohttp", server.url) as endpoint:
+        wire = HttpBackend()
+        outcome = await wire.send(endpoint, WireRequest(EMBEDDINGS, "e", ["a"], {}, None))
+        await wire.aclose()
+    assert isinstance(outcome, Answer)
+    assert outcome.value.build().data[0].embedding == [0.5]
+    assert (outcome.prompt_tokens, outcome.output_tokens) == (2, None)
+    assert server.requests[0].line == "POST /v1/embeddings HTTP/1.1"
 
 
-def test_embeddings_go_where_the_kind_of_server_takes_them() -> None:
-    async def test() -> None:
-        body = {"data": [{"index": 0, "embedding": [0.5]}], "usage": {"prompt_tokens": 2, "total_tokens": 2}}
-        table = {("tei", ""): "/v1/embeddings", ("tei", "/v1"): "/v1/embeddings", ("tei", "/at/v1"): "/at/v1/embeddings"}
-        for kind in ("openai", "vllm", "sglang", "openrlhf", "nim"):
-            table |= {(kind, "/v1"): "/v1/embeddings", (kind, ""): "/embeddings", (kind, "/at"): "/at/embeddings"}
-        async with Server(always(answer(body))) as server:
-            wire, found = HttpBackend(), {}
-            for kind, base in table:
-                endpoint = Endpoint(server.url.removesuffix("/v1") + base, kind=kind, proxy="")  # type: ignore[arg-type]
-                assert isinstance(await wire.send(endpoint, WireRequest(EMBEDDINGS, "e", ["a"], {}, None)), Answer)
-                found[kind, base] = server.requests[-1].line.split()[1]
-            await wire.aclose()
-        assert found == table
-
-    run(test)
+async def test_embeddings_go_where_the_kind_of_server_takes_them() -> None:
+    body = {"data": [{"index": 0, "embedding": [0.5]}], "usage": {"prompt_tokens": 2, "total_tokens": 2}}
+    table = {("tei", ""): "/v1/embeddings", ("tei", "/v1"): "/v1/embeddings", ("tei", "/at/v1"): "/at/v1/embeddings"}
+    for kind in ("openai", "vllm", "sglang", "openrlhf", "nim"):
+        table |= {(kind, "/v1"): "/v1/embeddings", (kind, ""): "/embeddings", (kind, "/at"): "/at/embeddings"}
+    async with Server(always(answer(body))) as server:
+        wire, found = HttpBackend(), {}
+        for kind, base in table:
+            endpoint = Endpoint(server.url.removesuffix("/v1") + base, kind=kind, proxy="")  # type: ignore[arg-type]
+            assert isinstance(await wire.send(endpoint, WireRequest(EMBEDDINGS, "e", ["a"], {}, None)), Answer)
+            found[kind, base] = server.requests[-1].line.split()[1]
+        await wire.aclose()
+    assert found == table
 
 
 ENDINGS: list[tuple[bytes, FailureKind]] = [
@@ -87,131 +79,104 @@ ENDINGS: list[tuple[bytes, FailureKind]] = [
 ]
 
 
-@pytest.mark.parametrize(("line", "kind"), ENDINGS)
-@pytest.mark.parametrize("engine", ENGINES)
-def test_an_attempt_that_fails_says_how(engine: str, line: bytes, kind: FailureKind) -> None:
-    async def test() -> None:
-        async with Server(always(line)) as server, endpoint_of(engine, server.url, name="gpu-0") as endpoint:
-            wire = HttpBackend()
-            outcome = await wire.send(endpoint, call())
-            await wire.aclose()
-        assert isinstance(outcome, Failure)
-        assert outcome.kind is kind
-        assert isinstance(outcome.error, RequestError)
-        assert (outcome.error.endpoint, outcome.error.model) == ("gpu-0", "judge-7b")
-
-    run(test)
-
-
-def test_a_status_201_with_an_answer_is_an_answer() -> None:
-    async def test() -> None:
-        async with Server(always(answer(completion("made"), status=201))) as server, endpoint_of("aiohttp", server.url) as endpoint:
-            wire = HttpBackend()
-            outcome = await wire.send(endpoint, call())
-            await wire.aclose()
-        assert isinstance(outcome, Answer)
-
-    run(test)
-
-
-def test_a_request_that_cannot_be_written_is_never_sent() -> None:
-    async def test() -> None:
-        async with Server(always(OK)) as server, endpoint_of("aiohttp", server.url) as endpoint:
-            wire = HttpBackend()
-            for bad in (call(b"bytes"), call(headers={"X": "a\nb"})):
-                outcome = await wire.send(endpoint, bad)
-                assert isinstance(outcome, Failure)
-                assert (outcome.kind, type(outcome.error)) == (FailureKind.UNSENDABLE, BadRequest)
-                assert outcome.error.model == "judge-7b"  # type: ignore[attr-defined]
-            await wire.aclose()
-        assert server.connections == []
-
-    run(test)
-
-
-def test_an_endpoint_that_is_wrongly_set_up_may_be_passed_over_for_another() -> None:
-    async def test() -> None:
+@each("line, kind", ENDINGS)
+@each("engine", ENGINES)
+async def test_an_attempt_that_fails_says_how(engine: str, line: bytes, kind: FailureKind) -> None:
+    async with Server(always(line)) as server, endpoint_of(engine, server.url, name="gpu-0") as endpoint:
         wire = HttpBackend()
-        outcome = await wire.send(Endpoint("https://judge.example/v1", verify="/no/such/bundle.pem"), call())
-        assert isinstance(outcome, Failure)
-        assert (outcome.kind, type(outcome.error), outcome.misconfigured) == (FailureKind.UNSUITABLE, ConfigError, True)
+        outcome = await wire.send(endpoint, call())
         await wire.aclose()
+    assert isinstance(outcome, Failure)
+    assert outcome.kind is kind
+    assert isinstance(outcome.error, RequestError)
+    assert (outcome.error.endpoint, outcome.error.model) == ("gpu-0", "judge-7b")
 
-    run(test)
+
+async def test_a_status_201_with_an_answer_is_an_answer() -> None:
+    async with Server(always(answer(completion("made"), status=201))) as server, endpoint_of("aiohttp", server.url) as endpoint:
+        wire = HttpBackend()
+        outcome = await wire.send(endpoint, call())
+        await wire.aclose()
+    assert isinstance(outcome, Answer)
 
 
-def test_a_bug_ends_the_attempt_with_its_exception_chained() -> None:
+async def test_a_request_that_cannot_be_written_is_never_sent() -> None:
+    async with Server(always(OK)) as server, endpoint_of("aiohttp", server.url) as endpoint:
+        wire = HttpBackend()
+        for bad in (call(b"bytes"), call(headers={"X": "a\nb"})):
+            outcome = await wire.send(endpoint, bad)
+            assert isinstance(outcome, Failure)
+            assert (outcome.kind, type(outcome.error)) == (FailureKind.UNSENDABLE, BadRequest)
+            assert outcome.error.model == "judge-7b"  # type: ignore[attr-defined]
+        await wire.aclose()
+    assert server.connections == []
+
+
+async def test_an_endpoint_that_is_wrongly_set_up_may_be_passed_over_for_another() -> None:
+    wire = HttpBackend()
+    outcome = await wire.send(Endpoint("https://judge.example/v1", verify="/no/such/bundle.pem"), call())
+    assert isinstance(outcome, Failure)
+    assert (outcome.kind, type(outcome.error), outcome.misconfigured) == (FailureKind.UNSUITABLE, ConfigError, True)
+    await wire.aclose()
+
+
+async def test_a_bug_ends_the_attempt_with_its_exception_chained() -> None:
     class Broken(type(CHAT)):  # type: ignore[misc]
         def decode(self, body: bytes, model: str) -> Any:
             raise KeyError("a bug")
 
-    async def test() -> None:
-        async with Server(always(OK)) as server, endpoint_of("aiohttp", server.url) as endpoint:
-            wire = HttpBackend()
-            outcome = await wire.send(endpoint, WireRequest(Broken(), "m", [], {}, None))
-            await wire.aclose()
+    async with Server(always(OK)) as server, endpoint_of("aiohttp", server.url) as endpoint:
+        wire = HttpBackend()
+        outcome = await wire.send(endpoint, WireRequest(Broken(), "m", [], {}, None))
+        await wire.aclose()
+    assert isinstance(outcome, Failure)
+    assert outcome.kind is FailureKind.UNSENDABLE
+    assert isinstance(outcome.error.__cause__, KeyError)
+
+
+async def test_a_cancel_is_a_cancel() -> None:
+    async with Server(hang) as server, endpoint_of("aiohttp", server.url) as endpoint:
+        wire = HttpBackend()
+        task = asyncio.create_task(wire.send(endpoint, call()))
+        await server.until(1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        async with asyncio.timeout(PATIENCE):
+            await server.connections[0].gone.wait()
+        await wire.aclose()
+
+
+async def test_each_endpoint_has_its_own_connections_even_under_one_name() -> None:
+    async with Server(always(OK)) as one, Server(always(OK)) as two:
+        wire = HttpBackend()
+        for server in (one, two, one):
+            endpoint = Endpoint(server.url, name="same", proxy="")
+            assert isinstance(await wire.send(endpoint, call()), Answer)
+        await wire.aclose()
+        assert (len(one.requests), len(two.requests)) == (2, 1)
+
+
+async def test_a_closed_wire_takes_nothing_more_and_may_be_closed_twice() -> None:
+    async with Server(always(OK)) as server, endpoint_of("aiohttp", server.url) as endpoint:
+        wire = HttpBackend()
+        await wire.send(endpoint, call())
+        await wire.aclose()
+        await wire.aclose()
+        outcome = await wire.send(endpoint, call())
         assert isinstance(outcome, Failure)
-        assert outcome.kind is FailureKind.UNSENDABLE
-        assert isinstance(outcome.error.__cause__, KeyError)
-
-    run(test)
+        assert (outcome.kind, type(outcome.error)) == (FailureKind.UNSENDABLE, ClientClosed)
 
 
-def test_a_cancel_is_a_cancel() -> None:
-    async def test() -> None:
-        async with Server(hang) as server, endpoint_of("aiohttp", server.url) as endpoint:
-            wire = HttpBackend()
-            task = asyncio.create_task(wire.send(endpoint, call()))
-            await server.until(1)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            async with asyncio.timeout(PATIENCE):
-                await server.connections[0].gone.wait()
-            await wire.aclose()
-
-    run(test)
-
-
-def test_each_endpoint_has_its_own_connections_even_under_one_name() -> None:
-    async def test() -> None:
-        async with Server(always(OK)) as one, Server(always(OK)) as two:
-            wire = HttpBackend()
-            for server in (one, two, one):
-                endpoint = Endpoint(server.url, name="same", proxy="")
-                assert isinstance(await wire.send(endpoint, call()), Answer)
-            await wire.aclose()
-            assert (len(one.requests), len(two.requests)) == (2, 1)
-
-    run(test)
-
-
-def test_a_closed_wire_takes_nothing_more_and_may_be_closed_twice() -> None:
-    async def test() -> None:
-        async with Server(always(OK)) as server, endpoint_of("aiohttp", server.url) as endpoint:
-            wire = HttpBackend()
-            await wire.send(endpoint, call())
-            await wire.aclose()
-            await wire.aclose()
-            outcome = await wire.send(endpoint, call())
-            assert isinstance(outcome, Failure)
-            assert (outcome.kind, type(outcome.error)) == (FailureKind.UNSENDABLE, ClientClosed)
-
-    run(test)
-
-
-def test_a_storm_of_rejections_on_one_endpoint_does_not_touch_another() -> None:
-    async def test() -> None:
-        full = answer({"error": {"message": "queue full"}}, status=503)
-        async with Server(always(full)) as bad, Server(always(OK)) as good:
-            wire = HttpBackend()
-            ends = [Endpoint(server.url, proxy="") for server in (bad, good)]
-            outcomes = await asyncio.gather(*(wire.send(ends[number % 2], call()) for number in range(100)))
-            await wire.aclose()
-        assert all(isinstance(outcome, Failure) and isinstance(outcome.error, RateLimited) for outcome in outcomes[::2])
-        assert all(isinstance(outcome, Answer) for outcome in outcomes[1::2])
-
-    run(test)
+async def test_a_storm_of_rejections_on_one_endpoint_does_not_touch_another() -> None:
+    full = answer({"error": {"message": "queue full"}}, status=503)
+    async with Server(always(full)) as bad, Server(always(OK)) as good:
+        wire = HttpBackend()
+        ends = [Endpoint(server.url, proxy="") for server in (bad, good)]
+        outcomes = await asyncio.gather(*(wire.send(ends[number % 2], call()) for number in range(100)))
+        await wire.aclose()
+    assert all(isinstance(outcome, Failure) and isinstance(outcome.error, RateLimited) for outcome in outcomes[::2])
+    assert all(isinstance(outcome, Answer) for outcome in outcomes[1::2])
 
 
 def test_a_closed_wire_leaves_nothing_behind_to_warn_about() -> None:
@@ -223,30 +188,27 @@ def test_a_closed_wire_leaves_nothing_behind_to_warn_about() -> None:
 
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        run(test)
+        run(test())
         gc.collect()
     assert [str(warning.message) for warning in seen] == []
 
 
-def test_a_finished_attempt_leaves_no_garbage_for_the_collector() -> None:
+async def test_a_finished_attempt_leaves_no_garbage_for_the_collector() -> None:
     """Cycles would be paid for by every request, in pauses of the collector."""
 
-    async def test() -> None:
-        async def script(_: Request, connection: Connection) -> None:
-            await connection.send(OK)
+    async def script(_: Request, connection: Connection) -> None:
+        await connection.send(OK)
 
-        async with Server(script) as server, endpoint_of("aiohttp", server.url) as endpoint:
-            wire = HttpBackend()
-            await wire.send(endpoint, call())
-            gc.collect()
-            gc.disable()
-            try:
-                for _ in range(20):
-                    await wire.send(endpoint, call())
-                found = gc.collect()
-            finally:
-                gc.enable()
-            await wire.aclose()
-            assert found == 0
-
-    run(test)
+    async with Server(script) as server, endpoint_of("aiohttp", server.url) as endpoint:
+        wire = HttpBackend()
+        await wire.send(endpoint, call())
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(20):
+                await wire.send(endpoint, call())
+            found = gc.collect()
+        finally:
+            gc.enable()
+        await wire.aclose()
+        assert found == 0

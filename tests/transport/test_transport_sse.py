@@ -10,6 +10,7 @@ from collections.abc import Iterable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shared_tools import each
 
 from qreward.codecs.sse import MOST_BYTES, Event, EventTooLong, Parser
 
@@ -64,13 +65,13 @@ CASES: dict[str, tuple[bytes, list[tuple[bytes, str]]]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@each("name", CASES)
 def test_a_stream_gives_its_events(name: str) -> None:
     stream, expected = CASES[name]
     assert events_of(stream) == expected
 
 
-@pytest.mark.parametrize("name", CASES)
+@each("name", CASES)
 def test_a_stream_gives_the_same_events_byte_by_byte_and_cut_at_any_one_place(name: str) -> None:
     stream, expected = CASES[name]
     assert events_of(*(bytes([byte]) for byte in stream)) == expected
@@ -97,7 +98,7 @@ TOO_LONG = {
 }
 
 
-@pytest.mark.parametrize("name", TOO_LONG)
+@each("name", TOO_LONG)
 def test_an_event_beyond_the_limit_is_an_error_after_the_events_before_it_and_nothing_follows(name: str) -> None:
     pieces = [b"data: good\n\n", *TOO_LONG[name], b"\n\ndata: late\n\n"]
     assert parsed(pieces, 50) == ([Event(b"good")], True)
@@ -170,7 +171,7 @@ def test_any_bytes_cut_at_any_places_give_what_the_standard_says(stream: bytes, 
     assert parsed([stream], most) == expected
 
 
-@pytest.mark.parametrize("seed", range(3))
+@each("seed", range(3))
 def test_long_streams_cut_at_random_give_what_the_standard_says(seed: int) -> None:
     dice = random.Random(seed)
     for _ in range(60):

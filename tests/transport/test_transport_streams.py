@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from shared_tools import PATIENCE, each, run
 from stream_tools import (
     DONE,
     END,
@@ -26,7 +27,7 @@ from stream_tools import (
     said,
     sse,
 )
-from transport_server import ENGINES, PATIENCE, Connection, Request, Script, Server, always, answer, endpoint_of, hang, run
+from transport_server import ENGINES, Connection, Request, Script, Server, always, answer, endpoint_of, hang
 
 from qreward.errors import BadRequest, ClientClosed, ConfigError
 from qreward.scheduler.outcome import CANCELLED, Answer, Failure, FailureKind
@@ -35,7 +36,7 @@ from qreward.transport.backend import HttpBackend
 from qreward.transport.stream import ChatStream
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@each("engine", ENGINES)
 def test_a_stream_gives_its_words_and_ends_in_the_whole_answer(engine: str) -> None:
     what = call(temperature=0, headers={"X-Call": "1"})
     text, outcome, (request,) = outcome_of(always(sse(WHOLE)), engine, what, model_names={"judge-7b": "org/judge"})
@@ -50,70 +51,61 @@ def test_a_stream_gives_its_words_and_ends_in_the_whole_answer(engine: str) -> N
     assert request.headers["x-call"] == "1"
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_chunks_come_as_soon_as_they_are_sent_and_keep_alives_are_signs_of_life(engine: str) -> None:
-    async def test() -> None:
-        sent: asyncio.Queue[bytes] = asyncio.Queue()
+@each("engine", ENGINES)
+async def test_chunks_come_as_soon_as_they_are_sent_and_keep_alives_are_signs_of_life(engine: str) -> None:
+    sent: asyncio.Queue[bytes] = asyncio.Queue()
 
-        async def script(_: Request, connection: Connection) -> None:
-            await connection.send(START)
-            while data := await sent.get():
-                await connection.send(piece(data))
-            await connection.send(END)
+    async def script(_: Request, connection: Connection) -> None:
+        await connection.send(START)
+        while data := await sent.get():
+            await connection.send(piece(data))
+        await connection.send(END)
 
-        async with Server(script) as server, endpoint_of(engine, server.url) as endpoint:
-            wire = HttpBackend()
-            stream = await wire.stream(endpoint, call())
-            assert isinstance(stream, ChatStream)
-            assert (stream.outcome, stream.headers.get("x-request-id")) == (None, "r-1")
-            first, second = said("ye"), said("s")
-            expected = [(first, ["ye"]), (b": ping\n\n", []), (second[:40], []), (second[40:] + ENDED, ["s", ""]), (DONE, None)]
-            for data, texts in expected:
-                sent.put_nowait(data)
-                chunks = await stream.read()
-                assert (chunks and [chunk.text for chunk in chunks]) == texts
-            assert isinstance(stream.outcome, Answer)
-            sent.put_nowait(b"")
-            await stream.aclose()
-            await wire.aclose()
-
-    run(test)
+    async with Server(script) as server, endpoint_of(engine, server.url) as endpoint:
+        wire = HttpBackend()
+        stream = await wire.stream(endpoint, call())
+        assert isinstance(stream, ChatStream)
+        assert (stream.outcome, stream.headers.get("x-request-id")) == (None, "r-1")
+        first, second = said("ye"), said("s")
+        expected = [(first, ["ye"]), (b": ping\n\n", []), (second[:40], []), (second[40:] + ENDED, ["s", ""]), (DONE, None)]
+        for data, texts in expected:
+            sent.put_nowait(data)
+            chunks = await stream.read()
+            assert (chunks and [chunk.text for chunk in chunks]) == texts
+        assert isinstance(stream.outcome, Answer)
+        sent.put_nowait(b"")
+        await stream.aclose()
+        await wire.aclose()
 
 
-def test_the_rate_limits_that_the_server_tells_are_there_when_the_stream_opens() -> None:
-    async def test() -> None:
-        told = b"x-ratelimit-limit-requests: 60\r\nx-ratelimit-remaining-requests: 7\r\ntransfer-encoding"
-        async with Server(always(sse(WHOLE).replace(b"transfer-encoding", told))) as server, endpoint_of("aiohttp", server.url) as endpoint:
-            wire = HttpBackend()
-            stream = await wire.stream(endpoint, call())
-            assert isinstance(stream, ChatStream)
-            assert stream.limits is not None
-            assert stream.limits.requests is not None
-            assert (stream.limits.requests.limit, stream.limits.requests.remaining) == (60, 7)
-            await stream.aclose()
-            await wire.aclose()
-
-    run(test)
+async def test_the_rate_limits_that_the_server_tells_are_there_when_the_stream_opens() -> None:
+    told = b"x-ratelimit-limit-requests: 60\r\nx-ratelimit-remaining-requests: 7\r\ntransfer-encoding"
+    async with Server(always(sse(WHOLE).replace(b"transfer-encoding", told))) as server, endpoint_of("aiohttp", server.url) as endpoint:
+        wire = HttpBackend()
+        stream = await wire.stream(endpoint, call())
+        assert isinstance(stream, ChatStream)
+        assert stream.limits is not None
+        assert stream.limits.requests is not None
+        assert (stream.limits.requests.limit, stream.limits.requests.remaining) == (60, 7)
+        await stream.aclose()
+        await wire.aclose()
 
 
-def test_a_chunk_can_be_had_as_openai_has_it() -> None:
-    async def test() -> None:
-        async with Server(always(sse(WHOLE))) as server, endpoint_of("aiohttp", server.url) as endpoint:
-            wire = HttpBackend()
-            stream = await wire.stream(endpoint, call())
-            assert isinstance(stream, ChatStream)
-            async with stream:
-                chunks = await stream.read()
-                assert chunks is not None
-                built = [chunk.build() for chunk in chunks]
-                assert {type(chunk) for chunk in built} == {ChatCompletionChunk}
-                assert [chunk.choices[0].delta.content for chunk in built if chunk.choices] == ["ye", "s", ""]
-            await wire.aclose()
-
-    run(test)
+async def test_a_chunk_can_be_had_as_openai_has_it() -> None:
+    async with Server(always(sse(WHOLE))) as server, endpoint_of("aiohttp", server.url) as endpoint:
+        wire = HttpBackend()
+        stream = await wire.stream(endpoint, call())
+        assert isinstance(stream, ChatStream)
+        async with stream:
+            chunks = await stream.read()
+            assert chunks is not None
+            built = [chunk.build() for chunk in chunks]
+            assert {type(chunk) for chunk in built} == {ChatCompletionChunk}
+            assert [chunk.choices[0].delta.content for chunk in built if chunk.choices] == ["ye", "s", ""]
+        await wire.aclose()
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@each("engine", ENGINES)
 def test_a_stream_of_crlf_and_comments_byte_by_byte_is_the_same_stream(engine: str) -> None:
     async def trickle(_: Request, connection: Connection) -> None:
         await connection.send(START)
@@ -132,48 +124,42 @@ def _refuses_options(status: int, body: Any) -> Script:
     return script
 
 
-@pytest.mark.parametrize(
-    ("status", "body"),
+@each(
+    "status, body",
     [
         (400, {"error": {"message": "Unrecognized request argument supplied: stream_options"}}),
         (422, {"detail": [{"loc": ["body", "stream_options"], "msg": "Extra inputs are not permitted"}]}),
     ],
 )
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_server_that_refuses_stream_options_is_asked_without_them_once_and_ever_after(engine: str, status: int, body: Any) -> None:
-    async def test() -> None:
-        async with Server(_refuses_options(status, body)) as server, endpoint_of(engine, server.url) as endpoint:
-            wire = HttpBackend()
-            for _ in range(3):
-                assert (await ask(wire, endpoint))[0] == "yes"
-            await wire.aclose()
-            assert ["stream_options" in request.json for request in server.requests] == [True, False, False, False]
-            assert len(server.connections) == 1
-
-    run(test)
+@each("engine", ENGINES)
+async def test_a_server_that_refuses_stream_options_is_asked_without_them_once_and_ever_after(engine: str, status: int, body: Any) -> None:
+    async with Server(_refuses_options(status, body)) as server, endpoint_of(engine, server.url) as endpoint:
+        wire = HttpBackend()
+        for _ in range(3):
+            assert (await ask(wire, endpoint))[0] == "yes"
+        await wire.aclose()
+        assert ["stream_options" in request.json for request in server.requests] == [True, False, False, False]
+        assert len(server.connections) == 1
 
 
-@pytest.mark.parametrize(("status", "kind"), [(422, FailureKind.REFUSED), (503, FailureKind.OVERLOADED)])
-def test_stream_options_are_blamed_for_a_refusal_only_if_it_goes_well_without_them(status: int, kind: FailureKind) -> None:
-    async def test() -> None:
-        body = {"detail": [{"loc": ["body", "top_p"], "input": "stream_options"}]}
+@each("status, kind", [(422, FailureKind.REFUSED), (503, FailureKind.OVERLOADED)])
+async def test_stream_options_are_blamed_for_a_refusal_only_if_it_goes_well_without_them(status: int, kind: FailureKind) -> None:
+    body = {"detail": [{"loc": ["body", "top_p"], "input": "stream_options"}]}
 
-        async def script(request: Request, connection: Connection) -> None:
-            await connection.send(answer(body, status=422 if "stream_options" in request.json else status))
+    async def script(request: Request, connection: Connection) -> None:
+        await connection.send(answer(body, status=422 if "stream_options" in request.json else status))
 
-        async with Server(script) as server, endpoint_of("aiohttp", server.url) as endpoint:
-            wire = HttpBackend()
-            for _ in range(2):
-                _, outcome = await ask(wire, endpoint)
-                assert isinstance(outcome, Failure)
-                assert outcome.kind is kind
-            await wire.aclose()
-            assert ["stream_options" in request.json for request in server.requests] == [True, False, True, False]
-
-    run(test)
+    async with Server(script) as server, endpoint_of("aiohttp", server.url) as endpoint:
+        wire = HttpBackend()
+        for _ in range(2):
+            _, outcome = await ask(wire, endpoint)
+            assert isinstance(outcome, Failure)
+            assert outcome.kind is kind
+        await wire.aclose()
+        assert ["stream_options" in request.json for request in server.requests] == [True, False, True, False]
 
 
-@pytest.mark.parametrize("options", [None, {"include_usage": False}, {"include_usage": True, "continuous_usage_stats": True}])
+@each("options", [None, {"include_usage": False}, {"include_usage": True, "continuous_usage_stats": True}])
 def test_stream_options_of_the_callers_own_are_sent_as_they_are_and_no_second_time(options: Any) -> None:
     refusal = answer({"error": {"message": "stream_options?"}}, status=400)
     _, outcome, (request,) = outcome_of(always(refusal), what=call(stream_options=options))
@@ -181,87 +167,75 @@ def test_stream_options_of_the_callers_own_are_sent_as_they_are_and_no_second_ti
     assert isinstance(outcome, Failure)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_stream_that_is_left_early_is_closed_at_once_and_counts_as_cancelled(engine: str) -> None:
-    async def test() -> None:
-        async with Server(begun(said("ye"), hang)) as server, endpoint_of(engine, server.url) as endpoint:
-            wire = HttpBackend()
-            for number, reads in enumerate((0, 1)):
-                stream = await wire.stream(endpoint, call())
-                assert isinstance(stream, ChatStream)
-                async with stream:
-                    for _ in range(reads):
-                        assert await stream.read()
-                assert stream.outcome is CANCELLED
-                assert await stream.read() is None
-                await stream.aclose()
-                async with asyncio.timeout(PATIENCE):
-                    await server.connections[number].gone.wait()
-            await wire.aclose()
-
-    run(test)
-
-
-@pytest.mark.parametrize("how", ["close", "cancel"])
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_stream_can_be_ended_while_it_is_read(engine: str, how: str) -> None:
-    async def test() -> None:
-        async with Server(begun(said("ye"), hang)) as server, endpoint_of(engine, server.url) as endpoint:
-            wire = HttpBackend()
+@each("engine", ENGINES)
+async def test_a_stream_that_is_left_early_is_closed_at_once_and_counts_as_cancelled(engine: str) -> None:
+    async with Server(begun(said("ye"), hang)) as server, endpoint_of(engine, server.url) as endpoint:
+        wire = HttpBackend()
+        for number, reads in enumerate((0, 1)):
             stream = await wire.stream(endpoint, call())
             assert isinstance(stream, ChatStream)
-            assert await stream.read()
-            reader = asyncio.create_task(stream.read())
-            await asyncio.sleep(0.01)
-            if how == "close":
-                await stream.aclose()
-                assert await reader is None
-            else:
-                reader.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await reader
+            async with stream:
+                for _ in range(reads):
+                    assert await stream.read()
             assert stream.outcome is CANCELLED
-            async with asyncio.timeout(PATIENCE):
-                await server.connections[0].gone.wait()
-            await wire.aclose()
-
-    run(test)
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_connection_is_used_again_after_done_though_the_body_ends_a_little_later(engine: str) -> None:
-    async def test() -> None:
-        async def late(_: Request, connection: Connection) -> None:
-            await asyncio.sleep(0.005)
-            await connection.send(END)
-
-        async with Server(begun(WHOLE, late)) as server, endpoint_of(engine, server.url) as endpoint:
-            wire = HttpBackend()
-            for _ in range(3):
-                assert (await ask(wire, endpoint))[0] == "yes"
-            await wire.aclose()
-            assert (len(server.requests), len(server.connections)) == (3, 1)
-
-    run(test)
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_server_that_holds_the_connection_after_done_holds_nobody_up(engine: str) -> None:
-    async def test() -> None:
-        async with Server(begun(WHOLE, hang)) as server, endpoint_of(engine, server.url) as endpoint:
-            wire = HttpBackend()
-            stream = await wire.stream(endpoint, call())
-            assert isinstance(stream, ChatStream)
-            async with asyncio.timeout(PATIENCE):
-                text, outcome = await read_on(stream)
-                assert text == "yes"
-                assert isinstance(outcome, Answer)
-                await stream.aclose()
-                await server.connections[0].gone.wait()
+            assert await stream.read() is None
             await stream.aclose()
-            await wire.aclose()
+            async with asyncio.timeout(PATIENCE):
+                await server.connections[number].gone.wait()
+        await wire.aclose()
 
-    run(test)
+
+@each("how", ["close", "cancel"])
+@each("engine", ENGINES)
+async def test_a_stream_can_be_ended_while_it_is_read(engine: str, how: str) -> None:
+    async with Server(begun(said("ye"), hang)) as server, endpoint_of(engine, server.url) as endpoint:
+        wire = HttpBackend()
+        stream = await wire.stream(endpoint, call())
+        assert isinstance(stream, ChatStream)
+        assert await stream.read()
+        reader = asyncio.create_task(stream.read())
+        await asyncio.sleep(0.01)
+        if how == "close":
+            await stream.aclose()
+            assert await reader is None
+        else:
+            reader.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await reader
+        assert stream.outcome is CANCELLED
+        async with asyncio.timeout(PATIENCE):
+            await server.connections[0].gone.wait()
+        await wire.aclose()
+
+
+@each("engine", ENGINES)
+async def test_a_connection_is_used_again_after_done_though_the_body_ends_a_little_later(engine: str) -> None:
+    async def late(_: Request, connection: Connection) -> None:
+        await asyncio.sleep(0.005)
+        await connection.send(END)
+
+    async with Server(begun(WHOLE, late)) as server, endpoint_of(engine, server.url) as endpoint:
+        wire = HttpBackend()
+        for _ in range(3):
+            assert (await ask(wire, endpoint))[0] == "yes"
+        await wire.aclose()
+        assert (len(server.requests), len(server.connections)) == (3, 1)
+
+
+@each("engine", ENGINES)
+async def test_a_server_that_holds_the_connection_after_done_holds_nobody_up(engine: str) -> None:
+    async with Server(begun(WHOLE, hang)) as server, endpoint_of(engine, server.url) as endpoint:
+        wire = HttpBackend()
+        stream = await wire.stream(endpoint, call())
+        assert isinstance(stream, ChatStream)
+        async with asyncio.timeout(PATIENCE):
+            text, outcome = await read_on(stream)
+            assert text == "yes"
+            assert isinstance(outcome, Answer)
+            await stream.aclose()
+            await server.connections[0].gone.wait()
+        await stream.aclose()
+        await wire.aclose()
 
 
 def test_keys_and_headers_show_in_no_failure_of_a_stream() -> None:
@@ -276,24 +250,21 @@ def test_keys_and_headers_show_in_no_failure_of_a_stream() -> None:
             assert "***" in str(outcome.error)
 
 
-def test_what_cannot_be_sent_is_a_failure_and_nothing_is_sent() -> None:
-    async def test() -> None:
-        async with Server(always(sse(WHOLE))) as server, endpoint_of("aiohttp", server.url) as endpoint:
-            wire = HttpBackend()
-            for bad in (call(headers={"X": "a\nb"}), call(user=b"bytes")):
-                outcome = await wire.stream(endpoint, bad)
-                assert isinstance(outcome, Failure)
-                assert (outcome.kind, type(outcome.error)) == (FailureKind.UNSENDABLE, BadRequest)
-            outcome = await wire.stream(Endpoint("https://judge.example/v1", verify="/no/such/bundle.pem"), call())
+async def test_what_cannot_be_sent_is_a_failure_and_nothing_is_sent() -> None:
+    async with Server(always(sse(WHOLE))) as server, endpoint_of("aiohttp", server.url) as endpoint:
+        wire = HttpBackend()
+        for bad in (call(headers={"X": "a\nb"}), call(user=b"bytes")):
+            outcome = await wire.stream(endpoint, bad)
             assert isinstance(outcome, Failure)
-            assert (outcome.kind, type(outcome.error)) == (FailureKind.UNSUITABLE, ConfigError)
-            await wire.aclose()
-            outcome = await wire.stream(endpoint, call())
-            assert isinstance(outcome, Failure)
-            assert (outcome.kind, type(outcome.error)) == (FailureKind.UNSENDABLE, ClientClosed)
-            assert server.connections == []
-
-    run(test)
+            assert (outcome.kind, type(outcome.error)) == (FailureKind.UNSENDABLE, BadRequest)
+        outcome = await wire.stream(Endpoint("https://judge.example/v1", verify="/no/such/bundle.pem"), call())
+        assert isinstance(outcome, Failure)
+        assert (outcome.kind, type(outcome.error)) == (FailureKind.UNSUITABLE, ConfigError)
+        await wire.aclose()
+        outcome = await wire.stream(endpoint, call())
+        assert isinstance(outcome, Failure)
+        assert (outcome.kind, type(outcome.error)) == (FailureKind.UNSENDABLE, ClientClosed)
+        assert server.connections == []
 
 
 def test_streams_leave_nothing_behind_to_warn_about_and_no_garbage() -> None:
@@ -317,6 +288,6 @@ def test_streams_leave_nothing_behind_to_warn_about_and_no_garbage() -> None:
 
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        run(test)
+        run(test())
         gc.collect()
     assert [str(warning.message) for warning in seen] == []

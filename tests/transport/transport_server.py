@@ -8,13 +8,14 @@ import json
 import socket
 import ssl
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
 import httpx2
+from shared_tools import PATIENCE
 
 from qreward.settings.policies import Endpoint
 from qreward.transport.base import HttpTransport
@@ -22,21 +23,6 @@ from qreward.transport.connection import open_transport
 
 CERTIFICATE = Path(__file__).parent / "data" / "loopback.pem"
 KEY = Path(__file__).parent / "data" / "loopback.key"
-PATIENCE = 10.0  # seconds that an event may take before a test fails; never slept
-
-
-def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run an async test in a loop of its own; nothing may be left running in it."""
-
-    async def guarded() -> None:
-        async with asyncio.timeout(60):
-            await test()
-        await asyncio.sleep(0)
-        if left := asyncio.all_tasks() - {asyncio.current_task()}:  # what was just cancelled or closed may need a turn or two
-            _, left = await asyncio.wait(left, timeout=PATIENCE)
-        assert not left, f"left running: {left}"
-
-    asyncio.run(guarded())
 
 
 @dataclass

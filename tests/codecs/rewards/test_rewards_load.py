@@ -7,10 +7,9 @@ import json
 from typing import Any
 
 import aiohttp
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from reward_tools import run
+from shared_tools import each, run
 
 from qreward.codecs.rewards.registry import kind_of, server_root
 from qreward.codecs.rewards.server_info import READERS, Load, ServerLimits, read_load
@@ -60,7 +59,7 @@ TOLD: list[tuple[str, Any, Load]] = [
 ]
 
 
-@pytest.mark.parametrize(("path", "document", "expected"), TOLD, ids=lambda value: value if isinstance(value, str) else "")
+@each("path, document, expected", TOLD)
 def test_what_a_server_tells_is_read(path: str, document: Any, expected: Load) -> None:
     body = document if isinstance(document, bytes) else json.dumps(document).encode()
     assert read_load(path, 200, body) == expected
@@ -142,8 +141,8 @@ async def _probe(session: aiohttp.ClientSession, url: str, kind: str) -> Load:
     return load
 
 
-@pytest.mark.parametrize(
-    ("kind", "path", "body", "items"),
+@each(
+    "kind, path, body, items",
     [
         ("vllm", "/classify", {"model": "rm", "input": ["a", "b", "c"]}, 3),
         ("sglang", "/classify", {"text": ["a", "b", "c"]}, 3),

@@ -14,11 +14,10 @@ from typing import Any
 
 import pytest
 from shared_tools import PATIENCE, each
-from transport_server import ENGINES, Connection, Request, Server, always, answer, completion, transport_of
+from transport_server import ENGINES, PATH, WAYS, Connection, Request, Server, always, answer, completion, send, transport_of
 
 from qreward.codecs.base import TransportError
 
-PATH = "/chat/completions"
 OK = answer(completion())
 
 
@@ -55,15 +54,21 @@ async def _closed(_: Request, connection: Connection) -> None:
     connection.writer.close()
 
 
-@each("script", [_truncated, _truncated_chunk, _missing_last_chunk, _reset_in_body, _reset, _closed])
-@each("engine", ENGINES)
+BREAKS = [_truncated, _truncated_chunk, _missing_last_chunk, _reset_in_body, _reset, _closed]
+
+
+@each("engine, script", itertools.product(ENGINES, BREAKS))
 async def test_a_connection_that_breaks_is_an_error_that_the_request_may_have_been_processed(engine: str, script: Any) -> None:
+    found = []
     async with Server(script) as server, transport_of(engine, server.url) as transport:
-        with pytest.raises(TransportError) as caught:
-            await transport.post(PATH, b"{}")
-        error = caught.value
-        assert (error.sent, error.timeout, error.local, error.malformed) == (True, False, False, False)
-    assert len(server.requests) == 1
+        for way in (*WAYS, "stream"):
+            with pytest.raises(TransportError) as caught:
+                await send(transport, way)
+            found.append(caught.value)
+    assert {(error.sent, error.timeout, error.local, error.malformed) for error in found} == {(True, False, False, False)}
+    assert [error.__context__ for error in found] == [None] * 4
+    assert len({str(error) for error in found}) == 1, "it is told in one way only"
+    assert sum(request.line.startswith("POST") for request in server.requests) == 3, "a POST is never sent again"
 
 
 async def _endless_headers(_: Request, connection: Connection) -> None:
@@ -83,15 +88,15 @@ _NOT_HTTP = {
     "endless line": _endless_line,
     "another protocol": always(b"SSH-2.0-OpenSSH_9.6\r\n\r\n"),
     "bad length": always(b"HTTP/1.1 200 OK\r\ncontent-length: many\r\n\r\n{}"),
+    "bad chunk": always(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\nwhat\r\n"),
 }
 
 
-@each("kind", _NOT_HTTP)
-@each("engine", ENGINES)
-async def test_what_is_not_http_is_malformed_and_never_a_status_that_nobody_sent(engine: str, kind: str) -> None:
+@each("engine, kind, way", itertools.product(ENGINES, _NOT_HTTP, WAYS))
+async def test_what_is_not_http_is_malformed_and_never_a_status_that_was_not_sent(engine: str, kind: str, way: str) -> None:
     async with Server(_NOT_HTTP[kind]) as server, transport_of(engine, server.url) as transport:
         with pytest.raises(TransportError) as caught:
-            await transport.post(PATH, b"{}")
+            await send(transport, way)
         assert (caught.value.malformed, caught.value.sent) == (True, True)
         assert "400" not in str(caught.value)
 
@@ -127,11 +132,11 @@ async def test_a_connection_that_the_server_closed_while_idle_gives_the_next_ans
         assert len(server.requests) <= len(outcomes)
 
 
-async def test_a_second_answer_that_nobody_asked_for_is_never_given_to_the_next_request() -> None:
+async def test_a_second_answer_that_was_not_asked_for_is_never_given_to_the_next_request() -> None:
     """httpx gives it to the next request (its defect), so only the default engine is held to this."""
 
     async def script(request: Request, connection: Connection) -> None:
-        await connection.send(answer({"for": request.json["id"]}) + answer({"for": "nobody"}))
+        await connection.send(answer({"for": request.json["id"]}) + answer({"for": "nothing"}))
 
     async with Server(script) as server, transport_of("aiohttp", server.url) as transport:
         for number in range(20):
@@ -139,8 +144,7 @@ async def test_a_second_answer_that_nobody_asked_for_is_never_given_to_the_next_
             assert reply.body == b'{"for": %d}' % number
 
 
-@each("tls", [False, True])
-@each("seed", [1, 2])
+@each("seed, tls", [(1, False), (2, True)])
 async def test_after_random_cancels_every_answer_still_belongs_to_its_request(seed: int, tls: bool) -> None:
     dice = random.Random(seed)
 
@@ -154,7 +158,7 @@ async def test_after_random_cancels_every_answer_still_belongs_to_its_request(se
 
     async with Server(echo, tls=tls) as server, transport_of("aiohttp", server.url, trusted=tls) as transport:
         cancelled = 0
-        for wave in range(10 if tls else 40):
+        for wave in range(6 if tls else 20):
             tasks = [asyncio.create_task(ask(transport, wave * 1000 + number)) for number in range(60)]
             for task in tasks:
                 if dice.random() < 0.7:
@@ -168,14 +172,14 @@ async def test_after_random_cancels_every_answer_still_belongs_to_its_request(se
         assert not transport._session.connector._acquired, f"seed {seed}: connections left in use"  # type: ignore[attr-defined]
 
 
-@each("engine", ENGINES)
-async def test_a_port_where_nobody_listens_was_certainly_not_reached(engine: str) -> None:
+@each("engine, way", itertools.product(ENGINES, WAYS))
+async def test_a_port_that_is_not_listened_on_was_certainly_not_reached(engine: str, way: str) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound, not listening
-        async with transport_of(engine, f"http://127.0.0.1:{taken.getsockname()[1]}/v1") as transport:
+        async with transport_of(engine, f"http://127.0.0.1:{taken.getsockname()[1]}/v1", api_key="key-of-mine") as transport:
             with pytest.raises(TransportError, match="no connection") as caught:
-                await transport.post(PATH, b"{}")
-            assert (caught.value.sent, caught.value.local) == (False, False)
+                await send(transport, way)
+            assert (caught.value.sent, caught.value.local, caught.value.__context__) == (False, False, None)
 
 
 def test_the_same_endpoint_serves_two_loops_one_after_the_other_and_a_forked_child() -> None:

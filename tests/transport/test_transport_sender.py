@@ -79,8 +79,7 @@ ENDINGS: list[tuple[bytes, FailureKind]] = [
 ]
 
 
-@each("line, kind", ENDINGS)
-@each("engine", ENGINES)
+@each("engine, line, kind", [*(("aiohttp", *row) for row in ENDINGS), ("httpx", *ENDINGS[0]), ("httpx2", *ENDINGS[0])])
 async def test_an_attempt_that_fails_says_how(engine: str, line: bytes, kind: FailureKind) -> None:
     async with Server(always(line)) as server, endpoint_of(engine, server.url, name="gpu-0") as endpoint:
         wire = HttpBackend()

@@ -398,7 +398,7 @@ _DOCUMENTS = st.fixed_dictionaries({"choices": st.lists(_CHOICES | _TREES, max_s
 
 
 @given(documents=st.lists(_DOCUMENTS, max_size=5))
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_whatever_json_comes_is_taken_or_refused_as_malformed_and_what_is_taken_can_be_built(documents: list[Any]) -> None:
     assembly = StreamAccumulator("m")
     for document in documents:

@@ -89,8 +89,7 @@ ERRORS: dict[str, tuple[bytes, FailureKind, type[RequestError]]] = {
 }
 
 
-@each("name", ERRORS)
-@each("engine", ENGINES)
+@each("engine, name", [*(("aiohttp", name) for name in ERRORS), ("httpx", "a code"), ("httpx2", "a code")])
 def test_an_error_in_a_stream_is_the_failure_it_tells_of_after_the_words_before_it(engine: str, name: str) -> None:
     body, kind, error = ERRORS[name]
     for end in (b"", DONE):
@@ -126,8 +125,7 @@ NO_STREAM: dict[str, tuple[bytes, FailureKind, str]] = {
 }
 
 
-@each("name", NO_STREAM)
-@each("engine", ENGINES)
+@each("engine, name", [*(("aiohttp", name) for name in NO_STREAM), ("httpx", "words"), ("httpx2", "words")])
 def test_a_success_that_is_no_stream_is_a_failure_that_shows_what_came(engine: str, name: str) -> None:
     body, kind, words = NO_STREAM[name]
     text, outcome, _ = outcome_of(always(body), engine)
@@ -155,8 +153,7 @@ REFUSED: list[tuple[bytes, FailureKind]] = [
 ]
 
 
-@each("line, kind", REFUSED)
-@each("engine", ENGINES)
+@each("engine, line, kind", [*(("aiohttp", *row) for row in REFUSED), ("httpx", *REFUSED[0]), ("httpx2", *REFUSED[0])])
 def test_an_attempt_that_opens_no_stream_says_why(engine: str, line: bytes, kind: FailureKind) -> None:
     _, outcome, requests = outcome_of(always(line), engine)
     assert isinstance(outcome, Failure)
@@ -192,12 +189,11 @@ FLEET: dict[str, tuple[dict[str, Any], FailureKind | None]] = {
 
 
 @each("name", FLEET)
-@each("engine", ENGINES)
-async def test_a_fake_endpoint_streams_well_or_badly(engine: str, name: str) -> None:
+async def test_a_fake_endpoint_streams_well_or_badly(name: str) -> None:
     settings, kind = FLEET[name]
 
     async with FakeFleet([FakeEndpoint("a", latency=Latency(tokens=20, per_token=0.0001), **settings)]) as fleet:
-        async with endpoint_of(engine, fleet.urls["a"]) as endpoint:
+        async with endpoint_of("aiohttp", fleet.urls["a"]) as endpoint:
             wire = HttpBackend()
             text, outcome = await ask(wire, endpoint)
             if kind is None:

@@ -17,6 +17,7 @@ import httpx
 import httpx2
 from shared_tools import PATIENCE
 
+from qreward.codecs.base import Reply
 from qreward.settings.policies import Endpoint
 from qreward.transport.base import HttpTransport
 from qreward.transport.connection import open_transport
@@ -161,6 +162,21 @@ def always(*pieces: bytes) -> Script:
 async def hang(_: Request, connection: Connection) -> None:
     """A script that never answers."""
     await connection.hang()
+
+
+PATH = "/chat/completions"
+WAYS = ("post", "get", "stream")
+
+
+async def send(transport: HttpTransport, way: str = "post", body: bytes = b"{}", headers: dict[str, str] | None = None) -> Reply:
+    """Ask in one of the three ways, and read the whole answer."""
+    if way != "stream":
+        return await (transport.get(PATH, headers) if way == "get" else transport.post(PATH, body, headers))
+    stream, pieces = await transport.stream(PATH, body, headers), []
+    while piece := await stream.read():
+        pieces.append(piece)
+    await stream.aclose()
+    return Reply(stream.status, stream.headers, b"".join(pieces))
 
 
 ENGINES = ["aiohttp", "httpx", "httpx2"]

@@ -4,85 +4,76 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import itertools
 from typing import Any
 
 import pytest
 from shared_tools import PATIENCE, each
-from transport_server import CERTIFICATE, ENGINES, Connection, Request, Server, always, answer, completion, hang, transport_of
+from transport_server import (
+    CERTIFICATE,
+    ENGINES,
+    PATH,
+    WAYS,
+    Connection,
+    Request,
+    Server,
+    always,
+    answer,
+    completion,
+    hang,
+    send,
+    transport_of,
+)
 
 from qreward.codecs.base import TransportError
 from qreward.errors import ConfigError
 from qreward.settings.policies import Endpoint, Timeouts
 from qreward.transport.connection import open_transport
 
-PATH = "/chat/completions"
 OK = answer(completion())
 
 
-@each("engine", ENGINES)
-async def test_a_post_carries_body_key_and_headers_and_brings_back_status_headers_and_body(engine: str) -> None:
-    script = always(answer(b'{"a": 1}', status=418, x_request_id="r-1"))
-    async with (
-        Server(script) as server,
-        transport_of(engine, server.url, api_key="key-of-mine", headers={"X-Team": "red"}) as transport,
-    ):
-        reply = await transport.post(PATH, b'{"model":"m"}', {"X-Team": "blue", "X-Call": "7"})
-        assert (reply.status, reply.body, reply.headers.get("X-Request-ID")) == (418, b'{"a": 1}', "r-1")
+@each("engine, way", itertools.product(ENGINES, WAYS))
+async def test_a_request_carries_body_key_and_headers_and_brings_back_status_headers_and_body(engine: str, way: str) -> None:
+    script = always(answer(b"up 1\n" * 50_000, status=418, x_request_id="r-1"))
+    async with Server(script) as server, transport_of(engine, server.url, api_key="key-of-mine", headers={"X-Team": "red"}) as transport:
+        reply = await send(transport, way, b'{"model":"m"}', {"X-Team": "blue", "X-Call": "7"})
+    assert (reply.status, reply.body, reply.headers.get("X-Request-ID")) == (418, b"up 1\n" * 50_000, "r-1")
     (request,) = server.requests
-    assert request.line == "POST /v1/chat/completions HTTP/1.1"
-    assert request.body == b'{"model":"m"}'
-    expected = {
-        "authorization": "Bearer key-of-mine",
-        "content-type": "application/json",
-        "accept-encoding": "identity",
-        "x-team": "blue",
-        "x-call": "7",
-    }
-    assert expected.items() <= request.headers.items()
+    method, body = ("GET", b"") if way == "get" else ("POST", b'{"model":"m"}')
+    assert (request.line, request.body) == (f"{method} /v1/chat/completions HTTP/1.1", body)
+    expected = {"authorization": "Bearer key-of-mine", "accept-encoding": "identity", "x-team": "blue", "x-call": "7"}
+    assert (expected | ({} if way == "get" else {"content-type": "application/json"})).items() <= request.headers.items()
 
 
 @each("engine", ENGINES)
-async def test_a_connection_is_used_again_and_the_default_engine_sends_no_cookie_back(engine: str) -> None:
-    async with (
-        Server(always(answer(completion(), set_cookie="session=1; path=/"))) as server,
-        transport_of(engine, server.url) as transport,
-    ):
-        for _ in range(3):
-            await transport.post(PATH, b"{}")
+async def test_a_connection_is_used_again_by_all_requests_and_the_default_engine_sends_no_cookie_back(engine: str) -> None:
+    script = always(answer(completion(), set_cookie="session=1; path=/"))
+    async with Server(script) as server, transport_of(engine, server.url) as transport:
+        for way in (*WAYS, *WAYS):
+            await send(transport, way)
     assert len(server.connections) == 1
     if engine == "aiohttp":
         assert all("cookie" not in request.headers for request in server.requests)
 
 
-@each("tls", [False, True])
-@each("engine", ENGINES)
-async def test_a_cancelled_request_is_seen_by_the_server(engine: str, tls: bool) -> None:
-    async with Server(hang, tls=tls) as server, transport_of(engine, server.url, trusted=tls) as transport:
-        tasks = [asyncio.create_task(transport.post(PATH, b"{}")) for _ in range(8)]
-        await server.until(8)
+@each("engine, tls, begun", itertools.product(ENGINES, [False, True], [False, True]))
+async def test_a_cancel_before_the_answer_and_in_the_middle_of_its_body_is_seen_by_the_server(engine: str, tls: bool, begun: bool) -> None:
+    async def script(request: Request, connection: Connection) -> None:
+        if begun:
+            await connection.send(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{")
+        await hang(request, connection)
+
+    async with Server(script, tls=tls) as server, transport_of(engine, server.url, trusted=tls) as transport:
+        tasks = [asyncio.create_task(send(transport, way)) for way in (*WAYS, *WAYS)]
+        await server.until(len(tasks))
+        await asyncio.sleep(0.02 if begun else 0)  # let the beginning arrive
         for task in tasks:
             task.cancel()
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
         assert all(isinstance(outcome, asyncio.CancelledError) for outcome in outcomes)
         async with asyncio.timeout(PATIENCE):
             await asyncio.gather(*(connection.gone.wait() for connection in server.connections))
-
-
-@each("engine", ENGINES)
-async def test_a_cancel_in_the_middle_of_a_body_is_seen_by_the_server(engine: str) -> None:
-    async def script(request: Request, connection: Connection) -> None:
-        await connection.send(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{")
-        await hang(request, connection)
-
-    async with Server(script) as server, transport_of(engine, server.url) as transport:
-        task = asyncio.create_task(transport.post(PATH, b"{}"))
-        await server.until(1)
-        await asyncio.sleep(0.02)  # let the beginning arrive
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        async with asyncio.timeout(PATIENCE):
-            await server.connections[0].gone.wait()
 
 
 async def test_no_pool_limits_how_many_requests_are_in_flight_to_an_endpoint() -> None:
@@ -99,17 +90,23 @@ async def test_no_pool_limits_how_many_requests_are_in_flight_to_an_endpoint() -
 
 @each("engine", ["httpx", "httpx2"])
 async def test_waiting_for_a_connection_of_the_users_pool_counts_against_no_timeout(engine: str) -> None:
+    """The pool has one connection, which is open and busy for as long as several of its time limits."""
+    asked = asyncio.Event()
+
     async def slow(_: Request, connection: Connection) -> None:
-        await asyncio.sleep(0.05)
+        if asked.is_set():
+            await asyncio.sleep(0.3)
         await connection.send(OK)
 
     package = pytest.importorskip(engine)
     async with (
         Server(slow) as server,
-        package.AsyncClient(limits=package.Limits(max_connections=1), timeout=0.01, trust_env=False) as client,
+        package.AsyncClient(limits=package.Limits(max_connections=1), timeout=0.1, trust_env=False) as client,
     ):
-        transport = open_transport(Endpoint(server.url, http_client=client, timeouts=Timeouts(connect=0.02)))
-        replies = await asyncio.gather(*(transport.post(PATH, b"{}") for _ in range(4)))
+        await open_transport(Endpoint(server.url, http_client=client)).post(PATH, b"{}")
+        asked.set()
+        transport = open_transport(Endpoint(server.url, http_client=client, timeouts=Timeouts(connect=0.1)))
+        replies = await asyncio.gather(*(transport.post(PATH, b"{}") for _ in range(3)))
         assert {reply.status for reply in replies} == {200}
     assert len(server.connections) == 1
 
@@ -125,12 +122,19 @@ async def test_an_answer_that_trickles_in_is_read_to_its_end(engine: str) -> Non
         assert (await transport.post(PATH, b"{}")).body == b'{"slow": true}'
 
 
-@each("engine", ENGINES)
-async def test_silence_beyond_timeouts_read_is_a_timeout_after_sending(engine: str) -> None:
-    async with Server(hang) as server, transport_of(engine, server.url, timeouts=Timeouts(read=0.05)) as transport:
+@each("engine, way, beginning", itertools.product(ENGINES, WAYS, [b"", b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{"]))
+async def test_silence_beyond_timeouts_read_is_a_timeout_after_sending(engine: str, way: str, beginning: bytes) -> None:
+    async def script(request: Request, connection: Connection) -> None:
+        await connection.send(beginning)
+        await hang(request, connection)
+
+    async with Server(script) as server, transport_of(engine, server.url, timeouts=Timeouts(read=0.05)) as transport:
         with pytest.raises(TransportError) as caught:
-            await transport.post(PATH, b"{}")
+            await send(transport, way)
         assert (caught.value.timeout, caught.value.sent) == (True, True)
+        if way == "stream" and not beginning:
+            async with asyncio.timeout(PATIENCE):
+                await server.connections[0].gone.wait()
 
 
 def _chunked(body: bytes) -> bytes:
@@ -146,16 +150,15 @@ LONG = {
 }
 
 
-@each("kind", LONG)
-@each("engine", ENGINES)
-async def test_an_answer_longer_than_max_response_bytes_is_refused_and_not_read_to_its_end(engine: str, kind: str) -> None:
+@each("engine, way, kind", [*itertools.product(ENGINES, ["post"], LONG), *itertools.product(ENGINES, ["get"], ["whole"])])
+async def test_an_answer_longer_than_max_response_bytes_is_refused_and_not_read_to_its_end(engine: str, way: str, kind: str) -> None:
     async def script(request: Request, connection: Connection) -> None:
         await connection.send(LONG[kind])
         await hang(request, connection)
 
     async with Server(script) as server, transport_of(engine, server.url, max_response_bytes=1000) as transport:
         with pytest.raises(TransportError, match="max_response_bytes") as caught:
-            await transport.post(PATH, b"{}")
+            await send(transport, way)
         assert caught.value.malformed
         if kind in ("announced", "endless"):
             async with asyncio.timeout(PATIENCE):
@@ -181,11 +184,11 @@ async def test_an_answer_as_long_as_max_response_bytes_is_read(engine: str, kind
         assert (await transport.post(PATH, b"{}")).body == body
 
 
-@each("engine", ENGINES)
-async def test_a_body_of_megabytes_arrives_whole(engine: str) -> None:
+@each("engine, way", itertools.product(ENGINES, ["post", "stream"]))
+async def test_a_body_of_megabytes_arrives_whole(engine: str, way: str) -> None:
     async with Server(always(OK)) as server, transport_of(engine, server.url) as transport:
         body = bytes(range(256)) * 12_000
-        await transport.post(PATH, body)
+        await send(transport, way, body)
         assert server.requests[0].body == body
 
 
@@ -212,28 +215,24 @@ def test_a_bundle_that_cannot_be_read_is_a_configuration_error(tmp_path: Any) ->
             open_transport(Endpoint("https://127.0.0.1", verify=str(path)))
 
 
-@each("engine", [*ENGINES, "httpx following redirects"])
-async def test_a_redirect_is_handed_back_and_the_key_stays_at_home(engine: str) -> None:
+@each("engine, follows", [*((engine, False) for engine in ENGINES), ("httpx", True)])
+async def test_a_redirect_is_handed_back_and_the_key_goes_nowhere_else(engine: str, follows: bool) -> None:
     async with Server(always(OK)) as other:
-        redirect = answer(b"", status=307, location=f"{other.url}/elsewhere?token=abc")
-        async with (
-            Server(always(redirect)) as server,
-            transport_of(engine.split(" ", maxsplit=1)[0], server.url, api_key="k" * 20) as transport,
-        ):
-            if "following" in engine:
+        redirect = always(answer(b"", status=307, location=f"{other.url}/elsewhere?token=abc"))
+        async with Server(redirect) as server, transport_of(engine, server.url, api_key="k" * 20) as transport:
+            if follows:
                 transport._client.follow_redirects = True  # type: ignore[attr-defined]
-            reply = await transport.post(PATH, b"{}")
-            assert reply.status == 307
-            assert len(server.requests) == 1
+            assert [(await send(transport, way)).status for way in WAYS] == [307] * 3
+            assert len(server.requests) == 3
     assert other.requests == []
 
 
-@each("engine", ENGINES)
-async def test_nothing_is_sent_after_closing(engine: str) -> None:
+@each("engine, way", itertools.product(ENGINES, WAYS))
+async def test_nothing_is_sent_after_closing(engine: str, way: str) -> None:
     async with Server(always(OK)) as server, transport_of(engine, server.url) as transport:
-        await transport.post(PATH, b"{}")
+        await send(transport, way)
         await transport.aclose()
         with pytest.raises(TransportError, match="closed") as caught:
-            await transport.post(PATH, b"{}")
+            await send(transport, way)
         assert caught.value.sent is False
     assert len(server.requests) == 1

@@ -1,4 +1,4 @@
-"""What tests of several folders share: a table of cases in one test, and async tests that leave nothing running."""
+"""What tests of several folders share: a table of cases in one test, async tests that leave nothing running, a chat completion."""
 
 from __future__ import annotations
 
@@ -76,6 +76,19 @@ def _named(error: BaseException, case: dict[str, Any]) -> BaseException:
 def _report(wrong: list[BaseException], count: int) -> None:
     if wrong:
         raise BaseExceptionGroup(f"{len(wrong)} of {count} cases", wrong)
+
+
+def completion(content: Any = "yes", **members: Any) -> dict[str, Any]:
+    """The body of a chat completion as the OpenAI API gives it."""
+    message = {"role": "assistant", "content": content}
+    return {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "created": 1700000000,
+        "model": "judge-7b",
+        "choices": [{"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}],
+        "usage": {"prompt_tokens": 12, "completion_tokens": 3, "total_tokens": 15},
+    } | members
 
 
 @pytest.hookimpl(tryfirst=True)

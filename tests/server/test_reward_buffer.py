@@ -137,7 +137,7 @@ async def test_defect_e_a_list_in_singleton_mode_is_refused_alone() -> None:
 
 
 @each("count", [0, 1, 3])
-async def test_defect_f_a_wrong_number_of_rewards_is_an_error_of_each_and_nobody_hangs(count: int) -> None:
+async def test_defect_f_a_wrong_number_of_rewards_is_an_error_of_each_and_no_caller_hangs(count: int) -> None:
     async def scorer(completions: list[str], metadata: list[dict[str, Any]]) -> list[float]:
         return [0.5] * count
 
@@ -187,7 +187,7 @@ async def test_defect_i_the_queue_is_bounded_and_a_query_gets_in_whole_or_not_at
 
 
 @each("turns", range(10))
-async def test_who_was_let_in_is_not_refused_when_a_batch_that_is_not_full_takes_the_slot(turns: int) -> None:
+async def test_a_query_that_was_admitted_is_not_refused_when_a_batch_that_is_not_full_takes_the_slot(turns: int) -> None:
     async with RewardBuffer(Lengths(1.0), max_batch_size=4, max_queue_size=4) as buffer:
         lone = asyncio.ensure_future(buffer.score(["a"]))
         for _ in range(turns):
@@ -198,7 +198,7 @@ async def test_who_was_let_in_is_not_refused_when_a_batch_that_is_not_full_takes
         assert [one.error for one in [*scored, *await lone]] == [None] * (len(scored) + 1)
 
 
-async def test_defect_i_the_wait_that_is_told_follows_the_pace_of_the_scorer() -> None:
+async def test_defect_i_the_suggested_wait_follows_the_pace_of_the_scorer() -> None:
     async with RewardBuffer(Lengths(2.0), max_batch_size=4, max_queue_size=8) as buffer:
         await buffer.add_query(query(*"abcd"))
         callers = [asyncio.ensure_future(buffer.add_query(query(*"abcd"))) for _ in range(3)]

@@ -163,7 +163,7 @@ async def test_a_batch_that_cannot_be_stopped_keeps_its_slot_when_all_callers_le
         assert rewards(await other) == [1.0]
 
 
-def test_an_error_that_came_from_an_actor_is_told_without_the_trace_of_its_process() -> None:
+def test_an_error_from_an_actor_is_shown_without_the_trace_of_its_process() -> None:
     class RayTaskError(Exception):
         cause = ValueError("no parse")
 

@@ -99,7 +99,7 @@ def test_a_signal_finishes_what_is_queued_refuses_what_is_new_and_exits_with_0(t
         assert server.end() == (0, "")
 
 
-def test_what_is_not_done_in_time_is_told_so_and_a_scorer_that_hangs_does_not_keep_the_process(tmp_path: Path) -> None:
+def test_what_is_not_done_in_time_is_answered_503_and_a_scorer_that_hangs_does_not_keep_the_process(tmp_path: Path) -> None:
     with process(tmp_path, "--drain-timeout", "0.05") as server, ThreadPoolExecutor(1) as pool:
         caller = pool.submit(post, server.url)
         server.wait_for("begun")
@@ -140,7 +140,7 @@ async def test_a_request_that_was_still_coming_in_when_the_end_began_is_answered
 
 
 async def test_a_server_that_is_left_with_something_under_way_says_whether_all_was_done() -> None:
-    scorer, idle = Lengths(gated=True), RewardServer(Lengths(), port=0)
+    scorer, idle = Lengths(held=True), RewardServer(Lengths(), port=0)
     async with idle:
         pass
     assert idle.all_done

@@ -62,7 +62,7 @@ def test_openrlhf_gets_an_error_status_and_no_number_where_a_reward_is_missing()
     assert some[1]["error"]["message"].startswith("1 of 2 completions have no reward")
 
 
-def test_the_buffers_form_is_known_by_its_metadata_and_tells_errors_beside_rewards() -> None:
+def test_the_buffers_form_is_known_by_its_metadata_and_gives_errors_beside_rewards() -> None:
     single, several, failed, none = ask(
         picky,
         ("/get_reward", {"query": "aa", "metadata": {"k": 1}, "prompts": "p"}),
@@ -91,7 +91,7 @@ def test_singleton_mode_answers_lists_of_one_as_one_and_refuses_longer_ones() ->
     assert "singleton mode" in two[1]["error"]["message"]
 
 
-def test_what_a_scorer_says_in_no_json_is_told_in_words() -> None:
+def test_what_json_cannot_hold_in_a_scorers_result_becomes_text() -> None:
     loop: dict[str, Any] = {}
     loop["self"] = loop
 
@@ -190,7 +190,7 @@ def test_a_wrong_body_is_refused_with_the_place_and_never_scored() -> None:
 
 
 async def test_requests_of_all_forms_share_batches() -> None:
-    scorer = Lengths(gated=True)
+    scorer = Lengths(held=True)
     async with served(scorer) as server:
         first = asyncio.ensure_future(server.post("/get_reward", {"query": ["a"]}))
         await until(lambda: scorer.batches)
@@ -201,13 +201,13 @@ async def test_requests_of_all_forms_share_batches() -> None:
         ]
         others = [asyncio.ensure_future(server.post(*asked)) for asked in bodies]
         await until(lambda: server.service.buffer.waiting == 3)
-        assert scorer.gate is not None
-        scorer.gate.set()
+        assert scorer.release is not None
+        scorer.release.set()
         assert {answer.status_code for answer in await asyncio.gather(first, *others)} == {200}
         assert [len(batch) for batch in scorer.batches] == [1, 3]
 
 
-async def test_the_server_tells_its_health_its_model_and_its_forms() -> None:
+async def test_the_server_shows_its_health_its_model_and_its_forms() -> None:
     async with served(Lengths(), model="my-verifier") as server:
         for path in ("/health", "/liveness"):
             assert (await server.client.get(path)).json() == {"status": "ok"}
@@ -247,7 +247,7 @@ def test_the_metrics_are_what_prometheus_reads_and_agree_with_what_happened() ->
     assert samples['qreward_server_rejections_total{reason="invalid_request"}'] == "1"
 
 
-async def test_a_failure_nobody_thought_of_is_told_without_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unexpected_failure_is_answered_500_without_its_message(monkeypatch: pytest.MonkeyPatch) -> None:
     async with served(Lengths()) as server:
         monkeypatch.setattr(server.service.buffer, "score", None)
         answer = await server.post("/get_reward", {"query": ["a"]})

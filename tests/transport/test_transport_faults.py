@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from shared_tools import PATIENCE, each
-from transport_server import ENGINES, PATH, WAYS, Connection, Request, Server, always, answer, completion, send, transport_of
+from shared_tools import PATIENCE, completion, each
+from transport_server import ENGINES, PATH, WAYS, Connection, Request, Server, always, answer, send, transport_of
 
 from qreward.codecs.base import TransportError
 

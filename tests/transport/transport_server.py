@@ -137,19 +137,6 @@ def answer(body: bytes | dict[str, Any], status: int = 200, **headers: str) -> b
     return f"HTTP/1.1 {status} Whatever\r\n{head}\r\n".encode() + data
 
 
-def completion(content: Any = "yes", **members: Any) -> dict[str, Any]:
-    """The body of a chat completion as the OpenAI API gives it."""
-    message = {"role": "assistant", "content": content}
-    return {
-        "id": "chatcmpl-1",
-        "object": "chat.completion",
-        "created": 1700000000,
-        "model": "judge-7b",
-        "choices": [{"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}],
-        "usage": {"prompt_tokens": 12, "completion_tokens": 3, "total_tokens": 15},
-    } | members
-
-
 def always(*pieces: bytes) -> Script:
     """A script that gives every request the same bytes."""
 

@@ -131,7 +131,7 @@ def test_a_codec_that_does_not_expect_a_reply_makes_it_an_invalid_response() -> 
             codec.decode(body, call)
 
 
-async def test_its_probe_tells_readiness_and_limits() -> None:
+async def test_its_probe_finds_readiness_and_limits() -> None:
     backend = HttpBackend()
     async with Acme().running() as url:
         found = await backend.look(Endpoint(url, kind="acme", proxy=""))

@@ -139,7 +139,7 @@ def test_a_list_of_more_items_than_tei_has_permits_is_overload_for_ever() -> Non
 
 
 @each("kind", ["vllm", "sglang", "tei", "openrlhf", "nim"])
-def test_a_wrong_key_is_told_in_every_dialect(kind: str) -> None:
+def test_a_wrong_key_is_understood_from_every_kind_of_server(kind: str) -> None:
     failure = failed(FakeEndpoint("gpu-0", kind=kind, api_key="sk-right"), call(SCORE, [("q", "a")] if kind == "nim" else ["a", "b"][:1]))
     assert (failure.kind, type(failure.error), failure.misconfigured) == (K.UNSUITABLE, AuthenticationFailed, True)
 
@@ -166,7 +166,7 @@ def test_the_key_of_an_endpoint_goes_to_its_own_routes_too() -> None:
         ("error_in_200", K.TRANSIENT),
     ],
 )
-def test_the_faults_of_the_fleet_are_understood_in_every_dialect(kind: str, fault: str, expected: FailureKind) -> None:
+def test_faults_are_understood_from_every_kind_of_server(kind: str, fault: str, expected: FailureKind) -> None:
     faulty = FakeEndpoint("gpu-0", kind=kind, faults=Faults(**{fault: 1.0}))
     assert failed(faulty, call(SCORE, [("q", "a")] if kind == "nim" else ["a"])).kind is expected
 

@@ -150,7 +150,7 @@ def test_a_base_url_may_end_in_v1_or_not(kind: str) -> None:
     assert items == [pytest.approx(score_of(text)) for text in TEXTS]
 
 
-def test_usage_is_told_for_each_item_by_sglang_and_shared_out_for_vllm() -> None:
+def test_usage_is_exact_for_each_item_of_sglang_and_shared_out_for_vllm() -> None:
     for kind, estimated in (("sglang", False), ("vllm", True)):
         answer = answered(fake(kind), call(SCORE, TEXTS))
         shares = answer.shares()

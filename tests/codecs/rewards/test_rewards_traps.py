@@ -24,7 +24,7 @@ def probs(*rows: list[Any], **members: Any) -> dict[str, Any]:
     return {"data": [{"index": index, "label": None, "probs": row, "num_classes": len(row)} for index, row in enumerate(rows)], **members}
 
 
-def test_vllm_is_told_not_to_squeeze_by_the_name_its_version_knows() -> None:
+def test_vllm_is_asked_for_raw_scores_by_the_parameter_its_version_knows() -> None:
     for name in ("use_activation", "activation", "softmax"):
         settings = RewardModel(activation_field=name)  # type: ignore[arg-type]
         old = FakeEndpoint("old", kind="vllm", scoring=Scoring(activation_field=name))  # type: ignore[arg-type]
@@ -103,7 +103,7 @@ def test_a_ranking_is_put_back_into_the_order_of_the_documents() -> None:
         assert decoded(kind, asked, document) == [0.5, 0.1, 0.9]
 
 
-def test_a_ranking_without_indexes_is_nobodys() -> None:
+def test_a_ranking_without_indexes_is_malformed() -> None:
     asked = call(RERANK, ["a", "b"], query="q")
     with pytest.raises(Malformed, match="its scores cannot be matched to documents"):
         decoded("tei", asked, [{"score": 0.9}, {"score": 0.1}])
@@ -177,7 +177,7 @@ def test_a_text_of_nim_that_is_no_list_of_numbers_is_no_reward(text: str) -> Non
         attributes_of(text)
 
 
-def test_of_several_attributes_none_is_taken_unasked_except_one_called_reward() -> None:
+def test_of_several_attributes_only_one_called_reward_is_taken_by_default() -> None:
     def choice(content: Any) -> dict[str, Any]:
         return {"choices": [{"index": 0, "message": {"role": "assistant", "content": content}}]}
 
@@ -255,7 +255,7 @@ def test_an_answer_without_any_value_is_no_answer() -> None:
 
 @each("count", [0, 1, 3])
 @each("kind", ["vllm", "sglang", "tei", "openrlhf"])
-def test_an_answer_of_another_length_is_nobodys_and_is_never_cut_to_fit(kind: str, count: int) -> None:
+def test_an_answer_of_another_length_is_malformed_and_never_cut_to_fit(kind: str, count: int) -> None:
     document: Any = {
         "vllm": probs(*[[1.0]] * count),
         "sglang": [{"embedding": [1.0]}] * count,
@@ -267,7 +267,7 @@ def test_an_answer_of_another_length_is_nobodys_and_is_never_cut_to_fit(kind: st
 
 
 @each("indexes", [[0, 0], [1, 2], [0, None], [-1, 0], ["0", "1"], [True, False], [0.0, 1.0]])
-def test_indexes_that_do_not_say_whose_a_result_is_are_not_guessed_at(indexes: list[Any]) -> None:
+def test_results_with_indexes_that_fit_no_item_are_malformed(indexes: list[Any]) -> None:
     with pytest.raises(Malformed, match="the indexes of the results do not match the items"):
         decoded("vllm", TWO, {"data": [{"index": index, "probs": [1.0]} for index in indexes]})
 

@@ -30,13 +30,13 @@ def hint_of(answer: httpx.Response) -> float:
 
 
 async def test_a_full_queue_is_answered_429_with_when_to_come_again_and_nothing_is_lost() -> None:
-    scorer = Lengths(gated=True)
+    scorer = Lengths(held=True)
     async with served(scorer, max_batch_size=2, max_queue=8, max_items=4) as server:
         callers = [asyncio.ensure_future(server.post("/get_reward", {"query": ["a", "b"]})) for _ in range(60)]
         await until(lambda: sum(caller.done() for caller in callers) == 55)  # 1 batch of 2, 8 waiting
         assert server.service.buffer.waiting == 8
-        assert scorer.gate is not None
-        scorer.gate.set()
+        assert scorer.release is not None
+        scorer.release.set()
         answers = await asyncio.gather(*callers)
         assert Counter(answer.status_code for answer in answers) == {200: 5, 429: 55}
         assert all(hint_of(answer) > 0 for answer in answers if answer.status_code == 429)
@@ -51,13 +51,13 @@ async def test_the_hint_of_a_full_queue_follows_the_pace_of_the_scorer() -> None
     async with served(scorer, max_batch_size=1, max_queue=4, max_items=4) as server:
         assert (await server.post("/get_reward", {"query": ["a"] * 5})).status_code == 422  # which can never have room
         await server.post("/get_reward", BODY)
-        scorer.gate = asyncio.Event()
+        scorer.release = asyncio.Event()
         callers = [asyncio.ensure_future(server.post("/get_reward", BODY)) for _ in range(5)]
         await until(lambda: server.service.buffer.waiting == 4)
         refused = await server.post("/get_reward", {"query": ["a"] * 3})
         assert (refused.status_code, refused.json()["error"]["type"]) == (429, "queue_full")
         assert hint_of(refused) > 0
-        scorer.gate.set()
+        scorer.release.set()
         await asyncio.gather(*callers)
 
 
@@ -70,7 +70,7 @@ async def test_a_request_beyond_the_rate_is_answered_429_at_once_with_when_to_co
         assert (await server.client.get("/health")).status_code == 200
 
 
-async def test_a_long_body_is_refused_whether_its_length_is_told_or_not() -> None:
+async def test_a_long_body_is_refused_whether_its_length_is_announced_or_not() -> None:
     """No more is sent than the server reads: a connection that is closed with something unread loses its answer."""
     scorer = Lengths()
     async with served(scorer, max_body_bytes=10_000) as server:
@@ -128,7 +128,7 @@ async def test_bodies_that_are_being_read_share_a_bounded_memory() -> None:
 
 
 async def test_a_caller_that_hangs_up_is_not_scored() -> None:
-    scorer = Lengths(gated=True)
+    scorer = Lengths(held=True)
     async with served(scorer) as server:
         busy = asyncio.ensure_future(server.post("/get_reward", BODY))
         await until(lambda: scorer.batches)
@@ -138,8 +138,8 @@ async def test_a_caller_that_hangs_up_is_not_scored() -> None:
         writer.close()
         await writer.wait_closed()
         await until(lambda: server.service.buffer.waiting == 0)
-        assert scorer.gate is not None
-        scorer.gate.set()
+        assert scorer.release is not None
+        scorer.release.set()
         assert (await busy).status_code == 200
         assert scorer.seen == ["a"]
         await until(lambda: server.service.active == 0)

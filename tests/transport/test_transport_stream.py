@@ -78,7 +78,7 @@ async def test_chunks_come_as_soon_as_they_are_sent_and_keep_alives_are_signs_of
         await wire.aclose()
 
 
-async def test_the_rate_limits_that_the_server_tells_are_there_when_the_stream_opens() -> None:
+async def test_the_rate_limits_that_the_server_states_are_there_when_the_stream_opens() -> None:
     told = b"x-ratelimit-limit-requests: 60\r\nx-ratelimit-remaining-requests: 7\r\ntransfer-encoding"
     async with Server(always(sse(WHOLE).replace(b"transfer-encoding", told))) as server, endpoint_of("aiohttp", server.url) as endpoint:
         wire = HttpBackend()
@@ -223,7 +223,7 @@ async def test_a_connection_is_used_again_after_done_though_the_body_ends_a_litt
 
 
 @each("engine", ENGINES)
-async def test_a_server_that_holds_the_connection_after_done_holds_nobody_up(engine: str) -> None:
+async def test_a_server_that_keeps_the_connection_open_after_done_does_not_delay_the_reader(engine: str) -> None:
     async with Server(begun(WHOLE, hang)) as server, endpoint_of(engine, server.url) as endpoint:
         wire = HttpBackend()
         stream = await wire.stream(endpoint, call())

@@ -56,7 +56,7 @@ def test_only_an_answer_that_the_model_ended_is_whole() -> None:
     assert [reason for reason in (*NOT_WHOLE, 7, {"type": "abort"}, {}, ["stop"]) if is_whole(ending_of(reason))] == []
 
 
-def test_what_an_answer_comes_to_by_how_it_ended_and_by_who_reads_it() -> None:
+def test_the_outcome_of_an_answer_depends_on_its_finish_reason_and_its_codec() -> None:
     wanted: dict[tuple[ChatCodec, tuple[Any, ...]], tuple[str, Any]] = {}
     for reasons, plain, judged in (
         (("stop",), "answer", "answer"),

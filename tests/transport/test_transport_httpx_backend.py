@@ -9,8 +9,8 @@ import httpx
 import httpx2
 import pytest
 import respx
-from shared_tools import each
-from transport_server import Server, always, answer, completion
+from shared_tools import completion, each
+from transport_server import Server, always, answer
 
 from qreward.codecs.base import TransportError, WireRequest
 from qreward.codecs.chat import CHAT

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from openai.types.chat import ChatCompletion
-from shared_tools import PATIENCE, each
+from shared_tools import PATIENCE, completion, each
 from stream_tools import (
     DONE,
     END,
@@ -25,7 +25,7 @@ from stream_tools import (
     said,
     sse,
 )
-from transport_server import ENGINES, Script, Server, always, answer, completion, endpoint_of, hang
+from transport_server import ENGINES, Script, Server, always, answer, endpoint_of, hang
 
 from qreward.codecs.sse import MOST_BYTES
 from qreward.errors import BadRequest, ConnectionFailed, InvalidResponse, RateLimited, RequestError, ServerError
@@ -90,7 +90,7 @@ ERRORS: dict[str, tuple[bytes, FailureKind, type[RequestError]]] = {
 
 
 @each("engine, name", [*(("aiohttp", name) for name in ERRORS), ("httpx", "a code"), ("httpx2", "a code")])
-def test_an_error_in_a_stream_is_the_failure_it_tells_of_after_the_words_before_it(engine: str, name: str) -> None:
+def test_an_error_in_a_stream_is_its_failure_after_the_text_before_it(engine: str, name: str) -> None:
     body, kind, error = ERRORS[name]
     for end in (b"", DONE):
         text, outcome, _ = outcome_of(always(sse(said("ye") + body + end)), engine)

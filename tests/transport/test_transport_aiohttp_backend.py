@@ -10,8 +10,8 @@ from typing import Any
 
 import aiohttp
 import pytest
-from shared_tools import PATIENCE, each
-from transport_server import Connection, Request, Server, always, answer, completion, transport_of
+from shared_tools import PATIENCE, completion, each
+from transport_server import Connection, Request, Server, always, answer, transport_of
 
 from qreward.codecs.base import TransportError
 from qreward.errors import ConfigError
@@ -24,7 +24,7 @@ OK = answer(completion())
 _create_connection = aiohttp.TCPConnector._create_connection
 
 
-def test_the_hook_by_which_connections_are_gated_is_still_there() -> None:
+def test_the_private_hook_of_aiohttp_that_limits_new_connections_is_still_there() -> None:
     assert inspect.iscoroutinefunction(_create_connection)
     assert list(inspect.signature(_create_connection).parameters) == ["self", "req", "traces", "timeout"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from shared_tools import PATIENCE
-from transport_server import Connection, Request, Server, always, answer, completion, endpoint_of
+from shared_tools import PATIENCE, completion
+from transport_server import Connection, Request, Server, always, answer, endpoint_of
 
 from qreward import QRewardClient
 from qreward.codecs.base import WireRequest

@@ -8,22 +8,8 @@ import itertools
 from typing import Any
 
 import pytest
-from shared_tools import PATIENCE, each
-from transport_server import (
-    CERTIFICATE,
-    ENGINES,
-    PATH,
-    WAYS,
-    Connection,
-    Request,
-    Server,
-    always,
-    answer,
-    completion,
-    hang,
-    send,
-    transport_of,
-)
+from shared_tools import PATIENCE, completion, each
+from transport_server import CERTIFICATE, ENGINES, PATH, WAYS, Connection, Request, Server, always, answer, hang, send, transport_of
 
 from qreward.codecs.base import TransportError
 from qreward.errors import ConfigError
@@ -193,7 +179,7 @@ async def test_a_body_of_megabytes_arrives_whole(engine: str, way: str) -> None:
 
 
 @each("engine", ENGINES)
-async def test_a_certificate_that_nobody_vouches_for_is_refused(engine: str) -> None:
+async def test_a_certificate_that_is_not_trusted_is_refused(engine: str) -> None:
     async with Server(always(OK), tls=True) as server, transport_of(engine, server.url) as transport:
         with pytest.raises(TransportError, match="TLS") as caught:
             await transport.post(PATH, b"{}")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import warnings
 from typing import Any
 
 import pytest
-from shared_tools import PATIENCE, each, run
-from transport_server import ENGINES, Connection, Request, Server, always, answer, completion, endpoint_of, hang
+from shared_tools import PATIENCE, completion, each, run
+from transport_server import ENGINES, Connection, Request, Server, always, answer, endpoint_of, hang
 
 from qreward.codecs.base import WireRequest
 from qreward.codecs.chat import CHAT
@@ -37,6 +38,18 @@ async def test_a_chat_is_sent_under_the_servers_name_of_the_model_and_its_answer
     (request,) = server.requests
     assert request.json == {"model": "org/judge", "messages": [{"role": "user", "content": "?"}], "temperature": 0}
     assert request.headers["x-call"] == "1"
+
+
+@each("engine, status", itertools.product(ENGINES, [200, 429]))
+async def test_an_outcome_brings_the_rate_limits_that_the_server_states(engine: str, status: int) -> None:
+    line = answer(completion("fine"), status=status, x_ratelimit_limit_requests="5000", x_ratelimit_remaining_requests="4999")
+    async with Server(always(line)) as server, endpoint_of(engine, server.url) as endpoint:
+        wire = HttpBackend()
+        outcome = await wire.send(endpoint, call())
+        await wire.aclose()
+    assert isinstance(outcome, Answer if status == 200 else Failure)
+    assert outcome.limits is not None
+    assert (outcome.limits.requests.limit, outcome.limits.requests.remaining) == (5000, 4999)
 
 
 async def test_embeddings_go_the_same_way() -> None:

@@ -173,7 +173,7 @@ def test_a_scorer_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.Monke
         (["json:dumps", "--token-env", "NOT_SET"], "NOT_SET"),
     ],
 )
-def test_a_mistake_on_the_command_line_is_told(args: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_on_the_command_line_is_explained(args: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", *args]) == 2
     said = capsys.readouterr().err
     assert words in said
@@ -181,7 +181,7 @@ def test_a_mistake_on_the_command_line_is_told(args: list[str], words: str, caps
     assert "ServerConfig" not in said
 
 
-def test_a_port_that_is_taken_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_that_is_taken_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -12,8 +12,8 @@ import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from shared_tools import each
-from transport_server import Connection, Request, Server, answer, completion
+from shared_tools import completion, each
+from transport_server import Connection, Request, Server, answer
 
 from qreward.codecs.base import WireRequest
 from qreward.codecs.chat import CHAT

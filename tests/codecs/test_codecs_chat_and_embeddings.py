@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from openai.types import CreateEmbeddingResponse
 from openai.types.chat import ChatCompletion, ChatCompletionMessage
-from shared_tools import each
-from transport_server import completion
+from shared_tools import completion, each
 
 from qreward.codecs.base import EmbeddedError, Malformed, WireRequest
 from qreward.codecs.chat import CHAT

@@ -70,18 +70,26 @@ async def test_a_request_beyond_the_rate_is_answered_429_at_once_with_when_to_co
         assert (await server.client.get("/health")).status_code == 200
 
 
-async def test_a_long_body_is_refused_whether_its_length_is_announced_or_not() -> None:
-    """No more is sent than the server reads: a connection that is closed with something unread loses its answer."""
-    scorer = Lengths()
+async def status_of(reader: asyncio.StreamReader) -> int:
+    head = await reader.readuntil(b"\r\n\r\n")
+    await reader.readexactly(int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0]))
+    return int(head.split()[1])
+
+
+async def test_a_long_body_is_refused_before_it_ends_whether_its_length_is_announced_or_not_and_its_rest_is_discarded() -> None:
+    scorer, chunk = Lengths(), b"3e8\r\n" + b" " * 1000 + b"\r\n"
+    ways = [("content-length: 40000", b"", b" " * 40_000), ("transfer-encoding: chunked", chunk * 11, chunk * 29 + b"0\r\n\r\n")]
     async with served(scorer, max_body_bytes=10_000) as server:
-        for framing, body in (("content-length: 10001", b""), ("transfer-encoding: chunked", b"3e8\r\n" + b" " * 1000 + b"\r\n")):
-            reader, writer = await open_request(server, framing, body * 11)
-            assert (await reader.readline()).startswith(b"HTTP/1.1 413")
+        for framing, begun, rest in ways:
+            reader, writer = await open_request(server, framing, begun)
+            assert await status_of(reader) == 413
+            content = json.dumps(BODY).encode()
+            writer.write(rest + f"POST /get_reward HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n\r\n".encode() + content)
+            assert await status_of(reader) == 200
             writer.close()
             await writer.wait_closed()
-        assert (await server.post("/get_reward", BODY)).status_code == 200
         assert server.service.admission.pending == 0
-        assert scorer.seen == ["a"]
+        assert scorer.seen == ["a", "a"]
 
 
 async def test_a_body_that_is_no_json_or_packed_is_refused() -> None:

@@ -128,7 +128,7 @@ def plain(value: Any) -> Any:
 
 
 @each("name", OPENAI_IS_RIGHT)
-def test_a_stream_comes_to_the_completion_that_the_openai_sdk_makes_of_it(name: str) -> None:
+def test_a_stream_comes_to_the_completion_that_the_openai_sdk_makes_of_it_and_its_chunks_to_its_chunks(name: str) -> None:
     state: Any = ChatCompletionStreamState()
     for document in OPENAI_IS_RIGHT[name]:
         state.handle_chunk(ChatCompletionChunk.model_validate(document))
@@ -144,18 +144,9 @@ def test_a_stream_comes_to_the_completion_that_the_openai_sdk_makes_of_it(name: 
     assert ours_plain == theirs_plain
     assert assembly.text() == (ours.choices[0].message.content or "")
     assert assembly.finished(len(ours.choices))
-
-
-@each("name", OPENAI_IS_RIGHT)
-def test_the_texts_of_the_chunks_are_the_text_of_the_answer(name: str) -> None:
     chunks = [read(document) for document in OPENAI_IS_RIGHT[name]]
-    assert "".join(each.text for each in chunks) == assembled(OPENAI_IS_RIGHT[name]).text()
-
-
-@each("name", OPENAI_IS_RIGHT)
-def test_every_chunk_can_be_had_as_the_chunk_of_openai(name: str) -> None:
-    for document in OPENAI_IS_RIGHT[name]:
-        assert read(document).build() == ChatCompletionChunk.model_validate(document)
+    assert "".join(each.text for each in chunks) == assembly.text()
+    assert [each.build() for each in chunks] == [ChatCompletionChunk.model_validate(document) for document in OPENAI_IS_RIGHT[name]]
 
 
 def message_of(*chunks: Chunk) -> dict[str, Any]:

@@ -66,14 +66,9 @@ CASES: dict[str, tuple[bytes, list[tuple[bytes, str]]]] = {
 
 
 @each("name", CASES)
-def test_a_stream_gives_its_events(name: str) -> None:
+def test_a_stream_gives_its_events_whole_byte_by_byte_and_cut_at_any_one_place(name: str) -> None:
     stream, expected = CASES[name]
     assert events_of(stream) == expected
-
-
-@each("name", CASES)
-def test_a_stream_gives_the_same_events_byte_by_byte_and_cut_at_any_one_place(name: str) -> None:
-    stream, expected = CASES[name]
     assert events_of(*(bytes([byte]) for byte in stream)) == expected
     for place in range(len(stream)):
         assert events_of(stream[:place], stream[place:]) == expected, f"cut at {place}"

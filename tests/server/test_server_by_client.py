@@ -113,7 +113,8 @@ async def test_an_overload_is_understood_with_its_hint(kind: str) -> None:
         await wire.aclose()
         assert isinstance(outcome, Failure)
         assert outcome.kind is FailureKind.OVERLOADED
-        assert outcome.retry_after == pytest.approx(4.0, abs=1.0)
+        assert outcome.retry_after is not None
+        assert 0 < outcome.retry_after <= 4.0
 
 
 def test_the_key_of_the_endpoint_is_the_token_of_the_server() -> None:

@@ -30,13 +30,16 @@ def test_the_private_hook_of_aiohttp_that_limits_new_connections_is_still_there(
 
 
 async def test_few_connections_are_opened_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    opening, most = 0, 0
+    opening, most, full = 0, 0, asyncio.Event()
 
     async def watched(*args: Any) -> Any:
         nonlocal opening, most
         opening += 1
         most = max(most, opening)
-        await asyncio.sleep(0.01)
+        if opening == CONNECTS_AT_ONCE:
+            asyncio.get_running_loop().call_later(0.02, full.set)  # time in which one too many would show
+        async with asyncio.timeout(PATIENCE):
+            await full.wait()
         try:
             return await _create_connection(*args)
         finally:
@@ -50,12 +53,12 @@ async def test_few_connections_are_opened_at_a_time(monkeypatch: pytest.MonkeyPa
 
 async def test_waiting_for_ones_turn_to_connect_counts_against_no_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     async def slow(*args: Any) -> Any:
-        await asyncio.sleep(0.04)
+        await asyncio.sleep(0.06)
         return await _create_connection(*args)
 
     monkeypatch.setattr(aiohttp.TCPConnector, "_create_connection", slow)
     monkeypatch.setattr(aiohttp_transport, "CONNECTS_AT_ONCE", 1)
-    async with Server(always(OK)) as server, transport_of("aiohttp", server.url, timeouts=Timeouts(connect=0.2)) as transport:
+    async with Server(always(OK)) as server, transport_of("aiohttp", server.url, timeouts=Timeouts(connect=0.5)) as transport:
         replies = await asyncio.gather(*(transport.post(PATH, b"{}") for _ in range(10)))
         assert {reply.status for reply in replies} == {200}
 

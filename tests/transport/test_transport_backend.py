@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from shared_tools import PATIENCE, completion, each, run
-from transport_server import ENGINES, Connection, Request, Server, always, answer, endpoint_of, hang
+from transport_server import ENGINES, Connection, Request, Server, always, answer, backend_to, endpoint_of, hang
 
 from qreward.codecs.base import WireRequest
 from qreward.codecs.chat import CHAT
@@ -29,10 +29,8 @@ def call(content: Any = "?", *, model: str = "judge-7b", headers: dict[str, str]
 
 @each("engine", ENGINES)
 async def test_a_chat_is_sent_under_the_servers_name_of_the_model_and_its_answer_read(engine: str) -> None:
-    async with Server(always(OK)) as server, endpoint_of(engine, server.url, model_names={"judge-7b": "org/judge"}) as endpoint:
-        wire = HttpBackend()
+    async with backend_to(always(OK), engine, model_names={"judge-7b": "org/judge"}) as (server, endpoint, wire):
         outcome = await wire.send(endpoint, call(temperature=0, headers={"X-Call": "1"}))
-        await wire.aclose()
     assert isinstance(outcome, Answer)
     assert (outcome.value.text(), outcome.prompt_tokens, outcome.output_tokens) == ("fine", 12, 3)
     (request,) = server.requests
@@ -43,10 +41,8 @@ async def test_a_chat_is_sent_under_the_servers_name_of_the_model_and_its_answer
 @each("engine, status", itertools.product(ENGINES, [200, 429]))
 async def test_an_outcome_brings_the_rate_limits_that_the_server_states(engine: str, status: int) -> None:
     line = answer(completion("fine"), status=status, x_ratelimit_limit_requests="5000", x_ratelimit_remaining_requests="4999")
-    async with Server(always(line)) as server, endpoint_of(engine, server.url) as endpoint:
-        wire = HttpBackend()
+    async with backend_to(always(line), engine) as (_, endpoint, wire):
         outcome = await wire.send(endpoint, call())
-        await wire.aclose()
     assert isinstance(outcome, Answer if status == 200 else Failure)
     assert outcome.limits is not None
     assert (outcome.limits.requests.limit, outcome.limits.requests.remaining) == (5000, 4999)
@@ -54,10 +50,8 @@ async def test_an_outcome_brings_the_rate_limits_that_the_server_states(engine: 
 
 async def test_embeddings_go_the_same_way() -> None:
     body = {"data": [{"index": 0, "embedding": [0.5]}], "usage": {"prompt_tokens": 2, "total_tokens": 2}}
-    async with Server(always(answer(body))) as server, endpoint_of("aiohttp", server.url) as endpoint:
-        wire = HttpBackend()
+    async with backend_to(always(answer(body))) as (server, endpoint, wire):
         outcome = await wire.send(endpoint, WireRequest(EMBEDDINGS, "e", ["a"], {}, None))
-        await wire.aclose()
     assert isinstance(outcome, Answer)
     assert outcome.value.build().data[0].embedding == [0.5]
     assert (outcome.prompt_tokens, outcome.output_tokens) == (2, None)
@@ -94,10 +88,8 @@ ENDINGS: list[tuple[bytes, FailureKind]] = [
 
 @each("engine, line, kind", [*(("aiohttp", *row) for row in ENDINGS), ("httpx", *ENDINGS[0]), ("httpx2", *ENDINGS[0])])
 async def test_an_attempt_that_fails_says_how(engine: str, line: bytes, kind: FailureKind) -> None:
-    async with Server(always(line)) as server, endpoint_of(engine, server.url, name="gpu-0") as endpoint:
-        wire = HttpBackend()
+    async with backend_to(always(line), engine, name="gpu-0") as (_, endpoint, wire):
         outcome = await wire.send(endpoint, call())
-        await wire.aclose()
     assert isinstance(outcome, Failure)
     assert outcome.kind is kind
     assert isinstance(outcome.error, RequestError)
@@ -105,22 +97,18 @@ async def test_an_attempt_that_fails_says_how(engine: str, line: bytes, kind: Fa
 
 
 async def test_a_status_201_with_an_answer_is_an_answer() -> None:
-    async with Server(always(answer(completion("made"), status=201))) as server, endpoint_of("aiohttp", server.url) as endpoint:
-        wire = HttpBackend()
+    async with backend_to(always(answer(completion("made"), status=201))) as (_, endpoint, wire):
         outcome = await wire.send(endpoint, call())
-        await wire.aclose()
     assert isinstance(outcome, Answer)
 
 
 async def test_a_request_that_cannot_be_written_is_never_sent() -> None:
-    async with Server(always(OK)) as server, endpoint_of("aiohttp", server.url) as endpoint:
-        wire = HttpBackend()
+    async with backend_to(always(OK)) as (server, endpoint, wire):
         for bad in (call(b"bytes"), call(headers={"X": "a\nb"})):
             outcome = await wire.send(endpoint, bad)
             assert isinstance(outcome, Failure)
             assert (outcome.kind, type(outcome.error)) == (FailureKind.UNSENDABLE, BadRequest)
             assert outcome.error.model == "judge-7b"  # type: ignore[attr-defined]
-        await wire.aclose()
     assert server.connections == []
 
 
@@ -137,18 +125,15 @@ async def test_a_bug_ends_the_attempt_with_its_exception_chained() -> None:
         def decode(self, body: bytes, model: str) -> Any:
             raise KeyError("a bug")
 
-    async with Server(always(OK)) as server, endpoint_of("aiohttp", server.url) as endpoint:
-        wire = HttpBackend()
+    async with backend_to(always(OK)) as (_, endpoint, wire):
         outcome = await wire.send(endpoint, WireRequest(Broken(), "m", [], {}, None))
-        await wire.aclose()
     assert isinstance(outcome, Failure)
     assert outcome.kind is FailureKind.UNSENDABLE
     assert isinstance(outcome.error.__cause__, KeyError)
 
 
 async def test_a_cancel_is_a_cancel() -> None:
-    async with Server(hang) as server, endpoint_of("aiohttp", server.url) as endpoint:
-        wire = HttpBackend()
+    async with backend_to(hang) as (server, endpoint, wire):
         task = asyncio.create_task(wire.send(endpoint, call()))
         await server.until(1)
         task.cancel()
@@ -156,7 +141,6 @@ async def test_a_cancel_is_a_cancel() -> None:
             await task
         async with asyncio.timeout(PATIENCE):
             await server.connections[0].gone.wait()
-        await wire.aclose()
 
 
 async def test_each_endpoint_has_its_own_connections_even_under_one_name() -> None:
@@ -193,10 +177,8 @@ async def test_a_storm_of_rejections_on_one_endpoint_does_not_touch_another() ->
 
 def test_a_closed_wire_leaves_nothing_behind_to_warn_about() -> None:
     async def test() -> None:
-        async with Server(always(OK)) as server, endpoint_of("aiohttp", server.url) as endpoint:
-            wire = HttpBackend()
+        async with backend_to(always(OK)) as (_, endpoint, wire):
             await wire.send(endpoint, call())
-            await wire.aclose()
 
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
@@ -211,8 +193,7 @@ async def test_a_finished_attempt_leaves_no_garbage_for_the_collector() -> None:
     async def script(_: Request, connection: Connection) -> None:
         await connection.send(OK)
 
-    async with Server(script) as server, endpoint_of("aiohttp", server.url) as endpoint:
-        wire = HttpBackend()
+    async with backend_to(script) as (_, endpoint, wire):
         await wire.send(endpoint, call())
         gc.collect()
         gc.disable()
@@ -222,5 +203,4 @@ async def test_a_finished_attempt_leaves_no_garbage_for_the_collector() -> None:
             found = gc.collect()
         finally:
             gc.enable()
-        await wire.aclose()
         assert found == 0

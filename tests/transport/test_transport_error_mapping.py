@@ -119,6 +119,15 @@ TABLE: list[tuple[int, Any, FailureKind, type[QRewardError], bool]] = [
     (400, sglang(TOO_LONG_TEXTS[2], 400), UNSUITABLE, BadRequest, False),
     *((400, openai(text, "BadRequestError", 400), UNSUITABLE, BadRequest, False) for text in TOO_LONG_TEXTS),
     (999, b"", TRANSIENT, ServerError, False),
+    (503, {"error": "unhealthy", "error_type": "Unhealthy"}, OVERLOADED, RateLimited, False),
+    (422, {"error": "x", "error_type": "Tokenizer"}, REFUSED, BadRequest, False),
+    (400, {"error": "`inputs` cannot be empty", "error_type": "Empty"}, REFUSED, BadRequest, False),
+    (422, {"message": "x", "code": 422, "type": "Validation"}, REFUSED, BadRequest, False),
+    (413, {"error": "payload too large", "error_type": "Validation"}, REFUSED, BadRequest, False),
+    (503, {"error": {"message": "aborted by a higher priority request"}}, OVERLOADED, RateLimited, False),
+    (400, {"error": {"message": "bad"}}, REFUSED, BadRequest, False),
+    (503, openai("x", "QueueOverflowError", 503), OVERLOADED, RateLimited, False),
+    (400, openai("max 300000 tokens per request", "max_tokens_per_request", "x"), REFUSED, BadRequest, False),
 ]
 
 

@@ -8,8 +8,7 @@ from typing import Any
 from shared_tools import run
 from stream_tools import DONE, said, sse
 from stream_tools import outcome_of as streamed
-from transport_server import Server as WireServer
-from transport_server import always, answer, endpoint_of
+from transport_server import always, answer, backend_to
 
 from qreward.codecs.base import Malformed, WireRequest
 from qreward.codecs.chat import CHAT, VERBATIM_CHAT, ChatCodec
@@ -19,7 +18,6 @@ from qreward.errors import InvalidResponse
 from qreward.judge.codec import JUDGE
 from qreward.scheduler.outcome import Answer, Failure, FailureKind
 from qreward.settings.policies import Endpoint
-from qreward.transport.backend import HttpBackend
 
 MESSAGES = [{"role": "user", "content": "?"}]
 NOT_WHOLE = ("length", "content_filter", "abort", "error", "odd", "STOP")
@@ -35,10 +33,8 @@ def ends(codec: ChatCodec, reasons: tuple[Any, ...]) -> tuple[str, Any]:
     found: list[tuple[str, Any]] = []
 
     async def test() -> None:
-        async with WireServer(always(answer(body(*reasons)))) as server, endpoint_of("aiohttp", server.url, name="gpu-0") as endpoint:
-            wire = HttpBackend()
+        async with backend_to(always(answer(body(*reasons))), name="gpu-0") as (_, endpoint, wire):
             outcome = await wire.send(endpoint, WireRequest(codec, "judge-7b", MESSAGES, {}, None))
-            await wire.aclose()
             if isinstance(outcome, Answer):
                 found.append(("answer", outcome.value.finish_reason))
             else:
@@ -81,10 +77,8 @@ async def test_the_reason_of_an_answer_that_must_be_read_leniently_counts_as_wel
     odd = b'{"usage": "unknown", ' + body("abort")[1:]
     found: list[Any] = []
 
-    async with WireServer(always(answer(odd))) as server, endpoint_of("aiohttp", server.url, name="gpu-0") as endpoint:
-        wire = HttpBackend()
+    async with backend_to(always(answer(odd)), name="gpu-0") as (_, endpoint, wire):
         found.append(await wire.send(endpoint, WireRequest(CHAT, "judge-7b", MESSAGES, {}, None)))
-        await wire.aclose()
     assert isinstance(found[0], Failure)
 
 

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from shared_tools import PATIENCE, completion
-from transport_server import Connection, Request, Server, always, answer, endpoint_of
+from transport_server import Connection, Request, Server, always, answer, backend_to, endpoint_of
 
 from qreward import QRewardClient
 from qreward.codecs.base import WireRequest
@@ -39,8 +39,7 @@ async def all_closed(wire: HttpBackend, server: Server) -> None:
 
 
 async def test_an_endpoint_that_is_not_kept_closes_its_connections_and_may_come_back() -> None:
-    async with Server(always(OK)) as server, endpoint_of("aiohttp", server.url) as endpoint:
-        wire = HttpBackend()
+    async with backend_to(always(OK)) as (server, endpoint, wire):
         await wire.send(endpoint, call())
         wire.keep([])
         wire.keep([])
@@ -49,18 +48,15 @@ async def test_an_endpoint_that_is_not_kept_closes_its_connections_and_may_come_
         for _ in range(2):
             assert isinstance(await wire.send(endpoint, call()), Answer)
         assert len(server.connections) == 2
-        await wire.aclose()
 
 
 async def test_what_is_still_sent_to_an_endpoint_that_is_not_kept_is_answered_and_leaves_nothing() -> None:
-    async with Server(always(OK)) as server, endpoint_of("aiohttp", server.url) as endpoint:
-        wire = HttpBackend()
+    async with backend_to(always(OK)) as (server, endpoint, wire):
         wire.keep([])
         for _ in range(3):
             assert isinstance(await wire.send(endpoint, call()), Answer)
         await all_closed(wire, server)
         assert len(server.connections) == 3
-        await wire.aclose()
 
 
 async def test_a_request_under_way_to_an_endpoint_that_is_not_kept_any_more_is_finished_first() -> None:
@@ -71,8 +67,7 @@ async def test_a_request_under_way_to_an_endpoint_that_is_not_kept_any_more_is_f
         await go_on.wait()
         await connection.send(OK)
 
-    async with Server(slow) as server, endpoint_of("aiohttp", server.url) as endpoint:
-        wire = HttpBackend()
+    async with backend_to(slow) as (server, endpoint, wire):
         asked = [asyncio.ensure_future(wire.send(endpoint, call())) for _ in range(3)]
         async with asyncio.timeout(PATIENCE):
             await begun.wait()
@@ -80,7 +75,6 @@ async def test_a_request_under_way_to_an_endpoint_that_is_not_kept_any_more_is_f
             go_on.set()
             assert all(isinstance(outcome, Answer) for outcome in await asyncio.gather(*asked))
         await all_closed(wire, server)
-        await wire.aclose()
 
 
 async def test_an_endpoint_of_another_weight_keeps_its_connections_and_one_of_other_timeouts_does_not() -> None:

@@ -27,7 +27,7 @@ from stream_tools import (
     said,
     sse,
 )
-from transport_server import ENGINES, Connection, Request, Script, Server, always, answer, endpoint_of, hang
+from transport_server import ENGINES, Connection, Request, Script, Server, always, answer, backend_to, endpoint_of, hang
 
 from qreward.errors import BadRequest, ClientClosed, ConfigError
 from qreward.scheduler.outcome import CANCELLED, Answer, Failure, FailureKind
@@ -61,8 +61,7 @@ async def test_chunks_come_as_soon_as_they_are_sent_and_keep_alives_are_signs_of
             await connection.send(piece(data))
         await connection.send(END)
 
-    async with Server(script) as server, endpoint_of(engine, server.url) as endpoint:
-        wire = HttpBackend()
+    async with backend_to(script, engine) as (_server, endpoint, wire):
         stream = await wire.stream(endpoint, call())
         assert isinstance(stream, ChatStream)
         assert (stream.outcome, stream.headers.get("x-request-id")) == (None, "r-1")
@@ -75,25 +74,21 @@ async def test_chunks_come_as_soon_as_they_are_sent_and_keep_alives_are_signs_of
         assert isinstance(stream.outcome, Answer)
         sent.put_nowait(b"")
         await stream.aclose()
-        await wire.aclose()
 
 
 async def test_the_rate_limits_that_the_server_states_are_there_when_the_stream_opens() -> None:
     told = b"x-ratelimit-limit-requests: 60\r\nx-ratelimit-remaining-requests: 7\r\ntransfer-encoding"
-    async with Server(always(sse(WHOLE).replace(b"transfer-encoding", told))) as server, endpoint_of("aiohttp", server.url) as endpoint:
-        wire = HttpBackend()
+    async with backend_to(always(sse(WHOLE).replace(b"transfer-encoding", told))) as (_server, endpoint, wire):
         stream = await wire.stream(endpoint, call())
         assert isinstance(stream, ChatStream)
         assert stream.limits is not None
         assert stream.limits.requests is not None
         assert (stream.limits.requests.limit, stream.limits.requests.remaining) == (60, 7)
         await stream.aclose()
-        await wire.aclose()
 
 
 async def test_a_chunk_can_be_had_as_openai_has_it() -> None:
-    async with Server(always(sse(WHOLE))) as server, endpoint_of("aiohttp", server.url) as endpoint:
-        wire = HttpBackend()
+    async with backend_to(always(sse(WHOLE))) as (_, endpoint, wire):
         stream = await wire.stream(endpoint, call())
         assert isinstance(stream, ChatStream)
         async with stream:
@@ -102,7 +97,6 @@ async def test_a_chunk_can_be_had_as_openai_has_it() -> None:
             built = [chunk.build() for chunk in chunks]
             assert {type(chunk) for chunk in built} == {ChatCompletionChunk}
             assert [chunk.choices[0].delta.content for chunk in built if chunk.choices] == ["ye", "s", ""]
-        await wire.aclose()
 
 
 @each("engine", ENGINES)
@@ -133,11 +127,9 @@ def _refuses_options(status: int, body: Any) -> Script:
 )
 @each("engine", ENGINES)
 async def test_a_server_that_refuses_stream_options_is_asked_without_them_once_and_ever_after(engine: str, status: int, body: Any) -> None:
-    async with Server(_refuses_options(status, body)) as server, endpoint_of(engine, server.url) as endpoint:
-        wire = HttpBackend()
+    async with backend_to(_refuses_options(status, body), engine) as (server, endpoint, wire):
         for _ in range(3):
             assert (await ask(wire, endpoint))[0] == "yes"
-        await wire.aclose()
         assert ["stream_options" in request.json for request in server.requests] == [True, False, False, False]
         assert len(server.connections) == 1
 
@@ -149,13 +141,11 @@ async def test_stream_options_are_blamed_for_a_refusal_only_if_it_goes_well_with
     async def script(request: Request, connection: Connection) -> None:
         await connection.send(answer(body, status=422 if "stream_options" in request.json else status))
 
-    async with Server(script) as server, endpoint_of("aiohttp", server.url) as endpoint:
-        wire = HttpBackend()
+    async with backend_to(script) as (server, endpoint, wire):
         for _ in range(2):
             _, outcome = await ask(wire, endpoint)
             assert isinstance(outcome, Failure)
             assert outcome.kind is kind
-        await wire.aclose()
         assert ["stream_options" in request.json for request in server.requests] == [True, False, True, False]
 
 
@@ -169,8 +159,7 @@ def test_stream_options_of_the_callers_own_are_sent_as_they_are_and_no_second_ti
 
 @each("engine", ENGINES)
 async def test_a_stream_that_is_left_early_is_closed_at_once_and_counts_as_cancelled(engine: str) -> None:
-    async with Server(begun(said("ye"), hang)) as server, endpoint_of(engine, server.url) as endpoint:
-        wire = HttpBackend()
+    async with backend_to(begun(said("ye"), hang), engine) as (server, endpoint, wire):
         for number, reads in enumerate((0, 1)):
             stream = await wire.stream(endpoint, call())
             assert isinstance(stream, ChatStream)
@@ -182,14 +171,12 @@ async def test_a_stream_that_is_left_early_is_closed_at_once_and_counts_as_cance
             await stream.aclose()
             async with asyncio.timeout(PATIENCE):
                 await server.connections[number].gone.wait()
-        await wire.aclose()
 
 
 @each("how", ["close", "cancel"])
 @each("engine", ENGINES)
 async def test_a_stream_can_be_ended_while_it_is_read(engine: str, how: str) -> None:
-    async with Server(begun(said("ye"), hang)) as server, endpoint_of(engine, server.url) as endpoint:
-        wire = HttpBackend()
+    async with backend_to(begun(said("ye"), hang), engine) as (server, endpoint, wire):
         stream = await wire.stream(endpoint, call())
         assert isinstance(stream, ChatStream)
         assert await stream.read()
@@ -205,27 +192,27 @@ async def test_a_stream_can_be_ended_while_it_is_read(engine: str, how: str) -> 
         assert stream.outcome is CANCELLED
         async with asyncio.timeout(PATIENCE):
             await server.connections[0].gone.wait()
-        await wire.aclose()
 
 
 @each("engine", ENGINES)
-async def test_a_connection_is_used_again_after_done_though_the_body_ends_a_little_later(engine: str) -> None:
+async def test_a_connection_is_used_again_after_done_though_the_body_ends_a_little_later(
+    engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qreward.transport.stream.DRAIN", PATIENCE)
+
     async def late(_: Request, connection: Connection) -> None:
         await asyncio.sleep(0.005)
         await connection.send(END)
 
-    async with Server(begun(WHOLE, late)) as server, endpoint_of(engine, server.url) as endpoint:
-        wire = HttpBackend()
+    async with backend_to(begun(WHOLE, late), engine) as (server, endpoint, wire):
         for _ in range(3):
             assert (await ask(wire, endpoint))[0] == "yes"
-        await wire.aclose()
         assert (len(server.requests), len(server.connections)) == (3, 1)
 
 
 @each("engine", ENGINES)
 async def test_a_server_that_keeps_the_connection_open_after_done_does_not_delay_the_reader(engine: str) -> None:
-    async with Server(begun(WHOLE, hang)) as server, endpoint_of(engine, server.url) as endpoint:
-        wire = HttpBackend()
+    async with backend_to(begun(WHOLE, hang), engine) as (server, endpoint, wire):
         stream = await wire.stream(endpoint, call())
         assert isinstance(stream, ChatStream)
         async with asyncio.timeout(PATIENCE):
@@ -235,7 +222,6 @@ async def test_a_server_that_keeps_the_connection_open_after_done_does_not_delay
             await stream.aclose()
             await server.connections[0].gone.wait()
         await stream.aclose()
-        await wire.aclose()
 
 
 def test_keys_and_headers_show_in_no_failure_of_a_stream() -> None:
@@ -272,8 +258,7 @@ def test_streams_leave_nothing_behind_to_warn_about_and_no_garbage() -> None:
         async def script(_: Request, connection: Connection) -> None:
             await connection.send(sse(WHOLE))
 
-        async with Server(script) as server, endpoint_of("aiohttp", server.url) as endpoint:
-            wire = HttpBackend()
+        async with backend_to(script) as (_, endpoint, wire):
             await ask(wire, endpoint)
             gc.collect()
             gc.disable()
@@ -283,7 +268,6 @@ def test_streams_leave_nothing_behind_to_warn_about_and_no_garbage() -> None:
                 found = gc.collect()
             finally:
                 gc.enable()
-            await wire.aclose()
             assert found == 0
 
     with warnings.catch_warnings(record=True) as seen:

@@ -19,6 +19,7 @@ from shared_tools import PATIENCE
 
 from qreward.codecs.base import Reply
 from qreward.settings.policies import Endpoint
+from qreward.transport.backend import HttpBackend
 from qreward.transport.base import HttpTransport
 from qreward.transport.connection import open_transport
 
@@ -191,3 +192,14 @@ async def transport_of(engine: str, url: str, **settings: Any) -> AsyncIterator[
             yield transport
         finally:
             await transport.aclose()
+
+
+@contextlib.asynccontextmanager
+async def backend_to(script: Script, engine: str = "aiohttp", **settings: Any) -> AsyncIterator[tuple[Server, Endpoint, HttpBackend]]:
+    """A server that follows a script, an endpoint for it, and a backend that is closed afterwards."""
+    async with Server(script) as server, endpoint_of(engine, server.url, **settings) as endpoint:
+        backend = HttpBackend()
+        try:
+            yield server, endpoint, backend
+        finally:
+            await backend.aclose()

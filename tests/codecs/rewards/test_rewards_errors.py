@@ -18,7 +18,7 @@ from qreward.settings.policies import Endpoint
 from qreward.testing import FakeEndpoint, FakeFleet, Faults
 from qreward.testing.rewards import NAN, REFUSED, Scoring, score_of
 from qreward.transport.backend import HttpBackend
-from qreward.transport.error_mapping import failure_from_body, failure_from_reply
+from qreward.transport.error_mapping import failure_from_body
 from qreward.transport.redaction import Secrets
 
 K = FailureKind
@@ -169,35 +169,6 @@ def test_the_key_of_an_endpoint_goes_to_its_own_routes_too() -> None:
 def test_faults_are_understood_from_every_kind_of_server(kind: str, fault: str, expected: FailureKind) -> None:
     faulty = FakeEndpoint("gpu-0", kind=kind, faults=Faults(**{fault: 1.0}))
     assert failed(faulty, call(SCORE, [("q", "a")] if kind == "nim" else ["a"])).kind is expected
-
-
-FORMS: list[tuple[str, int, Any, FailureKind]] = [
-    ("tei overloaded", 429, {"error": "Model is overloaded", "error_type": "Overloaded"}, K.OVERLOADED),
-    ("tei unhealthy", 503, {"error": "unhealthy", "error_type": "Unhealthy"}, K.OVERLOADED),
-    ("tei backend", 424, {"error": "NaN", "error_type": "Backend"}, K.TRANSIENT),
-    ("tei tokenizer", 422, {"error": "x", "error_type": "Tokenizer"}, K.REFUSED),
-    ("tei empty", 400, {"error": "`inputs` cannot be empty", "error_type": "Empty"}, K.REFUSED),
-    ("tei openai route", 422, {"message": "x", "code": 422, "type": "Validation"}, K.REFUSED),
-    ("tei payload", 413, {"error": "payload too large", "error_type": "Validation"}, K.REFUSED),
-    ("sglang full", 503, {"object": "error", "message": "The request queue is full.", "type": "503", "code": 503}, K.OVERLOADED),
-    ("sglang aborted", 503, {"error": {"message": "aborted by a higher priority request"}}, K.OVERLOADED),
-    ("sglang native", 400, {"error": {"message": "bad"}}, K.REFUSED),
-    ("vllm", 400, {"error": {"message": "bad", "type": "BadRequestError", "param": None, "code": 400}}, K.REFUSED),
-    ("vllm no route", 404, {"detail": "Not Found"}, K.UNSUITABLE),
-    ("vllm other task", 501, {"error": {"message": "no", "type": "NotImplementedError", "code": 501}}, K.UNSUITABLE),
-    ("vllm queue", 503, {"error": {"message": "x", "type": "QueueOverflowError", "code": 503}}, K.OVERLOADED),
-    ("openrlhf", 500, b"Internal Server Error", K.TRANSIENT),
-    ("pydantic", 422, {"detail": [{"loc": ["body", "query"], "msg": "field required"}]}, K.REFUSED),
-    ("openai sum", 400, {"error": {"message": "max 300000 tokens per request", "type": "max_tokens_per_request", "code": "x"}}, K.REFUSED),
-]
-
-
-@each("status, body, expected", [form[1:] for form in FORMS])
-def test_what_the_errors_of_reward_servers_mean(status: int, body: Any, expected: FailureKind) -> None:
-    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-    failure = failure_from_reply(Reply(status, {}, raw), "gpu-0", "m", Secrets(), 0.0)
-    assert failure.kind is expected
-    assert splits(failure, 2) is (status in (400, 413, 422, 424))
 
 
 EMBEDDED = [

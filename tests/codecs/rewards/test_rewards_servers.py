@@ -42,14 +42,12 @@ RAW_SCORES: list[tuple[str, dict[str, Any], Scoring]] = [
 
 
 @each("kind, settings, scoring", RAW_SCORES)
-def test_each_text_gets_its_own_raw_score(kind: str, settings: dict[str, Any], scoring: Scoring) -> None:
+def test_each_text_gets_its_own_raw_score_and_a_template_makes_one_text_of_each_pair(
+    kind: str, settings: dict[str, Any], scoring: Scoring
+) -> None:
     answer = answered(fake(kind, scoring=scoring), call(SCORE, TEXTS), RewardModel(**settings))
     assert answer.items == [pytest.approx(score_of(text)) for text in TEXTS]
     assert all(type(item) is Score for item in answer.items)
-
-
-@each("kind, settings, scoring", RAW_SCORES)
-def test_a_template_makes_one_text_of_each_pair(kind: str, settings: dict[str, Any], scoring: Scoring) -> None:
     answer = answered(fake(kind, scoring=scoring), call(SCORE, PAIRS), RewardModel(template=TEMPLATE, **settings))
     assert answer.items == [pytest.approx(score_of(f"<u>{prompt}<a>{response}")) for prompt, response in PAIRS]
 

@@ -19,7 +19,7 @@ def run(main: Coroutine[Any, Any, T]) -> T:
     """Run an async test in a loop of its own; nothing may be left running in it."""
 
     async def guarded() -> T:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(110):  # of the 120 s after which pytest gives up
             found = await main
         await asyncio.sleep(0)
         if left := asyncio.all_tasks() - {asyncio.current_task()}:  # what was just cancelled or closed may need a turn or two

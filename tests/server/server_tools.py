@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx
 
 from qreward.server import RewardServer
-
-T = TypeVar("T")
-
-
-def run(main: Coroutine[Any, Any, T]) -> T:
-    async def bounded() -> T:
-        async with asyncio.timeout(60):
-            return await main
-
-    return asyncio.run(bounded())
 
 
 class Lengths:
@@ -28,14 +18,14 @@ class Lengths:
     Attributes:
         batches: the completions of each call.
         metadata: of each completion.
-        gate: set to let the batches go, if it was given.
+        release: set to let the batches go, if it was given.
     """
 
-    def __init__(self, seconds: float = 0.0, *, gated: bool = False) -> None:
+    def __init__(self, seconds: float = 0.0, *, held: bool = False) -> None:
         self.seconds = seconds
         self.batches: list[list[str]] = []
         self.metadata: list[dict[str, Any]] = []
-        self.gate = asyncio.Event() if gated else None
+        self.release = asyncio.Event() if held else None
         self.running = self.peak = 0
 
     async def __call__(self, completions: list[str], metadata: list[dict[str, Any]]) -> list[float]:
@@ -44,8 +34,8 @@ class Lengths:
         self.running += 1
         self.peak = max(self.peak, self.running)
         try:
-            if self.gate is not None:
-                await self.gate.wait()
+            if self.release is not None:
+                await self.release.wait()
             await asyncio.sleep(self.seconds)
         finally:
             self.running -= 1

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from server_tools import Lengths, run, until
+from server_tools import Lengths, until
+from shared_tools import each, run
 
 from qreward.batching.reward_buffer import RewardBuffer, ScoreResult
 from qreward.batching.reward_buffer.schemas import InvalidScores, read_scores
@@ -83,7 +84,7 @@ class ActorMethod:
         self.pending[-1].set_result({"rewards": plain(completions, metadata), "parsed_answers": completions})
 
 
-@pytest.mark.parametrize(
+@each(
     "scorer",
     [
         plain,
@@ -104,7 +105,7 @@ def test_a_scorer_may_take_completions_alone() -> None:
     assert rewards(run(scores(lambda completions, **others: [2.0] * len(completions), "a"))) == [2.0]
 
 
-@pytest.mark.parametrize("wrong", [None, "module:function", Callable_, list, lambda a, b, c: [], 3])
+@each("wrong", [None, "module:function", Callable_, list, lambda a, b, c: [], 3])
 def test_what_cannot_be_called_so_is_refused_when_the_buffer_is_made(wrong: Any) -> None:
     with pytest.raises(TypeError, match="a scorer "):
         RewardBuffer(wrong)
@@ -122,56 +123,47 @@ def test_a_generator_is_no_scorer() -> None:
             RewardBuffer(wrong)
 
 
-def test_a_plain_scorer_runs_in_another_thread_and_sees_the_neutral_context_only() -> None:
+async def test_a_plain_scorer_runs_in_another_thread_and_sees_the_neutral_context_only() -> None:
     variable = contextvars.ContextVar("variable", default="neutral")
 
     def scorer(completions: list[str]) -> list[Any]:
         return [{"reward": 1, "thread": threading.get_ident(), "saw": variable.get()} for _ in completions]
 
-    async def main() -> None:
-        async with RewardBuffer(scorer) as buffer:
-            variable.set("the first caller's")
-            (one,) = await buffer.score(["a"])
-            assert one.meta["thread"] != threading.get_ident()
-            assert one.meta["saw"] == "neutral"
-
-    run(main())
+    async with RewardBuffer(scorer) as buffer:
+        variable.set("the first caller's")
+        (one,) = await buffer.score(["a"])
+        assert one.meta["thread"] != threading.get_ident()
+        assert one.meta["saw"] == "neutral"
 
 
-def test_the_method_of_an_actor_is_awaited_while_the_loop_goes_on() -> None:
-    async def main() -> None:
-        method = ActorMethod()
-        async with RewardBuffer(method) as buffer:
-            caller = asyncio.ensure_future(buffer.add_query({"query": ["a", "bb"], "metadata": [{"n": 0}, {"n": 5}]}))
-            await until(lambda: method.pending)
-            assert not caller.done()
-            method.answer()
-            answer = await caller
-            assert answer.rewards == [1.0, 7.0]
-            assert answer.metas == [{"parsed_answers": "a"}, {"parsed_answers": "bb"}]
-
-    run(main())
+async def test_the_method_of_an_actor_is_awaited_while_the_loop_goes_on() -> None:
+    method = ActorMethod()
+    async with RewardBuffer(method) as buffer:
+        caller = asyncio.ensure_future(buffer.add_query({"query": ["a", "bb"], "metadata": [{"n": 0}, {"n": 5}]}))
+        await until(lambda: method.pending)
+        assert not caller.done()
+        method.answer()
+        answer = await caller
+        assert answer.rewards == [1.0, 7.0]
+        assert answer.metas == [{"parsed_answers": "a"}, {"parsed_answers": "bb"}]
 
 
-def test_a_batch_that_cannot_be_stopped_keeps_its_slot_when_all_callers_leave() -> None:
-    async def main() -> None:
-        method = ActorMethod()
-        async with RewardBuffer(method, max_batch_size=1) as buffer:
-            caller = asyncio.ensure_future(buffer.score(["a"], [{"n": 0}]))
-            await until(lambda: method.pending)
-            caller.cancel()
-            other = asyncio.ensure_future(buffer.score(["b"], [{"n": 0}]))
-            await asyncio.sleep(0.02)
-            assert len(method.calls) == 1  # the actor is still at work on the first
-            method.answer()
-            await until(lambda: len(method.calls) == 2)
-            method.answer()
-            assert rewards(await other) == [1.0]
-
-    run(main())
+async def test_a_batch_that_cannot_be_stopped_keeps_its_slot_when_all_callers_leave() -> None:
+    method = ActorMethod()
+    async with RewardBuffer(method, max_batch_size=1) as buffer:
+        caller = asyncio.ensure_future(buffer.score(["a"], [{"n": 0}]))
+        await until(lambda: method.pending)
+        caller.cancel()
+        other = asyncio.ensure_future(buffer.score(["b"], [{"n": 0}]))
+        await asyncio.sleep(0.02)
+        assert len(method.calls) == 1  # the actor is still at work on the first
+        method.answer()
+        await until(lambda: len(method.calls) == 2)
+        method.answer()
+        assert rewards(await other) == [1.0]
 
 
-def test_an_error_that_came_from_an_actor_is_told_without_the_trace_of_its_process() -> None:
+def test_an_error_from_an_actor_is_shown_without_the_trace_of_its_process() -> None:
     class RayTaskError(Exception):
         cause = ValueError("no parse")
 
@@ -198,7 +190,7 @@ class Tensor:
         return self._values
 
 
-@pytest.mark.parametrize(
+@each(
     "given_",
     [
         [1, 0.5],
@@ -215,7 +207,7 @@ def test_rewards_are_read_in_each_form(given_: Any) -> None:
     assert rewards(read_scores(given_, 2)) == [1.0, 0.5]
 
 
-@pytest.mark.parametrize("nothing", [None, math.nan, math.inf, -math.inf, "1.0", [], {}, 10**400, object()])
+@each("nothing", [None, math.nan, math.inf, -math.inf, "1.0", [], {}, 10**400, object()])
 def test_what_is_no_finite_number_is_an_error_of_its_completion_and_never_0(nothing: Any) -> None:
     for given_ in ([nothing, 2.0], {"rewards": [nothing, 2.0]}, [{"reward": nothing}, 2.0]):
         bad, good = read_scores(given_, 2)
@@ -247,13 +239,13 @@ def test_everything_else_goes_into_the_meta_of_its_completion() -> None:
     assert read_scores(columns, 1) == [ScoreResult(1.0, None, {"parsed": "4", "k": 1, "len": 9, "v": 2}, "well done")]
 
 
-@pytest.mark.parametrize("wrong", [None, 1.0, "ab", {"a", "b"}, {}, {"values": [1, 2]}, iter([1, 2])])
+@each("wrong", [None, 1.0, "ab", {"a", "b"}, {}, {"values": [1, 2]}, iter([1, 2])])
 def test_what_is_no_list_of_rewards_is_an_error_that_says_what_is_wanted(wrong: Any) -> None:
     with pytest.raises(InvalidScores, match=r"the scorer (must return|returned)"):
         read_scores(wrong, 2)
 
 
-@pytest.mark.parametrize("wrong", [[], [1.0], [1.0] * 3, {"rewards": [1.0]}, {"rewards": [1.0, 2.0], "parsed": ["4"]}])
+@each("wrong", [[], [1.0], [1.0] * 3, {"rewards": [1.0]}, {"rewards": [1.0, 2.0], "parsed": ["4"]}])
 def test_a_list_of_another_length_is_never_cut_or_filled_up(wrong: Any) -> None:
     with pytest.raises(InvalidScores, match="for 2 completions"):
         read_scores(wrong, 2)
@@ -289,7 +281,7 @@ def test_exactly_the_poisonous_completions_fail(poisonous: list[bool]) -> None:
     assert calls <= 2 * len(pairs) - 1
 
 
-def test_a_scorer_that_does_not_return_one_reward_for_each_completion_fails_the_whole_list() -> None:
+async def test_a_scorer_that_does_not_return_one_reward_for_each_completion_fails_the_whole_list() -> None:
     """A shorter list must not be tried: a list of one completion would make an answer of what is none."""
 
     def one_number(_texts: list[str]) -> Any:
@@ -306,24 +298,21 @@ def test_a_scorer_that_does_not_return_one_reward_for_each_completion_fails_the_
     def too_few_in_a_column(texts: list[str]) -> Any:
         return {"rewards": [0.5] * len(texts), "parsed": ["4"]}
 
-    async def main() -> None:
-        found = {}
-        for scorer in (one_number, scalar, one_number_unless_it_raises, too_few_in_a_column):
-            async with RewardBuffer(scorer) as buffer:
-                warm = await buffer.score(["warm"])  # one completion that was scored, so that it could be asked again
-                scored = await buffer.score(["a", "b", "poison", "c"])
-            found[scorer.__name__] = (
-                [one.reward for one in scored],
-                {type(one.cause) for one in scored},
-                {one.own for one in scored},
-                len(warm),
-            )
-        assert found == dict.fromkeys(found, ([None] * 4, {InvalidScores}, {False}, 1))
-
-    run(main())
+    found = {}
+    for scorer in (one_number, scalar, one_number_unless_it_raises, too_few_in_a_column):
+        async with RewardBuffer(scorer) as buffer:
+            warm = await buffer.score(["warm"])  # one completion that was scored, so that it could be asked again
+            scored = await buffer.score(["a", "b", "poison", "c"])
+        found[scorer.__name__] = (
+            [one.reward for one in scored],
+            {type(one.cause) for one in scored},
+            {one.own for one in scored},
+            len(warm),
+        )
+    assert found == dict.fromkeys(found, ([None] * 4, {InvalidScores}, {False}, 1))
 
 
-def test_what_fails_is_to_blame_itself_if_the_scorer_scored_another_one_of_its_batch_or_the_one_before() -> None:
+async def test_what_fails_is_to_blame_itself_if_the_scorer_scored_another_one_of_its_batch_or_the_one_before() -> None:
     broken: list[bool] = []
 
     def scorer(completions: list[str]) -> list[Any]:
@@ -331,19 +320,16 @@ def test_what_fails_is_to_blame_itself_if_the_scorer_scored_another_one_of_its_b
             raise RuntimeError("out of order" if broken else "poison")
         return [None if text == "none" else 1.0 for text in completions]
 
-    async def main() -> None:
-        async with RewardBuffer(scorer) as buffer:
+    async with RewardBuffer(scorer) as buffer:
 
-            async def own(*completions: str) -> list[bool]:
-                return [one.own for one in await buffer.score(completions)]
+        async def own(*completions: str) -> list[bool]:
+            return [one.own for one in await buffer.score(completions)]
 
-            assert await own("poison") == await own("none") == [False]  # nothing was ever scored: who knows
-            assert await own("a", "poison", "none") == [False, True, True]
-            assert await own("poison", "none") == [True, True]
-            broken.append(True)
-            assert await own("poison", "a") == [False, False]
-
-    run(main())
+        assert await own("poison") == await own("none") == [False]  # nothing was ever scored: who knows
+        assert await own("a", "poison", "none") == [False, True, True]
+        assert await own("poison", "none") == [True, True]
+        broken.append(True)
+        assert await own("poison", "a") == [False, False]
 
 
 def test_without_isolation_a_batch_fails_as_a_whole_after_one_call() -> None:
@@ -353,7 +339,7 @@ def test_without_isolation_a_batch_fails_as_a_whole_after_one_call() -> None:
     assert len(scorer.batches) == 1
 
 
-@pytest.mark.parametrize("error", [ConnectionResetError, TimeoutError])
+@each("error", [ConnectionResetError, TimeoutError])
 def test_what_can_be_no_completions_fault_is_not_tried_in_halves(error: type[Exception]) -> None:
     calls: list[int] = []
 
@@ -366,7 +352,7 @@ def test_what_can_be_no_completions_fault_is_not_tried_in_halves(error: type[Exc
     assert calls == [4]
 
 
-def test_what_a_scorer_changes_in_nested_metadata_reaches_neither_a_retry_nor_the_caller() -> None:
+async def test_what_a_scorer_changes_in_nested_metadata_reaches_neither_a_retry_nor_the_caller() -> None:
     class Notes(list[Any]):
         """A list of its own kind."""
 
@@ -388,14 +374,11 @@ def test_what_a_scorer_changes_in_nested_metadata_reaches_neither_a_retry_nor_th
             raise ValueError("one")
         return [float(number) for number in numbers]
 
-    async def main() -> None:
-        metadata = [{**given(number), "model": model} for number in range(4)]
-        async with RewardBuffer(scorer) as buffer:
-            assert rewards(await buffer.score("abcd", metadata)) == [0.0, None, 2.0, 3.0]
-        assert metadata == [{**given(number), "model": model} for number in range(4)]
-        assert set(seen) == {(OrderedDict, Notes, True)}
-
-    run(main())
+    metadata = [{**given(number), "model": model} for number in range(4)]
+    async with RewardBuffer(scorer) as buffer:
+        assert rewards(await buffer.score("abcd", metadata)) == [0.0, None, 2.0, 3.0]
+    assert metadata == [{**given(number), "model": model} for number in range(4)]
+    assert set(seen) == {(OrderedDict, Notes, True)}
 
 
 def test_a_scorer_that_changes_its_metadata_and_fails_is_given_it_anew() -> None:

@@ -18,8 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
-import pytest
-from server_tools import Lengths, run, until
+from server_tools import Lengths, until
 
 from qreward.server import RewardServer
 
@@ -84,14 +83,13 @@ def post(url: str, count: int = 1) -> Any:
     return httpx.post(f"{url}/get_reward", json={"query": ["abc"] * count}, timeout=30, trust_env=False)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_finishes_what_is_queued_refuses_what_is_new_and_exits_with_0(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_signal_finishes_what_is_queued_refuses_what_is_new_and_exits_with_0(tmp_path: Path) -> None:
     with process(tmp_path, "--max-batch-size", "1") as server, ThreadPoolExecutor(4) as pool:
         callers: list[Future[Any]] = [pool.submit(post, server.url, 2) for _ in range(4)]
         server.wait_for("begun")
         while "qreward_serve_batch_queue_length 7" not in httpx.get(f"{server.url}/metrics", trust_env=False).text:
             threading.Event().wait(0.01)
-        server.popen.send_signal(number)
+        server.popen.terminate()
         assert server.get_until("/health", 503).json() == {"status": "draining"}
         refused = post(server.url)
         assert (refused.status_code, refused.headers["connection"]) == (503, "close")
@@ -101,11 +99,11 @@ def test_a_signal_finishes_what_is_queued_refuses_what_is_new_and_exits_with_0(t
         assert server.end() == (0, "")
 
 
-def test_what_is_not_done_in_time_is_told_so_and_a_scorer_that_hangs_does_not_keep_the_process(tmp_path: Path) -> None:
+def test_what_is_not_done_in_time_is_answered_503_and_a_scorer_that_hangs_does_not_keep_the_process(tmp_path: Path) -> None:
     with process(tmp_path, "--drain-timeout", "0.05") as server, ThreadPoolExecutor(1) as pool:
         caller = pool.submit(post, server.url)
         server.wait_for("begun")
-        server.popen.terminate()
+        server.popen.send_signal(signal.SIGINT)
         assert caller.result(20).status_code == 503
         assert server.end() == (1, "")
 
@@ -116,55 +114,42 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
         server.wait_for("begun")
         server.popen.terminate()
         server.get_until("/health", 503)
-        server.popen.terminate()
+        server.popen.send_signal(signal.SIGINT)
         assert caller.result(20).status_code == 503
         assert server.end()[0] == 1
 
 
-def test_an_idle_server_ends_at_once(tmp_path: Path) -> None:
-    with process(tmp_path) as server:
-        assert httpx.get(f"{server.url}/health", trust_env=False).status_code == 200
-        server.popen.terminate()
-        assert server.end() == (0, "")
+async def test_a_request_that_was_still_coming_in_when_the_end_began_is_answered() -> None:
+    async with RewardServer(Lengths(), port=0, drain_timeout=20.0) as server:
+        parts = urlsplit(server.url)
+        reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+        body = json.dumps({"query": ["abc"]}).encode()
+        writer.write(f"POST /get_reward HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body[:5])
+        await until(lambda: server.service.admission.pending == 5)
+        end = asyncio.ensure_future(server.service.drain())
+        await until(lambda: server.service.draining)
+        await asyncio.sleep(0.02)
+        writer.write(body[5:])
+        answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert answer.endswith(b'{"rewards":[3.0],"scores":[3.0],"extra_logs":{}}')
+        assert b"connection: close" in answer
+        assert await end
+        writer.close()
+        await writer.wait_closed()
 
 
-def test_a_request_that_was_still_coming_in_when_the_end_began_is_answered() -> None:
-    async def main() -> None:
-        async with RewardServer(Lengths(), port=0, drain_timeout=20.0) as server:
-            parts = urlsplit(server.url)
-            reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
-            body = json.dumps({"query": ["abc"]}).encode()
-            writer.write(f"POST /get_reward HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body[:5])
-            await until(lambda: server.service.admission.pending == 5)
-            end = asyncio.ensure_future(server.service.drain())
-            await until(lambda: server.service.draining)
-            await asyncio.sleep(0.02)
-            writer.write(body[5:])
-            answer = await reader.read()
-            assert answer.startswith(b"HTTP/1.1 200")
-            assert answer.endswith(b'{"rewards":[3.0],"scores":[3.0],"extra_logs":{}}')
-            assert b"connection: close" in answer
-            assert await end
-            writer.close()
-            await writer.wait_closed()
-
-    run(main())
-
-
-def test_a_server_that_is_left_with_something_under_way_says_whether_all_was_done() -> None:
-    async def main() -> None:
-        scorer, idle = Lengths(gated=True), RewardServer(Lengths(), port=0)
-        async with idle:
-            pass
-        assert idle.all_done
-        async with httpx.AsyncClient(trust_env=False) as client:
-            async with RewardServer(scorer, port=0, drain_timeout=0.01) as busy:
-                caller = asyncio.ensure_future(client.post(f"{busy.url}/get_reward", json={"query": ["a"]}))
-                await until(lambda: scorer.batches)
-            assert not busy.all_done
-            assert (await caller).status_code == 503
-
-    run(main())
+async def test_a_server_that_is_left_with_something_under_way_says_whether_all_was_done() -> None:
+    scorer, idle = Lengths(held=True), RewardServer(Lengths(), port=0)
+    async with idle:
+        pass
+    assert idle.all_done
+    async with httpx.AsyncClient(trust_env=False) as client:
+        async with RewardServer(scorer, port=0, drain_timeout=0.01) as busy:
+            caller = asyncio.ensure_future(client.post(f"{busy.url}/get_reward", json={"query": ["a"]}))
+            await until(lambda: scorer.batches)
+        assert not busy.all_done
+        assert (await caller).status_code == 503
 
 
 def is_served(port: int) -> bool:
@@ -178,7 +163,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def test_a_server_that_is_cancelled_while_it_starts_or_ends_serves_nothing_more() -> None:
+async def test_a_server_that_is_cancelled_while_it_starts_or_ends_serves_nothing_more() -> None:
     async def serve(port: int, go: asyncio.Event) -> None:
         async with RewardServer(Lengths(), port=port):
             await go.wait()
@@ -199,10 +184,7 @@ def test_a_server_that_is_cancelled_while_it_starts_or_ends_serves_nothing_more(
         wrong = is_served(port) or left or not (serving.cancelled() or serving.exception() is None)
         return f"{turns} turns, ending={ending}: {left}" if wrong else None
 
-    async def main() -> None:
-        before = asyncio.all_tasks() - {asyncio.current_task()}
-        assert not before
-        wrong = [await left_after(turns, ending=ending) for ending in (False, True) for turns in range(8)]
-        assert [line for line in wrong if line] == []
-
-    run(main())
+    before = asyncio.all_tasks() - {asyncio.current_task()}
+    assert not before
+    wrong = [await left_after(turns, ending=ending) for ending in (False, True) for turns in range(8)]
+    assert [line for line in wrong if line] == []

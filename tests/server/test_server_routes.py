@@ -9,7 +9,8 @@ import re
 from typing import Any
 
 import pytest
-from server_tools import Lengths, run, served, until
+from server_tools import Lengths, served, until
+from shared_tools import run
 
 from qreward.errors import ConfigError
 from qreward.server import ServerConfig, create_app
@@ -61,7 +62,7 @@ def test_openrlhf_gets_an_error_status_and_no_number_where_a_reward_is_missing()
     assert some[1]["error"]["message"].startswith("1 of 2 completions have no reward")
 
 
-def test_the_buffers_form_is_known_by_its_metadata_and_tells_errors_beside_rewards() -> None:
+def test_the_buffers_form_is_known_by_its_metadata_and_gives_errors_beside_rewards() -> None:
     single, several, failed, none = ask(
         picky,
         ("/get_reward", {"query": "aa", "metadata": {"k": 1}, "prompts": "p"}),
@@ -90,7 +91,7 @@ def test_singleton_mode_answers_lists_of_one_as_one_and_refuses_longer_ones() ->
     assert "singleton mode" in two[1]["error"]["message"]
 
 
-def test_what_a_scorer_says_in_no_json_is_told_in_words() -> None:
+def test_what_json_cannot_hold_in_a_scorers_result_becomes_text() -> None:
     loop: dict[str, Any] = {}
     loop["self"] = loop
 
@@ -131,16 +132,19 @@ def test_classify_judges_the_last_message_of_a_conversation() -> None:
     assert scorer.metadata == [{"prompt": "2 + 2?", "messages": messages[:-1]}]
 
 
-@pytest.mark.parametrize("names", [("text_1", "text_2"), ("queries", "documents"), ("data_1", "data_2"), ("queries", "items")])
-@pytest.mark.parametrize("path", ["/score", "/v1/score"])
-def test_score_takes_pairs_one_by_many_or_many_by_many_under_any_name(names: tuple[str, str], path: str) -> None:
+def test_score_takes_pairs_one_by_many_or_many_by_many_under_any_name() -> None:
     scorer = Lengths()
-    left, right = names
-    one, many = ask(scorer, (path, {left: "q", right: ["a", "bb"]}), (path, {left: ["q", "r"], right: ["a", "poison"]}))
-    assert one[1]["data"] == [{"index": 0, "object": "score", "score": 1.0}, {"index": 1, "object": "score", "score": 2.0}]
-    assert [row["score"] for row in many[1]["data"]] == [1.0, None]
-    assert many[1]["data"][1]["error"] == "ValueError: poison was found"
-    assert [meta["prompt"] for meta in scorer.metadata[:4]] == ["q", "q", "q", "r"]
+    names = [("text_1", "text_2"), ("queries", "documents"), ("data_1", "data_2"), ("queries", "items")]
+    forms = [(path, left, right) for path in ("/score", "/v1/score") for left, right in names]
+    one = ask(scorer, *((path, {left: "q", right: ["a", "bb"]}) for path, left, right in forms))
+    assert [meta["prompt"] for meta in scorer.metadata] == ["q"] * 16
+    scorer.metadata.clear()
+    many = ask(scorer, *((path, {left: ["q", "r"], right: ["a", "poison"]}) for path, left, right in forms))
+    assert [meta["prompt"] for meta in scorer.metadata[:2]] == ["q", "r"]
+    rows = [{"index": 0, "object": "score", "score": 1.0}, {"index": 1, "object": "score", "score": 2.0}]
+    assert [answer["data"] for _, answer in one] == [rows] * len(forms)
+    assert [[row["score"] for row in answer["data"]] for _, answer in many] == [[1.0, None]] * len(forms)
+    assert {answer["data"][1]["error"] for _, answer in many} == {"ValueError: poison was found"}
 
 
 def test_a_list_without_any_reward_is_a_failure_and_one_out_of_time_a_timeout() -> None:
@@ -150,75 +154,70 @@ def test_a_list_without_any_reward_is_a_failure_and_one_out_of_time_a_timeout() 
     assert (late[0], late[1]["error"]["type"]) == (504, "timeout")
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "where"),
-    [
-        ("/get_reward", {"query": ["a", 3]}, ["query", 1]),
-        ("/get_reward", {"query": None}, ["query"]),
-        ("/get_reward", {}, []),
-        ("/get_reward", [1], []),
-        ("/get_reward", {"query": ["a"], "prompts": []}, ["prompts"]),
-        ("/get_reward", {"query": ["a"], "labels": ["x", "y"]}, ["labels"]),
-        ("/get_reward", {"query": ["a"], "metadata": [{}, {}]}, ["metadata"]),
-        ("/get_reward", {"query": ["a"], "metadata": [3]}, ["metadata", 0]),
-        ("/get_reward", {"query": ["a"], "metadata": [{}], "labels": ["x"]}, ["labels"]),
-        ("/get_reward", {"query": ["a"] * 4}, ["query"]),
-        ("/get_reward", {"query": ["a", "b" * 11]}, ["query", 1]),
-        ("/get_reward", {"query": "b" * 11}, ["query"]),
-        ("/classify", {}, ["input"]),
-        ("/classify", {"input": [1, 2]}, ["input", 0]),
-        ("/classify", {"input": "a", "messages": []}, ["input"]),
-        ("/classify", {"messages": []}, ["messages"]),
-        ("/classify", {"messages": [{"role": "user", "content": None}]}, ["messages", 0, "content"]),
-        ("/score", {"text_1": "a"}, ["text_2"]),
-        ("/score", {"text_1": "a", "queries": "a", "text_2": "b"}, ["text_1"]),
-        ("/score", {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, ["text_2"]),
-    ],
-)
-def test_a_wrong_body_is_refused_with_the_place_and_never_scored(path: str, body: Any, where: list[Any]) -> None:
-    scorer = Lengths()
-    ((status, answer),) = ask(scorer, (path, body), max_items=3, max_text_chars=10)
-    assert status == 422
-    assert answer["error"]["where"] == where
-    assert answer["error"]["message"].startswith(".".join(map(str, where)))
+WRONG_BODIES: list[tuple[str, Any, list[Any]]] = [
+    ("/get_reward", {"query": ["a", 3]}, ["query", 1]),
+    ("/get_reward", {"query": None}, ["query"]),
+    ("/get_reward", {}, []),
+    ("/get_reward", [1], []),
+    ("/get_reward", {"query": ["a"], "prompts": []}, ["prompts"]),
+    ("/get_reward", {"query": ["a"], "labels": ["x", "y"]}, ["labels"]),
+    ("/get_reward", {"query": ["a"], "metadata": [{}, {}]}, ["metadata"]),
+    ("/get_reward", {"query": ["a"], "metadata": [3]}, ["metadata", 0]),
+    ("/get_reward", {"query": ["a"], "metadata": [{}], "labels": ["x"]}, ["labels"]),
+    ("/get_reward", {"query": ["a"] * 4}, ["query"]),
+    ("/get_reward", {"query": ["a", "b" * 11]}, ["query", 1]),
+    ("/get_reward", {"query": "b" * 11}, ["query"]),
+    ("/classify", {}, ["input"]),
+    ("/classify", {"input": [1, 2]}, ["input", 0]),
+    ("/classify", {"input": "a", "messages": []}, ["input"]),
+    ("/classify", {"messages": []}, ["messages"]),
+    ("/classify", {"messages": [{"role": "user", "content": None}]}, ["messages", 0, "content"]),
+    ("/score", {"text_1": "a"}, ["text_2"]),
+    ("/score", {"text_1": "a", "queries": "a", "text_2": "b"}, ["text_1"]),
+    ("/score", {"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, ["text_2"]),
+]
+
+
+def test_a_wrong_body_is_refused_with_the_place_and_never_scored() -> None:
+    scorer, wrong = Lengths(), []
+    answers = ask(scorer, *((path, body) for path, body, _ in WRONG_BODIES), max_items=3, max_text_chars=10)
+    for (path, body, where), (status, answer) in zip(WRONG_BODIES, answers, strict=True):
+        error = answer["error"]
+        if (status, error["where"]) != (422, where) or not error["message"].startswith(".".join(map(str, where))):
+            wrong.append((path, body, status, error))
+    assert wrong == []
     assert scorer.batches == []
 
 
-def test_requests_of_all_forms_share_batches() -> None:
-    async def main() -> None:
-        scorer = Lengths(gated=True)
-        async with served(scorer) as server:
-            first = asyncio.ensure_future(server.post("/get_reward", {"query": ["a"]}))
-            await until(lambda: scorer.batches)
-            bodies = [
-                ("/classify", {"input": "bb"}),
-                ("/score", {"text_1": "q", "text_2": "ccc"}),
-                ("/get_reward", {"query": "d", "metadata": {}}),
-            ]
-            others = [asyncio.ensure_future(server.post(*asked)) for asked in bodies]
-            await until(lambda: server.service.buffer.waiting == 3)
-            assert scorer.gate is not None
-            scorer.gate.set()
-            assert {answer.status_code for answer in await asyncio.gather(first, *others)} == {200}
-            assert [len(batch) for batch in scorer.batches] == [1, 3]
-
-    run(main())
+async def test_requests_of_all_forms_share_batches() -> None:
+    scorer = Lengths(held=True)
+    async with served(scorer) as server:
+        first = asyncio.ensure_future(server.post("/get_reward", {"query": ["a"]}))
+        await until(lambda: scorer.batches)
+        bodies = [
+            ("/classify", {"input": "bb"}),
+            ("/score", {"text_1": "q", "text_2": "ccc"}),
+            ("/get_reward", {"query": "d", "metadata": {}}),
+        ]
+        others = [asyncio.ensure_future(server.post(*asked)) for asked in bodies]
+        await until(lambda: server.service.buffer.waiting == 3)
+        assert scorer.release is not None
+        scorer.release.set()
+        assert {answer.status_code for answer in await asyncio.gather(first, *others)} == {200}
+        assert [len(batch) for batch in scorer.batches] == [1, 3]
 
 
-def test_the_server_tells_its_health_its_model_and_its_forms() -> None:
-    async def main() -> None:
-        async with served(Lengths(), model="my-verifier") as server:
-            for path in ("/health", "/liveness"):
-                assert (await server.client.get(path)).json() == {"status": "ok"}
-            assert (await server.client.get("/v1/models")).json()["data"][0]["id"] == "my-verifier"
-            document = (await server.client.get("/openapi.json")).json()
-            schema = document["paths"]["/get_reward"]["post"]["requestBody"]["content"]["application/json"]["schema"]
-            assert [form["title"] for form in schema["anyOf"]] == ["OpenRlhfBody", "BufferBody"]
-            wrong = await server.client.get("/get_reward")
-            assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
-            assert (await server.client.get("/nowhere")).json()["error"]["type"] == "not_found"
-
-    run(main())
+async def test_the_server_shows_its_health_its_model_and_its_forms() -> None:
+    async with served(Lengths(), model="my-verifier") as server:
+        for path in ("/health", "/liveness"):
+            assert (await server.client.get(path)).json() == {"status": "ok"}
+        assert (await server.client.get("/v1/models")).json()["data"][0]["id"] == "my-verifier"
+        document = (await server.client.get("/openapi.json")).json()
+        schema = document["paths"]["/get_reward"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        assert [form["title"] for form in schema["anyOf"]] == ["OpenRlhfBody", "BufferBody"]
+        wrong = await server.client.get("/get_reward")
+        assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
+        assert (await server.client.get("/nowhere")).json()["error"]["type"] == "not_found"
 
 
 def test_the_metrics_are_what_prometheus_reads_and_agree_with_what_happened() -> None:
@@ -248,15 +247,12 @@ def test_the_metrics_are_what_prometheus_reads_and_agree_with_what_happened() ->
     assert samples['qreward_server_rejections_total{reason="invalid_request"}'] == "1"
 
 
-def test_a_failure_nobody_thought_of_is_told_without_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        async with served(Lengths()) as server:
-            monkeypatch.setattr(server.service.buffer, "score", None)
-            answer = await server.post("/get_reward", {"query": ["a"]})
-            assert (answer.status_code, answer.json()["error"]["type"]) == (500, "internal_error")
-            assert "NoneType" not in answer.text
-
-    run(main())
+async def test_an_unexpected_failure_is_answered_500_without_its_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with served(Lengths()) as server:
+        monkeypatch.setattr(server.service.buffer, "score", None)
+        answer = await server.post("/get_reward", {"query": ["a"]})
+        assert (answer.status_code, answer.json()["error"]["type"]) == (500, "internal_error")
+        assert "NoneType" not in answer.text
 
 
 def test_settings_come_as_a_config_or_by_name_and_not_both() -> None:

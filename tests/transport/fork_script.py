@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 
-from transport_server import Server, always, answer, completion
+from shared_tools import completion
+from transport_server import Server, always, answer
 
 from qreward.codecs.base import WireRequest
 from qreward.codecs.chat import CHAT

@@ -6,7 +6,8 @@ import asyncio
 import json
 from typing import Any
 
-from transport_server import Connection, Request, Script, Server, endpoint_of, run
+from shared_tools import run
+from transport_server import Connection, Request, Script, backend_to
 
 from qreward.codecs.base import WireRequest
 from qreward.codecs.chat import CHAT
@@ -73,12 +74,10 @@ def outcome_of(script: Script, engine: str = "aiohttp", what: WireRequest | None
     found: list[Any] = []
 
     async def test() -> None:
-        async with Server(script) as server, endpoint_of(engine, server.url, name="gpu-0", **settings) as endpoint:
-            wire = HttpBackend()
+        async with backend_to(script, engine, name="gpu-0", **settings) as (server, endpoint, wire):
             found.extend([*await ask(wire, endpoint, what), server.requests])
-            await wire.aclose()
 
-    run(test)
+    run(test())
     return found[0], found[1], found[2]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import random
 import socket
 import subprocess
@@ -12,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transport_server import ENGINES, PATIENCE, Connection, Request, Server, always, answer, completion, run, transport_of
+from shared_tools import PATIENCE, completion, each
+from transport_server import ENGINES, PATH, WAYS, Connection, Request, Server, always, answer, send, transport_of
 
 from qreward.codecs.base import TransportError
 
-PATH = "/chat/completions"
 OK = answer(completion())
 
 
@@ -53,18 +54,21 @@ async def _closed(_: Request, connection: Connection) -> None:
     connection.writer.close()
 
 
-@pytest.mark.parametrize("script", [_truncated, _truncated_chunk, _missing_last_chunk, _reset_in_body, _reset, _closed])
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_connection_that_breaks_is_an_error_that_the_request_may_have_been_processed(engine: str, script: Any) -> None:
-    async def test() -> None:
-        async with Server(script) as server, transport_of(engine, server.url) as transport:
-            with pytest.raises(TransportError) as caught:
-                await transport.post(PATH, b"{}")
-            error = caught.value
-            assert (error.sent, error.timeout, error.local, error.malformed) == (True, False, False, False)
-        assert len(server.requests) == 1
+BREAKS = [_truncated, _truncated_chunk, _missing_last_chunk, _reset_in_body, _reset, _closed]
 
-    run(test)
+
+@each("engine, script", itertools.product(ENGINES, BREAKS))
+async def test_a_connection_that_breaks_is_an_error_that_the_request_may_have_been_processed(engine: str, script: Any) -> None:
+    found = []
+    async with Server(script) as server, transport_of(engine, server.url) as transport:
+        for way in (*WAYS, "stream"):
+            with pytest.raises(TransportError) as caught:
+                await send(transport, way)
+            found.append(caught.value)
+    assert {(error.sent, error.timeout, error.local, error.malformed) for error in found} == {(True, False, False, False)}
+    assert [error.__context__ for error in found] == [None] * 4
+    assert len({str(error) for error in found}) == 1, "it is told in one way only"
+    assert sum(request.line.startswith("POST") for request in server.requests) == 3, "a POST is never sent again"
 
 
 async def _endless_headers(_: Request, connection: Connection) -> None:
@@ -84,121 +88,109 @@ _NOT_HTTP = {
     "endless line": _endless_line,
     "another protocol": always(b"SSH-2.0-OpenSSH_9.6\r\n\r\n"),
     "bad length": always(b"HTTP/1.1 200 OK\r\ncontent-length: many\r\n\r\n{}"),
+    "bad chunk": always(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\nwhat\r\n"),
 }
 
 
-@pytest.mark.parametrize("kind", _NOT_HTTP)
-@pytest.mark.parametrize("engine", ENGINES)
-def test_what_is_not_http_is_malformed_and_never_a_status_that_nobody_sent(engine: str, kind: str) -> None:
-    async def test() -> None:
-        async with Server(_NOT_HTTP[kind]) as server, transport_of(engine, server.url) as transport:
-            with pytest.raises(TransportError) as caught:
-                await transport.post(PATH, b"{}")
-            assert (caught.value.malformed, caught.value.sent) == (True, True)
-            assert "400" not in str(caught.value)
-
-    run(test)
+@each("engine, kind, way", itertools.product(ENGINES, _NOT_HTTP, WAYS))
+async def test_what_is_not_http_is_malformed_and_never_a_status_that_was_not_sent(engine: str, kind: str, way: str) -> None:
+    async with Server(_NOT_HTTP[kind]) as server, transport_of(engine, server.url) as transport:
+        with pytest.raises(TransportError) as caught:
+            await send(transport, way)
+        assert (caught.value.malformed, caught.value.sent) == (True, True)
+        assert "400" not in str(caught.value)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_post_on_a_stale_connection_reaches_the_server_once(engine: str) -> None:
-    async def test() -> None:
-        async def script(request: Request, connection: Connection) -> None:
-            if request.body == b'"stale"':
-                connection.writer.close()
-            else:
-                await connection.send(OK)
-
-        async with Server(script) as server, transport_of(engine, server.url) as transport:
-            await transport.post(PATH, b'"first"')
-            with pytest.raises(TransportError) as caught:
-                await transport.post(PATH, b'"stale"')
-            assert caught.value.sent
-            await transport.post(PATH, b'"last"')
-            assert [request.body for request in server.requests] == [b'"first"', b'"stale"', b'"last"']
-
-    run(test)
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_connection_that_the_server_closed_while_idle_gives_the_next_answer_or_a_clean_error(engine: str) -> None:
-    async def test() -> None:
-        async def once(_: Request, connection: Connection) -> None:
-            await connection.send(OK)
+@each("engine", ENGINES)
+async def test_a_post_on_a_stale_connection_reaches_the_server_once(engine: str) -> None:
+    async def script(request: Request, connection: Connection) -> None:
+        if request.body == b'"stale"':
             connection.writer.close()
+        else:
+            await connection.send(OK)
 
-        async with Server(once) as server, transport_of(engine, server.url) as transport:
-            outcomes = [await asyncio.gather(transport.post(PATH, b"{}"), return_exceptions=True) for _ in range(50)]
-            errors = [outcome for (outcome,) in outcomes if isinstance(outcome, BaseException)]
-            assert all(isinstance(error, TransportError) and error.sent for error in errors), errors
-            assert len(errors) < len(outcomes)
-            assert len(server.requests) <= len(outcomes)
+    async with Server(script) as server, transport_of(engine, server.url) as transport:
+        await transport.post(PATH, b'"first"')
+        with pytest.raises(TransportError) as caught:
+            await transport.post(PATH, b'"stale"')
+        assert caught.value.sent
+        await transport.post(PATH, b'"last"')
+        assert [request.body for request in server.requests] == [b'"first"', b'"stale"', b'"last"']
 
-    run(test)
+
+@each("engine", ENGINES)
+async def test_a_connection_that_the_server_closed_while_idle_gives_the_next_answer_or_a_clean_error(engine: str) -> None:
+    async def once(_: Request, connection: Connection) -> None:
+        await connection.send(OK)
+        connection.writer.close()
+
+    async with Server(once) as server, transport_of(engine, server.url) as transport:
+        outcomes = [await asyncio.gather(transport.post(PATH, b"{}"), return_exceptions=True) for _ in range(50)]
+        errors = [outcome for (outcome,) in outcomes if isinstance(outcome, BaseException)]
+        assert all(isinstance(error, TransportError) and error.sent for error in errors), errors
+        assert len(errors) < len(outcomes)
+        assert len(server.requests) <= len(outcomes)
 
 
-def test_a_second_answer_that_nobody_asked_for_is_never_given_to_the_next_request() -> None:
+async def test_a_second_answer_that_was_not_asked_for_is_never_given_to_the_next_request() -> None:
     """httpx gives it to the next request (its defect), so only the default engine is held to this."""
 
-    async def test() -> None:
-        async def script(request: Request, connection: Connection) -> None:
-            await connection.send(answer({"for": request.json["id"]}) + answer({"for": "nobody"}))
+    async def script(request: Request, connection: Connection) -> None:
+        await connection.send(answer({"for": request.json["id"]}) + answer({"for": "nothing"}))
 
-        async with Server(script) as server, transport_of("aiohttp", server.url) as transport:
-            for number in range(20):
-                reply = await transport.post(PATH, b'{"id": %d}' % number)
-                assert reply.body == b'{"for": %d}' % number
-
-    run(test)
-
-
-@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
-@pytest.mark.parametrize("seed", [1, 2])
-def test_after_random_cancels_every_answer_still_belongs_to_its_request(seed: int, tls: bool) -> None:
-    async def test() -> None:
-        dice = random.Random(seed)
-
-        async def echo(request: Request, connection: Connection) -> None:
-            await asyncio.sleep(dice.choice([0, 0, 0.001, 0.003]))
-            await connection.send(answer({"id": request.json["id"]}))
-
-        async def ask(transport: Any, number: int) -> None:
+    async with Server(script) as server, transport_of("aiohttp", server.url) as transport:
+        for number in range(20):
             reply = await transport.post(PATH, b'{"id": %d}' % number)
-            assert reply.body == b'{"id": %d}' % number, f"seed {seed}"
-
-        async with Server(echo, tls=tls) as server, transport_of("aiohttp", server.url, trusted=tls) as transport:
-            cancelled = 0
-            for wave in range(10 if tls else 40):
-                tasks = [asyncio.create_task(ask(transport, wave * 1000 + number)) for number in range(60)]
-                for task in tasks:
-                    if dice.random() < 0.7:
-                        asyncio.get_running_loop().call_later(dice.random() * 0.03, task.cancel)
-                outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-                wrong = [outcome for outcome in outcomes if outcome is not None and not isinstance(outcome, asyncio.CancelledError)]
-                assert not wrong, f"seed {seed}: {wrong[:3]}"
-                cancelled += sum(outcome is not None for outcome in outcomes)
-            assert cancelled, f"seed {seed}: nothing was cancelled"
-            await asyncio.gather(*(ask(transport, 10**6 + number) for number in range(100)))
-            assert not transport._session.connector._acquired, f"seed {seed}: connections left in use"  # type: ignore[attr-defined]
-
-    run(test)
+            assert reply.body == b'{"for": %d}' % number
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_port_where_nobody_listens_was_certainly_not_reached(engine: str) -> None:
-    async def test() -> None:
-        with socket.socket() as taken:
-            taken.bind(("127.0.0.1", 0))  # bound, not listening
-            async with transport_of(engine, f"http://127.0.0.1:{taken.getsockname()[1]}/v1") as transport:
-                with pytest.raises(TransportError, match="no connection") as caught:
-                    await transport.post(PATH, b"{}")
-                assert (caught.value.sent, caught.value.local) == (False, False)
+@each("seed, tls", [(1, False), (2, True)])
+async def test_after_random_cancels_every_answer_still_belongs_to_its_request(seed: int, tls: bool) -> None:
+    dice = random.Random(seed)
 
-    run(test)
+    async def echo(request: Request, connection: Connection) -> None:
+        await asyncio.sleep(dice.choice([0, 0, 0.001, 0.003]))
+        await connection.send(answer({"id": request.json["id"]}))
+
+    async def ask(transport: Any, number: int) -> None:
+        reply = await transport.post(PATH, b'{"id": %d}' % number)
+        assert reply.body == b'{"id": %d}' % number, f"seed {seed}"
+
+    async with Server(echo, tls=tls) as server, transport_of("aiohttp", server.url, trusted=tls) as transport:
+        cancelled = 0
+        for wave in range(6 if tls else 20):
+            tasks = [asyncio.create_task(ask(transport, wave * 1000 + number)) for number in range(60)]
+            for task in tasks:
+                if dice.random() < 0.7:
+                    asyncio.get_running_loop().call_later(dice.random() * 0.03, task.cancel)
+            outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+            wrong = [outcome for outcome in outcomes if outcome is not None and not isinstance(outcome, asyncio.CancelledError)]
+            assert not wrong, f"seed {seed}: {wrong[:3]}"
+            cancelled += sum(outcome is not None for outcome in outcomes)
+        assert cancelled, f"seed {seed}: nothing was cancelled"
+        await asyncio.gather(*(ask(transport, 10**6 + number) for number in range(100)))
+        assert not transport._session.connector._acquired, f"seed {seed}: connections left in use"  # type: ignore[attr-defined]
+
+
+@each("engine, way", itertools.product(ENGINES, WAYS))
+async def test_a_port_that_is_not_listened_on_was_certainly_not_reached(engine: str, way: str) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound, not listening
+        async with transport_of(engine, f"http://127.0.0.1:{taken.getsockname()[1]}/v1", api_key="key-of-mine") as transport:
+            with pytest.raises(TransportError, match="no connection") as caught:
+                await send(transport, way)
+            assert (caught.value.sent, caught.value.local, caught.value.__context__) == (False, False, None)
 
 
 def test_the_same_endpoint_serves_two_loops_one_after_the_other_and_a_forked_child() -> None:
     """In a process of its own: a fork of the test process would take its threads' locks along."""
     script = Path(__file__).with_name("fork_script.py")
-    done = subprocess.run([sys.executable, "-W", "error", str(script)], capture_output=True, text=True, timeout=PATIENCE * 6, check=False)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(script)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE * 6,
+        check=False,
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "first ok\nsecond ok\nchild ok\n", "")

@@ -8,35 +8,23 @@ import json
 import socket
 import ssl
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
 import httpx2
+from shared_tools import PATIENCE
 
+from qreward.codecs.base import Reply
 from qreward.settings.policies import Endpoint
+from qreward.transport.backend import HttpBackend
 from qreward.transport.base import HttpTransport
 from qreward.transport.connection import open_transport
 
 CERTIFICATE = Path(__file__).parent / "data" / "loopback.pem"
 KEY = Path(__file__).parent / "data" / "loopback.key"
-PATIENCE = 10.0  # seconds that an event may take before a test fails; never slept
-
-
-def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run an async test in a loop of its own; nothing may be left running in it."""
-
-    async def guarded() -> None:
-        async with asyncio.timeout(60):
-            await test()
-        await asyncio.sleep(0)
-        if left := asyncio.all_tasks() - {asyncio.current_task()}:  # what was just cancelled or closed may need a turn or two
-            _, left = await asyncio.wait(left, timeout=PATIENCE)
-        assert not left, f"left running: {left}"
-
-    asyncio.run(guarded())
 
 
 @dataclass
@@ -150,19 +138,6 @@ def answer(body: bytes | dict[str, Any], status: int = 200, **headers: str) -> b
     return f"HTTP/1.1 {status} Whatever\r\n{head}\r\n".encode() + data
 
 
-def completion(content: Any = "yes", **members: Any) -> dict[str, Any]:
-    """The body of a chat completion as the OpenAI API gives it."""
-    message = {"role": "assistant", "content": content}
-    return {
-        "id": "chatcmpl-1",
-        "object": "chat.completion",
-        "created": 1700000000,
-        "model": "judge-7b",
-        "choices": [{"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}],
-        "usage": {"prompt_tokens": 12, "completion_tokens": 3, "total_tokens": 15},
-    } | members
-
-
 def always(*pieces: bytes) -> Script:
     """A script that gives every request the same bytes."""
 
@@ -175,6 +150,21 @@ def always(*pieces: bytes) -> Script:
 async def hang(_: Request, connection: Connection) -> None:
     """A script that never answers."""
     await connection.hang()
+
+
+PATH = "/chat/completions"
+WAYS = ("post", "get", "stream")
+
+
+async def send(transport: HttpTransport, way: str = "post", body: bytes = b"{}", headers: dict[str, str] | None = None) -> Reply:
+    """Ask in one of the three ways, and read the whole answer."""
+    if way != "stream":
+        return await (transport.get(PATH, headers) if way == "get" else transport.post(PATH, body, headers))
+    stream, pieces = await transport.stream(PATH, body, headers), []
+    while piece := await stream.read():
+        pieces.append(piece)
+    await stream.aclose()
+    return Reply(stream.status, stream.headers, b"".join(pieces))
 
 
 ENGINES = ["aiohttp", "httpx", "httpx2"]
@@ -202,3 +192,14 @@ async def transport_of(engine: str, url: str, **settings: Any) -> AsyncIterator[
             yield transport
         finally:
             await transport.aclose()
+
+
+@contextlib.asynccontextmanager
+async def backend_to(script: Script, engine: str = "aiohttp", **settings: Any) -> AsyncIterator[tuple[Server, Endpoint, HttpBackend]]:
+    """A server that follows a script, an endpoint for it, and a backend that is closed afterwards."""
+    async with Server(script) as server, endpoint_of(engine, server.url, **settings) as endpoint:
+        backend = HttpBackend()
+        try:
+            yield server, endpoint, backend
+        finally:
+            await backend.aclose()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any
+
+from shared_tools import run
 
 from qreward.codecs.base import WireRequest
 from qreward.codecs.rewards.answers import ListAnswer
@@ -17,21 +17,11 @@ from qreward.settings.policies import Endpoint, RewardModel
 from qreward.testing import FakeEndpoint, FakeFleet
 from qreward.transport.backend import HttpBackend
 
-T = TypeVar("T")
-
 
 class RewardEndpoint(Endpoint):
     """An endpoint with the setting that says how its reward model is asked."""
 
     reward: RewardModel = RewardModel()
-
-
-def run(main: Coroutine[Any, Any, T]) -> T:
-    async def bounded() -> T:
-        async with asyncio.timeout(60):
-            return await main
-
-    return asyncio.run(bounded())
 
 
 def call(operation: Operation, items: list[Any], **params: Any) -> WireRequest:

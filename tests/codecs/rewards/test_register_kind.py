@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from shared_tools import each
 
 from qreward import ConfigError, Endpoint, InvalidResponse, ListCodec, MergeLimits, QRewardClient, RewardModel, ServerKind, register_kind
 from qreward.codecs.base import Malformed, WireRequest
@@ -95,40 +96,31 @@ class Acme:
             await runner.cleanup()
 
 
-def test_its_name_is_a_kind_of_endpoint_and_its_server_gives_scores_in_lists() -> None:
-    async def main() -> None:
-        server, texts = Acme(), ["a" * length for length in range(1, 11)]
-        async with server.running() as url, QRewardClient([Endpoint(url, kind="acme", proxy="")]) as client:
-            batch = await client.batch_score(texts, model="rm")
-            assert batch.scores() == [float(len(text)) for text in texts]
-            assert max(server.lists) == 4
-            assert await client.score("abc", model="rm") == 3.0
-            with pytest.raises(ConfigError, match="does not support rerank"):
-                await client.rerank("q", ["a"], model="rm")
-
-    asyncio.run(main())
+async def test_its_name_is_a_kind_of_endpoint_and_its_server_gives_scores_in_lists() -> None:
+    server, texts = Acme(), ["a" * length for length in range(1, 11)]
+    async with server.running() as url, QRewardClient([Endpoint(url, kind="acme", proxy="")]) as client:
+        batch = await client.batch_score(texts, model="rm")
+        assert batch.scores() == [float(len(text)) for text in texts]
+        assert max(server.lists) == 4
+        assert await client.score("abc", model="rm") == 3.0
+        with pytest.raises(ConfigError, match="does not support rerank"):
+            await client.rerank("q", ["a"], model="rm")
 
 
-def test_a_route_of_it_may_take_pairs_in_a_body_of_its_own() -> None:
-    async def main() -> None:
-        async with Acme().running() as url:
-            endpoint = Endpoint(url, kind="acme", proxy="", reward=RewardModel(route="pooling"))
-            async with QRewardClient([endpoint]) as client:
-                assert await client.score("q", "answer", model="rm") == 5.0
-
-    asyncio.run(main())
+async def test_a_route_of_it_may_take_pairs_in_a_body_of_its_own() -> None:
+    async with Acme().running() as url:
+        endpoint = Endpoint(url, kind="acme", proxy="", reward=RewardModel(route="pooling"))
+        async with QRewardClient([endpoint]) as client:
+            assert await client.score("q", "answer", model="rm") == 5.0
 
 
-@pytest.mark.parametrize("reply", [{"rewards": [1.0]}, {"rewards": None}, {"rewards": ["good", "bad"]}, {}, [1.0, 2.0], {"error": "x"}])
-def test_a_reply_in_another_form_is_an_error_and_no_score(reply: Any) -> None:
-    async def main() -> None:
-        server = Acme()
-        server.reply = reply
-        async with server.running() as url, QRewardClient([Endpoint(url, kind="acme", proxy="")], retry={"attempts": 1}) as client:
-            batch = await client.batch_score(["a", "b"], model="rm")
-            assert [result.ok for result in batch] == [False, False]
-
-    asyncio.run(main())
+@each("reply", [{"rewards": [1.0]}, {"rewards": None}, {"rewards": ["good", "bad"]}, {}, [1.0, 2.0], {"error": "x"}])
+async def test_a_reply_in_another_form_is_an_error_and_no_score(reply: Any) -> None:
+    server = Acme()
+    server.reply = reply
+    async with server.running() as url, QRewardClient([Endpoint(url, kind="acme", proxy="")], retry={"attempts": 1}) as client:
+        batch = await client.batch_score(["a", "b"], model="rm")
+        assert [result.ok for result in batch] == [False, False]
 
 
 def test_a_codec_that_does_not_expect_a_reply_makes_it_an_invalid_response() -> None:
@@ -139,15 +131,12 @@ def test_a_codec_that_does_not_expect_a_reply_makes_it_an_invalid_response() -> 
             codec.decode(body, call)
 
 
-def test_its_probe_tells_readiness_and_limits() -> None:
-    async def main() -> None:
-        backend = HttpBackend()
-        async with Acme().running() as url:
-            found = await backend.look(Endpoint(url, kind="acme", proxy=""))
-        await backend.aclose()
-        assert (found.ready, found.items, found.trouble) == (True, 2, None)
-
-    asyncio.run(main())
+async def test_its_probe_finds_readiness_and_limits() -> None:
+    backend = HttpBackend()
+    async with Acme().running() as url:
+        found = await backend.look(Endpoint(url, kind="acme", proxy=""))
+    await backend.aclose()
+    assert (found.ready, found.items, found.trouble) == (True, 2, None)
 
 
 def test_an_unknown_kind_is_an_error_with_the_closest_name() -> None:
@@ -181,17 +170,13 @@ def test_a_kind_that_is_registered_again_is_replaced() -> None:
     assert SERVER_KINDS.count("acme") == 1
 
 
-@pytest.mark.parametrize("registered", [True, False])
-def test_a_process_that_gets_a_pickled_client_has_to_register_the_kind_as_well(registered: bool, tmp_path: Path) -> None:
+async def test_a_process_that_gets_a_pickled_client_has_to_register_the_kind_as_well(tmp_path: Path) -> None:
     script = textwrap.dedent("""
-        import asyncio, pickle, sys
+        import asyncio, pickle
         from qreward import ConfigError, ListCodec, ServerKind, register_kind
 
         class AcmeReward(ListCodec):
             path, native, member, rows_in = "/reward", True, "texts", "rewards"
-
-        if sys.argv[1] == "True":
-            register_kind(ServerKind("acme", {"score": AcmeReward}))
 
         async def main():
             async with pickle.load(open("client.pickle", "rb")) as client:
@@ -201,17 +186,15 @@ def test_a_process_that_gets_a_pickled_client_has_to_register_the_kind_as_well(r
             asyncio.run(main())
         except ConfigError as error:
             print(error)
+        register_kind(ServerKind("acme", {"score": AcmeReward}))
+        asyncio.run(main())
     """)
-
-    async def main() -> str:
-        async with Acme().running() as url:
-            (tmp_path / "client.pickle").write_bytes(pickle.dumps(QRewardClient([Endpoint(url, kind="acme", proxy="")])))
-            arguments = [sys.executable, "-c", script, str(registered)]
-            process = await asyncio.create_subprocess_exec(*arguments, cwd=tmp_path, stdout=subprocess.PIPE)
-            return (await process.communicate())[0].decode().strip()
-
-    said = asyncio.run(main())
-    assert said == "3.0" if registered else "call register_kind" in said
+    async with Acme().running() as url:
+        (tmp_path / "client.pickle").write_bytes(pickle.dumps(QRewardClient([Endpoint(url, kind="acme", proxy="")])))
+        process = await asyncio.create_subprocess_exec(sys.executable, "-c", script, cwd=tmp_path, stdout=subprocess.PIPE)
+        said = (await process.communicate())[0].decode().splitlines()
+    assert "call register_kind" in said[0]
+    assert said[-1] == "3.0"
 
 
 def test_the_values_of_a_kind_are_errors_of_their_items_where_they_are_no_numbers() -> None:

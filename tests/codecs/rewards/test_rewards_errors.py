@@ -6,7 +6,8 @@ import json
 from typing import Any
 
 import pytest
-from reward_tools import ask, call, codec, failed, run
+from reward_tools import ask, call, codec, failed
+from shared_tools import each, run
 
 from qreward.codecs.base import EmbeddedError, Reply
 from qreward.codecs.rewards.base import Operation, splits
@@ -17,7 +18,7 @@ from qreward.settings.policies import Endpoint
 from qreward.testing import FakeEndpoint, FakeFleet, Faults
 from qreward.testing.rewards import NAN, REFUSED, Scoring, score_of
 from qreward.transport.backend import HttpBackend
-from qreward.transport.error_mapping import failure_from_body, failure_from_reply
+from qreward.transport.error_mapping import failure_from_body
 from qreward.transport.redaction import Secrets
 
 K = FailureKind
@@ -42,7 +43,7 @@ ONE_BAD: list[tuple[str, str, FailureKind, int, bool]] = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "bad", "expected", "status", "halved"), ONE_BAD, ids=str)
+@each("kind, bad, expected, status, halved", ONE_BAD)
 def test_one_bad_item_fails_its_whole_list(kind: str, bad: str, expected: FailureKind, status: int, halved: bool) -> None:
     failure = failed(fake(kind), call(SCORE, ["a", bad, "b"]))
     assert isinstance(failure.error, RequestError)
@@ -51,7 +52,7 @@ def test_one_bad_item_fails_its_whole_list(kind: str, bad: str, expected: Failur
     assert splits(failure, 3) is halved
 
 
-@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+@each("kind", ["vllm", "sglang"])
 def test_a_score_that_is_null_fails_its_item_alone(kind: str) -> None:
     outcome = run(ask(fake(kind), call(SCORE, ["a", NAN, "b"])))
     assert isinstance(outcome, Answer)
@@ -60,7 +61,7 @@ def test_a_score_that_is_null_fails_its_item_alone(kind: str) -> None:
     assert isinstance(bad, InvalidResponse)
 
 
-@pytest.mark.parametrize("kind", ["vllm", "sglang", "nim"])
+@each("kind", ["vllm", "sglang", "nim"])
 def test_a_score_that_is_null_fails_an_item_that_is_alone_as_a_broken_answer(kind: str) -> None:
     failure = failed(fake(kind), call(SCORE, [("q", NAN)] if kind == "nim" else [NAN]))
     assert (failure.kind, type(failure.error)) == (K.TRANSIENT, InvalidResponse)
@@ -86,7 +87,7 @@ async def halved(endpoint: Endpoint, operation: Operation, items: list[Any]) -> 
         await wire.aclose()
 
 
-@pytest.mark.parametrize(("kind", "bad", "error"), [("vllm", REFUSED, BadRequest), ("sglang", LONG, BadRequest), ("tei", NAN, ServerError)])
+@each("kind, bad, error", [("vllm", REFUSED, BadRequest), ("sglang", LONG, BadRequest), ("tei", NAN, ServerError)])
 def test_by_halving_only_the_bad_items_fail(kind: Any, bad: str, error: type[Exception]) -> None:
     items = [f"t{index}" for index in range(20)]
     items[3] = items[17] = bad
@@ -114,8 +115,8 @@ def test_a_list_longer_than_tei_takes_is_halved_until_it_fits() -> None:
     assert requests == 2
 
 
-@pytest.mark.parametrize(("kind", "status"), [("tei", 429), ("sglang", 503), ("vllm", 503)])
-@pytest.mark.parametrize("operation", [SCORE, RERANK, EMBED], ids=repr)
+@each("kind, status", [("tei", 429), ("sglang", 503), ("vllm", 503)])
+@each("operation", [SCORE, RERANK, EMBED])
 def test_an_overload_is_never_halved_whatever_the_route_says_it_in(kind: Any, status: int, operation: Operation) -> None:
     async def main() -> Answer | Failure:
         full = FakeEndpoint("gpu-0", kind=kind, rpm=1, burst=1, reject_status=status)
@@ -137,8 +138,8 @@ def test_a_list_of_more_items_than_tei_has_permits_is_overload_for_ever() -> Non
     assert failure.kind is K.OVERLOADED
 
 
-@pytest.mark.parametrize("kind", ["vllm", "sglang", "tei", "openrlhf", "nim"])
-def test_a_wrong_key_is_told_in_every_dialect(kind: str) -> None:
+@each("kind", ["vllm", "sglang", "tei", "openrlhf", "nim"])
+def test_a_wrong_key_is_understood_from_every_kind_of_server(kind: str) -> None:
     failure = failed(FakeEndpoint("gpu-0", kind=kind, api_key="sk-right"), call(SCORE, [("q", "a")] if kind == "nim" else ["a", "b"][:1]))
     assert (failure.kind, type(failure.error), failure.misconfigured) == (K.UNSUITABLE, AuthenticationFailed, True)
 
@@ -154,9 +155,9 @@ def test_the_key_of_an_endpoint_goes_to_its_own_routes_too() -> None:
     assert isinstance(run(main()), Answer)
 
 
-@pytest.mark.parametrize("kind", ["vllm", "sglang", "tei", "openrlhf", "nim"])
-@pytest.mark.parametrize(
-    ("fault", "expected"),
+@each("kind", ["vllm", "sglang", "tei", "openrlhf", "nim"])
+@each(
+    "fault, expected",
     [
         ("error_503", K.OVERLOADED),
         ("error_500", K.TRANSIENT),
@@ -165,38 +166,9 @@ def test_the_key_of_an_endpoint_goes_to_its_own_routes_too() -> None:
         ("error_in_200", K.TRANSIENT),
     ],
 )
-def test_the_faults_of_the_fleet_are_understood_in_every_dialect(kind: str, fault: str, expected: FailureKind) -> None:
+def test_faults_are_understood_from_every_kind_of_server(kind: str, fault: str, expected: FailureKind) -> None:
     faulty = FakeEndpoint("gpu-0", kind=kind, faults=Faults(**{fault: 1.0}))
     assert failed(faulty, call(SCORE, [("q", "a")] if kind == "nim" else ["a"])).kind is expected
-
-
-FORMS: list[tuple[str, int, Any, FailureKind]] = [
-    ("tei overloaded", 429, {"error": "Model is overloaded", "error_type": "Overloaded"}, K.OVERLOADED),
-    ("tei unhealthy", 503, {"error": "unhealthy", "error_type": "Unhealthy"}, K.OVERLOADED),
-    ("tei backend", 424, {"error": "NaN", "error_type": "Backend"}, K.TRANSIENT),
-    ("tei tokenizer", 422, {"error": "x", "error_type": "Tokenizer"}, K.REFUSED),
-    ("tei empty", 400, {"error": "`inputs` cannot be empty", "error_type": "Empty"}, K.REFUSED),
-    ("tei openai route", 422, {"message": "x", "code": 422, "type": "Validation"}, K.REFUSED),
-    ("tei payload", 413, {"error": "payload too large", "error_type": "Validation"}, K.REFUSED),
-    ("sglang full", 503, {"object": "error", "message": "The request queue is full.", "type": "503", "code": 503}, K.OVERLOADED),
-    ("sglang aborted", 503, {"error": {"message": "aborted by a higher priority request"}}, K.OVERLOADED),
-    ("sglang native", 400, {"error": {"message": "bad"}}, K.REFUSED),
-    ("vllm", 400, {"error": {"message": "bad", "type": "BadRequestError", "param": None, "code": 400}}, K.REFUSED),
-    ("vllm no route", 404, {"detail": "Not Found"}, K.UNSUITABLE),
-    ("vllm other task", 501, {"error": {"message": "no", "type": "NotImplementedError", "code": 501}}, K.UNSUITABLE),
-    ("vllm queue", 503, {"error": {"message": "x", "type": "QueueOverflowError", "code": 503}}, K.OVERLOADED),
-    ("openrlhf", 500, b"Internal Server Error", K.TRANSIENT),
-    ("pydantic", 422, {"detail": [{"loc": ["body", "query"], "msg": "field required"}]}, K.REFUSED),
-    ("openai sum", 400, {"error": {"message": "max 300000 tokens per request", "type": "max_tokens_per_request", "code": "x"}}, K.REFUSED),
-]
-
-
-@pytest.mark.parametrize(("status", "body", "expected"), [form[1:] for form in FORMS], ids=[form[0] for form in FORMS])
-def test_what_the_errors_of_reward_servers_mean(status: int, body: Any, expected: FailureKind) -> None:
-    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-    failure = failure_from_reply(Reply(status, {}, raw), "gpu-0", "m", Secrets(), 0.0)
-    assert failure.kind is expected
-    assert splits(failure, 2) is (status in (400, 413, 422, 424))
 
 
 EMBEDDED = [
@@ -211,8 +183,8 @@ EMBEDDED = [
 ]
 
 
-@pytest.mark.parametrize(("document", "expected"), EMBEDDED, ids=str)
-@pytest.mark.parametrize("kind", ["vllm", "sglang", "tei", "openrlhf", "nim"])
+@each("document, expected", EMBEDDED)
+@each("kind", ["vllm", "sglang", "tei", "openrlhf", "nim"])
 def test_an_error_with_status_200_is_an_error_and_its_zero_is_no_reward(kind: str, document: Any, expected: FailureKind) -> None:
     asked = call(SCORE, ["a"] if kind != "nim" else [("q", "a")])
     with pytest.raises(EmbeddedError) as caught:

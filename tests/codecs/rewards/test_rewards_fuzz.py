@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from reward_tools import call, codec
@@ -108,12 +107,11 @@ def test_any_bytes_are_a_value_for_each_item_or_no_answer(case: Case, body: byte
     outcome(case, 1, body)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
 @given(body=BODIES)
-def test_an_answer_cut_off_anywhere_is_no_answer(case: Case, body: Any) -> None:
+def test_an_answer_cut_off_anywhere_is_no_answer(body: Any) -> None:
     whole = json.dumps(body).encode()
     if whole[:1] in b"[{":
-        assert outcome(case, 1, whole[:-1]) is None
+        assert [case for case in CASES if outcome(case, 1, whole[:-1]) is not None] == []
 
 
 SCORES = st.lists(st.floats(-100, 100), min_size=1, max_size=12)

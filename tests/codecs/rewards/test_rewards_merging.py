@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from reward_tools import call, codec, written
+from shared_tools import each
 
 from qreward.codecs.base import WireRequest
 from qreward.codecs.rewards.answers import ItemAnswer, ListAnswer, Score, share
@@ -34,7 +35,7 @@ def test_calls_may_share_a_request_if_all_but_their_items_is_equal() -> None:
     assert key(("q", "a")) == key(Pair("p", "b", label=[1]))
 
 
-@pytest.mark.parametrize(
+@each(
     "other",
     [
         key("a", model="n"),
@@ -62,8 +63,8 @@ def test_the_limits_of_each_server_are_data() -> None:
         assert codec_of(kind, SCORE).limits == MergeLimits()
 
 
-@pytest.mark.parametrize(
-    ("limits", "items", "count"),
+@each(
+    "limits, items, count",
     [
         (MergeLimits(), ["a"] * 5000, 5000),
         (MergeLimits(items=2), ["a"] * 3, 2),
@@ -101,8 +102,8 @@ def failure(kind: FailureKind, status: int | None = None, misconfigured: bool = 
     return Failure(kind, RequestError("x", status_code=status), misconfigured=misconfigured)
 
 
-@pytest.mark.parametrize(
-    ("failed", "expected"),
+@each(
+    "failed, expected",
     [
         (failure(K.REFUSED, 400), True),
         (failure(K.REFUSED, 413), True),
@@ -122,7 +123,6 @@ def failure(kind: FailureKind, status: int | None = None, misconfigured: bool = 
         (failure(K.UNSENDABLE), False),
         (Failure(K.UNSUITABLE, ConfigError("x"), misconfigured=True), False),
     ],
-    ids=repr,
 )
 def test_a_list_is_halved_if_one_item_may_be_at_fault_and_never_for_an_overload(failed: Failure, expected: bool) -> None:
     assert splits(failed, 2) is expected
@@ -178,8 +178,8 @@ def test_a_score_is_a_float_that_survives_copies() -> None:
     assert (score + 1, repr(score), Score(2).attributes) == (2.25, "1.25", {})
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
+@each(
+    "given, said",
     [
         ([], "empty"),
         ("text", "a str"),
@@ -197,7 +197,7 @@ def test_a_wrong_item_is_refused_with_its_place_before_anything_is_sent(given: A
         SCORE.validate(given)
 
 
-@pytest.mark.parametrize("given", [[""], [[]], [[1, "a"]], [[True]], [None]])
+@each("given", [[""], [[]], [[1, "a"]], [[True]], [None]])
 def test_an_input_that_cannot_be_embedded_is_refused(given: Any) -> None:
     with pytest.raises(BadRequest, match="item 0"):
         EMBED.validate(given)
@@ -211,13 +211,13 @@ def test_tokens_are_estimated_before_a_server_is_known() -> None:
     assert tokens_in(SCORE.item(chat)) == pytest.approx(10.0)
 
 
-@pytest.mark.parametrize("n", [0, -1, 1.5, "2", True])
+@each("n", [0, -1, 1.5, "2", True])
 def test_a_number_of_choices_that_cannot_be_counted_is_refused(n: Any) -> None:
     with pytest.raises(BadRequest, match="n must be"):
         written("openai", call(COMPLETE, ["a"], n=n))
 
 
-@pytest.mark.parametrize(
+@each(
     "wrong",
     [{"template": "{prompt}"}, {"template": "x"}, {"labels": "good"}, {"labels": ["a", "a"]}, {"label": True}, {"route": "predict"}],
 )
@@ -226,8 +226,8 @@ def test_settings_that_cannot_be_meant_are_refused(wrong: dict[str, Any]) -> Non
         RewardModel(**wrong)
 
 
-@pytest.mark.parametrize(
-    ("kind", "route", "said"),
+@each(
+    "kind, route, said",
     [
         ("tei", "pooling", "'tei' has no route 'pooling' .* set it to 'classify'"),
         ("sglang", "score", "'sglang' has no route 'score' .* set it to 'classify' or 'embeddings'"),

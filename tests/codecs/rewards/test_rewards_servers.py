@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from reward_tools import answered, call, codec, failed
+from shared_tools import each
 
 from qreward.codecs.rewards.answers import Score
 from qreward.codecs.rewards.base import Operation
@@ -40,27 +41,25 @@ RAW_SCORES: list[tuple[str, dict[str, Any], Scoring]] = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "settings", "scoring"), RAW_SCORES, ids=str)
-def test_each_text_gets_its_own_raw_score(kind: str, settings: dict[str, Any], scoring: Scoring) -> None:
+@each("kind, settings, scoring", RAW_SCORES)
+def test_each_text_gets_its_own_raw_score_and_a_template_makes_one_text_of_each_pair(
+    kind: str, settings: dict[str, Any], scoring: Scoring
+) -> None:
     answer = answered(fake(kind, scoring=scoring), call(SCORE, TEXTS), RewardModel(**settings))
     assert answer.items == [pytest.approx(score_of(text)) for text in TEXTS]
     assert all(type(item) is Score for item in answer.items)
-
-
-@pytest.mark.parametrize(("kind", "settings", "scoring"), RAW_SCORES, ids=str)
-def test_a_template_makes_one_text_of_each_pair(kind: str, settings: dict[str, Any], scoring: Scoring) -> None:
     answer = answered(fake(kind, scoring=scoring), call(SCORE, PAIRS), RewardModel(template=TEMPLATE, **settings))
     assert answer.items == [pytest.approx(score_of(f"<u>{prompt}<a>{response}")) for prompt, response in PAIRS]
 
 
-@pytest.mark.parametrize("settings", [{}, {"route": "score"}], ids=str)
+@each("settings", [{}, {"route": "score"}])
 def test_pairs_stay_pairs_where_the_server_takes_them(settings: dict[str, Any]) -> None:
     kind = "vllm" if settings else "tei"
     answer = answered(fake(kind), call(SCORE, PAIRS), RewardModel(**settings))
     assert answer.items == [pytest.approx(score_of(list(pair))) for pair in PAIRS]
 
 
-@pytest.mark.parametrize("route", ["classify", "pooling"])
+@each("route", ["classify", "pooling"])
 def test_a_pair_or_a_chat_goes_through_the_template_of_vllm_alone(route: Any) -> None:
     messages = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]
     for item in (("2 + 2?", "4"), messages, {"messages": messages}, (messages[:1], "4")):
@@ -89,13 +88,13 @@ def test_openrlhf_gives_the_reward_its_score_and_its_logs() -> None:
     assert length == 3.0
 
 
-@pytest.mark.parametrize("kind", ["vllm", "tei"])
+@each("kind", ["vllm", "tei"])
 def test_an_activation_is_applied_where_it_is_asked_for(kind: str) -> None:
     answer = answered(fake(kind), call(SCORE, TEXTS), RewardModel(activation=True))
     assert answer.items == [pytest.approx(probabilities_of([score_of(text)])[0]) for text in TEXTS]
 
 
-@pytest.mark.parametrize("kind", ["vllm", "sglang", "tei"])
+@each("kind", ["vllm", "sglang", "tei"])
 def test_classes_come_as_probabilities_by_label(kind: str) -> None:
     settings = RewardModel() if kind == "tei" else RewardModel(labels=THREE.labels)
     answer = answered(fake(kind, scoring=THREE), call(CLASSIFY, TEXTS), settings)
@@ -103,15 +102,13 @@ def test_classes_come_as_probabilities_by_label(kind: str) -> None:
         assert found == pytest.approx(dict(zip(THREE.labels, softmax(logits_of(text, THREE.labels)), strict=True)))
 
 
-@pytest.mark.parametrize(
-    ("kind", "label", "labels"), [("vllm", "fair", THREE.labels), ("vllm", 1, ()), ("tei", "fair", ()), ("tei", 1, THREE.labels)]
-)
+@each("kind, label, labels", [("vllm", "fair", THREE.labels), ("vllm", 1, ()), ("tei", "fair", ()), ("tei", 1, THREE.labels)])
 def test_the_class_that_is_the_reward_may_be_named_or_counted(kind: str, label: Any, labels: tuple[str, ...]) -> None:
     answer = answered(fake(kind, scoring=THREE), call(SCORE, TEXTS), RewardModel(label=label, labels=labels))
     assert answer.items == [pytest.approx(logits_of(text, THREE.labels)[1]) for text in TEXTS]
 
 
-@pytest.mark.parametrize("kind", ["vllm", "sglang", "tei"])
+@each("kind", ["vllm", "sglang", "tei"])
 def test_a_ranking_comes_back_in_the_order_of_the_documents(kind: str) -> None:
     answer = answered(fake(kind), call(RERANK, TEXTS, query="q"))
     expected = [score_of(["q", text]) for text in TEXTS]
@@ -120,14 +117,14 @@ def test_a_ranking_comes_back_in_the_order_of_the_documents(kind: str) -> None:
     assert answer.items == [pytest.approx(score) for score in squeezed]
 
 
-@pytest.mark.parametrize("kind", ["openai", "vllm", "sglang", "tei"])
-@pytest.mark.parametrize("form", ["float", "base64"])
+@each("kind", ["openai", "vllm", "sglang", "tei"])
+@each("form", ["float", "base64"])
 def test_each_text_gets_its_own_vector_in_either_form(kind: str, form: str) -> None:
     answer = answered(fake(kind), call(EMBED, TEXTS, encoding_format=form))
     assert answer.items == [pytest.approx(vector(canonical(text), 16).tolist()) for text in TEXTS]
 
 
-@pytest.mark.parametrize("kind", ["openai", "vllm", "sglang"])
+@each("kind", ["openai", "vllm", "sglang"])
 def test_each_prompt_gets_its_own_choices(kind: str) -> None:
     answer = answered(fake(kind), call(COMPLETE, TEXTS, n=2, max_tokens=5))
     for text, choices in zip(TEXTS, answer.items, strict=True):
@@ -145,13 +142,13 @@ def test_moderations_take_texts_or_the_parts_of_one() -> None:
     assert alone["flagged"] == (score_of(parts) > 0)
 
 
-@pytest.mark.parametrize("kind", ["vllm", "sglang", "tei", "openrlhf"])
+@each("kind", ["vllm", "sglang", "tei", "openrlhf"])
 def test_a_base_url_may_end_in_v1_or_not(kind: str) -> None:
     items = answered(fake(kind), call(SCORE, TEXTS), rooted=True).items
     assert items == [pytest.approx(score_of(text)) for text in TEXTS]
 
 
-def test_usage_is_told_for_each_item_by_sglang_and_shared_out_for_vllm() -> None:
+def test_usage_is_exact_for_each_item_of_sglang_and_shared_out_for_vllm() -> None:
     for kind, estimated in (("sglang", False), ("vllm", True)):
         answer = answered(fake(kind), call(SCORE, TEXTS))
         shares = answer.shares()
@@ -170,14 +167,14 @@ UNASKABLE: list[tuple[str, Operation]] = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "operation"), UNASKABLE, ids=str)
+@each("kind, operation", UNASKABLE)
 def test_a_server_that_cannot_be_asked_that_is_passed_over_for_another(kind: str, operation: Operation) -> None:
     failure = failed(fake(kind), call(operation, ["a"], query="q"))
     assert (failure.kind, type(failure.error), failure.misconfigured) == (FailureKind.UNSUITABLE, ConfigError, True)
 
 
-@pytest.mark.parametrize(
-    ("kind", "item", "said"),
+@each(
+    "kind, item, said",
     [
         ("sglang", ("q", "a"), "template"),
         ("sglang", [{"role": "user", "content": "q"}], "no conversations"),

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from reward_tools import answered, call, codec, decoded, failed, written
+from shared_tools import each
 
 from qreward.codecs.base import Malformed, WireRequest
 from qreward.codecs.rewards.nim import attributes_of
@@ -23,7 +24,7 @@ def probs(*rows: list[Any], **members: Any) -> dict[str, Any]:
     return {"data": [{"index": index, "label": None, "probs": row, "num_classes": len(row)} for index, row in enumerate(rows)], **members}
 
 
-def test_vllm_is_told_not_to_squeeze_by_the_name_its_version_knows() -> None:
+def test_vllm_is_asked_for_raw_scores_by_the_parameter_its_version_knows() -> None:
     for name in ("use_activation", "activation", "softmax"):
         settings = RewardModel(activation_field=name)  # type: ignore[arg-type]
         old = FakeEndpoint("old", kind="vllm", scoring=Scoring(activation_field=name))  # type: ignore[arg-type]
@@ -38,7 +39,7 @@ def test_what_the_caller_says_goes_over_the_settings() -> None:
     assert written("tei", call(SCORE, ["a"], raw_scores=False))["raw_scores"] is False
 
 
-@pytest.mark.parametrize(("kind", "name"), [("vllm", "input"), ("tei", "inputs"), ("openrlhf", "labels"), ("sglang", "text")])
+@each("kind, name", [("vllm", "input"), ("tei", "inputs"), ("openrlhf", "labels"), ("sglang", "text")])
 def test_a_parameter_does_not_replace_the_items(kind: str, name: str) -> None:
     with pytest.raises(BadRequest, match=f"'{name}' holds the items"):
         written(kind, call(SCORE, ["a"], **{name: ["b"]}))
@@ -102,13 +103,13 @@ def test_a_ranking_is_put_back_into_the_order_of_the_documents() -> None:
         assert decoded(kind, asked, document) == [0.5, 0.1, 0.9]
 
 
-def test_a_ranking_without_indexes_is_nobodys() -> None:
+def test_a_ranking_without_indexes_is_malformed() -> None:
     asked = call(RERANK, ["a", "b"], query="q")
     with pytest.raises(Malformed, match="its scores cannot be matched to documents"):
         decoded("tei", asked, [{"score": 0.9}, {"score": 0.1}])
 
 
-@pytest.mark.parametrize("params", [{}, {"query": 7}, {"query": "q", "top_n": 1}])
+@each("params", [{}, {"query": 7}, {"query": "q", "top_n": 1}])
 def test_a_ranking_needs_a_query_and_ranks_all(params: dict[str, Any]) -> None:
     with pytest.raises(BadRequest, match=r"query|top_n"):
         written("vllm", call(RERANK, ["a", "b"], **params))
@@ -155,8 +156,8 @@ def test_a_list_of_parts_is_one_moderation() -> None:
     assert codec("openai", asked).mergeable("text")
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
+@each(
+    "text, expected",
     [
         ("helpfulness:1.25,correctness:0.43", {"helpfulness": 1.25, "correctness": 0.43}),
         ("reward:-7.1", {"reward": -7.1}),
@@ -170,13 +171,13 @@ def test_the_attributes_of_nim_are_read_from_its_text(text: str, expected: dict[
 NO_ATTRIBUTES = ["", "good", "reward:", "reward:nan", "reward:inf", "reward:1,reward:2", "I think: helpful", ":1", "a:1,,b:2", "a:1 b:2"]
 
 
-@pytest.mark.parametrize("text", NO_ATTRIBUTES)
+@each("text", NO_ATTRIBUTES)
 def test_a_text_of_nim_that_is_no_list_of_numbers_is_no_reward(text: str) -> None:
     with pytest.raises(InvalidRow):
         attributes_of(text)
 
 
-def test_of_several_attributes_none_is_taken_unasked_except_one_called_reward() -> None:
+def test_of_several_attributes_only_one_called_reward_is_taken_by_default() -> None:
     def choice(content: Any) -> dict[str, Any]:
         return {"choices": [{"index": 0, "message": {"role": "assistant", "content": content}}]}
 
@@ -219,7 +220,7 @@ def test_the_last_row_counts_of_a_pooled_model_of_tokens_or_steps() -> None:
 NO_SCORES: list[Any] = [None, "1.0", True, False, [], [1.0], {}, "NaN", "null"]
 
 
-@pytest.mark.parametrize("raw", NO_SCORES, ids=repr)
+@each("raw", NO_SCORES)
 def test_a_score_that_is_no_finite_number_is_an_error_of_its_item_and_never_a_zero(raw: Any) -> None:
     rows = {
         "vllm": probs([1.0], [raw]),
@@ -231,7 +232,7 @@ def test_a_score_that_is_no_finite_number_is_an_error_of_its_item_and_never_a_ze
         assert decoded(kind, TWO, document) == [1.0, InvalidResponse]
 
 
-@pytest.mark.parametrize("literal", [b"NaN", b"Infinity", b"-Infinity", b"1e999", b"1" + b"0" * 400])
+@each("literal", [b"NaN", b"Infinity", b"-Infinity", b"1e999", b"1" + b"0" * 400])
 def test_a_number_that_json_has_no_word_for_is_an_error_of_its_item(literal: bytes) -> None:
     assert decoded("openrlhf", TWO, b'{"rewards":[' + literal + b", 1.5]}") == [InvalidResponse, 1.5]
 
@@ -252,9 +253,9 @@ def test_an_answer_without_any_value_is_no_answer() -> None:
         decoded("tei", ONE, [[{"score": None, "label": "x"}]])
 
 
-@pytest.mark.parametrize("count", [0, 1, 3])
-@pytest.mark.parametrize("kind", ["vllm", "sglang", "tei", "openrlhf"])
-def test_an_answer_of_another_length_is_nobodys_and_is_never_cut_to_fit(kind: str, count: int) -> None:
+@each("count", [0, 1, 3])
+@each("kind", ["vllm", "sglang", "tei", "openrlhf"])
+def test_an_answer_of_another_length_is_malformed_and_never_cut_to_fit(kind: str, count: int) -> None:
     document: Any = {
         "vllm": probs(*[[1.0]] * count),
         "sglang": [{"embedding": [1.0]}] * count,
@@ -265,8 +266,8 @@ def test_an_answer_of_another_length_is_nobodys_and_is_never_cut_to_fit(kind: st
         decoded(kind, TWO, document)
 
 
-@pytest.mark.parametrize("indexes", [[0, 0], [1, 2], [0, None], [-1, 0], ["0", "1"], [True, False], [0.0, 1.0]])
-def test_indexes_that_do_not_say_whose_a_result_is_are_not_guessed_at(indexes: list[Any]) -> None:
+@each("indexes", [[0, 0], [1, 2], [0, None], [-1, 0], ["0", "1"], [True, False], [0.0, 1.0]])
+def test_results_with_indexes_that_fit_no_item_are_malformed(indexes: list[Any]) -> None:
     with pytest.raises(Malformed, match="the indexes of the results do not match the items"):
         decoded("vllm", TWO, {"data": [{"index": index, "probs": [1.0]} for index in indexes]})
 

@@ -14,6 +14,7 @@ import pydantic
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from shared_tools import each
 
 from qreward.codecs import json as jsonio
 from qreward.codecs.base import Malformed, WireRequest
@@ -69,7 +70,7 @@ UNSENDABLE = [
 ]
 
 
-@pytest.mark.parametrize(("messages", "params", "expected"), UNSENDABLE)
+@each("messages, params, expected", UNSENDABLE)
 def test_what_json_cannot_hold_is_refused_with_its_place(messages: Any, params: dict[str, Any], expected: str) -> None:
     with pytest.raises(BadRequest, match=expected):
         chat(messages, **params)
@@ -103,14 +104,14 @@ SENDABLE = [
 ]
 
 
-@pytest.mark.parametrize(("content", "expected"), SENDABLE)
+@each("content, expected", SENDABLE)
 def test_what_json_can_hold_is_sent(content: Any, expected: Any) -> None:
     for body in (chat(user(content)), chat(user("?"), extra=content)):
         document = json.loads(body)
         assert expected in (document["messages"][1]["content"], document.get("extra", "\0"))
 
 
-@pytest.mark.parametrize("text", ["\ud800", "a\udfffb", "fine \U0001f600 and \ud83d"])
+@each("text", ["\ud800", "a\udfffb", "fine \U0001f600 and \ud83d"])
 def test_a_lone_surrogate_is_sent_escaped(text: str) -> None:
     assert json.loads(chat(user(text), extra=Colour(name=text)))["messages"][1]["content"] == text
 
@@ -152,17 +153,14 @@ def test_ordinary_calls_are_not_walked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert walked == ["temperature", "max_tokens"]
 
 
-@pytest.mark.parametrize(
-    ("inputs", "expected"),
-    [("text", "text"), (["a", "b"], ["a", "b"]), ([1, 2], [1, 2]), ([[1, 2], [3]], [[1, 2], [3]]), (("a",), ["a"])],
-)
+@each("inputs, expected", [("text", "text"), (["a", "b"], ["a", "b"]), ([1, 2], [1, 2]), ([[1, 2], [3]], [[1, 2], [3]]), (("a",), ["a"])])
 def test_embeddings_are_written_in_the_shape_they_were_given(inputs: Any, expected: Any) -> None:
     body = EMBEDDINGS.encode(WireRequest(EMBEDDINGS, "asked", EMBEDDINGS.validate(inputs), {"dimensions": 8}, None), "served")
     assert json.loads(body) == {"model": "served", "input": expected, "dimensions": 8}
 
 
-@pytest.mark.parametrize(
-    ("body", "expected"),
+@each(
+    "body, expected",
     [
         (b'\xef\xbb\xbf{"a": 1}', {"a": 1}),
         (b'{"a": NaN, "b": -Infinity}', None),
@@ -181,14 +179,14 @@ def test_odd_json_is_read(body: bytes, expected: Any) -> None:
         assert document == expected
 
 
-@pytest.mark.parametrize("body", [b"", b" \n", b"{", b'{"a": 1', b"<html>", b'{"a": 1} trailing', b"[" * 100_000])
+@each("body", [b"", b" \n", b"{", b'{"a": 1', b"<html>", b'{"a": 1} trailing', b"[" * 100_000])
 def test_what_is_not_json_is_malformed(body: bytes) -> None:
     with pytest.raises(Malformed):
         jsonio.read_leniently(body)
 
 
-@pytest.mark.parametrize(
-    ("raw", "expected"),
+@each(
+    "raw, expected",
     [
         ({"prompt_tokens": 1.0, "completion_tokens": "2", "total_tokens": None}, Usage(1, 2, None)),
         ({"prompt_tokens": [], "completion_tokens": math.nan, "total_tokens": math.inf}, Usage()),

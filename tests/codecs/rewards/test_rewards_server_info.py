@@ -7,10 +7,9 @@ import json
 from typing import Any
 
 import aiohttp
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from reward_tools import run
+from shared_tools import each, run
 
 from qreward.codecs.rewards.registry import kind_of, server_root
 from qreward.codecs.rewards.server_info import READERS, Load, ServerLimits, read_load
@@ -60,8 +59,8 @@ TOLD: list[tuple[str, Any, Load]] = [
 ]
 
 
-@pytest.mark.parametrize(("path", "document", "expected"), TOLD, ids=lambda value: value if isinstance(value, str) else "")
-def test_what_a_server_tells_is_read(path: str, document: Any, expected: Load) -> None:
+@each("path, document, expected", TOLD)
+def test_what_a_server_says_of_itself_is_read(path: str, document: Any, expected: Load) -> None:
     body = document if isinstance(document, bytes) else json.dumps(document).encode()
     assert read_load(path, 200, body) == expected
     assert read_load(path, 404, body) == Load()
@@ -142,15 +141,15 @@ async def _probe(session: aiohttp.ClientSession, url: str, kind: str) -> Load:
     return load
 
 
-@pytest.mark.parametrize(
-    ("kind", "path", "body", "items"),
+@each(
+    "kind, path, body, items",
     [
         ("vllm", "/classify", {"model": "rm", "input": ["a", "b", "c"]}, 3),
         ("sglang", "/classify", {"text": ["a", "b", "c"]}, 3),
         ("tei", "/predict", {"inputs": [["a"], ["b"], ["c"]]}, 3),
     ],
 )
-def test_a_fake_server_tells_of_items_while_it_works_on_them(kind: Any, path: str, body: Any, items: int) -> None:
+def test_a_fake_server_shows_items_while_it_works_on_them(kind: Any, path: str, body: Any, items: int) -> None:
     fake = FakeEndpoint(
         "a", models=["rm"], kind=kind, max_concurrency=1, over_cap="queue", latency=Latency(base=30), scoring=Scoring(max_items=4)
     )
@@ -178,7 +177,7 @@ def test_a_fake_server_tells_of_items_while_it_works_on_them(kind: Any, path: st
         assert (load.running, load.waiting, load.models) == (items, 3 * items, ("rm",))
 
 
-def test_a_server_that_has_no_such_routes_tells_nothing() -> None:
+def test_a_server_without_such_routes_gives_no_information() -> None:
     async def main() -> list[Load]:
         async with (
             FakeFleet([FakeEndpoint("a", kind="openrlhf"), FakeEndpoint("b", kind="nim")]) as fleet,

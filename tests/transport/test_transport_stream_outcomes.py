@@ -6,8 +6,8 @@ import asyncio
 import json
 from typing import Any
 
-import pytest
 from openai.types.chat import ChatCompletion
+from shared_tools import PATIENCE, completion, each
 from stream_tools import (
     DONE,
     END,
@@ -25,7 +25,7 @@ from stream_tools import (
     said,
     sse,
 )
-from transport_server import ENGINES, PATIENCE, Script, Server, always, answer, completion, endpoint_of, hang, run
+from transport_server import ENGINES, Script, always, answer, backend_to, endpoint_of, hang
 
 from qreward.codecs.sse import MOST_BYTES
 from qreward.errors import BadRequest, ConnectionFailed, InvalidResponse, RateLimited, RequestError, ServerError
@@ -44,15 +44,15 @@ COMPLETE = {
 }
 
 
-@pytest.mark.parametrize("name", COMPLETE)
+@each("name", COMPLETE)
 def test_a_stream_is_complete_once_its_choices_or_its_server_say_so(name: str) -> None:
     text, outcome, _ = outcome_of(always(sse(COMPLETE[name])))
     assert isinstance(outcome, Answer)
     assert text == outcome.value.text() == "yes"
 
 
-@pytest.mark.parametrize("then", [break_off, close, always(END)], ids=["reset", "closed", "ended"])
-@pytest.mark.parametrize("engine", ENGINES)
+@each("then", [break_off, close, always(END)])
+@each("engine", ENGINES)
 def test_a_stream_that_breaks_off_is_a_passing_failure_unless_the_answer_was_complete(engine: str, then: Script) -> None:
     text, outcome, _ = outcome_of(begun(said("ye") + said("s"), then), engine)
     assert isinstance(outcome, Failure)
@@ -71,7 +71,7 @@ def test_of_several_choices_all_must_have_ended() -> None:
 
 
 def test_silence_in_a_stream_is_a_timeout() -> None:
-    text, outcome, _ = outcome_of(begun(said("ye"), hang), timeouts=Timeouts(read=0.05))
+    text, outcome, _ = outcome_of(begun(said("ye"), hang), timeouts=Timeouts(read=0.5))
     assert (text, outcome.kind) == ("ye", FailureKind.TIMEOUT)
 
 
@@ -89,9 +89,8 @@ ERRORS: dict[str, tuple[bytes, FailureKind, type[RequestError]]] = {
 }
 
 
-@pytest.mark.parametrize("name", ERRORS)
-@pytest.mark.parametrize("engine", ENGINES)
-def test_an_error_in_a_stream_is_the_failure_it_tells_of_after_the_words_before_it(engine: str, name: str) -> None:
+@each("engine, name", [*(("aiohttp", name) for name in ERRORS), ("httpx", "a code"), ("httpx2", "a code")])
+def test_an_error_in_a_stream_is_its_failure_after_the_text_before_it(engine: str, name: str) -> None:
     body, kind, error = ERRORS[name]
     for end in (b"", DONE):
         text, outcome, _ = outcome_of(always(sse(said("ye") + body + end)), engine)
@@ -100,17 +99,12 @@ def test_an_error_in_a_stream_is_the_failure_it_tells_of_after_the_words_before_
         assert (outcome.error.request_id, outcome.error.status_code) == ("r-1", 200)
 
 
-def test_an_error_leaves_at_once_what_the_server_still_wants_to_say() -> None:
-    async def test() -> None:
-        async with Server(begun(said("a") + ERRORS["a code"][0], hang)) as server, endpoint_of("aiohttp", server.url) as endpoint:
-            wire = HttpBackend()
-            _, outcome = await ask(wire, endpoint)
-            assert isinstance(outcome, Failure)
-            async with asyncio.timeout(PATIENCE):
-                await server.connections[0].gone.wait()
-            await wire.aclose()
-
-    run(test)
+async def test_an_error_leaves_at_once_what_the_server_still_wants_to_say() -> None:
+    async with backend_to(begun(said("a") + ERRORS["a code"][0], hang)) as (server, endpoint, wire):
+        _, outcome = await ask(wire, endpoint)
+        assert isinstance(outcome, Failure)
+        async with asyncio.timeout(PATIENCE):
+            await server.connections[0].gone.wait()
 
 
 NO_STREAM: dict[str, tuple[bytes, FailureKind, str]] = {
@@ -129,8 +123,7 @@ NO_STREAM: dict[str, tuple[bytes, FailureKind, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", NO_STREAM)
-@pytest.mark.parametrize("engine", ENGINES)
+@each("engine, name", [*(("aiohttp", name) for name in NO_STREAM), ("httpx", "words"), ("httpx2", "words")])
 def test_a_success_that_is_no_stream_is_a_failure_that_shows_what_came(engine: str, name: str) -> None:
     body, kind, words = NO_STREAM[name]
     text, outcome, _ = outcome_of(always(body), engine)
@@ -139,8 +132,8 @@ def test_a_success_that_is_no_stream_is_a_failure_that_shows_what_came(engine: s
     assert words in str(outcome.error)
 
 
-@pytest.mark.parametrize("kind", ["application/json", "text/event-stream", "text/plain"])
-@pytest.mark.parametrize("engine", ENGINES)
+@each("kind", ["application/json", "text/event-stream", "text/plain"])
+@each("engine", ENGINES)
 def test_a_server_that_does_not_stream_gives_its_answer_as_one_chunk(engine: str, kind: str) -> None:
     text, outcome, _ = outcome_of(always(answer(completion("all of it"), content_type=kind)), engine)
     assert isinstance(outcome, Answer)
@@ -158,8 +151,7 @@ REFUSED: list[tuple[bytes, FailureKind]] = [
 ]
 
 
-@pytest.mark.parametrize(("line", "kind"), REFUSED)
-@pytest.mark.parametrize("engine", ENGINES)
+@each("engine, line, kind", [*(("aiohttp", *row) for row in REFUSED), ("httpx", *REFUSED[0]), ("httpx2", *REFUSED[0])])
 def test_an_attempt_that_opens_no_stream_says_why(engine: str, line: bytes, kind: FailureKind) -> None:
     _, outcome, requests = outcome_of(always(line), engine)
     assert isinstance(outcome, Failure)
@@ -167,8 +159,8 @@ def test_an_attempt_that_opens_no_stream_says_why(engine: str, line: bytes, kind
     assert len(requests) == 1
 
 
-@pytest.mark.parametrize("body", [sse(said("x" * 2000) + ENDED), answer(completion("x" * 2000)), answer(b"x" * 2000, status=500)])
-@pytest.mark.parametrize("engine", ENGINES)
+@each("body", [sse(said("x" * 2000) + ENDED), answer(completion("x" * 2000)), answer(b"x" * 2000, status=500)])
+@each("engine", ENGINES)
 def test_an_answer_longer_than_max_response_bytes_is_refused(engine: str, body: bytes) -> None:
     for cap, kind in ((1000, Failure), (9000, Answer)):
         _, outcome, _ = outcome_of(always(body), engine, max_response_bytes=cap)
@@ -194,26 +186,22 @@ FLEET: dict[str, tuple[dict[str, Any], FailureKind | None]] = {
 }
 
 
-@pytest.mark.parametrize("name", FLEET)
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_fake_endpoint_streams_well_or_badly(engine: str, name: str) -> None:
+@each("name", FLEET)
+async def test_a_fake_endpoint_streams_well_or_badly(name: str) -> None:
     settings, kind = FLEET[name]
 
-    async def test() -> None:
-        async with FakeFleet([FakeEndpoint("a", latency=Latency(tokens=20, per_token=0.0001), **settings)]) as fleet:
-            async with endpoint_of(engine, fleet.urls["a"]) as endpoint:
-                wire = HttpBackend()
-                text, outcome = await ask(wire, endpoint)
-                if kind is None:
-                    assert isinstance(outcome, Answer)
-                    assert text == outcome.value.text() == echo_of(MESSAGES)
-                    assert outcome.output_tokens == 20
-                else:
-                    assert isinstance(outcome, Failure)
-                    assert outcome.kind is kind
-                    assert echo_of(MESSAGES).startswith(text)
-                    assert text != echo_of(MESSAGES)
-                await wire.aclose()
-            assert fleet.seen("a").answered == (kind is None)
-
-    run(test)
+    async with FakeFleet([FakeEndpoint("a", latency=Latency(tokens=20, per_token=0.0001), **settings)]) as fleet:
+        async with endpoint_of("aiohttp", fleet.urls["a"]) as endpoint:
+            wire = HttpBackend()
+            text, outcome = await ask(wire, endpoint)
+            if kind is None:
+                assert isinstance(outcome, Answer)
+                assert text == outcome.value.text() == echo_of(MESSAGES)
+                assert outcome.output_tokens == 20
+            else:
+                assert isinstance(outcome, Failure)
+                assert outcome.kind is kind
+                assert echo_of(MESSAGES).startswith(text)
+                assert text != echo_of(MESSAGES)
+            await wire.aclose()
+        assert fleet.seen("a").answered == (kind is None)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from shared_tools import each
 
 from qreward.codecs.base import EmbeddedError, Malformed
 from qreward.codecs.chat_stream import ChatChunk, StreamAccumulator, read_chunk, whole_chunk
@@ -126,8 +127,8 @@ def plain(value: Any) -> Any:
     return [plain(inner) for inner in value] if isinstance(value, list) else value
 
 
-@pytest.mark.parametrize("name", OPENAI_IS_RIGHT)
-def test_a_stream_comes_to_the_completion_that_the_openai_sdk_makes_of_it(name: str) -> None:
+@each("name", OPENAI_IS_RIGHT)
+def test_a_stream_comes_to_the_completion_that_the_openai_sdk_makes_of_it_and_its_chunks_to_its_chunks(name: str) -> None:
     state: Any = ChatCompletionStreamState()
     for document in OPENAI_IS_RIGHT[name]:
         state.handle_chunk(ChatCompletionChunk.model_validate(document))
@@ -143,18 +144,9 @@ def test_a_stream_comes_to_the_completion_that_the_openai_sdk_makes_of_it(name: 
     assert ours_plain == theirs_plain
     assert assembly.text() == (ours.choices[0].message.content or "")
     assert assembly.finished(len(ours.choices))
-
-
-@pytest.mark.parametrize("name", OPENAI_IS_RIGHT)
-def test_the_texts_of_the_chunks_are_the_text_of_the_answer(name: str) -> None:
     chunks = [read(document) for document in OPENAI_IS_RIGHT[name]]
-    assert "".join(each.text for each in chunks) == assembled(OPENAI_IS_RIGHT[name]).text()
-
-
-@pytest.mark.parametrize("name", OPENAI_IS_RIGHT)
-def test_every_chunk_can_be_had_as_the_chunk_of_openai(name: str) -> None:
-    for document in OPENAI_IS_RIGHT[name]:
-        assert read(document).build() == ChatCompletionChunk.model_validate(document)
+    assert "".join(each.text for each in chunks) == assembly.text()
+    assert [each.build() for each in chunks] == [ChatCompletionChunk.model_validate(document) for document in OPENAI_IS_RIGHT[name]]
 
 
 def message_of(*chunks: Chunk) -> dict[str, Any]:
@@ -180,12 +172,12 @@ TOOL_CALLS: dict[str, list[list[dict[str, Any]]]] = {
 }
 
 
-@pytest.mark.parametrize("name", TOOL_CALLS)
+@each("name", TOOL_CALLS)
 def test_a_tool_call_in_odd_pieces_is_one_tool_call(name: str) -> None:
     assert message_of(*(chunk({"tool_calls": pieces}) for pieces in TOOL_CALLS[name]))["tool_calls"] == [GET]
 
 
-@pytest.mark.parametrize("index", [[0, 0], [0, 1], [3, 7], [None, None]])
+@each("index", [[0, 0], [0, 1], [3, 7], [None, None]])
 def test_whole_tool_calls_stay_apart_whatever_their_index(index: list[int | None]) -> None:
     pieces = [call(0, "{}", name="get", **FIRST) | {"index": index[0]}, call(0, "[]", name="put", **SECOND) | {"index": index[1]}]
     assert message_of(chunk({"tool_calls": pieces}))["tool_calls"] == [GET, PUT]
@@ -257,7 +249,7 @@ def test_an_answer_is_finished_when_as_many_choices_as_were_asked_for_have_ended
     assert assembly.finished(2)
 
 
-@pytest.mark.parametrize("ending", [None, "", "null"])
+@each("ending", [None, "", "null"])
 def test_a_finish_reason_that_says_nothing_ends_nothing(ending: str | None) -> None:
     assembly = assembled([chunk({"content": "a"}, finish=ending)])
     assert not assembly.finished(1)
@@ -288,7 +280,7 @@ ODD: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", ODD)
+@each("name", ODD)
 def test_an_odd_chunk_is_read_and_can_be_built(name: str) -> None:
     document, text = ODD[name]
     found = read(document)
@@ -325,7 +317,7 @@ ERRORS: dict[str, tuple[Event, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", ERRORS)
+@each("name", ERRORS)
 def test_an_error_is_an_error_in_each_of_its_forms(name: str) -> None:
     event, body = ERRORS[name]
     with pytest.raises(EmbeddedError) as caught:
@@ -333,7 +325,7 @@ def test_an_error_is_an_error_in_each_of_its_forms(name: str) -> None:
     assert caught.value.body == body
 
 
-@pytest.mark.parametrize("body", [b"{", b'{"choices": [{"delta": {"con', b"hello", b"[1]", b'"text"', b"7", b"[" * 100_000])
+@each("body", [b"{", b'{"choices": [{"delta": {"con', b"hello", b"[1]", b'"text"', b"7", b"[" * 100_000])
 def test_what_is_no_json_object_is_malformed(body: bytes) -> None:
     with pytest.raises(Malformed):
         read_chunk(Event(body), "m")
@@ -368,7 +360,7 @@ def test_what_is_kept_grows_with_the_answer_and_not_with_its_wrapping() -> None:
     assert 5000 <= assembly.size < 8000
 
 
-@pytest.mark.parametrize("seed", range(3))
+@each("seed", range(3))
 def test_an_answer_cut_into_any_pieces_comes_to_the_same(seed: int) -> None:
     dice = random.Random(seed)
     for _ in range(30):
@@ -397,7 +389,7 @@ _DOCUMENTS = st.fixed_dictionaries({"choices": st.lists(_CHOICES | _TREES, max_s
 
 
 @given(documents=st.lists(_DOCUMENTS, max_size=5))
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_whatever_json_comes_is_taken_or_refused_as_malformed_and_what_is_taken_can_be_built(documents: list[Any]) -> None:
     assembly = StreamAccumulator("m")
     for document in documents:

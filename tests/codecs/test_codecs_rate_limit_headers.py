@@ -10,13 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from multidict import CIMultiDict
-from transport_server import ENGINES, Server, always, answer, completion, endpoint_of, run
+from shared_tools import each
 
-from qreward.codecs.base import Reply, WireRequest
-from qreward.codecs.chat import CHAT
+from qreward.codecs.base import Reply
 from qreward.codecs.rate_limit_headers import REQUESTS, TOKENS, read, wait
-from qreward.scheduler.outcome import Answer, Failure, RateLimit, RateLimitInfo
-from qreward.transport.backend import HttpBackend
+from qreward.scheduler.outcome import RateLimit, RateLimitInfo
 from qreward.transport.error_mapping import failure_from_reply
 from qreward.transport.redaction import Secrets
 
@@ -105,12 +103,12 @@ FORMS: list[tuple[str, dict[str, str], Said | None, Said | None]] = [
 ]
 
 
-@pytest.mark.parametrize(("headers", "requests", "tokens"), [form[1:] for form in FORMS], ids=[form[0] for form in FORMS])
+@each("headers, requests, tokens", [form[1:] for form in FORMS])
 def test_each_notation_is_read(headers: dict[str, str], requests: Said | None, tokens: Said | None) -> None:
     assert told(headers) == (requests, tokens)
 
 
-@pytest.mark.parametrize(
+@each(
     "headers",
     [
         {},
@@ -124,7 +122,7 @@ def test_each_notation_is_read(headers: dict[str, str], requests: Said | None, t
         {"ratelimit": "nonsense"},
     ],
 )
-def test_what_does_not_say_how_much_is_left_of_something_tells_nothing(headers: dict[str, str]) -> None:
+def test_headers_that_do_not_say_how_much_is_left_are_ignored(headers: dict[str, str]) -> None:
     assert told(headers) is None
 
 
@@ -142,8 +140,8 @@ def test_without_a_date_ours_is_all_there_is() -> None:
     assert told({**undated, "date": "yesterday"}, NOW - 10.0) == found
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"),
+@each(
+    "text, seconds",
     [
         ("2m59.56s", 179.56),
         ("1h2m3.5s", 3723.5),
@@ -200,24 +198,8 @@ def test_headers_of_any_engine_are_read() -> None:
         assert said(found.requests) == (5000, 4999, 0.012, None)
 
 
-def test_a_refusal_carries_what_it_tells() -> None:
+def test_a_refusal_carries_the_rate_limits_of_its_headers() -> None:
     failure = failure_from_reply(Reply(429, CIMultiDict(OPENAI), b""), "e", "m", Secrets(()), NOW)
     assert failure.limits is not None
     assert said(failure.limits.tokens) == (160000, 159976, 360, None)
     assert failure_from_reply(Reply(429, CIMultiDict(), b""), "e", "m", Secrets(()), NOW).limits is None
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("status", [200, 429])
-def test_an_attempt_brings_the_limits_home(engine: str, status: int) -> None:
-    async def test() -> None:
-        line = answer(completion("fine"), status=status, **{name.replace("-", "_"): value for name, value in OPENAI.items()})
-        async with Server(always(line)) as server, endpoint_of(engine, server.url) as endpoint:
-            wire = HttpBackend()
-            outcome = await wire.send(endpoint, WireRequest(CHAT, "m", [{"role": "user", "content": "?"}], {}, None))
-            await wire.aclose()
-        assert isinstance(outcome, Answer if status == 200 else Failure)
-        assert outcome.limits is not None
-        assert said(outcome.limits.requests) == (5000, 4999, 0.012, None)
-
-    run(test)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from server_tools import Lengths, run, served
+from server_tools import Lengths, served
+from shared_tools import each, run
 
 from qreward import QRewardClient, Retry
 from qreward.codecs.base import WireRequest
@@ -36,7 +37,7 @@ def send(scorer: Any, items: list[Any], *, kind: Any, operation: Any = SCORE, to
     return run(main())
 
 
-@pytest.mark.parametrize(("kind", "route"), [("openrlhf", None), ("vllm", None), ("vllm", "classify")])
+@each("kind, route", [("openrlhf", None), ("vllm", None), ("vllm", "classify")])
 def test_texts_come_back_as_rewards(kind: str, route: Any) -> None:
     outcome = send(Lengths(), TEXTS, kind=kind, route=route)
     assert isinstance(outcome, Answer), outcome
@@ -69,7 +70,7 @@ def test_classes_are_wanted_as_probabilities_and_come_so() -> None:
     assert outcome.value.items == [{"LABEL_0": pytest.approx(0.9525741)}]
 
 
-@pytest.mark.parametrize("settings", [{}, {"route": "score"}], ids=str)
+@each("settings", [{}, {"route": "score"}])
 def test_a_completion_without_a_reward_is_an_error_of_its_item_for_vllm(settings: dict[str, Any]) -> None:
     outcome = send(Lengths(), [("q", "good"), ("q", "poison")], kind="vllm", template="{prompt}{response}", **settings)
     good, bad = outcome.value.items
@@ -84,8 +85,8 @@ def test_a_list_with_one_for_openrlhf_is_one_that_the_client_splits() -> None:
     assert "poison was found" in str(outcome.error)
 
 
-@pytest.mark.parametrize("kind", ["openrlhf", "vllm"])
-def test_a_scorer_that_returns_one_number_for_a_list_is_never_asked_for_its_parts(kind: Any) -> None:
+@each("kind", ["openrlhf", "vllm"])
+async def test_a_scorer_that_returns_one_number_for_a_list_is_never_asked_for_its_parts(kind: Any) -> None:
     """Neither the server nor the client may come down to lists of one completion, for which one number would be an answer."""
     asked: list[int] = []
 
@@ -93,32 +94,27 @@ def test_a_scorer_that_returns_one_number_for_a_list_is_never_asked_for_its_part
         asked.append(len(texts))
         return [0.5]
 
-    async def main() -> None:
-        async with served(scorer) as server:
-            endpoint = Endpoint(f"{server.url}/v1", kind=kind, proxy="", name="own")
-            async with QRewardClient([endpoint], retry=Retry(attempts=2, base=0.01)) as client:
-                batch = await client.batch_score(["a", "b", "c"], "rm-7b")
-        assert {type(error) for error in batch.errors.values()} == {InvalidResponse}
-        assert len(batch.errors) == 3
-        assert "must return one reward for each completion" in str(batch.errors[0])
-
-    run(main())
+    async with served(scorer) as server:
+        endpoint = Endpoint(f"{server.url}/v1", kind=kind, proxy="", name="own")
+        async with QRewardClient([endpoint], retry=Retry(attempts=2, base=0.01)) as client:
+            batch = await client.batch_score(["a", "b", "c"], "rm-7b")
+    assert {type(error) for error in batch.errors.values()} == {InvalidResponse}
+    assert len(batch.errors) == 3
+    assert "must return one reward for each completion" in str(batch.errors[0])
     assert set(asked) == {3}
 
 
-@pytest.mark.parametrize("kind", ["openrlhf", "vllm"])
-def test_an_overload_is_understood_with_its_hint(kind: str) -> None:
-    async def main() -> None:
-        async with served(Lengths(), rate=0.25) as server:
-            await server.post("/get_reward", {"query": ["a"]})
-            endpoint, wire = Endpoint(f"{server.url}/v1", kind=kind, proxy=""), HttpBackend()
-            outcome = await wire.send(endpoint, WireRequest(SCORE, "rm", ["a"], {}, None))
-            await wire.aclose()
-            assert isinstance(outcome, Failure)
-            assert outcome.kind is FailureKind.OVERLOADED
-            assert outcome.retry_after == pytest.approx(4.0, abs=1.0)
-
-    run(main())
+@each("kind", ["openrlhf", "vllm"])
+async def test_an_overload_is_understood_with_its_hint(kind: str) -> None:
+    async with served(Lengths(), rate=0.25) as server:
+        await server.post("/get_reward", {"query": ["a"]})
+        endpoint, wire = Endpoint(f"{server.url}/v1", kind=kind, proxy=""), HttpBackend()
+        outcome = await wire.send(endpoint, WireRequest(SCORE, "rm", ["a"], {}, None))
+        await wire.aclose()
+        assert isinstance(outcome, Failure)
+        assert outcome.kind is FailureKind.OVERLOADED
+        assert outcome.retry_after is not None
+        assert 0 < outcome.retry_after <= 4.0
 
 
 def test_the_key_of_the_endpoint_is_the_token_of_the_server() -> None:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from multidict import CIMultiDict
+from shared_tools import each
 
 from qreward.codecs.base import EmbeddedError, Malformed, Reply, TransportError
 from qreward.codecs.rate_limit_headers import retry_after, should_retry
@@ -118,10 +119,19 @@ TABLE: list[tuple[int, Any, FailureKind, type[QRewardError], bool]] = [
     (400, sglang(TOO_LONG_TEXTS[2], 400), UNSUITABLE, BadRequest, False),
     *((400, openai(text, "BadRequestError", 400), UNSUITABLE, BadRequest, False) for text in TOO_LONG_TEXTS),
     (999, b"", TRANSIENT, ServerError, False),
+    (503, {"error": "unhealthy", "error_type": "Unhealthy"}, OVERLOADED, RateLimited, False),
+    (422, {"error": "x", "error_type": "Tokenizer"}, REFUSED, BadRequest, False),
+    (400, {"error": "`inputs` cannot be empty", "error_type": "Empty"}, REFUSED, BadRequest, False),
+    (422, {"message": "x", "code": 422, "type": "Validation"}, REFUSED, BadRequest, False),
+    (413, {"error": "payload too large", "error_type": "Validation"}, REFUSED, BadRequest, False),
+    (503, {"error": {"message": "aborted by a higher priority request"}}, OVERLOADED, RateLimited, False),
+    (400, {"error": {"message": "bad"}}, REFUSED, BadRequest, False),
+    (503, openai("x", "QueueOverflowError", 503), OVERLOADED, RateLimited, False),
+    (400, openai("max 300000 tokens per request", "max_tokens_per_request", "x"), REFUSED, BadRequest, False),
 ]
 
 
-@pytest.mark.parametrize(("status", "body", "kind", "error", "misconfigured"), TABLE)
+@each("status, body, kind, error, misconfigured", TABLE)
 def test_what_a_status_and_its_body_mean(status: int, body: Any, kind: FailureKind, error: type[QRewardError], misconfigured: bool) -> None:
     got = failure(status, body, x_request_id="req-1")
     assert (got.kind, type(got.error), got.misconfigured) == (kind, error, misconfigured)
@@ -155,7 +165,7 @@ EMBEDDED: list[tuple[Any, FailureKind]] = [
 ]
 
 
-@pytest.mark.parametrize(("error", "kind"), EMBEDDED)
+@each("error, kind", EMBEDDED)
 def test_what_an_error_in_a_successful_answer_means(error: Any, kind: FailureKind) -> None:
     got = failure_from_body(EmbeddedError(error), Reply(200, CIMultiDict({"retry-after": "3"}), b""), "gpu-0", "judge-7b", NONE, NOW)
     assert (got.kind, got.retry_after) == (kind, 3.0)
@@ -181,20 +191,20 @@ MESSAGES: list[tuple[int, Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("status", "body", "expected"), MESSAGES)
+@each("status, body, expected", MESSAGES)
 def test_the_message_gives_the_servers_words_and_what_to_change(status: int, body: Any, expected: str) -> None:
     text = str(failure(status, body).error)
     assert expected in text
     assert "the prompt" not in text
 
 
-@pytest.mark.parametrize("body", [openai("long " * 1000), b"long " * 1000, b"<p>" * 100_000, {"detail": [{"msg": "x" * 999}] * 50}])
+@each("body", [openai("long " * 1000), b"long " * 1000, b"<p>" * 100_000, {"detail": [{"msg": "x" * 999}] * 50}])
 def test_long_words_are_cut(body: Any) -> None:
     assert len(str(failure(500, body).error)) < 400
 
 
-@pytest.mark.parametrize(
-    ("location", "shown"),
+@each(
+    "location, shown",
     [
         ("https://other.example/v1?token=abc", "it points to host 'other.example'"),
         ("https://user:pw@other.example", "it points to host 'other.example'"),
@@ -218,7 +228,7 @@ TRANSPORT = [
 ]
 
 
-@pytest.mark.parametrize(("error", "kind", "cls"), TRANSPORT)
+@each("error, kind, cls", TRANSPORT)
 def test_what_a_broken_line_means(error: TransportError, kind: FailureKind, cls: type[QRewardError]) -> None:
     got = failure_from_transport(error, "gpu-0", "judge-7b", NONE)
     assert (got.kind, type(got.error)) == (kind, cls)
@@ -270,7 +280,7 @@ HINTS: list[tuple[dict[str, str], float | None]] = [
 ]
 
 
-@pytest.mark.parametrize(("headers", "seconds"), HINTS)
+@each("headers, seconds", HINTS)
 def test_how_long_to_stay_away(headers: dict[str, str], seconds: float | None) -> None:
     assert retry_after(CIMultiDict(headers), NOW) == (None if seconds is None else pytest.approx(seconds))
     assert failure(429, **headers).retry_after == (None if seconds is None else pytest.approx(seconds))
@@ -283,13 +293,13 @@ def test_a_wait_is_never_negative_or_endless_whatever_the_header_says(text: str,
         assert seconds is None or 0 <= seconds < float("inf")
 
 
-@pytest.mark.parametrize(("text", "expected"), [("true", True), ("False", False), ("maybe", None), ("", None)])
+@each("text, expected", [("true", True), ("False", False), ("maybe", None), ("", None)])
 def test_the_servers_own_word_about_retrying(text: str, expected: bool | None) -> None:
     assert should_retry({"x-should-retry": text}) is expected
     assert failure(500, x_should_retry=text).should_retry is expected
 
 
-@pytest.mark.parametrize("seed", range(5))
+@each("seed", range(5))
 def test_no_body_is_too_odd_to_be_a_failure(seed: int) -> None:
     dice = random.Random(seed)
     for _ in range(300):

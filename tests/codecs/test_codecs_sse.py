@@ -10,6 +10,7 @@ from collections.abc import Iterable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shared_tools import each
 
 from qreward.codecs.sse import MOST_BYTES, Event, EventTooLong, Parser
 
@@ -64,15 +65,10 @@ CASES: dict[str, tuple[bytes, list[tuple[bytes, str]]]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_a_stream_gives_its_events(name: str) -> None:
+@each("name", CASES)
+def test_a_stream_gives_its_events_whole_byte_by_byte_and_cut_at_any_one_place(name: str) -> None:
     stream, expected = CASES[name]
     assert events_of(stream) == expected
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_a_stream_gives_the_same_events_byte_by_byte_and_cut_at_any_one_place(name: str) -> None:
-    stream, expected = CASES[name]
     assert events_of(*(bytes([byte]) for byte in stream)) == expected
     for place in range(len(stream)):
         assert events_of(stream[:place], stream[place:]) == expected, f"cut at {place}"
@@ -97,7 +93,7 @@ TOO_LONG = {
 }
 
 
-@pytest.mark.parametrize("name", TOO_LONG)
+@each("name", TOO_LONG)
 def test_an_event_beyond_the_limit_is_an_error_after_the_events_before_it_and_nothing_follows(name: str) -> None:
     pieces = [b"data: good\n\n", *TOO_LONG[name], b"\n\ndata: late\n\n"]
     assert parsed(pieces, 50) == ([Event(b"good")], True)
@@ -161,7 +157,7 @@ _PLACES = st.lists(st.integers(0, 400), max_size=12)
 
 
 @given(stream=_LIKE_SSE | st.binary(max_size=60), cuts=_PLACES, most=st.sampled_from([8, 20, MOST_BYTES]))
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_any_bytes_cut_at_any_places_give_what_the_standard_says(stream: bytes, cuts: list[int], most: int) -> None:
     places = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
     pieces = [stream[begin:end] for begin, end in itertools.pairwise(places)]
@@ -170,7 +166,7 @@ def test_any_bytes_cut_at_any_places_give_what_the_standard_says(stream: bytes, 
     assert parsed([stream], most) == expected
 
 
-@pytest.mark.parametrize("seed", range(3))
+@each("seed", range(3))
 def test_long_streams_cut_at_random_give_what_the_standard_says(seed: int) -> None:
     dice = random.Random(seed)
     for _ in range(60):

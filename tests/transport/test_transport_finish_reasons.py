@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from shared_tools import run
 from stream_tools import DONE, said, sse
 from stream_tools import outcome_of as streamed
-from transport_server import Server as WireServer
-from transport_server import always, answer, endpoint_of, run
+from transport_server import always, answer, backend_to
 
 from qreward.codecs.base import Malformed, WireRequest
 from qreward.codecs.chat import CHAT, VERBATIM_CHAT, ChatCodec
@@ -18,7 +18,6 @@ from qreward.errors import InvalidResponse
 from qreward.judge.codec import JUDGE
 from qreward.scheduler.outcome import Answer, Failure, FailureKind
 from qreward.settings.policies import Endpoint
-from qreward.transport.backend import HttpBackend
 
 MESSAGES = [{"role": "user", "content": "?"}]
 NOT_WHOLE = ("length", "content_filter", "abort", "error", "odd", "STOP")
@@ -34,10 +33,8 @@ def ends(codec: ChatCodec, reasons: tuple[Any, ...]) -> tuple[str, Any]:
     found: list[tuple[str, Any]] = []
 
     async def test() -> None:
-        async with WireServer(always(answer(body(*reasons)))) as server, endpoint_of("aiohttp", server.url, name="gpu-0") as endpoint:
-            wire = HttpBackend()
+        async with backend_to(always(answer(body(*reasons))), name="gpu-0") as (_, endpoint, wire):
             outcome = await wire.send(endpoint, WireRequest(codec, "judge-7b", MESSAGES, {}, None))
-            await wire.aclose()
             if isinstance(outcome, Answer):
                 found.append(("answer", outcome.value.finish_reason))
             else:
@@ -45,7 +42,7 @@ def ends(codec: ChatCodec, reasons: tuple[Any, ...]) -> tuple[str, Any]:
                 assert "not whole" in str(outcome.error)
                 found.append((outcome.kind.name, None))
 
-    run(test)
+    run(test())
     return found[0]
 
 
@@ -55,7 +52,7 @@ def test_only_an_answer_that_the_model_ended_is_whole() -> None:
     assert [reason for reason in (*NOT_WHOLE, 7, {"type": "abort"}, {}, ["stop"]) if is_whole(ending_of(reason))] == []
 
 
-def test_what_an_answer_comes_to_by_how_it_ended_and_by_who_reads_it() -> None:
+def test_the_outcome_of_an_answer_depends_on_its_finish_reason_and_its_codec() -> None:
     wanted: dict[tuple[ChatCodec, tuple[Any, ...]], tuple[str, Any]] = {}
     for reasons, plain, judged in (
         (("stop",), "answer", "answer"),
@@ -76,17 +73,12 @@ def test_what_an_answer_comes_to_by_how_it_ended_and_by_who_reads_it() -> None:
     assert {key: value for key, value in found.items() if value != wanted[key]} == {}
 
 
-def test_the_reason_of_an_answer_that_must_be_read_leniently_counts_as_well() -> None:
+async def test_the_reason_of_an_answer_that_must_be_read_leniently_counts_as_well() -> None:
     odd = b'{"usage": "unknown", ' + body("abort")[1:]
     found: list[Any] = []
 
-    async def test() -> None:
-        async with WireServer(always(answer(odd))) as server, endpoint_of("aiohttp", server.url, name="gpu-0") as endpoint:
-            wire = HttpBackend()
-            found.append(await wire.send(endpoint, WireRequest(CHAT, "judge-7b", MESSAGES, {}, None)))
-            await wire.aclose()
-
-    run(test)
+    async with backend_to(always(answer(odd)), name="gpu-0") as (_, endpoint, wire):
+        found.append(await wire.send(endpoint, WireRequest(CHAT, "judge-7b", MESSAGES, {}, None)))
     assert isinstance(found[0], Failure)
 
 

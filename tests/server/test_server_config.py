@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from server_tools import Lengths, run, served
+from server_tools import Lengths, served
+from shared_tools import each, run
 
 from qreward.cli import main
 from qreward.errors import ConfigError
@@ -22,42 +23,35 @@ TOKEN = "tok-hidden-1"
 BODY = {"query": ["a"]}
 
 
-@pytest.mark.parametrize("given", ["", "Bearer", "Bearer tok-hidden-2", "Bearer tok-hidden-1x", "Basic tok-hidden-1", "tok-hidden-1"])
-def test_without_the_token_nobody_is_served(given: str) -> None:
-    async def check() -> None:
-        scorer = Lengths()
-        async with served(scorer, token=TOKEN) as server:
+async def test_without_the_token_nothing_but_the_health_is_served() -> None:
+    scorer, wrong = Lengths(), []
+    async with served(scorer, token=TOKEN) as server:
+        for given in ("", "Bearer", "Bearer tok-hidden-2", "Bearer tok-hidden-1x", "Basic tok-hidden-1", "tok-hidden-1"):
+            answers = [await server.post("/get_reward", BODY, authorization=given)]
             for path in ("/get_reward", "/classify", "/metrics", "/v1/models", "/openapi.json", "/nowhere"):
-                answer = await server.client.get(path, headers={"authorization": given})
-                assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer"), path
-                assert TOKEN not in answer.text
-            assert (await server.post("/get_reward", BODY, authorization=given)).status_code == 401
-            assert (await server.client.get("/health")).status_code == 200
-            assert scorer.batches == []
+                answers.append(await server.client.get(path, headers={"authorization": given}))
+            for answer in answers:
+                if (answer.status_code, answer.headers["www-authenticate"]) != (401, "Bearer") or TOKEN in answer.text:
+                    wrong.append((given, answer.request.method, answer.url, answer.status_code))
+        assert wrong == []
+        assert (await server.client.get("/health")).status_code == 200
+        assert scorer.batches == []
 
-    run(check())
 
-
-@pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
-def test_with_the_token_everything_is(scheme: str) -> None:
-    async def check() -> None:
-        async with served(Lengths(), token=TOKEN) as server:
+async def test_with_the_token_everything_is_served() -> None:
+    async with served(Lengths(), token=TOKEN) as server:
+        for scheme in ("Bearer", "bearer", "BEARER"):
             assert (await server.post("/get_reward", BODY, authorization=f"{scheme} {TOKEN}")).status_code == 200
             assert (await server.client.get("/metrics", headers={"authorization": f"{scheme} {TOKEN}"})).status_code == 200
 
-    run(check())
 
-
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.5", "gpu-0", ""])
-def test_a_host_that_others_reach_needs_a_token(host: str) -> None:
-    with pytest.raises(ConfigError, match=r"can be reached from other machines; set a token .* --token-env NAME"):
-        ServerConfig(host=host)
-    assert ServerConfig(host=host, token=TOKEN).host == host
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
-def test_a_host_of_this_machine_alone_needs_none(host: str) -> None:
-    assert ServerConfig(host=host).token is None
+def test_only_a_host_that_others_reach_needs_a_token() -> None:
+    for host in ("0.0.0.0", "::", "10.0.0.5", "gpu-0", ""):
+        with pytest.raises(ConfigError, match=r"can be reached from other machines; set a token .* --token-env NAME"):
+            ServerConfig(host=host)
+        assert ServerConfig(host=host, token=TOKEN).host == host
+    for host in ("127.0.0.1", "127.1.2.3", "::1", "localhost"):
+        assert ServerConfig(host=host).token is None
 
 
 def test_an_app_without_a_token_that_somebody_serves_to_all_refuses_all() -> None:
@@ -69,7 +63,7 @@ def test_an_app_without_a_token_that_somebody_serves_to_all_refuses_all() -> Non
         check_caller({"server": server, "headers": []}, ServerConfig())
 
 
-@pytest.mark.parametrize("token", ["", " ", "a b", "tok\n", "tök", "tok\x00"])
+@each("token", ["", " ", "a b", "tok\n", "tök", "tok\x00"])
 def test_a_token_that_no_header_can_carry_is_refused_without_being_shown(token: str) -> None:
     with pytest.raises(ConfigError) as error:
         ServerConfig(token=token)
@@ -124,7 +118,7 @@ def test_each_setting_comes_from_the_environment_and_the_command_line_goes_first
         ServerConfig.from_env()
 
 
-@pytest.mark.parametrize(
+@each(
     "wrong",
     [
         {"port": 65536},
@@ -168,8 +162,8 @@ def test_a_scorer_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.Monke
             load_object(name, "scorer", "my_rewards:score")
 
 
-@pytest.mark.parametrize(
-    ("args", "words"),
+@each(
+    "args, words",
     [
         (["json:nothing"], "scorer 'json:nothing': 'json' has no 'nothing'; correct the name, or define it there"),
         (["json:dump5"], "'json' has no 'dump5'; did you mean 'dump'?"),
@@ -179,7 +173,7 @@ def test_a_scorer_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.Monke
         (["json:dumps", "--token-env", "NOT_SET"], "NOT_SET"),
     ],
 )
-def test_a_mistake_on_the_command_line_is_told(args: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_on_the_command_line_is_explained(args: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", *args]) == 2
     said = capsys.readouterr().err
     assert words in said
@@ -187,7 +181,7 @@ def test_a_mistake_on_the_command_line_is_told(args: list[str], words: str, caps
     assert "ServerConfig" not in said
 
 
-def test_a_port_that_is_taken_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_that_is_taken_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -12,7 +12,8 @@ import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from transport_server import Connection, Request, Server, answer, completion, run
+from shared_tools import completion, each
+from transport_server import Connection, Request, Server, answer
 
 from qreward.codecs.base import WireRequest
 from qreward.codecs.chat import CHAT
@@ -40,8 +41,8 @@ def test_a_secret_is_hidden_wherever_it_stands_and_however_it_is_spelled(secret:
     assert secret not in repr(secrets)
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
+@each(
+    "text, expected",
     [
         ("Bearer abcdefgh.ijk", "***"),
         ("authorization: bearer abcdefghijk!", "authorization: ***!"),
@@ -61,7 +62,7 @@ def test_a_short_key_is_hidden_where_it_stands_alone() -> None:
     assert secrets.hide("a bad key EMPTY, an EMPTYISH name") == "*** bad key ***, an EMPTYISH name"
 
 
-@pytest.mark.parametrize("by", ["setting", "environment"])
+@each("by", ["setting", "environment"])
 def test_the_credentials_of_a_proxy_are_secret(monkeypatch: pytest.MonkeyPatch, by: str) -> None:
     url = "http://proxyuser:pass%20word-1@proxy.example:1"
     monkeypatch.setenv("https_proxy", url)
@@ -121,27 +122,24 @@ def _check(outcome: Any, where: object) -> None:
 CALL = WireRequest(CHAT, "judge-7b", [{"role": "user", "content": "?"}], {}, {"X-Call": OF_CALL})
 
 
-@pytest.mark.parametrize("engine", ["aiohttp", "httpx"])
-@pytest.mark.parametrize("said", [*ALL, f"Bearer {KEY}", f"Bearer sk-{KEY}"])
-def test_a_server_that_repeats_a_secret_does_not_bring_it_into_an_error(said: str, engine: str) -> None:
-    async def test() -> None:
-        lines = iter(_says(said))
+@each("engine", ["aiohttp", "httpx"])
+@each("said", [*ALL, f"Bearer {KEY}", f"Bearer sk-{KEY}"])
+async def test_a_server_that_repeats_a_secret_does_not_bring_it_into_an_error(said: str, engine: str) -> None:
+    lines = iter(_says(said))
 
-        async def script(_: Request, connection: Connection) -> None:
-            line = next(lines)
-            await connection.send(line)
-            connection.writer.close()
+    async def script(_: Request, connection: Connection) -> None:
+        line = next(lines)
+        await connection.send(line)
+        connection.writer.close()
 
-        async with Server(script) as server, httpx.AsyncClient(trust_env=False) as client:
-            settings = {"http_client": client} if engine == "httpx" else {}
-            endpoint = Endpoint(server.url, name="gpu-0", api_key=KEY, headers=HEADERS, proxy="", **settings)
-            for number in range(len(_says(said))):
-                wire = HttpBackend()  # a line of its own each, so that a closed connection cannot be picked up
-                _check(await wire.send(endpoint, CALL), (number, said))
-                await wire.aclose()
-            assert next(lines, None) is None
-
-    run(test)
+    async with Server(script) as server, httpx.AsyncClient(trust_env=False) as client:
+        settings = {"http_client": client} if engine == "httpx" else {}
+        endpoint = Endpoint(server.url, name="gpu-0", api_key=KEY, headers=HEADERS, proxy="", **settings)
+        for number in range(len(_says(said))):
+            wire = HttpBackend()  # a line of its own each, so that a closed connection cannot be picked up
+            _check(await wire.send(endpoint, CALL), (number, said))
+            await wire.aclose()
+        assert next(lines, None) is None
 
 
 class _Talkative(httpx.AsyncBaseTransport):
@@ -154,20 +152,15 @@ class _Talkative(httpx.AsyncBaseTransport):
         raise self.kind(f"failed for {dict(request.headers)}")
 
 
-@pytest.mark.parametrize(
-    "kind", [httpx.ConnectError, httpx.ReadError, httpx.RemoteProtocolError, OSError, ValueError, AssertionError, RuntimeError]
-)
-def test_an_exception_of_the_users_own_client_does_not_bring_a_secret_along(kind: type[Exception]) -> None:
-    async def test() -> None:
-        wire = HttpBackend()
-        endpoint = Endpoint("http://judge.example/v1", name="gpu-0", api_key=KEY, headers=HEADERS, http_client=_Talkative(kind))
-        _check(await wire.send(endpoint, CALL), kind)
-        await wire.aclose()
-
-    run(test)
+@each("kind", [httpx.ConnectError, httpx.ReadError, httpx.RemoteProtocolError, OSError, ValueError, AssertionError, RuntimeError])
+async def test_an_exception_of_the_users_own_client_does_not_bring_a_secret_along(kind: type[Exception]) -> None:
+    wire = HttpBackend()
+    endpoint = Endpoint("http://judge.example/v1", name="gpu-0", api_key=KEY, headers=HEADERS, http_client=_Talkative(kind))
+    _check(await wire.send(endpoint, CALL), kind)
+    await wire.aclose()
 
 
-@pytest.mark.parametrize(
+@each(
     "settings",
     [
         {"headers": {"Content-Length": KEY}},
@@ -177,27 +170,19 @@ def test_an_exception_of_the_users_own_client_does_not_bring_a_secret_along(kind
         {"base_url": "https://127.0.0.1:1/v1", "proxy": f"http://me:{TEAM}@127.0.0.1:1"},
     ],
 )
-def test_a_wrong_setting_or_a_dead_server_does_not_show_a_secret(settings: dict[str, Any]) -> None:
-    async def test() -> None:
-        wire = HttpBackend()
-        endpoint = Endpoint(**({"base_url": "http://judge.example/v1", "name": "gpu-0", "api_key": KEY, "proxy": ""} | settings))
-        _check(await wire.send(endpoint, CALL), settings)
-        await wire.aclose()
-
-    run(test)
+async def test_a_wrong_setting_or_a_dead_server_does_not_show_a_secret(settings: dict[str, Any]) -> None:
+    wire = HttpBackend()
+    endpoint = Endpoint(**({"base_url": "http://judge.example/v1", "name": "gpu-0", "api_key": KEY, "proxy": ""} | settings))
+    _check(await wire.send(endpoint, CALL), settings)
+    await wire.aclose()
 
 
-@pytest.mark.parametrize(
-    "headers", [{"X-Call": f"{OF_CALL}\r\nX-Other: 1"}, {"X Call": OF_CALL}, {"Transfer-Encoding": OF_CALL}, {"X-Call": OF_CALL + "é"}]
-)
-def test_an_extra_header_that_cannot_be_sent_is_named_without_its_value(headers: dict[str, str]) -> None:
-    async def test() -> None:
-        wire = HttpBackend()
-        endpoint = Endpoint("http://127.0.0.1:1/v1", name="gpu-0", proxy="")
-        outcome = await wire.send(endpoint, WireRequest(CHAT, "judge-7b", [], {}, headers))
-        _check(outcome, headers)
-        assert isinstance(outcome, Failure)
-        assert next(iter(headers)) in str(outcome.error)
-        await wire.aclose()
-
-    run(test)
+@each("headers", [{"X-Call": f"{OF_CALL}\r\nX-Other: 1"}, {"X Call": OF_CALL}, {"Transfer-Encoding": OF_CALL}, {"X-Call": OF_CALL + "é"}])
+async def test_an_extra_header_that_cannot_be_sent_is_named_without_its_value(headers: dict[str, str]) -> None:
+    wire = HttpBackend()
+    endpoint = Endpoint("http://127.0.0.1:1/v1", name="gpu-0", proxy="")
+    outcome = await wire.send(endpoint, WireRequest(CHAT, "judge-7b", [], {}, headers))
+    _check(outcome, headers)
+    assert isinstance(outcome, Failure)
+    assert next(iter(headers)) in str(outcome.error)
+    await wire.aclose()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from openai.types import CreateEmbeddingResponse
 from openai.types.chat import ChatCompletion, ChatCompletionMessage
-from transport_server import completion
+from shared_tools import completion, each
 
 from qreward.codecs.base import EmbeddedError, Malformed, WireRequest
 from qreward.codecs.chat import CHAT
@@ -75,7 +75,7 @@ ODD_BYTES = {name: json.dumps(document).encode() for name, document in ODD.items
 }
 
 
-@pytest.mark.parametrize("name", ODD_BYTES)
+@each("name", ODD_BYTES)
 def test_an_odd_but_real_answer_is_read_and_becomes_an_openai_object(name: str) -> None:
     answer = CHAT.decode(ODD_BYTES[name], ASKED)
     assert answer.text() == "yes"
@@ -97,7 +97,7 @@ def test_usage_is_read_where_there_is_any() -> None:
     assert CHAT.decode(ODD_BYTES["usage of texts"], ASKED).usage is None
 
 
-@pytest.mark.parametrize("content", [None, "", [], 7, {}])
+@each("content", [None, "", [], 7, {}])
 def test_an_answer_without_words_has_an_empty_text(content: Any) -> None:
     answer = CHAT.decode(json.dumps(_message(content=content, tool_calls=[])).encode(), ASKED)
     assert answer.text() == ""
@@ -134,13 +134,13 @@ NO_CHAT = [
 NO_VECTORS = [*NO_ANSWER, b'{"data": null}', b'{"data": []}', b'{"data": {}}']
 
 
-@pytest.mark.parametrize("body", NO_CHAT)
+@each("body", NO_CHAT)
 def test_what_is_no_chat_answer_is_malformed(body: bytes) -> None:
     with pytest.raises(Malformed):
         CHAT.decode(body, ASKED)
 
 
-@pytest.mark.parametrize("body", NO_VECTORS)
+@each("body", NO_VECTORS)
 def test_what_is_no_embeddings_answer_is_malformed(body: bytes) -> None:
     with pytest.raises(Malformed):
         EMBEDDINGS.decode(body, _input("one"))
@@ -149,8 +149,8 @@ def test_what_is_no_embeddings_answer_is_malformed(body: bytes) -> None:
 ERROR = {"code": 429, "message": "slow down"}
 
 
-@pytest.mark.parametrize(
-    ("document", "expected"),
+@each(
+    "document, expected",
     [
         ({"error": ERROR}, ERROR),
         (completion(error=ERROR), ERROR),
@@ -183,7 +183,7 @@ def _item(index: int, vector: Any) -> dict[str, Any]:
 PACKED = base64.b64encode(struct.pack("<2f", 0.5, -2.0)).decode()
 
 
-@pytest.mark.parametrize(
+@each(
     "body",
     [
         _vectors(_item(0, [0.5, -2.0]), _item(1, [1.0, 1.0])),
@@ -204,7 +204,7 @@ def test_vectors_come_as_floats_in_the_order_of_the_input(body: bytes) -> None:
     assert [item.embedding for item in built.data] == [[0.5, -2.0], [1.0, 1.0]]
 
 
-@pytest.mark.parametrize("vector", ["not base64!", base64.b64encode(b"abc").decode(), None, {}])
+@each("vector", ["not base64!", base64.b64encode(b"abc").decode(), None, {}])
 def test_a_vector_that_is_none_says_so_when_it_is_asked_for(vector: Any) -> None:
     with pytest.raises(InvalidResponse, match="embedding 0"):
         EMBEDDINGS.decode(_vectors(_item(0, vector)), _input("one")).build()
@@ -213,8 +213,8 @@ def test_a_vector_that_is_none_says_so_when_it_is_asked_for(vector: Any) -> None
 IMAGE = {"type": "image_url", "image_url": {"url": "x" * 999}}
 
 
-@pytest.mark.parametrize(
-    ("messages", "params", "expected"),
+@each(
+    "messages, params, expected",
     [
         ([USER], {}, (4.0, 0.0)),
         ([USER, USER], {"max_tokens": 100}, (8.0, 100.0)),
@@ -233,7 +233,7 @@ def test_tokens_of_a_chat_are_estimated(messages: Any, params: dict[str, Any], e
     assert CHAT.estimate_tokens(WireRequest(CHAT, "m", messages, params, None)) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(("inputs", "expected"), [("1234567", 2.0), (["1234567"] * 2, 4.0), ([1, 2, 3], 3.0), ([[1, 2], [3]], 3.0)])
+@each("inputs, expected", [("1234567", 2.0), (["1234567"] * 2, 4.0), ([1, 2, 3], 3.0), ([[1, 2], [3]], 3.0)])
 def test_tokens_of_embeddings_are_estimated(inputs: Any, expected: float) -> None:
     assert EMBEDDINGS.estimate_tokens(WireRequest(EMBEDDINGS, "m", inputs, {}, None)) == pytest.approx((expected, 0.0))
 
@@ -248,8 +248,8 @@ def test_message_objects_become_dicts() -> None:
     assert CHAT.validate((USER, spoken)) == [USER, {"role": "assistant", "content": "hello"}]
 
 
-@pytest.mark.parametrize(
-    ("messages", "expected"),
+@each(
+    "messages, expected",
     [
         ("hello", "messages is a text"),
         (USER, "messages is one message; put it in a list"),
@@ -269,8 +269,8 @@ def test_messages_of_a_wrong_shape_are_refused_with_what_to_change(messages: Any
         CHAT.validate(messages)
 
 
-@pytest.mark.parametrize(
-    ("inputs", "expected"),
+@each(
+    "inputs, expected",
     [
         (None, "input is None"),
         ({"a": 1}, "input is a dict"),
@@ -288,7 +288,7 @@ def test_embedding_inputs_of_a_wrong_shape_are_refused(inputs: Any, expected: st
         EMBEDDINGS.validate(inputs)
 
 
-@pytest.mark.parametrize("inputs", ["one text", ["one text"], [1, 2, 3], [[1, 2, 3]]])
+@each("inputs", ["one text", ["one text"], [1, 2, 3], [[1, 2, 3]]])
 def test_two_vectors_for_one_input_are_no_answer(inputs: Any) -> None:
     call = WireRequest(EMBEDDINGS, "e", inputs, {}, None)
     assert EMBEDDINGS.decode(_vectors(_item(0, [1.0])), call).build().data[0].embedding == [1.0]

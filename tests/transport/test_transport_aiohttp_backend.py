@@ -1,0 +1,219 @@
+"""The default engine's own rules: opening connections, descriptors, proxies, and the private hook of aiohttp that we rely on."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import errno
+import inspect
+from typing import Any
+
+import aiohttp
+import pytest
+from shared_tools import PATIENCE, completion, each
+from transport_server import Connection, Request, Server, always, answer, transport_of
+
+from qreward.codecs.base import TransportError
+from qreward.errors import ConfigError
+from qreward.settings.policies import Endpoint, Limits, Timeouts
+from qreward.transport import aiohttp_backend as aiohttp_transport
+from qreward.transport.aiohttp_backend import CONNECTS_AT_ONCE, AiohttpTransport, translate
+
+PATH = "/chat/completions"
+OK = answer(completion())
+_create_connection = aiohttp.TCPConnector._create_connection
+
+
+def test_the_private_hook_of_aiohttp_that_limits_new_connections_is_still_there() -> None:
+    assert inspect.iscoroutinefunction(_create_connection)
+    assert list(inspect.signature(_create_connection).parameters) == ["self", "req", "traces", "timeout"]
+
+
+async def test_few_connections_are_opened_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    opening, most, full = 0, 0, asyncio.Event()
+
+    async def watched(*args: Any) -> Any:
+        nonlocal opening, most
+        opening += 1
+        most = max(most, opening)
+        if opening == CONNECTS_AT_ONCE:
+            asyncio.get_running_loop().call_later(0.02, full.set)  # time in which one too many would show
+        async with asyncio.timeout(PATIENCE):
+            await full.wait()
+        try:
+            return await _create_connection(*args)
+        finally:
+            opening -= 1
+
+    monkeypatch.setattr(aiohttp.TCPConnector, "_create_connection", watched)
+    async with Server(always(OK)) as server, transport_of("aiohttp", server.url) as transport:
+        await asyncio.gather(*(transport.post(PATH, b"{}") for _ in range(3 * CONNECTS_AT_ONCE)))
+    assert most == CONNECTS_AT_ONCE
+
+
+async def test_waiting_for_ones_turn_to_connect_counts_against_no_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def slow(*args: Any) -> Any:
+        await asyncio.sleep(0.06)
+        return await _create_connection(*args)
+
+    monkeypatch.setattr(aiohttp.TCPConnector, "_create_connection", slow)
+    monkeypatch.setattr(aiohttp_transport, "CONNECTS_AT_ONCE", 1)
+    async with Server(always(OK)) as server, transport_of("aiohttp", server.url, timeouts=Timeouts(connect=0.5)) as transport:
+        replies = await asyncio.gather(*(transport.post(PATH, b"{}") for _ in range(10)))
+        assert {reply.status for reply in replies} == {200}
+
+
+async def test_a_connection_that_does_not_open_in_time_was_certainly_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looking up the name is part of it, which aiohttp's own limits leave out."""
+
+    async def never(*_: Any, **__: Any) -> Any:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(aiohttp.TCPConnector, "_resolve_host", never)
+    async with transport_of("aiohttp", "http://judge.example/v1", timeouts=Timeouts(connect=0.05)) as transport:
+        with pytest.raises(TransportError, match=r"timeouts\.connect") as caught:
+            await transport.post(PATH, b"{}")
+        assert (caught.value.sent, caught.value.timeout) == (False, True)
+
+
+@each("rate", [0.5, 1.0, 50.0])
+async def test_connects_per_second_paces_new_connections_and_not_requests(monkeypatch: pytest.MonkeyPatch, rate: float) -> None:
+    made: list[tuple[float, float]] = []
+    acquired = 0
+
+    class Recorder:
+        def __init__(self, most: float, seconds: float) -> None:
+            made.append((most, seconds))
+
+        async def acquire(self) -> None:
+            nonlocal acquired
+            acquired += 1
+
+    monkeypatch.setattr(aiohttp_transport, "AsyncLimiter", Recorder)
+    limits = Limits(connects_per_second=rate)
+    async with Server(always(OK)) as server, transport_of("aiohttp", server.url, limits=limits) as transport:
+        for _ in range(3):
+            await asyncio.gather(*(transport.post(PATH, b"{}") for _ in range(2)))
+    assert acquired == len(server.connections) == 2
+    ((most, seconds),) = made
+    assert most / seconds == pytest.approx(rate)
+    assert most >= 1  # aiolimiter refuses to hand out more than its most, so less than one would be none at all
+
+
+async def test_a_connection_may_be_refused_by_our_own_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def full(*_: Any) -> Any:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(aiohttp.TCPConnector, "_create_connection", full)
+    async with transport_of("aiohttp", "http://127.0.0.1:1/v1") as transport:
+        with pytest.raises(TransportError, match="ulimit -n") as caught:
+            await transport.post(PATH, b"{}")
+        assert (caught.value.local, caught.value.sent) == (True, False)
+
+
+async def test_no_error_of_aiohttp_hangs_on_to_ours() -> None:
+    """aiohttp's errors hold the request's headers, the key among them."""
+    async with transport_of("aiohttp", "http://127.0.0.1:1/v1") as transport:
+        with pytest.raises(TransportError) as caught:
+            await transport.post(PATH, b"{}")
+        assert (caught.value.__cause__, caught.value.__context__) == (None, None)
+
+
+def test_an_error_that_aiohttp_invents_a_status_for_is_no_status() -> None:
+    info: Any = None
+    error = translate(aiohttp.ClientResponseError(info, (), status=400, message="bad"))
+    assert (error.malformed, error.sent) == (True, True)
+
+
+async def _proxy(request: Request, connection: Connection) -> None:
+    if request.line.startswith("CONNECT"):
+        await connection.send(answer(b"", status=407))
+        connection.writer.close()
+    else:
+        await connection.send(OK)
+
+
+@each("by", ["setting", "environment"])
+async def test_a_proxy_gets_the_whole_address_and_its_own_credentials(monkeypatch: pytest.MonkeyPatch, by: str) -> None:
+    async with Server(_proxy) as proxy:
+        url = f"http://me:pass%20word@127.0.0.1:{proxy.port}"
+        monkeypatch.setenv("http_proxy", url)
+        monkeypatch.delenv("no_proxy", raising=False)
+        settings = {"proxy": url} if by == "setting" else {}
+        transport = AiohttpTransport(Endpoint("http://judge.example/v1", **settings))
+        for _ in range(2):
+            assert (await transport.post(PATH, b"{}")).status == 200
+        await transport.aclose()
+    assert [request.line for request in proxy.requests] == ["POST http://judge.example/v1/chat/completions HTTP/1.1"] * 2
+    expected = "Basic " + base64.b64encode(b"me:pass word").decode()
+    assert {request.headers["proxy-authorization"] for request in proxy.requests} == {expected}
+
+
+async def test_a_proxy_that_refuses_to_connect_is_no_answer_and_its_password_is_not_shown() -> None:
+    async with Server(_proxy) as proxy:
+        transport = AiohttpTransport(Endpoint("https://judge.example/v1", proxy=f"http://me:secretword@127.0.0.1:{proxy.port}"))
+        with pytest.raises(TransportError, match="407") as caught:
+            await transport.post(PATH, b"{}")
+        await transport.aclose()
+        assert caught.value.sent is False
+        assert "secretword" not in str(caught.value)
+
+
+@each(
+    "environment, setting, expected",
+    [
+        ({"http_proxy": "proxy.example:3128"}, None, "http://proxy.example:3128"),
+        ({"all_proxy": "http://proxy.example:1"}, None, "http://proxy.example:1"),
+        ({"http_proxy": "http://proxy.example:1", "no_proxy": "judge.example"}, None, None),
+        ({"http_proxy": "http://proxy.example:1"}, "", None),
+        ({"http_proxy": "http://proxy.example:1"}, "http://other.example:2", "http://other.example:2"),
+        ({"https_proxy": "http://proxy.example:1"}, None, None),
+        ({}, None, None),
+    ],
+)
+def test_which_proxy_is_used(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], setting: str | None, expected: str | None
+) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert AiohttpTransport(Endpoint("http://judge.example/v1", proxy=setting))._proxy == expected
+
+
+@each("proxy", ["socks5://user:pw-of-mine@host:1", "http://:1", "ftp://host", "http://host:port"])
+def test_a_proxy_that_cannot_be_used_is_a_configuration_error_without_its_password(proxy: str) -> None:
+    with pytest.raises(ConfigError, match="proxy is not an http") as caught:
+        AiohttpTransport(Endpoint("http://judge.example/v1", proxy=proxy))
+    assert "pw-of-mine" not in str(caught.value)
+
+
+@each("name", ["Content-Length", "transfer-encoding"])
+def test_a_header_that_would_break_the_framing_is_a_configuration_error(name: str) -> None:
+    with pytest.raises(ConfigError, match="set by the HTTP backend"):
+        AiohttpTransport(Endpoint("http://judge.example/v1", headers={name: "5"}))
+
+
+async def test_an_address_is_sent_as_it_was_written() -> None:
+    async with Server(always(OK)) as server:
+        for base, target in [("/a%2Fb/v1", "/a%2Fb/v1"), ("/a b/ü", "/a%20b/%C3%BC")]:
+            transport = AiohttpTransport(Endpoint(server.url.removesuffix("/v1") + base, proxy=""))
+            await transport.post(PATH, b"{}")
+            await transport.aclose()
+            assert server.requests[-1].line == f"POST {target}{PATH} HTTP/1.1"
+
+
+async def test_closing_ends_what_is_in_flight_with_an_error() -> None:
+    async def never(_: Request, connection: Connection) -> None:
+        await connection.hang()
+
+    async with Server(never) as server:
+        transport = AiohttpTransport(Endpoint(server.url, proxy=""))
+        task = asyncio.create_task(transport.post(PATH, b"{}"))
+        await server.until(1)
+        await transport.aclose()
+        async with asyncio.timeout(PATIENCE):
+            with pytest.raises(TransportError) as caught:
+                await task
+        assert caught.value.sent

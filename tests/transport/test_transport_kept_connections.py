@@ -1,0 +1,168 @@
+"""Connections of endpoints that are replaced or removed are closed, each when its last request has ended."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from shared_tools import PATIENCE, completion
+from transport_server import Connection, Request, Server, always, answer, backend_to, endpoint_of
+
+from qreward import QRewardClient
+from qreward.codecs.base import WireRequest
+from qreward.codecs.chat import CHAT
+from qreward.scheduler.outcome import Answer
+from qreward.settings.client import ClientConfig
+from qreward.settings.policies import Endpoint, Limits, Timeouts
+from qreward.transport.backend import HttpBackend
+from qreward.transport.stream import ChatStream
+
+OK = answer(completion("fine"))
+ASKED = [{"role": "user", "content": "?"}]
+
+
+def call() -> WireRequest:
+    return WireRequest(CHAT, "judge-7b", ASKED, {}, None)
+
+
+def connections(wire: HttpBackend) -> int:
+    return len(wire._connections) + len(wire._dismissed)
+
+
+async def all_closed(wire: HttpBackend, server: Server) -> None:
+    """Wait until the server has seen all its connections being closed, and the wire has forgotten them."""
+    async with asyncio.timeout(PATIENCE):
+        await asyncio.gather(*(connection.gone.wait() for connection in server.connections))
+        await asyncio.gather(*filter(None, wire._dismissed.values()))
+    await asyncio.sleep(0)
+    assert not wire._dismissed
+
+
+async def test_an_endpoint_that_is_not_kept_closes_its_connections_and_may_come_back() -> None:
+    async with backend_to(always(OK)) as (server, endpoint, wire):
+        await wire.send(endpoint, call())
+        wire.keep([])
+        wire.keep([])
+        await all_closed(wire, server)
+        wire.keep([endpoint])
+        for _ in range(2):
+            assert isinstance(await wire.send(endpoint, call()), Answer)
+        assert len(server.connections) == 2
+
+
+async def test_what_is_still_sent_to_an_endpoint_that_is_not_kept_is_answered_and_leaves_nothing() -> None:
+    async with backend_to(always(OK)) as (server, endpoint, wire):
+        wire.keep([])
+        for _ in range(3):
+            assert isinstance(await wire.send(endpoint, call()), Answer)
+        await all_closed(wire, server)
+        assert len(server.connections) == 3
+
+
+async def test_a_request_under_way_to_an_endpoint_that_is_not_kept_any_more_is_finished_first() -> None:
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(_: Request, connection: Connection) -> None:
+        begun.set()
+        await go_on.wait()
+        await connection.send(OK)
+
+    async with backend_to(slow) as (server, endpoint, wire):
+        asked = [asyncio.ensure_future(wire.send(endpoint, call())) for _ in range(3)]
+        async with asyncio.timeout(PATIENCE):
+            await begun.wait()
+            wire.keep([])
+            go_on.set()
+            assert all(isinstance(outcome, Answer) for outcome in await asyncio.gather(*asked))
+        await all_closed(wire, server)
+
+
+async def test_an_endpoint_of_another_weight_keeps_its_connections_and_one_of_other_timeouts_does_not() -> None:
+    async with Server(always(OK)) as server:
+        base = {"name": "a", "proxy": ""}
+        table: dict[str, tuple[dict[str, Any], bool]] = {
+            "weight": ({"weight": 2.0}, True),
+            "models": ({"models": ["other"]}, True),
+            "price": ({"price": (1.0, 2.0)}, True),
+            "probe": ({"probe": 5.0}, True),
+            "limits": ({"limits": Limits(max_concurrency=5)}, True),
+            "connects_per_second": ({"limits": Limits(connects_per_second=5)}, False),
+            "timeouts.attempt": ({"timeouts": Timeouts(attempt=3.0)}, True),
+            "timeouts.connect": ({"timeouts": Timeouts(connect=3.0)}, False),
+            "keepalive": ({"keepalive": 3.0}, False),
+            "api_key": ({"api_key": "k"}, False),
+        }
+        wrong = []
+        for what, (change, kept) in table.items():
+            wire, before = HttpBackend(), len(server.connections)
+            for settings in (base, {**base, **change}):
+                endpoint = Endpoint(server.url, **settings)
+                wire.keep([endpoint])
+                assert isinstance(await wire.send(endpoint, call()), Answer)
+            made = len(server.connections) - before
+            if (made == 1) is not kept or connections(wire) > 2:
+                wrong.append(f"{what}: {made} connections")
+            await wire.aclose()
+        assert wrong == []
+
+
+async def test_a_stream_of_an_endpoint_that_is_not_kept_any_more_is_read_to_its_end() -> None:
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
+    pieces = [b'data: {"choices": [{"index": 0, "delta": {"content": "%d"}}]}\n\n' % number for number in range(3)]
+    go_on = asyncio.Event()
+
+    async def slow(_: Request, connection: Connection) -> None:
+        await connection.send(head, pieces[0])
+        await go_on.wait()
+        await connection.send(*pieces[1:], b"data: [DONE]\n\n")
+
+    async with Server(slow) as server, endpoint_of("aiohttp", server.url) as endpoint:
+        wire, texts = HttpBackend(), []
+        stream = await wire.stream(endpoint, call())
+        assert isinstance(stream, ChatStream)
+        async with asyncio.timeout(PATIENCE), stream:
+            while (chunks := await stream.read()) is not None:
+                texts += [chunk.text for chunk in chunks]
+                wire.keep([])
+                assert connections(wire) == 1
+                go_on.set()
+        await all_closed(wire, server)
+        assert texts == ["0", "1", "2"]
+        await wire.aclose()
+
+
+async def test_fifty_reloads_of_a_weight_keep_one_connection() -> None:
+    async with Server(always(OK)) as server:
+
+        def config(number: int) -> ClientConfig:
+            return ClientConfig(endpoints=[Endpoint(server.url, name="a", models=["judge-7b"], weight=1 + number, proxy="")])
+
+        async with QRewardClient.from_config(config(0)) as client:
+            for number in range(50):
+                await client.chat_completion(ASKED, "judge-7b")
+                client.reload(config(number + 1))
+            wire: Any = client._runtime.engine.shell().wire
+            assert (len(server.connections), connections(wire)) == (1, 1)
+
+
+async def test_endpoints_that_are_added_and_removed_leave_no_connection() -> None:
+    async with Server(always(OK)) as server, QRewardClient([Endpoint(server.url, name="base", models=["base"])]) as client:
+        for number in range(30):
+            client.add_endpoint(Endpoint(server.url, name=f"e{number}", models=[f"m{number}"], proxy=""))
+            await client.chat_completion(ASKED, f"m{number}")
+            client.remove_endpoint(f"e{number}")
+        wire: Any = client._runtime.engine.shell().wire
+        await all_closed(wire, server)
+        assert len(server.connections) == 30
+
+
+async def test_an_endpoint_that_another_thread_replaces_keeps_its_connection() -> None:
+    async with Server(always(OK)) as server:
+        endpoint = Endpoint(server.url, name="a", models=["judge-7b"], proxy="")
+        async with QRewardClient([endpoint]) as client:
+            for number in range(5):
+                await client.chat_completion(ASKED, "judge-7b")
+                changed = endpoint.model_copy(update={"weight": 2.0 + number})
+                await asyncio.to_thread(client.reload, ClientConfig(endpoints=[changed]))
+                await asyncio.sleep(0)
+            assert len(server.connections) == 1

@@ -1,0 +1,277 @@
+"""The way of a streamed attempt: what is asked, the chunks as they come, leaving early, and using the connection again."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import warnings
+from typing import Any
+
+import pytest
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from shared_tools import PATIENCE, each, run
+from stream_tools import (
+    DONE,
+    END,
+    ENDED,
+    MESSAGES,
+    START,
+    WHOLE,
+    ask,
+    begun,
+    call,
+    event,
+    outcome_of,
+    piece,
+    read_on,
+    said,
+    sse,
+)
+from transport_server import ENGINES, Connection, Request, Script, Server, always, answer, backend_to, endpoint_of, hang
+
+from qreward.errors import BadRequest, ClientClosed, ConfigError
+from qreward.scheduler.outcome import CANCELLED, Answer, Failure, FailureKind
+from qreward.settings.policies import Endpoint
+from qreward.transport.backend import HttpBackend
+from qreward.transport.stream import ChatStream
+
+
+@each("engine", ENGINES)
+def test_a_stream_gives_its_words_and_ends_in_the_whole_answer(engine: str) -> None:
+    what = call(temperature=0, headers={"X-Call": "1"})
+    text, outcome, (request,) = outcome_of(always(sse(WHOLE)), engine, what, model_names={"judge-7b": "org/judge"})
+    assert text == "yes"
+    assert isinstance(outcome, Answer)
+    assert (outcome.value.text(), outcome.prompt_tokens, outcome.output_tokens) == ("yes", 12, 3)
+    built = outcome.value.build()
+    assert type(built) is ChatCompletion
+    assert (built.choices[0].message.content, built.choices[0].finish_reason, built.usage.total_tokens) == ("yes", "stop", 15)
+    expected = {"model": "org/judge", "messages": MESSAGES, "temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
+    assert request.json == expected
+    assert request.headers["x-call"] == "1"
+
+
+@each("engine", ENGINES)
+async def test_chunks_come_as_soon_as_they_are_sent_and_keep_alives_are_signs_of_life(engine: str) -> None:
+    sent: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def script(_: Request, connection: Connection) -> None:
+        await connection.send(START)
+        while data := await sent.get():
+            await connection.send(piece(data))
+        await connection.send(END)
+
+    async with backend_to(script, engine) as (_server, endpoint, wire):
+        stream = await wire.stream(endpoint, call())
+        assert isinstance(stream, ChatStream)
+        assert (stream.outcome, stream.headers.get("x-request-id")) == (None, "r-1")
+        first, second = said("ye"), said("s")
+        expected = [(first, ["ye"]), (b": ping\n\n", []), (second[:40], []), (second[40:] + ENDED, ["s", ""]), (DONE, None)]
+        for data, texts in expected:
+            sent.put_nowait(data)
+            chunks = await stream.read()
+            assert (chunks and [chunk.text for chunk in chunks]) == texts
+        assert isinstance(stream.outcome, Answer)
+        sent.put_nowait(b"")
+        await stream.aclose()
+
+
+async def test_the_rate_limits_that_the_server_states_are_there_when_the_stream_opens() -> None:
+    told = b"x-ratelimit-limit-requests: 60\r\nx-ratelimit-remaining-requests: 7\r\ntransfer-encoding"
+    async with backend_to(always(sse(WHOLE).replace(b"transfer-encoding", told))) as (_server, endpoint, wire):
+        stream = await wire.stream(endpoint, call())
+        assert isinstance(stream, ChatStream)
+        assert stream.limits is not None
+        assert stream.limits.requests is not None
+        assert (stream.limits.requests.limit, stream.limits.requests.remaining) == (60, 7)
+        await stream.aclose()
+
+
+async def test_a_chunk_can_be_had_as_openai_has_it() -> None:
+    async with backend_to(always(sse(WHOLE))) as (_, endpoint, wire):
+        stream = await wire.stream(endpoint, call())
+        assert isinstance(stream, ChatStream)
+        async with stream:
+            chunks = await stream.read()
+            assert chunks is not None
+            built = [chunk.build() for chunk in chunks]
+            assert {type(chunk) for chunk in built} == {ChatCompletionChunk}
+            assert [chunk.choices[0].delta.content for chunk in built if chunk.choices] == ["ye", "s", ""]
+
+
+@each("engine", ENGINES)
+def test_a_stream_of_crlf_and_comments_byte_by_byte_is_the_same_stream(engine: str) -> None:
+    async def trickle(_: Request, connection: Connection) -> None:
+        await connection.send(START)
+        for byte in b"\xef\xbb\xbf: hello\r\n\r\n" + WHOLE.replace(b"\n", b"\r\n"):
+            await connection.send(piece(bytes([byte])))
+        await connection.send(END)
+
+    text, outcome, _ = outcome_of(trickle, engine)
+    assert (text, outcome.value.text(), outcome.output_tokens) == ("yes", "yes", 3)
+
+
+def _refuses_options(status: int, body: Any) -> Script:
+    async def script(request: Request, connection: Connection) -> None:
+        await connection.send(answer(body, status=status) if "stream_options" in request.json else sse(WHOLE))
+
+    return script
+
+
+@each(
+    "status, body",
+    [
+        (400, {"error": {"message": "Unrecognized request argument supplied: stream_options"}}),
+        (422, {"detail": [{"loc": ["body", "stream_options"], "msg": "Extra inputs are not permitted"}]}),
+    ],
+)
+@each("engine", ENGINES)
+async def test_a_server_that_refuses_stream_options_is_asked_without_them_once_and_ever_after(engine: str, status: int, body: Any) -> None:
+    async with backend_to(_refuses_options(status, body), engine) as (server, endpoint, wire):
+        for _ in range(3):
+            assert (await ask(wire, endpoint))[0] == "yes"
+        assert ["stream_options" in request.json for request in server.requests] == [True, False, False, False]
+        assert len(server.connections) == 1
+
+
+@each("status, kind", [(422, FailureKind.REFUSED), (503, FailureKind.OVERLOADED)])
+async def test_stream_options_are_blamed_for_a_refusal_only_if_it_goes_well_without_them(status: int, kind: FailureKind) -> None:
+    body = {"detail": [{"loc": ["body", "top_p"], "input": "stream_options"}]}
+
+    async def script(request: Request, connection: Connection) -> None:
+        await connection.send(answer(body, status=422 if "stream_options" in request.json else status))
+
+    async with backend_to(script) as (server, endpoint, wire):
+        for _ in range(2):
+            _, outcome = await ask(wire, endpoint)
+            assert isinstance(outcome, Failure)
+            assert outcome.kind is kind
+        assert ["stream_options" in request.json for request in server.requests] == [True, False, True, False]
+
+
+@each("options", [None, {"include_usage": False}, {"include_usage": True, "continuous_usage_stats": True}])
+def test_stream_options_of_the_callers_own_are_sent_as_they_are_and_no_second_time(options: Any) -> None:
+    refusal = answer({"error": {"message": "stream_options?"}}, status=400)
+    _, outcome, (request,) = outcome_of(always(refusal), what=call(stream_options=options))
+    assert request.json["stream_options"] == options
+    assert isinstance(outcome, Failure)
+
+
+@each("engine", ENGINES)
+async def test_a_stream_that_is_left_early_is_closed_at_once_and_counts_as_cancelled(engine: str) -> None:
+    async with backend_to(begun(said("ye"), hang), engine) as (server, endpoint, wire):
+        for number, reads in enumerate((0, 1)):
+            stream = await wire.stream(endpoint, call())
+            assert isinstance(stream, ChatStream)
+            async with stream:
+                for _ in range(reads):
+                    assert await stream.read()
+            assert stream.outcome is CANCELLED
+            assert await stream.read() is None
+            await stream.aclose()
+            async with asyncio.timeout(PATIENCE):
+                await server.connections[number].gone.wait()
+
+
+@each("how", ["close", "cancel"])
+@each("engine", ENGINES)
+async def test_a_stream_can_be_ended_while_it_is_read(engine: str, how: str) -> None:
+    async with backend_to(begun(said("ye"), hang), engine) as (server, endpoint, wire):
+        stream = await wire.stream(endpoint, call())
+        assert isinstance(stream, ChatStream)
+        assert await stream.read()
+        reader = asyncio.create_task(stream.read())
+        await asyncio.sleep(0.01)
+        if how == "close":
+            await stream.aclose()
+            assert await reader is None
+        else:
+            reader.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await reader
+        assert stream.outcome is CANCELLED
+        async with asyncio.timeout(PATIENCE):
+            await server.connections[0].gone.wait()
+
+
+@each("engine", ENGINES)
+async def test_a_connection_is_used_again_after_done_though_the_body_ends_a_little_later(
+    engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qreward.transport.stream.DRAIN", PATIENCE)
+
+    async def late(_: Request, connection: Connection) -> None:
+        await asyncio.sleep(0.005)
+        await connection.send(END)
+
+    async with backend_to(begun(WHOLE, late), engine) as (server, endpoint, wire):
+        for _ in range(3):
+            assert (await ask(wire, endpoint))[0] == "yes"
+        assert (len(server.requests), len(server.connections)) == (3, 1)
+
+
+@each("engine", ENGINES)
+async def test_a_server_that_keeps_the_connection_open_after_done_does_not_delay_the_reader(engine: str) -> None:
+    async with backend_to(begun(WHOLE, hang), engine) as (server, endpoint, wire):
+        stream = await wire.stream(endpoint, call())
+        assert isinstance(stream, ChatStream)
+        async with asyncio.timeout(PATIENCE):
+            text, outcome = await read_on(stream)
+            assert text == "yes"
+            assert isinstance(outcome, Answer)
+            await stream.aclose()
+            await server.connections[0].gone.wait()
+        await stream.aclose()
+
+
+def test_keys_and_headers_show_in_no_failure_of_a_stream() -> None:
+    key, header = "key-of-mine-1", "header-of-mine-2"
+    words = f"no such key {key} nor {header}"
+    for body in (event({"error": {"message": words}}), f"data: {{{words}\n\n".encode(), f"event: error\ndata: {words}\n\n".encode()):
+        for line in (sse(body), sse(said("a") + body), answer(words.encode()), answer(words.encode(), status=400)):
+            _, outcome, _ = outcome_of(always(line), what=call(headers={"X-Mine": header}), api_key=key)
+            assert isinstance(outcome, Failure)
+            assert key not in repr(outcome)
+            assert header not in repr(outcome)
+            assert "***" in str(outcome.error)
+
+
+async def test_what_cannot_be_sent_is_a_failure_and_nothing_is_sent() -> None:
+    async with Server(always(sse(WHOLE))) as server, endpoint_of("aiohttp", server.url) as endpoint:
+        wire = HttpBackend()
+        for bad in (call(headers={"X": "a\nb"}), call(user=b"bytes")):
+            outcome = await wire.stream(endpoint, bad)
+            assert isinstance(outcome, Failure)
+            assert (outcome.kind, type(outcome.error)) == (FailureKind.UNSENDABLE, BadRequest)
+        outcome = await wire.stream(Endpoint("https://judge.example/v1", verify="/no/such/bundle.pem"), call())
+        assert isinstance(outcome, Failure)
+        assert (outcome.kind, type(outcome.error)) == (FailureKind.UNSUITABLE, ConfigError)
+        await wire.aclose()
+        outcome = await wire.stream(endpoint, call())
+        assert isinstance(outcome, Failure)
+        assert (outcome.kind, type(outcome.error)) == (FailureKind.UNSENDABLE, ClientClosed)
+        assert server.connections == []
+
+
+def test_streams_leave_nothing_behind_to_warn_about_and_no_garbage() -> None:
+    async def test() -> None:
+        async def script(_: Request, connection: Connection) -> None:
+            await connection.send(sse(WHOLE))
+
+        async with backend_to(script) as (_, endpoint, wire):
+            await ask(wire, endpoint)
+            gc.collect()
+            gc.disable()
+            try:
+                for _ in range(20):
+                    await ask(wire, endpoint)
+                found = gc.collect()
+            finally:
+                gc.enable()
+            assert found == 0
+
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        run(test())
+        gc.collect()
+    assert [str(warning.message) for warning in seen] == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
@@ -48,9 +49,14 @@ def now() -> float:
     return round(asyncio.get_running_loop().time(), 4)
 
 
-def virtually(test: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-    """Run a test on a loop that sees to it that nothing is left behind."""
-    return run_in_virtual_time(test())
+def virtually(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Runs an async test on virtual time, on a loop that fails if a timer or task is left behind."""
+
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        run_in_virtual_time(test(*args, **kwargs))
+
+    return run
 
 
 def settings_of(function: Any) -> Any:

@@ -19,6 +19,7 @@ from batching_tools import kinds, outcomes, settings_of, start, turns, virtually
 from qreward.batching import BatchQueue, batch
 from qreward.batching.decorator import DecoratedQueue
 from qreward.errors import ClientClosed
+from qreward.testing.virtual_time import run_in_virtual_time
 
 
 async def echo(items: list[Any]) -> list[Any]:
@@ -30,7 +31,8 @@ async def of_a_module(items: list[int]) -> list[int]:
     return [item + 1 for item in items]
 
 
-def test_11_the_wrapper_looks_like_the_function_and_works_wherever_it_is_defined() -> None:
+@virtually
+async def test_11_the_wrapper_looks_like_the_function_and_works_wherever_it_is_defined() -> None:
     class C:
         @batch
         async def method(self, items: list[int]) -> list[int]:
@@ -68,14 +70,11 @@ def test_11_the_wrapper_looks_like_the_function_and_works_wherever_it_is_defined
     class D(C):
         pass
 
-    async def test() -> None:
-        c: Any = C()
-        assert await asyncio.gather(c.method(1), C.method(c, 2), D().method(3)) == [2, 3, 4]  # type: ignore[call-arg, arg-type]
-        assert await asyncio.gather(c.static(1), C.static(2), D.static(3)) == [3, 4, 5]
-        assert await asyncio.gather(c.of_class(1), D.of_class(2)) == [("C", 1), ("D", 2)]
-        assert await asyncio.gather(c.swapped(1), c(1), c.unusual(1), c.loose(1)) == [4, 5, True, 6]
-
-    virtually(test)
+    c: Any = C()
+    assert await asyncio.gather(c.method(1), C.method(c, 2), D().method(3)) == [2, 3, 4]  # type: ignore[call-arg, arg-type]
+    assert await asyncio.gather(c.static(1), C.static(2), D.static(3)) == [3, 4, 5]
+    assert await asyncio.gather(c.of_class(1), D.of_class(2)) == [("C", 1), ("D", 2)]
+    assert await asyncio.gather(c.swapped(1), c(1), c.unusual(1), c.loose(1)) == [4, 5, True, 6]
     assert (C.method.__name__, C.method.__doc__) == ("method", "Says what it does.")
     assert inspect.iscoroutinefunction(C.method)
     assert inspect.iscoroutinefunction(C.method.__wrapped__)
@@ -125,16 +124,15 @@ class Decorated:
         return [(type(item).__name__, 0) for item in items]
 
 
-def test_11_other_decorators_do_not_change_what_is_a_method() -> None:
-    async def test() -> None:
-        it: Any = Decorated()
-        calls = [it.around(1), it.without_trace(2), it.below(3), it.of_class(4), it.static(it)]
-        assert await asyncio.gather(*calls) == [("Decorated", item) for item in (1, 2, 3, 4, 0)]
-
-    virtually(test)
+@virtually
+async def test_11_other_decorators_do_not_change_what_is_a_method() -> None:
+    it: Any = Decorated()
+    calls = [it.around(1), it.without_trace(2), it.below(3), it.of_class(4), it.static(it)]
+    assert await asyncio.gather(*calls) == [("Decorated", item) for item in (1, 2, 3, 4, 0)]
 
 
-def test_11_a_bound_method_can_be_batched() -> None:
+@virtually
+async def test_11_a_bound_method_can_be_batched() -> None:
     class C:
         def __init__(self, plus: int) -> None:
             self.plus = plus
@@ -146,13 +144,10 @@ def test_11_a_bound_method_can_be_batched() -> None:
         async def of_class(cls, items: list[int]) -> list[tuple[str, int]]:
             return [(cls.__name__, item) for item in items]
 
-    async def test() -> None:
-        method, of_class = batch(max_batch_size=4)(C(5).method), batch(C.of_class)
-        assert await asyncio.gather(method(1), method(items=2), of_class(3)) == [6, 7, ("C", 3)]  # type: ignore[call-arg]
-        assert method.stats().batches == 1
-        assert method.__name__ == "method"
-
-    virtually(test)
+    method, of_class = batch(max_batch_size=4)(C(5).method), batch(C.of_class)
+    assert await asyncio.gather(method(1), method(items=2), of_class(3)) == [6, 7, ("C", 3)]  # type: ignore[call-arg]
+    assert method.stats().batches == 1
+    assert method.__name__ == "method"
 
 
 class Held:
@@ -183,12 +178,10 @@ class Slotted:
 
 
 @pytest.mark.parametrize("kind", [Held, Slotted])
-def test_16_each_instance_has_its_own_batches(kind: Any) -> None:
-    async def test() -> None:
-        a, b = kind("a"), kind("b")
-        assert await asyncio.gather(a.method(1), b.method(2), a.method(3)) == ["a1 of 2", "b2 of 1", "a3 of 2"]
-
-    virtually(test)
+@virtually
+async def test_16_each_instance_has_its_own_batches(kind: Any) -> None:
+    a, b = kind("a"), kind("b")
+    assert await asyncio.gather(a.method(1), b.method(2), a.method(3)) == ["a1 of 2", "b2 of 1", "a3 of 2"]
 
 
 @pytest.mark.parametrize("kind", [Held, Slotted])
@@ -206,10 +199,11 @@ def test_16_an_instance_is_not_kept_alive_by_its_queue(kind: Any) -> None:
                 assert dead() is None
         return names
 
-    assert virtually(test) == ["x1 of 1"] * 10
+    assert run_in_virtual_time(test()) == ["x1 of 1"] * 10
 
 
-def test_17_the_queue_is_made_when_it_is_first_used_and_a_batched_function_can_be_pickled() -> None:
+@virtually
+async def test_17_the_queue_is_made_when_it_is_first_used_and_a_batched_function_can_be_pickled() -> None:
     again = pickle.loads(pickle.dumps(of_a_module))
     assert again is of_a_module
     decorated = pickle.loads(pickle.dumps(DecoratedQueue(echo, max_batch_size=4)))  # as in a closure, by cloudpickle
@@ -217,10 +211,7 @@ def test_17_the_queue_is_made_when_it_is_first_used_and_a_batched_function_can_b
     assert decorated.settings.max_batch_size == 4
     assert (queue.settings.max_batch_size, queue.settings.timeout) == (5, 3)
 
-    async def test() -> None:
-        assert await asyncio.gather(decorated.call((1,), {}), queue.submit(2)) == [1, 2]
-
-    virtually(test)
+    assert await asyncio.gather(decorated.call((1,), {}), queue.submit(2)) == [1, 2]
 
 
 class ByValue(pickle.Pickler):
@@ -284,19 +275,17 @@ def test_17_a_class_with_batched_methods_can_be_sent_to_another_process() -> Non
         assert kinds(await outcomes(start(instance.method, 1))) == [ClientClosed]
 
     try:
-        virtually(test)
+        run_in_virtual_time(test())
     finally:
         Deployed.method.set_max_batch_size(4)
 
 
-def test_17_a_batched_function_can_be_sent_to_another_process_with_its_controls() -> None:
-    async def test() -> None:
-        there = travelled(of_a_module)
-        set_there = travelled(of_a_module.set_max_batch_size)
-        assert await there(1) == 2
-        assert settings_of(there).max_batch_size == 3
-        set_there(5)
-        assert set_there.__self__.settings.max_batch_size == 5
-        assert settings_of(of_a_module).max_batch_size == 3
-
-    virtually(test)
+@virtually
+async def test_17_a_batched_function_can_be_sent_to_another_process_with_its_controls() -> None:
+    there = travelled(of_a_module)
+    set_there = travelled(of_a_module.set_max_batch_size)
+    assert await there(1) == 2
+    assert settings_of(there).max_batch_size == 3
+    set_there(5)
+    assert set_there.__self__.settings.max_batch_size == 5
+    assert settings_of(of_a_module).max_batch_size == 3

@@ -19,58 +19,49 @@ from qreward.batching import BatchQueue, BatchSettings, batch
 from qreward.batching.policy import BatchPolicy
 from qreward.batching.settings import Options
 from qreward.errors import ClientClosed, ConfigError, QueueFull, RequestTimeout
+from qreward.testing.virtual_time import run_in_virtual_time
 
 
-def test_a_timeout_counts_the_running_batch_too_and_leaves_the_others_alone() -> None:
-    async def test() -> None:
-        noted = Noted(seconds=10)
-        queue = BatchQueue(noted)
-        callers = [*start(queue.submit, 1, timeout=3), *start(queue.submit, 2)]
-        with pytest.raises(RequestTimeout, match="its batch was under way"):
-            await callers[0]
-        assert now() == 3
-        assert await callers[1] == 2
-        assert (now(), noted.cancelled) == (10, 0)
-
-    virtually(test)
+@virtually
+async def test_a_timeout_counts_the_running_batch_too_and_leaves_the_others_alone() -> None:
+    noted = Noted(seconds=10)
+    queue = BatchQueue(noted)
+    callers = [*start(queue.submit, 1, timeout=3), *start(queue.submit, 2)]
+    with pytest.raises(RequestTimeout, match="its batch was under way"):
+        await callers[0]
+    assert now() == 3
+    assert await callers[1] == 2
+    assert (now(), noted.cancelled) == (10, 0)
 
 
-def test_a_batch_whose_callers_have_all_run_out_of_time_is_cancelled() -> None:
-    async def test() -> None:
-        noted = Noted(seconds=1000)
-        queue = BatchQueue(noted, timeout=5)
-        assert kinds(await outcomes(start(queue.submit, 1, 2))) == [RequestTimeout] * 2
-        await turns()
-        assert (now(), noted.cancelled, queue.stats().in_flight) == (5, 1, 0)
-
-    virtually(test)
+@virtually
+async def test_a_batch_whose_callers_have_all_run_out_of_time_is_cancelled() -> None:
+    noted = Noted(seconds=1000)
+    queue = BatchQueue(noted, timeout=5)
+    assert kinds(await outcomes(start(queue.submit, 1, 2))) == [RequestTimeout] * 2
+    await turns()
+    assert (now(), noted.cancelled, queue.stats().in_flight) == (5, 1, 0)
 
 
-def test_a_request_timeout_is_a_timeout_error() -> None:
-    async def test() -> None:
-        with pytest.raises(TimeoutError):
-            await BatchQueue(Noted(seconds=9)).submit(1, timeout=0.5)
-
-    virtually(test)
+@virtually
+async def test_a_request_timeout_is_a_timeout_error() -> None:
+    with pytest.raises(TimeoutError):
+        await BatchQueue(Noted(seconds=9)).submit(1, timeout=0.5)
 
 
 @pytest.mark.parametrize("priority", ["high", "NORMAL", "low", 3])
-def test_a_priority_may_be_a_name(priority: Any) -> None:
-    async def test() -> None:
-        assert await BatchQueue(Noted()).submit(4, priority=priority) == 4
-
-    virtually(test)
+@virtually
+async def test_a_priority_may_be_a_name(priority: Any) -> None:
+    assert await BatchQueue(Noted()).submit(4, priority=priority) == 4
 
 
 @pytest.mark.parametrize(
     "wrong", [{"priority": 10}, {"priority": -1}, {"priority": True}, {"priority": 1.0}, {"timeout": 0}, {"timeout": "1"}]
 )
-def test_a_wrong_priority_or_timeout_is_refused(wrong: Any) -> None:
-    async def test() -> None:
-        with pytest.raises((ConfigError, TypeError), match=next(iter(wrong))):
-            await BatchQueue(Noted()).submit(1, **wrong)
-
-    virtually(test)
+@virtually
+async def test_a_wrong_priority_or_timeout_is_refused(wrong: Any) -> None:
+    with pytest.raises((ConfigError, TypeError), match=next(iter(wrong))):
+        await BatchQueue(Noted()).submit(1, **wrong)
 
 
 def test_a_function_in_threads_blocks_no_loop_and_runs_in_as_many_as_there_are_slots() -> None:
@@ -176,49 +167,43 @@ def test_close_reaches_the_loops_of_other_threads() -> None:
     assert found == [1, 2, 3]
 
 
-def test_many_items_are_taken_in_together_or_not_at_all() -> None:
-    async def test() -> None:
-        noted = Noted(seconds=1)
-        async with BatchQueue(noted, max_batch_size=2, max_queue_size=4) as queue:
-            many = asyncio.ensure_future(queue.submit_many(range(4)))
-            await turns()
-            with pytest.raises(QueueFull, match="2 items are waiting for noted already; there is no room for 3 more"):
-                await queue.submit_many([7, 8, 9])
-            assert await asyncio.gather(many, queue.submit_many([5, 6])) == [[0, 1, 2, 3], [5, 6]]
-            assert await queue.submit_many([]) == []
-            assert noted.batches == [[0, 1], [2, 3], [5, 6]]
-            assert queue.stats().rejected == 3
-        with pytest.raises(ClientClosed):
-            await queue.submit_many([1])
-
-    virtually(test)
+@virtually
+async def test_many_items_are_taken_in_together_or_not_at_all() -> None:
+    noted = Noted(seconds=1)
+    async with BatchQueue(noted, max_batch_size=2, max_queue_size=4) as queue:
+        many = asyncio.ensure_future(queue.submit_many(range(4)))
+        await turns()
+        with pytest.raises(QueueFull, match="2 items are waiting for noted already; there is no room for 3 more"):
+            await queue.submit_many([7, 8, 9])
+        assert await asyncio.gather(many, queue.submit_many([5, 6])) == [[0, 1, 2, 3], [5, 6]]
+        assert await queue.submit_many([]) == []
+        assert noted.batches == [[0, 1], [2, 3], [5, 6]]
+        assert queue.stats().rejected == 3
+    with pytest.raises(ClientClosed):
+        await queue.submit_many([1])
 
 
-def test_each_of_many_items_has_its_own_outcome() -> None:
+@virtually
+async def test_each_of_many_items_has_its_own_outcome() -> None:
     async def function(items: list[int]) -> list[Any]:
         await asyncio.sleep(len(items))
         return [KeyError(item) if item == 2 else -item for item in items]
 
-    async def test() -> None:
-        queue = BatchQueue(function, max_batch_size=4, batch_size_fn=lambda items: sum(map(abs, items)))
-        assert kinds(await queue.submit_many([1, 2, 7, 3], timeout=10)) == [-1, KeyError, RuntimeError, -3]
-        assert kinds(await queue.submit_many([1, 1, 3], timeout=2.5)) == [-1, -1, RequestTimeout]
-
-    virtually(test)
+    queue = BatchQueue(function, max_batch_size=4, batch_size_fn=lambda items: sum(map(abs, items)))
+    assert kinds(await queue.submit_many([1, 2, 7, 3], timeout=10)) == [-1, KeyError, RuntimeError, -3]
+    assert kinds(await queue.submit_many([1, 1, 3], timeout=2.5)) == [-1, -1, RequestTimeout]
 
 
-def test_who_leaves_many_items_leaves_them_all() -> None:
-    async def test() -> None:
-        noted = Noted(seconds=100)
-        queue = BatchQueue(noted, max_batch_size=2)
-        many = asyncio.ensure_future(queue.submit_many(range(6)))
-        await asyncio.sleep(1)
-        many.cancel()
-        assert kinds(await outcomes([many])) == [asyncio.CancelledError]
-        await queue.close()
-        assert (now(), noted.batches, noted.cancelled, queue.stats().cancelled) == (1, [[0, 1]], 1, 6)
-
-    virtually(test)
+@virtually
+async def test_who_leaves_many_items_leaves_them_all() -> None:
+    noted = Noted(seconds=100)
+    queue = BatchQueue(noted, max_batch_size=2)
+    many = asyncio.ensure_future(queue.submit_many(range(6)))
+    await asyncio.sleep(1)
+    many.cancel()
+    assert kinds(await outcomes([many])) == [asyncio.CancelledError]
+    await queue.close()
+    assert (now(), noted.batches, noted.cancelled, queue.stats().cancelled) == (1, [[0, 1]], 1, 6)
 
 
 def test_what_loops_and_instances_did_that_are_gone_is_still_counted() -> None:
@@ -239,61 +224,55 @@ def test_what_loops_and_instances_did_that_are_gone_is_still_counted() -> None:
     assert (queue.stats().items, queue.stats().batches) == (8, 2)
 
 
-def test_the_largest_batch_can_be_found_out() -> None:
-    async def test() -> None:
-        async def function(items: list[int]) -> list[int]:
-            await asyncio.sleep(0.02 + 0.001 * len(items))
-            return items
+@virtually
+async def test_the_largest_batch_can_be_found_out() -> None:
+    async def function(items: list[int]) -> list[int]:
+        await asyncio.sleep(0.02 + 0.001 * len(items))
+        return items
 
-        queue = BatchQueue(function, max_batch_size=10_000, adaptive_batch_size=True)
-        loop = asyncio.get_running_loop()
-        ends = loop.time() + 60
+    queue = BatchQueue(function, max_batch_size=10_000, adaptive_batch_size=True)
+    loop = asyncio.get_running_loop()
+    ends = loop.time() + 60
 
-        async def caller() -> None:
-            while loop.time() < ends:
-                await queue.submit(1)
+    async def caller() -> None:
+        while loop.time() < ends:
+            await queue.submit(1)
 
-        assert queue.stats().limit == 8
-        await asyncio.gather(*(caller() for _ in range(600)))
-        assert 80 <= queue.stats().limit <= 300
-
-    virtually(test)
+    assert queue.stats().limit == 8
+    await asyncio.gather(*(caller() for _ in range(600)))
+    assert 80 <= queue.stats().limit <= 300
 
 
 @pytest.mark.parametrize("error", [MemoryError(), TimeoutError(), RuntimeError("CUDA out of memory")])
-def test_a_batch_that_fails_for_its_size_makes_the_next_ones_smaller(error: Exception) -> None:
-    async def test() -> None:
-        async def function(items: list[int]) -> list[int]:
-            await asyncio.sleep(0.1)
-            if len(items) > 30:
-                raise error
-            return items
+@virtually
+async def test_a_batch_that_fails_for_its_size_makes_the_next_ones_smaller(error: Exception) -> None:
+    async def function(items: list[int]) -> list[int]:
+        await asyncio.sleep(0.1)
+        if len(items) > 30:
+            raise error
+        return items
 
-        queue = BatchQueue(function, max_batch_size=200, adaptive_batch_size=True)
-        found: list[Any] = []
+    queue = BatchQueue(function, max_batch_size=200, adaptive_batch_size=True)
+    found: list[Any] = []
 
-        async def caller() -> None:
-            for _ in range(100):
-                found.extend(await outcomes([queue.submit(1)]))
+    async def caller() -> None:
+        for _ in range(100):
+            found.extend(await outcomes([queue.submit(1)]))
 
-        await asyncio.gather(*(caller() for _ in range(100)))
-        failed = sum(isinstance(one, type(error)) for one in found)
-        assert 0 < failed < len(found) / 20
-        assert queue.stats().limit <= 36
-
-    virtually(test)
+    await asyncio.gather(*(caller() for _ in range(100)))
+    failed = sum(isinstance(one, type(error)) for one in found)
+    assert 0 < failed < len(found) / 20
+    assert queue.stats().limit <= 36
 
 
-def test_without_the_setting_a_failure_changes_no_limit() -> None:
-    async def test() -> None:
-        async def function(items: list[int]) -> list[int]:
-            raise MemoryError
+@virtually
+async def test_without_the_setting_a_failure_changes_no_limit() -> None:
+    async def function(items: list[int]) -> list[int]:
+        raise MemoryError
 
-        queue: BatchQueue[int, int] = BatchQueue(function, max_batch_size=20)
-        await outcomes(start(queue.submit, *range(20)))
-        assert queue.stats().limit == 20
-
-    virtually(test)
+    queue: BatchQueue[int, int] = BatchQueue(function, max_batch_size=20)
+    await outcomes(start(queue.submit, *range(20)))
+    assert queue.stats().limit == 20
 
 
 def test_several_slots_are_paced_and_a_call_waits_less_than_without(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,42 +295,38 @@ def test_several_slots_are_paced_and_a_call_waits_less_than_without(monkeypatch:
         await asyncio.gather(*calls)
         return statistics.median(took)
 
-    paced = virtually(test)
+    paced = run_in_virtual_time(test())
     with monkeypatch.context() as patch:
         patch.setattr(BatchPolicy, "done", lambda self, seconds: None)  # natural batching alone
-        natural = virtually(test)
+        natural = run_in_virtual_time(test())
     assert paced < 0.9 * natural
 
 
-def test_a_function_that_submits_to_its_own_queue_gets_its_answer() -> None:
-    async def test() -> None:
-        async def function(items: list[int]) -> list[int]:
-            return [await queue.submit(item - 1) + 1 if item else 0 for item in items]
+@virtually
+async def test_a_function_that_submits_to_its_own_queue_gets_its_answer() -> None:
+    async def function(items: list[int]) -> list[int]:
+        return [await queue.submit(item - 1) + 1 if item else 0 for item in items]
 
-        queue: BatchQueue[int, int] = BatchQueue(function, max_concurrent_batches=9)
-        assert await queue.submit(5) == 5
-
-    virtually(test)
+    queue: BatchQueue[int, int] = BatchQueue(function, max_concurrent_batches=9)
+    assert await queue.submit(5) == 5
 
 
-def test_ten_thousand_items_cancelled_in_the_queue_leave_nothing_behind() -> None:
-    async def test() -> None:
-        noted = Noted(seconds=1)
-        queue = BatchQueue(noted, timeout=3600)
-        first = start(queue.submit, "first")
-        await turns()
-        callers = start(queue.submit, *range(10_000))
-        await turns()
-        for caller in callers:
-            caller.cancel()
-        await outcomes(callers)
-        (loop_worker,) = queue.loop_workers()
-        assert (loop_worker.backlog.waiting, len(loop_worker.backlog.items())) == (0, 0)
-        await asyncio.gather(*first)
-        assert queue.stats().cancelled == 10_000
-        assert noted.batches == [["first"]]
-
-    virtually(test)
+@virtually
+async def test_ten_thousand_items_cancelled_in_the_queue_leave_nothing_behind() -> None:
+    noted = Noted(seconds=1)
+    queue = BatchQueue(noted, timeout=3600)
+    first = start(queue.submit, "first")
+    await turns()
+    callers = start(queue.submit, *range(10_000))
+    await turns()
+    for caller in callers:
+        caller.cancel()
+    await outcomes(callers)
+    (loop_worker,) = queue.loop_workers()
+    assert (loop_worker.backlog.waiting, len(loop_worker.backlog.items())) == (0, 0)
+    await asyncio.gather(*first)
+    assert queue.stats().cancelled == 10_000
+    assert noted.batches == [["first"]]
 
 
 @pytest.mark.parametrize("callers", [1, 64])

@@ -8,7 +8,7 @@ import threading
 from typing import Any
 
 import pytest
-from batching_tools import Noted, outcomes, settings_of, virtually
+from batching_tools import Noted, later, outcomes, settings_of, virtually
 
 from qreward.batching import BatchQueue, BatchSettings, batch
 from qreward.errors import ConfigError
@@ -23,11 +23,9 @@ async def of_a_module(items: list[int]) -> list[int]:
     return [item + 1 for item in items]
 
 
-def test_01_batch_works_with_and_without_parentheses_and_its_first_parameter_is_positional_only() -> None:
-    async def test() -> None:
-        assert await asyncio.gather(batch(echo)(1), batch()(echo)(2), batch(max_batch_size=3)(echo)(3)) == [1, 2, 3]
-
-    virtually(test)
+@virtually
+async def test_01_batch_works_with_and_without_parentheses_and_its_first_parameter_is_positional_only() -> None:
+    assert await asyncio.gather(batch(echo)(1), batch()(echo)(2), batch(max_batch_size=3)(echo)(3)) == [1, 2, 3]
     with pytest.raises(TypeError, match="unknown setting 'function'"):
         batch(function=echo)  # type: ignore[call-overload]
 
@@ -71,15 +69,13 @@ def test_04_batch_with_parentheses_runs_a_plain_def_in_a_thread() -> None:
     assert threading.get_ident() not in threads
 
 
-def test_05_bare_batch_takes_an_async_generator() -> None:
+@virtually
+async def test_05_bare_batch_takes_an_async_generator() -> None:
     @batch
     async def function(items: list[int]) -> Any:
         yield items
 
-    async def test() -> None:
-        assert [piece async for piece in function(1)] == [1]
-
-    virtually(test)
+    assert [piece async for piece in function(1)] == [1]
 
 
 def test_06_max_batch_size_is_a_whole_number_from_1_and_kept_as_one() -> None:
@@ -128,7 +124,8 @@ def test_10_the_defaults_are_rays_but_nothing_waits_for_a_timer() -> None:
     assert settings == BatchSettings()
 
 
-def test_12_each_parameter_is_a_list_and_each_caller_gets_one_result() -> None:
+@virtually
+async def test_12_each_parameter_is_a_list_and_each_caller_gets_one_result() -> None:
     seen = []
 
     @batch
@@ -136,16 +133,14 @@ def test_12_each_parameter_is_a_list_and_each_caller_gets_one_result() -> None:
         seen.append((keys, numbers))
         return [key * number for key, number in zip(keys, numbers, strict=True)]
 
-    async def test() -> None:
-        assert await asyncio.gather(function("a", 1), function("b", 3)) == ["a", "bbb"]
-        assert seen == [(["a", "b"], [1, 3])]
-
-    virtually(test)
+    assert await asyncio.gather(function("a", 1), function("b", 3)) == ["a", "bbb"]
+    assert seen == [(["a", "b"], [1, 3])]
 
 
 @pytest.mark.parametrize("form", ["positional", "keyword", "mixed", "out of order"])
 @pytest.mark.parametrize("of_class", [True, False])
-def test_13_all_forms_of_passing_arguments_work(form: str, of_class: bool) -> None:
+@virtually
+async def test_13_all_forms_of_passing_arguments_work(form: str, of_class: bool) -> None:
     class C:
         @batch(max_batch_size=2, batch_wait_timeout_s=1000)
         async def call(self, key1: list[str], key2: list[str]) -> list[tuple[str, str]]:
@@ -162,14 +157,12 @@ def test_13_all_forms_of_passing_arguments_work(form: str, of_class: bool) -> No
         "out of order": lambda call, a, b: call(key2=b, key1=a),
     }
 
-    async def test() -> None:
-        call = C().call if of_class else function
-        assert await asyncio.gather(forms[form](call, "a", "b"), forms[form](call, "c", "d")) == [("a", "b"), ("c", "d")]
-
-    virtually(test)
+    call = C().call if of_class else function
+    assert await asyncio.gather(forms[form](call, "a", "b"), forms[form](call, "c", "d")) == [("a", "b"), ("c", "d")]
 
 
-def test_14_callers_with_different_keyword_order_in_one_batch_keep_their_values() -> None:
+@virtually
+async def test_14_callers_with_different_keyword_order_in_one_batch_keep_their_values() -> None:
     sizes = []
 
     @batch
@@ -177,15 +170,13 @@ def test_14_callers_with_different_keyword_order_in_one_batch_keep_their_values(
         sizes.append(len(k1))
         return list(zip(k1, k2, k3, strict=True))
 
-    async def test() -> None:
-        calls = [function(k1="a1", k2="a2", k3="a3"), function(k3="b3", k2="b2", k1="b1"), function("c1", k3="c3", k2="c2")]  # type: ignore[call-arg]
-        assert await asyncio.gather(*calls) == [("a1", "a2", "a3"), ("b1", "b2", "b3"), ("c1", "c2", "c3")]
-        assert sizes == [3]
-
-    virtually(test)
+    calls = [function(k1="a1", k2="a2", k3="a3"), function(k3="b3", k2="b2", k1="b1"), function("c1", k3="c3", k2="c2")]  # type: ignore[call-arg]
+    assert await asyncio.gather(*calls) == [("a1", "a2", "a3"), ("b1", "b2", "b3"), ("c1", "c2", "c3")]
+    assert sizes == [3]
 
 
-def test_15_a_parameter_that_a_caller_omits_has_the_default_itself_and_not_a_list_of_it() -> None:
+@virtually
+async def test_15_a_parameter_that_a_caller_omits_has_the_default_itself_and_not_a_list_of_it() -> None:
     """As with Ray; a list of a false default would be true. Who omits it shares no batch with who gives it, so neither fails."""
     seen: list[Any] = []
 
@@ -194,55 +185,49 @@ def test_15_a_parameter_that_a_caller_omits_has_the_default_itself_and_not_a_lis
         seen.append((items, deep, scale))
         return [(item, bool(deep), bool(scale)) for item in items]
 
-    async def test() -> None:
-        calls = [
-            function(1),
-            function(2, True),
-            function(items=3),
-            function(4, deep=True),
-            function(5, scale=2),
-            function(6, True, scale=3),
-        ]  # type: ignore[call-arg]
-        assert await asyncio.gather(*calls) == [
-            (1, False, False),
-            (2, True, False),
-            (3, False, False),
-            (4, True, False),
-            (5, False, True),
-            (6, True, True),
-        ]
-        assert seen == [([1, 3], False, None), ([2, 4], [True, True], None), ([5], False, [2]), ([6], [True], [3])]
-
-    virtually(test)
+    calls = [
+        function(1),
+        function(2, True),
+        function(items=3),
+        function(4, deep=True),
+        function(5, scale=2),
+        function(6, True, scale=3),
+    ]  # type: ignore[call-arg]
+    assert await asyncio.gather(*calls) == [
+        (1, False, False),
+        (2, True, False),
+        (3, False, False),
+        (4, True, False),
+        (5, False, True),
+        (6, True, True),
+    ]
+    assert seen == [([1, 3], False, None), ([2, 4], [True, True], None), ([5], False, [2]), ([6], [True], [3])]
 
 
-def test_15_the_size_is_of_the_first_parameter_whatever_is_omitted() -> None:
+@virtually
+async def test_15_the_size_is_of_the_first_parameter_whatever_is_omitted() -> None:
     sized: list[Any] = []
 
     @batch(batch_size_fn=lambda items: sized.append(items) or len(items))
     async def function(*, texts: list[str], depth: Any = 1, abc: Any = 2) -> list[str]:
         return texts
 
-    async def test() -> None:
-        assert await asyncio.gather(function(abc=1, texts="a"), function(texts="b"), function(depth=0, abc=0, texts="c")) == ["a", "b", "c"]  # type: ignore[call-arg]
-        assert {item for items in sized for item in items} == {"a", "b", "c"}
-
-    virtually(test)
+    assert await asyncio.gather(function(abc=1, texts="a"), function(texts="b"), function(depth=0, abc=0, texts="c")) == ["a", "b", "c"]  # type: ignore[call-arg]
+    assert {item for items in sized for item in items} == {"a", "b", "c"}
 
 
-def test_15_arguments_that_do_not_fit_are_the_error_of_that_caller_alone() -> None:
+@virtually
+async def test_15_arguments_that_do_not_fit_are_the_error_of_that_caller_alone() -> None:
     @batch
     async def function(items: list[int], scale: list[int]) -> list[int]:
         return items
 
-    async def test() -> None:
-        wrong: list[Any] = [function(1), function(1, 2, 3), function(1, 2, skale=3), function(1, scale=2, items=3)]  # type: ignore[call-arg]
-        assert list(map(type, await outcomes([*wrong, function(7, 1)]))) == [TypeError] * 4 + [int]
-
-    virtually(test)
+    wrong: list[Any] = [function(1), function(1, 2, 3), function(1, 2, skale=3), function(1, scale=2, items=3)]  # type: ignore[call-arg]
+    assert list(map(type, await outcomes([*wrong, function(7, 1)]))) == [TypeError] * 4 + [int]
 
 
-def test_15_callers_that_give_other_names_or_numbers_of_arguments_are_in_other_batches() -> None:
+@virtually
+async def test_15_callers_that_give_other_names_or_numbers_of_arguments_are_in_other_batches() -> None:
     seen = []
 
     @batch
@@ -250,24 +235,22 @@ def test_15_callers_that_give_other_names_or_numbers_of_arguments_are_in_other_b
         seen.append((items, options))
         return [sum(row) for row in zip(*items, *options.values(), strict=True)]
 
-    async def test() -> None:
-        assert await asyncio.gather(function(1, 2), function(3, 4), function(5), function(6, b=1, a=2), function(7, a=3, b=1)) == [
-            3,
-            7,
-            5,
-            9,
-            11,
-        ]
-        assert seen == [(([1, 3], [2, 4]), {}), (([5],), {}), (([6, 7],), {"a": [2, 3], "b": [1, 1]})]
-        assert kinds_of(await outcomes([function()])) == [TypeError]
-
     def kinds_of(found: list[Any]) -> list[Any]:
         return [type(one) for one in found]
 
-    virtually(test)
+    assert await asyncio.gather(function(1, 2), function(3, 4), function(5), function(6, b=1, a=2), function(7, a=3, b=1)) == [
+        3,
+        7,
+        5,
+        9,
+        11,
+    ]
+    assert seen == [(([1, 3], [2, 4]), {}), (([5],), {}), (([6, 7],), {"a": [2, 3], "b": [1, 1]})]
+    assert kinds_of(await outcomes([function()])) == [TypeError]
 
 
-def test_15_a_function_without_a_parameter_for_a_list_fails_when_it_is_called() -> None:
+@virtually
+async def test_15_a_function_without_a_parameter_for_a_list_fails_when_it_is_called() -> None:
     @batch
     async def function() -> list[int]:
         return []
@@ -277,12 +260,9 @@ def test_15_a_function_without_a_parameter_for_a_list_fails_when_it_is_called() 
         async def method(self) -> list[int]:
             return []
 
-    async def test() -> None:
-        for call in (function, C().method):
-            with pytest.raises(TypeError, match="must have a parameter for the list of items"):
-                await call()
-
-    virtually(test)
+    for call in (function, C().method):
+        with pytest.raises(TypeError, match="must have a parameter for the list of items"):
+            await call()
 
 
 def test_18_a_second_event_loop_and_a_second_thread_are_served() -> None:
@@ -306,16 +286,11 @@ def test_18_a_second_event_loop_and_a_second_thread_are_served() -> None:
     assert len(queue._loop_workers) == 1  # nothing is kept of the loops that were closed
 
 
-def test_19_nothing_but_an_event_loop_is_needed_and_a_failed_first_call_leaves_nothing() -> None:
+def test_a_batched_function_needs_only_an_event_loop_and_a_failed_first_call_leaves_nothing() -> None:
     function = batch(echo)
-    call = function(1)
     with pytest.raises(RuntimeError, match="no running event loop"):
-        call.send(None)
-
-    async def test() -> None:
-        assert await function(2) == 2
-
-    virtually(test)
+        function(1).send(None)
+    assert asyncio.run(later(0, function, 2)) == 2
 
 
 def test_an_unknown_setting_offers_the_nearest_right_one() -> None:

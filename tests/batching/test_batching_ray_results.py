@@ -29,14 +29,12 @@ def raising(make: Callable[[], BaseException]) -> BatchQueue[Any, Any]:
 
 
 @pytest.mark.parametrize(("given", "length"), [([], 0), ([1], 1), ([1, 2, 3], 3), ((1,), 1)])
-def test_37_a_list_of_another_length_is_an_error_for_every_caller(given: Any, length: int) -> None:
-    async def test() -> None:
-        found = await outcomes(start(returning(lambda items: given).submit, 1, 2))
-        said = f"Batched function doesn't preserve batch size. The input list has length 2 but the returned list has length {length}."
-        assert [(type(error), str(error)) for error in found] == [(InvalidResponse, said)] * 2
-        assert found[0] is not found[1]
-
-    virtually(test)
+@virtually
+async def test_37_a_list_of_another_length_is_an_error_for_every_caller(given: Any, length: int) -> None:
+    found = await outcomes(start(returning(lambda items: given).submit, 1, 2))
+    said = f"Batched function doesn't preserve batch size. The input list has length 2 but the returned list has length {length}."
+    assert [(type(error), str(error)) for error in found] == [(InvalidResponse, said)] * 2
+    assert found[0] is not found[1]
 
 
 class Table:
@@ -60,91 +58,75 @@ class Column:
 
 
 @pytest.mark.parametrize("given", [{1: "a", 2: "b"}, "ab", b"ab", bytearray(b"ab"), {1, 2}, None, 2, iter([1, 2]), Table()])
-def test_38_what_does_not_hold_results_in_order_is_a_type_error(given: Any) -> None:
-    async def test() -> None:
-        assert kinds(await outcomes(start(returning(lambda items: given).submit, 1, 2))) == [TypeError, TypeError]
-
-    virtually(test)
+@virtually
+async def test_38_what_does_not_hold_results_in_order_is_a_type_error(given: Any) -> None:
+    assert kinds(await outcomes(start(returning(lambda items: given).submit, 1, 2))) == [TypeError, TypeError]
 
 
 @pytest.mark.parametrize("given", [[10, 20], (10, 20), Column(), range(10, 30, 10)])
-def test_38_anything_of_a_length_that_can_be_iterated_is_taken(given: Any) -> None:
-    async def test() -> None:
-        assert await outcomes(start(returning(lambda items: given).submit, 1, 2)) == [10, 20]
-
-    virtually(test)
+@virtually
+async def test_38_anything_of_a_length_that_can_be_iterated_is_taken(given: Any) -> None:
+    assert await outcomes(start(returning(lambda items: given).submit, 1, 2)) == [10, 20]
 
 
-def test_39_an_exception_of_the_function_reaches_each_caller_as_an_object_of_its_own() -> None:
-    async def test() -> None:
-        original = ServerError("the model died", endpoint="gpu-0", status_code=500)
-        original.add_note("a note")
-        found = await outcomes(start(raising(lambda: original).submit, 1, 2, 3))
-        assert kinds(found) == [ServerError] * 3
-        assert len({id(error) for error in found} | {id(original)}) == 4
-        for error in found:
-            assert (str(error), error.endpoint, error.status_code, error.__cause__) == ("the model died", "gpu-0", 500, original)
-            assert error.__notes__ == ["a note"]
-        found[0].add_note("mine")
-        assert found[1].__notes__ == original.__notes__ == ["a note"]
-        assert original.__traceback__ is not None
-        assert original.__traceback__.tb_frame.f_code.co_name == "function"
-
-    virtually(test)
+@virtually
+async def test_39_an_exception_of_the_function_reaches_each_caller_as_an_object_of_its_own() -> None:
+    original = ServerError("the model died", endpoint="gpu-0", status_code=500)
+    original.add_note("a note")
+    found = await outcomes(start(raising(lambda: original).submit, 1, 2, 3))
+    assert kinds(found) == [ServerError] * 3
+    assert len({id(error) for error in found} | {id(original)}) == 4
+    for error in found:
+        assert (str(error), error.endpoint, error.status_code, error.__cause__) == ("the model died", "gpu-0", 500, original)
+        assert error.__notes__ == ["a note"]
+    found[0].add_note("mine")
+    assert found[1].__notes__ == original.__notes__ == ["a note"]
+    assert original.__traceback__ is not None
+    assert original.__traceback__.tb_frame.f_code.co_name == "function"
 
 
-def test_39_a_lone_caller_gets_the_exception_itself() -> None:
-    async def test() -> None:
-        original = ValueError("bad")
-        assert await outcomes(start(raising(lambda: original).submit, 1)) == [original]
-        assert original.__cause__ is None
-
-    virtually(test)
+@virtually
+async def test_39_a_lone_caller_gets_the_exception_itself() -> None:
+    original = ValueError("bad")
+    assert await outcomes(start(raising(lambda: original).submit, 1)) == [original]
+    assert original.__cause__ is None
 
 
-def test_40_an_exception_in_the_list_is_raised_for_that_item_alone() -> None:
-    async def test() -> None:
-        shared = KeyError("both")
-        queue = returning(lambda items: [item if item < 3 else shared if item < 5 else ValueError(item) for item in items])
-        found = await outcomes(start(queue.submit, 1, 3, 2, 4, 5))
-        assert kinds(found) == [1, KeyError, 2, KeyError, ValueError]
-        assert found[1] is not found[3]
-        assert queue.stats().failed == 3
-
-    virtually(test)
+@virtually
+async def test_40_an_exception_in_the_list_is_raised_for_that_item_alone() -> None:
+    shared = KeyError("both")
+    queue = returning(lambda items: [item if item < 3 else shared if item < 5 else ValueError(item) for item in items])
+    found = await outcomes(start(queue.submit, 1, 3, 2, 4, 5))
+    assert kinds(found) == [1, KeyError, 2, KeyError, ValueError]
+    assert found[1] is not found[3]
+    assert queue.stats().failed == 3
 
 
 @pytest.mark.parametrize("error", [StopIteration(1), asyncio.CancelledError(), KeyboardInterrupt(), SystemExit(3), GeneratorExit()])
-def test_40_no_exception_in_the_list_ends_a_callers_task_or_the_program(error: BaseException) -> None:
-    async def test() -> None:
-        found = await outcomes(start(returning(lambda items: [1, error]).submit, 1, 2))
-        assert found[0] == 1
-        assert isinstance(found[1], RequestError | RuntimeError)
-        assert found[1].__cause__ is error
-
-    virtually(test)
+@virtually
+async def test_40_no_exception_in_the_list_ends_a_callers_task_or_the_program(error: BaseException) -> None:
+    found = await outcomes(start(returning(lambda items: [1, error]).submit, 1, 2))
+    assert found[0] == 1
+    assert isinstance(found[1], RequestError | RuntimeError)
+    assert found[1].__cause__ is error
 
 
 @pytest.mark.parametrize("kind", [asyncio.CancelledError, GeneratorExit])
-def test_41_a_function_that_raises_cancelled_error_leaves_nobody_hanging(kind: type[BaseException]) -> None:
-    async def test() -> None:
-        queue = raising(kind)
-        found = await outcomes(start(queue.submit, 1, 2))
-        assert kinds(found) == [RequestError, RequestError]
-        assert "the batch was not finished" in str(found[0])
-        assert kinds(await outcomes(start(queue.submit, 3))) == [RequestError]
-
-    virtually(test)
+@virtually
+async def test_41_a_function_that_raises_cancelled_error_leaves_nobody_hanging(kind: type[BaseException]) -> None:
+    queue = raising(kind)
+    found = await outcomes(start(queue.submit, 1, 2))
+    assert kinds(found) == [RequestError, RequestError]
+    assert "the batch was not finished" in str(found[0])
+    assert kinds(await outcomes(start(queue.submit, 3))) == [RequestError]
 
 
-def test_41_another_base_exception_reaches_each_caller() -> None:
+@virtually
+async def test_41_another_base_exception_reaches_each_caller() -> None:
     class Abort(BaseException):
         pass
 
-    async def test() -> None:
-        assert kinds(await outcomes(start(raising(Abort).submit, 1, 2))) == [Abort, Abort]
-
-    virtually(test)
+    assert kinds(await outcomes(start(raising(Abort).submit, 1, 2))) == [Abort, Abort]
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
@@ -177,172 +159,150 @@ def test_41_stop_iteration_leaves_nobody_hanging(threaded: bool) -> None:
     asyncio.run(test())
 
 
-def test_42_the_next_batch_works_after_an_exception() -> None:
-    async def test() -> None:
-        queue = returning(lambda items: [1 // item for item in items])
-        assert kinds(await outcomes(start(queue.submit, 1, 0))) == [ZeroDivisionError] * 2
-        assert await queue.submit(1) == 1
-
-    virtually(test)
+@virtually
+async def test_42_the_next_batch_works_after_an_exception() -> None:
+    queue = returning(lambda items: [1 // item for item in items])
+    assert kinds(await outcomes(start(queue.submit, 1, 0))) == [ZeroDivisionError] * 2
+    assert await queue.submit(1) == 1
 
 
-def test_43_a_caller_that_leaves_the_queue_is_not_in_the_batch() -> None:
-    async def test() -> None:
-        noted = Noted(seconds=1)
-        queue = BatchQueue(noted)
-        callers = start(queue.submit, 0)
-        await turns()
-        callers += start(queue.submit, 1, 2, 3)
-        await turns()
-        callers[2].cancel()
-        assert kinds(await outcomes(callers)) == [0, 1, asyncio.CancelledError, 3]
-        assert noted.batches == [[0], [1, 3]]
-        assert queue.stats().cancelled == 1
-
-    virtually(test)
+@virtually
+async def test_43_a_caller_that_leaves_the_queue_is_not_in_the_batch() -> None:
+    noted = Noted(seconds=1)
+    queue = BatchQueue(noted)
+    callers = start(queue.submit, 0)
+    await turns()
+    callers += start(queue.submit, 1, 2, 3)
+    await turns()
+    callers[2].cancel()
+    assert kinds(await outcomes(callers)) == [0, 1, asyncio.CancelledError, 3]
+    assert noted.batches == [[0], [1, 3]]
+    assert queue.stats().cancelled == 1
 
 
-def test_43_if_all_leave_the_queue_the_function_is_not_called() -> None:
-    async def test() -> None:
-        noted = Noted()
-        queue = BatchQueue(noted, batch_wait_timeout_s=10)
-        callers = start(queue.submit, 1, 2)
-        await asyncio.sleep(1)
-        for caller in callers:
-            caller.cancel()
-        await outcomes(callers)
-        assert queue.stats().waiting == 0
-        await asyncio.sleep(20)
-        assert noted.batches == []
-        assert await asyncio.gather(*start(queue.submit, 3, 4)) == [3, 4]
-
-    virtually(test)
+@virtually
+async def test_43_if_all_leave_the_queue_the_function_is_not_called() -> None:
+    noted = Noted()
+    queue = BatchQueue(noted, batch_wait_timeout_s=10)
+    callers = start(queue.submit, 1, 2)
+    await asyncio.sleep(1)
+    for caller in callers:
+        caller.cancel()
+    await outcomes(callers)
+    assert queue.stats().waiting == 0
+    await asyncio.sleep(20)
+    assert noted.batches == []
+    assert await asyncio.gather(*start(queue.submit, 3, 4)) == [3, 4]
 
 
-def test_43_when_all_have_left_no_timer_is_left() -> None:
-    async def test() -> None:
-        callers = start(BatchQueue(Noted(), batch_wait_timeout_s=10, timeout=20).submit, 1, 2)
-        await turns()
-        for caller in callers:
-            caller.cancel()
-        await outcomes(callers)
-
-    virtually(test)  # which sees to that
+@virtually
+async def test_43_when_all_have_left_no_timer_is_left() -> None:
+    callers = start(BatchQueue(Noted(), batch_wait_timeout_s=10, timeout=20).submit, 1, 2)
+    await turns()
+    for caller in callers:
+        caller.cancel()
+    await outcomes(callers)
 
 
-def test_43_a_caller_cancelled_in_the_turn_in_which_the_batch_goes_is_not_in_it() -> None:
-    async def test() -> None:
-        noted = Noted()
-        queue = BatchQueue(noted, max_batch_size=2)
-        callers = start(queue.submit, 1, 2, 3)
-        await asyncio.sleep(0)  # all have been submitted, nothing has been sent
-        callers[1].cancel()
-        assert kinds(await outcomes(callers)) == [1, asyncio.CancelledError, 3]
-        assert noted.batches == [[1, 3]]
-
-    virtually(test)
+@virtually
+async def test_43_a_caller_cancelled_in_the_turn_in_which_the_batch_goes_is_not_in_it() -> None:
+    noted = Noted()
+    queue = BatchQueue(noted, max_batch_size=2)
+    callers = start(queue.submit, 1, 2, 3)
+    await asyncio.sleep(0)  # all have been submitted, nothing has been sent
+    callers[1].cancel()
+    assert kinds(await outcomes(callers)) == [1, asyncio.CancelledError, 3]
+    assert noted.batches == [[1, 3]]
 
 
-def test_44_a_caller_that_leaves_a_running_batch_does_not_disturb_the_others() -> None:
-    async def test() -> None:
-        noted = Noted(seconds=1)
-        callers = start(BatchQueue(noted).submit, 1, 2, 3)
-        await asyncio.sleep(0.5)
-        callers[0].cancel()
-        assert kinds(await outcomes(callers)) == [asyncio.CancelledError, 2, 3]
-        assert (noted.batches, noted.cancelled, now()) == ([[1, 2, 3]], 0, 1)
-
-    virtually(test)
+@virtually
+async def test_44_a_caller_that_leaves_a_running_batch_does_not_disturb_the_others() -> None:
+    noted = Noted(seconds=1)
+    callers = start(BatchQueue(noted).submit, 1, 2, 3)
+    await asyncio.sleep(0.5)
+    callers[0].cancel()
+    assert kinds(await outcomes(callers)) == [asyncio.CancelledError, 2, 3]
+    assert (noted.batches, noted.cancelled, now()) == ([[1, 2, 3]], 0, 1)
 
 
-def test_44_a_caller_that_left_is_not_counted_as_failed() -> None:
+@virtually
+async def test_44_a_caller_that_left_is_not_counted_as_failed() -> None:
     async def slowly(items: list[int]) -> list[Any]:
         await asyncio.sleep(1)
         return list(map(KeyError, items))
 
-    async def test() -> None:
-        queue = BatchQueue(slowly)
-        callers = start(queue.submit, 1, 2)
-        await asyncio.sleep(0.5)
-        callers[0].cancel()
-        assert kinds(await outcomes(callers)) == [asyncio.CancelledError, KeyError]
-        await turns()
-        assert (queue.stats().failed, queue.stats().cancelled) == (1, 1)
-
-    virtually(test)
+    queue = BatchQueue(slowly)
+    callers = start(queue.submit, 1, 2)
+    await asyncio.sleep(0.5)
+    callers[0].cancel()
+    assert kinds(await outcomes(callers)) == [asyncio.CancelledError, KeyError]
+    await turns()
+    assert (queue.stats().failed, queue.stats().cancelled) == (1, 1)
 
 
-def test_44_cancelling_while_an_error_is_on_its_way_is_safe() -> None:
+@virtually
+async def test_44_cancelling_while_an_error_is_on_its_way_is_safe() -> None:
     complaints: list[Any] = []
 
-    async def test() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
-        failing = asyncio.Event()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+    failing = asyncio.Event()
 
-        async def function(items: list[int]) -> list[int]:
-            await failing.wait()
-            raise ValueError
+    async def function(items: list[int]) -> list[int]:
+        await failing.wait()
+        raise ValueError
 
-        queue: BatchQueue[int, int] = BatchQueue(function)
-        callers = start(queue.submit, 1, 2)
-        await turns()
-        failing.set()
-        await until(callers[0]._fut_waiter.done)  # type: ignore[attr-defined]
-        for caller in callers:  # each has its error, and has not seen it yet
-            caller.cancel()
-        assert kinds(await outcomes(callers)) == [asyncio.CancelledError] * 2
-        del callers
-        gc.collect()
-        assert kinds(await outcomes(start(queue.submit, 3))) == [ValueError]
-
-    virtually(test)
+    queue: BatchQueue[int, int] = BatchQueue(function)
+    callers = start(queue.submit, 1, 2)
+    await turns()
+    failing.set()
+    await until(callers[0]._fut_waiter.done)  # type: ignore[attr-defined]
+    for caller in callers:  # each has its error, and has not seen it yet
+        caller.cancel()
+    assert kinds(await outcomes(callers)) == [asyncio.CancelledError] * 2
+    del callers
+    gc.collect()
+    assert kinds(await outcomes(start(queue.submit, 3))) == [ValueError]
     assert complaints == []
 
 
-def test_45_when_all_have_left_the_running_batch_is_cancelled_and_its_slot_is_free() -> None:
-    async def test() -> None:
-        noted = Noted(seconds=1000)
-        queue = BatchQueue(noted)
-        callers = start(queue.submit, 1, 2)
-        await asyncio.sleep(1)
-        noted.seconds = 1
-        for caller in callers:
-            caller.cancel()
-        await outcomes(callers)
-        assert await queue.submit(3) == 3
-        assert (noted.cancelled, now()) == (1, 2)
-
-    virtually(test)
+@virtually
+async def test_45_when_all_have_left_the_running_batch_is_cancelled_and_its_slot_is_free() -> None:
+    noted = Noted(seconds=1000)
+    queue = BatchQueue(noted)
+    callers = start(queue.submit, 1, 2)
+    await asyncio.sleep(1)
+    noted.seconds = 1
+    for caller in callers:
+        caller.cancel()
+    await outcomes(callers)
+    assert await queue.submit(3) == 3
+    assert (noted.cancelled, now()) == (1, 2)
 
 
-def test_45_a_batch_that_is_cancelled_from_outside_before_its_first_step_fails_its_callers_and_frees_its_slot() -> None:
-    async def test() -> None:
-        noted = Noted()
-        queue = BatchQueue(noted)
-        callers = start(queue.submit, 1)
-        before = {*callers, asyncio.current_task()}
-        (await until(lambda: asyncio.all_tasks() - before)).pop().cancel()
-        assert kinds(await outcomes(callers)) == [RequestError]
-        assert noted.batches == []
-        assert await queue.submit(2) == 2
-        await turns()
-        assert queue.stats().in_flight == 0
-
-    virtually(test)
+@virtually
+async def test_45_a_batch_that_is_cancelled_from_outside_before_its_first_step_fails_its_callers_and_frees_its_slot() -> None:
+    noted = Noted()
+    queue = BatchQueue(noted)
+    callers = start(queue.submit, 1)
+    before = {*callers, asyncio.current_task()}
+    (await until(lambda: asyncio.all_tasks() - before)).pop().cancel()
+    assert kinds(await outcomes(callers)) == [RequestError]
+    assert noted.batches == []
+    assert await queue.submit(2) == 2
+    await turns()
+    assert queue.stats().in_flight == 0
 
 
-def test_45_callers_that_left_do_not_make_a_batch_full() -> None:
-    async def test() -> None:
-        noted = Noted()
-        queue = BatchQueue(noted, max_batch_size=4, batch_wait_timeout_s=10)
-        callers = start(queue.submit, 1, 2, 3)
-        await asyncio.sleep(1)
-        callers[0].cancel()
-        callers += start(queue.submit, 4)  # four have come, three are there
-        await asyncio.sleep(1)
-        assert noted.batches == []
-        callers += start(queue.submit, 5)
-        await outcomes(callers)
-        assert noted.batches == [[2, 3, 4, 5]]
-
-    virtually(test)
+@virtually
+async def test_45_callers_that_left_do_not_make_a_batch_full() -> None:
+    noted = Noted()
+    queue = BatchQueue(noted, max_batch_size=4, batch_wait_timeout_s=10)
+    callers = start(queue.submit, 1, 2, 3)
+    await asyncio.sleep(1)
+    callers[0].cancel()
+    callers += start(queue.submit, 4)  # four have come, three are there
+    await asyncio.sleep(1)
+    assert noted.batches == []
+    callers += start(queue.submit, 5)
+    await outcomes(callers)
+    assert noted.batches == [[2, 3, 4, 5]]

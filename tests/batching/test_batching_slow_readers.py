@@ -44,119 +44,103 @@ async def all_of(stream: Any) -> list[Any]:
     return found
 
 
-def test_a_reader_that_is_cancelled_before_its_first_step_has_left() -> None:
+@virtually
+async def test_a_reader_that_is_cancelled_before_its_first_step_has_left() -> None:
     @batch(max_batch_size=2, batch_wait_timeout_s=1000)
     async def function(items: list[int]) -> Any:
         yield items
 
-    async def test() -> None:
-        left = [function(1), function(2)]  # held, as by a handler whose client is gone
-        readers = [asyncio.create_task(stream.__anext__()) for stream in left]
-        for reader in readers:
-            reader.cancel()
-        others = [function(3), function(4)]
-        assert await asyncio.gather(*(anext(stream) for stream in others)) == [3, 4]
-        assert kinds(await outcomes(readers)) == [asyncio.CancelledError] * 2
-        assert [await all_of(stream) for stream in left] == [[], []]
-        assert now() == 0
-
-    virtually(test)
+    left = [function(1), function(2)]  # held, as by a handler whose client is gone
+    readers = [asyncio.create_task(stream.__anext__()) for stream in left]
+    for reader in readers:
+        reader.cancel()
+    others = [function(3), function(4)]
+    assert await asyncio.gather(*(anext(stream) for stream in others)) == [3, 4]
+    assert kinds(await outcomes(readers)) == [asyncio.CancelledError] * 2
+    assert [await all_of(stream) for stream in left] == [[], []]
+    assert now() == 0
 
 
-def test_a_short_stream_that_nobody_reads_frees_its_slot_at_once() -> None:
-    async def test() -> None:
-        queue = BatchQueue(Counting(times=AHEAD - 1))
-        unread = queue.stream("a")
-        await turns(AHEAD)
-        assert len(await all_of(queue.stream("b"))) == AHEAD - 1
-        await queue.close()
-        assert now() == 0
-        assert len(await all_of(unread)) == AHEAD - 1  # it is all there
-
-    virtually(test)
+@virtually
+async def test_a_short_stream_that_nobody_reads_frees_its_slot_at_once() -> None:
+    queue = BatchQueue(Counting(times=AHEAD - 1))
+    unread = queue.stream("a")
+    await turns(AHEAD)
+    assert len(await all_of(queue.stream("b"))) == AHEAD - 1
+    await queue.close()
+    assert now() == 0
+    assert len(await all_of(unread)) == AHEAD - 1  # it is all there
 
 
-def test_a_stream_that_nobody_reads_is_ended_and_the_others_are_served() -> None:
-    async def test() -> None:
-        counting = Counting()
-        queue = BatchQueue(counting, stream_timeout=5)
-        unread = [queue.stream("a"), queue.stream("b")]
-        await turns()
-        other = queue.stream("c")
-        assert await anext(other) == (0, "c")
-        assert (now(), counting.closed, queue.stats().expired) == (5, 1, 2)
-        found = [await all_of(stream) for stream in unread]
-        assert [(len(pieces), pieces[-1]) for pieces in found] == [(AHEAD + 1, RequestTimeout)] * 2
-        assert [await all_of(stream) for stream in unread] == [[], []]
-        await other.aclose()
-
-    virtually(test)
+@virtually
+async def test_a_stream_that_nobody_reads_is_ended_and_the_others_are_served() -> None:
+    counting = Counting()
+    queue = BatchQueue(counting, stream_timeout=5)
+    unread = [queue.stream("a"), queue.stream("b")]
+    await turns()
+    other = queue.stream("c")
+    assert await anext(other) == (0, "c")
+    assert (now(), counting.closed, queue.stats().expired) == (5, 1, 2)
+    found = [await all_of(stream) for stream in unread]
+    assert [(len(pieces), pieces[-1]) for pieces in found] == [(AHEAD + 1, RequestTimeout)] * 2
+    assert [await all_of(stream) for stream in unread] == [[], []]
+    await other.aclose()
 
 
-def test_closing_does_not_wait_for_a_reader_longer_than_the_stream_timeout() -> None:
-    async def test() -> None:
-        queue = BatchQueue(Counting(), stream_timeout=5)
-        unread = queue.stream("a")
-        await turns()
-        await queue.close()
-        assert now() == 5
-        assert (await all_of(unread))[-1] is RequestTimeout
-
-    virtually(test)
+@virtually
+async def test_closing_does_not_wait_for_a_reader_longer_than_the_stream_timeout() -> None:
+    queue = BatchQueue(Counting(), stream_timeout=5)
+    unread = queue.stream("a")
+    await turns()
+    await queue.close()
+    assert now() == 5
+    assert (await all_of(unread))[-1] is RequestTimeout
 
 
-def test_a_reader_that_is_far_behind_is_waited_for_and_then_ended_alone() -> None:
-    async def test() -> None:
-        counting = Counting(times=3 * KEPT)
-        queue = BatchQueue(counting, stream_timeout=5)
-        fast, slow = queue.stream("fast"), queue.stream("slow")
-        assert len(await all_of(fast)) == 3 * KEPT
-        assert (now(), queue.stats().expired) == (5, 1)
-        pieces = await all_of(slow)
-        assert (len(pieces), pieces[-2:]) == (KEPT + 1, [(KEPT - 1, "slow"), RequestTimeout])
-
-    virtually(test)
+@virtually
+async def test_a_reader_that_is_far_behind_is_waited_for_and_then_ended_alone() -> None:
+    counting = Counting(times=3 * KEPT)
+    queue = BatchQueue(counting, stream_timeout=5)
+    fast, slow = queue.stream("fast"), queue.stream("slow")
+    assert len(await all_of(fast)) == 3 * KEPT
+    assert (now(), queue.stats().expired) == (5, 1)
+    pieces = await all_of(slow)
+    assert (len(pieces), pieces[-2:]) == (KEPT + 1, [(KEPT - 1, "slow"), RequestTimeout])
 
 
-def test_who_reads_slowly_is_not_ended_nor_is_who_does_not_read_meanwhile() -> None:
-    async def test() -> None:
-        queue = BatchQueue(Counting(times=3 * AHEAD), stream_timeout=5)
-        slow, unread = queue.stream("slow"), queue.stream("unread")
-        for number in range(3 * AHEAD):
-            assert await anext(slow) == (number, "slow")
-            await asyncio.sleep(4)
-        assert await all_of(slow) == []
-        assert len(await all_of(unread)) == 3 * AHEAD
-        assert queue.stats().expired == 0
-
-    virtually(test)
+@virtually
+async def test_who_reads_slowly_is_not_ended_nor_is_who_does_not_read_meanwhile() -> None:
+    queue = BatchQueue(Counting(times=3 * AHEAD), stream_timeout=5)
+    slow, unread = queue.stream("slow"), queue.stream("unread")
+    for number in range(3 * AHEAD):
+        assert await anext(slow) == (number, "slow")
+        await asyncio.sleep(4)
+    assert await all_of(slow) == []
+    assert len(await all_of(unread)) == 3 * AHEAD
+    assert queue.stats().expired == 0
 
 
-def test_without_a_stream_timeout_a_reader_is_waited_for() -> None:
-    async def test() -> None:
-        counting = Counting(times=2 * AHEAD)
-        queue = BatchQueue(counting, stream_timeout=None)
-        unread = queue.stream("a")
-        await asyncio.sleep(100_000)
-        assert counting.yielded == AHEAD
-        assert len(await all_of(unread)) == 2 * AHEAD
-        await queue.close()
-
-    virtually(test)
+@virtually
+async def test_without_a_stream_timeout_a_reader_is_waited_for() -> None:
+    counting = Counting(times=2 * AHEAD)
+    queue = BatchQueue(counting, stream_timeout=None)
+    unread = queue.stream("a")
+    await asyncio.sleep(100_000)
+    assert counting.yielded == AHEAD
+    assert len(await all_of(unread)) == 2 * AHEAD
+    await queue.close()
 
 
-def test_a_stream_that_is_left_while_its_batch_waits_for_it_lets_the_batch_go_on() -> None:
-    async def test() -> None:
-        queue = BatchQueue(Counting(times=2 * KEPT))
-        fast, slow = queue.stream("fast"), queue.stream("slow")
-        reading = asyncio.ensure_future(all_of(fast))
-        await asyncio.sleep(1)
-        assert not reading.done()
-        await slow.aclose()
-        assert len(await reading) == 2 * KEPT
-        assert now() == 1
-
-    virtually(test)
+@virtually
+async def test_a_stream_that_is_left_while_its_batch_waits_for_it_lets_the_batch_go_on() -> None:
+    queue = BatchQueue(Counting(times=2 * KEPT))
+    fast, slow = queue.stream("fast"), queue.stream("slow")
+    reading = asyncio.ensure_future(all_of(fast))
+    await asyncio.sleep(1)
+    assert not reading.done()
+    await slow.aclose()
+    assert len(await reading) == 2 * KEPT
+    assert now() == 1
 
 
 @dataclass(frozen=True)
@@ -186,41 +170,41 @@ READERS = st.lists(
 
 @settings(deadline=None, max_examples=60)
 @given(readers=READERS, length=st.sampled_from([0, 2, 2 * AHEAD, 2 * KEPT]), size=st.integers(1, 4), slots=st.integers(1, 2))
-def test_whatever_readers_do_pieces_come_in_order_and_closing_ends(readers: list[ReaderOf], length: int, size: int, slots: int) -> None:
+@virtually
+async def test_whatever_readers_do_pieces_come_in_order_and_closing_ends(
+    readers: list[ReaderOf], length: int, size: int, slots: int
+) -> None:
     held: list[Any] = []
 
-    async def test() -> None:
-        queue = BatchQueue(Counting(times=length), max_batch_size=size, max_concurrent_batches=slots, stream_timeout=5)
+    queue = BatchQueue(Counting(times=length), max_batch_size=size, max_concurrent_batches=slots, stream_timeout=5)
 
-        async def read(number: int, it: ReaderOf) -> list[Any]:
-            await asyncio.sleep(it.at)
-            stream = queue.stream(number)
-            held.append(stream)
-            if it.cancelled:
-                task = asyncio.create_task(stream.__anext__())  # type: ignore[arg-type]
-                task.cancel()
-                await asyncio.wait([task])
-                return []
-            found: list[Any] = []
-            try:
-                async for piece in stream:
-                    found.append(piece)
-                    if len(found) >= it.pieces:
-                        break
-                    await asyncio.sleep(it.pause)
-            except RequestTimeout:
-                return found
-            if it.leaves:
-                await stream.aclose()
+    async def read(number: int, it: ReaderOf) -> list[Any]:
+        await asyncio.sleep(it.at)
+        stream = queue.stream(number)
+        held.append(stream)
+        if it.cancelled:
+            task = asyncio.create_task(stream.__anext__())  # type: ignore[arg-type]
+            task.cancel()
+            await asyncio.wait([task])
+            return []
+        found: list[Any] = []
+        try:
+            async for piece in stream:
+                found.append(piece)
+                if len(found) >= it.pieces:
+                    break
+                await asyncio.sleep(it.pause)
+        except RequestTimeout:
             return found
+        if it.leaves:
+            await stream.aclose()
+        return found
 
-        found = await asyncio.gather(*(read(number, it) for number, it in enumerate(readers)))
-        ended = now()
-        await queue.close()
-        assert now() - ended <= 5 * len(readers) + 1
-        for number, pieces in enumerate(found):
-            assert pieces == [(at, number) for at in range(len(pieces))]
-        stats = queue.stats()
-        assert (stats.waiting, stats.in_flight) == (0, 0)
-
-    virtually(test)
+    found = await asyncio.gather(*(read(number, it) for number, it in enumerate(readers)))
+    ended = now()
+    await queue.close()
+    assert now() - ended <= 5 * len(readers) + 1
+    for number, pieces in enumerate(found):
+        assert pieces == [(at, number) for at in range(len(pieces))]
+    stats = queue.stats()
+    assert (stats.waiting, stats.in_flight) == (0, 0)

@@ -1,4 +1,4 @@
-"""The backlog by itself: what is taken, what stays, what goes back, who is too late; and that the pure rooms are pure."""
+"""The backlog by itself: what is taken, what stays, what goes back, which items are too late; and that the modules that decide are pure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def values(items: list[Any]) -> list[Any]:
     return [item.value for item in items]
 
 
-def test_the_rooms_that_decide_know_neither_asyncio_nor_a_clock() -> None:
+def test_the_modules_that_decide_import_neither_asyncio_nor_a_clock() -> None:
     folder = Path(qreward.batching.__file__).parent
     for name in PURE:
         nodes = list(ast.walk(ast.parse((folder / f"{name}.py").read_text())))
@@ -51,7 +51,7 @@ def test_items_are_taken_in_the_order_they_came_up_to_the_limits() -> None:
     assert waiting.waiting == 0
 
 
-def test_costs_that_are_no_whole_numbers_leave_no_rest() -> None:
+def test_costs_that_are_fractions_add_up_to_zero_when_all_are_taken() -> None:
     waiting = backlog(*(Item(cost, cost=cost) for cost in (0.1, 0.7, 0.3)))
     (line,) = waiting.queues()
     waiting.take(0.0, 1)
@@ -105,7 +105,7 @@ def test_an_item_is_removed_at_once_wherever_it_stands_and_swept_later() -> None
     assert values(waiting.take(0.0)) == [0, 10 * SWEEP - 1]
 
 
-def test_what_is_too_late_is_not_taken_and_told_once() -> None:
+def test_items_past_their_deadline_are_not_taken_and_are_reported_once() -> None:
     items = [Item(number, deadline=float(number)) for number in range(1, 6)]
     waiting = backlog(*items, Item("for ever"))
     assert waiting.next_deadline() == 1.0

@@ -1,4 +1,4 @@
-"""Ray Serve's statements 37 to 45: what the function may return, whose error is whose, and what becomes of callers that leave."""
+"""What a batch function may return, which caller gets which error, and what becomes of callers that leave."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def raising(make: Callable[[], BaseException]) -> BatchQueue[Any, Any]:
     return BatchQueue(function)
 
 
-@pytest.mark.parametrize(("given", "length"), [([], 0), ([1], 1), ([1, 2, 3], 3), ((1,), 1)])
 @virtually
-async def test_37_a_list_of_another_length_is_an_error_for_every_caller(given: Any, length: int) -> None:
-    found = await outcomes(start(returning(lambda items: given).submit, 1, 2))
-    said = f"Batched function doesn't preserve batch size. The input list has length 2 but the returned list has length {length}."
-    assert [(type(error), str(error)) for error in found] == [(InvalidResponse, said)] * 2
-    assert found[0] is not found[1]
+async def test_a_list_of_another_length_is_an_error_for_every_caller() -> None:
+    said = "Batched function doesn't preserve batch size. The input list has length 2 but the returned list has length {}."
+    for given in ([], [1], [1, 2, 3], (1,)):
+        found = await outcomes(start(returning(lambda _, given=given: given).submit, 1, 2))
+        assert [(type(error), str(error)) for error in found] == [(InvalidResponse, said.format(len(given)))] * 2
+        assert found[0] is not found[1]
 
 
 class Table:
@@ -57,20 +57,17 @@ class Column:
         return iter([10, 20])
 
 
-@pytest.mark.parametrize("given", [{1: "a", 2: "b"}, "ab", b"ab", bytearray(b"ab"), {1, 2}, None, 2, iter([1, 2]), Table()])
 @virtually
-async def test_38_what_does_not_hold_results_in_order_is_a_type_error(given: Any) -> None:
-    assert kinds(await outcomes(start(returning(lambda items: given).submit, 1, 2))) == [TypeError, TypeError]
-
-
-@pytest.mark.parametrize("given", [[10, 20], (10, 20), Column(), range(10, 30, 10)])
-@virtually
-async def test_38_anything_of_a_length_that_can_be_iterated_is_taken(given: Any) -> None:
-    assert await outcomes(start(returning(lambda items: given).submit, 1, 2)) == [10, 20]
+async def test_results_are_anything_of_a_length_that_can_be_iterated_in_order_all_else_is_a_type_error() -> None:
+    wrong: list[Any] = [{1: "a", 2: "b"}, "ab", b"ab", bytearray(b"ab"), {1, 2}, None, 2, iter([1, 2]), Table()]
+    right: list[Any] = [[10, 20], (10, 20), Column(), range(10, 30, 10)]
+    table = [*((given, [TypeError, TypeError]) for given in wrong), *((given, [10, 20]) for given in right)]
+    found = [(given, kinds(await outcomes(start(returning(lambda _, given=given: given).submit, 1, 2)))) for given, _ in table]
+    assert found == table
 
 
 @virtually
-async def test_39_an_exception_of_the_function_reaches_each_caller_as_an_object_of_its_own() -> None:
+async def test_an_exception_of_the_function_reaches_each_caller_as_an_object_of_its_own() -> None:
     original = ServerError("the model died", endpoint="gpu-0", status_code=500)
     original.add_note("a note")
     found = await outcomes(start(raising(lambda: original).submit, 1, 2, 3))
@@ -86,14 +83,14 @@ async def test_39_an_exception_of_the_function_reaches_each_caller_as_an_object_
 
 
 @virtually
-async def test_39_a_lone_caller_gets_the_exception_itself() -> None:
+async def test_a_lone_caller_gets_the_exception_itself() -> None:
     original = ValueError("bad")
     assert await outcomes(start(raising(lambda: original).submit, 1)) == [original]
     assert original.__cause__ is None
 
 
 @virtually
-async def test_40_an_exception_in_the_list_is_raised_for_that_item_alone() -> None:
+async def test_an_exception_in_the_list_is_raised_for_that_item_alone() -> None:
     shared = KeyError("both")
     queue = returning(lambda items: [item if item < 3 else shared if item < 5 else ValueError(item) for item in items])
     found = await outcomes(start(queue.submit, 1, 3, 2, 4, 5))
@@ -102,35 +99,31 @@ async def test_40_an_exception_in_the_list_is_raised_for_that_item_alone() -> No
     assert queue.stats().failed == 3
 
 
-@pytest.mark.parametrize("error", [StopIteration(1), asyncio.CancelledError(), KeyboardInterrupt(), SystemExit(3), GeneratorExit()])
 @virtually
-async def test_40_no_exception_in_the_list_ends_a_callers_task_or_the_program(error: BaseException) -> None:
-    found = await outcomes(start(returning(lambda items: [1, error]).submit, 1, 2))
-    assert found[0] == 1
-    assert isinstance(found[1], RequestError | RuntimeError)
-    assert found[1].__cause__ is error
-
-
-@pytest.mark.parametrize("kind", [asyncio.CancelledError, GeneratorExit])
-@virtually
-async def test_41_a_function_that_raises_cancelled_error_leaves_nobody_hanging(kind: type[BaseException]) -> None:
-    queue = raising(kind)
-    found = await outcomes(start(queue.submit, 1, 2))
-    assert kinds(found) == [RequestError, RequestError]
-    assert "the batch was not finished" in str(found[0])
-    assert kinds(await outcomes(start(queue.submit, 3))) == [RequestError]
+async def test_no_exception_in_the_list_ends_a_callers_task_or_the_program() -> None:
+    for error in (StopIteration(1), asyncio.CancelledError(), KeyboardInterrupt(), SystemExit(3), GeneratorExit()):
+        found = await outcomes(start(returning(lambda _, error=error: [1, error]).submit, 1, 2))
+        assert found[0] == 1
+        assert isinstance(found[1], RequestError | RuntimeError), error
+        assert found[1].__cause__ is error
 
 
 @virtually
-async def test_41_another_base_exception_reaches_each_caller() -> None:
+async def test_base_exceptions_of_the_function_end_all_callers_and_leave_the_queue_working() -> None:
     class Abort(BaseException):
         pass
 
-    assert kinds(await outcomes(start(raising(Abort).submit, 1, 2))) == [Abort, Abort]
+    table = [(asyncio.CancelledError, RequestError), (GeneratorExit, RequestError), (Abort, Abort), (StopIteration, RuntimeError)]
+    for kind, expected in table:
+        queue = raising(kind)
+        found = await outcomes(start(queue.submit, 1, 2))
+        assert kinds(found) == [expected] * 2, kind
+        assert expected is not RequestError or "the batch was not finished" in str(found[0])
+        assert kinds(await outcomes(start(queue.submit, 3))) == [expected], kind
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
-def test_41_an_interrupt_in_the_function_ends_the_program_and_tells_the_callers(kind: type[BaseException]) -> None:
+def test_an_interrupt_in_the_function_ends_the_program_and_tells_the_callers(kind: type[BaseException]) -> None:
     found: list[Any] = []
 
     async def caller(queue: BatchQueue[int, int]) -> None:
@@ -147,27 +140,25 @@ def test_41_an_interrupt_in_the_function_ends_the_program_and_tells_the_callers(
         asyncio.run(test())
 
 
-@pytest.mark.parametrize("threaded", [True, False])
-def test_41_stop_iteration_leaves_nobody_hanging(threaded: bool) -> None:
+def test_stop_iteration_in_a_thread_ends_all_callers() -> None:
     def plain(items: list[int]) -> list[int]:
         raise StopIteration
 
     async def test() -> None:
-        queue: BatchQueue[int, int] = BatchQueue(plain) if threaded else raising(StopIteration)
-        assert kinds(await outcomes(start(queue.submit, 1, 2))) == [RuntimeError, RuntimeError]
+        assert kinds(await outcomes(start(BatchQueue(plain).submit, 1, 2))) == [RuntimeError, RuntimeError]
 
     asyncio.run(test())
 
 
 @virtually
-async def test_42_the_next_batch_works_after_an_exception() -> None:
+async def test_the_next_batch_works_after_an_exception() -> None:
     queue = returning(lambda items: [1 // item for item in items])
     assert kinds(await outcomes(start(queue.submit, 1, 0))) == [ZeroDivisionError] * 2
     assert await queue.submit(1) == 1
 
 
 @virtually
-async def test_43_a_caller_that_leaves_the_queue_is_not_in_the_batch() -> None:
+async def test_a_caller_that_leaves_the_queue_is_not_in_the_batch() -> None:
     noted = Noted(seconds=1)
     queue = BatchQueue(noted)
     callers = start(queue.submit, 0)
@@ -181,31 +172,24 @@ async def test_43_a_caller_that_leaves_the_queue_is_not_in_the_batch() -> None:
 
 
 @virtually
-async def test_43_if_all_leave_the_queue_the_function_is_not_called() -> None:
+async def test_if_all_leave_the_queue_the_function_is_not_called_and_no_timer_is_left() -> None:
     noted = Noted()
-    queue = BatchQueue(noted, batch_wait_timeout_s=10)
+    queue = BatchQueue(noted, batch_wait_timeout_s=10, timeout=20)
     callers = start(queue.submit, 1, 2)
     await asyncio.sleep(1)
     for caller in callers:
         caller.cancel()
     await outcomes(callers)
     assert queue.stats().waiting == 0
+    loop: Any = asyncio.get_running_loop()
+    assert loop.timers() == []
     await asyncio.sleep(20)
     assert noted.batches == []
     assert await asyncio.gather(*start(queue.submit, 3, 4)) == [3, 4]
 
 
 @virtually
-async def test_43_when_all_have_left_no_timer_is_left() -> None:
-    callers = start(BatchQueue(Noted(), batch_wait_timeout_s=10, timeout=20).submit, 1, 2)
-    await turns()
-    for caller in callers:
-        caller.cancel()
-    await outcomes(callers)
-
-
-@virtually
-async def test_43_a_caller_cancelled_in_the_turn_in_which_the_batch_goes_is_not_in_it() -> None:
+async def test_a_caller_cancelled_in_the_turn_in_which_the_batch_goes_is_not_in_it() -> None:
     noted = Noted()
     queue = BatchQueue(noted, max_batch_size=2)
     callers = start(queue.submit, 1, 2, 3)
@@ -216,7 +200,7 @@ async def test_43_a_caller_cancelled_in_the_turn_in_which_the_batch_goes_is_not_
 
 
 @virtually
-async def test_44_a_caller_that_leaves_a_running_batch_does_not_disturb_the_others() -> None:
+async def test_a_caller_that_leaves_a_running_batch_does_not_disturb_the_others() -> None:
     noted = Noted(seconds=1)
     callers = start(BatchQueue(noted).submit, 1, 2, 3)
     await asyncio.sleep(0.5)
@@ -226,7 +210,7 @@ async def test_44_a_caller_that_leaves_a_running_batch_does_not_disturb_the_othe
 
 
 @virtually
-async def test_44_a_caller_that_left_is_not_counted_as_failed() -> None:
+async def test_a_caller_that_left_is_not_counted_as_failed() -> None:
     async def slowly(items: list[int]) -> list[Any]:
         await asyncio.sleep(1)
         return list(map(KeyError, items))
@@ -241,7 +225,7 @@ async def test_44_a_caller_that_left_is_not_counted_as_failed() -> None:
 
 
 @virtually
-async def test_44_cancelling_while_an_error_is_on_its_way_is_safe() -> None:
+async def test_cancelling_while_an_error_is_on_its_way_is_safe() -> None:
     complaints: list[Any] = []
 
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
@@ -266,7 +250,7 @@ async def test_44_cancelling_while_an_error_is_on_its_way_is_safe() -> None:
 
 
 @virtually
-async def test_45_when_all_have_left_the_running_batch_is_cancelled_and_its_slot_is_free() -> None:
+async def test_when_all_have_left_the_running_batch_is_cancelled_and_its_slot_is_free() -> None:
     noted = Noted(seconds=1000)
     queue = BatchQueue(noted)
     callers = start(queue.submit, 1, 2)
@@ -280,7 +264,7 @@ async def test_45_when_all_have_left_the_running_batch_is_cancelled_and_its_slot
 
 
 @virtually
-async def test_45_a_batch_that_is_cancelled_from_outside_before_its_first_step_fails_its_callers_and_frees_its_slot() -> None:
+async def test_a_batch_that_is_cancelled_from_outside_before_its_first_step_fails_its_callers_and_frees_its_slot() -> None:
     noted = Noted()
     queue = BatchQueue(noted)
     callers = start(queue.submit, 1)
@@ -294,7 +278,7 @@ async def test_45_a_batch_that_is_cancelled_from_outside_before_its_first_step_f
 
 
 @virtually
-async def test_45_callers_that_left_do_not_make_a_batch_full() -> None:
+async def test_callers_that_left_do_not_make_a_batch_full() -> None:
     noted = Noted()
     queue = BatchQueue(noted, max_batch_size=4, batch_wait_timeout_s=10)
     callers = start(queue.submit, 1, 2, 3)

@@ -1,4 +1,4 @@
-"""Ray Serve's statements 11, 16 and 17: methods, instances and their queues, other decorators, and what travels to another process."""
+"""``@batch`` on methods, instances and their queues, other decorators, and what travels to another process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import weakref
 from types import CellType, FunctionType
 from typing import Any
 
-import pytest
 from batching_tools import kinds, outcomes, settings_of, start, turns, virtually
 
 from qreward.batching import BatchQueue, batch
@@ -32,7 +31,7 @@ async def of_a_module(items: list[int]) -> list[int]:
 
 
 @virtually
-async def test_11_the_wrapper_looks_like_the_function_and_works_wherever_it_is_defined() -> None:
+async def test_the_wrapper_looks_like_the_function_and_works_wherever_it_is_defined() -> None:
     class C:
         @batch
         async def method(self, items: list[int]) -> list[int]:
@@ -125,14 +124,14 @@ class Decorated:
 
 
 @virtually
-async def test_11_other_decorators_do_not_change_what_is_a_method() -> None:
+async def test_other_decorators_do_not_change_what_is_a_method() -> None:
     it: Any = Decorated()
     calls = [it.around(1), it.without_trace(2), it.below(3), it.of_class(4), it.static(it)]
     assert await asyncio.gather(*calls) == [("Decorated", item) for item in (1, 2, 3, 4, 0)]
 
 
 @virtually
-async def test_11_a_bound_method_can_be_batched() -> None:
+async def test_a_bound_method_can_be_batched() -> None:
     class C:
         def __init__(self, plus: int) -> None:
             self.plus = plus
@@ -177,33 +176,30 @@ class Slotted:
         return [f"{self.name}{item} of {len(items)}" for item in items]
 
 
-@pytest.mark.parametrize("kind", [Held, Slotted])
 @virtually
-async def test_16_each_instance_has_its_own_batches(kind: Any) -> None:
-    a, b = kind("a"), kind("b")
-    assert await asyncio.gather(a.method(1), b.method(2), a.method(3)) == ["a1 of 2", "b2 of 1", "a3 of 2"]
+async def test_each_instance_has_its_own_batches() -> None:
+    for kind in (Held, Slotted):
+        a, b = kind("a"), kind("b")
+        assert await asyncio.gather(a.method(1), b.method(2), a.method(3)) == ["a1 of 2", "b2 of 1", "a3 of 2"], kind
 
 
-@pytest.mark.parametrize("kind", [Held, Slotted])
-def test_16_an_instance_is_not_kept_alive_by_its_queue(kind: Any) -> None:
-    async def test() -> list[str]:
-        names = []
+@virtually
+async def test_an_instance_is_not_kept_alive_by_its_queue_and_one_in_its_place_has_a_queue_of_its_own() -> None:
+    alive = []
+    for kind in (Held, Slotted):
         for _ in range(10):
             instance = kind("x")
-            names.append(await instance.method(1))
+            assert await instance.method(1) == "x1 of 1"
             if kind is Held:
-                dead = weakref.ref(instance)
-                del instance
-                await turns()
-                gc.collect()
-                assert dead() is None
-        return names
-
-    assert run_in_virtual_time(test()) == ["x1 of 1"] * 10
+                alive.append(weakref.ref(instance))
+            del instance
+            await turns()
+    gc.collect()
+    assert [reference() for reference in alive] == [None] * 10
 
 
 @virtually
-async def test_17_the_queue_is_made_when_it_is_first_used_and_a_batched_function_can_be_pickled() -> None:
+async def test_the_queue_is_made_when_it_is_first_used_and_a_batched_function_can_be_pickled() -> None:
     again = pickle.loads(pickle.dumps(of_a_module))
     assert again is of_a_module
     decorated = pickle.loads(pickle.dumps(DecoratedQueue(echo, max_batch_size=4)))  # as in a closure, by cloudpickle
@@ -256,7 +252,7 @@ class Deployed:
         yield [item + this.plus for item in items]
 
 
-def test_17_a_class_with_batched_methods_can_be_sent_to_another_process() -> None:
+def test_a_class_with_batched_methods_can_be_sent_to_another_process() -> None:
     async def test() -> None:
         here: Any = Deployed(1)
         assert await asyncio.gather(here.method(1), here.method(2)) == [2, 3]
@@ -281,7 +277,7 @@ def test_17_a_class_with_batched_methods_can_be_sent_to_another_process() -> Non
 
 
 @virtually
-async def test_17_a_batched_function_can_be_sent_to_another_process_with_its_controls() -> None:
+async def test_a_batched_function_can_be_sent_to_another_process_with_its_controls() -> None:
     there = travelled(of_a_module)
     set_there = travelled(of_a_module.set_max_batch_size)
     assert await there(1) == 2

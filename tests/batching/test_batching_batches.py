@@ -1,4 +1,4 @@
-"""Ray Serve's statements 20 to 36: when a batch goes, what is in it, and what its size is."""
+"""When a batch goes, what is in it, and what its size is."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from qreward.errors import QueueFull, RequestTimeout
 
 
 @virtually
-async def test_20_the_timer_starts_when_the_first_item_comes_also_after_an_idle_pause() -> None:
+async def test_the_timer_starts_when_the_first_item_comes_also_after_an_idle_pause() -> None:
     noted = Noted()
     queue = BatchQueue(noted, max_batch_size=10, batch_wait_timeout_s=5)
     for begin in (0, 100):
@@ -30,42 +30,27 @@ async def test_20_the_timer_starts_when_the_first_item_comes_also_after_an_idle_
 
 
 @virtually
-async def test_21_a_batch_goes_when_it_is_full_or_the_time_is_over_whichever_is_first() -> None:
+async def test_a_batch_goes_when_it_is_full_or_the_time_is_over_whichever_is_first() -> None:
     noted = Noted()
     queue = BatchQueue(noted, max_batch_size=3, batch_wait_timeout_s=1000)
     await asyncio.gather(*map(queue.submit, range(3)))
     assert now() == 0
-    await asyncio.gather(*map(queue.submit, range(4)))
-    assert (noted.sizes, noted.times) == ([3, 3, 1], [0, 0, 1000])
+    await asyncio.gather(*map(queue.submit, range(10)))
+    assert (noted.sizes, noted.times) == ([3, 3, 3, 3, 1], [0, 0, 0, 0, 1000])
     alone = BatchQueue(noted, max_batch_size=1, batch_wait_timeout_s=1000)
     await alone.submit(1)
     assert now() == 1000
 
 
 @virtually
-async def test_22_without_a_wait_what_is_submitted_in_one_turn_of_the_loop_goes_together() -> None:
+async def test_without_a_wait_what_is_submitted_in_one_turn_of_the_loop_goes_together_in_full_batches_in_order() -> None:
     noted = Noted()
-    queue = BatchQueue(noted, batch_wait_timeout_s=0)
-    assert await asyncio.gather(queue.submit(1), queue.submit(2)) == [1, 2]
-    assert noted.batches == [[1, 2]]
-
-
-@virtually
-async def test_23_seven_calls_go_in_order_in_batches_of_three() -> None:
-    noted = Noted()
-    await asyncio.gather(*map(BatchQueue(noted, max_batch_size=3).submit, range(7)))
+    assert await asyncio.gather(*map(BatchQueue(noted, max_batch_size=3, batch_wait_timeout_s=0).submit, range(7))) == list(range(7))
     assert noted.batches == [[0, 1, 2], [3, 4, 5], [6]]
 
 
 @virtually
-async def test_24_when_more_wait_than_fit_the_next_batch_starts_at_once() -> None:
-    noted = Noted()
-    await asyncio.gather(*map(BatchQueue(noted, max_batch_size=2, batch_wait_timeout_s=10_000).submit, range(10)))
-    assert (noted.sizes, now()) == ([2] * 5, 0)
-
-
-@virtually
-async def test_25_a_batch_that_waits_for_more_keeps_the_settings_it_began_with() -> None:
+async def test_a_batch_that_waits_for_more_keeps_the_settings_it_began_with() -> None:
     noted = Noted()
     queue = BatchQueue(noted, max_batch_size=2, batch_wait_timeout_s=1000)
     queue.set_max_batch_size(3)
@@ -84,7 +69,7 @@ async def test_25_a_batch_that_waits_for_more_keeps_the_settings_it_began_with()
 
 
 @virtually
-async def test_25_what_is_left_over_from_a_batch_begins_the_next_one_under_new_settings() -> None:
+async def test_what_is_left_over_from_a_batch_begins_the_next_one_under_new_settings() -> None:
     noted = Noted()
     queue = BatchQueue(noted, max_batch_size=2, batch_wait_timeout_s=1000)
     callers = start(queue.submit, 1)
@@ -102,7 +87,7 @@ async def test_25_what_is_left_over_from_a_batch_begins_the_next_one_under_new_s
 
 
 @virtually
-async def test_26_so_many_batches_run_at_once_and_no_more() -> None:
+async def test_so_many_batches_run_at_once_and_no_more() -> None:
     noted = Noted(seconds=1)
     queue = BatchQueue(noted, max_batch_size=5, max_concurrent_batches=2)
     await asyncio.gather(*map(queue.submit, range(20)))
@@ -110,7 +95,7 @@ async def test_26_so_many_batches_run_at_once_and_no_more() -> None:
 
 
 @virtually
-async def test_26_what_comes_while_all_slots_are_busy_is_the_next_batch() -> None:
+async def test_what_comes_while_all_slots_are_busy_is_the_next_batch() -> None:
     noted = Noted(seconds=0.3)
     queue = BatchQueue(noted)
     await asyncio.gather(*(later(0.02 * number, queue.submit, number) for number in range(8)))
@@ -139,7 +124,7 @@ async def test_the_busy_case_needs_no_tuning() -> None:
 
 
 @virtually
-async def test_27_a_lone_call_waits_for_nothing() -> None:
+async def test_a_lone_call_waits_for_nothing() -> None:
     queue = BatchQueue(Noted())
     for _ in range(3):
         await queue.submit(1)
@@ -148,7 +133,7 @@ async def test_27_a_lone_call_waits_for_nothing() -> None:
 
 
 @virtually
-async def test_28_the_queue_may_be_bounded_and_refuses_at_once_but_not_while_a_slot_is_free() -> None:
+async def test_the_queue_may_be_bounded_and_refuses_at_once_but_not_while_a_slot_is_free() -> None:
     noted = Noted(seconds=1)
     queue = BatchQueue(noted, max_queue_size=3)
     callers = start(queue.submit, *range(10))
@@ -161,7 +146,7 @@ async def test_28_the_queue_may_be_bounded_and_refuses_at_once_but_not_while_a_s
 
 
 @virtually
-async def test_28_an_item_has_a_deadline_and_is_not_sent_after_it() -> None:
+async def test_an_item_has_a_deadline_and_is_not_sent_after_it() -> None:
     noted = Noted(seconds=10)
     queue = BatchQueue(noted, timeout=30)
     first = start(queue.submit, 0)
@@ -176,7 +161,7 @@ async def test_28_an_item_has_a_deadline_and_is_not_sent_after_it() -> None:
 
 
 @virtually
-async def test_28_urgent_items_go_first_and_nothing_starves() -> None:
+async def test_urgent_items_go_first_and_nothing_starves() -> None:
     noted = Noted(seconds=1)
     queue = BatchQueue(noted, max_batch_size=2)
     callers = start(queue.submit, "first", "first")
@@ -198,7 +183,7 @@ def sized(noted: Noted, **settings: Any) -> BatchQueue[int, int]:
 
 
 @virtually
-async def test_29_the_size_of_a_batch_is_what_the_function_says_of_the_first_arguments() -> None:
+async def test_the_size_of_a_batch_is_what_the_function_says_of_the_first_arguments() -> None:
     seen = []
 
     def tokens(items: list[str]) -> int:
@@ -217,29 +202,25 @@ async def test_29_the_size_of_a_batch_is_what_the_function_says_of_the_first_arg
 
 
 @virtually
-async def test_30_an_item_that_fits_into_no_batch_is_the_error_of_its_caller() -> None:
-    noted = Noted()
-    found = await outcomes(start(sized(noted).submit, 1, 11, 2))
-    assert kinds(found) == [1, RuntimeError, 2]
-    assert "Size of item is greater than max_batch_size. Please increase" in str(found[1])
-    assert noted.batches == [[1, 2]]
-
-
-@virtually
-async def test_30_also_if_the_limit_is_lowered_while_it_waits() -> None:
+async def test_an_item_that_fits_into_no_batch_is_the_error_of_its_caller_also_if_the_limit_is_lowered_while_it_waits() -> None:
     noted = Noted(seconds=1)
     queue = sized(noted)
+    found = await outcomes(start(queue.submit, 1, 11, 2))
+    assert kinds(found) == [1, RuntimeError, 2]
+    assert "Size of item is greater than max_batch_size. Please increase" in str(found[1])
     callers = start(queue.submit, 9)
     await turns()
-    callers += start(queue.submit, 8, 3)
+    callers += start(queue.submit, 8, 7, 3)
     await turns()
     queue.set_max_batch_size(5)
-    assert kinds(await outcomes(callers)) == [9, RuntimeError, 3]
-    assert noted.batches == [[9], [3]]
+    callers[2].cancel()  # an item too large whose caller leaves harms no other
+    assert kinds(await outcomes(callers)) == [9, RuntimeError, asyncio.CancelledError, 3]
+    assert noted.batches == [[1, 2], [9], [3]]
+    assert await queue.submit(3) == 3
 
 
 @virtually
-async def test_31_an_item_that_does_not_fit_closes_the_batch_before_the_timer() -> None:
+async def test_an_item_that_does_not_fit_closes_the_batch_before_the_timer() -> None:
     noted = Noted()
     queue = sized(noted, batch_wait_timeout_s=100)
     callers = start(queue.submit, 4, 4)
@@ -253,14 +234,14 @@ async def test_31_an_item_that_does_not_fit_closes_the_batch_before_the_timer() 
 
 
 @virtually
-async def test_32_an_item_that_does_not_fit_stays_at_the_head() -> None:
+async def test_an_item_that_does_not_fit_stays_at_the_head() -> None:
     noted = Noted()
     await asyncio.gather(*start(sized(noted).submit, 6, 7, 1, 2, 3, 9, 4))
     assert noted.batches == [[6], [7, 1, 2], [3], [9], [4]]
 
 
 @virtually
-async def test_33_the_size_function_sees_each_item_once_and_each_batch_once() -> None:
+async def test_the_size_function_sees_each_item_once_and_each_batch_once() -> None:
     looked = []
 
     def size(items: list[int]) -> int:
@@ -275,33 +256,18 @@ async def test_33_the_size_function_sees_each_item_once_and_each_batch_once() ->
     assert sum(looked) <= 2010
 
 
-@pytest.mark.parametrize("count", [1, 2, 7, 8, 9, 100])
 @virtually
-async def test_29_a_size_that_does_not_add_up_is_measured_over_the_whole_batch(count: int) -> None:
-    """Padded to the longest: a batch never exceeds the limit. Shared: it is as full as it may be."""
-
-    def padded(items: list[int]) -> int:
-        return max(items) * len(items)
-
-    def shared(items: list[int]) -> int:
-        return len(set(items))
-
-    items = [1 + number * 7 % 5 for number in range(count)]
-    noted = Noted()
-    assert await asyncio.gather(*map(BatchQueue(noted, max_batch_size=20, batch_size_fn=padded).submit, items)) == items
-    left = list(items)
-    for got in noted.batches:
-        assert padded(got) <= 20
-        assert got == left[: len(got)]
-        del left[: len(got)]
-        assert not left or padded([*got, left[0]]) > 20
-    noted = Noted()
-    await asyncio.gather(*map(BatchQueue(noted, max_batch_size=5, batch_size_fn=shared).submit, items))
-    assert noted.sizes == [count]
+async def test_a_size_that_does_not_add_up_is_measured_over_the_whole_batch() -> None:
+    """Padded to the longest: see the property in test_batching_policy. Shared: a batch is as full as it may be."""
+    for count in (1, 2, 7, 8, 9, 100):
+        items = [1 + number * 7 % 5 for number in range(count)]
+        noted = Noted()
+        await asyncio.gather(*map(BatchQueue(noted, max_batch_size=5, batch_size_fn=lambda items: len(set(items))).submit, items))
+        assert noted.sizes == [count]
 
 
 @virtually
-async def test_34_a_size_function_that_raises_is_the_error_of_that_caller_alone() -> None:
+async def test_a_size_function_that_raises_is_the_error_of_that_caller_alone() -> None:
     noted = Noted()
     queue = BatchQueue(noted, batch_size_fn=lambda items: sum(map(len, items)))
     assert kinds(await outcomes(start(queue.submit, "ab", 3, "c"))) == ["ab", TypeError, "c"]
@@ -317,32 +283,18 @@ async def test_34_a_size_function_that_raises_is_the_error_of_that_caller_alone(
     assert noted.sizes[2:] == [2, 2, 1]
 
 
-@pytest.mark.parametrize("size", [-1, float("nan"), "x", None])
 @virtually
-async def test_34_a_size_that_is_no_number_from_0_is_the_error_of_that_caller_alone(size: Any) -> None:
-    queue = BatchQueue(Noted(), batch_size_fn=lambda items: size if items == ["bad"] else len(items))
-    assert await outcomes(start(queue.submit, "good", "fine")) == ["good", "fine"]
-    assert isinstance((await outcomes(start(queue.submit, "bad")))[0], ValueError | TypeError)
+async def test_a_size_that_is_no_number_from_0_is_the_error_of_that_caller_alone() -> None:
+    for size in (-1, float("nan"), "x", None):
+        queue = BatchQueue(Noted(), batch_size_fn=lambda items, size=size: size if items == ["bad"] else len(items))
+        assert await outcomes(start(queue.submit, "good", "fine")) == ["good", "fine"]
+        assert isinstance((await outcomes(start(queue.submit, "bad")))[0], ValueError | TypeError), size
 
 
 @virtually
-async def test_35_arguments_by_keyword_are_measured_too() -> None:
+async def test_arguments_by_keyword_are_measured_too() -> None:
     @batch(max_batch_size=5, batch_size_fn=lambda texts: sum(map(len, texts)))
     async def function(texts: list[str]) -> list[int]:
         return [len(texts)] * len(texts)
 
     assert await asyncio.gather(function(texts="abc"), function(texts="de"), function("f")) == [2, 2, 1]  # type: ignore[call-arg]
-
-
-@virtually
-async def test_36_a_caller_that_leaves_with_an_item_too_large_harms_nobody() -> None:
-    noted = Noted(seconds=1)
-    queue = sized(noted)
-    callers = start(queue.submit, 1)
-    await turns()
-    callers += start(queue.submit, 9, 2)
-    await turns()
-    queue.set_max_batch_size(5)
-    callers[1].cancel()
-    assert kinds(await outcomes(callers)) == [1, asyncio.CancelledError, 2]
-    assert await queue.submit(3) == 3

@@ -38,6 +38,7 @@ at most 2 at once: timeout=30.0 max_concurrency=2
     ],
     "combined": ["300 scores", "at most 4 at once from now on: 0.8"],
 }
+SETTING_UP_LOGGING = {"debug", "config_hot_reload"}
 
 
 def test_there_is_an_example_for_each_part() -> None:
@@ -48,7 +49,7 @@ def test_there_is_an_example_for_each_part() -> None:
 def test_an_example_shows_what_it_says(name: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(EXAMPLES)
     script = f"schedule_{name}.py"
-    if name == "debug":  # it sets up logging, which pytest has set up already
+    if name in SETTING_UP_LOGGING:  # which is not for this process
         subprocess.run([sys.executable, "-W", "error", script], timeout=60, check=True)
     else:
         runpy.run_path(script, run_name="__main__")

@@ -212,27 +212,6 @@ async def test_a_function_without_a_parameter_for_a_list_fails_when_it_is_called
             await call()
 
 
-def test_a_second_event_loop_and_a_second_thread_are_served() -> None:
-    noted = Noted()
-    queue = BatchQueue(noted)
-    found: dict[int, list[int]] = {}
-
-    async def some(first: int) -> list[int]:
-        return await asyncio.gather(*map(queue.submit, range(first, first + 5)))
-
-    assert [asyncio.run(some(0)), asyncio.run(some(5))] == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
-    threads = [threading.Thread(target=lambda n=number: found.update({n: asyncio.run(some(10 * n))})) for number in range(1, 5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == {number: list(range(10 * number, 10 * number + 5)) for number in range(1, 5)}
-    assert noted.sizes == [5] * 6
-    assert len(queue.loop_workers()) == 0
-    asyncio.run(some(0))
-    assert len(queue._loop_workers) == 1  # nothing is kept of the loops that were closed
-
-
 def test_a_batched_function_needs_only_an_event_loop_and_a_failed_first_call_leaves_nothing() -> None:
     function = batch(echo)
     with pytest.raises(RuntimeError, match="no running event loop"):

@@ -14,9 +14,7 @@ import pytest
 from batching_tools import Blocked, Noted, kinds, now, outcomes, start, turns, virtually
 
 from qreward.batching import BatchQueue, batch
-from qreward.batching.policy import BatchPolicy
 from qreward.errors import ClientClosed, ConfigError, QueueFull, RequestTimeout
-from qreward.testing.virtual_time import run_in_virtual_time
 
 
 @virtually
@@ -170,20 +168,21 @@ async def test_cancelling_a_call_with_many_items_cancels_them_all() -> None:
     assert (now(), noted.batches, noted.cancelled, queue.stats().cancelled) == (1, [[0, 1]], 1, 6)
 
 
-def test_what_loops_and_instances_did_that_are_gone_is_still_counted() -> None:
+def test_loops_one_after_the_other_are_served_and_what_they_did_is_still_counted() -> None:
     class C:
         @batch
         async def method(self, items: list[int]) -> list[int]:
             return items
 
-    async def some() -> None:
-        await asyncio.gather(*(C().method(item) for item in range(3)))
+    async def some() -> list[int]:
+        return await asyncio.gather(*(C().method(item) for item in range(3)))
 
     queue: BatchQueue[int, int] = BatchQueue(Noted())
     for _ in range(2):
-        asyncio.run(some())
-        asyncio.run(queue.submit_many(range(4)))  # type: ignore[arg-type]
+        assert asyncio.run(some()) == [0, 1, 2]
+        assert asyncio.run(queue.submit_many(range(4))) == [0, 1, 2, 3]  # type: ignore[arg-type]
     gc.collect()
+    assert len(queue.loop_workers()) == 0
     assert (C.method.stats().items, C.method.stats().batches) == (6, 6)
     assert (queue.stats().items, queue.stats().batches) == (8, 2)
 
@@ -227,31 +226,22 @@ async def test_a_batch_that_fails_for_its_size_makes_the_next_ones_smaller_only_
     assert fixed.stats().limit == 200
 
 
-def test_several_slots_are_paced_and_a_call_waits_less_than_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    """300 ms and 5 ms an item, eight slots, Poisson arrivals at a fifth of the capacity."""
+@virtually
+async def test_several_slots_are_paced_so_that_a_call_waits_little() -> None:
+    """300 ms and 5 ms an item, eight slots, Poisson arrivals at a fifth of the capacity: the median is 0.35 s, and 0.6 s without a pace."""
+    queue = BatchQueue(Noted(seconds=0.3, each=0.005), max_batch_size=32, max_concurrent_batches=8)
+    random, loop, took = Random(7), asyncio.get_running_loop(), list[float]()
 
-    async def test() -> float:
-        noted = Noted(seconds=0.3, each=0.005)
-        queue = BatchQueue(noted, max_batch_size=32, max_concurrent_batches=8)
-        random, loop, took = Random(7), asyncio.get_running_loop(), []
+    async def call(number: int) -> None:
+        began = loop.time()
+        await queue.submit(number)
+        took.append(loop.time() - began)
 
-        async def call(number: int) -> None:
-            began = loop.time()
-            await queue.submit(number)
-            took.append(loop.time() - began)
-
-        calls = []
+    async with asyncio.TaskGroup() as calls:
         for number in range(500):
-            calls.append(asyncio.ensure_future(call(number)))
+            calls.create_task(call(number))
             await asyncio.sleep(random.expovariate(0.2 * 8 * 32 / 0.46))
-        await asyncio.gather(*calls)
-        return statistics.median(took)
-
-    paced = run_in_virtual_time(test())
-    with monkeypatch.context() as patch:
-        patch.setattr(BatchPolicy, "done", lambda self, seconds: None)  # natural batching alone
-        natural = run_in_virtual_time(test())
-    assert paced < 0.9 * natural
+    assert statistics.median(took) < 0.4
 
 
 @virtually
@@ -281,11 +271,10 @@ async def test_many_items_cancelled_in_the_queue_leave_nothing_behind() -> None:
     assert noted.batches == [["first"]]
 
 
-@pytest.mark.parametrize("callers", [1, 64])
-def test_a_call_costs_little(callers: int) -> None:
+def test_a_call_costs_little() -> None:
     """A loose bound, so that a mistake of an order of magnitude is seen on any machine; the benchmark has the figures."""
 
-    async def test() -> float:
+    async def test(callers: int) -> float:
         queue = BatchQueue(Noted(), max_batch_size=32)
 
         async def caller(times: int) -> None:
@@ -293,7 +282,7 @@ def test_a_call_costs_little(callers: int) -> None:
                 await queue.submit(1)
 
         began = time.process_time()
-        await asyncio.gather(*(caller(3200 // callers) for _ in range(callers)))
-        return (time.process_time() - began) / 3200
+        await asyncio.gather(*(caller(1600 // callers) for _ in range(callers)))
+        return (time.process_time() - began) / 1600
 
-    assert asyncio.run(test()) < 500e-6
+    assert max(asyncio.run(test(callers)) for callers in (1, 64)) < 500e-6

@@ -123,7 +123,7 @@ async def test_base_exceptions_of_the_function_end_all_callers_and_leave_the_que
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
-def test_an_interrupt_in_the_function_ends_the_program_and_tells_the_callers(kind: type[BaseException]) -> None:
+def test_an_interrupt_in_the_function_ends_the_program(kind: type[BaseException]) -> None:
     found: list[Any] = []
 
     async def caller(queue: BatchQueue[int, int]) -> None:

@@ -199,28 +199,21 @@ async def test_long_streams_may_be_read_one_after_the_other() -> None:
 async def test_when_all_have_left_the_generator_is_closed_wherever_it_stands() -> None:
     counting = Streaming(seconds=100)
     streams = stream_of(counting, "a", "b")
-    readers = [asyncio.ensure_future(anext(stream)) for stream in streams]
+    cancelled, reading = asyncio.ensure_future(anext(streams[0])), asyncio.ensure_future(all_of(streams[1]))
     await asyncio.sleep(1)
-    for reader in readers:
-        reader.cancel()
-    assert kinds(await outcomes(readers)) == [asyncio.CancelledError] * 2
+    cancelled.cancel()
+    assert kinds(await outcomes([cancelled])) == [asyncio.CancelledError]
+    await turns()
+    assert counting.closed == 0
+    await streams[1].aclose()
+    assert await reading == []
     await turns()
     assert (counting.closed, now()) == (1, 1)
     assert await all_of(streams[0]) == []  # as with any generator: a reader that is cancelled has left
 
 
 @virtually
-async def test_a_stream_that_is_left_while_it_is_read_ends() -> None:
-    (stream,) = stream_of(Streaming(seconds=100), "a")
-    reading = asyncio.ensure_future(all_of(stream))
-    await asyncio.sleep(1)
-    await stream.aclose()
-    assert await reading == []
-    assert now() == 1
-
-
-@virtually
-async def test_a_stream_that_is_let_go_of_has_left() -> None:
+async def test_a_stream_that_is_garbage_has_left() -> None:
     counting = Streaming()
     streams = stream_of(counting, "a", "b")
     await anext(streams[0])
@@ -331,7 +324,7 @@ async def test_a_reader_that_is_cancelled_before_its_first_step_has_left() -> No
 
 
 @virtually
-async def test_a_short_stream_that_nobody_reads_frees_its_slot_at_once() -> None:
+async def test_a_short_stream_that_is_not_read_frees_its_slot_at_once() -> None:
     queue = BatchQueue(Streaming(times=AHEAD - 1))
     unread = queue.stream("a")
     await turns(AHEAD)
@@ -342,7 +335,7 @@ async def test_a_short_stream_that_nobody_reads_frees_its_slot_at_once() -> None
 
 
 @virtually
-async def test_a_stream_that_nobody_reads_is_ended_and_the_others_are_served() -> None:
+async def test_a_stream_that_is_not_read_is_ended_after_the_stream_timeout_so_that_others_are_served_and_the_queue_can_be_closed() -> None:
     counting = Streaming()
     queue = BatchQueue(counting, stream_timeout=5)
     unread = [queue.stream("a"), queue.stream("b")]
@@ -353,17 +346,9 @@ async def test_a_stream_that_nobody_reads_is_ended_and_the_others_are_served() -
     found = [await all_of(stream) for stream in unread]
     assert [(len(pieces), pieces[-1]) for pieces in found] == [(AHEAD + 1, RequestTimeout)] * 2
     assert [await all_of(stream) for stream in unread] == [[], []]
-    await other.aclose()
-
-
-@virtually
-async def test_closing_does_not_wait_for_a_reader_longer_than_the_stream_timeout() -> None:
-    queue = BatchQueue(Streaming(), stream_timeout=5)
-    unread = queue.stream("a")
-    await turns()
     await queue.close()
-    assert now() == 5
-    assert (await all_of(unread))[-1] is RequestTimeout
+    assert now() == 10
+    assert (await all_of(other))[-1] is RequestTimeout
 
 
 @virtually

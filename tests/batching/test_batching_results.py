@@ -122,22 +122,14 @@ async def test_base_exceptions_of_the_function_end_all_callers_and_leave_the_que
         assert kinds(await outcomes(start(queue.submit, 3))) == [expected], kind
 
 
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
-def test_an_interrupt_in_the_function_ends_the_program(kind: type[BaseException]) -> None:
-    found: list[Any] = []
+def test_an_interrupt_in_the_function_ends_the_program_and_all_callers() -> None:
+    async def test(kind: type[BaseException]) -> None:
+        queue = raising(kind)
+        await asyncio.gather(*start(queue.submit, 1, 2))
 
-    async def caller(queue: BatchQueue[int, int]) -> None:
-        try:
-            await queue.submit(1)
-        except RequestError as error:
-            found.append(error)
-            raise
-
-    async def test() -> None:
-        await asyncio.gather(*(caller(raising(kind)) for _ in range(2)))
-
-    with pytest.raises(kind):
-        asyncio.run(test())
+    for kind in (KeyboardInterrupt, SystemExit):
+        with pytest.raises(kind):
+            asyncio.run(test(kind))
 
 
 def test_stop_iteration_in_a_thread_ends_all_callers() -> None:

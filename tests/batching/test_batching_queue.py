@@ -228,7 +228,7 @@ async def test_a_batch_that_fails_for_its_size_makes_the_next_ones_smaller_only_
 
 @virtually
 async def test_several_slots_are_paced_so_that_a_call_waits_little() -> None:
-    """300 ms and 5 ms an item, eight slots, Poisson arrivals at a fifth of the capacity: the median is 0.35 s, and 0.6 s without a pace."""
+    """300 ms and 5 ms an item, eight slots, Poisson arrivals at a fifth of the capacity: the median is 0.35 s, without a pace 0.4."""
     queue = BatchQueue(Noted(seconds=0.3, each=0.005), max_batch_size=32, max_concurrent_batches=8)
     random, loop, took = Random(7), asyncio.get_running_loop(), list[float]()
 
@@ -241,7 +241,7 @@ async def test_several_slots_are_paced_so_that_a_call_waits_little() -> None:
         for number in range(500):
             calls.create_task(call(number))
             await asyncio.sleep(random.expovariate(0.2 * 8 * 32 / 0.46))
-    assert statistics.median(took) < 0.4
+    assert statistics.median(took) < 0.37
 
 
 @virtually

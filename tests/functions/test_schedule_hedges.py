@@ -35,3 +35,8 @@ def test_a_percentile_is_that_of_the_functions_own_times(kind: Any) -> None:
     outcome = kind.run(behave, [*((2 * n, n) for n in range(60)), (200, 60)], hedged_request_time="p90")
     assert 1.7 < outcome.times[-1] - 200 < 2.1, "about the 90th percentile of 1.0 to 1.9"
     assert outcome.calls[-1].at < 204
+
+
+def test_there_are_at_most_so_many_hedges_over_all_calls(kind: Any) -> None:
+    outcome = kind.run(lambda number, *_: (10.0, number), at_times(range(105)), hedged_request_time=1, hedged_request_proportion=0.1)
+    assert outcome.stats.hedges == 20, "ten from the start, and a tenth of a hundred and five calls"

@@ -43,10 +43,10 @@ def test_the_breaker_opens_at_its_threshold_and_one_call_finds_out(kind: Any) ->
     def behave(number: int, *_: Any) -> tuple[float, Any]:
         return 0.1, number if number >= 4 else ConnectionError()
 
-    calls = at_times([0, 1, 2, 3, 4, 5, 33, 34, 64, 64.05, 65])
-    outcome = kind.run(behave, calls, circuit_breaker_threshold=3, circuit_breaker_recovery=30)
+    calls = at_times([0, 1, 2, 3, 4, 5, 23, 24, 44, 44.05, 45])
+    outcome = kind.run(behave, calls, circuit_breaker_threshold=3, circuit_breaker_recovery=20)
     assert outcome.errors == ["ConnectionError"] * 3 + ["CircuitOpen"] * 3 + ["ConnectionError", "CircuitOpen", "-", "CircuitOpen", "-"]
-    assert [round(time, 3) for time in outcome.times] == [0, 1, 2, 33, 64, 65]
+    assert [round(time, 3) for time in outcome.times] == [0, 1, 2, 23, 44, 45]
 
 
 def test_each_key_has_its_own_breaker(kind: Any) -> None:
@@ -76,6 +76,16 @@ def test_the_adaptive_limit_of_a_rate_falls_when_too_much_fails(kind: Any) -> No
     failing = _adapted(kind, lambda *_: (0.0, ConnectionError()), 60, limit_size=20, limit_window=1.0, **bounds)
     assert failing.stats.rate == 2
     assert most_in_any_window(failing.times[-10:], 1.0) == 2, "what it has come to is what holds"
+    half = _adapted(
+        kind,
+        lambda number, *_: (0.0, number if number % 2 else ConnectionError()),
+        60,
+        limit_size=20,
+        limit_window=1.0,
+        adaptive_error_threshold=0.9,
+        **bounds,
+    )
+    assert half.stats.rate == 20, "not too much"
     back = _adapted(
         kind, lambda number, *_: (0.0, number if number > 40 else ConnectionError()), 400, limit_size=20, limit_window=1.0, **bounds
     )

@@ -211,7 +211,7 @@ def test_an_exception_that_cannot_be_copied_is_not_shared() -> None:
         assert own.__cause__ is error
 
 
-def test_what_happened_is_counted_over_all_threads() -> None:
+def test_counters_count_over_all_threads() -> None:
     tally = BatchCounters()
 
     def work() -> None:

@@ -176,8 +176,8 @@ def test_no_value_of_a_file_is_shown_in_a_log(watched: Any) -> None:
     b = watched()
     for text in (f'{{"timeout": "{SECRET}"}}', f'{{"timeout": 5 "{SECRET}"', f'"{SECRET}"', f'{{"timeout": 5, "pool": "{SECRET}"}}'):
         b.write(text).look()
-        (told,) = b.warnings()
-        assert SECRET not in told
+        (warning,) = b.warnings()
+        assert SECRET not in warning
 
 
 def test_a_change_is_logged_by_the_names_of_what_changed(watched: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -188,8 +188,8 @@ def test_a_change_is_logged_by_the_names_of_what_changed(watched: Any, caplog: p
 
 def test_an_on_error_that_raises_is_logged_and_hinders_nothing(watched: Any, caplog: pytest.LogCaptureFixture) -> None:
     config = ScheduleConfig()
-    told: list[Any] = [{"timeout": 0}, {"timeout": 5}]
-    watcher = ConfigWatcher(config, callback=lambda: told.pop(0), on_error=lambda _: 1 / 0)
+    answers: list[Any] = [{"timeout": 0}, {"timeout": 5}]
+    watcher = ConfigWatcher(config, callback=lambda: answers.pop(0), on_error=lambda _: 1 / 0)
     assert [watcher.poll_once(), watcher.poll_once()] == [False, True]
     assert "on_error of a ConfigWatcher raised" in caplog.messages
 

@@ -283,7 +283,7 @@ def test_a_chain_is_followed_for_some_links_and_a_cycle_ends() -> None:
 # groups
 
 
-def test_a_group_counts_if_all_of_it_does_and_its_longest_wait_holds() -> None:
+def test_a_group_counts_if_all_its_members_do_and_its_longest_wait_holds() -> None:
     assert overload_of(ExceptionGroup("tasks", [busy(2), ExceptionGroup("more", [busy(5), Carrying(status=429)])])) == Overload(5.0)
     assert overload_of(ExceptionGroup("tasks", [busy(2), ValueError("wrong")])) is None
     used_up = Carrying(status_code=402)

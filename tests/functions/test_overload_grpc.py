@@ -22,7 +22,7 @@ IN_STATUS = ("grpc-status-details-bin", STATUS)
 
 
 class Server:
-    """A gRPC server on loopback that refuses as it is told."""
+    """A gRPC server on loopback that refuses with a given code and metadata."""
 
     def __init__(self, grpc: Any) -> None:
         self.grpc = grpc

@@ -115,7 +115,7 @@ def test_what_is_no_function_is_refused_clearly() -> None:
             schedule(retry_times=1)(what)
 
 
-def test_settings_and_a_config_exclude_each_other_and_wrong_names_are_told() -> None:
+def test_settings_and_a_config_exclude_each_other_and_wrong_names_are_refused() -> None:
     with pytest.raises(ConfigError, match="retry_times"):
         schedule(ScheduleConfig(), retry_times=1)
     with pytest.raises(ConfigError, match="did you mean 'retry_times'"):
@@ -217,18 +217,30 @@ def test_it_is_called_where_a_loop_runs() -> None:
     assert asyncio.run(main()) == 4
 
 
+class Counter:
+    """Counts what is under way in any thread, and the most there was at once."""
+
+    def __init__(self) -> None:
+        self.now = self.most = 0
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self.now += 1
+            self.most = max(self.most, self.now)
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self.now -= 1
+
+
 def test_one_function_serves_many_threads_and_loops_under_one_limit() -> None:
-    under_way, most, lock = 0, 0, threading.Lock()
+    counter = Counter()
 
     @schedule(max_concurrency=3, retry_times=1)
     async def score(number: int) -> int:
-        nonlocal under_way, most
-        with lock:
-            under_way += 1
-            most = max(most, under_way)
-        await asyncio.sleep(0.001)
-        with lock:
-            under_way -= 1
+        with counter:
+            await asyncio.sleep(0.001)
         return number
 
     async def some(begin: int) -> list[int]:
@@ -237,34 +249,21 @@ def test_one_function_serves_many_threads_and_loops_under_one_limit() -> None:
     with ThreadPoolExecutor(4) as threads:
         results = list(threads.map(lambda begin: asyncio.run(some(begin)), range(0, 240, 30)))
     assert sorted(itertools.chain(*results)) == list(range(240))
-    assert most == 3
+    assert counter.most == 3
 
 
 def test_async_and_blocking_functions_share_a_pool() -> None:
-    under_way, most, lock = 0, 0, threading.Lock()
-
-    def enter() -> None:
-        nonlocal under_way, most
-        with lock:
-            under_way += 1
-            most = max(most, under_way)
-
-    def leave() -> None:
-        nonlocal under_way
-        with lock:
-            under_way -= 1
+    counter = Counter()
 
     @schedule(pool="mixed", max_concurrency=2)
     async def awaited() -> None:
-        enter()
-        await asyncio.sleep(0.001)
-        leave()
+        with counter:
+            await asyncio.sleep(0.001)
 
     @schedule(pool="mixed", limit_size=50, limit_window=0.02)
     def blocking() -> None:
-        enter()
-        threading.Event().wait(0.001)
-        leave()
+        with counter:
+            threading.Event().wait(0.001)
 
     async def many() -> None:
         await asyncio.gather(*(awaited() for _ in range(60)))
@@ -273,7 +272,7 @@ def test_async_and_blocking_functions_share_a_pool() -> None:
         futures = [threads.submit(asyncio.run, many()), *(threads.submit(blocking) for _ in range(80))]
         for future in futures:
             future.result(timeout=60)
-    assert most == 2
+    assert counter.most == 2
 
 
 def test_functions_of_one_pool_must_agree() -> None:
@@ -285,7 +284,7 @@ def test_functions_of_one_pool_must_agree() -> None:
     one()
 
 
-def test_keys_that_cannot_be_keys_are_told_before_anything_is_called() -> None:
+def test_unhashable_keys_are_refused_before_anything_is_called() -> None:
     @schedule(limit_size=1, key_func=lambda answer: [answer])
     def score(answer: str) -> int:
         return len(answer)

@@ -42,7 +42,7 @@ def test_there_is_one_record_a_call_of_failed_calls_too(kind: Any) -> None:
 
 
 @both
-def test_a_record_tells_of_open_circuits_defaults_waits_hedges_and_keys(kind: Any) -> None:
+def test_a_record_holds_open_circuits_defaults_waits_hedges_and_keys(kind: Any) -> None:
     records: list[ScheduleMetrics] = []
     kind.run(
         lambda *_: (0.0, ConnectionError()), [(0, "k"), (1, "k")], metrics_callback=records.append, circuit_breaker_threshold=1,

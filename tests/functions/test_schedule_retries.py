@@ -164,7 +164,7 @@ def test_several_tries_run_at_once_while_a_call_is_retried(kind: Any) -> None:
     assert alone.calls[0].at > 200
 
 
-def test_nothing_waits_where_a_test_says_so(kind: Any) -> None:
+def test_no_waiting_switches_all_waits_off(kind: Any) -> None:
     with no_waiting():
         outcome = kind.run(fails(3, 0.0), at_times([0, 0]), retry_times=3, retry_interval=60, limit_size=1, limit_window=3600)
     assert outcome.errors == ["-", "-"]

@@ -123,11 +123,13 @@ class Decorated:
         return [(type(item).__name__, 0) for item in items]
 
 
-@virtually
-async def test_other_decorators_do_not_change_what_is_a_method() -> None:
-    it: Any = Decorated()
-    calls = [it.around(1), it.without_trace(2), it.below(3), it.of_class(4), it.static(it)]
-    assert await asyncio.gather(*calls) == [("Decorated", item) for item in (1, 2, 3, 4, 0)]
+def test_other_decorators_do_not_change_what_is_a_method() -> None:
+    async def test() -> None:
+        it: Any = Decorated()
+        calls = [it.around(1), it.without_trace(2), it.below(3), it.of_class(4), it.static(it)]
+        assert await asyncio.gather(*calls) == [("Decorated", item) for item in (1, 2, 3, 4, 0)]
+
+    asyncio.run(test())  # one of them runs in a thread, which knows no virtual time
 
 
 @virtually

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+import functools
+import threading
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from typing import Any
 
 from qreward.testing.virtual_time import run_in_virtual_time
@@ -48,9 +50,14 @@ def now() -> float:
     return round(asyncio.get_running_loop().time(), 4)
 
 
-def virtually(test: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-    """Run a test on a loop that sees to it that nothing is left behind."""
-    return run_in_virtual_time(test())
+def virtually(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Runs an async test on virtual time, on a loop that fails if a timer or task is left behind."""
+
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        run_in_virtual_time(test(*args, **kwargs))
+
+    return run
 
 
 def settings_of(function: Any) -> Any:
@@ -92,3 +99,48 @@ async def outcomes(callers: list[Any]) -> list[Any]:
 def kinds(found: list[Any]) -> list[Any]:
     """Exceptions by their type, results as they are."""
     return [type(one) if isinstance(one, BaseException) else one for one in found]
+
+
+class Streaming:
+    """A batch function that yields (number, item) for ever, or so many times; notes how far it came and how often it was closed."""
+
+    def __init__(self, times: int = 10**9, seconds: float = 0.0) -> None:
+        self.times = times
+        self.seconds = seconds
+        self.yielded = 0
+        self.batches: list[list[Any]] = []
+        self.closed = 0
+
+    async def __call__(self, items: list[Any]) -> AsyncGenerator[list[Any], None]:
+        self.batches.append(items)
+        try:
+            for number in range(self.times):
+                if self.seconds:
+                    await asyncio.sleep(self.seconds)
+                self.yielded = number + 1
+                yield [(number, item) for item in items]
+        finally:
+            self.closed += 1
+
+
+class Blocked:
+    """A batch function that blocks its thread until it is freed; leaving the block frees it."""
+
+    __name__ = __qualname__ = "blocked"
+
+    def __init__(self) -> None:
+        self.began = threading.Semaphore(0)
+        self.free = threading.Event()
+        self.idents: set[int] = set()
+
+    def __enter__(self) -> Blocked:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.free.set()
+
+    def __call__(self, items: list[Any]) -> list[Any]:
+        self.idents.add(threading.get_ident())
+        self.began.release()
+        assert self.free.wait(60)
+        return items

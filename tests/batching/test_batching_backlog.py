@@ -1,4 +1,4 @@
-"""The backlog by itself: what is taken, what stays, what goes back, who is too late; and that the pure rooms are pure."""
+"""The backlog by itself: what is taken, what stays, what goes back, which items are too late; and that the modules that decide are pure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def values(items: list[Any]) -> list[Any]:
     return [item.value for item in items]
 
 
-def test_the_rooms_that_decide_know_neither_asyncio_nor_a_clock() -> None:
+def test_the_modules_that_decide_import_neither_asyncio_nor_a_clock() -> None:
     folder = Path(qreward.batching.__file__).parent
     for name in PURE:
         nodes = list(ast.walk(ast.parse((folder / f"{name}.py").read_text())))
@@ -51,7 +51,7 @@ def test_items_are_taken_in_the_order_they_came_up_to_the_limits() -> None:
     assert waiting.waiting == 0
 
 
-def test_costs_that_are_no_whole_numbers_leave_no_rest() -> None:
+def test_costs_that_are_fractions_add_up_to_zero_when_all_are_taken() -> None:
     waiting = backlog(*(Item(cost, cost=cost) for cost in (0.1, 0.7, 0.3)))
     (line,) = waiting.queues()
     waiting.take(0.0, 1)
@@ -77,7 +77,7 @@ def test_a_level_outweighs_as_much_waiting_as_in_the_librarys_other_queue() -> N
     assert values(waiting.take(999.0)) == ["early", "low", "late"]
 
 
-def test_what_is_put_back_stands_where_it_stood() -> None:
+def test_items_that_are_put_back_keep_their_place() -> None:
     waiting = backlog(*(Item(number, level=number % 2) for number in range(9)))
     first, second = waiting.take(0.0, 3), waiting.take(0.0, 3)
     second[1].place = OVER  # answered in the meantime
@@ -87,14 +87,14 @@ def test_what_is_put_back_stands_where_it_stood() -> None:
     assert values(waiting.take(0.0)) == [0, 2, 4, 6, 1, 3, 5, 7]
 
 
-def test_put_back_into_a_line_that_is_gone_makes_it_anew() -> None:
+def test_an_item_may_be_put_back_into_a_line_that_was_removed() -> None:
     waiting = backlog(Item("x", key="a"), Item("y", key="b"))
     taken = waiting.take(0.0)
     waiting.put_back(taken)
     assert values(waiting.take(0.0)) == ["x"]
 
 
-def test_an_item_is_removed_at_once_wherever_it_stands_and_swept_later() -> None:
+def test_an_item_is_removed_at_once_from_any_place_and_swept_later() -> None:
     items = [Item(number, cost=2) for number in range(10 * SWEEP)]
     waiting = backlog(*items)
     for item in items[1:-1]:
@@ -105,7 +105,7 @@ def test_an_item_is_removed_at_once_wherever_it_stands_and_swept_later() -> None
     assert values(waiting.take(0.0)) == [0, 10 * SWEEP - 1]
 
 
-def test_what_is_too_late_is_not_taken_and_told_once() -> None:
+def test_items_past_their_deadline_are_not_taken_and_are_reported_once() -> None:
     items = [Item(number, deadline=float(number)) for number in range(1, 6)]
     waiting = backlog(*items, Item("for ever"))
     assert waiting.next_deadline() == 1.0
@@ -175,7 +175,7 @@ OPERATIONS = st.lists(
 
 
 @given(OPERATIONS)
-def test_it_does_what_the_most_obvious_one_does(operations: list[tuple[str, int, int]]) -> None:
+def test_a_backlog_does_what_an_obvious_model_does(operations: list[tuple[str, int, int]]) -> None:
     waiting, model = Backlog(), Model()
     held: list[list[Item]] = []
     for now, (what, number, other) in enumerate(operations):

@@ -22,39 +22,41 @@ def queue(**settings):
     return BatchQueue(hangs, **settings)
 """
 
-ENDS = {
-    "a queue, closed": """
-async def main():
+ENDS = """
+def said(error):
+    print("timeout" if isinstance(error, RequestTimeout) else error, flush=True)
+
+async def a_queue_that_is_closed():
     try:
         async with queue(timeout=0.05) as its:
             await its.submit(1)
-    except RequestTimeout:
-        print("timeout")
-""",
-    "a queue, drained": """
-async def main():
+    except RequestTimeout as error:
+        said(error)
+
+async def a_queue_that_is_drained():
     its = queue(timeout=0.05)
     try:
         await its.submit(1)
-    except RequestTimeout:
-        print("timeout")
+    except RequestTimeout as error:
+        said(error)
     await its.close()
-""",
-    "a decorated function": """
-async def main():
+
+async def a_decorated_function():
     try:
         await batch(timeout=0.05)(hangs)(1)
-    except RequestTimeout:
-        print("timeout")
-""",
-    "a reward buffer": """
-async def main():
+    except RequestTimeout as error:
+        said(error)
+
+async def a_reward_buffer():
     async with RewardBuffer(hangs, timeout=0.05) as its:
         (scored,) = await its.score(["a"])
-        if isinstance(scored.cause, RequestTimeout):
-            print("timeout")
-""",
-}
+        said(scored.cause)
+
+for main in (a_queue_that_is_closed, a_queue_that_is_drained, a_decorated_function, a_reward_buffer):
+    print(main.__name__, flush=True)
+    asyncio.run(main())
+print("end")
+"""
 
 WAITS = {
     "a queue": "async def main():\n    await queue().submit(1)",
@@ -62,11 +64,11 @@ WAITS = {
 }
 
 
-@pytest.mark.parametrize("body", list(ENDS.values()), ids=list(ENDS))
-def test_a_process_ends_although_a_function_hangs(body: str) -> None:
-    script = f"{HUNG}\n{body}\nasyncio.run(main())\nprint('end')"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout.split(), done.stderr) == (0, ["called", "timeout", "end"], "")
+def test_a_process_ends_although_functions_hang() -> None:
+    done = subprocess.run([sys.executable, "-c", HUNG + ENDS], capture_output=True, text=True, timeout=60, check=False)
+    cases = ("a_queue_that_is_closed", "a_queue_that_is_drained", "a_decorated_function", "a_reward_buffer")
+    said = [word for case in cases for word in (case, "called", "timeout")]
+    assert (done.returncode, done.stdout.split(), done.stderr) == (0, [*said, "end"], "")
 
 
 @pytest.mark.parametrize("body", list(WAITS.values()), ids=list(WAITS))

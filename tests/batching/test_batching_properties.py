@@ -1,4 +1,4 @@
-"""Whatever callers, functions and loops do: nobody is lost, nothing is sent twice, no limit is exceeded, and order holds."""
+"""Whatever callers, functions and loops do: each item has one outcome, nothing is sent twice, no limit is exceeded, and order holds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-import pytest
 from batching_tools import turns
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -166,15 +165,12 @@ def check(world: World, watch: Watch, order: list[int], found: list[Any]) -> Non
 
 
 @given(WORLDS)
-@settings(max_examples=300)
+@settings(max_examples=60)
 def test_each_item_has_exactly_one_outcome_and_every_limit_holds(world: World) -> None:
     run_in_virtual_time(play(world))
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_several_loops_at_once_share_a_queue_and_nobody_is_lost(seed: int) -> None:
-    print("seed", seed)
-
+def test_several_loops_at_once_share_a_queue_and_each_item_has_its_outcome() -> None:
     async def function(items: list[tuple[int, int]]) -> list[tuple[int, int]]:
         assert len({loop for loop, _ in items}) == 1
         assert len(items) <= 7
@@ -185,7 +181,7 @@ def test_several_loops_at_once_share_a_queue_and_nobody_is_lost(seed: int) -> No
     found: dict[int, list[Any]] = {}
 
     async def one(loop: int) -> list[Any]:
-        random = Random(100 * seed + loop)
+        random = Random(loop)
         tasks = [asyncio.ensure_future(queue.submit((loop, number))) for number in range(300)]
         for _ in range(30):
             await asyncio.sleep(0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qreward import ConfigError, ConfigWatcher, Priority, ScheduleConfig
@@ -50,68 +50,67 @@ def test_another_prefix_may_be_given_and_the_usual_one_is_then_not_read(monkeypa
     assert config == ScheduleConfig(retry_times=2)
 
 
-@pytest.mark.parametrize(
-    ("variable", "text", "said"),
-    [
-        ("TIMEOUT", "soon", "TIMEOUT: must be a number or none"),
-        ("TIMEOUT", " 5", "TIMEOUT: must be a number or none"),
-        ("TIMEOUT", "1_000", "TIMEOUT: must be a number or none"),
-        ("TIMEOUT", "inf", "TIMEOUT: must be a number or none"),
-        ("TIMEOUT", "1e999", "TIMEOUT: must be a finite number of seconds, not inf"),
-        ("TIMEOUT", "0", "TIMEOUT: 0 does not switch it off; use None to switch it off"),
-        ("TIMEOUT", "-1", "TIMEOUT: must be more than 0 seconds, not -1"),
-        ("LIMIT_WINDOW", "none", "LIMIT_WINDOW: cannot be none"),
-        ("LIMIT_WINDOW", "x", "LIMIT_WINDOW: must be a number"),
-        ("LIMIT_SIZE", "2.5", "LIMIT_SIZE: must be a whole number or none"),
-        ("RETRY_TIMES", "0x1", "RETRY_TIMES: must be a whole number"),
-        ("RETRY_TIMES", "two", "RETRY_TIMES: 'two' is not a whole number"),
-        ("PRIORITY", "urgent", "PRIORITY: must be a whole number from 0 (most urgent) to 9, or 'high', 'normal' or 'low', not 'urgent'"),
-        ("DEBUG", "1", "DEBUG: must be true or false"),
-        ("DEBUG", "yes", "DEBUG: must be true or false"),
-        ("HEDGED_REQUEST_TIME", "p100", "HEDGED_REQUEST_TIME: a percentile lies between p0 and p100"),
-        ("KEY_FUNC", "len", "KEY_FUNC: is set in code, not in the environment"),
-        ("POOL", "judges", "POOL: is set in code, not in the environment"),
-        ("DEFAULT_RESULT", "0", "DEFAULT_RESULT: is set in code, not in the environment"),
-        ("EXCEPTION_TYPES", "ValueError", "EXCEPTION_TYPES: is set in code, not in the environment"),
-        ("TIMEUOT", "5", "TIMEUOT: is not a setting; did you mean QREWARD_SCHEDULE_TIMEOUT?"),
-        ("timeout", "5", "timeout: is not a setting; did you mean QREWARD_SCHEDULE_TIMEOUT?"),
-        ("XYZ", "5", "XYZ: is not a setting; every variable that begins with QREWARD_SCHEDULE_ must be one"),
-    ],
-)
-def test_a_wrong_variable_is_told_by_its_name_once_and_nothing_is_changed(
-    variable: str, text: str, said: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+WRONG = [
+    ("TIMEOUT", "soon", "TIMEOUT: must be a number or none"),
+    ("TIMEOUT", " 5", "TIMEOUT: must be a number or none"),
+    ("TIMEOUT", "1_000", "TIMEOUT: must be a number or none"),
+    ("TIMEOUT", "inf", "TIMEOUT: must be a number or none"),
+    ("TIMEOUT", "1e999", "TIMEOUT: must be a finite number of seconds, not inf"),
+    ("TIMEOUT", "0", "TIMEOUT: 0 does not switch it off; use None to switch it off"),
+    ("TIMEOUT", "-1", "TIMEOUT: must be more than 0 seconds, not -1"),
+    ("LIMIT_WINDOW", "none", "LIMIT_WINDOW: cannot be none"),
+    ("LIMIT_WINDOW", "x", "LIMIT_WINDOW: must be a number"),
+    ("LIMIT_SIZE", "2.5", "LIMIT_SIZE: must be a whole number or none"),
+    ("RETRY_TIMES", "0x1", "RETRY_TIMES: must be a whole number"),
+    ("RETRY_TIMES", "two", "RETRY_TIMES: 'two' is not a whole number"),
+    ("PRIORITY", "urgent", "PRIORITY: must be a whole number from 0 (most urgent) to 9, or 'high', 'normal' or 'low', not 'urgent'"),
+    ("DEBUG", "1", "DEBUG: must be true or false"),
+    ("DEBUG", "yes", "DEBUG: must be true or false"),
+    ("HEDGED_REQUEST_TIME", "p100", "HEDGED_REQUEST_TIME: a percentile lies between p0 and p100"),
+    ("KEY_FUNC", "len", "KEY_FUNC: is set in code, not in the environment"),
+    ("POOL", "judges", "POOL: is set in code, not in the environment"),
+    ("DEFAULT_RESULT", "0", "DEFAULT_RESULT: is set in code, not in the environment"),
+    ("EXCEPTION_TYPES", "ValueError", "EXCEPTION_TYPES: is set in code, not in the environment"),
+    ("TIMEUOT", "5", "TIMEUOT: is not a setting; did you mean QREWARD_SCHEDULE_TIMEOUT?"),
+    ("timeout", "5", "timeout: is not a setting; did you mean QREWARD_SCHEDULE_TIMEOUT?"),
+    ("XYZ", "5", "XYZ: is not a setting; every variable that begins with QREWARD_SCHEDULE_ must be one"),
+]
+
+
+def test_a_wrong_variable_is_reported_by_its_name_once_and_nothing_is_changed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = ScheduleConfig()
-    errors: list[Exception] = []
-    watcher = ConfigWatcher(config, env=True, on_error=errors.append)
     monkeypatch.setenv("QREWARD_SCHEDULE_RETRY_MAX_INTERVAL", "9")
-    monkeypatch.setenv(f"QREWARD_SCHEDULE_{variable}", text)
-    assert [watcher.poll_once(), watcher.poll_once()] == [False, False]
-    assert config == ScheduleConfig()
-    (error,) = errors
-    assert isinstance(error, ConfigError)
-    assert str(error).startswith(f"QREWARD_SCHEDULE_{said}")
-    assert caplog.messages == [f"{error}; nothing was changed"]
+    faults = []
+    for variable, text, said in WRONG:
+        config, errors = ScheduleConfig(), list[Exception]()
+        watcher = ConfigWatcher(config, env=True, on_error=errors.append)
+        caplog.clear()
+        with monkeypatch.context() as patch:
+            patch.setenv(f"QREWARD_SCHEDULE_{variable}", text)
+            assert [watcher.poll_once(), watcher.poll_once()] == [False, False], variable
+        assert config == ScheduleConfig(), variable
+        if [type(error) for error in errors] != [ConfigError] or not str(errors[0]).startswith(f"QREWARD_SCHEDULE_{said}"):
+            faults.append((variable, text, errors))
+        assert caplog.messages == [f"{error}; nothing was changed" for error in errors]
+    assert faults == []
 
 
-def test_variables_that_do_not_go_together_are_told_as_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    errors: list[Exception] = []
-    monkeypatch.setenv("QREWARD_SCHEDULE_ADAPTIVE_LIMIT_MIN", "20")
+def test_two_variables_are_taken_over_together_and_refused_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    config, errors = ScheduleConfig(adaptive_limit_min=50, adaptive_limit_max=60), list[Exception]()
+    watcher = ConfigWatcher(config, env=True, on_error=errors.append)
+    monkeypatch.setenv("QREWARD_SCHEDULE_ADAPTIVE_LIMIT_MIN", "400")
+    monkeypatch.setenv("QREWARD_SCHEDULE_ADAPTIVE_LIMIT_MAX", "450")
+    assert watcher.poll_once()
+    assert (config.adaptive_limit_min, config.adaptive_limit_max) == (400, 450)
     monkeypatch.setenv("QREWARD_SCHEDULE_ADAPTIVE_LIMIT_MAX", "15")
-    ConfigWatcher(ScheduleConfig(), env=True, on_error=errors.append).poll_once()
+    assert not watcher.poll_once()
     assert [str(error) for error in errors] == [
         "environment: adaptive_limit_min is larger than adaptive_limit_max; set both at once if both are to change"
     ]
 
 
-def test_two_variables_that_only_go_together_are_taken_over_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = ScheduleConfig()
-    monkeypatch.setenv("QREWARD_SCHEDULE_ADAPTIVE_LIMIT_MIN", "400")
-    monkeypatch.setenv("QREWARD_SCHEDULE_ADAPTIVE_LIMIT_MAX", "450")
-    assert ConfigWatcher(config, env=True).poll_once()
-    assert (config.adaptive_limit_min, config.adaptive_limit_max) == (400, 450)
-
-
+@settings(max_examples=40)
 @given(st.sampled_from(sorted(ScheduleConfig.model_fields)), st.text(max_size=6) | st.integers().map(str) | st.floats().map(str))
 def test_any_text_is_a_value_of_its_parameter_or_is_refused_in_words(name: str, text: str) -> None:
     try:
@@ -131,3 +130,13 @@ def test_each_parameter_of_a_simple_kind_can_be_read() -> None:
     }
     source = environment_source()
     assert source.settings(source.state()) == {}
+
+
+@pytest.mark.xfail(reason="each variable is first checked alone, together with the defaults of all others", raises=AssertionError)
+def test_two_variables_are_taken_over_together_although_neither_goes_with_the_defaults(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = ScheduleConfig()
+    monkeypatch.setenv("QREWARD_SCHEDULE_ADAPTIVE_LIMIT_MIN", "600")
+    monkeypatch.setenv("QREWARD_SCHEDULE_ADAPTIVE_LIMIT_MAX", "450")
+    assert ConfigWatcher(config, env=True).poll_once()

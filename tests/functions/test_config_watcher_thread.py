@@ -20,7 +20,7 @@ NAME = "qreward-config-watcher"
 
 
 class Time:
-    """Stands still until it is told to go on; stopping needs no time."""
+    """A clock that stands still until `pass_on`; stopping needs no time."""
 
     def __init__(self) -> None:
         self.waits: list[float] = []
@@ -51,7 +51,7 @@ def threads() -> list[threading.Thread]:
 def no_thread_is_left_behind() -> Iterator[None]:
     assert threads() == []
     yield
-    for thread in threads():  # those that were told to stop in their own thread
+    for thread in threads():  # those that were stopped in their own thread
         thread.join(20)
     assert threads() == []
 
@@ -61,7 +61,7 @@ def counting(answers: list[Any]) -> Any:
     return lambda: answers.pop(0) if answers else None
 
 
-def test_it_looks_at_once_and_then_after_each_interval() -> None:
+def test_a_watcher_looks_when_started_and_then_after_each_interval() -> None:
     config, clock = ScheduleConfig(), Time()
     answers: list[Any] = [{"timeout": 1}, {"timeout": 2}, {"timeout": 0}, {"timeout": 3}]
     watcher = ConfigWatcher(config, callback=counting(answers), poll_interval=7, wait=clock.wait)
@@ -79,20 +79,21 @@ def test_it_looks_at_once_and_then_after_each_interval() -> None:
     assert repr(watcher) == "<ConfigWatcher callback>"
 
 
-def test_starting_and_stopping_twice_is_as_once() -> None:
+def test_starting_and_stopping_twice_is_as_once_and_a_watcher_may_be_started_again() -> None:
     looks: list[int] = []
     watcher = ConfigWatcher(ScheduleConfig(), callback=lambda: looks.append(1), wait=Time().wait)
     watcher.stop()
-    watcher.start()
-    watcher.start()
-    assert (len(looks), len(threads())) == (1, 1)
-    assert threads()[0].daemon
-    watcher.stop()
-    watcher.stop()
-    assert threads() == []
+    for count in (1, 2):
+        watcher.start()
+        watcher.start()
+        assert (len(looks), len(threads())) == (count, 1)
+        assert threads()[0].daemon
+        watcher.stop()
+        watcher.stop()
+        assert threads() == []
 
 
-def test_many_that_start_it_at_once_get_one_thread() -> None:
+def test_many_threads_that_start_a_watcher_at_once_get_one_thread() -> None:
     watcher = ConfigWatcher(ScheduleConfig(), callback=dict, wait=Time().wait)
     starters = [threading.Thread(target=watcher.start) for _ in range(8)]
     for starter in starters:
@@ -103,7 +104,7 @@ def test_many_that_start_it_at_once_get_one_thread() -> None:
     watcher.stop()
 
 
-def test_one_that_is_started_while_it_starts_gets_one_thread() -> None:
+def test_a_watcher_that_is_started_by_its_own_callback_gets_one_thread() -> None:
     looks: list[int] = []
 
     def ask() -> None:
@@ -117,17 +118,6 @@ def test_one_that_is_started_while_it_starts_gets_one_thread() -> None:
     watcher.stop()
 
 
-def test_one_that_was_stopped_may_be_started_again() -> None:
-    config, clock = ScheduleConfig(), Time()
-    watcher = ConfigWatcher(config, callback=counting([{"timeout": 1}, {"timeout": 2}, {"timeout": 3}]), wait=clock.wait)
-    watcher.start()
-    watcher.stop()
-    assert config.timeout == 1.0
-    watcher.start()
-    assert config.timeout == 2.0
-    watcher.stop()
-
-
 def test_stopping_needs_no_interval_to_pass() -> None:
     watcher = ConfigWatcher(ScheduleConfig(), callback=dict, poll_interval=3600)  # the real wait
     with watcher:
@@ -135,7 +125,7 @@ def test_stopping_needs_no_interval_to_pass() -> None:
     assert threads() == []
 
 
-def test_it_may_be_stopped_by_what_it_changes() -> None:
+def test_a_watcher_may_be_stopped_by_a_callback_of_the_configuration() -> None:
     config, clock = ScheduleConfig(), Time()
     watcher = ConfigWatcher(config, callback=counting([{"timeout": 1}, {"timeout": 2}, {"timeout": 3}]), wait=clock.wait)
     stopped = threading.Event()
@@ -202,7 +192,7 @@ def test_a_change_that_waits_for_its_turn_longer_than_a_stop_does_is_not_made(mo
     assert config.timeout is None
 
 
-def test_looking_by_hand_is_possible_while_it_runs(tmp_path: Path) -> None:
+def test_poll_once_may_be_called_while_a_watcher_runs(tmp_path: Path) -> None:
     config, path = ScheduleConfig(), tmp_path / "s.json"
     path.write_text('{"timeout": 1}')
     with ConfigWatcher(config, file=path, wait=Time().wait) as watcher:
@@ -211,7 +201,7 @@ def test_looking_by_hand_is_possible_while_it_runs(tmp_path: Path) -> None:
         assert config.timeout == 22.0
 
 
-def test_two_looks_at_once_take_over_a_change_once() -> None:
+def test_threads_that_poll_at_once_take_over_a_change_once() -> None:
     config = ScheduleConfig()
     heard: list[object] = []
     config.on_change(lambda _, names: heard.append(names))
@@ -224,7 +214,7 @@ def test_two_looks_at_once_take_over_a_change_once() -> None:
     assert heard == [{"timeout"}]
 
 
-def test_what_is_told_of_a_change_may_look_again() -> None:
+def test_a_callback_of_the_configuration_may_call_poll_once() -> None:
     config = ScheduleConfig()
     answers: list[Any] = [{"timeout": 1}, {"timeout": 2}]
     watcher = ConfigWatcher(config, callback=counting(answers))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import pickle
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+import qreward
 from qreward.functions.overload import Overload, overload_of
 
 QUOTA = {"error": {"message": "You exceeded your current quota", "type": "insufficient_quota", "param": None, "code": "insufficient_quota"}}
@@ -167,6 +169,17 @@ def test_openai(base: str) -> None:
     check(call, base)
     assert isinstance(raised(lambda: call(f"{base}/429/limit")), openai.RateLimitError)
     assert overload_of(raised(lambda: call(f"{base}/429/quota"))) is None
+
+
+def test_nothing_of_the_libraries_is_patched() -> None:
+    httpx, openai = pytest.importorskip("httpx"), pytest.importorskip("openai")
+    assert [getattr(qreward, name) for name in qreward.__all__], "all of it is loaded"
+    for function, module in (
+        (httpx.Response.json, httpx._models),
+        (httpx._content.encode_json, httpx._content),
+        (openai.resources.embeddings.AsyncEmbeddings.create, openai.resources.embeddings),
+    ):
+        assert inspect.unwrap(function).__code__.co_filename == function.__code__.co_filename == module.__file__
 
 
 def test_anthropic(base: str) -> None:

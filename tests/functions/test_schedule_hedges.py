@@ -1,40 +1,30 @@
-"""What ``hedged_request_*`` promises, of async functions and of those that block."""
+"""Hedges as calls see them, for both kinds of functions. The rules are in tests/scheduler/functions."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from schedule_stage import SLACK, STAGES, at_times, stage_name
+from schedule_runs import KINDS, SLACK, at_times, kind_name
 
-pytestmark = pytest.mark.parametrize("stage", STAGES, ids=stage_name)
-
-
-def test_the_first_result_counts_and_the_other_try_is_cancelled_or_dropped(stage: Any) -> None:
-    told = stage.play(lambda number, *_: (100.0 if number == 0 else 1.0, number), at_times([0]), hedged_request_time=0.5)
-    assert told.values == [1]
-    assert told.calls[0].at == pytest.approx(1.5, abs=SLACK), "the loser delays nobody"
-    assert told.cancelled == ([0] if stage.cancels else [])
-    assert (told.stats.hedges, told.stats.hedges_won) == (1, 1)
+pytestmark = pytest.mark.parametrize("kind", KINDS, ids=kind_name)
 
 
-def test_a_call_that_is_quick_enough_is_not_hedged(stage: Any) -> None:
-    told = stage.play(lambda number, *_: (0.4, number), at_times([0] * 5), hedged_request_time=0.5)
-    assert len(told.starts) == 5
+def test_the_first_result_counts_and_the_other_try_is_cancelled_or_dropped(kind: Any) -> None:
+    outcome = kind.run(lambda number, *_: (100.0 if number == 0 else 1.0, number), at_times([0]), hedged_request_time=0.5)
+    assert outcome.values == [1]
+    assert outcome.calls[0].at == pytest.approx(1.5, abs=SLACK), "the loser delays nobody"
+    assert outcome.cancelled == ([0] if kind.cancels else [])
+    assert (outcome.stats.hedges, outcome.stats.hedges_won) == (1, 1)
 
 
-def test_there_are_at_most_so_many_hedges_a_call(stage: Any) -> None:
-    told = stage.play(lambda number, *_: (10.0, number), at_times([0]), hedged_request_time=1, hedged_request_max_times=3)
-    assert [round(time) for time in told.times] == [0, 1, 2, 3]
-    assert told.values == [0]
+def test_there_are_at_most_so_many_hedges_a_call(kind: Any) -> None:
+    outcome = kind.run(lambda number, *_: (10.0, number), at_times([0]), hedged_request_time=1, hedged_request_max_times=3)
+    assert [round(time) for time in outcome.times] == [0, 1, 2, 3]
+    assert outcome.values == [0]
 
 
-def test_there_are_at_most_so_many_hedges_over_all_calls(stage: Any) -> None:
-    told = stage.play(lambda number, *_: (10.0, number), at_times(range(105)), hedged_request_time=1, hedged_request_proportion=0.1)
-    assert told.stats.hedges == 20, "ten from the start, and a tenth of a hundred and five calls"
-
-
-def test_a_percentile_is_that_of_the_functions_own_times(stage: Any) -> None:
+def test_a_percentile_is_that_of_the_functions_own_times(kind: Any) -> None:
     stuck: list[int] = []
 
     def behave(number: int, place: int) -> tuple[float, Any]:
@@ -42,28 +32,11 @@ def test_a_percentile_is_that_of_the_functions_own_times(stage: Any) -> None:
             stuck.append(number)
         return 50.0 if stuck == [number] else 1.0 + place % 10 / 10, number
 
-    told = stage.play(behave, [*((2 * n, n) for n in range(60)), (200, 60)], hedged_request_time="p90")
-    assert 1.7 < told.times[-1] - 200 < 2.1, "about the 90th percentile of 1.0 to 1.9"
-    assert told.calls[-1].at < 204
+    outcome = kind.run(behave, [*((2 * n, n) for n in range(60)), (200, 60)], hedged_request_time="p90")
+    assert 1.7 < outcome.times[-1] - 200 < 2.1, "about the 90th percentile of 1.0 to 1.9"
+    assert outcome.calls[-1].at < 204
 
 
-def test_hedges_do_not_use_up_retries(stage: Any) -> None:
-    def behave(number: int, *_: Any) -> tuple[float, Any]:
-        return (5.0, ConnectionError()) if number < 3 else (0.5, "done")
-
-    told = stage.play(behave, at_times([0]), hedged_request_time=1, retry_times=2, retry_interval=0)
-    assert told.values == ["done"]
-
-
-def test_a_failing_hedge_does_not_end_the_call_nor_does_a_failing_first_try(stage: Any) -> None:
-    told = stage.play(lambda n, *_: (3.0, "first") if n == 0 else (0.5, ConnectionError()), at_times([0]), hedged_request_time=1)
-    assert told.values == ["first"]
-    told = stage.play(lambda n, *_: (2.0, ConnectionError()) if n == 0 else (3.0, "hedge"), at_times([0]), hedged_request_time=1)
-    assert told.values == ["hedge"]
-
-
-def test_a_hedge_takes_nobodys_place(stage: Any) -> None:
-    told = stage.play(lambda number, *_: (4.0, number), at_times([0] * 4), hedged_request_time=1, max_concurrency=2)
-    assert told.most == 2
-    assert [round(time, 1) for time in sorted(told.times)][:4] == [0, 0, 4, 4]
-    assert told.stats.hedges == 0
+def test_there_are_at_most_so_many_hedges_over_all_calls(kind: Any) -> None:
+    outcome = kind.run(lambda number, *_: (10.0, number), at_times(range(105)), hedged_request_time=1, hedged_request_proportion=0.1)
+    assert outcome.stats.hedges == 20, "ten from the start, and a tenth of a hundred and five calls"

@@ -1,4 +1,4 @@
-"""What is told of calls: records, counts and the log. None of it can break a call."""
+"""Records, counts and the log of calls. None of them can break a call."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import logging
 from typing import Any
 
 import pytest
-from schedule_stage import STAGES, at_times, stage_name
+from schedule_runs import KINDS, at_times, kind_name
 
 from qreward import ScheduleMetrics, schedule
 
-pytestmark = pytest.mark.parametrize("stage", STAGES, ids=stage_name)
+both = pytest.mark.parametrize("kind", KINDS, ids=kind_name)
 
 
-def test_there_is_one_record_a_call_of_failed_calls_too(stage: Any) -> None:
+@both
+def test_there_is_one_record_a_call_of_failed_calls_too(kind: Any) -> None:
     records: list[ScheduleMetrics] = []
 
     def behave(number: int, kind: str) -> tuple[float, Any]:
@@ -27,9 +28,9 @@ def test_there_is_one_record_a_call_of_failed_calls_too(stage: Any) -> None:
 
     calls = [(0, "well"), (2, "flaky"), (10, "bad"), (20, "slow"), (30, "well")]
     settings = {"retry_times": 1, "retry_interval": 0, "timeout": 5, "exception_types": ConnectionError, "circuit_breaker_threshold": 2}
-    stage.play(behave, calls, metrics_callback=records.append, **settings)
-    told = [(record.outcome, record.error, record.tries, record.retries, round(record.latency)) for record in records]
-    assert told == [
+    kind.run(behave, calls, metrics_callback=records.append, **settings)
+    found = [(record.outcome, record.error, record.tries, record.retries, round(record.latency)) for record in records]
+    assert found == [
         ("ok", None, 1, 0, 1),
         ("ok", None, 2, 1, 2),
         ("failed", "KeyError", 1, 0, 1),
@@ -40,9 +41,10 @@ def test_there_is_one_record_a_call_of_failed_calls_too(stage: Any) -> None:
     assert "secret" not in repr(records)
 
 
-def test_a_record_tells_of_open_circuits_defaults_waits_hedges_and_keys(stage: Any) -> None:
+@both
+def test_a_record_holds_open_circuits_defaults_waits_hedges_and_keys(kind: Any) -> None:
     records: list[ScheduleMetrics] = []
-    stage.play(
+    kind.run(
         lambda *_: (0.0, ConnectionError()), [(0, "k"), (1, "k")], metrics_callback=records.append, circuit_breaker_threshold=1,
         default_result=0, key_func=lambda key: key,
     )  # fmt: skip
@@ -51,14 +53,15 @@ def test_a_record_tells_of_open_circuits_defaults_waits_hedges_and_keys(stage: A
         ("circuit_open", True, "k", 0),
     ]
     records.clear()
-    stage.play(lambda *_: (2.0, 1), at_times([0, 0]), metrics_callback=records.append, max_concurrency=1)
+    kind.run(lambda *_: (2.0, 1), at_times([0, 0]), metrics_callback=records.append, max_concurrency=1)
     assert [round(record.queued) for record in records] == [0, 2]
     records.clear()
-    stage.play(lambda number, *_: (9.0 if number == 0 else 1.0, 1), at_times([0]), metrics_callback=records.append, hedged_request_time=1)
+    kind.run(lambda number, *_: (9.0 if number == 0 else 1.0, 1), at_times([0]), metrics_callback=records.append, hedged_request_time=1)
     assert [(record.tries, record.hedges, record.retries) for record in records] == [(2, 1, 0)]
 
 
-def test_a_callback_or_exporter_that_raises_breaks_nothing(stage: Any, caplog: pytest.LogCaptureFixture) -> None:
+@both
+def test_a_callback_or_exporter_that_raises_breaks_nothing(kind: Any, caplog: pytest.LogCaptureFixture) -> None:
     class Exporter:
         def export(self, metrics: ScheduleMetrics) -> None:
             raise OSError("the collector is away")
@@ -66,53 +69,48 @@ def test_a_callback_or_exporter_that_raises_breaks_nothing(stage: Any, caplog: p
     def callback(_: ScheduleMetrics) -> None:
         raise ZeroDivisionError
 
-    told = stage.play(lambda *_: (0.0, 7), at_times([0]), metrics_callback=callback, telemetry_exporter=Exporter())
-    assert told.values == [7]
+    outcome = kind.run(lambda *_: (0.0, 7), at_times([0]), metrics_callback=callback, telemetry_exporter=Exporter())
+    assert outcome.values == [7]
     assert {record.levelname for record in caplog.records} == {"ERROR"}
     assert len(caplog.records) == 2
 
 
-def test_the_counts_add_up(stage: Any) -> None:
-    told = stage.play(
+@both
+def test_the_counts_add_up(kind: Any) -> None:
+    outcome = kind.run(
         lambda number, *_: (0.5, number if number % 3 else ConnectionError()),
         at_times([0.1 * n for n in range(30)]),
         retry_times=1,
         retry_interval=0.01,
     )
-    stats = told.stats
-    assert (stats.calls, stats.ok + stats.failed, stats.tries) == (30, 30, len(told.starts))
+    stats = outcome.stats
+    assert (stats.calls, stats.ok + stats.failed, stats.tries) == (30, 30, len(outcome.starts))
     assert stats.tries == stats.calls + stats.retries
     assert (stats.waiting, stats.inflight) == (0, 0)
     assert stats.p50 == pytest.approx(0.5, rel=0.06)
 
 
-def test_debug_says_what_was_decided_and_when(stage: Any, caplog: pytest.LogCaptureFixture) -> None:
+@both
+def test_debug_and_only_debug_says_what_was_decided_and_when(kind: Any, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "qreward.schedule")
-    stage.play(
-        lambda number, *_: (1.0, 7 if number else ConnectionError("secret")),
-        at_times([0, 0]),
-        debug=True,
-        retry_times=1,
-        retry_interval=0,
-        max_concurrency=1,
-    )
-    text = caplog.text
+    for debug in (False, True):
+        kind.run(
+            lambda number, *_: (1.0, 7 if number else ConnectionError("secret")),
+            at_times([0, 0]),
+            debug=debug,
+            retry_times=1,
+            retry_interval=0,
+            max_concurrency=1,
+        )
+        lines = [record.getMessage() for record in caplog.records if record.name.startswith("qreward")]
+        text = "\n".join(lines)
+        assert bool(lines) == debug
     for words in ("waits for room: 1 of 1", "try 1 failed after 1 s: ConnectionError", "retry 1 of 1", "done after"):
         assert words in text, text
     assert "secret" not in text
 
 
-def test_without_debug_nothing_is_written(stage: Any, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG)
-    stage.play(
-        lambda number, *_: (1.0, 7 if number else ConnectionError()), at_times([0, 0]), retry_times=1, retry_interval=0, max_concurrency=1
-    )
-    assert not [record for record in caplog.records if record.name.startswith("qreward")]
-
-
-def test_a_cancelled_call_is_told_as_such(stage: Any) -> None:
-    if not stage.cancels:
-        pytest.skip("a function that blocks is not cancelled")
+def test_a_cancelled_call_has_a_record_that_says_so() -> None:
     records: list[ScheduleMetrics] = []
 
     @schedule(metrics_callback=records.append)

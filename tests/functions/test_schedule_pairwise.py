@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
-from schedule_stage import SLACK, STAGES, End, Told, most_in_any_window, stage_name
+from schedule_runs import KINDS, SLACK, End, Outcome, kind_name, most_in_any_window
 
 from qreward import ScheduleMetrics
 from qreward.functions.config import UNSET, ScheduleConfig
@@ -87,7 +87,7 @@ def test_each_value_of_each_parameter_meets_each_value_of_each_other() -> None:
     assert len(met) == sum(len(CHOICES[one]) * len(CHOICES[other]) for one, other in combinations(CHOICES, 2))
 
 
-def faults(rng: random.Random) -> Any:
+def faulty(rng: random.Random) -> Any:
     """A function that is quick, slow, stuck for a while, failing, or turns away."""
     request = httpx.Request("POST", "http://judge.example")
     busy = httpx.Response(429, headers={"retry-after-ms": "300"}, request=request)
@@ -119,39 +119,41 @@ def settings_of(row: dict[str, int]) -> tuple[dict[str, Any], list[ScheduleMetri
     return settings, records, exporter
 
 
-@pytest.mark.parametrize("stage", STAGES, ids=stage_name)
-@pytest.mark.parametrize("row", range(len(ROWS)))
-def test_the_promises_hold_together(stage: Any, row: int) -> None:
-    rng = random.Random(row)
-    settings, records, exporter = settings_of(ROWS[row])
-    calls = [(rng.uniform(0, 12), rng.choice("ab"), place) for place in range(CALLS)]
-    told = stage.play(faults(rng), calls, **settings)
-    for fault in broken(told, calls, settings, cancels=stage.cancels):
-        pytest.fail(f"row {row}: {fault}; {settings}")
-    for told_of in (records, exporter and exporter.records):
-        if told_of is not None:
-            assert Counter(record.outcome == "ok" for record in told_of) == Counter({True: told.stats.ok, False: told.stats.failed})
+@pytest.mark.parametrize("kind", KINDS, ids=kind_name)
+def test_the_promises_hold_together(kind: Any) -> None:
+    faults = []
+    for row, choices in enumerate(ROWS):
+        rng = random.Random(row)
+        settings, records, exporter = settings_of(choices)
+        calls = [(rng.uniform(0, 12), rng.choice("ab"), place) for place in range(CALLS)]
+        outcome = kind.run(faulty(rng), calls, **settings)
+        faults += [(row, fault, settings) for fault in broken(outcome, calls, settings, cancels=kind.cancels)]
+        counted = {True: outcome.stats.ok, False: outcome.stats.failed}
+        for seen in (records, exporter and exporter.records):
+            if seen is not None and Counter(record.outcome == "ok" for record in seen) != Counter(counted):
+                faults.append((row, f"{len(seen)} records for {counted}", settings))
+    assert faults == []
 
 
-def broken(told: Told, calls: list[tuple[float, str, int]], settings: dict[str, Any], *, cancels: bool) -> Iterator[str]:
+def broken(outcome: Outcome, calls: list[tuple[float, str, int]], settings: dict[str, Any], *, cancels: bool) -> Iterator[str]:
     """What did not hold."""
-    stats = told.settled
-    ended = told.calls
+    stats = outcome.settled
+    ended = outcome.calls
     if len(ended) != CALLS or stats.calls != CALLS or stats.ok + stats.failed != CALLS:
         yield f"{len(ended)} ends, {stats} for {CALLS} calls"
     for call, end in zip(calls, ended, strict=True):
         yield from wrong_end(call, end, settings)
     most_tries = CALLS * (1 + settings["retry_times"] + (settings["hedged_request_max_times"] if settings["hedged_request_time"] else 0))
-    if not len(told.starts) == stats.tries <= most_tries or (not settings["hedged_request_time"] and stats.hedges):
-        yield f"{len(told.starts)} tries, {stats}"
+    if not len(outcome.starts) == stats.tries <= most_tries or (not settings["hedged_request_time"] and stats.hedges):
+        yield f"{len(outcome.starts)} tries, {stats}"
     if stats.hedges > 10 + settings["hedged_request_proportion"] * CALLS:
         yield f"{stats.hedges} hedges"
-    if settings["max_concurrency"] is not None and told.most > settings["max_concurrency"]:
-        yield f"{told.most} under way"
-    yield from over_the_rate(told, settings)
-    if told.now or stats.inflight or stats.waiting:
-        yield f"{told.now} tries go on, {stats}"
-    if cancels and settings["timeout"] is None and any(time > max(end.at for end in ended) + SLACK for time in told.ended.values()):
+    if settings["max_concurrency"] is not None and outcome.most > settings["max_concurrency"]:
+        yield f"{outcome.most} under way"
+    yield from over_the_rate(outcome, settings)
+    if outcome.now or stats.inflight or stats.waiting:
+        yield f"{outcome.now} tries go on, {stats}"
+    if cancels and settings["timeout"] is None and any(time > max(end.at for end in ended) + SLACK for time in outcome.ended.values()):
         yield "a loser went on when all calls had ended"
 
 
@@ -165,13 +167,13 @@ def wrong_end(call: tuple[float, str, int], end: End, settings: dict[str, Any]) 
         yield f"call {place} took {end.at - at:.3f} s"
 
 
-def over_the_rate(told: Told, settings: dict[str, Any]) -> Iterator[str]:
+def over_the_rate(outcome: Outcome, settings: dict[str, Any]) -> Iterator[str]:
     size, window = settings["limit_size"], settings["limit_window"]
     if size is None:
         return
     if settings["adaptive_limit"]:
         size = max(size, settings["adaptive_limit_max"])
     for key in "ab" if settings["key_func"] else ("ab",):
-        times = [time for time, args in told.starts if args[0] in key]
+        times = [time for time, args in outcome.starts if args[0] in key]
         if times and most_in_any_window(times, window) > size:
             yield f"{most_in_any_window(times, window)} starts of {key} in {window} s"

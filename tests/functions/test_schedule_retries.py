@@ -1,4 +1,4 @@
-"""What ``retry_*``, ``exception_types``, ``timeout`` and ``default_result`` promise, of async functions and of those that block."""
+"""``retry_*``, ``exception_types``, ``timeout`` and ``default_result`` as calls see them, for both kinds of functions."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 import httpx
 import pytest
-from schedule_stage import SLACK, STAGES, at_times, stage_name
+from schedule_runs import KINDS, SLACK, at_times, kind_name
 
 from qreward.functions.config import UNSET
 from qreward.functions.function import no_waiting
 
-pytestmark = pytest.mark.parametrize("stage", STAGES, ids=stage_name)
+pytestmark = pytest.mark.parametrize("kind", KINDS, ids=kind_name)
 
 
 def fails(times: int, seconds: float = 1.0, error: BaseException | None = None) -> Any:
@@ -24,27 +24,27 @@ def fails(times: int, seconds: float = 1.0, error: BaseException | None = None) 
     return behave
 
 
-def test_a_call_is_tried_until_it_returns_or_its_retries_are_used_up(stage: Any) -> None:
-    told = stage.play(fails(2), at_times([0]), retry_times=2, retry_interval=0)
-    assert told.values == [2]
-    told = stage.play(fails(3), at_times([0]), retry_times=2, retry_interval=0)
-    assert (told.errors, len(told.starts)) == (["ConnectionError"], 3)
-    assert str(told.calls[0].error) == "try 2", "the last one is raised, as it was"
+def test_a_call_is_tried_until_it_returns_or_its_retries_are_used_up(kind: Any) -> None:
+    outcome = kind.run(fails(2), at_times([0]), retry_times=2, retry_interval=0)
+    assert outcome.values == [2]
+    outcome = kind.run(fails(3), at_times([0]), retry_times=2, retry_interval=0)
+    assert (outcome.errors, len(outcome.starts)) == (["ConnectionError"], 3)
+    assert str(outcome.calls[0].error) == "try 2", "the last one is raised, as it was"
 
 
-def test_without_retries_a_failure_is_raised_at_once_and_unchanged(stage: Any) -> None:
+def test_without_retries_a_failure_is_raised_at_once_and_unchanged(kind: Any) -> None:
     error = ValueError("mine")
-    told = stage.play(fails(1, error=error), at_times([0]))
-    assert told.calls[0].error is error
-    assert told.calls[0].at == pytest.approx(1.0, abs=1e-6)
+    outcome = kind.run(fails(1, error=error), at_times([0]))
+    assert outcome.calls[0].error is error
+    assert outcome.calls[0].at == pytest.approx(1.0, abs=1e-6)
     assert error.__cause__ is None
 
 
-def test_waits_double_and_are_drawn_below_their_bounds(stage: Any) -> None:
+def test_waits_double_and_are_drawn_below_their_bounds(kind: Any) -> None:
     drawn: list[list[float]] = [[], [], [], []]
     for _ in range(40):
-        told = stage.play(fails(4, 0.0), at_times([0]), retry_times=4, retry_interval=1.0, retry_max_interval=3.0)
-        for place, (one, other) in enumerate(pairwise(told.times)):
+        outcome = kind.run(fails(4, 0.0), at_times([0]), retry_times=4, retry_interval=1.0, retry_max_interval=3.0)
+        for place, (one, other) in enumerate(pairwise(outcome.times)):
             drawn[place].append(other - one)
     for waits, bound in zip(drawn, (1.0, 2.0, 3.0, 3.0), strict=True):
         assert max(waits) <= bound + SLACK
@@ -52,94 +52,81 @@ def test_waits_double_and_are_drawn_below_their_bounds(stage: Any) -> None:
         assert min(waits) < bound / 2
 
 
-def test_what_is_not_one_of_the_exception_types_is_raised_at_once(stage: Any) -> None:
-    told = stage.play(fails(5, error=KeyError("x")), at_times([0]), retry_times=5, exception_types=(ConnectionError, TimeoutError))
-    assert (told.errors, len(told.starts)) == (["KeyError"], 1)
+def test_what_is_not_one_of_the_exception_types_is_raised_at_once(kind: Any) -> None:
+    outcome = kind.run(fails(5, error=KeyError("x")), at_times([0]), retry_times=5, exception_types=(ConnectionError, TimeoutError))
+    assert (outcome.errors, len(outcome.starts)) == (["KeyError"], 1)
 
 
-def test_a_function_of_the_exception_says_whether_it_is_retried_and_after_how_long(stage: Any) -> None:
+def test_a_function_of_the_exception_says_whether_it_is_retried_and_after_how_long(kind: Any) -> None:
     said = {0: True, 1: 2.5, 2: False}
-    told = stage.play(
+    outcome = kind.run(
         lambda number, *_: (0.0, ConnectionError(number)),
         at_times([0]),
         retry_times=9,
         retry_interval=0,
         exception_types=lambda error: said[error.args[0]],
     )
-    assert len(told.starts) == 3
-    assert told.times[2] - told.times[1] == pytest.approx(2.5, abs=SLACK)
+    assert len(outcome.starts) == 3
+    assert outcome.times[2] - outcome.times[1] == pytest.approx(2.5, abs=SLACK)
 
 
-def test_retry_after_is_obeyed_and_others_of_the_key_wait_too(stage: Any) -> None:
+def test_retry_after_is_obeyed_and_others_of_the_key_wait_too(kind: Any) -> None:
     request = httpx.Request("POST", "http://judge.example")
     reply = httpx.Response(429, headers={"retry-after": "7"}, request=request)
 
     def behave(number: int, *_: Any) -> tuple[float, Any]:
         return 0.0, httpx.HTTPStatusError("too many", request=request, response=reply) if number == 0 else number
 
-    told = stage.play(behave, at_times([0, 1, 2]), retry_times=1, retry_interval=0.001)
-    assert told.errors == ["-", "-", "-"]
-    assert min(told.times[1:]) == pytest.approx(7.0, abs=SLACK)
-    assert told.stats.overloaded == 1
+    outcome = kind.run(behave, at_times([0, 1, 2]), retry_times=1, retry_interval=0.001)
+    assert outcome.errors == ["-", "-", "-"]
+    assert min(outcome.times[1:]) == pytest.approx(7.0, abs=SLACK)
+    assert outcome.stats.overloaded == 1
 
 
-def test_a_hint_that_cannot_be_waited_out_ends_the_call_with_its_own_error(stage: Any) -> None:
-    request = httpx.Request("POST", "http://judge.example")
-    reply = httpx.Response(503, headers={"retry-after": "60"}, request=request)
-    told = stage.play(
-        fails(9, error=httpx.HTTPStatusError("away", request=request, response=reply)), at_times([0]), retry_times=9, timeout=10
-    )
-    assert told.errors == ["HTTPStatusError"]
-    assert told.calls[0].at == pytest.approx(1.0, abs=SLACK)
+def test_the_timeout_is_one_for_the_whole_call(kind: Any) -> None:
+    outcome = kind.run(lambda *_: (4.0, ConnectionError()), at_times([0]), retry_times=99, retry_interval=0, timeout=10)
+    assert outcome.errors == ["RequestTimeout"]
+    assert outcome.calls[0].at == pytest.approx(10.0, abs=SLACK)
+    assert len(outcome.starts) == 3
+    assert isinstance(outcome.calls[0].error, TimeoutError)
+    assert isinstance(outcome.calls[0].error.__cause__, ConnectionError), "what happened last is not lost"
+    assert outcome.cancelled == ([2] if kind.cancels else [])
 
 
-def test_the_timeout_is_one_for_the_whole_call(stage: Any) -> None:
-    told = stage.play(lambda *_: (4.0, ConnectionError()), at_times([0]), retry_times=99, retry_interval=0, timeout=10)
-    assert told.errors == ["RequestTimeout"]
-    assert told.calls[0].at == pytest.approx(10.0, abs=SLACK)
-    assert len(told.starts) == 3
-    assert isinstance(told.calls[0].error, TimeoutError)
-    assert isinstance(told.calls[0].error.__cause__, ConnectionError), "what happened last is not lost"
-    assert told.cancelled == ([2] if stage.cancels else [])
+def test_the_timeout_counts_waiting(kind: Any) -> None:
+    outcome = kind.run(lambda *_: (1.0, "done"), at_times([0, 0, 0]), max_concurrency=1, timeout=2.5)
+    assert sorted(outcome.errors) == ["-", "-", "RequestTimeout"]
+    assert max(end.at for end in outcome.calls) == pytest.approx(2.5, abs=SLACK)
+    assert len(outcome.starts) <= 3
 
 
-def test_the_timeout_counts_waiting(stage: Any) -> None:
-    told = stage.play(lambda *_: (1.0, "done"), at_times([0, 0, 0]), max_concurrency=1, timeout=2.5)
-    assert sorted(told.errors) == ["-", "-", "RequestTimeout"]
-    assert max(end.at for end in told.calls) == pytest.approx(2.5, abs=SLACK)
-    assert len(told.starts) <= 3
-
-
-def test_a_call_that_timed_out_holds_its_place_until_it_has_really_ended(stage: Any) -> None:
-    told = stage.play(lambda number, *_: (9.0 if number == 0 else 1.0, number), [(0,), (3,)], max_concurrency=1, timeout=2)
-    if stage.cancels:
-        assert told.errors == ["RequestTimeout", "-"]
+def test_a_call_that_timed_out_holds_its_place_until_it_has_really_ended(kind: Any) -> None:
+    outcome = kind.run(lambda number, *_: (9.0 if number == 0 else 1.0, number), [(0,), (3,)], max_concurrency=1, timeout=2)
+    if kind.cancels:
+        assert outcome.errors == ["RequestTimeout", "-"]
     else:
-        assert told.errors == ["RequestTimeout", "RequestTimeout"], "a thread cannot be stopped"
-    assert told.most == 1
+        assert outcome.errors == ["RequestTimeout", "RequestTimeout"], "a thread cannot be stopped"
+    assert outcome.most == 1
 
 
-@pytest.mark.parametrize(
-    ("default", "value"),
-    [(7, 7), (None, None), (lambda answer, weight: (answer, weight), ("a", 2)), (0.0, 0.0)],
-    ids=["value", "None", "of the arguments", "zero"],
-)
-def test_a_default_is_returned_instead_of_an_exception(stage: Any, default: Any, value: Any) -> None:
-    told = stage.play(fails(9), [(0, "a", 2)], retry_times=1, retry_interval=0, default_result=default)
-    assert (told.values, told.errors, len(told.starts)) == ([value], ["-"], 2)
-    assert told.stats.failed == 1, "it is not counted as a success"
+def test_a_default_is_returned_instead_of_an_exception(kind: Any) -> None:
+    table: list[tuple[Any, Any]] = [(7, 7), (None, None), (lambda answer, weight: (answer, weight), ("a", 2)), (0.0, 0.0)]
+    for default, value in table:
+        run = kind.run(fails(9), [(0, "a", 2)], retry_times=1, retry_interval=0, default_result=default)
+        assert (run.values, run.errors, len(run.starts)) == ([value], ["-"], 2)
+        assert run.stats.failed == 1, "it is not counted as a success"
 
 
-def test_a_default_stands_for_time_limits_and_open_circuits_but_not_for_other_exceptions(stage: Any) -> None:
-    told = stage.play(lambda *_: (5.0, 1), at_times([0]), timeout=1, default_result="late")
-    assert told.values == ["late"]
-    told = stage.play(fails(9), at_times([0, 5]), circuit_breaker_threshold=1, default_result="away")
-    assert (told.values, len(told.starts)) == (["away", "away"], 1)
-    told = stage.play(fails(9, error=KeyError("x")), at_times([0]), exception_types=ConnectionError, default_result=1)
-    assert told.errors == ["KeyError"]
+def test_a_default_stands_for_time_limits_and_open_circuits_but_not_for_other_exceptions(kind: Any) -> None:
+    outcome = kind.run(lambda *_: (5.0, 1), at_times([0]), timeout=1, default_result="late")
+    assert outcome.values == ["late"]
+    outcome = kind.run(fails(9), at_times([0, 5]), circuit_breaker_threshold=1, default_result="away")
+    assert (outcome.values, len(outcome.starts)) == (["away", "away"], 1)
+    outcome = kind.run(fails(9, error=KeyError("x")), at_times([0]), exception_types=ConnectionError, default_result=1)
+    assert outcome.errors == ["KeyError"]
 
 
-def test_a_function_of_exceptions_is_called_once_for_each_exception(stage: Any) -> None:
+def test_a_function_of_exceptions_is_called_once_for_each_exception(kind: Any) -> None:
     table: list[tuple[Any, list[bool], str]] = [
         (1, [True, True], "-"),
         (1, [True, False], "ConnectionError"),
@@ -152,24 +139,24 @@ def test_a_function_of_exceptions_is_called_once_for_each_exception(stage: Any) 
             asked.append(error)
             return answers[len(asked) - 1]
 
-        told = stage.play(fails(9), at_times([0]), retry_times=1, retry_interval=0, exception_types=covers, default_result=default)
-        assert (told.errors, len(asked)) == ([error], 2), (default, answers)
+        outcome = kind.run(fails(9), at_times([0]), retry_times=1, retry_interval=0, exception_types=covers, default_result=default)
+        assert (outcome.errors, len(asked)) == ([error], 2), (default, answers)
 
 
-def test_exits_and_interrupts_are_never_retried_nor_replaced(stage: Any) -> None:
+def test_exits_and_interrupts_are_never_retried_nor_replaced(kind: Any) -> None:
     class Stop(BaseException):
         pass
 
-    told = stage.play(lambda *_: (1.0, Stop()), at_times([0]), retry_times=5, default_result=1)
-    assert (told.errors, len(told.starts)) == (["Stop"], 1)
+    outcome = kind.run(lambda *_: (1.0, Stop()), at_times([0]), retry_times=5, default_result=1)
+    assert (outcome.errors, len(outcome.starts)) == (["Stop"], 1)
 
 
-def test_several_tries_are_abreast_while_a_call_is_retried(stage: Any) -> None:
+def test_several_tries_run_at_once_while_a_call_is_retried(kind: Any) -> None:
     def behave(number: int, *_: Any) -> tuple[float, Any]:
         return (1.0, ConnectionError()) if number < 2 else (100.0, ConnectionError()) if number < 4 else (1.0, "done")
 
-    alone = stage.play(behave, at_times([0]), retry_times=9, retry_interval=0.1, retry_max_interval=0.1)
-    parallel_tries = stage.play(behave, at_times([0]), retry_times=9, retry_interval=0.1, retry_max_interval=0.1, speed_up_max_multiply=3)
+    alone = kind.run(behave, at_times([0]), retry_times=9, retry_interval=0.1, retry_max_interval=0.1)
+    parallel_tries = kind.run(behave, at_times([0]), retry_times=9, retry_interval=0.1, retry_max_interval=0.1, speed_up_max_multiply=3)
     assert alone.most == 1
     assert parallel_tries.most == 3
     assert parallel_tries.values == ["done"]
@@ -177,16 +164,8 @@ def test_several_tries_are_abreast_while_a_call_is_retried(stage: Any) -> None:
     assert alone.calls[0].at > 200
 
 
-def test_overload_is_never_answered_by_more_tries_at_once(stage: Any) -> None:
-    class Overloaded(Exception):
-        status_code = 429
-
-    told = stage.play(fails(6, error=Overloaded()), at_times([0]), retry_times=9, retry_interval=0.1, speed_up_max_multiply=5)
-    assert (told.values, told.most) == ([6], 1)
-
-
-def test_nothing_waits_where_a_test_says_so(stage: Any) -> None:
+def test_no_waiting_switches_all_waits_off(kind: Any) -> None:
     with no_waiting():
-        told = stage.play(fails(3, 0.0), at_times([0, 0]), retry_times=3, retry_interval=60, limit_size=1, limit_window=3600)
-    assert told.errors == ["-", "-"]
-    assert max(end.at for end in told.calls) < 2 * SLACK
+        outcome = kind.run(fails(3, 0.0), at_times([0, 0]), retry_times=3, retry_interval=60, limit_size=1, limit_window=3600)
+    assert outcome.errors == ["-", "-"]
+    assert max(end.at for end in outcome.calls) < 2 * SLACK

@@ -74,7 +74,7 @@ def test_the_pace_follows_how_long_batches_take() -> None:
     assert rules.seconds == pytest.approx(1.2)
 
 
-def test_an_explicit_wait_counts_from_the_first_item_and_nothing_else_is_asked() -> None:
+def test_an_explicit_wait_counts_from_the_first_item_whatever_is_in_flight() -> None:
     settings = BatchSettings(batch_wait_timeout_s=5, max_concurrent_batches=2)
     for in_flight in (0, 1):
         assert asks(forming(3), 2.0, settings, in_flight) == (0, 5.0)
@@ -138,9 +138,8 @@ class OutOfMemoryError(RuntimeError):
     pass
 
 
-@pytest.mark.parametrize(
-    ("error", "size"),
-    [
+def test_failures_are_of_the_size_if_they_speak_of_memory_time_or_too_much_content() -> None:
+    table: list[tuple[Exception, bool]] = [
         (MemoryError(), True),
         (TimeoutError(), True),
         (RequestTimeout("x"), True),
@@ -149,10 +148,8 @@ class OutOfMemoryError(RuntimeError):
         (RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), True),
         (BadRequest("x", status_code=400), False),
         (RuntimeError("x"), False),
-    ],
-)
-def test_which_failures_are_of_the_size(error: Exception, size: bool) -> None:
-    assert says_too_large(error) is size
+    ]
+    assert [(error, says_too_large(error)) for error, _ in table] == table
 
 
 class WantsOther(Exception):
@@ -182,9 +179,8 @@ class Uncopyable(Exception):
         raise TypeError
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
+def test_an_exception_is_copied_with_all_it_holds() -> None:
+    errors = [
         ValueError(),
         ValueError("a", 2),
         KeyError("k"),
@@ -194,13 +190,15 @@ class Uncopyable(Exception):
         KeywordOnly("m", response=object()),
         ServerError("m", endpoint="a", status_code=500),
         ExceptionGroup("several", [ValueError(1)]),
-    ],
-)
-def test_an_exception_is_copied_with_all_it_holds(error: Exception) -> None:
-    copied = own_error(error)
-    assert copied is not error
-    assert (type(copied), str(copied), copied.args, copied.__dict__) == (type(error), str(error), error.args, error.__dict__)
-    assert copied.__cause__ is error
+    ]
+
+    def held(error: BaseException) -> tuple[Any, ...]:
+        return type(error), str(error), error.args, error.__dict__
+
+    copies = [own_error(error) for error in errors]
+    assert list(map(held, copies)) == list(map(held, errors))
+    assert [copy.__cause__ for copy in copies] == errors
+    assert not set(map(id, copies)) & set(map(id, errors))
 
 
 def test_an_exception_that_cannot_be_copied_is_not_shared() -> None:
@@ -213,7 +211,7 @@ def test_an_exception_that_cannot_be_copied_is_not_shared() -> None:
         assert own.__cause__ is error
 
 
-def test_what_happened_is_counted_over_all_threads() -> None:
+def test_counters_count_over_all_threads() -> None:
     tally = BatchCounters()
 
     def work() -> None:

@@ -1,6 +1,6 @@
-"""One play for both kinds of functions: calls at certain times of a function that behaves as it is told, in virtual time.
+"""Calls of a scheduled function at given times, in virtual time, with the same interface for both kinds of functions.
 
-``Async`` runs them on a virtual loop, ``Blocking`` in virtual threads. What comes of it is told alike, so that a test is written once.
+``Async`` runs them on a virtual loop, ``Blocking`` in virtual threads. Both give the same ``Outcome``, so that a test is written once.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class End:
 
 
 @dataclass
-class Told:
-    """What came of a play.
+class Outcome:
+    """What came of the calls.
 
     Attributes:
         starts: when tries began, and with which arguments.
@@ -88,24 +88,24 @@ class Async:
 
     cancels = True
 
-    def play(self, behave: Behave, calls: Sequence[tuple[Any, ...]], events: Sequence[Event] = (), **settings: Any) -> Told:
-        told = Told()
-        run_in_virtual_time(self._play(told, behave, calls, events, settings))
-        return told
+    def run(self, behave: Behave, calls: Sequence[tuple[Any, ...]], events: Sequence[Event] = (), **settings: Any) -> Outcome:
+        outcome = Outcome()
+        run_in_virtual_time(self._run(outcome, behave, calls, events, settings))
+        return outcome
 
-    async def _play(self, told: Told, behave: Behave, calls: Sequence[Any], events: Sequence[Event], settings: dict[str, Any]) -> None:
+    async def _run(self, outcome: Outcome, behave: Behave, calls: Sequence[Any], events: Sequence[Event], settings: dict[str, Any]) -> None:
         now = asyncio.get_running_loop().time
 
         async def body(*args: Any) -> Any:
-            number = told.began(now(), args)
+            number = outcome.began(now(), args)
             seconds, what = behave(number, *args)
             try:
                 await asyncio.sleep(seconds)
             except asyncio.CancelledError:
-                told.cancelled.append(number)
+                outcome.cancelled.append(number)
                 raise
             finally:
-                told.over(number, now())
+                outcome.over(number, now())
             if isinstance(what, BaseException):
                 raise what
             return what
@@ -128,8 +128,8 @@ class Async:
             tasks = [group.create_task(call(*each)) for each in calls]
             for each in events:
                 group.create_task(event(*each))
-        told.calls = [task.result() for task in tasks]
-        told.stats = told.settled = function.stats()
+        outcome.calls = [task.result() for task in tasks]
+        outcome.stats = outcome.settled = function.stats()
 
 
 class Blocking:
@@ -137,15 +137,15 @@ class Blocking:
 
     cancels = False
 
-    def play(self, behave: Behave, calls: Sequence[tuple[Any, ...]], events: Sequence[Event] = (), **settings: Any) -> Told:
-        told = Told()
+    def run(self, behave: Behave, calls: Sequence[tuple[Any, ...]], events: Sequence[Event] = (), **settings: Any) -> Outcome:
+        outcome = Outcome()
         with VirtualThreads() as threads, replaced_time(threads):
 
             def body(*args: Any) -> Any:
-                number = told.began(threads.now(), args)
+                number = outcome.began(threads.now(), args)
                 seconds, what = behave(number, *args)
                 threads.sleep(seconds)
-                told.over(number, threads.now())
+                outcome.over(number, threads.now())
                 if isinstance(what, BaseException):
                     raise what
                 return what
@@ -166,20 +166,20 @@ class Blocking:
 
             spawned = [threads.spawn(lambda each=each: call(*each)) for each in calls]
             happening = [threads.spawn(lambda each=each: event(*each)) for each in events]
-            told.calls = [thread.join() for thread in spawned]
+            outcome.calls = [thread.join() for thread in spawned]
             for thread in happening:
                 thread.join()
-            told.stats = function.stats()
-            threads.sleep(1000.0)  # what nobody waits for any more ends by itself
-            told.settled = function.stats()
-        return told
+            outcome.stats = function.stats()
+            threads.sleep(1000.0)  # tries that were given up end by themselves
+            outcome.settled = function.stats()
+        return outcome
 
 
-STAGES = [Async(), Blocking()]
+KINDS = [Async(), Blocking()]
 
 
-def stage_name(stage: object) -> str:
-    return type(stage).__name__
+def kind_name(kind: object) -> str:
+    return type(kind).__name__
 
 
 def most_in_any_window(times: Sequence[float], window: float) -> int:

@@ -1,4 +1,4 @@
-"""Ray Serve's statements 11, 16 and 17: methods, instances and their queues, other decorators, and what travels to another process."""
+"""``@batch`` on methods, instances and their queues, other decorators, and what travels to another process."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import weakref
 from types import CellType, FunctionType
 from typing import Any
 
-import pytest
 from batching_tools import kinds, outcomes, settings_of, start, turns, virtually
 
 from qreward.batching import BatchQueue, batch
 from qreward.batching.decorator import DecoratedQueue
 from qreward.errors import ClientClosed
+from qreward.testing.virtual_time import run_in_virtual_time
 
 
 async def echo(items: list[Any]) -> list[Any]:
@@ -30,7 +30,8 @@ async def of_a_module(items: list[int]) -> list[int]:
     return [item + 1 for item in items]
 
 
-def test_11_the_wrapper_looks_like_the_function_and_works_wherever_it_is_defined() -> None:
+@virtually
+async def test_the_wrapper_looks_like_the_function_and_works_wherever_it_is_defined() -> None:
     class C:
         @batch
         async def method(self, items: list[int]) -> list[int]:
@@ -68,14 +69,11 @@ def test_11_the_wrapper_looks_like_the_function_and_works_wherever_it_is_defined
     class D(C):
         pass
 
-    async def test() -> None:
-        c: Any = C()
-        assert await asyncio.gather(c.method(1), C.method(c, 2), D().method(3)) == [2, 3, 4]  # type: ignore[call-arg, arg-type]
-        assert await asyncio.gather(c.static(1), C.static(2), D.static(3)) == [3, 4, 5]
-        assert await asyncio.gather(c.of_class(1), D.of_class(2)) == [("C", 1), ("D", 2)]
-        assert await asyncio.gather(c.swapped(1), c(1), c.unusual(1), c.loose(1)) == [4, 5, True, 6]
-
-    virtually(test)
+    c: Any = C()
+    assert await asyncio.gather(c.method(1), C.method(c, 2), D().method(3)) == [2, 3, 4]  # type: ignore[call-arg, arg-type]
+    assert await asyncio.gather(c.static(1), C.static(2), D.static(3)) == [3, 4, 5]
+    assert await asyncio.gather(c.of_class(1), D.of_class(2)) == [("C", 1), ("D", 2)]
+    assert await asyncio.gather(c.swapped(1), c(1), c.unusual(1), c.loose(1)) == [4, 5, True, 6]
     assert (C.method.__name__, C.method.__doc__) == ("method", "Says what it does.")
     assert inspect.iscoroutinefunction(C.method)
     assert inspect.iscoroutinefunction(C.method.__wrapped__)
@@ -125,16 +123,17 @@ class Decorated:
         return [(type(item).__name__, 0) for item in items]
 
 
-def test_11_other_decorators_do_not_change_what_is_a_method() -> None:
+def test_other_decorators_do_not_change_what_is_a_method() -> None:
     async def test() -> None:
         it: Any = Decorated()
         calls = [it.around(1), it.without_trace(2), it.below(3), it.of_class(4), it.static(it)]
         assert await asyncio.gather(*calls) == [("Decorated", item) for item in (1, 2, 3, 4, 0)]
 
-    virtually(test)
+    asyncio.run(test())  # one of them runs in a thread, which knows no virtual time
 
 
-def test_11_a_bound_method_can_be_batched() -> None:
+@virtually
+async def test_a_bound_method_can_be_batched() -> None:
     class C:
         def __init__(self, plus: int) -> None:
             self.plus = plus
@@ -146,13 +145,10 @@ def test_11_a_bound_method_can_be_batched() -> None:
         async def of_class(cls, items: list[int]) -> list[tuple[str, int]]:
             return [(cls.__name__, item) for item in items]
 
-    async def test() -> None:
-        method, of_class = batch(max_batch_size=4)(C(5).method), batch(C.of_class)
-        assert await asyncio.gather(method(1), method(items=2), of_class(3)) == [6, 7, ("C", 3)]  # type: ignore[call-arg]
-        assert method.stats().batches == 1
-        assert method.__name__ == "method"
-
-    virtually(test)
+    method, of_class = batch(max_batch_size=4)(C(5).method), batch(C.of_class)
+    assert await asyncio.gather(method(1), method(items=2), of_class(3)) == [6, 7, ("C", 3)]  # type: ignore[call-arg]
+    assert method.stats().batches == 1
+    assert method.__name__ == "method"
 
 
 class Held:
@@ -182,34 +178,30 @@ class Slotted:
         return [f"{self.name}{item} of {len(items)}" for item in items]
 
 
-@pytest.mark.parametrize("kind", [Held, Slotted])
-def test_16_each_instance_has_its_own_batches(kind: Any) -> None:
-    async def test() -> None:
+@virtually
+async def test_each_instance_has_its_own_batches() -> None:
+    for kind in (Held, Slotted):
         a, b = kind("a"), kind("b")
-        assert await asyncio.gather(a.method(1), b.method(2), a.method(3)) == ["a1 of 2", "b2 of 1", "a3 of 2"]
-
-    virtually(test)
+        assert await asyncio.gather(a.method(1), b.method(2), a.method(3)) == ["a1 of 2", "b2 of 1", "a3 of 2"], kind
 
 
-@pytest.mark.parametrize("kind", [Held, Slotted])
-def test_16_an_instance_is_not_kept_alive_by_its_queue(kind: Any) -> None:
-    async def test() -> list[str]:
-        names = []
+@virtually
+async def test_an_instance_is_not_kept_alive_by_its_queue_and_one_in_its_place_has_a_queue_of_its_own() -> None:
+    alive = []
+    for kind in (Held, Slotted):
         for _ in range(10):
             instance = kind("x")
-            names.append(await instance.method(1))
+            assert await instance.method(1) == "x1 of 1"
             if kind is Held:
-                dead = weakref.ref(instance)
-                del instance
-                await turns()
-                gc.collect()
-                assert dead() is None
-        return names
-
-    assert virtually(test) == ["x1 of 1"] * 10
+                alive.append(weakref.ref(instance))
+            del instance
+            await turns()
+    gc.collect()
+    assert [reference() for reference in alive] == [None] * 10
 
 
-def test_17_the_queue_is_made_when_it_is_first_used_and_a_batched_function_can_be_pickled() -> None:
+@virtually
+async def test_the_queue_is_made_when_it_is_first_used_and_a_batched_function_can_be_pickled() -> None:
     again = pickle.loads(pickle.dumps(of_a_module))
     assert again is of_a_module
     decorated = pickle.loads(pickle.dumps(DecoratedQueue(echo, max_batch_size=4)))  # as in a closure, by cloudpickle
@@ -217,10 +209,7 @@ def test_17_the_queue_is_made_when_it_is_first_used_and_a_batched_function_can_b
     assert decorated.settings.max_batch_size == 4
     assert (queue.settings.max_batch_size, queue.settings.timeout) == (5, 3)
 
-    async def test() -> None:
-        assert await asyncio.gather(decorated.call((1,), {}), queue.submit(2)) == [1, 2]
-
-    virtually(test)
+    assert await asyncio.gather(decorated.call((1,), {}), queue.submit(2)) == [1, 2]
 
 
 class ByValue(pickle.Pickler):
@@ -265,7 +254,7 @@ class Deployed:
         yield [item + this.plus for item in items]
 
 
-def test_17_a_class_with_batched_methods_can_be_sent_to_another_process() -> None:
+def test_a_class_with_batched_methods_can_be_sent_to_another_process() -> None:
     async def test() -> None:
         here: Any = Deployed(1)
         assert await asyncio.gather(here.method(1), here.method(2)) == [2, 3]
@@ -284,19 +273,17 @@ def test_17_a_class_with_batched_methods_can_be_sent_to_another_process() -> Non
         assert kinds(await outcomes(start(instance.method, 1))) == [ClientClosed]
 
     try:
-        virtually(test)
+        run_in_virtual_time(test())
     finally:
         Deployed.method.set_max_batch_size(4)
 
 
-def test_17_a_batched_function_can_be_sent_to_another_process_with_its_controls() -> None:
-    async def test() -> None:
-        there = travelled(of_a_module)
-        set_there = travelled(of_a_module.set_max_batch_size)
-        assert await there(1) == 2
-        assert settings_of(there).max_batch_size == 3
-        set_there(5)
-        assert set_there.__self__.settings.max_batch_size == 5
-        assert settings_of(of_a_module).max_batch_size == 3
-
-    virtually(test)
+@virtually
+async def test_a_batched_function_can_be_sent_to_another_process_with_its_controls() -> None:
+    there = travelled(of_a_module)
+    set_there = travelled(of_a_module.set_max_batch_size)
+    assert await there(1) == 2
+    assert settings_of(there).max_batch_size == 3
+    set_there(5)
+    assert set_there.__self__.settings.max_batch_size == 5
+    assert settings_of(of_a_module).max_batch_size == 3

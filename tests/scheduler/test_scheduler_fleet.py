@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from scheduler_desk import ERRORS, Desk
+from scheduler_warm import live
 
 from qreward.errors import CircuitOpen, NoEndpoint
 from qreward.scheduler.outcome import Answer, FailureKind
-from qreward.scheduler.state import Attempt, Task
+from qreward.scheduler.state import Task
 from qreward.settings.policies import Limits, LoadBalanceStrategy, Retry
 
 K = FailureKind
-
-
-def live(task: Task) -> Attempt:
-    assert task.attempt is not None
-    return task.attempt
 
 
 def test_a_source_that_joins_takes_what_waits() -> None:
@@ -75,9 +69,13 @@ def test_a_bulk_on_a_route_without_sources_is_read_to_its_end() -> None:
     desk.watch.check_all_over()
 
 
-def test_a_source_that_is_marked_down_gets_nothing_until_it_is_marked_up() -> None:
-    desk = Desk({"a": 5, "b": 5})
+def test_a_source_that_is_marked_down_finishes_what_it_has_and_gets_nothing_until_it_is_marked_up() -> None:
+    desk = Desk({"a": 5})
+    first = desk.submit()
+    desk.add("b", Limits(max_concurrency=5))
     desk.mark("a", down=True)
+    desk.ok(live(first))
+    assert isinstance(desk.outcome(first), Answer)
     tasks = [desk.submit() for _ in range(7)]
     assert [desk.where(task) for task in tasks] == ["b"] * 5 + [None] * 2
     desk.mark("a", down=False)
@@ -97,14 +95,6 @@ def test_when_all_are_marked_down_what_waits_fails_and_says_who_is_down() -> Non
         assert isinstance(error, CircuitOpen)
         assert "'a', 'b'" in str(error)
         assert "mark_healthy" in str(error)
-
-
-def test_what_is_under_way_at_a_source_that_is_marked_down_is_finished() -> None:
-    desk = Desk({"a": 1})
-    task = desk.submit()
-    desk.mark("a", down=True)
-    desk.ok(live(task))
-    assert isinstance(desk.outcome(task), Answer)
 
 
 def test_open_breakers_alone_fail_nothing() -> None:
@@ -201,14 +191,15 @@ def test_a_task_that_only_a_lost_source_could_serve_fails_with_what_the_other_sa
 # new routes
 
 
-def test_what_waits_stays_when_a_route_gets_altogether_other_sources() -> None:
+def test_when_a_route_gets_other_sources_what_waits_goes_there_and_what_is_under_way_is_finished() -> None:
     desk = Desk({"a": 1})
     desk.add("b", Limits(max_concurrency=1), pools=[])
-    desk.submit()
-    waiting = desk.submit()
+    under_way, waiting = desk.submit(), desk.submit()
     desk.reroute(["b"])
     assert desk.where(waiting) == "b"
     assert [source.name for source in desk.pool.sources] == ["b"]
+    desk.ok(live(under_way))
+    assert isinstance(desk.outcome(under_way), Answer)
 
 
 def test_what_waits_stays_when_all_that_is_left_of_the_old_sources_is_down() -> None:
@@ -226,15 +217,6 @@ def test_a_route_that_keeps_its_sources_can_change_how_it_chooses() -> None:
     desk = Desk({"a": 4, "b": 4})
     desk.reroute(["a", "b"], strategy=LoadBalanceStrategy.ROUND_ROBIN)
     assert [desk.where(desk.submit()) for _ in range(6)] == ["a", "b"] * 3
-
-
-def test_what_is_under_way_at_a_source_that_the_route_drops_is_finished() -> None:
-    desk = Desk({"a": 1})
-    desk.add("b", Limits(max_concurrency=1), pools=[])
-    task = desk.submit()
-    desk.reroute(["b"])
-    desk.ok(live(task))
-    assert isinstance(desk.outcome(task), Answer)
 
 
 # sources in several pools
@@ -277,21 +259,3 @@ def test_a_source_that_leaves_one_pool_goes_on_in_the_other() -> None:
     desk.leave("a", desk.pool)
     assert isinstance(desk.outcome(desk.submit()), NoEndpoint)
     assert desk.where(desk.submit(pool=second)) == "a"
-
-
-@given(st.lists(st.tuples(st.integers(0, 2), st.booleans()), min_size=1, max_size=60), st.integers(1, 4))
-def test_shared_and_own_sources_serve_both_routes_without_idling(steps: list[tuple[int, bool]], cap: int) -> None:
-    """Two routes share b; the desk checks limits and idleness after each step."""
-    desk = Desk()
-    second = desk.new_pool("second", LoadBalanceStrategy.LEAST_CONNECTIONS)
-    desk.add("a", Limits(max_concurrency=cap), pools=[desk.pool])
-    desk.add("b", Limits(max_concurrency=cap), pools=[desk.pool, second])
-    desk.add("c", Limits(max_concurrency=cap), pools=[second])
-    for what, flag in steps:
-        if what:
-            desk.submit(pool=second if flag else desk.pool)
-        elif desk.watch.live:
-            desk.ok(list(desk.watch.live)[-flag], after=0.1)
-    while desk.watch.live:
-        desk.ok(next(iter(desk.watch.live)), after=0.1)
-    desk.watch.check_all_over()

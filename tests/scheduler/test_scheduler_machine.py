@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from scheduler_desk import Desk, failure
+from scheduler_seeds import SCALE
 
 from qreward.scheduler.outcome import CANCELLED, Answer, FailureKind, Outcome
 from qreward.scheduler.state import Attempt, Task
@@ -169,5 +170,5 @@ def _one(things: dict[Any, None], pick: int) -> Any:
     return list(things)[pick % len(things)]
 
 
-Machine.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+Machine.TestCase.settings = settings(max_examples=30 * SCALE, stateful_step_count=40, deadline=None)
 TestAnyOrderOfInputs = Machine.TestCase

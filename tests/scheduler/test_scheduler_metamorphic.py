@@ -8,12 +8,14 @@ from __future__ import annotations
 import importlib
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import cycle
 from math import log
 from random import Random
 from typing import Any
 
 import pytest
 from scheduler_desk import Desk, failure
+from scheduler_seeds import seeds
 from simulator import Server, Simulation
 
 from qreward.scheduler.failure_policy import Budget
@@ -24,7 +26,7 @@ from qreward.scheduler.stats import FADE, Quantiles
 from qreward.scheduler.timer_wheel import PER_SECOND
 from qreward.settings.policies import Hedge, Limits, LoadBalanceStrategy, Retry
 
-FEW, MANY = range(4), range(8)
+FEW, MANY = seeds(2), seeds(4)
 
 
 @dataclass
@@ -218,8 +220,7 @@ def bulk(seed: int, factor: float, strategy: LoadBalanceStrategy, hedge: Hedge |
     return Simulation(desk, servers, Random(seed), cancel_takes=0.02 * factor)
 
 
-@pytest.mark.parametrize("factor", [1 / 32, 8.0])
-@pytest.mark.parametrize("strategy", NOTHING_IN_SECONDS)
+@pytest.mark.parametrize(("strategy", "factor"), list(zip(NOTHING_IN_SECONDS, cycle([1 / 32, 8.0]), strict=False)))
 def test_where_nothing_is_counted_in_seconds_every_command_comes_at_the_multiplied_time(
     strategy: LoadBalanceStrategy, factor: float
 ) -> None:

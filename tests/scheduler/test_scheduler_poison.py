@@ -10,6 +10,7 @@ import pytest
 from scheduler_desk import Desk
 from scheduler_queue import A, B, C, order, queue
 from scheduler_queue import task as waiting
+from scheduler_seeds import seeds
 from scheduler_warm import live
 from simulator import Server, Simulation
 
@@ -74,7 +75,7 @@ def test_tasks_that_fail_everywhere_end_with_their_error_and_delay_the_others_li
     found = []
     for name, (servers, indices, most) in BULKS.items():
         poison = frozenset(indices)
-        for seed in range(6):
+        for seed in seeds(1):
             clean = finished_at(fails_everywhere(servers, frozenset(), seed), frozenset(range(1, 1501)))
             simulation = fails_everywhere(servers, poison, seed)
             outcomes = simulation.desk.watch.finished
@@ -90,7 +91,7 @@ def test_at_the_end_of_a_bulk_the_only_endpoint_is_not_asked_for_minutes_about_t
     """Nothing else is left that could show that the endpoint is well: each task is given as many tries as it may have."""
     poison = frozenset(range(1481, 1501))
     late = []
-    for seed in range(8):
+    for seed in seeds(2):
         simulation = fails_everywhere(1, poison, seed)
         wait = finished_at(simulation, poison) - finished_at(simulation, frozenset(range(1, 1481)))
         if wait > 120.0:
@@ -216,7 +217,7 @@ def test_a_connection_that_fails_counts_against_its_source_wherever_the_task_has
 @pytest.mark.parametrize("servers", [1, 4])
 def test_an_outage_in_which_every_request_is_answered_with_500_loses_nothing(servers: int) -> None:
     lost = {}
-    for seed in range(3):
+    for seed in seeds(1):
         names = [f"s{number}" for number in range(servers)]
         desk = Desk(seed=seed, thorough=False)
         for name in names:
@@ -236,7 +237,7 @@ def test_an_outage_in_which_every_request_is_answered_with_500_loses_nothing(ser
     assert not lost
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(1))
 def test_a_dozen_tasks_of_which_nothing_else_is_known_outlive_an_outage_of_half_a_minute(seed: int) -> None:
     desk = Desk(seed=seed)
     desk.add("a", Limits(max_concurrency=16))

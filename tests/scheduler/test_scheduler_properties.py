@@ -22,7 +22,7 @@ import scheduler_watch
 from hypothesis import given
 from hypothesis import strategies as st
 from scheduler_desk import Desk, failure
-from scheduler_scenarios import random_simulation
+from scheduler_seeds import seeds
 from simulator import Server, Simulation
 
 from qreward.scheduler.limits.concurrency import TUNING, AdaptiveLimit, FixedLimit
@@ -44,30 +44,10 @@ def first_sends(desk: Desk) -> list[tuple[float, Task]]:
     return [(now, task) for task, now in found.items()]
 
 
-# P1: one outcome each
-
-
-@pytest.mark.parametrize("seed", range(1000, 1040))
-def test_every_task_that_was_given_in_ends_once_or_was_withdrawn(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    simulation = random_simulation(seed)
-    desk, unread = simulation.desk, [0]
-    close = desk.close_feed
-
-    def counted(feed: BatchFeed) -> list[Task]:
-        unread[0] += len(desk._input[feed])  # the scheduler never heard of them
-        return close(feed)
-
-    monkeypatch.setattr(desk, "close_feed", counted)
-    simulation.run()
-    finished, withdrawn = desk.watch.finished, desk.watch.withdrawn
-    assert not finished.keys() & withdrawn.keys()
-    assert len(finished) + len(withdrawn) + unread[0] == desk._tasks
-
-
 # P2: limits of operators
 
 
-@pytest.mark.parametrize("seed", range(2000, 2020))
+@pytest.mark.parametrize("seed", seeds(4, 2000))
 def test_whatever_a_window_learns_an_operators_limit_is_never_exceeded(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     peak, send = Counter[str](), scheduler_watch.WatchedSource.sent
 
@@ -91,7 +71,7 @@ def test_whatever_a_window_learns_an_operators_limit_is_never_exceeded(seed: int
 # P3: no idle slot while there is work
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", seeds(10))
 def test_without_a_reason_to_hold_back_no_source_idles_while_a_task_waits(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bulks alone leave nothing to single calls; a balancer that is not by speed leaves no item to quicker sources."""
     monkeypatch.setattr(scheduler_watch, "_may_hold_back", lambda *_: False)
@@ -127,7 +107,7 @@ def test_an_episode_of_rejects_of_any_size_lowers_a_window_once_to_what_is_held(
 # P7: nobody waits for ever
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(1))
 def test_who_came_later_overtakes_only_by_its_priority_and_only_within_its_ageing(seed: int) -> None:
     """Hence a bound on every wait: a task of level n waits for none that came more than 15 n seconds after it."""
     rng = Random(seed)
@@ -147,8 +127,7 @@ def test_who_came_later_overtakes_only_by_its_priority_and_only_within_its_agein
     assert max(now - task.born for now, task in sends if task.level == 9) > 9 * AGEING / 2, "they did wait"
 
 
-@pytest.mark.parametrize("level", [0, 5])
-@pytest.mark.parametrize("window", [4, 8, 20])
+@pytest.mark.parametrize(("window", "level"), [(4, 0), (4, 5), (8, 5)])
 def test_single_calls_without_end_do_not_starve_a_bulk(window: int, level: int) -> None:
     """Slots that are kept free for single calls are no reason to hold a bulk back while single calls fill them all anyway."""
     desk = Desk({"a": window}, seed=1, thorough=False)
@@ -171,7 +150,7 @@ def test_single_calls_without_end_do_not_starve_a_bulk(window: int, level: int) 
     assert backlog < 60, "what single calls wait is not what is measured"
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(1))
 def test_between_tenants_that_both_have_work_the_tokens_sent_differ_by_at_most_two_requests(seed: int) -> None:
     """Through the whole scheduler, with faults: retries are not charged again. Over any time between two sends."""
     rng = Random(seed)
@@ -208,8 +187,8 @@ class Silent(Server):
 
 TRACE = """
 import hashlib
-from scheduler_scenarios import random_simulation
-for seed in range(3000, 3012):
+from scheduler_seeds import seeds
+for seed in range(3000, 3004):
     simulation = random_simulation(seed)
     simulation.run()
     print(seed, hashlib.sha256(repr(simulation.desk.watch.trace).encode()).hexdigest())
@@ -231,7 +210,7 @@ def test_commands_do_not_depend_on_how_a_process_hashes() -> None:
         ).stdout
         for hashes in ("1", "2")
     ]
-    assert len(said[0].splitlines()) == 12
+    assert len(said[0].splitlines()) == 4
     assert said[0] == said[1]
 
 
@@ -255,7 +234,7 @@ def test_answers_that_take_no_time_at_all_do_no_harm() -> None:
 def test_after_a_jump_of_the_clock_no_more_is_sent_at_once_than_the_burst(jumps: list[float], rpm: float) -> None:
     desk = Desk(thorough=False)
     desk.add("a", Limits(max_concurrency=500, rpm=rpm))
-    desk.feed(5000)
+    desk.feed(1500)
     for jump in jumps:
         for attempt in list(desk.watch.live):
             desk.report(attempt, Answer("yes", 1, 1))
@@ -325,19 +304,19 @@ class Bare:
 def test_objects_that_are_kept_do_not_grow_with_what_was_done() -> None:
     """Bulk items, single calls of ever other tenants, those that went away, failed, were turned away, timed out."""
     bare = Bare(Random(0))
-    for _ in range(3000):
+    for _ in range(1000):
         bare.step()
     tasks, before = bare.number, bare.kept()
-    for _ in range(12_000):
+    for _ in range(4000):
         bare.step()
-    assert bare.number - tasks > 8000
-    assert bare.kept() - before < 400, "objects were left behind"
+    assert bare.number - tasks > 2600
+    assert bare.kept() - before < 200, "objects were left behind"
 
 
 # P11: a bulk that is given up
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(5))
 def test_when_a_bulk_is_given_up_all_its_attempts_are_stopped_and_the_slots_come_back(seed: int) -> None:
     """Whatever its items are doing: under way, copied, waiting to be tried again, turned away, never sent."""
     rng = Random(seed)
@@ -401,7 +380,7 @@ class Injected(Simulation):
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_whichever_request_goes_wrong_every_rule_holds_and_every_task_ends(fault: str) -> None:
-    for seed in range(3):
+    for seed in seeds(1):
         undisturbed = Injected(seed, -1, [])
         undisturbed.run()
         for at in range(undisturbed.sent):

@@ -16,50 +16,18 @@ from qreward.settings.policies import Retry
 K = FailureKind
 
 
-@pytest.mark.parametrize(
-    ("kind", "again", "charged", "elsewhere", "unwell"),
-    [
-        (K.OVERLOADED, True, False, False, False),
-        (K.QUOTA, True, False, True, False),
-        (K.TRANSIENT, True, True, False, True),
-        (K.UNREACHABLE, True, True, False, True),
-        (K.TIMEOUT, True, True, False, True),
-        (K.UNSUITABLE, True, False, True, False),
-        (K.REFUSED, False, False, False, False),
-        (K.UNSENDABLE, False, False, False, False),
-        (K.LOCAL, True, True, False, False),
-    ],
-)
-def test_each_kind_of_failure_has_its_rule(kind: FailureKind, again: bool, charged: bool, elsewhere: bool, unwell: bool) -> None:
-    assert rule_for(failure(kind)) == (again, charged, elsewhere, unwell)
-
-
-def test_no_kind_of_failure_is_without_a_rule() -> None:
+def test_every_kind_of_failure_has_a_rule_and_what_an_endpoint_says_of_a_retry_goes_before_it() -> None:
     assert set(RULES) == set(FailureKind)
+    for kind in FailureKind:
+        assert not rule_for(failure(kind, should_retry=False)).retryable, kind
+        assert rule_for(failure(kind, should_retry=True)) == RULES[K.TRANSIENT if kind is K.REFUSED else kind], kind
+    assert not rule_for(failure(K.UNSENDABLE, should_retry=True)).retryable, "it would fail in the same way"
 
 
-@pytest.mark.parametrize("kind", FailureKind)
-def test_an_endpoint_that_says_no_is_not_asked_again(kind: FailureKind) -> None:
-    assert not rule_for(failure(kind, should_retry=False)).retryable
-
-
-@pytest.mark.parametrize("kind", FailureKind)
-def test_an_endpoint_that_says_yes_is_asked_again_by_the_rule_of_the_kind(kind: FailureKind) -> None:
-    rule = rule_for(failure(kind, should_retry=True))
-    if kind is K.REFUSED:
-        assert rule == RULES[K.TRANSIENT]
-    else:
-        assert rule == RULES[kind]
-
-
-def test_what_cannot_be_written_is_not_tried_again_whatever_anyone_says() -> None:
-    assert not rule_for(failure(K.UNSENDABLE, should_retry=True)).retryable
-
-
-@given(st.integers(1, 60), st.floats(0.01, 5), st.floats(0.01, 60), st.integers(0, 2**32))
+@given(st.integers(1, 60) | st.sampled_from([1025, 1026, 10_000]), st.floats(0.01, 5), st.floats(0.01, 60), st.integers(0, 2**32))
 def test_the_wait_is_between_nothing_and_a_doubling_longest_wait(tries: int, base: float, cap: float, seed: int) -> None:
     wait = backoff(Retry(base=base, cap=cap), tries, Random(seed))
-    assert 0 <= wait <= min(cap, base * 2 ** (tries - 1))
+    assert 0 <= wait <= min(cap, base * 2 ** min(100, tries - 1))
 
 
 def test_the_wait_has_full_jitter() -> None:
@@ -67,11 +35,6 @@ def test_the_wait_has_full_jitter() -> None:
     waits = [backoff(Retry(base=1.0, cap=8.0), 3, rng) for _ in range(4000)]
     for quarter in range(4):
         assert sum(quarter <= wait < quarter + 1 for wait in waits) == pytest.approx(1000, rel=0.15)
-
-
-@pytest.mark.parametrize("tries", [1025, 1026, 10_000])
-def test_the_wait_is_bounded_however_many_tries_there_were(tries: int) -> None:
-    assert 0 <= backoff(Retry(attempts=100_000, cap=8.0), tries, Random(0)) <= 8.0
 
 
 def spent(budget: Budget, now: float, most: int = 100_000) -> int:
@@ -82,18 +45,15 @@ def spent(budget: Budget, now: float, most: int = 100_000) -> int:
     return count
 
 
-def test_at_first_the_reserve_covers_ten_seconds_of_the_floor_and_all_that_can_be_in_flight() -> None:
+def test_the_reserve_covers_ten_seconds_of_the_floor_and_all_that_can_be_in_flight_and_refills_at_the_floor() -> None:
     budget = Budget(Retry(budget_floor=10.0))
     budget.capacity = 64
     assert spent(budget, 0.0) == 10 * 10 + 64
-
-
-def test_the_reserve_refills_at_the_floor_up_to_its_size() -> None:
-    budget = Budget(Retry(budget_floor=10.0))
-    spent(budget, 0.0)
+    budget.capacity = 0
     assert spent(budget, 1.0) == 10
     assert spent(budget, 1.05) == 0
     assert spent(budget, 1000.0) == 100
+    assert spent(budget, 1000.0 + budget.wait()) == 1
 
 
 def test_requests_earn_a_share_of_retries_that_fades_after_ten_seconds() -> None:
@@ -105,20 +65,6 @@ def test_requests_earn_a_share_of_retries_that_fades_after_ten_seconds() -> None
     for _ in range(1000):
         budget.deposit()
     assert spent(budget, 10.0) == pytest.approx(200 / 2.718, abs=2)
-
-
-def test_without_a_share_only_the_floor_is_left() -> None:
-    budget = Budget(Retry(budget=0.0, budget_floor=1.0))
-    spent(budget, 0.0)
-    for _ in range(1000):
-        budget.deposit()
-    assert spent(budget, 5.0) == 5
-
-
-def test_who_finds_it_empty_waits_until_there_is_one_again() -> None:
-    budget = Budget(Retry(budget_floor=4.0))
-    spent(budget, 0.0)
-    assert spent(budget, budget.wait()) == 1
 
 
 @given(st.lists(st.tuples(st.booleans(), st.floats(0, 3)), max_size=300), st.floats(0, 1), st.floats(0.1, 20), st.integers(0, 30))

@@ -188,7 +188,7 @@ def test_heaps_do_not_grow_while_calls_come_and_leave_and_there_is_never_room() 
     desk = Desk()
     f, g = desk.function("f", most=1, keyed=True, rate=Rate(1, 1e6)), desk.function("g", timeout=5.0)
     busy = desk.call(g, timeout=None)
-    for number in range(1000):
+    for number in range(300):
         desk.withdraw(desk.call(f, number % 3, level=number % 10))
         desk.call(g, level=number % 10)
         desk.wait(0.1)

@@ -9,6 +9,7 @@ from calls_desk import AT_ONCE, Adapting, Breaking, Broken, Desk, FunctionOption
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from scheduler_seeds import SCALE
 
 from qreward.scheduler.functions.state import CallFailure
 from qreward.scheduler.outcome import CANCELLED, Answer
@@ -142,5 +143,5 @@ def _one(things: dict[Any, None], pick: int) -> Any:
     return list(things)[pick % len(things)]
 
 
-Machine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+Machine.TestCase.settings = settings(max_examples=40 * SCALE, stateful_step_count=40, deadline=None)
 TestAnyOrderOfInputs = Machine.TestCase

@@ -86,19 +86,6 @@ def test_the_limit_of_the_group_falls_under_failures_and_is_what_is_enforced() -
     desk.withdraw(*calls)
 
 
-def test_it_falls_to_the_least_and_rises_again_by_use_only_up_to_what_is_set() -> None:
-    desk = Desk()
-    f = desk.function(most=32, adapting=Adapting(2, 500, 0.3, None))
-    group = desk.scheduler.group
-    run(desk, f, 200)
-    assert group.limit == 2
-    for _ in range(100):
-        run(desk, f, 1, ok=True)
-    assert group.limit == 2
-    run(desk, f, 500, ok=True)
-    assert group.limit == 32
-
-
 def test_the_limit_of_the_group_falls_at_once_when_a_try_is_turned_away() -> None:
     desk = Desk()
     f = desk.function(adapting=Adapting(2, 500, 0.3, None))
@@ -122,18 +109,6 @@ def test_timeouts_make_it_fall() -> None:
     desk.calls(20, f)
     desk.wait(2.0)
     assert desk.scheduler.group.limit == 10
-
-
-def test_what_was_under_way_when_it_fell_does_not_make_it_fall_again() -> None:
-    desk = Desk()
-    f = desk.function(most=32, adapting=Adapting(2, 500, 0.3, None))
-    calls = desk.calls(63, f)
-    for call in calls[:32]:
-        desk.fail(call, after=0.01)
-    assert desk.scheduler.group.limit == 16
-    for call in calls[32:]:
-        desk.fail(call)
-    assert desk.scheduler.group.limit == 16
 
 
 def test_with_a_rate_it_is_the_rate_of_the_key_that_moves_and_never_beyond_what_is_set() -> None:

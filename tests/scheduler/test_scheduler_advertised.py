@@ -9,9 +9,9 @@ from random import Random
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from scheduler_seeds import SCALE
 
 from qreward.scheduler.limits.headers import DOUBT, FORGOTTEN, LONGEST_WAIT, REMEMBERED, HeaderRateLimit, near_usual
-from qreward.scheduler.limits.rate import Gcra
 from qreward.scheduler.load_balancing import ExpectedFinish
 from qreward.scheduler.outcome import Answer, Failure, RateLimit, RateLimitInfo
 from qreward.scheduler.queue import Queue
@@ -45,24 +45,14 @@ def send(meter: HeaderRateLimit, times: int, now: float) -> None:
 # the count
 
 
-def test_until_something_is_told_only_an_operators_pace_holds() -> None:
-    assert HeaderRateLimit().ready_at == -inf
-    paced = HeaderRateLimit(Gcra(1.0))
-    paced.take(0.0)
-    assert paced.ready_at == pytest.approx(0.9)
-
-
 def test_what_is_left_may_be_sent_at_once_and_then_the_window_is_waited_for() -> None:
+    assert HeaderRateLimit().ready_at == -inf
+    assert meter_that_was_told(100, 0, 20.0).ready_at == window_that_was_told(100, 0, 20.0).ready_at == 21.0
     meter = window_that_was_told(100, 3, 20.0)
     send(meter, 3, 2.0)
     assert meter.ready_at == 21.0
     send(meter, 100, 21.0)
     assert meter.ready_at > 21.0
-
-
-def test_nothing_left_waits_for_the_reset() -> None:
-    assert meter_that_was_told(100, 0, 20.0).ready_at == 21.0
-    assert window_that_was_told(100, 0, 20.0).ready_at == 21.0
 
 
 def test_what_may_be_a_bucket_brings_back_at_its_reset_no_more_than_was_used_when_it_was_told() -> None:
@@ -90,7 +80,7 @@ def test_what_was_sent_since_that_request_left_is_taken_off() -> None:
     assert meter.ready_at == pytest.approx(31.0)
 
 
-def test_what_an_earlier_request_tells_is_old() -> None:
+def test_what_an_earlier_request_tells_is_old_and_of_those_of_one_instant_the_last_that_is_heard_counts() -> None:
     meter = meter_that_was_told(100, 10, 30.0)
     for now in (2.0, 3.0):
         send(meter, 1, now)
@@ -98,9 +88,6 @@ def test_what_an_earlier_request_tells_is_old() -> None:
     meter.update(5.0, 2.0, RateLimit(100, 0, 900.0))
     send(meter, 8, 5.0)
     assert meter.ready_at == 31.0
-
-
-def test_of_requests_of_one_instant_the_last_that_is_heard_tells() -> None:
     meter = meter_that_was_told(100, 10, 30.0)
     send(meter, 4, 2.0)
     for left in (8, 9, 7):  # any order; the fourth has not told yet
@@ -114,13 +101,6 @@ def test_what_else_is_in_flight_at_first_is_taken_off() -> None:
     meter.update(1.0, 0.0, RateLimit(10, 9, 50.0), others=7)
     send(meter, 2, 1.0)
     assert meter.ready_at == 51.0
-
-
-def test_an_operators_limit_holds_besides() -> None:
-    meter = HeaderRateLimit(Gcra(0.5))
-    meter.update(1.0, 0.0, RateLimit(6000, 5999, 60.0))
-    meter.take(1.0)
-    assert meter.ready_at == pytest.approx(2.9)
 
 
 def test_what_is_told_is_forgotten_when_nothing_is_told_any_more() -> None:
@@ -156,25 +136,23 @@ def test_a_bucket_is_known_by_its_reset_that_grows_with_use() -> None:
     assert meter.refill == pytest.approx(10.0)
 
 
-@pytest.mark.parametrize(
-    ("limit", "remaining", "reset", "per_second"),
-    [
-        (20_000, 15_482, 13.554, 20_000 / 60),  # OpenAI, tokens a minute
-        (14_400, 14_370, 179.56, 14_400 / 86_400),  # Groq, requests a day
-        (5000, 4999, 0.012, 5000 / 60),  # OpenAI, requests a minute
-        (600, 0, 60.0, 10.0),
-        (600, 300, 10.0, 0.0),  # no usual window: it may end in 10 s
-    ],
-)
-def test_a_usual_rate_is_known_at_first_sight(limit: float, remaining: float, reset: float, per_second: float) -> None:
-    assert meter_that_was_told(limit, remaining, reset).refill == pytest.approx(per_second)
-
-
-def test_an_empty_bucket_lets_one_through_for_each_that_comes_back() -> None:
-    meter = meter_that_was_told(600, 0, 60.0)
-    assert meter.ready_at == pytest.approx(1.1)
-    meter.take(1.1)
-    assert meter.ready_at == pytest.approx(1.2)
+def test_a_usual_rate_is_known_at_first_sight() -> None:
+    found = {}
+    for limit, remaining, reset, window, per_second in (
+        (20_000, 15_482, 13.554, None, 20_000 / 60),  # OpenAI, tokens a minute
+        (14_400, 14_370, 179.56, None, 14_400 / 86_400),  # Groq, requests a day
+        (5000, 4999, 0.012, None, 5000 / 60),  # OpenAI, requests a minute
+        (600, 0, 60.0, None, 10.0),
+        (600, 300, 10.0, None, 0.0),  # no usual window: it may end in 10 s
+        (600, 100, None, None, 10.0),  # without a reset it comes back in a minute
+        (600, 100, None, 3600.0, 1 / 6),  # or in the window that it names
+    ):
+        refill = meter_that_was_told(limit, remaining, reset, window=window).refill
+        if refill != pytest.approx(per_second):
+            found[limit, remaining, reset, window] = refill
+    assert not found
+    usual = {seconds: near_usual(seconds) for seconds in (57.0, 0.9, 25.0, 80_000.0)}
+    assert usual == {57.0: 60.0, 0.9: 1.0, 25.0: 25.0, 80_000.0: 86_400.0}
 
 
 def test_a_bucket_smaller_than_its_limit_fills_only_so_far() -> None:
@@ -202,25 +180,6 @@ def test_a_window_that_is_over_tells_nothing_of_the_next() -> None:
     send(meter, 10, 10.0)  # a new one
     meter.update(10.5, 9.0, RateLimit(100, 0, 0.5))
     send(meter, 90, 10.5)
-
-
-def test_a_limit_without_a_reset_comes_back_in_a_minute_or_in_the_window_it_names() -> None:
-    assert meter_that_was_told(600, 100, None).refill == 10.0
-    assert meter_that_was_told(600, 100, None, window=3600.0).refill == pytest.approx(1 / 6)
-
-
-def test_a_limit_alone_counts_if_it_names_its_window() -> None:
-    meter = HeaderRateLimit()
-    meter.update(1.0, 0.0, RateLimit(100, None, None))
-    assert meter.ready_at == -inf
-    meter.update(1.0, 0.0, RateLimit(100, None, None, window=10.0))
-    send(meter, 100, 1.0)
-    assert meter.ready_at == pytest.approx(1.1)
-
-
-@pytest.mark.parametrize(("seconds", "window"), [(57.0, 60.0), (0.9, 1.0), (25.0, 25.0), (80_000.0, 86_400.0)])
-def test_windows_are_usual_ones_if_they_are_near(seconds: float, window: float) -> None:
-    assert near_usual(seconds) == window
 
 
 # tokens
@@ -275,14 +234,24 @@ def test_a_request_that_was_turned_away_gives_its_tokens_back() -> None:
 # nonsense
 
 
-@pytest.mark.parametrize("said", [RateLimit(0, 0, 10.0), RateLimit(None, 5, None), RateLimit(None, None, 30.0), RateLimit(5, None, 1.0)])
-def test_what_says_nothing_of_use_changes_nothing(said: RateLimit) -> None:
+def test_what_says_nothing_of_use_changes_nothing_but_a_limit_alone_counts_if_it_names_its_window() -> None:
     meter = HeaderRateLimit()
-    meter.update(1.0, 0.0, said)
-    assert meter.ready_at == -inf
+    useless = [
+        RateLimit(0, 0, 10.0),
+        RateLimit(None, 5, None),
+        RateLimit(None, None, 30.0),
+        RateLimit(5, None, 1.0),
+        RateLimit(100, None, None),
+    ]
+    for said in useless:
+        meter.update(1.0, 0.0, said)
+        assert meter.ready_at == -inf, said
+    meter.update(1.0, 0.0, RateLimit(100, None, None, window=10.0))
+    send(meter, 100, 1.0)
+    assert meter.ready_at == pytest.approx(1.1)
 
 
-def test_nothing_left_is_not_believed_when_answers_come_all_the_same() -> None:
+def test_nothing_left_is_not_believed_when_answers_come_all_the_same_but_when_requests_are_turned_away() -> None:
     meter, now = meter_that_was_told(100, 0, 1e9), 1.0
     waits = []
     for _ in range(10):
@@ -296,10 +265,7 @@ def test_nothing_left_is_not_believed_when_answers_come_all_the_same() -> None:
     meter.update(now + 1.0, now, RateLimit(100, 40, 30.0))  # sense again
     send(meter, 40, now + 1.0)
     assert meter.ready_at > now + 1.0
-
-
-def test_nothing_left_is_believed_when_the_one_that_asks_is_turned_away() -> None:
-    meter, now = meter_that_was_told(100, 0, 1e9), 1.0
+    meter = meter_that_was_told(100, 0, 1e9)
     for _ in range(3):
         now = meter.ready_at
         meter.take(now)
@@ -391,7 +357,7 @@ def play(server: Limited, seconds: float, latency: float, seed: int, most: int =
 @example(limit=600, bucket=True, period=60.0, latency=2.0, late=False, whole=False, seed=0)
 @example(limit=600, bucket=False, period=60.0, latency=2.0, late=True, whole=True, seed=0)
 @example(limit=73, bucket=True, period=300.0, latency=3.0, late=True, whole=True, seed=73)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=15 * SCALE, deadline=None)
 def test_a_limit_is_used_to_the_full_and_hardly_ever_overrun(
     limit: int, bucket: bool, period: float, latency: float, late: bool, whole: bool, seed: int
 ) -> None:
@@ -451,14 +417,7 @@ def test_tokens_are_reserved_from_the_answer_on_that_tells_of_them() -> None:
     assert stage.source.ready_at(0.0) == 31.0
 
 
-def test_an_operator_who_wants_no_adapting_is_not_paced_by_what_is_told() -> None:
-    source = make_source("a", Random(0), Limits(adaptive=False))
-    source.advertised(1.0, 0.0, RateLimitInfo(RateLimit(60, 0, 30.0)), used=0)
-    assert source.requests is None
-    assert source.ready_at(0.0) <= 1.0
-
-
-def test_an_operators_rate_stays_when_the_server_tells_a_higher_one() -> None:
+def test_an_operators_rate_stays_when_the_server_tells_a_higher_one_and_without_adapting_nothing_else_counts() -> None:
     source = make_source("a", Random(0), Limits(rpm=60, tpm=600))
     source.advertised(1.0, 0.0, RateLimitInfo(RateLimit(6000, 5999, 0.01), RateLimit(1e6, 1e6, 0.0)), used=30)
     assert isinstance(source.requests, HeaderRateLimit)
@@ -467,6 +426,9 @@ def test_an_operators_rate_stays_when_the_server_tells_a_higher_one() -> None:
     assert source.ready_at(0.0) == pytest.approx(2.9)
     source.tokens.take(2.0, 100.0, 100.0)
     assert source.ready_at(0.0) == pytest.approx(11.9)
+    fixed = make_source("a", Random(0), Limits(adaptive=False))
+    fixed.advertised(1.0, 0.0, RateLimitInfo(RateLimit(60, 0, 30.0)), used=0)
+    assert fixed.ready_at(0.0) <= 1.0
 
 
 def test_a_source_whose_limit_is_used_up_is_not_worth_waiting_for() -> None:
@@ -475,12 +437,3 @@ def test_a_source_whose_limit_is_used_up_is_not_worth_waiting_for() -> None:
     source.advertised(1.0, 0.0, RateLimitInfo(RateLimit(60, 0, 30.0)))
     assert not source.available_soon(1.0)
     assert source.available_soon(30.5)
-
-
-def test_outcomes_tell_nothing_unless_they_say_so() -> None:
-    assert Answer("yes").limits is None
-    assert "limits" in Failure.__slots__
-    assert (
-        repr(RateLimitInfo(RateLimit(60, 59, 1.0)))
-        == "RateLimitInfo(requests=RateLimit(limit=60, remaining=59, reset=1.0, window=None), tokens=None)"
-    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 from scheduler_desk import ERRORS, Desk
 from scheduler_warm import HANGS_ONLY, copy, live, warm
@@ -40,77 +42,52 @@ def queued() -> tuple[Desk, Task, Task]:
 # one of two fails
 
 
-@pytest.mark.parametrize("kind", [K.TRANSIENT, K.UNREACHABLE, K.TIMEOUT, K.LOCAL, K.UNSUITABLE, K.OVERLOADED, K.QUOTA])
-def test_when_the_first_attempt_fails_the_task_goes_on_with_the_copy(kind: FailureKind) -> None:
-    desk, task, first, second = copied()
-    desk.fail(first, kind)
-    assert desk.outcome(task) is None
-    assert live(task) is second
-    assert task.copy is None
-    desk.wait(0.5)
-    assert len(desk.path(task)) == 2
-    desk.ok(second)
-    assert isinstance(desk.outcome(task), Answer)
-    assert task.trail is not None
-    assert [(record.endpoint, record.hedge) for record in task.trail] == [("a", False)]
-    assert not desk.watch.live
+def test_when_one_of_two_attempts_fails_the_task_goes_on_with_the_other() -> None:
+    kinds = (K.TRANSIENT, K.UNREACHABLE, K.TIMEOUT, K.LOCAL, K.UNSUITABLE, K.OVERLOADED, K.QUOTA)
+    for kind, which in product(kinds, (0, 1)):
+        desk, task, *attempts = copied()
+        failed, other = attempts[which], attempts[1 - which]
+        desk.fail(failed, kind)
+        assert desk.outcome(task) is None, kind
+        assert live(task) is other
+        assert task.copy is None
+        assert not desk.is_cancelled(other)
+        assert task.tries == (kind not in {K.UNSUITABLE, K.OVERLOADED, K.QUOTA}), kind
+        desk.wait(0.5)
+        assert len(desk.path(task)) == 2
+        desk.ok(other)
+        assert isinstance(desk.outcome(task), Answer)
+        assert [(record.endpoint, record.hedge) for record in task.trail or ()] == [("ab"[which], bool(which))], kind
+        assert not desk.watch.live
 
 
-@pytest.mark.parametrize("kind", [K.TRANSIENT, K.UNREACHABLE, K.TIMEOUT, K.LOCAL, K.UNSUITABLE, K.OVERLOADED, K.QUOTA])
-def test_when_the_copy_fails_the_first_attempt_goes_on(kind: FailureKind) -> None:
-    desk, task, first, second = copied()
-    desk.fail(second, kind)
-    assert desk.outcome(task) is None
-    assert live(task) is first
-    assert task.copy is None
-    assert not desk.is_cancelled(first)
-    desk.ok(first, after=0.2)
-    assert isinstance(desk.outcome(task), Answer)
-    assert task.trail is not None
-    assert [(record.endpoint, record.hedge) for record in task.trail] == [("b", True)]
+def test_a_refusal_of_either_ends_the_task_and_stops_the_other() -> None:
+    for kind, which in product((K.REFUSED, K.UNSENDABLE), (0, 1)):
+        desk, task, *attempts = copied()
+        refused, other = attempts[which], attempts[1 - which]
+        desk.fail(refused, kind)
+        assert desk.outcome(task) is ERRORS[kind]
+        assert desk.is_cancelled(other)
+        desk.cancelled(other)
+        desk.watch.check_all_over()
 
 
-@pytest.mark.parametrize("which", [0, 1])
-@pytest.mark.parametrize("kind", [K.REFUSED, K.UNSENDABLE])
-def test_a_refusal_of_either_ends_the_task_and_stops_the_other(kind: FailureKind, which: int) -> None:
-    desk, task, *attempts = copied()
-    refused, other = attempts[which], attempts[1 - which]
-    desk.fail(refused, kind)
-    assert desk.outcome(task) is ERRORS[kind]
-    assert desk.is_cancelled(other)
-    desk.cancelled(other)
-    desk.watch.check_all_over()
-
-
-@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_when_both_fail_the_task_is_tried_again(order: tuple[int, int]) -> None:
-    desk, task, *attempts = copied(Retry(attempts=4, base=0.01))
-    for number in order:
-        desk.fail(attempts[number], K.TRANSIENT)
-    assert task.tries == 2
-    desk.wait(0.2)
-    assert len(desk.path(task)) == 3
-    desk.ok(live(task))
-    assert isinstance(desk.outcome(task), Answer)
-
-
-@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_when_both_fail_and_no_try_is_left_the_last_error_is_the_answer(order: tuple[int, int]) -> None:
-    desk, task, *attempts = copied(Retry(attempts=2))
-    desk.fail(attempts[order[0]], K.UNREACHABLE)
-    assert desk.outcome(task) is None
-    desk.fail(attempts[order[1]], K.TRANSIENT)
-    assert desk.outcome(task) is ERRORS[K.TRANSIENT]
-    assert task.trail is not None
-    assert len(task.trail) == 2
-    desk.watch.check_all_over()
-
-
-def test_a_copy_that_is_turned_away_costs_the_task_no_attempt() -> None:
-    desk, task, _, second = copied(Retry(attempts=2))
-    desk.fail(second, K.OVERLOADED, retry_after=60.0)
-    assert task.tries == 0
-    assert desk.outcome(task) is None
+def test_when_both_fail_the_task_is_tried_again_or_ends_with_the_last_error() -> None:
+    for (first, last), most in product(((0, 1), (1, 0)), (4, 2)):
+        desk, task, *attempts = copied(Retry(attempts=most, base=0.01))
+        desk.fail(attempts[first], K.UNREACHABLE)
+        assert desk.outcome(task) is None
+        desk.fail(attempts[last], K.TRANSIENT)
+        assert task.tries == 2
+        assert len(task.trail or ()) == 2
+        desk.wait(0.2)
+        if most == 2:
+            assert desk.outcome(task) is ERRORS[K.TRANSIENT]
+        else:
+            assert len(desk.path(task)) == 3
+            desk.ok(live(task))
+            assert isinstance(desk.outcome(task), Answer)
+        desk.watch.check_all_over()
 
 
 def test_a_task_that_goes_on_with_its_copy_may_be_copied_again_elsewhere() -> None:
@@ -125,26 +102,19 @@ def test_a_task_that_goes_on_with_its_copy_may_be_copied_again_elsewhere() -> No
 # both are given up
 
 
-def test_a_timeout_of_the_task_stops_both() -> None:
-    desk, task, first, second = copied(timeout=5.0)
-    desk.wait(3.0)
-    assert isinstance(desk.outcome(task), RequestTimeout)
-    assert desk.is_cancelled(first)
-    assert desk.is_cancelled(second)
-    assert first.cancel_reason is second.cancel_reason is CancelReason.ABANDONED
-    desk.cancelled(first)
-    desk.cancelled(second)
-    desk.watch.check_all_over()
-
-
-def test_a_caller_who_goes_away_stops_both() -> None:
-    desk, task, first, second = copied()
-    desk.withdraw(task)
-    assert desk.is_cancelled(first)
-    assert desk.is_cancelled(second)
-    desk.cancelled(second)
-    desk.cancelled(first)
-    desk.watch.check_all_over()
+def test_a_timeout_of_the_task_and_a_caller_who_goes_away_stop_both() -> None:
+    for timeout in (5.0, None):
+        desk, task, first, second = copied(timeout=timeout)
+        if timeout is None:
+            desk.withdraw(task)
+        desk.wait(3.0)
+        assert isinstance(desk.outcome(task), RequestTimeout) == (timeout is not None)
+        assert desk.is_cancelled(first)
+        assert desk.is_cancelled(second)
+        assert first.cancel_reason is second.cancel_reason is CancelReason.ABANDONED
+        desk.cancelled(first)
+        desk.cancelled(second)
+        desk.watch.check_all_over()
 
 
 def test_the_source_of_one_of_two_may_leave_and_its_answer_still_counts() -> None:
@@ -183,32 +153,24 @@ def test_when_the_first_attempt_fails_while_the_copy_waits_the_copy_becomes_a_re
     assert not desk.pool.queue
 
 
-def test_when_the_first_attempt_answers_nothing_is_left_of_the_copy_that_waits() -> None:
+@pytest.mark.parametrize("end", ["answer", "refusal", "caller goes away"])
+def test_when_the_task_ends_nothing_is_left_of_the_copy_that_waits(end: str) -> None:
     desk, task, other = queued()
-    desk.ok(live(task), after=0.1)
-    assert isinstance(desk.outcome(task), Answer)
+    first = live(task)
+    match end:
+        case "answer":
+            desk.ok(first, after=0.1)
+            assert isinstance(desk.outcome(task), Answer)
+        case "refusal":
+            desk.fail(first, K.REFUSED)
+            assert desk.outcome(task) is ERRORS[K.REFUSED]
+        case _:
+            desk.withdraw(task)
+            desk.cancelled(first)
     assert not desk.pool.queue
     assert len(desk.pool.queue) == desk.pool.queue.waiting == 0
     desk.ok(live(other), after=0.1)
     assert desk.path(task) == ["a"]
-    desk.watch.check_all_over()
-
-
-def test_a_refusal_of_the_first_attempt_takes_the_copy_out_of_the_queue() -> None:
-    desk, task, other = queued()
-    desk.fail(live(task), K.REFUSED)
-    assert desk.outcome(task) is ERRORS[K.REFUSED]
-    desk.ok(live(other), after=0.1)
-    desk.watch.check_all_over()
-
-
-def test_a_caller_who_goes_away_takes_the_copy_out_of_the_queue() -> None:
-    desk, task, other = queued()
-    first = live(task)
-    desk.withdraw(task)
-    assert not desk.pool.queue
-    desk.cancelled(first)
-    desk.ok(live(other), after=0.1)
     desk.watch.check_all_over()
 
 
@@ -242,16 +204,6 @@ def test_when_the_source_of_the_first_attempt_goes_the_copy_still_waits(how: str
     desk.ok(copy(task), after=0.1)
     assert isinstance(desk.outcome(task), Answer)
     assert desk.is_cancelled(first)
-
-
-def test_when_every_source_goes_a_task_whose_copy_waits_keeps_its_first_attempt() -> None:
-    desk, task, _ = queued()
-    desk.mark("a", down=True)
-    desk.mark("b", down=True)
-    assert task.state is TaskState.SENT
-    assert desk.outcome(task) is None
-    desk.ok(live(task), after=0.1)
-    assert isinstance(desk.outcome(task), Answer)
 
 
 def test_the_timeout_of_a_task_whose_copy_waits_takes_it_out_of_the_queue() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from scheduler_desk import Desk
 from scheduler_warm import HANGS_ONLY, PACE, live, warm_all
 
@@ -18,7 +17,7 @@ K = FailureKind
 # too late to be of use
 
 
-def test_a_call_that_nobody_can_answer_in_time_is_not_sent() -> None:
+def test_a_call_that_no_source_can_answer_in_time_is_not_sent() -> None:
     desk = warm_all(Desk({"a": 4, "b": 4}))
     sends = len(desk.watch.sends)
     task = desk.submit(timeout=0.8)
@@ -27,11 +26,9 @@ def test_a_call_that_nobody_can_answer_in_time_is_not_sent() -> None:
     assert "before it was sent" in str(error)
     assert len(desk.watch.sends) == sends
     assert desk.scheduler.next_wake() is None
-
-
-def test_a_call_that_a_quick_answer_would_reach_in_time_is_sent() -> None:
-    desk = warm_all(Desk({"a": 4, "b": 4}))
-    assert desk.where(desk.submit(timeout=1.2)) is not None
+    assert desk.where(desk.submit(timeout=1.2)) is not None, "a quick answer would come in time"
+    unknown = Desk({"a": 4, "b": 4})
+    assert unknown.where(unknown.submit(timeout=0.05)) is not None
 
 
 def test_it_is_the_quickest_five_percent_that_count_not_the_mean() -> None:
@@ -47,11 +44,6 @@ def test_one_quick_source_is_enough_for_a_call_to_be_sent_and_it_counts_only_whi
     assert desk.where(desk.submit(timeout=0.8)) == "slow"
     desk.mark("quick", down=True)
     assert isinstance(desk.outcome(desk.submit(timeout=0.8)), RequestTimeout)
-
-
-def test_where_nothing_is_known_a_call_is_sent_however_little_time_it_has() -> None:
-    desk = Desk({"a": 4, "b": 4})
-    assert desk.where(desk.submit(timeout=0.05)) is not None
 
 
 def test_a_call_whose_time_ran_down_in_the_queue_leaves_its_slot_to_the_next() -> None:
@@ -77,9 +69,9 @@ def test_a_retry_that_would_come_too_late_is_not_sent_and_its_failure_is_told() 
 # no place in the queue
 
 
-def test_when_as_many_wait_as_may_one_more_is_told_so_at_once() -> None:
+def test_when_as_many_wait_as_may_one_more_is_refused_at_once() -> None:
     desk = Desk({"a": 1}, most_waiting=2)
-    first, second, _ = (desk.submit() for _ in range(3))
+    first, second, third = (desk.submit() for _ in range(3))
     extra = desk.submit()
     error = desk.outcome(extra)
     assert isinstance(error, QueueFull)
@@ -88,12 +80,11 @@ def test_when_as_many_wait_as_may_one_more_is_told_so_at_once() -> None:
     desk.ok(live(first))
     assert desk.where(second) == "a"
     assert desk.outcome(desk.submit()) is None
-
-
-def test_with_no_place_to_wait_a_call_is_still_sent_where_there_is_room() -> None:
-    desk = Desk({"a": 1}, most_waiting=0)
-    assert desk.where(desk.submit()) == "a"
-    assert isinstance(desk.outcome(desk.submit()), QueueFull)
+    desk.withdraw(third)
+    assert desk.outcome(desk.submit()) is None, "who goes away leaves a place"
+    no_queue = Desk({"a": 1}, most_waiting=0)
+    assert no_queue.where(no_queue.submit()) == "a"
+    assert isinstance(no_queue.outcome(no_queue.submit()), QueueFull)
 
 
 def test_a_call_that_was_taken_in_is_not_refused_when_it_is_tried_again() -> None:
@@ -130,24 +121,18 @@ def test_bulks_neither_fill_the_queue_nor_are_refused() -> None:
     assert not any(task.feed for task in desk.watch.finished)
 
 
-def test_those_who_went_away_leave_their_place() -> None:
-    desk = Desk({"a": 1}, most_waiting=1)
-    desk.submit()
-    desk.withdraw(desk.submit())
-    assert desk.outcome(desk.submit()) is None
-
-
 # slots kept for single calls
 
 
-@pytest.mark.parametrize(("window", "kept"), [(1, 0), (LEAST_WINDOW - 1, 0), (LEAST_WINDOW, 1), (10, 1), (11, 2), (64, 7)])
-def test_a_tenth_of_a_window_is_kept_unless_it_is_small(window: int, kept: int) -> None:
-    assert reserve(window) == kept
-    desk = Desk({"a": window})
-    single = desk.submit()
-    desk.feed(200)
-    assert len(desk.at("a")) == max(1, window - kept)
-    desk.withdraw(single)
+def test_a_tenth_of_a_window_is_kept_for_single_calls_if_there_are_any_unless_the_window_is_small() -> None:
+    for window, kept in ((1, 0), (LEAST_WINDOW - 1, 0), (LEAST_WINDOW, 1), (10, 1), (11, 2), (64, 7)):
+        assert reserve(window) == kept
+        for singles in (True, False):
+            desk = Desk({"a": window})
+            if singles:
+                desk.submit()
+            desk.feed(200)
+            assert len(desk.at("a")) == max(1, window - kept * singles), (window, singles)
 
 
 def test_a_single_call_finds_room_while_a_bulk_uses_all_that_it_may() -> None:
@@ -163,27 +148,13 @@ def test_a_single_call_finds_room_while_a_bulk_uses_all_that_it_may() -> None:
     assert len(desk.at("a")) == 19, "what a bulk gives back is kept, too"
 
 
-def test_without_single_calls_a_bulk_may_use_everything() -> None:
-    desk = Desk({"a": 20})
-    desk.feed(200)
-    assert len(desk.at("a")) == 20
-
-
-def test_what_was_kept_is_given_back_when_no_single_call_has_come_for_30_seconds() -> None:
-    desk = Desk({"a": 20})
-    desk.ok(live(desk.submit()), after=0.0)
-    desk.feed(200)
-    desk.wait(30.0 - 0.5)
-    assert len(desk.at("a")) == 18
-    desk.wait(0.5 + LOOK_LATER + 0.1)
-    assert len(desk.at("a")) == 20
-
-
-def test_each_single_call_keeps_the_slots_for_longer() -> None:
+def test_what_was_kept_is_given_back_30_seconds_after_the_last_single_call() -> None:
     desk = Desk({"a": 20})
     desk.ok(live(desk.submit()), after=0.0)
     desk.feed(200)
     desk.wait(30.0 - 1)
     desk.ok(live(desk.submit()), after=0.1)
-    desk.wait(30.0 - 1)
+    desk.wait(30.0 - 0.5)
     assert len(desk.at("a")) == 18
+    desk.wait(0.5 + LOOK_LATER + 0.1)
+    assert len(desk.at("a")) == 20

@@ -46,56 +46,39 @@ def test_a_slow_source_takes_its_part_while_much_is_left_and_stops_when_little_i
     assert desk["slow"].tally.sent > 128
 
 
-def test_a_bulk_of_which_nobody_knows_the_end_is_for_everybody() -> None:
+def test_only_sources_that_are_known_to_be_much_slower_are_held_back_from_the_last_items() -> None:
+    """Paces, None for one of which nothing is known; and how many items each holds."""
+    for paces, held in (
+        ({"quick": PACE, "slow": 1.8 * PACE}, [4, 4]),
+        ({"quick": PACE, "new": None}, [4, 4]),
+        ({"new": None, "newer": None}, [4, 4]),
+        ({"slow": 100 * PACE}, [4]),
+        ({"quick": PACE, "middling": 1.5 * PACE, "slow": SLOW}, [4, 4, 0]),
+    ):
+        desk = Desk(dict.fromkeys(paces, 4))
+        for name, pace in paces.items():
+            if pace is not None:
+                warm(desk, name, pace)
+        desk.feed(12)
+        assert [len(desk.at(name)) for name in paces] == held, paces
+
+
+def test_a_bulk_of_unknown_length_is_for_all_sources() -> None:
     desk = two()
     feed = desk.feed(2 * CHUNK)
     assert not feed.ended
     assert len(desk.at("slow")) == 4
 
 
-@pytest.mark.parametrize(("left", "takes"), [(1000, True), (0, False)])
-def test_what_is_still_to_be_read_counts_if_it_is_known(left: int, takes: bool) -> None:
-    desk = two()
-    feed = BatchFeed(desk.pool, 5, None, desk.now)
-    feed.left = left
-    feed.buffer.extend(desk.task() for _ in range(4))
-    desk.pool.queue.put_feed(feed)
-    assert desk.pool.allows_batch(desk.now, desk["slow"]) is takes
-    assert desk.pool.allows_batch(desk.now, desk["quick"])
-
-
-def test_a_slow_source_is_given_the_rest_once_the_quick_ones_are_away() -> None:
-    desk = two()
-    desk.feed(8)
-    assert not desk.pool.allows_batch(desk.now, desk["slow"])
-    desk.watch.thorough = False
-    desk.mark("quick", down=True)
-    assert desk.pool.allows_batch(desk.now + 0.5, desk["slow"])
-
-
-def test_a_source_that_is_only_a_little_slower_is_not_held_back() -> None:
-    desk = warm_all(Desk({"quick": 4, "slow": 4}), slow=1.8 * PACE)
-    desk.feed(8)
-    assert len(desk.at("slow")) == 4
-
-
-def test_a_source_of_which_nothing_is_known_is_not_held_back() -> None:
-    desk = Desk({"quick": 4, "new": 4})
-    warm(desk, "quick")
-    desk.feed(8)
-    assert len(desk.at("new")) == 4
-
-
-def test_nobody_is_held_back_while_nobody_is_known() -> None:
-    desk = Desk({"a": 4, "b": 4})
-    desk.feed(8)
-    assert (len(desk.at("a")), len(desk.at("b"))) == (4, 4)
-
-
-def test_the_quickest_source_is_never_held_back_however_slow() -> None:
-    desk = warm_all(Desk({"slow": 4}), slow=100 * PACE)
-    desk.feed(3)
-    assert len(desk.at("slow")) == 3
+def test_what_is_still_to_be_read_counts_if_it_is_known() -> None:
+    for left, takes in ((1000, True), (0, False)):
+        desk = two()
+        feed = BatchFeed(desk.pool, 5, None, desk.now)
+        feed.left = left
+        feed.buffer.extend(desk.task() for _ in range(4))
+        desk.pool.queue.put_feed(feed)
+        assert desk.pool.allows_batch(desk.now, desk["slow"]) is takes
+        assert desk.pool.allows_batch(desk.now, desk["quick"])
 
 
 def test_single_calls_go_to_a_slow_source_all_the_same() -> None:
@@ -103,13 +86,6 @@ def test_single_calls_go_to_a_slow_source_all_the_same() -> None:
     desk.feed(8)
     single = desk.submit()
     assert desk.where(single) == "slow"
-
-
-def test_of_three_only_the_slowest_is_held_back() -> None:
-    desk = warm_all(Desk({"quick": 4, "middling": 4, "slow": 4}), middling=1.5 * PACE, slow=SLOW)
-    feed = desk.feed(12)
-    assert [len(desk.at(name)) for name in ("quick", "middling", "slow")] == [4, 4, 0]
-    assert len(feed.buffer) == 4
 
 
 def test_the_whole_pool_is_looked_at_a_few_times_a_second_however_much_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:

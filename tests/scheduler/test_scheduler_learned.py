@@ -18,13 +18,6 @@ def busy(pace: LearnedRate, start: float, seconds: int, per_second: int) -> floa
     return start + seconds
 
 
-def test_until_a_hint_comes_nothing_is_limited() -> None:
-    pace = LearnedRate()
-    busy(pace, 0.0, 10, 100)
-    assert pace.rate == inf
-    assert pace.ready_at == -inf
-
-
 def test_a_hint_sets_just_less_than_what_was_accepted_in_the_last_minute() -> None:
     pace = LearnedRate()
     now = busy(pace, 0.0, 120, 10)
@@ -43,21 +36,14 @@ def test_a_young_source_counts_the_wait_that_it_asked_for() -> None:
     assert pace.rate == pytest.approx(SHARE * 30 / 30)
 
 
-def test_rejects_within_a_second_count_once() -> None:
-    pace = LearnedRate()
-    now = busy(pace, 0.0, 60, 10)
-    pace.hinted(now, 1.0)
-    rate = pace.rate
-    pace.hinted(now + 0.9, 1.0)
-    assert pace.rate == rate
-
-
-def test_it_is_raised_after_clean_seconds_and_the_raises_double() -> None:
+def test_it_is_raised_after_clean_seconds_the_raises_double_and_a_reject_takes_back_the_last() -> None:
     pace = LearnedRate()
     now = busy(pace, 0.0, 60, 10)
     pace.hinted(now, 1.0)
     assert pace.rate < inf
     rates = [pace.rate]
+    pace.hinted(now + 0.9, 1.0)
+    assert pace.rate == rates[0], "rejects within a second count once"
     for later in (21, 27, 33, 39, 45, 51):
         pace.ok(now + later)
         rates.append(pace.rate)
@@ -65,17 +51,14 @@ def test_it_is_raised_after_clean_seconds_and_the_raises_double() -> None:
     assert raises == pytest.approx([FIRST_RAISE, 0.04, 0.08, 0.16, 0.30, 0.30])
     pace.ok(now + 52)
     assert pace.rate == rates[-1], "not more often than every five seconds"
-
-
-def test_a_reject_takes_back_the_last_raise() -> None:
-    pace = LearnedRate()
-    now = busy(pace, 0.0, 60, 10)
-    pace.hinted(now, 1.0)
-    before = pace.rate
-    assert before is not None
-    pace.ok(now + 21)
-    pace.hinted(now + 30, 1.0)
-    assert pace.rate == pytest.approx(before)
+    pace.hinted(now + 60, 1.0)
+    assert pace.rate == pytest.approx(rates[-2])
+    sent, at = 0, now + 65
+    while at < now + 125:
+        at = max(at, pace.ready_at)
+        pace.sent(at)
+        sent += 1
+    assert sent == pytest.approx(60 * pace.rate, rel=0.03), "sends are spread"
 
 
 def test_a_pace_is_forgotten_when_rejects_go_on_amid_answers_although_it_was_not_raised() -> None:
@@ -100,7 +83,11 @@ def test_a_source_that_accepts_nothing_any_more_is_away_not_slow() -> None:
     assert pace.rate == pytest.approx(SHARE * 10, rel=0.03), "one cut for the whole outage"
 
 
-def test_a_few_requests_say_nothing_of_a_rate() -> None:
+def test_without_a_hint_and_after_a_few_requests_nothing_is_limited() -> None:
+    pace = LearnedRate()
+    busy(pace, 0.0, 10, 100)
+    assert pace.rate == inf
+    assert pace.ready_at == -inf
     pace = LearnedRate()
     pace.sent(0.0)
     pace.ok(0.5)
@@ -108,16 +95,3 @@ def test_a_few_requests_say_nothing_of_a_rate() -> None:
     pace.refused(1.0)
     pace.hinted(1.1, 1.0)
     assert pace.rate == inf
-
-
-def test_with_a_pace_sends_are_spread() -> None:
-    pace = LearnedRate()
-    now = busy(pace, 0.0, 60, 10)
-    pace.hinted(now, 1.0)
-    sent, at = 0, now + 5
-    while at < now + 65:
-        at = max(at, pace.ready_at)
-        pace.sent(at)
-        sent += 1
-    assert pace.rate < inf
-    assert sent == pytest.approx(60 * pace.rate, rel=0.03)

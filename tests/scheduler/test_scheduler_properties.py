@@ -187,7 +187,7 @@ class Silent(Server):
 
 TRACE = """
 import hashlib
-from scheduler_seeds import seeds
+from scheduler_scenarios import random_simulation
 for seed in range(3000, 3004):
     simulation = random_simulation(seed)
     simulation.run()

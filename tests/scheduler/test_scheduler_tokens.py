@@ -38,66 +38,44 @@ def answer(desk: Desk, task: Task, prompt: int | None, output: int | None) -> No
     desk.ok(task.attempt, after=0.0, prompt=prompt, output=output)
 
 
-def test_the_prompt_and_the_first_guess_of_the_output_are_reserved() -> None:
-    scene = desk()
-    scene.submit(payload=(100.0, 0.0))
-    assert ready_at(scene) == pytest.approx((100 + FIRST_OUTPUT) / PER_SECOND)
+def test_the_prompt_and_a_guess_of_the_output_are_reserved() -> None:
+    """Payload, what the provider counts, and tokens that are reserved."""
+    for payload, reserved, tokens in (
+        ((100.0, 0.0), False, 100 + FIRST_OUTPUT),
+        ((100.0, 16.0), False, 116),  # it may write less than is guessed
+        ((100.0, 4096.0), True, 4196),
+        (None, False, FIRST_OUTPUT),
+    ):
+        scene = desk(None if payload else lambda _: (0.0, 0.0), reserved=reserved)
+        scene.submit(payload=payload)
+        assert ready_at(scene) == pytest.approx(tokens / PER_SECOND), (payload, reserved)
 
 
-def test_a_task_that_may_write_less_than_the_guess_reserves_less() -> None:
-    scene = desk()
-    scene.submit(payload=(100.0, 16.0))
-    assert ready_at(scene) == pytest.approx(116 / PER_SECOND)
+def test_an_answer_corrects_the_charge_to_what_was_used_if_it_tells_and_that_is_what_counts() -> None:
+    for payload, reserved, used, tokens in (
+        ((100.0, 0.0), False, (80, 20), 100),
+        ((100.0, 10.0), False, (500, 1500), 2000),
+        ((100.0, 400.0), True, (80, 20), 500),
+        ((100.0, 10.0), False, (None, None), 110),
+    ):
+        scene = desk(reserved=reserved)
+        answer(scene, scene.submit(payload=payload), *used)
+        assert ready_at(scene) == pytest.approx(tokens / PER_SECOND), (payload, used)
 
 
-def test_the_most_output_is_reserved_where_the_provider_counts_it() -> None:
-    scene = desk(reserved=True)
-    scene.submit(payload=(100.0, 4096.0))
-    assert ready_at(scene) == pytest.approx(4196 / PER_SECOND)
-
-
-def test_an_answer_corrects_the_charge_to_what_was_used() -> None:
-    scene = desk()
-    answer(scene, scene.submit(payload=(100.0, 0.0)), 80, 20)
-    assert ready_at(scene) == pytest.approx(100 / PER_SECOND)
-
-
-def test_an_answer_that_used_more_than_was_reserved_is_paid_for() -> None:
-    scene = desk()
-    answer(scene, scene.submit(payload=(100.0, 10.0)), 500, 1500)
-    assert ready_at(scene) == pytest.approx(2000 / PER_SECOND)
-
-
-def test_where_the_reservation_is_counted_an_answer_corrects_nothing() -> None:
-    scene = desk(reserved=True)
-    answer(scene, scene.submit(payload=(100.0, 400.0)), 80, 20)
-    assert ready_at(scene) == pytest.approx(500 / PER_SECOND)
-
-
-def test_an_answer_without_usage_leaves_the_charge_as_it_was_guessed() -> None:
-    scene = desk()
-    answer(scene, scene.submit(payload=(100.0, 10.0)), None, None)
-    assert ready_at(scene) == pytest.approx(110 / PER_SECOND)
-
-
-@pytest.mark.parametrize("kind", [FailureKind.OVERLOADED, FailureKind.REFUSED, FailureKind.TRANSIENT])
-def test_a_failure_returns_the_charge(kind: FailureKind) -> None:
-    scene = desk()
-    task = scene.submit(payload=(100.0, 10.0))
-    assert task.attempt is not None
-    scene.fail(task.attempt, kind, after=0.0)
-    assert ready_at(scene) <= 0.0
-
-
-def test_a_cancelled_attempt_returns_its_charge() -> None:
-    scene = desk()
-    task = scene.submit(payload=(100.0, 10.0))
-    attempt = task.attempt
-    assert attempt is not None
-    scene.withdraw(task)
-    assert ready_at(scene) == pytest.approx(110 / PER_SECOND), "it may still be written"
-    scene.cancelled(attempt)
-    assert ready_at(scene) <= 0.0
+def test_a_failure_and_the_end_of_a_cancelled_attempt_return_the_charge() -> None:
+    for kind in (FailureKind.OVERLOADED, FailureKind.REFUSED, FailureKind.TRANSIENT, None):
+        scene = desk()
+        task = scene.submit(payload=(100.0, 10.0))
+        attempt = task.attempt
+        assert attempt is not None
+        if kind is not None:
+            scene.fail(attempt, kind, after=0.0)
+        else:
+            scene.withdraw(task)
+            assert ready_at(scene) == pytest.approx(110 / PER_SECOND), "it may still be written"
+            scene.cancelled(attempt)
+        assert ready_at(scene) <= 0.0, kind
 
 
 def test_guesses_learn_from_answers() -> None:
@@ -139,13 +117,6 @@ def test_without_a_token_limit_nobody_is_asked_for_an_estimate() -> None:
 
     scene = Desk({"a": 4}, estimate=never)
     answer(scene, scene.submit(payload=(1.0, 1.0)), 1, 1)
-
-
-def test_without_an_estimate_only_the_output_is_guessed() -> None:
-    scene = Desk()
-    scene.add("a", Limits(tpm=TPM))
-    scene.submit()
-    assert ready_at(scene) == pytest.approx(FIRST_OUTPUT / PER_SECOND)
 
 
 def test_rate_and_tokens_hold_together() -> None:

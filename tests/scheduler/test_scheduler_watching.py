@@ -87,12 +87,3 @@ def test_a_source_that_comes_by_a_route_alone_is_looked_at_in_time() -> None:
     task = desk.submit()
     desk.wait(1.3)
     assert task.copy is not None
-
-
-def test_a_hedge_that_found_no_room_is_looked_for_again_within_a_quarter_of_a_second() -> None:
-    desk = Desk({"a": 1, "b": 1}, hedge=Hedge(after=2.0))
-    first, second = desk.submit(), desk.submit()
-    desk.wait(2.1)
-    desk.ok(live(second), after=0.0)
-    desk.wait(0.3)
-    assert first.copy is not None

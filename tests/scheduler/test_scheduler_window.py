@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
-
-from qreward.scheduler.limits.concurrency import DEFAULT_LIMIT, PATIENCE, FixedLimit
+from qreward.scheduler.limits.concurrency import PATIENCE, FixedLimit
 
 
 def answers(window: FixedLimit, count: int) -> None:
     for _ in range(count):
         window.ok(1.0, 0.0, None, 1)
-
-
-def test_without_a_limit_of_its_own_it_is_the_default() -> None:
-    assert FixedLimit().limit == DEFAULT_LIMIT
-    assert FixedLimit(3).limit == 3
 
 
 def test_a_source_that_turns_away_what_is_too_much_is_full_not_gone() -> None:
@@ -59,15 +52,9 @@ def test_a_lone_reject_amid_good_answers_is_noise() -> None:
     assert window.limit == 3, "a second one is not alone"
 
 
-@pytest.mark.parametrize(("hint", "others"), [(None, 0), (2.0, 5), (2.0, 0)])
-def test_a_hint_or_nobody_left_means_leave_me_alone(hint: float | None, others: int) -> None:
-    window = FixedLimit(8)
-    answers(window, 8)
-    assert window.rejected(1.0, 0.5, hint, others)
-    assert window.limit == 8
-
-
-def test_it_never_falls_below_one() -> None:
-    window = FixedLimit(1)
-    window.rejected(0.1, 0.0, None, 1)
-    assert window.limit == 1
+def test_a_hint_or_nothing_left_in_flight_means_that_the_source_wants_to_be_left_alone() -> None:
+    for hint, others in ((None, 0), (2.0, 5), (2.0, 0)):
+        window = FixedLimit(8)
+        answers(window, 8)
+        assert window.rejected(1.0, 0.5, hint, others), (hint, others)
+        assert window.limit == 8

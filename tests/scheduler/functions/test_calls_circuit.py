@@ -56,39 +56,43 @@ def test_of_many_calls_at_once_only_as_many_are_tried_as_it_takes() -> None:
     assert len(desk.watch.sends) == 2
 
 
-def test_a_call_that_waits_for_its_rate_is_refused_when_it_opens() -> None:
+@pytest.mark.parametrize("opens", ["a failure", "a failure after the call was withdrawn", "a timeout"])
+@pytest.mark.parametrize("terms", [{"most": 1}, {"rate": Rate(1, 5.0)}])
+def test_calls_that_wait_are_refused_when_it_opens(opens: str, terms: dict[str, Any]) -> None:
     desk = Desk()
-    f = desk.function(breaking=Breaking(1, 10.0), rate=Rate(1, 5.0))
-    first, waits = desk.calls(2, f)
-    desk.fail(first, after=1.0)
+    f = desk.function(breaking=Breaking(1, 10.0), **terms)
+    first = desk.call(f, timeout=1.0 if opens == "a timeout" else None)
+    waits = desk.call(f)
+    (attempt,) = desk.tries(first)
+    if opens == "a failure after the call was withdrawn":
+        desk.withdraw(first)
+    if opens == "a timeout":
+        desk.wait(1.0)
+    else:
+        desk.fail(attempt, after=1.0)
     assert refused(desk, waits)
     assert desk.watch.finished_at[waits] == 1.0
 
 
-def test_those_who_wait_are_refused_though_nobody_waits_any_more_for_the_try_that_opens_it() -> None:
+def test_what_is_no_failure_of_the_function_does_not_count() -> None:
+    """Overload, errors of the caller, calls that run out of time before they are tried; and successes start the count anew."""
+    for how in ({"overloaded": True}, {"again": False}, {"overloaded": True, "again": False}):
+        desk = Desk()
+        f = desk.function(breaking=Breaking(1, 10.0))
+        desk.fail(desk.call(f), **how)
+        assert state(f) == "closed", how
     desk = Desk()
-    f = desk.function(breaking=Breaking(1, 10.0), most=1)
-    gone, waits = desk.calls(2, f)
-    (attempt,) = desk.tries(gone)
-    desk.withdraw(gone)
-    desk.fail(attempt)
-    assert refused(desk, waits)
-
-
-def test_success_between_failures_keeps_it_closed() -> None:
-    desk = Desk()
-    f = desk.function(breaking=Breaking(2, 10.0))
+    f = desk.function(breaking=Breaking(1, 10.0), timeout=1.0, most=1)
+    busy = desk.call(f, timeout=None)
+    waits = desk.call(f)
+    desk.wait(2.0)
+    assert isinstance(desk.outcome(waits), RequestTimeout)
+    assert state(f) == "closed"
+    desk.ok(busy)
+    desk.change(f, breaking=Breaking(2, 10.0))
     for _ in range(5):
         desk.fail(desk.call(f))
         desk.ok(desk.call(f))
-    assert state(f) == "closed"
-
-
-@pytest.mark.parametrize("how", [{"overloaded": True}, {"again": False}, {"overloaded": True, "again": False}])
-def test_overload_and_errors_that_are_none_of_its_own_do_not_count(how: dict[str, Any]) -> None:
-    desk = Desk()
-    f = desk.function(breaking=Breaking(1, 10.0))
-    desk.fail(desk.call(f), **how)
     assert state(f) == "closed"
 
 
@@ -103,22 +107,15 @@ def test_tries_of_one_call_count_each_and_the_call_ends_with_its_own_error_when_
     assert not f.counters.refused
 
 
-def test_a_call_does_not_wait_for_a_retry_that_would_be_refused() -> None:
-    desk = Desk()
-    f = desk.function(breaking=Breaking(1, 10.0), retries=1, pause=Pause(5.0, 5.0))
-    call = desk.call(f)
-    error = desk.fail(call)
-    assert desk.outcome(call) is error
-    assert desk.watch.finished_at[call] == 0.0
-
-
-def test_a_retry_that_is_due_after_recovery_may_find_out() -> None:
-    desk = Desk()
-    f = desk.function(breaking=Breaking(1, 4.0), retries=1, pause=Pause(5.0, 5.0))
-    call = desk.call(f)
-    desk.fail(call)
-    desk.wait(6.0)
-    assert len(desk.begun(call)) == 2
+def test_a_call_waits_for_a_retry_only_if_it_is_due_after_recovery_and_that_one_finds_out() -> None:
+    for recovery, tries in ((10.0, 1), (4.0, 2)):
+        desk = Desk()
+        f = desk.function(breaking=Breaking(1, recovery), retries=1, pause=Pause(5.0, 5.0))
+        call = desk.call(f)
+        error = desk.fail(call)
+        assert desk.outcome(call) is (error if tries == 1 else None)
+        desk.wait(6.0)
+        assert len(desk.begun(call)) == tries
     desk.ok(call)
     assert state(f) == "closed"
 
@@ -135,53 +132,24 @@ def test_a_retry_that_is_due_while_it_is_open_is_not_made() -> None:
     assert len(desk.begun(waits)) == 1
 
 
-def test_a_call_that_runs_out_of_time_under_way_counts_once() -> None:
-    desk = Desk()
-    f = desk.function(breaking=Breaking(2, 10.0), timeout=1.0)
-    call = desk.call(f)
-    (attempt,) = desk.tries(call)
-    desk.wait(2.0)
-    assert isinstance(desk.outcome(call), RequestTimeout)
-    desk.fail(attempt)
-    assert state(f) == "closed", "its try tells nothing new"
-    desk.call(f)
-    desk.wait(2.0)
-    assert state(f) == "open"
-
-
-def test_answers_that_come_too_late_do_not_keep_it_closed() -> None:
-    """A thread cannot be stopped, and so answers in the end."""
-    desk = Desk()
-    f = desk.function(breaking=Breaking(3, 10.0), timeout=1.0)
-    for _ in range(3):
-        call = desk.call(f)
-        (attempt,) = desk.tries(call)
-        desk.wait(2.0)
-        desk.ok(attempt)
-    assert state(f) == "open"
-
-
-def test_a_call_that_runs_out_of_time_waiting_does_not_count() -> None:
-    desk = Desk()
-    f = desk.function(breaking=Breaking(1, 10.0), timeout=1.0, most=1)
-    desk.call(f, timeout=None)
-    waits = desk.call(f)
-    desk.wait(2.0)
-    assert isinstance(desk.outcome(waits), RequestTimeout)
-    assert state(f) == "closed"
-
-
-def test_those_who_wait_are_refused_when_a_timeout_opens_it() -> None:
-    desk = Desk()
-    f = desk.function(breaking=Breaking(1, 10.0), timeout=1.0, most=1)
-    desk.call(f)
-    waits = desk.call(f, timeout=None)
-    desk.wait(2.0)
-    assert refused(desk, waits)
+def test_a_call_that_runs_out_of_time_under_way_counts_once_whatever_its_try_ends_with() -> None:
+    """A thread cannot be stopped, and so answers or fails in the end."""
+    for late in ("ok", "fail"):
+        desk = Desk()
+        f = desk.function(breaking=Breaking(3, 10.0), timeout=1.0)
+        states = []
+        for _ in range(3):
+            call = desk.call(f)
+            (attempt,) = desk.tries(call)
+            desk.wait(2.0)
+            assert isinstance(desk.outcome(call), RequestTimeout)
+            getattr(desk, late)(attempt)
+            states.append(state(f))
+        assert states == ["closed", "closed", "open"], late
 
 
 def test_after_recovery_exactly_one_call_finds_out() -> None:
-    desk, f = opened()
+    desk, f = opened(threshold=2)
     desk.wait(10.0)
     calls = desk.calls(5, f)
     assert [bool(desk.begun(call)) for call in calls] == [True, False, False, False, False]
@@ -189,26 +157,24 @@ def test_after_recovery_exactly_one_call_finds_out() -> None:
     assert "one call is testing it now" in str(desk.outcome(calls[1]))
     desk.ok(calls[0])
     assert state(f) == "closed"
+    desk.fail(desk.call(f))
+    assert state(f) == "closed", "it counts anew"
     assert all(desk.begun(call) for call in desk.calls(5, f))
 
 
-def test_if_that_fails_it_is_open_again() -> None:
-    desk, f = opened(threshold=3)
-    desk.wait(10.0)
-    desk.fail(desk.call(f), after=1.0)
-    desk.wait(9.9)
-    assert refused(desk, desk.call(f))
-    desk.wait(0.1)
-    assert desk.begun(desk.call(f))
-
-
-def test_if_that_runs_out_of_time_it_is_open_again() -> None:
-    desk, f = opened(timeout=1.0)
-    desk.wait(10.0)
-    desk.call(f)
-    desk.wait(2.0)
-    assert state(f) == "open"
-    assert refused(desk, desk.call(f))
+def test_if_that_fails_or_runs_out_of_time_it_is_open_again() -> None:
+    for fails in (True, False):
+        desk, f = opened(threshold=3, timeout=1.0)
+        desk.wait(10.0)
+        probe = desk.call(f)
+        if fails:
+            desk.fail(probe, after=1.0)
+        else:
+            desk.wait(1.0)
+        desk.wait(9.9)
+        assert refused(desk, desk.call(f))
+        desk.wait(0.1)
+        assert desk.begun(desk.call(f))
 
 
 @pytest.mark.parametrize("end", ["withdrawn", "final error", "turned away", "cancelled from outside", "out of time, waiting"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from calls_desk import AT_ONCE, Breaking, Desk, Hedging, Pause, Rate
+from calls_desk import AT_ONCE, Breaking, Desk, Hedging, Rate
 
 from qreward.scheduler.functions.state import ENOUGH, HEDGES_AT_ONCE
 from qreward.scheduler.state import CancelReason
@@ -12,18 +12,20 @@ AFTER = Hedging(0.5, 0.0, 1, 1.0)
 
 
 def test_it_is_made_after_so_many_seconds_and_the_first_result_wins() -> None:
-    desk = Desk()
-    f = desk.function(hedging=AFTER)
-    call = desk.call(f)
-    desk.wait(0.5)
-    assert desk.begun(call) == [0.0, 0.5]
-    first, hedge = desk.tries(call)
-    assert (first.hedge, hedge.hedge) == (False, True)
-    desk.ok(hedge, after=0.1)
-    assert desk.is_ok(call)
-    assert list(desk.watch.cancels) == [first]
-    assert first.cancel_reason is CancelReason.BEATEN
-    assert (f.counters.hedges, f.counters.hedges_won) == (1, 1)
+    for wins in (True, False):
+        desk = Desk()
+        f = desk.function(hedging=AFTER)
+        call = desk.call(f)
+        desk.wait(0.5)
+        assert desk.begun(call) == [0.0, 0.5]
+        first, hedge = desk.tries(call)
+        assert (first.hedge, hedge.hedge) == (False, True)
+        winner, loser = (hedge, first) if wins else (first, hedge)
+        desk.ok(winner, after=0.1)
+        assert desk.is_ok(call)
+        assert list(desk.watch.cancels) == [loser]
+        assert loser.cancel_reason is CancelReason.BEATEN
+        assert (f.counters.hedges, f.counters.hedges_won) == (1, wins)
 
 
 def test_a_call_that_had_to_wait_for_room_is_hedged_too() -> None:
@@ -36,17 +38,6 @@ def test_a_call_that_had_to_wait_for_room_is_hedged_too() -> None:
     desk.ok(two)
     desk.wait(0.6)
     assert desk.begun(call) == [1.0, 1.5]
-
-
-def test_a_hedge_that_loses_is_cancelled() -> None:
-    desk = Desk()
-    f = desk.function(hedging=AFTER)
-    call = desk.call(f)
-    desk.wait(0.5)
-    first, hedge = desk.tries(call)
-    desk.ok(first)
-    assert list(desk.watch.cancels) == [hedge]
-    assert f.counters.hedges_won == 0
 
 
 def test_a_quantile_is_used_once_enough_is_known() -> None:
@@ -93,27 +84,17 @@ def test_none_is_made_without_a_free_start_but_later() -> None:
     assert len(desk.begun(slow)) == 2
 
 
-def test_one_that_fails_ends_nothing_while_the_first_goes_on() -> None:
-    desk = Desk()
-    call = desk.call(desk.function(hedging=AFTER))
-    desk.wait(0.5)
-    first, hedge = desk.tries(call)
-    desk.fail(hedge)
-    assert desk.outcome(call) is None
-    desk.ok(first)
-    assert desk.is_ok(call)
-
-
-def test_a_first_try_that_fails_ends_nothing_while_the_hedge_goes_on() -> None:
-    desk = Desk()
-    call = desk.call(desk.function(hedging=AFTER))
-    desk.wait(0.5)
-    first, hedge = desk.tries(call)
-    desk.fail(first)
-    assert desk.outcome(call) is None
-    assert not hedge.cancel_reason
-    desk.ok(hedge)
-    assert desk.is_ok(call)
+def test_when_one_of_the_two_fails_the_other_goes_on() -> None:
+    for which in (0, 1):
+        desk = Desk()
+        call = desk.call(desk.function(hedging=AFTER))
+        desk.wait(0.5)
+        tries = desk.tries(call)
+        desk.fail(tries[which])
+        assert desk.outcome(call) is None
+        assert not tries[1 - which].cancel_reason
+        desk.ok(tries[1 - which])
+        assert desk.is_ok(call)
 
 
 def test_when_both_fail_the_call_is_tried_again_as_often_as_without_hedges() -> None:
@@ -137,14 +118,6 @@ def test_a_retry_is_hedged_like_a_first_try() -> None:
     desk.wait(0.5)
     assert desk.begun(call) == [0.0, 0.25, 0.5]
     assert desk.tries(call)[1].hedge, "counted from the first try"
-
-
-def test_no_hedge_is_made_of_a_call_that_waits() -> None:
-    desk = Desk()
-    call = desk.call(desk.function(hedging=AFTER, retries=1, pause=Pause(5.0, 5.0)))
-    desk.fail(call, after=0.25)
-    desk.wait(4.0)
-    assert desk.begun(call) == [0.0]
 
 
 def test_while_the_breaker_is_open_none_is_made_and_none_finds_out() -> None:

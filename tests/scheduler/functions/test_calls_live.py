@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from calls_desk import Adapting, Breaking, Desk, Hedging, Rate
 
 from qreward.errors import CircuitOpen
@@ -42,16 +41,6 @@ def test_another_window_moves_the_time_of_waking() -> None:
     assert len(desk.under_way()) == 4
 
 
-def test_a_rate_may_come_later() -> None:
-    desk = Desk()
-    f = desk.function(most=1)
-    first, *_ = desk.calls(4, f)
-    desk.change(f, rate=Rate(1, 10.0), most=None)
-    desk.wait(100.0)
-    assert [at for at, _ in desk.watch.sends] == [0.0, 0.0, 10.0, 20.0]
-    assert desk.begun(first) == [0.0]
-
-
 def test_more_room_holds_at_once_and_less_room_stops_nobody() -> None:
     desk = Desk()
     f = desk.function(most=2)
@@ -76,7 +65,7 @@ def test_of_several_functions_in_a_group_the_least_number_holds() -> None:
     assert len(desk.under_way()) == 5
 
 
-def test_a_breaker_may_be_taken_away_and_given() -> None:
+def test_a_breaker_may_be_taken_away_given_and_recover_sooner_while_it_is_open() -> None:
     desk = Desk()
     f = desk.function(breaking=Breaking(1, 100.0))
     desk.fail(desk.call(f))
@@ -85,12 +74,6 @@ def test_a_breaker_may_be_taken_away_and_given() -> None:
     desk.change(f, breaking=Breaking(1, 100.0))
     desk.fail(desk.call(f))
     assert isinstance(desk.outcome(desk.call(f)), CircuitOpen)
-
-
-def test_a_shorter_recovery_holds_for_a_breaker_that_is_open() -> None:
-    desk = Desk()
-    f = desk.function(breaking=Breaking(1, 100.0))
-    desk.fail(desk.call(f))
     desk.change(f, breaking=Breaking(1, 5.0))
     desk.wait(5.0)
     assert desk.begun(desk.call(f))
@@ -166,27 +149,15 @@ def test_after_a_reset_what_is_under_way_goes_on_and_counts_for_the_group() -> N
     desk.watch.check_all_over()
 
 
-def test_a_reset_forgets_the_keys_that_nobody_uses() -> None:
-    desk = Desk()
-    f = desk.function(rate=Rate(1, 1e6), keyed=True)
-    for key in range(100):
-        desk.ok(desk.call(f, key))
-    busy = desk.call(f, "busy")
-    desk.reset(f)
-    assert list(f.keys) == ["busy"]
-    desk.ok(busy)
-    assert desk.begun(desk.call(f, 1))
-
-
-@pytest.mark.parametrize("end", ["ok", "fail"])
-def test_one_that_was_to_find_out_when_everything_was_forgotten_decides_nothing(end: str) -> None:
-    desk = Desk()
-    f = desk.function(breaking=Breaking(2, 10.0))
-    for _ in range(2):
-        desk.fail(desk.call(f))
-    desk.wait(10.0)
-    probe = desk.call(f)
-    desk.reset(f)
-    assert desk.begun(desk.call(f)), "it is closed now"
-    desk.ok(probe) if end == "ok" else desk.fail(probe)
-    assert desk.begun(desk.call(f))
+def test_the_call_that_tests_an_open_breaker_decides_nothing_after_a_reset() -> None:
+    for end in ("ok", "fail"):
+        desk = Desk()
+        f = desk.function(breaking=Breaking(2, 10.0))
+        for _ in range(2):
+            desk.fail(desk.call(f))
+        desk.wait(10.0)
+        probe = desk.call(f)
+        desk.reset(f)
+        assert desk.begun(desk.call(f)), "it is closed now"
+        getattr(desk, end)(probe)
+        assert desk.begun(desk.call(f)), end

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from random import Random
+from typing import Any
 
 import pytest
 from calls_desk import Adapting, Breaking, Desk, FunctionOptions, Pause, Rate
@@ -20,33 +22,53 @@ def keys(desk: Desk, f: Function) -> set[object]:
     return set(f.keys)
 
 
-def test_a_key_is_remembered_as_long_as_its_starts_count() -> None:
-    desk = Desk()
-    f = desk.function(rate=Rate(2, 10.0), keyed=True)
-    desk.ok(desk.call(f, "a"))
-    desk.wait(9.9)
-    assert keys(desk, f) == {"a"}
-    desk.wait(0.1)
-    assert keys(desk, f) == set()
-
-
-def test_a_key_without_a_past_is_forgotten_at_once() -> None:
-    desk = Desk()
-    f = desk.function(breaking=Breaking(3, 10.0), keyed=True)
-    desk.ok(desk.call(f, "a"))
-    assert keys(desk, f) == set()
-
-
-def test_a_key_that_is_used_again_is_remembered_from_then_on() -> None:
-    desk = Desk()
-    f = desk.function(rate=Rate(2, 10.0), keyed=True)
+def used_again(desk: Desk, f: Function) -> None:
     desk.ok(desk.call(f, "a"))
     desk.wait(6.0)
     desk.ok(desk.call(f, "a"))
-    desk.wait(9.0)
-    assert keys(desk, f) == {"a"}
-    desk.wait(1.0)
-    assert keys(desk, f) == set()
+
+
+def refused(desk: Desk, f: Function) -> None:
+    desk.fail(desk.call(f, "a"))
+    desk.call(f, "a")
+
+
+def reset(desk: Desk, f: Function) -> None:
+    desk.ok(desk.call(f, "a"))
+    call = desk.call(f, "a")
+    desk.reset(f)
+    desk.ok(call)
+
+
+PAST: dict[str, tuple[dict[str, Any], Callable[[Desk, Function], object], float]] = {
+    "no past": ({"breaking": Breaking(3, 10.0)}, lambda desk, f: desk.ok(desk.call(f, "a")), 0.0),
+    "its starts count": ({"rate": Rate(2, 10.0)}, lambda desk, f: desk.ok(desk.call(f, "a")), 10.0),
+    "used again": ({"rate": Rate(2, 10.0)}, used_again, 10.0),
+    "failures": ({"breaking": Breaking(2, 1.0)}, lambda desk, f: desk.fail(desk.call(f, "a"), after=100.0), MEMORY),
+    "it asked to be left alone": ({}, lambda desk, f: desk.fail(desk.call(f, "a"), wait=500.0, overloaded=True), 500.0),
+    "a limit that was found": (
+        {"rate": Rate(40, 1.0), "adapting": Adapting(2, 40, 0.3, None)},
+        lambda desk, f: desk.fail(desk.call(f, "a"), overloaded=True),
+        MEMORY,
+    ),
+    "a refused call": ({"breaking": Breaking(1, 5.0)}, refused, 5.0 + MEMORY),
+    "a reset": ({"rate": Rate(5, 10.0)}, reset, 0.0),
+}
+
+
+def test_a_key_is_remembered_exactly_as_long_as_its_past_counts() -> None:
+    """Terms of the function, what is done, and for how long the key is remembered after that."""
+    found = {}
+    for what, (terms, use, remembered) in PAST.items():
+        desk = Desk()
+        f = desk.function(keyed=True, **terms)
+        use(desk, f)
+        desk.wait(max(0.0, remembered - 0.1))
+        before = keys(desk, f)
+        desk.wait(0.1 if remembered else 0.0)
+        if before != ({"a"} if remembered else set()) or keys(desk, f):
+            found[what] = before, keys(desk, f)
+    assert not found
 
 
 def test_a_key_of_a_call_that_waits_to_be_tried_again_is_in_use() -> None:
@@ -96,45 +118,6 @@ def test_an_open_breaker_is_not_forgotten_though_the_try_that_opened_it_took_lon
     assert keys(desk, f) == set()
 
 
-def test_failures_are_remembered_for_a_while_after_the_last() -> None:
-    desk = Desk()
-    f = desk.function(breaking=Breaking(2, 1.0), keyed=True)
-    desk.fail(desk.call(f, "a"), after=100.0)
-    desk.wait(MEMORY - 0.1)
-    assert keys(desk, f) == {"a"}
-    desk.wait(0.1)
-    assert keys(desk, f) == set()
-
-
-def test_a_key_that_asked_to_be_left_alone_is_remembered_until_then() -> None:
-    desk = Desk()
-    f = desk.function(keyed=True)
-    desk.fail(desk.call(f, "a"), wait=500.0, overloaded=True)
-    desk.wait(499.0)
-    assert keys(desk, f) == {"a"}
-    desk.wait(1.0)
-    assert keys(desk, f) == set()
-
-
-def test_a_limit_that_was_found_is_remembered_for_a_while() -> None:
-    desk = Desk()
-    f = desk.function(rate=Rate(40, 1.0), adapting=Adapting(2, 40, 0.3, None), keyed=True)
-    desk.fail(desk.call(f, "a"), overloaded=True)
-    desk.wait(MEMORY - 0.1)
-    assert keys(desk, f) == {"a"}
-    desk.wait(0.1)
-    assert keys(desk, f) == set()
-
-
-def test_a_refused_call_keeps_no_key_in_use() -> None:
-    desk = Desk()
-    f = desk.function(breaking=Breaking(1, 5.0), keyed=True)
-    desk.fail(desk.call(f, "a"))
-    desk.call(f, "a")
-    desk.wait(5.0 + MEMORY)
-    assert keys(desk, f) == set()
-
-
 def test_a_key_for_which_nobody_was_ever_tried_is_forgotten() -> None:
     desk = Desk()
     f = desk.function(most=1, timeout=9.0, keyed=True)
@@ -144,17 +127,6 @@ def test_a_key_for_which_nobody_was_ever_tried_is_forgotten() -> None:
     desk.withdraw(withdrawn)
     desk.wait(10.0)
     assert keys(desk, f) == {"busy"}
-
-
-def test_after_a_reset_keys_are_forgotten_as_before() -> None:
-    desk = Desk()
-    f = desk.function(rate=Rate(5, 10.0), keyed=True)
-    desk.ok(desk.call(f, "a"))
-    call = desk.call(f, "a")
-    desk.reset(f)
-    desk.ok(call)
-    desk.wait(10.0)
-    assert keys(desk, f) == set()
 
 
 def test_few_are_forgotten_at_a_time_and_all_of_them_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from random import Random
+from itertools import product
 
-import pytest
 from calls_desk import Adapting, Desk, Hedging, Longest, Rate, Shortest
 
 from qreward.scheduler.functions.state import Function
 
 
-@pytest.mark.parametrize("rng", [Shortest(), Longest()])
-@pytest.mark.parametrize("hint", [0.05, 0.3, 20.0])
-def test_a_hint_closes_the_key_for_all_its_calls_for_exactly_so_long(hint: float, rng: Random) -> None:
-    desk = Desk(rng)
-    f = desk.function(keyed=True)
-    desk.fail(desk.call(f, "a"), after=1.0, wait=hint, overloaded=True)
-    others = [desk.call(f, "a"), desk.call(f, "a")]
-    elsewhere = desk.call(f, "b")
-    assert desk.begun(elsewhere) == [1.0]
-    desk.wait(30.0)
-    assert [desk.begun(call) for call in others] == [[1.0 + hint], [1.0 + hint]]
+def test_a_hint_closes_the_key_for_all_its_calls_for_exactly_so_long() -> None:
+    for hint, rng in product((0.05, 0.3, 20.0), (Shortest(), Longest())):
+        desk = Desk(rng)
+        f = desk.function(keyed=True, most=2)
+        first, second, waits = (desk.call(f, "a") for _ in range(3))
+        desk.fail(first, after=1.0, wait=hint, overloaded=True)
+        desk.ok(second)
+        later = desk.call(f, "a")
+        assert desk.begun(desk.call(f, "b")) == [1.0]
+        desk.wait(hint)
+        assert desk.begun(waits) == [1.0 + hint], "it waited for room"
+        desk.ok(waits)
+        assert desk.begun(later) == [1.0 + hint]
 
 
 def test_the_longest_of_several_hints_holds() -> None:
@@ -32,16 +33,6 @@ def test_the_longest_of_several_hints_holds() -> None:
     call = desk.call(f)
     desk.wait(9.0)
     assert desk.begun(call) == [5.0]
-
-
-def test_calls_that_wait_for_room_are_held_back_too() -> None:
-    desk = Desk()
-    f = desk.function(most=1)
-    first, waits = desk.calls(2, f)
-    desk.fail(first, wait=5.0, overloaded=True)
-    assert not desk.begun(waits)
-    desk.wait(5.0)
-    assert desk.begun(waits) == [5.0]
 
 
 def test_no_hedge_is_made_of_a_key_that_is_closed() -> None:
@@ -76,39 +67,23 @@ def run(desk: Desk, f: Function, count: int, *, ok: bool = False) -> None:
                 desk.fail(call)
 
 
-def test_the_limit_of_the_group_falls_under_failures_and_is_what_is_enforced() -> None:
-    desk = Desk()
-    f = desk.function(most=32, adapting=Adapting(2, 500, 0.3, None))
-    run(desk, f, 32)
-    assert desk.scheduler.group.limit == 16
-    calls = desk.calls(100, f)
-    assert len(desk.under_way()) == 16
-    desk.withdraw(*calls)
-
-
-def test_the_limit_of_the_group_falls_at_once_when_a_try_is_turned_away() -> None:
-    desk = Desk()
-    f = desk.function(adapting=Adapting(2, 500, 0.3, None))
-    assert desk.scheduler.group.limit == 32
-    calls = desk.calls(32, f)
-    for call in calls:
-        desk.fail(call, after=0.01, overloaded=True)
-    assert desk.scheduler.group.limit == 16
-
-
-def test_slow_tries_make_it_fall() -> None:
-    desk = Desk()
-    f = desk.function(most=20, adapting=Adapting(2, 500, 0.3, 0.5))
-    run(desk, f, 20, ok=True)
-    assert desk.scheduler.group.limit == 10
-
-
-def test_timeouts_make_it_fall() -> None:
-    desk = Desk()
-    f = desk.function(most=20, adapting=Adapting(2, 500, 0.3, None), timeout=1.0)
-    desk.calls(20, f)
-    desk.wait(2.0)
-    assert desk.scheduler.group.limit == 10
+def test_the_limit_of_the_group_falls_when_tries_fail_are_slow_time_out_or_are_turned_away_and_is_what_is_enforced() -> None:
+    for what, seconds, timeout in (("fails", None, None), ("slow", 0.5, None), ("times out", None, 1.0), ("turned away", None, None)):
+        desk = Desk()
+        f = desk.function(most=32, adapting=Adapting(2, 500, 0.3, seconds), timeout=timeout)
+        if what == "turned away":
+            for call in desk.calls(32, f):
+                desk.fail(call, after=0.01, overloaded=True)
+        elif what == "times out":
+            desk.calls(32, f)
+            desk.wait(2.0)
+            for attempt in list(desk.watch.live):
+                desk.stopped(attempt)
+        else:
+            run(desk, f, 32, ok=what == "slow")
+        assert desk.scheduler.group.limit == 16, what
+        desk.calls(100, f)
+        assert len(desk.under_way()) == 16, what
 
 
 def test_with_a_rate_it_is_the_rate_of_the_key_that_moves_and_never_beyond_what_is_set() -> None:

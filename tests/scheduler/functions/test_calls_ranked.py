@@ -40,25 +40,17 @@ def test_it_gives_what_a_sorted_list_gives(steps: list[tuple[str, int, int, int]
     assert ranked.first() is None
 
 
-def test_things_that_cannot_be_compared_may_have_equal_ranks() -> None:
-    ranked: IndexedHeap[object] = IndexedHeap()
-    things = [object() for _ in range(5)]
-    for thing in things:
-        ranked.put(thing, 1.0)
-    assert [ranked.take() for _ in things] == things
-
-
 def test_what_left_or_moved_is_not_kept() -> None:
     ranked: IndexedHeap[int] = IndexedHeap()
     ranked.put(-1, 0.0)
-    for thing in range(10_000):
+    for thing in range(1000):
         ranked.put(thing, 1.0)
         ranked.drop(thing)
         ranked.put(-2, float(thing))
         assert len(ranked._heap) <= 2 * len(ranked) + SWEEP
-    for thing in range(10_000):
+    for thing in range(1000):
         ranked.put(thing, 1.0)
-    for thing in range(10_000):
+    for thing in range(1000):
         ranked.drop(thing)
     assert len(ranked._heap) <= 2 * len(ranked) + SWEEP
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from calls_desk import AT_ONCE, Desk, Hedging, Rate
 
 
@@ -16,26 +15,17 @@ def test_no_more_than_size_start_in_any_window_and_none_later_than_that() -> Non
     assert [at for at, _ in desk.watch.sends] == [0.0, 0.0, 0.75, 1.0, 1.0, 1.75, 2.0, 2.0]
 
 
-@pytest.mark.parametrize("window", [0.001, 0.1, 1 / 3, 60.0])
-def test_it_is_woken_at_the_very_time(window: float) -> None:
-    desk = Desk()
-    f = desk.function(rate=Rate(1, window))
-    desk.now = 1e6 / 7
-    desk.calls(4, f)
-    starts = [desk.now]
-    for _ in range(3):
-        starts.append(starts[-1] + window)
-    desk.wait(5 * window)
-    assert [at for at, _ in desk.watch.sends] == starts
-
-
-def test_each_key_has_its_own() -> None:
-    desk = Desk()
-    f = desk.function(rate=Rate(1, 1.0), keyed=True)
-    calls = [desk.call(f, key) for key in "aabb"]
-    assert desk.under_way() == [calls[0], calls[2]]
-    desk.wait(1.0)
-    assert len(desk.under_way()) == 4
+def test_the_clock_is_woken_at_the_very_time_for_each_key() -> None:
+    for window in (0.001, 0.1, 1 / 3, 60.0):
+        desk = Desk()
+        f = desk.function(rate=Rate(1, window), keyed=True)
+        desk.now = 1e6 / 7
+        starts = [desk.now]
+        for _ in range(3):
+            starts.append(starts[-1] + window)
+        calls = [desk.call(f, key) for key in "abababab"]
+        desk.wait(5 * window)
+        assert [desk.begun(call)[0] for call in calls] == [start for start in starts for _ in "ab"], window
 
 
 def test_retries_and_hedges_count() -> None:
@@ -60,16 +50,6 @@ def test_what_was_withdrawn_while_it_waited_takes_nothing() -> None:
     assert desk.begun(calls[3]) == [1.0]
 
 
-def test_an_urgent_call_goes_first_when_the_rate_allows_one() -> None:
-    desk = Desk()
-    f = desk.function(rate=Rate(1, 1.0))
-    desk.call(f)
-    low = desk.call(f, level=9)
-    high = desk.call(f, level=0)
-    desk.wait(2.0)
-    assert (desk.begun(high), desk.begun(low)) == ([1.0], [2.0])
-
-
 def test_a_late_tick_neither_loses_anybody_nor_gives_more_than_is_allowed() -> None:
     desk = Desk()
     f = desk.function(rate=Rate(2, 1.0))
@@ -79,15 +59,6 @@ def test_a_late_tick_neither_loses_anybody_nor_gives_more_than_is_allowed() -> N
     assert [at for at, _ in desk.watch.sends] == [0.0, 0.0, 3.7, 3.7]
     desk.wait(9.0)
     assert len(desk.watch.sends) == 9
-
-
-def test_whoever_comes_while_a_tick_is_overdue_does_not_let_the_others_sleep() -> None:
-    desk = Desk()
-    f = desk.function(rate=Rate(2, 1.0))
-    desk.calls(3, f)
-    desk.now = 5.0
-    desk.call(f)
-    assert len(desk.watch.sends) == 4
 
 
 def test_when_the_first_leaves_while_a_tick_is_overdue_the_next_one_goes() -> None:

@@ -17,6 +17,7 @@ def test_in_no_half_open_window_are_more_than_size_and_nobody_waits_longer_than_
     size: int, window: float, start: float, waits: list[float]
 ) -> None:
     ration, now = SlidingWindowLimit(size, window), start
+    assert ration.clear_at == ration.ready_at == -inf
     starts: list[float] = []
     for wait in waits:
         now += wait
@@ -27,32 +28,5 @@ def test_in_no_half_open_window_are_more_than_size_and_nobody_waits_longer_than_
         assert fewer or ration.ready_at in (-inf, starts[-size] + window), "later than need be"
         ration.take(now)
         starts.append(now)
+        assert ration.clear_at == now + window
         assert len(ration._starts) <= size, "more is remembered than is needed"
-
-
-def test_the_moment_at_which_the_window_ends_is_free() -> None:
-    ration = SlidingWindowLimit(2, 1.0)
-    ration.take(0.0)
-    assert ration.ready_at == -inf
-    ration.take(0.5)
-    assert ration.ready_at == 1.0
-    ration.take(1.0)
-    assert ration.ready_at == 1.5
-    assert ration.clear_at == 2.0
-
-
-def test_what_started_counts_under_another_limit() -> None:
-    ration = SlidingWindowLimit(3, 1.0)
-    for now in (0.0, 0.2, 0.4):
-        ration.take(now)
-    ration.size = 2
-    assert ration.ready_at == 1.2
-    ration.size = 4
-    assert ration.ready_at == -inf
-    ration.size, ration.window = 3, 5.0
-    assert ration.ready_at == 5.0
-
-
-def test_a_ration_that_was_never_used_is_clear() -> None:
-    assert SlidingWindowLimit(1, 1.0).clear_at == -inf
-    assert SlidingWindowLimit(1, 1.0).ready_at == -inf

@@ -2,46 +2,54 @@
 
 from __future__ import annotations
 
+from itertools import product
+from math import nan
 from random import Random
 
-import pytest
 from calls_desk import AT_ONCE, Desk, Hedging, Longest, Pause, Shortest
 
 from qreward.errors import RequestError, RequestTimeout
 
 
-@pytest.mark.parametrize("retries", [0, 1, 4])
-@pytest.mark.parametrize("overloaded", [False, True])
-def test_it_is_tried_so_many_times_more_and_ends_with_its_last_error(retries: int, overloaded: bool) -> None:
-    desk = Desk()
-    call = desk.call(desk.function(retries=retries, pause=Pause(0.1, 0.1)))
-    for _ in range(retries + 1):
-        error = desk.fail(call, after=0.2, overloaded=overloaded)
-        desk.wait(0.2)
-    assert desk.outcome(call) is error
-    assert call.retries == retries
-    assert len(desk.begun(call)) == retries + 1
-    assert (call.function.counters.retries, call.function.counters.tries) == (retries, retries + 1)
+def test_it_is_tried_so_many_times_more_and_ends_with_its_last_error() -> None:
+    for retries, overloaded in product((0, 1, 4), (False, True)):
+        desk = Desk()
+        call = desk.call(desk.function(retries=retries, pause=Pause(0.1, 0.1)))
+        for _ in range(retries + 1):
+            error = desk.fail(call, after=0.2, overloaded=overloaded)
+            desk.wait(0.2)
+        assert desk.outcome(call) is error
+        assert call.retries == retries
+        assert len(desk.begun(call)) == retries + 1
+        assert (call.function.counters.retries, call.function.counters.tries) == (retries, retries + 1)
 
 
 def test_waits_double_up_to_the_longest() -> None:
-    desk = Desk(Longest())
-    call = desk.call(desk.function(retries=5, pause=Pause(0.25, 1.0)))
-    for _ in range(5):
-        desk.fail(call)
-        desk.wait(1.0)
-    starts = desk.begun(call)
-    failed = 0.0
-    for start, pause in zip(starts[1:], [0.25, 0.5, 1.0, 1.0, 1.0], strict=True):
-        assert failed + pause <= start <= failed + pause
-        failed += 1.0
+    """Failed hedges make none longer; without a pause it is tried again at once."""
+    for pause, hedging, waits in (
+        (Pause(0.25, 1.0), None, [0.25, 0.5, 1.0, 1.0, 1.0]),
+        (AT_ONCE, None, [0.0] * 5),
+        (Pause(1.0, 60.0), Hedging(0.5, 0.0, 1, 1.0), [1.0]),
+    ):
+        desk = Desk(Longest())
+        call = desk.call(desk.function(retries=5, pause=pause, hedging=hedging))
+        if hedging is not None:
+            desk.wait(0.5)
+            desk.fail(desk.tries(call)[1])
+        failed = []
+        for _ in waits:
+            failed.append(desk.now)
+            desk.fail(call)
+            desk.wait(1.0)
+        starts = [start for start, attempt in desk.watch.sends if not attempt.hedge]
+        assert [start - then for start, then in zip(starts[1:], failed, strict=True)] == waits
 
 
 def test_a_wait_is_drawn_from_all_of_its_range() -> None:
     """Full jitter: uniform between nothing and the longest."""
     desk = Desk(Random(1))
     f = desk.function(retries=1, pause=Pause(8.0, 60.0))
-    calls = desk.calls(150, f)
+    calls = desk.calls(100, f)
     for call in calls:
         desk.fail(call)
     desk.wait(8.0)
@@ -51,40 +59,17 @@ def test_a_wait_is_drawn_from_all_of_its_range() -> None:
     assert 3.5 < sum(waits) / len(waits) < 4.5
 
 
-def test_hedges_that_failed_make_no_wait_longer() -> None:
-    desk = Desk(Longest())
-    call = desk.call(desk.function(retries=1, pause=Pause(1.0, 60.0), hedging=Hedging(0.5, 0.0, 1, 1.0)))
-    desk.wait(0.5)
-    desk.fail(call)
-    desk.fail(call)
-    desk.wait(1.0)
-    assert len(desk.begun(call)) == 3
-
-
-def test_without_a_pause_it_is_tried_again_at_once() -> None:
-    desk = Desk()
-    call = desk.call(desk.function(retries=1, pause=AT_ONCE))
-    desk.fail(call, after=0.3)
-    assert desk.begun(call) == [0.0, 0.3]
-
-
-@pytest.mark.parametrize("wait", [0.0, 0.1, 2.0, 90.0])
-@pytest.mark.parametrize("overloaded", [False, True])
-@pytest.mark.parametrize("rng", [Shortest(), Longest()])
-def test_a_wait_that_was_told_is_used_to_the_letter(wait: float, overloaded: bool, rng: Random) -> None:
-    desk = Desk(rng)
-    call = desk.call(desk.function(retries=1, pause=Pause(1.0, 5.0)))
-    desk.fail(call, after=1.0, wait=wait, overloaded=overloaded)
-    desk.wait(100.0)
-    assert 1.0 + wait <= desk.begun(call)[1] <= 1.0 + wait
-
-
-def test_a_wait_that_is_none_is_no_wait() -> None:
-    desk = Desk()
-    for wait in (-5.0, float("nan")):
-        call = desk.call(desk.function(retries=1))
-        desk.fail(call, wait=wait)
-        assert len(desk.begun(call)) == 2
+def test_a_wait_that_a_failure_asks_for_is_kept_to_the_letter() -> None:
+    """One that is none is no wait."""
+    found = {}
+    for wait, overloaded, rng in product((0.0, 0.1, 2.0, 90.0, -5.0, nan), (False, True), (Shortest(), Longest())):
+        desk = Desk(rng)
+        call = desk.call(desk.function(retries=1, pause=Pause(1.0, 5.0)))
+        desk.fail(call, after=1.0, wait=wait, overloaded=overloaded)
+        desk.wait(100.0)
+        if desk.begun(call) != [0.0, 1.0 + (wait if wait > 0 else 0.0)]:
+            found[wait, overloaded, type(rng)] = desk.begun(call)
+    assert not found
 
 
 def test_an_error_that_is_final_ends_the_call_at_once() -> None:
@@ -221,16 +206,6 @@ def test_a_call_ends_at_its_deadline_wherever_it_is() -> None:
     assert "its next try" in str(desk.outcome(waits_to_be_tried_again))
     assert desk.outcome(waits_to_be_tried_again).__cause__ is waits_to_be_tried_again.error
     assert f.counters.timeouts == 3
-
-
-def test_no_try_begins_after_the_deadline_though_the_timer_is_late() -> None:
-    desk = Desk()
-    f = desk.function(timeout=1.0, most=1)
-    busy, waits = desk.call(f, timeout=None), desk.call(f)
-    desk.now = 1.005
-    desk.ok(busy)
-    assert not desk.begun(waits)
-    assert isinstance(desk.outcome(waits), RequestTimeout)
 
 
 def test_an_answer_that_comes_just_in_time_counts() -> None:

@@ -12,7 +12,7 @@ import pytest
 from scheduler_seeds import seeds
 
 from qreward.errors import RateLimited
-from qreward.scheduler.limits.concurrency import TUNING, AdaptiveLimit, Elasticity
+from qreward.scheduler.limits.concurrency import TUNING, AdaptiveLimit
 from qreward.scheduler.limits.rate import LearnedRate
 from qreward.scheduler.load_balancing import ExpectedFinish
 from qreward.scheduler.outcome import Answer, Failure, FailureKind
@@ -213,12 +213,3 @@ def test_without_enough_work_it_learns_nothing() -> None:
         window.sent(float(number), 1)
         window.ok(number + 1.0, float(number), 100, 0)
     assert window.limit == TUNING.start
-
-
-def test_elasticity_is_one_where_throughput_follows_and_zero_where_it_does_not() -> None:
-    follows, stands = Elasticity(), Elasticity()
-    for window in (8, 16, 32):
-        follows.add(window, 0.01)
-        stands.add(window, 0.01 * window)
-    assert follows.value == pytest.approx(1.0)
-    assert stands.value == pytest.approx(0.0)

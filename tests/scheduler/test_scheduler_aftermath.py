@@ -11,7 +11,7 @@ from scheduler_warm import live
 
 from qreward.errors import BadRequest, ClientClosed, RequestTimeout, ServerError
 from qreward.scheduler.outcome import Answer, FailureKind
-from qreward.settings.policies import Limits, Retry
+from qreward.settings.policies import Retry
 
 K = FailureKind
 
@@ -97,19 +97,6 @@ def test_a_rejected_task_goes_elsewhere_at_once_if_there_is_room_elsewhere() -> 
     assert desk.where(task) not in (None, first)
 
 
-def test_a_source_that_can_never_serve_a_task_is_not_asked_again_however_the_other_fails() -> None:
-    desk = Desk({"a": 4, "b": 4}, retry=Retry(attempts=3))
-    task = desk.submit()
-    unfit = desk.where(task)
-    desk.fail(live(task), K.UNSUITABLE)
-    while desk.outcome(task) is None:
-        desk.wait(0.1)
-        if task.attempt is not None:
-            desk.fail(task.attempt, K.TRANSIENT)
-    assert desk.path(task).count(str(unfit)) == 1
-    assert len(desk.path(task)) == 1 + 3
-
-
 def test_an_account_that_is_used_up_is_left_alone_for_five_minutes() -> None:
     desk = Desk({"a": 1, "b": 1})
     task = desk.submit()
@@ -132,25 +119,22 @@ def test_an_endpoint_that_says_whether_to_retry_is_believed() -> None:
         assert len(desk.path(task)) == 1 + should_retry
 
 
-def test_a_failed_task_goes_to_another_source_at_once() -> None:
-    desk = Desk({"a": 4, "b": 4})
+def test_a_failed_task_goes_to_another_source_at_once_or_waits_for_it_rather_than_go_back() -> None:
+    desk = Desk({"a": 1, "b": 1})
     task = desk.submit()
     first, now = desk.where(task), desk.now + 0.01
     desk.fail(live(task), K.TRANSIENT, after=0.01)
     assert desk.now == now
-    assert desk.where(task) not in (None, first)
-
-
-def test_a_failed_task_waits_for_a_full_source_rather_than_go_back() -> None:
-    desk = Desk({"a": 1, "b": 1})
-    task, other = desk.submit(), desk.submit()
-    first, second = desk.where(task), desk.where(other)
-    desk.fail(live(task), K.TRANSIENT)
-    assert task.attempt is None
+    second = desk.where(task)
+    assert second not in (None, first)
+    other = desk.submit()
+    assert desk.where(other) == first
+    desk.fail(live(other), K.TRANSIENT)
+    assert other.attempt is None
     desk.submit()
     assert desk.at(str(first)), "its place is taken by one that does not avoid the source"
-    desk.ok(live(other))
-    assert desk.where(task) == second
+    desk.ok(live(task))
+    assert desk.where(other) == second
 
 
 def test_where_there_is_no_other_source_a_retry_waits_with_full_jitter() -> None:
@@ -288,35 +272,8 @@ def test_an_overdue_attempt_is_cancelled_and_the_task_goes_elsewhere_with_twice_
     desk.wait(0.2)
     assert desk.is_cancelled(second)
     assert task.tries == 1, "it is charged when it has ended"
-
-
-def test_an_answer_that_crosses_its_cancellation_is_taken() -> None:
-    desk = Desk({"a": 4})
-    task = desk.submit()
-    first = live(task)
-    desk.wait(121.0)
-    assert desk.is_cancelled(first)
-    desk.ok(first, after=0.0)
-    assert isinstance(desk.outcome(task), Answer)
-
-
-def test_the_limit_of_an_attempt_shrinks_as_its_source_shows_its_speed() -> None:
-    desk = Desk({"a": 64})
-    hanging = live(desk.submit())
-    for _ in range(40):
-        desk.ok(live(desk.submit()), after=0.1)
-    desk.wait(11.0)
-    assert desk.is_cancelled(hanging), "six times the slowest is far below two minutes"
-
-
-def test_an_operators_limit_is_kept() -> None:
-    desk = Desk()
-    desk.add("a", Limits(max_concurrency=4), attempt_timeout=2.0)
-    attempt = live(desk.submit())
-    desk.wait(1.9)
-    assert not desk.is_cancelled(attempt)
-    desk.wait(0.2)
-    assert desk.is_cancelled(attempt)
+    desk.ok(second, after=0.0)
+    assert isinstance(desk.outcome(task), Answer), "an answer that crosses its cancellation is taken"
 
 
 def test_timeouts_of_callers_count_against_a_source_only_if_they_are_far_longer_than_its_answers() -> None:

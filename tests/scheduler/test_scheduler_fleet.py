@@ -97,16 +97,6 @@ def test_when_all_are_marked_down_what_waits_fails_and_says_who_is_down() -> Non
         assert "mark_healthy" in str(error)
 
 
-def test_open_breakers_alone_fail_nothing() -> None:
-    desk = Desk({"a": 8})
-    for attempt in [live(desk.submit()) for _ in range(5)]:
-        desk.fail(attempt, K.UNREACHABLE)
-    task = desk.submit()
-    assert desk.outcome(task) is None
-    desk.wait(10.0)
-    assert task in desk.watch.open
-
-
 # tasks that avoid a source
 
 
@@ -153,6 +143,13 @@ def test_a_task_that_is_turned_away_by_a_source_that_has_left_goes_back_to_the_o
     assert desk.where(task) == first
 
 
+def lose(desk: Desk, name: str, how: str) -> None:
+    if how == "remove":
+        desk.remove(name)
+    else:
+        desk.mark(name, down=True)
+
+
 @pytest.mark.parametrize("how", ["remove", "mark"])
 def test_a_retry_that_comes_due_after_the_source_it_waited_for_was_lost_goes_back(how: str) -> None:
     """Without budget it has to wait before it may go to the other source; meanwhile that one goes."""
@@ -163,11 +160,7 @@ def test_a_retry_that_comes_due_after_the_source_it_waited_for_was_lost_goes_bac
     first = str(desk.where(task))
     desk.fail(live(task), K.TRANSIENT, after=0.0)
     assert desk.where(task) is None
-    other = "b" if first == "a" else "a"
-    if how == "remove":
-        desk.remove(other)
-    else:
-        desk.mark(other, down=True)
+    lose(desk, "b" if first == "a" else "a", how)
     desk.wait(2.0)
     assert desk.where(task) == first
 
@@ -181,10 +174,7 @@ def test_a_task_that_only_a_lost_source_could_serve_fails_with_what_the_other_sa
     task = desk.submit()
     desk.fail(live(task), K.UNSUITABLE)
     assert desk.outcome(task) is None
-    if how == "remove":
-        desk.remove("b")
-    else:
-        desk.mark("b", down=True)
+    lose(desk, "b", how)
     assert desk.outcome(task) is ERRORS[K.UNSUITABLE]
 
 
@@ -250,12 +240,3 @@ def test_a_shared_source_pulls_the_most_urgent_of_all_its_pools() -> None:
         desk.ok(desk.at("a")[0], after=0.1)
         order.append(desk.at("a")[0].task)
     assert order == [high, normal, low]
-
-
-def test_a_source_that_leaves_one_pool_goes_on_in_the_other() -> None:
-    desk = Desk()
-    second = desk.new_pool("second")
-    desk.add("a", Limits(max_concurrency=1), pools=[desk.pool, second])
-    desk.leave("a", desk.pool)
-    assert isinstance(desk.outcome(desk.submit()), NoEndpoint)
-    assert desk.where(desk.submit(pool=second)) == "a"

@@ -217,19 +217,6 @@ def test_commands_do_not_depend_on_how_a_process_hashes() -> None:
 # P9: the clock
 
 
-def test_answers_that_take_no_time_at_all_do_no_harm() -> None:
-    """The clock stands still: every input comes at the same time."""
-    desk = Desk({"a": 3, "b": 2}, hedge=Hedge())
-    desk.add("c", window=AdaptiveLimit(desk.rng, 40))
-    for _ in range(20):
-        desk.submit()
-    desk.feed(400)
-    while desk.watch.live:
-        desk.report(next(iter(desk.watch.live)), Answer("yes", 1, 1))
-    assert desk.now == 0.0
-    assert len(desk.watch.finished) == 420
-
-
 @given(st.lists(st.sampled_from([0.0, 0.001, 0.02, 0.3, 5.0, 3600.0, 1e6]), min_size=1, max_size=30), st.sampled_from([60.0, 600.0, 6e4]))
 def test_after_a_jump_of_the_clock_no_more_is_sent_at_once_than_the_burst(jumps: list[float], rpm: float) -> None:
     desk = Desk(thorough=False)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scheduler_queue import A, B, C, feed, order, queue, task
 
-from qreward.scheduler.queue import AGEING, BULK, LEVELS, MOST_GROUPS, PATIENCE, SWEEP, Queue
+from qreward.scheduler.queue import AGEING, BULK, LEVELS, PATIENCE, SWEEP, Queue
 from qreward.scheduler.state import Source, Task, TaskState
 from qreward.settings.policies import Priority
 
@@ -73,9 +73,11 @@ def test_while_single_tasks_wait_a_bulk_of_their_level_gets_one_item_a_minute() 
     assert len(bulk.buffer) == 99 - 600 // (BULK + 1)
 
 
-def test_feeds_of_one_level_take_turns() -> None:
-    first, second, third = feed(3), feed(3), feed(1)
-    waiting, taken = queue(first, second, third), []
+def test_feeds_of_one_level_take_turns_and_one_that_is_dropped_is_no_longer_served() -> None:
+    first, second, third, dropped = feed(3), feed(3), feed(1), feed(2)
+    waiting, taken = queue(first, second, third, dropped), []
+    for _ in range(2):
+        waiting.drop_feed(dropped)
     while (entry := waiting.take(A, 1.0)) is not None:
         taken.append(entry[1])
     assert taken == [first, second, third, first, second, first, second]
@@ -93,14 +95,6 @@ def test_a_feed_that_ran_dry_joins_again_at_the_end_of_the_round() -> None:
     assert turns == [second, first, second]
 
 
-def test_any_number_of_entries_that_avoid_a_source_cost_it_one_look() -> None:
-    """They stand in one line, not each at the head of the queue."""
-    avoiding = [task(born=0.0, avoids=(A,)) for _ in range(1000)]
-    other = task(born=9.0, avoids=(B,))
-    assert MOST_GROUPS >= 2
-    assert order(queue(*avoiding, other)) == [other]
-
-
 def test_emptying_hands_over_everything_the_read_ahead_included() -> None:
     fresh, again, bulk = task(), task(avoids=(A,)), feed(2)
     ended = task()
@@ -113,23 +107,10 @@ def test_emptying_hands_over_everything_the_read_ahead_included() -> None:
     assert not waiting
 
 
-def test_a_feed_that_is_dropped_is_no_longer_served() -> None:
-    first, second = feed(2), feed(1)
-    waiting = queue(first, second)
-    waiting.drop_feed(first)
-    waiting.drop_feed(first)
-    assert [entry[1] for entry in iter(lambda: waiting.take(A, 0.0), None)] == [second]
-
-
-def test_equal_deadlines_keep_the_order_of_submission() -> None:
-    late, early = task(born=0.0, timeout=100.0), task(born=50.0, timeout=50.0)
-    assert order(queue(late, early)) == [late, early]
-    behind = task(timeout=500.0)
-    assert order(queue(behind, late, early)) == [late, early, behind]
-    assert order(queue(late, behind, early)) == [late, early, behind]
-
-
-def test_equal_deadlines_keep_their_order_although_one_between_them_has_ended() -> None:
+def test_equal_deadlines_keep_the_order_of_submission_although_one_between_them_has_ended() -> None:
+    late, early, behind = task(born=0.0, timeout=100.0), task(born=50.0, timeout=50.0), task(timeout=500.0)
+    for entries in ((late, early), (behind, late, early), (late, behind, early)):
+        assert order(queue(*entries)) == [each for each in (late, early, behind) if each in entries]
     gone, first, second = task(timeout=100.0), task(timeout=50.0), task(timeout=50.0)
     waiting = queue(gone, first)
     gone.state = TaskState.DONE

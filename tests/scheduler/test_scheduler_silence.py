@@ -34,36 +34,27 @@ def awake(answers: int = LEAST_ANSWERS, every: float = 0.1, inflight: int = 8, m
 # what is known of one source
 
 
-def test_little_in_flight_is_never_silent() -> None:
+def test_little_in_flight_is_never_silent_and_is_watched_again_when_it_is_more() -> None:
     silence = awake()
     assert silence.alarm_at(LEAST_INFLIGHT - 1, 1.0) == inf
     silence.ended(LEAST_INFLIGHT - 1)
     assert silence.since == inf
     silence.sent(5.0, LEAST_INFLIGHT)
+    assert silence.since == 5.0
     assert silence.alarm_at(LEAST_INFLIGHT, 1.0) >= 5.0 + LEAST_SECONDS
 
 
-def test_nobody_is_called_silent_before_twenty_answers() -> None:
+def test_after_twenty_answers_so_many_must_be_missing_and_some_seconds_must_have_passed() -> None:
     assert awake(LEAST_ANSWERS - 1).alarm_at(8, 1.0) == inf
-    assert awake(LEAST_ANSWERS).alarm_at(8, 1.0) < inf
+    for inflight, mean, seconds in ((64, 0.1, LEAST_SECONDS), (8, 1.0, LEAST_DUE / 8), (64, 20.0, LEAST_DUE * 20 / 64)):
+        alarm = awake(inflight=inflight, mean=mean, every=0.01).alarm_at(inflight, mean)
+        assert alarm == pytest.approx(seconds), (inflight, mean)
 
 
-@pytest.mark.parametrize(
-    ("inflight", "mean", "seconds"), [(64, 0.1, LEAST_SECONDS), (8, 1.0, LEAST_DUE / 8), (64, 20.0, LEAST_DUE * 20 / 64)]
-)
-def test_so_many_answers_must_be_missing_and_some_seconds_must_have_passed(inflight: int, mean: float, seconds: float) -> None:
-    assert awake(inflight=inflight, mean=mean, every=0.01).alarm_at(inflight, mean) == pytest.approx(seconds)
-
-
-def test_silences_as_long_as_before_are_normal_at_any_load() -> None:
+def test_silences_as_long_as_before_are_normal_at_any_load_until_they_are_long_ago() -> None:
     silence = awake(every=10.0, inflight=7)  # 10 s without one of 8 answers of a second each: 80 were due
-    assert silence.alarm_at(8, 1.0) == pytest.approx(FACTOR * 10.0, rel=0.02)
-    assert silence.alarm_at(4, 1.0) == pytest.approx(FACTOR * 20.0, rel=0.02)
-    assert silence.alarm_at(8, 2.0) == pytest.approx(FACTOR * 20.0, rel=0.02)
-
-
-def test_a_long_silence_of_long_ago_is_forgotten() -> None:
-    silence = awake(every=10.0)
+    for inflight, mean, seconds in ((8, 1.0, 10.0), (4, 1.0, 20.0), (8, 2.0, 20.0)):
+        assert silence.alarm_at(inflight, mean) == pytest.approx(FACTOR * seconds, rel=0.02), (inflight, mean)
     before = silence.alarm_at(8, 1.0)
     for number in range(10_000):
         silence.broken(number * 0.1, 8, 1.0)
@@ -120,13 +111,17 @@ def until_left_alone(desk: Desk, mute: str = "a", most: float = 60.0) -> float:
 
 
 def test_a_source_that_goes_silent_is_left_alone_within_seconds() -> None:
-    desk, held = all_silent()
-    assert until_left_alone(desk) < 10.0
-    sends = len(desk.watch.sends)
-    serve(desk, 5.0, "a")
-    assert all(attempt.source.name != "a" for _, attempt in desk.watch.sends[sends:])
-    assert len(desk.watch.sends) > sends
-    assert not any(desk.is_cancelled(attempt) for attempt in held if attempt.task in desk.watch.open)
+    for hedge in (HANGS_ONLY, None):
+        desk, held = all_silent(hedge)
+        assert until_left_alone(desk) < 10.0
+        sends = len(desk.watch.sends)
+        serve(desk, 5.0, "a")
+        assert all(attempt.source.name != "a" for _, attempt in desk.watch.sends[sends:])
+        assert len(desk.watch.sends) > sends
+        assert not any(desk.is_cancelled(attempt) for attempt in held if attempt.task in desk.watch.open)
+        if hedge is None:
+            assert all(attempt.task.copy is None and attempt.task.state is TaskState.SENT for attempt in held)
+            assert desk["b"].tally.hedged == desk["c"].tally.hedged == 0
 
 
 def test_what_a_silent_source_holds_is_copied_at_once_ahead_of_what_waits() -> None:
@@ -153,14 +148,6 @@ def test_an_answer_brings_a_silent_source_back_at_once() -> None:
     assert (gone.source, back.source, back.reason) == ("a", "a", "")
     assert gone.reason.startswith("none of 8 requests in flight was answered for ")
     assert 0.3 <= back.seconds < 0.6
-
-
-def test_silence_is_noticed_without_copies_too_and_nothing_is_copied() -> None:
-    desk, held = all_silent(hedge=None)
-    assert until_left_alone(desk) < 10.0
-    serve(desk, 3.0, "a")
-    assert all(attempt.task.copy is None and attempt.task.state is TaskState.SENT for attempt in held)
-    assert desk["b"].tally.hedged == desk["c"].tally.hedged == 0
 
 
 def test_once_what_it_held_is_stopped_a_silent_source_is_asked_with_one_request() -> None:
@@ -213,12 +200,12 @@ def after_failing(desk: Desk, count: int, *, poison: bool) -> list[Task]:
     return tasks
 
 
-@pytest.mark.parametrize(("count", "poison", "left_alone"), [(3, False, True), (3, True, False), (2, False, False)])
-def test_three_requests_may_show_a_silence_but_not_if_they_have_failed_elsewhere(count: int, poison: bool, left_alone: bool) -> None:
-    desk = warm_all(Desk({"a": 4, "b": 4}, retry=Retry(base=0.01)))
-    after_failing(desk, count, poison=poison)
-    desk.wait(8.5)
-    assert desk["a"].health.in_service is not left_alone
+def test_three_requests_may_show_a_silence_but_not_if_they_have_failed_elsewhere() -> None:
+    for count, poison, left_alone in ((3, False, True), (3, True, False), (2, False, False)):
+        desk = warm_all(Desk({"a": 4, "b": 4}, retry=Retry(base=0.01)))
+        after_failing(desk, count, poison=poison)
+        desk.wait(8.5)
+        assert desk["a"].health.in_service is not left_alone, (count, poison)
 
 
 def test_the_last_source_is_never_left_alone() -> None:
@@ -266,15 +253,3 @@ def test_failures_that_come_from_the_source_are_signs_of_life_and_those_that_do_
     for attempt, kind in zip(held[1:4], (K.UNREACHABLE, K.TIMEOUT, K.LOCAL), strict=True):
         desk.fail(attempt, kind, after=0.1)
         assert desk["a"].silence.since == alive
-
-
-def test_a_source_with_too_little_in_flight_is_not_watched_and_one_that_is_full_again_is() -> None:
-    desk = warm_all(Desk({"a": 4, "b": 4}, hedge=None))
-    desk.mark("b", down=True)
-    tasks = [desk.submit() for _ in range(3)]
-    assert desk["a"].silence.since == desk.now
-    desk.ok(live(tasks[0]), after=0.5)
-    assert desk["a"].silence.since == inf
-    desk.wait(3.0)
-    desk.submit()
-    assert desk["a"].silence.since == desk.now

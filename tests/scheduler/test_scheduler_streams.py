@@ -57,15 +57,21 @@ def test_of_two_attempts_the_first_to_begin_is_kept_and_the_other_stopped() -> N
     assert desk["a"].inflight == desk["b"].inflight == 0
 
 
-def test_a_failure_after_the_beginning_is_the_last_word() -> None:
+def test_a_failure_after_the_beginning_is_final_and_nothing_begins_after_the_task_has_ended() -> None:
     desk = Desk({"a": 1, "b": 1})
     task = desk.submit()
-    (attempt,) = desk.at("a") + desk.at("b")
+    attempt = live(task)
     assert commit(desk, attempt)
     desk.fail(attempt, FailureKind.TRANSIENT)
     assert isinstance(desk.outcome(task), ServerError)
     assert len(desk.path(task)) == 1
     assert attempt.source.tally.failed == 1
+    task = desk.submit(timeout=1.0)
+    attempt = live(task)
+    desk.wait(2.0)
+    assert isinstance(desk.outcome(task), RequestTimeout)
+    assert not commit(desk, attempt)
+    desk.cancelled(attempt)
 
 
 def test_a_task_that_restarts_goes_elsewhere() -> None:
@@ -105,17 +111,6 @@ def test_what_waits_for_a_copy_waits_no_more_when_its_answer_begins(restarts: bo
         first = live(task)
     desk.ok(first)
     assert isinstance(desk.outcome(task), Answer)
-
-
-def test_nobody_is_given_an_answer_after_the_task_has_ended() -> None:
-    desk = Desk({"a": 1})
-    task = desk.submit(timeout=1.0)
-    attempt = task.attempt
-    assert attempt is not None
-    desk.wait(2.0)
-    assert isinstance(desk.outcome(task), RequestTimeout)
-    assert not commit(desk, attempt)
-    desk.cancelled(attempt)
 
 
 def test_a_wait_for_the_caller_is_not_the_sources() -> None:

@@ -21,7 +21,7 @@ def test_the_same_seed_gives_the_same_commands_and_another_seed_others() -> None
     for seed in (0, 0, 1):
         scene = Scene(seed)
         scene.run()
-        traces.append(scene.desk.watch.trace)
+        traces.append(scene.driver.watch.trace)
     assert traces[0]
     assert traces[0] == traces[1]
     assert traces[0] != traces[2]
@@ -33,7 +33,7 @@ def test_the_scenes_contain_everything_that_can_happen() -> None:
     for seed in range(40):
         scene = Scene(seed)
         scene.run()
-        watch = scene.desk.watch
+        watch = scene.driver.watch
         for call, outcome in watch.finished.items():
             seen |= {type(outcome), *(["retry"] if call.retries else []), *(["hedge"] if call.hedges else [])}
         seen |= {command[3] for command in watch.trace if command[1] == "cancel"}

@@ -1,4 +1,4 @@
-"""The limit that moves, by itself."""
+"""The limits of a function by themselves: the one that moves, and the rate of a key, exact in any window."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qreward.scheduler.functions.limits import LEAST_ROUND, Adapting, AimdLimit, adapted
+from qreward.scheduler.functions.limits import LEAST_ROUND, Adapting, AimdLimit, SlidingWindowLimit, adapted
 
 TERMS = Adapting(2, 100, 0.3, None)
 
@@ -104,3 +104,26 @@ def test_it_stays_within_its_bounds_whatever_is_seen(seed: int, least: int, more
         changed = limit.overloaded(now, sent_at) if not what else limit.failed(now, sent_at) if what == 1 else limit.ok(now, sent_at, 0.5)
         assert changed == (limit.limit != before)
         assert least <= limit.limit <= least + more
+
+
+gaps = st.lists(st.one_of(st.just(0.0), st.floats(0.0, 3.0)), max_size=60)
+
+
+@given(st.integers(1, 5), st.sampled_from([0.1, 0.3, 1.0, 7.0]), st.sampled_from([0.0, 1e6 / 3, 2e9 / 7]), gaps)
+def test_in_no_half_open_window_are_more_than_size_and_nobody_waits_longer_than_for_that(
+    size: int, window: float, start: float, waits: list[float]
+) -> None:
+    limit, now = SlidingWindowLimit(size, window), start
+    assert limit.clear_at == limit.ready_at == -inf
+    starts: list[float] = []
+    for wait in waits:
+        now += wait
+        now = max(now, limit.ready_at)
+        fewer = len(starts) < size
+        assert now >= limit.ready_at
+        assert fewer or starts[-size] + window <= now, "one too many"
+        assert fewer or limit.ready_at in (-inf, starts[-size] + window), "later than need be"
+        limit.take(now)
+        starts.append(now)
+        assert limit.clear_at == now + window
+        assert len(limit._starts) <= size, "more is remembered than is needed"

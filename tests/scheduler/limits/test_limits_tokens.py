@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scheduler_desk import Desk
+from scheduler_driver import Driver
 
 from qreward.scheduler.limits.tokens import FIRST_OUTPUT
 from qreward.scheduler.outcome import FailureKind
@@ -20,22 +20,22 @@ PER_SECOND = TPM / 60
 Estimate = Callable[[Any], tuple[float, float]]
 
 
-def desk(estimate: Estimate | None = None, *, reserved: bool = False, tpm: float = TPM) -> Desk:
+def driver(estimate: Estimate | None = None, *, reserved: bool = False, tpm: float = TPM) -> Driver:
     """One source with a token limit; a payload is its own (prompt, most output) unless said otherwise."""
-    made = Desk(estimate=estimate or (lambda payload: payload))
+    made = Driver(estimate=estimate or (lambda payload: payload))
     made.add("a", Limits(tpm=tpm, tpm_counts="reserved" if reserved else "used"))
     return made
 
 
-def ready_at(desk: Desk) -> float:
-    tokens = desk["a"].tokens
+def ready_at(driver: Driver) -> float:
+    tokens = driver["a"].tokens
     assert tokens is not None
     return tokens.ready_at + tokens.burst
 
 
-def answer(desk: Desk, task: Task, prompt: int | None, output: int | None) -> None:
+def answer(driver: Driver, task: Task, prompt: int | None, output: int | None) -> None:
     assert task.attempt is not None
-    desk.ok(task.attempt, after=0.0, prompt=prompt, output=output)
+    driver.ok(task.attempt, after=0.0, prompt=prompt, output=output)
 
 
 def test_the_prompt_and_a_guess_of_the_output_are_reserved() -> None:
@@ -46,7 +46,7 @@ def test_the_prompt_and_a_guess_of_the_output_are_reserved() -> None:
         ((100.0, 4096.0), True, 4196),
         (None, False, FIRST_OUTPUT),
     ):
-        scene = desk(None if payload else lambda _: (0.0, 0.0), reserved=reserved)
+        scene = driver(None if payload else lambda _: (0.0, 0.0), reserved=reserved)
         scene.submit(payload=payload)
         assert ready_at(scene) == pytest.approx(tokens / PER_SECOND), (payload, reserved)
 
@@ -58,14 +58,14 @@ def test_an_answer_corrects_the_charge_to_what_was_used_if_it_tells_and_that_is_
         ((100.0, 400.0), True, (80, 20), 500),
         ((100.0, 10.0), False, (None, None), 110),
     ):
-        scene = desk(reserved=reserved)
+        scene = driver(reserved=reserved)
         answer(scene, scene.submit(payload=payload), *used)
         assert ready_at(scene) == pytest.approx(tokens / PER_SECOND), (payload, used)
 
 
 def test_a_failure_and_the_end_of_a_cancelled_attempt_return_the_charge() -> None:
     for kind in (FailureKind.OVERLOADED, FailureKind.REFUSED, FailureKind.TRANSIENT, None):
-        scene = desk()
+        scene = driver()
         task = scene.submit(payload=(100.0, 10.0))
         attempt = task.attempt
         assert attempt is not None
@@ -80,7 +80,7 @@ def test_a_failure_and_the_end_of_a_cancelled_attempt_return_the_charge() -> Non
 
 def test_guesses_learn_from_answers() -> None:
     """Prompts are twice as long as they look, outputs forty tokens: after some answers the reservation says so."""
-    scene = desk(tpm=6e9)
+    scene = driver(tpm=6e9)
     for _ in range(60):
         answer(scene, scene.submit(payload=(100.0, 0.0)), 200, 40)
     scene.wait(1.0)
@@ -90,7 +90,7 @@ def test_guesses_learn_from_answers() -> None:
 
 
 def test_a_request_larger_than_the_bucket_is_let_through_alone() -> None:
-    scene = desk()
+    scene = driver()
     first, second = scene.submit(payload=(50_000.0, 1.0)), scene.submit(payload=(10.0, 1.0))
     assert scene.where(first) == "a"
     assert scene.where(second) is None
@@ -102,7 +102,7 @@ def test_a_request_larger_than_the_bucket_is_let_through_alone() -> None:
 
 def test_a_request_larger_than_the_bucket_waits_for_no_one_who_came_later() -> None:
     """Long prompts do not starve behind short ones."""
-    scene = desk()
+    scene = driver()
     scene.submit(payload=(1000.0, 1.0))
     large = scene.submit(payload=(50_000.0, 1.0))
     small = [scene.submit(payload=(1.0, 1.0)) for _ in range(20)]
@@ -115,12 +115,12 @@ def test_without_a_token_limit_nobody_is_asked_for_an_estimate() -> None:
     def never(payload: Any) -> tuple[float, float]:
         raise AssertionError(f"asked for {payload}")
 
-    scene = Desk({"a": 4}, estimate=never)
+    scene = Driver({"a": 4}, estimate=never)
     answer(scene, scene.submit(payload=(1.0, 1.0)), 1, 1)
 
 
 def test_rate_and_tokens_hold_together() -> None:
-    scene = Desk(estimate=lambda payload: payload)
+    scene = Driver(estimate=lambda payload: payload)
     source: Source = scene.add("a", Limits(rpm=60, tpm=600_000))
     scene.submit(payload=(10.0, 1.0))
     assert source.ready_at(0.0) == pytest.approx(0.9), "the rate of requests is the narrower one"
@@ -132,7 +132,7 @@ def test_rate_and_tokens_hold_together() -> None:
 @given(st.lists(st.tuples(st.floats(1, 2000), st.floats(0.1, 1.0)), min_size=2, max_size=40))
 def test_as_long_as_guesses_are_not_too_low_the_limit_holds_over_what_is_used(requests: list[tuple[float, float]]) -> None:
     """Each prompt is guessed exactly or too long; all are submitted at once and answered in order."""
-    scene = desk()
+    scene = driver()
     for prompt, _ in requests:
         scene.submit(payload=(prompt, 1.0))
     used, largest = 0.0, max(prompt for prompt, _ in requests) + 1

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scheduler_desk import Desk
+from scheduler_driver import Driver
 from scheduler_memory import bytes_left_by
 
 from qreward.scheduler.load_balancing import Balancer, PowerOfTwo, make_balancer
@@ -20,44 +20,44 @@ from qreward.settings.policies import Limits, LoadBalanceStrategy
 S = LoadBalanceStrategy
 
 
-def one_at_a_time(desk: Desk, count: int) -> list[str]:
+def one_at_a_time(driver: Driver, count: int) -> list[str]:
     """Submit a task and answer it, again and again: who got them."""
     names = []
     for _ in range(count):
-        task = desk.submit()
-        name = desk.where(task)
+        task = driver.submit()
+        name = driver.where(task)
         assert name is not None
         assert task.attempt is not None
         names.append(name)
-        desk.ok(task.attempt)
+        driver.ok(task.attempt)
     return names
 
 
-def placed(desk: Desk, count: int) -> list[str | None]:
+def placed(driver: Driver, count: int) -> list[str | None]:
     """Submit tasks without answering: who got them."""
-    return [desk.where(desk.submit()) for _ in range(count)]
+    return [driver.where(driver.submit()) for _ in range(count)]
 
 
 def test_round_robin_goes_round() -> None:
-    desk = Desk(dict.fromkeys("abc", 10), strategy=S.ROUND_ROBIN)
-    assert one_at_a_time(desk, 9) == list("abcabcabc")
-    assert placed(desk, 6) == list("abcabc")
+    driver = Driver(dict.fromkeys("abc", 10), strategy=S.ROUND_ROBIN)
+    assert one_at_a_time(driver, 9) == list("abcabcabc")
+    assert placed(driver, 6) == list("abcabc")
 
 
 def test_round_robin_passes_over_a_source_without_room_and_owes_it_nothing() -> None:
-    desk = Desk({"a": 1, "b": 9, "c": 9}, strategy=S.ROUND_ROBIN)
-    assert placed(desk, 7) == list("abcbcbc")
-    desk.ok(desk.at("a")[0])
-    assert Counter(one_at_a_time(desk, 6)) == {"a": 2, "b": 2, "c": 2}
+    driver = Driver({"a": 1, "b": 9, "c": 9}, strategy=S.ROUND_ROBIN)
+    assert placed(driver, 7) == list("abcbcbc")
+    driver.ok(driver.at("a")[0])
+    assert Counter(one_at_a_time(driver, 6)) == {"a": 2, "b": 2, "c": 2}
 
 
 @given(st.lists(st.integers(1, 8), min_size=1, max_size=5), st.integers(1, 2))
 def test_weights_are_kept_in_exact_proportion_and_evenly_spread(weights: list[int], rounds: int) -> None:
     """After each whole round the shares are exact, and at no time is anyone more than one ahead or behind."""
     names = [f"s{number}" for number in range(len(weights))]
-    desk = Desk(dict.fromkeys(names, 4), strategy=S.WEIGHTED_ROUND_ROBIN, weights=dict(zip(names, map(float, weights), strict=True)))
+    driver = Driver(dict.fromkeys(names, 4), strategy=S.WEIGHTED_ROUND_ROBIN, weights=dict(zip(names, map(float, weights), strict=True)))
     total, got = sum(weights), Counter(dict.fromkeys(names, 0))
-    for number, name in enumerate(one_at_a_time(desk, total * rounds), 1):
+    for number, name in enumerate(one_at_a_time(driver, total * rounds), 1):
         got[name] += 1
         for other, weight in zip(names, weights, strict=True):
             assert abs(got[other] - Fraction(number * weight, total)) <= 1 + Fraction(len(weights), 4)
@@ -66,31 +66,31 @@ def test_weights_are_kept_in_exact_proportion_and_evenly_spread(weights: list[in
 
 
 def test_a_routes_weights_go_over_the_sources_own() -> None:
-    desk = Desk(strategy=S.WEIGHTED_ROUND_ROBIN, weights={"a": 1.0})
-    desk.add("a", weight=100.0)
-    desk.add("b", weight=3.0)
-    assert Counter(one_at_a_time(desk, 40)) == {"a": 10, "b": 30}
+    driver = Driver(strategy=S.WEIGHTED_ROUND_ROBIN, weights={"a": 1.0})
+    driver.add("a", weight=100.0)
+    driver.add("b", weight=3.0)
+    assert Counter(one_at_a_time(driver, 40)) == {"a": 10, "b": 30}
 
 
 def test_a_source_that_was_away_does_not_make_up_for_it() -> None:
-    desk = Desk({"a": 9, "b": 9}, strategy=S.WEIGHTED_ROUND_ROBIN)
-    desk.mark("a", down=True)
-    assert set(one_at_a_time(desk, 50)) == {"b"}
-    desk.mark("a", down=False)
-    names = one_at_a_time(desk, 20)
+    driver = Driver({"a": 9, "b": 9}, strategy=S.WEIGHTED_ROUND_ROBIN)
+    driver.mark("a", down=True)
+    assert set(one_at_a_time(driver, 50)) == {"b"}
+    driver.mark("a", down=False)
+    names = one_at_a_time(driver, 20)
     assert Counter(names) == {"a": 10, "b": 10}
     assert Counter(names[:4]) == {"a": 2, "b": 2}
 
 
 def test_least_connections_are_really_the_least_for_each_ones_weight() -> None:
     weights = {"a": 1.0, "b": 1.0, "c": 1.0, "d": 3.0}
-    desk = Desk(dict.fromkeys("abcd", 40), strategy=S.LEAST_CONNECTIONS, weights=weights, seed=3)
+    driver = Driver(dict.fromkeys("abcd", 40), strategy=S.LEAST_CONNECTIONS, weights=weights, seed=3)
     for _ in range(300):
-        if desk.watch.live and desk.rng.random() < 0.45:
-            desk.ok(desk.rng.choice(list(desk.watch.live)), after=0.01)
-        elif len(desk.watch.live) < 60:
-            before = {name: len(desk.at(name)) / weight for name, weight in weights.items()}
-            assert before[str(desk.where(desk.submit()))] == min(before.values())
+        if driver.watch.live and driver.rng.random() < 0.45:
+            driver.ok(driver.rng.choice(list(driver.watch.live)), after=0.01)
+        elif len(driver.watch.live) < 60:
+            before = {name: len(driver.at(name)) / weight for name, weight in weights.items()}
+            assert before[str(driver.where(driver.submit()))] == min(before.values())
 
 
 class Dice(Random):
@@ -125,21 +125,21 @@ def test_power_of_two_weighs_the_share_of_the_window_by_the_time_an_answer_takes
     assert balancer.take(()) is fast
 
 
-def warm_up(desk: Desk, seconds: dict[str, float]) -> None:
+def warm_up(driver: Driver, seconds: dict[str, float]) -> None:
     """Let each source show how fast it is."""
     for name, latency in seconds.items():
         for other in seconds:
-            desk.mark(other, down=other != name)
+            driver.mark(other, down=other != name)
         for _ in range(12):
-            desk.ok(desk.at(str(desk.where(desk.submit())))[0], after=latency)
+            driver.ok(driver.at(str(driver.where(driver.submit())))[0], after=latency)
     for name in seconds:
-        desk.mark(name, down=False)
+        driver.mark(name, down=False)
 
 
 def test_expected_finish_prefers_the_fast_one_and_spreads_as_it_fills() -> None:
-    desk = Desk({"fast": 8, "middle": 8, "slow": 8})
-    warm_up(desk, {"fast": 1.0, "middle": 1.4, "slow": 5.0})
-    names = placed(desk, 24)
+    driver = Driver({"fast": 8, "middle": 8, "slow": 8})
+    warm_up(driver, {"fast": 1.0, "middle": 1.4, "slow": 5.0})
+    names = placed(driver, 24)
     assert names[0] == "fast"
     assert "middle" in names[:8], "one as fast as this is better than a full one"
     assert "slow" not in names[:15], "five times as slow is worse than full"
@@ -147,28 +147,28 @@ def test_expected_finish_prefers_the_fast_one_and_spreads_as_it_fills() -> None:
 
 
 def test_expected_finish_tries_a_source_that_has_not_answered_yet() -> None:
-    desk = Desk({"known": 8})
-    warm_up(desk, {"known": 0.1})
-    desk.add("new", Limits(max_concurrency=8))
-    assert desk.where(desk.submit()) == "new"
+    driver = Driver({"known": 8})
+    warm_up(driver, {"known": 0.1})
+    driver.add("new", Limits(max_concurrency=8))
+    assert driver.where(driver.submit()) == "new"
 
 
 def test_sources_of_equal_worth_share_the_work() -> None:
-    desk = Desk(dict.fromkeys("abcd", 16))
-    warm_up(desk, dict.fromkeys("abcd", 1.0))
-    assert Counter(placed(desk, 32)).total() == 32
-    assert all(len(desk.at(name)) == pytest.approx(8, abs=2) for name in "abcd")
+    driver = Driver(dict.fromkeys("abcd", 16))
+    warm_up(driver, dict.fromkeys("abcd", 1.0))
+    assert Counter(placed(driver, 32)).total() == 32
+    assert all(len(driver.at(name)) == pytest.approx(8, abs=2) for name in "abcd")
 
 
 @pytest.mark.parametrize("strategy", S)
 def test_no_source_with_room_is_left_idle_and_when_all_are_full_the_first_to_get_room_pulls(strategy: S) -> None:
-    desk = Desk({"a": 1, "b": 3, "c": 5}, strategy=strategy, weights={"a": 100.0})
-    assert Counter(placed(desk, 9)) == {"a": 1, "b": 3, "c": 5}
-    waiting = [desk.submit() for _ in range(4)]
+    driver = Driver({"a": 1, "b": 3, "c": 5}, strategy=strategy, weights={"a": 100.0})
+    assert Counter(placed(driver, 9)) == {"a": 1, "b": 3, "c": 5}
+    waiting = [driver.submit() for _ in range(4)]
     for name, task in zip("cbbc", waiting, strict=True):
-        assert desk.where(task) is None
-        desk.ok(desk.at(name)[0])
-        assert desk.where(task) == name
+        assert driver.where(task) is None
+        driver.ok(driver.at(name)[0])
+        assert driver.where(task) == name
 
 
 @given(st.sampled_from(S), st.lists(st.tuples(st.integers(0, 4), st.sampled_from(["offer", "take", "forget", "load"])), max_size=60))

@@ -7,7 +7,7 @@ from math import inf
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scheduler_desk import Desk
+from scheduler_driver import Driver
 from scheduler_warm import HANGS_ONLY, live, warm_all
 
 from qreward.scheduler.outcome import Answer, FailureKind
@@ -77,179 +77,179 @@ def test_no_silence_is_alarming_that_is_shorter_than_one_there_has_been(inflight
 # through the scheduler
 
 
-def serve(desk: Desk, seconds: float, mute: str = "", takes: float = 1.0) -> None:
+def serve(driver: Driver, seconds: float, mute: str = "", takes: float = 1.0) -> None:
     """Let all sources but one answer, each request after so many seconds."""
-    end = desk.now + seconds
+    end = driver.now + seconds
     while True:
-        due = [attempt for attempt in desk.watch.live if attempt.source.name != mute and attempt.sent_at + takes <= end]
+        due = [attempt for attempt in driver.watch.live if attempt.source.name != mute and attempt.sent_at + takes <= end]
         if not due:
-            desk.until(end)
+            driver.until(end)
             return
         first = min(due, key=lambda attempt: attempt.sent_at)
-        desk.until(max(desk.now, first.sent_at + takes))
-        if first in desk.watch.live:
-            desk.report(first, Answer("yes", 10, 20))
+        driver.until(max(driver.now, first.sent_at + takes))
+        if first in driver.watch.live:
+            driver.report(first, Answer("yes", 10, 20))
 
 
-def all_silent(hedge: Hedge | None = HANGS_ONLY) -> tuple[Desk, list[Attempt]]:
+def all_silent(hedge: Hedge | None = HANGS_ONLY) -> tuple[Driver, list[Attempt]]:
     """``a`` holds as much as it may and does not answer any more, while the others go on."""
-    desk = warm_all(Desk({"a": 8, "b": 8, "c": 8}, hedge=hedge), lengths=MIXED)
-    desk.feed(400)
-    serve(desk, 2.0)
-    serve(desk, 0.9)
-    held = desk.at("a")
+    driver = warm_all(Driver({"a": 8, "b": 8, "c": 8}, hedge=hedge), lengths=MIXED)
+    driver.feed(400)
+    serve(driver, 2.0)
+    serve(driver, 0.9)
+    held = driver.at("a")
     assert len(held) == 8
-    return desk, held
+    return driver, held
 
 
-def until_left_alone(desk: Desk, mute: str = "a", most: float = 60.0) -> float:
-    began = desk.now
-    while desk[mute].health.in_service:
-        serve(desk, 0.25, mute)
-        assert desk.now - began < most, f"{mute} is still asked after {most} s"
-    return desk.now - began
+def until_left_alone(driver: Driver, mute: str = "a", most: float = 60.0) -> float:
+    began = driver.now
+    while driver[mute].health.in_service:
+        serve(driver, 0.25, mute)
+        assert driver.now - began < most, f"{mute} is still asked after {most} s"
+    return driver.now - began
 
 
 def test_a_source_that_goes_silent_is_left_alone_within_seconds() -> None:
     for hedge in (HANGS_ONLY, None):
-        desk, held = all_silent(hedge)
-        assert until_left_alone(desk) < 10.0
-        sends = len(desk.watch.sends)
-        serve(desk, 5.0, "a")
-        assert all(attempt.source.name != "a" for _, attempt in desk.watch.sends[sends:])
-        assert len(desk.watch.sends) > sends
-        assert not any(desk.is_cancelled(attempt) for attempt in held if attempt.task in desk.watch.open)
+        driver, held = all_silent(hedge)
+        assert until_left_alone(driver) < 10.0
+        sends = len(driver.watch.sends)
+        serve(driver, 5.0, "a")
+        assert all(attempt.source.name != "a" for _, attempt in driver.watch.sends[sends:])
+        assert len(driver.watch.sends) > sends
+        assert not any(driver.is_cancelled(attempt) for attempt in held if attempt.task in driver.watch.open)
         if hedge is None:
             assert all(attempt.task.copy is None and attempt.task.state is TaskState.SENT for attempt in held)
-            assert desk["b"].tally.hedged == desk["c"].tally.hedged == 0
+            assert driver["b"].tally.hedged == driver["c"].tally.hedged == 0
 
 
 def test_what_a_silent_source_holds_is_copied_at_once_ahead_of_what_waits() -> None:
-    desk, held = all_silent()
-    until_left_alone(desk)
+    driver, held = all_silent()
+    until_left_alone(driver)
     assert all(attempt.task.copy is not None or attempt.task.state is TaskState.QUEUED for attempt in held)
-    sends = len(desk.watch.sends)
-    serve(desk, 1.1, "a")
-    copied = [attempt.task for _, attempt in desk.watch.sends[sends:]][:8]
+    sends = len(driver.watch.sends)
+    serve(driver, 1.1, "a")
+    copied = [attempt.task for _, attempt in driver.watch.sends[sends:]][:8]
     assert all(attempt.task.copy is not None or attempt.task in copied for attempt in held)
-    serve(desk, 2.0, "a")
-    assert all(isinstance(desk.outcome(attempt.task), Answer) for attempt in held)
-    assert all(desk.is_cancelled(attempt) for attempt in held)
+    serve(driver, 2.0, "a")
+    assert all(isinstance(driver.outcome(attempt.task), Answer) for attempt in held)
+    assert all(driver.is_cancelled(attempt) for attempt in held)
 
 
 def test_an_answer_brings_a_silent_source_back_at_once() -> None:
-    desk, held = all_silent()
-    until_left_alone(desk)
-    desk.ok(held[0], after=0.3)
-    assert desk["a"].health.in_service
-    assert desk["a"].health.half_open_limit == inf
-    assert len(desk.at("a")) == 8, "it is given work again"
-    gone, back = desk.scheduler.health_changes
+    driver, held = all_silent()
+    until_left_alone(driver)
+    driver.ok(held[0], after=0.3)
+    assert driver["a"].health.in_service
+    assert driver["a"].health.half_open_limit == inf
+    assert len(driver.at("a")) == 8, "it is given work again"
+    gone, back = driver.scheduler.health_changes
     assert (gone.source, back.source, back.reason) == ("a", "a", "")
     assert gone.reason.startswith("none of 8 requests in flight was answered for ")
     assert 0.3 <= back.seconds < 0.6
 
 
 def test_once_what_it_held_is_stopped_a_silent_source_is_asked_with_one_request() -> None:
-    desk, held = all_silent()
-    until_left_alone(desk)
-    serve(desk, 3.0, "a")
+    driver, held = all_silent()
+    until_left_alone(driver)
+    serve(driver, 3.0, "a")
     for attempt in held:
-        desk.cancelled(attempt)
-    desk.wait(3.5)
-    probes = desk.at("a")
+        driver.cancelled(attempt)
+    driver.wait(3.5)
+    probes = driver.at("a")
     assert len(probes) == 1
-    desk.ok(probes[0])
-    assert 1 < len(desk.at("a")) < 8
-    desk.ok(desk.at("a")[0])
-    assert desk["a"].health.in_service
+    driver.ok(probes[0])
+    assert 1 < len(driver.at("a")) < 8
+    driver.ok(driver.at("a")[0])
+    assert driver["a"].health.in_service
 
 
 def test_a_server_that_answers_all_at_once_is_not_called_silent_until_it_is() -> None:
     """32 requests, answered every 5 s: at a mean of 2.5 s that is 64 answers due each time."""
-    desk = Desk({"a": 32, "b": 100}, strategy=LoadBalanceStrategy.ROUND_ROBIN)
+    driver = Driver({"a": 32, "b": 100}, strategy=LoadBalanceStrategy.ROUND_ROBIN)
     for _ in range(12):
         for _ in range(25):
-            desk.submit()
-            desk.submit()
-            desk.wait(0.2)
-            for attempt in desk.at("b"):
-                desk.report(attempt, Answer("yes", 10, 20))
-            assert desk["a"].health.in_service
-        for attempt in desk.at("a"):
-            desk.report(attempt, Answer("yes", 10, 20))
+            driver.submit()
+            driver.submit()
+            driver.wait(0.2)
+            for attempt in driver.at("b"):
+                driver.report(attempt, Answer("yes", 10, 20))
+            assert driver["a"].health.in_service
+        for attempt in driver.at("a"):
+            driver.report(attempt, Answer("yes", 10, 20))
     for _ in range(40):
-        desk.submit()
-    assert until_left_alone(desk) <= FACTOR * 5.0 + 5.0
+        driver.submit()
+    assert until_left_alone(driver) <= FACTOR * 5.0 + 5.0
 
 
-def after_failing(desk: Desk, count: int, *, poison: bool) -> list[Task]:
+def after_failing(driver: Driver, count: int, *, poison: bool) -> list[Task]:
     """So many tasks at ``a``, which have failed at ``b`` before if they are poison."""
     if not poison:
-        desk.mark("b", down=True)
-        tasks = [desk.submit() for _ in range(count)]
-        desk.mark("b", down=False)
+        driver.mark("b", down=True)
+        tasks = [driver.submit() for _ in range(count)]
+        driver.mark("b", down=False)
         return tasks
-    desk.mark("a", down=True)
-    tasks = [desk.submit() for _ in range(count)]
-    desk.mark("a", down=False)
+    driver.mark("a", down=True)
+    tasks = [driver.submit() for _ in range(count)]
+    driver.mark("a", down=False)
     for task in tasks:
-        desk.fail(live(task), K.TRANSIENT, after=0.0)
-    desk.wait(1.0)
-    assert len(desk.at("a")) == count
+        driver.fail(live(task), K.TRANSIENT, after=0.0)
+    driver.wait(1.0)
+    assert len(driver.at("a")) == count
     return tasks
 
 
 def test_three_requests_may_show_a_silence_but_not_if_they_have_failed_elsewhere() -> None:
     for count, poison, left_alone in ((3, False, True), (3, True, False), (2, False, False)):
-        desk = warm_all(Desk({"a": 4, "b": 4}, retry=Retry(base=0.01)))
-        after_failing(desk, count, poison=poison)
-        desk.wait(8.5)
-        assert desk["a"].health.in_service is not left_alone, (count, poison)
+        driver = warm_all(Driver({"a": 4, "b": 4}, retry=Retry(base=0.01)))
+        after_failing(driver, count, poison=poison)
+        driver.wait(8.5)
+        assert driver["a"].health.in_service is not left_alone, (count, poison)
 
 
 def test_the_last_source_is_never_left_alone() -> None:
-    desk, held = all_silent()
-    desk.mark("b", down=True)
-    desk.mark("c", down=True)
+    driver, held = all_silent()
+    driver.mark("b", down=True)
+    driver.mark("c", down=True)
     for _ in range(90):
-        desk.wait(0.1)
-        assert desk["a"].health.in_service
+        driver.wait(0.1)
+        assert driver["a"].health.in_service
     assert not any(attempt.task.copy for attempt in held)
-    assert desk["a"].silence.since > held[0].sent_at + 2, "it is asked anew from time to time, not all the time"
+    assert driver["a"].silence.since > held[0].sent_at + 2, "it is asked anew from time to time, not all the time"
 
 
 def test_what_waits_for_a_silent_source_alone_goes_back_to_where_it_failed() -> None:
-    desk = warm_all(Desk({"a": 4, "b": 4}))
-    after_failing(desk, 4, poison=False)
-    task = desk.submit()
-    desk.fail(live(task), K.TRANSIENT)
+    driver = warm_all(Driver({"a": 4, "b": 4}))
+    after_failing(driver, 4, poison=False)
+    task = driver.submit()
+    driver.fail(live(task), K.TRANSIENT)
     assert task.state is TaskState.QUEUED
-    assert desk.path(task) == ["b"]
-    desk.wait(7.0)
-    assert not desk["a"].health.in_service
-    assert desk.path(task) == ["b", "b"]
+    assert driver.path(task) == ["b"]
+    driver.wait(7.0)
+    assert not driver["a"].health.in_service
+    assert driver.path(task) == ["b", "b"]
 
 
 def test_after_a_stall_of_the_loop_nobody_is_called_silent_until_answers_could_be_read() -> None:
-    desk, _ = all_silent()
-    wake = desk.scheduler.next_wake()
+    driver, _ = all_silent()
+    wake = driver.scheduler.next_wake()
     assert wake is not None
-    desk.now = wake + 30.0
-    desk.tick()
-    desk.wait(0.08)
-    assert all(source.health.in_service for source in desk.sources.values())
+    driver.now = wake + 30.0
+    driver.tick()
+    driver.wait(0.08)
+    assert all(source.health.in_service for source in driver.sources.values())
     for name in "abc":
-        desk.ok(desk.at(name)[0], after=0.0)
-    desk.wait(1.0)
-    assert all(source.health.in_service for source in desk.sources.values())
+        driver.ok(driver.at(name)[0], after=0.0)
+    driver.wait(1.0)
+    assert all(source.health.in_service for source in driver.sources.values())
 
 
 def test_failures_that_come_from_the_source_are_signs_of_life_and_those_that_do_not_are_none() -> None:
-    desk, held = all_silent(hedge=None)
-    desk.fail(held[0], K.TRANSIENT, after=1.0)
-    alive = desk["a"].silence.since
-    assert alive == desk.now
+    driver, held = all_silent(hedge=None)
+    driver.fail(held[0], K.TRANSIENT, after=1.0)
+    alive = driver["a"].silence.since
+    assert alive == driver.now
     for attempt, kind in zip(held[1:4], (K.UNREACHABLE, K.TIMEOUT, K.LOCAL), strict=True):
-        desk.fail(attempt, kind, after=0.1)
-        assert desk["a"].silence.since == alive
+        driver.fail(attempt, kind, after=0.1)
+        assert driver["a"].silence.since == alive

@@ -46,7 +46,7 @@ def test_one_quick_source_is_enough_for_a_call_to_be_sent_and_it_counts_only_whi
     assert isinstance(driver.outcome(driver.submit(timeout=0.8)), RequestTimeout)
 
 
-def test_a_call_whose_time_ran_down_in_the_queue_leaves_its_slot_to_the_next() -> None:
+def test_a_call_that_timed_out_in_the_queue_leaves_its_slot_to_the_next() -> None:
     driver = warm_all(Driver({"a": 1}))
     first = driver.submit()
     short, long = driver.submit(timeout=1.5), driver.submit(timeout=9.0)
@@ -56,7 +56,7 @@ def test_a_call_whose_time_ran_down_in_the_queue_leaves_its_slot_to_the_next() -
     assert driver.where(long) == "a"
 
 
-def test_a_retry_that_would_come_too_late_is_not_sent_and_its_failure_is_told() -> None:
+def test_a_retry_that_would_come_too_late_is_not_sent_and_its_failure_is_the_cause() -> None:
     driver = warm_all(Driver({"a": 4, "b": 4}))
     task = driver.submit(timeout=2.0)
     driver.fail(live(task), K.TRANSIENT, after=1.5)
@@ -135,7 +135,7 @@ def test_a_tenth_of_a_window_is_kept_for_single_calls_if_there_are_any_unless_th
             assert len(driver.at("a")) == max(1, window - kept * singles), (window, singles)
 
 
-def test_a_single_call_finds_room_while_a_bulk_uses_all_that_it_may() -> None:
+def test_a_single_call_finds_a_free_slot_while_a_bulk_uses_all_that_it_may() -> None:
     driver = Driver({"a": 20})
     driver.ok(live(driver.submit()))
     driver.feed(200)

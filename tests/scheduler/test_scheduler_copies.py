@@ -102,7 +102,7 @@ def test_a_task_that_goes_on_with_its_copy_may_be_copied_again_elsewhere() -> No
 # both are given up
 
 
-def test_a_timeout_of_the_task_and_a_caller_who_goes_away_stop_both() -> None:
+def test_a_timeout_of_the_task_and_a_caller_that_goes_away_stop_both() -> None:
     for timeout in (5.0, None):
         driver, task, first, second = copied(timeout=timeout)
         if timeout is None:
@@ -128,7 +128,7 @@ def test_the_source_of_one_of_two_may_leave_and_its_answer_still_counts() -> Non
 # the copy waits in the queue
 
 
-def test_a_copy_that_waits_is_sent_when_the_source_has_room() -> None:
+def test_a_copy_that_waits_is_sent_when_the_source_has_a_free_slot() -> None:
     driver, task, other = queued()
     driver.ok(live(other), after=0.1)
     assert copy(task).source.name == "b"
@@ -206,7 +206,7 @@ def test_when_the_source_of_the_first_attempt_goes_the_copy_still_waits(how: str
     assert driver.is_cancelled(first)
 
 
-def test_the_timeout_of_a_task_whose_copy_waits_takes_it_out_of_the_queue() -> None:
+def test_the_timeout_of_a_task_with_a_waiting_copy_takes_it_out_of_the_queue() -> None:
     driver = Driver({"a": 1, "b": 1}, hedge=HANGS_ONLY)
     warm(driver, "a")
     task, other = driver.submit(timeout=4.0), driver.submit(timeout=4.0)

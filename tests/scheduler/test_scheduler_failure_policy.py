@@ -93,7 +93,7 @@ def test_overload_costs_the_task_no_attempt_the_source_no_health_and_the_budget_
     assert isinstance(driver.outcome(task), Answer)
 
 
-def test_a_rejected_task_goes_elsewhere_at_once_if_there_is_room_elsewhere() -> None:
+def test_a_rejected_task_goes_elsewhere_at_once_if_there_is_a_free_slot_elsewhere() -> None:
     driver = Driver({"a": 4, "b": 4})
     task = driver.submit()
     first = driver.where(task)

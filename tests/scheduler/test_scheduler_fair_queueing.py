@@ -128,7 +128,7 @@ def test_one_tenant_alone_goes_as_if_there_were_no_tenants() -> None:
     assert [named.index(each) for each in order(queue(*named))] == [plain.index(each) for each in order(queue(*plain))]
 
 
-def test_while_nobody_shares_nobody_is_asked_what_a_task_costs() -> None:
+def test_without_competing_tenants_no_cost_is_computed() -> None:
     def never(_task: Task) -> float:
         pytest.fail("asked")
 
@@ -162,7 +162,7 @@ def test_an_idle_tenant_gets_no_credit_for_the_past() -> None:
         assert abs(served(waiting, 60)["x"] - 30) <= 1, absent
 
 
-def test_newcomers_without_end_starve_nobody() -> None:
+def test_newcomers_without_end_do_not_starve_others() -> None:
     """As many come as are served: without a clock of its own each would start level with the first."""
     waiting = queue(feed(1000, tenant="old"), *(task(tenant=f"here {number}") for number in range(20)))
     turns = []
@@ -254,7 +254,7 @@ def shares(ratios: dict[str, float], *, answers: int, slots: int = 64, retried: 
     return used
 
 
-def test_tenants_whose_answers_are_longer_or_shorter_than_expected_or_that_are_tried_again_get_only_their_share() -> None:
+def test_tenants_with_longer_or_shorter_answers_than_expected_or_with_retries_get_only_their_share() -> None:
     found = {}
     for ratio, tenants, retried in ((0.2, True, ""), (5.0, True, ""), (5.0, False, ""), (1.0, True, "odd")):
         used = shares({"odd": ratio, "even": 1.0}, answers=8000, tenants=tenants, retried=retried)
@@ -326,7 +326,7 @@ def test_a_bulks_turn_does_not_keep_another_tenants_single_task_from_its_place_a
     assert [(each.level, name(each)) for each in order(waiting)][:3] == [(5, "bulk"), (5, "x"), (5, "bulk")]
 
 
-def test_a_low_tenant_does_not_starve_under_urgent_work_whoever_shares_its_level() -> None:
+def test_a_low_tenant_does_not_starve_under_urgent_work_even_if_others_share_its_level() -> None:
     rng = Random(0)
     low, waiting = task(9, tenant="low"), queue(feed([50.0] * 9, level=9, tenant="bulk"))
     waiting.put(low)

@@ -82,7 +82,7 @@ def test_a_source_that_is_marked_down_finishes_what_it_has_and_gets_nothing_unti
     assert [driver.where(task) for task in tasks[5:]] == ["a", "a"]
 
 
-def test_when_all_are_marked_down_what_waits_fails_and_says_who_is_down() -> None:
+def test_when_all_are_marked_down_what_waits_fails_and_names_them() -> None:
     driver = Driver({"a": 1, "b": 1})
     driver.submit()
     driver.submit()

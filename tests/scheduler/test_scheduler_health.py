@@ -188,7 +188,7 @@ def test_it_serves_again_from_the_first_answer_after_it_was_out_of_service_howev
     assert restored.clean
 
 
-def test_each_change_between_in_service_back_and_neither_is_told_once() -> None:
+def test_each_change_between_in_service_back_and_neither_is_reported_once() -> None:
     told: list[tuple[int, int]] = []
     watched = Health(Middle(), lambda in_service, is_back: told.append((in_service, is_back)))
     for task in range(5):

@@ -92,7 +92,7 @@ def test_without_a_time_given_it_is_what_a_share_of_the_sources_own_answers_take
     assert task.suspected == 0
 
 
-def test_there_is_no_hedge_while_no_other_source_has_room_and_there_is_one_when_it_has() -> None:
+def test_there_is_no_hedge_while_no_other_source_has_a_free_slot_and_there_is_one_when_it_has() -> None:
     """The one that is not made costs no budget."""
     driver = Driver({"a": 1, "b": 1}, hedge=Hedge(after=2.0, budget=0.0, reserve=1))
     first, second = driver.submit(), driver.submit()

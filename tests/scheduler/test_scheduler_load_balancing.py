@@ -44,7 +44,7 @@ def test_round_robin_goes_round() -> None:
     assert placed(driver, 6) == list("abcabc")
 
 
-def test_round_robin_passes_over_a_source_without_room_and_owes_it_nothing() -> None:
+def test_round_robin_passes_over_a_full_source_and_does_not_make_up_for_it() -> None:
     driver = Driver({"a": 1, "b": 9, "c": 9}, strategy=S.ROUND_ROBIN)
     assert placed(driver, 7) == list("abcbcbc")
     driver.ok(driver.at("a")[0])
@@ -161,7 +161,7 @@ def test_sources_of_equal_worth_share_the_work() -> None:
 
 
 @pytest.mark.parametrize("strategy", S)
-def test_no_source_with_room_is_left_idle_and_when_all_are_full_the_first_to_get_room_pulls(strategy: S) -> None:
+def test_no_source_with_a_free_slot_is_left_idle_and_when_all_are_full_the_first_with_a_free_slot_pulls(strategy: S) -> None:
     driver = Driver({"a": 1, "b": 3, "c": 5}, strategy=strategy, weights={"a": 100.0})
     assert Counter(placed(driver, 9)) == {"a": 1, "b": 3, "c": 5}
     waiting = [driver.submit() for _ in range(4)]

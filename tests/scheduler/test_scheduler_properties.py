@@ -1,4 +1,4 @@
-"""What the scheduler promises, property by property (the table is in ``docs/design/scheduling.md``), where no other room holds it.
+"""What the scheduler promises, property by property (the table is in ``docs/design/scheduling.md``), where no other file holds it.
 
 All is played in virtual time from fixed seeds; a failing seed is in the test's name or in the message.
 """
@@ -108,7 +108,7 @@ def test_an_episode_of_rejects_of_any_size_lowers_a_window_once_to_what_is_held(
 
 
 @pytest.mark.parametrize("seed", seeds(1))
-def test_who_came_later_overtakes_only_by_its_priority_and_only_within_its_ageing(seed: int) -> None:
+def test_later_tasks_overtake_only_by_priority_and_only_within_the_ageing(seed: int) -> None:
     """Hence a bound on every wait: a task of level n waits for none that came more than 15 n seconds after it."""
     rng = Random(seed)
     driver = Driver({"a": 4}, seed=seed, thorough=False)

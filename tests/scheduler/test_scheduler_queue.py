@@ -156,7 +156,7 @@ def test_a_reserved_slot_takes_a_bulks_item_that_is_tried_again_but_no_fresh_one
     assert len(waiting) == 1
 
 
-def test_a_reserved_slot_takes_the_single_task_of_the_tenant_whose_turn_it_is() -> None:
+def test_a_reserved_slot_takes_the_single_task_of_the_tenant_that_is_next() -> None:
     waiting = queue(feed(9, tenant="bulk"), *(task(tenant="x", cost=5.0) for _ in range(3)), *(task(tenant="y") for _ in range(3)))
     taken = order(waiting, allow_batch=False)
     assert [each.tenant for each in taken] == ["x", "y", "y", "y", "x", "x"]

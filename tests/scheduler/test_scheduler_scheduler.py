@@ -20,7 +20,7 @@ K = FailureKind
 # a task and its attempt
 
 
-def test_a_task_is_sent_at_once_if_a_source_has_room_and_its_answer_comes_with_source_and_seconds() -> None:
+def test_a_task_is_sent_at_once_if_a_source_has_a_free_slot_and_its_answer_comes_with_source_and_seconds() -> None:
     driver = Driver({"a": 1})
     task = driver.task()
     scheduler: Scheduler = driver.scheduler
@@ -65,7 +65,7 @@ def test_reports_after_the_first_are_ignored() -> None:
     assert driver.where(waiting) == "a"
 
 
-def test_an_answer_in_the_same_turn_as_the_timeout_counts_if_it_is_told_first() -> None:
+def test_an_answer_in_the_same_turn_as_the_timeout_counts_if_it_is_reported_first() -> None:
     driver = Driver({"a": 1})
     task = driver.submit(timeout=1.0)
     attempt = live(task)

@@ -231,7 +231,7 @@ def test_what_waits_for_a_silent_source_alone_goes_back_to_where_it_failed() -> 
     assert driver.path(task) == ["b", "b"]
 
 
-def test_after_a_stall_of_the_loop_nobody_is_called_silent_until_answers_could_be_read() -> None:
+def test_after_a_stall_of_the_loop_no_source_is_called_silent_until_answers_could_be_read() -> None:
     driver, _ = all_silent()
     wake = driver.scheduler.next_wake()
     assert wake is not None

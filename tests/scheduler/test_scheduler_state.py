@@ -102,7 +102,7 @@ def test_it_shows_its_name_load_and_counts_but_no_secrets() -> None:
     assert all(getattr(SourceCounters(), name) == 0 for name in SourceCounters.__slots__)
 
 
-def test_a_window_of_ones_own_is_told_what_became_of_each_request() -> None:
+def test_a_window_of_ones_own_hears_how_each_request_ended() -> None:
     told: list[str] = []
 
     class Listening(FixedLimit):

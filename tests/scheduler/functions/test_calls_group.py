@@ -48,7 +48,7 @@ def test_the_most_urgent_goes_first_though_it_came_last() -> None:
     assert order == [high, *normal, *low]
 
 
-def test_who_has_waited_long_enough_goes_before_the_urgent() -> None:
+def test_calls_that_have_waited_long_enough_go_before_urgent_ones() -> None:
     driver = Driver()
     f = driver.function(most=1)
     busy = driver.call(f)
@@ -107,7 +107,7 @@ def test_retries_that_are_due_together_go_by_priority() -> None:
     assert driver.under_way() == [busy, high]
 
 
-def test_a_key_whose_rate_is_used_up_keeps_nobody_else_from_going() -> None:
+def test_a_key_with_a_used_up_rate_does_not_hold_back_others() -> None:
     driver = Driver()
     f, g = driver.function("f", most=2, rate=Rate(1, 10.0)), driver.function("g")
     driver.calls(3, f, level=HIGH)
@@ -115,7 +115,7 @@ def test_a_key_whose_rate_is_used_up_keeps_nobody_else_from_going() -> None:
     assert driver.begun(call) == [0.0]
 
 
-def test_a_key_that_becomes_ready_while_there_is_no_room_waits_in_its_place() -> None:
+def test_a_key_that_becomes_ready_while_there_is_no_free_slot_waits_in_its_place() -> None:
     driver = Driver()
     f, g = driver.function("f", most=2, rate=Rate(1, 1.0)), driver.function("g")
     first, high = driver.call(f), driver.call(f, level=HIGH)
@@ -142,7 +142,7 @@ def test_withdrawing_and_timing_out_leaves_nothing_behind() -> None:
     driver.watch.check_all_over()
 
 
-def test_heaps_do_not_grow_while_calls_come_and_leave_and_there_is_never_room() -> None:
+def test_heaps_do_not_grow_while_calls_come_and_leave_and_there_is_never_a_free_slot() -> None:
     """Heap sizes are checked after each input."""
     driver = Driver()
     f, g = driver.function("f", most=1, keyed=True, rate=Rate(1, 1e6)), driver.function("g", timeout=5.0)

@@ -28,7 +28,7 @@ def test_it_is_made_after_so_many_seconds_and_the_first_result_wins() -> None:
         assert (f.counters.hedges, f.counters.hedges_won) == (1, wins)
 
 
-def test_a_call_that_had_to_wait_for_room_is_hedged_too() -> None:
+def test_a_call_that_had_to_wait_for_a_free_slot_is_hedged_too() -> None:
     driver = Driver()
     f = driver.function(hedging=AFTER, most=2)
     g = driver.function("g")
@@ -131,7 +131,7 @@ def test_while_the_breaker_is_open_none_is_made_and_none_finds_out() -> None:
     assert driver.begun(probe), "the slow one has not taken its place"
 
 
-def test_a_hedge_counts_for_the_rate_and_waits_behind_nobody() -> None:
+def test_a_hedge_counts_for_the_rate_and_waits_behind_no_call() -> None:
     driver = Driver()
     f = driver.function(hedging=AFTER, rate=Rate(2, 10.0))
     calls = driver.calls(3, f)

@@ -88,7 +88,7 @@ def test_a_key_of_a_call_that_waits_to_be_tried_again_is_in_use() -> None:
     assert keys(driver, f) == set()
 
 
-def test_a_key_that_waits_or_has_a_try_under_way_is_in_use_even_if_nobody_wants_it() -> None:
+def test_a_key_that_waits_or_has_a_try_under_way_is_in_use_even_if_it_was_withdrawn() -> None:
     driver = Driver()
     f = driver.function(most=1, keyed=True)
     busy = driver.call(f, "busy")
@@ -118,7 +118,7 @@ def test_an_open_breaker_is_not_forgotten_though_the_try_that_opened_it_took_lon
     assert keys(driver, f) == set()
 
 
-def test_a_key_for_which_nobody_was_ever_tried_is_forgotten() -> None:
+def test_a_key_without_any_try_is_forgotten() -> None:
     driver = Driver()
     f = driver.function(most=1, timeout=9.0, keyed=True)
     driver.call(f, "busy", timeout=None)

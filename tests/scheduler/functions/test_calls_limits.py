@@ -110,7 +110,7 @@ gaps = st.lists(st.one_of(st.just(0.0), st.floats(0.0, 3.0)), max_size=60)
 
 
 @given(st.integers(1, 5), st.sampled_from([0.1, 0.3, 1.0, 7.0]), st.sampled_from([0.0, 1e6 / 3, 2e9 / 7]), gaps)
-def test_in_no_half_open_window_are_more_than_size_and_nobody_waits_longer_than_for_that(
+def test_in_no_half_open_window_are_more_than_size_starts_and_none_is_later_than_need_be(
     size: int, window: float, start: float, waits: list[float]
 ) -> None:
     limit, now = SlidingWindowLimit(size, window), start

@@ -83,7 +83,7 @@ def test_being_turned_away_takes_back_what_was_planned() -> None:
     assert len(driver.tries(call)) == 1
 
 
-def test_being_turned_away_takes_back_what_waits_for_room() -> None:
+def test_being_turned_away_takes_back_what_waits_for_a_free_slot() -> None:
     driver = Driver()
     f = driver.function(parallel_tries=3, retries=20, pause=AT_ONCE, most=4)
     call, *others = driver.calls(3, f)
@@ -121,7 +121,7 @@ def test_a_wait_that_a_failure_asks_for_holds_for_those_beside_for_what_waits_an
     assert driver.begun(planned)[2] == began + 11.5
 
 
-def test_when_the_breaker_opens_a_retry_that_waits_for_room_is_given_up_and_not_its_call() -> None:
+def test_when_the_breaker_opens_a_retry_that_waits_for_a_free_slot_is_given_up_and_not_its_call() -> None:
     driver = Driver()
     f = driver.function(parallel_tries=3, retries=20, pause=AT_ONCE, most=2, breaking=Breaking(2, 100.0))
     call, other = driver.calls(2, f)

@@ -50,7 +50,7 @@ def test_what_was_withdrawn_while_it_waited_takes_nothing() -> None:
     assert driver.begun(calls[3]) == [1.0]
 
 
-def test_a_late_tick_neither_loses_anybody_nor_gives_more_than_is_allowed() -> None:
+def test_a_late_tick_neither_loses_a_call_nor_starts_more_than_is_allowed() -> None:
     driver = Driver()
     f = driver.function(rate=Rate(2, 1.0))
     driver.calls(9, f)
@@ -70,7 +70,7 @@ def test_when_the_first_leaves_while_a_tick_is_overdue_the_next_one_goes() -> No
     assert driver.begun(third) == [1.5]
 
 
-def test_whoever_comes_while_a_tick_is_overdue_overtakes_nobody() -> None:
+def test_a_call_that_comes_while_a_tick_is_overdue_overtakes_no_other() -> None:
     driver = Driver()
     f, g = driver.function("f", rate=Rate(1, 1.0), most=2), driver.function("g")
     driver.call(f)

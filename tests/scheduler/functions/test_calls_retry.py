@@ -122,7 +122,7 @@ def test_a_failure_after_its_time_is_up_is_not_followed_by_another_try() -> None
     assert driver.outcome(call) is error
 
 
-def test_a_try_that_somebody_else_cancelled_ends_the_call() -> None:
+def test_a_try_that_other_code_cancelled_ends_the_call() -> None:
     driver = Driver()
     call = driver.call(driver.function(retries=3))
     driver.stopped(call)
@@ -130,7 +130,7 @@ def test_a_try_that_somebody_else_cancelled_ends_the_call() -> None:
     assert "cancelled by other code" in str(driver.outcome(call))
 
 
-def test_a_try_that_somebody_else_cancelled_ends_nothing_while_another_goes_on_or_is_planned() -> None:
+def test_a_try_that_other_code_cancelled_ends_nothing_while_another_goes_on_or_is_planned() -> None:
     driver = Driver()
     call = driver.call(driver.function(retries=3, parallel_tries=2, pause=Pause(1.0, 1.0), hedging=Hedging(0.5, 0.0, 1, 1.0)))
     driver.wait(0.5)
@@ -144,7 +144,7 @@ def test_a_try_that_somebody_else_cancelled_ends_nothing_while_another_goes_on_o
     assert driver.outcome(call) is None
 
 
-def test_a_wait_that_was_told_while_a_hedge_went_on_holds_when_that_fails() -> None:
+def test_a_wait_that_a_failure_asks_for_while_a_hedge_goes_on_holds_when_that_fails() -> None:
     driver = Driver()
     call = driver.call(driver.function(retries=1, pause=AT_ONCE, hedging=Hedging(0.5, 0.0, 1, 1.0)))
     driver.wait(0.5)

@@ -41,7 +41,7 @@ def test_another_window_moves_the_time_of_waking() -> None:
     assert len(driver.under_way()) == 4
 
 
-def test_more_room_holds_at_once_and_less_room_stops_nobody() -> None:
+def test_a_higher_limit_holds_at_once_and_a_lower_one_stops_no_call() -> None:
     driver = Driver()
     f = driver.function(most=2)
     calls = driver.calls(8, f)
@@ -120,7 +120,7 @@ def test_a_function_that_joins_a_group_does_not_make_it_forget_the_limit_it_foun
 # reset
 
 
-def test_a_reset_forgets_counts_breakers_rates_and_limits_that_moved_and_lets_go_who_waits() -> None:
+def test_a_reset_forgets_counts_breakers_rates_and_limits_that_moved_and_starts_what_waits() -> None:
     driver = Driver()
     f = driver.function(rate=Rate(2, 100.0), breaking=Breaking(1, 100.0), hedging=Hedging(None, 0.9, 1, 1.0))
     g = driver.function("g", most=32, adapting=Adapting(2, 500, 0.3, None))

@@ -107,7 +107,7 @@ def capped(cap: Callable[[float], int]) -> Serve:
     return lambda now, serving, tokens: (0.01 * tokens, True) if serving < cap(now) else (0.03, None)
 
 
-def test_it_finds_a_cap_it_was_not_told() -> None:
+def test_it_finds_an_unknown_cap() -> None:
     found = {}
     for cap, seed in product((2, 6, 64, 150), seeds(1, 1)):
         loop = Loop(capped(lambda now, cap=cap: cap), seed).run()

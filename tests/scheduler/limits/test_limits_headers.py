@@ -20,14 +20,14 @@ from qreward.scheduler.state import Pool, Task, make_source, standing
 from qreward.settings.policies import Limits, Retry
 
 
-def meter_that_was_told(limit: float | None, remaining: float, reset: float | None, *, window: float | None = None) -> HeaderRateLimit:
+def meter_after(limit: float | None, remaining: float, reset: float | None, *, window: float | None = None) -> HeaderRateLimit:
     """As of an answer at 1 s to a request that left at 0 s, with nothing else in flight."""
     meter = HeaderRateLimit()
     meter.update(1.0, 0.0, RateLimit(limit, remaining, reset, window))
     return meter
 
 
-def window_that_was_told(limit: float, remaining: float, reset: float) -> HeaderRateLimit:
+def window_after(limit: float, remaining: float, reset: float) -> HeaderRateLimit:
     """The same of what is known to be a window: with use, ``remaining`` and ``reset`` have both fallen."""
     meter = HeaderRateLimit()
     meter.update(0.5, -0.5, RateLimit(limit, limit, reset + 0.5))
@@ -47,23 +47,23 @@ def send(meter: HeaderRateLimit, times: int, now: float) -> None:
 
 def test_what_is_left_may_be_sent_at_once_and_then_the_window_is_waited_for() -> None:
     assert HeaderRateLimit().ready_at == -inf
-    assert meter_that_was_told(100, 0, 20.0).ready_at == window_that_was_told(100, 0, 20.0).ready_at == 21.0
-    meter = window_that_was_told(100, 3, 20.0)
+    assert meter_after(100, 0, 20.0).ready_at == window_after(100, 0, 20.0).ready_at == 21.0
+    meter = window_after(100, 3, 20.0)
     send(meter, 3, 2.0)
     assert meter.ready_at == 21.0
     send(meter, 100, 21.0)
     assert meter.ready_at > 21.0
 
 
-def test_what_may_be_a_bucket_brings_back_at_its_reset_no_more_than_was_used_when_it_was_told() -> None:
-    meter = meter_that_was_told(100, 95, 3.0)
+def test_what_may_be_a_bucket_brings_back_at_its_reset_no_more_than_was_used_at_the_last_header() -> None:
+    meter = meter_after(100, 95, 3.0)
     send(meter, 95, 2.0)  # a bucket would be full much later now
     send(meter, 5, 4.0)
     assert meter.ready_at > 4.0
 
 
 def test_a_limit_that_is_never_reached_costs_nothing() -> None:
-    meter = meter_that_was_told(1e6, 1e6 - 1, 0.1)
+    meter = meter_after(1e6, 1e6 - 1, 0.1)
     for second in range(1, 500):
         send(meter, 20, float(second))
         meter.update(second + 0.5, float(second), RateLimit(1e6, 1e6 - 20, 0.5))
@@ -71,7 +71,7 @@ def test_a_limit_that_is_never_reached_costs_nothing() -> None:
 
 
 def test_what_was_sent_since_that_request_left_is_taken_off() -> None:
-    meter = meter_that_was_told(100, 50, 30.0)
+    meter = meter_after(100, 50, 30.0)
     send(meter, 1, 2.0)
     send(meter, 1, 3.0)
     send(meter, 4, 4.0)
@@ -81,14 +81,14 @@ def test_what_was_sent_since_that_request_left_is_taken_off() -> None:
 
 
 def test_what_an_earlier_request_tells_is_old_and_of_those_of_one_instant_the_last_that_is_heard_counts() -> None:
-    meter = meter_that_was_told(100, 10, 30.0)
+    meter = meter_after(100, 10, 30.0)
     for now in (2.0, 3.0):
         send(meter, 1, now)
     meter.update(4.0, 3.0, RateLimit(100, 8, 27.0))
     meter.update(5.0, 2.0, RateLimit(100, 0, 900.0))
     send(meter, 8, 5.0)
     assert meter.ready_at == 31.0
-    meter = meter_that_was_told(100, 10, 30.0)
+    meter = meter_after(100, 10, 30.0)
     send(meter, 4, 2.0)
     for left in (8, 9, 7):  # any order; the fourth has not told yet
         meter.update(3.0, 2.0, RateLimit(100, left, 28.0))
@@ -103,8 +103,8 @@ def test_what_else_is_in_flight_at_first_is_taken_off() -> None:
     assert meter.ready_at == 51.0
 
 
-def test_what_is_told_is_forgotten_when_nothing_is_told_any_more() -> None:
-    meter = meter_that_was_told(2, 0, 20.0)
+def test_headers_are_forgotten_when_no_more_of_them_come() -> None:
+    meter = meter_after(2, 0, 20.0)
     now, sent = 21.0, 0
     while now < 2 * FORGOTTEN:
         now = max(now, meter.ready_at)
@@ -117,7 +117,7 @@ def test_what_is_told_is_forgotten_when_nothing_is_told_any_more() -> None:
 
 
 def test_only_so_many_sends_are_remembered() -> None:
-    meter = meter_that_was_told(1e9, 1e9, 1.0)
+    meter = meter_after(1e9, 1e9, 1.0)
     for number in range(2 * REMEMBERED):
         meter.take(1.0 + number * 1e-3)
     assert len(meter._sends) == REMEMBERED
@@ -127,7 +127,7 @@ def test_only_so_many_sends_are_remembered() -> None:
 
 
 def test_a_bucket_is_known_by_its_reset_that_grows_with_use() -> None:
-    meter = meter_that_was_told(600, 590, 0.9)
+    meter = meter_after(600, 590, 0.9)
     assert meter.refill == 0.0
     for number, sent_at in enumerate(range(2, 8)):
         send(meter, 100, float(sent_at))
@@ -147,7 +147,7 @@ def test_a_usual_rate_is_known_at_first_sight() -> None:
         (600, 100, None, None, 10.0),  # without a reset it comes back in a minute
         (600, 100, None, 3600.0, 1 / 6),  # or in the window that it names
     ):
-        refill = meter_that_was_told(limit, remaining, reset, window=window).refill
+        refill = meter_after(limit, remaining, reset, window=window).refill
         if refill != pytest.approx(per_second):
             found[limit, remaining, reset, window] = refill
     assert not found
@@ -156,7 +156,7 @@ def test_a_usual_rate_is_known_at_first_sight() -> None:
 
 
 def test_a_bucket_smaller_than_its_limit_fills_only_so_far() -> None:
-    meter = meter_that_was_told(600, 0, 1.0)  # of ten
+    meter = meter_after(600, 0, 1.0)  # of ten
     for sent_at, left in ((2.0, 9.0), (3.0, 4.0), (3.5, 0.0)):
         send(meter, 1, sent_at)
         meter.update(sent_at + 0.01, sent_at, RateLimit(600, left, (10 - left) / 10))
@@ -168,14 +168,14 @@ def test_a_bucket_smaller_than_its_limit_fills_only_so_far() -> None:
 
 
 def test_a_window_of_an_hour_is_waited_for_but_for_one_request_a_minute() -> None:
-    meter = meter_that_was_told(100, 0, 3000.0)
+    meter = meter_after(100, 0, 3000.0)
     assert meter.ready_at == 1.0 + LONGEST_WAIT
     meter.take(meter.ready_at)
     assert meter.ready_at == 1.0 + 2 * LONGEST_WAIT
 
 
 def test_a_window_that_is_over_tells_nothing_of_the_next() -> None:
-    meter = window_that_was_told(100, 5, 9.0)
+    meter = window_after(100, 5, 9.0)
     send(meter, 5, 9.0)
     send(meter, 10, 10.0)  # a new one
     meter.update(10.5, 9.0, RateLimit(100, 0, 0.5))
@@ -185,14 +185,14 @@ def test_a_window_that_is_over_tells_nothing_of_the_next() -> None:
 # tokens
 
 
-def tokens_that_were_told(limit: float, remaining: float, reset: float) -> HeaderRateLimit:
+def tokens_after(limit: float, remaining: float, reset: float) -> HeaderRateLimit:
     meter = HeaderRateLimit(doubt=DOUBT)
     meter.update(1.0, 0.0, RateLimit(limit, remaining, reset))
     return meter
 
 
 def test_a_request_larger_than_the_bucket_goes_alone_when_the_bucket_is_full() -> None:
-    meter = tokens_that_were_told(600, 0, 60.0)
+    meter = tokens_after(600, 0, 60.0)
     meter._largest = 5000.0
     assert meter.ready_at == pytest.approx(61.0)
     meter.take(61.0, 5000.0, 5000.0)
@@ -200,7 +200,7 @@ def test_a_request_larger_than_the_bucket_goes_alone_when_the_bucket_is_full() -
 
 
 def test_what_the_server_charges_for_a_guess_is_learned() -> None:
-    meter, now, left = tokens_that_were_told(1e6, 1e6, 60.0), 1.0, 1e6
+    meter, now, left = tokens_after(1e6, 1e6, 60.0), 1.0, 1e6
     for _ in range(2000):
         now += 0.01
         meter.take(now, 100.0, 200.0)
@@ -212,8 +212,8 @@ def test_what_the_server_charges_for_a_guess_is_learned() -> None:
     assert meter.scale == pytest.approx(3.5, rel=0.05)
 
 
-def test_part_of_what_nobody_has_confirmed_is_kept() -> None:
-    meter, sent = tokens_that_were_told(100_000, 100_000, 50.0), 0
+def test_part_of_what_no_answer_has_confirmed_is_kept() -> None:
+    meter, sent = tokens_after(100_000, 100_000, 50.0), 0
     while meter.ready_at <= 2.0:
         meter.take(2.0, 200.0, 200.0)
         sent += 200
@@ -224,7 +224,7 @@ def test_part_of_what_nobody_has_confirmed_is_kept() -> None:
 
 
 def test_a_request_that_was_turned_away_gives_its_tokens_back() -> None:
-    meter = tokens_that_were_told(1000, 500, 40.0)
+    meter = tokens_after(1000, 500, 40.0)
     meter.take(2.0, 450.0, 450.0)
     assert meter.ready_at == 41.0
     meter.settle(450.0, 0.0)
@@ -252,7 +252,7 @@ def test_what_says_nothing_of_use_changes_nothing_but_a_limit_alone_counts_if_it
 
 
 def test_nothing_left_is_not_believed_when_answers_come_all_the_same_but_when_requests_are_turned_away() -> None:
-    meter, now = meter_that_was_told(100, 0, 1e9), 1.0
+    meter, now = meter_after(100, 0, 1e9), 1.0
     waits = []
     for _ in range(10):
         waits.append(max(0.0, meter.ready_at - now))
@@ -265,7 +265,7 @@ def test_nothing_left_is_not_believed_when_answers_come_all_the_same_but_when_re
     meter.update(now + 1.0, now, RateLimit(100, 40, 30.0))  # sense again
     send(meter, 40, now + 1.0)
     assert meter.ready_at > now + 1.0
-    meter = meter_that_was_told(100, 0, 1e9)
+    meter = meter_after(100, 0, 1e9)
     for _ in range(3):
         now = meter.ready_at
         meter.take(now)
@@ -278,7 +278,9 @@ SAID = st.builds(RateLimit, NUMBER, NUMBER, NUMBER, st.none() | st.floats(0.001,
 
 
 @given(steps=st.lists(st.tuples(st.floats(0, 100), st.floats(0, 30), SAID, st.booleans()), max_size=40), tokens=st.booleans())
-def test_whatever_is_told_it_is_asked_again_within_a_minute(steps: list[tuple[float, float, RateLimit, bool]], tokens: bool) -> None:
+def test_whatever_headers_say_the_server_is_asked_again_within_a_minute(
+    steps: list[tuple[float, float, RateLimit, bool]], tokens: bool
+) -> None:
     meter, now = HeaderRateLimit(doubt=DOUBT if tokens else 0.0), 0.0
     for gap, latency, said, answered in steps:
         now += gap
@@ -431,7 +433,7 @@ def test_an_operators_rate_stays_when_the_server_tells_a_higher_one_and_without_
     assert fixed.ready_at(0.0) <= 1.0
 
 
-def test_a_source_whose_limit_is_used_up_is_not_worth_waiting_for() -> None:
+def test_a_source_with_a_limit_that_is_used_up_is_not_worth_waiting_for() -> None:
     source = make_source("a", Random(0), Limits())
     assert source.available_soon(1.0)
     source.advertised(1.0, 0.0, RateLimitInfo(RateLimit(60, 0, 30.0)))
@@ -449,7 +451,7 @@ def test_a_server_that_says_when_to_come_back_is_asked_then_by_one_request_whate
     assert meter.ready_at == pytest.approx(4.1)
 
 
-def test_what_was_told_with_a_reject_is_forgotten_when_a_later_request_is_answered_without_a_word_of_it() -> None:
+def test_headers_of_a_reject_are_forgotten_when_a_later_request_is_answered_without_them() -> None:
     for refund in (0.0, 100.0):  # what the request that was turned away had reserved comes back
         meter = HeaderRateLimit(doubt=DOUBT)
         meter.update(1.0, 0.0, RateLimit(None, 0, 360.0), answered=False, hint=1.0)

@@ -29,7 +29,7 @@ def test_in_no_interval_more_is_sent_than_the_rate_and_its_burst_allow(rate: flo
 
 
 @given(rates, bursts, st.integers(2, 50))
-def test_a_sender_who_goes_exactly_when_told_gets_the_whole_rate(rate: float, burst: float, count: int) -> None:
+def test_a_sender_that_sends_as_soon_as_it_may_gets_the_whole_rate(rate: float, burst: float, count: int) -> None:
     pace, now = Gcra(rate, burst), 0.0
     for _ in range(count):
         now = max(now, pace.ready_at)

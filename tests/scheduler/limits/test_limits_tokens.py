@@ -100,7 +100,7 @@ def test_a_request_larger_than_the_bucket_is_let_through_alone() -> None:
     assert scene.where(second) == "a"
 
 
-def test_a_request_larger_than_the_bucket_waits_for_no_one_who_came_later() -> None:
+def test_a_request_larger_than_the_bucket_does_not_wait_for_requests_that_came_later() -> None:
     """Long prompts do not starve behind short ones."""
     scene = driver()
     scene.submit(payload=(1000.0, 1.0))
@@ -111,7 +111,7 @@ def test_a_request_larger_than_the_bucket_waits_for_no_one_who_came_later() -> N
     assert not any(scene.where(task) for task in small)
 
 
-def test_without_a_token_limit_nobody_is_asked_for_an_estimate() -> None:
+def test_without_a_token_limit_no_estimate_is_made() -> None:
     def never(payload: Any) -> tuple[float, float]:
         raise AssertionError(f"asked for {payload}")
 

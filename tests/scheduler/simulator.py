@@ -12,6 +12,7 @@ from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 from random import Random
+from typing import Any
 
 from scheduler_driver import Driver, failure
 
@@ -76,50 +77,19 @@ class Server:
         return 0.0
 
 
-class Simulation:
-    """Servers, what their callers do and when, and a clock that jumps from event to event.
+class EventLoop:
+    """A clock that jumps from one planned event, or timer of the scheduler, to the next."""
 
-    Args:
-        driver: holds a source for each server, of the same name.
-        cancel_takes: longest time in seconds until a stopped attempt's connection is closed.
-        dawdle: longest time in seconds by which the clock's owner may be late.
-    """
-
-    def __init__(self, driver: Driver, servers: dict[str, Server], rng: Random, *, cancel_takes: float = 0.02, dawdle: float = 0.0) -> None:
+    def __init__(self, driver: Any, rng: Random, dawdle: float) -> None:
         self.driver = driver
-        self.servers = servers
         self.rng = rng
-        self.singles: list[Task] = []
-        self._cancel_takes, self._dawdle = cancel_takes, dawdle
-        self._agenda: list[tuple[float, int, Callable[[], None]]] = []
+        self._dawdle = dawdle
+        self._agenda: list[tuple[float, int, Callable[[], object]]] = []
         self._number = count()
-        self._seen = 0  # sends that servers know of
-        self._stopping: set[Attempt] = set()
 
-    # what will happen
-
-    def plan(self, when: float, what: Callable[[], None]) -> None:
+    def plan(self, when: float, what: Callable[[], object]) -> None:
         """Let something happen at a time."""
         heappush(self._agenda, (when, next(self._number), what))
-
-    def submit_at(self, when: float, level: int = 5, timeout: float | None = None) -> None:
-        """A single task, in any of the pools."""
-
-        def submit() -> None:
-            pools = list(dict.fromkeys(pool for source in self.driver.sources.values() for pool in source.pools))
-            self.singles.append(self.driver.submit(level, timeout, self.rng.choice(pools)))
-
-        self.plan(when, submit)
-
-    def withdraw_some_at(self, when: float, share: float) -> None:
-        """Callers of some open tasks lose interest."""
-        self.plan(when, lambda: self.driver.withdraw(*[task for task in self.driver.watch.open if self.rng.random() < share]))
-
-    def close_feed_at(self, when: float, feed: BatchFeed) -> None:
-        """A bulk's caller loses interest in what has not been sent."""
-        self.plan(when, lambda: self.driver.withdraw(*self.driver.close_feed(feed)))
-
-    # the clock
 
     def run(self) -> None:
         """Until nothing is left to happen."""
@@ -138,6 +108,47 @@ class Simulation:
                 driver.watch.check_all_over()
                 return
         raise AssertionError(f"no end after {MOST_STEPS} steps, at {driver.now} s")
+
+    def _listen(self) -> None:
+        """Let the other side hear what the scheduler has commanded."""
+        raise NotImplementedError
+
+
+class Simulation(EventLoop):
+    """Servers, what their callers do and when, and a clock that jumps from event to event.
+
+    Args:
+        driver: holds a source for each server, of the same name.
+        cancel_takes: longest time in seconds until a stopped attempt's connection is closed.
+        dawdle: longest time in seconds by which the clock's owner may be late.
+    """
+
+    def __init__(self, driver: Driver, servers: dict[str, Server], rng: Random, *, cancel_takes: float = 0.02, dawdle: float = 0.0) -> None:
+        super().__init__(driver, rng, dawdle)
+        self.servers = servers
+        self.singles: list[Task] = []
+        self._cancel_takes = cancel_takes
+        self._seen = 0  # sends that servers know of
+        self._stopping: set[Attempt] = set()
+
+    # what will happen
+
+    def submit_at(self, when: float, level: int = 5, timeout: float | None = None) -> None:
+        """A single task, in any of the pools."""
+
+        def submit() -> None:
+            pools = list(dict.fromkeys(pool for source in self.driver.sources.values() for pool in source.pools))
+            self.singles.append(self.driver.submit(level, timeout, self.rng.choice(pools)))
+
+        self.plan(when, submit)
+
+    def withdraw_some_at(self, when: float, share: float) -> None:
+        """Callers of some open tasks lose interest."""
+        self.plan(when, lambda: self.driver.withdraw(*[task for task in self.driver.watch.open if self.rng.random() < share]))
+
+    def close_feed_at(self, when: float, feed: BatchFeed) -> None:
+        """A bulk's caller loses interest in what has not been sent."""
+        self.plan(when, lambda: self.driver.withdraw(*self.driver.close_feed(feed)))
 
     # the servers
 

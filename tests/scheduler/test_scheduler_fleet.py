@@ -212,23 +212,6 @@ def test_a_route_that_keeps_its_sources_can_change_how_it_chooses() -> None:
 # sources in several pools
 
 
-def test_a_sources_limits_hold_over_all_its_pools() -> None:
-    driver = Driver()
-    second = driver.new_pool("second")
-    driver.add("a", Limits(max_concurrency=3, rpm=60), pools=[driver.pool, second])
-    for number in range(20):
-        driver.submit(pool=second if number % 2 else driver.pool)
-    assert len(driver.at("a")) == 1
-    driver.wait(10.0)
-    assert len(driver.at("a")) == 3
-    while driver.now < 20.0:
-        for attempt in driver.at("a"):
-            driver.ok(attempt, after=0.1)
-        driver.wait(0.1)
-    assert {attempt.task.pool for _, attempt in driver.watch.sends} == {driver.pool, second}
-    assert 10 <= len(driver.watch.sends) - 3 <= 12
-
-
 def test_a_shared_source_pulls_the_most_urgent_of_all_its_pools() -> None:
     driver = Driver()
     second = driver.new_pool("second")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import cycle
 from math import log
 from random import Random
 from typing import Any
@@ -195,8 +194,6 @@ def test_if_every_time_and_every_constant_in_seconds_is_multiplied_every_command
 
 # all times multiplied, but the scheduler as it is
 
-NOTHING_IN_SECONDS = [strategy for strategy in LoadBalanceStrategy if strategy is not LoadBalanceStrategy.EXPECTED_FINISH]
-"""With ``EXPECTED_FINISH`` the end of a bulk is looked at every tenth of a second."""
 KINDS: dict[str, dict[str, Any]] = {
     "calm": {},
     "told a rate": {"rpm": 600.0},
@@ -218,16 +215,6 @@ def bulk(seed: int, factor: float, strategy: LoadBalanceStrategy, hedge: Hedge |
         driver.add(name, Limits(max_concurrency=16, rpm=None if rpm is None else rpm / factor), **adaptive)
     driver.feed(1500, told=True)
     return Simulation(driver, servers, Random(seed), cancel_takes=0.02 * factor)
-
-
-@pytest.mark.parametrize(("strategy", "factor"), list(zip(NOTHING_IN_SECONDS, cycle([1 / 32, 8.0]), strict=False)))
-def test_where_nothing_is_counted_in_seconds_every_command_comes_at_the_multiplied_time(
-    strategy: LoadBalanceStrategy, factor: float
-) -> None:
-    plain, other = (bulk(0, each, strategy, None, "with caps") for each in (1.0, factor))
-    plain.run()
-    other.run()
-    assert [(entry[0] * factor, *entry[1:4]) for entry in plain.driver.watch.trace] == [entry[:4] for entry in other.driver.watch.trace]
 
 
 @cache

@@ -10,7 +10,6 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from functools import partial
 from itertools import accumulate, pairwise
 from math import inf
 from pathlib import Path
@@ -31,7 +30,7 @@ from qreward.scheduler.outcome import CANCELLED, Answer, FailureKind, Outcome
 from qreward.scheduler.queue import AGEING, BULK
 from qreward.scheduler.scheduler import MORE, SEND
 from qreward.scheduler.state import Attempt, BatchFeed, Task
-from qreward.settings.policies import Hedge, Limits, LoadBalanceStrategy, Retry
+from qreward.settings.policies import Hedge, Limits, LoadBalanceStrategy
 
 K = FailureKind
 
@@ -42,30 +41,6 @@ def first_sends(driver: Driver) -> list[tuple[float, Task]]:
     for now, attempt in driver.watch.sends:
         found.setdefault(attempt.task, now)
     return [(now, task) for task, now in found.items()]
-
-
-# P2: limits of operators
-
-
-@pytest.mark.parametrize("seed", seeds(4, 2000))
-def test_whatever_a_window_learns_an_operators_limit_is_never_exceeded(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    peak, send = Counter[str](), scheduler_watch.WatchedSource.sent
-
-    def sent(source: scheduler_watch.WatchedSource, now: float, attempt: Attempt) -> None:
-        send(source, now, attempt)
-        peak[source.name] = max(peak[source.name], source.inflight)
-
-    monkeypatch.setattr(scheduler_watch.WatchedSource, "sent", sent)
-    rng = Random(seed)
-    driver = Driver(seed=seed, thorough=False)
-    servers = {"capped": Server(mean=0.2, cap=rng.choice([3, 30, 60]), faults=0.02), "free": Server(mean=0.2, faults=0.02)}
-    most = {name: rng.randint(1, 40) for name in servers}
-    for name, limit in most.items():
-        driver.add(name, Limits(max_concurrency=limit), window=AdaptiveLimit(driver.rng, limit))
-    driver.feed(1500)
-    Simulation(driver, servers, rng).run()
-    assert peak["capped"] <= most["capped"]
-    assert peak["free"] == most["free"]
 
 
 # P3: no idle slot while there is work
@@ -326,58 +301,6 @@ def test_when_a_bulk_is_given_up_all_its_attempts_are_stopped_and_the_slots_come
     assert sum(task.feed is other for task in driver.watch.finished) == 150
     assert all(source.inflight == source.interactive_inflight == 0 and not source.attempts for source in driver.sources.values())
     assert driver.pool.batch_inflight == 0
-
-
-# P13: faults at every command
-
-FAULTS: dict[str, list[Outcome | None]] = {
-    "fails to be written": [failure(K.UNSENDABLE)],
-    "finds no file descriptor": [failure(K.LOCAL)],
-    "breaks": [failure(K.TRANSIENT)],
-    "is turned away": [failure(K.OVERLOADED, retry_after=0.5)],
-    "is stopped from outside": [CANCELLED],
-    "is reported twice": [Answer("yes", 1, 1), failure(K.TRANSIENT)],
-    "fails, and answers afterwards": [failure(K.UNREACHABLE), Answer("yes", 1, 1)],
-    "is never heard of": [None],
-}
-
-
-class Injected(Simulation):
-    """A scene in which the attempt sent as number ``at`` ends in a way of its own."""
-
-    def __init__(self, seed: int, at: int, fault: list[Outcome | None]) -> None:
-        driver = Driver({"a": 2, "b": 2}, seed=seed, hedge=Hedge(after=0.4), retry=Retry(attempts=3))
-        super().__init__(driver, {name: Server(mean=0.3) for name in "ab"}, Random(seed))
-        self.at, self.fault, self.sent = at, fault, 0
-        for _ in range(8):
-            self.submit_at(self.rng.random(), self.rng.randrange(10), self.rng.choice([None, 2.0]))
-        self.withdraw_some_at(0.7, 0.3)
-        driver.feed(10, told=True)
-
-    def _receive(self, attempt: Attempt) -> None:
-        self.sent += 1
-        if self.sent - 1 != self.at:
-            super()._receive(attempt)
-            return
-        self.servers[attempt.source.name].busy += 1
-        for delay, outcome in enumerate(self.fault):
-            if outcome is not None:
-                self.plan(self.driver.now + 0.02 * delay, partial(self._end, attempt, outcome))
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_whichever_request_goes_wrong_every_rule_holds_and_every_task_ends(fault: str) -> None:
-    for seed in seeds(1):
-        undisturbed = Injected(seed, -1, [])
-        undisturbed.run()
-        for at in range(undisturbed.sent):
-            simulation = Injected(seed, at, FAULTS[fault])
-            try:
-                simulation.run()
-                done = len(simulation.driver.watch.finished) + len(simulation.driver.watch.withdrawn)
-                assert done == 18
-            except AssertionError as error:
-                raise AssertionError(f"seed {seed}, request {at} {fault}") from error
 
 
 def test_answers_that_take_no_time_at_all_do_no_harm() -> None:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from heapq import heappop, heappush
-from itertools import count
 from random import Random
 from typing import Any
 
 from calls_driver import AT_ONCE, Adapting, Breaking, Broken, Driver, Hedging, Pause, Rate
+from simulator import EventLoop
 
 from qreward.scheduler.functions.state import CallFailure, Function
 from qreward.scheduler.outcome import CANCELLED, Answer
 from qreward.scheduler.state import Attempt
 
-MOST_STEPS = 200_000
 LONG = 300.0
 BUSY = 30.0
 """Seconds in which calls come."""
@@ -59,46 +56,21 @@ class Body:
         return self.mean * rng.lognormvariate(0.0, self.spread), Answer("yes")
 
 
-class Scene:
+class Scene(EventLoop):
     """Functions, what their callers do and when, and a clock that jumps from event to event."""
 
     def __init__(self, seed: int) -> None:
-        rng = self.rng = Random(seed)
-        self.driver = Driver(Random(seed))
+        rng = Random(seed)
+        super().__init__(Driver(Random(seed)), rng, rng.choice([0.0, 0.0, 0.0, 0.3]))
         self.bodies: dict[Function, Body] = {}
-        self._agenda: list[tuple[float, int, Callable[[], object]]] = []
-        self._number = count()
         self._seen = 0  # sends that functions know of
         self._stopping: set[Attempt] = set()
-        self._dawdle = rng.choice([0.0, 0.0, 0.0, 0.3])
         for number in range(rng.randint(1, 4)):
             function = self.driver.function(f"f{number}", keyed=rng.random() < 0.5, **_terms(rng))
             self.bodies[function] = _body(rng)
             self._callers(function)
         if rng.random() < 0.5:
             self._users()
-
-    def plan(self, when: float, what: Callable[[], object]) -> None:
-        """Let something happen at a time."""
-        heappush(self._agenda, (when, next(self._number), what))
-
-    def run(self) -> None:
-        """Until nothing is left to happen."""
-        driver = self.driver
-        for _ in range(MOST_STEPS):
-            self._listen()
-            wake = driver.scheduler.next_wake()
-            if self._agenda and (wake is None or self._agenda[0][0] <= wake):
-                when, _, what = heappop(self._agenda)
-                driver.now = max(driver.now, when)
-                what()
-            elif wake is not None:
-                driver.now = max(driver.now, wake + self.rng.random() * self._dawdle)
-                driver.tick()
-            else:
-                driver.watch.check_all_over()
-                return
-        raise AssertionError(f"no end after {MOST_STEPS} steps, at {driver.now} s")
 
     def _callers(self, function: Function) -> None:
         rng, keys = self.rng, self.rng.choice([1, 3, 50]) if function.keyed else 1

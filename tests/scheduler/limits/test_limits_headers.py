@@ -9,15 +9,14 @@ from random import Random
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from scheduler_driver import Driver
 from scheduler_seeds import SCALE
+from scheduler_warm import live
 
 from qreward.scheduler.limits.headers import DOUBT, FORGOTTEN, LONGEST_WAIT, REMEMBERED, HeaderRateLimit, near_usual
-from qreward.scheduler.load_balancing import ExpectedFinish
-from qreward.scheduler.outcome import Answer, Failure, RateLimit, RateLimitInfo
-from qreward.scheduler.queue import Queue
-from qreward.scheduler.scheduler import Scheduler
-from qreward.scheduler.state import Pool, Task, make_source, standing
-from qreward.settings.policies import Limits, Retry
+from qreward.scheduler.outcome import Answer, RateLimit, RateLimitInfo
+from qreward.scheduler.state import make_source, standing
+from qreward.settings.policies import Limits
 
 
 def meter_after(limit: float | None, remaining: float, reset: float | None, *, window: float | None = None) -> HeaderRateLimit:
@@ -60,14 +59,6 @@ def test_what_may_be_a_bucket_brings_back_at_its_reset_no_more_than_was_used_at_
     send(meter, 95, 2.0)  # a bucket would be full much later now
     send(meter, 5, 4.0)
     assert meter.ready_at > 4.0
-
-
-def test_a_limit_that_is_never_reached_costs_nothing() -> None:
-    meter = meter_after(1e6, 1e6 - 1, 0.1)
-    for second in range(1, 500):
-        send(meter, 20, float(second))
-        meter.update(second + 0.5, float(second), RateLimit(1e6, 1e6 - 20, 0.5))
-        assert meter.ready_at == -inf
 
 
 def test_what_was_sent_since_that_request_left_is_taken_off() -> None:
@@ -165,13 +156,6 @@ def test_a_bucket_smaller_than_its_limit_fills_only_so_far() -> None:
     meter.update(100.1, 100.0, RateLimit(600, 9.0, 0.1))
     send(meter, 9, 100.1)
     assert meter.ready_at > 100.1
-
-
-def test_a_window_of_an_hour_is_waited_for_but_for_one_request_a_minute() -> None:
-    meter = meter_after(100, 0, 3000.0)
-    assert meter.ready_at == 1.0 + LONGEST_WAIT
-    meter.take(meter.ready_at)
-    assert meter.ready_at == 1.0 + 2 * LONGEST_WAIT
 
 
 def test_a_window_that_is_over_tells_nothing_of_the_next() -> None:
@@ -376,47 +360,35 @@ def test_a_limit_is_used_to_the_full_and_hardly_ever_overrun(
 # in a source
 
 
-class Stage:
+def finding_out(estimate: tuple[float, float] = (0.0, 0.0)) -> Driver:
     """A scheduler with one source that finds out what it can take."""
-
-    def __init__(self, estimate: tuple[float, float] = (0.0, 0.0)) -> None:
-        self.scheduler = Scheduler(Retry(), Random(0), lambda _: estimate)
-        self.pool = Pool("p", [], ExpectedFinish(), Queue())
-        self.source = make_source("a", Random(0), Limits(max_concurrency=8))
-        self.scheduler.join(0.0, self.source, self.pool)
-
-    def submit(self, now: float, times: int = 1) -> list[Task]:
-        tasks = [Task(None, self.pool, 5, None, None, number) for number in range(times)]
-        for task in tasks:
-            self.scheduler.submit(now, task)
-        return tasks
-
-    def end(self, now: float, task: Task, outcome: Answer | Failure) -> None:
-        assert task.attempt is not None
-        self.scheduler.event(now, task.attempt, outcome)
-
-    def sent(self, tasks: list[Task]) -> int:
-        return sum(task.attempt is not None for task in tasks)
+    driver = Driver(estimate=lambda _: estimate)
+    found_out = make_source("a", driver.rng, Limits(max_concurrency=8))
+    driver.add("a", Limits(max_concurrency=8), window=found_out.window, learned=found_out.learned)
+    return driver
 
 
 def test_an_answer_that_tells_paces_its_source() -> None:
-    stage = Stage()
-    stage.end(1.0, stage.submit(0.0)[0], Answer("yes", 10, 20, RateLimitInfo(RateLimit(60, 2, 30.0))))
-    tasks = stage.submit(2.0, 5)
-    assert stage.sent(tasks) == 2
-    assert stage.source.ready_at(0.0) == 31.0
-    stage.scheduler.tick(31.1)
-    assert stage.sent(tasks) == 5
+    driver = finding_out()
+    driver.end(live(driver.submit()), Answer("yes", 10, 20, RateLimitInfo(RateLimit(60, 2, 30.0))), after=1.0)
+    driver.wait(1.0)
+    tasks = [driver.submit() for _ in range(5)]
+    assert len(driver.at("a")) == 2
+    assert driver["a"].ready_at(0.0) == 31.0
+    driver.until(31.1)
+    assert all(task.attempt is not None for task in tasks)
 
 
 def test_tokens_are_reserved_from_the_answer_on_that_tells_of_them() -> None:
-    stage = Stage((100.0, 50.0))
-    first, second = stage.submit(0.0, 2)
-    stage.end(1.0, first, Answer("yes", 10, 20, RateLimitInfo(tokens=RateLimit(1000, 650, 30.0))))
-    stage.end(1.5, second, Answer("yes", 10, 20))  # sent before there was a limit: nothing was reserved, nothing comes back
-    tasks = stage.submit(2.0, 5)
-    assert stage.sent(tasks) == 4  # of the 620 that the second leaves: each takes 150
-    assert stage.source.ready_at(0.0) == 31.0
+    driver = finding_out((100.0, 50.0))
+    first, second = live(driver.submit()), live(driver.submit())
+    driver.end(first, Answer("yes", 10, 20, RateLimitInfo(tokens=RateLimit(1000, 650, 30.0))), after=1.0)
+    driver.end(second, Answer("yes", 10, 20), after=0.5)  # sent before there was a limit: nothing was reserved, nothing comes back
+    driver.wait(0.5)
+    for _ in range(5):
+        driver.submit()
+    assert len(driver.at("a")) == 4  # of the 620 that the second leaves: each takes 150
+    assert driver["a"].ready_at(0.0) == 31.0
 
 
 def test_an_operators_rate_stays_when_the_server_tells_a_higher_one_and_without_adapting_nothing_else_counts() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scheduler_driver import Driver
 from scheduler_memory import bytes_left_by
 
-from qreward.scheduler.load_balancing import Balancer, PowerOfTwo, make_balancer
+from qreward.scheduler.load_balancing import Balancer, ExpectedFinish, LeastConnections, PowerOfTwo, WeightedRoundRobin, make_balancer
 from qreward.scheduler.state import Source
 from qreward.settings.policies import Limits, LoadBalanceStrategy
 
@@ -38,8 +38,8 @@ def placed(driver: Driver, count: int) -> list[str | None]:
     return [driver.where(driver.submit()) for _ in range(count)]
 
 
-def test_round_robin_goes_round() -> None:
-    driver = Driver(dict.fromkeys("abc", 10), strategy=S.ROUND_ROBIN)
+def test_round_robin_goes_round_whatever_the_weights() -> None:
+    driver = Driver(dict.fromkeys("abc", 10), strategy=S.ROUND_ROBIN, weights={"a": 5.0})
     assert one_at_a_time(driver, 9) == list("abcabcabc")
     assert placed(driver, 6) == list("abcabc")
 
@@ -206,3 +206,14 @@ def test_offering_sources_again_and_again_does_not_fill_the_memory() -> None:
                 balancer.offer(sources[number % 3])
 
         assert bytes_left_by(offer) < 50_000, strategy
+
+
+def test_each_strategy_has_its_balancer() -> None:
+    kinds: dict[S, type[Any]] = {
+        S.EXPECTED_FINISH: ExpectedFinish,
+        S.LEAST_CONNECTIONS: LeastConnections,
+        S.ROUND_ROBIN: WeightedRoundRobin,
+        S.WEIGHTED_ROUND_ROBIN: WeightedRoundRobin,
+        S.POWER_OF_TWO: PowerOfTwo,
+    }
+    assert {strategy: type(make_balancer(strategy, {}, Random(0))) for strategy in S} == kinds

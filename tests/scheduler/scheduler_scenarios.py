@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from random import Random
 
-from scheduler_desk import Desk
+from scheduler_driver import Driver
 from simulator import NEVER, Server, Simulation
 
 from qreward.scheduler.limits.concurrency import AdaptiveLimit
@@ -22,16 +22,16 @@ def random_simulation(seed: int) -> Simulation:
     """A scene in which, whatever happens, all tasks come to an end: what can never be done has a timeout."""
     rng = Random(seed)
     retry, strategy = Retry(attempts=rng.choice([1, 2, 4, 8])), rng.choice(list(LoadBalanceStrategy))
-    desk = Desk(seed=seed, retry=retry, strategy=strategy, hedge=rng.choice(HEDGES), most_waiting=rng.choice([None, None, 20]))
-    pools = [desk.pool, desk.new_pool("second", rng.choice(list(LoadBalanceStrategy)))][: rng.choice([1, 1, 2])]
+    driver = Driver(seed=seed, retry=retry, strategy=strategy, hedge=rng.choice(HEDGES), most_waiting=rng.choice([None, None, 20]))
+    pools = [driver.pool, driver.new_pool("second", rng.choice(list(LoadBalanceStrategy)))][: rng.choice([1, 1, 2])]
     servers = {f"s{number}": _server(rng) for number in range(rng.randint(1, 4))}
     for name, server in servers.items():
         both = name == "s0" or rng.random() < 0.5  # no pool is without a source
         limits, found_out = _limits(server, rng), {}
         if rng.random() < 0.5:
-            found_out = {"window": AdaptiveLimit(desk.rng, limits.max_concurrency), "learned": LearnedRate()}
-        desk.add(name, limits, pools=pools if both else [rng.choice(pools)], weight=rng.choice([1.0, 1.0, 3.0]), **found_out)
-    simulation = Simulation(desk, servers, rng, dawdle=rng.choice([0.0, 0.0, 0.3]))
+            found_out = {"window": AdaptiveLimit(driver.rng, limits.max_concurrency), "learned": LearnedRate()}
+        driver.add(name, limits, pools=pools if both else [rng.choice(pools)], weight=rng.choice([1.0, 1.0, 3.0]), **found_out)
+    simulation = Simulation(driver, servers, rng, dawdle=rng.choice([0.0, 0.0, 0.3]))
     _callers(simulation, pools, rng)
     if rng.random() < 0.6:
         _operators(simulation, pools, rng)
@@ -62,12 +62,12 @@ def _limits(server: Server, rng: Random) -> Limits:
 
 
 def _callers(simulation: Simulation, pools: list[Pool], rng: Random) -> None:
-    desk = simulation.desk
+    driver = simulation.driver
     endless = 300.0 if any(server.poison for server in simulation.servers.values()) else None
     for _ in range(rng.randint(0, 3)):
         timeout = rng.choice([endless, endless, 5.0, 60.0])
         size = rng.choice([0, 1, 30, 150, 600])
-        feed = desk.feed(size, rng.choice([0, 5, 9]), timeout, rng.choice(pools), told=rng.random() < 0.5)
+        feed = driver.feed(size, rng.choice([0, 5, 9]), timeout, rng.choice(pools), told=rng.random() < 0.5)
         if rng.random() < 0.2:
             simulation.close_feed_at(rng.uniform(0, 60), feed)
     for _ in range(rng.randint(1, 60)):
@@ -78,18 +78,18 @@ def _callers(simulation: Simulation, pools: list[Pool], rng: Random) -> None:
 
 def _operators(simulation: Simulation, pools: list[Pool], rng: Random) -> None:
     """Changes at random times, each of them undone later."""
-    desk = simulation.desk
+    driver = simulation.driver
     for name in simulation.servers:
         begin, end = rng.uniform(0, 60), rng.uniform(60, PEACE)
         match rng.randrange(4):
             case 0:
-                simulation.plan(begin, partial(desk.mark, name, down=True))
-                simulation.plan(end, partial(desk.mark, name, down=False))
+                simulation.plan(begin, partial(driver.mark, name, down=True))
+                simulation.plan(end, partial(driver.mark, name, down=False))
             case 1 if name != "s0":  # a pool without a source fails what it holds: see test_scheduler_fleet
-                for pool in list(desk[name].pools):
-                    simulation.plan(begin, partial(desk.leave, name, pool))
-                    simulation.plan(end, partial(desk.join, name, pool))
+                for pool in list(driver[name].pools):
+                    simulation.plan(begin, partial(driver.leave, name, pool))
+                    simulation.plan(end, partial(driver.join, name, pool))
             case 2 if len(pools) == 1:
-                simulation.plan(end, partial(desk.reroute, rng.sample(list(simulation.servers), len(simulation.servers))))
+                simulation.plan(end, partial(driver.reroute, rng.sample(list(simulation.servers), len(simulation.servers))))
             case _:
                 pass

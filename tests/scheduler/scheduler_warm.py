@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import cycle
 
-from scheduler_desk import Desk
+from scheduler_driver import Driver
 
 from qreward.scheduler.outcome import Answer
 from qreward.scheduler.state import Attempt, Task
@@ -29,30 +29,30 @@ def copy(task: Task) -> Attempt:
     return task.copy
 
 
-def warm(desk: Desk, name: str, pace: float = PACE, lengths: Sequence[int] = (TOKENS,), answers: int = 128) -> None:
+def warm(driver: Driver, name: str, pace: float = PACE, lengths: Sequence[int] = (TOKENS,), answers: int = 128) -> None:
     """Let a source give so many answers, of these lengths in turn, at so many seconds a token, while the others rest."""
-    others = [other for other in desk.sources if other != name]
+    others = [other for other in driver.sources if other != name]
     for other in others:
-        desk.mark(other, down=True)
-    thorough, desk.watch.thorough = desk.watch.thorough, False
+        driver.mark(other, down=True)
+    thorough, driver.watch.thorough = driver.watch.thorough, False
     tokens = cycle(lengths)
     length: dict[Attempt, int] = {}
-    desk.feed(answers)
-    while held := desk.at(name):
+    driver.feed(answers)
+    while held := driver.at(name):
         for attempt in held:
             if attempt not in length:
                 length[attempt] = next(tokens)
         first = min(held, key=lambda attempt: attempt.sent_at + pace * length[attempt])
-        desk.until(first.sent_at + pace * length[first])
-        desk.report(first, Answer("yes", 10, length[first]))
-    desk.watch.thorough = thorough
+        driver.until(first.sent_at + pace * length[first])
+        driver.report(first, Answer("yes", 10, length[first]))
+    driver.watch.thorough = thorough
     for other in others:
-        desk.mark(other, down=False)
-    assert desk[name].tally.ok >= answers
+        driver.mark(other, down=False)
+    assert driver[name].tally.ok >= answers
 
 
-def warm_all(desk: Desk, lengths: Sequence[int] = (TOKENS,), answers: int = 128, **paces: float) -> Desk:
+def warm_all(driver: Driver, lengths: Sequence[int] = (TOKENS,), answers: int = 128, **paces: float) -> Driver:
     """The same for the whole fleet; name=pace where it is another one."""
-    for name in desk.sources:
-        warm(desk, name, paces.get(name, PACE), lengths, answers)
-    return desk
+    for name in driver.sources:
+        warm(driver, name, paces.get(name, PACE), lengths, answers)
+    return driver

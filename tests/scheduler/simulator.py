@@ -1,7 +1,7 @@
 """A discrete-event simulation of a fleet, a scheduler and its callers: everything follows from one seed.
 
 Servers here have limits of which the scheduler may know nothing, faults, and times in which they are dead or overloaded.
-All that the scheduler is told goes through ``Desk``, which checks every invariant after each input.
+All that the scheduler is told goes through ``Driver``, which checks every invariant after each input.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 from random import Random
+from typing import Any
 
-from scheduler_desk import Desk, failure
+from scheduler_driver import Driver, failure
 
 from qreward.scheduler.outcome import CANCELLED, Answer, FailureKind, Outcome
 from qreward.scheduler.state import Attempt, BatchFeed, Task
@@ -76,91 +77,101 @@ class Server:
         return 0.0
 
 
-class Simulation:
-    """Servers, what their callers do and when, and a clock that jumps from event to event.
+class EventLoop:
+    """A clock that jumps from one planned event, or timer of the scheduler, to the next."""
 
-    Args:
-        desk: holds a source for each server, of the same name.
-        cancel_takes: longest time in seconds until a stopped attempt's connection is closed.
-        dawdle: longest time in seconds by which the clock's owner may be late.
-    """
-
-    def __init__(self, desk: Desk, servers: dict[str, Server], rng: Random, *, cancel_takes: float = 0.02, dawdle: float = 0.0) -> None:
-        self.desk = desk
-        self.servers = servers
+    def __init__(self, driver: Any, rng: Random, dawdle: float) -> None:
+        self.driver = driver
         self.rng = rng
-        self.singles: list[Task] = []
-        self._cancel_takes, self._dawdle = cancel_takes, dawdle
-        self._agenda: list[tuple[float, int, Callable[[], None]]] = []
+        self._dawdle = dawdle
+        self._agenda: list[tuple[float, int, Callable[[], object]]] = []
         self._number = count()
-        self._seen = 0  # sends that servers know of
-        self._stopping: set[Attempt] = set()
 
-    # what will happen
-
-    def plan(self, when: float, what: Callable[[], None]) -> None:
+    def plan(self, when: float, what: Callable[[], object]) -> None:
         """Let something happen at a time."""
         heappush(self._agenda, (when, next(self._number), what))
 
-    def submit_at(self, when: float, level: int = 5, timeout: float | None = None) -> None:
-        """A single task, in any of the pools."""
-
-        def submit() -> None:
-            pools = list(dict.fromkeys(pool for source in self.desk.sources.values() for pool in source.pools))
-            self.singles.append(self.desk.submit(level, timeout, self.rng.choice(pools)))
-
-        self.plan(when, submit)
-
-    def withdraw_some_at(self, when: float, share: float) -> None:
-        """Callers of some open tasks lose interest."""
-        self.plan(when, lambda: self.desk.withdraw(*[task for task in self.desk.watch.open if self.rng.random() < share]))
-
-    def close_feed_at(self, when: float, feed: BatchFeed) -> None:
-        """A bulk's caller loses interest in what has not been sent."""
-        self.plan(when, lambda: self.desk.withdraw(*self.desk.close_feed(feed)))
-
-    # the clock
-
     def run(self) -> None:
         """Until nothing is left to happen."""
-        desk, scheduler = self.desk, self.desk.scheduler
+        driver, scheduler = self.driver, self.driver.scheduler
         for _ in range(MOST_STEPS):
             self._listen()
             wake = scheduler.next_wake()
             if self._agenda and (wake is None or self._agenda[0][0] <= wake):
                 when, _, what = heappop(self._agenda)
-                desk.now = max(desk.now, when)
+                driver.now = max(driver.now, when)
                 what()
             elif wake is not None:
-                desk.now = max(desk.now, wake + self.rng.random() * self._dawdle)
-                desk.tick()
+                driver.now = max(driver.now, wake + self.rng.random() * self._dawdle)
+                driver.tick()
             else:
-                desk.watch.check_all_over()
+                driver.watch.check_all_over()
                 return
-        raise AssertionError(f"no end after {MOST_STEPS} steps, at {desk.now} s")
+        raise AssertionError(f"no end after {MOST_STEPS} steps, at {driver.now} s")
+
+    def _listen(self) -> None:
+        """Let the other side hear what the scheduler has commanded."""
+        raise NotImplementedError
+
+
+class Simulation(EventLoop):
+    """Servers, what their callers do and when, and a clock that jumps from event to event.
+
+    Args:
+        driver: holds a source for each server, of the same name.
+        cancel_takes: longest time in seconds until a stopped attempt's connection is closed.
+        dawdle: longest time in seconds by which the clock's owner may be late.
+    """
+
+    def __init__(self, driver: Driver, servers: dict[str, Server], rng: Random, *, cancel_takes: float = 0.02, dawdle: float = 0.0) -> None:
+        super().__init__(driver, rng, dawdle)
+        self.servers = servers
+        self.singles: list[Task] = []
+        self._cancel_takes = cancel_takes
+        self._seen = 0  # sends that servers know of
+        self._stopping: set[Attempt] = set()
+
+    # what will happen
+
+    def submit_at(self, when: float, level: int = 5, timeout: float | None = None) -> None:
+        """A single task, in any of the pools."""
+
+        def submit() -> None:
+            pools = list(dict.fromkeys(pool for source in self.driver.sources.values() for pool in source.pools))
+            self.singles.append(self.driver.submit(level, timeout, self.rng.choice(pools)))
+
+        self.plan(when, submit)
+
+    def withdraw_some_at(self, when: float, share: float) -> None:
+        """Callers of some open tasks lose interest."""
+        self.plan(when, lambda: self.driver.withdraw(*[task for task in self.driver.watch.open if self.rng.random() < share]))
+
+    def close_feed_at(self, when: float, feed: BatchFeed) -> None:
+        """A bulk's caller loses interest in what has not been sent."""
+        self.plan(when, lambda: self.driver.withdraw(*self.driver.close_feed(feed)))
 
     # the servers
 
     def _listen(self) -> None:
-        watch = self.desk.watch
+        watch = self.driver.watch
         while self._seen < len(watch.sends):
             self._receive(watch.sends[self._seen][1])
             self._seen += 1
         for attempt in watch.cancels:
             if attempt not in self._stopping:
                 self._stopping.add(attempt)
-                self.plan(self.desk.now + self.rng.random() * self._cancel_takes, partial(self._end, attempt, CANCELLED))
+                self.plan(self.driver.now + self.rng.random() * self._cancel_takes, partial(self._end, attempt, CANCELLED))
 
     def _receive(self, attempt: Attempt) -> None:
         server = self.servers[attempt.source.name]
         server.busy += 1
-        reply = server.reply(self.desk.now, attempt.task.index, self.rng)
+        reply = server.reply(self.driver.now, attempt.task.index, self.rng)
         if reply is not None:
-            self.plan(self.desk.now + reply[0], partial(self._end, attempt, reply[1]))
+            self.plan(self.driver.now + reply[0], partial(self._end, attempt, reply[1]))
 
     def _end(self, attempt: Attempt, outcome: Outcome) -> None:
         """The first report counts; an answer that crosses our cancellation comes as a second one, and is to be ignored."""
         if not attempt.ended:
             self.servers[attempt.source.name].busy -= 1
-        self.desk.end(attempt, outcome)
+        self.driver.end(attempt, outcome)
         self._stopping.discard(attempt)

@@ -3,295 +3,241 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from scheduler_desk import ERRORS, Desk
+from scheduler_driver import ERRORS, Driver
+from scheduler_warm import live
 
 from qreward.errors import CircuitOpen, NoEndpoint
 from qreward.scheduler.outcome import Answer, FailureKind
-from qreward.scheduler.state import Attempt, Task
-from qreward.settings.policies import Limits, LoadBalanceStrategy, Retry
+from qreward.scheduler.state import Task
+from qreward.settings.policies import Hedge, Limits, LoadBalanceStrategy, Retry
 
 K = FailureKind
 
 
-def live(task: Task) -> Attempt:
-    assert task.attempt is not None
-    return task.attempt
-
-
 def test_a_source_that_joins_takes_what_waits() -> None:
-    desk = Desk({"a": 1})
-    desk.submit()
-    waiting = [desk.submit() for _ in range(3)]
-    desk.add("b", Limits(max_concurrency=2))
-    assert [desk.where(task) for task in waiting] == ["b", "b", None]
+    driver = Driver({"a": 1})
+    driver.submit()
+    waiting = [driver.submit() for _ in range(3)]
+    driver.add("b", Limits(max_concurrency=2))
+    assert [driver.where(task) for task in waiting] == ["b", "b", None]
 
 
 def test_a_source_that_leaves_finishes_what_it_has_and_gets_nothing_new() -> None:
-    desk = Desk({"a": 1, "b": 1})
-    first, second = desk.submit(), desk.submit()
-    leaving = str(desk.where(first))
-    desk.remove(leaving)
-    waiting = desk.submit()
-    desk.ok(live(first))
-    assert isinstance(desk.outcome(first), Answer)
-    assert desk.where(waiting) is None
-    desk.ok(live(second))
-    assert desk.where(waiting) not in (None, leaving)
+    driver = Driver({"a": 1, "b": 1})
+    first, second = driver.submit(), driver.submit()
+    leaving = str(driver.where(first))
+    driver.remove(leaving)
+    waiting = driver.submit()
+    driver.ok(live(first))
+    assert isinstance(driver.outcome(first), Answer)
+    assert driver.where(waiting) is None
+    driver.ok(live(second))
+    assert driver.where(waiting) not in (None, leaving)
 
 
 def test_when_the_last_source_leaves_what_waits_fails_and_says_what_to_do() -> None:
-    desk = Desk({"a": 1}, refill=False)
-    under_way, waiting = desk.submit(), desk.submit()
-    feed = desk.feed(3)
-    desk.serve(feed)
+    driver = Driver({"a": 1}, refill=False)
+    under_way, waiting = driver.submit(), driver.submit()
+    feed = driver.feed(3)
+    driver.serve(feed)
     inside = list(feed.buffer)
-    desk.remove("a")
-    error = desk.outcome(waiting)
+    driver.remove("a")
+    error = driver.outcome(waiting)
     assert isinstance(error, NoEndpoint)
     assert "first" in str(error)
-    assert all(isinstance(desk.outcome(task), NoEndpoint) for task in inside)
-    desk.ok(live(under_way))
-    assert isinstance(desk.outcome(under_way), Answer)
-    assert isinstance(desk.outcome(desk.submit()), NoEndpoint)
+    assert all(isinstance(driver.outcome(task), NoEndpoint) for task in inside)
+    driver.ok(live(under_way))
+    assert isinstance(driver.outcome(under_way), Answer)
+    assert isinstance(driver.outcome(driver.submit()), NoEndpoint)
 
 
 def test_a_retry_that_comes_due_after_the_last_source_has_left_fails() -> None:
-    desk = Desk({"a": 1}, retry=Retry(base=5.0))
-    task = desk.submit()
-    desk.fail(live(task), K.TRANSIENT)
-    desk.remove("a")
-    desk.wait(10.0)
-    assert isinstance(desk.outcome(task), NoEndpoint)
+    driver = Driver({"a": 1}, retry=Retry(base=5.0))
+    task = driver.submit()
+    driver.fail(live(task), K.TRANSIENT)
+    driver.remove("a")
+    driver.wait(10.0)
+    assert isinstance(driver.outcome(task), NoEndpoint)
 
 
 def test_a_bulk_on_a_route_without_sources_is_read_to_its_end() -> None:
-    desk = Desk({"a": 1})
-    desk.remove("a")
-    desk.feed(100)
-    assert len(desk.watch.finished) == 100
-    assert all(isinstance(error, NoEndpoint) for error in desk.watch.finished.values())
-    desk.watch.check_all_over()
+    driver = Driver({"a": 1})
+    driver.remove("a")
+    driver.feed(100)
+    assert len(driver.watch.finished) == 100
+    assert all(isinstance(error, NoEndpoint) for error in driver.watch.finished.values())
+    driver.watch.check_all_over()
 
 
-def test_a_source_that_is_marked_down_gets_nothing_until_it_is_marked_up() -> None:
-    desk = Desk({"a": 5, "b": 5})
-    desk.mark("a", down=True)
-    tasks = [desk.submit() for _ in range(7)]
-    assert [desk.where(task) for task in tasks] == ["b"] * 5 + [None] * 2
-    desk.mark("a", down=False)
-    assert [desk.where(task) for task in tasks[5:]] == ["a", "a"]
+def test_a_source_that_is_marked_down_finishes_what_it_has_and_gets_nothing_until_it_is_marked_up() -> None:
+    driver = Driver({"a": 5})
+    first = driver.submit()
+    driver.add("b", Limits(max_concurrency=5))
+    driver.mark("a", down=True)
+    driver.ok(live(first))
+    assert isinstance(driver.outcome(first), Answer)
+    tasks = [driver.submit() for _ in range(7)]
+    assert [driver.where(task) for task in tasks] == ["b"] * 5 + [None] * 2
+    driver.mark("a", down=False)
+    assert [driver.where(task) for task in tasks[5:]] == ["a", "a"]
 
 
-def test_when_all_are_marked_down_what_waits_fails_and_says_who_is_down() -> None:
-    desk = Desk({"a": 1, "b": 1})
-    desk.submit()
-    desk.submit()
-    waiting = desk.submit()
-    desk.mark("a", down=True)
-    assert desk.outcome(waiting) is None
-    desk.mark("b", down=True)
-    for task in (waiting, desk.submit()):
-        error = desk.outcome(task)
+def test_when_all_are_marked_down_what_waits_fails_and_names_them() -> None:
+    driver = Driver({"a": 1, "b": 1})
+    driver.submit()
+    driver.submit()
+    waiting = driver.submit()
+    driver.mark("a", down=True)
+    assert driver.outcome(waiting) is None
+    driver.mark("b", down=True)
+    for task in (waiting, driver.submit()):
+        error = driver.outcome(task)
         assert isinstance(error, CircuitOpen)
         assert "'a', 'b'" in str(error)
         assert "mark_healthy" in str(error)
 
 
-def test_what_is_under_way_at_a_source_that_is_marked_down_is_finished() -> None:
-    desk = Desk({"a": 1})
-    task = desk.submit()
-    desk.mark("a", down=True)
-    desk.ok(live(task))
-    assert isinstance(desk.outcome(task), Answer)
-
-
-def test_open_breakers_alone_fail_nothing() -> None:
-    desk = Desk({"a": 8})
-    for attempt in [live(desk.submit()) for _ in range(5)]:
-        desk.fail(attempt, K.UNREACHABLE)
-    task = desk.submit()
-    assert desk.outcome(task) is None
-    desk.wait(10.0)
-    assert task in desk.watch.open
-
-
 # tasks that avoid a source
 
 
-def waiting_for_b(desk: Desk) -> Task:
+def waiting_for_b(driver: Driver) -> Task:
     """A task that failed at a, and waits for b, which is full."""
-    desk.mark("a", down=True)
-    desk.submit()
-    desk.mark("a", down=False)
-    task = desk.submit()
-    assert desk.where(task) == "a"
-    desk.fail(live(task), K.TRANSIENT)
-    assert desk.where(task) is None
+    driver.mark("a", down=True)
+    driver.submit()
+    driver.mark("a", down=False)
+    task = driver.submit()
+    assert driver.where(task) == "a"
+    driver.fail(live(task), K.TRANSIENT)
+    assert driver.where(task) is None
     return task
 
 
 @pytest.mark.parametrize("how", ["remove", "mark", "breaker", "gate"])
 def test_a_task_that_waits_for_a_source_that_is_lost_goes_back_to_the_one_it_avoids(how: str) -> None:
-    desk = Desk({"a": 1, "b": 1})
-    task = waiting_for_b(desk)
+    driver = Driver({"a": 1, "b": 1})
+    task = waiting_for_b(driver)
     match how:
         case "remove":
-            desk.remove("b")
+            driver.remove("b")
         case "mark":
-            desk.mark("b", down=True)
+            driver.mark("b", down=True)
         case "gate":
-            desk.fail(desk.at("b")[0], K.OVERLOADED, retry_after=30.0)
-            desk.ok(desk.at("a")[0])  # the one that was turned away was older, and went first
+            driver.fail(driver.at("b")[0], K.OVERLOADED, retry_after=30.0)
+            driver.ok(driver.at("a")[0])  # the one that was turned away was older, and went first
         case _:
-            desk["b"].health.eject(desk.now, 30.0)
-            desk.scheduler.on_source_lost(desk.now, desk["b"])
-            desk.watch.after(desk.now)
-    assert desk.path(task) == ["a", "a"]
+            driver["b"].health.eject(driver.now, 30.0)
+            driver.scheduler.on_source_lost(driver.now, driver["b"])
+            driver.watch.after(driver.now)
+    assert driver.path(task) == ["a", "a"]
 
 
 def test_a_task_that_is_turned_away_by_a_source_that_has_left_goes_back_to_the_one_it_avoids() -> None:
-    desk = Desk({"a": 1, "b": 1})
-    task = desk.submit()
-    first = str(desk.where(task))
-    desk.fail(live(task), K.TRANSIENT)
-    second = str(desk.where(task))
+    driver = Driver({"a": 1, "b": 1})
+    task = driver.submit()
+    first = str(driver.where(task))
+    driver.fail(live(task), K.TRANSIENT)
+    second = str(driver.where(task))
     assert {first, second} == {"a", "b"}
-    desk.remove(second)
-    desk.fail(live(task), K.OVERLOADED)
-    assert desk.where(task) == first
+    driver.remove(second)
+    driver.fail(live(task), K.OVERLOADED)
+    assert driver.where(task) == first
+
+
+def lose(driver: Driver, name: str, how: str) -> None:
+    if how == "remove":
+        driver.remove(name)
+    else:
+        driver.mark(name, down=True)
 
 
 @pytest.mark.parametrize("how", ["remove", "mark"])
 def test_a_retry_that_comes_due_after_the_source_it_waited_for_was_lost_goes_back(how: str) -> None:
     """Without budget it has to wait before it may go to the other source; meanwhile that one goes."""
-    desk = Desk({"a": 1, "b": 1}, retry=Retry(budget=0.0, budget_floor=1.0))
-    while desk.scheduler._failure_policy.budget.withdraw(0.0):
+    driver = Driver({"a": 1, "b": 1}, retry=Retry(budget=0.0, budget_floor=1.0))
+    while driver.scheduler._failure_policy.budget.withdraw(0.0):
         pass
-    task = desk.submit()
-    first = str(desk.where(task))
-    desk.fail(live(task), K.TRANSIENT, after=0.0)
-    assert desk.where(task) is None
-    other = "b" if first == "a" else "a"
-    if how == "remove":
-        desk.remove(other)
-    else:
-        desk.mark(other, down=True)
-    desk.wait(2.0)
-    assert desk.where(task) == first
+    task = driver.submit()
+    first = str(driver.where(task))
+    driver.fail(live(task), K.TRANSIENT, after=0.0)
+    assert driver.where(task) is None
+    lose(driver, "b" if first == "a" else "a", how)
+    driver.wait(2.0)
+    assert driver.where(task) == first
 
 
 @pytest.mark.parametrize("how", ["remove", "mark"])
 def test_a_task_that_only_a_lost_source_could_serve_fails_with_what_the_other_said(how: str) -> None:
-    desk = Desk({"a": 1, "b": 1})
-    desk.mark("a", down=True)
-    desk.submit()
-    desk.mark("a", down=False)
-    task = desk.submit()
-    desk.fail(live(task), K.UNSUITABLE)
-    assert desk.outcome(task) is None
-    if how == "remove":
-        desk.remove("b")
-    else:
-        desk.mark("b", down=True)
-    assert desk.outcome(task) is ERRORS[K.UNSUITABLE]
+    driver = Driver({"a": 1, "b": 1})
+    driver.mark("a", down=True)
+    driver.submit()
+    driver.mark("a", down=False)
+    task = driver.submit()
+    driver.fail(live(task), K.UNSUITABLE)
+    assert driver.outcome(task) is None
+    lose(driver, "b", how)
+    assert driver.outcome(task) is ERRORS[K.UNSUITABLE]
 
 
 # new routes
 
 
-def test_what_waits_stays_when_a_route_gets_altogether_other_sources() -> None:
-    desk = Desk({"a": 1})
-    desk.add("b", Limits(max_concurrency=1), pools=[])
-    desk.submit()
-    waiting = desk.submit()
-    desk.reroute(["b"])
-    assert desk.where(waiting) == "b"
-    assert [source.name for source in desk.pool.sources] == ["b"]
+def test_when_a_route_gets_other_sources_what_waits_goes_there_and_what_is_under_way_is_finished() -> None:
+    driver = Driver({"a": 1})
+    driver.add("b", Limits(max_concurrency=1), pools=[])
+    under_way, waiting = driver.submit(), driver.submit()
+    driver.reroute(["b"])
+    assert driver.where(waiting) == "b"
+    assert [source.name for source in driver.pool.sources] == ["b"]
+    driver.ok(live(under_way))
+    assert isinstance(driver.outcome(under_way), Answer)
 
 
 def test_what_waits_stays_when_all_that_is_left_of_the_old_sources_is_down() -> None:
-    desk = Desk({"a": 1, "b": 1})
-    desk.add("c", Limits(max_concurrency=1), pools=[])
-    desk.submit()
-    desk.submit()
-    waiting = desk.submit()
-    desk.mark("a", down=True)
-    desk.reroute(["a", "c"])
-    assert desk.where(waiting) == "c"
+    driver = Driver({"a": 1, "b": 1})
+    driver.add("c", Limits(max_concurrency=1), pools=[])
+    driver.submit()
+    driver.submit()
+    waiting = driver.submit()
+    driver.mark("a", down=True)
+    driver.reroute(["a", "c"])
+    assert driver.where(waiting) == "c"
 
 
 def test_a_route_that_keeps_its_sources_can_change_how_it_chooses() -> None:
-    desk = Desk({"a": 4, "b": 4})
-    desk.reroute(["a", "b"], strategy=LoadBalanceStrategy.ROUND_ROBIN)
-    assert [desk.where(desk.submit()) for _ in range(6)] == ["a", "b"] * 3
-
-
-def test_what_is_under_way_at_a_source_that_the_route_drops_is_finished() -> None:
-    desk = Desk({"a": 1})
-    desk.add("b", Limits(max_concurrency=1), pools=[])
-    task = desk.submit()
-    desk.reroute(["b"])
-    desk.ok(live(task))
-    assert isinstance(desk.outcome(task), Answer)
+    driver = Driver({"a": 4, "b": 4})
+    driver.reroute(["a", "b"], strategy=LoadBalanceStrategy.ROUND_ROBIN)
+    assert [driver.where(driver.submit()) for _ in range(6)] == ["a", "b"] * 3
 
 
 # sources in several pools
 
 
-def test_a_sources_limits_hold_over_all_its_pools() -> None:
-    desk = Desk()
-    second = desk.new_pool("second")
-    desk.add("a", Limits(max_concurrency=3, rpm=60), pools=[desk.pool, second])
-    for number in range(20):
-        desk.submit(pool=second if number % 2 else desk.pool)
-    assert len(desk.at("a")) == 1
-    desk.wait(10.0)
-    assert len(desk.at("a")) == 3
-    while desk.now < 20.0:
-        for attempt in desk.at("a"):
-            desk.ok(attempt, after=0.1)
-        desk.wait(0.1)
-    assert {attempt.task.pool for _, attempt in desk.watch.sends} == {desk.pool, second}
-    assert 10 <= len(desk.watch.sends) - 3 <= 12
-
-
 def test_a_shared_source_pulls_the_most_urgent_of_all_its_pools() -> None:
-    desk = Desk()
-    second = desk.new_pool("second")
-    desk.add("a", Limits(max_concurrency=1), pools=[desk.pool, second])
-    desk.submit()
-    normal, high, low = desk.submit(5), desk.submit(0, pool=second), desk.submit(9)
+    driver = Driver()
+    second = driver.new_pool("second")
+    driver.add("a", Limits(max_concurrency=1), pools=[driver.pool, second])
+    driver.submit()
+    normal, high, low = driver.submit(5), driver.submit(0, pool=second), driver.submit(9)
     order = []
     for _ in range(3):
-        desk.ok(desk.at("a")[0], after=0.1)
-        order.append(desk.at("a")[0].task)
+        driver.ok(driver.at("a")[0], after=0.1)
+        order.append(driver.at("a")[0].task)
     assert order == [high, normal, low]
 
 
-def test_a_source_that_leaves_one_pool_goes_on_in_the_other() -> None:
-    desk = Desk()
-    second = desk.new_pool("second")
-    desk.add("a", Limits(max_concurrency=1), pools=[desk.pool, second])
-    desk.leave("a", desk.pool)
-    assert isinstance(desk.outcome(desk.submit()), NoEndpoint)
-    assert desk.where(desk.submit(pool=second)) == "a"
+def test_a_pool_that_gets_its_sources_by_a_route_shares_by_tokens_too() -> None:
+    driver = Driver()
+    pool = driver.new_pool("route")
+    driver.add("a", Limits(max_concurrency=1))
+    driver.reroute(["a"], pool)
+    assert pool.queue.cost == driver.scheduler._cost
 
 
-@given(st.lists(st.tuples(st.integers(0, 2), st.booleans()), min_size=1, max_size=60), st.integers(1, 4))
-def test_shared_and_own_sources_serve_both_routes_without_idling(steps: list[tuple[int, bool]], cap: int) -> None:
-    """Two routes share b; the desk checks limits and idleness after each step."""
-    desk = Desk()
-    second = desk.new_pool("second", LoadBalanceStrategy.LEAST_CONNECTIONS)
-    desk.add("a", Limits(max_concurrency=cap), pools=[desk.pool])
-    desk.add("b", Limits(max_concurrency=cap), pools=[desk.pool, second])
-    desk.add("c", Limits(max_concurrency=cap), pools=[second])
-    for what, flag in steps:
-        if what:
-            desk.submit(pool=second if flag else desk.pool)
-        elif desk.watch.live:
-            desk.ok(list(desk.watch.live)[-flag], after=0.1)
-    while desk.watch.live:
-        desk.ok(next(iter(desk.watch.live)), after=0.1)
-    desk.watch.check_all_over()
+def test_a_source_that_comes_by_a_route_alone_is_looked_at_in_time() -> None:
+    driver = Driver(hedge=Hedge(after=1.0))
+    for name in "ab":
+        driver.add(name, Limits(max_concurrency=4), pools=[])
+    driver.reroute(["a", "b"])
+    task = driver.submit()
+    driver.wait(1.3)
+    assert task.copy is not None

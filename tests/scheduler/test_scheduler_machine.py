@@ -7,7 +7,8 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from scheduler_desk import Desk, failure
+from scheduler_driver import Driver, failure
+from scheduler_seeds import SCALE
 
 from qreward.scheduler.outcome import CANCELLED, Answer, FailureKind, Outcome
 from qreward.scheduler.state import Attempt, Task
@@ -36,131 +37,131 @@ class Machine(RuleBasedStateMachine):
 
     @initialize(seed=st.integers(0, 3), attempts=st.integers(1, 4), first=strategies, second=strategies, first_limits=limits)
     def begin(self, seed: int, attempts: int, first: LoadBalanceStrategy, second: LoadBalanceStrategy, first_limits: Limits) -> None:
-        self.desk = Desk(retry=Retry(attempts=attempts), seed=seed, strategy=first, refill=False)
-        self.pools = [self.desk.pool, self.desk.new_pool("second", second)]
+        self.driver = Driver(retry=Retry(attempts=attempts), seed=seed, strategy=first, refill=False)
+        self.pools = [self.driver.pool, self.driver.new_pool("second", second)]
         self.over: list[Attempt] = []
-        self.desk.add("a", first_limits, pools=self.pools)
+        self.driver.add("a", first_limits, pools=self.pools)
 
     # callers
 
     @rule(pick=picks, level=st.integers(0, 9), timeout=st.sampled_from([None, 0.01, 1.0, 30.0]))
     def submit(self, pick: int, level: int, timeout: float | None) -> None:
-        self.desk.submit(level, timeout, self.pools[pick % 2])
+        self.driver.submit(level, timeout, self.pools[pick % 2])
 
     @rule(pick=picks, level=st.integers(0, 9), timeout=st.sampled_from([None, 1.0, 30.0]), size=st.integers(0, 40))
     def open_feed(self, pick: int, level: int, timeout: float | None, size: int) -> None:
-        self.desk.feed(size, level, timeout, self.pools[pick % 2])
+        self.driver.feed(size, level, timeout, self.pools[pick % 2])
 
-    @precondition(lambda self: self.desk.watch.asked)
+    @precondition(lambda self: self.driver.watch.asked)
     @rule(pick=picks, most=st.integers(1, 12))
     def read_input(self, pick: int, most: int) -> None:
-        self.desk.serve(_one(self.desk.watch.asked, pick), most)
+        self.driver.serve(_one(self.driver.watch.asked, pick), most)
 
-    @precondition(lambda self: self.desk.watch.feeds)
+    @precondition(lambda self: self.driver.watch.feeds)
     @rule(pick=picks)
     def close_feed(self, pick: int) -> None:
-        self.desk.withdraw(*self.desk.close_feed(_one(self.desk.watch.feeds, pick)))
+        self.driver.withdraw(*self.driver.close_feed(_one(self.driver.watch.feeds, pick)))
 
     @rule(pick=picks, among_the_done=st.booleans())
     def withdraw(self, pick: int, among_the_done: bool) -> None:
-        tasks: Any = self.desk.watch.finished if among_the_done else self.desk.watch.open
+        tasks: Any = self.driver.watch.finished if among_the_done else self.driver.watch.open
         if tasks:
             task: Task = _one(tasks, pick)
-            self.desk.withdraw(task)
+            self.driver.withdraw(task)
 
     # servers
 
-    @precondition(lambda self: self.desk.watch.live)
+    @precondition(lambda self: self.driver.watch.live)
     @rule(pick=picks, outcome=outcomes, after=seconds)
     def end(self, pick: int, outcome: Outcome, after: float) -> None:
-        attempt = _one(self.desk.watch.live, pick)
+        attempt = _one(self.driver.watch.live, pick)
         self.over.append(attempt)
-        self.desk.end(attempt, outcome, after)
+        self.driver.end(attempt, outcome, after)
 
-    @precondition(lambda self: self.desk.watch.live)
+    @precondition(lambda self: self.driver.watch.live)
     @rule(outcome=failures, most=st.integers(2, 8))
     def fail_many(self, outcome: Outcome, most: int) -> None:
-        for attempt in list(self.desk.watch.live)[:most]:
+        for attempt in list(self.driver.watch.live)[:most]:
             self.over.append(attempt)
-            self.desk.report(attempt, outcome)
+            self.driver.report(attempt, outcome)
 
     @precondition(lambda self: self.over)
     @rule(pick=picks, outcome=outcomes)
     def report_an_end_again(self, pick: int, outcome: Outcome) -> None:
-        before = list(self.desk.watch.trace)
-        self.desk.report(_one(dict.fromkeys(self.over), pick), outcome)
-        assert self.desk.watch.trace == before, "a second report changed something"
+        before = list(self.driver.watch.trace)
+        self.driver.report(_one(dict.fromkeys(self.over), pick), outcome)
+        assert self.driver.watch.trace == before, "a second report changed something"
 
     # time
 
     @rule(after=seconds)
     def let_time_pass(self, after: float) -> None:
-        self.desk.wait(after)
+        self.driver.wait(after)
 
     @rule(after=seconds)
     def stall(self, after: float) -> None:
         """Time passes and nobody ticks: the loop was busy, or the machine asleep."""
-        self.desk.now += after
+        self.driver.now += after
 
     @rule()
     def tick_too_early(self) -> None:
-        self.desk.tick()
+        self.driver.tick()
 
     # operators
 
     @rule(pick=picks, what=limits, pools=st.integers(1, 3))
     def add_or_remove(self, pick: int, what: Limits, pools: int) -> None:
         name = NAMES[pick % len(NAMES)]
-        if name in self.desk.sources:
-            self.desk.remove(name)
-            del self.desk.sources[name]
+        if name in self.driver.sources:
+            self.driver.remove(name)
+            del self.driver.sources[name]
         else:
-            self.desk.add(name, what, pools=[pool for number, pool in enumerate(self.pools) if pools & 1 << number])
+            self.driver.add(name, what, pools=[pool for number, pool in enumerate(self.pools) if pools & 1 << number])
 
-    @precondition(lambda self: self.desk.sources)
+    @precondition(lambda self: self.driver.sources)
     @rule(pick=picks, first=st.booleans())
     def join_or_leave(self, pick: int, first: bool) -> None:
-        source = _one(dict.fromkeys(self.desk.sources.values()), pick)
+        source = _one(dict.fromkeys(self.driver.sources.values()), pick)
         pool = self.pools[first]
         if pool in source.pools:
-            self.desk.leave(source.name, pool)
+            self.driver.leave(source.name, pool)
         else:
-            self.desk.join(source.name, pool)
+            self.driver.join(source.name, pool)
 
-    @precondition(lambda self: self.desk.sources)
+    @precondition(lambda self: self.driver.sources)
     @rule(pick=picks, down=st.booleans())
     def mark(self, pick: int, down: bool) -> None:
-        self.desk.mark(_one(dict.fromkeys(self.desk.sources), pick), down=down)
+        self.driver.mark(_one(dict.fromkeys(self.driver.sources), pick), down=down)
 
     @rule(names=st.lists(st.sampled_from(NAMES), min_size=1, unique=True), first=st.booleans(), strategy=strategies)
     def reroute(self, names: list[str], first: bool, strategy: LoadBalanceStrategy) -> None:
-        known = [name for name in names if name in self.desk.sources]
+        known = [name for name in names if name in self.driver.sources]
         if known:
-            waiting = [task for task in self.desk.watch.open if task.attempt is None and task.pool is self.pools[first]]
-            self.desk.reroute(known, self.pools[first], strategy)
-            if any(not self.desk[name].health.marked_unhealthy for name in known):
-                early = [task for task in waiting if task.deadline > self.desk.now]
-                assert all(task in self.desk.watch.open or task.unfit for task in early), "a new route failed what waits"
+            waiting = [task for task in self.driver.watch.open if task.attempt is None and task.pool is self.pools[first]]
+            self.driver.reroute(known, self.pools[first], strategy)
+            if any(not self.driver[name].health.marked_unhealthy for name in known):
+                early = [task for task in waiting if task.deadline > self.driver.now]
+                assert all(task in self.driver.watch.open or task.unfit for task in early), "a new route failed what waits"
 
     # the end
 
     def teardown(self) -> None:
         """Once all is well again, everything that was asked for is done."""
-        if not hasattr(self, "desk"):
+        if not hasattr(self, "driver"):
             return
-        desk = self.desk
-        for name in desk.sources:
-            desk.mark(name, down=False)
+        driver = self.driver
+        for name in driver.sources:
+            driver.mark(name, down=False)
         for _ in range(MOST_WAKES):
-            while desk.watch.asked:
-                desk.serve(_one(desk.watch.asked, 0))
-            for attempt in list(desk.watch.live):
-                desk.end(attempt, CANCELLED if desk.is_cancelled(attempt) else Answer("yes", 1, 1))
-            wake = desk.scheduler.next_wake()
+            while driver.watch.asked:
+                driver.serve(_one(driver.watch.asked, 0))
+            for attempt in list(driver.watch.live):
+                driver.end(attempt, CANCELLED if driver.is_cancelled(attempt) else Answer("yes", 1, 1))
+            wake = driver.scheduler.next_wake()
             if wake is not None:
-                desk.until(max(wake, desk.now))
-            elif not desk.watch.live and not desk.watch.asked:
-                desk.watch.check_all_over()
+                driver.until(max(wake, driver.now))
+            elif not driver.watch.live and not driver.watch.asked:
+                driver.watch.check_all_over()
                 return
         raise AssertionError("no end")
 
@@ -169,5 +170,5 @@ def _one(things: dict[Any, None], pick: int) -> Any:
     return list(things)[pick % len(things)]
 
 
-Machine.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+Machine.TestCase.settings = settings(max_examples=30 * SCALE, stateful_step_count=40, deadline=None)
 TestAnyOrderOfInputs = Machine.TestCase

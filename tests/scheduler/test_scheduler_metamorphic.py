@@ -13,7 +13,8 @@ from random import Random
 from typing import Any
 
 import pytest
-from scheduler_desk import Desk, failure
+from scheduler_driver import Driver, failure
+from scheduler_seeds import seeds
 from simulator import Server, Simulation
 
 from qreward.scheduler.failure_policy import Budget
@@ -24,7 +25,7 @@ from qreward.scheduler.stats import FADE, Quantiles
 from qreward.scheduler.timer_wheel import PER_SECOND
 from qreward.settings.policies import Hedge, Limits, LoadBalanceStrategy, Retry
 
-FEW, MANY = range(4), range(8)
+FEW, MANY = seeds(2), seeds(4)
 
 
 @dataclass
@@ -48,7 +49,7 @@ class Scaled(Server):
 def ended(simulation: Simulation) -> float:
     """Play a scene; when the last caller had an answer."""
     simulation.run()
-    return max(float(entry[0]) for entry in simulation.desk.watch.trace if entry[1] == "finish")
+    return max(float(entry[0]) for entry in simulation.driver.watch.trace if entry[1] == "finish")
 
 
 # a source more
@@ -69,11 +70,11 @@ def makespan(added: str | None, seed: int, count: int) -> float:
     servers: dict[str, Server] = {f"s{number}": Scaled(mean=0.5, seed=seed) for number in range(3)}
     if added is not None:
         servers["more"] = Scaled(seed=seed, **(MORE | SLOW)[added])
-    desk = Desk(seed=seed, hedge=Hedge(), thorough=False)
+    driver = Driver(seed=seed, hedge=Hedge(), thorough=False)
     for name in servers:
-        desk.add(name, Limits(max_concurrency=16))
-    desk.feed(count, told=True)
-    return ended(Simulation(desk, servers, Random(seed)))
+        driver.add(name, Limits(max_concurrency=16))
+    driver.feed(count, told=True)
+    return ended(Simulation(driver, servers, Random(seed)))
 
 
 def changes(added: str, count: int, seeds: range) -> dict[int, float]:
@@ -150,21 +151,21 @@ def troubled(seed: int, factor: float) -> Simulation:
     rng = Random(seed)
     retry = Retry(attempts=8, base=0.5 * factor, cap=8.0 * factor, budget_floor=10.0 / factor)
     hedge, by_speed = rng.choice([None, Hedge(), Hedge(after=1.0 * factor)]), LoadBalanceStrategy.EXPECTED_FINISH
-    desk = Desk(seed=seed, retry=retry, hedge=hedge, strategy=rng.choice([by_speed, by_speed, *LoadBalanceStrategy]), thorough=False)
+    driver = Driver(seed=seed, retry=retry, hedge=hedge, strategy=rng.choice([by_speed, by_speed, *LoadBalanceStrategy]), thorough=False)
     servers: dict[str, Server] = {}
     for name in ("s0", "s1", "s2"):
         begin = rng.uniform(0.0, 20.0)
         trouble = rng.choice([{}, {"dead": (begin, begin + 10)}, {"overloaded": (begin, begin + 10)}, {"faults": 0.2}, {"hangs": 0.02}])
         mean, cap = rng.choice([0.2, 0.5, 1.0]), rng.choice([None, 6])
         servers[name] = Scaled(mean=mean, spread=0.4, cap=cap, seed=seed, factor=factor, **trouble)  # type: ignore[arg-type]
-        found_out: dict[str, Any] = {"window": AdaptiveLimit(desk.rng, 24)} if rng.random() < 0.5 else {}
+        found_out: dict[str, Any] = {"window": AdaptiveLimit(driver.rng, 24)} if rng.random() < 0.5 else {}
         rpm = rng.choice([None, None, 600.0])
-        desk.add(name, Limits(max_concurrency=16, rpm=None if rpm is None else rpm / factor), **found_out)
-    simulation = Simulation(desk, servers, rng, cancel_takes=0.02 * factor, dawdle=rng.choice([0.0, 0.3]) * factor)
+        driver.add(name, Limits(max_concurrency=16, rpm=None if rpm is None else rpm / factor), **found_out)
+    simulation = Simulation(driver, servers, rng, cancel_takes=0.02 * factor, dawdle=rng.choice([0.0, 0.3]) * factor)
     for _ in range(40):
         simulation.submit_at(rng.uniform(0.0, 20.0) * factor, rng.randrange(10))
     for size in (600, 900):
-        desk.feed(size, told=rng.random() < 0.7)
+        driver.feed(size, told=rng.random() < 0.7)
     return simulation
 
 
@@ -174,7 +175,7 @@ def untouched() -> list[list[tuple[Any, ...]]]:
     scenes = [troubled(seed, 1.0) for seed in MANY]
     for scene in scenes:
         scene.run()
-    return [scene.desk.watch.trace for scene in scenes]
+    return [scene.driver.watch.trace for scene in scenes]
 
 
 @pytest.mark.parametrize("factor", [2.0, 0.25])
@@ -187,14 +188,12 @@ def test_if_every_time_and_every_constant_in_seconds_is_multiplied_every_command
     for seed, trace in zip(MANY, plain, strict=True):
         other = troubled(seed, factor)
         other.run()
-        for one, two in zip(trace, other.desk.watch.trace, strict=True):
+        for one, two in zip(trace, other.driver.watch.trace, strict=True):
             assert (one[0] * factor, *one[1:4]) == (two[0], *two[1:4]), f"seed {seed}"
 
 
 # all times multiplied, but the scheduler as it is
 
-NOTHING_IN_SECONDS = [strategy for strategy in LoadBalanceStrategy if strategy is not LoadBalanceStrategy.EXPECTED_FINISH]
-"""With ``EXPECTED_FINISH`` the end of a bulk is looked at every tenth of a second."""
 KINDS: dict[str, dict[str, Any]] = {
     "calm": {},
     "told a rate": {"rpm": 600.0},
@@ -208,25 +207,14 @@ def bulk(seed: int, factor: float, strategy: LoadBalanceStrategy, hedge: Hedge |
     """1500 items over three servers, of which one is four times as quick as another; every time is multiplied."""
     more = dict(KINDS[kind])
     rpm, found_out = more.pop("rpm", None), more.pop("window", False)
-    desk = Desk(seed=seed, hedge=hedge, strategy=strategy, thorough=False)
+    driver = Driver(seed=seed, hedge=hedge, strategy=strategy, thorough=False)
     servers: dict[str, Server] = {}
     for name, mean in ("s0", 0.25), ("s1", 0.5), ("s2", 1.0):
         servers[name] = Scaled(mean=mean, seed=seed, factor=factor, **more)
-        adaptive: dict[str, Any] = {"window": AdaptiveLimit(desk.rng, 16), "learned": LearnedRate()} if found_out else {}
-        desk.add(name, Limits(max_concurrency=16, rpm=None if rpm is None else rpm / factor), **adaptive)
-    desk.feed(1500, told=True)
-    return Simulation(desk, servers, Random(seed), cancel_takes=0.02 * factor)
-
-
-@pytest.mark.parametrize("factor", [1 / 32, 8.0])
-@pytest.mark.parametrize("strategy", NOTHING_IN_SECONDS)
-def test_where_nothing_is_counted_in_seconds_every_command_comes_at_the_multiplied_time(
-    strategy: LoadBalanceStrategy, factor: float
-) -> None:
-    plain, other = (bulk(0, each, strategy, None, "with caps") for each in (1.0, factor))
-    plain.run()
-    other.run()
-    assert [(entry[0] * factor, *entry[1:4]) for entry in plain.desk.watch.trace] == [entry[:4] for entry in other.desk.watch.trace]
+        adaptive: dict[str, Any] = {"window": AdaptiveLimit(driver.rng, 16), "learned": LearnedRate()} if found_out else {}
+        driver.add(name, Limits(max_concurrency=16, rpm=None if rpm is None else rpm / factor), **adaptive)
+    driver.feed(1500, told=True)
+    return Simulation(driver, servers, Random(seed), cancel_takes=0.02 * factor)
 
 
 @cache

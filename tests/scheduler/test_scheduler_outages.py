@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from scheduler_desk import Desk
+from scheduler_driver import Driver
+from scheduler_seeds import seeds
 from simulator import Server, Simulation
 
 from qreward.errors import CircuitOpen, NoEndpoint, QRewardError
@@ -18,21 +19,21 @@ ROUNDING = 1 / 8
 
 
 class Play:
-    """A desk whose servers answer, refuse connections or hang from some time to another."""
+    """A driver whose servers answer, refuse connections or hang from some time to another."""
 
     def __init__(self, servers: dict[str, Server], *, seed: int = 0, caps: int = 8) -> None:
-        self.desk = Desk(dict.fromkeys(servers, caps), seed=seed)
-        self.simulation = Simulation(self.desk, servers, self.desk.rng)
+        self.driver = Driver(dict.fromkeys(servers, caps), seed=seed)
+        self.simulation = Simulation(self.driver, servers, self.driver.rng)
         self.ended_at = self.answered_at = 0.0
 
     def run(self, count: int, timeout: float) -> Counter[str]:
         """Play a batch to its end; how many of its items ended how."""
-        self.desk.feed(count, timeout=timeout)
+        self.driver.feed(count, timeout=timeout)
         self.simulation.run()
-        ends = [(when, entry[1]) for when, what, *entry in self.desk.watch.trace if what == "finish"]
+        ends = [(when, entry[1]) for when, what, *entry in self.driver.watch.trace if what == "finish"]
         self.ended_at = ends[-1][0]
         self.answered_at = max((when for when, end in ends if end == "Answer"), default=0.0)
-        return Counter("answered" if isinstance(end, Answer) else type(end).__name__ for end in self.desk.watch.finished.values())
+        return Counter("answered" if isinstance(end, Answer) else type(end).__name__ for end in self.driver.watch.finished.values())
 
 
 def refusing(until: float = 1e9, since: float = 0.0) -> Server:
@@ -71,17 +72,17 @@ def test_a_batch_ends_about_one_timeout_after_the_last_sign_of_life_of_an_endpoi
 def test_the_items_say_that_no_endpoint_has_answered_and_what_the_last_failure_was() -> None:
     play = Play({"a": refusing(), "b": refusing()})
     play.run(100, timeout=5.0)
-    said = Counter(str(end) for end in play.desk.watch.finished.values() if str(end).startswith(NEVER_SENT))
+    said = Counter(str(end) for end in play.driver.watch.finished.values() if str(end).startswith(NEVER_SENT))
     assert said.total() > 80
     assert said.keys() == {f"{NEVER_SENT}, the timeout of an item ('a', 'b'); the last failure was: nobody there"}
-    errors = [end for end in play.desk.watch.finished.values() if isinstance(end, QRewardError)]
+    errors = [end for end in play.driver.watch.finished.values() if isinstance(end, QRewardError)]
     assert len({id(error) for error in errors}) == len(errors)  # each item has an error of its own
 
 
 def test_an_endpoint_that_returns_within_the_timeout_rescues_the_batch() -> None:
     """If it returns late, those items are lost that were under way when it died, and wait for another try."""
     lost = {}
-    for seed in range(10):
+    for seed in seeds(2):
         for dies, back, most in ((0.0, 15.0, 0), (10.0, 25.0, 0), (0.0, 27.0, 20), (10.0, 37.0, 20)):
             play = Play({name: refusing(since=dies, until=back) for name in "ab"}, seed=seed)
             found = play.run(400, timeout=30.0)
@@ -102,134 +103,134 @@ def test_rate_limited_and_full_endpoints_are_alive() -> None:
     for server in (Server(overloaded=(2.0, 60.0)), Server(rate=0.05, burst=5)):
         play = Play({"a": server, "b": refusing()})
         play.run(30, timeout=8.0)
-        texts = [str(end) for end in play.desk.watch.finished.values() if not isinstance(end, Answer)]
+        texts = [str(end) for end in play.driver.watch.finished.values() if not isinstance(end, Answer)]
         assert not [text for text in texts if text.startswith("never sent")]
         assert play.ended_at > 16.0
 
 
 def test_a_batch_that_comes_in_an_outage_has_its_whole_timeout() -> None:
-    desk = Desk({"a": 2})
-    early = desk.feed(100, timeout=20.0)
-    _refuse_until(desk, 12.0)
-    late = desk.feed(100, timeout=20.0)
-    _refuse_until(desk, 25.0)
+    driver = Driver({"a": 2})
+    early = driver.feed(100, timeout=20.0)
+    _refuse_until(driver, 12.0)
+    late = driver.feed(100, timeout=20.0)
+    _refuse_until(driver, 25.0)
     assert early.failing is not None
     assert late.failing is None
     assert len(late.buffer) > 0
-    _refuse_until(desk, 40.0)
+    _refuse_until(driver, 40.0)
     assert late.failing is not None
     assert not early.buffer
     assert not late.buffer
-    assert not desk.watch.open
-    assert all(isinstance(end, QRewardError) for end in desk.watch.finished.values())
+    assert not driver.watch.open
+    assert all(isinstance(end, QRewardError) for end in driver.watch.finished.values())
 
 
 def test_an_item_sent_in_an_outage_has_the_time_that_answers_usually_take() -> None:
-    desk = Desk({"a": 1})
-    feed = desk.feed(100, timeout=20.0)
-    _refuse_until(desk, 16.9)
-    desk.withdraw(*desk.watch.open)  # whose time began before
-    while not desk.at("a"):
-        desk.wait(1 / 8)
-        assert desk.now < 20
-    (probe,) = desk.at("a")
-    desk.ok(probe, after=4.5)
-    assert desk.now > 21
-    assert isinstance(desk.outcome(probe.task), Answer)
+    driver = Driver({"a": 1})
+    feed = driver.feed(100, timeout=20.0)
+    _refuse_until(driver, 16.9)
+    driver.withdraw(*driver.watch.open)  # whose time began before
+    while not driver.at("a"):
+        driver.wait(1 / 8)
+        assert driver.now < 20
+    (probe,) = driver.at("a")
+    driver.ok(probe, after=4.5)
+    assert driver.now > 21
+    assert isinstance(driver.outcome(probe.task), Answer)
     assert feed.failing is None
-    assert not [end for end in desk.watch.finished.values() if str(end).startswith("never sent")]
+    assert not [end for end in driver.watch.finished.values() if str(end).startswith("never sent")]
 
 
 def test_a_sign_of_life_ends_an_outage() -> None:
     """An answer, the first token of one, a rejection of the request, an overload, a mark of the operator, another endpoint."""
 
-    def answer(desk: Desk) -> None:
-        desk.ok(desk.at("a")[0], after=0.01)
+    def answer(driver: Driver) -> None:
+        driver.ok(driver.at("a")[0], after=0.01)
 
-    def token(desk: Desk) -> None:
-        desk.scheduler.commit(desk.now, desk.at("a")[0])
+    def token(driver: Driver) -> None:
+        driver.scheduler.commit(driver.now, driver.at("a")[0])
 
-    def refused(desk: Desk) -> None:
-        desk.fail(desk.at("a")[0], FailureKind.REFUSED)
+    def refused(driver: Driver) -> None:
+        driver.fail(driver.at("a")[0], FailureKind.REFUSED)
 
-    def overloaded(desk: Desk) -> None:
-        desk.fail(desk.at("a")[0], FailureKind.OVERLOADED)
+    def overloaded(driver: Driver) -> None:
+        driver.fail(driver.at("a")[0], FailureKind.OVERLOADED)
 
-    def marked(desk: Desk) -> None:
-        desk.mark("a", down=False)
+    def marked(driver: Driver) -> None:
+        driver.mark("a", down=False)
 
-    def joined(desk: Desk) -> None:
-        desk.add("b", Limits(max_concurrency=1))
+    def joined(driver: Driver) -> None:
+        driver.add("b", Limits(max_concurrency=1))
 
     for sign in (answer, token, refused, overloaded, marked, joined):
-        desk = Desk({"a": 1})
-        feed = desk.feed(1000, timeout=5.0)
-        _refuse_until(desk, 8.0)
+        driver = Driver({"a": 1})
+        feed = driver.feed(1000, timeout=5.0)
+        _refuse_until(driver, 8.0)
         feed.ended, feed.failing = False, feed.failing  # its input goes on
         assert feed.failing is not None, sign.__name__
         assert feed.pool.down_since < 1.0
-        desk.submit()
-        while not desk.at("a"):
-            desk.wait(0.125)
-        sign(desk)
+        driver.submit()
+        while not driver.at("a"):
+            driver.wait(0.125)
+        sign(driver)
         assert feed.failing is None, sign.__name__
-        assert feed.pool.down_since > desk.now, sign.__name__
+        assert feed.pool.down_since > driver.now, sign.__name__
 
 
 def test_items_fail_at_once_where_all_endpoints_are_marked_unhealthy_or_gone_and_go_on_when_one_is_back() -> None:
     for down, back, error in (
-        (lambda desk: desk.mark("a", down=True), lambda desk: desk.mark("a", down=False), CircuitOpen),
-        (lambda desk: desk.remove("a"), lambda desk: desk.add("b", Limits(max_concurrency=2)), NoEndpoint),
+        (lambda driver: driver.mark("a", down=True), lambda driver: driver.mark("a", down=False), CircuitOpen),
+        (lambda driver: driver.remove("a"), lambda driver: driver.add("b", Limits(max_concurrency=2)), NoEndpoint),
     ):
-        desk = Desk({"a": 2}, refill=False)
-        feed = desk.feed(100, timeout=None)
-        desk.serve(feed)
-        down(desk)
-        assert [type(end) for end in desk.watch.finished.values()] == [error] * 30  # two are under way
-        desk.serve(feed)
-        assert [type(end) for end in desk.watch.finished.values()] == [error] * 62
-        back(desk)
-        desk.serve(feed)
-        assert len(desk.watch.finished) == 62
-        assert len(feed.buffer) + len(desk.watch.live) > 30
+        driver = Driver({"a": 2}, refill=False)
+        feed = driver.feed(100, timeout=None)
+        driver.serve(feed)
+        down(driver)
+        assert [type(end) for end in driver.watch.finished.values()] == [error] * 30  # two are under way
+        driver.serve(feed)
+        assert [type(end) for end in driver.watch.finished.values()] == [error] * 62
+        back(driver)
+        driver.serve(feed)
+        assert len(driver.watch.finished) == 62
+        assert len(feed.buffer) + len(driver.watch.live) > 30
 
 
 def test_a_feed_without_a_timeout_waits_for_ever() -> None:
-    desk = Desk({"a": 1})
-    feed = desk.feed(100)
-    _refuse_until(desk, 3600.0)
+    driver = Driver({"a": 1})
+    feed = driver.feed(100)
+    _refuse_until(driver, 600.0)
     assert feed.failing is None
     assert feed.buffer
 
 
 def test_a_feed_that_is_closed_in_an_outage_leaves_nothing_behind() -> None:
-    desk = Desk({"a": 1})
-    feed = desk.feed(100, timeout=60.0)
-    _refuse_until(desk, 10.0)
-    desk.withdraw(*desk.close_feed(feed), *desk.watch.open)
+    driver = Driver({"a": 1})
+    feed = driver.feed(100, timeout=60.0)
+    _refuse_until(driver, 10.0)
+    driver.withdraw(*driver.close_feed(feed), *driver.watch.open)
     assert feed.due < 0
     assert not feed.pool.feeds
-    desk.wait(100.0)
-    desk.watch.check_all_over()
+    driver.wait(100.0)
+    driver.watch.check_all_over()
 
 
 def test_one_long_stall_of_the_loop_is_not_taken_for_an_outage() -> None:
     """What came meanwhile may lie unread."""
-    desk = Desk({"a": 1})
-    feed = desk.feed(100, timeout=5.0)
-    _refuse_until(desk, 1.9)
-    while not desk.at("a"):
-        desk.wait(1 / 8)
-        assert desk.now < 5
-    desk.now += 60.0
-    desk.tick()
+    driver = Driver({"a": 1})
+    feed = driver.feed(100, timeout=5.0)
+    _refuse_until(driver, 1.9)
+    while not driver.at("a"):
+        driver.wait(1 / 8)
+        assert driver.now < 5
+    driver.now += 60.0
+    driver.tick()
     assert feed.failing is None
-    assert isinstance(desk.scheduler.wheel.next_wake(), float)
+    assert isinstance(driver.scheduler.wheel.next_wake(), float)
 
 
-def _refuse_until(desk: Desk, then: float) -> None:
+def _refuse_until(driver: Driver, then: float) -> None:
     """Refuse all connections as they are made."""
-    while desk.now < then:
-        desk.wait(1 / 32)
-        for attempt in list(desk.watch.live):
-            desk.fail(attempt, FailureKind.UNREACHABLE, after=0.0)
+    while driver.now < then:
+        driver.wait(1 / 32)
+        for attempt in list(driver.watch.live):
+            driver.fail(attempt, FailureKind.UNREACHABLE, after=0.0)

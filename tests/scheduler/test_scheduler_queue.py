@@ -10,25 +10,45 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scheduler_queue import A, B, C, feed, order, queue, task
 
-from qreward.scheduler.queue import AGEING, BULK, LEVELS, MOST_GROUPS, PATIENCE, SWEEP, Queue
+from qreward.scheduler.queue import AGEING, BULK, LEVELS, PATIENCE, SWEEP, Queue
 from qreward.scheduler.state import Source, Task, TaskState
 from qreward.settings.policies import Priority
 
 
-def test_urgent_goes_before_normal_before_low() -> None:
-    low, normal, high = task(Priority.LOW), task(Priority.NORMAL), task(Priority.HIGH)
-    assert order(queue(low, normal, high)) == [high, normal, low]
+def test_what_waits_is_handed_out_by_level_age_and_deadline() -> None:
+    """What is put into the queue; the order in which it comes out, by place in that list."""
+    low, normal, high = Priority.LOW, Priority.NORMAL, Priority.HIGH
+    avoiding = task(avoids=(A,))
+    bulk = feed(3)
+    items = list(bulk.buffer)
+    items[2].deadline = 1.0
+    scenes: dict[str, tuple[list[Task], list[int]]] = {
+        "levels": ([task(low), task(normal), task(high)], [2, 1, 0]),
+        "order of submission": ([task(born=float(number)) for number in range(5)], [0, 1, 2, 3, 4]),
+        "just less than the ageing": ([task(normal, born=101.0 - 5 * AGEING), task(high, born=100.0)], [1, 0]),
+        "just more than the ageing": ([task(normal, born=99.0 - 5 * AGEING), task(high, born=100.0)], [0, 1]),
+        "retries": ([task(born=5.0), task(born=4.0, avoids=())], [1, 0]),
+        "retries, oldest first": ([task(born=3.0, avoids=(C,)), task(born=1.0, avoids=(B,)), task(born=2.0, avoids=())], [1, 2, 0]),
+        "what avoids the source stays": ([avoiding, task(born=9.0)], [1]),
+        "deadlines": ([task(timeout=300.0), task(born=1.0, timeout=5.0), task(born=2.0, timeout=60.0)], [1, 2, 0]),
+        "deadlines within a level": ([task(normal, timeout=1.0), task(high)], [1, 0]),
+        "equal timeouts": ([task(timeout=60.0), task(timeout=5.0), task(timeout=60.0), task(timeout=60.0)], [1, 0, 2, 3]),
+    }
+    found = {}
+    for what, (entries, expected) in scenes.items():
+        taken = [entries.index(each) for each in order(queue(*entries))]
+        if taken != expected:
+            found[what] = taken
+    assert not found
+    assert order(queue(bulk)) == items, "a bulk keeps its order, whatever the deadlines"
 
 
-def test_tasks_of_one_level_go_in_the_order_they_came() -> None:
-    tasks = [task(born=float(number)) for number in range(5)]
-    assert order(queue(*tasks)) == tasks
-
-
-@pytest.mark.parametrize(("age", "first"), [(AGEING * 5 - 1, "high"), (AGEING * 5 + 1, "normal")])
-def test_fifteen_seconds_of_waiting_outweigh_a_level(age: float, first: str) -> None:
-    normal, high = task(Priority.NORMAL, born=100.0 - age), task(Priority.HIGH, born=100.0)
-    assert order(queue(normal, high))[0] is (normal if first == "normal" else high)
+def test_a_bulk_lets_single_tasks_of_its_level_go_first_for_a_minute_and_those_of_less_urgent_ones_not_at_all() -> None:
+    bulk, early, late = feed(1, served=0.0), task(born=BULK - 1), task(born=BULK + 1)
+    batch = bulk.buffer[0]
+    assert order(queue(bulk, early, late)) == [early, batch, late]
+    urgent, single = feed(1, level=Priority.HIGH), task(Priority.NORMAL)
+    assert order(queue(single, urgent))[0] is not single
 
 
 def test_nothing_starves_under_a_flood_of_urgent_tasks() -> None:
@@ -44,12 +64,6 @@ def test_nothing_starves_under_a_flood_of_urgent_tasks() -> None:
     pytest.fail("the low one never went")
 
 
-def test_a_bulk_lets_single_tasks_of_its_level_go_first_for_a_minute() -> None:
-    bulk, early, late = feed(1, served=0.0), task(born=BULK - 1), task(born=BULK + 1)
-    batch = bulk.buffer[0]
-    assert order(queue(bulk, early, late)) == [early, batch, late]
-
-
 def test_while_single_tasks_wait_a_bulk_of_their_level_gets_one_item_a_minute() -> None:
     bulk, waiting = feed(99), Queue()
     waiting.put_feed(bulk)
@@ -59,14 +73,11 @@ def test_while_single_tasks_wait_a_bulk_of_their_level_gets_one_item_a_minute() 
     assert len(bulk.buffer) == 99 - 600 // (BULK + 1)
 
 
-def test_an_urgent_bulk_goes_before_normal_single_tasks() -> None:
-    bulk, single = feed(1, level=Priority.HIGH), task(Priority.NORMAL)
-    assert order(queue(single, bulk))[0] is not single
-
-
-def test_feeds_of_one_level_take_turns() -> None:
-    first, second, third = feed(3), feed(3), feed(1)
-    waiting, taken = queue(first, second, third), []
+def test_feeds_of_one_level_take_turns_and_one_that_is_dropped_is_no_longer_served() -> None:
+    first, second, third, dropped = feed(3), feed(3), feed(1), feed(2)
+    waiting, taken = queue(first, second, third, dropped), []
+    for _ in range(2):
+        waiting.drop_feed(dropped)
     while (entry := waiting.take(A, 1.0)) is not None:
         taken.append(entry[1])
     assert taken == [first, second, third, first, second, first, second]
@@ -84,48 +95,6 @@ def test_a_feed_that_ran_dry_joins_again_at_the_end_of_the_round() -> None:
     assert turns == [second, first, second]
 
 
-def test_a_retried_task_goes_before_fresh_ones_that_came_after_it() -> None:
-    fresh, again = task(born=5.0), task(born=4.0, avoids=())
-    assert order(queue(fresh, feed(1), again))[0] is again
-
-
-def test_retried_tasks_go_oldest_first_whatever_they_avoid() -> None:
-    one, two, three = task(born=1.0, avoids=(B,)), task(born=2.0, avoids=()), task(born=3.0, avoids=(C,))
-    assert order(queue(three, one, two)) == [one, two, three]
-
-
-def test_an_entry_that_avoids_a_source_does_not_keep_others_from_it() -> None:
-    avoiding, other = task(born=0.0, avoids=(A,)), task(born=9.0)
-    waiting = queue(avoiding, other)
-    assert waiting.key(A) == 9.0 + 5 * AGEING
-    assert order(waiting) == [other]
-    assert order(waiting, B) == [avoiding]
-
-
-def test_any_number_of_entries_that_avoid_a_source_cost_it_one_look() -> None:
-    """They stand in one line, not each at the head of the queue."""
-    avoiding = [task(born=0.0, avoids=(A,)) for _ in range(1000)]
-    other = task(born=9.0, avoids=(B,))
-    assert MOST_GROUPS >= 2
-    assert order(queue(*avoiding, other)) == [other]
-
-
-def test_the_key_is_that_of_the_task_that_would_be_taken() -> None:
-    waiting = queue(task(7, born=3.0), task(5, born=20.0, avoids=(A,)))
-    assert waiting.key(A) == 3.0 + 7 * AGEING
-    assert waiting.key(B) == 20.0 + 5 * AGEING
-    assert Queue().key(A) == float("inf")
-
-
-def test_tasks_that_ended_while_they_waited_are_not_handed_out() -> None:
-    gone, gone_again, left = task(born=0.0), task(born=0.0, avoids=()), task(born=1.0)
-    waiting = queue(gone, gone_again, left)
-    gone.state = gone_again.state = TaskState.DONE
-    assert order(waiting) == [left]
-    assert not waiting
-    assert len(waiting) == 0
-
-
 def test_emptying_hands_over_everything_the_read_ahead_included() -> None:
     fresh, again, bulk = task(), task(avoids=(A,)), feed(2)
     ended = task()
@@ -138,41 +107,10 @@ def test_emptying_hands_over_everything_the_read_ahead_included() -> None:
     assert not waiting
 
 
-def test_only_tasks_that_avoid_all_that_is_left_are_reclaimed() -> None:
-    stuck, free, fresh = task(avoids=(A,)), task(avoids=(B,)), task()
-    waiting = queue(stuck, free, fresh)
-    assert waiting.reclaim((A, B)) == []
-    assert waiting.reclaim((A,)) == [stuck]
-    assert set(order(waiting)) == {free, fresh}
-
-
-def test_a_feed_that_is_dropped_is_no_longer_served() -> None:
-    first, second = feed(2), feed(1)
-    waiting = queue(first, second)
-    waiting.drop_feed(first)
-    waiting.drop_feed(first)
-    assert [entry[1] for entry in iter(lambda: waiting.take(A, 0.0), None)] == [second]
-
-
-def test_the_earliest_deadline_goes_first() -> None:
-    patient, hurried, middling = task(timeout=300.0), task(born=1.0, timeout=5.0), task(born=2.0, timeout=60.0)
-    assert order(queue(patient, hurried, middling)) == [hurried, middling, patient]
-
-
-def test_equal_timeouts_keep_the_order_of_submission_whatever_else_waits() -> None:
-    first, hurried, second, third = task(timeout=60.0), task(timeout=5.0), task(timeout=60.0), task(timeout=60.0)
-    assert order(queue(first, hurried, second, third)) == [hurried, first, second, third]
-
-
-def test_equal_deadlines_keep_the_order_of_submission() -> None:
-    late, early = task(born=0.0, timeout=100.0), task(born=50.0, timeout=50.0)
-    assert order(queue(late, early)) == [late, early]
-    behind = task(timeout=500.0)
-    assert order(queue(behind, late, early)) == [late, early, behind]
-    assert order(queue(late, behind, early)) == [late, early, behind]
-
-
-def test_equal_deadlines_keep_their_order_although_one_between_them_has_ended() -> None:
+def test_equal_deadlines_keep_the_order_of_submission_although_one_between_them_has_ended() -> None:
+    late, early, behind = task(born=0.0, timeout=100.0), task(born=50.0, timeout=50.0), task(timeout=500.0)
+    for entries in ((late, early), (behind, late, early), (late, behind, early)):
+        assert order(queue(*entries)) == [each for each in (late, early, behind) if each in entries]
     gone, first, second = task(timeout=100.0), task(timeout=50.0), task(timeout=50.0)
     waiting = queue(gone, first)
     gone.state = TaskState.DONE
@@ -192,18 +130,6 @@ def test_a_task_without_a_deadline_is_not_starved_by_those_that_have_one() -> No
             assert second <= PATIENCE
             return
     pytest.fail("the patient one never went")
-
-
-def test_deadlines_do_not_outweigh_priority() -> None:
-    normal, high = task(Priority.NORMAL, timeout=1.0), task(Priority.HIGH)
-    assert order(queue(normal, high)) == [high, normal]
-
-
-def test_the_items_of_a_bulk_keep_their_order() -> None:
-    bulk = feed(3)
-    items = list(bulk.buffer)
-    items[2].deadline = 1.0
-    assert order(queue(bulk)) == items
 
 
 def test_a_reserved_slot_takes_single_tasks_only() -> None:
@@ -230,7 +156,7 @@ def test_a_reserved_slot_takes_a_bulks_item_that_is_tried_again_but_no_fresh_one
     assert len(waiting) == 1
 
 
-def test_a_reserved_slot_takes_the_single_task_of_the_tenant_whose_turn_it_is() -> None:
+def test_a_reserved_slot_takes_the_single_task_of_the_tenant_that_is_next() -> None:
     waiting = queue(feed(9, tenant="bulk"), *(task(tenant="x", cost=5.0) for _ in range(3)), *(task(tenant="y") for _ in range(3)))
     taken = order(waiting, allow_batch=False)
     assert [each.tenant for each in taken] == ["x", "y", "y", "y", "x", "x"]
@@ -240,35 +166,6 @@ def test_a_level_is_as_urgent_for_a_reserved_slot_as_its_single_tasks() -> None:
     waiting = queue(feed(1, level=Priority.HIGH), task(Priority.HIGH, born=200.0), task(Priority.NORMAL, born=10.0))
     assert waiting.key(A, allow_batch=False) == 10.0 + AGEING * Priority.NORMAL
     assert waiting.key(A) == BULK
-
-
-def test_single_tasks_that_wait_are_counted_bulks_are_not() -> None:
-    fresh, again, bulk = task(), task(avoids=(A,)), feed(3)
-    waiting = queue(fresh, again, bulk)
-    assert waiting.waiting == 2
-    item = waiting.take(A, 1e6)
-    assert item is not None
-    assert item[0] is fresh
-    assert waiting.waiting == 1
-    assert waiting.reclaim((A,)) == [again]
-    assert waiting.waiting == 0
-    waiting.put(fresh)
-    waiting.empty()
-    assert waiting.waiting == 0
-
-
-def test_a_task_that_ended_is_not_counted_and_a_queue_of_such_is_empty() -> None:
-    gone, left = task(born=0.0), task(born=1.0)
-    waiting = queue(gone, left)
-    for _ in range(2):
-        gone.state = TaskState.DONE
-        waiting.ended(gone)
-        assert waiting.waiting == 1
-    left.state = TaskState.DONE
-    waiting.ended(left)
-    assert waiting.waiting == 0
-    assert not waiting
-    assert waiting.levels == []
 
 
 def test_an_empty_queue_holds_on_to_no_bulk() -> None:
@@ -368,6 +265,9 @@ def test_counts_are_right_and_deadlines_are_kept_whatever_happens(moves: list[tu
             stuck = waiting.reclaim(first)
             assert set(stuck) == {each for each in inside if each.sent_at is not None and set(first) <= set(each.excluded)}
             inside = [each for each in inside if each not in stuck]
+        for source in (A, B):
+            able = [each for each in inside if source not in each.excluded]
+            assert (waiting.key(source) < float("inf")) == bool(able)
         assert waiting.waiting == len(inside)
         assert bool(waiting) == bool(inside)
         assert sorted({each.level for each in inside}) == waiting.levels

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from heapq import heappop, heappush
-from itertools import count
 from random import Random
 from typing import Any
 
-from calls_desk import AT_ONCE, Adapting, Breaking, Broken, Desk, Hedging, Pause, Rate
+from calls_driver import AT_ONCE, Adapting, Breaking, Broken, Driver, Hedging, Pause, Rate
+from simulator import EventLoop
 
 from qreward.scheduler.functions.state import CallFailure, Function
 from qreward.scheduler.outcome import CANCELLED, Answer
 from qreward.scheduler.state import Attempt
 
-MOST_STEPS = 200_000
 LONG = 300.0
 BUSY = 30.0
 """Seconds in which calls come."""
@@ -59,70 +56,45 @@ class Body:
         return self.mean * rng.lognormvariate(0.0, self.spread), Answer("yes")
 
 
-class Scene:
+class Scene(EventLoop):
     """Functions, what their callers do and when, and a clock that jumps from event to event."""
 
     def __init__(self, seed: int) -> None:
-        rng = self.rng = Random(seed)
-        self.desk = Desk(Random(seed))
+        rng = Random(seed)
+        super().__init__(Driver(Random(seed)), rng, rng.choice([0.0, 0.0, 0.0, 0.3]))
         self.bodies: dict[Function, Body] = {}
-        self._agenda: list[tuple[float, int, Callable[[], object]]] = []
-        self._number = count()
         self._seen = 0  # sends that functions know of
         self._stopping: set[Attempt] = set()
-        self._dawdle = rng.choice([0.0, 0.0, 0.0, 0.3])
         for number in range(rng.randint(1, 4)):
-            function = self.desk.function(f"f{number}", keyed=rng.random() < 0.5, **_terms(rng))
+            function = self.driver.function(f"f{number}", keyed=rng.random() < 0.5, **_terms(rng))
             self.bodies[function] = _body(rng)
             self._callers(function)
         if rng.random() < 0.5:
             self._users()
 
-    def plan(self, when: float, what: Callable[[], object]) -> None:
-        """Let something happen at a time."""
-        heappush(self._agenda, (when, next(self._number), what))
-
-    def run(self) -> None:
-        """Until nothing is left to happen."""
-        desk = self.desk
-        for _ in range(MOST_STEPS):
-            self._listen()
-            wake = desk.scheduler.next_wake()
-            if self._agenda and (wake is None or self._agenda[0][0] <= wake):
-                when, _, what = heappop(self._agenda)
-                desk.now = max(desk.now, when)
-                what()
-            elif wake is not None:
-                desk.now = max(desk.now, wake + self.rng.random() * self._dawdle)
-                desk.tick()
-            else:
-                desk.watch.check_all_over()
-                return
-        raise AssertionError(f"no end after {MOST_STEPS} steps, at {desk.now} s")
-
     def _callers(self, function: Function) -> None:
         rng, keys = self.rng, self.rng.choice([1, 3, 50]) if function.keyed else 1
         for _ in range(rng.randint(5, 60)):
             key, level = rng.randrange(keys) if function.keyed else None, rng.choice([function.options.level, rng.randrange(10)])
-            self.plan(rng.uniform(0, BUSY), partial(self.desk.call, function, key, level=level, timeout=function.options.timeout))
+            self.plan(rng.uniform(0, BUSY), partial(self.driver.call, function, key, level=level, timeout=function.options.timeout))
         for _ in range(rng.choice([0, 0, 3])):
             self.plan(rng.uniform(0, BUSY), partial(self._withdraw_some, rng.choice([0.1, 1.0])))
 
     def _withdraw_some(self, share: float) -> None:
-        self.desk.withdraw(*[call for call in self.desk.watch.open if self.rng.random() < share])
+        self.driver.withdraw(*[call for call in self.driver.watch.open if self.rng.random() < share])
 
     def _users(self) -> None:
         rng = self.rng
         for function in self.bodies:
             for _ in range(rng.randint(0, 3)):
-                self.plan(rng.uniform(0, BUSY), partial(self.desk.change, function, **_terms(rng)))
+                self.plan(rng.uniform(0, BUSY), partial(self.driver.change, function, **_terms(rng)))
             if rng.random() < 0.2:
-                self.plan(rng.uniform(0, BUSY), partial(self.desk.reset, function))
+                self.plan(rng.uniform(0, BUSY), partial(self.driver.reset, function))
 
     # the functions
 
     def _listen(self) -> None:
-        watch = self.desk.watch
+        watch = self.driver.watch
         while self._seen < len(watch.sends):
             self._begin(watch.sends[self._seen][1])
             self._seen += 1
@@ -130,19 +102,19 @@ class Scene:
             if attempt not in self._stopping:
                 self._stopping.add(attempt)
                 if not self._body(attempt).thread:
-                    self.plan(self.desk.now + self.rng.random() * 0.02, partial(self._end, attempt, CANCELLED))
+                    self.plan(self.driver.now + self.rng.random() * 0.02, partial(self._end, attempt, CANCELLED))
 
     def _begin(self, attempt: Attempt) -> None:
         body = self._body(attempt)
         body.busy += 1
-        seconds, outcome = body.reply(self.desk.now, self.rng)
-        self.plan(self.desk.now + seconds, partial(self._end, attempt, outcome))
+        seconds, outcome = body.reply(self.driver.now, self.rng)
+        self.plan(self.driver.now + seconds, partial(self._end, attempt, outcome))
 
     def _end(self, attempt: Attempt, outcome: Any) -> None:
         """The first report counts; an answer that crosses our cancellation comes as a second one, and is to be ignored."""
         if not attempt.ended:
             self._body(attempt).busy -= 1
-        self.desk.report(attempt, outcome)
+        self.driver.report(attempt, outcome)
         self._stopping.discard(attempt)
 
     def _body(self, attempt: Attempt) -> Body:

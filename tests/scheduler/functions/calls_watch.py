@@ -189,13 +189,13 @@ class Watch:
 
     # what must hold between inputs
 
-    def lanes(self) -> Iterator[KeyState]:
+    def key_states(self) -> Iterator[KeyState]:
         for function in self.functions:
             yield from function.keys.values()
 
     def _check_order(self, now: float, sent: list[Attempt]) -> None:
         """Who is still waiting for room alone is behind all that went."""
-        waiting = [call for lane in self.lanes() for call in [lane.queue.first()] if call is not None]
+        waiting = [call for key_state in self.key_states() for call in [key_state.queue.first()] if call is not None]
         for attempt in sent:
             went = _call(attempt)
             for call in waiting:
@@ -214,10 +214,10 @@ class Watch:
         if adapting:
             assert min(most, *(terms.least for terms in adapting)) <= group.limit <= max(terms.most for terms in adapting)
         for function in self.functions:
-            for key, lane in function.keys.items():
-                assert lane.inflight == self.inflight[function, key]
-                if lane.rate_limit is not None:
-                    assert lane.rate_limit.size <= function.options.rate.size  # type: ignore[union-attr]
+            for key, key_state in function.keys.items():
+                assert key_state.inflight == self.inflight[function, key]
+                if key_state.rate_limit is not None:
+                    assert key_state.rate_limit.size <= function.options.rate.size  # type: ignore[union-attr]
             assert function.hedges_left >= 0
         timers = self.scheduler._timers
         assert len(timers) == sum(call in timers for call in self.open), "the timers hold something dead, or lost something"
@@ -232,10 +232,10 @@ class Watch:
             assert list(call.tried) == [attempt for attempt in self.live if attempt.task is call]
             assert call.tried or call.planned, "a call waits for nothing"
             assert call.retry_at == inf or call not in call.key_state.queue, "a call waits for two tries at once"
-        for lane in self.lanes():
-            assert lane.calls == calls[lane]
-            assert lane.resting or not lane.idle or not lane.function.keyed, "a key that nobody uses is never forgotten"
-            assert len(lane.queue) == sum(call.key_state is lane and call in lane.queue for call in self.open), (
+        for key_state in self.key_states():
+            assert key_state.calls == calls[key_state]
+            assert key_state.resting or not key_state.idle or not key_state.function.keyed, "a key that nobody uses is never forgotten"
+            assert len(key_state.queue) == sum(call.key_state is key_state and call in key_state.queue for call in self.open), (
                 "a line holds something dead"
             )
 
@@ -244,7 +244,7 @@ class Watch:
             self.scheduler.group.ready,
             self.scheduler._wakes,
             self.scheduler._timers,
-            *(lane.queue for lane in self.lanes()),
+            *(key_state.queue for key_state in self.key_states()),
         ]
         for heap in heaps:
             assert len(heap._heap) <= 2 * len(heap) + SWEEP
@@ -254,15 +254,15 @@ class Watch:
     def _check_nobody_waits_in_vain(self, now: float, wake: float) -> None:
         """Work conservation, exact wake times, and deadlines."""
         group = self.scheduler.group
-        for lane in self.lanes():
-            first = lane.queue.first()
+        for key_state in self.key_states():
+            first = key_state.queue.first()
             if first is None:
-                assert lane not in group.ready
-                assert lane not in self.scheduler._wakes
+                assert key_state not in group.ready
+                assert key_state not in self.scheduler._wakes
                 continue
-            at = lane.ready_at(first)
-            assert at > now or group.inflight >= group.limit, f"{lane.name} could be tried, and a call waits"
-            assert at <= now or wake <= at, f"{lane.name} can be tried at {at}, and nobody will wake before {wake}"
+            at = key_state.ready_at(first)
+            assert at > now or group.inflight >= group.limit, f"{key_state.name} could be tried, and a call waits"
+            assert at <= now or wake <= at, f"{key_state.name} can be tried at {at}, and nobody will wake before {wake}"
         for call in self.open:
             assert call.deadline > now, f"a call is open at {now}, its deadline was {call.deadline}"
 
@@ -272,7 +272,7 @@ class Watch:
         assert not self.live, f"{len(self.live)} tries are left"
         assert self.scheduler.next_wake() is None, "there is nothing to wake for"
         assert not self.scheduler.group.inflight
-        assert all(lane.idle for lane in self.lanes())
+        assert all(key_state.idle for key_state in self.key_states())
 
 
 def _call(attempt: Attempt) -> Call:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from calls_desk import AT_ONCE, Adapting, Breaking, Broken, Desk, FunctionOptions, Hedging, Pause, Rate
+from calls_driver import AT_ONCE, Adapting, Breaking, Broken, Driver, FunctionOptions, Hedging, Pause, Rate
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from scheduler_seeds import SCALE
 
 from qreward.scheduler.functions.state import CallFailure
 from qreward.scheduler.outcome import CANCELLED, Answer
@@ -48,92 +49,92 @@ class Machine(RuleBasedStateMachine):
 
     @initialize(seed=st.integers(0, 3), first=terms, second=terms)
     def begin(self, seed: int, first: FunctionOptions, second: FunctionOptions) -> None:
-        self.desk = Desk(Random(seed))
+        self.driver = Driver(Random(seed))
         self.over: list[Attempt] = []
-        self.functions = [self.desk.function("one", **first._asdict()), self.desk.function("many", keyed=True, **second._asdict())]
+        self.functions = [self.driver.function("one", **first._asdict()), self.driver.function("many", keyed=True, **second._asdict())]
 
     # callers
 
     @rule(pick=picks, count=st.sampled_from([1, 1, 1, 3, 8]))
     def call(self, pick: int, count: int) -> None:
         function = self.functions[pick % 2]
-        self.desk.calls(count, function, KEYS[pick % len(KEYS)] if function.keyed else None)
+        self.driver.calls(count, function, KEYS[pick % len(KEYS)] if function.keyed else None)
 
     @rule(pick=picks, level=st.integers(0, 9))
     def call_with_another_priority(self, pick: int, level: int) -> None:
         function = self.functions[pick % 2]
-        self.desk.call(function, KEYS[pick % len(KEYS)] if function.keyed else None, level=level)
+        self.driver.call(function, KEYS[pick % len(KEYS)] if function.keyed else None, level=level)
 
     @rule(pick=picks, among_the_done=st.booleans())
     def withdraw(self, pick: int, among_the_done: bool) -> None:
-        calls: Any = self.desk.watch.finished if among_the_done else self.desk.watch.open
+        calls: Any = self.driver.watch.finished if among_the_done else self.driver.watch.open
         if calls:
-            self.desk.withdraw(_one(calls, pick))
+            self.driver.withdraw(_one(calls, pick))
 
     # functions
 
-    @precondition(lambda self: self.desk.watch.live)
+    @precondition(lambda self: self.driver.watch.live)
     @rule(pick=picks, outcome=outcomes, after=seconds)
     def end(self, pick: int, outcome: Any, after: float) -> None:
-        attempt = _one(self.desk.watch.live, pick)
+        attempt = _one(self.driver.watch.live, pick)
         self.over.append(attempt)
-        self.desk.wait(after)
-        self.desk.report(attempt, outcome)
+        self.driver.wait(after)
+        self.driver.report(attempt, outcome)
 
-    @precondition(lambda self: self.desk.watch.live)
+    @precondition(lambda self: self.driver.watch.live)
     @rule(outcome=outcomes, most=st.integers(2, 8))
     def end_many(self, outcome: Any, most: int) -> None:
-        for attempt in list(self.desk.watch.live)[:most]:
+        for attempt in list(self.driver.watch.live)[:most]:
             self.over.append(attempt)
-            self.desk.report(attempt, outcome)
+            self.driver.report(attempt, outcome)
 
     @precondition(lambda self: self.over)
     @rule(pick=picks, outcome=outcomes)
     def report_an_end_again(self, pick: int, outcome: Any) -> None:
-        before = list(self.desk.watch.trace)
-        self.desk.report(_one(dict.fromkeys(self.over), pick), outcome)
-        assert self.desk.watch.trace == before, "a second report changed something"
+        before = list(self.driver.watch.trace)
+        self.driver.report(_one(dict.fromkeys(self.over), pick), outcome)
+        assert self.driver.watch.trace == before, "a second report changed something"
 
     # time
 
     @rule(after=seconds)
     def let_time_pass(self, after: float) -> None:
-        self.desk.wait(after)
+        self.driver.wait(after)
 
     @rule(after=seconds)
     def stall(self, after: float) -> None:
         """Time passes and nobody ticks: the loop was busy, or the machine asleep."""
-        self.desk.now += after
+        self.driver.now += after
 
     @rule()
     def tick_too_early(self) -> None:
-        self.desk.tick()
+        self.driver.tick()
 
     # users who change their minds
 
     @rule(first=st.booleans(), other=terms)
     def change(self, first: bool, other: FunctionOptions) -> None:
-        self.desk.change(self.functions[first], **other._asdict())
+        self.driver.change(self.functions[first], **other._asdict())
 
     @rule(first=st.booleans())
     def reset(self, first: bool) -> None:
-        self.desk.reset(self.functions[first])
+        self.driver.reset(self.functions[first])
 
     # the end
 
     def teardown(self) -> None:
         """Once all goes well, every call comes to its end."""
-        if not hasattr(self, "desk"):
+        if not hasattr(self, "driver"):
             return
-        desk = self.desk
+        driver = self.driver
         for _ in range(MOST_WAKES):
-            for attempt in list(desk.watch.live):
-                desk.report(attempt, CANCELLED if attempt in desk.watch.cancels else Answer("yes"))
-            wake = desk.scheduler.next_wake()
+            for attempt in list(driver.watch.live):
+                driver.report(attempt, CANCELLED if attempt in driver.watch.cancels else Answer("yes"))
+            wake = driver.scheduler.next_wake()
             if wake is not None:
-                desk.until(max(wake, desk.now))
-            elif not desk.watch.live:
-                desk.watch.check_all_over()
+                driver.until(max(wake, driver.now))
+            elif not driver.watch.live:
+                driver.watch.check_all_over()
                 return
         raise AssertionError("no end")
 
@@ -142,5 +143,5 @@ def _one(things: dict[Any, None], pick: int) -> Any:
     return list(things)[pick % len(things)]
 
 
-Machine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+Machine.TestCase.settings = settings(max_examples=40 * SCALE, stateful_step_count=40, deadline=None)
 TestAnyOrderOfInputs = Machine.TestCase

@@ -2,179 +2,129 @@
 
 from __future__ import annotations
 
-from random import Random
+from itertools import product
 
-import pytest
-from calls_desk import Adapting, Desk, Hedging, Longest, Rate, Shortest
+from calls_driver import Adapting, Driver, Hedging, Longest, Rate, Shortest
 
 from qreward.scheduler.functions.state import Function
 
 
-@pytest.mark.parametrize("rng", [Shortest(), Longest()])
-@pytest.mark.parametrize("hint", [0.05, 0.3, 20.0])
-def test_a_hint_closes_the_key_for_all_its_calls_for_exactly_so_long(hint: float, rng: Random) -> None:
-    desk = Desk(rng)
-    f = desk.function(keyed=True)
-    desk.fail(desk.call(f, "a"), after=1.0, wait=hint, overloaded=True)
-    others = [desk.call(f, "a"), desk.call(f, "a")]
-    elsewhere = desk.call(f, "b")
-    assert desk.begun(elsewhere) == [1.0]
-    desk.wait(30.0)
-    assert [desk.begun(call) for call in others] == [[1.0 + hint], [1.0 + hint]]
+def test_a_hint_closes_the_key_for_all_its_calls_for_exactly_so_long() -> None:
+    for hint, rng in product((0.05, 0.3, 20.0), (Shortest(), Longest())):
+        driver = Driver(rng)
+        f = driver.function(keyed=True, most=2)
+        first, second, waits = (driver.call(f, "a") for _ in range(3))
+        driver.fail(first, after=1.0, wait=hint, overloaded=True)
+        driver.ok(second)
+        later = driver.call(f, "a")
+        assert driver.begun(driver.call(f, "b")) == [1.0]
+        driver.wait(hint)
+        assert driver.begun(waits) == [1.0 + hint], "it waited for room"
+        driver.ok(waits)
+        assert driver.begun(later) == [1.0 + hint]
 
 
 def test_the_longest_of_several_hints_holds() -> None:
-    desk = Desk()
-    f = desk.function()
-    one, two = desk.calls(2, f)
-    desk.fail(one, wait=5.0, overloaded=True)
-    desk.fail(two, wait=2.0, overloaded=True)
-    call = desk.call(f)
-    desk.wait(9.0)
-    assert desk.begun(call) == [5.0]
-
-
-def test_calls_that_wait_for_room_are_held_back_too() -> None:
-    desk = Desk()
-    f = desk.function(most=1)
-    first, waits = desk.calls(2, f)
-    desk.fail(first, wait=5.0, overloaded=True)
-    assert not desk.begun(waits)
-    desk.wait(5.0)
-    assert desk.begun(waits) == [5.0]
+    driver = Driver()
+    f = driver.function()
+    one, two = driver.calls(2, f)
+    driver.fail(one, wait=5.0, overloaded=True)
+    driver.fail(two, wait=2.0, overloaded=True)
+    call = driver.call(f)
+    driver.wait(9.0)
+    assert driver.begun(call) == [5.0]
 
 
 def test_no_hedge_is_made_of_a_key_that_is_closed() -> None:
-    desk = Desk()
-    f = desk.function(hedging=Hedging(0.5, 0.0, 1, 1.0))
-    slow, away = desk.calls(2, f)
-    desk.fail(away, wait=5.0, overloaded=True)
-    desk.wait(4.9)
-    assert len(desk.begun(slow)) == 1
+    driver = Driver()
+    f = driver.function(hedging=Hedging(0.5, 0.0, 1, 1.0))
+    slow, away = driver.calls(2, f)
+    driver.fail(away, wait=5.0, overloaded=True)
+    driver.wait(4.9)
+    assert len(driver.begun(slow)) == 1
 
 
 def test_without_a_hint_only_the_call_itself_waits() -> None:
-    desk = Desk()
-    f = desk.function(retries=1)
-    desk.fail(desk.call(f), overloaded=True)
-    assert desk.begun(desk.call(f))
+    driver = Driver()
+    f = driver.function(retries=1)
+    driver.fail(driver.call(f), overloaded=True)
+    assert driver.begun(driver.call(f))
     assert f.counters.overloaded == 1
 
 
 # the limit that moves
 
 
-def run(desk: Desk, f: Function, count: int, *, ok: bool = False) -> None:
+def run(driver: Driver, f: Function, count: int, *, ok: bool = False) -> None:
     """So many calls, as many at once as may be, each ending after a second."""
-    calls = desk.calls(count, f)
+    calls = driver.calls(count, f)
     while any(not call.done for call in calls):
-        desk.wait(1.0)
-        for call in desk.under_way():
+        driver.wait(1.0)
+        for call in driver.under_way():
             if ok:
-                desk.ok(call)
+                driver.ok(call)
             else:
-                desk.fail(call)
+                driver.fail(call)
 
 
-def test_the_limit_of_the_group_falls_under_failures_and_is_what_is_enforced() -> None:
-    desk = Desk()
-    f = desk.function(most=32, adapting=Adapting(2, 500, 0.3, None))
-    run(desk, f, 32)
-    assert desk.scheduler.group.limit == 16
-    calls = desk.calls(100, f)
-    assert len(desk.under_way()) == 16
-    desk.withdraw(*calls)
-
-
-def test_it_falls_to_the_least_and_rises_again_by_use_only_up_to_what_is_set() -> None:
-    desk = Desk()
-    f = desk.function(most=32, adapting=Adapting(2, 500, 0.3, None))
-    group = desk.scheduler.group
-    run(desk, f, 200)
-    assert group.limit == 2
-    for _ in range(100):
-        run(desk, f, 1, ok=True)
-    assert group.limit == 2
-    run(desk, f, 500, ok=True)
-    assert group.limit == 32
-
-
-def test_the_limit_of_the_group_falls_at_once_when_a_try_is_turned_away() -> None:
-    desk = Desk()
-    f = desk.function(adapting=Adapting(2, 500, 0.3, None))
-    assert desk.scheduler.group.limit == 32
-    calls = desk.calls(32, f)
-    for call in calls:
-        desk.fail(call, after=0.01, overloaded=True)
-    assert desk.scheduler.group.limit == 16
-
-
-def test_slow_tries_make_it_fall() -> None:
-    desk = Desk()
-    f = desk.function(most=20, adapting=Adapting(2, 500, 0.3, 0.5))
-    run(desk, f, 20, ok=True)
-    assert desk.scheduler.group.limit == 10
-
-
-def test_timeouts_make_it_fall() -> None:
-    desk = Desk()
-    f = desk.function(most=20, adapting=Adapting(2, 500, 0.3, None), timeout=1.0)
-    desk.calls(20, f)
-    desk.wait(2.0)
-    assert desk.scheduler.group.limit == 10
-
-
-def test_what_was_under_way_when_it_fell_does_not_make_it_fall_again() -> None:
-    desk = Desk()
-    f = desk.function(most=32, adapting=Adapting(2, 500, 0.3, None))
-    calls = desk.calls(63, f)
-    for call in calls[:32]:
-        desk.fail(call, after=0.01)
-    assert desk.scheduler.group.limit == 16
-    for call in calls[32:]:
-        desk.fail(call)
-    assert desk.scheduler.group.limit == 16
+def test_the_limit_of_the_group_falls_when_tries_fail_are_slow_time_out_or_are_turned_away_and_is_what_is_enforced() -> None:
+    for what, seconds, timeout in (("fails", None, None), ("slow", 0.5, None), ("times out", None, 1.0), ("turned away", None, None)):
+        driver = Driver()
+        f = driver.function(most=32, adapting=Adapting(2, 500, 0.3, seconds), timeout=timeout)
+        if what == "turned away":
+            for call in driver.calls(32, f):
+                driver.fail(call, after=0.01, overloaded=True)
+        elif what == "times out":
+            driver.calls(32, f)
+            driver.wait(2.0)
+            for attempt in list(driver.watch.live):
+                driver.stopped(attempt)
+        else:
+            run(driver, f, 32, ok=what == "slow")
+        assert driver.scheduler.group.limit == 16, what
+        driver.calls(100, f)
+        assert len(driver.under_way()) == 16, what
 
 
 def test_with_a_rate_it_is_the_rate_of_the_key_that_moves_and_never_beyond_what_is_set() -> None:
-    desk = Desk()
-    f = desk.function(rate=Rate(20, 10.0), adapting=Adapting(2, 500, 0.3, None), keyed=True)
-    for call in [desk.call(f, "a") for _ in range(20)]:
-        desk.fail(call)
-    ration = f.keys["a"].rate_limit
-    assert ration is not None
-    assert ration.size == 10
-    assert desk.scheduler.group.limit == float("inf")
-    desk.wait(10.0)
-    calls = [desk.call(f, "a") for _ in range(50)]
-    assert sum(bool(desk.begun(call)) for call in calls) == 10
-    assert desk.begun(desk.call(f, "b")), "another key is not concerned"
+    driver = Driver()
+    f = driver.function(rate=Rate(20, 10.0), adapting=Adapting(2, 500, 0.3, None), keyed=True)
+    for call in [driver.call(f, "a") for _ in range(20)]:
+        driver.fail(call)
+    limit = f.keys["a"].rate_limit
+    assert limit is not None
+    assert limit.size == 10
+    assert driver.scheduler.group.limit == float("inf")
+    driver.wait(10.0)
+    calls = [driver.call(f, "a") for _ in range(50)]
+    assert sum(bool(driver.begun(call)) for call in calls) == 10
+    assert driver.begun(driver.call(f, "b")), "another key is not concerned"
     for _ in range(400):
-        for call in desk.under_way():
-            desk.ok(call)
-        desk.call(f, "a")
-        desk.wait(0.25)
-    assert ration.size == 20
+        for call in driver.under_way():
+            driver.ok(call)
+        driver.call(f, "a")
+        driver.wait(0.25)
+    assert limit.size == 20
 
 
 def test_the_rate_of_a_key_falls_at_once_when_a_try_is_turned_away() -> None:
-    desk = Desk()
-    f = desk.function(rate=Rate(20, 10.0), adapting=Adapting(2, 500, 0.3, None))
-    desk.fail(desk.call(f), overloaded=True)
-    assert sum(bool(desk.begun(call)) for call in desk.calls(20, f)) == 9
+    driver = Driver()
+    f = driver.function(rate=Rate(20, 10.0), adapting=Adapting(2, 500, 0.3, None))
+    driver.fail(driver.call(f), overloaded=True)
+    assert sum(bool(driver.begun(call)) for call in driver.calls(20, f)) == 9
 
 
 def test_a_key_that_was_asked_to_be_left_alone_does_not_want_a_higher_rate() -> None:
-    desk = Desk()
-    f = desk.function(rate=Rate(20, 10.0), adapting=Adapting(2, 500, 0.3, None))
-    (away, *calls) = desk.calls(20, f)
-    desk.fail(away, wait=100.0, overloaded=True)
+    driver = Driver()
+    f = driver.function(rate=Rate(20, 10.0), adapting=Adapting(2, 500, 0.3, None))
+    (away, *calls) = driver.calls(20, f)
+    driver.fail(away, wait=100.0, overloaded=True)
     adaptive = f.keys[None].adaptive
     assert adaptive is not None
-    desk.call(f)
-    desk.wait(20.0)
+    driver.call(f)
+    driver.wait(20.0)
     adaptive.wanted = False
-    desk.call(f)
+    driver.call(f)
     for call in calls:
-        desk.ok(call)
+        driver.ok(call)
     assert not adaptive.wanted

@@ -4,36 +4,27 @@ from __future__ import annotations
 
 import pytest
 from calls_scenes import Scene
+from scheduler_seeds import seeds
 
 from qreward.errors import CircuitOpen, RequestTimeout
 from qreward.scheduler.outcome import Answer
 from qreward.scheduler.state import CancelReason
 
-SEEDS = range(200)
 
-
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", seeds(30, 40))
 def test_every_rule_holds_after_every_input(seed: int) -> None:
     Scene(seed).run()
 
 
-@pytest.mark.parametrize("seed", range(0, 200, 20))
-def test_the_same_seed_gives_the_same_commands(seed: int) -> None:
+def test_the_same_seed_gives_the_same_commands_and_another_seed_others() -> None:
     traces = []
-    for _ in range(2):
+    for seed in (0, 0, 1):
         scene = Scene(seed)
         scene.run()
-        traces.append(scene.desk.watch.trace)
+        traces.append(scene.driver.watch.trace)
     assert traces[0]
     assert traces[0] == traces[1]
-
-
-def test_another_seed_gives_other_commands() -> None:
-    """So that the comparison above can fail."""
-    first, second = Scene(0), Scene(1)
-    first.run()
-    second.run()
-    assert first.desk.watch.trace != second.desk.watch.trace
+    assert traces[0] != traces[2]
 
 
 def test_the_scenes_contain_everything_that_can_happen() -> None:
@@ -42,7 +33,7 @@ def test_the_scenes_contain_everything_that_can_happen() -> None:
     for seed in range(40):
         scene = Scene(seed)
         scene.run()
-        watch = scene.desk.watch
+        watch = scene.driver.watch
         for call, outcome in watch.finished.items():
             seen |= {type(outcome), *(["retry"] if call.retries else []), *(["hedge"] if call.hedges else [])}
         seen |= {command[3] for command in watch.trace if command[1] == "cancel"}

@@ -14,7 +14,7 @@ from qreward.scheduler.functions.state import Call, CallFailure, Function
 from qreward.scheduler.outcome import CANCELLED, Answer
 from qreward.scheduler.state import Attempt
 
-__all__ = ["AT_ONCE", "Adapting", "Breaking", "Broken", "Desk", "FunctionOptions", "Hedging", "Longest", "Pause", "Rate", "Shortest"]
+__all__ = ["AT_ONCE", "Adapting", "Breaking", "Broken", "Driver", "FunctionOptions", "Hedging", "Longest", "Pause", "Rate", "Shortest"]
 
 AT_ONCE = Pause(0.0, 0.0)
 TOO_MANY_TICKS = 1000
@@ -38,7 +38,7 @@ class Shortest(Random):
         return a
 
 
-class Desk:
+class Driver:
     """One scheduler, its functions, and the time."""
 
     def __init__(self, rng: Random | None = None) -> None:

@@ -1,16 +1,18 @@
-"""The adaptive window finds what a server takes, whether it turns away what is too much or only gets slower."""
+"""Windows: the adaptive one finds what a server takes, the fixed one holds what the operator said, less where the source holds less."""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
+from itertools import product
 from math import inf
 from random import Random
 
 import pytest
+from scheduler_seeds import seeds
 
 from qreward.errors import RateLimited
-from qreward.scheduler.limits.concurrency import TUNING, AdaptiveLimit, Elasticity
+from qreward.scheduler.limits.concurrency import PATIENCE, TUNING, AdaptiveLimit, FixedLimit
 from qreward.scheduler.limits.rate import LearnedRate
 from qreward.scheduler.load_balancing import ExpectedFinish
 from qreward.scheduler.outcome import Answer, Failure, FailureKind
@@ -105,15 +107,16 @@ def capped(cap: Callable[[float], int]) -> Serve:
     return lambda now, serving, tokens: (0.01 * tokens, True) if serving < cap(now) else (0.03, None)
 
 
-@pytest.mark.parametrize("cap", [2, 6, 64, 150])
-@pytest.mark.parametrize("seed", [1, 2])
-def test_it_finds_a_cap_it_was_not_told(cap: int, seed: int) -> None:
-    loop = Loop(capped(lambda now: cap), seed).run()
-    assert loop.rate(0) >= 0.85 * cap / 2.0
-    assert loop.rejects <= TUNING.start + 0.05 * len(loop.sent)
+def test_it_finds_an_unknown_cap() -> None:
+    found = {}
+    for cap, seed in product((2, 6, 64, 150), seeds(1, 1)):
+        loop = Loop(capped(lambda now, cap=cap: cap), seed).run()
+        if loop.rate(0) < 0.85 * cap / 2.0 or loop.rejects > TUNING.start + 0.05 * len(loop.sent):
+            found[cap, seed] = loop.rate(0), loop.rejects
+    assert not found
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", seeds(1, 1))
 def test_it_follows_a_cap_that_falls_and_rises_again(seed: int) -> None:
     loop = Loop(capped(lambda now: 16 if 100 <= now < 200 else 64), seed).run()
     assert loop.rate(110, 200) >= 0.8 * 16 / 2.0
@@ -150,7 +153,7 @@ class Shared(Loop):
         self._next_end()
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", seeds(1, 1))
 def test_a_server_that_never_rejects_is_not_flooded(seed: int) -> None:
     """Beyond forty a larger window only adds waiting: the start doubles past it once, to 128, and steps back."""
     loop = Shared(seed).run()
@@ -159,7 +162,7 @@ def test_a_server_that_never_rejects_is_not_flooded(seed: int) -> None:
     assert loop.window.limit <= 2 * Shared.FULL
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", seeds(1, 1))
 def test_stray_rejects_of_a_server_without_a_cap_do_not_hold_it_down(seed: int) -> None:
     stray = Random(seed)
 
@@ -171,7 +174,7 @@ def test_stray_rejects_of_a_server_without_a_cap_do_not_hold_it_down(seed: int) 
     assert Loop(serve, seed).run().rate(60) >= 0.8 * 64 / 2.0
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", seeds(1, 1))
 def test_a_rate_limit_is_learned_from_its_hints(seed: int) -> None:
     """600 a minute by token bucket with a burst of 60."""
     level, then = 60.0, 0.0
@@ -189,44 +192,18 @@ def test_a_rate_limit_is_learned_from_its_hints(seed: int) -> None:
     assert loop.share_rejected <= 0.03
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_nothing_is_sent_before_a_hint_has_passed(seed: int) -> None:
-    told: list[tuple[float, float]] = []
-
-    def serve(now: float, serving: int, tokens: float) -> tuple[float, float | bool | None]:
-        if serving < 20:
-            return 0.01 * tokens, True
-        told.append((now + 0.03, 1.0))
-        return 0.03, 1.0
-
-    loop = Loop(serve, seed).run(120.0)
-    assert told
-    for at, hint in told:
-        assert not any(at < sent < at + hint for sent in loop.sent)
-    assert loop.rate(30, 120) >= 0.7 * 20 / 2.0
-
-
 def test_an_outage_is_not_taken_for_a_small_cap() -> None:
     loop = Loop(lambda now, serving, tokens: (0.02, None) if 60 <= now < 120 or serving >= 64 else (0.01 * tokens, True), 3).run()
     assert loop.rate(150) >= 0.8 * 64 / 2.0
     assert sum(62 <= at < 120 for at in loop.sent) <= 60, "while it is away it is asked now and then"
 
 
-def test_an_operators_limit_always_holds() -> None:
-    loop = Loop(lambda now, serving, tokens: (0.01 * tokens, True), 5, most=24).run(120.0)
-    assert loop.peak <= 24
-    assert loop.window.most == 24
-
-
-def test_a_small_limit_of_an_operator_is_used_at_once_and_kept_where_it_pays() -> None:
-    window = AdaptiveLimit(Random(0), 40)
-    assert window.limit == 40
+def test_a_small_limit_of_an_operator_is_used_at_once_and_kept_where_it_pays_a_large_one_is_no_target() -> None:
+    assert AdaptiveLimit(Random(0), 40).limit == 40
+    assert AdaptiveLimit(Random(0), 1000).limit == TUNING.start
     loop = Loop(lambda now, serving, tokens: (0.01 * tokens, True), 5, most=40).run(120.0)
     assert loop.rate(10, 120) >= 0.9 * 40 / 2.0
-
-
-def test_a_large_limit_of_an_operator_is_a_limit_not_a_target() -> None:
-    assert AdaptiveLimit(Random(0), 1000).limit == TUNING.start
+    assert loop.peak <= 40
 
 
 def test_without_enough_work_it_learns_nothing() -> None:
@@ -238,18 +215,56 @@ def test_without_enough_work_it_learns_nothing() -> None:
     assert window.limit == TUNING.start
 
 
-def test_elasticity_is_one_where_throughput_follows_and_zero_where_it_does_not() -> None:
-    follows, stands = Elasticity(), Elasticity()
-    for window in (8, 16, 32):
-        follows.add(window, 0.01)
-        stands.add(window, 0.01 * window)
-    assert follows.value == pytest.approx(1.0)
-    assert stands.value == pytest.approx(0.0)
+def answers(window: FixedLimit, count: int) -> None:
+    for _ in range(count):
+        window.ok(1.0, 0.0, None, 1)
 
 
-def test_rounds_that_cannot_be_compared_say_nothing() -> None:
-    elasticity = Elasticity()
-    assert elasticity.add(8, 0.01) is None
-    assert elasticity.add(8, 0.02) is None, "the same window"
-    elasticity.break_off()
-    assert elasticity.add(16, 0.01) is None
+def test_a_source_that_turns_away_what_is_too_much_is_full_not_gone() -> None:
+    window = FixedLimit(64)
+    assert [window.rejected(0.1, 0.0, None, others) for others in (63, 50, 40)] == [False, False, False]
+    assert window.limit == 40, "what it still holds"
+
+
+def test_the_limit_comes_back_by_doubling_and_never_beyond_what_was_set() -> None:
+    window = FixedLimit(100)
+    window.rejected(0.1, 0.0, None, 30)
+    seen = []
+    for _ in range(3):
+        answers(window, PATIENCE)
+        seen.append(window.limit)
+    assert seen == [60, 100, 100]
+
+
+def test_where_little_was_held_more_is_offered_sooner() -> None:
+    window = FixedLimit(64)
+    window.rejected(0.1, 0.0, None, 2)
+    answers(window, 7)
+    assert window.limit == 2
+    answers(window, 1)
+    assert window.limit == 4
+
+
+def test_a_source_that_turns_everything_away_is_gone_not_full() -> None:
+    window = FixedLimit(8)
+    assert [window.rejected(0.1, 0.0, None, others) for others in (2, 1, 0)] == [False, False, True]
+    assert window.limit == 8, "what it holds is not known"
+    assert not window.rejected(0.2, 0.05, None, 3)
+    assert window.limit == 8, "sent before it was left alone"
+
+
+def test_a_lone_reject_amid_good_answers_is_noise() -> None:
+    window = FixedLimit(8)
+    answers(window, 4)
+    assert not window.rejected(1.0, 0.5, None, 3)
+    assert window.limit == 8
+    assert not window.rejected(1.1, 0.6, None, 3)
+    assert window.limit == 3, "a second one is not alone"
+
+
+def test_a_hint_or_nothing_left_in_flight_means_that_the_source_wants_to_be_left_alone() -> None:
+    for hint, others in ((None, 0), (2.0, 5), (2.0, 0)):
+        window = FixedLimit(8)
+        answers(window, 8)
+        assert window.rejected(1.0, 0.5, hint, others), (hint, others)
+        assert window.limit == 8

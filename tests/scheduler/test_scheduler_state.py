@@ -31,18 +31,29 @@ def end(source: Source, now: float, sent_at: float) -> None:
     source.answered(now, sent_at, Answer("yes", 3, 4))
 
 
-def test_a_new_source_is_ready() -> None:
-    assert source().ready_at(0.0) <= 0.0
-    assert source().window.limit == DEFAULT_LIMIT
-
-
-def test_a_full_window_waits_for_an_event_not_for_a_time() -> None:
-    full = source(Limits(max_concurrency=2))
+def test_a_source_is_ready_until_its_window_is_full_an_operator_stops_it_or_it_is_removed() -> None:
+    full, down, removed = source(Limits(max_concurrency=2)), source(), source()
+    assert down.ready_at(0.0) <= 0.0
+    assert down.window.limit == DEFAULT_LIMIT
     send(full, 0.0)
     send(full, 0.0)
-    assert full.ready_at(0.0) == inf
+    down.health.mark_unhealthy()
+    removed.removed = True
+    assert full.ready_at(0.0) == down.ready_at(0.0) == removed.ready_at(0.0) == inf
     end(full, 1.0, 0.0)
     assert full.ready_at(0.0) <= 1.0
+
+
+def test_the_time_limit_of_an_attempt_is_long_until_the_source_has_shown_its_speed_and_doubles_when_it_is_exceeded() -> None:
+    new, fast, slow, fixed = source(), source(), source(), source(attempt_timeout=3.0)
+    for _ in range(20):
+        fast.answered(0.01, 0.0, Answer("yes"))
+        slow.answered(5.0, 0.0, Answer("yes"))
+    assert [new.attempt_limit(overdue) for overdue in range(3)] == [ATTEMPT_FIRST, 2 * ATTEMPT_FIRST, 4 * ATTEMPT_FIRST]
+    assert new.attempt_limit(5000) > 480.0
+    assert fast.attempt_limit(0) == ATTEMPT_LEAST
+    assert slow.attempt_limit(0) == pytest.approx(8 * 5.0, rel=0.06)
+    assert fixed.attempt_limit(0) == fixed.attempt_limit(4) == 3.0
 
 
 def test_the_latest_of_gate_health_and_rate_counts() -> None:
@@ -54,50 +65,6 @@ def test_the_latest_of_gate_health_and_rate_counts() -> None:
     assert held.ready_at(0.0) == 20.5
     held.health.eject(1.0, 40.0)
     assert held.ready_at(0.0) == 41.0
-
-
-def test_an_operator_or_removal_holds_it_until_an_event() -> None:
-    down, removed = source(), source()
-    down.health.mark_unhealthy()
-    removed.removed = True
-    assert down.ready_at(0.0) == removed.ready_at(0.0) == inf
-
-
-def test_on_the_way_back_only_as_many_as_health_allows() -> None:
-    back = source(Limits(max_concurrency=8))
-    back.health.eject(0.0, 5.0)
-    send(back, 5.0)
-    assert back.ready_at(0.0) == inf
-    end(back, 6.0, 5.0)
-    send(back, 6.0)
-    send(back, 6.0)
-    assert back.ready_at(0.0) == inf
-
-
-def test_an_attempt_may_take_long_until_the_source_has_shown_its_speed() -> None:
-    new = source()
-    assert new.attempt_limit(0) == ATTEMPT_FIRST
-    for _ in range(20):
-        new.answered(5.0, 0.0, Answer("yes"))
-    assert new.attempt_limit(0) == pytest.approx(8 * 5.0, rel=0.06)
-
-
-def test_a_very_fast_source_still_gets_ten_seconds() -> None:
-    fast = source()
-    for _ in range(20):
-        fast.answered(0.01, 0.0, Answer("yes"))
-    assert fast.attempt_limit(0) == ATTEMPT_LEAST
-
-
-def test_each_time_a_task_was_overdue_doubles_its_limit() -> None:
-    new = source()
-    assert [new.attempt_limit(overdue) for overdue in range(3)] == [120.0, 240.0, 480.0]
-    assert new.attempt_limit(5000) > 480.0
-
-
-def test_an_operators_limit_is_the_limit() -> None:
-    fixed = source(attempt_timeout=3.0)
-    assert fixed.attempt_limit(0) == fixed.attempt_limit(4) == 3.0
 
 
 def test_it_is_worth_waiting_for_if_it_can_take_work_within_a_second() -> None:
@@ -121,8 +88,10 @@ def test_the_expected_finish_grows_as_the_window_fills() -> None:
     assert loaded.expected_finish() == pytest.approx(4.0)
 
 
-def test_its_counts_tell_what_happened() -> None:
+def test_it_shows_its_name_load_and_counts_but_no_secrets() -> None:
     counted = source()
+    counted.handle = "sk-secret"
+    assert repr(counted) == f"<Source 'a' 0/{DEFAULT_LIMIT} in flight>"
     for _ in range(3):
         send(counted, 0.0)
     end(counted, 1.0, 0.0)
@@ -133,7 +102,7 @@ def test_its_counts_tell_what_happened() -> None:
     assert all(getattr(SourceCounters(), name) == 0 for name in SourceCounters.__slots__)
 
 
-def test_a_window_of_ones_own_is_told_what_became_of_each_request() -> None:
+def test_a_window_of_ones_own_hears_how_each_request_ended() -> None:
     told: list[str] = []
 
     class Listening(FixedLimit):
@@ -152,9 +121,3 @@ def test_a_window_of_ones_own_is_told_what_became_of_each_request() -> None:
     watched.rejected(3.0, 0.0, 1.5)
     assert told == ["ok after 2.0 s with 4 tokens", "rejected with 1.5, 0 others"]
     assert watched.window.limit == 3
-
-
-def test_its_name_and_load_are_shown_but_not_what_it_is_for() -> None:
-    held = source(Limits(max_concurrency=4))
-    held.handle = "sk-secret"
-    assert repr(held) == "<Source 'a' 0/4 in flight>"

@@ -9,25 +9,24 @@ from random import Random
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from scheduler_driver import Driver
+from scheduler_seeds import SCALE
+from scheduler_warm import live
 
 from qreward.scheduler.limits.headers import DOUBT, FORGOTTEN, LONGEST_WAIT, REMEMBERED, HeaderRateLimit, near_usual
-from qreward.scheduler.limits.rate import Gcra
-from qreward.scheduler.load_balancing import ExpectedFinish
-from qreward.scheduler.outcome import Answer, Failure, RateLimit, RateLimitInfo
-from qreward.scheduler.queue import Queue
-from qreward.scheduler.scheduler import Scheduler
-from qreward.scheduler.state import Pool, Task, make_source
-from qreward.settings.policies import Limits, Retry
+from qreward.scheduler.outcome import Answer, RateLimit, RateLimitInfo
+from qreward.scheduler.state import make_source, standing
+from qreward.settings.policies import Limits
 
 
-def meter_that_was_told(limit: float | None, remaining: float, reset: float | None, *, window: float | None = None) -> HeaderRateLimit:
+def meter_after(limit: float | None, remaining: float, reset: float | None, *, window: float | None = None) -> HeaderRateLimit:
     """As of an answer at 1 s to a request that left at 0 s, with nothing else in flight."""
     meter = HeaderRateLimit()
     meter.update(1.0, 0.0, RateLimit(limit, remaining, reset, window))
     return meter
 
 
-def window_that_was_told(limit: float, remaining: float, reset: float) -> HeaderRateLimit:
+def window_after(limit: float, remaining: float, reset: float) -> HeaderRateLimit:
     """The same of what is known to be a window: with use, ``remaining`` and ``reset`` have both fallen."""
     meter = HeaderRateLimit()
     meter.update(0.5, -0.5, RateLimit(limit, limit, reset + 0.5))
@@ -45,43 +44,25 @@ def send(meter: HeaderRateLimit, times: int, now: float) -> None:
 # the count
 
 
-def test_until_something_is_told_only_an_operators_pace_holds() -> None:
-    assert HeaderRateLimit().ready_at == -inf
-    paced = HeaderRateLimit(Gcra(1.0))
-    paced.take(0.0)
-    assert paced.ready_at == pytest.approx(0.9)
-
-
 def test_what_is_left_may_be_sent_at_once_and_then_the_window_is_waited_for() -> None:
-    meter = window_that_was_told(100, 3, 20.0)
+    assert HeaderRateLimit().ready_at == -inf
+    assert meter_after(100, 0, 20.0).ready_at == window_after(100, 0, 20.0).ready_at == 21.0
+    meter = window_after(100, 3, 20.0)
     send(meter, 3, 2.0)
     assert meter.ready_at == 21.0
     send(meter, 100, 21.0)
     assert meter.ready_at > 21.0
 
 
-def test_nothing_left_waits_for_the_reset() -> None:
-    assert meter_that_was_told(100, 0, 20.0).ready_at == 21.0
-    assert window_that_was_told(100, 0, 20.0).ready_at == 21.0
-
-
-def test_what_may_be_a_bucket_brings_back_at_its_reset_no_more_than_was_used_when_it_was_told() -> None:
-    meter = meter_that_was_told(100, 95, 3.0)
+def test_what_may_be_a_bucket_brings_back_at_its_reset_no_more_than_was_used_at_the_last_header() -> None:
+    meter = meter_after(100, 95, 3.0)
     send(meter, 95, 2.0)  # a bucket would be full much later now
     send(meter, 5, 4.0)
     assert meter.ready_at > 4.0
 
 
-def test_a_limit_that_is_never_reached_costs_nothing() -> None:
-    meter = meter_that_was_told(1e6, 1e6 - 1, 0.1)
-    for second in range(1, 500):
-        send(meter, 20, float(second))
-        meter.update(second + 0.5, float(second), RateLimit(1e6, 1e6 - 20, 0.5))
-        assert meter.ready_at == -inf
-
-
 def test_what_was_sent_since_that_request_left_is_taken_off() -> None:
-    meter = meter_that_was_told(100, 50, 30.0)
+    meter = meter_after(100, 50, 30.0)
     send(meter, 1, 2.0)
     send(meter, 1, 3.0)
     send(meter, 4, 4.0)
@@ -90,18 +71,15 @@ def test_what_was_sent_since_that_request_left_is_taken_off() -> None:
     assert meter.ready_at == pytest.approx(31.0)
 
 
-def test_what_an_earlier_request_tells_is_old() -> None:
-    meter = meter_that_was_told(100, 10, 30.0)
+def test_what_an_earlier_request_tells_is_old_and_of_those_of_one_instant_the_last_that_is_heard_counts() -> None:
+    meter = meter_after(100, 10, 30.0)
     for now in (2.0, 3.0):
         send(meter, 1, now)
     meter.update(4.0, 3.0, RateLimit(100, 8, 27.0))
     meter.update(5.0, 2.0, RateLimit(100, 0, 900.0))
     send(meter, 8, 5.0)
     assert meter.ready_at == 31.0
-
-
-def test_of_requests_of_one_instant_the_last_that_is_heard_tells() -> None:
-    meter = meter_that_was_told(100, 10, 30.0)
+    meter = meter_after(100, 10, 30.0)
     send(meter, 4, 2.0)
     for left in (8, 9, 7):  # any order; the fourth has not told yet
         meter.update(3.0, 2.0, RateLimit(100, left, 28.0))
@@ -116,15 +94,8 @@ def test_what_else_is_in_flight_at_first_is_taken_off() -> None:
     assert meter.ready_at == 51.0
 
 
-def test_an_operators_limit_holds_besides() -> None:
-    meter = HeaderRateLimit(Gcra(0.5))
-    meter.update(1.0, 0.0, RateLimit(6000, 5999, 60.0))
-    meter.take(1.0)
-    assert meter.ready_at == pytest.approx(2.9)
-
-
-def test_what_is_told_is_forgotten_when_nothing_is_told_any_more() -> None:
-    meter = meter_that_was_told(2, 0, 20.0)
+def test_headers_are_forgotten_when_no_more_of_them_come() -> None:
+    meter = meter_after(2, 0, 20.0)
     now, sent = 21.0, 0
     while now < 2 * FORGOTTEN:
         now = max(now, meter.ready_at)
@@ -137,7 +108,7 @@ def test_what_is_told_is_forgotten_when_nothing_is_told_any_more() -> None:
 
 
 def test_only_so_many_sends_are_remembered() -> None:
-    meter = meter_that_was_told(1e9, 1e9, 1.0)
+    meter = meter_after(1e9, 1e9, 1.0)
     for number in range(2 * REMEMBERED):
         meter.take(1.0 + number * 1e-3)
     assert len(meter._sends) == REMEMBERED
@@ -147,7 +118,7 @@ def test_only_so_many_sends_are_remembered() -> None:
 
 
 def test_a_bucket_is_known_by_its_reset_that_grows_with_use() -> None:
-    meter = meter_that_was_told(600, 590, 0.9)
+    meter = meter_after(600, 590, 0.9)
     assert meter.refill == 0.0
     for number, sent_at in enumerate(range(2, 8)):
         send(meter, 100, float(sent_at))
@@ -156,29 +127,27 @@ def test_a_bucket_is_known_by_its_reset_that_grows_with_use() -> None:
     assert meter.refill == pytest.approx(10.0)
 
 
-@pytest.mark.parametrize(
-    ("limit", "remaining", "reset", "per_second"),
-    [
-        (20_000, 15_482, 13.554, 20_000 / 60),  # OpenAI, tokens a minute
-        (14_400, 14_370, 179.56, 14_400 / 86_400),  # Groq, requests a day
-        (5000, 4999, 0.012, 5000 / 60),  # OpenAI, requests a minute
-        (600, 0, 60.0, 10.0),
-        (600, 300, 10.0, 0.0),  # no usual window: it may end in 10 s
-    ],
-)
-def test_a_usual_rate_is_known_at_first_sight(limit: float, remaining: float, reset: float, per_second: float) -> None:
-    assert meter_that_was_told(limit, remaining, reset).refill == pytest.approx(per_second)
-
-
-def test_an_empty_bucket_lets_one_through_for_each_that_comes_back() -> None:
-    meter = meter_that_was_told(600, 0, 60.0)
-    assert meter.ready_at == pytest.approx(1.1)
-    meter.take(1.1)
-    assert meter.ready_at == pytest.approx(1.2)
+def test_a_usual_rate_is_known_at_first_sight() -> None:
+    found = {}
+    for limit, remaining, reset, window, per_second in (
+        (20_000, 15_482, 13.554, None, 20_000 / 60),  # OpenAI, tokens a minute
+        (14_400, 14_370, 179.56, None, 14_400 / 86_400),  # Groq, requests a day
+        (5000, 4999, 0.012, None, 5000 / 60),  # OpenAI, requests a minute
+        (600, 0, 60.0, None, 10.0),
+        (600, 300, 10.0, None, 0.0),  # no usual window: it may end in 10 s
+        (600, 100, None, None, 10.0),  # without a reset it comes back in a minute
+        (600, 100, None, 3600.0, 1 / 6),  # or in the window that it names
+    ):
+        refill = meter_after(limit, remaining, reset, window=window).refill
+        if refill != pytest.approx(per_second):
+            found[limit, remaining, reset, window] = refill
+    assert not found
+    usual = {seconds: near_usual(seconds) for seconds in (57.0, 0.9, 25.0, 80_000.0)}
+    assert usual == {57.0: 60.0, 0.9: 1.0, 25.0: 25.0, 80_000.0: 86_400.0}
 
 
 def test_a_bucket_smaller_than_its_limit_fills_only_so_far() -> None:
-    meter = meter_that_was_told(600, 0, 1.0)  # of ten
+    meter = meter_after(600, 0, 1.0)  # of ten
     for sent_at, left in ((2.0, 9.0), (3.0, 4.0), (3.5, 0.0)):
         send(meter, 1, sent_at)
         meter.update(sent_at + 0.01, sent_at, RateLimit(600, left, (10 - left) / 10))
@@ -189,51 +158,25 @@ def test_a_bucket_smaller_than_its_limit_fills_only_so_far() -> None:
     assert meter.ready_at > 100.1
 
 
-def test_a_window_of_an_hour_is_waited_for_but_for_one_request_a_minute() -> None:
-    meter = meter_that_was_told(100, 0, 3000.0)
-    assert meter.ready_at == 1.0 + LONGEST_WAIT
-    meter.take(meter.ready_at)
-    assert meter.ready_at == 1.0 + 2 * LONGEST_WAIT
-
-
 def test_a_window_that_is_over_tells_nothing_of_the_next() -> None:
-    meter = window_that_was_told(100, 5, 9.0)
+    meter = window_after(100, 5, 9.0)
     send(meter, 5, 9.0)
     send(meter, 10, 10.0)  # a new one
     meter.update(10.5, 9.0, RateLimit(100, 0, 0.5))
     send(meter, 90, 10.5)
 
 
-def test_a_limit_without_a_reset_comes_back_in_a_minute_or_in_the_window_it_names() -> None:
-    assert meter_that_was_told(600, 100, None).refill == 10.0
-    assert meter_that_was_told(600, 100, None, window=3600.0).refill == pytest.approx(1 / 6)
-
-
-def test_a_limit_alone_counts_if_it_names_its_window() -> None:
-    meter = HeaderRateLimit()
-    meter.update(1.0, 0.0, RateLimit(100, None, None))
-    assert meter.ready_at == -inf
-    meter.update(1.0, 0.0, RateLimit(100, None, None, window=10.0))
-    send(meter, 100, 1.0)
-    assert meter.ready_at == pytest.approx(1.1)
-
-
-@pytest.mark.parametrize(("seconds", "window"), [(57.0, 60.0), (0.9, 1.0), (25.0, 25.0), (80_000.0, 86_400.0)])
-def test_windows_are_usual_ones_if_they_are_near(seconds: float, window: float) -> None:
-    assert near_usual(seconds) == window
-
-
 # tokens
 
 
-def tokens_that_were_told(limit: float, remaining: float, reset: float) -> HeaderRateLimit:
+def tokens_after(limit: float, remaining: float, reset: float) -> HeaderRateLimit:
     meter = HeaderRateLimit(doubt=DOUBT)
     meter.update(1.0, 0.0, RateLimit(limit, remaining, reset))
     return meter
 
 
 def test_a_request_larger_than_the_bucket_goes_alone_when_the_bucket_is_full() -> None:
-    meter = tokens_that_were_told(600, 0, 60.0)
+    meter = tokens_after(600, 0, 60.0)
     meter._largest = 5000.0
     assert meter.ready_at == pytest.approx(61.0)
     meter.take(61.0, 5000.0, 5000.0)
@@ -241,7 +184,7 @@ def test_a_request_larger_than_the_bucket_goes_alone_when_the_bucket_is_full() -
 
 
 def test_what_the_server_charges_for_a_guess_is_learned() -> None:
-    meter, now, left = tokens_that_were_told(1e6, 1e6, 60.0), 1.0, 1e6
+    meter, now, left = tokens_after(1e6, 1e6, 60.0), 1.0, 1e6
     for _ in range(2000):
         now += 0.01
         meter.take(now, 100.0, 200.0)
@@ -253,8 +196,8 @@ def test_what_the_server_charges_for_a_guess_is_learned() -> None:
     assert meter.scale == pytest.approx(3.5, rel=0.05)
 
 
-def test_part_of_what_nobody_has_confirmed_is_kept() -> None:
-    meter, sent = tokens_that_were_told(100_000, 100_000, 50.0), 0
+def test_part_of_what_no_answer_has_confirmed_is_kept() -> None:
+    meter, sent = tokens_after(100_000, 100_000, 50.0), 0
     while meter.ready_at <= 2.0:
         meter.take(2.0, 200.0, 200.0)
         sent += 200
@@ -265,7 +208,7 @@ def test_part_of_what_nobody_has_confirmed_is_kept() -> None:
 
 
 def test_a_request_that_was_turned_away_gives_its_tokens_back() -> None:
-    meter = tokens_that_were_told(1000, 500, 40.0)
+    meter = tokens_after(1000, 500, 40.0)
     meter.take(2.0, 450.0, 450.0)
     assert meter.ready_at == 41.0
     meter.settle(450.0, 0.0)
@@ -275,15 +218,25 @@ def test_a_request_that_was_turned_away_gives_its_tokens_back() -> None:
 # nonsense
 
 
-@pytest.mark.parametrize("said", [RateLimit(0, 0, 10.0), RateLimit(None, 5, None), RateLimit(None, None, 30.0), RateLimit(5, None, 1.0)])
-def test_what_says_nothing_of_use_changes_nothing(said: RateLimit) -> None:
+def test_what_says_nothing_of_use_changes_nothing_but_a_limit_alone_counts_if_it_names_its_window() -> None:
     meter = HeaderRateLimit()
-    meter.update(1.0, 0.0, said)
-    assert meter.ready_at == -inf
+    useless = [
+        RateLimit(0, 0, 10.0),
+        RateLimit(None, 5, None),
+        RateLimit(None, None, 30.0),
+        RateLimit(5, None, 1.0),
+        RateLimit(100, None, None),
+    ]
+    for said in useless:
+        meter.update(1.0, 0.0, said)
+        assert meter.ready_at == -inf, said
+    meter.update(1.0, 0.0, RateLimit(100, None, None, window=10.0))
+    send(meter, 100, 1.0)
+    assert meter.ready_at == pytest.approx(1.1)
 
 
-def test_nothing_left_is_not_believed_when_answers_come_all_the_same() -> None:
-    meter, now = meter_that_was_told(100, 0, 1e9), 1.0
+def test_nothing_left_is_not_believed_when_answers_come_all_the_same_but_when_requests_are_turned_away() -> None:
+    meter, now = meter_after(100, 0, 1e9), 1.0
     waits = []
     for _ in range(10):
         waits.append(max(0.0, meter.ready_at - now))
@@ -296,10 +249,7 @@ def test_nothing_left_is_not_believed_when_answers_come_all_the_same() -> None:
     meter.update(now + 1.0, now, RateLimit(100, 40, 30.0))  # sense again
     send(meter, 40, now + 1.0)
     assert meter.ready_at > now + 1.0
-
-
-def test_nothing_left_is_believed_when_the_one_that_asks_is_turned_away() -> None:
-    meter, now = meter_that_was_told(100, 0, 1e9), 1.0
+    meter = meter_after(100, 0, 1e9)
     for _ in range(3):
         now = meter.ready_at
         meter.take(now)
@@ -312,7 +262,9 @@ SAID = st.builds(RateLimit, NUMBER, NUMBER, NUMBER, st.none() | st.floats(0.001,
 
 
 @given(steps=st.lists(st.tuples(st.floats(0, 100), st.floats(0, 30), SAID, st.booleans()), max_size=40), tokens=st.booleans())
-def test_whatever_is_told_it_is_asked_again_within_a_minute(steps: list[tuple[float, float, RateLimit, bool]], tokens: bool) -> None:
+def test_whatever_headers_say_the_server_is_asked_again_within_a_minute(
+    steps: list[tuple[float, float, RateLimit, bool]], tokens: bool
+) -> None:
     meter, now = HeaderRateLimit(doubt=DOUBT if tokens else 0.0), 0.0
     for gap, latency, said, answered in steps:
         now += gap
@@ -391,7 +343,7 @@ def play(server: Limited, seconds: float, latency: float, seed: int, most: int =
 @example(limit=600, bucket=True, period=60.0, latency=2.0, late=False, whole=False, seed=0)
 @example(limit=600, bucket=False, period=60.0, latency=2.0, late=True, whole=True, seed=0)
 @example(limit=73, bucket=True, period=300.0, latency=3.0, late=True, whole=True, seed=73)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=15 * SCALE, deadline=None)
 def test_a_limit_is_used_to_the_full_and_hardly_ever_overrun(
     limit: int, bucket: bool, period: float, latency: float, late: bool, whole: bool, seed: int
 ) -> None:
@@ -408,57 +360,38 @@ def test_a_limit_is_used_to_the_full_and_hardly_ever_overrun(
 # in a source
 
 
-class Stage:
+def finding_out(estimate: tuple[float, float] = (0.0, 0.0)) -> Driver:
     """A scheduler with one source that finds out what it can take."""
-
-    def __init__(self, estimate: tuple[float, float] = (0.0, 0.0)) -> None:
-        self.scheduler = Scheduler(Retry(), Random(0), lambda _: estimate)
-        self.pool = Pool("p", [], ExpectedFinish(), Queue())
-        self.source = make_source("a", Random(0), Limits(max_concurrency=8))
-        self.scheduler.join(0.0, self.source, self.pool)
-
-    def submit(self, now: float, times: int = 1) -> list[Task]:
-        tasks = [Task(None, self.pool, 5, None, None, number) for number in range(times)]
-        for task in tasks:
-            self.scheduler.submit(now, task)
-        return tasks
-
-    def end(self, now: float, task: Task, outcome: Answer | Failure) -> None:
-        assert task.attempt is not None
-        self.scheduler.event(now, task.attempt, outcome)
-
-    def sent(self, tasks: list[Task]) -> int:
-        return sum(task.attempt is not None for task in tasks)
+    driver = Driver(estimate=lambda _: estimate)
+    found_out = make_source("a", driver.rng, Limits(max_concurrency=8))
+    driver.add("a", Limits(max_concurrency=8), window=found_out.window, learned=found_out.learned)
+    return driver
 
 
 def test_an_answer_that_tells_paces_its_source() -> None:
-    stage = Stage()
-    stage.end(1.0, stage.submit(0.0)[0], Answer("yes", 10, 20, RateLimitInfo(RateLimit(60, 2, 30.0))))
-    tasks = stage.submit(2.0, 5)
-    assert stage.sent(tasks) == 2
-    assert stage.source.ready_at(0.0) == 31.0
-    stage.scheduler.tick(31.1)
-    assert stage.sent(tasks) == 5
+    driver = finding_out()
+    driver.end(live(driver.submit()), Answer("yes", 10, 20, RateLimitInfo(RateLimit(60, 2, 30.0))), after=1.0)
+    driver.wait(1.0)
+    tasks = [driver.submit() for _ in range(5)]
+    assert len(driver.at("a")) == 2
+    assert driver["a"].ready_at(0.0) == 31.0
+    driver.until(31.1)
+    assert all(task.attempt is not None for task in tasks)
 
 
 def test_tokens_are_reserved_from_the_answer_on_that_tells_of_them() -> None:
-    stage = Stage((100.0, 50.0))
-    first, second = stage.submit(0.0, 2)
-    stage.end(1.0, first, Answer("yes", 10, 20, RateLimitInfo(tokens=RateLimit(1000, 650, 30.0))))
-    stage.end(1.5, second, Answer("yes", 10, 20))  # sent before there was a limit: nothing was reserved, nothing comes back
-    tasks = stage.submit(2.0, 5)
-    assert stage.sent(tasks) == 4  # of the 620 that the second leaves: each takes 150
-    assert stage.source.ready_at(0.0) == 31.0
+    driver = finding_out((100.0, 50.0))
+    first, second = live(driver.submit()), live(driver.submit())
+    driver.end(first, Answer("yes", 10, 20, RateLimitInfo(tokens=RateLimit(1000, 650, 30.0))), after=1.0)
+    driver.end(second, Answer("yes", 10, 20), after=0.5)  # sent before there was a limit: nothing was reserved, nothing comes back
+    driver.wait(0.5)
+    for _ in range(5):
+        driver.submit()
+    assert len(driver.at("a")) == 4  # of the 620 that the second leaves: each takes 150
+    assert driver["a"].ready_at(0.0) == 31.0
 
 
-def test_an_operator_who_wants_no_adapting_is_not_paced_by_what_is_told() -> None:
-    source = make_source("a", Random(0), Limits(adaptive=False))
-    source.advertised(1.0, 0.0, RateLimitInfo(RateLimit(60, 0, 30.0)), used=0)
-    assert source.requests is None
-    assert source.ready_at(0.0) <= 1.0
-
-
-def test_an_operators_rate_stays_when_the_server_tells_a_higher_one() -> None:
+def test_an_operators_rate_stays_when_the_server_tells_a_higher_one_and_without_adapting_nothing_else_counts() -> None:
     source = make_source("a", Random(0), Limits(rpm=60, tpm=600))
     source.advertised(1.0, 0.0, RateLimitInfo(RateLimit(6000, 5999, 0.01), RateLimit(1e6, 1e6, 0.0)), used=30)
     assert isinstance(source.requests, HeaderRateLimit)
@@ -467,9 +400,12 @@ def test_an_operators_rate_stays_when_the_server_tells_a_higher_one() -> None:
     assert source.ready_at(0.0) == pytest.approx(2.9)
     source.tokens.take(2.0, 100.0, 100.0)
     assert source.ready_at(0.0) == pytest.approx(11.9)
+    fixed = make_source("a", Random(0), Limits(adaptive=False))
+    fixed.advertised(1.0, 0.0, RateLimitInfo(RateLimit(60, 0, 30.0)), used=0)
+    assert fixed.ready_at(0.0) <= 1.0
 
 
-def test_a_source_whose_limit_is_used_up_is_not_worth_waiting_for() -> None:
+def test_a_source_with_a_limit_that_is_used_up_is_not_worth_waiting_for() -> None:
     source = make_source("a", Random(0), Limits())
     assert source.available_soon(1.0)
     source.advertised(1.0, 0.0, RateLimitInfo(RateLimit(60, 0, 30.0)))
@@ -477,10 +413,42 @@ def test_a_source_whose_limit_is_used_up_is_not_worth_waiting_for() -> None:
     assert source.available_soon(30.5)
 
 
-def test_outcomes_tell_nothing_unless_they_say_so() -> None:
-    assert Answer("yes").limits is None
-    assert "limits" in Failure.__slots__
-    assert (
-        repr(RateLimitInfo(RateLimit(60, 59, 1.0)))
-        == "RateLimitInfo(requests=RateLimit(limit=60, remaining=59, reset=1.0, window=None), tokens=None)"
-    )
+def test_a_server_that_says_when_to_come_back_is_asked_then_by_one_request_whatever_else_it_tells() -> None:
+    meter = HeaderRateLimit(doubt=DOUBT)
+    meter.update(1.0, 0.0, RateLimit(None, 0, 360.0), answered=False, hint=1.5)
+    assert meter.ready_at == 2.5
+    meter.take(2.5, 100.0)
+    assert meter.ready_at == 2.5 + LONGEST_WAIT
+    meter.update(2.6, 2.5, RateLimit(None, 0, 360.0), answered=False, hint=1.5)
+    assert meter.ready_at == pytest.approx(4.1)
+
+
+def test_headers_of_a_reject_are_forgotten_when_a_later_request_is_answered_without_them() -> None:
+    for refund in (0.0, 100.0):  # what the request that was turned away had reserved comes back
+        meter = HeaderRateLimit(doubt=DOUBT)
+        meter.update(1.0, 0.0, RateLimit(None, 0, 360.0), answered=False, hint=1.0)
+        meter.settle(refund, 0.0)
+        meter.update(1.5, 0.9, None, answered=True)  # sent before that was said
+        assert meter.ready_at > 1.9 or refund
+        meter.take(2.0, 100.0)
+        meter.update(2.1, 2.0, None, answered=False)  # it failed, which says nothing: the next may ask at once
+        assert meter.ready_at <= 2.1
+        meter.take(2.2, 100.0)
+        meter.update(2.3, 2.2, None, answered=True)
+        assert meter.ready_at == -inf
+        assert meter.rate == inf
+
+
+def test_a_limit_of_which_answers_go_on_telling_is_not_forgotten() -> None:
+    meter = HeaderRateLimit()
+    meter.update(1.0, 0.0, RateLimit(100, 0, 20.0))
+    meter.update(1.5, 0.5, None, answered=True)
+    assert meter.ready_at == 21.0
+
+
+def test_what_keeps_an_endpoint_from_being_asked_speaks_of_no_infinite_limit() -> None:
+    source = make_source("a", Random(0), Limits())
+    source.advertised(1.0, 0.0, RateLimitInfo(tokens=RateLimit(None, 0, 50.0)))
+    assert standing(2.0, source) == ("no tokens left, as it says itself", pytest.approx(49.0))
+    source.advertised(2.0, 1.5, RateLimitInfo(tokens=RateLimit(6000, 0, 60.0)))
+    assert "inf" not in standing(3.0, source).reason

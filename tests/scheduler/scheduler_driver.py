@@ -1,6 +1,6 @@
 """A scheduler with a hand on the clock: every input goes through here, and every invariant is checked after each.
 
-``Desk`` serves tests that play one scene, the state machine, and the simulator. It knows nothing of servers.
+``Driver`` serves tests that play one scene, the state machine, and the simulator. It knows nothing of servers.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def failure(kind: FailureKind, **more: Any) -> Failure:
     return Failure(kind, ERRORS[kind], **more)
 
 
-class Desk:
+class Driver:
     """One scheduler, its sources by name, and the time.
 
     Args:

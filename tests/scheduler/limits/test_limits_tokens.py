@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scheduler_desk import Desk
+from scheduler_driver import Driver
 
 from qreward.scheduler.limits.tokens import FIRST_OUTPUT
 from qreward.scheduler.outcome import FailureKind
@@ -20,89 +20,67 @@ PER_SECOND = TPM / 60
 Estimate = Callable[[Any], tuple[float, float]]
 
 
-def desk(estimate: Estimate | None = None, *, reserved: bool = False, tpm: float = TPM) -> Desk:
+def driver(estimate: Estimate | None = None, *, reserved: bool = False, tpm: float = TPM) -> Driver:
     """One source with a token limit; a payload is its own (prompt, most output) unless said otherwise."""
-    made = Desk(estimate=estimate or (lambda payload: payload))
+    made = Driver(estimate=estimate or (lambda payload: payload))
     made.add("a", Limits(tpm=tpm, tpm_counts="reserved" if reserved else "used"))
     return made
 
 
-def ready_at(desk: Desk) -> float:
-    tokens = desk["a"].tokens
+def ready_at(driver: Driver) -> float:
+    tokens = driver["a"].tokens
     assert tokens is not None
     return tokens.ready_at + tokens.burst
 
 
-def answer(desk: Desk, task: Task, prompt: int | None, output: int | None) -> None:
+def answer(driver: Driver, task: Task, prompt: int | None, output: int | None) -> None:
     assert task.attempt is not None
-    desk.ok(task.attempt, after=0.0, prompt=prompt, output=output)
+    driver.ok(task.attempt, after=0.0, prompt=prompt, output=output)
 
 
-def test_the_prompt_and_the_first_guess_of_the_output_are_reserved() -> None:
-    scene = desk()
-    scene.submit(payload=(100.0, 0.0))
-    assert ready_at(scene) == pytest.approx((100 + FIRST_OUTPUT) / PER_SECOND)
+def test_the_prompt_and_a_guess_of_the_output_are_reserved() -> None:
+    """Payload, what the provider counts, and tokens that are reserved."""
+    for payload, reserved, tokens in (
+        ((100.0, 0.0), False, 100 + FIRST_OUTPUT),
+        ((100.0, 16.0), False, 116),  # it may write less than is guessed
+        ((100.0, 4096.0), True, 4196),
+        (None, False, FIRST_OUTPUT),
+    ):
+        scene = driver(None if payload else lambda _: (0.0, 0.0), reserved=reserved)
+        scene.submit(payload=payload)
+        assert ready_at(scene) == pytest.approx(tokens / PER_SECOND), (payload, reserved)
 
 
-def test_a_task_that_may_write_less_than_the_guess_reserves_less() -> None:
-    scene = desk()
-    scene.submit(payload=(100.0, 16.0))
-    assert ready_at(scene) == pytest.approx(116 / PER_SECOND)
+def test_an_answer_corrects_the_charge_to_what_was_used_if_it_tells_and_that_is_what_counts() -> None:
+    for payload, reserved, used, tokens in (
+        ((100.0, 0.0), False, (80, 20), 100),
+        ((100.0, 10.0), False, (500, 1500), 2000),
+        ((100.0, 400.0), True, (80, 20), 500),
+        ((100.0, 10.0), False, (None, None), 110),
+    ):
+        scene = driver(reserved=reserved)
+        answer(scene, scene.submit(payload=payload), *used)
+        assert ready_at(scene) == pytest.approx(tokens / PER_SECOND), (payload, used)
 
 
-def test_the_most_output_is_reserved_where_the_provider_counts_it() -> None:
-    scene = desk(reserved=True)
-    scene.submit(payload=(100.0, 4096.0))
-    assert ready_at(scene) == pytest.approx(4196 / PER_SECOND)
-
-
-def test_an_answer_corrects_the_charge_to_what_was_used() -> None:
-    scene = desk()
-    answer(scene, scene.submit(payload=(100.0, 0.0)), 80, 20)
-    assert ready_at(scene) == pytest.approx(100 / PER_SECOND)
-
-
-def test_an_answer_that_used_more_than_was_reserved_is_paid_for() -> None:
-    scene = desk()
-    answer(scene, scene.submit(payload=(100.0, 10.0)), 500, 1500)
-    assert ready_at(scene) == pytest.approx(2000 / PER_SECOND)
-
-
-def test_where_the_reservation_is_counted_an_answer_corrects_nothing() -> None:
-    scene = desk(reserved=True)
-    answer(scene, scene.submit(payload=(100.0, 400.0)), 80, 20)
-    assert ready_at(scene) == pytest.approx(500 / PER_SECOND)
-
-
-def test_an_answer_without_usage_leaves_the_charge_as_it_was_guessed() -> None:
-    scene = desk()
-    answer(scene, scene.submit(payload=(100.0, 10.0)), None, None)
-    assert ready_at(scene) == pytest.approx(110 / PER_SECOND)
-
-
-@pytest.mark.parametrize("kind", [FailureKind.OVERLOADED, FailureKind.REFUSED, FailureKind.TRANSIENT])
-def test_a_failure_returns_the_charge(kind: FailureKind) -> None:
-    scene = desk()
-    task = scene.submit(payload=(100.0, 10.0))
-    assert task.attempt is not None
-    scene.fail(task.attempt, kind, after=0.0)
-    assert ready_at(scene) <= 0.0
-
-
-def test_a_cancelled_attempt_returns_its_charge() -> None:
-    scene = desk()
-    task = scene.submit(payload=(100.0, 10.0))
-    attempt = task.attempt
-    assert attempt is not None
-    scene.withdraw(task)
-    assert ready_at(scene) == pytest.approx(110 / PER_SECOND), "it may still be written"
-    scene.cancelled(attempt)
-    assert ready_at(scene) <= 0.0
+def test_a_failure_and_the_end_of_a_cancelled_attempt_return_the_charge() -> None:
+    for kind in (FailureKind.OVERLOADED, FailureKind.REFUSED, FailureKind.TRANSIENT, None):
+        scene = driver()
+        task = scene.submit(payload=(100.0, 10.0))
+        attempt = task.attempt
+        assert attempt is not None
+        if kind is not None:
+            scene.fail(attempt, kind, after=0.0)
+        else:
+            scene.withdraw(task)
+            assert ready_at(scene) == pytest.approx(110 / PER_SECOND), "it may still be written"
+            scene.cancelled(attempt)
+        assert ready_at(scene) <= 0.0, kind
 
 
 def test_guesses_learn_from_answers() -> None:
     """Prompts are twice as long as they look, outputs forty tokens: after some answers the reservation says so."""
-    scene = desk(tpm=6e9)
+    scene = driver(tpm=6e9)
     for _ in range(60):
         answer(scene, scene.submit(payload=(100.0, 0.0)), 200, 40)
     scene.wait(1.0)
@@ -112,7 +90,7 @@ def test_guesses_learn_from_answers() -> None:
 
 
 def test_a_request_larger_than_the_bucket_is_let_through_alone() -> None:
-    scene = desk()
+    scene = driver()
     first, second = scene.submit(payload=(50_000.0, 1.0)), scene.submit(payload=(10.0, 1.0))
     assert scene.where(first) == "a"
     assert scene.where(second) is None
@@ -122,9 +100,9 @@ def test_a_request_larger_than_the_bucket_is_let_through_alone() -> None:
     assert scene.where(second) == "a"
 
 
-def test_a_request_larger_than_the_bucket_waits_for_no_one_who_came_later() -> None:
+def test_a_request_larger_than_the_bucket_does_not_wait_for_requests_that_came_later() -> None:
     """Long prompts do not starve behind short ones."""
-    scene = desk()
+    scene = driver()
     scene.submit(payload=(1000.0, 1.0))
     large = scene.submit(payload=(50_000.0, 1.0))
     small = [scene.submit(payload=(1.0, 1.0)) for _ in range(20)]
@@ -133,23 +111,16 @@ def test_a_request_larger_than_the_bucket_waits_for_no_one_who_came_later() -> N
     assert not any(scene.where(task) for task in small)
 
 
-def test_without_a_token_limit_nobody_is_asked_for_an_estimate() -> None:
+def test_without_a_token_limit_no_estimate_is_made() -> None:
     def never(payload: Any) -> tuple[float, float]:
         raise AssertionError(f"asked for {payload}")
 
-    scene = Desk({"a": 4}, estimate=never)
+    scene = Driver({"a": 4}, estimate=never)
     answer(scene, scene.submit(payload=(1.0, 1.0)), 1, 1)
 
 
-def test_without_an_estimate_only_the_output_is_guessed() -> None:
-    scene = Desk()
-    scene.add("a", Limits(tpm=TPM))
-    scene.submit()
-    assert ready_at(scene) == pytest.approx(FIRST_OUTPUT / PER_SECOND)
-
-
 def test_rate_and_tokens_hold_together() -> None:
-    scene = Desk(estimate=lambda payload: payload)
+    scene = Driver(estimate=lambda payload: payload)
     source: Source = scene.add("a", Limits(rpm=60, tpm=600_000))
     scene.submit(payload=(10.0, 1.0))
     assert source.ready_at(0.0) == pytest.approx(0.9), "the rate of requests is the narrower one"
@@ -161,7 +132,7 @@ def test_rate_and_tokens_hold_together() -> None:
 @given(st.lists(st.tuples(st.floats(1, 2000), st.floats(0.1, 1.0)), min_size=2, max_size=40))
 def test_as_long_as_guesses_are_not_too_low_the_limit_holds_over_what_is_used(requests: list[tuple[float, float]]) -> None:
     """Each prompt is guessed exactly or too long; all are submitted at once and answered in order."""
-    scene = desk()
+    scene = driver()
     for prompt, _ in requests:
         scene.submit(payload=(prompt, 1.0))
     used, largest = 0.0, max(prompt for prompt, _ in requests) + 1

@@ -1,15 +1,14 @@
-"""The limit that moves, by itself."""
+"""The limits of a function by themselves: the one that moves, and the rate of a key, exact in any window."""
 
 from __future__ import annotations
 
 from math import inf
 from random import Random
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qreward.scheduler.functions.limits import LEAST_ROUND, Adapting, AimdLimit, adapted
+from qreward.scheduler.functions.limits import LEAST_ROUND, Adapting, AimdLimit, SlidingWindowLimit, adapted
 
 TERMS = Adapting(2, 100, 0.3, None)
 
@@ -28,38 +27,22 @@ def rounds(limit: AimdLimit, count: int, *, failing: float = 0.0, seconds: float
     return now
 
 
-def test_it_rises_a_tenth_a_round_while_somebody_waits_for_it() -> None:
-    limit = AimdLimit(TERMS, 50)
-    rounds(limit, 1)
-    assert limit.limit == 55
-    rounds(limit, 20, now=1.0)
-    assert limit.limit == 100
-
-
-def test_a_small_one_rises_by_one() -> None:
-    limit = AimdLimit(TERMS, 2)
-    rounds(limit, 1)
-    assert limit.limit == 3
-
-
-def test_it_does_not_rise_unused() -> None:
-    limit = AimdLimit(TERMS, 50)
-    rounds(limit, 50, wanted=False)
-    assert limit.limit == 50
-
-
-def test_it_falls_by_half_when_too_much_fails_down_to_the_least() -> None:
-    limit = AimdLimit(TERMS, 40)
-    now = rounds(limit, 1, failing=0.5)
-    assert limit.limit == 20
-    rounds(limit, 10, failing=0.5, now=now)
-    assert limit.limit == 2
-
-
-def test_it_neither_falls_nor_rises_while_some_fail() -> None:
-    limit = AimdLimit(TERMS, 40)
-    rounds(limit, 5, failing=0.2)
-    assert limit.limit == 40
+def test_it_rises_a_tenth_a_round_while_a_call_waits_and_falls_by_half_when_too_much_fails() -> None:
+    found = {}
+    for start, count, failing, wanted, expected in (
+        (50, 1, 0.0, True, 55),
+        (50, 21, 0.0, True, 100),
+        (2, 1, 0.0, True, 3),
+        (50, 50, 0.0, False, 50),  # unused it does not rise
+        (40, 5, 0.2, True, 40),  # some may fail
+        (40, 1, 0.5, True, 20),
+        (40, 11, 0.5, True, 2),
+    ):
+        limit = AimdLimit(TERMS, start)
+        rounds(limit, count, failing=failing, wanted=wanted)
+        if limit.limit != expected:
+            found[start, count, failing, wanted] = limit.limit
+    assert not found
 
 
 def test_slow_tries_make_it_fall_if_that_was_asked_for() -> None:
@@ -88,13 +71,13 @@ def test_being_turned_away_makes_it_fall_at_once_and_once() -> None:
     assert limit.limit == 8
 
 
-@pytest.mark.parametrize(("most", "limit"), [(4, 4), (inf, 10)])
-def test_it_never_goes_above_what_is_set(most: float, limit: int) -> None:
-    """Else it would rise where nobody sees it, and have to fall as far before anybody does."""
-    adaptive = AimdLimit(Adapting(10, 100, 0.3, None), 4, most)
-    assert adaptive.limit == limit
-    rounds(adaptive, 100)
-    assert adaptive.limit == min(most, 100)
+def test_it_never_goes_above_what_is_set() -> None:
+    """Else it would rise where it has no effect, and have to fall as far before it has one."""
+    for most, limit in ((4, 4), (inf, 10)):
+        adaptive = AimdLimit(Adapting(10, 100, 0.3, None), 4, most)
+        assert adaptive.limit == limit
+        rounds(adaptive, 100)
+        assert adaptive.limit == min(most, 100)
 
 
 def test_other_terms_keep_what_was_found_as_far_as_they_allow() -> None:
@@ -121,3 +104,26 @@ def test_it_stays_within_its_bounds_whatever_is_seen(seed: int, least: int, more
         changed = limit.overloaded(now, sent_at) if not what else limit.failed(now, sent_at) if what == 1 else limit.ok(now, sent_at, 0.5)
         assert changed == (limit.limit != before)
         assert least <= limit.limit <= least + more
+
+
+gaps = st.lists(st.one_of(st.just(0.0), st.floats(0.0, 3.0)), max_size=60)
+
+
+@given(st.integers(1, 5), st.sampled_from([0.1, 0.3, 1.0, 7.0]), st.sampled_from([0.0, 1e6 / 3, 2e9 / 7]), gaps)
+def test_in_no_half_open_window_are_more_than_size_starts_and_none_is_later_than_need_be(
+    size: int, window: float, start: float, waits: list[float]
+) -> None:
+    limit, now = SlidingWindowLimit(size, window), start
+    assert limit.clear_at == limit.ready_at == -inf
+    starts: list[float] = []
+    for wait in waits:
+        now += wait
+        now = max(now, limit.ready_at)
+        fewer = len(starts) < size
+        assert now >= limit.ready_at
+        assert fewer or starts[-size] + window <= now, "one too many"
+        assert fewer or limit.ready_at in (-inf, starts[-size] + window), "later than need be"
+        limit.take(now)
+        starts.append(now)
+        assert limit.clear_at == now + window
+        assert len(limit._starts) <= size, "more is remembered than is needed"

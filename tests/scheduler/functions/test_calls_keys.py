@@ -1,0 +1,181 @@
+"""Keys are forgotten when nothing need be known of them any more, and not before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import pytest
+from calls_driver import Adapting, Breaking, Driver, FunctionOptions, Pause, Rate
+
+from qreward.errors import CircuitOpen
+from qreward.scheduler.functions.scheduler import FORGETS, CallScheduler
+from qreward.scheduler.functions.state import MEMORY, Call, CallFailure, Function
+from qreward.scheduler.outcome import Answer
+from qreward.scheduler.scheduler import SEND
+
+
+def keys(driver: Driver, f: Function) -> set[object]:
+    """Those that are known once all has been forgotten that may be."""
+    f.forget(driver.now)
+    return set(f.keys)
+
+
+def used_again(driver: Driver, f: Function) -> None:
+    driver.ok(driver.call(f, "a"))
+    driver.wait(6.0)
+    driver.ok(driver.call(f, "a"))
+
+
+def refused(driver: Driver, f: Function) -> None:
+    driver.fail(driver.call(f, "a"))
+    driver.call(f, "a")
+
+
+def reset(driver: Driver, f: Function) -> None:
+    driver.ok(driver.call(f, "a"))
+    call = driver.call(f, "a")
+    driver.reset(f)
+    driver.ok(call)
+
+
+PAST: dict[str, tuple[dict[str, Any], Callable[[Driver, Function], object], float]] = {
+    "no past": ({"breaking": Breaking(3, 10.0)}, lambda driver, f: driver.ok(driver.call(f, "a")), 0.0),
+    "its starts count": ({"rate": Rate(2, 10.0)}, lambda driver, f: driver.ok(driver.call(f, "a")), 10.0),
+    "used again": ({"rate": Rate(2, 10.0)}, used_again, 10.0),
+    "failures": ({"breaking": Breaking(2, 1.0)}, lambda driver, f: driver.fail(driver.call(f, "a"), after=100.0), MEMORY),
+    "it asked to be left alone": ({}, lambda driver, f: driver.fail(driver.call(f, "a"), wait=500.0, overloaded=True), 500.0),
+    "a limit that was found": (
+        {"rate": Rate(40, 1.0), "adapting": Adapting(2, 40, 0.3, None)},
+        lambda driver, f: driver.fail(driver.call(f, "a"), overloaded=True),
+        MEMORY,
+    ),
+    "a refused call": ({"breaking": Breaking(1, 5.0)}, refused, 5.0 + MEMORY),
+    "a reset": ({"rate": Rate(5, 10.0)}, reset, 0.0),
+}
+
+
+def test_a_key_is_remembered_exactly_as_long_as_its_past_counts() -> None:
+    """Terms of the function, what is done, and for how long the key is remembered after that."""
+    found = {}
+    for what, (terms, use, remembered) in PAST.items():
+        driver = Driver()
+        f = driver.function(keyed=True, **terms)
+        use(driver, f)
+        driver.wait(max(0.0, remembered - 0.1))
+        before = keys(driver, f)
+        driver.wait(0.1 if remembered else 0.0)
+        if before != ({"a"} if remembered else set()) or keys(driver, f):
+            found[what] = before, keys(driver, f)
+    assert not found
+
+
+def test_a_key_of_a_call_that_waits_to_be_tried_again_is_in_use() -> None:
+    """Else the call and others of its key would each have a rate of their own, and the wrong one would be dropped."""
+    driver = Driver()
+    f = driver.function(rate=Rate(1, 1.0), retries=3, pause=Pause(1.0, 1.0), keyed=True)
+    call = driver.call(f, "a")
+    driver.fail(call, after=0.1, wait=50.0)
+    driver.wait(20.0)
+    assert keys(driver, f) == {"a"}
+    driver.ok(driver.call(f, "a"))
+    driver.wait(20.0)
+    assert keys(driver, f) == {"a"}
+    driver.wait(20.0)
+    driver.ok(call)
+    driver.wait(5.0)
+    assert keys(driver, f) == set()
+
+
+def test_a_key_that_waits_or_has_a_try_under_way_is_in_use_even_if_it_was_withdrawn() -> None:
+    driver = Driver()
+    f = driver.function(most=1, keyed=True)
+    busy = driver.call(f, "busy")
+    waits = driver.call(f, "waits")
+    (attempt,) = driver.tries(busy)
+    driver.withdraw(busy)
+    driver.wait(1e4)
+    assert keys(driver, f) == {"busy", "waits"}
+    driver.ok(attempt)
+    driver.ok(waits)
+    assert keys(driver, f) == set()
+
+
+def test_an_open_breaker_is_not_forgotten_though_the_try_that_opened_it_took_long() -> None:
+    driver = Driver()
+    f = driver.function(breaking=Breaking(1, 30.0), keyed=True)
+    driver.fail(driver.call(f, "a"), after=1000.0)
+    driver.wait(29.0)
+    assert keys(driver, f) == {"a"}
+    assert isinstance(driver.outcome(driver.call(f, "a")), CircuitOpen)
+    driver.wait(1.0 + MEMORY - 0.1)
+    probe = driver.call(f, "a")
+    assert driver.begun(probe)
+    assert isinstance(driver.outcome(driver.call(f, "a")), CircuitOpen), "one call finds out"
+    driver.ok(probe)
+    driver.wait(0.1)
+    assert keys(driver, f) == set()
+
+
+def test_a_key_without_any_try_is_forgotten() -> None:
+    driver = Driver()
+    f = driver.function(most=1, timeout=9.0, keyed=True)
+    driver.call(f, "busy", timeout=None)
+    withdrawn = driver.call(f, "withdrawn")
+    driver.call(f, "out of time")
+    driver.withdraw(withdrawn)
+    driver.wait(10.0)
+    assert keys(driver, f) == {"busy"}
+
+
+def test_few_are_forgotten_at_a_time_and_all_of_them_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    at_once = 32  # the driver looks at all keys after each input
+    monkeypatch.setattr("qreward.scheduler.functions.scheduler.FORGETS", at_once)
+    driver = Driver()
+    f = driver.function(rate=Rate(1, 10.0), keyed=True)
+    for key in range(3 * at_once):
+        driver.ok(driver.call(f, key))
+    driver.wait(20.0)
+    driver.ok(driver.call(f, 0))
+    assert len(f.keys) == 2 * at_once + 1
+    for _ in range(3):
+        driver.wait(20.0)
+        driver.ok(driver.call(f, 0))
+    assert len(f.keys) == 1
+
+
+def test_a_function_without_keys_forgets_nothing() -> None:
+    driver = Driver()
+    f = driver.function(rate=Rate(1, 1.0))
+    driver.ok(driver.call(f))
+    driver.wait(100.0)
+    assert keys(driver, f) == {None}
+
+
+def test_ten_thousand_keys_leave_nothing_and_forgetting_them_keeps_no_call_waiting() -> None:
+    terms = FunctionOptions(retries=1, rate=Rate(2, 5.0), breaking=Breaking(2, 1.0), timeout=2.0, most=100)
+    scheduler, rng, now = CallScheduler(Random(0)), Random(1), 0.0
+    f = Function("f", scheduler.group, terms, keyed=True)
+    most = 0
+    for number in range(10_000):
+        now += 0.01
+        call = Call(f, number, terms, None)
+        before = len(f.keys)
+        scheduler.submit(now, call)
+        assert len(f.keys) > before - FORGETS
+        if rng.random() < 0.05:
+            scheduler.withdraw(now, [call])
+        for command in [command for command in scheduler.out if command[0] == SEND]:
+            failed = rng.random() < 0.02
+            scheduler.event(now + 0.001, command[1], CallFailure(ValueError(), again=False) if failed else Answer(1))
+        scheduler.out.clear()
+        scheduler.tick(now)
+        most = max(most, len(f.keys))
+    assert most <= 520, "as many as come in a window, and some"
+    f.forget(now + 100.0)
+    assert not f.keys
+    assert not f._resting
+    assert len(scheduler._timers) == 0
+    assert len(scheduler.group.ready._heap) < 100
+    assert len(scheduler._wakes._heap) < 100

@@ -1,0 +1,163 @@
+"""Settings that change while calls wait and are under way, and a function that begins anew."""
+
+from __future__ import annotations
+
+from calls_driver import Adapting, Breaking, Driver, Hedging, Rate
+
+from qreward.errors import CircuitOpen
+from qreward.scheduler.functions.state import HEDGES_AT_ONCE
+
+
+def test_a_higher_rate_holds_at_once_for_what_waits() -> None:
+    driver = Driver()
+    f = driver.function(rate=Rate(1, 100.0))
+    driver.calls(5, f)
+    driver.wait(1.0)
+    driver.change(f, rate=Rate(4, 100.0))
+    assert len(driver.under_way()) == 4
+    driver.change(f, rate=None)
+    assert len(driver.under_way()) == 5
+
+
+def test_a_lower_rate_holds_at_once_for_what_waits_and_what_comes() -> None:
+    driver = Driver()
+    f = driver.function(rate=Rate(4, 1.0))
+    driver.calls(6, f)
+    driver.change(f, rate=Rate(1, 5.0))
+    driver.call(f)
+    driver.wait(20.0)
+    assert [at for at, _ in driver.watch.sends] == [0.0] * 4 + [5.0, 10.0, 15.0]
+
+
+def test_another_window_moves_the_time_of_waking() -> None:
+    driver = Driver()
+    f = driver.function(rate=Rate(1, 100.0), keyed=True)
+    for key in "aabb":
+        driver.call(f, key)
+    assert driver.scheduler.next_wake() == 100.0
+    driver.change(f, rate=Rate(1, 3.0))
+    assert driver.scheduler.next_wake() == 3.0
+    driver.wait(3.0)
+    assert len(driver.under_way()) == 4
+
+
+def test_a_higher_limit_holds_at_once_and_a_lower_one_stops_no_call() -> None:
+    driver = Driver()
+    f = driver.function(most=2)
+    calls = driver.calls(8, f)
+    driver.change(f, most=4)
+    assert len(driver.under_way()) == 4
+    driver.change(f, most=1)
+    assert len(driver.under_way()) == 4
+    for call in calls[:3]:
+        driver.ok(call)
+    assert len(driver.under_way()) == 1
+    driver.ok(calls[3])
+    assert driver.under_way() == [calls[4]]
+
+
+def test_of_several_functions_in_a_group_the_least_number_holds() -> None:
+    driver = Driver()
+    f, g = driver.function("f", most=5), driver.function("g", most=2)
+    driver.calls(5, f)
+    assert len(driver.under_way()) == 2
+    driver.change(g, most=None)
+    assert len(driver.under_way()) == 5
+
+
+def test_a_breaker_may_be_taken_away_given_and_recover_sooner_while_it_is_open() -> None:
+    driver = Driver()
+    f = driver.function(breaking=Breaking(1, 100.0))
+    driver.fail(driver.call(f))
+    driver.change(f, breaking=None)
+    assert driver.begun(driver.call(f))
+    driver.change(f, breaking=Breaking(1, 100.0))
+    driver.fail(driver.call(f))
+    assert isinstance(driver.outcome(driver.call(f)), CircuitOpen)
+    driver.change(f, breaking=Breaking(1, 5.0))
+    driver.wait(5.0)
+    assert driver.begun(driver.call(f))
+
+
+def test_a_call_keeps_its_own_number_of_retries_and_its_timeout() -> None:
+    driver = Driver()
+    f = driver.function(retries=2, timeout=10.0)
+    call = driver.call(f)
+    driver.change(f, retries=0, timeout=1.0)
+    driver.fail(call, after=2.0, wait=0.0)
+    assert len(driver.begun(call)) == 2
+
+
+def test_adapting_may_begin_and_end() -> None:
+    driver = Driver()
+    f = driver.function(most=40)
+    group = driver.scheduler.group
+    driver.change(f, adapting=Adapting(2, 10, 0.3, None))
+    assert group.limit == 10
+    driver.change(f, adapting=Adapting(20, 30, 0.3, None))
+    assert group.limit == 20
+    driver.change(f, adapting=None)
+    assert group.limit == 40
+
+
+def test_which_of_several_that_adapt_a_group_is_heard_depends_on_nothing_but_what_they_say() -> None:
+    for terms in ([7, 20, 90], [90, 20, 7]):
+        driver = Driver()
+        for number, most in enumerate(terms):
+            driver.function(str(number), adapting=Adapting(1, most, 0.3, None))
+        assert driver.scheduler.group.limit == 7
+
+
+def test_a_function_that_joins_a_group_does_not_make_it_forget_the_limit_it_found() -> None:
+    driver = Driver()
+    f = driver.function(most=32, adapting=Adapting(2, 500, 0.3, None))
+    driver.fail(driver.call(f), overloaded=True)
+    assert driver.scheduler.group.limit == 16
+    driver.function("g")
+    assert driver.scheduler.group.limit == 16
+
+
+# reset
+
+
+def test_a_reset_forgets_counts_breakers_rates_and_limits_that_moved_and_starts_what_waits() -> None:
+    driver = Driver()
+    f = driver.function(rate=Rate(2, 100.0), breaking=Breaking(1, 100.0), hedging=Hedging(None, 0.9, 1, 1.0))
+    g = driver.function("g", most=32, adapting=Adapting(2, 500, 0.3, None))
+    driver.ok(driver.call(f))
+    driver.fail(driver.call(f))
+    driver.fail(driver.call(g), overloaded=True)
+    driver.reset(f)
+    assert (f.counters.calls, f.counters.tries, f.quantiles.count, f.hedges_left) == (0, 0, 0, HEDGES_AT_ONCE)
+    assert driver.scheduler.group.limit == 32
+    assert driver.begun(driver.call(f))
+    driver.calls(3, f)
+    assert len(driver.under_way()) == 2
+    driver.reset(f)
+    assert len(driver.under_way()) == 4
+
+
+def test_after_a_reset_what_is_under_way_goes_on_and_counts_for_the_group() -> None:
+    driver = Driver()
+    f = driver.function(most=1, retries=1, rate=Rate(1, 2.0))
+    call, waits = driver.calls(2, f)
+    driver.reset(f)
+    assert not driver.begun(waits)
+    driver.ok(call, after=1.0)
+    assert driver.begun(waits) == [1.0]
+    driver.ok(waits)
+    driver.watch.check_all_over()
+
+
+def test_the_call_that_tests_an_open_breaker_decides_nothing_after_a_reset() -> None:
+    for end in ("ok", "fail"):
+        driver = Driver()
+        f = driver.function(breaking=Breaking(2, 10.0))
+        for _ in range(2):
+            driver.fail(driver.call(f))
+        driver.wait(10.0)
+        probe = driver.call(f)
+        driver.reset(f)
+        assert driver.begun(driver.call(f)), "it is closed now"
+        getattr(driver, end)(probe)
+        assert driver.begun(driver.call(f)), end

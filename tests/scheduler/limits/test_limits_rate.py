@@ -1,0 +1,144 @@
+"""Rates: a pace that is set is never exceeded, one that is learned from rejects is raised and taken back."""
+
+from __future__ import annotations
+
+from itertools import accumulate, combinations, pairwise
+from math import inf
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qreward.scheduler.limits.rate import BURST, EVIDENCE, FIRST_RAISE, SHARE, Gcra, LearnedRate
+
+rates = st.floats(0.01, 1000)
+bursts = st.sampled_from([0.0, BURST, 1.0, 60.0])
+gaps = st.lists(st.one_of(st.just(0.0), st.floats(0, 0.01), st.floats(0, 100)), min_size=2, max_size=30)
+
+
+@given(rates, bursts, gaps)
+def test_in_no_interval_more_is_sent_than_the_rate_and_its_burst_allow(rate: float, burst: float, gaps: list[float]) -> None:
+    """R(t - s) + burst + 1 for every pair of sends, whether the sender is greedy, idle, or asleep for minutes."""
+    pace, sends = Gcra(rate, burst), []
+    for now in accumulate(gaps):
+        if pace.ready_at <= now:
+            pace.take(now)
+            sends.append(now)
+    for (first, start), (last, end) in combinations(enumerate(sends), 2):
+        assert last - first + 1 <= rate * (end - start) + rate * burst + 1 + 1e-6
+
+
+@given(rates, bursts, st.integers(2, 50))
+def test_a_sender_that_sends_as_soon_as_it_may_gets_the_whole_rate(rate: float, burst: float, count: int) -> None:
+    pace, now = Gcra(rate, burst), 0.0
+    for _ in range(count):
+        now = max(now, pace.ready_at)
+        pace.take(now)
+    assert now <= (count - 1) / rate + 1e-6
+    assert now >= (count - 1) / rate - burst - 1e-6
+
+
+def test_a_cost_above_the_burst_is_let_through_and_paid_off_before_the_next() -> None:
+    pace = Gcra(rate=100.0, burst=0.1)
+    assert pace.ready_at <= 0.0
+    pace.take(0.0, cost=1000.0)
+    assert pace.ready_at == pytest.approx(10.0 - 0.1)
+
+
+def test_what_was_not_used_comes_back_but_is_not_saved_up_and_what_was_used_beyond_is_paid() -> None:
+    pace = Gcra(rate=10.0, burst=0.0)
+    pace.take(0.0, cost=100.0)
+    pace.give_back(60.0)
+    assert pace.ready_at == pytest.approx(4.0)
+    pace.give_back(-20.0)
+    assert pace.ready_at == pytest.approx(6.0)
+    pace.give_back(10_000.0)
+    pace.take(50.0, cost=10.0)
+    assert pace.ready_at == pytest.approx(51.0)
+
+
+def busy(pace: LearnedRate, start: float, seconds: int, per_second: int) -> float:
+    for second in range(seconds):
+        for number in range(per_second):
+            pace.sent(start + second + number / per_second)
+    pace.ok(start + seconds)
+    return start + seconds
+
+
+def test_a_hint_sets_just_less_than_what_was_accepted_in_the_last_minute() -> None:
+    pace = LearnedRate()
+    now = busy(pace, 0.0, 120, 10)
+    pace.sent(now)
+    pace.refused(now)
+    pace.hinted(now, 5.0)
+    assert pace.rate == pytest.approx(SHARE * 10, rel=0.03)
+
+
+def test_a_young_source_counts_the_wait_that_it_asked_for() -> None:
+    pace = LearnedRate()
+    for _ in range(30):
+        pace.sent(0.0)
+    pace.ok(0.4)
+    pace.hinted(0.5, 29.5)
+    assert pace.rate == pytest.approx(SHARE * 30 / 30)
+
+
+def test_it_is_raised_after_clean_seconds_the_raises_double_and_a_reject_takes_back_the_last() -> None:
+    pace = LearnedRate()
+    now = busy(pace, 0.0, 60, 10)
+    pace.hinted(now, 1.0)
+    assert pace.rate < inf
+    rates = [pace.rate]
+    pace.hinted(now + 0.9, 1.0)
+    assert pace.rate == rates[0], "rejects within a second count once"
+    for later in (21, 27, 33, 39, 45, 51):
+        pace.ok(now + later)
+        rates.append(pace.rate)
+    raises = [after / before - 1 for before, after in pairwise(rates)]
+    assert raises == pytest.approx([FIRST_RAISE, 0.04, 0.08, 0.16, 0.30, 0.30])
+    pace.ok(now + 52)
+    assert pace.rate == rates[-1], "not more often than every five seconds"
+    pace.hinted(now + 60, 1.0)
+    assert pace.rate == pytest.approx(rates[-2])
+    sent, at = 0, now + 65
+    while at < now + 125:
+        at = max(at, pace.ready_at)
+        pace.sent(at)
+        sent += 1
+    assert sent == pytest.approx(60 * pace.rate, rel=0.03), "sends are spread"
+
+
+def test_a_pace_is_forgotten_when_rejects_go_on_amid_answers_although_it_was_not_raised() -> None:
+    """They do not come from the rate. After few answers they may."""
+    for answers, forgotten in ((EVIDENCE, True), (EVIDENCE - 1, False)):
+        pace = LearnedRate()
+        now = busy(pace, 0.0, 60, 10)
+        pace.hinted(now, 1.0)
+        for cut in (2.0, 4.0):
+            assert pace.rate < inf
+            for answer in range(answers):
+                pace.ok(now + cut - 1 + answer / 10)
+            pace.hinted(now + cut, 1.0)
+        assert (pace.rate == inf) == forgotten, answers
+
+
+def test_a_source_that_accepts_nothing_any_more_is_away_not_slow() -> None:
+    pace = LearnedRate()
+    now = busy(pace, 0.0, 60, 10)
+    for later in range(0, 50, 5):
+        pace.hinted(now + later, 5.0)
+    assert pace.rate == pytest.approx(SHARE * 10, rel=0.03), "one cut for the whole outage"
+
+
+def test_without_a_hint_and_after_a_few_requests_nothing_is_limited() -> None:
+    pace = LearnedRate()
+    busy(pace, 0.0, 10, 100)
+    assert pace.rate == inf
+    assert pace.ready_at == -inf
+    pace = LearnedRate()
+    pace.sent(0.0)
+    pace.ok(0.5)
+    pace.sent(1.0)
+    pace.refused(1.0)
+    pace.hinted(1.1, 1.0)
+    assert pace.rate == inf

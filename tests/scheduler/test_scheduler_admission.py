@@ -1,0 +1,160 @@
+"""Who may still be sent: calls that would come too late, calls for which there is no place, and slots kept for single ones."""
+
+from __future__ import annotations
+
+from scheduler_driver import Driver
+from scheduler_warm import HANGS_ONLY, PACE, live, warm_all
+
+from qreward.errors import QueueFull, RequestTimeout
+from qreward.scheduler.outcome import Answer, FailureKind
+from qreward.scheduler.scheduler import LOOK_LATER
+from qreward.scheduler.state import LEAST_WINDOW, TaskState, reserve
+from qreward.settings.policies import Retry
+
+K = FailureKind
+
+
+# too late to be of use
+
+
+def test_a_call_that_no_source_can_answer_in_time_is_not_sent() -> None:
+    driver = warm_all(Driver({"a": 4, "b": 4}))
+    sends = len(driver.watch.sends)
+    task = driver.submit(timeout=0.8)
+    error = driver.outcome(task)
+    assert isinstance(error, RequestTimeout)
+    assert "before it was sent" in str(error)
+    assert len(driver.watch.sends) == sends
+    assert driver.scheduler.next_wake() is None
+    assert driver.where(driver.submit(timeout=1.2)) is not None, "a quick answer would come in time"
+    unknown = Driver({"a": 4, "b": 4})
+    assert unknown.where(unknown.submit(timeout=0.05)) is not None
+
+
+def test_it_is_the_quickest_five_percent_that_count_not_the_mean() -> None:
+    driver = warm_all(Driver({"a": 8, "b": 8}), lengths=[4] + [100] * 9)
+    assert driver["a"].latency.mean > 4
+    assert driver.where(driver.submit(timeout=0.5)) is not None
+    assert driver.outcome(driver.submit(timeout=0.1)) is not None
+
+
+def test_one_quick_source_is_enough_for_a_call_to_be_sent_and_it_counts_only_while_it_is_in_service() -> None:
+    driver = warm_all(Driver({"quick": 1, "slow": 4}), quick=0.2 * PACE)
+    assert driver.where(driver.submit()) == "quick"
+    assert driver.where(driver.submit(timeout=0.8)) == "slow"
+    driver.mark("quick", down=True)
+    assert isinstance(driver.outcome(driver.submit(timeout=0.8)), RequestTimeout)
+
+
+def test_a_call_that_timed_out_in_the_queue_leaves_its_slot_to_the_next() -> None:
+    driver = warm_all(Driver({"a": 1}))
+    first = driver.submit()
+    short, long = driver.submit(timeout=1.5), driver.submit(timeout=9.0)
+    driver.ok(live(first), after=1.0)
+    assert isinstance(driver.outcome(short), RequestTimeout)
+    assert driver.path(short) == []
+    assert driver.where(long) == "a"
+
+
+def test_a_retry_that_would_come_too_late_is_not_sent_and_its_failure_is_the_cause() -> None:
+    driver = warm_all(Driver({"a": 4, "b": 4}))
+    task = driver.submit(timeout=2.0)
+    driver.fail(live(task), K.TRANSIENT, after=1.5)
+    error = driver.outcome(task)
+    assert isinstance(error, RequestTimeout)
+    assert error.__cause__ is task.last_error is not None
+    assert len(driver.path(task)) == 1
+
+
+# no place in the queue
+
+
+def test_when_as_many_wait_as_may_one_more_is_refused_at_once() -> None:
+    driver = Driver({"a": 1}, most_waiting=2)
+    first, second, third = (driver.submit() for _ in range(3))
+    extra = driver.submit()
+    error = driver.outcome(extra)
+    assert isinstance(error, QueueFull)
+    assert "2 requests wait" in str(error)
+    assert driver.path(extra) == []
+    driver.ok(live(first))
+    assert driver.where(second) == "a"
+    assert driver.outcome(driver.submit()) is None
+    driver.withdraw(third)
+    assert driver.outcome(driver.submit()) is None, "who goes away leaves a place"
+    no_queue = Driver({"a": 1}, most_waiting=0)
+    assert no_queue.where(no_queue.submit()) == "a"
+    assert isinstance(no_queue.outcome(no_queue.submit()), QueueFull)
+
+
+def test_a_call_that_was_taken_in_is_not_refused_when_it_is_tried_again() -> None:
+    driver = Driver({"a": 1}, most_waiting=1, retry=Retry(base=0.01))
+    first, second = driver.submit(), driver.submit()
+    driver.fail(live(first), K.TRANSIENT)
+    assert driver.where(second) == "a"
+    third = driver.submit()
+    driver.wait(0.1)
+    assert first.state is third.state is TaskState.QUEUED
+    assert isinstance(driver.outcome(driver.submit()), QueueFull)
+    driver.ok(live(second))
+    assert driver.where(first) == "a", "it goes before those that came later"
+
+
+def test_a_call_is_not_dropped_as_too_late_while_its_first_attempt_may_still_answer() -> None:
+    driver = warm_all(Driver({"a": 1, "b": 1}, hedge=HANGS_ONLY))
+    task = driver.submit(timeout=3.0)
+    driver.wait(0.9)
+    other = driver.submit()
+    driver.wait(0.7)
+    assert task.state is TaskState.QUEUED
+    driver.ok(live(other), after=0.9)
+    driver.ok(live(task), after=0.2)
+    assert isinstance(driver.outcome(task), Answer)
+
+
+def test_bulks_neither_fill_the_queue_nor_are_refused() -> None:
+    driver = Driver({"a": 1}, most_waiting=1)
+    driver.feed(40)
+    assert driver.outcome(driver.submit()) is None
+    assert isinstance(driver.outcome(driver.submit()), QueueFull)
+    driver.feed(40)
+    assert not any(task.feed for task in driver.watch.finished)
+
+
+# slots kept for single calls
+
+
+def test_a_tenth_of_a_window_is_kept_for_single_calls_if_there_are_any_unless_the_window_is_small() -> None:
+    for window, kept in ((1, 0), (LEAST_WINDOW - 1, 0), (LEAST_WINDOW, 1), (10, 1), (11, 2), (64, 7)):
+        assert reserve(window) == kept
+        for singles in (True, False):
+            driver = Driver({"a": window})
+            if singles:
+                driver.submit()
+            driver.feed(200)
+            assert len(driver.at("a")) == max(1, window - kept * singles), (window, singles)
+
+
+def test_a_single_call_finds_a_free_slot_while_a_bulk_uses_all_that_it_may() -> None:
+    driver = Driver({"a": 20})
+    driver.ok(live(driver.submit()))
+    driver.feed(200)
+    assert len(driver.at("a")) == 18
+    assert not driver.pool.allows_batch(driver.now, driver["a"])
+    assert driver.where(driver.submit()) == "a"
+    assert driver.where(driver.submit()) == "a"
+    assert len(driver.at("a")) == 20
+    driver.ok(driver.at("a")[0])
+    assert len(driver.at("a")) == 19, "what a bulk gives back is kept, too"
+
+
+def test_what_was_kept_is_given_back_30_seconds_after_the_last_single_call() -> None:
+    driver = Driver({"a": 20})
+    driver.ok(live(driver.submit()), after=0.0)
+    driver.feed(200)
+    driver.wait(30.0 - 1)
+    driver.ok(live(driver.submit()), after=0.1)
+    driver.wait(30.0 - 0.5)
+    assert len(driver.at("a")) == 18
+    driver.wait(0.5 + LOOK_LATER + 0.1)
+    assert len(driver.at("a")) == 20

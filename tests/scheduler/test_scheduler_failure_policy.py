@@ -1,0 +1,409 @@
+"""What a failure costs: the task, the source and the budget; how long a retry waits, and how many there may be."""
+
+from __future__ import annotations
+
+from itertools import pairwise, product
+from math import inf
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scheduler_driver import ERRORS, Driver, failure
+from scheduler_warm import live
+
+from qreward.errors import BadRequest, ClientClosed, RequestTimeout, ServerError
+from qreward.scheduler.failure_policy import RULES, Budget, backoff, rule_for
+from qreward.scheduler.outcome import Answer, FailureKind
+from qreward.settings.policies import Retry
+
+K = FailureKind
+
+
+def open_breaker(driver: Driver, name: str) -> None:
+    """Let five distinct tasks fail at a source in a row."""
+    others = [other for other in driver.sources if other != name]
+    for other in others:
+        driver.mark(other, down=True)
+    tasks = [driver.submit() for _ in range(5)]
+    for attempt in driver.at(name):
+        driver.fail(attempt, K.TRANSIENT, after=0.0)
+    for other in others:
+        driver.mark(other, down=False)
+    driver.withdraw(*tasks)
+    for attempt in list(driver.watch.live):
+        driver.cancelled(attempt)
+    assert not driver[name].health.in_service
+
+
+def test_each_kind_of_failure_is_tried_at_as_many_sources_as_may_help_and_ends_with_its_error() -> None:
+    """Of a fleet of three, and of one."""
+    expected = {K.REFUSED: (1, 1), K.UNSENDABLE: (1, 1), K.UNSUITABLE: (2, 1), K.QUOTA: (3, 1)}
+    found = {}
+    for kind in expected:
+        sources = []
+        for names in ("abc", "a"):
+            driver = Driver(dict.fromkeys(names, 4))
+            task = driver.submit()
+            while task.attempt is not None:
+                driver.fail(task.attempt, kind)
+            assert driver.outcome(task) is ERRORS[kind]
+            assert task.tries == 0 or kind in {K.REFUSED, K.UNSENDABLE}
+            assert len(set(driver.path(task))) == len(driver.path(task))
+            sources.append(len(driver.path(task)))
+        found[kind] = tuple(sources)
+    assert found == expected
+
+
+def test_failures_that_are_not_the_fault_of_a_source_leave_it_in_service() -> None:
+    for kind, how, serves in (
+        (K.REFUSED, {}, True),
+        (K.LOCAL, {}, True),
+        (K.UNSUITABLE, {"misconfigured": False}, True),
+        (K.UNSUITABLE, {"misconfigured": True}, False),
+        (K.TRANSIENT, {}, False),
+        (K.TIMEOUT, {}, False),
+        (K.UNREACHABLE, {}, False),
+    ):
+        driver = Driver({"a": 9, "b": 9})
+        driver.mark("b", down=True)
+        tasks = [driver.submit() for _ in range(9)]
+        driver.mark("b", down=False)
+        for task in tasks:
+            driver.fail(live(task), kind, after=0.0, **how)
+        assert driver["a"].health.in_service == serves, (kind, how)
+
+
+def test_overload_costs_the_task_no_attempt_the_source_no_health_and_the_budget_nothing() -> None:
+    driver = Driver({"a": 4}, retry=Retry(attempts=1, budget=0.0, budget_floor=0.01))
+    spend = driver.scheduler._failure_policy.budget
+    while spend.withdraw(driver.now):
+        pass
+    task = driver.submit()
+    for _ in range(30):
+        while task.attempt is None:
+            driver.wait(0.1)
+        driver.fail(task.attempt, K.OVERLOADED)
+    assert task.tries == 0
+    assert driver.now < 30 * 3.2 * 1.5 + 30, "the gate alone holds it back, not a budget"
+    assert driver["a"].health.in_service
+    while task.attempt is None:
+        driver.wait(0.1)
+    driver.ok(task.attempt)
+    assert isinstance(driver.outcome(task), Answer)
+
+
+def test_a_rejected_task_goes_elsewhere_at_once_if_there_is_a_free_slot_elsewhere() -> None:
+    driver = Driver({"a": 4, "b": 4})
+    task = driver.submit()
+    first = driver.where(task)
+    driver.fail(live(task), K.OVERLOADED, retry_after=60.0)
+    assert driver.where(task) not in (None, first)
+
+
+def test_an_account_that_is_used_up_is_left_alone_for_five_minutes() -> None:
+    driver = Driver({"a": 1, "b": 1})
+    task = driver.submit()
+    empty = str(driver.where(task))
+    driver.fail(live(task), K.QUOTA)
+    assert not driver[empty].health.in_service
+    driver.wait(299.0)
+    driver.submit()
+    assert not driver.at(empty)
+    driver.wait(2.0)
+    assert len(driver.at(empty)) == 1
+
+
+def test_an_endpoint_that_says_whether_to_retry_is_believed() -> None:
+    for kind, should_retry in ((K.TRANSIENT, False), (K.REFUSED, True)):
+        driver = Driver({"a": 4, "b": 4})
+        task = driver.submit()
+        driver.fail(live(task), kind, should_retry=should_retry)
+        assert driver.outcome(task) is (None if should_retry else ERRORS[kind])
+        assert len(driver.path(task)) == 1 + should_retry
+
+
+def test_a_failed_task_goes_to_another_source_at_once_or_waits_for_it_rather_than_go_back() -> None:
+    driver = Driver({"a": 1, "b": 1})
+    task = driver.submit()
+    first, now = driver.where(task), driver.now + 0.01
+    driver.fail(live(task), K.TRANSIENT, after=0.01)
+    assert driver.now == now
+    second = driver.where(task)
+    assert second not in (None, first)
+    other = driver.submit()
+    assert driver.where(other) == first
+    driver.fail(live(other), K.TRANSIENT)
+    assert other.attempt is None
+    driver.submit()
+    assert driver.at(str(first)), "its place is taken by one that does not avoid the source"
+    driver.ok(live(task))
+    assert driver.where(other) == second
+
+
+def test_where_there_is_no_other_source_a_retry_waits_with_full_jitter() -> None:
+    waits = []
+    for seed in range(40):
+        driver = Driver({"a": 4}, retry=Retry(base=2.0), seed=seed)
+        task = driver.submit()
+        driver.fail(live(task), K.TRANSIENT, after=0.0)
+        assert not driver["a"].inflight, "a waiting retry holds no slot"
+        while task.attempt is None:
+            driver.wait(1 / 64)
+        waits.append(driver.now)
+    assert min(waits) < 0.4
+    assert max(waits) > 1.6
+    assert max(waits) <= 2.0 + 2 / 64
+
+
+def test_a_task_that_always_fails_is_sent_as_often_as_the_policy_says() -> None:
+    for sources, attempts, kind in product(("a", "ab", "abcdef"), (1, 2, 4), (K.TRANSIENT, K.UNREACHABLE, K.TIMEOUT, K.LOCAL)):
+        driver = Driver(dict.fromkeys(sources, 4), retry=Retry(attempts=attempts))
+        task = driver.submit()
+        while driver.outcome(task) is None:
+            driver.wait(0.1)
+            if task.attempt is not None:
+                driver.fail(task.attempt, kind)
+        case = (sources, attempts, kind)
+        assert driver.outcome(task) is ERRORS[kind], case
+        assert len(driver.path(task)) == attempts, case
+        assert [record.outcome for record in task.trail or ()] == [kind.name.lower()] * attempts, case
+        if len(sources) > 1:
+            assert all(one != other for one, other in pairwise(driver.path(task))), f"twice in a row at the same source: {case}"
+
+
+def test_a_task_that_failed_at_two_sources_is_not_held_against_the_third() -> None:
+    """Poison for everyone: the slowest source always gets it last, and answers nothing else in between."""
+    driver = Driver(dict.fromkeys("abc", 9), retry=Retry(attempts=3))
+    for _ in range(4):
+        tasks = [driver.submit() for _ in range(3)]
+        for task in sorted(tasks, key=lambda task: driver.where(task) == "c"):
+            driver.ok(live(task), after=10.0 if driver.where(task) == "c" else 0.0)
+    for _ in range(20):
+        poison = driver.submit()
+        for _ in range(3):
+            while poison.attempt is None:
+                driver.wait(0.1)
+            driver.fail(live(poison), K.TRANSIENT)
+        assert driver.path(poison)[2] == "c"
+        assert isinstance(driver.outcome(poison), ServerError)
+        for task in [driver.submit() for _ in range(8)]:
+            assert driver.where(task) != "c"
+            driver.ok(live(task), after=0.0)
+    assert driver["c"].health.in_service
+
+
+def test_it_comes_back_by_one_real_task_then_two_then_four() -> None:
+    driver = Driver({"a": 8})
+    open_breaker(driver, "a")
+    tasks = [driver.submit() for _ in range(30)]
+    driver.until(driver["a"].health.open_until - 0.01)
+    assert not driver.at("a")
+    driver.wait(1.0)
+    sizes = []
+    for _ in range(4):
+        sizes.append(len(driver.at("a")))
+        for attempt in driver.at("a"):
+            driver.ok(attempt, after=0.001)
+    assert sizes == [1, 2, 4, 8]
+    assert sum(isinstance(driver.outcome(task), Answer) for task in tasks) == 15
+    assert driver["a"].health.half_open_limit == inf
+
+
+def test_a_failed_probe_is_not_charged_to_the_task() -> None:
+    driver = Driver({"a": 8}, retry=Retry(attempts=2))
+    open_breaker(driver, "a")
+    task = driver.submit()
+    for _ in range(20):
+        while task.attempt is None:
+            driver.wait(0.1)
+        driver.fail(task.attempt, K.UNREACHABLE)
+    assert task.tries == 0
+    while task.attempt is None:
+        driver.wait(0.1)
+    driver.ok(task.attempt)
+    assert isinstance(driver.outcome(task), Answer)
+
+
+def test_a_retry_without_budget_waits_for_it_and_never_fails_for_lack_of_it() -> None:
+    driver = Driver({"a": 400, "b": 400}, retry=Retry(budget=0.0, budget_floor=1.0))
+    tasks = [driver.submit() for _ in range(400)]
+    driver.scheduler.resize([])
+    while driver.scheduler._failure_policy.budget.withdraw(driver.now):
+        pass
+    task = tasks[0]
+    driver.fail(live(task), K.TRANSIENT, after=0.0)
+    assert task.attempt is None
+    driver.wait(0.9)
+    assert task.attempt is None
+    driver.wait(0.2)
+    driver.ok(live(task))
+    assert isinstance(driver.outcome(task), Answer)
+
+
+def test_a_failure_after_the_timeout_draws_on_no_budget_and_changes_no_trail_but_counts_against_its_source() -> None:
+    driver = Driver({"a": 9}, retry=Retry(budget=0.0, budget_floor=0.01))
+    budget = driver.scheduler._failure_policy.budget
+    budget.capacity = 2
+    while budget.withdraw(0.0):
+        pass
+    driver.wait(120.0)
+    tasks = [driver.submit(timeout=1.0) for _ in range(5)]
+    attempts = [live(task) for task in tasks]
+    driver.wait(2.0)
+    for task, attempt in zip(tasks, attempts, strict=True):
+        assert isinstance(driver.outcome(task), RequestTimeout)
+        driver.fail(attempt, K.TRANSIENT, after=0.0)
+        assert not task.trail
+    assert budget.withdraw(driver.now)
+    assert not budget.withdraw(driver.now), "there was one, and it was still there"
+    assert not driver["a"].health.in_service
+
+
+def test_an_overdue_attempt_is_cancelled_and_the_task_goes_elsewhere_with_twice_the_time() -> None:
+    driver = Driver({"a": 4, "b": 4})
+    task = driver.submit()
+    first = live(task)
+    driver.wait(119.9)
+    assert not driver.is_cancelled(first)
+    driver.wait(0.2)
+    assert driver.is_cancelled(first)
+    driver.cancelled(first, after=0.5)
+    second = live(task)
+    assert second.source is not first.source
+    driver.wait(239.9)
+    assert not driver.is_cancelled(second)
+    driver.wait(0.2)
+    assert driver.is_cancelled(second)
+    assert task.tries == 1, "it is charged when it has ended"
+    driver.ok(second, after=0.0)
+    assert isinstance(driver.outcome(task), Answer), "an answer that crosses its cancellation is taken"
+
+
+def test_timeouts_of_callers_count_against_a_source_only_if_they_are_far_longer_than_its_answers() -> None:
+    for usual, hangs in ((0.1, True), (1.0, False)):
+        driver = Driver({"a": 64})
+        for _ in range(20):
+            driver.ok(live(driver.submit()), after=usual)
+        for _ in range(5 if hangs else 20):
+            attempt = live(driver.submit(timeout=2.0))
+            driver.wait(2.1)
+            assert driver.is_cancelled(attempt)
+            driver.cancelled(attempt)
+        assert driver["a"].health.in_service is not hangs
+        assert hangs or driver["a"].tally.cancelled == 20
+
+
+def test_an_attempt_that_was_stopped_from_outside_ends_its_task() -> None:
+    driver = Driver({"a": 4})
+    task = driver.submit()
+    driver.cancelled(live(task))
+    assert isinstance(driver.outcome(task), ClientClosed)
+
+
+def test_the_trail_names_each_failure_and_a_long_outage_does_not_fill_it() -> None:
+    driver = Driver({"a": 4})
+    task = driver.submit()
+    for _ in range(150):
+        while task.attempt is None:
+            driver.wait(1.0)
+        driver.fail(task.attempt, K.OVERLOADED, after=0.25)
+    while task.attempt is None:
+        driver.wait(1.0)
+    driver.fail(live(task), K.REFUSED)
+    assert task.trail is not None
+    assert len(task.trail) == 101
+    assert (task.trail[0].endpoint, task.trail[0].outcome) == ("a", "overloaded")
+    assert task.trail[0].latency == pytest.approx(0.25)
+    assert isinstance(driver.outcome(task), BadRequest)
+
+
+def test_a_source_that_is_lost_grants_each_request_that_was_under_way_one_retry_whatever_is_replied_to_the_rest() -> None:
+    too_many = {}
+    for kind in (K.OVERLOADED, K.QUOTA, K.TRANSIENT, K.UNREACHABLE):
+        driver = Driver({"a": 64, "b": 64, "c": 64}, retry=Retry(budget=0.0, budget_floor=0.01), thorough=False)
+        budget = driver.scheduler._failure_policy.budget
+        while budget.withdraw(0.0):
+            pass
+        for name in "bc":
+            driver.mark(name, down=True)
+        held = [live(driver.submit()) for _ in range(60)]
+        for name in "bc":
+            driver.mark(name, down=False)
+        for number, attempt in enumerate(held):
+            driver.fail(attempt, K.TRANSIENT if number < 5 else kind, after=0.0)
+        granted = sum(budget.withdraw(driver.now) for _ in range(3000))
+        if granted > 60:
+            too_many[kind.name] = granted
+    assert not too_many
+
+
+K = FailureKind
+
+
+def test_every_kind_of_failure_has_a_rule_and_what_an_endpoint_says_of_a_retry_goes_before_it() -> None:
+    assert set(RULES) == set(FailureKind)
+    for kind in FailureKind:
+        assert not rule_for(failure(kind, should_retry=False)).retryable, kind
+        assert rule_for(failure(kind, should_retry=True)) == RULES[K.TRANSIENT if kind is K.REFUSED else kind], kind
+    assert not rule_for(failure(K.UNSENDABLE, should_retry=True)).retryable, "it would fail in the same way"
+
+
+@given(st.integers(1, 60) | st.sampled_from([1025, 1026, 10_000]), st.floats(0.01, 5), st.floats(0.01, 60), st.integers(0, 2**32))
+def test_the_wait_is_between_nothing_and_a_doubling_longest_wait(tries: int, base: float, cap: float, seed: int) -> None:
+    wait = backoff(Retry(base=base, cap=cap), tries, Random(seed))
+    assert 0 <= wait <= min(cap, base * 2 ** min(100, tries - 1))
+
+
+def test_the_wait_has_full_jitter() -> None:
+    rng = Random(7)
+    waits = [backoff(Retry(base=1.0, cap=8.0), 3, rng) for _ in range(4000)]
+    for quarter in range(4):
+        assert sum(quarter <= wait < quarter + 1 for wait in waits) == pytest.approx(1000, rel=0.15)
+
+
+def spent(budget: Budget, now: float, most: int = 100_000) -> int:
+    """How many retries can be had at once."""
+    count = 0
+    while count < most and budget.withdraw(now):
+        count += 1
+    return count
+
+
+def test_the_reserve_covers_ten_seconds_of_the_floor_and_all_that_can_be_in_flight_and_refills_at_the_floor() -> None:
+    budget = Budget(Retry(budget_floor=10.0))
+    budget.capacity = 64
+    assert spent(budget, 0.0) == 10 * 10 + 64
+    budget.capacity = 0
+    assert spent(budget, 1.0) == 10
+    assert spent(budget, 1.05) == 0
+    assert spent(budget, 1000.0) == 100
+    assert spent(budget, 1000.0 + budget.wait()) == 1
+
+
+def test_requests_earn_a_share_of_retries_that_fades_after_ten_seconds() -> None:
+    budget = Budget(Retry(budget=0.2, budget_floor=0.001))
+    spent(budget, 0.0)
+    for _ in range(1000):
+        budget.deposit()
+    assert spent(budget, 0.0) == pytest.approx(200, abs=1)
+    for _ in range(1000):
+        budget.deposit()
+    assert spent(budget, 10.0) == pytest.approx(200 / 2.718, abs=2)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.floats(0, 3)), max_size=300), st.floats(0, 1), st.floats(0.1, 20), st.integers(0, 30))
+def test_no_more_is_had_than_the_share_the_floor_and_the_reserve(
+    moves: list[tuple[bool, float]], share: float, floor: float, capacity: int
+) -> None:
+    budget = Budget(Retry(budget=share, budget_floor=floor))
+    budget.capacity = capacity
+    now, requests, retries = 0.0, 0, 0
+    for is_request, passed in moves:
+        now += passed
+        if is_request:
+            budget.deposit()
+            requests += 1
+        else:
+            retries += budget.withdraw(now)
+    assert retries <= share * requests + floor * (now + Budget.TTL) + capacity + 1e-6

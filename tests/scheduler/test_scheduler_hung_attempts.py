@@ -1,0 +1,281 @@
+"""Attempts that hang are copied, overdue ones stopped, and a clock that is late is held against no source."""
+
+from __future__ import annotations
+
+import pytest
+from scheduler_driver import Driver
+from scheduler_warm import HANGS_ONLY, PACE, copy, live, warm, warm_all
+
+from qreward.scheduler.outcome import Answer, FailureKind
+from qreward.scheduler.state import ATTEMPT_LEAST, CancelReason, Task, TaskState
+from qreward.settings.policies import Hedge, Retry
+
+K = FailureKind
+HUNG = 1.25
+"""Seconds after which an attempt is suspected where answers take one: 1.3 times, as exactly as lengths are known."""
+STALL = 0.1
+"""Seconds by which a tick may be late before nothing is held against anybody, and for which it then is not."""
+
+
+def hang(driver: Driver, name: str) -> Task:
+    """A task that was sent to a source, which is not going to answer."""
+    others = [other for other in driver.sources if other != name and not driver[other].health.marked_unhealthy]
+    for other in others:
+        driver.mark(other, down=True)
+    task = driver.submit()
+    for other in others:
+        driver.mark(other, down=False)
+    assert driver.where(task) == name
+    return task
+
+
+# attempts that hang
+
+
+def test_an_attempt_far_longer_than_the_longest_answers_at_its_sources_pace_is_copied() -> None:
+    for name, seconds, bulk in (("a", HUNG, False), ("b", 3 * HUNG, False), ("a", HUNG, True)):
+        driver = warm_all(Driver({"a": 4, "b": 4}, hedge=HANGS_ONLY), b=3 * PACE)
+        if bulk:
+            driver.feed(1)
+            [attempt] = driver.at(name)
+            task = attempt.task
+        else:
+            task = hang(driver, name)
+        driver.wait(0.95 * seconds)
+        assert task.copy is None
+        driver.wait(0.05 * seconds + 0.3)
+        assert copy(task).source.name != name
+        assert task.suspected == 1
+        driver.ok(copy(task))
+        assert isinstance(driver.outcome(task), Answer)
+    unknown = warm_all(Driver({"a": 4, "b": 4}, hedge=HANGS_ONLY), answers=48)
+    task = hang(unknown, "a")
+    unknown.wait(9.0)
+    assert task.copy is None, "too little is known to suspect anything"
+
+
+def test_it_is_the_length_that_one_in_a_thousand_exceeds_not_the_usual_one() -> None:
+    driver = warm_all(Driver({"a": 8, "b": 8}, hedge=HANGS_ONLY), lengths=[20] * 127 + [100])
+    task = hang(driver, "a")
+    slow = driver.pool.lengths.seconds_per_token(driver["a"].latency) * 100
+    driver.wait(1.1 * slow)
+    assert task.copy is None
+    driver.wait(0.5 * slow)
+    assert task.copy is not None
+
+
+def test_a_source_that_never_answered_is_given_four_times_the_slowest_pace() -> None:
+    driver = Driver({"a": 4, "b": 4, "c": 4}, hedge=HANGS_ONLY)
+    warm(driver, "a")
+    warm(driver, "b", pace=2 * PACE)
+    task = hang(driver, "c")
+    driver.wait(4 * 2 * HUNG - 0.2)
+    assert task.copy is None
+    driver.wait(2.6)
+    assert task.copy is not None
+
+
+def test_what_seems_to_hang_goes_ahead_of_work_that_waits() -> None:
+    driver = warm_all(Driver({"a": 1, "b": 1}, hedge=HANGS_ONLY))
+    hung = hang(driver, "a")
+    driver.wait(0.5)
+    other = hang(driver, "b")
+    waiting = [driver.submit() for _ in range(3)]
+    driver.feed(3)
+    driver.wait(1.0)
+    assert hung.state is TaskState.QUEUED
+    assert other.copy is None
+    driver.ok(live(other), after=0.0)
+    assert copy(hung).source.name == "b"
+    assert all(task.attempt is None for task in waiting)
+
+
+def test_the_first_attempt_goes_on_until_its_own_time_limit() -> None:
+    driver = warm_all(Driver({"a": 4, "b": 4, "c": 4}, hedge=HANGS_ONLY))
+    task = hang(driver, "a")
+    first = live(task)
+    driver.wait(ATTEMPT_LEAST - 0.1)
+    assert len(driver.path(task)) > 1
+    assert not driver.is_cancelled(first)
+    driver.wait(0.5)
+    assert driver.is_cancelled(first)
+    assert first.cancel_reason is CancelReason.OVERDUE
+
+
+def test_a_copy_that_hangs_as_well_makes_way_for_a_third_source() -> None:
+    driver = warm_all(Driver({"a": 4, "b": 4, "c": 4}, hedge=HANGS_ONLY))
+    task = hang(driver, "a")
+    driver.wait(2.0)
+    second = copy(task)
+    while not driver.is_cancelled(second):
+        driver.wait(0.1)
+    waited = driver.now - second.sent_at
+    assert waited == pytest.approx(2 * 2 * HUNG, rel=0.1), "it is given twice what made it necessary, which has doubled"
+    assert not driver.is_cancelled(live(task))
+    driver.cancelled(second)
+    assert live(task).source.name == "a"
+    driver.wait(1.4)
+    assert len(set(driver.path(task))) == 3
+    driver.ok(copy(task), after=0.5)
+    assert isinstance(driver.outcome(task), Answer)
+
+
+def test_of_two_attempts_that_seem_to_hang_the_one_that_has_done_more_goes_on() -> None:
+    driver = warm_all(Driver({"slow": 4, "quick": 4}, hedge=HANGS_ONLY), slow=3 * PACE)
+    task = hang(driver, "slow")
+    first = live(task)
+    driver.wait(3 * HUNG + 0.5)
+    second = copy(task)
+    while not driver.is_cancelled(first):
+        driver.wait(0.1)
+    assert driver.now - second.sent_at == pytest.approx(2 * 2 * HUNG, rel=0.1)
+    assert not driver.is_cancelled(second)
+    driver.cancelled(first)
+    driver.ok(second, after=0.1)
+    assert isinstance(driver.outcome(task), Answer)
+
+
+@pytest.mark.parametrize("other", ["slow", "new"])
+def test_what_seems_to_hang_waits_for_a_quick_source_rather_than_go_to_one_that_is_slow_or_unknown(other: str) -> None:
+    driver = Driver({"a": 4, "quick": 1, other: 4}, hedge=HANGS_ONLY)
+    for name in ("a", "quick"):
+        warm(driver, name)
+    if other == "slow":
+        warm(driver, other, pace=2 * PACE)
+    busy, task = hang(driver, "quick"), hang(driver, "a")
+    driver.wait(1.1 * HUNG)
+    assert (task.state, task.copy) == (TaskState.QUEUED, None)
+    driver.ok(live(busy), after=0.0)
+    assert copy(task).source.name == "quick"
+
+
+def test_the_time_doubles_with_each_suspicion_of_the_same_task() -> None:
+    driver = warm_all(Driver({"a": 4, "b": 4, "c": 4}, hedge=HANGS_ONLY, retry=Retry(attempts=9)))
+    task = hang(driver, "a")
+    began = driver.now
+    for number in range(3):
+        limit = HUNG * 2**number
+        driver.until(began + 0.95 * limit)
+        assert task.suspected == number
+        driver.until(began + limit + 0.4)
+        assert task.suspected == number + 1
+        driver.fail(copy(task), K.OVERLOADED)
+
+
+def test_a_task_that_hangs_is_copied_as_long_as_a_try_is_left_for_the_copy() -> None:
+    for attempts, fails in ((1, 0), (2, 1), (3, 2), (2, 0)):
+        driver = warm_all(Driver({"a": 4, "b": 4}, hedge=HANGS_ONLY, retry=Retry(attempts=attempts, base=0.01)))
+        task = driver.submit()
+        for _ in range(fails):
+            driver.fail(live(task), K.TRANSIENT)
+            driver.wait(0.1)
+        driver.wait(2.0 if attempts > fails + 1 else 8.0)
+        assert len(driver.path(task)) == 1 + fails + (attempts > fails + 1), (attempts, fails)
+
+
+def test_a_suspicion_is_held_until_a_source_is_there_costs_nothing_before_and_stays_within_the_budget() -> None:
+    driver = warm_all(Driver({"a": 4, "b": 4}, hedge=Hedge(after=1000.0, reserve=1, budget=0.0)))
+    task, other = hang(driver, "a"), hang(driver, "a")
+    driver.mark("b", down=True)
+    driver.wait(3.0)
+    assert task.suspected == 0
+    assert task.state is TaskState.SENT
+    driver.mark("b", down=False)
+    driver.wait(5.0)
+    assert copy(task).source.name == "b"
+    assert other.copy is None
+    assert other.suspected == 0
+
+
+# time limits
+
+
+def test_a_time_limit_that_an_operator_has_set_holds_for_copies_too() -> None:
+    driver = Driver({"a": 4}, hedge=Hedge(after=2.0))
+    driver.add("b", attempt_timeout=3.0)
+    task = hang(driver, "a")
+    driver.wait(2.5)
+    second = copy(task)
+    driver.until(second.sent_at + 2.9)
+    assert not driver.is_cancelled(second)
+    driver.wait(0.5)
+    assert driver.is_cancelled(second)
+    driver.cancelled(second)
+    assert driver.where(task) == "a"
+
+
+# a clock that comes late
+
+
+def late(driver: Driver, seconds: float) -> None:
+    """The loop was busy: a tick comes so much later than it was asked for."""
+    wake = driver.scheduler.next_wake()
+    assert wake is not None
+    driver.now = wake + seconds
+    driver.tick()
+
+
+def test_after_a_stall_nothing_is_held_against_an_attempt_until_answers_could_be_read() -> None:
+    """Neither overdue, nor suspected, nor hedged. A little late is no stall."""
+    for hedge, seconds in ((None, 60.0), (Hedge(), 5.0)):
+        driver = warm_all(Driver({"a": 4, "b": 4}, hedge=hedge))
+        task = hang(driver, "a")
+        late(driver, seconds)
+        driver.wait(STALL - 0.02)
+        assert not driver.is_cancelled(live(task))
+        assert task.copy is None
+        driver.wait(0.05)
+        assert driver.is_cancelled(live(task)) if hedge is None else task.copy is not None
+    driver = Driver({"a": 4, "b": 4}, hedge=Hedge(after=2.0))
+    task = hang(driver, "a")
+    late(driver, 0.9 * STALL)
+    assert task.copy is not None
+
+
+def test_after_a_stall_waiting_work_is_still_sent_at_once() -> None:
+    driver = Driver({"a": 4}, retry=Retry(base=0.5))
+    task = driver.submit()
+    driver.fail(live(task), K.TRANSIENT)
+    assert task.attempt is None
+    late(driver, 5.0)
+    assert driver.where(task) == "a"
+
+
+def test_tail_copies_leave_the_slots_that_are_kept_for_single_calls_while_another_bulk_waits() -> None:
+    driver = warm_all(Driver({"a": 10, "b": 10}, hedge=Hedge(after=1000.0)), lengths=[40])
+    driver.ok(live(driver.submit()), after=0.0)
+    driver.feed(2)
+    last = [attempt.task for attempt in driver.watch.live]
+    assert len(last) == 2
+    other = driver.feed(100)
+    while driver.now < live(last[0]).sent_at + 2.2:  # longer than one percent, less than what a hang takes
+        for attempt in list(driver.watch.live):
+            if attempt.task not in last and driver.now - attempt.sent_at >= 1.0:
+                driver.report(attempt, Answer("yes", 10, 20))
+        driver.wait(0.1)
+    assert other.buffer
+    assert all(task.copy is None for task in last)
+
+
+def test_after_a_stall_no_tail_copy_is_made_until_answers_could_be_read() -> None:
+    driver = warm_all(Driver({"slow": 4, "quick": 4}, hedge=Hedge(after=1000.0)), slow=0.2)
+    driver.mark("quick", down=True)
+    driver.feed(1)
+    [attempt] = driver.at("slow")
+    driver.mark("quick", down=False)
+    wake = driver.scheduler.next_wake()
+    assert wake is not None
+    driver.now = wake + 1.0
+    driver.tick()
+    assert attempt.task.copy is None
+
+
+def test_a_loop_that_is_always_late_still_ends_what_is_overdue() -> None:
+    driver = warm_all(Driver({"a": 4}))
+    task = driver.submit()
+    for _ in range(300):
+        wake = driver.scheduler.next_wake()
+        assert wake is not None
+        driver.now = wake + 0.15
+        driver.tick()
+    assert driver.is_cancelled(live(task)), f"an attempt of {driver.now - live(task).sent_at:.0f} s"

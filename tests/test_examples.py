@@ -221,8 +221,12 @@ def test_examples_and_the_python_of_the_pages_run_against_the_endpoints_that_the
     pages = {page.name: blocks(page.read_text(encoding="utf-8")) for page in sorted((ROOT / "docs").glob("*.md"))}
     assert len(readme) == 2  # awaited, and not
     assert {"batching.md", "configuration.md", "errors.md", "streaming.md"} <= {name for name, found in pages.items() if found}
-    fakes = [FakeEndpoint("mine", models=["mine-*", "judge-*"], responder="judge", api_key="not-secret"), FakeEndpoint("a", responder="judge")]
-    fakes += [FakeEndpoint("b", responder="judge", api_key="not-secret"), FakeEndpoint("page", latency=Latency(tokens=10))]
+    fakes = [
+        FakeEndpoint("mine", models=["mine-*", "judge-*"], responder="judge", api_key="not-secret"),
+        FakeEndpoint("a", responder="judge"),
+        FakeEndpoint("b", responder="judge", api_key="not-secret"),
+        FakeEndpoint("page", latency=Latency(tokens=10)),
+    ]
     with FakeFleet(fakes) as fleet:
         url = fleet.urls
         own = {"OPENAI_BASE_URL": url["mine"], "OPENAI_API_KEY": "not-secret", "JUDGE_MODEL": "mine-1"}

@@ -1,4 +1,4 @@
-"""Hundreds of streams at once of a fleet that cuts, stalls and babbles, with readers of all kinds: each has one end, and nothing is left."""
+"""Hundreds of streams at once of a fleet that cuts, stalls and babbles, with readers of all kinds: each ends in one way."""
 
 from __future__ import annotations
 

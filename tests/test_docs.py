@@ -13,7 +13,7 @@ from typing import Any, get_type_hints
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from qreward import errors
+import qreward
 from qreward.integrations.trainers import RewardConfig
 from qreward.judge import JudgeConfig
 from qreward.settings import policies
@@ -118,7 +118,8 @@ def test_a_link_or_a_block_that_is_wrong_is_caught() -> None:
 
 def test_the_errors_page_lists_exactly_the_errors_with_their_bases() -> None:
     text = (ROOT / "docs" / "errors.md").read_text()
-    classes = [thing for _, thing in inspect.getmembers(errors, inspect.isclass) if thing.__module__ == errors.__name__]
+    named = [getattr(qreward, name) for name in qreward.__all__]
+    classes = [thing for thing in named if inspect.isclass(thing) and issubclass(thing, qreward.QRewardError)]
     listed = {row[0].partition("]")[0].lstrip("["): row[1] for row in table(text)}
     assert listed == {kind.__name__: ", ".join(f"`{base.__name__}`" for base in kind.__bases__) for kind in classes}
     headings = re.findall(r"^## (.+)$", text, flags=re.MULTILINE)

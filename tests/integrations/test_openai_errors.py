@@ -53,7 +53,7 @@ def test_each_error_has_its_status_and_its_code(error: errors.QRewardError, stat
 
 def test_the_table_leaves_out_no_error() -> None:
     classes = {kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.QRewardError)}
-    assert classes - {type(error) for error, _, _ in TABLE} == {errors.QRewardError, errors.Rejected, errors.BatchInterrupted}
+    assert classes - {type(error) for error, _, _ in TABLE} == {errors.QRewardError, errors.Rejected}
 
 
 def test_names_that_headers_cannot_hold_are_escaped() -> None:

@@ -88,15 +88,19 @@ client = SyncQRewardClient([URL])
 stream, unbegun = client.stream_chat_completion(HI, MODEL), client.stream_chat_completion(HI, MODEL)
 tokens = iter(stream)
 begun = next(tokens)
+children = []
 for leave in (os._exit, sys.exit):
     if (child := os.fork()) == 0:
         read = []
         lines = [told(lambda: read.extend(tokens)), told(lambda: list(stream)), told(stream.final)]
-        lines += [f"{stream.result} {stream.text.startswith(begun)}"]
+        lines.append(f"{stream.result} {stream.text.startswith(begun)}")
         stream.close()
-        print("\\n".join([*lines, " ".join(["".join(unbegun), *reads(client)])]))
+        lines.append(" ".join(["".join(unbegun), *reads(client)]))
+        sys.stdout.write("\\n".join(lines) + "\\n")
         client.close()
         leave(0)
+    children.append(child)
+for child in children:
     joined(child)
 print(begun + "".join(tokens), stream.final().choices[0].message.content, "".join(unbegun))
 """
@@ -114,13 +118,15 @@ tokens = iter(batch)
 texts = [""] * 4
 index, texts[0] = next(tokens)
 assert index == 0
+children = []
 for leave in (os._exit, sys.exit):
     if (child := os.fork()) == 0:
-        print(told(lambda: list(tokens)))
-        print(told(batch.results))
+        lines = [told(lambda: list(tokens)), told(batch.results)]
         batch.close()
-        print(*reads(client))
+        sys.stdout.write("\\n".join([*lines, *reads(client)]) + "\\n")
         leave(0)
+    children.append(child)
+for child in children:
     joined(child)
 for index, token in tokens:
     texts[index] += token

@@ -28,11 +28,11 @@ FAULTS = {"reset": 0.01, "error_500": 0.01, "hang": 0.005, "truncated": 0.005}
 @needs_proc
 def test_a_bulk_over_a_faulty_fleet_is_answered_whole_and_leaves_nothing() -> None:
     count = 6000
-    caps = {"a": 40, "b": 24, "c": 64, "d": 16}  # what the servers take; over it is 429
-    limits = {"a": 44, "b": 24, "c": 70, "d": 12}  # what the client is told: too much for two of them
+    caps = {"a": 10, "b": 6, "c": 16, "d": 4}  # what the servers take; over it is 429
+    limits = {"a": 14, "b": 6, "c": 22, "d": 3}  # what the client is told: too much for two of them
     fleet = FakeFleet(
         [
-            FakeEndpoint(name, max_concurrency=cap, latency=Latency(base=0.05), faults=Faults(seed=seed, **FAULTS))
+            FakeEndpoint(name, max_concurrency=cap, latency=Latency(base=0.03), faults=Faults(seed=seed, **FAULTS))
             for seed, (name, cap) in enumerate(caps.items())
         ],
         process=True,

@@ -122,11 +122,16 @@ def test_a_window_is_sized_by_cost_by_the_delay_and_by_the_places_in_flight(modu
     assert client.requests(in_flight=2048, delay_ms=0) == 4096, "two waves"
 
 
-def test_every_client_has_its_file_and_its_pinned_environment(module: Any) -> None:
-    table = module("overhead_clients")
-    for client in table.CLIENTS:
-        assert (BENCHMARKS / "clients" / client.script).is_file()
-        assert client.environment is None or all("==" in pin for pin in table.ENVIRONMENTS[client.environment])
+def test_every_client_has_its_file_its_pinned_environment_and_a_name_of_its_own(module: Any) -> None:
+    pinned, bulks, drop_ins = module("overhead_clients").ENVIRONMENTS, module("makespan_clients"), module("drop_in").CLIENTS
+    benchmarks = [module("overhead_clients").CLIENTS, module("streaming_clients").CLIENTS, drop_ins]
+    for clients in (*benchmarks, (*bulks.CLIENTS, *bulks.CANDIDATES, bulks.BARE)):
+        assert len({client.name for client in clients}) == len(clients)
+        for client in clients:
+            assert (BENCHMARKS / "clients" / client.script).is_file(), client.name
+            assert client.environment is None or all("==" in pin for pin in pinned[client.environment]), client.name
+    assert {client.environment for client in drop_ins} == {None}
+    assert bulks.OURS.settings == {}, "ours is told only the URLs"
 
 
 def test_peers_run_without_the_settings_of_the_shell_they_are_started_from(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,5 +196,5 @@ def test_the_markdown_command_measures_nothing_and_writes_the_page_from_the_file
 
 def test_the_page_has_the_sections_that_the_commands_write(module: Any) -> None:
     page = module("_pages").PAGE.read_text(encoding="utf-8")
-    for name in ("overhead", "memory", "streaming"):
+    for name in ("overhead", "memory", "streaming", "makespan"):
         assert page.count(f"<!-- {name}:begin -->") == page.count(f"<!-- {name}:end -->") == 1

@@ -118,7 +118,7 @@ def test_no_model_is_called_unless_that_is_wanted(check: Check) -> None:
     assert "ready, answered" in said
 
 
-def test_where_nobody_listens_and_who_never_answers_do_not_keep_the_others(check: Check) -> None:
+def test_a_port_without_a_server_and_a_server_that_never_answers_do_not_delay_the_others(check: Check) -> None:
     with FakeFleet([FakeEndpoint("dead"), FakeEndpoint("well")]) as fleet, silent() as silence:
         urls = {**fleet.urls, "hangs": silence}
         fleet.kill("dead")
@@ -148,14 +148,13 @@ def test_a_wrong_key_and_a_missing_one(check: Check) -> None:
     assert [each["auth"] for each in (wrong, missing, headers)] == ["refused (401)", "wanted (401)", "accepted"]
 
 
-@pytest.mark.parametrize(("said", "really", "problem"), [("vllm", "sglang", True), ("sglang", "tei", True), ("openai", "vllm", False)])
-def test_a_server_of_another_kind(said: str, really: str, *, problem: bool, check: Check) -> None:
-    with fake(really) as endpoint:
-        status, (found,) = check.json({**endpoint, "kind": said})
-    assert found["seems"] == really
-    assert status == (1 if problem else 0)
-    words = f"it seems to be a server of kind {really!r}"
-    assert any(text.startswith(words) for text in found["problems" if problem else "notes"])
+def test_a_server_of_another_kind(check: Check) -> None:
+    for said, really, problem in (("vllm", "sglang", True), ("sglang", "tei", True), ("openai", "vllm", False)):
+        with fake(really) as endpoint:
+            status, (found,) = check.json({**endpoint, "kind": said})
+        assert (found["seems"], status) == (really, int(problem))
+        words = f"it seems to be a server of kind {really!r}"
+        assert any(text.startswith(words) for text in found["problems" if problem else "notes"])
 
 
 def test_an_address_one_level_too_high_and_one_that_leads_nowhere(check: Check) -> None:
@@ -167,24 +166,24 @@ def test_an_address_one_level_too_high_and_one_that_leads_nowhere(check: Check) 
     assert stray["problems"] == ["it answers 404 to every request; check the host, the port and the path of base_url"]
 
 
-@pytest.mark.parametrize(
-    ("settings", "routes", "problems"),
-    [
-        ({"models": ["judge-7b"]}, [], []),
-        ({"models": ["judge-*"]}, [], []),
-        ({"models": ["mine"], "model_names": {"mine": "judge-7b"}}, [], []),
-        ({"models": ["m*"], "model_names": {"mine": "judge-7b"}}, [], []),
-        ({"models": ["judge-7"]}, [], ["it does not serve 'judge-7', but 'judge-7b', 'embed-1'"]),
-        ({"models": ["gpt-*"]}, [], ["it serves 'embed-1', 'judge-7b', none of which matches 'gpt-*'"]),
-        ({"model_names": {"mine": "judge-8b"}}, [], ["model_names maps 'mine' to 'judge-8b', but it serves 'judge-7b', 'embed-1'"]),
-        ({}, [{"pattern": "gpt-4", "endpoints": ["a"]}], ["it does not serve 'gpt-4', but 'embed-1', 'judge-7b'"]),
-    ],
-)
-def test_models_that_are_not_there(settings: Any, routes: Any, problems: list[str], check: Check) -> None:
+SERVED: list[tuple[dict[str, Any], list[dict[str, Any]], list[str]]] = [
+    ({"models": ["judge-7b"]}, [], []),
+    ({"models": ["judge-*"]}, [], []),
+    ({"models": ["mine"], "model_names": {"mine": "judge-7b"}}, [], []),
+    ({"models": ["m*"], "model_names": {"mine": "judge-7b"}}, [], []),
+    ({"models": ["judge-7"]}, [], ["it does not serve 'judge-7', but 'judge-7b', 'embed-1'"]),
+    ({"models": ["gpt-*"]}, [], ["it serves 'embed-1', 'judge-7b', none of which matches 'gpt-*'"]),
+    ({"model_names": {"mine": "judge-8b"}}, [], ["model_names maps 'mine' to 'judge-8b', but it serves 'judge-7b', 'embed-1'"]),
+    ({}, [{"pattern": "gpt-4", "endpoints": ["a"]}], ["it does not serve 'gpt-4', but 'embed-1', 'judge-7b'"]),
+]
+
+
+def test_models_that_are_not_there(check: Check) -> None:
     with fake("vllm", models=["embed-1", "judge-7b"]) as endpoint:
-        status, (found,) = check.json({**endpoint, **settings}, routes=routes)
-    assert status == (1 if problems else 0)
-    assert [text.partition(";")[0] for text in found["problems"]] == problems
+        for settings, routes, problems in SERVED:
+            status, (found,) = check.json({**endpoint, **settings}, routes=routes)
+            assert status == (1 if problems else 0), settings
+            assert [text.partition(";")[0] for text in found["problems"]] == problems
 
 
 def test_a_server_that_serves_one_model_under_any_name_is_not_asked_for_its_names(check: Check) -> None:
@@ -203,12 +202,12 @@ def test_a_server_that_is_loading_and_one_that_fails_a_call(check: Check) -> Non
     assert found[1]["problems"][0].startswith("a call failed: endpoint 'b' answered 500 for model 'fake'")
 
 
-@pytest.mark.parametrize("given", ["0", "-1", "inf", "nan"])
-def test_a_timeout_that_is_none_is_a_mistake(given: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_timeout_that_is_none_is_a_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "fleet.json"
     path.write_text('{"endpoints": [{"base_url": "http://127.0.0.1:9/v1"}]}')
-    assert main(["check", str(path), "--timeout", given]) == 2
-    assert "--timeout must be more than 0 seconds" in capsys.readouterr().err
+    for given in ("0", "-1", "inf", "nan"):
+        assert main(["check", str(path), "--timeout", given]) == 2
+        assert "--timeout must be more than 0 seconds" in capsys.readouterr().err
 
 
 # TLS

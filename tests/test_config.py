@@ -77,14 +77,14 @@ def refusal_of(**settings: Any) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize(("name", "text"), [("q.yaml", YAML), ("q.YML", YAML), ("q.json", JSON), ("q.toml", TOML)])
-def test_every_kind_of_file_says_the_same(name: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_kind_of_file_says_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUDGE_KEY", SECRET)
-    Path(name).write_text(text)
     endpoint = Endpoint("http://gpu-0:8000/v1", name="gpu-0", api_key=SECRET, models=("judge-*",), limits={"max_concurrency": 64})
     route = Route(pattern="judge-*", endpoints=("gpu-0",), strategy=LoadBalanceStrategy.ROUND_ROBIN)
     expected = ClientConfig(endpoints=(endpoint,), routes=(route,), retry=Retry(attempts=2), timeout=60)
-    assert load_config(name) == load_config(Path(name)) == expected
+    for name, text in (("q.yaml", YAML), ("q.YML", YAML), ("q.json", JSON), ("q.toml", TOML)):
+        Path(name).write_text(text)
+        assert load_config(name) == load_config(Path(name)) == expected, name
 
 
 def test_a_mapping_is_read_like_a_file_and_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,14 +194,12 @@ BROKEN: list[tuple[str, str, str | bytes, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "text", "said"), [case[1:] for case in BROKEN], ids=[case[0] for case in BROKEN])
-def test_a_broken_file_is_refused_with_its_name_and_the_place(name: str, text: str | bytes, said: str) -> None:
-    message = refusal(name, text)
-    assert re.match(rf"{re.escape(name)}(, line \d+)?: ", message)
-    assert said in message
-    assert SECRET not in message
-    assert "ClientConfig" not in message
-    assert "\n" not in message
+def test_a_broken_file_is_refused_with_its_name_and_the_place() -> None:
+    for case, name, text, said in BROKEN:
+        message = refusal(name, text)
+        assert re.match(rf"{re.escape(name)}(, line \d+)?: ", message), case
+        assert said in message, case
+        assert [words for words in (SECRET, "ClientConfig", "\n") if words in message] == [], case
 
 
 FAULTS = {
@@ -299,23 +297,20 @@ def test_a_pattern_may_have_only_one_route() -> None:
     assert "routes: more than one route has the pattern 'judge-*'" in refusal_of(routes=[route, route])
 
 
-@pytest.mark.parametrize(
-    ("body", "said"),
-    [
+def test_a_wrong_route_is_named_by_its_pattern() -> None:
+    mapping = "routes.j*: must be a mapping of endpoints, strategy and weights"
+    wrong: list[tuple[object, str]] = [
         ({"endpoints": ["gpu-0"], "strategyy": "x"}, "routes.j*: unknown setting 'strategyy'; did you mean 'strategy'?"),
         ({"endpoints": "gpu-0"}, "routes.j*.endpoints: must be a list, not a string"),
-        ({"endpoints": ["gpu-0"], "pattern": "k*"}, "routes.j*: must be a mapping of endpoints, strategy and weights"),
-        (None, "routes.j*: must be a mapping of endpoints, strategy and weights"),
-        (["gpu-0"], "routes.j*: must be a mapping of endpoints, strategy and weights"),
-    ],
-)
-def test_a_wrong_route_is_told_by_its_pattern(body: object, said: str) -> None:
-    assert said in refusal_of(routes={"j*": body})
+        *((body, mapping) for body in ({"endpoints": ["gpu-0"], "pattern": "k*"}, None, ["gpu-0"])),
+    ]
+    found = [(body, said, refusal_of(routes={"j*": body})) for body, said in wrong]
+    assert [each for each in found if each[1] not in each[2]] == []
 
 
-@pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf"), True])
-def test_the_budget_of_a_call_is_a_positive_finite_number(value: float) -> None:
-    assert "timeout: " in refusal_of(timeout=value)
+def test_the_budget_of_a_call_is_a_positive_finite_number() -> None:
+    for value in (0, -1, float("nan"), float("inf"), True):
+        assert "timeout: " in refusal_of(timeout=value)
 
 
 def secretive() -> ClientConfig:
@@ -340,20 +335,20 @@ def test_the_environment_may_name_a_file_which_wins_over_all_else() -> None:
     assert [endpoint.name for endpoint in config.endpoints] == ["gpu-0"]
 
 
-@pytest.mark.parametrize(
-    ("environ", "url", "key"),
-    [
-        ({"OPENAI_API_KEY": SECRET}, OPENAI_BASE_URL, SECRET),
-        ({"OPENAI_API_KEY": SECRET, "OPENAI_BASE_URL": "http://a/v1"}, "http://a/v1", SECRET),
-        ({"OPENAI_API_KEY": SECRET, "OPENAI_API_BASE": "http://b/v1"}, "http://b/v1", SECRET),
-        ({"OPENAI_BASE_URL": "http://a/v1", "OPENAI_API_BASE": "http://b/v1"}, "http://a/v1", None),
-        ({"OPENAI_BASE_URL": "", "OPENAI_API_BASE": "http://b/v1", "QREWARD_CONFIG": ""}, "http://b/v1", None),
-    ],
-)
-def test_the_environment_may_name_one_endpoint(environ: dict[str, str], url: str, key: str | None) -> None:
-    (endpoint,) = config_from_env(environ).endpoints
-    assert endpoint.base_url == url
-    assert (endpoint.api_key.get_secret_value() if endpoint.api_key else None) == key
+ENVIRONMENTS: list[tuple[dict[str, str], str, str | None]] = [
+    ({"OPENAI_API_KEY": SECRET}, OPENAI_BASE_URL, SECRET),
+    ({"OPENAI_API_KEY": SECRET, "OPENAI_BASE_URL": "http://a/v1"}, "http://a/v1", SECRET),
+    ({"OPENAI_API_KEY": SECRET, "OPENAI_API_BASE": "http://b/v1"}, "http://b/v1", SECRET),
+    ({"OPENAI_BASE_URL": "http://a/v1", "OPENAI_API_BASE": "http://b/v1"}, "http://a/v1", None),
+    ({"OPENAI_BASE_URL": "", "OPENAI_API_BASE": "http://b/v1", "QREWARD_CONFIG": ""}, "http://b/v1", None),
+]
+
+
+def test_the_environment_may_name_one_endpoint() -> None:
+    for environ, url, key in ENVIRONMENTS:
+        (endpoint,) = config_from_env(environ).endpoints
+        assert endpoint.base_url == url, environ
+        assert (endpoint.api_key.get_secret_value() if endpoint.api_key else None) == key, environ
 
 
 def test_the_environment_is_that_of_the_process_unless_one_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -368,19 +363,16 @@ def test_an_environment_that_names_nothing_is_told_what_may_be_set() -> None:
         assert name in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("environ", "said"),
-    [
+def test_a_wrong_variable_is_named() -> None:
+    for environ, said in (
         ({"OPENAI_BASE_URL": f"http://u:{SECRET}@a"}, "environment: OPENAI_BASE_URL: must not hold a user or password"),
         ({"OPENAI_API_BASE": "gpu-0:8000"}, "environment: OPENAI_API_BASE: must be an http:// or https:// URL"),
         ({"OPENAI_API_KEY": f"{SECRET}\n"}, "environment: OPENAI_API_KEY: the value"),
-    ],
-)
-def test_a_wrong_variable_is_told_by_its_name(environ: dict[str, str], said: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        config_from_env(environ)
-    assert str(caught.value).startswith(said)
-    assert SECRET not in str(caught.value)
+    ):
+        with pytest.raises(ConfigError) as caught:
+            config_from_env(environ)
+        assert str(caught.value).startswith(said)
+        assert SECRET not in str(caught.value)
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture, **settings: Any) -> list[str]:

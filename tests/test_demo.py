@@ -73,23 +73,14 @@ def test_the_input_of_a_checkout_is_found_and_read() -> None:
     assert {request.expected for request in requests} == {"correct", "incorrect"}
 
 
-def test_a_missing_input_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+def test_an_input_that_is_missing_empty_or_wrong_is_an_error_that_names_the_file_and_the_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot read the judge requests '.*none\.jsonl': No such file.*--input"):
         demo.read_requests(tmp_path / "none.jsonl")
-
-
-@pytest.mark.parametrize(
-    "bad", ['{"id": "x"', '{"id": "x", "expected": "correct"}', '{"id": "x", "messages": "hi", "expected": "correct"}']
-)
-def test_a_wrong_line_is_an_error_that_names_the_line(tmp_path: Path, bad: str) -> None:
     path = tmp_path / "in.jsonl"
-    path.write_bytes(msgspec.json.encode(REQUEST) + b"\n\n" + bad.encode())
-    with pytest.raises(ConfigError, match=r"in\.jsonl, line 3: "):
-        demo.read_requests(path)
-
-
-def test_an_input_without_requests_is_an_error(tmp_path: Path) -> None:
-    path = tmp_path / "empty.jsonl"
+    for bad in (b'{"id": "x"', b'{"id": "x", "expected": "correct"}', b'{"id": "x", "messages": "hi", "expected": "correct"}'):
+        path.write_bytes(msgspec.json.encode(REQUEST) + b"\n\n" + bad)
+        with pytest.raises(ConfigError, match=r"in\.jsonl, line 3: "):
+            demo.read_requests(path)
     path.write_text("\n")
     with pytest.raises(ConfigError, match="holds no judge requests"):
         demo.read_requests(path)
@@ -100,16 +91,10 @@ def test_an_answer_becomes_a_verdict_with_its_endpoint() -> None:
     assert (row.verdict, row.score, row.endpoint, row.attempts, row.error) == ("correct", 1.0, "gpu-0", 1, None)
 
 
-@pytest.mark.parametrize("text", ["", "I think it is correct.", '{"score": 1}', '{"verdict": null, "score": 1}'])
-def test_an_answer_that_is_no_verdict_is_missing_and_says_why(text: str) -> None:
-    row = demo.judged(REQUEST, answered(text))
-    assert row.verdict is None
-    assert row.score is None
-    assert row.error is not None
-    assert row.error.startswith("not a verdict: ")
-
-
-def test_a_failed_request_is_missing_and_never_a_score_of_zero() -> None:
+def test_an_answer_that_is_no_verdict_and_a_failed_request_are_missing_and_say_why_and_are_no_score_of_zero() -> None:
+    for text in ("", "I think it is correct.", '{"score": 1}', '{"verdict": null, "score": 1}'):
+        row = demo.judged(REQUEST, answered(text))
+        assert (row.verdict, row.score, str(row.error).partition(": ")[0]) == (None, None, "not a verdict")
     row = demo.judged(REQUEST, timed_out())
     assert (row.verdict, row.score, row.error) == (None, None, "RequestTimeout: no answer in 120 s")
 

@@ -10,7 +10,6 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, get_type_hints
 
-import pytest
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
@@ -97,17 +96,10 @@ def shown_default(field: Any) -> str:
     return f"`{json.dumps(value.value if isinstance(value, Enum) else value)}`"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_link_of_a_page_leads_somewhere_in_the_repository(page: Path) -> None:
-    assert [link for link in links(page.read_text()) if broken(page, link)] == []
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_python_block_of_a_page_compiles(page: Path) -> None:
-    assert [block for block in python_blocks(page.read_text()) if not compiles(block)] == []
-
-
-def test_the_pages_are_found() -> None:
+def test_every_link_of_the_pages_leads_somewhere_in_the_repository_and_every_python_block_compiles() -> None:
+    texts = {page: page.read_text() for page in PAGES}
+    assert [(page, link) for page, text in texts.items() for link in links(text) if broken(page, link)] == []
+    assert [(page, block) for page, text in texts.items() for block in python_blocks(text) if not compiles(block)] == []
     assert {"README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/index.md"} <= {str(page.relative_to(ROOT)) for page in PAGES}
 
 
@@ -136,18 +128,16 @@ def test_the_errors_page_lists_exactly_the_errors_with_their_bases() -> None:
         assert re.findall(r"^- ([\w ]+): \S", section(text, name), flags=re.MULTILINE) == ["Meaning", "Usual cause", "Remedy"], name
 
 
-@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
-def test_the_configuration_page_lists_every_setting_with_its_default_and_unit(model: type[BaseModel]) -> None:
-    rows = table(section((ROOT / "docs" / "configuration.md").read_text(), model.__name__))
-    assert all(len(row) == 4 and row[3] for row in rows)
-    assert [(row[0], row[1]) for row in rows] == [(f"`{name}`", shown_default(field)) for name, field in model.model_fields.items()]
-    kinds = get_type_hints(model, include_extras=True)
-    for name, _, unit, _ in rows:
-        is_time = kinds[name.strip("`")] in (policies.Seconds, policies.Seconds | None)
-        assert unit in UNITS | {"-"}, name
-        assert (unit == "seconds") == is_time, name
-
-
-def test_the_configuration_page_leaves_out_no_model_of_settings() -> None:
+def test_the_configuration_page_lists_every_setting_of_every_model_with_its_default_and_unit() -> None:
+    page = (ROOT / "docs" / "configuration.md").read_text()
+    for model in MODELS:
+        rows = table(section(page, model.__name__))
+        assert all(len(row) == 4 and row[3] for row in rows), model
+        assert [(row[0], row[1]) for row in rows] == [(f"`{name}`", shown_default(field)) for name, field in model.model_fields.items()]
+        kinds = get_type_hints(model, include_extras=True)
+        for name, _, unit, _ in rows:
+            is_time = kinds[name.strip("`")] in (policies.Seconds, policies.Seconds | None)
+            assert unit in UNITS | {"-"}, (model, name)
+            assert (unit == "seconds") == is_time, (model, name)
     settings = {kind for kind in vars(policies).values() if inspect.isclass(kind) and issubclass(kind, policies.Policy)}
     assert settings - {policies.Policy} | {ClientConfig, JudgeConfig, RewardConfig} == set(MODELS)

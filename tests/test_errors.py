@@ -6,8 +6,6 @@ import copy
 import inspect
 import pickle
 
-import pytest
-
 from qreward import errors
 from qreward.errors import ConfigError, NoEndpoint, QRewardError, Rejected, RequestError, RequestTimeout
 from qreward.results import AttemptRecord, BatchInterrupted, BatchResult, BatchStats, Result
@@ -24,21 +22,14 @@ def full(kind: type[RequestError]) -> RequestError:
     return error
 
 
-@pytest.mark.parametrize("kind", CLASSES)
-def test_every_error_is_caught_by_the_base_and_documented(kind: type[Exception]) -> None:
-    assert issubclass(kind, QRewardError)
-    assert kind.__dict__.get("__doc__")
-
-
-@pytest.mark.parametrize("kind", CLASSES)
-def test_no_error_hides_from_except_exception_or_looks_like_a_cancellation(kind: type[Exception]) -> None:
-    assert issubclass(kind, Exception)
-    assert not kind.__name__.startswith("Cancel")
-
-
-@pytest.mark.parametrize("kind", CLASSES)
-def test_the_message_is_what_is_shown(kind: type[Exception]) -> None:
-    assert str(kind("what, where, what to change")) == "what, where, what to change"
+def test_every_error_is_an_exception_with_a_docstring_that_shows_its_message() -> None:
+    said = "what, where, what to change"
+    for kind in CLASSES:
+        assert issubclass(kind, QRewardError)
+        assert issubclass(kind, Exception), "a cancellation is none"
+        assert not kind.__name__.startswith("Cancel")
+        assert kind.__dict__.get("__doc__")
+        assert str(kind(said)) == said
 
 
 def test_errors_are_also_the_builtin_errors_they_are_by_nature() -> None:
@@ -52,28 +43,21 @@ def test_what_was_tried_and_what_was_not_are_different_branches() -> None:
     assert not issubclass(NoEndpoint, RequestError | Rejected)
 
 
-@pytest.mark.parametrize("kind", REQUEST_ERRORS)
-def test_a_request_error_without_details_has_empty_ones(kind: type[RequestError]) -> None:
-    error = kind("no answer")
-    assert (error.endpoint, error.model, error.status_code, error.request_id, error.attempts) == (None, None, None, None, ())
+def test_a_request_error_keeps_its_details_between_processes_and_has_empty_ones_without() -> None:
+    for kind in REQUEST_ERRORS:
+        bare = kind("no answer")
+        assert (bare.endpoint, bare.model, bare.status_code, bare.request_id, bare.attempts) == (None, None, None, None, ())
+        for there in (pickle.loads(pickle.dumps(full(kind))), copy.copy(full(kind)), copy.deepcopy(full(kind))):
+            assert type(there) is kind
+            assert str(there) == "gpu-1 gave no answer"
+            assert (there.endpoint, there.model, there.status_code, there.request_id) == ("gpu-1", "judge-7b", 500, "req-1")
+            assert there.attempts == TRAIL
 
 
-@pytest.mark.parametrize("kind", REQUEST_ERRORS)
-@pytest.mark.parametrize("send", [lambda error: pickle.loads(pickle.dumps(error)), copy.copy, copy.deepcopy])
-def test_a_request_error_keeps_its_details_between_processes(kind: type[RequestError], send: object) -> None:
-    assert callable(send)
-    there = send(full(kind))
-    assert type(there) is kind
-    assert str(there) == "gpu-1 gave no answer"
-    assert (there.endpoint, there.model, there.status_code, there.request_id) == ("gpu-1", "judge-7b", 500, "req-1")
-    assert there.attempts == TRAIL
-
-
-@pytest.mark.parametrize("kind", PLAIN_ERRORS)
-def test_any_other_error_keeps_its_message_between_processes(kind: type[Exception]) -> None:
-    there = pickle.loads(pickle.dumps(kind("the queue has no room")))
-    assert type(there) is kind
-    assert str(there) == "the queue has no room"
+def test_any_other_error_keeps_its_message_between_processes() -> None:
+    for kind in PLAIN_ERRORS:
+        there = pickle.loads(pickle.dumps(kind("the queue is full")))
+        assert (type(there), str(there)) == (kind, "the queue is full")
 
 
 def test_an_error_keeps_the_notes_that_were_added_to_it() -> None:

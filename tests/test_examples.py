@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import io
 import json
@@ -12,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 
@@ -27,23 +27,55 @@ DATA = EXAMPLES / "data"
 NAMES = ["single_call.py", "batch_call.py", "sync_call.py"]
 NAMES += ["client_load_balancer.py", "client_model_router.py", "client_streaming.py", "client_batch_streaming.py"]
 LINES = [json.loads(line) for line in INPUT.read_text(encoding="utf-8").splitlines()]
+RUNNER = """
+import contextlib, io, json, os, runpy, sys, traceback
+said = []
+for script, variables in json.loads(sys.argv[1]):
+    folder = os.path.dirname(script)
+    os.chdir(folder)
+    os.environ.update(variables)
+    sys.path.insert(0, folder)
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            runpy.run_path(script, run_name="__main__")
+        except BaseException:
+            traceback.print_exc()
+    sys.path.remove(folder)
+    for name, module in list(sys.modules.items()):
+        if os.path.dirname(getattr(module, "__file__", None) or "") == folder:
+            del sys.modules[name]
+    for name in variables:
+        del os.environ[name]
+    said.append([out.getvalue(), err.getvalue()])
+print(json.dumps(said))
+"""
 
 
-def run_python(*args: str, cwd: Path, **variables: str) -> str:
+def run_python(*args: str, cwd: Path) -> str:
     """Standard output of a Python process in which each warning is an error; it must end well and say nothing else."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", *args], cwd=cwd, env=os.environ | variables, capture_output=True, text=True, timeout=60, check=False
-    )
+    done = subprocess.run([sys.executable, "-W", "error", *args], cwd=cwd, capture_output=True, text=True, timeout=100, check=False)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     return done.stdout
 
 
-async def run_against(fleet: FakeFleet, *args: str, cwd: Path, **variables: str) -> str:
-    """The same, in a thread, while this loop serves the fleet."""
-    async with fleet:
-        urls = {f"URL_{number}": endpoint.base_url for number, endpoint in enumerate(fleet.endpoints)}
-        filled = {name: value.format(**urls) for name, value in variables.items()}
-        return await asyncio.to_thread(lambda: run_python(*args, cwd=cwd, **filled))
+def run_scripts(scripts: Iterable[tuple[Path, dict[str, str]]], folder: Path) -> list[tuple[str, str]]:
+    """What scripts print and complain of, run one after the other in one process, each in its folder and with its variables."""
+    given = [(str(script), variables) for script, variables in scripts]
+    return [(out, err) for out, err in json.loads(run_python("-c", RUNNER, json.dumps(given), cwd=folder))]
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What each example prints that is run without any setting."""
+    own = ("OPENAI_", "QREWARD_")
+    names = [*NAMES, "batch_decorator.py", "reward_server.py"]
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith(own)]:
+            patch.delenv(name)
+        found = run_scripts([(EXAMPLES / name, {}) for name in names], tmp_path_factory.mktemp("examples"))
+    assert {name: err for name, (_, err) in zip(names, found, strict=True) if err} == {}
+    return {name: out for name, (out, _) in zip(names, found, strict=True)}
 
 
 def blocks(text: str) -> list[str]:
@@ -96,14 +128,14 @@ def test_the_code_questions_say_what_python_really_prints() -> None:
         assert out.getvalue().strip() == reference, code
 
 
-def test_the_single_call_prints_the_verdict() -> None:
-    verdict = json.loads(run_python("single_call.py", cwd=EXAMPLES))
+def test_the_single_call_prints_the_verdict(said: dict[str, str]) -> None:
+    verdict = json.loads(said["single_call.py"])
     assert verdict["verdict"] == "correct"
     assert verdict["score"] == 1
 
 
-def test_the_batch_call_judges_all_rollouts_and_knows_the_wrong_half() -> None:
-    out = run_python("batch_call.py", cwd=EXAMPLES)
+def test_the_batch_call_judges_all_rollouts_and_knows_the_wrong_half(said: dict[str, str]) -> None:
+    out = said["batch_call.py"]
     assert "60 of 60 judged" in out
     assert "mean reward 0.50" in out
     sent = {name: int(count) for name, count in re.findall(r"^(\S+): sent (\d+)", out, re.MULTILINE)}
@@ -111,8 +143,8 @@ def test_the_batch_call_judges_all_rollouts_and_knows_the_wrong_half() -> None:
     assert sum(sent.values()) >= 60
 
 
-def test_the_load_balancer_shows_each_strategy_and_spares_an_unhealthy_endpoint() -> None:
-    lines = run_python("client_load_balancer.py", cwd=EXAMPLES).splitlines()
+def test_the_load_balancer_shows_each_strategy_and_spares_an_unhealthy_endpoint(said: dict[str, str]) -> None:
+    lines = said["client_load_balancer.py"].splitlines()
     labels = ["expected_finish", "round_robin", "weighted_round_robin", "least_connections", "power_of_two", "without gpu-0"]
     assert [line[:22].strip() for line in lines] == labels
     shares = {line[:22].strip(): Counter({name: int(count) for name, count in re.findall(r"(gpu-\d) (\d+)", line[22:])}) for line in lines}
@@ -122,8 +154,8 @@ def test_the_load_balancer_shows_each_strategy_and_spares_an_unhealthy_endpoint(
     assert shares["without gpu-0"]["gpu-0"] == 0
 
 
-def test_the_model_router_prefers_the_exact_name_then_the_most_specific_glob() -> None:
-    out = run_python("client_model_router.py", cwd=EXAMPLES)
+def test_the_model_router_prefers_the_exact_name_then_the_most_specific_glob(said: dict[str, str]) -> None:
+    out = said["client_model_router.py"]
     assert re.findall(r"^(judge-\S+) -> (\S+)$", out, re.MULTILINE) == [
         ("judge-7b", "small"),  # by the glob judge-7?
         ("judge-70b", "large"),  # by the glob judge-*
@@ -132,8 +164,8 @@ def test_the_model_router_prefers_the_exact_name_then_the_most_specific_glob() -
     assert re.search(r"^not served: .*'unknown-model'.*'judge-\*'", out, re.MULTILINE)
 
 
-def test_the_streams_come_token_by_token_break_off_and_begin_anew() -> None:
-    tokens, whole, chunks, left, broke, anew, again = run_python("client_streaming.py", cwd=EXAMPLES).splitlines()
+def test_the_streams_come_token_by_token_break_off_and_begin_anew(said: dict[str, str]) -> None:
+    tokens, whole, chunks, left, broke, anew, again = said["client_streaming.py"].splitlines()
     assert tokens.count("|") == 30
     verdict = tokens.replace("|", "")
     assert json.loads(verdict)["verdict"] == "correct"
@@ -149,8 +181,8 @@ def test_the_streams_come_token_by_token_break_off_and_begin_anew() -> None:
     assert again == f"and whole: {verdict}"
 
 
-def test_the_streams_of_a_batch_interleave_and_one_that_fails_is_a_value() -> None:
-    out = run_python("client_batch_streaming.py", cwd=EXAMPLES)
+def test_the_streams_of_a_batch_interleave_and_one_that_fails_is_a_value(said: dict[str, str]) -> None:
+    out = said["client_batch_streaming.py"]
     before, failed, after, judged, *ends = out.splitlines()
     tokens = Counter(before + after)
     index = re.fullmatch(r"stream (\d) failed: the stream broke off after \d+ characters: endpoint 'judge-1'.*", failed)
@@ -164,8 +196,8 @@ def test_the_streams_of_a_batch_interleave_and_one_that_fails_is_a_value() -> No
     assert sorted((end[1], end[2]) for end in found if end) == [(str(number), ("correct", "incorrect")[number % 2]) for number in range(8)]
 
 
-def test_the_blocking_client_calls_judges_streams_and_serves_threads() -> None:
-    one, *progress, batch, stream, threads = run_python("sync_call.py", cwd=EXAMPLES).splitlines()
+def test_the_blocking_client_calls_judges_streams_and_serves_threads(said: dict[str, str]) -> None:
+    one, *progress, batch, stream, threads = said["sync_call.py"].splitlines()
     assert json.loads(one.removeprefix("one call:"))["verdict"] == "correct"
     assert all(re.fullmatch(r"\d+/60 judged, 0 failed, \$0\.\d{6}", line) for line in progress)
     assert progress[0].startswith("0/60")
@@ -177,15 +209,6 @@ def test_the_blocking_client_calls_judges_streams_and_serves_threads() -> None:
     assert threads.startswith("8 threads: 16 answers")
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_an_example_runs_against_the_endpoints_that_the_environment_names(name: str) -> None:
-    fleet = FakeFleet([FakeEndpoint("mine", models=["mine-*", "judge-*"], responder="judge", api_key="not-secret")])
-    own = {"OPENAI_BASE_URL": "{URL_0}", "OPENAI_API_KEY": "not-secret", "JUDGE_MODEL": "mine-1"}
-    out = asyncio.run(run_against(fleet, name, cwd=EXAMPLES, **own))
-    assert out
-    assert fleet.seen("mine").answered >= 1
-
-
 def test_each_example_is_short_and_says_what_it_shows() -> None:
     for path in sorted(EXAMPLES.glob("*.py")):
         text = path.read_text(encoding="utf-8")
@@ -193,33 +216,40 @@ def test_each_example_is_short_and_says_what_it_shows() -> None:
         assert text.startswith('"""'), path
 
 
-def test_the_python_of_the_readme_runs_and_judges(tmp_path: Path) -> None:
-    found = blocks((ROOT / "README.md").read_text(encoding="utf-8"))
-    assert len(found) == 2  # awaited, and not
-    for block in found:
-        (tmp_path / "readme.py").write_text(block, encoding="utf-8")
-        fleet = FakeFleet([FakeEndpoint("a", responder="judge"), FakeEndpoint("b", responder="judge", api_key="not-secret")])
-        given = {"JUDGE_URL": "{URL_0}", "API_URL": "{URL_1}", "API_KEY": "not-secret", "OPENAI_BASE_URL": "{URL_0}"}
-        out = asyncio.run(run_against(fleet, "readme.py", cwd=tmp_path, **given))
-        assert re.findall(r'"verdict": "(\w+)"', out) == ["correct", "correct", "incorrect"]
+def test_examples_and_the_python_of_the_pages_run_against_the_endpoints_that_the_environment_names(tmp_path: Path) -> None:
+    readme = blocks((ROOT / "README.md").read_text(encoding="utf-8"))
+    pages = {page.name: blocks(page.read_text(encoding="utf-8")) for page in sorted((ROOT / "docs").glob("*.md"))}
+    assert len(readme) == 2  # awaited, and not
+    assert {"batching.md", "configuration.md", "errors.md", "streaming.md"} <= {name for name, found in pages.items() if found}
+    fakes = [
+        FakeEndpoint("mine", models=["mine-*", "judge-*"], responder="judge", api_key="not-secret"),
+        FakeEndpoint("a", responder="judge"),
+        FakeEndpoint("b", responder="judge", api_key="not-secret"),
+        FakeEndpoint("page", latency=Latency(tokens=10)),
+    ]
+    with FakeFleet(fakes) as fleet:
+        url = fleet.urls
+        own = {"OPENAI_BASE_URL": url["mine"], "OPENAI_API_KEY": "not-secret", "JUDGE_MODEL": "mine-1"}
+        of_readme = {"JUDGE_URL": url["a"], "API_URL": url["b"], "API_KEY": "not-secret", "OPENAI_BASE_URL": url["a"]}
+        scripts = {name: (EXAMPLES / name, own) for name in NAMES}
+        written = [(f"readme_{at}.py", block, of_readme) for at, block in enumerate(readme)]
+        written += [
+            (f"{name.removesuffix('.md')}_{at}.py", block, {"OPENAI_BASE_URL": url["page"]})
+            for name, found in pages.items()
+            for at, block in enumerate(found)
+        ]
+        for name, block, variables in written:
+            (tmp_path / name).write_text(block, encoding="utf-8")
+            scripts[name] = (tmp_path / name, variables)
+        found = dict(zip(scripts, run_scripts(scripts.values(), tmp_path), strict=True))
+        assert fleet.seen("mine").answered >= len(NAMES)
+    assert {name: err for name, (out, err) in found.items() if err or not out} == {}
+    for name in ("readme_0.py", "readme_1.py"):
+        assert re.findall(r'"verdict": "(\w+)"', found[name][0]) == ["correct", "correct", "incorrect"]
 
 
-PAGES = [(page.name, block) for page in sorted((ROOT / "docs").glob("*.md")) for block in blocks(page.read_text(encoding="utf-8"))]
-
-
-@pytest.mark.parametrize("block", [block for _, block in PAGES], ids=[name for name, _ in PAGES])
-def test_the_python_of_the_pages_runs_where_it_is_marked(block: str, tmp_path: Path) -> None:
-    (tmp_path / "page.py").write_text(block, encoding="utf-8")
-    fleet = FakeFleet([FakeEndpoint("a", latency=Latency(tokens=10))])
-    assert asyncio.run(run_against(fleet, "page.py", cwd=tmp_path, OPENAI_BASE_URL="{URL_0}"))
-
-
-def test_each_page_with_marked_python_is_found() -> None:
-    assert {"batching.md", "configuration.md", "errors.md", "streaming.md"} <= {name for name, _ in PAGES}
-
-
-def test_the_batch_decorator_merges_calls() -> None:
-    one, many, bad, streams, stats = run_python("batch_decorator.py", cwd=EXAMPLES).splitlines()
+def test_the_batch_decorator_merges_calls(said: dict[str, str]) -> None:
+    one, many, bad, streams, stats = said["batch_decorator.py"].splitlines()
     assert one == "one call: 1.0 in batches of [1]"
     assert many == "100 at once: mean reward 0.5, in batches of [32, 32, 32, 4]"
     assert bad.startswith("a bad neighbour: 1.0 and ValueError(")
@@ -227,8 +257,8 @@ def test_the_batch_decorator_merges_calls() -> None:
     assert stats == "103 items in 6 batches"
 
 
-def test_the_reward_server_scores_in_batches_and_a_completion_that_cannot_be_scored_fails_alone() -> None:
-    rewards, fewer, alone = run_python("reward_server.py", cwd=EXAMPLES).splitlines()
+def test_the_reward_server_scores_in_batches_and_a_completion_that_cannot_be_scored_fails_alone(said: dict[str, str]) -> None:
+    rewards, fewer, alone = said["reward_server.py"].splitlines()
     assert rewards == "rewards: [0.6, 1.0, 1.0, 0.6, 1.0, 1.0, 0.6, 1.0, 1.0, 0.6, 1.0, 1.0, 0.0]"
     assert fewer == "13 completions, fewer calls of the scorer: True"
     assert alone == "one that has none: [1.0, None] 'one half' is no number"

@@ -16,7 +16,6 @@ import pytest
 import qreward
 
 ROOT = Path(__file__).parents[1]
-NAMES = [name for name in qreward.__all__ if name != "__version__"]
 
 
 def names_for_type_checkers() -> set[str]:
@@ -27,12 +26,13 @@ def names_for_type_checkers() -> set[str]:
     return imported | declared
 
 
-def modules_after(statement: str) -> set[str]:
-    """What a fresh interpreter has loaded because of the statement; what it loads by itself does not count."""
-    script = f"import sys; before = set(sys.modules)\n{statement}\nprint(*sorted(set(sys.modules) - before))"
+def loaded_after(*statements: str) -> list[set[str]]:
+    """What a fresh interpreter has loaded after each statement; what it loads by itself does not count."""
+    shown = "print(*sorted(set(sys.modules) - before))"
+    script = f"import sys; before = set(sys.modules)\n{''.join(f'{statement}; {shown}{chr(10)}' for statement in statements)}"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
-    return set(done.stdout.split())
+    return [set(line.split()) for line in done.stdout.splitlines()]
 
 
 def test_the_names_for_type_checkers_are_the_names_that_load() -> None:
@@ -47,12 +47,11 @@ def test_dir_shows_the_public_names() -> None:
     assert set(dir(qreward)) == set(qreward.__all__)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_public_name_loads_and_has_a_docstring(name: str) -> None:
-    thing = getattr(qreward, name)
-    assert inspect.isclass(thing) or callable(thing)
-    own = thing.__dict__.get("__doc__") if inspect.isclass(thing) else thing.__doc__
-    assert own, f"{name} has no docstring of its own"
+def test_every_public_name_loads_and_has_a_docstring_of_its_own() -> None:
+    things = {name: getattr(qreward, name) for name in qreward.__all__ if name != "__version__"}
+    assert [name for name, thing in things.items() if not callable(thing)] == []
+    own = {name: thing.__dict__.get("__doc__") if inspect.isclass(thing) else thing.__doc__ for name, thing in things.items()}
+    assert [name for name, words in own.items() if not words] == []
 
 
 def test_an_unknown_name_is_an_attribute_error_that_names_it() -> None:
@@ -60,22 +59,14 @@ def test_an_unknown_name_is_an_attribute_error_that_names_it() -> None:
         _ = qreward.QRewardCleint
 
 
-def test_importing_the_package_loads_nothing_heavy() -> None:
-    loaded = modules_after("import qreward")
-    assert "qreward" in loaded
-    heavy = {"openai", "httpx", "httpx2", "aiohttp", "pydantic", "msgspec", "asyncio", "opentelemetry", "yaml"}
-    assert not loaded & heavy
-    assert {name for name in loaded if name.startswith("qreward.")} == set()
-
-
-def test_importing_the_client_loads_neither_openai_nor_httpx() -> None:
-    loaded = modules_after("from qreward import QRewardClient")
-    assert "qreward.client" in loaded
-    assert not loaded & {"openai", "httpx", "httpx2", "yaml"}
-
-
-def test_a_config_error_costs_no_settings_library() -> None:
-    assert not modules_after("from qreward import ConfigError") & {"pydantic", "asyncio", "aiohttp", "openai"}
+def test_nothing_heavy_is_loaded_until_it_is_used() -> None:
+    package, error, client = loaded_after("import qreward", "from qreward import ConfigError", "from qreward import QRewardClient")
+    assert {name for name in package if name.partition(".")[0] == "qreward"} == {"qreward"}
+    settings = {"pydantic", "asyncio", "aiohttp", "openai"}
+    assert not package & {*settings, "httpx", "httpx2", "msgspec", "opentelemetry", "yaml"}
+    assert not error & settings
+    assert "qreward.client" in client
+    assert not client & {"openai", "httpx", "httpx2", "yaml"}
 
 
 def test_the_version_is_that_of_the_installed_package() -> None:

@@ -149,16 +149,6 @@ def test_the_dying_endpoint_dies_after_a_fifth_of_what_the_whole_fleet_would_nee
     assert [name for name, endpoint in endpoints.items() if endpoint.faults.hang] == ["hangs"]
 
 
-def test_every_client_has_its_file_its_environment_and_a_name_of_its_own(module: Any) -> None:
-    clients, environments = module("makespan_clients"), module("overhead_clients").ENVIRONMENTS
-    every = (*clients.CLIENTS, *clients.CANDIDATES, clients.BARE)
-    assert len({client.name for client in every}) == len(every)
-    for client in every:
-        assert (BENCHMARKS / "clients" / client.script).is_file()
-        assert client.environment is None or client.environment in environments
-    assert clients.OURS.settings == {}, "ours is told only the URLs"
-
-
 def test_each_seed_begins_with_another_client(module: Any) -> None:
     turned = module("makespan").turned
     assert [turned(["a", "b", "c"], places) for places in (0, 1, 3)] == [["a", "b", "c"], ["b", "c", "a"], ["a", "b", "c"]]
@@ -213,8 +203,3 @@ def test_the_markdown_command_measures_nothing_and_writes_the_page_from_the_file
     ):
         assert expected in text
     assert text.endswith("--> after")
-
-
-def test_the_page_has_the_section_that_the_command_writes(module: Any) -> None:
-    page = module("_pages").PAGE.read_text(encoding="utf-8")
-    assert page.count("<!-- makespan:begin -->") == page.count("<!-- makespan:end -->") == 1

@@ -24,12 +24,12 @@ FILES = [
 NOT_NUMBERS = [("q.yaml", ".nan"), ("q.yaml", ".inf"), ("q.json", "NaN"), ("q.json", "Infinity"), ("q.toml", "nan"), ("q.toml", "inf")]
 
 
-@pytest.mark.parametrize(("name", "text"), FILES, ids=[name for name, _ in FILES])
-def test_a_price_is_read_from_every_kind_of_file_and_by_way_of_the_environment(name: str, text: str, tmp_path: Path) -> None:
-    file = tmp_path / name
-    file.write_text(text)
-    for config in (load_config(file), config_from_env({"QREWARD_CONFIG": str(file)})):
-        assert config.endpoints[0].price == (0.15, 0.6)
+def test_a_price_is_read_from_every_kind_of_file_and_by_way_of_the_environment(tmp_path: Path) -> None:
+    for name, text in FILES:
+        file = tmp_path / name
+        file.write_text(text)
+        for config in (load_config(file), config_from_env({"QREWARD_CONFIG": str(file)})):
+            assert config.endpoints[0].price == (0.15, 0.6), name
 
 
 def test_a_price_may_stand_in_variables(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,40 +44,37 @@ def test_an_endpoint_has_no_price_unless_it_is_given_one_and_may_be_free() -> No
     assert Endpoint(URL, price=(0, 0)).price == (0.0, 0.0)
 
 
-@pytest.mark.parametrize(
-    ("price", "said"),
-    [
-        (0.15, PAIR),
-        ("0.15", PAIR),
-        ([], PAIR),
-        ([0.15], PAIR),
-        ([0.15, 0.6, 0.075], PAIR),
-        ({0.15, 0.6}, PAIR),
-        ({"prompt": 0.15, "completion": 0.6}, PAIR),
-        ([-0.15, 0.6], "price.0: must be at least 0 US dollars, not -0.15"),
-        ([0.15, -0.6], "price.1: must be at least 0 US dollars, not -0.6"),
-        ([0.15, float("nan")], "price.1: must be a finite number of US dollars, not nan"),
-        ([float("inf"), 0.6], "price.0: must be a finite number of US dollars, not inf"),
-        ([True, 0.6], "price.0: must be a number of US dollars, not true or false"),
-        ([None, 0.6], "price.0: must be a number of US dollars, not null"),
-        (["a cent", 0.6], "price.0: 'a cent' is not a number of US dollars"),
-    ],
-)
-def test_what_is_no_price_is_refused_and_the_error_says_where(price: Any, said: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        Endpoint(URL, price=price)
-    assert str(caught.value).startswith(f"Endpoint: {said}")
-    with pytest.raises(ConfigError) as caught:
-        load_config({"endpoints": [{"base_url": URL, "price": price}]})
-    assert f"endpoints.0.{said}" in str(caught.value)
+NO_PRICES: list[tuple[Any, str]] = [
+    (0.15, PAIR),
+    ("0.15", PAIR),
+    ([], PAIR),
+    ([0.15], PAIR),
+    ([0.15, 0.6, 0.075], PAIR),
+    ({0.15, 0.6}, PAIR),
+    ({"prompt": 0.15, "completion": 0.6}, PAIR),
+    ([-0.15, 0.6], "price.0: must be at least 0 US dollars, not -0.15"),
+    ([0.15, -0.6], "price.1: must be at least 0 US dollars, not -0.6"),
+    ([0.15, float("nan")], "price.1: must be a finite number of US dollars, not nan"),
+    ([float("inf"), 0.6], "price.0: must be a finite number of US dollars, not inf"),
+    ([True, 0.6], "price.0: must be a number of US dollars, not true or false"),
+    ([None, 0.6], "price.0: must be a number of US dollars, not null"),
+    (["a cent", 0.6], "price.0: 'a cent' is not a number of US dollars"),
+]
 
 
-@pytest.mark.parametrize(("name", "number"), NOT_NUMBERS)
-def test_a_price_that_a_file_can_hold_but_nobody_can_pay_is_refused(name: str, number: str, tmp_path: Path) -> None:
-    file = tmp_path / name
-    file.write_text(dict(FILES)[name].replace("0.15", number))
-    with pytest.raises(ConfigError, match=r"endpoints\.0\.price\.0: must be a finite number of US dollars"):
-        load_config(file)
+def test_what_is_no_price_is_refused_and_the_error_says_where(tmp_path: Path) -> None:
+    for price, said in NO_PRICES:
+        with pytest.raises(ConfigError) as caught:
+            Endpoint(URL, price=price)
+        assert str(caught.value).startswith(f"Endpoint: {said}")
+        with pytest.raises(ConfigError) as caught:
+            load_config({"endpoints": [{"base_url": URL, "price": price}]})
+        assert f"endpoints.0.{said}" in str(caught.value)
+    for name, number in NOT_NUMBERS:
+        file = tmp_path / name
+        file.write_text(dict(FILES)[name].replace("0.15", number))
+        with pytest.raises(ConfigError, match=r"endpoints\.0\.price\.0: must be a finite number of US dollars"):
+            load_config(file)
 
 
 def test_a_price_is_shown_and_pickled_and_hides_nothing_else() -> None:

@@ -186,39 +186,34 @@ def test_refresh_shows_what_is_under_way_while_nothing_is_done() -> None:
 # where
 
 
-@pytest.mark.parametrize("wanted", [False, None])
-def test_nothing_is_shown_unless_it_is_asked_for(wanted: bool | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_shown_unless_it_is_asked_for_by_the_program_or_else_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = screen(monkeypatch, terminal=True)
-    assert start_progress(wanted, 10) is None
+    assert [start_progress(wanted, 10) for wanted in (False, None)] == [None, None]
     assert terminal.drawn == []
-
-
-@pytest.mark.parametrize(("value", "shown"), [("1", True), ("true", True), ("0", False), ("", False), ("no", False)])
-def test_the_environment_speaks_where_the_program_says_nothing(value: str, shown: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("QREWARD_PROGRESS", value)
-    assert (start_progress(None) is not None) is shown
-    assert start_progress(False) is None
-    assert start_progress(True) is not None
+    for value, shown in {"1": True, "true": True, "0": False, "": False, "no": False}.items():
+        monkeypatch.setenv("QREWARD_PROGRESS", value)
+        assert (start_progress(None) is not None) is shown, value
+        assert start_progress(False) is None
+        assert start_progress(True) is not None
 
 
 async def async_function(_: Progress) -> None:
     raise AssertionError("never awaited")
 
 
-@pytest.mark.parametrize("wanted", [1, 0, "yes", [], async_function])
-def test_anything_else_is_told(wanted: Any) -> None:
-    with pytest.raises(ConfigError, match="progress must be True, False, None or a plain function"):
-        start_progress(wanted)
+def test_anything_else_is_an_error() -> None:
+    for wanted in (1, 0, "yes", [], async_function):
+        with pytest.raises(ConfigError, match="progress must be True, False, None or a plain function"):
+            start_progress(wanted)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("name", "rank", "shown"), [("RANK", "1", False), ("LOCAL_RANK", "3", False), ("RANK", "0", True), ("RANK", "x", True)]
-)
-def test_only_the_first_of_many_ranks_shows_something(name: str, rank: str, shown: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_first_of_many_ranks_shows_something(monkeypatch: pytest.MonkeyPatch) -> None:
     screen(monkeypatch, terminal=True)
-    monkeypatch.setenv(name, rank)
-    assert (start_progress(True) is not None) is shown
-    assert start_progress(lambda _: None) is not None
+    for name, rank, shown in (("RANK", "1", False), ("LOCAL_RANK", "3", False), ("RANK", "0", True), ("RANK", "x", True)):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, rank)
+            assert (start_progress(True) is not None) is shown, (name, rank)
+            assert start_progress(lambda _: None) is not None
 
 
 def test_a_bar_is_drawn_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -487,30 +482,29 @@ def words(**settings: Any) -> list[str]:
     return details(Progress(**nothing | settings))
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        ({}, []),
-        ({"done": 10, "ok": 10}, []),
-        ({"p95": 0.0421}, ["p95 42ms"]),
-        ({"p95": 1.94}, ["p95 1.9s"]),
-        ({"p95": 75.2}, ["p95 75s"]),
-        ({"down": 1, "endpoints": 3, "in_flight": 2, "window": 8}, ["1 of 3 down", "2/8 in flight"]),
-        ({"in_flight": 0, "window": 96}, ["0/96 in flight"]),
-        ({"done": 1000, "retried": 12, "hedged": 30, "failed": 4}, ["retried 1.2%", "hedged 3%", "err 0.4%"]),
-        ({"done": 100_000, "failed": 1}, ["err <0.1%"]),
-        ({"done": 4, "failed": 4}, ["err 100%"]),
-        ({"prompt_tokens": 100_000, "completion_tokens": 42_000, "elapsed": 10.0}, ["14.2k tok/s"]),
-        ({"completion_tokens": 500, "elapsed": 1.0}, ["500 tok/s"]),
-        ({"completion_tokens": 25_000_000, "elapsed": 10.0}, ["2.5M tok/s"]),
-        ({"completion_tokens": 500}, []),
-        ({"cost": 0.614}, ["$0.61"]),
-        ({"cost": 0.0042}, ["$0.0042"]),
-        ({"cost": 0.0}, ["$0.0000"]),
-    ],
-)
-def test_only_what_says_something_is_said(settings: dict[str, Any], said: list[str]) -> None:
-    assert words(**settings) == said
+WORDS: list[tuple[dict[str, Any], list[str]]] = [
+    ({}, []),
+    ({"done": 10, "ok": 10}, []),
+    ({"p95": 0.0421}, ["p95 42ms"]),
+    ({"p95": 1.94}, ["p95 1.9s"]),
+    ({"p95": 75.2}, ["p95 75s"]),
+    ({"down": 1, "endpoints": 3, "in_flight": 2, "window": 8}, ["1 of 3 down", "2/8 in flight"]),
+    ({"in_flight": 0, "window": 96}, ["0/96 in flight"]),
+    ({"done": 1000, "retried": 12, "hedged": 30, "failed": 4}, ["retried 1.2%", "hedged 3%", "err 0.4%"]),
+    ({"done": 100_000, "failed": 1}, ["err <0.1%"]),
+    ({"done": 4, "failed": 4}, ["err 100%"]),
+    ({"prompt_tokens": 100_000, "completion_tokens": 42_000, "elapsed": 10.0}, ["14.2k tok/s"]),
+    ({"completion_tokens": 500, "elapsed": 1.0}, ["500 tok/s"]),
+    ({"completion_tokens": 25_000_000, "elapsed": 10.0}, ["2.5M tok/s"]),
+    ({"completion_tokens": 500}, []),
+    ({"cost": 0.614}, ["$0.61"]),
+    ({"cost": 0.0042}, ["$0.0042"]),
+    ({"cost": 0.0}, ["$0.0000"]),
+]
+
+
+def test_only_what_says_something_is_said() -> None:
+    assert [(settings, words(**settings)) for settings, _ in WORDS] == WORDS
 
 
 # cost

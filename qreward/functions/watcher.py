@@ -78,8 +78,9 @@ def _read_variable(prefix: str, variable: str, text: str) -> tuple[str, object]:
         value = value_of(name, text)
         ScheduleConfig(**{name: value})  # checked alone, so that the error can name the variable; all are checked together later
     except ConfigError as error:
-        texts = [text.removeprefix(f"{name}: ") for _, text in error.faults]
-        raise ConfigError(f"{variable}: {'; '.join(texts)}") from None
+        texts = [text.removeprefix(f"{name}: ") for place, text in error.faults if place]  # others are about several settings at once
+        if texts:
+            raise ConfigError(f"{variable}: {'; '.join(texts)}") from None
     except ValueError as error:
         raise ConfigError(f"{variable}: {error}") from None
     return name, value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import re
 import select
 import struct
 import subprocess
@@ -16,6 +17,7 @@ from types import TracebackType
 
 CTRL_C = b"\x03"
 PATIENCE = 60.0  # seconds
+DROPPED = re.compile(r"Exception ignored in[^\0]*?\nKeyboardInterrupt")
 SIZE = struct.pack("HHHH", 40, 140, 0, 0)  # lines and columns
 _OWN_TERMINAL = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"  # so that Ctrl-C reaches it
 
@@ -56,10 +58,16 @@ class Terminal:
             assert self._read(0.05), f"it ended without {text!r}: {self.shown}"
 
     def wait(self) -> int:
-        """Read to its end; returns its exit code, negative for a signal."""
-        end = time.monotonic() + PATIENCE
+        """Read to its end; returns its exit code, negative for a signal.
+
+        Ctrl-C is typed again if Python says that it dropped an interrupt, which it does amid a finalizer or a weak reference's callback.
+        """
+        end, dropped = time.monotonic() + PATIENCE, 0
         while self._read(0.05):
             assert time.monotonic() < end, f"it does not end: {self.shown}"
+            if len(DROPPED.findall(self.shown)) > dropped:
+                dropped += 1
+                self.type(CTRL_C)
         return self._process.wait()
 
     def _read(self, seconds: float) -> bool:

@@ -27,12 +27,12 @@ FAULTS = {"reset": 0.01, "error_500": 0.01, "hang": 0.005, "truncated": 0.005}
 
 @needs_proc
 def test_a_bulk_over_a_faulty_fleet_is_answered_whole_and_leaves_nothing() -> None:
-    count = 20_000
-    caps = {"a": 40, "b": 24, "c": 64, "d": 16}  # what the servers take; over it is 429
-    limits = {"a": 44, "b": 24, "c": 70, "d": 12}  # what the client is told: too much for two of them
+    count = 6000
+    caps = {"a": 10, "b": 6, "c": 16, "d": 4}  # what the servers take; over it is 429
+    limits = {"a": 14, "b": 6, "c": 22, "d": 3}  # what the client is told: too much for two of them
     fleet = FakeFleet(
         [
-            FakeEndpoint(name, max_concurrency=cap, latency=Latency(base=0.05), faults=Faults(seed=seed, **FAULTS))
+            FakeEndpoint(name, max_concurrency=cap, latency=Latency(base=0.03), faults=Faults(seed=seed, **FAULTS))
             for seed, (name, cap) in enumerate(caps.items())
         ],
         process=True,
@@ -48,9 +48,7 @@ def test_a_bulk_over_a_faulty_fleet_is_answered_whole_and_leaves_nothing() -> No
 
         async with fleet:
             before = open_files()
-            async with QRewardClient(
-                endpoints(fleet, limits, attempt=1.5), wire_factory=wire, retry=Retry(attempts=8), hedge=None
-            ) as client:
+            async with QRewardClient(endpoints(fleet, limits, attempt=3), wire_factory=wire, retry=Retry(attempts=8), hedge=None) as client:
                 batch = await client.batch_chat_completion(
                     iter(prompts(count)), MODEL, on_result=lambda result: finished.append(result.index)
                 )
@@ -73,16 +71,20 @@ def test_a_bulk_over_a_faulty_fleet_is_answered_whole_and_leaves_nothing() -> No
         assert all(kinds[kind] > 0.5 * rate * count for kind, rate in FAULTS.items())  # the fleet was as bad as it was meant to be
         assert seen["a"].rejected > 0
         assert seen["c"].rejected > 0
-        # client and servers agree on what happened; a 429 was nobody's failure
-        assert sum(each.won for each in stats.values()) == sum(each.answered for each in seen.values()) == count
+        # client and servers agree on what happened: a 429 is no failure, and a server may answer whom the client no longer waits for
+        timeouts = sum(record.outcome == "timeout" for result in batch for record in result.attempts)
+        late = timeouts - kinds["hang"]
+        assert late >= 0
+        assert sum(each.won for each in stats.values()) == count
+        assert count <= sum(each.answered for each in seen.values()) <= count + late
         assert sum(each.rejected for each in stats.values()) == sum(each.rejected for each in seen.values())
-        assert sum(each.failed for each in stats.values()) == sum(kinds.values())
+        assert sum(each.failed for each in stats.values()) == sum(kinds.values()) + late
 
     run(test)
 
 
 def test_when_an_endpoint_is_killed_the_others_take_its_work_and_no_item_is_lost() -> None:
-    count = 3000
+    count = 1500
     fleet = FakeFleet([FakeEndpoint(name, latency=Latency(base=0.02)) for name in "abc"], process=True)
 
     async def test() -> None:
@@ -90,7 +92,7 @@ def test_when_an_endpoint_is_killed_the_others_take_its_work_and_no_item_is_lost
 
         def on_result(result: Any) -> None:
             finished.append(result.index)
-            if len(finished) == 600:
+            if len(finished) == 300:
                 fleet.kill("a")
 
         async with fleet, client_of(fleet, {"a": 16, "b": 16, "c": 16}, attempt=5) as client:
@@ -101,7 +103,7 @@ def test_when_an_endpoint_is_killed_the_others_take_its_work_and_no_item_is_lost
         moved = [result for result in batch if any(record.endpoint == "a" and record.outcome != "ok" for record in result.attempts)]
         assert moved  # what was under way there
         assert all(result.endpoint in ("b", "c") for result in moved)
-        assert fleet.seen("a").answered < 900
+        assert fleet.seen("a").answered < 450
         answered = sum(fleet.seen(name).answered for name in "abc")
         copies = sum(stats.hedged for stats in batch.stats.endpoints.values())
         assert count <= answered <= count + 16 + copies  # answers that were cut off on their way are counted there, and asked for again
@@ -134,7 +136,7 @@ def test_an_endpoint_that_comes_back_is_used_again() -> None:
 
 
 def test_an_outage_of_the_whole_fleet_is_waited_out_and_nothing_is_lost() -> None:
-    count = 2000
+    count = 1000
     outage = Phase(behaviour="error_503", after_requests=150, end=2)
     fleet = FakeFleet([FakeEndpoint(name, latency=Latency(base=0.01), phases=[outage]) for name in "abcd"], process=True)
 

@@ -145,8 +145,8 @@ def half_way():
     "blocking, in on_result": """
 def half_way():
     print("HALF WAY")
-    while "give_up" not in (frame.name for frame in traceback.extract_stack(sys._current_frames()[threading.main_thread().ident])):
-        time.sleep(0.01)
+    while not {"stop", "wait"} <= {frame.name for frame in traceback.extract_stack(sys._current_frames()[threading.main_thread().ident])}:
+        time.sleep(0.01)  # until the main thread waits for what it has cancelled
     print("ONCE")
     time.sleep(1000)
 """
@@ -173,7 +173,7 @@ def interrupt_twice(text: str, folder: Path) -> None:
         terminal.type(CTRL_C)
         assert terminal.wait() == INTERRUPTED
         asyncio.run(until(lambda: fakes.seen("a").in_flight == 0))
-    assert lines_of(terminal.shown).count("KeyboardInterrupt") == 1
+    assert len(re.findall(r"KeyboardInterrupt(?=[\r\n])", terminal.shown)) == 1  # the bar may be drawn into the same line
 
 
 @pytest.mark.parametrize("kind", STUCK)

@@ -46,46 +46,44 @@ CHANGES: list[tuple[ClientConfig, set[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("after", "names"), CHANGES)
-def test_a_reload_says_what_changed_and_the_client_is_then_what_it_would_have_been_made(after: ClientConfig, names: set[str]) -> None:
-    client, fresh = QRewardClient.from_config(BEFORE), QRewardClient.from_config(after)
-    assert client.reload(after) == names
-    assert client.reload(after) == frozenset()
-    assert client.config == fresh.config
-    assert {route.pattern: set(route.endpoints) for route in client.list_routes()} == {
-        route.pattern: set(route.endpoints) for route in fresh.list_routes()
-    }
-    assert list(client.stats()) == list(fresh.stats())
-    assert pickle.loads(pickle.dumps(client)).config == fresh.config
+def routes_of(client: QRewardClient) -> dict[str, set[str]]:
+    return {route.pattern: set(route.endpoints) for route in client.list_routes()}
 
 
-@pytest.mark.parametrize("kind", [QRewardClient, SyncQRewardClient])
-def test_a_client_takes_a_file_a_mapping_or_a_configuration(kind: Any, tmp_path: Path) -> None:
-    client = kind([endpoint("a")])
+def test_a_reload_says_what_changed_and_the_client_is_then_what_it_would_have_been_made() -> None:
+    for after, names in CHANGES:
+        client, fresh = QRewardClient.from_config(BEFORE), QRewardClient.from_config(after)
+        assert (client.reload(after), client.reload(after)) == (names, frozenset())
+        assert client.config == fresh.config, names
+        assert routes_of(client) == routes_of(fresh), names
+        assert list(client.stats()) == list(fresh.stats()), names
+        assert pickle.loads(pickle.dumps(client)).config == fresh.config, names
+
+
+def test_a_client_takes_a_file_a_mapping_or_a_configuration(tmp_path: Path) -> None:
     path = tmp_path / "q.json"
     path.write_text(json.dumps({"endpoints": [{"base_url": "http://b.example/v1", "name": "b"}]}))
-    assert client.reload(path) == {"a", "b"}
-    assert client.reload(str(path)) == frozenset()
-    assert client.reload({"endpoints": [{"base_url": "http://c.example/v1", "name": "c"}]}) == {"b", "c"}
-    assert client.reload(BEFORE) == {"a", "b", "c", "routes", "retry"}
+    for client in (QRewardClient([endpoint("a")]), SyncQRewardClient([endpoint("a")])):
+        assert client.reload(path) == {"a", "b"}
+        assert client.reload(str(path)) == frozenset()
+        assert client.reload({"endpoints": [{"base_url": "http://c.example/v1", "name": "c"}]}) == {"b", "c"}
+        assert client.reload(BEFORE) == {"a", "b", "c", "routes", "retry"}
 
 
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
+def test_a_wrong_configuration_changes_nothing() -> None:
+    client = QRewardClient.from_config(BEFORE)
+    sources = client._runtime.fleet.sources()
+    wrong: list[tuple[Any, str]] = [
         ({"endpoints": []}, "endpoints: must hold at least one endpoint"),
         ({"endpoints": [{"base_url": "http://b", "name": "b"}], "timeout": 0}, "timeout: "),
         ({"endpoints": [{"base_url": "http://b"}], "routes": {"x": {"endpoints": ["a"]}}}, "routes.x.endpoints: there is no endpoint 'a'"),
         ("nowhere.json", "cannot be read"),
-    ],
-)
-def test_a_wrong_configuration_changes_nothing(wrong: Any, said: str) -> None:
-    client = QRewardClient.from_config(BEFORE)
-    sources = client._runtime.fleet.sources()
-    with pytest.raises(ConfigError, match=said):
-        client.reload(wrong)
-    assert client.config == BEFORE
-    assert client._runtime.fleet.sources() == sources
+    ]
+    for given, said in wrong:
+        with pytest.raises(ConfigError, match=said):
+            client.reload(given)
+        assert client.config == BEFORE
+        assert client._runtime.fleet.sources() == sources
 
 
 def test_what_was_changed_live_gives_way_to_the_configuration() -> None:
@@ -110,7 +108,7 @@ def test_an_endpoint_that_was_marked_unhealthy_stays_so_even_if_it_is_replaced()
 # while it works
 
 
-def test_what_is_in_flight_is_finished_and_what_waits_goes_to_who_is_there_then() -> None:
+def test_what_is_in_flight_is_finished_and_what_waits_goes_to_the_new_endpoints() -> None:
     async def test(client: QRewardClient, servers: Servers) -> None:
         batch = begin(client, 20)
         await asyncio.sleep(2.5)
@@ -211,43 +209,36 @@ def adaptive(most: int | None) -> ClientConfig:
     return config_of(endpoint("a", limits=Limits(max_concurrency=most)))
 
 
-@pytest.mark.parametrize(
-    ("before", "seen", "after", "limit", "kept"),
-    [
+def test_what_was_found_out_of_a_window_is_kept_under_another_limit() -> None:
+    for before, seen, after, limit, kept in (
         (8, 8, 40, 40, False),  # held by the operator alone: as if it were set so from the start
         (None, 32, 8, 8, True),
         (None, 300, 400, 300, True),
         (64, 20, 48, 20, True),  # found out to be less: that stays true
         (64, 20, None, 20, True),
         (200, 200, 300, 200, True),  # a new one would start lower
-    ],
-)
-def test_what_was_found_out_of_a_window_is_kept_under_another_limit(
-    before: int | None, seen: int, after: int | None, limit: int, kept: bool
-) -> None:
-    client = QRewardClient.from_config(adaptive(before))
-    source = source_of(client, "a")
-    window = source.window
-    assert isinstance(window, AdaptiveLimit)
-    window.limit = seen
-    client.reload(adaptive(after))
-    assert source_of(client, "a") is source
-    assert source.window.limit == limit
-    assert (source.window is window) is kept
-    assert cast("AdaptiveLimit", source.window).most == (after or AdaptiveLimit(random.Random()).most)
+    ):
+        client = QRewardClient.from_config(adaptive(before))
+        source = source_of(client, "a")
+        window = source.window
+        assert isinstance(window, AdaptiveLimit)
+        window.limit = seen
+        client.reload(adaptive(after))
+        assert source_of(client, "a") is source
+        assert (source.window.limit, source.window is window) == (limit, kept), (before, seen, after)
+        assert cast("AdaptiveLimit", source.window).most == (after or AdaptiveLimit(random.Random()).most)
 
 
 OTHERS: list[dict[str, Any]] = [{"host": "moved"}, {"api_key": "sk-b"}, {"headers": {"X-Team": "b"}}, {"kind": "vllm"}, {"verify": False}]
 
 
-@pytest.mark.parametrize("other", [*OTHERS, {"limits": Limits(adaptive=True)}])
-def test_another_address_key_dialect_or_way_of_finding_limits_is_a_new_beginning(other: dict[str, Any]) -> None:
-    client = QRewardClient.from_config(config_of(endpoint("a")))
-    source = source_of(client, "a")
-    assert client.reload(config_of(endpoint("a", **other))) == {"a"}
-    assert source_of(client, "a") is not source
-    assert source.removed
-    assert source.pools == []
+def test_another_address_key_dialect_or_way_of_finding_limits_is_a_new_beginning() -> None:
+    for other in (*OTHERS, {"limits": Limits(adaptive=True)}):
+        client = QRewardClient.from_config(config_of(endpoint("a")))
+        source = source_of(client, "a")
+        assert client.reload(config_of(endpoint("a", **other))) == {"a"}
+        assert source_of(client, "a") is not source, other
+        assert (source.removed, source.pools) == (True, [])
 
 
 # settings

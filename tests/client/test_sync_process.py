@@ -9,8 +9,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from qreward.testing import FakeEndpoint, FakeFleet, Faults, Latency
 
 PRELUDE = """
@@ -60,11 +58,6 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_a_process_ends_cleanly_although_nobody_closed_the_client(tmp_path: Path) -> None:
-    with FakeFleet([FakeEndpoint("a")]) as fleet:
-        assert run("print(asks(client))", fleet, tmp_path) == ["9"]
-
-
 def test_a_process_ends_cleanly_with_requests_under_way(tmp_path: Path) -> None:
     program = """
 from qreward import ClientClosed
@@ -87,7 +80,7 @@ arrived.wait()
         assert fleet.seen("a").requests < 1000
 
 
-def test_two_clients_of_one_process_and_one_that_is_closed_end_cleanly(tmp_path: Path) -> None:
+def test_a_process_ends_cleanly_with_a_client_that_is_closed_and_one_that_is_not(tmp_path: Path) -> None:
     program = """
 with SyncQRewardClient.from_config(client.config) as other:
     print(asks(other), asks(client))
@@ -96,34 +89,34 @@ with SyncQRewardClient.from_config(client.config) as other:
         assert run(program, fleet, tmp_path) == ["9 9"]
 
 
-@pytest.mark.parametrize("end", ["os._exit(0)", "sys.exit(0)"])
-def test_a_forked_child_uses_the_client_it_inherits_and_the_parents_goes_on(end: str, tmp_path: Path) -> None:
-    program = f"""
+def test_a_forked_child_uses_the_client_it_inherits_and_the_parents_goes_on(tmp_path: Path) -> None:
+    program = """
 asks(client)
-if (child := os.fork()) == 0:
-    print("child", asks(client), client.stats()["%s"].won, flush=True)
-    {end}
-joined(child)
+for leave in (os._exit, sys.exit):
+    if (child := os.fork()) == 0:
+        print("child", asks(client), client.stats()["%s"].won, flush=True)
+        leave(0)
+    joined(child)
 print("parent", asks(client), client.stats()["%s"].won, flush=True)
 """
     with FakeFleet([FakeEndpoint("a")]) as fleet:
         name = fleet.endpoints[0].base_url.split("/")[2]
-        assert run(program.replace("%s", name), fleet, tmp_path) == ["child 9 9", "parent 9 18"]
+        assert run(program.replace("%s", name), fleet, tmp_path) == ["child 9 9", "child 9 9", "parent 9 18"]
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_the_client_goes_to_other_processes_as_an_argument(method: str, tmp_path: Path) -> None:
-    program = f"""
+def test_the_client_goes_to_other_processes_as_an_argument(tmp_path: Path) -> None:
+    program = """
 import multiprocessing
 if __name__ == "__main__":
     asks(client)
-    with multiprocessing.get_context({method!r}).Pool(2) as pool:
-        print(pool.map(asks, [client] * 4))
-        pool.close()
-        pool.join()
+    for method in ("fork", "spawn", "forkserver"):
+        with multiprocessing.get_context(method).Pool(2) as pool:
+            print(method, pool.map(asks, [client] * 4), flush=True)
+            pool.close()
+            pool.join()
 """
     with FakeFleet([FakeEndpoint("a")]) as fleet:
-        assert run(program, fleet, tmp_path) == ["[9, 9, 9, 9]"]
+        assert run(program, fleet, tmp_path) == [f"{method} [9, 9, 9, 9]" for method in ("fork", "spawn", "forkserver")]
 
 
 def test_an_interrupt_from_the_keyboard_ends_the_program_with_its_requests(tmp_path: Path) -> None:

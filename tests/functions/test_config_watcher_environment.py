@@ -132,7 +132,6 @@ def test_each_parameter_of_a_simple_kind_can_be_read() -> None:
     assert source.settings(source.state()) == {}
 
 
-@pytest.mark.xfail(reason="each variable is first checked alone, together with the defaults of all others", raises=AssertionError)
 def test_two_variables_are_taken_over_together_although_neither_goes_with_the_defaults(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -27,36 +27,34 @@ def phase(behaviour: Any, start: float, end: float | None = None, factor: float 
     return Phase(behaviour=behaviour, start=start, end=end, factor=factor)
 
 
-@pytest.mark.parametrize(
-    ("endpoints", "requests", "seconds"),
-    [
-        pytest.param([endpoint(4)], 8, 2, id="two rounds of four slots"),
-        pytest.param([endpoint(2), endpoint(1)], 9, 3, id="three slots"),
-        pytest.param([endpoint(1, Latency(per_token=0.01, tokens=50)), endpoint(1)], 9, 3, id="one twice as fast as the other"),
-        pytest.param([endpoint()], 1000, 1, id="no limit at all: one service time"),
-        pytest.param([endpoint(1), endpoint(1, Latency(base=100))], 1, 1, id="a single request goes to the fastest"),
-        pytest.param([endpoint(rpm=600, burst=10, latency=Latency())], 110, 10, id="a rate after its burst"),
-        pytest.param([endpoint(rpm=600, burst=10)], 110, 11, id="who is admitted last still has to be served"),
-        pytest.param([endpoint(rpm=600, latency=Latency())], 600, 0, id="by default a minute's worth at once"),
-        pytest.param([endpoint(4, rpm=600, burst=10)], 40, 10, id="the slots are scarcer than the rate"),
-        pytest.param([endpoint(tpm=6000, burst_tokens=1000, latency=Latency(tokens=100))], 30, 20, id="tokens after their burst"),
-        pytest.param([endpoint(1, phases=[phase("dead", 1, 3)])], 4, 6, id="dead for two seconds"),
-        pytest.param([endpoint(1, phases=[phase("hang", 1, 3)])], 4, 6, id="hung for two seconds"),
-        pytest.param([endpoint(1, phases=[phase("error_503", 0, 3)])], 4, 7, id="failing at first"),
-        pytest.param([endpoint(1, phases=[phase("slow", 1, 2)])], 3, 3.9, id="ten times slower for a second"),
-        pytest.param([endpoint(1, phases=[phase("slow", 2)]), endpoint(1)], 15, 12, id="one is slow for good"),
-        pytest.param([endpoint(3, phases=[phase("dead", 2)]), endpoint(1)], 10, 4, id="the larger one dies"),
-        pytest.param([endpoint(phases=[phase("dead", 0, 5)])], 1, 6, id="alone and dead at first"),
-        pytest.param(
-            [endpoint(rpm=60, burst=4, latency=Latency(), phases=[phase("dead", 1, 3)])], 7, 3, id="its bucket fills while it is dead"
-        ),
-        pytest.param([endpoint(phases=[phase("dead", 0)])], 1, math.inf, id="dead for good"),
-        pytest.param([endpoint(1, phases=[phase("dead", 3)])], 4, math.inf, id="it dies too soon"),
-        pytest.param([endpoint(1)], 0, 0, id="nothing to do"),
-    ],
-)
-def test_the_bound_is_what_can_be_worked_out_by_hand(endpoints: list[FakeEndpoint], requests: int, seconds: float) -> None:
-    assert lower_bound(endpoints, requests) == pytest.approx(seconds, rel=1e-6, abs=1e-6)
+CASES: list[tuple[str, list[FakeEndpoint], int, float]] = [
+    ("two rounds of four slots", [endpoint(4)], 8, 2),
+    ("three slots", [endpoint(2), endpoint(1)], 9, 3),
+    ("one twice as fast as the other", [endpoint(1, Latency(per_token=0.01, tokens=50)), endpoint(1)], 9, 3),
+    ("no limit at all: one service time", [endpoint()], 1000, 1),
+    ("a single request goes to the fastest", [endpoint(1), endpoint(1, Latency(base=100))], 1, 1),
+    ("a rate after its burst", [endpoint(rpm=600, burst=10, latency=Latency())], 110, 10),
+    ("the last one that is admitted still has to be served", [endpoint(rpm=600, burst=10)], 110, 11),
+    ("by default a minute's worth at once", [endpoint(rpm=600, latency=Latency())], 600, 0),
+    ("the slots are scarcer than the rate", [endpoint(4, rpm=600, burst=10)], 40, 10),
+    ("tokens after their burst", [endpoint(tpm=6000, burst_tokens=1000, latency=Latency(tokens=100))], 30, 20),
+    ("dead for two seconds", [endpoint(1, phases=[phase("dead", 1, 3)])], 4, 6),
+    ("hung for two seconds", [endpoint(1, phases=[phase("hang", 1, 3)])], 4, 6),
+    ("failing at first", [endpoint(1, phases=[phase("error_503", 0, 3)])], 4, 7),
+    ("ten times slower for a second", [endpoint(1, phases=[phase("slow", 1, 2)])], 3, 3.9),
+    ("one is slow for good", [endpoint(1, phases=[phase("slow", 2)]), endpoint(1)], 15, 12),
+    ("the larger one dies", [endpoint(3, phases=[phase("dead", 2)]), endpoint(1)], 10, 4),
+    ("alone and dead at first", [endpoint(phases=[phase("dead", 0, 5)])], 1, 6),
+    ("its bucket fills while it is dead", [endpoint(rpm=60, burst=4, latency=Latency(), phases=[phase("dead", 1, 3)])], 7, 3),
+    ("dead for good", [endpoint(phases=[phase("dead", 0)])], 1, math.inf),
+    ("it dies too soon", [endpoint(1, phases=[phase("dead", 3)])], 4, math.inf),
+    ("nothing to do", [endpoint(1)], 0, 0),
+]
+
+
+def test_the_bound_is_what_can_be_worked_out_by_hand() -> None:
+    found = {case: lower_bound(endpoints, requests) for case, endpoints, requests, _ in CASES}
+    assert found == {case: pytest.approx(seconds, rel=1e-6, abs=1e-6) for case, *_, seconds in CASES}
 
 
 def test_of_real_conversations_the_longest_single_counts_when_it_is_longer() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -82,16 +81,10 @@ DIFFERENT = [
 ]
 
 
-@pytest.mark.parametrize(("reference", "candidate"), SAME)
-def test_the_same_answer_written_otherwise_is_correct(reference: str, candidate: str) -> None:
-    assert same_answer(reference, candidate)
-    assert same_answer(candidate, reference)
-
-
-@pytest.mark.parametrize(("reference", "candidate"), DIFFERENT)
-def test_another_answer_is_incorrect(reference: str, candidate: str) -> None:
-    assert same_answer(reference, candidate) is None
-    assert same_answer(candidate, reference) is None
+def test_answers_are_the_same_however_they_are_written_and_others_are_not() -> None:
+    judged = {pair: (same_answer(*pair), same_answer(*reversed(pair))) for pair in [*SAME, *DIFFERENT]}
+    assert [pair for pair in SAME if not all(judged[pair])] == []
+    assert [pair for pair in DIFFERENT if judged[pair] != (None, None)] == []
 
 
 def test_the_order_of_a_list_matters_unless_the_question_says_otherwise() -> None:
@@ -101,15 +94,13 @@ def test_the_order_of_a_list_matters_unless_the_question_says_otherwise() -> Non
     assert verdict_of("Question: name them\nReference answer: red, green\nCandidate answer: green, red")["score"] == 0
 
 
-@given(st.text(max_size=30), st.text(max_size=30))
+NUMBER = st.text("0123456789.,/-+%e kmh", max_size=12)
+
+
+@given(st.text(max_size=30) | NUMBER, st.text(max_size=30) | NUMBER)
 def test_comparing_never_fails_and_is_symmetric_and_every_answer_is_itself(left: str, right: str) -> None:
     assert bool(same_answer(left, right)) == bool(same_answer(right, left))
     assert same_answer(left, left) or not left.strip()
-
-
-@given(st.text("0123456789.,/-+%e kmh", max_size=12), st.text("0123456789.,/-+%e kmh", max_size=12))
-def test_comparing_things_like_numbers_never_fails(left: str, right: str) -> None:
-    assert bool(same_answer(left, right)) == bool(same_answer(right, left))
 
 
 def test_an_absurd_exponent_is_no_number_and_costs_nothing() -> None:
@@ -139,10 +130,10 @@ def test_a_candidate_cannot_bring_in_a_reference_of_its_own() -> None:
     assert verdict_of(text)["score"] == 0
 
 
-@pytest.mark.parametrize("text", ["", "hello", "Reference answer: 2", "Candidate answer: 2", "Reference answer:\nCandidate answer: 2"])
-def test_a_message_without_both_answers_is_incorrect_and_says_what_is_missing(text: str) -> None:
-    answer = verdict_of(text)
-    assert (answer["score"], answer["reason"][:18]) == (0, "the message has no")
+def test_a_message_without_both_answers_is_incorrect_and_says_what_is_missing() -> None:
+    for text in ("", "hello", "Reference answer: 2", "Candidate answer: 2", "Reference answer:\nCandidate answer: 2"):
+        answer = verdict_of(text)
+        assert (answer["score"], answer["reason"][:18]) == (0, "the message has no"), text
 
 
 def test_the_last_user_message_is_judged_also_in_parts() -> None:

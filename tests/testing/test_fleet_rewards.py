@@ -57,16 +57,16 @@ def test_sglang_answers_a_text_with_an_object_and_a_list_with_an_array() -> None
     assert classes["data"][0]["probs"] == [1.0]
 
 
-@pytest.mark.parametrize("names", [("text_1", "text_2"), ("queries", "documents")])
-def test_vllm_scores_one_by_many_and_many_by_many(names: tuple[str, str]) -> None:
-    def scores(left: Any, right: Any) -> Any:
+def test_vllm_scores_one_by_many_and_many_by_many() -> None:
+    def scores(names: tuple[str, str], left: Any, right: Any) -> Any:
         return asked("vllm", "/score", {"model": "m", names[0]: left, names[1]: right, "use_activation": False})
 
-    broadcast = json.loads(scores("q", ["a", "b"]).body)
-    assert [row["score"] for row in broadcast["data"]] == [score_of(["q", "a"]), score_of(["q", "b"])]
-    zipped = json.loads(scores(["q", "r"], ["a", "b"]).body)
-    assert [row["score"] for row in zipped["data"]] == [score_of(["q", "a"]), score_of(["r", "b"])]
-    assert scores(["q", "r"], ["a", "b", "c"]).status == 400
+    for names in (("text_1", "text_2"), ("queries", "documents")):
+        broadcast = json.loads(scores(names, "q", ["a", "b"]).body)
+        assert [row["score"] for row in broadcast["data"]] == [score_of(["q", "a"]), score_of(["q", "b"])]
+        zipped = json.loads(scores(names, ["q", "r"], ["a", "b"]).body)
+        assert [row["score"] for row in zipped["data"]] == [score_of(["q", "a"]), score_of(["r", "b"])]
+        assert scores(names, ["q", "r"], ["a", "b", "c"]).status == 400
 
 
 def test_rankings_come_sorted_by_score() -> None:
@@ -96,30 +96,35 @@ REFUSALS: list[tuple[str, str, Any, int, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "path", "body", "status", "members"), REFUSALS, ids=str)
-def test_what_a_server_refuses_it_refuses_whole_and_in_its_own_form(
-    kind: str, path: str, body: Any, status: int, members: dict[str, Any]
-) -> None:
-    answer = asked(kind, path, body, scoring=Scoring(max_tokens=100))
-    told = json.loads(answer.body)
-    assert answer.status == status
-    for name, expected in members.items():
-        assert expected.items() <= told[name].items() if isinstance(expected, dict) else told[name] == expected
+def of_all_kinds(**settings: Any) -> list[FakeEndpoint]:
+    """An endpoint of each kind, with its name."""
+    return [FakeEndpoint(kind, kind=kind, **settings) for kind in sorted(SERVER_KINDS)]
 
 
-@pytest.mark.parametrize("kind", sorted(SERVER_KINDS))
-@pytest.mark.parametrize("body", [b"", b"[]", b"{", b"\xff", b"7"])
-def test_no_route_breaks_on_a_body_that_is_none(kind: Any, body: bytes) -> None:
-    async def main() -> list[int]:
-        async with serving(FakeEndpoint("a", kind=kind)) as client:
-            root = client.fleet.urls["a"].removesuffix("/v1")
-            statuses = []
-            for path in SERVER_KINDS[kind].routes:
-                async with client._session.post(root + path, data=body) as response:
-                    statuses.append(response.status)
-            return statuses
+def test_what_a_server_refuses_it_refuses_whole_and_in_its_own_form() -> None:
+    async def main() -> None:
+        async with serving(*of_all_kinds(scoring=Scoring(max_tokens=100))) as client:
+            for kind, path, body, status, members in REFUSALS:
+                answer = await post(client, path, body, kind)
+                told = json.loads(answer.body)
+                assert answer.status == status, (kind, path, body)
+                for name, expected in members.items():
+                    assert expected.items() <= told[name].items() if isinstance(expected, dict) else told[name] == expected, (kind, path)
 
-    assert set(run(main())) <= {400, 422}
+    run(main())
+
+
+def test_no_route_breaks_on_a_body_that_is_none() -> None:
+    async def main() -> None:
+        async with serving(*of_all_kinds()) as client:
+            for kind in SERVER_KINDS:
+                root = client.fleet.urls[kind].removesuffix("/v1")
+                for path in SERVER_KINDS[kind].routes:
+                    for body in (b"", b"[]", b"{", b"\xff", b"7"):
+                        async with client._session.post(root + path, data=body) as response:
+                            assert response.status in {400, 422}, (kind, path, body)
+
+    run(main())
 
 
 def test_an_item_without_a_score_comes_as_null() -> None:
@@ -168,25 +173,22 @@ def test_a_failure_of_the_work_comes_after_the_work_and_frees_its_slot() -> None
     run(main())
 
 
-@pytest.mark.parametrize(
-    ("kind", "paths"),
-    [
-        ("vllm", {"/health", "/load", "/metrics", "/version", "/v1/models"}),
-        ("sglang", {"/health", "/ready", "/v1/loads", "/metrics", "/v1/models"}),
-        ("tei", {"/health", "/info", "/metrics"}),
-        ("openrlhf", set()),
-        ("nim", {"/v1/health/ready", "/v1/models"}),
-        ("openai", {"/health", "/v1/models"}),
-    ],
-)
-def test_each_server_has_its_own_availability_routes(kind: Any, paths: set[str]) -> None:
+def test_each_server_has_its_own_availability_routes() -> None:
     every = {"/health", "/load", "/metrics", "/version", "/v1/models", "/ready", "/v1/loads", "/get_load", "/info", "/v1/health/ready"}
+    expected = {
+        "vllm": {"/health", "/load", "/metrics", "/version", "/v1/models"},
+        "sglang": {"/health", "/ready", "/v1/loads", "/metrics", "/v1/models"},
+        "tei": {"/health", "/info", "/metrics"},
+        "openrlhf": set(),
+        "nim": {"/v1/health/ready", "/v1/models"},
+        "openai": {"/health", "/v1/models"},
+    }
 
-    async def main() -> set[str]:
-        async with serving(FakeEndpoint("a", kind=kind)) as client:
-            return {path for path in every if (await client.get("a", path)).status == 200}
+    async def main() -> dict[str, set[str]]:
+        async with serving(*of_all_kinds()) as client:
+            return {kind: {path for path in every if (await client.get(kind, path)).status == 200} for kind in SERVER_KINDS}
 
-    assert run(main()) == paths
+    assert run(main()) == expected
 
 
 def test_chats_and_embeddings_go_on_as_before_where_the_server_has_them() -> None:

@@ -68,7 +68,9 @@ class HttpTransport(ABC):
 
     @abstractmethod
     async def begin(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str] | None) -> ByteStream:
-        """Send a request with the endpoint's headers. A POST is sent exactly once; aiohttp may repeat a GET. Return when the headers have arrived.
+        """Send a request with the endpoint's headers. A POST is sent exactly once; aiohttp may repeat a GET.
+
+        Returns when the headers have arrived.
 
         Raises ``TransportError``. On cancellation the connection is closed, so that the server notices.
         """

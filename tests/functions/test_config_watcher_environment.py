@@ -100,7 +100,7 @@ def test_two_variables_are_taken_over_together_and_refused_together(monkeypatch:
     config, errors = ScheduleConfig(adaptive_limit_min=50, adaptive_limit_max=60), list[Exception]()
     watcher = ConfigWatcher(config, env=True, on_error=errors.append)
     monkeypatch.setenv("QREWARD_SCHEDULE_ADAPTIVE_LIMIT_MIN", "400")
-    monkeypatch.setenv("QREWARD_SCHEDULE_ADAPTIVE_LIMIT_MAX", "650")
+    monkeypatch.setenv("QREWARD_SCHEDULE_ADAPTIVE_LIMIT_MAX", "450")
     assert watcher.poll_once()
     assert (config.adaptive_limit_min, config.adaptive_limit_max) == (400, 450)
     monkeypatch.setenv("QREWARD_SCHEDULE_ADAPTIVE_LIMIT_MAX", "15")

@@ -18,7 +18,7 @@ demo: $(READY) ## watch a fleet of fake endpoints limit, slow down and die while
 	$(BIN)/qreward demo
 
 test: $(READY) ## run all tests
-	$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile
+	$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=worksteal
 
 slow: $(SUITES:%=slow-%) ## test on real frameworks (Ray, ...), each in an environment of its own; minutes
 

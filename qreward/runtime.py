@@ -157,7 +157,7 @@ class Runtime:
 
     def driver(self) -> LoopDriver:
         """Return the engine's driver of the running event loop."""
-        return self.engine.shell()
+        return self.engine.driver()
 
     def pool(self, model: str) -> Pool:
         """Return the endpoints that serve a model. Raises ``NoEndpoint``."""

@@ -104,14 +104,14 @@ class ShellWorld(Stage):
 
         pool, terms = self._fleet.pool(MODEL), RequestOptions(Priority.NORMAL)
         what: dict[str, Any] = {"terms": terms, "deadline": None, "on_result": count, "progress": None, "prices": {}, "keep": False}
-        sink = Bulk(self._engine.shell(), pool, jobs, _as_it_is, **what)
+        sink = Bulk(self._engine.driver(), pool, jobs, _as_it_is, **what)
         sink.ledger = jobs
         stats = (await sink.run()).stats
         if not stats.items == stats.ok + stats.failed == told == jobs.ended:
             raise RuntimeError(f"{stats.items} items were read, {jobs.ended} ended, {told} were told, {stats.ok + stats.failed} counted")
 
     async def _call(self, job: Job, ledger: Ledger, level: Priority) -> None:
-        sink = Single(self._engine.shell())
+        sink = Single(self._engine.driver())
         task = RequestOptions(level).task(job, self._fleet.pool(MODEL), sink, 0)
         result = await sink.result(task)
         ledger.finished(self._engine.clock(), task, result.error or Answer(None), result.latency)
@@ -138,7 +138,7 @@ class Bulk(bulk.BatchWaiter):
     ledger: Ledger
 
     def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
-        self.ledger.finished(self.shell.engine.clock(), task, outcome, seconds)
+        self.ledger.finished(self.driver.engine.clock(), task, outcome, seconds)
         super().finish(task, outcome, source, seconds)
 
 

@@ -45,7 +45,7 @@ class BatchWaiter(Waiter):
     """The waiter of a batch.
 
     Args:
-        shell: the loop driver on which the batch runs.
+        driver: the loop driver on which the batch runs.
         pool: the endpoints that serve it.
         items: the input. It is read once, to the end, and no faster than items are sent.
         prepare: see ``Prepare``.
@@ -64,7 +64,7 @@ class BatchWaiter(Waiter):
 
     def __init__(
         self,
-        shell: LoopDriver,
+        driver: LoopDriver,
         pool: Pool,
         items: Iterable[Any] | AsyncIterable[Any],
         prepare: Prepare,
@@ -76,7 +76,7 @@ class BatchWaiter(Waiter):
         prices: Mapping[str, tuple[float, float]],
         keep: bool,
     ) -> None:
-        self.shell = shell
+        self.driver = driver
         self._pool, self._prepare, self._terms = pool, prepare, terms
         self._deadline, self._on_result, self._keep = deadline, on_result, keep
         self._progress, self._prices = progress, prices
@@ -91,7 +91,7 @@ class BatchWaiter(Waiter):
         self._tallies = Tallies()
         self._error: BaseException | None = None
         self._reader: asyncio.Task[None] | None = None
-        self._done = shell.loop.create_future()
+        self._done = driver.loop.create_future()
         self._wanted = asyncio.Event()
 
     async def run(self) -> BatchResult[Any]:
@@ -102,21 +102,21 @@ class BatchWaiter(Waiter):
                 ``CancelledError`` of its own. Requests in flight were finished first.
             BaseException: any other exception that they raised, such as ``KeyboardInterrupt``. Requests in flight were cancelled.
         """
-        shell, clock = self.shell, self.shell.engine.clock
+        driver, clock = self.driver, self.driver.engine.clock
         began = clock()
         self._feed = BatchFeed(self._pool, self._terms.level, self, began, self._terms.tenant, self._terms.timeout)
         self._feed.left = self._size
-        expiry = shell.loop.call_later(self._deadline, self._expire) if self._deadline is not None else None
+        expiry = driver.loop.call_later(self._deadline, self._expire) if self._deadline is not None else None
         if isinstance(self._items, AsyncIterator):
-            self._reader = shell.loop.create_task(self._read_async(self._items))
+            self._reader = driver.loop.create_task(self._read_async(self._items))
             self._reader.add_done_callback(report_error)
-        shell.sinks[self] = None
+        driver.sinks[self] = None
         try:
             self._show_progress()
-            shell.open(self._feed)
+            driver.open(self._feed)
             await self._done
         except GeneratorExit:  # the coroutine was discarded, perhaps by the garbage collector while the engine's lock is held
-            shell.later(partial(self._leave, expiry))
+            driver.later(partial(self._leave, expiry))
             raise
         except BaseException as interrupt:
             self._leave(expiry)
@@ -148,12 +148,12 @@ class BatchWaiter(Waiter):
         return f"{items} were done when the batch was given up; {kept}"
 
     def _leave(self, expiry: asyncio.TimerHandle | None) -> None:
-        del self.shell.sinks[self]
+        del self.driver.sinks[self]
         if expiry is not None:
             expiry.cancel()
         if self._reader is not None:
             self._reader.cancel()
-        self.shell.withdraw(self.abandon())
+        self.driver.withdraw(self.abandon())
         if self._beat is not None:
             self._beat.cancel()
         if self._progress is not None:
@@ -161,7 +161,7 @@ class BatchWaiter(Waiter):
 
     def _show_progress(self) -> None:
         if self._progress is not None:
-            self._beat = self.shell.loop.call_later(BEAT, self._show_progress)
+            self._beat = self.driver.loop.call_later(BEAT, self._show_progress)
             if not self._call(self._progress.refresh):
                 self._progress = None
 
@@ -194,7 +194,7 @@ class BatchWaiter(Waiter):
             self._error = error
         else:
             message = f"a batch that had failed with {type(self._error).__name__} failed again"
-            self.shell.loop.call_exception_handler({"message": message, "exception": error})
+            self.driver.loop.call_exception_handler({"message": message, "exception": error})
         if not _is_only_ours(error) and not self._done.done():
             self._done.set_exception(error)
         self._end_if_done()
@@ -202,7 +202,7 @@ class BatchWaiter(Waiter):
     # Waiter, called by the loop driver
 
     def start(self, attempt: Attempt) -> None:
-        self.shell.spawn(attempt, self.context.copy(), self)
+        self.driver.spawn(attempt, self.context.copy(), self)
 
     def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
         self._live.pop(task, None)
@@ -213,7 +213,7 @@ class BatchWaiter(Waiter):
         self._stop(lambda: ClientClosed("the client was closed before this item was done"))
 
     def abandon(self) -> list[Task]:
-        self.shell.close_feed(self._feed)
+        self.driver.close_feed(self._feed)
         left = list(self._live)
         self._live.clear()
         return left
@@ -226,7 +226,7 @@ class BatchWaiter(Waiter):
             return False
         if feed.failing is None or feed.ended:
             return self._read_now(feed)
-        self.shell.loop.call_soon(self._read_on, feed)  # items fail as they are read, so the whole input could be read in one turn
+        self.driver.loop.call_soon(self._read_on, feed)  # items fail as they are read, so the whole input could be read in one turn
         return False
 
     def _read_now(self, feed: BatchFeed) -> bool:
@@ -246,7 +246,7 @@ class BatchWaiter(Waiter):
         if feed.ended:
             self._end_if_done()
         elif not feed.buffer and feed.failing is None:
-            self.shell.loop.call_soon(self._read_on, feed)
+            self.driver.loop.call_soon(self._read_on, feed)
             return False
         return True
 
@@ -256,7 +256,7 @@ class BatchWaiter(Waiter):
 
     def _read_on(self, feed: BatchFeed) -> None:
         if not feed.ended and self._read_now(feed):
-            self.shell.refill(feed)
+            self.driver.refill(feed)
 
     async def _read_async(self, items: AsyncIterator[Any]) -> None:
         try:
@@ -264,7 +264,7 @@ class BatchWaiter(Waiter):
             if (aclose := getattr(items, "aclose", None)) is not None:
                 await self._guarded(aclose())
         except GeneratorExit as error:  # discarded, as in ``run``
-            self.shell.later(partial(self._fail, error))
+            self.driver.later(partial(self._fail, error))
             raise
         self._feed.ended = True
         self._end_trying(self._feed)
@@ -288,7 +288,7 @@ class BatchWaiter(Waiter):
             if feed.ended:  # by the deadline, or by an error of ``on_result``
                 break
             self._add(feed, item)
-            self.shell.refill(feed)
+            self.driver.refill(feed)
             if not self._read % MOST_AT_ONCE:  # an input that never suspends must not block the event loop
                 await asyncio.sleep(0)
             while self._room(feed) <= 0:
@@ -316,7 +316,7 @@ class BatchWaiter(Waiter):
     def _end_trying(self, feed: BatchFeed) -> None:
         """At the end of the input, let the buffered item fail too if the batch is failing: no further item can show a recovery."""
         if feed.failing is not None:
-            self.shell.refill(feed)
+            self.driver.refill(feed)
 
     def _next_index(self) -> int:
         index, self._read = self._read, self._read + 1
@@ -336,7 +336,7 @@ class BatchWaiter(Waiter):
             self._on_result = None
 
     def _drop_unstarted(self) -> None:
-        for task in self.shell.close_feed(self._feed):
+        for task in self.driver.close_feed(self._feed):
             self._live.pop(task, None)
 
     def _end_if_done(self) -> None:
@@ -350,7 +350,7 @@ class BatchWaiter(Waiter):
 
     def _stop(self, make_error: Callable[[], QRewardError]) -> None:
         left = self.abandon()
-        self.shell.withdraw(left, make_error())
+        self.driver.withdraw(left, make_error())
         self._ending = True
         for task in left:
             self._settle(result_of(task, make_error(), None, 0.0))
@@ -367,7 +367,7 @@ class BatchWaiter(Waiter):
                 self._end_if_done()
                 return
             self._settle(Result(self._next_index(), None, make_error(), None, 0.0, 0.0))
-        self.shell.loop.call_soon(self._end_unread, make_error)
+        self.driver.loop.call_soon(self._end_unread, make_error)
 
 
 def _as_ours(error: Exception, index: int) -> QRewardError:

@@ -63,13 +63,13 @@ class Waiter(Protocol):
     """The receiver of the outcomes of tasks: a single call or a batch. It is the ``sink`` of its tasks.
 
     Attributes:
-        shell: the loop driver that runs its attempts.
+        driver: the loop driver that runs its attempts.
         context: the context variables of its caller.
         carry: carries out one attempt, or None to use ``Wire.send``. Raises only ``CancelledError``.
     """
 
     __slots__ = ()
-    shell: LoopDriver
+    driver: LoopDriver
     context: Context
 
     @property
@@ -119,24 +119,24 @@ class Engine(Generic[S]):
         self.wake_listeners: list[Callable[[], object]] = []  # for users of the engine other than its loop drivers
         self.closed = False
         self._wire_factory = wire_factory
-        self._shells: dict[asyncio.AbstractEventLoop, LoopDriver] = {}
+        self._drivers: dict[asyncio.AbstractEventLoop, LoopDriver] = {}
 
-    def shell(self) -> LoopDriver:
+    def driver(self) -> LoopDriver:
         """Return the loop driver of the running event loop, created on first use. Raises ``ClientClosed`` if the client is closed."""
-        shell = self._shells.get(asyncio.get_running_loop())
-        return shell if shell is not None and not self.closed else self._open_shell()
+        driver = self._drivers.get(asyncio.get_running_loop())
+        return driver if driver is not None and not self.closed else self._open_shell()
 
     def _open_shell(self) -> LoopDriver:
         loop = asyncio.get_running_loop()
         with self.lock:
             if self.closed:
                 raise ClientClosed("the client is closed; make a new one")
-            gone = [self._shells.pop(other) for other in list(self._shells) if other.is_closed()]
-            shell = self._shells[loop] = LoopDriver(self, loop, self._wire_factory())
+            gone = [self._drivers.pop(other) for other in list(self._drivers) if other.is_closed()]
+            driver = self._drivers[loop] = LoopDriver(self, loop, self._wire_factory())
         for other in gone:
             other.release()
             run_in_background(loop, other.wire.aclose())
-        return shell
+        return driver
 
     def act(self, change: Callable[[float], Any]) -> Any:
         """Change the scheduler's state, from any thread, inside or outside an event loop.
@@ -144,7 +144,7 @@ class Engine(Generic[S]):
         Each resulting command runs where its waiter lives. Returns the value that ``change`` returns.
         """
         try:
-            here = self._shells.get(asyncio.get_running_loop())
+            here = self._drivers.get(asyncio.get_running_loop())
         except RuntimeError:
             here = None
         with self.lock:
@@ -171,14 +171,14 @@ class Engine(Generic[S]):
             else:
                 LOG.warning("endpoint %r is back in service after %.1f s", source, seconds)
 
-    def shells(self) -> list[LoopDriver]:
+    def drivers(self) -> list[LoopDriver]:
         """Return the loop drivers of all event loops that use this engine."""
-        return list(self._shells.values())
+        return list(self._drivers.values())
 
     def wake_loops(self) -> None:
         """Let all loop drivers check their timers, because the scheduler's next wake time may have changed."""
-        for shell in list(self._shells.values()):
-            shell.wake_soon()
+        for driver in list(self._drivers.values()):
+            driver.wake_soon()
 
     def _wake_all(self) -> None:
         self.wake_loops()
@@ -189,26 +189,26 @@ class Engine(Generic[S]):
         """Close the engine. Unfinished tasks fail with ``ClientClosed``, and the connections of all event loops are closed."""
         here = asyncio.get_running_loop()
         with self.lock:  # an event loop that uses the engine later finds it closed
-            self.closed, shells = True, list(self._shells.values())
-        for shell in shells:
-            if shell.loop is here:
-                await shell.aclose()
-            elif shell.loop.is_closed():
-                await shell.wire.aclose()
+            self.closed, drivers = True, list(self._drivers.values())
+        for driver in drivers:
+            if driver.loop is here:
+                await driver.aclose()
+            elif driver.loop.is_closed():
+                await driver.wire.aclose()
             else:
                 with contextlib.suppress(RuntimeError):  # the loop was closed after the check above
-                    shell.loop.call_soon_threadsafe(shell.closing)
-        self._shells.clear()
+                    driver.loop.call_soon_threadsafe(driver.closing)
+        self._drivers.clear()
 
     async def leave(self) -> None:
         """Close what this engine holds in the running event loop, and nothing else."""
-        shell = self._shells.get(asyncio.get_running_loop())
-        if shell is not None:
-            await shell.aclose()
+        driver = self._drivers.get(asyncio.get_running_loop())
+        if driver is not None:
+            await driver.aclose()
 
-    def forget(self, shell: LoopDriver) -> None:
+    def forget(self, driver: LoopDriver) -> None:
         """Remove a loop driver that has ended, and wake the others: its timer may have been set for work of theirs."""
-        self._shells.pop(shell.loop, None)
+        self._drivers.pop(driver.loop, None)
         self._wake_all()
 
 
@@ -487,4 +487,4 @@ class LoopDriver:
 def runner_of(command: Command) -> Any:
     """Return the driver of a command's waiter, a loop driver or a thread driver: ``run`` runs commands, ``post`` does from any thread."""
     subject = command[1]
-    return (subject.task if isinstance(subject, Attempt) else subject).waiter.shell
+    return (subject.task if isinstance(subject, Attempt) else subject).waiter.driver

@@ -273,15 +273,15 @@ class Fleet:
             here = asyncio.get_running_loop()
         except RuntimeError:
             here = None
-        for shell in self._engine.shells():
-            if shell.loop is here:
-                self._release_at(shell)
+        for driver in self._engine.drivers():
+            if driver.loop is here:
+                self._release_at(driver)
             else:
-                shell.later(partial(self._release_at, shell))
+                driver.later(partial(self._release_at, driver))
 
-    def _release_at(self, shell: LoopDriver) -> None:
+    def _release_at(self, driver: LoopDriver) -> None:
         """The endpoints are looked up here, in the driver's event loop, because several changes may arrive in a different order."""
-        keep: Callable[[list[object]], object] | None = getattr(shell.wire, "keep", None)
+        keep: Callable[[list[object]], object] | None = getattr(driver.wire, "keep", None)
         if keep is not None:
             keep([source.handle for source in self.sources()])
 

@@ -35,15 +35,15 @@ class AsyncCall(Single):
     """The waiter of one asynchronous call.
 
     Args:
-        shell: the loop driver on which the call runs.
+        driver: the loop driver on which the call runs.
         body: starts one attempt of the function.
         judge: see :data:`ErrorClassifier`.
     """
 
     __slots__ = ("_body", "_judge")
 
-    def __init__(self, shell: Any, body: Callable[[], Awaitable[Any]], judge: ErrorClassifier) -> None:
-        super().__init__(shell)
+    def __init__(self, driver: Any, body: Callable[[], Awaitable[Any]], judge: ErrorClassifier) -> None:
+        super().__init__(driver)
         self._body = body
         self._judge = judge
 
@@ -86,7 +86,7 @@ class ThreadDriver:
         self.run(out)
         if late:
             leader.wake()  # type: ignore[union-attr]
-        if wake is not None and engine.shells():
+        if wake is not None and engine.drivers():
             engine.wake_loops()
 
     def run(self, out: list[Command]) -> None:
@@ -151,10 +151,10 @@ class BlockingCall:
         inline: run attempts in the caller's own thread; if False, in worker threads.
     """
 
-    __slots__ = ("__weakref__", "_body", "_context", "_judge", "_next", "_outcome", "lock", "shell", "woken")
+    __slots__ = ("__weakref__", "_body", "_context", "_judge", "_next", "_outcome", "driver", "lock", "woken")
 
     def __init__(self, driver: ThreadDriver, body: Callable[[], Any], judge: ErrorClassifier, *, inline: bool) -> None:
-        self.shell = driver
+        self.driver = driver
         self._body = body
         self._judge = judge
         self._context = None if inline else copy_context()
@@ -166,7 +166,7 @@ class BlockingCall:
 
     def result(self, call: Call) -> Answer | BaseException:
         """Submit the call and wait for its result. If the caller is interrupted, the call's attempts are abandoned."""
-        driver = self.shell
+        driver = self.driver
         try:
             driver.do(driver.scheduler.submit, call)
             while self._outcome is None:
@@ -236,4 +236,4 @@ class BlockingCall:
             return self._judge(error)
 
     def _ended(self, attempt: Attempt, outcome: Answer | CallFailure | Cancelled) -> None:
-        self.shell.do(self.shell.scheduler.event, attempt, outcome)
+        self.driver.do(self.driver.scheduler.event, attempt, outcome)

@@ -118,28 +118,28 @@ class ProbingEngine(Engine[Scheduler]):
         if effect is not ProbeEffect.NONE:  # a lost source must be woken in time as well
             self.scheduler.changed(now, source)
 
-    def forget(self, shell: LoopDriver) -> None:
+    def forget(self, driver: LoopDriver) -> None:
         """Remove a loop driver that has ended, and stop its probe loop."""
-        if (ended := self._probe_loops.pop(shell, None)) is not None:
+        if (ended := self._probe_loops.pop(driver, None)) is not None:
             ended.stop()
-        super().forget(shell)
+        super().forget(driver)
 
     def _open_shell(self) -> LoopDriver:
-        shell = super()._open_shell()
+        driver = super()._open_shell()
         for other in [other for other in list(self._probe_loops) if other.loop.is_closed()]:
             self._probe_loops.pop(other, None)
-        probe: _Probe | None = getattr(shell.wire, "look", None)
+        probe: _Probe | None = getattr(driver.wire, "look", None)
         if probe is not None:
-            begun = self._probe_loops[shell] = ProbeLoop(self, shell, probe)
+            begun = self._probe_loops[driver] = ProbeLoop(self, driver, probe)
             begun.go()
-        return shell
+        return driver
 
 
 class ProbeLoop:
     """The probes that one loop driver makes."""
 
-    def __init__(self, engine: ProbingEngine, shell: LoopDriver, probe: _Probe) -> None:
-        self._engine, self._loop, self._probe = engine, shell.loop, probe
+    def __init__(self, engine: ProbingEngine, driver: LoopDriver, probe: _Probe) -> None:
+        self._engine, self._loop, self._probe = engine, driver.loop, probe
         self._timer: asyncio.TimerHandle | None = None
         self._under_way: set[asyncio.Task[None]] = set()
         self._over = False

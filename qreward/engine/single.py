@@ -18,10 +18,10 @@ class Single(Waiter):
     """The waiter of a single call."""
 
     carry = None
-    __slots__ = ("_mine", "_next", "_result", "_task", "_waiter", "context", "shell")
+    __slots__ = ("_mine", "_next", "_result", "_task", "_waiter", "context", "driver")
 
-    def __init__(self, shell: LoopDriver) -> None:
-        self.shell = shell
+    def __init__(self, driver: LoopDriver) -> None:
+        self.driver = driver
         self._result: Result[Any] | None = None
         self._next: Attempt | None = None
         self._mine: Attempt | None = None  # the attempt that the caller's own asyncio task carries out
@@ -30,22 +30,22 @@ class Single(Waiter):
 
     async def result(self, task: Task) -> Result[Any]:
         """Submit the task and wait for its result. If the caller is cancelled, the request is cancelled too."""
-        shell, me = self.shell, asyncio.current_task()
+        driver, me = self.driver, asyncio.current_task()
         assert me is not None
-        shell.sinks[self] = None
+        driver.sinks[self] = None
         self._task = task
         try:
-            shell.submit(task)
+            driver.submit(task)
             while self._result is None:
                 attempt, self._next = self._next, None
                 if attempt is not None:
                     self._mine = attempt
-                    await shell.run_attempt(attempt, me)
+                    await driver.run_attempt(attempt, me)
                 else:
-                    self._waiter = shell.loop.create_future()
+                    self._waiter = driver.loop.create_future()
                     await self._waiter
         except GeneratorExit:  # the coroutine was discarded, perhaps by the garbage collector while the engine's lock is held
-            shell.later(self._leave)
+            driver.later(self._leave)
             raise
         except BaseException:
             self._leave()
@@ -54,12 +54,12 @@ class Single(Waiter):
         return self._result
 
     def _leave(self) -> None:
-        shell, task = self.shell, self._task
+        driver, task = self.driver, self._task
         if task.state is not TaskState.DONE:
-            shell.withdraw([task])
+            driver.withdraw([task])
         if self._next is not None:
-            shell.ended(self._next, CANCELLED)
-        del shell.sinks[self]
+            driver.ended(self._next, CANCELLED)
+        del driver.sinks[self]
         del self._task  # breaks the reference cycle of task and waiter, so that reference counting frees them
         self._mine = None
 
@@ -68,7 +68,7 @@ class Single(Waiter):
             self._next = attempt
             self._wake()
         else:  # a hedge, while the caller's own asyncio task carries out the first attempt
-            self.shell.spawn(attempt, self.context.copy())
+            self.driver.spawn(attempt, self.context.copy())
 
     def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
         self._result = result_of(task, outcome, source, seconds)
@@ -77,7 +77,7 @@ class Single(Waiter):
     def close(self) -> None:
         task = self._task
         error = ClientClosed("the client was closed before the request was done")
-        self.shell.withdraw([task], error)
+        self.driver.withdraw([task], error)
         self.finish(task, error, None, 0.0)
 
     def abandon(self) -> list[Task]:

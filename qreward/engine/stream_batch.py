@@ -30,9 +30,9 @@ class BatchStreamSink(StreamWaiter, BatchWaiter):
         most: maximum number of concurrent streams; 0 for as many as the endpoints accept.
     """
 
-    def __init__(self, shell: LoopDriver, *args: Any, most: int, **kwargs: Any) -> None:
-        StreamWaiter.__init__(self, shell)
-        BatchWaiter.__init__(self, shell, *args, on_result=None, **kwargs)
+    def __init__(self, driver: LoopDriver, *args: Any, most: int, **kwargs: Any) -> None:
+        StreamWaiter.__init__(self, driver)
+        BatchWaiter.__init__(self, driver, *args, on_result=None, **kwargs)
         self._most = most
         self._texts: dict[Task, list[str]] = {}
         self._only_results = False
@@ -43,7 +43,7 @@ class BatchStreamSink(StreamWaiter, BatchWaiter):
 
     def launch(self) -> BatchStreamSink:
         """Start reading and sending, in a new asyncio task. Must be called before any other method."""
-        self._run = self.shell.loop.create_task(self.run())
+        self._run = self.driver.loop.create_task(self.run())
         self._run.add_done_callback(self._ran)
         return self
 
@@ -148,7 +148,7 @@ class BatchStreamSink(StreamWaiter, BatchWaiter):
         if isinstance(self._items, AsyncIterator):
             self._wanted.set()
         else:
-            self.shell.loop.call_soon(self._read_on, self._feed)
+            self.driver.loop.call_soon(self._read_on, self._feed)
 
     # the attempt's side
 
@@ -169,6 +169,6 @@ class BatchStreamSink(StreamWaiter, BatchWaiter):
         return len(self._events) >= AHEAD and not self._only_results
 
     async def space(self) -> None:
-        waiter = self.shell.loop.create_future()
+        waiter = self.driver.loop.create_future()
         self._paused.append(waiter)
         await waiter

@@ -130,12 +130,12 @@ class Signal:
 class StreamWaiter(Waiter):
     """A waiter whose attempts are streams. One consumer takes their events."""
 
-    __slots__ = ("_arrived", "_events", "_open_attempts", "shell")
+    __slots__ = ("_arrived", "_events", "_open_attempts", "driver")
 
-    def __init__(self, shell: LoopDriver) -> None:
-        self.shell = shell
+    def __init__(self, driver: LoopDriver) -> None:
+        self.driver = driver
         self._events: deque[Any] = deque()  # arrived, not yet taken
-        self._arrived = Signal(shell.loop)
+        self._arrived = Signal(driver.loop)
         self._open_attempts = 0
 
     # the consumer's side
@@ -222,9 +222,9 @@ class StreamAttempt:
         me = asyncio.current_task()
         assert me is not None
         before = me.cancelling()
-        self._timer = timer = InactivityTimer(self._receiver.shell.loop, me)
+        self._timer = timer = InactivityTimer(self._receiver.driver.loop, me)
         attempt = self._attempt
-        backend: Any = self._receiver.shell.wire
+        backend: Any = self._receiver.driver.wire
         try:
             if self._tempo is not None and (limit := self._tempo.first_limit(attempt.overdue)) is not None:
                 self._limit = limit
@@ -242,7 +242,7 @@ class StreamAttempt:
     async def _read(self, stream: OpenStream) -> Outcome:
         try:
             if stream.limits is not None:
-                self._receiver.shell.opened(self._attempt, stream.limits)
+                self._receiver.driver.opened(self._attempt, stream.limits)
             chunks = await self._read_first(stream)
             if chunks is not None and not self._begin():
                 return CANCELLED
@@ -270,7 +270,7 @@ class StreamAttempt:
 
     def _begin(self) -> bool:
         """Commit the attempt at its first token. Returns False if the attempt is no longer wanted."""
-        if not self._receiver.shell.commit(self._attempt):
+        if not self._receiver.driver.commit(self._attempt):
             return False
         self._tempo = self._attempt.source.stream_timing  # set at the latest when an attempt is committed
         self._limit = self._tempo.gap_limit()
@@ -303,11 +303,11 @@ class StreamAttempt:
         timer.within(now, self._limit)
 
     def _record_gaps(self) -> None:
-        shell = self._receiver.shell
-        with shell.engine.lock:
+        driver = self._receiver.driver
+        with driver.engine.lock:
             self._tempo.went_on(self._gaps)
-        if shell.watch is not None:
-            shell.watch.gaps(self._attempt, self._gaps)
+        if driver.watch is not None:
+            driver.watch.gaps(self._attempt, self._gaps)
         self._gaps.clear()
 
     def _timeout(self) -> Failure:
@@ -343,23 +343,23 @@ class SingleStreamSink(StreamWaiter):
 
     __slots__ = ("_only_result", "_pieces", "_taken", "_task", "begun", "context", "left", "result")
 
-    def __init__(self, shell: LoopDriver) -> None:
-        super().__init__(shell)
+    def __init__(self, driver: LoopDriver) -> None:
+        super().__init__(driver)
         self.begun = self.left = False
         self.result: Result[Any] | None = None
         self._pieces: list[str] = []
         self._only_result = False  # the consumer takes no more events
         self._task: Task | None = None
         self.context = copy_context()
-        self._taken = Signal(shell.loop)
+        self._taken = Signal(driver.loop)
 
     # the consumer's side
 
     def submit(self, task: Task) -> None:
         """Submit the stream's task, once. It is sent as soon as an endpoint has a free slot."""
         self._task = task
-        self.shell.sinks[self] = None
-        self.shell.submit(task)
+        self.driver.sinks[self] = None
+        self.driver.submit(task)
 
     def ended(self) -> bool:
         if self.left:
@@ -398,7 +398,7 @@ class SingleStreamSink(StreamWaiter):
         self.left = True
         self._events.clear()
         if self._task is not None and self._task.state is not TaskState.DONE:
-            self.shell.withdraw([self._task])
+            self.driver.withdraw([self._task])
         self._forget()
 
     def over(self) -> bool:
@@ -407,7 +407,7 @@ class SingleStreamSink(StreamWaiter):
     # called by the loop driver
 
     def start(self, attempt: Attempt) -> None:
-        self.shell.spawn(attempt, self.context.copy())
+        self.driver.spawn(attempt, self.context.copy())
 
     def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
         if self.begun and isinstance(outcome, RequestError):
@@ -418,7 +418,7 @@ class SingleStreamSink(StreamWaiter):
     def close(self) -> None:
         (task,) = self.abandon()
         error = ClientClosed("the client was closed before the stream was done")
-        self.shell.withdraw([task], error)
+        self.driver.withdraw([task], error)
         self.finish(task, error, None, 0.0)
 
     def abandon(self) -> list[Task]:
@@ -426,7 +426,7 @@ class SingleStreamSink(StreamWaiter):
         return [self._task]
 
     def _forget(self) -> None:
-        self.shell.sinks.pop(self, None)
+        self.driver.sinks.pop(self, None)
         self._task = None  # breaks the reference cycle of task and waiter, so that reference counting frees them
         self._arrived.give()
         self._taken.give()

@@ -172,7 +172,7 @@ class ScheduledFunction:
 
     async def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         settings, call, body = self._prepare(args, kwargs)
-        call.waiter = waiter = AsyncCall(self.pool.engine.shell(), body, settings.judge)
+        call.waiter = waiter = AsyncCall(self.pool.engine.driver(), body, settings.judge)
         try:
             outcome: Any = await waiter.result(call)
         except BaseException:

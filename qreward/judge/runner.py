@@ -36,14 +36,14 @@ class SingleCall(Caller):
 
     def __init__(
         self,
-        shell: LoopDriver,
+        driver: LoopDriver,
         flights: SingleFlight,
         options: RequestOptions,
         pools: Mapping[JudgeModel, Pool],
         decide: Decide,
         born: float,
     ) -> None:
-        self.shell, self.flights, self.options, self.pools, self.decide = shell, flights, options, pools, decide
+        self.driver, self.flights, self.options, self.pools, self.decide = driver, flights, options, pools, decide
         self.context = copy_context()
         self._born = born
 
@@ -54,12 +54,12 @@ class SingleCall(Caller):
         """
         until = inf if self.options.timeout is None else self._born + self.options.timeout
         item = JudgeItem(self, requests, born=self._born, until=until)
-        self._decided = self.shell.loop.create_future()
+        self._decided = self.driver.loop.create_future()
         try:
             item.begin(known)
             decided = await self._decided
         except GeneratorExit:  # discarded, perhaps by the garbage collector while this thread holds the engine's lock
-            self.shell.later(item.leave)
+            self.driver.later(item.leave)
             raise
         except BaseException:
             item.leave()
@@ -113,7 +113,7 @@ class BatchRunner(Caller, BatchWaiter):
     """Judges a batch of items. See :class:`BatchWaiter` for the other arguments.
 
     Args:
-        shell, flights, pools, decide: see :class:`Caller`.
+        driver, flights, pools, decide: see :class:`Caller`.
         read: makes the requests of an item.
         make_result: makes the user's result from the aggregated votes.
         per_item: requests per item.
@@ -124,7 +124,7 @@ class BatchRunner(Caller, BatchWaiter):
 
     def __init__(
         self,
-        shell: LoopDriver,
+        driver: LoopDriver,
         flights: SingleFlight,
         items: Iterable[Any] | AsyncIterable[Any],
         *,
@@ -137,7 +137,7 @@ class BatchRunner(Caller, BatchWaiter):
         size: int | None,
         **kwargs: Any,
     ) -> None:
-        BatchWaiter.__init__(self, shell, next(iter(pools.values())), items, read, terms=terms, **kwargs)
+        BatchWaiter.__init__(self, driver, next(iter(pools.values())), items, read, terms=terms, **kwargs)
         self.flights, self.options, self.pools, self.decide = flights, terms, pools, decide
         self.carry = self._carry if per_item > 1 else None
         self._make_result = make_result
@@ -168,9 +168,9 @@ class BatchRunner(Caller, BatchWaiter):
         feed = self._others.get(pool)
         if feed is None:
             options = self.options
-            feed = self._others[pool] = BatchFeed(pool, options.level, self, self.shell.engine.clock(), options.tenant, options.timeout)
+            feed = self._others[pool] = BatchFeed(pool, options.level, self, self.driver.engine.clock(), options.tenant, options.timeout)
             feed.left = self._requests_left(pool)
-            self.shell.locked(self.shell.engine.scheduler.attend, feed)
+            self.driver.locked(self.driver.engine.scheduler.attend, feed)
         return feed
 
     def _requests_left(self, pool: Pool) -> int | None:
@@ -180,7 +180,7 @@ class BatchRunner(Caller, BatchWaiter):
     def _refill(self, but: BatchFeed | None = None) -> None:
         for feed in self._feeds():
             if feed is not but and feed.buffer and not feed.queued:
-                self.shell.refill(feed)
+                self.driver.refill(feed)
 
     def _add(self, feed: BatchFeed, item: Any) -> None:
         if not self._read:
@@ -190,7 +190,7 @@ class BatchRunner(Caller, BatchWaiter):
         if isinstance(known.requests, Exception):
             self._settle(Result(index, None, _as_ours(known.requests, index), None, 0.0, 0.0, extra=known.extra))
             return
-        judged = JudgeItem(self, known.requests, index=index, born=self.shell.engine.clock(), extra=known.extra)
+        judged = JudgeItem(self, known.requests, index=index, born=self.driver.engine.clock(), extra=known.extra)
         self._open[judged] = None
         judged.begin(known.votes)
         if isinstance(self._items, AsyncIterator):
@@ -208,13 +208,13 @@ class BatchRunner(Caller, BatchWaiter):
             feed.buffer.append(request.new_task(self, timeout))
             return
         if (until := request.latest()) < inf:
-            timeout = until - self.shell.engine.clock()
+            timeout = until - self.driver.engine.clock()
         for item, _ in request.waiters:  # the request may still be in the queue when their time is over
             item.start_timer()
         if feed.left is not None:
             feed.left += 1
         feed.buffer.appendleft(request.new_task(self, timeout))
-        self.shell.refill(feed)
+        self.driver.refill(feed)
 
     def withdrawn(self, task: Task) -> None:
         self._tallies.add_cancelled((task.attempt, task.copy))
@@ -226,7 +226,7 @@ class BatchRunner(Caller, BatchWaiter):
             for item in self._own_items(task):
                 item.until = min(item.until, task.deadline)
                 item.start_timer()
-        return await self.shell.wire.send(attempt.source.handle, task.payload)
+        return await self.driver.wire.send(attempt.source.handle, task.payload)
 
     def _own_items(self, task: SampleTask) -> list[JudgeItem]:
         return [item for item, _ in task.request.waiters if item.caller is self]
@@ -250,7 +250,7 @@ class BatchRunner(Caller, BatchWaiter):
         error = outcome if isinstance(outcome, QRewardError) else None
         if error is None:
             answer = JudgeAnswer(self._make_result(item, outcome), item.usage)
-            seconds = 0.0 if item.begun is None else self.shell.engine.clock() - item.begun
+            seconds = 0.0 if item.begun is None else self.driver.engine.clock() - item.begun
         self._settle(Result(item.index, answer, error, item.endpoint, seconds, queued, item.trail, item.extra))
         self._end_if_done()
 
@@ -279,7 +279,7 @@ class BatchRunner(Caller, BatchWaiter):
 
     def abandon(self) -> list[Task]:
         for feed in self._feeds():
-            self.shell.close_feed(feed)
+            self.driver.close_feed(feed)
         return [task for request in self._own_requests() for task in request.abandon()]
 
     def _own_requests(self) -> list[SharedRequest]:
@@ -295,7 +295,7 @@ class BatchRunner(Caller, BatchWaiter):
 
     def _stop(self, why: Callable[[], QRewardError]) -> None:
         for feed in self._feeds():
-            self.shell.close_feed(feed)
+            self.driver.close_feed(feed)
         for item in list(self._open):
             item.end(why())
         super()._stop(why)

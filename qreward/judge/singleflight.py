@@ -40,7 +40,7 @@ class Caller:
 
     Attributes:
         has_feed: requests are sent through :meth:`enqueue`, and not by themselves.
-        shell: driver of the event loop.
+        driver: driver of the event loop.
         flights: the requests in flight in this event loop.
         options: options of each request; ``timeout`` is that of an item, in seconds.
         pools: the pool of endpoints of each judge model.
@@ -49,7 +49,7 @@ class Caller:
     """
 
     has_feed = False
-    shell: LoopDriver
+    driver: LoopDriver
     flights: SingleFlight
     options: RequestOptions
     pools: Mapping[JudgeModel, Pool]
@@ -134,12 +134,12 @@ class JudgeItem:
 
     def start_timer(self) -> None:
         """Let the item end on time by itself, as its requests may end later."""
-        timeout, shell = self.caller.options.timeout, self.caller.shell
+        timeout, driver = self.caller.options.timeout, self.caller.driver
         if self._timer is None and timeout is not None:
-            now = shell.engine.clock()
+            now = driver.engine.clock()
             if self.until == inf:
                 self.until = now + timeout
-            self._timer = shell.loop.call_later(max(0.0, self.until - now), self._overdue)
+            self._timer = driver.loop.call_later(max(0.0, self.until - now), self._overdue)
 
     def _overdue(self) -> None:
         self._timer = None
@@ -222,11 +222,11 @@ class SharedRequest:
     """
 
     carry = None
-    __slots__ = ("_key", "_until", "batch", "context", "flights", "options", "pool", "request", "sample", "shell", "task", "waiters")
+    __slots__ = ("_key", "_until", "batch", "context", "driver", "flights", "options", "pool", "request", "sample", "task", "waiters")
 
     def __init__(self, key: Hashable, request: JudgeRequest, caller: Caller) -> None:
         self._key, self.request, self.sample = key, request, SampleRequest(request)
-        self.flights, self.shell = caller.flights, caller.shell
+        self.flights, self.driver = caller.flights, caller.driver
         self.options, self.pool, self.context = caller.options, caller.pools[request.judge_model], caller.context
         self.waiters: list[tuple[JudgeItem, int]] = []
         self.batch: Caller | None = caller if caller.has_feed else None
@@ -240,13 +240,13 @@ class SharedRequest:
         if self.batch is not None:
             self.batch.enqueue(self, again=again)
             return
-        now = self.shell.engine.clock()
+        now = self.driver.engine.clock()
         self._until = self.latest()
         if self._until <= now:
             self.end(self.waiters[0][0].late())
             return
-        self.shell.sinks[self] = None
-        self.shell.submit(self.new_task(self, None if self._until == inf else self._until - now))
+        self.driver.sinks[self] = None
+        self.driver.submit(self.new_task(self, None if self._until == inf else self._until - now))
 
     def latest(self) -> float:
         """When the time of the last waiting item is over."""
@@ -277,7 +277,7 @@ class SharedRequest:
         task = self.task
         if task is not None and self.is_begun():
             self._until, task.waiter = task.deadline, self
-            self.shell.sinks[self] = None
+            self.driver.sinks[self] = None
         else:
             self.send()
 
@@ -300,11 +300,11 @@ class SharedRequest:
     def _close(self) -> None:
         if self.flights.requests.get(self._key) is self:
             del self.flights.requests[self._key]
-        self.shell.sinks.pop(self, None)
+        self.driver.sinks.pop(self, None)
 
     def is_begun(self) -> bool:
         """Whether the scheduler has started the task. Else it was only read ahead."""
-        with self.shell.engine.lock:
+        with self.driver.engine.lock:
             return self.task is not None and self.task.state is not TaskState.NEW
 
     def _cancel(self, error: QRewardError | None = None) -> None:
@@ -313,12 +313,12 @@ class SharedRequest:
         if task is not None and self.batch is not None:
             self.batch.withdrawn(task)
         if task is not None and begun:  # else ``SampleTask.load`` returns False when its turn comes
-            self.shell.withdraw([task], error)
+            self.driver.withdraw([task], error)
 
     # called by the driver, or by the batch
 
     def start(self, attempt: Attempt) -> None:
-        self.shell.spawn(attempt, self.context.copy())
+        self.driver.spawn(attempt, self.context.copy())
 
     def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
         if task is not self.task:
@@ -330,7 +330,7 @@ class SharedRequest:
             assert source is not None
             key = self.request.key if isinstance(evaluated, Vote) else None
             self.flights.keep(CacheEntry(self.request.judge_model.cached_as, source.name, self.sample.reply, key))
-        if evaluated is None and self.shell.engine.clock() < self.latest():
+        if evaluated is None and self.driver.engine.clock() < self.latest():
             self.send(again=True)
         elif isinstance(evaluated, RequestTimeout):
             self._time_out(evaluated)

@@ -263,7 +263,7 @@ class Sharing:
             if lease is not None and source not in self._renewers:
                 renewer = self._renewers[source] = LeaseRenewer(source, lease, self._transport_of(source), self._engine)
                 self._engine.act(partial(self._attach, lease=lease, renewer=renewer))
-        if self._renewers and self._engine.shells():
+        if self._renewers and self._engine.drivers():
             self._call()
 
     def _transport_of(self, source: Source) -> LedgerTransport:
@@ -310,8 +310,8 @@ class Sharing:
     def _call(self) -> None:
         """Wake the renewal thread. The engine's lock may be held, under which no thread may be started."""
         if self._thread is None:
-            for shell in self._engine.shells():  # on all loops, for one may be blocked; the first starts the thread
-                shell.later(self._start)
+            for driver in self._engine.drivers():  # on all loops, for one may be blocked; the first starts the thread
+                driver.later(self._start)
         self._wake.set()
 
     def _start(self) -> None:

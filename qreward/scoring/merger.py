@@ -44,7 +44,7 @@ class RequestMerger:
 
     def __init__(
         self,
-        shell: LoopDriver,
+        driver: LoopDriver,
         pool: Pool,
         spec: MergeSpec,
         known: LearnedLimits,
@@ -53,7 +53,7 @@ class RequestMerger:
         most_waiting: int | None,
         idle: Callable[[], object],
     ) -> None:
-        self.shell = shell
+        self.driver = driver
         self.context = Context()
         self.spec = spec
         self.queue = MergeQueue(pool, spec, known)
@@ -72,7 +72,7 @@ class RequestMerger:
         Raises:
             QueueFull: ``most_waiting`` is reached. Does not apply to the items of a batch.
         """
-        engine, watch = self.shell.engine, self.shell.watch
+        engine, watch = self.driver.engine, self.driver.watch
         if self._most_waiting is not None and not batch:
             with engine.lock:
                 waiting = self.queue.interactive() + self._pool.queue.waiting
@@ -83,7 +83,7 @@ class RequestMerger:
                 watch.began(item)
         with engine.lock:
             self.queue.put(engine.clock(), items, self, batch=batch)
-        self.shell.sinks[self] = None
+        self.driver.sinks[self] = None
         self._live.update(dict.fromkeys(items))
         self._continue_soon()
 
@@ -92,7 +92,7 @@ class RequestMerger:
     def _continue_soon(self) -> None:
         if not self._soon:
             self._soon = True
-            self.shell.loop.call_soon(self._continue)
+            self.driver.loop.call_soon(self._continue)
 
     def _continue(self) -> None:
         """Let batches read ahead, and make sure that waiting items have a merged request in the scheduler."""
@@ -102,12 +102,12 @@ class RequestMerger:
         if self.queue.waiting < AHEAD // 2:
             for batch in list(self.batches):
                 batch.more()
-        unread, engine = sum(batch.unread() for batch in self.batches), self.shell.engine
+        unread, engine = sum(batch.unread() for batch in self.batches), self.driver.engine
         with engine.lock:
             wanted, pause_end = self.queue.needs(unread)
             paused = pause_end > engine.clock()
         if wanted:
-            self.shell.locked(self._submit, paused)
+            self.driver.locked(self._submit, paused)
         with engine.lock:
             wake = self.queue.deadlines.next()
         self._wake_at(min(wake, pause_end) if paused else wake)
@@ -123,7 +123,7 @@ class RequestMerger:
 
     def _hand_in(self, now: float, request: MergedRequest) -> None:
         """Submit a merged request to the scheduler. In a lane of batches, one that already has items goes ahead of unfilled ones."""
-        scheduler, feed, queue = self.shell.engine.scheduler, request.lane.feed, self.queue
+        scheduler, feed, queue = self.driver.engine.scheduler, request.lane.feed, self.queue
         if feed is None:
             request.state = TaskState.WAITING  # not NEW: the queue limit counts items, not merged requests
             scheduler.submit(now, request)
@@ -143,26 +143,26 @@ class RequestMerger:
         if self._timer is not None:
             self._timer.cancel()
         self._timer_at = wake
-        self._timer = self.shell.loop.call_later(max(0.0, wake - self.shell.engine.clock()), self._tick)
+        self._timer = self.driver.loop.call_later(max(0.0, wake - self.driver.engine.clock()), self._tick)
 
     def _tick(self) -> None:
         self._timer = None
-        with self.shell.engine.lock:
-            late = self.queue.due(self.shell.engine.clock())
+        with self.driver.engine.lock:
+            late = self.queue.due(self.driver.engine.clock())
         self.end(late, endings.timed_out)
         self._continue()
 
     # called by the loop driver
 
     def start(self, attempt: Attempt) -> None:
-        self.shell.spawn(attempt, self.context.copy(), self)
+        self.driver.spawn(attempt, self.context.copy(), self)
 
     async def carry(self, attempt: Attempt) -> Outcome:
         """Make one attempt. A failure that one item may have caused becomes ``REFUSED``: the request is split, not retried as a whole."""
         self._continue()
-        request, source, lock = cast("MergedRequest", attempt.task), attempt.source, self.shell.engine.lock
+        request, source, lock = cast("MergedRequest", attempt.task), attempt.source, self.driver.engine.lock
         count = len(request.members)
-        outcome: Outcome = await self.shell.wire.send(source.handle, request.payload)
+        outcome: Outcome = await self.driver.wire.send(source.handle, request.payload)
         if not isinstance(outcome, Failure):
             return outcome
         kind = outcome.kind
@@ -186,7 +186,7 @@ class RequestMerger:
 
     def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
         request = cast("MergedRequest", task)
-        with self.shell.engine.lock:
+        with self.driver.engine.lock:
             self.queue.unqueue(request)
             if isinstance(outcome, Answer) and source is not None:
                 self.queue.record_answer(request, source, seconds)
@@ -205,7 +205,7 @@ class RequestMerger:
         self.end(self._live, lambda _: ClientClosed("the client was closed before the request was done"))
 
     def abandon(self) -> list[Task]:
-        with self.shell.engine.lock:
+        with self.driver.engine.lock:
             loaded = {item.request: None for item in self._live if item.request is not None}
             left: list[Task] = [*loaded, *self.queue.unfilled()]
         self._live.clear()
@@ -251,11 +251,11 @@ class RequestMerger:
         for item in items:
             item.attach(request)
         request.last_error, request.sent_at = items[0].last_error, items[0].sent_at
-        self.shell.locked(self._hand_in, request)
+        self.driver.locked(self._hand_in, request)
 
     def _report(self, item: MergedItem, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
-        if self.shell.watch is not None:
-            self.shell.watch.done(item, outcome, source)
+        if self.driver.watch is not None:
+            self.driver.watch.done(item, outcome, source)
         item.waiter.finish(item, outcome, source, seconds)
 
     # ending early
@@ -271,7 +271,7 @@ class RequestMerger:
         items = [item for item in items if item.place is not OVER]
         if not items:
             return
-        engine = self.shell.engine
+        engine = self.driver.engine
         empty: list[Task] = []
         with engine.lock:
             for item in items:
@@ -288,17 +288,17 @@ class RequestMerger:
             for task in empty:
                 task.deadline = engine.clock()
         self._withdraw(empty, errors[0] if errors else None)
-        if error_of is None and self.shell.watch is not None:
-            self.shell.watch.withdrawn(items)
+        if error_of is None and self.driver.watch is not None:
+            self.driver.watch.withdrawn(items)
         for item, error in zip(items, errors, strict=False):
             self._report(item, error, None, 0.0)
-        if not self.shell.loop.is_closed():
+        if not self.driver.loop.is_closed():
             self._continue_soon()
         self._rest_if_idle()
 
     def _withdraw(self, requests: list[Task], error: QRewardError | None = None) -> None:
-        if requests and not self.shell.loop.is_closed():
-            self.shell.withdraw(requests, error)
+        if requests and not self.driver.loop.is_closed():
+            self.driver.withdraw(requests, error)
 
     def _rest_if_idle(self) -> None:
         """Without items and batches, cancel the timer, withdraw unfilled requests and unregister from the loop driver."""
@@ -307,14 +307,14 @@ class RequestMerger:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        with self.shell.engine.lock:
+        with self.driver.engine.lock:
             unfilled = self.queue.unfilled()
             lanes, self.queue.lanes = self.queue.lanes, {}
         self._withdraw(unfilled)
         for lane in lanes.values():
             if lane.feed is not None:
-                self.shell.close_feed(lane.feed)
-        self.shell.sinks.pop(self, None)
+                self.driver.close_feed(lane.feed)
+        self.driver.sinks.pop(self, None)
         self._idle()
 
     def detach(self, batch: MergedBatchWaiter) -> None:
@@ -326,10 +326,10 @@ class RequestMerger:
 class ItemWaiter:
     """Receives the results of the items of one call. The merger sends and ends them."""
 
-    __slots__ = ("_left", "_results", "_waiter", "context", "shell")
+    __slots__ = ("_left", "_results", "_waiter", "context", "driver")
 
-    def __init__(self, shell: LoopDriver) -> None:
-        self.shell = shell
+    def __init__(self, driver: LoopDriver) -> None:
+        self.driver = driver
         self.context = copy_context()
 
     async def results(self, merger: RequestMerger, items: list[MergedItem]) -> list[Result[Any]]:
@@ -339,12 +339,12 @@ class ItemWaiter:
         """
         self._results: list[Any] = [None] * len(items)
         self._left = len(items)
-        self._waiter = self.shell.loop.create_future()
+        self._waiter = self.driver.loop.create_future()
         merger.put(items)
         try:
             await self._waiter
         except GeneratorExit:  # the garbage collector may close this coroutine while the engine's lock is held
-            self.shell.later(partial(merger.end, items))
+            self.driver.later(partial(merger.end, items))
             raise
         except BaseException:
             merger.end(items)
@@ -381,14 +381,14 @@ class MergedBatchWaiter(BatchWaiter):
 
     def __init__(
         self,
-        shell: LoopDriver,
+        driver: LoopDriver,
         *args: Any,
         terms: RequestOptions,
         spec: MergeSpec,
         find: Callable[[Hashable], RequestMerger],
         **kwargs: Any,
     ) -> None:
-        super().__init__(shell, *args, terms=_ItemOptions(*terms), **kwargs)
+        super().__init__(driver, *args, terms=_ItemOptions(*terms), **kwargs)
         self._spec, self._find = spec, find
         self._mergers: dict[Hashable, RequestMerger] = {}
 

@@ -50,7 +50,7 @@ class StreamHandle(Generic[S]):
         source = self._source
         if source is None:
             return
-        if asyncio.get_running_loop() is source.shell.loop:
+        if asyncio.get_running_loop() is source.driver.loop:
             source.leave()
             await source.idle()
         else:
@@ -82,7 +82,7 @@ class StreamHandle(Generic[S]):
         """Leave the stream soon. May be called from any thread and at any point, such as during garbage collection."""
         source = self._source
         if source is not None and not source.over():
-            source.shell.later(source.leave)
+            source.driver.later(source.leave)
 
     def _refuse_restarts(self, instead: str) -> None:
         if self._restarts:

@@ -126,15 +126,15 @@ def client_of(wire: Any, limits: dict[str, int] | Iterable[Endpoint] | None = No
 
 def leftovers(client: QRewardClient) -> dict[str, int]:
     """Everything that should be gone when nothing is under way; empty if it is."""
-    scheduler, shells = client._runtime.engine.scheduler, list(client._runtime.engine._shells.values())
+    scheduler, drivers = client._runtime.engine.scheduler, list(client._runtime.engine._drivers.values())
     timed = [item for items in scheduler.wheel._buckets.values() for item in items]
     counts = {
         "slots": sum(source.inflight for source in client._runtime.fleet.sources()),
         "due": sum(isinstance(item, Task | Attempt) for item in timed),
         "queued": sum(len(pool.queue) for source in client._runtime.fleet.sources() for pool in source.pools),
         "commands": len(scheduler.out),
-        "sinks": sum(len(shell.sinks) for shell in shells),
-        "attempts": sum(len(shell._attempts) for shell in shells),
+        "sinks": sum(len(driver.sinks) for driver in drivers),
+        "attempts": sum(len(driver._attempts) for driver in drivers),
     }
     return {what: count for what, count in counts.items() if count}
 

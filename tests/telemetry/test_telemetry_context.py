@@ -197,21 +197,21 @@ async def test_a_merged_request_is_one_span_that_links_to_its_items_and_alone_te
     with Seen(attempts="always") as seen:
         tracer = seen.tracers.get_tracer("test")
         async with client_of(Judges(), "a", telemetry=seen.telemetry) as client:
-            shell, pool, terms = client._runtime.engine.shell(), client._runtime.fleet.pool(MODEL), RequestOptions(5)
+            driver, pool, terms = client._runtime.engine.driver(), client._runtime.fleet.pool(MODEL), RequestOptions(5)
             items = []
             for number in range(3):
                 with tracer.start_as_current_span(f"caller {number}"):
                     item = terms.task(
                         WireRequest(EMBEDDINGS, MODEL, ["x"], {}, None), pool, SimpleNamespace(context=copy_context()), number
                     )
-                    shell.watch.began(item)
+                    driver.watch.began(item)
                     items.append(item)
-            sink = Single(shell)
+            sink = Single(driver)
             merged = terms.task(WireRequest(EMBEDDINGS, MODEL, ["x", "y", "z"], {}, None), pool, sink, 0)
             merged.items = tuple(items)
             result = await sink.result(merged)
             for item in items:
-                shell.watch.done(item, Answer(result._answer, 5), pool.sources[0])
+                driver.watch.done(item, Answer(result._answer, 5), pool.sources[0])
         batch = seen.span("batch")
         assert batch.name == f"batch {MODEL}"
         callers = [span for span in seen.spans if span.name == f"embeddings {MODEL}"]
@@ -251,7 +251,7 @@ def test_spans_end_too_when_the_loop_is_closed_under_their_calls(caplog: pytest.
         loop.close()
 
         async def come_later() -> None:
-            client._runtime.engine.shell()
+            client._runtime.engine.driver()
             await client.aclose()
 
         asyncio.run(come_later())

@@ -56,7 +56,7 @@ def close_clients() -> None:
 def _close(client: QRewardClient) -> None:
     """Close a client and wait for the event loops of other threads, which ``aclose`` notifies without waiting."""
     engine = runtime_of(client).engine
-    for loop in [shell.loop for shell in engine.shells()]:
+    for loop in [driver.loop for driver in engine.drivers()]:
         with suppress(Exception):
             if loop.is_running():
                 asyncio.run_coroutine_threadsafe(engine.leave(), loop).result(GRACE)

@@ -110,7 +110,7 @@ class BatchWaiter(Waiter):
         if isinstance(self._items, AsyncIterator):
             self._reader = driver.loop.create_task(self._read_async(self._items))
             self._reader.add_done_callback(report_error)
-        driver.sinks[self] = None
+        driver.waiters[self] = None
         try:
             self._show_progress()
             driver.open(self._feed)
@@ -148,7 +148,7 @@ class BatchWaiter(Waiter):
         return f"{items} were done when the batch was given up; {kept}"
 
     def _leave(self, expiry: asyncio.TimerHandle | None) -> None:
-        del self.driver.sinks[self]
+        del self.driver.waiters[self]
         if expiry is not None:
             expiry.cancel()
         if self._reader is not None:

@@ -60,7 +60,7 @@ class SchedulerProtocol(Protocol):
 
 
 class Waiter(Protocol):
-    """The receiver of the outcomes of tasks: a single call or a batch. It is the ``sink`` of its tasks.
+    """The receiver of the outcomes of tasks: a single call or a batch. It is the ``waiter`` of its tasks.
 
     Attributes:
         driver: the loop driver that runs its attempts.
@@ -220,7 +220,7 @@ class LoopDriver:
         self.watch = engine.watch
         self.loop = loop
         self.wire = wire
-        self.sinks: dict[Waiter, None] = {}
+        self.waiters: dict[Waiter, None] = {}
         self._attempts: dict[Attempt, None] = {}
         self._runners: dict[asyncio.Task[None], Attempt | None] = {}  # -> the attempt that the task has not begun yet
         self._idle = asyncio.Event()  # set when the last attempt ends during closing
@@ -298,11 +298,11 @@ class LoopDriver:
                 self._attempts[attempt] = None
                 if self.watch is not None:
                     self.watch.sent(attempt)
-                sink = attempt.task.waiter
-                if kept is None and sink is batch:
+                waiter = attempt.task.waiter
+                if kept is None and waiter is batch:
                     kept = attempt
                 else:
-                    sink.start(attempt)
+                    waiter.start(attempt)
             elif what == FINISH:
                 self._finish(*command[1:])
             elif what == CANCEL:
@@ -455,8 +455,8 @@ class LoopDriver:
         return self._closing
 
     async def _close(self) -> None:
-        for sink in list(self.sinks):
-            sink.close()
+        for waiter in list(self.waiters):
+            waiter.close()
         while self._attempts:
             self._idle.clear()
             await self._idle.wait()
@@ -465,8 +465,8 @@ class LoopDriver:
     def release(self) -> None:
         """Release everything that this driver's event loop held, after that loop was closed without closing the client."""
         scheduler = self.engine.scheduler
-        for sink in list(self.sinks):
-            left = sink.abandon()
+        for waiter in list(self.waiters):
+            left = waiter.abandon()
             self.engine.act(partial(scheduler.withdraw, tasks=left))
             if self.watch is not None:
                 self.watch.withdrawn(left)

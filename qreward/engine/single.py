@@ -32,7 +32,7 @@ class Single(Waiter):
         """Submit the task and wait for its result. If the caller is cancelled, the request is cancelled too."""
         driver, me = self.driver, asyncio.current_task()
         assert me is not None
-        driver.sinks[self] = None
+        driver.waiters[self] = None
         self._task = task
         try:
             driver.submit(task)
@@ -59,7 +59,7 @@ class Single(Waiter):
             driver.withdraw([task])
         if self._next is not None:
             driver.ended(self._next, CANCELLED)
-        del driver.sinks[self]
+        del driver.waiters[self]
         del self._task  # breaks the reference cycle of task and waiter, so that reference counting frees them
         self._mine = None
 

@@ -358,7 +358,7 @@ class SingleStreamSink(StreamWaiter):
     def submit(self, task: Task) -> None:
         """Submit the stream's task, once. It is sent as soon as an endpoint has a free slot."""
         self._task = task
-        self.driver.sinks[self] = None
+        self.driver.waiters[self] = None
         self.driver.submit(task)
 
     def ended(self) -> bool:
@@ -426,7 +426,7 @@ class SingleStreamSink(StreamWaiter):
         return [self._task]
 
     def _forget(self) -> None:
-        self.driver.sinks.pop(self, None)
+        self.driver.waiters.pop(self, None)
         self._task = None  # breaks the reference cycle of task and waiter, so that reference counting frees them
         self._arrived.give()
         self._taken.give()

@@ -195,9 +195,9 @@ class SampleTask(Task):
 
     __slots__ = ("request",)
 
-    def __init__(self, request: SharedRequest, sink: Any, timeout: float | None) -> None:
+    def __init__(self, request: SharedRequest, waiter: Any, timeout: float | None) -> None:
         options = request.options
-        super().__init__(request.sample.call(), request.pool, options.level, timeout, sink, 0, options.tenant)
+        super().__init__(request.sample.call(), request.pool, options.level, timeout, waiter, 0, options.tenant)
         self.hedge = options.hedge
         self.request = request
 
@@ -245,16 +245,16 @@ class SharedRequest:
         if self._until <= now:
             self.end(self.waiters[0][0].late())
             return
-        self.driver.sinks[self] = None
+        self.driver.waiters[self] = None
         self.driver.submit(self.new_task(self, None if self._until == inf else self._until - now))
 
     def latest(self) -> float:
         """When the time of the last waiting item is over."""
         return max([item.until for item, _ in self.waiters])
 
-    def new_task(self, sink: Any, timeout: float | None) -> SampleTask:
+    def new_task(self, waiter: Any, timeout: float | None) -> SampleTask:
         """Create the task that sends the request now."""
-        self.task = SampleTask(self, sink, timeout)
+        self.task = SampleTask(self, waiter, timeout)
         return self.task
 
     # waiting items
@@ -277,7 +277,7 @@ class SharedRequest:
         task = self.task
         if task is not None and self.is_begun():
             self._until, task.waiter = task.deadline, self
-            self.driver.sinks[self] = None
+            self.driver.waiters[self] = None
         else:
             self.send()
 
@@ -300,7 +300,7 @@ class SharedRequest:
     def _close(self) -> None:
         if self.flights.requests.get(self._key) is self:
             del self.flights.requests[self._key]
-        self.driver.sinks.pop(self, None)
+        self.driver.waiters.pop(self, None)
 
     def is_begun(self) -> bool:
         """Whether the scheduler has started the task. Else it was only read ahead."""

@@ -53,8 +53,8 @@ class MergedItem(Task):
     key = None
     cost = 1
 
-    def __init__(self, payload: Any, pool: Pool, terms: RequestOptions, sink: Any, index: int) -> None:
-        super().__init__(payload, pool, terms.level, terms.timeout, sink, index, terms.tenant)
+    def __init__(self, payload: Any, pool: Pool, terms: RequestOptions, waiter: Any, index: int) -> None:
+        super().__init__(payload, pool, terms.level, terms.timeout, waiter, index, terms.tenant)
         self.hedge = terms.hedge
         self.place: ItemState = OVER
         self.until = inf
@@ -243,19 +243,19 @@ class MergeQueue:
 
     # adding and removing items, and recording outcomes
 
-    def put(self, now: float, items: Sequence[MergedItem], sink: Any, *, batch: bool) -> None:
+    def put(self, now: float, items: Sequence[MergedItem], waiter: Any, *, batch: bool) -> None:
         """Add items at the end. The time limit of single items starts now, that of a batch's items when they are taken."""
         for item in items:
             item.born = now
             item.state = TaskState.QUEUED
-            item.lane = self.lanes.get((item.level, batch)) or self._new_lane(now, item, sink, batch)
+            item.lane = self.lanes.get((item.level, batch)) or self._new_lane(now, item, waiter, batch)
             item.lane.waiting += 1
             self._backlog.put(item)
         if not batch:
             self._start_timeouts(items, lambda _, timeout: now + timeout)
 
-    def _new_lane(self, now: float, item: MergedItem, sink: Any, batch: bool) -> PriorityLane:
-        lane = PriorityLane(item.level, item.tenant, BatchFeed(self._pool, item.level, sink, now, item.tenant) if batch else None)
+    def _new_lane(self, now: float, item: MergedItem, waiter: Any, batch: bool) -> PriorityLane:
+        lane = PriorityLane(item.level, item.tenant, BatchFeed(self._pool, item.level, waiter, now, item.tenant) if batch else None)
         self.lanes = dict(sorted([*self.lanes.items(), ((item.level, batch), lane)]))
         return lane
 

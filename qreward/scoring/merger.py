@@ -83,7 +83,7 @@ class RequestMerger:
                 watch.began(item)
         with engine.lock:
             self.queue.put(engine.clock(), items, self, batch=batch)
-        self.driver.sinks[self] = None
+        self.driver.waiters[self] = None
         self._live.update(dict.fromkeys(items))
         self._continue_soon()
 
@@ -314,7 +314,7 @@ class RequestMerger:
         for lane in lanes.values():
             if lane.feed is not None:
                 self.driver.close_feed(lane.feed)
-        self.driver.sinks.pop(self, None)
+        self.driver.waiters.pop(self, None)
         self._idle()
 
     def detach(self, batch: MergedBatchWaiter) -> None:
@@ -369,8 +369,8 @@ class _ItemOptions(RequestOptions):
 
     __slots__ = ()
 
-    def task(self, payload: Any, pool: Pool, sink: Any, index: int) -> MergedItem:
-        return MergedItem(payload, pool, self, sink, index)
+    def task(self, payload: Any, pool: Pool, waiter: Any, index: int) -> MergedItem:
+        return MergedItem(payload, pool, self, waiter, index)
 
 
 class MergedBatchWaiter(BatchWaiter):

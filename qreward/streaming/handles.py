@@ -25,7 +25,7 @@ class StreamHandle(Generic[S]):
     """A stream that may not have started.
 
     Args:
-        begin: starts the stream and returns its sink. Called once, in the event loop to which the stream then belongs.
+        begin: starts the stream and returns its waiter. Called once, in the event loop to which the stream then belongs.
         restarts: a response may start over after part of it was delivered.
     """
 

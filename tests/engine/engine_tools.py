@@ -133,7 +133,7 @@ def leftovers(client: QRewardClient) -> dict[str, int]:
         "due": sum(isinstance(item, Task | Attempt) for item in timed),
         "queued": sum(len(pool.queue) for source in client._runtime.fleet.sources() for pool in source.pools),
         "commands": len(scheduler.out),
-        "sinks": sum(len(driver.sinks) for driver in drivers),
+        "waiters": sum(len(driver.waiters) for driver in drivers),
         "attempts": sum(len(driver._attempts) for driver in drivers),
     }
     return {what: count for what, count in counts.items() if count}

@@ -130,7 +130,7 @@ def leftovers(client: QRewardClient) -> dict[str, int]:
         "queued": sum(len(pool.queue) for source in client._runtime.fleet.sources() for pool in source.pools),
         "bulks": sum(pool.batch_inflight for source in client._runtime.fleet.sources() for pool in source.pools),
         "commands": len(scheduler.out),
-        "sinks": sum(len(driver.sinks) for driver in drivers),
+        "waiters": sum(len(driver.waiters) for driver in drivers),
         "attempts": sum(len(driver._attempts) for driver in drivers),
         "mergers": len(client._runtime._mergers),
     }

@@ -78,8 +78,8 @@ class Call(Task):
 
     key_state: KeyState
 
-    def __init__(self, function: Function, key: Hashable, options: FunctionOptions, sink: Any) -> None:
-        super().__init__(None, cast("Any", None), options.level, options.timeout, sink, 0)  # it has a key's state instead of a pool
+    def __init__(self, function: Function, key: Hashable, options: FunctionOptions, waiter: Any) -> None:
+        super().__init__(None, cast("Any", None), options.level, options.timeout, waiter, 0)  # it has a key's state instead of a pool
         self.function = function
         self.key = key
         self.options = options

@@ -222,10 +222,11 @@ def test_a_loop_may_be_closed_with_items_pending(monkeypatch: pytest.MonkeyPatch
             assert queue.stats().in_flight == running, function
             loop.close()
             assert queue.stats().waiting == 0, function
-            del queue
+            del queue, loop
             callers.clear()
-        for _ in range(3):
-            gc.collect()
+        del blocked, function
+    for _ in range(3):  # the thread of the blocked function, which holds its batch, has ended
+        gc.collect()
     assert unraisable == []
     said = {record.getMessage().partition("!")[0] for record in caplog.records}
     assert said <= {"Task was destroyed but it is pending"}  # of the callers' tasks, by asyncio

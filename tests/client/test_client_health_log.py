@@ -32,17 +32,20 @@ def test_an_endpoint_that_dies_and_returns_is_logged_once_each_with_the_reason(c
     mortal = Mortal()
     well = Mortal()
 
+    def logged() -> list[logging.LogRecord]:
+        return [record for record in caplog.records if record.name.startswith("qreward")]
+
     async def main() -> None:
         await mortal.start()
         well.began = float("inf")
         ends = [endpoint(mortal, "mortal", api_key="sk-very-secret"), endpoint(well, "well")]
         async with QRewardClient(ends, retry=Retry(attempts=20)) as client:  # until both were logged
-            batch = await client.batch_chat_completion((HI for _ in range(100_000) if len(caplog.records) < 2), MODEL)
+            batch = await client.batch_chat_completion((HI for _ in range(100_000) if len(logged()) < 2), MODEL)
         assert not batch.errors
 
     run_in_virtual_time(main())
-    texts = [record.getMessage() for record in caplog.records]
-    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"], texts
+    texts = [record.getMessage() for record in logged()]
+    assert [record.levelname for record in logged()] == ["WARNING", "WARNING"], texts
     assert texts[0].startswith("endpoint 'mortal' is out of service: ConnectionFailed: ")
     assert texts[0].endswith("it is tried again every few seconds")
     assert texts[1].startswith("endpoint 'mortal' is back in service after ")

@@ -49,7 +49,7 @@ def play(name: str, seed: int, probe: float | None, *, honest: bool = True, flee
     scenario = replace(scenarios.SCENARIOS[name], figures=None, **changes)
     if fleet is not None:
         scenario = replace(scenario, fleet=fleet)
-    run = fleets.Run.prepare(scenario, "ours", seed, driver=True)
+    run = fleets.Run.prepare(scenario, "ours", seed, shell=True)
     stage = run.world
 
     class Wire(world.Wire):  # type: ignore[misc]

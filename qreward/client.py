@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack, cast
+from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
 from qreward.chat_namespace import ChatNamespace
 from qreward.codecs.chat import CHAT
@@ -579,7 +579,7 @@ class QRewardClient:
 
         __exit__ = __enter__
 
-    async def __aenter__(self) -> QRewardClient:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -215,9 +215,6 @@ def _names_of(kind: Any) -> frozenset[str]:
     return cast("frozenset[str]", kind.__optional_keys__ - _PARAMS)
 
 
-_OF_RUNTIME = {"wire_factory": "backend_factory"}
-
-
 def preparer(
     codec: Codec,
     model: str,
@@ -288,7 +285,7 @@ def client_settings(endpoints: object, settings: Mapping[str, Any]) -> tuple[Cli
         del given["retry"]
     if "routes" in given:
         given["routes"] = tuple(given["routes"])
-    others = {_OF_RUNTIME.get(name, name): value for name, value in settings.items() if name not in ClientConfig.model_fields}
+    others = {name: value for name, value in settings.items() if name not in ClientConfig.model_fields}
     return ClientConfig(endpoints=endpoints_of(endpoints or ()), **given), others
 
 

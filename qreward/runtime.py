@@ -52,7 +52,7 @@ class Runtime:
     Args:
         config: the client's settings.
         telemetry, observers: see :class:`~qreward.client.QRewardClient`.
-        backend_factory: returns the HTTP backend of one event loop.
+        wire_factory: returns the HTTP backend of one event loop.
         clock: returns monotonic seconds.
 
     Attributes:
@@ -67,23 +67,23 @@ class Runtime:
         *,
         telemetry: Any = DEFAULT,
         observers: Iterable[object] = (),
-        backend_factory: Callable[[], Wire] = HttpBackend,
+        wire_factory: Callable[[], Wire] = HttpBackend,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self.clock = clock
-        self._start_arguments = telemetry, observers, backend_factory
+        self._start_arguments = telemetry, observers, wire_factory
         self._start(config)
         background.watch(self, Runtime._restart)
 
     def _start(self, config: ClientConfig) -> None:
         self._config = config
-        telemetry, observers, backend_factory = self._start_arguments
+        telemetry, observers, wire_factory = self._start_arguments
         self.telemetry, watcher, listeners = _watching(telemetry, observers)
         self._changing = threading.Lock()
         rng = Random()  # noqa: S311 - jitter, not secrets
         scheduler = Scheduler(config.retry, rng, _tokens_of, config.hedge, config.max_queued)
         watch = watch_for(watcher, listeners, self.clock)
-        self.engine: ProbingEngine = ProbingEngine(scheduler, backend_factory, clock=self.clock, watch=watch)
+        self.engine: ProbingEngine = ProbingEngine(scheduler, wire_factory, clock=self.clock, watch=watch)
         self.fleet = Fleet(self.engine, config.endpoints, config.routes)
         self._mergers: dict[Hashable, RequestMerger] = {}
         self._list_limits = LearnedLimits()
@@ -260,7 +260,6 @@ class Runtime:
         def begin() -> BatchStreamSink:
             pool = self.pool(model)
             collecting = self.collecting(given, pool, items, model)
-            del collecting["on_result"]
             return BatchStreamSink(self.driver(), pool, items, prepare, terms=terms, most=most, **collecting).launch()
 
         return BatchStream(begin, on_stream_error, restarts=terms.restarts)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from qreward.chat_namespace import SyncChatNamespace
 from qreward.client import QRewardClient
-from qreward.engine.portal import blocking, forwarded, portal, same
+from qreward.engine.portal import BlockingTwin, blocking, forwarded, portal, same
 from qreward.errors import ClientClosed
 from qreward.options import ClientSettings, Watching
 from qreward.runtime import Runtime
@@ -21,7 +21,7 @@ from qreward.settings.policies import Endpoint
 from qreward.streaming.sync import SyncBatchStream, SyncStream
 
 
-class SyncQRewardClient:
+class SyncQRewardClient(BlockingTwin[QRewardClient]):
     """A blocking client that distributes requests over many endpoints.
 
     Arguments, results and errors are those of :class:`QRewardClient`. The requests run in one background thread, which all blocking clients
@@ -105,12 +105,6 @@ class SyncQRewardClient:
         with contextlib.suppress(ClientClosed):  # the process ends, and the portal has closed the connections
             portal().call(self._async.aclose)
 
-    def __enter__(self) -> SyncQRewardClient:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     if not TYPE_CHECKING:  # type checkers must report ``async with`` as an error
 
         def __aenter__(self) -> None:
@@ -120,6 +114,3 @@ class SyncQRewardClient:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return SyncQRewardClient._over, (self._async,)
-
-    def __repr__(self) -> str:
-        return repr(self._async).replace("<", "<Sync", 1)

@@ -14,7 +14,7 @@ import inspect
 import queue
 import threading
 from collections.abc import AsyncIterable, Callable, Coroutine, Iterator
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, cast
 
 from qreward.engine import background
 from qreward.errors import ClientClosed
@@ -393,6 +393,42 @@ def forwarded(function: Callable[Concatenate[Any, P], T], wrap: Callable[[T], R]
 def same(value: T) -> T:
     """Return the value. The ``wrap`` of a method whose twin returns the same."""
     return value
+
+
+class Closable(Protocol):
+    """An asynchronous object that can be closed."""
+
+    async def aclose(self) -> None: ...
+
+
+A = TypeVar("A", bound=Closable)
+
+
+class BlockingTwin(Generic[A]):
+    """The base of the blocking twins of asynchronous objects: closing, ``with`` and ``repr``.
+
+    Attributes:
+        _async: the asynchronous object.
+    """
+
+    __slots__ = ("_async",)
+
+    def __init__(self, inner: A) -> None:
+        self._async = inner
+
+    def close(self) -> None:
+        """Stop all requests of this object and close what it holds. When this returns it is closed. Further calls do nothing."""
+        with contextlib.suppress(ClientClosed):  # the process is ending, and the portal has closed it
+            portal().call(self._async.aclose)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return repr(self._async).replace("<", "<Sync", 1)
 
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -24,7 +24,7 @@ AHEAD = 256
 
 
 class BatchStreamSink(StreamWaiter, BatchWaiter):
-    """The waiter of a batch of streams. Takes the arguments of :class:`BatchWaiter` except ``on_result``, and one more.
+    """The waiter of a batch of streams. Takes the arguments of :class:`BatchWaiter`, and one more.
 
     Args:
         most: maximum number of concurrent streams; 0 for as many as the endpoints accept.
@@ -32,7 +32,7 @@ class BatchStreamSink(StreamWaiter, BatchWaiter):
 
     def __init__(self, driver: LoopDriver, *args: Any, most: int, **kwargs: Any) -> None:
         StreamWaiter.__init__(self, driver)
-        BatchWaiter.__init__(self, driver, *args, on_result=None, **kwargs)
+        BatchWaiter.__init__(self, driver, *args, **kwargs)
         self._most = most
         self._texts: dict[Task, list[str]] = {}
         self._only_results = False

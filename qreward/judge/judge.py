@@ -6,7 +6,6 @@ The sending itself is done by ``runner``, the reading of answers by ``verdict_pa
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 import weakref
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence, Sized
@@ -19,8 +18,8 @@ from pydantic import BaseModel
 from qreward.client import QRewardClient
 from qreward.engine import background
 from qreward.engine.driver import LoopDriver
-from qreward.engine.portal import blocking, portal
-from qreward.errors import ClientClosed, ConfigError
+from qreward.engine.portal import BlockingTwin, blocking
+from qreward.errors import ConfigError
 from qreward.judge import config as settings_of
 from qreward.judge.cache import Cache, CachedItem
 from qreward.judge.config import JudgeConfig, ResponseFormat, Settle
@@ -320,7 +319,7 @@ def _comparison(item: JudgeItem, decided: Comparison) -> Comparison:
     return Comparison(decided.preference, decided.score, decided.votes, item.usage, not item.sent)
 
 
-class SyncJudge:
+class SyncJudge(BlockingTwin[Judge]):
     """A judge whose methods block.
 
     Settings, results and errors are those of :class:`Judge`. See :class:`SyncQRewardClient` for the background thread that does the work,
@@ -358,17 +357,6 @@ class SyncJudge:
     batch_score = blocking(Judge.batch_score)
     batch_compare = blocking(Judge.batch_compare)
 
-    def close(self) -> None:
-        """Close the judge's cache file, and the client if the judge owns it."""
-        with contextlib.suppress(ClientClosed):  # at exit the portal has closed them already
-            portal().call(self._async.aclose)
-
-    def __enter__(self) -> SyncJudge:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     if not TYPE_CHECKING:  # hidden from type checkers, so that they reject `async with`
 
         def __aenter__(self) -> None:
@@ -378,9 +366,6 @@ class SyncJudge:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return SyncJudge._over, (self._async,)
-
-    def __repr__(self) -> str:
-        return repr(self._async).replace("<", "<Sync", 1)
 
 
 def _async_client(client: SyncQRewardClient | QRewardClient) -> QRewardClient:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterable, Callable, Coroutine, Iterator
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from qreward.engine.background import run_in_background
-from qreward.engine.portal import BlockingIterator, blocking, forwarded, portal
+from qreward.engine.portal import BlockingIterator, BlockingTwin, blocking, forwarded, portal
 from qreward.errors import ClientClosed, QRewardError
 from qreward.results import Result
 from qreward.streaming.handles import BatchStream, Stream, StreamHandle
@@ -24,28 +24,7 @@ def _read(items: AsyncIterable[T]) -> Iterator[T]:
     return portal().iterate(items)
 
 
-class _BlockingHandle(Generic[H]):
-    __slots__ = ("_async",)
-
-    def __init__(self, stream: H) -> None:
-        self._async = stream
-
-    def close(self) -> None:
-        """Stop all requests. Their connections are closed when this returns. It can be called repeatedly."""
-        with contextlib.suppress(ClientClosed):  # the process is ending, and the portal has closed the stream
-            portal().call(self._async.aclose)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        return repr(self._async).replace("<", "<Sync", 1)
-
-
-class SyncStream(_BlockingHandle[Stream]):
+class SyncStream(BlockingTwin[Stream]):
     """A chat completion that arrives token by token. ``SyncQRewardClient.stream_chat_completion`` returns it. See :class:`Stream`.
 
     Example:
@@ -76,7 +55,7 @@ class SyncStream(_BlockingHandle[Stream]):
         return self._async.result
 
 
-class SyncBatchStream(_BlockingHandle[BatchStream]):
+class SyncBatchStream(BlockingTwin[BatchStream]):
     """Many chat completions that arrive token by token. See :class:`BatchStream`."""
 
     __slots__ = ()

@@ -8,7 +8,7 @@ import threading
 from typing import Any
 
 import pytest
-from batching_tools import Noted, later, outcomes, virtually
+from batching_tools import Noted, later, outcomes
 
 from qreward.batching import BatchQueue, batch
 
@@ -17,7 +17,6 @@ async def echo(items: list[Any]) -> list[Any]:
     return items
 
 
-@virtually
 async def test_batch_works_with_and_without_parentheses_and_its_first_parameter_is_positional_only() -> None:
     assert await asyncio.gather(batch(echo)(1), batch()(echo)(2), batch(max_batch_size=3)(echo)(3)) == [1, 2, 3]
     with pytest.raises(TypeError, match="unknown setting 'function'"):
@@ -64,7 +63,6 @@ def test_batch_with_parentheses_runs_a_plain_def_in_a_thread() -> None:
     assert threading.get_ident() not in threads
 
 
-@virtually
 async def test_bare_batch_takes_an_async_generator() -> None:
     @batch
     async def function(items: list[int]) -> Any:
@@ -73,7 +71,6 @@ async def test_bare_batch_takes_an_async_generator() -> None:
     assert [piece async for piece in function(1)] == [1]
 
 
-@virtually
 async def test_each_parameter_is_a_list_and_each_caller_gets_one_result() -> None:
     seen = []
 
@@ -86,7 +83,6 @@ async def test_each_parameter_is_a_list_and_each_caller_gets_one_result() -> Non
     assert seen == [(["a", "b"], [1, 3])]
 
 
-@virtually
 async def test_all_forms_of_passing_arguments_work() -> None:
     class C:
         @batch(max_batch_size=2, batch_wait_timeout_s=1000)
@@ -108,7 +104,6 @@ async def test_all_forms_of_passing_arguments_work() -> None:
             assert await asyncio.gather(form(call, "a", "b"), form(call, "c", "d")) == [("a", "b"), ("c", "d")], (name, call)
 
 
-@virtually
 async def test_callers_with_different_keyword_order_in_one_batch_keep_their_values() -> None:
     sizes = []
 
@@ -122,7 +117,6 @@ async def test_callers_with_different_keyword_order_in_one_batch_keep_their_valu
     assert sizes == [3]
 
 
-@virtually
 async def test_a_parameter_that_a_caller_omits_has_the_default_itself_and_not_a_list_of_it() -> None:
     """As with Ray; a list of a false default would be true. Who omits it shares no batch with who gives it, so neither fails."""
     seen: list[Any] = []
@@ -151,7 +145,6 @@ async def test_a_parameter_that_a_caller_omits_has_the_default_itself_and_not_a_
     assert seen == [([1, 3], False, None), ([2, 4], [True, True], None), ([5], False, [2]), ([6], [True], [3])]
 
 
-@virtually
 async def test_the_size_is_of_the_first_parameter_whatever_is_omitted() -> None:
     sized: list[Any] = []
 
@@ -163,7 +156,6 @@ async def test_the_size_is_of_the_first_parameter_whatever_is_omitted() -> None:
     assert {item for items in sized for item in items} == {"a", "b", "c"}
 
 
-@virtually
 async def test_arguments_that_do_not_fit_are_the_error_of_that_caller_alone() -> None:
     @batch
     async def function(items: list[int], scale: list[int]) -> list[int]:
@@ -173,7 +165,6 @@ async def test_arguments_that_do_not_fit_are_the_error_of_that_caller_alone() ->
     assert list(map(type, await outcomes([*wrong, function(7, 1)]))) == [TypeError] * 4 + [int]
 
 
-@virtually
 async def test_callers_that_give_other_names_or_numbers_of_arguments_are_in_other_batches() -> None:
     seen = []
 
@@ -196,7 +187,6 @@ async def test_callers_that_give_other_names_or_numbers_of_arguments_are_in_othe
     assert kinds_of(await outcomes([function()])) == [TypeError]
 
 
-@virtually
 async def test_a_function_without_a_parameter_for_a_list_fails_when_it_is_called() -> None:
     @batch
     async def function() -> list[int]:

@@ -6,13 +6,12 @@ import asyncio
 from typing import Any
 
 import pytest
-from batching_tools import Noted, kinds, later, now, outcomes, start, turns, virtually
+from batching_tools import Noted, kinds, later, now, outcomes, start, turns
 
 from qreward.batching import BatchQueue, batch
 from qreward.errors import QueueFull, RequestTimeout
 
 
-@virtually
 async def test_the_timer_starts_when_the_first_item_comes_also_after_an_idle_pause() -> None:
     noted = Noted()
     queue = BatchQueue(noted, max_batch_size=10, batch_wait_timeout_s=5)
@@ -29,7 +28,6 @@ async def test_the_timer_starts_when_the_first_item_comes_also_after_an_idle_pau
     await asyncio.gather(*waiting)
 
 
-@virtually
 async def test_a_batch_goes_when_it_is_full_or_the_time_is_over_whichever_is_first() -> None:
     noted = Noted()
     queue = BatchQueue(noted, max_batch_size=3, batch_wait_timeout_s=1000)
@@ -42,14 +40,12 @@ async def test_a_batch_goes_when_it_is_full_or_the_time_is_over_whichever_is_fir
     assert now() == 1000
 
 
-@virtually
 async def test_without_a_wait_what_is_submitted_in_one_turn_of_the_loop_goes_together_in_full_batches_in_order() -> None:
     noted = Noted()
     assert await asyncio.gather(*map(BatchQueue(noted, max_batch_size=3, batch_wait_timeout_s=0).submit, range(7))) == list(range(7))
     assert noted.batches == [[0, 1, 2], [3, 4, 5], [6]]
 
 
-@virtually
 async def test_a_batch_that_waits_for_more_keeps_the_settings_it_began_with() -> None:
     noted = Noted()
     queue = BatchQueue(noted, max_batch_size=2, batch_wait_timeout_s=1000)
@@ -68,7 +64,6 @@ async def test_a_batch_that_waits_for_more_keeps_the_settings_it_began_with() ->
     assert now() == 2
 
 
-@virtually
 async def test_what_is_left_over_from_a_batch_begins_the_next_one_under_new_settings() -> None:
     noted = Noted()
     queue = BatchQueue(noted, max_batch_size=2, batch_wait_timeout_s=1000)
@@ -86,7 +81,6 @@ async def test_what_is_left_over_from_a_batch_begins_the_next_one_under_new_sett
     assert (noted.batches, now()) == ([[1, 2], [3, 4, 5]], 0)
 
 
-@virtually
 async def test_so_many_batches_run_at_once_and_no_more() -> None:
     noted = Noted(seconds=1)
     queue = BatchQueue(noted, max_batch_size=5, max_concurrent_batches=2)
@@ -94,7 +88,6 @@ async def test_so_many_batches_run_at_once_and_no_more() -> None:
     assert (noted.sizes, noted.peak, now()) == ([5] * 4, 2, 2)
 
 
-@virtually
 async def test_what_comes_while_all_slots_are_busy_is_the_next_batch() -> None:
     noted = Noted(seconds=0.3)
     queue = BatchQueue(noted)
@@ -103,7 +96,6 @@ async def test_what_comes_while_all_slots_are_busy_is_the_next_batch() -> None:
     assert now() == 0.6
 
 
-@virtually
 async def test_the_busy_case_needs_no_tuning() -> None:
     """100 calls a second, a body of 100 ms whatever the size, one slot, 200 calls; defaults but for the size."""
 
@@ -123,7 +115,6 @@ async def test_the_busy_case_needs_no_tuning() -> None:
     assert queue.stats().mean_size > 8
 
 
-@virtually
 async def test_a_lone_call_waits_for_nothing() -> None:
     queue = BatchQueue(Noted())
     for _ in range(3):
@@ -132,7 +123,6 @@ async def test_a_lone_call_waits_for_nothing() -> None:
     assert len(asyncio.all_tasks()) == 1
 
 
-@virtually
 async def test_the_queue_may_be_bounded_and_refuses_at_once_but_not_while_a_slot_is_free() -> None:
     noted = Noted(seconds=1)
     queue = BatchQueue(noted, max_queue_size=3)
@@ -145,7 +135,6 @@ async def test_the_queue_may_be_bounded_and_refuses_at_once_but_not_while_a_slot
     assert await queue.submit(11) == 11
 
 
-@virtually
 async def test_an_item_has_a_deadline_and_is_not_sent_after_it() -> None:
     noted = Noted(seconds=10)
     queue = BatchQueue(noted, timeout=30)
@@ -160,7 +149,6 @@ async def test_an_item_has_a_deadline_and_is_not_sent_after_it() -> None:
     assert queue.stats().expired == 1
 
 
-@virtually
 async def test_urgent_items_go_first_and_nothing_starves() -> None:
     noted = Noted(seconds=1)
     queue = BatchQueue(noted, max_batch_size=2)
@@ -182,7 +170,6 @@ def sized(noted: Noted, **settings: Any) -> BatchQueue[int, int]:
     return BatchQueue(noted, batch_size_fn=sum, **settings)
 
 
-@virtually
 async def test_the_size_of_a_batch_is_what_the_function_says_of_the_first_arguments() -> None:
     seen = []
 
@@ -201,7 +188,6 @@ async def test_the_size_of_a_batch_is_what_the_function_says_of_the_first_argume
     assert all(isinstance(text, str) for items in seen for text in items)
 
 
-@virtually
 async def test_an_item_that_fits_into_no_batch_is_the_error_of_its_caller_also_if_the_limit_is_lowered_while_it_waits() -> None:
     noted = Noted(seconds=1)
     queue = sized(noted)
@@ -219,7 +205,6 @@ async def test_an_item_that_fits_into_no_batch_is_the_error_of_its_caller_also_i
     assert await queue.submit(3) == 3
 
 
-@virtually
 async def test_an_item_that_does_not_fit_closes_the_batch_before_the_timer() -> None:
     noted = Noted()
     queue = sized(noted, batch_wait_timeout_s=100)
@@ -233,14 +218,12 @@ async def test_an_item_that_does_not_fit_closes_the_batch_before_the_timer() -> 
     assert now() == 101
 
 
-@virtually
 async def test_an_item_that_does_not_fit_stays_at_the_head() -> None:
     noted = Noted()
     await asyncio.gather(*start(sized(noted).submit, 6, 7, 1, 2, 3, 9, 4))
     assert noted.batches == [[6], [7, 1, 2], [3], [9], [4]]
 
 
-@virtually
 async def test_the_size_function_sees_each_item_once_and_each_batch_once() -> None:
     looked = []
 
@@ -256,7 +239,6 @@ async def test_the_size_function_sees_each_item_once_and_each_batch_once() -> No
     assert sum(looked) <= 2010
 
 
-@virtually
 async def test_a_size_that_does_not_add_up_is_measured_over_the_whole_batch() -> None:
     """Padded to the longest: see the property in test_batching_policy. Shared: a batch is as full as it may be."""
     for count in (1, 2, 7, 8, 9, 100):
@@ -266,7 +248,6 @@ async def test_a_size_that_does_not_add_up_is_measured_over_the_whole_batch() ->
         assert noted.sizes == [count]
 
 
-@virtually
 async def test_a_size_function_that_raises_is_the_error_of_that_caller_alone() -> None:
     noted = Noted()
     queue = BatchQueue(noted, batch_size_fn=lambda items: sum(map(len, items)))
@@ -283,7 +264,6 @@ async def test_a_size_function_that_raises_is_the_error_of_that_caller_alone() -
     assert noted.sizes[2:] == [2, 2, 1]
 
 
-@virtually
 async def test_a_size_that_is_no_number_from_0_is_the_error_of_that_caller_alone() -> None:
     for size in (-1, float("nan"), "x", None):
         queue = BatchQueue(Noted(), batch_size_fn=lambda items, size=size: size if items == ["bad"] else len(items))
@@ -291,7 +271,6 @@ async def test_a_size_that_is_no_number_from_0_is_the_error_of_that_caller_alone
         assert isinstance((await outcomes(start(queue.submit, "bad")))[0], ValueError | TypeError), size
 
 
-@virtually
 async def test_arguments_by_keyword_are_measured_too() -> None:
     @batch(max_batch_size=5, batch_size_fn=lambda texts: sum(map(len, texts)))
     async def function(texts: list[str]) -> list[int]:

@@ -13,7 +13,7 @@ import weakref
 from types import CellType, FunctionType
 from typing import Any
 
-from batching_tools import kinds, outcomes, settings_of, start, turns, virtually
+from batching_tools import kinds, outcomes, settings_of, start, turns
 
 from qreward.batching import BatchQueue, batch
 from qreward.batching.decorator import DecoratedQueue
@@ -30,7 +30,6 @@ async def of_a_module(items: list[int]) -> list[int]:
     return [item + 1 for item in items]
 
 
-@virtually
 async def test_the_wrapper_looks_like_the_function_and_works_wherever_it_is_defined() -> None:
     class C:
         @batch
@@ -132,7 +131,6 @@ def test_other_decorators_do_not_change_what_is_a_method() -> None:
     asyncio.run(test())  # one of them runs in a thread, which knows no virtual time
 
 
-@virtually
 async def test_a_bound_method_can_be_batched() -> None:
     class C:
         def __init__(self, plus: int) -> None:
@@ -178,14 +176,12 @@ class Slotted:
         return [f"{self.name}{item} of {len(items)}" for item in items]
 
 
-@virtually
 async def test_each_instance_has_its_own_batches() -> None:
     for kind in (Held, Slotted):
         a, b = kind("a"), kind("b")
         assert await asyncio.gather(a.method(1), b.method(2), a.method(3)) == ["a1 of 2", "b2 of 1", "a3 of 2"], kind
 
 
-@virtually
 async def test_an_instance_is_not_kept_alive_by_its_queue_and_one_in_its_place_has_a_queue_of_its_own() -> None:
     alive = []
     for kind in (Held, Slotted):
@@ -200,7 +196,6 @@ async def test_an_instance_is_not_kept_alive_by_its_queue_and_one_in_its_place_h
     assert [reference() for reference in alive] == [None] * 10
 
 
-@virtually
 async def test_the_queue_is_made_when_it_is_first_used_and_a_batched_function_can_be_pickled() -> None:
     again = pickle.loads(pickle.dumps(of_a_module))
     assert again is of_a_module
@@ -278,7 +273,6 @@ def test_a_class_with_batched_methods_can_be_sent_to_another_process() -> None:
         Deployed.method.set_max_batch_size(4)
 
 
-@virtually
 async def test_a_batched_function_can_be_sent_to_another_process_with_its_controls() -> None:
     there = travelled(of_a_module)
     set_there = travelled(of_a_module.set_max_batch_size)

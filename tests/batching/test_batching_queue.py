@@ -11,13 +11,12 @@ from random import Random
 from typing import Any
 
 import pytest
-from batching_tools import Blocked, Noted, kinds, now, outcomes, start, turns, virtually
+from batching_tools import Blocked, Noted, kinds, now, outcomes, start, turns
 
 from qreward.batching import BatchQueue, batch
 from qreward.errors import ClientClosed, ConfigError, QueueFull, RequestTimeout
 
 
-@virtually
 async def test_a_timeout_counts_the_running_batch_too_and_leaves_the_others_alone() -> None:
     noted = Noted(seconds=10)
     queue = BatchQueue(noted)
@@ -30,7 +29,6 @@ async def test_a_timeout_counts_the_running_batch_too_and_leaves_the_others_alon
     assert (now(), noted.cancelled) == (10, 0)
 
 
-@virtually
 async def test_a_batch_whose_callers_have_all_run_out_of_time_is_cancelled() -> None:
     noted = Noted(seconds=1000)
     queue = BatchQueue(noted, timeout=5)
@@ -39,7 +37,6 @@ async def test_a_batch_whose_callers_have_all_run_out_of_time_is_cancelled() -> 
     assert (now(), noted.cancelled, queue.stats().in_flight) == (5, 1, 0)
 
 
-@virtually
 async def test_a_priority_may_be_a_name_and_a_wrong_priority_or_timeout_is_refused() -> None:
     queue = BatchQueue(Noted())
     for priority in ("high", "NORMAL", "low", 3):
@@ -129,7 +126,6 @@ def test_close_reaches_the_loops_of_other_threads() -> None:
     assert found == [1, 2, 3]
 
 
-@virtually
 async def test_many_items_are_taken_in_together_or_not_at_all() -> None:
     noted = Noted(seconds=1)
     async with BatchQueue(noted, max_batch_size=2, max_queue_size=4) as queue:
@@ -145,7 +141,6 @@ async def test_many_items_are_taken_in_together_or_not_at_all() -> None:
         await queue.submit_many([1])
 
 
-@virtually
 async def test_each_of_many_items_has_its_own_outcome() -> None:
     async def function(items: list[int]) -> list[Any]:
         await asyncio.sleep(len(items))
@@ -156,7 +151,6 @@ async def test_each_of_many_items_has_its_own_outcome() -> None:
     assert kinds(await queue.submit_many([1, 1, 3], timeout=2.5)) == [-1, -1, RequestTimeout]
 
 
-@virtually
 async def test_cancelling_a_call_with_many_items_cancels_them_all() -> None:
     noted = Noted(seconds=100)
     queue = BatchQueue(noted, max_batch_size=2)
@@ -187,7 +181,6 @@ def test_loops_one_after_the_other_are_served_and_what_they_did_is_still_counted
     assert (queue.stats().items, queue.stats().batches) == (8, 2)
 
 
-@virtually
 async def test_the_largest_batch_can_be_found_out() -> None:
     async def function(items: list[int]) -> list[int]:
         await asyncio.sleep(0.02 + 0.001 * len(items))
@@ -206,7 +199,6 @@ async def test_the_largest_batch_can_be_found_out() -> None:
     assert 80 <= queue.stats().limit <= 300
 
 
-@virtually
 async def test_a_batch_that_fails_for_its_size_makes_the_next_ones_smaller_only_if_sizes_adapt() -> None:
     async def function(items: list[int]) -> list[int]:
         await asyncio.sleep(0.1)
@@ -226,7 +218,6 @@ async def test_a_batch_that_fails_for_its_size_makes_the_next_ones_smaller_only_
     assert fixed.stats().limit == 200
 
 
-@virtually
 async def test_several_slots_are_paced_so_that_a_call_waits_little() -> None:
     """300 ms and 5 ms an item, eight slots, Poisson arrivals at a fifth of the capacity: the median is 0.35 s, without a pace 0.4."""
     queue = BatchQueue(Noted(seconds=0.3, each=0.005), max_batch_size=32, max_concurrent_batches=8)
@@ -244,7 +235,6 @@ async def test_several_slots_are_paced_so_that_a_call_waits_little() -> None:
     assert statistics.median(took) < 0.37
 
 
-@virtually
 async def test_a_function_that_submits_to_its_own_queue_gets_its_answer() -> None:
     async def function(items: list[int]) -> list[int]:
         return [await queue.submit(item - 1) + 1 if item else 0 for item in items]
@@ -253,7 +243,6 @@ async def test_a_function_that_submits_to_its_own_queue_gets_its_answer() -> Non
     assert await queue.submit(5) == 5
 
 
-@virtually
 async def test_many_items_cancelled_in_the_queue_leave_nothing_behind() -> None:
     noted = Noted(seconds=1)
     queue = BatchQueue(noted, timeout=3600)

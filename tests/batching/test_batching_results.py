@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from batching_tools import Noted, kinds, now, outcomes, start, turns, until, virtually
+from batching_tools import Noted, kinds, now, outcomes, start, turns, until
 
 from qreward.batching import BatchQueue
 from qreward.errors import InvalidResponse, RequestError, ServerError
@@ -28,7 +28,6 @@ def raising(make: Callable[[], BaseException]) -> BatchQueue[Any, Any]:
     return BatchQueue(function)
 
 
-@virtually
 async def test_a_list_of_another_length_is_an_error_for_every_caller() -> None:
     said = "Batched function doesn't preserve batch size. The input list has length 2 but the returned list has length {}."
     for given in ([], [1], [1, 2, 3], (1,)):
@@ -57,7 +56,6 @@ class Column:
         return iter([10, 20])
 
 
-@virtually
 async def test_results_are_anything_of_a_length_that_can_be_iterated_in_order_all_else_is_a_type_error() -> None:
     wrong: list[Any] = [{1: "a", 2: "b"}, "ab", b"ab", bytearray(b"ab"), {1, 2}, None, 2, iter([1, 2]), Table()]
     right: list[Any] = [[10, 20], (10, 20), Column(), range(10, 30, 10)]
@@ -66,7 +64,6 @@ async def test_results_are_anything_of_a_length_that_can_be_iterated_in_order_al
     assert found == table
 
 
-@virtually
 async def test_an_exception_of_the_function_reaches_each_caller_as_an_object_of_its_own() -> None:
     original = ServerError("the model died", endpoint="gpu-0", status_code=500)
     original.add_note("a note")
@@ -82,14 +79,12 @@ async def test_an_exception_of_the_function_reaches_each_caller_as_an_object_of_
     assert original.__traceback__.tb_frame.f_code.co_name == "function"
 
 
-@virtually
 async def test_a_lone_caller_gets_the_exception_itself() -> None:
     original = ValueError("bad")
     assert await outcomes(start(raising(lambda: original).submit, 1)) == [original]
     assert original.__cause__ is None
 
 
-@virtually
 async def test_an_exception_in_the_list_is_raised_for_that_item_alone() -> None:
     shared = KeyError("both")
     queue = returning(lambda items: [item if item < 3 else shared if item < 5 else ValueError(item) for item in items])
@@ -99,7 +94,6 @@ async def test_an_exception_in_the_list_is_raised_for_that_item_alone() -> None:
     assert queue.stats().failed == 3
 
 
-@virtually
 async def test_no_exception_in_the_list_ends_a_callers_task_or_the_program() -> None:
     for error in (StopIteration(1), asyncio.CancelledError(), KeyboardInterrupt(), SystemExit(3), GeneratorExit()):
         found = await outcomes(start(returning(lambda _, error=error: [1, error]).submit, 1, 2))
@@ -108,7 +102,6 @@ async def test_no_exception_in_the_list_ends_a_callers_task_or_the_program() -> 
         assert found[1].__cause__ is error
 
 
-@virtually
 async def test_base_exceptions_of_the_function_end_all_callers_and_leave_the_queue_working() -> None:
     class Abort(BaseException):
         pass
@@ -142,14 +135,12 @@ def test_stop_iteration_in_a_thread_ends_all_callers() -> None:
     asyncio.run(test())
 
 
-@virtually
 async def test_the_next_batch_works_after_an_exception() -> None:
     queue = returning(lambda items: [1 // item for item in items])
     assert kinds(await outcomes(start(queue.submit, 1, 0))) == [ZeroDivisionError] * 2
     assert await queue.submit(1) == 1
 
 
-@virtually
 async def test_a_caller_that_leaves_the_queue_is_not_in_the_batch() -> None:
     noted = Noted(seconds=1)
     queue = BatchQueue(noted)
@@ -163,7 +154,6 @@ async def test_a_caller_that_leaves_the_queue_is_not_in_the_batch() -> None:
     assert queue.stats().cancelled == 1
 
 
-@virtually
 async def test_if_all_leave_the_queue_the_function_is_not_called_and_no_timer_is_left() -> None:
     noted = Noted()
     queue = BatchQueue(noted, batch_wait_timeout_s=10, timeout=20)
@@ -180,7 +170,6 @@ async def test_if_all_leave_the_queue_the_function_is_not_called_and_no_timer_is
     assert await asyncio.gather(*start(queue.submit, 3, 4)) == [3, 4]
 
 
-@virtually
 async def test_a_caller_cancelled_in_the_turn_in_which_the_batch_goes_is_not_in_it() -> None:
     noted = Noted()
     queue = BatchQueue(noted, max_batch_size=2)
@@ -191,7 +180,6 @@ async def test_a_caller_cancelled_in_the_turn_in_which_the_batch_goes_is_not_in_
     assert noted.batches == [[1, 3]]
 
 
-@virtually
 async def test_a_caller_that_leaves_a_running_batch_does_not_disturb_the_others() -> None:
     noted = Noted(seconds=1)
     callers = start(BatchQueue(noted).submit, 1, 2, 3)
@@ -201,7 +189,6 @@ async def test_a_caller_that_leaves_a_running_batch_does_not_disturb_the_others(
     assert (noted.batches, noted.cancelled, now()) == ([[1, 2, 3]], 0, 1)
 
 
-@virtually
 async def test_a_caller_that_left_is_not_counted_as_failed() -> None:
     async def slowly(items: list[int]) -> list[Any]:
         await asyncio.sleep(1)
@@ -216,7 +203,6 @@ async def test_a_caller_that_left_is_not_counted_as_failed() -> None:
     assert (queue.stats().failed, queue.stats().cancelled) == (1, 1)
 
 
-@virtually
 async def test_cancelling_while_an_error_is_on_its_way_is_safe() -> None:
     complaints: list[Any] = []
 
@@ -241,7 +227,6 @@ async def test_cancelling_while_an_error_is_on_its_way_is_safe() -> None:
     assert complaints == []
 
 
-@virtually
 async def test_when_all_have_left_the_running_batch_is_cancelled_and_its_slot_is_free() -> None:
     noted = Noted(seconds=1000)
     queue = BatchQueue(noted)
@@ -255,7 +240,6 @@ async def test_when_all_have_left_the_running_batch_is_cancelled_and_its_slot_is
     assert (noted.cancelled, now()) == (1, 2)
 
 
-@virtually
 async def test_a_batch_that_is_cancelled_from_outside_before_its_first_step_fails_its_callers_and_frees_its_slot() -> None:
     noted = Noted()
     queue = BatchQueue(noted)
@@ -269,7 +253,6 @@ async def test_a_batch_that_is_cancelled_from_outside_before_its_first_step_fail
     assert queue.stats().in_flight == 0
 
 
-@virtually
 async def test_callers_that_left_do_not_make_a_batch_full() -> None:
     noted = Noted()
     queue = BatchQueue(noted, max_batch_size=4, batch_wait_timeout_s=10)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from batching_tools import Noted, now, settings_of, start, virtually
+from batching_tools import Noted, now, settings_of, start
 
 from qreward.batching import BatchQueue, BatchSettings, batch
 from qreward.batching.settings import Options
@@ -86,7 +86,6 @@ class Scorer:
         return items
 
 
-@virtually
 async def test_setters_and_getters_work_before_and_after_first_use_and_hold_for_all_instances() -> None:
     one, other = Scorer(), Scorer()
     assert (settings_of(one.method).max_batch_size, settings_of(one.method).batch_wait_timeout_s) == (2, 1000)
@@ -100,7 +99,6 @@ async def test_setters_and_getters_work_before_and_after_first_use_and_hold_for_
     Scorer.method.set_batch_wait_timeout_s(1000)
 
 
-@virtually
 async def test_the_number_of_concurrent_batches_can_be_set_while_batches_wait() -> None:
     noted = Noted(seconds=10)
     queue = BatchQueue(noted, max_batch_size=1)
@@ -117,7 +115,6 @@ async def test_the_number_of_concurrent_batches_can_be_set_while_batches_wait() 
     assert noted.times == [0, 1, 1, 11, 21, 31]
 
 
-@virtually
 async def test_all_other_settings_can_be_changed_but_the_clock() -> None:
     noted = Noted()
     function = batch(noted)
@@ -128,7 +125,6 @@ async def test_all_other_settings_can_be_changed_but_the_clock() -> None:
         function.change(clock=time.monotonic)
 
 
-@virtually
 async def test_a_setter_refuses_a_wrong_value_and_changes_nothing() -> None:
     function = batch(max_batch_size=2)(Noted())
     for setter, wrong in (

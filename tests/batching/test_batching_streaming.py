@@ -34,7 +34,6 @@ async def all_of(stream: Any) -> list[Any]:
     return found
 
 
-@virtually
 async def test_each_caller_gets_an_async_generator_of_its_own_pieces() -> None:
     length = 0
 
@@ -59,7 +58,6 @@ async def test_each_caller_gets_an_async_generator_of_its_own_pieces() -> None:
     assert now() == 0
 
 
-@virtually
 async def test_a_list_of_another_length_is_an_error_at_that_step_and_then_the_end() -> None:
     closed = []
 
@@ -80,7 +78,6 @@ async def test_a_list_of_another_length_is_an_error_at_that_step_and_then_the_en
     assert closed == [True]
 
 
-@virtually
 async def test_a_stop_or_an_exception_in_a_slot_ends_that_caller_and_no_other() -> None:
     for end, last in ((StopIteration, []), (StopAsyncIteration, []), (StopIteration(), []), (KeyError("x"), [KeyError])):
 
@@ -92,7 +89,6 @@ async def test_a_stop_or_an_exception_in_a_slot_ends_that_caller_and_no_other() 
         assert found == [[0, 1, *last], last, [0, 1, 2, 3, *last], [0, 1, 2, 3, 4]], end
 
 
-@virtually
 async def test_callers_may_be_ended_one_after_the_other_and_read_so() -> None:
     go_on = asyncio.Event()
 
@@ -107,7 +103,6 @@ async def test_callers_may_be_ended_one_after_the_other_and_read_so() -> None:
         go_on.set()
 
 
-@virtually
 async def test_an_exception_of_the_function_reaches_each_caller_after_what_came_before_it() -> None:
     async def function(items: list[int]) -> Any:
         yield items
@@ -136,7 +131,6 @@ class Array:
         raise ValueError("the truth value of an array is ambiguous")
 
 
-@virtually
 async def test_a_slot_may_hold_anything() -> None:
     pieces = [{"a": 1}, Array(), None, ValueError]
 
@@ -147,7 +141,6 @@ async def test_a_slot_may_hold_anything() -> None:
     assert all(len(read) == 1 and read[0] is piece for read, piece in zip(found, pieces, strict=True))
 
 
-@virtually
 async def test_a_generator_is_only_a_little_ahead_of_its_readers() -> None:
     counting = Streaming()
     streams = stream_of(counting, "a", "b")
@@ -163,7 +156,6 @@ async def test_a_generator_is_only_a_little_ahead_of_its_readers() -> None:
     assert counting.closed == 1
 
 
-@virtually
 async def test_a_slow_reader_is_waited_for_and_one_that_leaves_is_not() -> None:
     counting = Streaming()
     fast, slow = stream_of(counting, "fast", "slow")
@@ -187,7 +179,6 @@ async def test_a_slow_reader_is_waited_for_and_one_that_leaves_is_not() -> None:
     assert counting.closed == 1
 
 
-@virtually
 async def test_long_streams_may_be_read_one_after_the_other() -> None:
     counting = Streaming(times=KEPT - 1)
     first, second = stream_of(counting, "a", "b")
@@ -195,7 +186,6 @@ async def test_long_streams_may_be_read_one_after_the_other() -> None:
     assert now() == 0
 
 
-@virtually
 async def test_when_all_have_left_the_generator_is_closed_wherever_it_stands() -> None:
     counting = Streaming(seconds=100)
     streams = stream_of(counting, "a", "b")
@@ -212,7 +202,6 @@ async def test_when_all_have_left_the_generator_is_closed_wherever_it_stands() -
     assert await all_of(streams[0]) == []  # as with any generator: a reader that is cancelled has left
 
 
-@virtually
 async def test_a_stream_that_is_garbage_has_left() -> None:
     counting = Streaming()
     streams = stream_of(counting, "a", "b")
@@ -224,7 +213,6 @@ async def test_a_stream_that_is_garbage_has_left() -> None:
     assert len(asyncio.all_tasks()) == 1
 
 
-@virtually
 async def test_a_stream_that_is_left_before_its_batch_is_not_in_it() -> None:
     counting = Streaming(times=1)
     streams = stream_of(counting, "a", "b")
@@ -233,7 +221,6 @@ async def test_a_stream_that_is_left_before_its_batch_is_not_in_it() -> None:
     assert counting.batches == [["b"]]
 
 
-@virtually
 async def test_setters_work_while_a_batch_streams() -> None:
     counting = Streaming(times=3)
     queue = BatchQueue(counting, max_batch_size=2, batch_wait_timeout_s=1000)
@@ -250,7 +237,6 @@ async def test_setters_work_while_a_batch_streams() -> None:
     assert now() == 0
 
 
-@virtually
 async def test_a_timeout_ends_a_stream_and_not_the_others() -> None:
     queue = BatchQueue(Streaming(times=5, seconds=1))
     short, long = queue.stream("a", timeout=2.5), queue.stream("b")
@@ -262,7 +248,6 @@ async def test_a_timeout_ends_a_stream_and_not_the_others() -> None:
     assert len(await whole) == 5
 
 
-@virtually
 async def test_a_queue_that_is_closed_at_once_ends_its_streams() -> None:
     counting = Streaming(seconds=1)
     queue = BatchQueue(counting)
@@ -273,7 +258,6 @@ async def test_a_queue_that_is_closed_at_once_ends_its_streams() -> None:
     assert counting.closed == 1
 
 
-@virtually
 async def test_a_stream_behaves_like_a_generator() -> None:
     queue = BatchQueue(Streaming())
     stream: Any = queue.stream(1)
@@ -292,7 +276,6 @@ async def test_a_stream_behaves_like_a_generator() -> None:
     await stream.aclose()
 
 
-@virtually
 async def test_submit_and_stream_say_when_the_other_is_meant() -> None:
     async def function(items: list[int]) -> list[int]:
         return items
@@ -306,7 +289,6 @@ async def test_submit_and_stream_say_when_the_other_is_meant() -> None:
 # readers that are slow or do not read
 
 
-@virtually
 async def test_a_reader_that_is_cancelled_before_its_first_step_has_left() -> None:
     @batch(max_batch_size=2, batch_wait_timeout_s=1000)
     async def function(items: list[int]) -> Any:
@@ -323,7 +305,6 @@ async def test_a_reader_that_is_cancelled_before_its_first_step_has_left() -> No
     assert now() == 0
 
 
-@virtually
 async def test_a_short_stream_that_is_not_read_frees_its_slot_at_once() -> None:
     queue = BatchQueue(Streaming(times=AHEAD - 1))
     unread = queue.stream("a")
@@ -334,7 +315,6 @@ async def test_a_short_stream_that_is_not_read_frees_its_slot_at_once() -> None:
     assert len(await all_of(unread)) == AHEAD - 1  # it is all there
 
 
-@virtually
 async def test_a_stream_that_is_not_read_is_ended_after_the_stream_timeout_so_that_others_are_served_and_the_queue_can_be_closed() -> None:
     counting = Streaming()
     queue = BatchQueue(counting, stream_timeout=5)
@@ -351,7 +331,6 @@ async def test_a_stream_that_is_not_read_is_ended_after_the_stream_timeout_so_th
     assert (await all_of(other))[-1] is RequestTimeout
 
 
-@virtually
 async def test_a_reader_that_is_far_behind_is_waited_for_and_then_ended_alone() -> None:
     counting = Streaming(times=3 * KEPT)
     queue = BatchQueue(counting, stream_timeout=5)
@@ -362,7 +341,6 @@ async def test_a_reader_that_is_far_behind_is_waited_for_and_then_ended_alone() 
     assert (len(pieces), pieces[-2:]) == (KEPT + 1, [(KEPT - 1, "slow"), RequestTimeout])
 
 
-@virtually
 async def test_a_stream_that_is_read_slowly_is_not_ended_nor_is_one_that_is_not_read_meanwhile() -> None:
     queue = BatchQueue(Streaming(times=3 * AHEAD), stream_timeout=5)
     slow, unread = queue.stream("slow"), queue.stream("unread")
@@ -374,7 +352,6 @@ async def test_a_stream_that_is_read_slowly_is_not_ended_nor_is_one_that_is_not_
     assert queue.stats().expired == 0
 
 
-@virtually
 async def test_without_a_stream_timeout_a_reader_is_waited_for() -> None:
     counting = Streaming(times=2 * AHEAD)
     queue = BatchQueue(counting, stream_timeout=None)

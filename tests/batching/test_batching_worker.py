@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from typing import Any
 
 import pytest
-from batching_tools import Blocked, Noted, kinds, later, now, outcomes, start, turns, virtually
+from batching_tools import Blocked, Noted, kinds, later, now, outcomes, start, turns
 
 from qreward.batching import BatchQueue, BatchRecord, batch, batch_contexts
 from qreward.errors import ClientClosed, RequestTimeout
@@ -20,7 +20,6 @@ from qreward.errors import ClientClosed, RequestTimeout
 CALLER: ContextVar[str] = ContextVar("caller", default="none")
 
 
-@virtually
 async def test_a_batched_function_can_be_closed() -> None:
     function = Slow().method
     callers = start(function, 1, 2, 3)
@@ -38,7 +37,6 @@ class Slow:
         return items
 
 
-@virtually
 async def test_there_is_a_record_of_each_batch_with_its_size_waits_and_time() -> None:
     records: list[BatchRecord] = []
 
@@ -61,7 +59,6 @@ async def test_there_is_a_record_of_each_batch_with_its_size_waits_and_time() ->
     assert [round(seconds, 6) for seconds in second.waits] == [1.5, 1.0, 0.5]
 
 
-@virtually
 async def test_an_observer_that_raises_is_logged_and_fails_no_caller(caplog: pytest.LogCaptureFixture) -> None:
     def broken(record: BatchRecord) -> None:
         raise ValueError("observer")
@@ -72,7 +69,6 @@ async def test_an_observer_that_raises_is_logged_and_fails_no_caller(caplog: pyt
     assert "on_batch of noted raised" in caplog.text
 
 
-@virtually
 async def test_items_of_different_keys_are_in_different_batches_and_each_takes_a_slot() -> None:
     noted = Noted(seconds=1)
     queue = BatchQueue(noted, batch_key_fn=lambda item: item[0], max_concurrent_batches=2)
@@ -82,7 +78,6 @@ async def test_items_of_different_keys_are_in_different_batches_and_each_takes_a
     assert noted.times == [0, 0, 1]
 
 
-@virtually
 async def test_a_full_batch_of_one_key_does_not_wait_for_another_key() -> None:
     noted = Noted()
     queue = BatchQueue(noted, max_batch_size=2, batch_wait_timeout_s=10, batch_key_fn=lambda item: item[0])
@@ -94,7 +89,6 @@ async def test_a_full_batch_of_one_key_does_not_wait_for_another_key() -> None:
     assert now() == 10
 
 
-@virtually
 async def test_a_key_function_that_raises_is_the_error_of_that_caller_alone() -> None:
     queue = BatchQueue(Noted(), batch_key_fn=lambda item: {"a": 1}[item])
     assert kinds(await outcomes(start(queue.submit, "a", "b"))) == ["a", KeyError]
@@ -132,7 +126,6 @@ def test_no_callers_context_leaks_into_a_batch_but_the_function_can_see_them_all
     assert batch_contexts() == ()
 
 
-@virtually
 async def test_what_a_batch_sets_in_its_context_is_not_seen_by_the_next() -> None:
     seen = []
 
@@ -147,7 +140,6 @@ async def test_what_a_batch_sets_in_its_context_is_not_seen_by_the_next() -> Non
     assert seen == ["none", "none"]
 
 
-@virtually
 async def test_close_sends_what_waits_and_waits_for_what_runs() -> None:
     noted = Noted(seconds=1)
     queue = BatchQueue(noted, max_batch_size=2, batch_wait_timeout_s=1000)
@@ -161,7 +153,6 @@ async def test_close_sends_what_waits_and_waits_for_what_runs() -> None:
         await queue.close()
 
 
-@virtually
 async def test_close_without_drain_fails_what_waits_and_what_runs() -> None:
     noted = Noted(seconds=1000)
     queue = BatchQueue(noted, max_batch_size=2)
@@ -174,7 +165,6 @@ async def test_close_without_drain_fails_what_waits_and_what_runs() -> None:
     assert "the queue of noted was closed before the item was done" in str(found[0])
 
 
-@virtually
 async def test_leaving_the_with_block_drains_unless_it_is_left_by_an_error() -> None:
     async with BatchQueue(Noted(seconds=5)) as drained:
         callers = start(drained.submit, 1)
@@ -232,7 +222,6 @@ def test_a_loop_may_be_closed_with_items_pending(monkeypatch: pytest.MonkeyPatch
     assert said <= {"Task was destroyed but it is pending"}  # of the callers' tasks, by asyncio
 
 
-@virtually
 async def test_deadlines_do_not_know_the_wall_clock_and_no_timer_is_set_for_an_item(monkeypatch: pytest.MonkeyPatch) -> None:
     loop: Any = asyncio.get_running_loop()
     queue = BatchQueue(Noted(seconds=1), max_batch_size=200, timeout=60)
@@ -245,7 +234,6 @@ async def test_deadlines_do_not_know_the_wall_clock_and_no_timer_is_set_for_an_i
     assert loop.timers() == []
 
 
-@virtually
 async def test_a_clock_of_ones_own_is_the_time_of_deadlines_and_a_timer_that_rings_too_early_is_set_again() -> None:
     loop = asyncio.get_running_loop()
     later_clock = BatchQueue(Noted(seconds=100), clock=lambda: 1000 + loop.time())

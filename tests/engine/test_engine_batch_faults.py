@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from engine_tools import MODEL, FakeWire, ask, chat, chats, client_of, leftovers, on_virtual_time
-from virtual import in_virtual_time
 
 from qreward import BatchInterrupted, QRewardClient
 
@@ -107,7 +106,6 @@ async def others(client: QRewardClient) -> None:
         await ask(client, f"other {number}")
 
 
-@in_virtual_time
 async def test_a_batch_ends_whatever_its_input_or_callbacks_raise_and_other_calls_do_not_notice() -> None:
     async def case(name: str, kind: type[BaseException], arguments: dict[str, Any]) -> str | None:
         wire = FakeWire()
@@ -131,7 +129,6 @@ async def test_a_batch_ends_whatever_its_input_or_callbacks_raise_and_other_call
     assert [line for line in wrong if line] == []
 
 
-@in_virtual_time
 async def test_an_input_that_raises_and_its_closing_that_raises_too_are_both_told() -> None:
     told: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context["exception"]))
@@ -143,7 +140,6 @@ async def test_an_input_that_raises_and_its_closing_that_raises_too_are_both_tol
     assert [type(each) for each in told] == [KeyError, KeyError]
 
 
-@in_virtual_time
 async def test_a_cancelled_batch_stays_cancelled_when_closing_its_input_raises() -> None:
     async def case(source: Any, expected: type[BaseException]) -> str | None:
         async with client_of(FakeWire()) as client:
@@ -163,7 +159,6 @@ async def test_a_cancelled_batch_stays_cancelled_when_closing_its_input_raises()
     assert [type(each) for each in told] == [ValueError, ValueError]
 
 
-@in_virtual_time
 async def test_after_its_input_has_raised_on_result_is_still_given_each_result() -> None:
     sources: list[Any] = [Blocking(ValueError, 50), Awaited(ValueError, 50)]
     for source in sources:

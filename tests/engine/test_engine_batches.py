@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from engine_tools import MODEL, FakeWire, broken, chat, chats, client_of, leftovers, now
-from virtual import in_virtual_time
 
 from qreward import BatchInterrupted, BatchResult, DeadlineExceeded, Retry
 from qreward.engine.batch import READ_AHEAD
@@ -24,7 +23,6 @@ def expected(count: int) -> list[str]:
     return [f"re: {number}" for number in range(count)]
 
 
-@in_virtual_time
 async def test_results_are_in_the_order_of_the_input_whatever_the_order_of_the_answers() -> None:
     wire, finished = FakeWire(random_seconds), []
     async with client_of(wire, {"a": 3, "b": 5}) as client:
@@ -40,7 +38,6 @@ async def test_results_are_in_the_order_of_the_input_whatever_the_order_of_the_a
     }
 
 
-@in_virtual_time
 async def test_each_item_has_exactly_one_outcome_over_retries_and_failures() -> None:
     rng = random.Random(7)
 
@@ -58,7 +55,6 @@ async def test_each_item_has_exactly_one_outcome_over_retries_and_failures() -> 
     assert all(len(batch[index].attempts) >= 2 for index in batch.errors)
 
 
-@in_virtual_time
 async def test_an_empty_batch_is_done_at_once() -> None:
     async def nothing() -> AsyncIterator[Any]:
         for item in chats(0):
@@ -110,7 +106,6 @@ KINDS = ["generator", "async generator"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@in_virtual_time
 async def test_input_is_read_no_faster_than_it_is_sent(kind: str) -> None:
     wire = FakeWire()
     source = Source(wire, 2000)
@@ -123,7 +118,6 @@ async def test_input_is_read_no_faster_than_it_is_sent(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@in_virtual_time
 async def test_a_batch_that_is_cancelled_closes_its_input_and_stops_what_is_under_way(kind: str) -> None:
     wire = FakeWire()
     source = Source(wire, 10_000)
@@ -140,7 +134,6 @@ async def test_a_batch_that_is_cancelled_closes_its_input_and_stops_what_is_unde
     assert wire.cancelled == ["8", "9", "10", "11"]
 
 
-@in_virtual_time
 async def test_an_async_input_that_is_slow_is_sent_item_by_item() -> None:
     async def slowly() -> AsyncIterator[Any]:
         for number in range(5):
@@ -170,7 +163,6 @@ async def raising_async_generator() -> AsyncIterator[Any]:
 
 
 @pytest.mark.parametrize("make", [raising_generator, raising_async_generator])
-@in_virtual_time
 async def test_an_input_that_raises_is_told_after_what_was_read_is_done(make: Any) -> None:
     async with client_of(FakeWire()) as client:
         with pytest.raises(BatchInterrupted, match=r"after 50 items \(Unreadable: line 51 is broken\)") as caught:
@@ -180,7 +172,6 @@ async def test_an_input_that_raises_is_told_after_what_was_read_is_done(make: An
     assert caught.value.results.texts() == expected(50)
 
 
-@in_virtual_time
 async def test_an_on_result_that_raises_stops_the_batch_and_what_is_done_comes_back() -> None:
     told: list[int] = []
 
@@ -201,7 +192,6 @@ async def test_an_on_result_that_raises_stops_the_batch_and_what_is_done_comes_b
     assert len(told) == 6
 
 
-@in_virtual_time
 async def test_without_keeping_results_only_the_statistics_come_back() -> None:
     seen = []
     async with client_of(FakeWire(), {"a": 8}) as client:
@@ -213,7 +203,6 @@ async def test_without_keeping_results_only_the_statistics_come_back() -> None:
     assert sorted(seen) == [(number, f"re: {number}") for number in range(200)]
 
 
-@in_virtual_time
 async def test_at_the_deadline_what_is_done_comes_back_and_the_rest_is_cancelled() -> None:
     wire = FakeWire()
     async with client_of(wire, {"a": 4}) as client:
@@ -230,7 +219,6 @@ async def test_at_the_deadline_what_is_done_comes_back_and_the_rest_is_cancelled
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@in_virtual_time
 async def test_at_the_deadline_an_input_of_unknown_length_ends_where_it_was_read(kind: str) -> None:
     wire = FakeWire()
     source = Source(wire, 10**9)
@@ -243,7 +231,6 @@ async def test_at_the_deadline_an_input_of_unknown_length_ends_where_it_was_read
     assert all(isinstance(error, DeadlineExceeded) for error in batch.errors.values())
 
 
-@in_virtual_time
 async def test_a_deadline_that_is_kept_changes_nothing() -> None:
     async with client_of(FakeWire(), {"a": 4}) as client:
         batch = await client.batch_chat_completion(chats(8), MODEL, deadline=60)
@@ -251,7 +238,6 @@ async def test_a_deadline_that_is_kept_changes_nothing() -> None:
     assert now() == 2
 
 
-@in_virtual_time
 async def test_one_bad_item_fails_alone() -> None:
     wire = FakeWire()
     items: list[Any] = [chat(0), "no conversation", chat(2), [], chat(4), [{"content": "no role"}]]
@@ -261,7 +247,6 @@ async def test_one_bad_item_fails_alone() -> None:
     assert sorted(wire.prompts) == ["0", "2", "4"]
 
 
-@in_virtual_time
 async def test_nothing_but_bad_items_from_an_endless_input_lets_the_loop_live() -> None:
     def endless() -> Iterator[Any]:
         while True:
@@ -272,7 +257,6 @@ async def test_nothing_but_bad_items_from_an_endless_input_lets_the_loop_live() 
     assert batch.stats.failed == batch.stats.items > 0
 
 
-@in_virtual_time
 async def test_nothing_is_sent_of_a_slow_async_input_after_on_result_has_raised() -> None:
     async def endless() -> AsyncIterator[Any]:
         while True:

@@ -10,12 +10,10 @@ from typing import Any
 
 import pytest
 from engine_tools import MODEL, FakeWire, ask, broken, chats, client_of, endpoints, leftovers, now
-from virtual import in_virtual_time
 
 from qreward import ClientClosed, DeadlineExceeded, QRewardClient, QRewardError, RequestError, RequestTimeout
 
 
-@in_virtual_time
 async def test_a_caller_that_is_cancelled_stops_its_request_and_gives_the_slot_back() -> None:
     wire = FakeWire()
     async with client_of(wire, {"a": 1}) as client:
@@ -29,7 +27,6 @@ async def test_a_caller_that_is_cancelled_stops_its_request_and_gives_the_slot_b
     assert now() == 1.5
 
 
-@in_virtual_time
 async def test_a_caller_that_waits_in_the_queue_leaves_it_when_cancelled() -> None:
     wire = FakeWire()
     async with client_of(wire, {"a": 1}) as client:
@@ -41,7 +38,6 @@ async def test_a_caller_that_waits_in_the_queue_leaves_it_when_cancelled() -> No
     assert wire.cancelled == []
 
 
-@in_virtual_time
 async def test_a_caller_that_once_ignored_a_cancel_is_not_taken_for_cancelled_now() -> None:
     async def hangs(_: str, __: str) -> str:
         await asyncio.sleep(100)
@@ -61,7 +57,6 @@ async def test_a_caller_that_once_ignored_a_cancel_is_not_taken_for_cancelled_no
 
 
 @pytest.mark.parametrize("limit", [1, 2, 5])
-@in_virtual_time
 async def test_a_caller_whose_own_time_limit_passes_together_with_the_requests_hears_of_one_of_them(limit: int) -> None:
     async def hangs(_: str, __: str) -> str:
         await asyncio.sleep(100)
@@ -84,7 +79,6 @@ async def test_a_caller_whose_own_time_limit_passes_together_with_the_requests_h
 
 
 @pytest.mark.parametrize("kind", ["call", "batch"])
-@in_virtual_time
 async def test_a_cancel_before_the_first_step_of_an_attempt_gives_the_slot_back(kind: str) -> None:
     asking: asyncio.Future[Any]
     doors: dict[str, asyncio.Future[str]] = {}
@@ -130,7 +124,6 @@ def test_a_run_that_ends_in_the_middle_leaves_no_slot_taken() -> None:
         assert asyncio.run(again(client)) == [f"re: {number}" for number in range(6)], (turns, seconds)
 
 
-@in_virtual_time
 async def test_a_loop_whose_tasks_are_all_cancelled_goes_on_with_every_slot() -> None:
     for turns, seconds in product(range(12), (0, 1)):
         async with client_of(FakeWire(seconds=seconds), {"a": 2, "b": 1}) as client:
@@ -148,7 +141,6 @@ async def test_a_loop_whose_tasks_are_all_cancelled_goes_on_with_every_slot() ->
             assert texts == [f"re: {number}" for number in range(6)], (turns, seconds)
 
 
-@in_virtual_time
 async def test_an_attempt_that_is_cancelled_from_outside_fails_its_item() -> None:
     async with client_of(FakeWire()) as client:
         batch = asyncio.ensure_future(client.batch_chat_completion(chats(3), MODEL))
@@ -162,7 +154,6 @@ async def test_an_attempt_that_is_cancelled_from_outside_fails_its_item() -> Non
         assert "event loop was shut down" in str(error)
 
 
-@in_virtual_time
 async def test_closing_the_client_ends_a_batch_with_what_is_done() -> None:
     wire = FakeWire()
     client = client_of(wire, {"a": 4})
@@ -178,7 +169,6 @@ async def test_closing_the_client_ends_a_batch_with_what_is_done() -> None:
     assert now() == 2.5
 
 
-@in_virtual_time
 async def test_closing_the_client_raises_in_single_calls_sent_and_waiting() -> None:
     wire = FakeWire()
     client = client_of(wire, {"a": 2})
@@ -191,7 +181,6 @@ async def test_closing_the_client_raises_in_single_calls_sent_and_waiting() -> N
     assert sorted(wire.cancelled) == ["0", "1"]
 
 
-@in_virtual_time
 async def test_a_closed_client_can_be_closed_again_and_refuses_work() -> None:
     wire = FakeWire()
     client = client_of(wire)
@@ -210,7 +199,6 @@ async def test_a_closed_client_can_be_closed_again_and_refuses_work() -> None:
         await ask(unused, 0)
 
 
-@in_virtual_time
 async def test_closing_from_several_places_at_once_lets_none_of_them_wait_for_ever() -> None:
     async def hard_to_stop(_: str, prompt: str) -> str:
         try:
@@ -245,7 +233,6 @@ async def sometimes_buggy(_: str, prompt: str) -> str:
     return f"re: {prompt}"
 
 
-@in_virtual_time
 async def test_a_wire_that_raises_fails_the_item_and_nothing_else() -> None:
     wire = FakeWire(sometimes_buggy)
     async with client_of(wire, {"a": 2}) as client:
@@ -268,7 +255,6 @@ class Unreadable:
         raise WireBug("cannot be dumped")
 
 
-@in_virtual_time
 async def test_an_item_whose_reading_raises_fails_alone() -> None:
     items: list[Any] = [*chats(3), [Unreadable()], *chats(60)]
     async with client_of(FakeWire(), {"a": 2}) as client:
@@ -278,7 +264,6 @@ async def test_an_item_whose_reading_raises_fails_alone() -> None:
     assert isinstance(batch.errors[3].__cause__, WireBug)
 
 
-@in_virtual_time
 async def test_a_wire_that_answers_although_it_was_cancelled_does_no_harm() -> None:
     async def deaf(_: str, prompt: str) -> str:
         try:
@@ -294,7 +279,6 @@ async def test_a_wire_that_answers_although_it_was_cancelled_does_no_harm() -> N
         assert (await client.batch_chat_completion(chats(6), MODEL)).texts() == [f"re: {number}" for number in range(6)]
 
 
-@in_virtual_time
 async def test_nothing_is_left_after_hundreds_of_random_cancels_timeouts_and_failures() -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")
@@ -335,7 +319,6 @@ async def test_nothing_is_left_after_hundreds_of_random_cancels_timeouts_and_fai
     assert kinds == {"str", "BatchResult", "CancelledError", "RequestTimeout", "InvalidResponse"}, seed
 
 
-@in_virtual_time
 async def test_a_second_cancel_while_a_batch_tidies_up_leaves_nothing() -> None:
     async with client_of(FakeWire()) as client:
         batch = asyncio.ensure_future(client.batch_chat_completion(chats(50), MODEL))
@@ -347,7 +330,6 @@ async def test_a_second_cancel_while_a_batch_tidies_up_leaves_nothing() -> None:
         await asyncio.sleep(0.1)
 
 
-@in_virtual_time
 async def test_a_deadline_and_the_last_answer_in_one_turn_give_one_outcome_each() -> None:
     finished: list[int] = []
     async with client_of(FakeWire(), {"a": 4}) as client:
@@ -360,7 +342,6 @@ async def test_a_deadline_and_the_last_answer_in_one_turn_give_one_outcome_each(
 
 
 @pytest.mark.parametrize("bulk", [False, True])
-@in_virtual_time
 async def test_a_call_that_is_thrown_away_gives_its_slots_back_later(bulk: bool) -> None:
     """Its coroutine is closed while our lock is held, as the garbage collector may do: it must not wait for the lock."""
 

@@ -9,7 +9,6 @@ from contextvars import ContextVar
 from typing import Any
 
 from engine_tools import MODEL, FakeWire, Said, ask, chat, chats, client_of
-from virtual import in_virtual_time
 
 from qreward import QRewardClient
 from qreward.scheduler.outcome import Answer
@@ -87,7 +86,6 @@ class Tracing:
         return prompt
 
 
-@in_virtual_time
 async def test_the_wire_sees_the_context_of_a_single_callers() -> None:
     tracing = Tracing()
 
@@ -101,7 +99,6 @@ async def test_the_wire_sees_the_context_of_a_single_callers() -> None:
     assert TRACE.get() == "none"
 
 
-@in_virtual_time
 async def test_the_wire_sees_the_context_of_each_batchs_caller() -> None:
     tracing = Tracing()
 
@@ -118,7 +115,6 @@ async def test_the_wire_sees_the_context_of_each_batchs_caller() -> None:
         assert context.split(",")[0] == prompt[0]  # its own caller's, and never the other batch's
 
 
-@in_virtual_time
 async def test_on_result_and_the_input_may_use_the_client() -> None:
     wire = FakeWire()
     async with client_of(wire, {"a": 2, "b": 2}) as client:

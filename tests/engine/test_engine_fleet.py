@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from engine_tools import MODEL, FakeWire, ask, broken, chats, client_of, endpoints
-from virtual import in_virtual_time
 
 from qreward import CircuitOpen, NoEndpoint, QRewardClient
 
@@ -17,7 +16,6 @@ def begin(client: QRewardClient, count: int = 100, **settings: Any) -> asyncio.F
     return asyncio.ensure_future(client.batch_chat_completion(chats(count), MODEL, **settings))
 
 
-@in_virtual_time
 async def test_an_endpoint_that_is_added_takes_work_that_waits_at_once() -> None:
     wire = FakeWire()
     async with client_of(wire, {"a": 2}) as client:
@@ -29,7 +27,6 @@ async def test_an_endpoint_that_is_added_takes_work_that_waits_at_once() -> None
         assert (await batch).stats.ok == 100
 
 
-@in_virtual_time
 async def test_an_endpoint_that_is_removed_finishes_what_it_has_and_gets_no_more() -> None:
     wire = FakeWire()
     async with client_of(wire, {"a": 6, "b": 2}) as client:
@@ -41,7 +38,6 @@ async def test_an_endpoint_that_is_removed_finishes_what_it_has_and_gets_no_more
     assert all(when < 2.5 for name, _, when in wire.sent if name == "a")
 
 
-@in_virtual_time
 async def test_an_endpoint_that_is_marked_unhealthy_gets_nothing_until_it_is_marked_healthy() -> None:
     wire = FakeWire()
     async with client_of(wire, {"a": 4, "b": 1}) as client:
@@ -57,7 +53,6 @@ async def test_an_endpoint_that_is_marked_unhealthy_gets_nothing_until_it_is_mar
 
 
 @pytest.mark.parametrize("out", ["remove_endpoint", "mark_unhealthy"])
-@in_virtual_time
 async def test_when_the_last_endpoint_goes_what_waits_fails_with_the_reason(out: str) -> None:
     wire = FakeWire()
     async with client_of(wire, {"a": 2}) as client:
@@ -72,7 +67,6 @@ async def test_when_the_last_endpoint_goes_what_waits_fails_with_the_reason(out:
             await call
 
 
-@in_virtual_time
 async def test_a_route_that_is_registered_moves_what_waits_on_it() -> None:
     wire = FakeWire()
     async with client_of(wire, {"a": 2, "b": 2, "c": 2}) as client:
@@ -86,7 +80,6 @@ async def test_a_route_that_is_registered_moves_what_waits_on_it() -> None:
     assert wire.cancelled == []
 
 
-@in_virtual_time
 async def test_limits_hold_over_all_routes_of_an_endpoint() -> None:
     wire = FakeWire()
     async with client_of(wire, {"a": 3, "b": 3}) as client:
@@ -99,7 +92,6 @@ async def test_limits_hold_over_all_routes_of_an_endpoint() -> None:
     assert wire.peak == {"a": 3, "b": 3}
 
 
-@in_virtual_time
 async def test_an_added_endpoint_may_have_a_name_that_was_removed_while_it_is_still_busy() -> None:
     wire = FakeWire()
     async with client_of(wire, {"a": 2, "b": 1}) as client:
@@ -111,7 +103,6 @@ async def test_an_added_endpoint_may_have_a_name_that_was_removed_while_it_is_st
     assert client.stats()["a"].sent == sum(1 for name, _, _ in wire.sent if name == "a") - 2
 
 
-@in_virtual_time
 async def test_nothing_is_lost_while_the_fleet_changes_at_random() -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")

@@ -7,7 +7,6 @@ from random import Random
 from typing import Any
 
 from engine_tools import MODEL, FakeWire, Said, broken, chats, client_of, now
-from virtual import in_virtual_time
 
 from qreward import Endpoint, Retry
 from qreward.errors import ConnectionFailed, InvalidResponse, RateLimited
@@ -22,7 +21,6 @@ def endpoints(names: str) -> list[Endpoint]:
     return [Endpoint(f"http://{name}.example/v1", name=name) for name in names]
 
 
-@in_virtual_time
 async def test_an_absurd_retry_after_holds_up_a_batch_for_a_minute_and_the_endpoint_says_so() -> None:
     for retry, most in ((Retry(), 60.0), (Retry(max_retry_after=5), 5.0)):
         turned_away = 0
@@ -47,7 +45,6 @@ async def test_an_absurd_retry_after_holds_up_a_batch_for_a_minute_and_the_endpo
         assert most < now() - began < most + 20
 
 
-@in_virtual_time
 async def test_a_retry_after_up_to_a_minute_is_heeded_to_the_letter() -> None:
     async def script(_: str, prompt: str) -> Any:
         await asyncio.sleep(0.1)
@@ -79,7 +76,6 @@ class Chaos:
         return Answer(Said(f"re: {prompt}"), 10, 20)
 
 
-@in_virtual_time
 async def test_rejects_that_say_nothing_is_left_do_not_stop_a_batch_that_the_server_goes_on_serving() -> None:
     """One in twenty is turned away for a second. It took 1,000 to 3,000 s."""
 

@@ -7,7 +7,6 @@ from collections import Counter
 from typing import Any
 
 from engine_tools import MODEL, FakeWire, ask, chat, client_of, endpoints, now
-from virtual import in_virtual_time
 
 from qreward import LoadBalanceStrategy, Priority, QRewardClient, Route
 
@@ -29,7 +28,6 @@ def order(wire: FakeWire) -> str:
     return "".join(prompt[0] for prompt in wire.prompts)
 
 
-@in_virtual_time
 async def test_an_urgent_batch_overtakes_one_that_came_before() -> None:
     wire = FakeWire(seconds=0.1)
     async with client_of(wire, {"a": 2}) as client:
@@ -40,7 +38,6 @@ async def test_an_urgent_batch_overtakes_one_that_came_before() -> None:
     assert order(wire) == "l" * 6 + "H" * 20 + "l" * 14
 
 
-@in_virtual_time
 async def test_two_batches_share_fairly_from_the_moment_the_second_comes() -> None:
     wire = FakeWire()
     async with client_of(wire, {"a": 4, "b": 6}) as client:
@@ -53,7 +50,6 @@ async def test_two_batches_share_fairly_from_the_moment_the_second_comes() -> No
     assert all(share == {"x": 5, "y": 5} for share in shares[21:]), "from number 100 on the prompts of both are equally long"
 
 
-@in_virtual_time
 async def test_single_calls_go_before_a_bulk_of_their_level() -> None:
     wire = FakeWire()
     async with client_of(wire, {"a": 2}) as client:
@@ -66,7 +62,6 @@ async def test_single_calls_go_before_a_bulk_of_their_level() -> None:
     assert order(wire)[:8] == "bbbbssss"
 
 
-@in_virtual_time
 async def test_every_strategy_uses_the_whole_fleet_and_keeps_its_limits() -> None:
     for strategy in LoadBalanceStrategy:
         wire, began = FakeWire(), now()
@@ -78,7 +73,6 @@ async def test_every_strategy_uses_the_whole_fleet_and_keeps_its_limits() -> Non
         assert round(now() - began, 2) == 10, strategy
 
 
-@in_virtual_time
 async def test_weights_hold_where_there_is_a_choice() -> None:
     wire = FakeWire(seconds=0)
     fleet = endpoints({"a": 100, "b": 100})

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from engine_tools import MODEL, FakeWire, chat, chats, client_of, now
-from virtual import in_virtual_time
 
 from qreward import CircuitOpen, DeadlineExceeded, Endpoint, RequestTimeout
 from qreward.engine.batch import MOST_AT_ONCE, READ_AHEAD
@@ -57,7 +56,6 @@ OPENERS: dict[str, Any] = {"list": list, "iterator": iter, "async": one_by_one}
 
 
 @pytest.mark.parametrize("kind", OPENERS)
-@in_virtual_time
 async def test_all_items_of_a_large_batch_fail_one_timeout_after_its_endpoints_have_died(kind: str) -> None:
     wire, turns, item = FakeWire(refuses), Turns(), chat("x")
     async with client_of(wire, {"a": 4, "b": 4}) as client:
@@ -70,7 +68,6 @@ async def test_all_items_of_a_large_batch_fail_one_timeout_after_its_endpoints_h
     assert turns.most <= 2 * MOST_AT_ONCE < MANY / 8
 
 
-@in_virtual_time
 async def test_all_items_fail_within_two_timeouts_where_endpoints_neither_refuse_nor_answer() -> None:
     wire = FakeWire(hangs)
     async with client_of(wire, {"a": 8, "b": 8}) as client:
@@ -80,7 +77,6 @@ async def test_all_items_fail_within_two_timeouts_where_endpoints_neither_refuse
     assert len(wire.sent) <= 48
 
 
-@in_virtual_time
 async def test_a_batch_is_rescued_by_an_endpoint_that_returns_and_by_one_that_is_added() -> None:
     async def returns(name: str, prompt: str) -> Any:
         return refused(name) if now() < 15 else f"re: {prompt}"
@@ -100,7 +96,6 @@ async def test_a_batch_is_rescued_by_an_endpoint_that_returns_and_by_one_that_is
     assert batch.texts() == [f"re: {number}" for number in range(500)]
 
 
-@in_virtual_time
 async def test_what_is_read_after_a_late_return_is_served() -> None:
     """The items fail while no endpoint is alive, not for ever."""
 
@@ -118,7 +113,6 @@ async def test_what_is_read_after_a_late_return_is_served() -> None:
     assert set(range(24)) <= set(batch.errors) <= set(range(34))
 
 
-@in_virtual_time
 async def test_a_batch_that_takes_an_hour_does_not_fail_by_a_timeout_of_a_minute() -> None:
     async with client_of(FakeWire(seconds=30), {"a": 4, "b": 4}) as client:
         batch = await client.batch_chat_completion(iter(chats(1000)), MODEL, timeout=60)
@@ -127,7 +121,6 @@ async def test_a_batch_that_takes_an_hour_does_not_fail_by_a_timeout_of_a_minute
 
 
 @pytest.mark.parametrize("kind", OPENERS)
-@in_virtual_time
 async def test_a_large_batch_over_a_route_of_unhealthy_endpoints_fails_and_lets_the_loop_live(kind: str) -> None:
     turns, item = Turns(), chat("x")
     async with client_of(FakeWire(), {"a": 4}) as client:
@@ -139,7 +132,6 @@ async def test_a_large_batch_over_a_route_of_unhealthy_endpoints_fails_and_lets_
     assert turns.most <= 2 * MOST_AT_ONCE < MANY / 8
 
 
-@in_virtual_time
 async def test_the_rest_of_a_large_batch_ends_at_its_deadline_and_lets_the_loop_live() -> None:
     turns, item = Turns(), chat("x")
     async with client_of(FakeWire(), {"a": 4}) as client:
@@ -150,7 +142,6 @@ async def test_the_rest_of_a_large_batch_ends_at_its_deadline_and_lets_the_loop_
     assert turns.most <= 2 * MOST_AT_ONCE + READ_AHEAD < MANY / 8
 
 
-@in_virtual_time
 async def test_a_batch_that_is_cancelled_while_its_rest_ends_is_over() -> None:
     seen: list[int] = []
 
@@ -167,7 +158,6 @@ async def test_a_batch_that_is_cancelled_while_its_rest_ends_is_over() -> None:
     assert MANY // 2 < len(seen) <= MANY // 2 + 2 * MOST_AT_ONCE
 
 
-@in_virtual_time
 async def test_streams_of_a_batch_fail_together_where_no_endpoint_is_alive() -> None:
     class Refusing(FakeWire):
         async def stream(self, endpoint: Any, _: Any) -> Any:

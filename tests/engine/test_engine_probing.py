@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from engine_tools import MODEL, FakeWire, chat, client_of, now, on_virtual_time
-from virtual import in_virtual_time
 
 from qreward import Endpoint, Limits, QRewardClient
 from qreward.engine.probing import LATE, TIMEOUT, ProbingEngine
@@ -55,7 +54,6 @@ async def ask(client: QRewardClient) -> Any:
     return await client.chat_completion(chat("?"), MODEL)
 
 
-@in_virtual_time
 async def test_an_endpoint_is_looked_at_every_so_many_seconds_from_the_first_call_until_the_client_is_closed() -> None:
     wire = ProbedWire()
     client = client_of(wire, [endpoint("a", 2.0), endpoint("b", 5.0), endpoint("c")], timeout=60)
@@ -72,7 +70,6 @@ async def test_an_endpoint_is_looked_at_every_so_many_seconds_from_the_first_cal
     assert len(wire.looks) == count
 
 
-@in_virtual_time
 async def test_without_probes_there_is_no_task_and_no_timer() -> None:
     wire = ProbedWire()
     client = client_of(wire, [endpoint("a")], timeout=60)
@@ -84,7 +81,6 @@ async def test_without_probes_there_is_no_task_and_no_timer() -> None:
     assert wire.looks == []
 
 
-@in_virtual_time
 async def test_a_wire_that_cannot_probe_is_not_asked_to() -> None:
     async with client_of(FakeWire(), [endpoint("a", 1.0)], timeout=60) as client:
         assert await ask(client) == "re: ?"
@@ -100,7 +96,6 @@ async def hangs(_: str) -> ProbeResult:
 
 
 @pytest.mark.parametrize("trouble", [fails, hangs])
-@in_virtual_time
 async def test_probes_that_fail_or_hang_hurt_no_call_and_go_on(trouble: Callable[[str], Awaitable[ProbeResult]]) -> None:
     wire = ProbedWire(trouble)
     async with client_of(wire, [endpoint("a", 1.0)], timeout=60) as client:
@@ -113,7 +108,6 @@ async def test_probes_that_fail_or_hang_hurt_no_call_and_go_on(trouble: Callable
     assert least - 0.1 <= min(apart) <= max(apart) <= most + 0.1
 
 
-@in_virtual_time
 async def test_a_probe_under_way_ends_with_the_client() -> None:
     client = client_of(ProbedWire(hangs), [endpoint("a", 1.0)], timeout=60)
     await ask(client)
@@ -227,7 +221,6 @@ def test_when_a_loop_ends_another_takes_its_probes_over() -> None:
     assert set(looks) == {threading.get_ident()}
 
 
-@in_virtual_time
 async def test_an_endpoint_added_or_changed_live_is_looked_at_from_then_on() -> None:
     wire = ProbedWire()
     async with client_of(wire, [endpoint("a")], timeout=60) as client:

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from engine_tools import MODEL, broken, chat, chats, client_of, leftovers, now
 from stream_wire import StreamWire, heard, spoken, words
-from virtual import in_virtual_time
 
 from qreward import BatchInterrupted, BatchResult, ClientClosed, ConfigError, DeadlineExceeded, Result, StreamInterrupted, StreamRestarted
 from qreward.engine.stream_batch import AHEAD
@@ -40,7 +39,6 @@ async def lazily_awaited(count: int, read: list[int]) -> AsyncIterator[Any]:
         yield item
 
 
-@in_virtual_time
 async def test_the_tokens_of_all_streams_come_as_they_arrive_each_streams_in_order() -> None:
     async with client_of(StreamWire(), {"a": 2, "b": 2}) as client:
         stream = ask(client, chats(10))
@@ -55,7 +53,6 @@ async def test_the_tokens_of_all_streams_come_as_they_arrive_each_streams_in_ord
         assert await heard(stream) == []
 
 
-@in_virtual_time
 async def test_hundreds_of_streams_go_through_one_loop() -> None:
     wire = StreamWire(words(30))
     async with client_of(wire, {"a": 180, "b": 120}) as client:
@@ -65,7 +62,6 @@ async def test_hundreds_of_streams_go_through_one_loop() -> None:
         assert by_index(seen) == dict.fromkeys(range(300), expected)
 
 
-@in_virtual_time
 async def test_nothing_is_sent_or_read_before_it_is_begun() -> None:
     wire, read = StreamWire(), list[int]()
     async with client_of(wire) as client:
@@ -79,7 +75,6 @@ async def test_nothing_is_sent_or_read_before_it_is_begun() -> None:
 
 @pytest.mark.parametrize("source", [lazily, lazily_awaited])
 @pytest.mark.parametrize("most", [1, 3, 100])
-@in_virtual_time
 async def test_no_more_streams_are_under_way_than_wanted_and_the_input_is_read_as_needed(source: Any, most: int) -> None:
     wire, read = StreamWire(), list[int]()
     async with client_of(wire, {"a": 5}) as client:
@@ -94,7 +89,6 @@ async def test_no_more_streams_are_under_way_than_wanted_and_the_input_is_read_a
         assert (await stream.results()).texts() == [f"re: {number}" for number in range(200)]
 
 
-@in_virtual_time
 async def test_the_next_stream_begins_although_nobody_reads_just_now() -> None:
     wire = StreamWire()
     async with client_of(wire) as client:
@@ -106,7 +100,6 @@ async def test_the_next_stream_begins_although_nobody_reads_just_now() -> None:
         assert len(await heard(reader)) == 14
 
 
-@in_virtual_time
 async def test_a_slow_consumer_stops_all_streams_and_the_input() -> None:
     wire, read = StreamWire(words(500, gap=0.0)), list[int]()
     async with client_of(wire, {"a": 8}) as client:
@@ -123,7 +116,6 @@ async def test_a_slow_consumer_stops_all_streams_and_the_input() -> None:
         await stream.aclose()
 
 
-@in_virtual_time
 async def test_one_that_fails_is_told_of_after_its_last_token_and_the_others_go_on() -> None:
     wire = StreamWire(lambda name, prompt: ["so far", 0.5, broken(name)] if prompt == "3" else spoken(name, prompt))
     told: list[Any] = []
@@ -142,7 +134,6 @@ async def test_one_that_fails_is_told_of_after_its_last_token_and_the_others_go_
         assert [result.ok for result in batch] == [number != 3 for number in range(6)]
 
 
-@in_virtual_time
 async def test_events_tell_the_result_of_each_stream_after_its_tokens() -> None:
     async with client_of(StreamWire(), {"a": 2}) as client:
         events = by_index(await heard(ask(client, [*chats(3), "not a conversation"]).events()))
@@ -154,7 +145,6 @@ async def test_events_tell_the_result_of_each_stream_after_its_tokens() -> None:
         assert bad.error is not None
 
 
-@in_virtual_time
 async def test_an_error_of_on_stream_error_ends_the_loop_and_closes_all() -> None:
     def complain(index: int, error: Exception) -> None:
         raise KeyError(index)
@@ -167,7 +157,6 @@ async def test_an_error_of_on_stream_error_ends_the_loop_and_closes_all() -> Non
         assert sorted(wire.cancelled) == ["0", "2", "3"]
 
 
-@in_virtual_time
 async def test_results_alone_drain_and_tell_of_errors() -> None:
     told: list[int] = []
     wire = StreamWire(lambda name, prompt: ["x", broken(name)] if prompt == "1" else words(500, gap=0.0)(name, prompt))
@@ -178,7 +167,6 @@ async def test_results_alone_drain_and_tell_of_errors() -> None:
         assert await stream.results() is batch
 
 
-@in_virtual_time
 async def test_streams_restart_one_by_one() -> None:
     wire = StreamWire()
 
@@ -223,7 +211,6 @@ async def by_cancelled_results(stream: Any) -> None:
 
 @pytest.mark.parametrize("way", [by_break, by_aclose, by_cancel, by_cancelled_results], ids=lambda way: way.__name__)
 @pytest.mark.parametrize("source", [lazily, lazily_awaited])
-@in_virtual_time
 async def test_leaving_early_closes_every_stream_and_the_input(way: Any, source: Any) -> None:
     wire, read = StreamWire(), list[int]()
     async with client_of(wire, {"a": 5}) as client:
@@ -239,7 +226,6 @@ async def test_leaving_early_closes_every_stream_and_the_input(way: Any, source:
             await stream.results()
 
 
-@in_virtual_time
 async def test_a_batch_that_is_let_go_of_is_closed() -> None:
     wire = StreamWire()
     async with client_of(wire, {"a": 2}) as client:
@@ -254,7 +240,6 @@ async def test_a_batch_that_is_let_go_of_is_closed() -> None:
         assert len(wire.cancelled) == 2
 
 
-@in_virtual_time
 async def test_closing_the_client_ends_all_streams_with_what_is_done() -> None:
     wire = StreamWire()
     client = client_of(wire, {"a": 2})
@@ -269,7 +254,6 @@ async def test_closing_the_client_ends_all_streams_with_what_is_done() -> None:
     assert leftovers(client) == {}
 
 
-@in_virtual_time
 async def test_a_deadline_ends_what_is_missing() -> None:
     async with client_of(StreamWire(), {"a": 2}) as client:
         stream = ask(client, chats(6), deadline=4.5)
@@ -280,7 +264,6 @@ async def test_a_deadline_ends_what_is_missing() -> None:
         assert 4.5 <= now() < 4.6
 
 
-@in_virtual_time
 async def test_an_input_that_raises_is_told_after_all_that_came() -> None:
     def broken_input() -> Iterator[Any]:
         yield from chats(3)
@@ -299,7 +282,6 @@ async def test_an_input_that_raises_is_told_after_all_that_came() -> None:
 
 
 @pytest.mark.parametrize("source", [list, lambda: iter([])])
-@in_virtual_time
 async def test_an_empty_batch_ends_at_once(source: Any) -> None:
     async with client_of(StreamWire()) as client:
         stream = ask(client, source())
@@ -307,7 +289,6 @@ async def test_an_empty_batch_ends_at_once(source: Any) -> None:
         assert len(await stream.results()) == 0
 
 
-@in_virtual_time
 async def test_many_items_that_cannot_be_sent_do_not_pile_up() -> None:
     read: list[int] = []
 

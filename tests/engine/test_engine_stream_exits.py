@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from engine_tools import broken, client_of, leftovers, now
 from stream_wire import Step, StreamWire, ask, heard
-from virtual import in_virtual_time
 
 from qreward import ClientClosed, StreamInterrupted
 
@@ -62,7 +61,6 @@ WAYS_OUT = [leave_by_break, leave_by_error, leave_by_aclose, leave_by_with, leav
 
 
 @pytest.mark.parametrize("way", WAYS_OUT, ids=lambda way: way.__name__)
-@in_virtual_time
 async def test_leaving_early_closes_the_request_and_frees_its_slot(way: Any) -> None:
     wire = StreamWire()
     async with client_of(wire, {"a": 1}) as client:
@@ -83,7 +81,6 @@ async def test_leaving_early_closes_the_request_and_frees_its_slot(way: Any) -> 
         assert client.stats()["a"].cancelled == 1
 
 
-@in_virtual_time
 async def test_a_stream_that_is_let_go_of_is_closed() -> None:
     wire = StreamWire()
     async with client_of(wire, {"a": 1}) as client:
@@ -98,7 +95,6 @@ async def test_a_stream_that_is_let_go_of_is_closed() -> None:
         ask(client)
 
 
-@in_virtual_time
 async def test_a_loop_that_is_thrown_away_is_left_later() -> None:
     wire = StreamWire()
     async with client_of(wire, {"a": 1}) as client:
@@ -111,7 +107,6 @@ async def test_a_loop_that_is_thrown_away_is_left_later() -> None:
         assert wire.cancelled == ["hi"]
 
 
-@in_virtual_time
 async def test_a_stream_that_waits_for_room_can_be_left() -> None:
     wire = StreamWire()
     async with client_of(wire, {"a": 1}) as client:
@@ -123,7 +118,6 @@ async def test_a_stream_that_waits_for_room_can_be_left() -> None:
         assert wire.prompts == ["0"]
 
 
-@in_virtual_time
 async def test_a_stream_that_was_closed_before_it_began_is_never_sent() -> None:
     wire = StreamWire()
     async with client_of(wire) as client:
@@ -134,7 +128,6 @@ async def test_a_stream_that_was_closed_before_it_began_is_never_sent() -> None:
     assert wire.sent == []
 
 
-@in_virtual_time
 async def test_closing_the_client_ends_a_stream_after_what_has_come() -> None:
     wire = StreamWire()
     client = client_of(wire, {"a": 1})
@@ -168,7 +161,6 @@ def test_a_run_that_ends_in_the_middle_leaves_no_slot_taken() -> None:
         assert leftovers(client) == {}, turns
 
 
-@in_virtual_time
 async def test_nothing_is_left_after_hundreds_of_random_streams_and_ways_out() -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from engine_tools import client_of, endpoints, now
 from stream_wire import OPENED, Step, StreamWire, ask, heard, spoken, words
-from virtual import in_virtual_time
 
 from qreward import RequestTimeout, StreamInterrupted, Timeouts
 from qreward.scheduler.stats import KNOWN
@@ -36,7 +35,6 @@ async def learn(client: Any) -> None:
 
 
 @pytest.mark.parametrize("opened", [False, True])
-@in_virtual_time
 async def test_a_first_token_that_is_far_later_than_usual_ends_the_attempt(opened: bool) -> None:
     def hangs(_: str, __: str) -> Iterable[Step]:
         yield from [OPENED] if opened else []
@@ -57,7 +55,6 @@ async def test_a_first_token_that_is_far_later_than_usual_ends_the_attempt(opene
         assert again - began >= 5
 
 
-@in_virtual_time
 async def test_what_is_usual_of_an_endpoint_or_not_known_yet_is_allowed() -> None:
     for usual, script, seen in (
         (None, [50.0, "late"], ["late"]),
@@ -72,7 +69,6 @@ async def test_what_is_usual_of_an_endpoint_or_not_known_yet_is_allowed() -> Non
             assert client.stats()["a"].failed == 0
 
 
-@in_virtual_time
 async def test_a_pause_that_is_far_longer_than_usual_ends_the_stream() -> None:
     wire = StreamWire(mostly(words(20), lambda *_: ["so far", 1000.0, "never"]))
     async with client_of(wire, {"a": 1}) as client:
@@ -86,7 +82,6 @@ async def test_a_pause_that_is_far_longer_than_usual_ends_the_stream() -> None:
         assert wire.cancelled == ["hi"]
 
 
-@in_virtual_time
 async def test_a_pause_ends_a_stream_after_a_minute_when_nothing_is_known() -> None:
     async with client_of(StreamWire(lambda *_: ["so far", 1000.0]), {"a": 1}) as client:
         with pytest.raises(StreamInterrupted):
@@ -94,7 +89,6 @@ async def test_a_pause_ends_a_stream_after_a_minute_when_nothing_is_known() -> N
         assert 60 <= now() < 60.1
 
 
-@in_virtual_time
 async def test_an_answer_may_be_as_long_as_it_likes_while_tokens_come() -> None:
     wire = StreamWire(mostly(spoken, words(4000, gap=1.0)))
     async with client_of(wire, {"a": 1, "b": 1}, timeout=None) as client:
@@ -103,7 +97,6 @@ async def test_an_answer_may_be_as_long_as_it_likes_while_tokens_come() -> None:
         assert len(wire.sent) == KNOWN + 1
 
 
-@in_virtual_time
 async def test_a_stream_is_hedged_when_its_first_token_is_late_however_long_answers_take() -> None:
     wire = StreamWire(mostly(words(100, gap=1.0), lambda name, _: [30.0, "late"] if name == "a" else [0.5, "soon"], seen=2 * KNOWN))
     async with client_of(wire, {"a": 1, "b": 1}, timeout=None) as client:
@@ -121,7 +114,6 @@ async def test_a_stream_is_hedged_when_its_first_token_is_late_however_long_answ
         assert [record.hedge for record in stream.result.attempts] == [False, True]
 
 
-@in_virtual_time
 async def test_the_time_an_endpoint_has_for_an_attempt_holds_for_the_whole_stream() -> None:
     fleet = endpoints({"a": 1}, timeouts=Timeouts(attempt=20.0))
     async with client_of(StreamWire(words(100, gap=1.0)), fleet) as client:
@@ -131,7 +123,6 @@ async def test_the_time_an_endpoint_has_for_an_attempt_holds_for_the_whole_strea
         assert 20 <= now() < 31
 
 
-@in_virtual_time
 async def test_the_time_an_endpoint_has_for_an_attempt_does_not_run_while_it_waits_for_its_reader() -> None:
     fleet = endpoints({"a": 1}, timeouts=Timeouts(attempt=20.0))
     async with client_of(StreamWire(words(500, gap=0.0)), fleet) as client:
@@ -142,7 +133,6 @@ async def test_the_time_an_endpoint_has_for_an_attempt_does_not_run_while_it_wai
         assert all(source.health.in_service for source in client._runtime.fleet.sources())
 
 
-@in_virtual_time
 async def test_endpoints_that_wait_for_slow_consumers_are_not_taken_for_silent() -> None:
     wire = StreamWire(mostly(words(20), words(500, gap=0.0), SEEN))
     async with client_of(wire, {"a": 4, "b": 4}) as client:

@@ -7,7 +7,6 @@ import asyncio
 import pytest
 from engine_tools import MODEL, broken, chat, client_of, endpoints, leftovers, now
 from stream_wire import OPENED, Step, StreamWire, ask, failing_at, heard, spoken, words
-from virtual import in_virtual_time
 
 from qreward import (
     ConfigError,
@@ -26,7 +25,6 @@ from qreward.scheduler.outcome import RateLimit, RateLimitInfo
 from qreward.scheduler.stats import GAP_LEAST
 
 
-@in_virtual_time
 async def test_the_pieces_come_one_by_one_and_then_the_whole_with_its_usage() -> None:
     async with client_of(StreamWire()) as client:
         stream = ask(client)
@@ -43,7 +41,6 @@ async def test_the_pieces_come_one_by_one_and_then_the_whole_with_its_usage() ->
         assert (stats.sent, stats.won, stats.prompt_tokens, stats.completion_tokens) == (1, 1, 7, 3)
 
 
-@in_virtual_time
 async def test_nothing_is_sent_before_it_is_begun_in_one_of_four_ways() -> None:
     wire = StreamWire()
     async with client_of(wire) as client:
@@ -60,7 +57,6 @@ async def test_nothing_is_sent_before_it_is_begun_in_one_of_four_ways() -> None:
         assert await streams[3].final() == "re: 3"
 
 
-@in_virtual_time
 async def test_what_is_wrong_is_said_at_once() -> None:
     wire = StreamWire()
     async with client_of(wire, endpoints({"a": 1}, models=["judge-*"])) as client:
@@ -74,7 +70,6 @@ async def test_what_is_wrong_is_said_at_once() -> None:
 
 
 @pytest.mark.parametrize("steps", [(), (0.5,), (OPENED, 0.5), (OPENED, "", 0.5)], ids=["refused", "late", "opened", "without output"])
-@in_virtual_time
 async def test_a_failure_before_the_first_token_goes_elsewhere_unnoticed(steps: tuple[Step, ...]) -> None:
     wire = StreamWire(failing_at("a", *steps))
     async with client_of(wire, {"a": 1, "b": 1}) as client:
@@ -88,7 +83,6 @@ async def test_a_failure_before_the_first_token_goes_elsewhere_unnoticed(steps: 
         assert [(attempt.endpoint, attempt.outcome) for attempt in stream.result.attempts] == [("a", "transient"), ("b", "ok")]
 
 
-@in_virtual_time
 async def test_a_first_token_that_comes_together_with_the_failure_is_not_given_out() -> None:
     wire = StreamWire(lambda name, prompt: [OPENED, ("no", broken(name))] if name == "a" else spoken(name, prompt))
     async with client_of(wire, {"a": 1, "b": 1}) as client:
@@ -99,7 +93,6 @@ async def test_a_first_token_that_comes_together_with_the_failure_is_not_given_o
         assert await reading == ["re", ": ", "hi"]
 
 
-@in_virtual_time
 async def test_after_the_first_token_a_failure_is_an_error_with_the_text_so_far() -> None:
     wire = StreamWire(lambda name, prompt: ["so", 1.0, " far", 1.0, broken(name)])
     async with client_of(wire, {"a": 1, "b": 1}) as client:
@@ -118,7 +111,6 @@ async def test_after_the_first_token_a_failure_is_an_error_with_the_text_so_far(
         assert client.stats()[wire.sent[0][0]].failed == 1
 
 
-@in_virtual_time
 async def test_a_restart_begins_the_answer_anew_elsewhere_and_says_so() -> None:
     wire = StreamWire()
     wire._steps = lambda name, prompt: ["so", 1.0, " far", 1.0, broken(name)] if len(wire.sent) == 1 else spoken(name, prompt)
@@ -133,7 +125,6 @@ async def test_a_restart_begins_the_answer_anew_elsewhere_and_says_so() -> None:
         assert sorted(name for name, _, _ in wire.sent) == ["a", "b"]
 
 
-@in_virtual_time
 async def test_restarts_end_with_the_attempts_and_the_last_text() -> None:
     wire = StreamWire(words(3, then=broken()))
     async with client_of(wire, {"a": 1}, retry=Retry(attempts=3)) as client:
@@ -142,7 +133,6 @@ async def test_restarts_end_with_the_attempts_and_the_last_text() -> None:
         assert (caught.value.text, len(caught.value.attempts), len(wire.sent)) == ("0 1 2 ", 3, 3)
 
 
-@in_virtual_time
 async def test_a_stream_that_may_restart_is_not_read_by_a_loop_that_could_not_tell() -> None:
     wire = StreamWire()
     async with client_of(wire) as client:
@@ -153,13 +143,11 @@ async def test_a_stream_that_may_restart_is_not_read_by_a_loop_that_could_not_te
     assert wire.sent == []
 
 
-@in_virtual_time
 async def test_chunks_are_the_objects_of_all_pieces() -> None:
     async with client_of(StreamWire(lambda *_: ["", "a", "", "b"])) as client:
         assert await heard(ask(client).chunks()) == ["<>", "<a>", "<>", "<b>"]
 
 
-@in_virtual_time
 async def test_an_answer_without_any_output_is_an_answer() -> None:
     async with client_of(StreamWire(lambda *_: ["", 1.0, ""])) as client:
         stream = ask(client)
@@ -168,7 +156,6 @@ async def test_an_answer_without_any_output_is_an_answer() -> None:
         assert len(stream.result.attempts) == 1
 
 
-@in_virtual_time
 async def test_a_slow_consumer_stops_the_reading_and_all_comes_in_the_end() -> None:
     wire = StreamWire(words(1000, gap=0.0))
     async with client_of(wire, {"a": 1}) as client:
@@ -183,7 +170,6 @@ async def test_a_slow_consumer_stops_the_reading_and_all_comes_in_the_end() -> N
         assert source.latency.mean < 10  # the wait was not the source's
 
 
-@in_virtual_time
 async def test_what_is_learned_of_pauses_is_not_those_of_a_slow_consumer() -> None:
     async with client_of(StreamWire(words(3000, gap=0.0)), {"a": 1}, timeout=None) as client:
         read = 0
@@ -196,7 +182,6 @@ async def test_what_is_learned_of_pauses_is_not_those_of_a_slow_consumer() -> No
         assert tempo.gap_limit() == GAP_LEAST
 
 
-@in_virtual_time
 async def test_final_alone_keeps_nothing_back() -> None:
     async with client_of(StreamWire(words(1000, gap=0.0)), {"a": 1}) as client:
         stream = ask(client)
@@ -205,7 +190,6 @@ async def test_final_alone_keeps_nothing_back() -> None:
         assert await heard(stream) == []
 
 
-@in_virtual_time
 async def test_two_tasks_cannot_read_one_stream() -> None:
     async with client_of(StreamWire()) as client:
         stream = ask(client)
@@ -216,7 +200,6 @@ async def test_two_tasks_cannot_read_one_stream() -> None:
         assert isinstance((await asyncio.gather(first, return_exceptions=True))[0], StreamInterrupted)
 
 
-@in_virtual_time
 async def test_a_hedge_may_win_with_the_first_token_and_the_other_is_stopped() -> None:
     wire = StreamWire(lambda name, prompt: [30.0, "late"] if name == "a" else spoken(name, prompt))
     async with client_of(wire, {"a": 1, "b": 1}, hedge=Hedge(after=2.0)) as client:
@@ -231,7 +214,6 @@ async def test_a_hedge_may_win_with_the_first_token_and_the_other_is_stopped() -
         assert [(record.endpoint, record.outcome) for record in stream.result.attempts] == [("a", "cancelled"), ("b", "ok")]
 
 
-@in_virtual_time
 async def test_a_stream_that_has_begun_is_never_hedged() -> None:
     wire = StreamWire(words(100, gap=1.0))
     async with client_of(wire, {"a": 1, "b": 1}, hedge=Hedge(after=2.0)) as client:
@@ -239,7 +221,6 @@ async def test_a_stream_that_has_begun_is_never_hedged() -> None:
     assert len(wire.sent) == 1
 
 
-@in_virtual_time
 async def test_rate_limits_that_the_head_tells_are_heeded() -> None:
     wire = StreamWire()
     wire.limits = RateLimitInfo(requests=RateLimit(limit=60, remaining=0, reset=30.0))
@@ -250,7 +231,6 @@ async def test_rate_limits_that_the_head_tells_are_heeded() -> None:
     assert wire.sent[1][2] > 1.5  # the head of the first, which is still under way, said that no more may be sent
 
 
-@in_virtual_time
 async def test_streams_share_windows_with_other_calls() -> None:
     wire = StreamWire()
     async with client_of(wire, {"a": 2, "b": 3}) as client:
@@ -261,7 +241,6 @@ async def test_streams_share_windows_with_other_calls() -> None:
         assert all(wire.peak[name] <= limit for name, limit in {"a": 2, "b": 3}.items())
 
 
-@in_virtual_time
 async def test_a_stream_over_its_timeout_says_how_far_it_came() -> None:
     async with client_of(StreamWire(words(100, gap=1.0)), {"a": 1}) as client:
         stream = ask(client, timeout=10)

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from engine_tools import MODEL, FakeWire, ask, broken, chats, client_of, endpoints, leftovers, now
-from virtual import in_virtual_time
 
 from qreward import RequestTimeout, Retry, Timeouts
 from qreward.testing.virtual_time import VirtualTimeLoop
@@ -29,7 +28,6 @@ async def fails_at(client: Any, prompt: object, **settings: Any) -> tuple[str, f
     return "answered", asyncio.get_running_loop().time()
 
 
-@in_virtual_time
 async def test_a_timeout_stops_the_request_and_says_so() -> None:
     wire = FakeWire(hangs)
     async with client_of(wire) as client:
@@ -40,7 +38,6 @@ async def test_a_timeout_stops_the_request_and_says_so() -> None:
         assert wire.cancelled == ["x"]
 
 
-@in_virtual_time
 async def test_a_timeout_counts_the_time_in_the_queue() -> None:
     wire = FakeWire(seconds=2)
     async with client_of(wire, {"a": 1}) as client:
@@ -55,7 +52,6 @@ async def test_a_timeout_counts_the_time_in_the_queue() -> None:
 
 
 @pytest.mark.parametrize("sized", [True, False])
-@in_virtual_time
 async def test_the_items_of_a_batch_time_out_although_nothing_else_happens(sized: bool) -> None:
     wire = FakeWire(hangs)
     async with client_of(wire, {"a": 4}) as client:
@@ -66,7 +62,6 @@ async def test_the_items_of_a_batch_time_out_although_nothing_else_happens(sized
     assert 30 <= asyncio.get_running_loop().time() <= 30 + 3 * BUCKET + 1e-3  # counted from when an item could first be sent
 
 
-@in_virtual_time
 async def test_a_short_timeout_behind_a_long_one_fires_in_time() -> None:
     async with client_of(FakeWire(hangs), {"a": 100}) as client:
         timeouts = [60, 5, 30, 0.2, 600, 2, None, 0.1]
@@ -83,7 +78,6 @@ async def test_a_short_timeout_behind_a_long_one_fires_in_time() -> None:
         await asyncio.sleep(0.1)
 
 
-@in_virtual_time
 async def test_a_timeout_of_an_attempt_leads_to_another_endpoint() -> None:
     async def a_hangs(name: str, prompt: str) -> str:
         await asyncio.sleep(10**6 if name == "a" else 1)
@@ -99,14 +93,12 @@ async def test_a_timeout_of_an_attempt_leads_to_another_endpoint() -> None:
     assert {record.outcome for result in batch for record in result.attempts} == {"ok", "timeout"}
 
 
-@in_virtual_time
 async def test_without_a_timeout_a_request_waits() -> None:
     async with client_of(FakeWire(seconds=100), timeout=None) as client:
         assert await ask(client, 0) == "re: 0"
     assert now() == 100
 
 
-@in_virtual_time
 async def test_the_clients_own_timeout_is_the_default_and_a_call_may_switch_it_off() -> None:
     async with client_of(FakeWire(seconds=9), timeout=4) as client:
         with pytest.raises(RequestTimeout, match="timeout of 4 s"):
@@ -115,7 +107,6 @@ async def test_the_clients_own_timeout_is_the_default_and_a_call_may_switch_it_o
         assert await ask(client, 2, timeout=20) == "re: 2"
 
 
-@in_virtual_time
 async def test_a_task_that_waits_for_its_retry_ends_at_its_timeout() -> None:
     async def breaks(name: str, _: str) -> Any:
         return broken(name)
@@ -165,7 +156,6 @@ def test_a_loop_has_one_timer_however_many_wait() -> None:
     assert CountingLoop.armed <= 400 + 20  # each of the calls is due before the one that came before it
 
 
-@in_virtual_time
 async def test_there_is_no_task_for_an_item_that_waits() -> None:
     async with client_of(FakeWire(), {"a": 8}) as client:
         many = [asyncio.ensure_future(client.batch_chat_completion(chats(2500), MODEL)) for _ in range(4)]

@@ -13,7 +13,6 @@ from opentelemetry.propagators.textmap import TextMapPropagator
 from opentelemetry.trace import format_span_id, format_trace_id
 from telemetry_server import MODEL, Do, Judges, chat, client_of
 from telemetry_tools import Seen, attributes, tree
-from virtual import in_virtual_time
 
 from qreward import Hedge, Limits, Retry, SyncQRewardClient
 from qreward.codecs.base import WireRequest
@@ -35,7 +34,6 @@ def ids(span: Any) -> str:
     return f"{format_trace_id(span.context.trace_id)}-{format_span_id(span.context.span_id)}"
 
 
-@in_virtual_time
 async def test_each_attempt_carries_the_span_in_which_it_is_sent() -> None:
     judges = Judges({"a": [Do(0.1, 500), Do(0.1)]})
     with Seen(attempts="always") as seen:
@@ -44,7 +42,6 @@ async def test_each_attempt_carries_the_span_in_which_it_is_sent() -> None:
         assert carried(judges) == [ids(span) for span in seen.attempts()]
 
 
-@in_virtual_time
 async def test_an_attempt_without_a_span_carries_that_of_its_call() -> None:
     judges = Judges({"a": [Do(60)]})
     with Seen() as seen:
@@ -55,7 +52,6 @@ async def test_an_attempt_without_a_span_carries_that_of_its_call() -> None:
         assert carried(judges) == [ids(whole), ids(hedge)]  # nobody knew yet that there would be another
 
 
-@in_virtual_time
 async def test_streams_carry_it_too_and_the_headers_of_the_call_win() -> None:
     judges = Judges()
     own = "00-0123456789abcdef0123456789abcdef-0123456789abcdef-01"
@@ -67,7 +63,6 @@ async def test_streams_carry_it_too_and_the_headers_of_the_call_win() -> None:
         assert judges.requests[1].headers["x-mine"] == "1"
 
 
-@in_virtual_time
 async def test_nothing_is_carried_if_that_is_not_wanted() -> None:
     judges = Judges()
     with Seen(propagate=False) as seen:
@@ -76,7 +71,6 @@ async def test_nothing_is_carried_if_that_is_not_wanted() -> None:
     assert "traceparent" not in judges.requests[0].headers
 
 
-@in_virtual_time
 async def test_baggage_and_the_context_of_a_program_without_an_sdk_are_passed_on() -> None:
     judges = Judges()
     headers = {"traceparent": "00-0123456789abcdef0123456789abcdef-0123456789abcdef-01", "tracestate": "x=1"}
@@ -123,7 +117,6 @@ def test_a_propagator_that_is_broken_breaks_no_call(text: str | None, monkeypatc
     run_in_virtual_time(test())
 
 
-@in_virtual_time
 async def test_every_call_hangs_below_its_callers_span_over_the_queue_and_other_tasks() -> None:
     with Seen() as seen:
         tracer = seen.tracers.get_tracer("test")
@@ -192,7 +185,6 @@ def test_an_instrumentation_of_the_http_client_finds_the_attempt_as_its_parent_a
         assert carried(judges) == [ids(span) for span in posts]
 
 
-@in_virtual_time
 async def test_a_merged_request_is_one_span_that_links_to_its_items_and_alone_tells_what_was_used() -> None:
     with Seen(attempts="always") as seen:
         tracer = seen.tracers.get_tracer("test")
@@ -226,7 +218,6 @@ async def test_a_merged_request_is_one_span_that_links_to_its_items_and_alone_te
         assert sum(count for count, _ in seen.points("qreward.client.attempt.duration")) == 1
 
 
-@in_virtual_time
 async def test_a_call_whose_caller_is_not_sampled_is_not_recorded_but_carries_that() -> None:
     judges = Judges()
     headers = {"traceparent": "00-0123456789abcdef0123456789abcdef-0123456789abcdef-00"}

@@ -71,12 +71,14 @@ class Answer:
 
     Attributes:
         prompt_tokens, output_tokens: tokens used as reported by the server, or None.
+        cached_tokens: prompt tokens that the server read from its prefix cache, as it reported, or None.
     """
 
     value: Any  # the answer; opaque to the scheduler (see ``qreward.results.Answered``)
     prompt_tokens: int | None = None
     output_tokens: int | None = None
     limits: RateLimitInfo | None = None  # rate limits that the response advertises, or None
+    cached_tokens: int | None = None
 
 
 @dataclass(slots=True, eq=False)

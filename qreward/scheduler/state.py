@@ -27,6 +27,7 @@ from qreward.settings.policies import Limits
 if TYPE_CHECKING:
     from qreward.errors import QRewardError
     from qreward.results import AttemptRecord
+    from qreward.scheduler.prefixes import Prefix
 
 
 class TaskState(IntEnum):
@@ -97,6 +98,7 @@ class Task:
     failures: tuple[tuple[Source, float], ...] = ()  # where and when it failed, if the task itself may be the cause
     excluded: tuple[Source, ...] = ()  # sources it should not go to now
     unfit: tuple[Source, ...] = ()  # of them, those that can never serve it
+    prefix: Prefix | None = None  # what its prompt begins with; None: unknown, it takes part in no affinity
     trail: list[AttemptRecord] | None = None  # one record per attempt that failed or lost to another
     last_error: QRewardError | None = None
     items: tuple[Task, ...] = ()  # the tasks that are merged into this one

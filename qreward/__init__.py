@@ -22,7 +22,7 @@ _HOMES = {
     "qreward.judge.types": ("Comparison", "Scorer", "Verdict", "Vote"),
     "qreward.observers": ("MetricsCallback", "Observer"),
     "qreward.settings.policies": (
-        "Endpoint", "Hedge", "Limits", "LoadBalanceStrategy", "Priority", "Retry", "RewardModel", "Route", "Timeouts",
+        "Endpoint", "Hedge", "Limits", "LoadBalanceStrategy", "PrefixAffinity", "Priority", "Retry", "RewardModel", "Route", "Timeouts",
     ),
     "qreward.progress": ("Progress",),
     "qreward.results": (
@@ -109,6 +109,7 @@ if TYPE_CHECKING:
     from qreward.settings.policies import Hedge as Hedge
     from qreward.settings.policies import Limits as Limits
     from qreward.settings.policies import LoadBalanceStrategy as LoadBalanceStrategy
+    from qreward.settings.policies import PrefixAffinity as PrefixAffinity
     from qreward.settings.policies import Priority as Priority
     from qreward.settings.policies import Retry as Retry
     from qreward.settings.policies import RewardModel as RewardModel

@@ -23,6 +23,8 @@ from qreward.options import (
     BatchOptions,
     BatchStreamOptions,
     CallOptions,
+    ChatBatchOptions,
+    ChatOptions,
     ClientSettings,
     StreamOptions,
     Watching,
@@ -130,7 +132,7 @@ class QRewardClient:
         self,
         messages: Iterable[Any],
         model: str,
-        **options: Unpack[CallOptions],
+        **options: Unpack[ChatOptions],
     ) -> ChatCompletion:
         """Request one chat completion.
 
@@ -140,6 +142,8 @@ class QRewardClient:
             timeout: total seconds, queueing included. The default is the client's timeout; None sets no limit.
             priority: 0 (most urgent) to 9, or ``"high"``, ``"normal"``, ``"low"``.
             hedge: False prevents the request from being sent to two endpoints at once.
+            group: what the prompt's beginning is shared with, as a value or a function of the messages; see
+                :class:`~qreward.options.ChatOptions`.
             tenant: name of the party that the request is made for. Tenants that wait at the same priority receive equal shares of the
                 endpoints.
             extra_headers: additional HTTP headers of this request.
@@ -158,7 +162,7 @@ class QRewardClient:
             NoEndpoint: no route matches the model.
             ConfigError: an argument is invalid. Nothing was sent.
         """
-        given = arguments_of(CallOptions, options)
+        given = arguments_of(ChatOptions, options)
         call = given.preparer(CHAT, model)(messages)
         return cast("ChatCompletion", (await self._runtime.one(call, self._runtime.request_options(given.options))).value)
 
@@ -166,7 +170,7 @@ class QRewardClient:
         self,
         batch_messages: Iterable[Iterable[Any]] | AsyncIterable[Iterable[Any]],
         model: str,
-        **options: Unpack[BatchOptions],
+        **options: Unpack[ChatBatchOptions],
     ) -> BatchResult[ChatCompletion]:
         """Request many chat completions, distributed over all endpoints of the route.
 
@@ -198,7 +202,7 @@ class QRewardClient:
             ...     batch = await client.batch_chat_completion(conversations, model="judge-7b", temperature=0)
             ...     return batch.texts(default="")
         """
-        given = arguments_of(BatchOptions, options)
+        given = arguments_of(ChatBatchOptions, options)
         prepare = given.preparer(CHAT, model)
         return await self._runtime.many(prepare, model, batch_items("batch_messages", batch_messages), given.options)
 

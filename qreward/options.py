@@ -16,7 +16,7 @@ from qreward.codecs.base import RESERVED, Codec, WireRequest
 from qreward.errors import ConfigError, QRewardError
 from qreward.scheduler.state import RequestOptions
 from qreward.settings.client import ClientConfig
-from qreward.settings.policies import Endpoint, Hedge, Priority, Retry, Route, priority_level
+from qreward.settings.policies import Endpoint, Hedge, PrefixAffinity, Priority, Retry, Route, priority_level
 from qreward.spelling import TYPO, closest, did_you_mean
 from qreward.transport import connection_settings
 
@@ -43,6 +43,7 @@ class ClientSettings(Watching, total=False):
     routes: Iterable[Route]
     retry: Retry | None
     hedge: Hedge | None
+    prefix_affinity: PrefixAffinity | None
     max_queued: int | None
     timeout: float | None
     wire_factory: Callable[[], Wire]
@@ -123,6 +124,19 @@ class CallOptions(SchedulingOptions, ModelParams, total=False):
     extra_body: Mapping[str, Any] | None
 
 
+class ChatOptions(CallOptions, total=False):
+    """Options of a chat completion: those of one call, and one more.
+
+    Attributes:
+        group: what the beginning of the prompt is shared with, such as the id of a question: requests of one group go to the same endpoint,
+            which has their common beginning in its prefix cache. A tuple is nested groups, the outermost first, such as
+            ``(rubric, question)``. A function receives the messages and returns the group, or None. Without it, prompts that begin alike
+            are found by their text; see :class:`~qreward.settings.policies.PrefixAffinity`.
+    """
+
+    group: object
+
+
 class CollectingOptions(TypedDict, total=False):
     """How the results of many items are collected.
 
@@ -152,11 +166,15 @@ class BatchOptions(CallOptions, ResultOptions, total=False):
     """Options of a batch: those of one call, and how the results are collected."""
 
 
+class ChatBatchOptions(ChatOptions, ResultOptions, total=False):
+    """Options of a batch of chat completions: those of one, and how the results are collected."""
+
+
 class JudgeBatchOptions(SchedulingOptions, ResultOptions, total=False):
     """Options of a batch of a judge."""
 
 
-class StreamOptions(CallOptions, total=False):
+class StreamOptions(ChatOptions, total=False):
     """Options of a stream: those of one call, and one more.
 
     Attributes:
@@ -181,7 +199,7 @@ class BatchStreamOptions(StreamOptions, CollectingOptions, total=False):
 
 
 _PARAMS = ModelParams.__optional_keys__
-OPTIONS = (BatchOptions.__optional_keys__ | BatchStreamOptions.__optional_keys__) - _PARAMS
+OPTIONS = (ChatBatchOptions.__optional_keys__ | BatchStreamOptions.__optional_keys__) - _PARAMS
 """The options of all calls. None of them is sent to a server as a parameter."""
 
 
@@ -193,7 +211,8 @@ class Arguments(NamedTuple):
 
     def preparer(self, codec: Codec, model: str) -> Callable[[Any], WireRequest]:
         """See :func:`preparer`."""
-        return preparer(codec, model, self.params, self.options.get("extra_headers"), self.options.get("extra_body"))
+        options = self.options
+        return preparer(codec, model, self.params, options.get("extra_headers"), options.get("extra_body"), options.get("group"))
 
 
 def arguments_of(kind: type, options: Mapping[str, Any]) -> Arguments:
@@ -221,6 +240,7 @@ def preparer(
     params: Mapping[str, Any],
     headers: Mapping[str, str] | None,
     body: Mapping[str, Any] | None,
+    group: object = None,
 ) -> Callable[[Any], WireRequest]:
     """Return a function that makes a ``WireRequest`` of one item. What the items of a batch share is checked here, once.
 
@@ -247,7 +267,9 @@ def preparer(
     if headers is not None:
         connection_settings.check_call_headers(headers, model)
     validate = codec.validate
-    return lambda inputs: WireRequest(codec, model, validate(inputs), merged, headers)
+    if callable(group):
+        return lambda inputs: WireRequest(codec, model, validate(inputs), merged, headers, group(inputs))
+    return lambda inputs: WireRequest(codec, model, validate(inputs), merged, headers, group)
 
 
 def check_params(params: Mapping[str, Any]) -> None:

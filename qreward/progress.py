@@ -48,6 +48,7 @@ class Progress:
         cost: US dollars for the responses of endpoints that have a price, or None if none has one.
         down: number of endpoints of the route that are out of service now.
         endpoints: number of endpoints of the route.
+        cached_tokens: those of ``prompt_tokens`` that servers read from their prefix caches, as they reported.
     """
 
     done: int
@@ -66,6 +67,7 @@ class Progress:
     cost: float | None
     down: int = 0
     endpoints: int = 0
+    cached_tokens: int = 0
 
 
 class ProgressView(Protocol):
@@ -131,7 +133,9 @@ class ProgressMeter:
         clock: Callable[[], float],
     ) -> None:
         self._view, self._total, self._load, self._prices, self._clock = view, total, load, prices, clock
-        self._counts = dict.fromkeys(("ok", "failed", "retried", "hedged", "rejected", "prompt_tokens", "completion_tokens"), 0)
+        self._counts = dict.fromkeys(
+            ("ok", "failed", "retried", "hedged", "rejected", "prompt_tokens", "completion_tokens", "cached_tokens"), 0
+        )
         self._cost = 0.0
         self._latencies = Quantiles(fade_after=1000)
         self._troubled = self._closed = False
@@ -147,6 +151,8 @@ class ProgressMeter:
                 prompt, completion = usage.prompt_tokens or 0, usage.completion_tokens or 0
                 counts["prompt_tokens"] += prompt
                 counts["completion_tokens"] += completion
+                counts["cached_tokens"] += usage.cached_tokens or 0
+                counts["cached_tokens"] += usage.cached_tokens or 0
                 if (price := self._prices.get(result.endpoint or "")) is not None:
                     self._cost += dollars(price, prompt, completion)
         else:
@@ -340,6 +346,8 @@ def details(progress: Progress, least: int = 0) -> list[str]:
         (1, f"hedged {_percent(progress.hedged / done)}" if progress.hedged else ""),
         (6, f"err {_percent(progress.failed / done)}" if progress.failed else ""),
         (0, f"{_short(tokens / progress.elapsed)} tok/s" if tokens and progress.elapsed > 0 else ""),
+        (0, f"cached {_percent(progress.cached_tokens / progress.prompt_tokens)}" if progress.cached_tokens else ""),
+        (0, f"cached {_percent(progress.cached_tokens / progress.prompt_tokens)}" if progress.cached_tokens else ""),
         (4, f"${progress.cost:.{2 if progress.cost >= 0.1 else 4}f}" if progress.cost is not None else ""),
     )
     return [text for importance, text in texts if text and importance >= least]

@@ -7,12 +7,25 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 
+class PromptTokensDetails(msgspec.Struct, frozen=True, gc=False):
+    """Details of the prompt's tokens, as reported by the server."""
+
+    cached_tokens: int | None = None
+
+
 class Usage(msgspec.Struct, frozen=True, gc=False):
     """Tokens used, as reported by the server. A count that was not reported is None."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     total_tokens: int | None = None
+    prompt_tokens_details: PromptTokensDetails | None = None
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """Tokens of the prompt that the server read from its prefix cache; included in ``prompt_tokens``."""
+        details = self.prompt_tokens_details
+        return None if details is None else details.cached_tokens
 
 
 class AttemptRecord(msgspec.Struct, frozen=True, gc=False):

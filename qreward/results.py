@@ -188,6 +188,7 @@ class EndpointStats:
         failed: requests that failed otherwise.
         cancelled: requests cancelled by the client or the caller.
         prompt_tokens, completion_tokens: tokens, as reported by the server.
+        cached_tokens: those of the prompt tokens that the server read from its prefix cache, as it reported.
         p50, p95, p99: quantiles of the latency of successful attempts in seconds; None if there were none.
         state: the current state of the endpoint; None in the statistics of a batch.
     """
@@ -201,6 +202,7 @@ class EndpointStats:
     cancelled: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    cached_tokens: int = 0
     p50: float | None = None
     p95: float | None = None
     p99: float | None = None
@@ -256,6 +258,9 @@ class BatchStats:
     def __str__(self) -> str:
         cost = "" if self.cost is None else f", ${self.cost:.4f}"
         summary = f"{self.items} items, {self.ok} ok, {self.failed} failed, {self.seconds:.2f} s{cost}"
+        if cached := sum(stats.cached_tokens for stats in self.endpoints.values()):
+            prompt = sum(stats.prompt_tokens for stats in self.endpoints.values())
+            summary += f", prefix cache: {cached / max(prompt, 1):.0%} of prompt tokens"
         return f"{summary}\n{endpoints_table(self.endpoints)}" if self.endpoints else summary
 
 

@@ -84,7 +84,7 @@ class Runtime:
         scheduler = Scheduler(config.retry, rng, _tokens_of, config.hedge, config.max_queued)
         watch = watch_for(watcher, listeners, self.clock)
         self.engine: ProbingEngine = ProbingEngine(scheduler, wire_factory, clock=self.clock, watch=watch)
-        self.fleet = Fleet(self.engine, config.endpoints, config.routes)
+        self.fleet = Fleet(self.engine, config.endpoints, config.routes, config.prefix_affinity)
         self._mergers: dict[Hashable, RequestMerger] = {}
         self._list_limits = LearnedLimits()
         self.engine.watch_over(self.fleet.sources, self._list_limits.apply_probe)

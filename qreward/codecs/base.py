@@ -16,17 +16,26 @@ class WireRequest:
     """One logical request, before an endpoint is chosen for it.
 
     ``inputs`` are the messages of a chat, the input of an embedding or a list of items; ``params`` the other members of the JSON body;
-    ``headers`` the additional HTTP headers of this call.
+    ``headers`` the additional HTTP headers of this call; ``group`` what the caller says its prompt begins with, or None.
     """
 
-    __slots__ = ("codec", "headers", "inputs", "model", "params")
+    __slots__ = ("codec", "group", "headers", "inputs", "model", "params")
 
-    def __init__(self, codec: Codec, model: str, inputs: Any, params: Mapping[str, Any], headers: Mapping[str, str] | None) -> None:
+    def __init__(
+        self,
+        codec: Codec,
+        model: str,
+        inputs: Any,
+        params: Mapping[str, Any],
+        headers: Mapping[str, str] | None,
+        group: object = None,
+    ) -> None:
         self.codec = codec
         self.model = model
         self.inputs = inputs
         self.params = params
         self.headers = headers
+        self.group = group
 
 
 class Codec(Protocol):

@@ -18,7 +18,7 @@ import msgspec
 
 from qreward.codecs.base import Malformed
 from qreward.errors import BadRequest
-from qreward.results import Usage
+from qreward.records import PromptTokensDetails, Usage
 
 _PLAIN = frozenset({str, int, bool, NoneType})
 _BYTES = (bytes, bytearray, memoryview)
@@ -90,13 +90,17 @@ def usage_of(raw: object) -> Usage | None:
     """Return the usage of a leniently decoded response, whose counts may be floats, strings or missing. None if it is not an object."""
     if not isinstance(raw, dict):
         return None
-    counts: list[int | None] = []
-    for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
-        try:
-            counts.append(int(count) if isinstance(count := raw.get(name), int | float | str) else None)
-        except (ValueError, OverflowError):
-            counts.append(None)
-    return Usage(*counts)
+    details = raw.get("prompt_tokens_details")
+    cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else None
+    prompt, completion, total = (_count(raw.get(name)) for name in ("prompt_tokens", "completion_tokens", "total_tokens"))
+    return Usage(prompt, completion, total, None if cached is None else PromptTokensDetails(cached))
+
+
+def _count(value: object) -> int | None:
+    try:
+        return int(value) if isinstance(value, int | float | str) else None
+    except (ValueError, OverflowError):
+        return None
 
 
 def dumped(value: Any) -> Any:

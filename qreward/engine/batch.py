@@ -20,7 +20,6 @@ from qreward.results import BatchInterrupted, BatchResult, BatchStats, Result
 from qreward.scheduler.outcome import Answer, Outcome
 from qreward.scheduler.state import Attempt, BatchFeed, Pool, RequestOptions, Source, Task
 
-READ_AHEAD = 32
 MOST_AT_ONCE = 256
 """Maximum number of items that are read, or that fail unread, in one turn of the event loop."""
 
@@ -252,7 +251,7 @@ class BatchWaiter(Waiter):
 
     def _room(self, feed: BatchFeed) -> int:
         """Return the number of items that may be read now."""
-        return READ_AHEAD - len(feed.buffer)
+        return feed.look_ahead - len(feed.buffer)
 
     def _read_on(self, feed: BatchFeed) -> None:
         if not feed.ended and self._read_now(feed):
@@ -307,7 +306,7 @@ class BatchWaiter(Waiter):
             return
         task = self._terms.task(payload, self._pool, self, index)
         self._live[task] = None
-        feed.buffer.append(task)
+        feed.read(task)
 
     def _is_trying(self, feed: BatchFeed) -> bool:
         """Return True if a read item is buffered, whose sending will show whether an endpoint has recovered."""

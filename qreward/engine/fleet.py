@@ -22,6 +22,7 @@ from typing import Any, cast
 from weakref import ref
 
 from qreward.engine.driver import Engine, LoopDriver
+from qreward.engine.prefixes import prefix_of
 from qreward.errors import ConfigError, NoEndpoint
 from qreward.scheduler.limits.concurrency import AdaptiveLimit, ConcurrencyLimit, FixedLimit
 from qreward.scheduler.limits.headers import HeaderRateLimit
@@ -30,12 +31,12 @@ from qreward.scheduler.load_balancing import make_balancer
 from qreward.scheduler.queue import Queue
 from qreward.scheduler.routing import Routes
 from qreward.scheduler.scheduler import Scheduler
-from qreward.scheduler.state import Balancer, Pool, Source, make_source
+from qreward.scheduler.state import LOOK_AHEAD, Balancer, Pool, Source, make_source
 from qreward.settings.client import ClientConfig
-from qreward.settings.policies import Endpoint, Limits, LoadBalanceStrategy, Route
+from qreward.settings.policies import Endpoint, Limits, LoadBalanceStrategy, PrefixAffinity, Route
 from qreward.spelling import did_you_mean
 
-SETTINGS = ("retry", "hedge", "max_queued", "timeout")
+SETTINGS = ("retry", "hedge", "prefix_affinity", "max_queued", "timeout")
 ADJUSTABLE = frozenset({"limits", "weight", "price", "models", "timeouts", "max_response_bytes", "keepalive", "probe"})
 """Settings of an endpoint that may change while it stays the same server."""
 MAX_MODELS = 1000
@@ -50,8 +51,11 @@ _DEFAULT_BALANCING: _Balancing = (LoadBalanceStrategy.EXPECTED_FINISH, {})
 class Fleet:
     """Endpoints by name, and pools by pattern. A registered route takes precedence over an endpoint's own pattern."""
 
-    def __init__(self, engine: Engine[Scheduler], endpoints: Iterable[Endpoint], routes: Iterable[Route]) -> None:
+    def __init__(
+        self, engine: Engine[Scheduler], endpoints: Iterable[Endpoint], routes: Iterable[Route], affinity: PrefixAffinity | None = None
+    ) -> None:
         self._engine = engine
+        self._affinity = affinity
         self._sources: dict[str, Source] = {}
         self._own: dict[str, Pool] = {}  # pattern -> the endpoints that declare it
         self._routes: dict[str, tuple[Route, Pool]] = {}
@@ -181,6 +185,8 @@ class Fleet:
     ) -> None:
         scheduler = self._engine.scheduler
         rehedged = policies is not None and scheduler.set_policies(*policies)
+        if policies is not None:
+            self._affinity = policies[1].prefix_affinity
         old = self._sources
         self._sources = {endpoint.name: self._source_for(endpoint, old.get(endpoint.name)) for endpoint in endpoints}
         for source in old.values():
@@ -220,6 +226,8 @@ class Fleet:
         def serve(pattern: str, sources: list[Source], balancing: _Balancing) -> Pool:
             pools = unused.get(pattern)
             pool = pools.pop() if pools else Pool(repr(pattern), [], self._balancer(_DEFAULT_BALANCING), Queue())
+            pool.prefix_of = None if self._affinity is None else prefix_of
+            pool.look_ahead = LOOK_AHEAD if self._affinity is None else self._affinity.look_ahead
             same = balancings.get(pool, _DEFAULT_BALANCING) == balancing
             served.append((pool, sources, pool.balancer if same else self._balancer(balancing)))
             return pool

@@ -34,7 +34,8 @@ def stats_of(source: Source, now: float) -> EndpointStats:
     seconds = None if obstacle.seconds == inf else obstacle.seconds
     sharing = None if source.lease is None else source.lease.words(cast("Endpoint", source.handle).limits)
     state = EndpointState(source.inflight, source.window.limit, source.window.reason, obstacle.reason, seconds, sharing)
-    counts = {name: getattr(tally, name) for name in ("sent", "rejected", "retried", "hedged", "failed", "cancelled", "prompt_tokens")}
+    names = ("sent", "rejected", "retried", "hedged", "failed", "cancelled", "prompt_tokens", "cached_tokens")
+    counts = {name: getattr(tally, name) for name in names}
     return EndpointStats(**counts, won=tally.ok, completion_tokens=tally.output_tokens, **_quantiles(source.latency), state=state)
 
 
@@ -98,6 +99,7 @@ class Tallies:
             if usage := result.usage:
                 counters.prompt_tokens += usage.prompt_tokens or 0
                 counters.completion_tokens += usage.completion_tokens or 0
+                counters.cached_tokens += usage.cached_tokens or 0
         else:
             self.failed += 1
         if result.has_trail:
@@ -128,12 +130,12 @@ class Tallies:
 
 
 class _Counters:
-    NAMES = ("won", "rejected", "retried", "hedged", "failed", "cancelled", "prompt_tokens", "completion_tokens")
+    NAMES = ("won", "rejected", "retried", "hedged", "failed", "cancelled", "prompt_tokens", "completion_tokens", "cached_tokens")
     __slots__ = (*NAMES, "latency")
 
     def __init__(self) -> None:
         self.won = self.rejected = self.retried = self.hedged = self.failed = self.cancelled = 0
-        self.prompt_tokens = self.completion_tokens = 0
+        self.prompt_tokens = self.completion_tokens = self.cached_tokens = 0
         self.latency = Quantiles()
 
     def stats(self) -> EndpointStats:

@@ -11,7 +11,7 @@ from contextvars import copy_context
 from math import inf
 from typing import Any
 
-from qreward.engine.batch import READ_AHEAD, BatchWaiter
+from qreward.engine.batch import BatchWaiter
 from qreward.engine.driver import LoopDriver
 from qreward.engine.snapshots import Tallies, result_of
 from qreward.errors import BadRequest, QRewardError
@@ -156,8 +156,9 @@ class BatchRunner(Caller, BatchWaiter):
         return bool(feed.buffer)
 
     def _room(self, feed: BatchFeed) -> int:  # noqa: ARG002 - the shortest buffer of all decides
-        waiting = [len(each.buffer) for each in self._feeds()]
-        return READ_AHEAD - min(waiting) if max(waiting) < MOST_AHEAD else 0
+        feeds = self._feeds()
+        waiting = [len(each.buffer) for each in feeds]
+        return max(each.look_ahead for each in feeds) - min(waiting) if max(waiting) < MOST_AHEAD else 0
 
     def _feeds(self) -> list[BatchFeed]:
         return [self._feed, *self._others.values()]
@@ -205,7 +206,7 @@ class BatchRunner(Caller, BatchWaiter):
             self.finish(request.new_task(self, timeout), feed.failing(), None, 0.0)
             return
         if not again:
-            feed.buffer.append(request.new_task(self, timeout))
+            feed.read(request.new_task(self, timeout))
             return
         if (until := request.latest()) < inf:
             timeout = until - self.driver.engine.clock()

@@ -17,7 +17,8 @@ from qreward.judge.prompts import Messages
 from qreward.judge.types import Vote
 from qreward.judge.verdict_parser import ScoreFunctionError, VerdictParser
 from qreward.options import preparer
-from qreward.results import AttemptRecord, Usage, with_trail
+from qreward.records import AttemptRecord, PromptTokensDetails, Usage
+from qreward.results import with_trail
 from qreward.scheduler.outcome import Answer
 from qreward.scheduler.state import Source, Task
 from qreward.transport.error_mapping import one_line
@@ -229,5 +230,11 @@ def added(one: Usage | None, other: Usage | None) -> Usage | None:
     """The sum of two usages."""
     if one is None or other is None:
         return one or other
-    pairs = [(getattr(one, name), getattr(other, name)) for name in ("prompt_tokens", "completion_tokens", "total_tokens")]
-    return Usage(*(a if b is None else b if a is None else a + b for a, b in pairs))
+    prompt, completion, total, cached = (
+        _sum(getattr(one, name), getattr(other, name)) for name in ("prompt_tokens", "completion_tokens", "total_tokens", "cached_tokens")
+    )
+    return Usage(prompt, completion, total, None if cached is None else PromptTokensDetails(cached))
+
+
+def _sum(one: int | None, other: int | None) -> int | None:
+    return one if other is None else other if one is None else one + other

@@ -199,6 +199,7 @@ class SampleTask(Task):
         options = request.options
         super().__init__(request.sample.call(), request.pool, options.level, timeout, waiter, 0, options.tenant)
         self.hedge = options.hedge
+        self.prefix = request.pool.prefix_of_task(self.payload)
         self.request = request
 
     def bind(self, now: float, source: Source) -> bool:  # noqa: ARG002

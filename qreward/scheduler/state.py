@@ -62,6 +62,7 @@ class RequestOptions(NamedTuple):
         """Create a task with these options."""
         task = Task(payload, pool, self.level, self.timeout, waiter, index, self.tenant)
         task.hedge, task.restarts, task.streamed = self.hedge, self.restarts, self.streamed
+        task.prefix = pool.prefix_of_task(payload)
         return task
 
 
@@ -159,8 +160,10 @@ class Attempt:
         return self.held if self.holds_since is None else self.held + now - self.holds_since
 
 
-LOW = 8
-"""Tasks in the buffer of a batch below which more input is requested."""
+READ_AHEAD, LOOK_AHEAD = 32, 1024
+"""Items that a batch reads before they can be sent: if prompts share nothing, and with prefix affinity by default."""
+MISSING = 24
+"""Missing items from which more input is requested."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -177,6 +180,7 @@ class BatchFeed:
     tenant: str | None = None
     timeout: float | None = None  # seconds that each of its tasks may take
     buffer: deque[Task] = field(default_factory=deque)
+    look_ahead: int = READ_AHEAD  # tasks that the buffer should hold
     queued: bool = False  # it is in the queue, that is, the buffer is not empty
     more_requested: bool = False  # more input was requested
     ended: bool = False  # all input was read
@@ -190,6 +194,16 @@ class BatchFeed:
 
     def __post_init__(self) -> None:
         self.served = self.opened_at
+
+    def read(self, task: Task) -> None:
+        """Append a task that was read from the input."""
+        self.buffer.append(task)
+        if task.prefix is not None and self.look_ahead < task.pool.look_ahead:
+            self.look_ahead = task.pool.look_ahead
+
+    def is_low(self) -> bool:
+        """Return whether more input should be requested."""
+        return len(self.buffer) < self.look_ahead - MISSING
 
 
 ATTEMPT_FIRST = 120.0
@@ -219,6 +233,7 @@ class SourceCounters:
     hedged: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
+    cached_tokens: int = 0
 
 
 class Source:
@@ -344,6 +359,7 @@ class Source:
         tally.ok += 1
         tally.prompt_tokens += answer.prompt_tokens or 0
         tally.output_tokens += answer.output_tokens or 0
+        tally.cached_tokens += answer.cached_tokens or 0
         if answer.limits is not None or self.metered:
             self.advertised(now, sent_at, answer.limits, used=(answer.prompt_tokens or 0) + (answer.output_tokens or 0))
 
@@ -558,12 +574,18 @@ class Pool:
         self.feeds: dict[BatchFeed, None] = {}  # the open batches
         self.down_since = inf  # since when no source is alive while batches wait; inf while one is alive, or without batches
         self.due = -1  # belongs to the timer wheel
+        self.prefix_of: Callable[[Any], Prefix | None] | None = None  # what a payload's prompt begins with; None: no prefix affinity
+        self.look_ahead = LOOK_AHEAD
         self.sources: list[Source] = []
         self.in_service = self.back = 0  # how many of its sources are ``in_service``, and how many ``is_back``; see ``Health``
         self._found = 0  # index of the last source found to be available soon
         self._alive: Source | None = None  # the source that was found alive last
         for source in sources:
             self.join(source)
+
+    def prefix_of_task(self, payload: Any) -> Prefix | None:
+        """Return what a task's prompt begins with, or None if there is one endpoint at most, to which all tasks go."""
+        return self.prefix_of(payload) if self.prefix_of is not None and len(self.sources) > 1 else None
 
     def join(self, source: Source) -> None:
         self.sources.append(source)

@@ -13,7 +13,7 @@ from pydantic import ValidationError, field_validator, model_validator
 from qreward.errors import ConfigError
 from qreward.settings.base import Many, Policy, Seconds, below, repeated, with_faults, wrong
 from qreward.settings.files import SettingsLocation, read_settings
-from qreward.settings.policies import WEIGHTED, Endpoint, Hedge, Retry, Route
+from qreward.settings.policies import WEIGHTED, Endpoint, Hedge, PrefixAffinity, Retry, Route
 from qreward.spelling import did_you_mean
 
 _log = logging.getLogger("qreward")
@@ -29,6 +29,7 @@ class ClientConfig(Policy):
             ``{endpoints, strategy, weights}``, as in a file.
         retry: see :class:`~qreward.settings.policies.Retry`.
         hedge: see :class:`~qreward.settings.policies.Hedge`; ``None`` disables hedging.
+        prefix_affinity: see :class:`~qreward.settings.policies.PrefixAffinity`; ``None`` disables it.
         max_queued: number of single calls that may wait for a route. A further call fails with ``QueueFull``. ``None`` sets no limit.
         timeout: total seconds of one call, queueing included. ``None`` sets no limit.
 
@@ -44,6 +45,7 @@ class ClientConfig(Policy):
     routes: tuple[Route, ...] = ()
     retry: Retry = Retry()
     hedge: Hedge | None = Hedge()
+    prefix_affinity: PrefixAffinity | None = PrefixAffinity()
     max_queued: Many | None = None
     timeout: Seconds | None = 600.0
 

@@ -252,6 +252,28 @@ class Hedge(Policy):
     tail: bool = True
 
 
+class PrefixAffinity(Policy):
+    """Requests whose prompts begin alike go to the same endpoint, which has the beginning in its prefix cache.
+
+    Only routes with several endpoints use it. The order of priorities, tenants, deadlines and retries stands above it, and no endpoint is
+    idle for it.
+
+    Args:
+        look_ahead: requests of a batch that are read before they can be sent. An endpoint chooses among so many.
+        capacity: tokens that the prefix cache of one endpoint holds; None learns it from the cached tokens that answers report.
+        leader_first: one request of a new group is sent first, and the others of the group when it has been answered, so that an endpoint
+            does not compute the same beginning several times at once.
+
+    Example:
+        >>> PrefixAffinity(look_ahead=4096).capacity is None
+        True
+    """
+
+    look_ahead: Count = 1024
+    capacity: Count | None = None
+    leader_first: bool = False
+
+
 def _expand_headers(value: object, info: ValidationInfo) -> object:
     if not isinstance(value, dict):
         return value

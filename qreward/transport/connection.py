@@ -76,7 +76,7 @@ class EndpointConnection:
         usage, limits = value.usage, rate_limit_headers.read(reply.headers)
         if usage is None:
             return Answer(value, limits=limits)
-        return Answer(value, usage.prompt_tokens, usage.completion_tokens, limits)
+        return Answer(value, usage.prompt_tokens, usage.completion_tokens, limits, usage.cached_tokens)
 
     def failure_from_reply(self, reply: Reply, call: WireRequest) -> Failure:
         return failure_from_reply(reply, self.name, call.model, self.secrets.and_headers(call.headers))

@@ -177,7 +177,9 @@ class ChatStream:
         except Unfinished as error:
             return self._failure(error, b"")
         usage = assembly.usage
-        return Answer(assembly) if usage is None else Answer(assembly, usage.prompt_tokens, usage.completion_tokens)
+        if usage is None:
+            return Answer(assembly)
+        return Answer(assembly, usage.prompt_tokens, usage.completion_tokens, cached_tokens=usage.cached_tokens)
 
     def _broken(self, error: Exception) -> Answer | Failure:
         """Return the outcome of a stream that broke. An answer that was already complete remains valid."""

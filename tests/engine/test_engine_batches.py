@@ -11,7 +11,7 @@ import pytest
 from engine_tools import MODEL, FakeWire, broken, chat, chats, client_of, leftovers, now
 
 from qreward import BatchInterrupted, BatchResult, DeadlineExceeded, Retry
-from qreward.engine.batch import READ_AHEAD
+from qreward.scheduler.state import READ_AHEAD
 
 
 async def random_seconds(_: str, prompt: str) -> str:

@@ -10,9 +10,10 @@ import pytest
 from engine_tools import MODEL, FakeWire, chat, chats, client_of, now
 
 from qreward import CircuitOpen, DeadlineExceeded, Endpoint, RequestTimeout
-from qreward.engine.batch import MOST_AT_ONCE, READ_AHEAD
+from qreward.engine.batch import MOST_AT_ONCE
 from qreward.errors import ConnectionFailed
 from qreward.scheduler.outcome import Failure, FailureKind
+from qreward.scheduler.state import READ_AHEAD
 
 MANY = 8_000
 

@@ -1,0 +1,71 @@
+"""What a prompt begins with: named groups, and blocks of its text."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qreward.codecs.base import WireRequest
+from qreward.codecs.chat import CHAT
+from qreward.engine.prefixes import BLOCK, ENDS, prefix_of
+
+
+def chat(*contents: Any, model: str = "m", group: object = None, **params: Any) -> WireRequest:
+    return WireRequest(CHAT, model, [{"role": "user", "content": content} for content in contents], params, None, group)
+
+
+def common(one: WireRequest, other: WireRequest) -> int:
+    """Characters that the prefixes of two requests share."""
+    first, second = prefix_of(one), prefix_of(other)
+    assert first is not None
+    assert second is not None
+    shared = [length for key, length in zip(first.keys, first.lengths, strict=True) if key in second.keys]
+    return int(max(shared, default=0))
+
+
+@given(st.integers(0, 40_000), st.text(max_size=300), st.text(max_size=300))
+def test_prompts_share_the_blocks_up_to_the_first_difference_and_no_others(size: int, one: str, other: str) -> None:
+    head = "rubric " * (size // 7)
+    pair = chat(head + "a" + one + "x" * BLOCK), chat(head + "b" + other + "x" * BLOCK)
+    assert common(*pair) == max((end for end in ENDS if end <= len(head)), default=0)
+
+
+def test_block_ends_are_at_most_an_eighth_of_the_position_apart_beyond_the_first_blocks() -> None:
+    gaps = [(begin, end - begin) for begin, end in pairwise(ENDS)]
+    assert ENDS[0] == BLOCK
+    assert all(0 < gap <= max(BLOCK, begin / 8) for begin, gap in gaps), gaps
+    assert len([end for end in ENDS if end <= 48_000]) < 50
+
+
+def test_the_text_of_all_messages_counts_and_other_models_and_cache_keys_share_nothing() -> None:
+    rubric, question = "r" * 3000, "q" * 3000
+    base = chat(rubric, question)
+    for name, other, shared in (
+        ("the same", chat(rubric, question), 5632),
+        ("another last message", chat(rubric, "p" * 3000), 2816),
+        ("another model", chat(rubric, question, model="n"), 0),
+        ("another cache key", chat(rubric, question, prompt_cache_key="k"), 0),
+        ("another parameter", chat(rubric, question, temperature=1), 5632),
+        ("parts", chat(rubric, [{"type": "text", "text": question}]), 2816),
+    ):
+        assert common(base, other) == shared, name
+
+
+def test_a_named_group_is_the_whole_prefix_and_a_tuple_is_nested_groups() -> None:
+    found = [prefix_of(chat("text " * 200, group=group)) for group in ("q1", ("rubric", "q1"), ("rubric", "q2"), 7)]
+    assert all(prefix is not None and prefix.told and prefix.total == 1000 for prefix in found)
+    single, first, second, number = [prefix.keys for prefix in found if prefix is not None]
+    assert len(single) == len(number) == 1
+    assert first[0] == second[0]
+    assert len({single, number, first[1:], second[1:]}) == 4
+    assert prefix_of(chat("short", group="q1")) is not None
+
+
+def test_short_prompts_and_inputs_that_are_no_prompts_have_no_prefix() -> None:
+    reward = WireRequest(CHAT, "m", [("prompt", "response" * 100)], {}, None)
+    for call in (chat("short"), WireRequest(CHAT, "m", [], {}, None), reward):
+        assert prefix_of(call) is None
+    assert prefix_of(WireRequest(CHAT, "m", "text " * 100, {}, None)) is not None

@@ -255,8 +255,10 @@ def test_each_fault_of_a_file_is_a_line_with_the_line_of_its_setting() -> None:
         "q.json, line 12: endpoints.1.limits: unknown setting 'rpmm'; did you mean 'rpm'?",
         f"q.json, line 15: routes.judge-*.strategy: must be {strategies}, not 'round-robin'; did you mean 'round_robin'?",
         "q.json, line 3: timeout: '300s' is not a number of seconds; write 300",
-        "q.json, line 4: unknown setting 'x'; the settings are 'endpoints', 'hedge', 'max_queued', 'prefix_affinity', "
-        "'retry', 'routes', 'timeout'",
+        (
+            "q.json, line 4: unknown setting 'x'; the settings are 'endpoints', 'hedge', 'max_queued', 'prefix_affinity', "
+            "'retry', 'routes', 'timeout'"
+        ),
     ]
 
 

@@ -22,7 +22,7 @@ from typing import Any, cast
 from weakref import ref
 
 from qreward.engine.driver import Engine, LoopDriver
-from qreward.engine.prefixes import prefix_of
+from qreward.engine.prefixes import PrefixFinder
 from qreward.errors import ConfigError, NoEndpoint
 from qreward.scheduler.limits.concurrency import AdaptiveLimit, ConcurrencyLimit, FixedLimit
 from qreward.scheduler.limits.headers import HeaderRateLimit
@@ -56,6 +56,7 @@ class Fleet:
     ) -> None:
         self._engine = engine
         self._affinity = affinity
+        self._prefix_of = PrefixFinder()
         self._sources: dict[str, Source] = {}
         self._own: dict[str, Pool] = {}  # pattern -> the endpoints that declare it
         self._routes: dict[str, tuple[Route, Pool]] = {}
@@ -226,7 +227,7 @@ class Fleet:
         def serve(pattern: str, sources: list[Source], balancing: _Balancing) -> Pool:
             pools = unused.get(pattern)
             pool = pools.pop() if pools else Pool(repr(pattern), [], self._balancer(_DEFAULT_BALANCING), Queue())
-            pool.prefix_of = None if self._affinity is None else prefix_of
+            pool.prefix_of = None if self._affinity is None else self._prefix_of
             pool.look_ahead = LOOK_AHEAD if self._affinity is None else self._affinity.look_ahead
             same = balancings.get(pool, _DEFAULT_BALANCING) == balancing
             served.append((pool, sources, pool.balancer if same else self._balancer(balancing)))

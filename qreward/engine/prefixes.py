@@ -7,7 +7,6 @@ with all that precedes it, as the prefix caches of servers do. Images and other 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate
 from typing import Any
 from zlib import crc32
 
@@ -34,27 +33,59 @@ ENDS = tuple(_ends())
 """Positions at which blocks end."""
 
 
-def prefix_of(call: WireRequest) -> Prefix | None:
-    """Return the prefix of a request, or None if its inputs are no prompt, such as those of a reward model, or shorter than a block."""
-    inputs = call.inputs
-    if isinstance(inputs, str):
-        text = inputs
-    elif isinstance(inputs, list) and inputs and isinstance(inputs[0], Mapping) and "role" in inputs[0]:
-        text = _text(inputs)
-    else:
-        return None
-    if call.group is not None:
-        return _named(call.model, call.group, float(len(text)))
-    return _found(call, text)
+MOST_GROUPS = 1024
+"""Named groups whose common beginning is remembered."""
 
 
-def _named(model: str, group: object, total: float) -> Prefix:
-    """Return the prefix of a group. A tuple is nested groups, the outermost first. The keys are the same in all processes."""
-    nested = group if isinstance(group, tuple) else (group,)
-    names = [repr(each).encode("utf-8", "backslashreplace") for each in nested]
-    keys = accumulate(names, lambda key, name: crc32(name, key), initial=crc32(model.encode("utf-8", "backslashreplace")))
-    lengths = tuple(total * place / len(names) for place in range(1, len(names) + 1))
-    return Prefix(tuple(keys)[1:], lengths, total, told=True)
+class PrefixFinder:
+    """Finds what the prompts of requests begin with. Can be called from any thread."""
+
+    def __init__(self) -> None:
+        self._common: dict[int, str] = {}  # by key of a named group: what its prompts have in common so far
+
+    def __call__(self, call: WireRequest) -> Prefix | None:
+        """Return the prefix of a request, or None if its inputs are no prompt, such as those of a reward model, or shorter than a block."""
+        inputs = call.inputs
+        if isinstance(inputs, str):
+            text = inputs
+        elif isinstance(inputs, list) and inputs and isinstance(inputs[0], Mapping) and "role" in inputs[0]:
+            text = _text(inputs)
+        else:
+            return None
+        return _found(call, text) if call.group is None else self._named(call, text)
+
+    def _named(self, call: WireRequest, text: str) -> Prefix:
+        """Return the prefix of a named group. A tuple is nested groups, the outermost first. The keys are the same in all processes."""
+        nested = call.group if isinstance(call.group, tuple) else (call.group,)
+        key = crc32(call.model.encode("utf-8", "backslashreplace"))
+        keys, lengths, begin = [], [], 0.0
+        for each in nested:
+            key = crc32(repr(each).encode("utf-8", "backslashreplace"), key)
+            begin = max(begin, self._length(key, text))
+            keys.append(key)
+            lengths.append(begin)
+        return Prefix(tuple(keys), tuple(lengths), float(len(text)), told=True)
+
+    def _length(self, key: int, text: str) -> float:
+        """Return the characters that the prompts of a group have in common so far. Of the first prompt of a group that is all of it."""
+        common = self._common.get(key)
+        if common is None and len(self._common) >= MOST_GROUPS:
+            self._common.pop(next(iter(self._common)), None)
+        if common is None or not text.startswith(common):
+            common = self._common[key] = text if common is None else common[: common_length(common, text)]
+        return float(len(common))
+
+
+def common_length(one: str, other: str) -> int:
+    """Return the number of characters with which both texts begin."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[:middle] == other[:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def _found(call: WireRequest, text: str) -> Prefix | None:

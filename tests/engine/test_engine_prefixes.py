@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from qreward.codecs.base import WireRequest
 from qreward.codecs.chat import CHAT
-from qreward.engine.prefixes import BLOCK, ENDS, prefix_of
+from qreward.engine.prefixes import BLOCK, ENDS, PrefixFinder, common_length
 
 
 def chat(*contents: Any, model: str = "m", group: object = None, **params: Any) -> WireRequest:
@@ -19,7 +19,7 @@ def chat(*contents: Any, model: str = "m", group: object = None, **params: Any) 
 
 def common(one: WireRequest, other: WireRequest) -> int:
     """Characters that the prefixes of two requests share."""
-    first, second = prefix_of(one), prefix_of(other)
+    first, second = PrefixFinder()(one), PrefixFinder()(other)
     assert first is not None
     assert second is not None
     shared = [length for key, length in zip(first.keys, first.lengths, strict=True) if key in second.keys]
@@ -55,17 +55,40 @@ def test_the_text_of_all_messages_counts_and_other_models_and_cache_keys_share_n
 
 
 def test_a_named_group_is_the_whole_prefix_and_a_tuple_is_nested_groups() -> None:
+    prefix_of = PrefixFinder()
     found = [prefix_of(chat("text " * 200, group=group)) for group in ("q1", ("rubric", "q1"), ("rubric", "q2"), 7)]
     assert all(prefix is not None and prefix.told and prefix.total == 1000 for prefix in found)
     single, first, second, number = [prefix.keys for prefix in found if prefix is not None]
     assert len(single) == len(number) == 1
     assert first[0] == second[0]
     assert len({single, number, first[1:], second[1:]}) == 4
-    assert prefix_of(chat("short", group="q1")) is not None
+    assert PrefixFinder()(chat("short", group="q1")) is not None
+
+
+def test_the_length_of_a_named_group_is_what_its_prompts_have_in_common_so_far() -> None:
+    prefix_of, rubric = PrefixFinder(), "rubric " * 100
+    inner = len(rubric) + len("question 1 ") + 300 + len("answer ")
+    for question, answer, lengths in (
+        (1, "a", (inner + 1, inner + 1)),
+        (1, "b", (inner, inner)),
+        (2, "c", (len(rubric) + len("question "), inner + 1)),
+        (1, "d", (len(rubric) + len("question "), inner)),
+    ):
+        prefix = prefix_of(chat(f"{rubric}question {question} {'q' * 300}answer {answer}", group=("r", question)))
+        assert prefix is not None
+        assert prefix.lengths == lengths, (question, answer)
+
+
+@given(st.text(max_size=20), st.text(max_size=20), st.text(max_size=20))
+def test_the_common_length_of_two_texts_is_that_of_their_common_beginning(head: str, one: str, other: str) -> None:
+    first, second = head + one, head + other
+    length = common_length(first, second)
+    assert first[:length] == second[:length]
+    assert first[: length + 1] != second[: length + 1] or first == second
 
 
 def test_short_prompts_and_inputs_that_are_no_prompts_have_no_prefix() -> None:
     reward = WireRequest(CHAT, "m", [("prompt", "response" * 100)], {}, None)
     for call in (chat("short"), WireRequest(CHAT, "m", [], {}, None), reward):
-        assert prefix_of(call) is None
-    assert prefix_of(WireRequest(CHAT, "m", "text " * 100, {}, None)) is not None
+        assert PrefixFinder()(call) is None
+    assert PrefixFinder()(WireRequest(CHAT, "m", "text " * 100, {}, None)) is not None

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from qreward import ConfigError, Priority
 from qreward.functions.config import UNSET, ScheduleConfig
@@ -191,27 +189,11 @@ def test_the_least_adaptive_limit_is_not_above_the_most() -> None:
     assert ScheduleConfig(adaptive_limit_min=7, adaptive_limit_max=7).adaptive_limit_max == 7
 
 
-def test_what_has_no_effect_without_another_may_be_said_first() -> None:
-    config = ScheduleConfig(limit_window=5, hedged_request_max_times=3, adaptive_limit_min=2, circuit_breaker_recovery=1)
-    assert config.update(limit_size=10) == {"limit_size"}
-    assert config.update(limit_size=None) == {"limit_size"}
-
-
 def test_a_percentile_is_kept_as_it_is_written_and_gives_its_quantile_and_seconds_give_none() -> None:
     table = [("p0.0001", 1e-6), ("p50", 0.5), ("p95", 0.95), ("p99.9", 0.999), ("p99.9990", 0.99999), (None, None), (2.0, None), (3, None)]
     configs = [ScheduleConfig(hedged_request_time=time) for time, _ in table]
     assert [config.hedged_request_time for config in configs] == [time for time, _ in table]
     assert [config.hedged_request_quantile for config in configs] == [pytest.approx(quantile) for _, quantile in table]
-
-
-@given(st.one_of(st.text(max_size=8), st.floats(), st.integers(), st.booleans(), st.binary(max_size=3), st.none()))
-def test_any_time_to_hedge_is_taken_or_refused_in_one_sentence(value: object) -> None:
-    try:
-        kept = ScheduleConfig(hedged_request_time=value).hedged_request_time  # type: ignore[arg-type]
-    except ConfigError as error:
-        assert re.fullmatch(r"ScheduleConfig: hedged_request_time: [^:]+", str(error))  # noqa: PT017 - it may also be taken
-    else:
-        assert kept is None or kept == value or float(kept) == float(value)  # type: ignore[arg-type]
 
 
 # looks, copies

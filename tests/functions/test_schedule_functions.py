@@ -150,20 +150,6 @@ def test_cancelling_the_caller_cancels_the_function_and_leaves_no_task_behind() 
     run_in_virtual_time(test())  # which fails if a task is left
 
 
-def test_a_time_limit_of_the_callers_own_ends_the_call() -> None:
-    @schedule(retry_times=5, timeout=60)
-    async def score() -> None:
-        await asyncio.Event().wait()
-
-    async def test() -> None:
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(10):
-                await score()
-        assert score.stats().inflight == 0
-
-    run_in_virtual_time(test())
-
-
 def test_an_exception_has_the_traceback_of_the_function_inline_and_from_a_thread() -> None:
     def where_it_broke() -> None:
         raise KeyError("x")
@@ -204,17 +190,6 @@ def test_context_variables_of_the_caller_are_seen() -> None:
     assert in_thread() == "the caller's"
     assert run_in_virtual_time(hedged()) == "the caller's"
     assert seen == ["the caller's"] * 2, "the hedge sees it too"
-
-
-def test_it_is_called_where_a_loop_runs() -> None:
-    @schedule(timeout=30, retry_times=1)
-    def score(answer: str) -> int:
-        return len(answer)
-
-    async def main() -> int:
-        return score("four")
-
-    assert asyncio.run(main()) == 4
 
 
 class Counter:
@@ -334,20 +309,6 @@ def test_a_hung_function_does_not_keep_the_process() -> None:
     )
     done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "late\n"
-
-
-def test_limits_belong_to_the_function_and_not_to_its_name() -> None:
-    def make(size: int) -> Any:
-        @schedule(limit_size=size, limit_window=3600)
-        def score() -> int:
-            return size
-
-        return score
-
-    slow, quick = make(1), make(1000)
-    slow()
-    assert [quick() for _ in range(100)] == [1000] * 100
-    assert (slow.stats().tries, quick.stats().tries) == (1, 100)
 
 
 def test_a_hedge_in_real_threads_does_not_wait_for_the_first_try() -> None:

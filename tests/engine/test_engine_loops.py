@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import subprocess
 import sys
@@ -249,9 +250,9 @@ def test_what_one_loop_waits_for_is_timed_although_the_loop_that_freed_the_slot_
 
 def test_a_forked_child_uses_the_client_it_inherits_and_the_parents_goes_on() -> None:
     script = Path(__file__).with_name("fork_engine_script.py")
-    done = subprocess.run(
-        [sys.executable, "-X", "dev", "-W", "error", str(script)], capture_output=True, text=True, timeout=60, check=False
-    )
+    command = [sys.executable, "-X", "dev", "-W", "error", str(script)]
+    path = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, env=os.environ | path, capture_output=True, text=True, timeout=60, check=False)
     expected_lines = ["child again answered 20, a peak 2", "child answered 20, a peak 2", "parent answered 40, a peak 2"]
     assert sorted(done.stdout.splitlines()) == expected_lines
     assert (done.returncode, done.stderr) == (0, "")

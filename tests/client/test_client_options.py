@@ -13,7 +13,6 @@ from openai.types.chat import completion_create_params
 
 from qreward import ConfigError, Judge, Priority, QRewardClient, RewardModelScorer, SyncQRewardClient
 from qreward.options import OPTIONS, ModelParams, check_params, level
-from qreward.spelling import closest, did_you_mean
 
 MISSPELT = {
     "time_out": "timeout",
@@ -172,9 +171,3 @@ def test_a_priority_may_be_a_name_in_upper_or_lower_case() -> None:
     recorder = Recorder()
     use(QRewardClient([endpoint(recorder)]), lambda client: client.chat_completion(HI, MODEL, priority="high"))
     assert "priority" not in recorder.bodies[0]
-
-
-def test_the_closest_names_do_not_depend_on_case_and_the_best_comes_first() -> None:
-    assert closest("ROUTES", ["routes", "route", "retry"], most=2) == ["routes", "route"]
-    assert closest("zzz", ["routes"]) == []
-    assert did_you_mean("zzz", []) == "valid names: none"

@@ -161,20 +161,6 @@ def test_limits_weight_price_models_and_timeouts_change_without_a_new_beginning(
     run(config_of(endpoint("a")), test)
 
 
-def test_a_lower_limit_holds_at_once_and_stops_nothing() -> None:
-    async def test(client: QRewardClient, servers: Servers) -> None:
-        batch = begin(client, 30)
-        await asyncio.sleep(0.5)
-        client.reload(config_of(endpoint("a", 2)))
-        assert servers.live == {"a": 8}
-        await asyncio.sleep(1)
-        assert servers.live == {"a": 2}
-        assert (await batch).stats.ok == 30
-        assert servers.cancelled == 0
-
-    run(config_of(endpoint("a", 8)), test)
-
-
 def test_a_rate_may_come_change_and_go() -> None:
     async def test(client: QRewardClient, servers: Servers) -> None:
         batch = begin(client, 400)

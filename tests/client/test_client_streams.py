@@ -6,24 +6,21 @@ import asyncio
 import gc
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from client_tools import HI, MODEL, Recorder, endpoint
+from client_tools import HI, MODEL
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from qreward import (
     AuthenticationFailed,
-    BatchStream,
     ClientClosed,
     ConfigError,
     QRewardClient,
     Result,
     Stream,
     StreamInterrupted,
-    StreamRestarted,
     SyncBatchStream,
     SyncQRewardClient,
     SyncStream,
@@ -80,16 +77,6 @@ def test_a_stream_gives_texts_chunks_and_the_whole_completion_with_its_usage() -
     run(test)
 
 
-def test_a_server_that_does_not_stream_gives_its_answer_as_one_piece() -> None:
-    async def test() -> None:
-        async with QRewardClient([endpoint(Recorder())]) as client:
-            stream = client.stream_chat_completion(HI, MODEL)
-            assert [token async for token in stream] == ["re: hi"]
-            assert (await stream.final()).choices[0].message.content == "re: hi"
-
-    run(test)
-
-
 @pytest.mark.parametrize("fault", ["reset", "error_500"])
 def test_a_failure_before_the_first_token_is_not_seen(fault: str) -> None:
     async def test() -> None:
@@ -125,24 +112,6 @@ def test_a_stream_that_breaks_off_is_an_error_with_its_text(fault: str) -> None:
     run(test)
 
 
-def test_a_restart_goes_to_another_endpoint() -> None:
-    async def test() -> None:
-        latency = Latency(per_token=0.005, tokens=40)
-        sick = FakeEndpoint("a", latency=latency, faults=Faults(cut=1.0))
-        async with fleet_of(sick, FakeEndpoint("b", latency=latency)) as (_, client):
-            client.mark_unhealthy("b")
-            stream = client.stream_chat_completion(HI, MODEL, on_interrupt="restart")
-            said = ""
-            async for event in stream.events():
-                client.mark_healthy("b")
-                said = "" if isinstance(event, StreamRestarted) else said + event
-            assert said == echo_of(HI) == (await stream.final()).choices[0].message.content
-            assert stream.result is not None
-            assert [attempt.endpoint for attempt in stream.result.attempts] == ["a", "b"]
-
-    run(test)
-
-
 @pytest.mark.parametrize("way", ["break", "aclose", "cancel", "garbage"])
 def test_the_server_sees_at_once_that_its_reader_has_left(way: str) -> None:
     async def test() -> None:
@@ -170,36 +139,6 @@ def test_the_server_sees_at_once_that_its_reader_has_left(way: str) -> None:
     run(test)
 
 
-def test_a_thousand_streams_go_through_one_loop() -> None:
-    async def test() -> None:
-        fakes = [FakeEndpoint(name, latency=Latency(base=0.01, per_token=0.001, tokens=5)) for name in "ab"]
-        async with fleet_of(*fakes) as (_, client):
-            stream = client.batch_stream_chat_completion((chat(number) for number in range(1000)), MODEL)
-            assert type(stream) is BatchStream
-            texts = [""] * 1000
-            async for index, token in stream:
-                texts[index] += token
-            assert texts == [echo_of(chat(number)) for number in range(1000)]
-            batch = await stream.results()
-            assert batch.texts() == texts
-            assert isinstance(batch[0].value, ChatCompletion)
-
-    run(test)
-
-
-def test_a_batch_that_is_left_is_seen_by_every_server() -> None:
-    async def test() -> None:
-        async with fleet_of(*(FakeEndpoint(name, latency=SLOW) for name in "ab")) as (fleet, client):
-            async for _ in client.batch_stream_chat_completion([chat(number) for number in range(6)], MODEL):
-                break
-            sent = fleet.seen("a").requests + fleet.seen("b").requests
-            assert sent == 6
-            await until(lambda: fleet.seen("a").disconnects + fleet.seen("b").disconnects == 6)
-            assert inflight(client) == 0
-
-    run(test)
-
-
 def test_an_error_is_raised_where_the_stream_is_read() -> None:
     async def test() -> None:
         async with fleet_of(FakeEndpoint("a", api_key="sk-other")) as (fleet, _):
@@ -215,25 +154,6 @@ def test_an_error_is_raised_where_the_stream_is_read() -> None:
                 assert {type(error) for error in (await batch.results()).errors.values()} == {AuthenticationFailed}
 
     run(test)
-
-
-def test_one_client_streams_in_two_loops_at_once() -> None:
-    with FakeFleet([FakeEndpoint("a", latency=QUICK)]) as fleet:
-        client = QRewardClient(fleet.endpoints)
-
-        def work(number: int) -> list[str]:
-            async def read() -> list[str]:
-                texts = [""] * 20
-                async for index, token in client.batch_stream_chat_completion([chat(f"{number}-{each}") for each in range(20)], MODEL):
-                    texts[index] += token
-                return texts
-
-            return asyncio.run(read())
-
-        with ThreadPoolExecutor(2) as pool:
-            for number, texts in enumerate(pool.map(work, range(2))):
-                assert texts == [echo_of(chat(f"{number}-{each}")) for each in range(20)]
-        assert inflight(client) == 0
 
 
 def test_a_stream_belongs_to_the_loop_in_which_it_was_begun() -> None:
@@ -309,14 +229,6 @@ def test_a_blocking_loop_that_is_left_closes_its_streams(batch: bool) -> None:
         with pytest.raises(StreamInterrupted, match="left before"):
             stream.results() if batch else stream.final()
         stream.close()
-
-
-def test_a_blocking_stream_is_closed_by_with() -> None:
-    with FakeFleet([FakeEndpoint("a", latency=SLOW)]) as fleet, SyncQRewardClient(fleet.endpoints) as client:
-        with client.stream_chat_completion(HI, MODEL) as stream:
-            assert next(iter(stream))
-        assert inflight(client._async) == 0
-        asyncio.run(until(lambda: fleet.seen("a").disconnects == 1))
 
 
 def test_a_blocking_stream_ends_when_its_client_is_closed() -> None:

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
-from engine_tools import MODEL, FakeWire, broken, chat, chats, client_of, leftovers, now
+from engine_tools import MODEL, FakeWire, chat, chats, client_of, leftovers, now
 
-from qreward import BatchInterrupted, BatchResult, DeadlineExceeded, Retry
+from qreward import BatchInterrupted, BatchResult, DeadlineExceeded
 from qreward.engine.batch import READ_AHEAD
 
 
@@ -36,23 +36,6 @@ async def test_results_are_in_the_order_of_the_input_whatever_the_order_of_the_a
     assert {name: stats.won for name, stats in batch.stats.endpoints.items()} == {
         name: sum(1 for where, _, _ in wire.sent if where == name) for name in "ab"
     }
-
-
-async def test_each_item_has_exactly_one_outcome_over_retries_and_failures() -> None:
-    rng = random.Random(7)
-
-    async def often_broken(name: str, prompt: str) -> Any:
-        await asyncio.sleep(0.1)
-        return f"re: {prompt}" if rng.random() < 0.8 else broken(name)
-
-    finished: list[int] = []
-    async with client_of(FakeWire(often_broken), {"a": 8, "b": 8}, retry=Retry(attempts=2)) as client:
-        batch = await client.batch_chat_completion(chats(300), MODEL, on_result=lambda result: finished.append(result.index))
-    assert sorted(finished) == list(range(300))
-    assert (len(batch), batch.stats.items, batch.stats.ok + batch.stats.failed) == (300, 300, 300)
-    assert 0 < batch.stats.failed < 300
-    assert batch.texts() == [f"re: {number}" if number not in batch.errors else None for number in range(300)]
-    assert all(len(batch[index].attempts) >= 2 for index in batch.errors)
 
 
 async def test_an_empty_batch_is_done_at_once() -> None:
@@ -229,13 +212,6 @@ async def test_at_the_deadline_an_input_of_unknown_length_ends_where_it_was_read
     assert batch.texts()[:8] == expected(8)
     assert set(batch.errors) == set(range(8, source.read))
     assert all(isinstance(error, DeadlineExceeded) for error in batch.errors.values())
-
-
-async def test_a_deadline_that_is_kept_changes_nothing() -> None:
-    async with client_of(FakeWire(), {"a": 4}) as client:
-        batch = await client.batch_chat_completion(chats(8), MODEL, deadline=60)
-    assert batch.texts() == expected(8)
-    assert now() == 2
 
 
 async def test_one_bad_item_fails_alone() -> None:

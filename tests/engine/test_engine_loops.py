@@ -128,33 +128,6 @@ def test_limits_hold_over_threads_that_use_one_client_at_once() -> None:
     assert (shared.wires, shared.closed) == (6, 6)
 
 
-def test_the_fleet_may_be_changed_from_another_thread() -> None:
-    shared = Shared()
-    client = QRewardClient(endpoints({"a": 1}), wire_factory=shared.wire)
-    stop = threading.Event()
-
-    def meddle() -> None:
-        while not stop.is_set():
-            client.add_endpoint(endpoints({"b": 4})[0])
-            client.register_model_route("judge-*", ["a", "b"])
-            client.mark_unhealthy("a")
-            client.mark_healthy("a")
-            client.remove_endpoint("b")
-
-    async def work(_: int) -> int:
-        return (await client.batch_chat_completion(chats(200), MODEL, timeout=20)).stats.ok
-
-    meddler = threading.Thread(target=meddle, daemon=True)
-    meddler.start()
-    try:
-        assert in_threads(2, work) == [200, 200]
-    finally:
-        stop.set()
-        meddler.join(10)
-    assert shared.peak["a"] <= 1
-    assert leftovers(client) == {}
-
-
 def test_closing_in_one_thread_ends_the_work_of_the_others() -> None:
     shared = Shared(seconds=0.02)
     client = QRewardClient(endpoints({"a": 2}), wire_factory=shared.wire)

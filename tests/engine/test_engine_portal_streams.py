@@ -9,7 +9,6 @@ import signal
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from typing import Any
 
@@ -256,20 +255,6 @@ def test_a_stream_is_not_read_in_the_portals_own_thread_but_may_be_closed_there(
     portal().call(close)
     assert source.closed.wait(30)
     assert list(stream) == []
-
-
-def test_streams_of_many_threads_run_at_once() -> None:
-    sources = [Source(200) for _ in range(8)]
-    ready = threading.Barrier(8)
-
-    def read(source: Source) -> int:
-        stream = portal().iterate(source, 4)
-        first = next(stream)
-        ready.wait()
-        return first + sum(stream)
-
-    with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(read, sources)) == [sum(range(200))] * 8
 
 
 def test_a_reader_whose_portal_ends_has_the_items_that_were_there_and_is_told() -> None:

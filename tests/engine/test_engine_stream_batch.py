@@ -53,15 +53,6 @@ async def test_the_tokens_of_all_streams_come_as_they_arrive_each_streams_in_ord
         assert await heard(stream) == []
 
 
-async def test_hundreds_of_streams_go_through_one_loop() -> None:
-    wire = StreamWire(words(30))
-    async with client_of(wire, {"a": 180, "b": 120}) as client:
-        seen = await heard(ask(client, chats(300)))
-        assert wire.peak == {"a": 180, "b": 120}
-        expected = [f"{number} " for number in range(30)]
-        assert by_index(seen) == dict.fromkeys(range(300), expected)
-
-
 async def test_nothing_is_sent_or_read_before_it_is_begun() -> None:
     wire, read = StreamWire(), list[int]()
     async with client_of(wire) as client:

@@ -9,7 +9,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from contextvars import ContextVar, copy_context
 
 import pytest
 
@@ -183,16 +182,6 @@ def test_many_callers_lose_nothing_and_the_bound_holds() -> None:
     assert ran == callers * 100
     assert peak <= 5
     assert idle(workers) <= 5
-
-
-def test_a_job_sees_the_context_of_its_caller_if_it_is_run_in_a_copy_of_it() -> None:
-    variable: ContextVar[str] = ContextVar("variable", default="none")
-    workers, seen = Workers(1), []
-    variable.set("the caller's")
-    context = copy_context()
-    run_alone(workers, lambda: seen.append(context.run(variable.get)))
-    run_alone(workers, lambda: seen.append(variable.get()))
-    assert seen == ["the caller's", "none"]
 
 
 def test_an_idle_thread_keeps_nothing_of_its_last_job_alive() -> None:

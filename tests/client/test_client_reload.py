@@ -86,15 +86,6 @@ def test_a_wrong_configuration_changes_nothing() -> None:
         assert client._runtime.fleet.sources() == sources
 
 
-def test_what_was_changed_live_gives_way_to_the_configuration() -> None:
-    client = QRewardClient.from_config(BEFORE)
-    client.add_endpoint(endpoint("c", models=["z"]))
-    client.register_model_route("y-*", ["c"])
-    client.remove_endpoint("b")
-    assert client.reload(BEFORE) == {"b", "c", "routes"}
-    assert client.config == BEFORE
-
-
 def test_an_endpoint_that_was_marked_unhealthy_stays_so_even_if_it_is_replaced() -> None:
     client = QRewardClient.from_config(BEFORE)
     client.mark_unhealthy("a")
@@ -244,12 +235,6 @@ def test_retries_are_counted_by_the_new_policy_also_for_what_is_under_way() -> N
         assert len(servers.sent) == 2
 
     run(config_of(endpoint("a"), retry=Retry(attempts=9)), test, Servers(failing))
-
-
-def test_the_budget_for_retries_is_that_of_the_new_fleet() -> None:
-    client = QRewardClient([endpoint("a", 4)])
-    client.reload(config_of(endpoint("a", 8), endpoint("b", 3), retry=Retry(budget=0.5)))
-    assert client._runtime.engine.scheduler._failure_policy.budget.capacity == 11
 
 
 def test_a_request_whose_last_try_is_under_way_is_hedged_once_it_may_be_tried_more_often() -> None:

@@ -191,28 +191,6 @@ def test_close_raises_what_the_sources_closing_raises() -> None:
         stream.close()
 
 
-def test_an_iterator_that_is_no_generator_and_cannot_be_closed_is_read_too() -> None:
-    class Three:
-        def __init__(self) -> None:
-            self._left = [3, 2, 1]
-
-        def __aiter__(self) -> Three:
-            return self
-
-        async def __anext__(self) -> int:
-            if not self._left:
-                raise StopAsyncIteration
-            return self._left.pop()
-
-    assert list(portal().iterate(Three())) == [1, 2, 3]
-
-
-def test_what_is_no_asynchronous_iterable_is_told_at_the_first_item() -> None:
-    stream: Any = portal().iterate([1, 2])  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="async"):
-        next(stream)
-
-
 def test_an_interrupt_of_the_waiting_reader_closes_the_source() -> None:
     ident = threading.main_thread().ident
     assert ident is not None

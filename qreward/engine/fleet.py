@@ -153,7 +153,7 @@ class Fleet:
                 source.down_since = None
                 scheduler.changed(now, source)
 
-        self._engine.act(change)
+        self._engine.apply(change)
 
     def _endpoints(self) -> list[Endpoint]:
         return [cast("Endpoint", source.handle) for source in self._sources.values()]
@@ -173,7 +173,7 @@ class Fleet:
             if endpoint.name in names:
                 raise ConfigError(f"two endpoints are called {endpoint.name!r}; give each its own name=")
             names.add(endpoint.name)
-        self._engine.act(partial(self._replace, endpoints=endpoints, routes=routes, policies=policies))
+        self._engine.apply(partial(self._replace, endpoints=endpoints, routes=routes, policies=policies))
         self._release_connections()
 
     def _replace(
@@ -281,7 +281,7 @@ class Fleet:
 
     def _release_at(self, driver: LoopDriver) -> None:
         """The endpoints are looked up here, in the driver's event loop, because several changes may arrive in a different order."""
-        keep: Callable[[list[object]], object] | None = getattr(driver.wire, "keep", None)
+        keep: Callable[[list[object]], object] | None = getattr(driver.backend, "keep", None)
         if keep is not None:
             keep([source.handle for source in self.sources()])
 

@@ -39,7 +39,7 @@ from qreward.scheduler.state import Attempt, CancelReason, Pool, Source, Task
 T = TypeVar("T")
 
 LOG = logging.getLogger("qreward")
-GIVEN_UP, TOLD = 1, 2
+GIVEN_UP, REPORTED = 1, 2
 """Values of ``Task.end_reported``: an attempt was cancelled from outside the engine, or the end of the task was reported."""
 UNWANTED = -1
 """The ``Task.serial`` of a call in which no watcher is interested."""
@@ -122,11 +122,11 @@ class Instrumentation:
         """Report the end of a call. Later reports of the same call are ignored."""
         if not task.serial and end is not None:  # read ahead, and never sent
             self.began(task)
-        if task.serial <= 0 or task.end_reported == TOLD:
+        if task.serial <= 0 or task.end_reported == REPORTED:
             return
         if task.end_reported == GIVEN_UP and isinstance(end, ClientClosed):
             end = None
-        task.end_reported = TOLD
+        task.end_reported = REPORTED
         self._notify("done", task, end, source, self._clock())
 
     def withdrawn(self, tasks: Iterable[Task], error: BaseException | None = None) -> None:

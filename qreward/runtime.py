@@ -109,20 +109,16 @@ class Runtime:
 
     @property
     def closed(self) -> bool:
-        """Whether the client was closed."""
         return self.engine.closed
 
     def state(self) -> ClientState:
-        """Return the state of queues and endpoints."""
         return state_of(self.engine, self.fleet.sources(), self._config.max_queued)
 
     def register(self, route: Route) -> None:
-        """Add a route, or replace the route with the same pattern."""
         with self._changing:
             self.fleet.register(route)
 
     def add(self, endpoint: Endpoint) -> None:
-        """Add an endpoint. Raises ``ConfigError`` if another endpoint has its name."""
         with self._changing:
             self.fleet.add(endpoint)
             self.prices.pop(endpoint.name, None)  # of a removed endpoint; kept until now for the cost of running batches
@@ -131,7 +127,6 @@ class Runtime:
         self._look_around()
 
     def remove(self, name: str) -> None:
-        """Remove an endpoint. Raises ``ConfigError`` if there is none with this name."""
         with self._changing:
             self.fleet.remove(name)
 
@@ -147,14 +142,12 @@ class Runtime:
         self._sharing.look_around()
 
     async def aclose(self) -> None:
-        """Close all connections and fail unfinished requests with ``ClientClosed``."""
         await self.engine.aclose()
         await self._sharing.aclose()
 
     # requests
 
     def driver(self) -> LoopDriver:
-        """Return the engine's driver of the running event loop."""
         return self.engine.driver()
 
     def pool(self, model: str) -> Pool:
@@ -184,12 +177,10 @@ class Runtime:
         return {"deadline": deadline, "on_result": on_result, "progress": progress, "prices": prices, "keep": keep}
 
     async def one(self, call: WireRequest, request_options: RequestOptions) -> Result[Any]:
-        """Send one request and return its result. Raises its error."""
         waiter = Single(self.driver())
         return await waiter.result(request_options.task(call, self.pool(call.model), waiter, 0))
 
     async def many(self, prepare: Prepare, model: str, items: Items, given: Mapping[str, Any]) -> BatchResult[Any]:
-        """Send one request for each item."""
         pool, request_options = self.pool(model), self.request_options(given)
         collecting = self.collecting(given, pool, items, model)
         waiter = BatchWaiter(self.driver(), pool, items, prepare, terms=request_options, **collecting)
@@ -206,7 +197,6 @@ class Runtime:
         return await waiter.results(self._merger(driver, pool, spec, request_options.tenant, spec.key(calls[0])), items)
 
     async def merged_many(self, spec: MergeSpec, items: Items, given: Mapping[str, Any]) -> BatchResult[Any]:
-        """Send many items, merged into shared requests."""
         model = spec.blank.model
         pool, request_options, driver = self.pool(model), self.request_options(given), self.driver()
         waiter = MergedBatchWaiter(
@@ -278,7 +268,6 @@ class Client(Protocol):
 
 
 def runtime_of(client: Client) -> Runtime:
-    """Return the runtime of a client."""
     return client._runtime
 
 

@@ -172,7 +172,6 @@ class Engine(Generic[S]):
                 LOG.warning("endpoint %r is back in service after %.1f s", source, seconds)
 
     def drivers(self) -> list[LoopDriver]:
-        """Return the loop drivers of all event loops that use this engine."""
         return list(self._drivers.values())
 
     def wake_loops(self) -> None:

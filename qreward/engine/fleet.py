@@ -80,7 +80,6 @@ class Fleet:
         return source
 
     def sources(self) -> list[Source]:
-        """Return all sources in the order in which they were added."""
         return list(self._sources.values())
 
     def routes(self) -> list[Route]:
@@ -93,7 +92,6 @@ class Fleet:
         return listed
 
     def is_registered(self, route: Route) -> bool:
-        """Return True if the route was registered, False if it is an endpoint's own pattern."""
         return route.pattern in self._routes
 
     # changes
@@ -287,7 +285,6 @@ class Fleet:
 
 
 def _without(route: Route, name: str) -> Route | None:
-    """Return a route without one of its endpoints, or None if no other is left."""
     left = tuple(other for other in route.endpoints if other != name)
     weights = {key: weight for key, weight in route.weights.items() if key in left}
     return Route(pattern=route.pattern, endpoints=left, strategy=route.strategy, weights=weights) if left else None

@@ -171,7 +171,6 @@ def _succeeds(step: Callable[[], None]) -> bool:
 
 
 def type_of(attempt: Attempt) -> AttemptType:
-    """Return why an attempt was made."""
     return "hedge" if attempt.hedge else "original" if attempt.number == 1 else "retry"
 
 
@@ -185,7 +184,6 @@ def outcome_of(attempt: Attempt, outcome: Outcome) -> AttemptOutcome:
 
 
 def error_of(attempt: Attempt, outcome: Outcome) -> QRewardError | None:
-    """Return the error of an attempt, or None if it has none."""
     failure = outcome if isinstance(outcome, Failure) else attempt.failure
     return None if failure is None else failure.error
 
@@ -202,7 +200,6 @@ OPERATIONS = {"/chat/completions": "chat", "/completions": "text_completion", "/
 
 
 def model_of(task: Task) -> str:
-    """Return the name of the requested model."""
     return str(getattr(task.payload, "model", ""))
 
 
@@ -284,7 +281,6 @@ def _has(observer: object, name: str) -> bool:
 
 
 def watch_for(watcher: Watcher | None, observers: Iterable[object], clock: Callable[[], float]) -> Instrumentation | None:
-    """Return the instrumentation for a watcher and observers, or None if there are none."""
     listed = list(observers)
     watchers: list[Watcher] = [*([] if watcher is None else [watcher]), *([ObserverNotifier(listed)] if listed else [])]
     return Instrumentation(watchers, clock) if watchers else None

@@ -292,7 +292,6 @@ class StreamAttempt:
         return False
 
     async def _pause(self) -> None:
-        """Wait until the receiver's buffer has space."""
         timer, attempt = self._timer, self._attempt
         timer.rest()
         attempt.holds_since = timer.loop.time()

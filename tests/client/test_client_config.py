@@ -12,7 +12,6 @@ import pytest
 from client_tools import HI, Recorder, endpoint
 
 from qreward import ConfigError, Endpoint, Limits, LoadBalanceStrategy, QRewardClient, Retry, Route
-from qreward.settings.client import ClientConfig
 
 YAML = """
 endpoints:
@@ -153,8 +152,3 @@ def test_a_client_that_holds_an_http_client_says_why_it_cannot_be_pickled() -> N
     client = QRewardClient([endpoint(Recorder(), "corp")])
     with pytest.raises(ConfigError, match="endpoint 'corp' cannot be pickled: it holds an http_client; make it in each process"):
         pickle.dumps(client)
-
-
-def test_the_configuration_of_a_client_is_what_it_was_made_from() -> None:
-    config = ClientConfig(endpoints=(Endpoint("http://a/v1"), Endpoint("http://b/v1")), timeout=9)
-    assert QRewardClient.from_config(config).config == config

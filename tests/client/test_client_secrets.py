@@ -79,17 +79,6 @@ def test_no_error_shows_a_secret(caplog: pytest.LogCaptureFixture) -> None:
     assert hidden(caplog.text)
 
 
-def test_no_result_of_a_batch_shows_a_secret() -> None:
-    for transport in troubles():
-        batch = use(fleet(transport), lambda client: client.batch_chat_completion([HI] * 2, MODEL, extra_headers={"x-call": CALL}))
-        assert len(batch.errors) == 2
-        for result in batch:
-            assert hidden(f"{result!r} {result.error} {result.attempts}")
-        with pytest.raises(ExceptionGroup) as caught:
-            batch.raise_for_errors()
-        assert hidden("".join(traceback.format_exception(caught.value)))
-
-
 def test_a_pickle_carries_the_key_but_does_not_show_it_when_unpacked() -> None:
     client = QRewardClient([Endpoint("http://gpu-0.example/v1", api_key=KEY, headers={"x-token": HEADER})])
     copy = pickle.loads(pickle.dumps(client))

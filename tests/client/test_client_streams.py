@@ -15,7 +15,6 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from qreward import (
     AuthenticationFailed,
-    ClientClosed,
     ConfigError,
     QRewardClient,
     Result,
@@ -229,13 +228,3 @@ def test_a_blocking_loop_that_is_left_closes_its_streams(batch: bool) -> None:
         with pytest.raises(StreamInterrupted, match="left before"):
             stream.results() if batch else stream.final()
         stream.close()
-
-
-def test_a_blocking_stream_ends_when_its_client_is_closed() -> None:
-    with FakeFleet([FakeEndpoint("a", latency=SLOW)]) as fleet:
-        client = SyncQRewardClient(fleet.endpoints)
-        tokens = iter(client.stream_chat_completion(HI, MODEL))
-        assert next(tokens)
-        client.close()
-        with pytest.raises(ClientClosed):
-            list(tokens)

@@ -117,19 +117,6 @@ async def test_a_batch_that_is_cancelled_closes_its_input_and_stops_what_is_unde
     assert wire.cancelled == ["8", "9", "10", "11"]
 
 
-async def test_an_async_input_that_is_slow_is_sent_item_by_item() -> None:
-    async def slowly() -> AsyncIterator[Any]:
-        for number in range(5):
-            await asyncio.sleep(10)
-            yield chat(number)
-
-    wire = FakeWire()
-    async with client_of(wire, {"a": 4}) as client:
-        batch = await client.batch_chat_completion(slowly(), MODEL)
-    assert [round(when, 3) for _, _, when in wire.sent] == [10, 20, 30, 40, 50]
-    assert batch.texts() == expected(5)
-
-
 class Unreadable(Exception):
     pass
 

@@ -245,16 +245,6 @@ def test_a_system_exit_in_the_loop_ends_what_is_under_way_and_the_portal(where: 
         mine.call(double, 1)
 
 
-def test_a_portal_that_ended_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    old = Portal()
-    monkeypatch.setattr("qreward.engine.portal._current", old)
-    old.close()
-    new = portal()
-    assert new is not old
-    assert new.call(double, 2) == 4
-    new.close()
-
-
 def test_closing_cancels_what_is_under_way_and_is_an_error_to_its_callers() -> None:
     work, mine = Work(), Portal()
     with ThreadPoolExecutor(1) as pool:

@@ -143,11 +143,6 @@ async def test_a_stream_that_may_restart_is_not_read_by_a_loop_that_could_not_te
     assert wire.sent == []
 
 
-async def test_chunks_are_the_objects_of_all_pieces() -> None:
-    async with client_of(StreamWire(lambda *_: ["", "a", "", "b"])) as client:
-        assert await heard(ask(client).chunks()) == ["<>", "<a>", "<>", "<b>"]
-
-
 async def test_an_answer_without_any_output_is_an_answer() -> None:
     async with client_of(StreamWire(lambda *_: ["", 1.0, ""])) as client:
         stream = ask(client)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from qreward import ConfigError, Priority
-from qreward.functions.config import UNSET, ScheduleConfig
+from qreward.functions.config import UNSET, CompiledSettings, ScheduleConfig
 
 SECRET = "sk-hush-7f3a"
 NAMES = set(ScheduleConfig.model_fields)
@@ -190,10 +190,12 @@ def test_the_least_adaptive_limit_is_not_above_the_most() -> None:
 
 
 def test_a_percentile_is_kept_as_it_is_written_and_gives_its_quantile_and_seconds_give_none() -> None:
-    table = [("p0.0001", 1e-6), ("p50", 0.5), ("p95", 0.95), ("p99.9", 0.999), ("p99.9990", 0.99999), (None, None), (2.0, None), (3, None)]
-    configs = [ScheduleConfig(hedged_request_time=time) for time, _ in table]
-    assert [config.hedged_request_time for config in configs] == [time for time, _ in table]
-    assert [config.hedged_request_quantile for config in configs] == [pytest.approx(quantile) for _, quantile in table]
+    table = [("p0.0001", (None, 1e-6)), ("p50", (None, 0.5)), ("p99.9990", (None, 0.99999)), (2.0, (2.0, 0.0)), (3, (3.0, 0.0))]
+    for time, expected in table:
+        config = ScheduleConfig(hedged_request_time=time)  # type: ignore[arg-type]
+        hedging = CompiledSettings(config).options.hedging
+        assert hedging is not None
+        assert (config.hedged_request_time, hedging[:2]) == (time, pytest.approx(expected)), time
 
 
 # looks, copies

@@ -84,7 +84,7 @@ def test_the_client_goes_to_other_processes_as_an_argument(tmp_path: Path) -> No
 import multiprocessing
 if __name__ == "__main__":
     asks(client)
-    for method in ("fork", "spawn", "forkserver"):
+    for method in ("fork", "spawn"):
         with multiprocessing.get_context(method).Pool(2) as pool:
             print(method, pool.map(asks, [client] * 4), flush=True)
             pool.close()

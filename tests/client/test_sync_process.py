@@ -91,4 +91,4 @@ if __name__ == "__main__":
             pool.join()
 """
     with FakeFleet([FakeEndpoint("a")]) as fleet:
-        assert run(program, fleet, tmp_path) == [f"{method} [9, 9, 9, 9]" for method in ("fork", "spawn", "forkserver")]
+        assert run(program, fleet, tmp_path) == [f"{method} [9, 9, 9, 9]" for method in ("fork", "spawn")]

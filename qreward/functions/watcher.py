@@ -74,7 +74,7 @@ def _read_variable(prefix: str, variable: str, text: str) -> tuple[str, object]:
         raise ConfigError(f"{variable}: is not a setting; {hint}")
     if name in SET_IN_CODE:
         raise ConfigError(f"{variable}: is set in code, not in the environment")
-    value = None if text.lower() == "none" else text
+    value: Any = None if text.lower() == "none" else text
     try:
         ScheduleConfig(**{name: value})  # checked alone, so that the error can name the variable; all are checked together later
     except ConfigError as error:

@@ -6,12 +6,14 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
-from engine_tools import MODEL, FakeWire, chat, chats, client_of, leftovers, now
+from engine_tools import MODEL, FakeWire, Said, chat, chats, client_of, leftovers, now
 
-from qreward import BatchInterrupted, BatchResult, DeadlineExceeded
+from qreward import AttemptRecord, BatchInterrupted, BatchResult, DeadlineExceeded, EndpointStats, Result
 from qreward.engine.batch import READ_AHEAD
+from qreward.engine.snapshots import Tallies
 
 
 async def random_seconds(_: str, prompt: str) -> str:
@@ -234,3 +236,17 @@ async def test_nothing_is_sent_of_a_slow_async_input_after_on_result_has_raised(
         with pytest.raises(BatchInterrupted, match="enough"):
             await client.batch_chat_completion(endless(), MODEL, on_result=refuse)
     assert len(wire.sent) <= 10, "what was under way is finished, nothing else is begun"
+
+
+def test_the_statistics_of_a_batch_count_every_attempt_by_its_outcome() -> None:
+    def attempt(name: str, outcome: str, *, hedge: bool = False) -> AttemptRecord:
+        return AttemptRecord(name, outcome, 0.5, hedge=hedge)
+
+    tallies = Tallies()
+    trail = (attempt("a", "overloaded"), attempt("a", "transient"), attempt("b", "cancelled", hedge=True), attempt("a", "timeout"))
+    tallies.add(Result(0, Said("yes"), None, "b", 1.5, 0.0, trail))
+    tallies.add(Result(1, None, DeadlineExceeded("too late"), "a", 0.0, 0.0))
+    stats = tallies.stats()
+    assert (tallies.ok, tallies.failed) == (1, 1)
+    assert stats["a"] == EndpointStats(sent=3, rejected=1, failed=2, retried=1)
+    assert stats["b"] == EndpointStats(sent=2, won=1, cancelled=1, hedged=1, retried=1, p50=ANY, p95=ANY, p99=ANY)

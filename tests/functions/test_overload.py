@@ -219,6 +219,9 @@ def test_a_wrapper_with_a_status_gets_the_wait_of_what_it_wraps() -> None:
     wrapper = Carrying(status_code=503)
     wrapper.__cause__ = busy(8)
     assert overload_of(wrapper) == Overload(8.0)
+    wrapper = Carrying(status_code=503, headers={"x-should-retry": "false"})
+    wrapper.__cause__ = Carrying(status_code=429)
+    assert overload_of(wrapper) == Overload(None, should_retry=False), "the outer one speaks first"
 
 
 def test_an_exception_that_lost_its_traceback_counts_only_by_its_cause() -> None:

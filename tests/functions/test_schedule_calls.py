@@ -91,6 +91,9 @@ def test_retry_after_is_obeyed_and_others_of_the_key_wait_too(kind: Any) -> None
     assert outcome.errors == ["-", "-", "-"]
     assert min(outcome.times[1:]) == pytest.approx(7.0, abs=SLACK)
     assert outcome.stats.overloaded == 1
+    reply.headers["x-should-retry"] = "false"
+    outcome = kind.run(behave, at_times([0]), retry_times=1)
+    assert (outcome.errors, len(outcome.starts)) == (["HTTPStatusError"], 1), "the server does not want another try"
 
 
 @both

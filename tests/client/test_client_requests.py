@@ -133,9 +133,7 @@ def reply(status: int, body: dict[str, Any] | str) -> Any:
     ("status", "body", "error", "times"),
     [
         (400, {"error": {"message": "max_tokens is too large"}}, BadRequest, 1),
-        (422, {"detail": "extra fields not permitted"}, BadRequest, 1),
         (401, {"error": {"message": "Incorrect API key provided"}}, AuthenticationFailed, 1),
-        (404, {"error": {"message": "no such model"}}, BadRequest, 1),
         (200, "<html>", InvalidResponse, 2),
     ],
 )

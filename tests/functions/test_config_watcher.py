@@ -110,8 +110,6 @@ BROKEN: list[tuple[str, str, str]] = [
     ("truncated to nothing", "", "is empty; write {} if nothing is to be set"),
     ("one wrong among right ones", '{"retry_times": 3, "timeout": -1}', "timeout: must be more than 0 seconds, not -1"),
     ("another pool", '{"pool": "others"}', "pool: cannot be changed while the function is in use; set it in code"),
-    ("a variable that is not set", '{"pool": "${NO_SUCH}"}', "pool: the environment variable NO_SUCH is not set"),
-    ("a name twice", '{"timeout": 5, "timeout": 6}', "the name 'timeout' is there twice"),
 ]
 
 

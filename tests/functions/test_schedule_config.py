@@ -291,12 +291,7 @@ def test_a_configuration_is_read_from_any_kind_of_file(tmp_path: Path, monkeypat
 def test_a_wrong_file_is_refused_with_its_name_and_the_place(tmp_path: Path) -> None:
     table = [
         ("timeout: 0", "timeout: 0 does not switch it off; use None to switch it off"),
-        ("timeuot: 3", "unknown setting 'timeuot'; did you mean 'timeout'?"),
-        ("timeout: ${NO_SUCH}", "timeout: the environment variable NO_SUCH is not set"),
-        ("- 3", "must be a mapping of settings, not a list"),
         ("", "is empty; write {} if nothing is to be set"),
-        ("timeout: [", "is not valid YAML"),
-        ("a: &a [*a]", "is nested without end"),
         ("key_func: len", "key_func: must be a plain function"),
     ]
     path = tmp_path / "s.yaml"

@@ -39,6 +39,8 @@ SHARED: list[tuple[dict[str, Any], str]] = [
 MESSAGES: list[tuple[Any, str]] = [
     ("hi", "messages is a text; send"),
     ([HI], "several conversations go to batch_chat_completion"),
+    ({"messages": HI}, r"messages is a dict with the key 'messages'; pass the list that it holds: chat_completion\(item\['messages'\]"),
+    ([{"messages": HI}], r"\[0\] is a dict with the key 'messages', not a message; .*batch_chat_completion\(\[item\['messages'"),
     ([*HI, {"role": "user", "content": [{"type": "x", "x": NAN}]}], r"messages\[1\].content\[0\].x is nan"),
 ]
 """The others are in tests/codecs."""

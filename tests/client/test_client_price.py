@@ -29,19 +29,6 @@ def test_a_batch_tells_its_cost_while_it_runs_and_at_its_end(keep: bool) -> None
     assert batch.cost == pytest.approx(30 * ITEM)
 
 
-def test_a_batch_of_streams_tells_it_too() -> None:
-    async def asked(client: QRewardClient) -> Any:
-        stream = client.batch_stream_chat_completion([HI] * 5, MODEL, progress=seen.append)
-        async for _ in stream:
-            pass
-        return await stream.results()
-
-    seen: list[Progress] = []
-    batch = use(QRewardClient([endpoint(Recorder(), price=PRICE)]), asked)
-    assert batch.cost == pytest.approx(5 * ITEM)
-    assert seen[-1].cost == pytest.approx(5 * ITEM)
-
-
 def test_embeddings_cost_what_their_prompts_cost() -> None:
     batch = use(QRewardClient([endpoint(Recorder(), price=PRICE)]), lambda client: client.batch_embeddings(["a", "b"], MODEL))
     assert batch.cost == pytest.approx(2.0 * 4 / 1e6), "two items of one request, which took 4 tokens"

@@ -7,8 +7,6 @@ import contextvars
 import inspect
 import itertools
 import os
-import subprocess
-import sys
 import threading
 import traceback
 from collections.abc import AsyncIterator, Iterator
@@ -281,15 +279,6 @@ def test_a_forked_child_begins_anew() -> None:
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-
-
-def test_a_hung_function_does_not_keep_the_process() -> None:
-    program = (
-        "import threading\nfrom qreward import schedule\n"
-        "@schedule(timeout=0.05, default_result='late')\ndef f(): threading.Event().wait()\nprint(f())\n"
-    )
-    done = subprocess.run([sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout == "late\n"
 
 
 def test_without_a_free_thread_a_hedge_is_left_out_and_a_call_is_refused() -> None:

@@ -87,7 +87,8 @@ class Runtime:
         self._list_limits = LearnedLimits()
         self.engine.watch_over(self.fleet.sources, self._list_limits.apply_probe)
         self._sharing = Sharing(self.engine, self.fleet.sources)
-        self.prices = {endpoint.name: endpoint.price for endpoint in config.endpoints if endpoint.price is not None}
+        self.prices: dict[str, tuple[float, float]] = {}
+        self._set_prices(config.endpoints)
         if self.telemetry is not None:
             self.telemetry.observe(self, Runtime.state)
 
@@ -121,9 +122,7 @@ class Runtime:
     def add(self, endpoint: Endpoint) -> None:
         with self._changing:
             self.fleet.add(endpoint)
-            self.prices.pop(endpoint.name, None)  # of a removed endpoint; kept until now for the cost of running batches
-            if endpoint.price is not None:
-                self.prices[endpoint.name] = endpoint.price
+            self._set_prices((endpoint,))
         self._look_around()
 
     def remove(self, name: str) -> None:
@@ -133,9 +132,18 @@ class Runtime:
     def reload(self, wanted: ClientConfig) -> frozenset[str]:
         """Replace the settings. Returns the names of what changed."""
         with self._changing:
-            changed, self._config = self.fleet.reload(self.config, wanted, self.prices), wanted
+            changed, self._config = self.fleet.reload(self.config, wanted), wanted
+            self._set_prices(wanted.endpoints)
         self._look_around()
         return changed
+
+    def _set_prices(self, endpoints: Iterable[Endpoint]) -> None:
+        """Set the prices of endpoints. Those of removed endpoints are kept, for the cost of running batches."""
+        for endpoint in endpoints:
+            if endpoint.price is not None:
+                self.prices[endpoint.name] = endpoint.price
+            else:
+                self.prices.pop(endpoint.name, None)
 
     def _look_around(self) -> None:
         self.engine.look_around()

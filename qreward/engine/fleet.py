@@ -18,7 +18,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from functools import partial
 from random import Random
-from typing import Any, cast
+from typing import cast
 from weakref import ref
 
 from qreward.engine.driver import Engine, LoopDriver
@@ -116,27 +116,11 @@ class Fleet:
         others = [other for other in self._registered() if other.pattern != route.pattern]
         self._set(self._endpoints(), [*others, route])
 
-    def reload(self, before: ClientConfig, after: ClientConfig, prices: dict[str, Any]) -> frozenset[str]:
-        """Replace the configuration.
-
-        Args:
-            before: the current configuration.
-            after: the new configuration; it must be valid.
-            prices: endpoint name -> price, of all current and former endpoints; updated in place.
-
-        Returns:
-            The names of the endpoints that were added, removed or changed, the names of the settings that changed, and ``"routes"``
-            if the routes changed.
-        """
-        changed = differences(before, after)
+    def reload(self, before: ClientConfig, after: ClientConfig) -> frozenset[str]:
+        """Replace the current configuration ``before`` by the valid configuration ``after``. Returns their :func:`differences`."""
         if before != after:
             self._set(after.endpoints, after.routes, (before, after))
-        for endpoint in after.endpoints:
-            if endpoint.price is not None:
-                prices[endpoint.name] = endpoint.price
-            else:
-                prices.pop(endpoint.name, None)
-        return changed
+        return differences(before, after)
 
     def mark(self, name: str, *, down: bool) -> None:
         """Take an endpoint out of service until it is marked healthy, or bring it back with a clean health record."""
@@ -298,7 +282,10 @@ def detach(pool: Pool | None) -> None:
 
 
 def differences(before: ClientConfig, after: ClientConfig) -> frozenset[str]:
-    """Return the names of the endpoints and settings that differ. Their order does not matter."""
+    """Return the names of the endpoints that were added, removed or changed, and of the settings that changed.
+
+    If the routes changed, ``"routes"`` is one of them. The order of endpoints and routes does not matter.
+    """
     old, new = ({endpoint.name: endpoint for endpoint in config.endpoints} for config in (before, after))
     names = {name for name in old.keys() | new.keys() if old.get(name) != new.get(name)}
     names |= {name for name in SETTINGS if getattr(before, name) != getattr(after, name)}

@@ -12,8 +12,6 @@ from typing import Any
 from weakref import ref
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from qreward import ConfigError, schedule
 from qreward.functions.config import ScheduleConfig
@@ -61,42 +59,6 @@ def test_an_update_that_is_wrong_changes_nothing_and_calls_no_callback() -> None
         assert str(caught.value).startswith(f"ScheduleConfig: {said}")
         assert config.snapshot() == before, changes
     assert heard == []
-
-
-VALUES = st.fixed_dictionaries(
-    {},
-    optional={
-        "timeout": st.none() | st.integers(-1, 60) | st.floats(),
-        "retry_times": st.integers(-1, 5),
-        "adaptive_limit_min": st.integers(0, 800),
-        "adaptive_limit_max": st.integers(0, 800),
-        "hedged_request_time": st.sampled_from([None, 0, 1.5, "p95", "p200", ""]),
-        "default_result": st.none() | st.integers() | st.booleans(),
-        "debug": st.booleans(),
-    },
-)
-
-
-@settings(max_examples=40)
-@given(st.lists(VALUES, max_size=6))
-def test_after_any_updates_the_whole_is_valid_and_callbacks_were_given_what_changed(steps: list[dict[str, Any]]) -> None:
-    config = ScheduleConfig()
-    heard = listening(config)
-    for changes in steps:
-        before, told = config.snapshot(), len(heard)
-        try:
-            changed = config.update(**changes)
-        except ConfigError:
-            assert config.snapshot() == before
-            assert len(heard) == told
-            with pytest.raises(ConfigError):
-                ScheduleConfig(**{**before, **changes})
-            continue
-        after = config.snapshot()
-        assert config == ScheduleConfig(**{**before, **changes})
-        assert changed <= changes.keys()
-        assert {name for name in after if repr(after[name]) != repr(before[name])} == changed
-        assert heard[told:] == ([(after, changed)] if changed else [])
 
 
 # callbacks

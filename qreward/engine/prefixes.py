@@ -89,7 +89,8 @@ def common_length(one: str, other: str) -> int:
 
 
 def _found(call: WireRequest, text: str) -> Prefix | None:
-    key = hash((call.model, call.params.get("prompt_cache_key")))
+    params = call.params
+    key = hash((call.model, repr(params.get("prompt_cache_key")), repr(params.get("cache_salt"))))
     begin, keys = 0, []
     size = len(text)
     for end in ENDS:

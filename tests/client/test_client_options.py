@@ -58,7 +58,7 @@ SGLANG = """
 OTHERS = """
     user metadata store modalities stop seed n prediction service_tier verbosity truncate raw_scores return_text truncation_direction
     prompt_name inputs texts nvext input_type rank_fields max_tokens_per_doc provider models transforms route plugins usage session_id
-    thinking enable_thinking top_a reasoning_format tools functions group score scale cache
+    thinking enable_thinking top_a reasoning_format tools functions score scale cache
 """
 
 
@@ -127,7 +127,19 @@ def test_extra_body_sends_a_parameter_of_any_name() -> None:
 
 
 def test_the_options_of_all_calls_are_known_and_none_is_a_parameter_of_a_model() -> None:
-    batch = {"timeout", "deadline", "priority", "hedge", "tenant", "on_result", "progress", "keep_results", "extra_headers", "extra_body"}
+    batch = {
+        "timeout",
+        "deadline",
+        "priority",
+        "hedge",
+        "tenant",
+        "on_result",
+        "progress",
+        "keep_results",
+        "extra_headers",
+        "extra_body",
+        "group",
+    }
     assert batch | {"on_interrupt", "on_stream_error", "max_concurrent_streams"} == OPTIONS
     assert OPTIONS.isdisjoint(ModelParams.__optional_keys__)
 

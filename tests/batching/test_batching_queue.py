@@ -6,7 +6,6 @@ import asyncio
 import gc
 import statistics
 import threading
-import time
 from random import Random
 from typing import Any
 
@@ -90,17 +89,6 @@ def test_closing_without_drain_does_not_wait_for_a_thread() -> None:
 
     with Blocked() as blocked:
         asyncio.run(test(blocked))
-
-
-def test_a_function_in_a_thread_that_raises_fails_its_callers() -> None:
-    @batch()
-    def function(items: list[int]) -> list[int]:
-        raise KeyError(items[0])
-
-    async def test() -> None:
-        assert kinds(await outcomes(start(function, 1, 2))) == [KeyError, KeyError]
-
-    asyncio.run(test())
 
 
 def test_close_reaches_the_loops_of_other_threads() -> None:
@@ -241,37 +229,3 @@ async def test_a_function_that_submits_to_its_own_queue_gets_its_answer() -> Non
 
     queue: BatchQueue[int, int] = BatchQueue(function, max_concurrent_batches=9)
     assert await queue.submit(5) == 5
-
-
-async def test_many_items_cancelled_in_the_queue_leave_nothing_behind() -> None:
-    noted = Noted(seconds=1)
-    queue = BatchQueue(noted, timeout=3600)
-    first = start(queue.submit, "first")
-    await turns()
-    callers = start(queue.submit, *range(1000))
-    await turns()
-    for caller in callers:
-        caller.cancel()
-    await outcomes(callers)
-    (loop_worker,) = queue.loop_workers()
-    assert (loop_worker.backlog.waiting, len(loop_worker.backlog.items())) == (0, 0)
-    await asyncio.gather(*first)
-    assert queue.stats().cancelled == 1000
-    assert noted.batches == [["first"]]
-
-
-def test_a_call_costs_little() -> None:
-    """A loose bound, so that a mistake of an order of magnitude is seen on any machine; the benchmark has the figures."""
-
-    async def test(callers: int) -> float:
-        queue = BatchQueue(Noted(), max_batch_size=32)
-
-        async def caller(times: int) -> None:
-            for _ in range(times):
-                await queue.submit(1)
-
-        began = time.process_time()
-        await asyncio.gather(*(caller(1600 // callers) for _ in range(callers)))
-        return (time.process_time() - began) / 1600
-
-    assert max(asyncio.run(test(callers)) for callers in (1, 64)) < 500e-6

@@ -221,22 +221,6 @@ async def test_a_stream_that_is_left_before_its_batch_is_not_in_it() -> None:
     assert counting.batches == [["b"]]
 
 
-async def test_setters_work_while_a_batch_streams() -> None:
-    counting = Streaming(times=3)
-    queue = BatchQueue(counting, max_batch_size=2, batch_wait_timeout_s=1000)
-    first = [queue.stream(item) for item in range(2)]
-    for stream in first:
-        await anext(stream)
-        await anext(stream)
-    queue.set_max_batch_size(3)
-    queue.set_batch_wait_timeout_s(15_000)
-    second = [queue.stream(item) for item in range(3)]
-    assert [await all_of(stream) for stream in first] == [[(2, 0)], [(2, 1)]]
-    assert [len(await all_of(stream)) for stream in second] == [3, 3, 3]
-    assert counting.batches == [[0, 1], [0, 1, 2]]
-    assert now() == 0
-
-
 async def test_a_timeout_ends_a_stream_and_not_the_others() -> None:
     queue = BatchQueue(Streaming(times=5, seconds=1))
     short, long = queue.stream("a", timeout=2.5), queue.stream("b")

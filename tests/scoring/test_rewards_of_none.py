@@ -9,8 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from qreward import BadRequest, ConfigError, Endpoint, QRewardClient, QRewardError, SyncQRewardClient
-from qreward.batching.reward_buffer import RewardBuffer
+from qreward import BadRequest, ConfigError, Endpoint, QRewardClient, SyncQRewardClient
 from qreward.judge import RewardModelScorer
 
 Call = Callable[[QRewardClient], Awaitable[Any]]
@@ -118,33 +117,3 @@ def test_the_blocking_client_tells_none_from_what_was_not_given() -> None:
         for call in (client.score, client.classify):
             with pytest.raises(BadRequest, match="the response is None"):
                 call("p", none, model=MODEL)
-
-
-def test_a_completion_that_is_none_does_not_reach_a_buffers_scorer() -> None:
-    asked: list[Any] = []
-
-    def scorer(completions: list[str]) -> list[float]:
-        asked.extend(completions)
-        return [1.0] * len(completions)
-
-    async def test() -> list[str]:
-        said = []
-        async with RewardBuffer(scorer) as buffer:
-            missing: Any = None
-            for call in (
-                buffer.score(["a", missing]),
-                buffer.add_query({"query": ["a", None]}),
-                buffer.add_query({"query": None}),
-                buffer.add_query({"query": [["a"]]}),
-            ):
-                with pytest.raises(QRewardError) as caught:
-                    await call
-                said.append(str(caught.value))
-        return said
-
-    first, second, third, fourth = asyncio.run(test())
-    assert asked == []
-    assert "completions[1]" in first
-    assert "query.1" in second
-    assert "query" in third
-    assert "query.0" in fourth

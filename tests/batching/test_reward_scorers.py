@@ -14,10 +14,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from batching_tools import until
 from hypothesis import given
 from hypothesis import strategies as st
-from server_tools import Lengths, until
-from shared_tools import each, run
+from shared_tools import Lengths, each, run
 
 from qreward.batching.reward_buffer import RewardBuffer, ScoreResult
 from qreward.batching.reward_buffer.schemas import InvalidScores, read_scores
@@ -379,13 +379,3 @@ async def test_what_a_scorer_changes_in_nested_metadata_reaches_neither_a_retry_
         assert rewards(await buffer.score("abcd", metadata)) == [0.0, None, 2.0, 3.0]
     assert metadata == [{**given(number), "model": model} for number in range(4)]
     assert set(seen) == {(OrderedDict, Notes, True)}
-
-
-def test_a_scorer_that_changes_its_metadata_and_fails_is_given_it_anew() -> None:
-    async def scorer(completions: list[str], metadata: list[dict[str, Any]]) -> list[float]:
-        numbers = [meta.pop("n") for meta in metadata]
-        if 1 in numbers:
-            raise ValueError("one")
-        return [float(number) for number in numbers]
-
-    assert rewards(run(scores(scorer, *"abcd"))) == [0.0, None, 2.0, 3.0]

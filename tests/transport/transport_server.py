@@ -195,9 +195,11 @@ async def transport_of(engine: str, url: str, **settings: Any) -> AsyncIterator[
 
 
 @contextlib.asynccontextmanager
-async def backend_to(script: Script, engine: str = "aiohttp", **settings: Any) -> AsyncIterator[tuple[Server, Endpoint, HttpBackend]]:
+async def backend_to(
+    script: Script, engine: str = "aiohttp", *, tls: bool = False, **settings: Any
+) -> AsyncIterator[tuple[Server, Endpoint, HttpBackend]]:
     """A server that follows a script, an endpoint for it, and a backend that is closed afterwards."""
-    async with Server(script) as server, endpoint_of(engine, server.url, **settings) as endpoint:
+    async with Server(script, tls=tls) as server, endpoint_of(engine, server.url, trusted=tls, **settings) as endpoint:
         backend = HttpBackend()
         try:
             yield server, endpoint, backend

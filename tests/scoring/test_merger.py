@@ -117,7 +117,7 @@ async def test_pairs_are_merged_where_a_template_makes_texts_of_them_and_not_whe
         assert wire.sizes == sizes
 
 
-async def test_items_of_different_shapes_parameters_headers_models_or_tenants_never_share_a_list() -> None:
+async def test_items_of_different_operations_parameters_headers_models_or_tenants_never_share_a_list() -> None:
     wire = ListWire()
     async with client_of(wire) as client:
         blocker = asyncio.create_task(client.score("x 0", model=MODEL))
@@ -130,18 +130,12 @@ async def test_items_of_different_shapes_parameters_headers_models_or_tenants_ne
             {"model": MODEL, "extra_headers": {"x-trace": "1"}},
             {"model": MODEL, "tenant": "t"},
         ]
-        asked = [client.score(f"x {number}", **variant) for variant in variants for number in (1, 2)]
-        assert await asyncio.gather(blocker, *asked) == [0.0] + [1.0, 2.0] * len(variants)
+        asked: list[Any] = [client.score(f"x {number}", **variant) for variant in variants for number in (1, 2)]
+        asked += [client.classify(f"x {number}", model=MODEL) for number in (1, 2)]
+        assert await asyncio.gather(blocker, *asked) == [0.0] + [1.0, 2.0] * (len(variants) + 1)
         assert leftovers(client) == {}
-    assert wire.sizes == [1] + [2] * len(variants)
-
-
-async def test_labels_and_scores_do_not_share_a_list() -> None:
-    wire = ListWire()
-    async with client_of(wire) as client:
-        await asyncio.gather(client.score("x 1", model=MODEL), client.classify("x 1", model=MODEL))
-    assert wire.sizes == [1, 1]
-    assert [call.codec.name for call in wire.calls] == ["score", "classify"]
+    assert wire.sizes == [1] + [2] * (len(variants) + 1)
+    assert wire.calls[-1].codec.name == "classify"
 
 
 async def test_urgent_items_go_first_and_the_others_fill_the_rest_of_the_list() -> None:

@@ -7,9 +7,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import httpx
-import pytest
 
-from qreward import BadRequest, ConfigError, Endpoint, QRewardClient, SyncQRewardClient
+from qreward import BadRequest, ConfigError, Endpoint, QRewardClient
 from qreward.judge import RewardModelScorer
 
 Call = Callable[[QRewardClient], Awaitable[Any]]
@@ -109,11 +108,3 @@ def _first(call: Call) -> Call:
             raise group.exceptions[0] from None
 
     return raising
-
-
-def test_the_blocking_client_tells_none_from_what_was_not_given() -> None:
-    none: Any = None
-    with SyncQRewardClient([Endpoint("http://rm/v1", kind="vllm", http_client=Untouched())]) as client:
-        for call in (client.score, client.classify):
-            with pytest.raises(BadRequest, match="the response is None"):
-                call("p", none, model=MODEL)

@@ -7,17 +7,13 @@ import os
 import pickle
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from qreward import ConfigError, Endpoint, LoadBalanceStrategy, Retry, Route
 from qreward.settings.client import OPENAI_BASE_URL, ClientConfig, config_from_env, load_config
-from qreward.settings.files import _json_line, _yaml_line
 
 SECRET = "sk-hush-7f3a"
 GPU_0 = {"base_url": "http://gpu-0:8000/v1", "name": "gpu-0"}
@@ -275,9 +271,10 @@ def test_a_file_that_is_not_there_and_a_folder_are_told_by_name() -> None:
         load_config("folder.yaml")
 
 
-def test_without_pyyaml_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pyyaml_the_error_says_what_to_install_and_those_of_json_name_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "yaml", None)
     assert "install qreward[yaml], or write the file as JSON or TOML" in refusal("q.yaml", YAML)
+    assert refusal("q.json", FAULTS["q.json"]).splitlines()[2] == "q.json: timeout: '300s' is not a number of seconds; write 300"
 
 
 def test_endpoints_of_one_name_are_refused_and_the_error_shows_how_to_name_them() -> None:
@@ -424,32 +421,6 @@ def test_settings_without_effect_are_logged_as_warnings(caplog: pytest.LogCaptur
         if found != expected:
             wrong[case] = found
     assert not wrong
-
-
-NESTED = st.recursive(
-    st.one_of(
-        st.integers(), st.booleans(), st.none(), st.text(st.characters(codec="ascii", min_codepoint=32, max_codepoint=126), max_size=6)
-    ),
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=3),
-        st.dictionaries(st.text('ab"{}[]:,\\', max_size=4), inner, max_size=3),
-    ),
-    max_leaves=12,
-)
-
-
-def paths_of(value: Any) -> Iterator[tuple[str | int, ...]]:
-    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, inner in pairs:
-        yield (key,)
-        yield from ((key, *rest) for rest in paths_of(inner))
-
-
-@given(NESTED, st.sampled_from([None, 0, 2]))
-def test_the_line_of_a_setting_is_the_same_whether_a_file_is_read_as_json_or_as_yaml(value: Any, indent: int | None) -> None:
-    text = json.dumps({"settings": value}, indent=indent)
-    root = {"settings": value}
-    assert {path: _json_line(text, path) for path in paths_of(root)} == {path: _yaml_line(text, path) for path in paths_of(root)}
 
 
 def test_the_value_of_a_variable_is_taken_as_it_is_with_its_dollar_signs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

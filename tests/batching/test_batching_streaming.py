@@ -179,13 +179,6 @@ async def test_a_slow_reader_is_waited_for_and_one_that_leaves_is_not() -> None:
     assert counting.closed == 1
 
 
-async def test_long_streams_may_be_read_one_after_the_other() -> None:
-    counting = Streaming(times=KEPT - 1)
-    first, second = stream_of(counting, "a", "b")
-    assert len(await all_of(first)) == len(await all_of(second)) == KEPT - 1
-    assert now() == 0
-
-
 async def test_when_all_have_left_the_generator_is_closed_wherever_it_stands() -> None:
     counting = Streaming(seconds=100)
     streams = stream_of(counting, "a", "b")

@@ -104,17 +104,13 @@ def test_an_answer_without_words_has_an_empty_text(content: Any) -> None:
     assert type(answer.build()) is ChatCompletion
 
 
-def test_a_lone_surrogate_in_the_words_is_kept() -> None:
-    answer = CHAT.decode(json.dumps(completion("a\ud800b")).encode(), ASKED)
-    assert answer.text() == "a\ud800b"
-    assert answer.build().choices[0].message.content == "a\ud800b"
+BROKEN = b'{"choices": [{"index": 0, "message": {"role": "assistant", "content": "bad \xff byte"}}]}'
 
 
-def test_broken_utf_8_in_the_words_is_replaced_not_fatal() -> None:
-    body = b'{"choices": [{"index": 0, "message": {"role": "assistant", "content": "bad \xff byte"}}]}'
+@each("body, text", [(json.dumps(completion("a\ud800b")).encode(), "a\ud800b"), (BROKEN, "bad \ufffd byte")])
+def test_a_lone_surrogate_is_kept_and_broken_utf_8_is_replaced(body: bytes, text: str) -> None:
     answer = CHAT.decode(body, ASKED)
-    assert answer.text() == "bad \ufffd byte"
-    assert answer.build().choices[0].message.content == "bad \ufffd byte"
+    assert answer.text() == answer.build().choices[0].message.content == text
 
 
 def test_an_answer_survives_pickling() -> None:

@@ -194,15 +194,6 @@ async def test_a_batch_reads_any_input_no_faster_than_it_is_sent_and_keeps_the_o
         assert max(ahead) < 2000
 
 
-async def test_a_bulk_of_any_size_keeps_nothing_if_results_are_not_kept() -> None:
-    seen: list[int] = []
-    async with client_of(ListWire(seconds=0.1), endpoint(slots=8)) as client:
-        given = (f"x {number}" for number in range(5_000))
-        batch = await client.batch_score(given, MODEL, keep_results=False, on_result=lambda result: seen.append(result.index))
-        assert (len(batch), batch.stats.ok, batch.stats.failed) == (0, 5_000, 0)
-        assert sorted(seen) == list(range(5_000))
-
-
 async def test_singles_are_paced_when_the_pool_is_busy_so_that_the_last_slots_do_not_go_to_one_each() -> None:
     wire = ListWire(seconds=1.0)
     async with client_of(wire, endpoint(slots=8)) as client:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from shared_tools import PATIENCE, completion, each
+from stream_tools import ask
 from transport_server import ENGINES, Server, always, answer, backend_to, endpoint_of, hang
 
 from qreward.codecs.base import WireRequest
@@ -67,6 +68,8 @@ async def test_embeddings_go_where_the_kind_of_server_takes_them() -> None:
 
 ENDINGS: list[tuple[bytes, FailureKind]] = [
     (answer({"error": {"message": "slow down"}}, status=429, retry_after="2"), FailureKind.OVERLOADED),
+    (answer({"error": {"message": "no"}}, status=400), FailureKind.REFUSED),
+    (answer(b"", status=500), FailureKind.TRANSIENT),
     (answer(b"", status=401), FailureKind.UNSUITABLE),
     (answer(b"", status=307, location="http://other.example"), FailureKind.UNSUITABLE),
     (answer({"error": {"code": 429, "message": "upstream"}}), FailureKind.OVERLOADED),
@@ -78,12 +81,14 @@ ENDINGS: list[tuple[bytes, FailureKind]] = [
 ]
 
 
+@each("streamed", [False, True])
 @each("engine, line, kind", [*(("aiohttp", *row) for row in ENDINGS), ("httpx", *ENDINGS[0]), ("httpx2", *ENDINGS[0])])
-async def test_an_attempt_that_fails_says_how(engine: str, line: bytes, kind: FailureKind) -> None:
-    async with backend_to(always(line), engine, name="gpu-0") as (_, endpoint, backend):
-        outcome = await backend.send(endpoint, call())
+async def test_an_attempt_that_fails_says_how(engine: str, line: bytes, kind: FailureKind, streamed: bool) -> None:
+    async with backend_to(always(line), engine, name="gpu-0") as (server, endpoint, backend):
+        outcome: Any = (await ask(backend, endpoint))[1] if streamed else await backend.send(endpoint, call())
     assert isinstance(outcome, Failure)
-    assert outcome.kind is kind
+    assert (outcome.kind, outcome.retry_after) == (kind, 2.0 if b"retry-after" in line else None)
+    assert len(server.requests) == 1
     assert isinstance(outcome.error, RequestError)
     assert (outcome.error.endpoint, outcome.error.model) == ("gpu-0", "judge-7b")
 

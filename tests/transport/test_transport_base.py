@@ -97,17 +97,6 @@ async def test_waiting_for_a_connection_of_the_users_pool_counts_against_no_time
     assert len(server.connections) == 1
 
 
-@each("engine", ENGINES)
-async def test_an_answer_that_trickles_in_is_read_to_its_end(engine: str) -> None:
-    async def trickle(_: Request, connection: Connection) -> None:
-        for byte in answer(b'{"slow": true}'):
-            await connection.send(bytes([byte]))
-            await asyncio.sleep(0)
-
-    async with Server(trickle) as server, transport_of(engine, server.url) as transport:
-        assert (await transport.post(PATH, b"{}")).body == b'{"slow": true}'
-
-
 @each("engine, way, beginning", itertools.product(ENGINES, WAYS, [b"", b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{"]))
 async def test_silence_beyond_timeouts_read_is_a_timeout_after_sending(engine: str, way: str, beginning: bytes) -> None:
     async def script(request: Request, connection: Connection) -> None:

@@ -122,8 +122,7 @@ def _check(outcome: Any, where: object) -> None:
 CALL = WireRequest(CHAT, "judge-7b", [{"role": "user", "content": "?"}], {}, {"X-Call": OF_CALL})
 
 
-@each("engine", ["aiohttp", "httpx"])
-@each("said", [*ALL, f"Bearer {KEY}", f"Bearer sk-{KEY}"])
+@each("said, engine", [*((said, "aiohttp") for said in (*ALL, f"Bearer {KEY}", f"Bearer sk-{KEY}")), (KEY, "httpx")])
 async def test_a_server_that_repeats_a_secret_does_not_bring_it_into_an_error(said: str, engine: str) -> None:
     lines = iter(_says(said))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.chat import ChatCompletion
 from shared_tools import PATIENCE, completion, each, run
 from stream_tools import (
     DONE,
@@ -84,18 +84,6 @@ async def test_the_rate_limits_that_the_server_states_are_there_when_the_stream_
         assert stream.limits.requests is not None
         assert (stream.limits.requests.limit, stream.limits.requests.remaining) == (60, 7)
         await stream.aclose()
-
-
-async def test_a_chunk_can_be_had_as_openai_has_it() -> None:
-    async with backend_to(always(sse(WHOLE))) as (_, endpoint, backend):
-        stream = await backend.stream(endpoint, call())
-        assert isinstance(stream, ChatStream)
-        async with stream:
-            chunks = await stream.read()
-            assert chunks is not None
-            built = [chunk.build() for chunk in chunks]
-            assert {type(chunk) for chunk in built} == {ChatCompletionChunk}
-            assert [chunk.choices[0].delta.content for chunk in built if chunk.choices] == ["ye", "s", ""]
 
 
 @each("engine", ENGINES)

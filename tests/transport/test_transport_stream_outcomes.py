@@ -131,24 +131,6 @@ def test_a_server_that_does_not_stream_gives_its_answer_as_one_chunk(engine: str
     assert outcome.value.build() == ChatCompletion.model_validate(completion("all of it"))
 
 
-REFUSED: list[tuple[bytes, FailureKind]] = [
-    (answer({"error": {"message": "slow down"}}, status=429, retry_after="2"), FailureKind.OVERLOADED),
-    (answer({"error": {"message": "no"}}, status=400), FailureKind.REFUSED),
-    (answer(b"", status=401), FailureKind.UNSUITABLE),
-    (answer(b"", status=307, location="http://other.example"), FailureKind.UNSUITABLE),
-    (answer(b"", status=500), FailureKind.TRANSIENT),
-    (b"nonsense\r\n\r\n", FailureKind.TRANSIENT),
-]
-
-
-@each("engine, line, kind", [*(("aiohttp", *row) for row in REFUSED), ("httpx", *REFUSED[0]), ("httpx2", *REFUSED[0])])
-def test_an_attempt_that_opens_no_stream_says_why(engine: str, line: bytes, kind: FailureKind) -> None:
-    _, outcome, requests = outcome_of(always(line), engine)
-    assert isinstance(outcome, Failure)
-    assert (outcome.kind, outcome.retry_after) == (kind, 2.0 if kind is FailureKind.OVERLOADED else None)
-    assert len(requests) == 1
-
-
 @each("body", [sse(said("x" * 2000) + ENDED), answer(completion("x" * 2000)), answer(b"x" * 2000, status=500)])
 @each("engine", ENGINES)
 def test_an_answer_longer_than_max_response_bytes_is_refused(engine: str, body: bytes) -> None:

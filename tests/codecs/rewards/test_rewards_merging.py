@@ -55,14 +55,6 @@ def test_rankings_share_a_request_only_under_one_query() -> None:
     assert RERANK.merge_key(call(RERANK, ["a"], query="q")) != RERANK.merge_key(call(RERANK, ["a"], query="r"))
 
 
-def test_the_limits_of_each_server_are_data() -> None:
-    assert (codec_of("openai", EMBED).limits.items, codec_of("openai", EMBED).limits.tokens) == (2048, 300_000)
-    assert codec_of("tei", SCORE).limits.items == codec_of("tei", RERANK).limits.items == codec_of("tei", EMBED).limits.items == 32
-    assert codec_of("nim", SCORE).limits.items == 1
-    for kind in ("vllm", "sglang", "openrlhf"):
-        assert codec_of(kind, SCORE).limits == MergeLimits()
-
-
 @each(
     "limits, items, count",
     [

@@ -95,14 +95,6 @@ def test_tei_may_answer_a_single_input_without_the_outer_list() -> None:
     assert decoded("tei", ONE, [[{"score": 1.5, "label": "LABEL_0"}]]) == [1.5]
 
 
-def test_a_ranking_is_put_back_into_the_order_of_the_documents() -> None:
-    asked = call(RERANK, ["a", "b", "c"], query="q")
-    order = [(2, 0.9), (0, 0.5), (1, 0.1)]
-    rows = [{"index": index, "score": score, "relevance_score": score} for index, score in order]
-    for kind, document in (("vllm", {"results": rows}), ("openai", {"results": rows}), ("sglang", rows), ("tei", rows)):
-        assert decoded(kind, asked, document) == [0.5, 0.1, 0.9]
-
-
 def test_a_ranking_without_indexes_is_malformed() -> None:
     asked = call(RERANK, ["a", "b"], query="q")
     with pytest.raises(Malformed, match="its scores cannot be matched to documents"):
@@ -120,12 +112,6 @@ def test_the_members_of_each_ranking_are_the_servers() -> None:
     assert written("vllm", asked) == {"model": "server-name", "documents": ["a", "b"], "query": "q"}
     assert written("tei", asked) == {"model": "server-name", "texts": ["a", "b"], "query": "q"}
     assert (codec("vllm", asked).path, codec("sglang", asked).path) == ("/rerank", "/v1/rerank")
-
-
-def test_a_vector_may_come_as_floats_or_as_base64() -> None:
-    asked = call(EMBED, ["a", "b"])
-    rows = [{"index": 0, "embedding": [0.5, -2.0]}, {"index": 1, "embedding": "AAAAPwAAAMA="}]
-    assert decoded("openai", asked, {"data": rows}) == [[0.5, -2.0], [0.5, -2.0]]
 
 
 def test_a_list_of_token_ids_is_one_item() -> None:

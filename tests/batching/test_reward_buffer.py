@@ -103,7 +103,7 @@ async def test_the_queue_is_bounded_and_a_query_gets_in_whole_or_not_at_all() ->
         assert buffer.room_in(3) == 0
         waiting = asyncio.ensure_future(buffer.add_query(query("b", "c")))
         await asyncio.sleep(0)
-        with pytest.raises(QueueFull, match="no room for 2 more"):
+        with pytest.raises(QueueFull, match="2 more do not fit"):
             await buffer.add_query(query("d", "e"))
         assert buffer.room_in(2) > 0
         last = asyncio.ensure_future(buffer.add_query(query("f")))

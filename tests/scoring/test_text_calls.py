@@ -1,4 +1,4 @@
-"""Legacy completions and moderations: merged on the wire, given out as openai's types."""
+"""Legacy completions and moderations: merged into one request, given out as openai's types."""
 
 from __future__ import annotations
 

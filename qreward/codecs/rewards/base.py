@@ -286,10 +286,10 @@ class Operation:
         return self.name, frozenset(map(shape_of, call.inputs)), params, headers
 
     def encode(self, call: WireRequest, model: str) -> bytes:  # noqa: ARG002 - as all codecs have it
-        raise TypeError(f"{self.name} is asked of a server in its dialect; bind the call to an endpoint first")
+        raise TypeError(f"the body of {self.name} depends on the kind of server; bind the call to an endpoint first")
 
     def decode(self, body: bytes, call: WireRequest) -> ListAnswer:  # noqa: ARG002 - as all codecs have it
-        raise TypeError(f"{self.name} is answered by a server in its dialect; bind the call to an endpoint first")
+        raise TypeError(f"the response to {self.name} depends on the kind of server; bind the call to an endpoint first")
 
     def __repr__(self) -> str:
         return f"<Operation {self.name}>"

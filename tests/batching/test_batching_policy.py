@@ -57,6 +57,15 @@ def test_before_any_batch_has_ended_the_pause_doubles_so_that_single_items_do_no
     assert gone == [(0.0, 1), (1.0, 1), (2.0, 1), (4.0, 2), (8.0, 4)]
 
 
+def test_an_explicit_wait_counts_from_the_first_item_whatever_is_in_flight() -> None:
+    settings = BatchSettings(batch_wait_timeout_s=5, max_concurrent_batches=2)
+    for in_flight in (0, 1):
+        assert asks(forming(3), 2.0, settings, in_flight) == (0, 5.0)
+        assert asks(forming(3), 5.0, settings, in_flight) == (3, 5.0)
+        assert asks(forming(10), 2.0, settings, in_flight) == (10, 2.0)
+        assert asks(forming(3), 2.0, settings, in_flight, flush=True) == (3, 2.0)
+
+
 def limits(cap: AdaptiveBatchSize, seconds: Any, groups: int) -> list[int]:
     """The limits that a cap goes through with full batches that take ``seconds(size)``."""
     seen = []

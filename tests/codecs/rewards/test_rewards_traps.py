@@ -90,11 +90,6 @@ def test_the_labels_of_tei_are_sorted_by_score_so_a_class_goes_by_its_name() -> 
             decoded("tei", TWO, rows, **unclear)
 
 
-def test_tei_may_answer_a_single_input_without_the_outer_list() -> None:
-    assert decoded("tei", ONE, [{"score": 1.5, "label": "LABEL_0"}]) == [1.5]
-    assert decoded("tei", ONE, [[{"score": 1.5, "label": "LABEL_0"}]]) == [1.5]
-
-
 def test_a_ranking_without_indexes_is_malformed() -> None:
     asked = call(RERANK, ["a", "b"], query="q")
     with pytest.raises(Malformed, match="its scores cannot be matched to documents"):
@@ -171,7 +166,6 @@ def test_of_several_attributes_only_one_called_reward_is_taken_by_default() -> N
     assert decoded("nim", asked, choice("reward:2,length:9")) == [2.0]
     assert decoded("nim", asked, choice("helpfulness:1.5")) == [1.5]
     assert decoded("nim", asked, choice("a:1,b:2"), label="b") == [2.0]
-    assert decoded("nim", asked, {"choices": [{"message": [{"content": "reward:3"}]}]}) == [3.0]
     with pytest.raises(Malformed, match="helpfulness, correctness; say which is the reward"):
         decoded("nim", asked, choice("helpfulness:1.25,correctness:0.43"))
 

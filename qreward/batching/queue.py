@@ -272,7 +272,6 @@ def _dead(worker: LoopWorker) -> bool:
 
 
 def _checked(priority: Any, timeout: Any) -> tuple[int, float | None]:
-    """The priority level and the timeout of an item."""
     if timeout is not None:
         check_seconds("timeout", timeout)
     if priority is NORMAL:

@@ -368,7 +368,6 @@ class MergeQueue:
         return items[:fits]
 
     def _limits_at(self, source: Source, items: Sequence[MergedItem]) -> MergeLimits:
-        """The limits of one request to an endpoint, for the item shape of this queue."""
         known = self._limits.get(source)
         if known is None:
             some = items or self._backlog.items()

@@ -106,7 +106,6 @@ class ChatStream:
             self.outcome = outcome
 
     def _take(self, data: bytes) -> list[ChatChunk]:
-        """Return the chunks that are complete with these bytes."""
         if not self._known:
             data = self._beginning + data
             if not self._recognise(data):
@@ -153,7 +152,6 @@ class ChatStream:
         return chunks
 
     def _end(self) -> list[ChatChunk]:
-        """Return the remaining chunks at the end of the body, and set the outcome."""
         if self._whole is not None:
             reply = Reply(self._body.status, self.headers, bytes(self._whole))
             outcome = self._connection.outcome_of(reply, self._call)

@@ -105,22 +105,21 @@ def test_a_scorer_may_take_completions_alone() -> None:
     assert rewards(run(scores(lambda completions, **others: [2.0] * len(completions), "a"))) == [2.0]
 
 
-@each("wrong", [None, "module:function", Callable_, list, lambda a, b, c: [], 3])
-def test_what_cannot_be_called_so_is_refused_when_the_buffer_is_made(wrong: Any) -> None:
-    with pytest.raises(TypeError, match="a scorer "):
+def yields(completions: list[str]) -> Any:
+    yield 1.0
+
+
+async def streams(completions: list[str]) -> Any:
+    yield 1.0
+
+
+NO_SCORERS = (None, "module:function", Callable_, list, lambda a, b, c: [], 3)
+
+
+@each("wrong, message", [*((wrong, "a scorer ") for wrong in NO_SCORERS), (yields, "not yield"), (streams, "not yield")])
+def test_what_cannot_be_called_so_is_refused_when_the_buffer_is_made(wrong: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
         RewardBuffer(wrong)
-
-
-def test_a_generator_is_no_scorer() -> None:
-    def yields(completions: list[str]) -> Any:
-        yield 1.0
-
-    async def streams(completions: list[str]) -> Any:
-        yield 1.0
-
-    for wrong in (yields, streams):
-        with pytest.raises(TypeError, match="not yield"):
-            RewardBuffer(wrong)
 
 
 async def test_a_plain_scorer_runs_in_another_thread_and_sees_the_neutral_context_only() -> None:

@@ -1,4 +1,4 @@
-"""What every engine must get right on a healthy line: the bytes out, the bytes back, cancel, limits, TLS, redirects."""
+"""What every HTTP library must get right on a healthy connection: requests, responses, streams, cancellation, limits, TLS, redirects."""
 
 from __future__ import annotations
 
@@ -7,9 +7,27 @@ import gzip
 import itertools
 from typing import Any
 
+import httpx
+import httpx2
 import pytest
 from shared_tools import PATIENCE, completion, each
-from transport_server import CERTIFICATE, ENGINES, PATH, WAYS, Connection, Request, Server, always, answer, hang, send, transport_of
+from stream_tools import END, START, begun, piece
+from transport_server import (
+    CERTIFICATE,
+    ENGINES,
+    PATH,
+    WAYS,
+    Connection,
+    Request,
+    Script,
+    Server,
+    always,
+    answer,
+    hang,
+    rest_of,
+    send,
+    transport_of,
+)
 
 from qreward.codecs.base import TransportError
 from qreward.errors import ConfigError
@@ -211,3 +229,60 @@ async def test_nothing_is_sent_after_closing(engine: str, way: str) -> None:
             await send(transport, way)
         assert caught.value.sent is False
     assert len(server.requests) == 1
+
+
+@each("engine", ENGINES)
+async def test_a_server_that_is_faster_than_its_reader_waits(engine: str) -> None:
+    """Otherwise the memory of a slow reader would grow with whatever a server sends."""
+    sent, flood = 0, piece(b"x" * 65536)
+
+    async def script(_: Request, connection: Connection) -> None:
+        nonlocal sent
+        await connection.send(START)
+        for _ in range(400):
+            await connection.send(flood)
+            sent += 1
+        await connection.send(END)
+
+    async with Server(script) as server, transport_of(engine, server.url) as transport:
+        stream = await transport.stream(PATH, b"{}")
+        before = -1
+        while sent > before or not sent:
+            before = sent
+            await asyncio.sleep(0.05)
+        assert 0 < sent < 300
+        assert len(await rest_of(stream)) == 65536 * 400
+
+
+@each("streamed, script", [(False, hang), (False, begun(b"data: 1\n\n", hang)), (True, begun(b"data: 1\n\n", hang))])
+async def test_closing_the_transport_ends_what_is_still_arriving(streamed: bool, script: Script) -> None:
+    """aiohttp by itself would let its reader wait for ever. A client of the user's own stays open, and its streams with it."""
+    async with Server(script) as server, transport_of("aiohttp", server.url) as transport:
+        ask = (await transport.stream(PATH, b"{}")).read if streamed else lambda: transport.post(PATH, b"{}")
+        if streamed:
+            await ask()
+        reader = asyncio.create_task(ask())
+        await server.until(1)
+        await asyncio.sleep(0.01)
+        await transport.aclose()
+        async with asyncio.timeout(PATIENCE):
+            with pytest.raises(TransportError) as caught:
+                await reader
+        assert caught.value.sent
+
+
+@each("reads", [False, True])
+@each("package", [httpx, httpx2])
+async def test_a_hook_that_raises_for_status_is_still_a_status_with_whatever_it_read_of_the_body(package: Any, reads: bool) -> None:
+    async def hook(response: Any) -> None:
+        if reads:
+            await response.aread()
+        response.raise_for_status()
+
+    async with (
+        Server(always(answer(b"full", status=429, retry_after="7"))) as server,
+        package.AsyncClient(event_hooks={"response": [hook]}, trust_env=False) as client,
+    ):
+        stream = await open_transport(Endpoint(server.url, http_client=client)).stream(PATH, b"{}")
+        assert (stream.status, stream.headers.get("retry-after"), await rest_of(stream)) == (429, "7", b"full" if reads else b"")
+        await stream.aclose()

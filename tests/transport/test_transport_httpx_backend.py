@@ -10,10 +10,10 @@ import httpx2
 import pytest
 import respx
 from shared_tools import completion, each
+from stream_tools import call
 from transport_server import Server, always, answer
 
-from qreward.codecs.base import TransportError, WireRequest
-from qreward.codecs.chat import CHAT
+from qreward.codecs.base import TransportError
 from qreward.errors import ConfigError, RequestError
 from qreward.scheduler.outcome import Answer, Failure, FailureKind
 from qreward.settings.policies import Endpoint, Timeouts
@@ -22,10 +22,6 @@ from qreward.transport.httpx_backend import HttpxTransport
 
 PACKAGES = each("package", [httpx, httpx2])
 URL = "http://judge.example/v1"
-
-
-def call() -> WireRequest:
-    return WireRequest(CHAT, "judge-7b", [{"role": "user", "content": "?"}], {}, None)
 
 
 async def outcome_of(client: Any, **settings: Any) -> Answer | Failure:

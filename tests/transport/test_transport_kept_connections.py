@@ -6,11 +6,10 @@ import asyncio
 from typing import Any
 
 from shared_tools import PATIENCE, completion
+from stream_tools import MESSAGES, call
 from transport_server import Connection, Request, Server, always, answer, backend_to, endpoint_of
 
 from qreward import QRewardClient
-from qreward.codecs.base import WireRequest
-from qreward.codecs.chat import CHAT
 from qreward.scheduler.outcome import Answer
 from qreward.settings.client import ClientConfig
 from qreward.settings.policies import Endpoint, Limits, Timeouts
@@ -18,11 +17,6 @@ from qreward.transport.backend import HttpBackend
 from qreward.transport.stream import ChatStream
 
 OK = answer(completion("fine"))
-ASKED = [{"role": "user", "content": "?"}]
-
-
-def call() -> WireRequest:
-    return WireRequest(CHAT, "judge-7b", ASKED, {}, None)
 
 
 def connections(backend: HttpBackend) -> int:
@@ -136,7 +130,7 @@ async def test_reloads_of_a_weight_also_from_another_thread_keep_one_connection(
         endpoint = Endpoint(server.url, name="a", models=["judge-7b"], proxy="")
         async with QRewardClient([endpoint]) as client:
             for number in range(6):
-                await client.chat_completion(ASKED, "judge-7b")
+                await client.chat_completion(MESSAGES, "judge-7b")
                 config = ClientConfig(endpoints=(endpoint.model_copy(update={"weight": 2.0 + number}),))
                 if number % 2:
                     await asyncio.to_thread(client.reload, config)
@@ -151,7 +145,7 @@ async def test_endpoints_that_are_added_and_removed_leave_no_connection() -> Non
     async with Server(always(OK)) as server, QRewardClient([Endpoint(server.url, name="base", models=["base"])]) as client:
         for number in range(6):
             client.add_endpoint(Endpoint(server.url, name=f"e{number}", models=[f"m{number}"], proxy=""))
-            await client.chat_completion(ASKED, f"m{number}")
+            await client.chat_completion(MESSAGES, f"m{number}")
             client.remove_endpoint(f"e{number}")
         backend: Any = client._runtime.engine.driver().wire
         await all_closed(backend, server)

@@ -20,7 +20,7 @@ from shared_tools import PATIENCE
 from qreward.codecs.base import Reply
 from qreward.settings.policies import Endpoint
 from qreward.transport.backend import HttpBackend
-from qreward.transport.base import HttpTransport
+from qreward.transport.base import ByteStream, HttpTransport
 from qreward.transport.connection import open_transport
 
 CERTIFICATE = Path(__file__).parent / "data" / "loopback.pem"
@@ -160,11 +160,19 @@ async def send(transport: HttpTransport, way: str = "post", body: bytes = b"{}",
     """Ask in one of the three ways, and read the whole answer."""
     if way != "stream":
         return await (transport.get(PATH, headers) if way == "get" else transport.post(PATH, body, headers))
-    stream, pieces = await transport.stream(PATH, body, headers), []
+    stream = await transport.stream(PATH, body, headers)
+    try:
+        return Reply(stream.status, stream.headers, await rest_of(stream))
+    finally:
+        await stream.aclose()
+
+
+async def rest_of(stream: ByteStream) -> bytes:
+    """All that is still to come of a body."""
+    pieces = []
     while piece := await stream.read():
         pieces.append(piece)
-    await stream.aclose()
-    return Reply(stream.status, stream.headers, b"".join(pieces))
+    return b"".join(pieces)
 
 
 ENGINES = ["aiohttp", "httpx", "httpx2"]

@@ -18,12 +18,6 @@ from qreward.testing import FakeEndpoint, FakeFleet
 from qreward.transport.backend import HttpBackend
 
 
-class RewardEndpoint(Endpoint):
-    """An endpoint with the setting that says how its reward model is asked."""
-
-    reward: RewardModel = RewardModel()
-
-
 def call(operation: Operation, items: list[Any], **params: Any) -> WireRequest:
     return WireRequest(operation, "m", operation.validate(items), params, None)
 
@@ -32,9 +26,7 @@ async def ask(fake: FakeEndpoint, asked: WireRequest, reward: RewardModel | None
     """Send a call to a fake server on loopback; ``rooted`` gives the endpoint's address without ``/v1``."""
     async with FakeFleet([fake]) as fleet:
         url = fleet.urls[fake.name]
-        endpoint = RewardEndpoint(
-            url.removesuffix("/v1") if rooted else url, name=fake.name, kind=fake.kind, proxy="", reward=reward or RewardModel()
-        )
+        endpoint = Endpoint(url.removesuffix("/v1") if rooted else url, name=fake.name, kind=fake.kind, proxy="", reward=reward)
         wire = HttpBackend()
         try:
             return await wire.send(endpoint, asked)

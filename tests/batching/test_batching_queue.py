@@ -51,7 +51,7 @@ def test_a_function_in_threads_blocks_no_loop_and_runs_in_as_many_as_there_are_s
         queue = BatchQueue(blocked, max_batch_size=1, max_concurrent_batches=3)
         callers = start(queue.submit, *range(9))
         for _ in range(3):
-            assert await asyncio.to_thread(blocked.began.acquire, timeout=10)
+            assert await asyncio.to_thread(blocked.began.acquire, timeout=30)
         assert queue.stats().in_flight == 3
         assert not blocked.began.acquire(blocking=False)
         blocked.free.set()
@@ -67,7 +67,7 @@ def test_a_batch_in_a_thread_whose_caller_left_keeps_its_slot_until_it_is_done()
     async def test(blocked: Blocked) -> None:
         queue = BatchQueue(blocked)
         callers = start(queue.submit, 1)
-        assert await asyncio.to_thread(blocked.began.acquire, timeout=10)
+        assert await asyncio.to_thread(blocked.began.acquire, timeout=30)
         callers[0].cancel()
         assert kinds(await outcomes(callers)) == [asyncio.CancelledError]
         assert queue.stats().in_flight == 1
@@ -82,7 +82,7 @@ def test_closing_without_drain_does_not_wait_for_a_thread() -> None:
     async def test(blocked: Blocked) -> None:
         queue = BatchQueue(blocked)
         callers = start(queue.submit, 1)
-        assert await asyncio.to_thread(blocked.began.acquire, timeout=10)
+        assert await asyncio.to_thread(blocked.began.acquire, timeout=30)
         await queue.close(drain=False)
         assert not blocked.free.is_set()
         assert kinds(await outcomes(callers)) == [ClientClosed]
@@ -105,7 +105,7 @@ def test_close_reaches_the_loops_of_other_threads() -> None:
     async def test() -> None:
         thread = threading.Thread(target=asyncio.run, args=(elsewhere(),))
         thread.start()
-        await asyncio.to_thread(submitted.wait, 10)
+        await asyncio.to_thread(submitted.wait, 30)
         await queue.close()
         assert noted.running == 0
         await asyncio.to_thread(thread.join)

@@ -21,11 +21,13 @@ MODELS = "/v1/models"
 class ServerLimits(msgspec.Struct, frozen=True):
     """The limits that a server reports; None for a limit it does not report.
 
-    They are the items of one request, and the requests in flight (for TEI, the items).
+    They are the items of one request, the requests in flight (for TEI, the items), the tokens of one item, and those processed at once.
     """
 
     items: int | None = None
     concurrency: int | None = None
+    input_tokens: int | None = None
+    batch_tokens: int | None = None
 
     @property
     def list_items(self) -> int | None:
@@ -105,7 +107,7 @@ def _of_loads(body: bytes) -> Load:
 
 def _of_info(body: bytes) -> Load:
     document = _document(body)
-    names = ("max_client_batch_size", "max_concurrent_requests")
+    names = ("max_client_batch_size", "max_concurrent_requests", "max_input_length", "max_batch_tokens")
     model = document.get("model_id") if isinstance(document, dict) else None
     limits = ServerLimits(*(int(_amount(document, name) or 0) or None for name in names))
     return Load(models=(model,) if isinstance(model, str) and model else (), limits=limits)

@@ -46,7 +46,7 @@ TOLD: list[tuple[str, Any, Load]] = [
     ("/metrics", b"# TYPE te_queue_size gauge\r\nte_queue_size 6\r\n", Load(waiting=6.0)),
     ("/v1/loads", LOADS, Load(running=10.0, waiting=7.0, limits=ServerLimits(concurrency=128))),
     ("/get_load", [{"dp_rank": 0, "num_reqs": 9, "num_waiting_reqs": 4, "num_tokens": 8}], Load(running=5.0, waiting=4.0)),
-    ("/info", INFO, Load(models=("BAAI/x",), limits=ServerLimits(32, 512))),
+    ("/info", INFO, Load(models=("BAAI/x",), limits=ServerLimits(32, 512, 510, 16384))),
     ("/v1/models", {"data": [{"id": "a"}, {"id": 7}, {}, "b", {"id": "c"}]}, Load(ready=True, models=("a", "c"))),
     ("/v1/loads", {"loads": [{}]}, Load()),
     ("/info", {"max_client_batch_size": 0, "max_input_length": None}, Load()),

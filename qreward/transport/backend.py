@@ -40,9 +40,12 @@ class HttpBackend:
 
     async def send(self, endpoint: Endpoint, call: WireRequest) -> Answer | Failure:
         """Make one attempt. Raises only ``CancelledError``; when cancelled, the connection is closed."""
-        connection = None
+        connection = self._connections.get(id(endpoint))
         try:
-            connection = self._enter(endpoint)
+            if connection is None:
+                connection = self._enter(endpoint)
+            else:
+                connection.in_flight += 1  # the usual case, without a call
             call, path, native = bound(call, endpoint)
             transport = connection.root_transport() if native else connection.transport
             body = call.codec.encode(call, connection.renamed.get(call.model, call.model))

@@ -63,7 +63,7 @@ def test_a_function_in_threads_blocks_no_loop_and_runs_in_as_many_as_there_are_s
         asyncio.run(test(blocked))
 
 
-def test_a_batch_in_a_thread_whose_caller_left_keeps_its_slot_until_it_is_done() -> None:
+def test_a_batch_in_a_thread_keeps_its_slot_until_it_is_done_though_its_caller_left_and_a_close_without_drain_does_not_wait() -> None:
     async def test(blocked: Blocked) -> None:
         queue = BatchQueue(blocked)
         callers = start(queue.submit, 1)
@@ -73,16 +73,10 @@ def test_a_batch_in_a_thread_whose_caller_left_keeps_its_slot_until_it_is_done()
         assert queue.stats().in_flight == 1
         blocked.free.set()
         assert await queue.submit(2) == 2
-
-    with Blocked() as blocked:
-        asyncio.run(test(blocked))
-
-
-def test_closing_without_drain_does_not_wait_for_a_thread() -> None:
-    async def test(blocked: Blocked) -> None:
-        queue = BatchQueue(blocked)
-        callers = start(queue.submit, 1)
-        assert await asyncio.to_thread(blocked.began.acquire, timeout=30)
+        blocked.free.clear()
+        callers = start(queue.submit, 3)
+        for _ in range(2):
+            assert await asyncio.to_thread(blocked.began.acquire, timeout=30)
         await queue.close(drain=False)
         assert not blocked.free.is_set()
         assert kinds(await outcomes(callers)) == [ClientClosed]

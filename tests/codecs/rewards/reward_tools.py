@@ -1,4 +1,4 @@
-"""What tests of reward codecs share: one request to a fake server through the real wire, and one to a codec alone."""
+"""What tests of reward codecs share: one request to a fake server through the HTTP backend, and one to a codec alone."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ async def ask(fake: FakeEndpoint, asked: WireRequest, reward: RewardModel | None
     async with FakeFleet([fake]) as fleet:
         url = fleet.urls[fake.name]
         endpoint = Endpoint(url.removesuffix("/v1") if rooted else url, name=fake.name, kind=fake.kind, proxy="", reward=reward)
-        wire = HttpBackend()
+        backend = HttpBackend()
         try:
-            return await wire.send(endpoint, asked)
+            return await backend.send(endpoint, asked)
         finally:
-            await wire.aclose()
+            await backend.aclose()
 
 
 def answered(fake: FakeEndpoint, asked: WireRequest, reward: RewardModel | None = None, *, rooted: bool = False) -> ListAnswer:

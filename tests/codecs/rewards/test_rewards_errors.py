@@ -69,17 +69,13 @@ def test_a_score_that_is_null_fails_an_item_that_is_alone_as_a_broken_answer(kin
 
 @each("kind, status", [("tei", 429), ("sglang", 503), ("vllm", 503)])
 @each("operation", [SCORE, RERANK, EMBED])
-def test_an_overload_is_never_halved_whatever_the_route_says_it_in(kind: Any, status: int, operation: Operation) -> None:
-    async def main() -> Answer | Failure:
-        full = FakeEndpoint("gpu-0", kind=kind, rpm=1, burst=1, reject_status=status)
-        async with FakeFleet([full]) as fleet:
-            endpoint, wire = Endpoint(fleet.urls["gpu-0"], kind=kind, proxy=""), HttpBackend()
-            await wire.send(endpoint, call(operation, ["a"], query="q"))
-            outcome = await wire.send(endpoint, call(operation, ["a", "b"], query="q"))
-            await wire.aclose()
-            return outcome
-
-    outcome = run(main())
+async def test_an_overload_is_never_halved_whatever_the_route_says_it_in(kind: Any, status: int, operation: Operation) -> None:
+    full = FakeEndpoint("gpu-0", kind=kind, rpm=1, burst=1, reject_status=status)
+    async with FakeFleet([full]) as fleet:
+        endpoint, backend = Endpoint(fleet.urls["gpu-0"], kind=kind, proxy=""), HttpBackend()
+        await backend.send(endpoint, call(operation, ["a"], query="q"))
+        outcome = await backend.send(endpoint, call(operation, ["a", "b"], query="q"))
+        await backend.aclose()
     assert isinstance(outcome, Failure)
     assert (outcome.kind, type(outcome.error)) == (K.OVERLOADED, RateLimited)
     assert not splits(outcome, 2)
@@ -96,15 +92,12 @@ def test_a_wrong_key_is_understood_from_every_kind_of_server(kind: str) -> None:
     assert (failure.kind, type(failure.error), failure.misconfigured) == (K.UNSUITABLE, AuthenticationFailed, True)
 
 
-def test_the_key_of_an_endpoint_goes_to_its_own_routes_too() -> None:
-    async def main() -> Answer | Failure:
-        async with FakeFleet([FakeEndpoint("gpu-0", kind="tei", api_key="sk-right")]) as fleet:
-            wire = HttpBackend()
-            outcome = await wire.send(Endpoint(fleet.urls["gpu-0"], kind="tei", api_key="sk-right", proxy=""), call(SCORE, ["a"]))
-            await wire.aclose()
-            return outcome
-
-    assert isinstance(run(main()), Answer)
+async def test_the_key_of_an_endpoint_goes_to_its_own_routes_too() -> None:
+    async with FakeFleet([FakeEndpoint("gpu-0", kind="tei", api_key="sk-right")]) as fleet:
+        backend = HttpBackend()
+        endpoint = Endpoint(fleet.urls["gpu-0"], kind="tei", api_key="sk-right", proxy="")
+        assert isinstance(await backend.send(endpoint, call(SCORE, ["a"])), Answer)
+        await backend.aclose()
 
 
 @each("kind", ["vllm", "sglang", "tei", "openrlhf", "nim"])

@@ -13,6 +13,7 @@ from types import ModuleType
 import hypothesis
 import pytest
 from scale import SCALE
+from shared_tools import run
 
 from qreward.testing.virtual_time import run_in_virtual_time
 
@@ -22,7 +23,10 @@ hypothesis.settings.load_profile("qreward")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it to what it runs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+TESTS = Path(__file__).parent
+BENCHMARKS = TESTS.parent / "benchmarks"
+SOCKETS = ("codecs", "server", "transport")
+"""Folders whose tests use sockets."""
 _OUTSIDE = ("OPENAI_", "QREWARD_", "OTEL_", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
 
 
@@ -42,8 +46,9 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """A test that is a coroutine runs on virtual time."""
+    """Run a test that is a coroutine: on virtual time, or on the time of the machine in the folders of ``SOCKETS``."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
-    run_in_virtual_time(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}))
+    coroutine = pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames})
+    (run if pyfuncitem.path.relative_to(TESTS).parts[0] in SOCKETS else run_in_virtual_time)(coroutine)
     return True

@@ -13,6 +13,7 @@ from types import ModuleType
 import hypothesis
 import pytest
 from scale import SCALE
+from shared_tools import run
 
 from qreward.testing.virtual_time import run_in_virtual_time
 
@@ -24,6 +25,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it to
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 _OUTSIDE = ("OPENAI_", "QREWARD_", "OTEL_", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "real_time: the test is a coroutine with sockets or threads, which do not follow a virtual clock")
 
 
 @pytest.fixture(autouse=True)
@@ -42,8 +47,9 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """A test that is a coroutine runs on virtual time."""
+    """A test that is a coroutine runs on virtual time; one marked ``real_time``, which has sockets or threads, on an ordinary loop."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
-    run_in_virtual_time(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}))
+    runner = run if pyfuncitem.get_closest_marker("real_time") else run_in_virtual_time
+    runner(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}))
     return True

@@ -30,6 +30,14 @@ def run(main: Coroutine[Any, Any, T]) -> T:
     return asyncio.run(guarded())
 
 
+async def until(condition: Callable[[], Any]) -> Any:
+    """Wait until something is true, on a real clock, and return it."""
+    async with asyncio.timeout(30):
+        while not (found := condition()):  # noqa: ASYNC110 - nobody would set an event
+            await asyncio.sleep(0.001)
+    return found
+
+
 def each(names: str, cases: Iterable[Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Call the test for every case of a table, as ``parametrize`` would, but as one test that reports all cases that fail.
 

@@ -9,12 +9,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from loop_tools import in_loop, until
 from ray_fakes import FakeRay, installed
+from shared_tools import until
 
 from qreward.batching.reward_buffer.schemas import InvalidScores
 from qreward.integrations.ray.backends import AsyncScorerActor, ScorerActor, ScorerSpec, accepted, portable
 from qreward.integrations.ray.pool import parts_of, rows_of
+
+pytestmark = pytest.mark.real_time
 
 
 @pytest.fixture(autouse=True)
@@ -109,7 +111,6 @@ def test_exceptions_that_cannot_travel_say_the_same_in_another_type() -> None:
     assert portable(results[1]) is results[1]
 
 
-@in_loop
 async def test_an_async_actor_awaits_the_scorer_or_runs_it_in_a_thread() -> None:
     threads = set()
 
@@ -123,7 +124,6 @@ async def test_an_async_actor_awaits_the_scorer_or_runs_it_in_a_thread() -> None
     assert threading.main_thread() not in threads
 
 
-@in_loop
 async def test_a_batch_in_a_thread_of_an_async_actor_ends_with_the_thread() -> None:
     begun, gate = threading.Event(), threading.Event()
 
@@ -142,7 +142,6 @@ async def test_a_batch_in_a_thread_of_an_async_actor_ends_with_the_thread() -> N
         await call
 
 
-@in_loop
 async def test_a_scorer_is_asked_to_put_away_what_it_has() -> None:
     closed = []
 

@@ -12,13 +12,14 @@ from typing import Any
 
 import httpx
 import pytest
-from loop_tools import in_loop
 from ray_fakes import FakeRay, installed
 
 from qreward.errors import ConfigError
 from qreward.integrations.ray import deployment
 from qreward.integrations.ray.backends import ScorerSpec
 from qreward.integrations.ray.serving import AsgiProxy, Replica
+
+pytestmark = pytest.mark.real_time
 
 
 class FakeServe(ModuleType):
@@ -106,7 +107,6 @@ def test_a_setting_that_is_wrong_is_said_before_anything_is_deployed(serve: Fake
         deployment(Model, **given)
 
 
-@in_loop
 async def test_a_replica_answers_in_the_forms_of_the_reward_server() -> None:
     async with replica_of(Model) as (_, http):
         assert (await http.get("/health")).json() == {"status": "ok"}
@@ -115,7 +115,6 @@ async def test_a_replica_answers_in_the_forms_of_the_reward_server() -> None:
         assert (await http.post("/classify", json={"model": "reward", "input": ["aa"]})).json()["data"][0]["probs"] == [2.0]
 
 
-@in_loop
 async def test_a_route_prefix_changes_nothing_but_the_address() -> None:
     async with replica_of(Model, prefix="/rm", token="x") as (_, http):
         token = {"authorization": "Bearer x"}
@@ -125,7 +124,6 @@ async def test_a_route_prefix_changes_nothing_but_the_address() -> None:
         assert (await http.get("/metrics")).status_code == 401
 
 
-@in_loop
 async def test_a_replica_scores_by_handle_and_its_outcomes_can_travel() -> None:
     async with replica_of(Model) as (replica, _):
         one, two = pickle.loads(pickle.dumps(await replica.score(["a", "bad"])))
@@ -134,13 +132,11 @@ async def test_a_replica_scores_by_handle_and_its_outcomes_can_travel() -> None:
         assert (await replica.add_query({"query": "abc"})).reward == 3.0  # type: ignore[union-attr]
 
 
-@in_loop
 async def test_an_awaited_scorer_of_two_lists_is_served() -> None:
     async with replica_of(awaited) as (replica, _):
         assert [one.reward for one in await replica.score(["a"], [{"reward": 0.5}])] == [0.5]
 
 
-@in_loop
 async def test_callers_of_a_replica_share_batches() -> None:
     sizes = []
 

@@ -28,7 +28,7 @@ _OUTSIDE = ("OPENAI_", "QREWARD_", "OTEL_", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PR
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "real_time: the test is a coroutine with sockets or threads, which do not follow a virtual clock")
+    config.addinivalue_line("markers", "real_time(seconds): a coroutine with sockets or threads, which do not follow a virtual clock, and its limit")
 
 
 @pytest.fixture(autouse=True)
@@ -50,6 +50,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """A test that is a coroutine runs on virtual time; one marked ``real_time``, which has sockets or threads, on an ordinary loop."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
-    runner = run if pyfuncitem.get_closest_marker("real_time") else run_in_virtual_time
-    runner(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}))
+    test = pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames})
+    if (marker := pyfuncitem.get_closest_marker("real_time")) is not None:
+        run(test, *marker.args)
+    else:
+        run_in_virtual_time(test)
     return True

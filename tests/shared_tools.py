@@ -15,11 +15,11 @@ PATIENCE = 10.0  # seconds that an event may take before a test fails; never sle
 _FAILURES = (Exception, pytest.fail.Exception)
 
 
-def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run an async test in a loop of its own; nothing may be left running in it."""
+def run(main: Coroutine[Any, Any, T], seconds: float = 110.0) -> T:
+    """Run an async test in a loop of its own; nothing may be left running in it. The limit is less than the 120 s of pytest."""
 
     async def guarded() -> T:
-        async with asyncio.timeout(110):  # of the 120 s after which pytest gives up
+        async with asyncio.timeout(seconds):
             found = await main
         await asyncio.sleep(0)
         if left := asyncio.all_tasks() - {asyncio.current_task()}:  # what was just cancelled or closed may need a turn or two
@@ -30,9 +30,9 @@ def run(main: Coroutine[Any, Any, T]) -> T:
     return asyncio.run(guarded())
 
 
-async def until(condition: Callable[[], Any]) -> Any:
+async def until(condition: Callable[[], Any], seconds: float = 30.0) -> Any:
     """Wait until something is true, on a real clock, and return it."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(seconds):
         while not (found := condition()):  # noqa: ASYNC110 - nobody would set an event
             await asyncio.sleep(0.001)
     return found

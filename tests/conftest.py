@@ -28,7 +28,7 @@ _OUTSIDE = ("OPENAI_", "QREWARD_", "OTEL_", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PR
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "real_time(seconds): a coroutine with sockets or threads, which do not follow a virtual clock, and its limit")
+    config.addinivalue_line("markers", "real_time(seconds): a coroutine with sockets or threads, which know no virtual time, and its limit")
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import pytest
 
 from qreward import batch
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]  # what Ray warns of is not ours
+pytestmark = [pytest.mark.timeout(300), pytest.mark.real_time(240), pytest.mark.filterwarnings("ignore")]  # what Ray warns of is not ours
 ACTOR = {"num_cpus": 0.1}
 
 

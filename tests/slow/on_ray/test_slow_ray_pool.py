@@ -6,35 +6,26 @@ import asyncio
 import os
 import signal
 from collections import Counter
-from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ray_scorers import AwaitedNoting, Broken, Noting, Rewards, noted, workers
+import shared_tools
+from ray_scorers import AwaitedNoting, Broken, Noting, noted, workers
 
 from qreward.errors import ClientClosed, RequestTimeout
 from qreward.integrations.ray import ActorDied, ScorerPool
 from qreward.integrations.ray import supervisor as supervisor_module
 
-pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.timeout(300), pytest.mark.real_time(240)]
+until = partial(shared_tools.until, seconds=120)
 SMALL: dict[str, Any] = {"num_cpus": 0.1}
-
-
-def run(test: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-    return asyncio.run(asyncio.wait_for(test(), 240))
 
 
 def pool_of(scorer: Any, notes: Path, seconds: float = 0.0, **settings: Any) -> ScorerPool:
     return ScorerPool(scorer, backend="ray", init_args=(str(notes), seconds), **SMALL | settings)
-
-
-async def until(condition: Callable[[], Any]) -> Any:
-    async with asyncio.timeout(120):
-        while not (found := condition()):  # noqa: ASYNC110 - nobody would set an event
-            await asyncio.sleep(0.02)
-    return found
 
 
 def kinds(outcomes: list[Any]) -> list[Any]:
@@ -85,16 +76,6 @@ async def test_ten_thousand_scores_with_an_actor_killed_in_the_midst_lose_nothin
         assert pool.stats().poisonous == 0
 
 
-async def test_an_actor_that_is_killed_on_a_batch_is_replaced_and_the_batch_scored_again(killings: Path) -> None:
-    async with pool_of(Noting, killings, 1.0) as pool:
-        call = asyncio.ensure_future(pool(["a", "bb"]))
-        (first,) = await until(lambda: workers(killings))
-        os.kill(first, signal.SIGKILL)
-        assert await call == [1, 2]
-        assert noted(killings) == [["a", "bb"]] * 2
-        assert pool.stats().retried == 1
-
-
 async def test_of_a_batch_with_a_poisonous_item_only_that_item_fails(killings: Path) -> None:
     async with pool_of(Noting, killings, actors=2) as pool, pool.queue(max_batch_size=8) as queue:
         texts = ["poison" if at == 3 else "bad" if at == 5 else "x" * at for at in range(24)]
@@ -104,27 +85,11 @@ async def test_of_a_batch_with_a_poisonous_item_only_that_item_fails(killings: P
         assert sum("poison" in batch for batch in noted(killings)) == 5  # 8, 8, 4, 2, 1
 
 
-async def test_a_poisonous_item_does_not_take_the_batches_beside_it_with_it(killings: Path) -> None:
-    async with pool_of(Noting, killings, 1.0, max_concurrent_batches=3) as pool:
-        good = [asyncio.ensure_future(pool([name, "b"])) for name in ("one", "three")]
-        await until(lambda: len(noted(killings)) == 2)
-        assert kinds(await pool(["poison"])) == [ActorDied]
-        assert await asyncio.gather(*good) == [[3, 1], [5, 1]]
-
-
 async def test_a_class_that_cannot_be_made_is_told_with_its_reason() -> None:
     async with ScorerPool(Broken, backend="ray", **SMALL) as pool:
         with pytest.raises(ActorDied, match="OSError: no weights"):
             await pool(["a"])
         assert pool.stats().lost == 1
-
-
-async def test_deaths_without_end_end_at_max_restarts(killings: Path) -> None:
-    async with pool_of(Noting, killings, max_restarts=2) as pool:
-        outcomes = await pool(["poison"] * 4)
-        assert kinds(outcomes) == [ActorDied] * 4
-        assert "no actor is left" in str(outcomes[-1])
-        assert pool.stats().deaths == 3
 
 
 async def test_a_caller_that_leaves_has_its_batch_cancelled_in_the_actor(killings: Path) -> None:
@@ -179,10 +144,3 @@ async def test_large_batches_go_through_the_store_while_the_loop_turns(killings:
             await asyncio.sleep(0.001)
         assert call.result() == [(2**20, at) for at in range(20)]
         assert turns > 3
-
-
-async def test_a_reward_buffer_scores_on_the_pool(killings: Path) -> None:
-    async with pool_of(Rewards, killings, actors=2) as pool, pool.buffer(max_batch_size=4) as buffer:
-        queries = [{"query": ["x" * at, "bad"], "metadata": [{"scale": 0.5}, {}]} for at in range(10)]
-        answers = await asyncio.gather(*map(buffer.add_query, queries))
-        assert [answer.rewards for answer in answers] == [[at / 2, None] for at in range(10)]

@@ -13,7 +13,7 @@ from ray_scorers import Noting, Rewards, noted
 
 from qreward.integrations.ray import deployment
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]  # what Serve warns of is not ours
+pytestmark = [pytest.mark.timeout(300), pytest.mark.real_time(240), pytest.mark.filterwarnings("ignore")]  # what Serve warns of is not ours
 ACTOR = {"num_cpus": 0.1}
 
 

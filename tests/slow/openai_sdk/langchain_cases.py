@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAIEmbeddings
-from openai_tools import MODEL, PERSON, ToolServer, ask, fleet_and_client, quick, requests, run, tools_and_client
+from openai_tools import MODEL, PERSON, ToolServer, ask, fleet_and_client, quick, requests, tools_and_client
 from pydantic import BaseModel
 
 from qreward import Endpoint, QRewardClient, SyncQRewardClient, Timeouts
 from qreward.integrations.openai import BASE_URL, async_http_client, http_client
 from qreward.testing import FakeEndpoint, FakeFleet, Faults, Latency, echo_of
+
+pytestmark = pytest.mark.real_time
 
 
 class Person(BaseModel):

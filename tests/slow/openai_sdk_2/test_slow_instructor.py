@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
 import instructor
 import pytest
 from aiohttp import web
-from openai_tools import MODEL, PERSON, ToolServer, ask, run, tools_and_client
+from openai_tools import MODEL, PERSON, ToolServer, ask, tools_and_client
 from pydantic import BaseModel, Field
 
-from qreward import Endpoint, QRewardClient, SyncQRewardClient, Timeouts
+from qreward import SyncQRewardClient
 from qreward.integrations.openai import async_openai_client, openai_client
-from qreward.testing import FakeEndpoint, FakeFleet, Faults, Latency
+from qreward.testing import FakeEndpoint, FakeFleet
 
+pytestmark = pytest.mark.real_time
 MODES = [instructor.Mode.TOOLS, instructor.Mode.JSON, instructor.Mode.JSON_SCHEMA, instructor.Mode.MD_JSON]
 
 
@@ -72,26 +72,6 @@ async def test_instructor_streams_an_object_that_grows() -> None:
         states = [each async for each in stream]
         assert len(states) > 2
         assert (states[-1].name, states[-1].age) == ("Ada", 36)
-
-
-async def test_a_hundred_verdicts_of_a_fleet_that_fails_and_hangs_are_all_objects() -> None:
-    judge = {"responder": "judge", "latency": Latency(base=0.01, tokens=4), "max_concurrency": 16}
-    faults = [Faults(error_500=0.05, error_503=0.03, hang=0.02, seed=seed) for seed in range(2)]
-    fakes = [FakeEndpoint(f"judge-{at}", faults=each, **judge) for at, each in enumerate(faults)]
-
-    async with FakeFleet(fakes) as fleet:
-        endpoints = [Endpoint(url, name=name, proxy="", timeouts=Timeouts(attempt=0.5)) for name, url in fleet.urls.items()]
-        async with QRewardClient(endpoints) as client:
-            asking = instructor.from_openai(async_openai_client(client), mode=instructor.Mode.JSON)
-            found = await asyncio.gather(*(verdict(asking, number) for number in range(100)))
-        assert [each.score for each in found] == [1 - number % 2 for number in range(100)]
-        assert sum(sum(fleet.seen(name).errors.values()) for name in fleet.names) > 0
-
-
-async def verdict(asking: Any, number: int) -> Verdict:
-    words = f"Question: {number}?\nReference answer: {number}\nCandidate answer: {number + number % 2}"
-    found: Verdict = await asking.chat.completions.create(model=MODEL, messages=ask(words), response_model=Verdict, max_retries=1)
-    return found
 
 
 def test_instructor_without_await() -> None:

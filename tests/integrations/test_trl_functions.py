@@ -74,16 +74,16 @@ def test_contract_a_call_of_the_trainer_gives_a_reward_for_each_completion_in_or
     assert set(scorer.timeouts) == {DEADLINE}
 
 
-def test_contract_a_call_of_async_grpo_has_no_handles_and_what_it_calls_is_pickled(
+async def test_contract_a_call_of_async_grpo_has_no_handles_and_what_it_calls_is_pickled(
     scorer: FakeScorer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "reward.json"
     file.write_text(json.dumps(SETTINGS), encoding="utf-8")
     partial = functools.partial(judge_reward, settings=str(file))
     call = {"completions": ["1", "late"], "prompts": ["?", "?"], "completion_ids": [[1], [2]], "solution": ["a", "b"]}
-    assert run(pickle.loads(pickle.dumps(partial))(**call)) == [1.0, None]
+    assert await pickle.loads(pickle.dumps(partial))(**call) == [1.0, None]
     monkeypatch.setenv("QREWARD_REWARD", str(file))
-    assert run(pickle.loads(pickle.dumps(judge_reward))(**call)) == [1.0, None]
+    assert await pickle.loads(pickle.dumps(judge_reward))(**call) == [1.0, None]
 
 
 def test_a_failed_judge_is_none_and_never_a_number_that_the_user_did_not_choose(scorer: FakeScorer) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import html
 import inspect
+import re
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
@@ -36,6 +38,11 @@ async def until(condition: Callable[[], Any], seconds: float = 30.0) -> Any:
         while not (found := condition()):  # noqa: ASYNC110 - nobody would set an event
             await asyncio.sleep(0.001)
     return found
+
+
+def words(page: str) -> str:
+    """What a reader sees of HTML."""
+    return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]*>", " ", page)).replace("\xa0", " ")).strip()
 
 
 def each(names: str, cases: Iterable[Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

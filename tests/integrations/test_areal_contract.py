@@ -6,7 +6,6 @@ import asyncio
 import importlib
 import inspect
 import multiprocessing
-import pickle
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -18,7 +17,7 @@ import pytest
 from adapter_fakes import FakeScorer, configured, installed, run, stub_modules
 from trainers_tools import fleet_of, settings_of
 
-from qreward.errors import BadRequest, ConfigError, QRewardError, RequestTimeout
+from qreward.errors import BadRequest, QRewardError, RequestTimeout
 from qreward.integrations.areal import DEADLINE, HOST_LIMIT, NoReward, async_reward, reward
 from qreward.integrations.trainers.rewarder import LATE, close_all
 from qreward.testing import FakeFleet, Faults
@@ -52,18 +51,6 @@ def test_contract_the_function_is_found_by_its_name_and_has_the_signature_of_rew
         *named, rest = inspect.signature(function).parameters.values()
         assert [each.name for each in named] == ["prompt", "completions", "prompt_ids", "completion_ids"]
         assert rest.kind is inspect.Parameter.VAR_KEYWORD
-
-
-def test_contract_the_function_pickles_by_its_name_with_what_it_is_called_with() -> None:
-    call = partial(reward, *CALL, answer="4", messages=[{"role": "user", "content": "2 + 2?"}])
-    again = pickle.loads(pickle.dumps(call))
-    assert again.func is reward
-    assert len(pickle.dumps(reward)) < 100
-
-
-def test_contract_the_deadline_is_below_the_limit_of_the_wrapper_with_room_for_what_comes_late() -> None:
-    assert HOST_LIMIT == 15.0
-    assert DEADLINE + LATE < HOST_LIMIT - 1
 
 
 @pytest.fixture(scope="module")
@@ -137,6 +124,7 @@ def test_each_has_the_deadline_of_where_it_runs(scorer: FakeScorer) -> None:
     reward(*CALL)
     run(async_reward(*CALL))
     assert scorer.timeouts == [12.0, 180.0]
+    assert DEADLINE + LATE < HOST_LIMIT - 1 == 14.0
 
 
 def test_a_deadline_that_areal_would_not_wait_for_is_said_once(
@@ -146,12 +134,6 @@ def test_a_deadline_that_areal_would_not_wait_for_is_said_once(
     reward(*CALL)
     reward(*CALL)
     assert len([record for record in caplog.records if "AsyncRewardWrapper makes a reward 0" in record.message]) == 1
-
-
-def test_a_column_that_is_not_there_is_said(scorer: FakeScorer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    configured(monkeypatch, tmp_path, columns={"reference": "anwser"})
-    with pytest.raises(ConfigError, match="anwser"):
-        reward(*CALL, answer="4")
 
 
 # the workflow, on a stub with the parts of ``areal/workflow/rlvr.py`` that it overrides

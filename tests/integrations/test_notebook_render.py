@@ -14,7 +14,8 @@ import httpx
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from notebook_tools import MODEL, chat, words
+from notebook_tools import MODEL, chat
+from shared_tools import words
 
 from qreward import BadRequest, BatchResult, BatchStats, Endpoint, EndpointState, EndpointStats, QRewardClient, RateLimited, Result, Retry
 from qreward.notebook.render import BARS, MOST_ROWS, Scale, clip, histogram, number, seconds

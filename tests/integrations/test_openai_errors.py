@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -22,6 +24,8 @@ from qreward.testing import FakeFleet, Faults, echo_of, run_in_virtual_time
 pytestmark = pytest.mark.real_time
 
 ONCE = Retry(attempts=1)
+PAGE = Path(__file__).parents[2] / "docs" / "openai.md"
+RAISED = {400: "BadRequestError", 401: "AuthenticationError", 403: "PermissionDeniedError", 404: "NotFoundError", 429: "RateLimitError"}
 TABLE: list[tuple[errors.QRewardError, int, str]] = [
     (errors.NoEndpoint("x"), 404, "model_not_found"),
     (errors.ConfigError("x"), 400, "config_error"),
@@ -68,6 +72,21 @@ def test_names_that_headers_cannot_hold_are_escaped() -> None:
     reply = refused(errors.ServerError("x", endpoint="gpu-\u96f6", status_code=500, request_id="r\u00e9q"))
     assert reply.headers["x-qreward-endpoint"] == "gpu-\\u96f6"
     assert httpx.Response(500, headers=reply.headers).headers["x-request-id"] == "r\\xe9q"
+
+
+def test_the_page_says_of_each_error_what_becomes_of_it() -> None:
+    rows = dict(re.findall(r"^\| \[(\w+)\]\(errors\.md#\w+\) \| (.*) \|$", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE))
+    for error, status, code in TABLE:
+        name = type(error).__name__
+        if name in ("StreamInterrupted", "DeadlineExceeded", "RequestError"):  # told of in words, of a batch, and of none of these
+            assert name not in rows
+            continue
+        statuses, codes, raised = rows[name].split(" | ")
+        assert str(status) in statuses or "the server's" in statuses
+        assert f"`{code}`" in codes
+        kind = RAISED.get(status, "InternalServerError" if status >= 500 else "UnprocessableEntityError")
+        assert f"`{kind}`" in raised
+        assert issubclass(getattr(openai, kind), openai.APIStatusError)
 
 
 async def read(stream: Any, said: list[str]) -> None:

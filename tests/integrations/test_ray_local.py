@@ -15,7 +15,7 @@ import pytest
 from shared_tools import until
 
 from qreward.errors import ConfigError, InvalidResponse, RequestTimeout
-from qreward.integrations.ray import ActorDied, PoolStats, ScorerPool, deployment
+from qreward.integrations.ray import PoolStats, ScorerPool, deployment
 
 pytestmark = pytest.mark.real_time
 
@@ -90,16 +90,6 @@ async def test_an_awaited_scorer_runs_in_the_loop_of_its_caller_and_is_cancelled
             await pool(["wait"])
         assert await pool(["b"]) == ["b"]
     assert seen == [asyncio.get_running_loop()] * 2 + ["cancelled", asyncio.get_running_loop()]
-
-
-async def test_the_error_of_a_constructor_reaches_the_caller() -> None:
-    class Broken(Model):
-        def __init__(self) -> None:
-            raise OSError("no weights")
-
-    async with ScorerPool(Broken, method="score") as pool:
-        with pytest.raises(ActorDied, match="OSError: no weights"):
-            await pool(["a"])
 
 
 async def test_close_asks_the_scorers_to_put_away_what_they_have() -> None:

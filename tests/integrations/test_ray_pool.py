@@ -81,18 +81,6 @@ async def test_what_is_asked_of_ray_for_each_actor_is_passed_on(ray: FakeRay) ->
         assert ray.actors[0].options == asked | {"memory": 7} | own
 
 
-async def test_batches_wait_in_the_caller_until_an_actor_is_free(ray: FakeRay) -> None:
-    async with ScorerPool(Scorer, actors=2) as pool:
-        assert pool.slots == 2
-        calls = [asyncio.ensure_future(pool(["wait"])) for _ in range(3)]
-        # an actor is at work before the thread of the pool has counted its batch
-        await until(lambda: (pool.stats().in_flight, pool.stats().waiting) == (2, 1))
-        await until(lambda: [actor.busy for actor in ray.actors] == [1, 1])
-        assert (pool.stats().in_flight, pool.stats().waiting) == (2, 1)
-        Scorer.gate.set()
-        assert await asyncio.gather(*calls) == [[4]] * 3
-
-
 async def test_a_queue_fills_batches_in_the_caller_while_the_actors_are_busy(ray: FakeRay) -> None:
     async with ScorerPool(Scorer) as pool, pool.queue(max_batch_size=8) as queue:
         first = asyncio.ensure_future(queue.submit("wait"))
@@ -189,13 +177,6 @@ async def test_a_class_that_raises_is_tried_three_times_and_its_error_is_in_the_
         with pytest.raises(ConnectionError, match="no actor is left"):
             await pool(["c"])
         assert pool.stats().lost == 1
-
-
-async def test_a_scorer_that_kills_with_every_batch_is_given_up_after_max_restarts(ray: FakeRay) -> None:
-    async with ScorerPool(Scorer, max_restarts=3) as pool:
-        outcomes = await asyncio.gather(*(pool(["poison"] * 4) for _ in range(5)), return_exceptions=True)
-        assert pool.stats().deaths == 4
-        assert all(isinstance(one, ActorDied) or kinds(one) == [ActorDied] * 4 for one in outcomes)
 
 
 async def test_an_actor_that_is_not_ready_in_time_is_tried_again_and_given_up(ray: FakeRay) -> None:

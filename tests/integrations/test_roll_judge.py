@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from adapter_fakes import FakeScorer, made_of, number_or_limited
 
-from qreward.errors import BadRequest, RateLimited
+from qreward.errors import RateLimited
 from qreward.integrations.roll import INVALID, InvalidGroupFilter, RewardUnavailable, judge
 from qreward.integrations.roll.rewards import MOST_DROPPED
 from qreward.integrations.trainers import adapter
@@ -38,14 +38,6 @@ def test_a_failed_judge_never_becomes_0_unless_the_user_chose_it(scorer: FakeSco
     assert judge("sum?", "what?", settings={"on_failure": 0}) == 0.0
     with pytest.raises(RateLimited):
         judge("sum?", "what?", settings={"on_failure": "raise"})
-
-
-def test_a_response_that_is_none_is_not_asked_about_and_has_no_reward(scorer: FakeScorer) -> None:
-    missing: Any = None
-    assert judge("sum?", missing) == INVALID
-    with pytest.raises(BadRequest, match="no response"):
-        judge("sum?", missing, settings={"on_failure": "raise"})
-    assert scorer.asked == []
 
 
 def test_against_real_servers_a_process_ends_well_with_its_connections_open() -> None:

@@ -31,12 +31,6 @@ async def test_scores_come_in_order_with_a_number_for_each_row_in_each_metric() 
     assert found.metrics["judge/tokens"] == [7.0] * 3
 
 
-async def test_all_rows_are_judged_at_once() -> None:
-    scorer = FakeScorer(number_or_limited)
-    await judged(made_of(scorer), rows(*"123456789"))
-    assert scorer.peak == 9
-
-
 async def test_a_failed_judge_never_becomes_0_unless_the_user_chose_it() -> None:
     given = rows("1", "what?", "0.5")
     for settings in ({}, {"on_failure": "raise"}, {"on_failure": "default"}):
@@ -79,22 +73,6 @@ async def test_an_item_has_the_conversation_of_the_data_set_and_its_reference() 
         {"prompt": said, "response": "1", "reference": "4"},
         {"prompt": said, "response": "2", "reference": "5"},
     ]
-
-
-async def test_without_a_conversation_it_is_the_decoded_prompt() -> None:
-    scorer = FakeScorer(number_or_limited)
-    await judged(made_of(scorer), rows("1", ground_truth=[None]))
-    assert scorer.asked == [{"prompt": "user\nquestion 0", "response": "1", "reference": None}]
-
-
-async def test_columns_take_what_they_name_and_a_wrong_one_lists_those_there_are() -> None:
-    scorer = FakeScorer(number_or_limited)
-    judge = {"model": "j", "prompt": "{prompt} {response} {rubric}"}
-    given = rows("1", question=["why?"], rubric=["short"], tag=["x"])
-    await judged(made_of(scorer, judge=judge, columns={"prompt": "question"}), given)
-    assert scorer.asked == [{"prompt": "why?", "response": "1", "reference": None, "rubric": "short"}]
-    with pytest.raises(ConfigError, match=r"'questoin', which the data does not have\. There are 'prompts', 'question'"):
-        await judged(made_of(scorer, columns={"prompt": "questoin"}), given)
 
 
 def test_a_column_of_another_length_belongs_to_no_row() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 from dataclasses import dataclass, field
@@ -90,21 +89,10 @@ async def test_contract_a_sample_gets_a_float_and_a_list_a_list_of_floats(world:
     assert world.scorer.asked[0]["prompt"] == "2 + 2?"
 
 
-async def test_contract_keyword_arguments_of_slimes_are_taken(world: World) -> None:
-    assert await slime.reward(arguments(), Sample(), evaluation=True) == 1.0
-    assert await slime.group_reward(arguments(), [Sample()], anything=1) == [1.0]
-
-
 async def test_settings_come_from_the_arguments_if_they_are_there(world: World) -> None:
     await one(Sample())
     await one(Sample(), qreward_config={"reward_model": "rm"})
     assert world.asked == [(None, 100.0), ({"reward_model": "rm"}, 100.0)]
-
-
-async def test_columns_reach_into_the_metadata(world: World) -> None:
-    world.set(columns={"prompt": "metadata.question", "rubric": "rubric"})
-    await one(Sample(metadata={"question": "why?", "rubric": "short"}))
-    assert (world.scorer.asked[0]["prompt"], world.scorer.asked[0]["rubric"]) == ("why?", "short")
 
 
 @pytest.mark.parametrize("settings", [{}, {"on_failure": "default"}, {"on_failure": "none"}])
@@ -169,11 +157,6 @@ async def test_an_evaluation_finds_its_own_key_and_has_its_own_mean(world: World
     assert found["score"] == found["train"] == 1.0  # which moves the mean of the evaluation by nothing
     assert found["judge_ok"] == 0.0
     assert await one(Sample(response="what?", group_index=None)) == 1.0
-
-
-async def test_64_samples_at_once_are_judged_at_once(world: World) -> None:
-    assert await asyncio.gather(*(slime.reward(arguments(), Sample(response=str(at))) for at in range(64))) == list(range(64))
-    assert world.scorer.peak == 64
 
 
 async def test_a_fleet_that_is_dead_ends_the_run_and_not_only_its_samples(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

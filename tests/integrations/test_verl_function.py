@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from adapter_fakes import REWARDER, SETTINGS, FakeScorer, installed
 
-from qreward.errors import BadRequest, ConfigError, RequestTimeout
+from qreward.errors import ConfigError, RequestTimeout
 from qreward.integrations.verl import DEADLINE, compute_score
 from qreward.integrations.verl import function as function_module
 from qreward.integrations.verl.function import plain, settings_of
@@ -56,12 +56,6 @@ async def test_contract_verl_finds_a_coroutine_function_and_awaits_it_with_keywo
     assert scorer.timeouts == [DEADLINE]
 
 
-def test_contract_the_parameters_are_those_that_verl_names() -> None:
-    names = list(inspect.signature(compute_score).parameters.values())
-    assert [each.name for each in names] == ["data_source", "solution_str", "ground_truth", "extra_info", "kwargs"]
-    assert names[-1].kind is inspect.Parameter.VAR_KEYWORD
-
-
 async def test_contract_good_and_failed_samples_have_the_same_keys_and_values_that_stack(scorer: FakeScorer) -> None:
     good, failed = await scored("0.5", on_failure=-1.0), await scored("late", on_failure=-1.0)
     assert list(good) == list(failed) == KEYS
@@ -77,11 +71,6 @@ async def test_a_failed_judge_never_becomes_a_number_unless_the_user_chose_it(sc
             await scored("late", **chosen)
         assert any("on_failure" in note for note in caught.value.__notes__)
     assert (await scored("late", on_failure=0.0))["score"] == 0.0
-
-
-async def test_none_as_a_failure_is_refused_for_verl_would_lose_the_rewards_of_the_whole_batch(scorer: FakeScorer) -> None:
-    with pytest.raises(ConfigError, match="on_failure: none is not possible with verl"):
-        await scored("1", on_failure="none")
 
 
 async def test_what_verl_adds_is_ignored_and_a_strange_name_is_ignored_and_said_once(
@@ -175,43 +164,6 @@ async def test_containers_of_omegaconf_and_arrays_become_plain(scorer: FakeScore
     assert scorer.asked[0]["prompt"] == conversation
 
 
-async def test_columns_name_what_is_in_extra_info_and_the_prompts_fields_come_from_columns_of_their_name(scorer: FakeScorer) -> None:
-    judge = {"model": "j", "prompt": "{rubric} {prompt} {response} {topic} {unknown}", "system": "Be {{fair}} on {data_source}."}
-    extra = {"task": {"text": "2 + 2?"}, "rubric": "strict", "topic_name": "sums", "other": 1, "fair": 2}
-    await scored("1", extra, judge=judge, columns={"prompt": "task.text", "topic": "topic_name"})
-    expected = {"prompt": "2 + 2?", "response": "1", "reference": "4", "rubric": "strict", "topic": "sums", "data_source": "sums"}
-    assert scorer.asked == [expected]
-
-
-@pytest.mark.parametrize(
-    ("columns", "said"),
-    [
-        ({}, "the data has no column with the prompt"),
-        ({"prompt": "asked"}, "prompt is mapped to 'asked'"),
-        ({"topic": "a.b"}, "topic is mapped to 'a.b'"),
-    ],
-)
-async def test_a_column_that_is_not_there_is_a_fault_of_the_settings_whatever_a_failure_is(
-    scorer: FakeScorer, columns: Any, said: str
-) -> None:
-    with pytest.raises(ConfigError, match=said) as caught:
-        (
-            await scored(
-                "1", {"a": 1}, columns=columns, on_failure=0.0, judge={**SETTINGS["judge"], "prompt": "{topic}: {prompt} {response}"}
-            )
-        )
-    assert "'ground_truth'" in str(caught.value)
-
-
-async def test_a_response_that_is_missing_is_a_failed_reward_and_not_judged(scorer: FakeScorer) -> None:
-    result = await scored(None, on_failure=-1.0)
-    assert (result["score"], result["judge_ok"]) == (-1.0, 0.0)
-    assert "no response" in result["judge_error"]
-    with pytest.raises(BadRequest, match="no response"):
-        await scored(None)
-    assert scorer.asked == []
-
-
 @pytest.mark.parametrize("settings", [{"judge": {"model": "judge-7b", "prompt": "{response.x}"}}, {"priority": 10}])
 async def test_a_wrong_setting_is_said_with_the_place_it_stands_at(settings: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^reward_kwargs: "):
@@ -221,9 +173,3 @@ async def test_a_wrong_setting_is_said_with_the_place_it_stands_at(settings: dic
     given: dict[str, Any] = {"data_source": "sums", "solution_str": "1", "ground_truth": "4", "extra_info": {"question": "2 + 2?"}}
     with pytest.raises(ConfigError, match=r"reward\.json and reward_kwargs: "):
         await compute_score(**given, config=str(file), **settings)
-
-
-async def test_a_prompt_that_the_judge_does_not_name_may_be_missing(scorer: FakeScorer) -> None:
-    judge = {"model": "j", "prompt": "Is {response} the same as {reference}?"}
-    assert (await scored("1", {"a": 1}, judge=judge))["score"] == 1.0
-    assert scorer.asked[0]["prompt"] == ""

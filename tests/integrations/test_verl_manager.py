@@ -114,6 +114,11 @@ def test_the_manager_is_not_loaded_with_the_package_for_verl_may_not_be_there() 
         _ = adapter.nothing  # type: ignore[attr-defined]
 
 
+def test_wrong_settings_show_when_the_manager_is_made(scorer: FakeScorer) -> None:
+    with pytest.raises(ConfigError, match="on_failure: none is not possible with verl"):
+        manager_of(verl_config(on_failure="none"))
+
+
 async def test_a_failed_judge_ends_the_managers_sample_unless_a_number_was_chosen(scorer: FakeScorer) -> None:
     data = Data([sequence("late", raw_prompt="2 + 2?")])
     with pytest.raises(RequestTimeout):
@@ -135,11 +140,6 @@ def test_another_function_beside_the_manager_is_refused_and_ours_is_not(scorer: 
         manager_of(verl_config("/my/rewards.py"))
     for path in ("pkg://qreward.integrations.verl", "pkg://qreward/integrations/verl"):
         assert manager_of(verl_config(path)).settings.judge
-
-
-def test_wrong_settings_show_when_the_manager_is_made(scorer: FakeScorer) -> None:
-    with pytest.raises(ConfigError, match="on_failure"):
-        manager_of(verl_config(on_failure="none"))
 
 
 def test_a_model_that_verl_serves_is_asked_in_the_dialect_of_its_engine(scorer: FakeScorer) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import nbformat
 import pytest
 from nbclient import NotebookClient
-from notebook_tools import words
+from shared_tools import words
 
 PATH = Path(__file__).parents[2] / "examples" / "notebook_judge.ipynb"
 

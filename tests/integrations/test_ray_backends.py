@@ -14,7 +14,7 @@ from shared_tools import until
 
 from qreward.batching.reward_buffer.schemas import InvalidScores
 from qreward.integrations.ray.backends import AsyncScorerActor, ScorerActor, ScorerSpec, accepted, portable
-from qreward.integrations.ray.pool import parts_of, rows_of
+from qreward.integrations.ray.pool import rows_of
 
 pytestmark = pytest.mark.real_time
 
@@ -78,7 +78,6 @@ def test_a_scorer_is_given_as_many_lists_as_it_takes() -> None:
 
 def test_an_actor_gives_what_the_scorer_gives_and_what_it_raises_as_a_value() -> None:
     host = ScorerActor(ScorerSpec(lambda items: items or 1 / 0, (), {}))
-    assert host.ready()
     assert host.run((["a"],)) == (True, ["a"])
     well, error = host.run(([],))
     assert not well
@@ -153,10 +152,6 @@ async def test_a_scorer_is_asked_to_put_away_what_it_has() -> None:
     await AsyncScorerActor(ScorerSpec(Model, method="later"), 1).end()
     ScorerActor(ScorerSpec(Model)).end()
     assert len(closed) == 1
-
-
-def test_a_batch_is_halved_in_all_its_lists() -> None:
-    assert parts_of((["a", "b", "c"], [1, 2, 3])) == ((["a", "b"], [1, 2]), (["c"], [3]))
 
 
 def test_parts_are_rows_whatever_shape_they_came_in() -> None:

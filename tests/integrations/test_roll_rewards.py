@@ -9,7 +9,7 @@ import pytest
 from adapter_fakes import FakeScorer, made_of, number_or_limited
 
 from qreward.errors import ConfigError
-from qreward.integrations.roll.rewards import Drops, JudgedBatch, RewardUnavailable, failure_of, judge_rows, rows_of
+from qreward.integrations.roll.rewards import Drops, RewardUnavailable, failure_of, judge_rows, rows_of
 from qreward.integrations.trainers import Rewarder
 
 
@@ -17,18 +17,18 @@ def rows(*responses: str, **columns: list[Any]) -> list[dict[str, Any]]:
     return rows_of(columns, [f"user\nquestion {at}" for at in range(len(responses))], responses)
 
 
-async def judged(made: Rewarder, given: list[dict[str, Any]]) -> JudgedBatch:
+async def judged(made: Rewarder, given: list[dict[str, Any]]) -> tuple[list[float], dict[str, list[float]]]:
     return await judge_rows(made, made.config, given)
 
 
 async def test_scores_come_in_order_with_a_number_for_each_row_in_each_metric() -> None:
-    found = await judged(made_of(FakeScorer(number_or_limited)), rows("0.25", "1", "-3"))
-    assert found.scores == [0.25, 1.0, -3.0]
-    assert {name: len(values) for name, values in found.metrics.items()} == dict.fromkeys(
+    scores, metrics = await judged(made_of(FakeScorer(number_or_limited)), rows("0.25", "1", "-3"))
+    assert scores == [0.25, 1.0, -3.0]
+    assert {name: len(values) for name, values in metrics.items()} == dict.fromkeys(
         ("judge/ok", "judge/errors", "judge/seconds", "judge/tokens"), 3
     )
-    assert found.metrics["judge/ok"] == [1.0] * 3
-    assert found.metrics["judge/tokens"] == [7.0] * 3
+    assert metrics["judge/ok"] == [1.0] * 3
+    assert metrics["judge/tokens"] == [7.0] * 3
 
 
 async def test_a_failed_judge_never_becomes_0_unless_the_user_chose_it() -> None:
@@ -36,11 +36,11 @@ async def test_a_failed_judge_never_becomes_0_unless_the_user_chose_it() -> None
     for settings in ({}, {"on_failure": "raise"}, {"on_failure": "default"}):
         with pytest.raises(RewardUnavailable, match="1 of 3 rewards could not be had; the first: RateLimited: 429"):
             await judged(made_of(FakeScorer(number_or_limited), **settings), given)
-    chosen = await judged(made_of(FakeScorer(number_or_limited), on_failure=-0.5), given)
-    assert chosen.scores == [1.0, -0.5, 0.5]
-    assert chosen.metrics["judge/ok"] == [1.0, 0.0, 1.0]
-    assert chosen.metrics["judge/errors"] == [0.0, 1.0, 0.0]
-    assert (await judged(made_of(FakeScorer(number_or_limited), on_failure=0), given)).scores == [1.0, 0.0, 0.5]
+    scores, metrics = await judged(made_of(FakeScorer(number_or_limited), on_failure=-0.5), given)
+    assert scores == [1.0, -0.5, 0.5]
+    assert metrics["judge/ok"] == [1.0, 0.0, 1.0]
+    assert metrics["judge/errors"] == [0.0, 1.0, 0.0]
+    assert (await judged(made_of(FakeScorer(number_or_limited), on_failure=0), given))[0] == [1.0, 0.0, 0.5]
 
 
 def test_none_is_refused_as_each_row_must_have_a_number() -> None:

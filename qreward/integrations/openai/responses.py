@@ -96,12 +96,7 @@ def strict(body: bytes) -> bytes:
 
 
 def event(data: bytes) -> bytes:
-    """Return one server-sent event.
-
-    Example:
-        >>> event(b'{"a": 1}')
-        b'data: {"a": 1}\\n\\n'
-    """
+    """Return one server-sent event."""
     return b"".join(b"data: %b\n" % line for line in data.splitlines()) + b"\n"
 
 
@@ -167,7 +162,7 @@ def streamed(events: Events) -> OpenAIReply:
 
 def models(names: Iterable[str]) -> OpenAIReply:
     """Return the list of models. A pattern of a route is listed as written."""
-    return OpenAIReply(200, _headers(), _json({"object": "list", "data": [_model(name) for name in names]}))
+    return OpenAIReply(200, _headers(), _json({"object": "list", "data": list(map(_model, names))}))
 
 
 def model(name: str) -> OpenAIReply:
@@ -195,12 +190,7 @@ def described(error: QRewardError) -> dict[str, Any]:
 
 
 def status_of(error: QRewardError) -> int:
-    """Return the HTTP status for an error: the server's own status if SDKs treat it as the same error.
-
-    Example:
-        >>> status_of(errors.NoEndpoint("no route")), status_of(errors.RateLimited("full", status_code=503))
-        (404, 429)
-    """
+    """Return the HTTP status for an error: the server's own status if SDKs treat it as the same error."""
     own = error.status_code if isinstance(error, RequestError) else None
     status, allowed = next((status, allowed) for kind, status, allowed in _STATUSES if isinstance(error, kind))
     return own if own is not None and own in allowed else status

@@ -31,7 +31,7 @@ CALL = "__call__"
 
 @dataclass(frozen=True)
 class ScorerSpec:
-    """How to make a scorer; see the arguments of :class:`~qreward.integrations.ray.ScorerPool`."""
+    """How to make a scorer: arguments of :class:`~qreward.integrations.ray.ScorerPool`."""
 
     scorer: Any
     args: Sequence[Any] = ()
@@ -115,9 +115,8 @@ class ScorerActor:
         self._made = spec.make()
         self._score = spec.function(self._made)
 
-    def ready(self) -> bool:
-        """Return True. Ray runs this call when the constructor has returned."""
-        return True
+    def ready(self) -> None:
+        """Do nothing. Ray runs this call when the constructor has returned."""
 
     def run(self, columns: tuple[Any, ...]) -> Reply:
         return attempt(partial(self._score, *accepted(self._score, columns)))
@@ -135,8 +134,7 @@ class AsyncScorerActor:
         self._score = spec.function(self._made)
         self._threads = None if is_async(self._score) else ThreadPoolExecutor(concurrency, thread_name_prefix="scorer")
 
-    async def ready(self) -> bool:
-        return True
+    async def ready(self) -> None: ...
 
     async def run(self, columns: tuple[Any, ...]) -> Reply:
         """A thread cannot be stopped, so a batch in a thread runs to its end even if it is cancelled."""

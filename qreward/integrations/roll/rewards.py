@@ -11,7 +11,7 @@ import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import reduce
 from typing import Any
 
@@ -113,14 +113,6 @@ def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-@dataclass(frozen=True, slots=True)
-class JudgedBatch:
-    """The rewards of a batch, in order, finite and within the range of float16; and its metrics: name -> one number for each row."""
-
-    scores: list[float]
-    metrics: dict[str, list[float]]
-
-
 def failure_of(config: RewardConfig) -> float | None:
     """Return the number that replaces a missing reward, or None if an error is raised instead, which is the default.
 
@@ -145,8 +137,10 @@ def _messages(value: Any) -> Any:
     return value
 
 
-async def judge_rows(rewarder: Rewarder, config: RewardConfig, rows: Iterable[Mapping[str, Any]]) -> JudgedBatch:
-    """Score all rows concurrently.
+async def judge_rows(
+    rewarder: Rewarder, config: RewardConfig, rows: Iterable[Mapping[str, Any]]
+) -> tuple[list[float], dict[str, list[float]]]:
+    """Score all rows concurrently. Return their rewards, finite and within float16, and metrics: name -> one number for each row.
 
     Raises ``RewardUnavailable`` if a reward is missing and ``on_failure`` names no number, and ``ConfigError`` if one does not fit into
     float16.
@@ -160,11 +154,11 @@ async def judge_rows(rewarder: Rewarder, config: RewardConfig, rows: Iterable[Ma
             "user_defined_rollout_loop_cls: qreward.integrations.roll.SkippingRolloutLoop, or choose a number in on_failure"
         )
     scores = [each.score(failure) for each in scored]
-    return JudgedBatch([_fitting(float(score)) for score in scores if score is not None], metrics_of(scored))
+    return [_fitting(float(score)) for score in scores if score is not None], metrics_of(scored)
 
 
 def metrics_of(scored: Sequence[Scored]) -> dict[str, list[float]]:
-    """Return the metrics of a batch, always with the same names. ROLL computes their mean, maximum and minimum for each domain."""
+    """Return the metrics of a batch, always with the same names."""
     rows = [each.metrics("judge/") | {"judge/errors": float(not each.ok)} for each in scored]
     return {f"judge/{name}": [row[f"judge/{name}"] for row in rows] for name in ("ok", "errors", "seconds", "tokens")}
 

@@ -77,7 +77,7 @@ async def test_what_is_asked_of_ray_for_each_actor_is_passed_on(ray: FakeRay) ->
     asked = {"num_cpus": 2, "num_gpus": 0.5, "resources": {"tpu": 1}, "runtime_env": {"pip": ["x"]}}
     async with ScorerPool(Scorer, max_concurrent_batches=3, ray_options={"memory": 7}, **asked) as pool:
         await pool(["a"])
-        own = {"max_concurrency": 3, "max_restarts": 0, "max_task_retries": 0}
+        own = {"max_concurrency": 4, "max_restarts": 0, "max_task_retries": 0}
         assert ray.actors[0].options == asked | {"memory": 7} | own
 
 

@@ -42,7 +42,7 @@ def deployment(
     completion, and ``handle.add_query.remote(query)``.
 
     Args:
-        scorer, init_args, init_kwargs, factory, method: the scorer, as for :class:`~qreward.integrations.ray.ScorerPool`. It is made once in
+        scorer, init_args, init_kwargs, factory, method: as for :class:`~qreward.integrations.ray.ScorerPool`. The scorer is made once in
             each replica.
         name, num_replicas, ray_actor_options, autoscaling_config: as in ``serve.deployment``.
         max_ongoing_requests: number of requests that a replica receives at once. Its batches are formed from them. By default twice

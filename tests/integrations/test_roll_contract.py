@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import roll_stubs
-from adapter_fakes import FakeScorer, made_of, number_or_limited
+from adapter_fakes import FakeScorer, made_of, number_or_late
 from roll_stubs import FLAG, DataProto, Dispatch, tensor
 
 from qreward.errors import ConfigError
@@ -55,7 +55,7 @@ def test_contract_the_methods_are_registered_and_only_rewards_are_async() -> Non
 
 
 async def test_contract_a_batch_comes_back_in_order_with_the_three_tensors_in_float16(monkeypatch: pytest.MonkeyPatch) -> None:
-    worker = started(monkeypatch, FakeScorer(number_or_limited))
+    worker = started(monkeypatch, FakeScorer(number_or_late))
     assert (worker.rank_info.dp_rank, worker.rank_info.dp_size) == (1, 2)
     output = await worker.compute_rewards(data(3, 1, 2))
     assert {name: (list(values), values.dtype) for name, values in output.batch.items()} == {
@@ -70,7 +70,7 @@ async def test_contract_a_batch_comes_back_in_order_with_the_three_tensors_in_fl
 async def test_contract_decoding_does_not_hold_up_the_loop_of_the_actor(monkeypatch: pytest.MonkeyPatch) -> None:
     import threading
 
-    worker = started(monkeypatch, FakeScorer(number_or_limited))
+    worker = started(monkeypatch, FakeScorer(number_or_late))
     threads: set[str] = set()
     decode = worker.actor_tokenizer.batch_decode
     worker.actor_tokenizer = SimpleNamespace(
@@ -82,9 +82,9 @@ async def test_contract_decoding_does_not_hold_up_the_loop_of_the_actor(monkeypa
 
 def test_a_wrong_setting_ends_the_run_before_anything_is_generated(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="on_failure"):
-        started(monkeypatch, FakeScorer(number_or_limited), on_failure="none")
+        started(monkeypatch, FakeScorer(number_or_late), on_failure="none")
     with pytest.raises(ConfigError, match="deadlin"):
-        started(monkeypatch, FakeScorer(number_or_limited), deadlin=3)
+        started(monkeypatch, FakeScorer(number_or_late), deadlin=3)
 
 
 async def test_calls_of_a_trace_see_their_own_context_each(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +98,7 @@ async def test_calls_of_a_trace_see_their_own_context_each(monkeypatch: pytest.M
             seen[response] = format(trace.get_current_span().get_span_context().span_id, "x")
             return await super().score(prompt, response, **named)
 
-    worker = started(monkeypatch, Looking(number_or_limited))
+    worker = started(monkeypatch, Looking(number_or_late))
     calls = [data(at) for at in range(1, 9)]
     for at, call in enumerate(calls, start=1):
         call.meta_info["_otel_ctx"] = {"traceparent": f"00-{1:032x}-{at:016x}-01"} if at < 8 else {}

@@ -6,7 +6,7 @@ import pickle
 from typing import Any
 
 import pytest
-from adapter_fakes import FakeScorer, made_of, number_or_limited
+from adapter_fakes import FakeScorer, made_of, number_or_late
 
 from qreward.errors import ConfigError
 from qreward.integrations.roll.rewards import Drops, RewardUnavailable, failure_of, judge_rows, rows_of
@@ -22,7 +22,7 @@ async def judged(made: Rewarder, given: list[dict[str, Any]]) -> tuple[list[floa
 
 
 async def test_scores_come_in_order_with_a_number_for_each_row_in_each_metric() -> None:
-    scores, metrics = await judged(made_of(FakeScorer(number_or_limited)), rows("0.25", "1", "-3"))
+    scores, metrics = await judged(made_of(FakeScorer(number_or_late)), rows("0.25", "1", "-3"))
     assert scores == [0.25, 1.0, -3.0]
     assert {name: len(values) for name, values in metrics.items()} == dict.fromkeys(
         ("judge/ok", "judge/errors", "judge/seconds", "judge/tokens"), 3
@@ -34,17 +34,17 @@ async def test_scores_come_in_order_with_a_number_for_each_row_in_each_metric() 
 async def test_a_failed_judge_never_becomes_0_unless_the_user_chose_it() -> None:
     given = rows("1", "what?", "0.5")
     for settings in ({}, {"on_failure": "raise"}, {"on_failure": "default"}):
-        with pytest.raises(RewardUnavailable, match="1 of 3 rewards could not be had; the first: RateLimited: 429"):
-            await judged(made_of(FakeScorer(number_or_limited), **settings), given)
-    scores, metrics = await judged(made_of(FakeScorer(number_or_limited), on_failure=-0.5), given)
+        with pytest.raises(RewardUnavailable, match="1 of 3 rewards could not be had; the first: RequestTimeout: no answer"):
+            await judged(made_of(FakeScorer(number_or_late), **settings), given)
+    scores, metrics = await judged(made_of(FakeScorer(number_or_late), on_failure=-0.5), given)
     assert scores == [1.0, -0.5, 0.5]
     assert metrics["judge/ok"] == [1.0, 0.0, 1.0]
     assert metrics["judge/errors"] == [0.0, 1.0, 0.0]
-    assert (await judged(made_of(FakeScorer(number_or_limited), on_failure=0), given))[0] == [1.0, 0.0, 0.5]
+    assert (await judged(made_of(FakeScorer(number_or_late), on_failure=0), given))[0] == [1.0, 0.0, 0.5]
 
 
 def test_none_is_refused_as_each_row_must_have_a_number() -> None:
-    config = made_of(FakeScorer(number_or_limited), on_failure="none").config
+    config = made_of(FakeScorer(number_or_late), on_failure="none").config
     with pytest.raises(ConfigError, match="SkippingRolloutLoop"):
         failure_of(config)
 
@@ -58,14 +58,14 @@ def test_the_error_survives_the_way_through_ray() -> None:
 @pytest.mark.parametrize("number", ["1e5", "-1e5"])
 async def test_a_score_that_float16_cannot_hold_is_refused(number: str) -> None:
     with pytest.raises(ConfigError, match="float16"):
-        await judged(made_of(FakeScorer(number_or_limited)), rows(number))
-    config = made_of(FakeScorer(number_or_limited), on_failure=1e5).config
+        await judged(made_of(FakeScorer(number_or_late)), rows(number))
+    config = made_of(FakeScorer(number_or_late), on_failure=1e5).config
     with pytest.raises(ConfigError, match="float16"):
         failure_of(config)
 
 
 async def test_an_item_has_the_conversation_of_the_data_set_and_its_reference() -> None:
-    scorer = FakeScorer(number_or_limited)
+    scorer = FakeScorer(number_or_late)
     said = [{"role": "user", "content": "2 + 2?"}]
     given = rows("1", "2", messages=['[{"role": "user", "content": "2 + 2?"}]', said], ground_truth=["4", "5"], id=["a", "b"])
     await judged(made_of(scorer), given)

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from adapter_fakes import FakeScorer, made_of, number_or_limited
+from adapter_fakes import FakeScorer, made_of, number_or_late
 
-from qreward.errors import RateLimited
+from qreward.errors import RequestTimeout
 from qreward.integrations import slime
 from qreward.integrations.trainers import Rewarder, adapter
 
@@ -37,7 +37,7 @@ class World:
     """What the functions find when they ask for their rewarder."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.scorer = FakeScorer(number_or_limited)
+        self.scorer = FakeScorer(number_or_late)
         self.made: Rewarder = made_of(self.scorer)
         self.asked: list[Any] = []
         monkeypatch.setattr(adapter, "rewarder", self._rewarder)
@@ -108,7 +108,7 @@ async def test_a_failed_judge_never_becomes_0_unless_the_user_chose_it(world: Wo
     assert await one(chosen) == 0.0
     assert not chosen.remove_sample
     world.set(on_failure="raise")
-    with pytest.raises(RateLimited):
+    with pytest.raises(RequestTimeout):
         await one(Sample(response="what?"))
 
 
@@ -129,7 +129,7 @@ async def test_how_a_sample_was_judged_is_noted_in_its_metadata(world: World) ->
     assert good.metadata["a"] == 1
     assert good.metadata["qreward"] | {"seconds": 0} == {"ok": True, "seconds": 0, "reason": "", "removed": False}
     said = failed.metadata["qreward"]
-    assert (said["ok"], said["removed"], said["reason"]) == (False, True, "RateLimited: 429 at the endpoint 'judge'")
+    assert (said["ok"], said["removed"], said["reason"]) == (False, True, "RequestTimeout: no answer in time")
     assert strange.metadata is None
 
 
@@ -141,7 +141,7 @@ async def test_with_a_reward_key_each_reward_is_a_dict_with_the_same_keys(world:
 
 
 async def test_a_reward_key_may_name_an_attribute_of_a_reward_model(world: World) -> None:
-    world.scorer = FakeScorer(number_or_limited, {"helpfulness": 3.5, "safety": 1.0})
+    world.scorer = FakeScorer(number_or_late, {"helpfulness": 3.5, "safety": 1.0})
     world.set()
     good, failed = await one([Sample(response="0.5"), Sample(response="what?")], reward_key="helpfulness")
     assert (good["helpfulness"], good["safety"]) == (3.5, 1.0)
@@ -163,7 +163,7 @@ async def test_a_fleet_that_is_dead_ends_the_run_and_not_only_its_samples(world:
     monkeypatch.setattr(slime, "MOST_LOST", 3)
     for _ in range(3):
         await one(Sample(response="what?"))
-    with pytest.raises(RateLimited):
+    with pytest.raises(RequestTimeout):
         await one(Sample(response="what?"))
     await one(Sample(response="1"))
     await one(Sample(response="what?"))
@@ -174,7 +174,7 @@ async def test_the_first_failure_and_then_one_of_a_hundred_is_logged(world: Worl
         for _ in range(101):
             await one(Sample(response="what?"))
     assert [record.getMessage() for record in caplog.records] == [
-        f"{count} rewards could not be had so far; this one: RateLimited: 429 at the endpoint 'judge'" for count in (1, 101)
+        f"{count} rewards could not be had so far; this one: RequestTimeout: no answer in time" for count in (1, 101)
     ]
 
 

@@ -163,8 +163,10 @@ def test_the_same_settings_have_one_rewarder_and_others_another(monkeypatch: pyt
     file.write_text(json.dumps(GOOD), encoding="utf-8")
     monkeypatch.setenv("QREWARD_REWARD", str(file))
     first = rewarder(deadline=5.0)
-    assert rewarder(file, deadline=5.0) is rewarder(str(file), deadline=5.0) is rewarder(GOOD, deadline=5.0) is first
-    assert rewarder(load_reward_config(file), deadline=5.0) is first
+    assert rewarder(file, deadline=5.0) is rewarder(str(file), deadline=5.0) is first
+    assert rewarder(json.loads(json.dumps(GOOD)), deadline=5.0) is rewarder(GOOD, deadline=5.0)
+    config = load_reward_config(file)
+    assert rewarder(config, deadline=5.0) is rewarder(config, deadline=5.0)
     assert rewarder({**GOOD, "priority": 1}, deadline=5.0) is not first
     assert rewarder(GOOD, deadline=6.0) is not first
 

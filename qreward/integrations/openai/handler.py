@@ -107,12 +107,9 @@ def route_of(path: str) -> str | None:
 def read(route: str, headers: Iterable[tuple[str, str]], body: bytes) -> WireRequest:
     """Parse a request; its inputs are not validated. Raises ``BadRequest`` if the body is not a JSON object or names no model."""
     try:
-        params = msgspec.json.decode(body)
-    except jsonio.REFUSED:
-        try:
-            params = jsonio.read_leniently(body)
-        except Malformed:
-            raise BadRequest("the body is not JSON; send a JSON object as the OpenAI API takes it, without compression") from None
+        params = jsonio.read(body)
+    except Malformed:
+        raise BadRequest("the body is not JSON; send a JSON object as the OpenAI API takes it, without compression") from None
     if not isinstance(params, dict):
         raise BadRequest(f"the body is a JSON {type(params).__name__}; send an object with 'model'")
     model = params.pop("model", None)

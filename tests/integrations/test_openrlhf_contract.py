@@ -12,11 +12,13 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from adapter_fakes import FakeScorer, configured, installed, run, stub_modules
+from adapter_fakes import FakeScorer, configured, installed, stub_modules
 
 from qreward.errors import ConfigError
 from qreward.integrations import openrlhf
 from qreward.integrations.openrlhf.__main__ import main
+
+pytestmark = pytest.mark.real_time
 
 PROMPT = "<|im_start|>user\n2 + 2?<|im_end|>\n<|im_start|>assistant\n"
 
@@ -105,8 +107,8 @@ def test_contract_the_function_has_the_signature_that_is_called_and_is_no_corout
     assert not inspect.iscoroutinefunction(function)
 
 
-def test_contract_the_functions_file_is_what_the_single_turn_executor_calls_in_threads(scorer: FakeScorer) -> None:
-    output = run(executed(SingleTurnAgentExecutor(openrlhf.reward_func_path()), "0.75<|im_end|>"))
+async def test_contract_the_functions_file_is_what_the_single_turn_executor_calls_in_threads(scorer: FakeScorer) -> None:
+    output = await executed(SingleTurnAgentExecutor(openrlhf.reward_func_path()), "0.75<|im_end|>")
     assert (output["reward"], output["scores"]) == (0.75, 0.75)
     assert output["extra_logs"]["judge_ok"] == 1.0
     assert scorer.asked[0]["prompt"] == PROMPT
@@ -115,31 +117,28 @@ def test_contract_the_functions_file_is_what_the_single_turn_executor_calls_in_t
     assert scorer.timeouts == [openrlhf.DEADLINE]
 
 
-def test_contract_the_executors_file_is_made_without_arguments_and_scores_in_its_own_loop(executor: Any, scorer: FakeScorer) -> None:
-    async def main() -> tuple[Any, int]:
-        return await executed(executor, "0.75<|im_end|>"), id(asyncio.get_running_loop())
-
-    output, loop = run(main())
+async def test_contract_the_executors_file_is_made_without_arguments_and_scores_in_its_own_loop(executor: Any, scorer: FakeScorer) -> None:
+    output, loop = await executed(executor, "0.75<|im_end|>"), id(asyncio.get_running_loop())
     assert (output["reward"], output["scores"]) == (0.75, 0.75)
     assert scorer.loops == {loop}
 
 
 @pytest.mark.parametrize("way", ["function", "executor"])
-def test_a_failed_judge_never_becomes_zero_unless_the_user_chose_it(
+async def test_a_failed_judge_never_becomes_zero_unless_the_user_chose_it(
     way: str, executor: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     made = executor if way == "executor" else SingleTurnAgentExecutor(openrlhf.reward_func_path())
-    output = run(executed(made, "no number"))
+    output = await executed(made, "no number")
     assert output["reward"] is None  # the run stops where experience is made,
     assert math.isnan(output["scores"])  # unless the group is dropped: no range has NaN in it
     assert output["extra_logs"]["judge_ok"] == 0.0
     assert "dropped with its group" in caplog.text
     for chosen in (0.0, -1.0):
         configured(monkeypatch, tmp_path, on_failure=chosen)
-        output = run(executed(made, "no number"))
+        output = await executed(made, "no number")
         assert (output["reward"], output["scores"], output["extra_logs"]["judge_ok"]) == (chosen, chosen, 0.0)
     configured(monkeypatch, tmp_path, on_failure="raise")
-    output = run(executed(made, "no number"))
+    output = await executed(made, "no number")
     assert (output["reward"], output["scores"]) == (None, None)
     assert "no answer in time" in output["logged"]
 

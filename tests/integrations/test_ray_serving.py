@@ -153,21 +153,18 @@ async def test_callers_of_a_replica_share_batches() -> None:
         assert len(sizes) <= 4
 
 
-def test_a_replica_that_ends_lets_the_scorer_put_away_what_it_has() -> None:
+async def test_a_replica_that_ends_lets_the_scorer_put_away_what_it_has() -> None:
     before = Model.closed
     said: list[str] = []
 
-    async def main() -> None:
-        Replica(ScorerSpec(Model), {}, "ends")
-        messages = iter([{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}])
+    Replica(ScorerSpec(Model), {}, "ends")
+    messages = iter([{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}])
 
-        async def receive() -> Any:
-            return next(messages)
+    async def receive() -> Any:
+        return next(messages)
 
-        async def send(message: Any) -> None:
-            said.append(f"{message['type']} {Model.closed - before}")
+    async def send(message: Any) -> None:
+        said.append(f"{message['type']} {Model.closed - before}")
 
-        await AsgiProxy("ends")({"type": "lifespan"}, receive, send)
-
-    asyncio.run(main())
+    await AsgiProxy("ends")({"type": "lifespan"}, receive, send)
     assert said == ["lifespan.startup.complete 0", "lifespan.shutdown.complete 1"]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
+from scale import seeds
 
 from qreward.integrations.ray import ActorDied
 from qreward.integrations.ray import supervisor as supervisor_module
@@ -253,7 +254,7 @@ class RandomEvents:
             assert actor.load or not self.waiting  # no batch waits while an actor is idle
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", seeds(6))
 def test_whatever_happens_nothing_is_lost_and_no_actor_has_too_much(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor_module, "FIRST_DELAY", 0.0)
     events = RandomEvents(seed)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import pickle
 import re
@@ -120,10 +119,10 @@ def test_a_model_that_no_route_serves_is_a_wrong_setting_and_no_failed_reward(tm
     assert wrong == []
 
 
-def test_an_endpoint_that_is_taken_out_while_rewards_are_had_is_a_failure() -> None:
+async def test_an_endpoint_that_is_taken_out_while_rewards_are_had_is_a_failure() -> None:
     here = rewarder({**GOOD, "client": {"endpoints": [{**ENDPOINT, "name": "gone"}]}}, deadline=5.0)
     vars(here.scorer)["_client"].remove_endpoint("gone")
-    scored = asyncio.run(here.score("p", "r"))
+    scored = await here.score("p", "r")
     assert isinstance(scored.error, NoEndpoint)
 
 

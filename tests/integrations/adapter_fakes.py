@@ -6,7 +6,7 @@ import asyncio
 import importlib
 import json
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -100,7 +100,3 @@ def installed(monkeypatch: pytest.MonkeyPatch, said: Callable[[str], float | Exc
     monkeypatch.setattr(REWARDER, "_MADE", {})
     monkeypatch.delenv("QREWARD_REWARD", raising=False)
     return scorer
-
-
-def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    return asyncio.run(asyncio.wait_for(coroutine, 60))

@@ -144,19 +144,16 @@ async def test_no_key_and_no_header_is_shown_even_if_a_server_quotes_them() -> N
     def quote(request: httpx.Request) -> httpx.Response:
         return httpx.Response(400, json={"error": {"message": f"<b>you sent {dict(request.headers)}</b>"}})
 
-    async def use() -> str:
-        made = Endpoint(
-            "http://gpu-0.example/v1",
-            name="gpu-0",
-            api_key=secrets[0],
-            headers={"x-token": secrets[1]},
-            http_client=httpx.MockTransport(quote),
-        )
-        async with QRewardClient([made], retry=Retry(attempts=1)) as client:
-            result = await client.batch_chat_completion([chat("hi")], MODEL)
-            return page_of(result) + page_of(client.stats())
-
-    page = await use()
+    made = Endpoint(
+        "http://gpu-0.example/v1",
+        name="gpu-0",
+        api_key=secrets[0],
+        headers={"x-token": secrets[1]},
+        http_client=httpx.MockTransport(quote),
+    )
+    async with QRewardClient([made], retry=Retry(attempts=1)) as client:
+        result = await client.batch_chat_completion([chat("hi")], MODEL)
+        page = page_of(result) + page_of(client.stats())
     assert "BadRequest" in page
     assert "you sent" in page
     assert "<b>you" not in page

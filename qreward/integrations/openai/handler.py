@@ -20,7 +20,7 @@ from qreward.codecs.chat import CHARS_PER_TOKEN, VERBATIM_CHAT
 from qreward.codecs.embeddings import EMBEDDINGS
 from qreward.errors import BadRequest, QRewardError
 from qreward.integrations.openai import responses
-from qreward.integrations.openai.responses import Events, OpenAIReply, silence
+from qreward.integrations.openai.responses import Events, OpenAIReply, paused_too_long
 from qreward.options import preparer
 from qreward.results import Usage
 from qreward.runtime import runtime_of
@@ -196,5 +196,5 @@ class RequestHandler:
             raise
         except TimeoutError:
             await stream.aclose()
-            raise silence(seconds, "before the first token") from None
+            raise paused_too_long(seconds, "before the first token") from None
         return responses.streamed(Events(stream, seconds, wants_usage="stream_options" in params))

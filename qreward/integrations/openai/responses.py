@@ -63,7 +63,7 @@ class Events(AsyncIterator[bytes]):
         except QRewardError as error:
             self._error = error
         except TimeoutError:
-            self._error = silence(self._seconds, "amid the answer")
+            self._error = paused_too_long(self._seconds, "during the answer")
         return event(_json({"error": described(self._error)}))
 
     async def aclose(self) -> None:
@@ -121,7 +121,7 @@ def _choice_in_pieces(choice: Any) -> Any:
     return {**{name: value for name, value in choice.items() if name != "message"}, "delta": delta}
 
 
-def silence(seconds: float | None, when: str) -> RequestTimeout:
+def paused_too_long(seconds: float | None, when: str) -> RequestTimeout:
     """Return the error for a timeout that the request itself set."""
     return RequestTimeout(f"nothing came for {seconds:g} s {when}, which is the timeout that the request was given; give it more")
 

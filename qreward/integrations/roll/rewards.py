@@ -41,7 +41,7 @@ ADAPTER = Adapter(
     deadline=DEADLINE,
     columns={"prompt": ("messages", PROMPTS), "response": (RESPONSES,), "reference": ("ground_truth",)},
     missing="raise",
-    why_not_none=(
+    none_unsupported=(
         "where each row must have a number; use raise (the default) with user_defined_rollout_loop_cls: "
         "qreward.integrations.roll.SkippingRolloutLoop to drop the prompt, or set a number"
     ),
@@ -189,7 +189,7 @@ class Drops:
             raise RewardUnavailable(f"{self._row} {self._what} in a row were dropped, as no rewards could be had. The last: {reason}")
 
 
-_ENVIRONMENTS = replace(ADAPTER, missing=INVALID, why_not_none="")
+_ENVIRONMENTS = replace(ADAPTER, missing=INVALID, none_unsupported="")
 
 
 def judge(

@@ -11,7 +11,7 @@ from qreward.errors import ConfigError, RequestTimeout
 from qreward.integrations.trainers import Adapter, RewardConfig
 
 ADAPTER = Adapter("mine", 60.0, {"prompt": ("question", "prompt"), "response": ("text",), "reference": ("answer",)}, missing="none")
-JUDGE = {"model": "j", "prompt": "{rubric} {prompt} {response} {topic} {unknown}", "system": "Be {{fair}} on {source}."}
+JUDGE = {"model": "j", "prompt": "{rubric} {prompt} {response} {topic} {tenant} {unknown}", "system": "Be {{fair}} on {source}."}
 
 
 def test_columns_that_the_settings_name_come_first_then_the_default_ones_then_those_of_the_prompts_fields() -> None:

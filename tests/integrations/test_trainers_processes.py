@@ -79,8 +79,15 @@ def serve():
 thread = threading.Thread(target=serve)
 thread.start()
 thread.join()
+trainers = asyncio.new_event_loop()
+runs = threading.Thread(target=trainers.run_forever, daemon=True)
+def stop():
+    trainers.call_soon_threadsafe(trainers.stop)
+atexit.register(stop)
+runs.start()
+check(asyncio.run_coroutine_threadsafe(many(), trainers).result())
 """
-"""Loops that stopped or were closed without ado. What these leave behind, Python tells of in development mode."""
+"""Loops that stopped, were closed without ado, or are stopped by the trainer at exit, before ours would close. What these leave behind, Python tells of in development mode."""
 
 
 @pytest.fixture(scope="module")

@@ -87,7 +87,7 @@ atexit.register(stop)
 runs.start()
 check(asyncio.run_coroutine_threadsafe(many(), trainers).result())
 """
-"""Loops that stopped, were closed without ado, or are stopped by the trainer at exit, before ours would close. What these leave behind, Python tells of in development mode."""
+"""Loops that stopped, were closed without ado, or are stopped by the trainer at exit. Python's development mode tells of what they leave."""
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import threading
 from typing import Any
 
 import pytest
-from shared_tools import until
+from shared_tools import each, until
 
 from qreward.errors import ConfigError, InvalidResponse, RequestTimeout
 from qreward.integrations.ray import PoolStats, ScorerPool, deployment
@@ -193,7 +193,7 @@ def test_a_wrong_setting_is_refused_at_once() -> None:
     assert wrong == []
 
 
-@pytest.mark.parametrize("returned", [None, 1.0, "ab", [1.0], [1.0] * 3])
+@each("returned", [None, 1.0, "ab", [1.0], [1.0] * 3])
 async def test_what_is_not_one_result_for_each_item_is_an_error_and_no_part_of_the_batch_is_tried(returned: Any) -> None:
     batches: list[list[str]] = []
 

@@ -87,7 +87,7 @@ atexit.register(stop)
 runs.start()
 check(asyncio.run_coroutine_threadsafe(many(), trainers).result())
 """
-"""Loops that stopped, were closed without ado, or are stopped by the trainer at exit. Python's development mode tells of what they leave."""
+"""Loops that stopped, were closed without ado, or are stopped by the trainer at exit. Development mode tells of what they leave."""
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from adapter_fakes import REWARDER, SETTINGS, FakeScorer, installed
+from adapter_fakes import REWARDER, SETTINGS, FakeScorer, configured, installed
 
 from qreward.errors import ConfigError, RequestTimeout
 from qreward.integrations.verl import DEADLINE, compute_score
@@ -83,19 +83,27 @@ async def test_what_verl_adds_is_ignored_and_a_strange_name_is_ignored_and_said_
     assert [record.getMessage() for record in caplog.records] == ["reward_kwargs: 'flavour' is not a setting of qreward and is ignored"]
 
 
-@pytest.mark.parametrize(("wrong", "right"), [("on_failur", "on_failure"), ("colums", "columns"), ("Deadline", "deadline")])
-async def test_a_name_that_is_nearly_a_setting_is_an_error(scorer: FakeScorer, wrong: str, right: str) -> None:
-    with pytest.raises(ConfigError, match=f"unknown setting '{wrong}'; did you mean '{right}'"):
-        await scored("1", **{wrong: 1.0})
+async def test_a_name_that_is_nearly_a_setting_is_an_error(scorer: FakeScorer) -> None:
+    for wrong, right in (("on_failur", "on_failure"), ("colums", "columns"), ("Deadline", "deadline")):
+        with pytest.raises(ConfigError, match=f"unknown setting '{wrong}'; did you mean '{right}'"):
+            await scored("1", **{wrong: 1.0})
+
+
+async def from_file(folder: Path, solution: str = "1", settings: dict[str, Any] | None = None, **kwargs: Any) -> Any:
+    """Scored with a file of settings, and with what stands beside it."""
+    file = folder / "reward.json"
+    file.write_text(json.dumps({**SETTINGS, **(settings or {})}), encoding="utf-8")
+    given = {"data_source": "sums", "solution_str": solution, "ground_truth": "4", "extra_info": {"question": "2 + 2?"}}
+    return (await compute_score(**given, config=str(file), **kwargs))["score"]
 
 
 async def test_settings_come_from_a_file_and_what_stands_beside_it_goes_over_it(scorer: FakeScorer, tmp_path: Path) -> None:
-    file = tmp_path / "reward.json"
-    file.write_text(json.dumps({**SETTINGS, "deadline": 9.0, "on_failure": -2.0}), encoding="utf-8")
-    call: dict[str, Any] = {"data_source": "", "solution_str": "late", "ground_truth": None, "extra_info": {"prompt": "?"}}
-    assert (await compute_score(**call, config=str(file)))["score"] == -2.0
-    assert (await compute_score(**call, config=str(file), on_failure=-3))["score"] == -3.0
+    settings = {"deadline": 9.0, "on_failure": -2.0}
+    assert await from_file(tmp_path, "late", settings) == -2.0
+    assert await from_file(tmp_path, "late", settings, on_failure=-3) == -3.0
     assert scorer.timeouts == [9.0, 9.0]
+    assert await from_file(tmp_path, "late", {"on_failure": -4.0}) == -2.0  # a file is read once and not for each sample
+    assert len(REWARDER._MADE) == 2
 
 
 async def test_without_settings_the_environment_names_the_file_and_without_that_it_is_said(
@@ -104,20 +112,8 @@ async def test_without_settings_the_environment_names_the_file_and_without_that_
     call: dict[str, Any] = {"data_source": "", "solution_str": "1", "ground_truth": None, "extra_info": {"prompt": "?"}}
     with pytest.raises(ConfigError, match="QREWARD_REWARD"):
         await compute_score(**call)
-    file = tmp_path / "reward.json"
-    file.write_text(json.dumps(SETTINGS), encoding="utf-8")
-    monkeypatch.setenv("QREWARD_REWARD", str(file))
+    configured(monkeypatch, tmp_path)
     assert (await compute_score(**call))["score"] == 1.0
-
-
-async def test_settings_are_read_once_and_not_for_each_sample(scorer: FakeScorer, tmp_path: Path) -> None:
-    file = tmp_path / "reward.json"
-    file.write_text(json.dumps(SETTINGS), encoding="utf-8")
-    call: dict[str, Any] = {"data_source": "", "solution_str": "1", "ground_truth": None, "extra_info": {"prompt": "?"}}
-    await compute_score(**call, config=str(file))
-    file.unlink()
-    assert (await compute_score(**call, config=str(file)))["score"] == 1.0
-    assert len(REWARDER._MADE) == 1
 
 
 def test_a_served_model_is_asked_where_no_client_is_configured_and_not_where_one_is(scorer: FakeScorer) -> None:
@@ -164,12 +160,9 @@ async def test_containers_of_omegaconf_and_arrays_become_plain(scorer: FakeScore
     assert scorer.asked[0]["prompt"] == conversation
 
 
-@pytest.mark.parametrize("settings", [{"judge": {"model": "judge-7b", "prompt": "{response.x}"}}, {"priority": 10}])
-async def test_a_wrong_setting_is_said_with_the_place_it_stands_at(settings: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^reward_kwargs: "):
-        await scored("1", **settings)
-    file = tmp_path / "reward.json"
-    file.write_text(json.dumps(SETTINGS), encoding="utf-8")
-    given: dict[str, Any] = {"data_source": "sums", "solution_str": "1", "ground_truth": "4", "extra_info": {"question": "2 + 2?"}}
-    with pytest.raises(ConfigError, match=r"reward\.json and reward_kwargs: "):
-        await compute_score(**given, config=str(file), **settings)
+async def test_a_wrong_setting_is_said_with_the_place_it_stands_at(tmp_path: Path) -> None:
+    for settings in ({"judge": {"model": "judge-7b", "prompt": "{response.x}"}}, {"priority": 10}):
+        with pytest.raises(ConfigError, match=r"^reward_kwargs: "):
+            await scored("1", **settings)
+        with pytest.raises(ConfigError, match=r"reward\.json and reward_kwargs: "):
+            await from_file(tmp_path, **settings)

@@ -33,7 +33,8 @@ from qreward.integrations.verifiers import (
 )
 from qreward.testing import FakeFleet, Faults
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("default")]  # the framework's own warnings are not ours
+# the framework's own warnings are not ours
+pytestmark = [pytest.mark.timeout(300), pytest.mark.real_time, pytest.mark.filterwarnings("default")]
 CALLS = 32
 PAGE = Path(__file__).parents[3] / "docs" / "verifiers.md"
 QUESTION = re.compile(r"Question: (\d+) \+ (\d+)")
@@ -101,11 +102,11 @@ async def evaluated(judge: Any, calls: int = CALLS, traces: list[Any] | None = N
     return list(await asyncio.gather(*(one(at) for at in range(calls))))
 
 
-def test_thirty_two_calls_share_one_client_and_have_right_verdicts_and_records(fleet: FakeFleet, client_file: Path) -> None:
+async def test_thirty_two_calls_share_one_client_and_have_right_verdicts_and_records(fleet: FakeFleet, client_file: Path) -> None:
     judge = CorrectnessJudge(FleetJudgeConfig(model="judge-7b", fleet=client_file, deadline=30))
     traces = [Trace() for _ in range(CALLS)]
     begun = time.monotonic()
-    found = asyncio.run(evaluated(judge, traces=traces))
+    found = await evaluated(judge, traces=traces)
     print(f"{CALLS} calls in {time.monotonic() - begun:.2f} s, {peaks(fleet)} in flight, {went_wrong(fleet)} went wrong")
     assert found == [at % 2 == 0 for at in range(CALLS)]
     assert sum(peaks(fleet)) >= CALLS - 8
@@ -119,7 +120,7 @@ def test_thirty_two_calls_share_one_client_and_have_right_verdicts_and_records(f
     assert CorrectnessJudge(judge.config).client is judge.client
 
 
-def test_the_same_judge_of_verifiers_own_makes_the_same_records(fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_same_judge_of_verifiers_own_makes_the_same_records(fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_KEY", "k")
     for name in fleet.names:
         fleet.set(name, faults=Faults())
@@ -131,7 +132,7 @@ def test_the_same_judge_of_verifiers_own_makes_the_same_records(fleet: FakeFleet
     records = []
     for judge in (Own(vf.JudgeConfig(**given)), CorrectnessJudge(FleetJudgeConfig(**given))):
         traces = [Trace() for _ in range(2)]
-        asyncio.run(evaluated(judge, calls=2, traces=traces))
+        await evaluated(judge, calls=2, traces=traces)
         records.append([(trace.info, trace.extra_usage) for trace in traces])
     assert records[0] == records[1]
 
@@ -145,13 +146,13 @@ class OpinionJudge(FleetJudge[Opinion]):
     prompt, schema = "Question: {question}", Opinion
 
 
-def test_structured_output_is_asked_for(fleet: FakeFleet, client_file: Path) -> None:
+async def test_structured_output_is_asked_for(fleet: FakeFleet, client_file: Path) -> None:
     said = '{"verdict": "yes", "score": 1}'
     for name in fleet.names:
         fleet.set(name, responder=lambda messages: said, faults=Faults())
     trace = Trace()
     call = OpinionJudge(FleetJudgeConfig(model="judge-7b", fleet=client_file)).evaluate(trace=trace, question="2 + 2")
-    assert asyncio.run(call).parsed == Opinion(verdict="yes", score=1)
+    assert (await call).parsed == Opinion(verdict="yes", score=1)
     assert trace.info["judge_calls"][0]["response"]["message"]["content"] == said
 
 
@@ -164,9 +165,9 @@ def task(**fields: Any) -> Any:
     return Data(**{"idx": 0, "prompt": "42 + 42", **fields})
 
 
-def test_the_built_in_judges_ask_the_fleet(fleet: FakeFleet, client_file: Path, tmp_path: Path) -> None:
+async def test_the_built_in_judges_ask_the_fleet(fleet: FakeFleet, client_file: Path, tmp_path: Path) -> None:
     reference = FleetReferenceJudge(FleetReferenceJudgeConfig(model="judge-7b", fleet=client_file))
-    assert asyncio.run(reference.score(task(), Trace("84"))) == 1.0
+    assert await reference.score(task(), Trace("84")) == 1.0
     criteria = tmp_path / "criteria.json"
     criteria.write_text(
         json.dumps([{"name": "right", "text": "It is right."}, {"name": "short", "text": "It is short."}]), encoding="utf-8"
@@ -174,7 +175,7 @@ def test_the_built_in_judges_ask_the_fleet(fleet: FakeFleet, client_file: Path, 
     rubric = FleetRubricJudge(FleetRubricJudgeConfig(model="judge-7b", fleet=client_file, path=criteria))
     assert rubric.reward_name == "rubric"
     trace = Trace("84")
-    assert asyncio.run(rubric.score(task(), trace)) == 1.0
+    assert await rubric.score(task(), trace) == 1.0
     assert (trace.info["rubric/right"], trace.info["rubric/short"]) == (1.0, 1.0)
     assert sum(fleet.seen(name).answered for name in fleet.names) >= 2
 
@@ -187,7 +188,7 @@ class Sum(vf.Task[Data, vf.State, vf.TaskConfig]):  # type: ignore[misc]
     """A task of verifiers without rewards of its own."""
 
 
-def test_what_a_scorer_answered_is_recorded_on_the_trace_of_a_task(
+async def test_what_a_scorer_answered_is_recorded_on_the_trace_of_a_task(
     fleet: FakeFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in fleet.names:
@@ -198,7 +199,7 @@ def test_what_a_scorer_answered_is_recorded_on_the_trace_of_a_task(
     judged = Sum(Data(idx=0, prompt="42 + 42"), vf.TaskConfig(judges=[judge]))
     trace = vf.Trace(task=TraceTask(type="Sum", data=judged.data), agent=vf.AgentInfo(config=vf.AgentConfig()))
     trace.root_reply = "84"
-    asyncio.run(judged.score(trace))
+    await judged.score(trace)
     assert trace.rewards["grade"].value == 2.0
     (call,) = trace.info["judge_calls"]
     assert call["request"] == {"model": "judge-7b", "prompt": "42 + 42", "response": "84", "reference": "84"}
@@ -206,7 +207,7 @@ def test_what_a_scorer_answered_is_recorded_on_the_trace_of_a_task(
     for name in fleet.names:
         fleet.set(name, responder=lambda messages: "I cannot say")
     with pytest.raises(vf.TaskError, match=r"InvalidResponse: .*I cannot say"):
-        asyncio.run(judged.score(trace))
+        await judged.score(trace)
     assert trace.rewards == {"grade": None}
     paid = json.loads(trace.model_dump_json())["extra_usage"]
     assert [usage["completion_tokens"] > 0 for usage in paid] == [True, True]

@@ -84,7 +84,7 @@ async def test_an_awaited_scorer_runs_in_the_loop_of_its_caller_and_is_cancelled
             raise
         return items
 
-    async with ScorerPool(scorer, batch_timeout=0.3) as pool:
+    async with ScorerPool(scorer, batch_timeout=1.0) as pool:
         assert await pool(["a"]) == ["a"]
         with pytest.raises(RequestTimeout):
             await pool(["wait"])

@@ -215,8 +215,8 @@ async def test_a_batch_that_takes_too_long_fails_and_its_actor_is_made_again_if_
     ray: FakeRay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor_module, "GRACE", 0.01)
-    async with ScorerPool(Scorer, batch_timeout=0.5) as pool:
-        with pytest.raises(RequestTimeout, match=r"Scorer gave no result within the batch_timeout of 0\.5 s"):
+    async with ScorerPool(Scorer, batch_timeout=1.0) as pool:
+        with pytest.raises(RequestTimeout, match=r"Scorer gave no result within the batch_timeout of 1 s"):
             await pool(["wait"])
         assert await pool(["a"]) == [1]
         assert len(ray.actors) == 2

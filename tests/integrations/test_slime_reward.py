@@ -63,14 +63,6 @@ async def group(*samples: Sample, **given: Any) -> list[Any]:
     return await slime.group_reward(arguments(group_rm=True, **given), list(samples))
 
 
-async def test_a_sample_whose_response_is_missing_is_not_judged_and_leaves_the_loss(world: World) -> None:
-    lost = Sample(response=None)
-    assert await group(Sample(response="1"), lost, Sample(response="0.5")) == [1.0, 0.75, 0.5]
-    assert lost.remove_sample
-    assert "no response" in lost.metadata["qreward"]["reason"]
-    assert [each["response"] for each in world.scorer.asked] == ["1", "0.5"]
-
-
 def test_contract_the_functions_are_coroutine_functions_with_the_parameters_that_slime_looks_for() -> None:
     assert tuple(inspect.signature(slime.reward).parameters)[:2] == ("args", "sample")
     assert tuple(inspect.signature(slime.group_reward).parameters)[:2] == ("args", "samples")
@@ -113,9 +105,11 @@ async def test_a_failed_judge_never_becomes_0_unless_the_user_chose_it(world: Wo
 
 
 async def test_in_a_group_a_failure_gets_the_mean_of_the_others_and_leaves_the_loss(world: World) -> None:
-    samples = [Sample(response=text) for text in ("1", "what?", "0.5", "what?")]
+    samples = [Sample(response=text) for text in ("1", "what?", "0.5", None)]
     assert await group(*samples) == [1.0, 0.75, 0.5, 0.75]
     assert [sample.remove_sample for sample in samples] == [False, True, False, True]
+    assert "no response" in samples[3].metadata["qreward"]["reason"]
+    assert [each["response"] for each in world.scorer.asked] == ["1", "what?", "0.5"]
 
 
 async def test_a_group_of_failures_gets_one_number_without_any_deviation(world: World) -> None:

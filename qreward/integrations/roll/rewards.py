@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 from qreward.errors import ConfigError, QRewardError
 from qreward.integrations.trainers import Adapter, RewardConfig, Rewarder, Scored, load_reward_config
@@ -137,10 +137,15 @@ def _messages(value: Any) -> Any:
     return value
 
 
-async def judge_rows(
-    rewarder: Rewarder, config: RewardConfig, rows: Iterable[Mapping[str, Any]]
-) -> tuple[list[float], dict[str, list[float]]]:
-    """Score all rows concurrently. Return their rewards, finite and within float16, and metrics: name -> one number for each row.
+class JudgedBatch(NamedTuple):
+    """The rewards of a batch, in order, finite and within the range of float16; and its metrics: name -> one number for each row."""
+
+    scores: list[float]
+    metrics: dict[str, list[float]]
+
+
+async def judge_rows(rewarder: Rewarder, config: RewardConfig, rows: Iterable[Mapping[str, Any]]) -> JudgedBatch:
+    """Score all rows concurrently.
 
     Raises ``RewardUnavailable`` if a reward is missing and ``on_failure`` names no number, and ``ConfigError`` if one does not fit into
     float16.
@@ -154,7 +159,7 @@ async def judge_rows(
             "user_defined_rollout_loop_cls: qreward.integrations.roll.SkippingRolloutLoop, or choose a number in on_failure"
         )
     scores = [each.score(failure) for each in scored]
-    return [_fitting(float(score)) for score in scores if score is not None], metrics_of(scored)
+    return JudgedBatch([_fitting(float(score)) for score in scores if score is not None], metrics_of(scored))
 
 
 def metrics_of(scored: Sequence[Scored]) -> dict[str, list[float]]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import html
 import inspect
+import re
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -16,11 +18,11 @@ T = TypeVar("T")
 PATIENCE = 30.0  # seconds that an event may take before a test fails; never slept
 
 
-def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine in an event loop of its own; nothing may be left running in it."""
+def run(main: Coroutine[Any, Any, T], seconds: float = 110.0) -> T:
+    """Run an async test in a loop of its own; nothing may be left running in it. The limit is less than the 120 s of pytest."""
 
     async def guarded() -> T:
-        async with asyncio.timeout(110):  # of the 120 s after which pytest gives up
+        async with asyncio.timeout(seconds):
             found = await main
         await asyncio.sleep(0)
         if left := asyncio.all_tasks() - {asyncio.current_task()}:  # what was just cancelled or closed may need a turn or two
@@ -29,6 +31,19 @@ def run(main: Coroutine[Any, Any, T]) -> T:
         return found
 
     return asyncio.run(guarded())
+
+
+async def until(condition: Callable[[], Any], seconds: float = 30.0) -> Any:
+    """Wait until something is true, on a real clock, and return it."""
+    async with asyncio.timeout(seconds):
+        while not (found := condition()):  # noqa: ASYNC110 - nobody would set an event
+            await asyncio.sleep(0.001)
+    return found
+
+
+def words(page: str) -> str:
+    """What a reader sees of HTML."""
+    return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]*>", " ", page)).replace("\xa0", " ")).strip()
 
 
 def each(names: str, cases: Iterable[Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scheduler_driver import Driver
 from scheduler_memory import bytes_left_by
 
-from qreward.scheduler.load_balancing import Balancer, ExpectedFinish, LeastConnections, PowerOfTwo, WeightedRoundRobin, make_balancer
+from qreward.scheduler.load_balancing import Balancer, PowerOfTwo, make_balancer
 from qreward.scheduler.state import Source
 from qreward.settings.policies import Limits, LoadBalanceStrategy
 
@@ -206,14 +206,3 @@ def test_offering_sources_again_and_again_does_not_fill_the_memory() -> None:
                 balancer.offer(sources[number % 3])
 
         assert bytes_left_by(offer) < 50_000, strategy
-
-
-def test_each_strategy_has_its_balancer() -> None:
-    kinds: dict[S, type[Any]] = {
-        S.EXPECTED_FINISH: ExpectedFinish,
-        S.LEAST_CONNECTIONS: LeastConnections,
-        S.ROUND_ROBIN: WeightedRoundRobin,
-        S.WEIGHTED_ROUND_ROBIN: WeightedRoundRobin,
-        S.POWER_OF_TWO: PowerOfTwo,
-    }
-    assert {strategy: type(make_balancer(strategy, {}, Random(0))) for strategy in S} == kinds

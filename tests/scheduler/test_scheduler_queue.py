@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from sys import getrefcount
 from typing import Any
 
 import pytest
@@ -166,16 +165,6 @@ def test_a_level_is_as_urgent_for_a_reserved_slot_as_its_single_tasks() -> None:
     waiting = queue(feed(1, level=Priority.HIGH), task(Priority.HIGH, born=200.0), task(Priority.NORMAL, born=10.0))
     assert waiting.key(A, allow_batch=False) == 10.0 + AGEING * Priority.NORMAL
     assert waiting.key(A) == BULK
-
-
-def test_an_empty_queue_holds_on_to_no_bulk() -> None:
-    bulk = feed(1)
-    waiting = Queue()
-    before = getrefcount(bulk)
-    waiting.put_feed(bulk)
-    assert getrefcount(bulk) > before
-    assert len(order(waiting)) == 1
-    assert getrefcount(bulk) == before, "it may be that nothing more comes"
 
 
 def test_it_is_known_how_much_the_bulks_are_still_to_give() -> None:

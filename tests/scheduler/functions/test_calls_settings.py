@@ -8,54 +8,6 @@ from qreward.errors import CircuitOpen
 from qreward.scheduler.functions.state import HEDGES_AT_ONCE
 
 
-def test_a_higher_rate_holds_at_once_for_what_waits() -> None:
-    driver = Driver()
-    f = driver.function(rate=Rate(1, 100.0))
-    driver.calls(5, f)
-    driver.wait(1.0)
-    driver.change(f, rate=Rate(4, 100.0))
-    assert len(driver.under_way()) == 4
-    driver.change(f, rate=None)
-    assert len(driver.under_way()) == 5
-
-
-def test_a_lower_rate_holds_at_once_for_what_waits_and_what_comes() -> None:
-    driver = Driver()
-    f = driver.function(rate=Rate(4, 1.0))
-    driver.calls(6, f)
-    driver.change(f, rate=Rate(1, 5.0))
-    driver.call(f)
-    driver.wait(20.0)
-    assert [at for at, _ in driver.watch.sends] == [0.0] * 4 + [5.0, 10.0, 15.0]
-
-
-def test_another_window_moves_the_time_of_waking() -> None:
-    driver = Driver()
-    f = driver.function(rate=Rate(1, 100.0), keyed=True)
-    for key in "aabb":
-        driver.call(f, key)
-    assert driver.scheduler.next_wake() == 100.0
-    driver.change(f, rate=Rate(1, 3.0))
-    assert driver.scheduler.next_wake() == 3.0
-    driver.wait(3.0)
-    assert len(driver.under_way()) == 4
-
-
-def test_a_higher_limit_holds_at_once_and_a_lower_one_stops_no_call() -> None:
-    driver = Driver()
-    f = driver.function(most=2)
-    calls = driver.calls(8, f)
-    driver.change(f, most=4)
-    assert len(driver.under_way()) == 4
-    driver.change(f, most=1)
-    assert len(driver.under_way()) == 4
-    for call in calls[:3]:
-        driver.ok(call)
-    assert len(driver.under_way()) == 1
-    driver.ok(calls[3])
-    assert driver.under_way() == [calls[4]]
-
-
 def test_of_several_functions_in_a_group_the_least_number_holds() -> None:
     driver = Driver()
     f, g = driver.function("f", most=5), driver.function("g", most=2)

@@ -340,29 +340,6 @@ def test_a_low_tenant_does_not_starve_under_urgent_work_even_if_others_share_its
     pytest.fail("the low one never went")
 
 
-@given(
-    st.lists(st.tuples(st.sampled_from("xyz"), st.floats(1, 100), st.sampled_from(["single", "feed", "again", "item again"])), max_size=60)
-)
-def test_everything_that_is_put_comes_out_once(entries: list[tuple[str, float, str]]) -> None:
-    waiting, inside = queue(), list[Task]()
-    for tenant, cost, kind in entries:
-        if kind == "feed":
-            bulk = feed([cost, cost], tenant=tenant)
-            inside += bulk.buffer
-            waiting.put_feed(bulk)
-        else:
-            made = task(tenant=tenant, cost=cost, avoids=None if kind == "single" else (B,))
-            made.feed = feed(0, tenant=tenant) if kind == "item again" else None
-            inside.append(made)
-            waiting.put(made)
-    assert len(waiting) == len(inside)
-    taken = order(waiting)
-    assert len(taken) == len(inside)
-    assert set(taken) == set(inside)
-    assert not waiting
-    assert waiting.waiting == 0
-
-
 def test_a_reserved_slot_serves_a_tenant_that_was_there_before_there_were_others() -> None:
     early = task(tenant="early")
     waiting = queue(early, feed(9, tenant="late"))

@@ -301,7 +301,9 @@ class Ledger(msgspec.Struct, array_like=True):
 
     def renew(self, now: float, member: str, ask: RenewRequest) -> RenewReply:
         """Apply a member's demand and return its shares. The renewals of a member must arrive in order; a late one may be lost."""
-        now = self._advance(now, member, ask)
+        limits = [inf if need is None else need.limit for need in (ask.requests, ask.tokens, ask.permits)]
+        self.members[member] = Member(max(self.now, now), *limits)
+        now = self._advance(now)
         young = now < self.begun + LEASE
         share = RenewReply(len(self.members), young)
         if ask.requests is not None:
@@ -343,12 +345,9 @@ class Ledger(msgspec.Struct, array_like=True):
         """Return whether the ledger's times can come from this clock."""
         return now >= self.now - BACKWARDS
 
-    def _advance(self, now: float, renewing: str | None = None, ask: RenewRequest | None = None) -> float:
+    def _advance(self, now: float) -> float:
         """Bring everything up to the time, and return it. Each limit is the smallest that a member has configured."""
         now = self.now = max(self.now, now)
-        if renewing is not None and ask is not None:
-            limits = [inf if need is None else need.limit for need in (ask.requests, ask.tokens, ask.permits)]
-            self.members[renewing] = Member(now, *limits)
         self.members = {name: member for name, member in self.members.items() if now <= member.at + LEASE}
         if members := self.members.values():  # without members the last limits stay
             self.requests.limit, self.tokens.limit = min(each.requests for each in members), min(each.tokens for each in members)

@@ -351,13 +351,13 @@ def test_every_kind_of_failure_has_a_rule_and_what_an_endpoint_says_of_a_retry_g
 
 @given(st.integers(1, 60) | st.sampled_from([1025, 1026, 10_000]), st.floats(0.01, 5), st.floats(0.01, 60), st.integers(0, 2**32))
 def test_the_wait_is_between_nothing_and_a_doubling_longest_wait(tries: int, base: float, cap: float, seed: int) -> None:
-    wait = backoff(Retry(base=base, cap=cap), tries, Random(seed))
+    wait = backoff(base, cap, tries, Random(seed))
     assert 0 <= wait <= min(cap, base * 2 ** min(100, tries - 1))
 
 
 def test_the_wait_has_full_jitter() -> None:
     rng = Random(7)
-    waits = [backoff(Retry(base=1.0, cap=8.0), 3, rng) for _ in range(4000)]
+    waits = [backoff(1.0, 8.0, 3, rng) for _ in range(4000)]
     for quarter in range(4):
         assert sum(quarter <= wait < quarter + 1 for wait in waits) == pytest.approx(1000, rel=0.15)
 

@@ -81,7 +81,7 @@ def next_try(now: float, call: Call, rng: Random, wait: float | None = None) -> 
     ``wait`` is the number of seconds that the last failure or the user says, used exactly; None for the backoff.
     """
     if wait is None:
-        pause = backoff(call.options.pause, call.retries + 1, rng)
+        pause = backoff(*call.options.pause, call.retries + 1, rng)
         at = max(now + min(pause, (call.deadline - now) / 2), call.not_before)  # an early retry is better than none
     else:
         at = now + wait

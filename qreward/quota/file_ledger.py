@@ -252,15 +252,15 @@ class FileTransport:
         self._files: dict[str, LedgerFile] = {}
         self._finalizer = weakref.finalize(self, _close_all, self._files)
 
-    def renew(self, key: str, member: str, ask: RenewRequest) -> RenewReply:
+    def renew(self, key: str, member: str, request: RenewRequest) -> RenewReply:
         with self._file_of(key).locked(member) as (now, ledger):
-            return ledger.renew(now, member, ask)
+            return ledger.renew(now, member, request)
 
-    def leave(self, key: str, member: str, ask: RenewRequest) -> None:
+    def leave(self, key: str, member: str, request: RenewRequest) -> None:
         file = self._file_of(key)
         try:
             with file.locked(member) as (now, ledger):
-                ledger.leave(now, member, ask)
+                ledger.leave(now, member, request)
         finally:
             file.remove_member(member)
 

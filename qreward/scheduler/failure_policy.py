@@ -171,14 +171,14 @@ class FailurePolicy:
         source, task = attempt.source, attempt.task
         if is_sign_of_life(failure):
             source.unanswered = 0
-        asked, most = failure.retry_after, self._retry.max_retry_after
-        hint = None if asked is None else min(asked, most)
+        requested, most = failure.retry_after, self._retry.max_retry_after
+        hint = None if requested is None else min(requested, most)
         source.advertised(now, attempt.sent_at, failure.limits, hint=hint if failure.kind is FailureKind.OVERLOADED else None)
         if failure.kind is FailureKind.OVERLOADED:
             source.silence.ended(source.inflight)
             available = source.available_soon(now)
             source.rejected(now, attempt.sent_at, hint)
-            source.cooldown.uncapped_hint = asked if asked is not None and asked > most else None
+            source.cooldown.uncapped_hint = requested if requested is not None and requested > most else None
             return available and not source.available_soon(now)
         source.tally.failed += 1
         source.trouble = str(failure.error)

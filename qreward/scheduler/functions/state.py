@@ -212,7 +212,7 @@ class KeyState:
         elif self.breaker is None:
             self.breaker = Breaker(breaking)
         else:
-            self.breaker.terms = breaking
+            self.breaker.config = breaking
 
     def apply(self) -> None:
         if self.rate_limit is not None and self.adaptive is not None:

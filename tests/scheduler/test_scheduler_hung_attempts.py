@@ -232,15 +232,6 @@ def test_after_a_stall_nothing_is_held_against_an_attempt_until_answers_could_be
     assert task.copy is not None
 
 
-def test_after_a_stall_waiting_work_is_still_sent_at_once() -> None:
-    driver = Driver({"a": 4}, retry=Retry(base=0.5))
-    task = driver.submit()
-    driver.fail(live(task), K.TRANSIENT)
-    assert task.attempt is None
-    late(driver, 5.0)
-    assert driver.where(task) == "a"
-
-
 def test_tail_copies_leave_the_slots_that_are_kept_for_single_calls_while_another_bulk_waits() -> None:
     driver = warm_all(Driver({"a": 10, "b": 10}, hedge=Hedge(after=1000.0)), lengths=[40])
     driver.ok(live(driver.submit()), after=0.0)

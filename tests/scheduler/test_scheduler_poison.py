@@ -162,21 +162,6 @@ def test_a_task_that_failed_where_others_were_served_does_not_end_the_way_back_o
     assert driver.where(driver.submit()) == "a", "the next task is the one that decides"
 
 
-def test_a_task_that_always_fails_is_not_sent_more_than_twice_as_often_as_its_attempts_whatever_it_is_taken_for() -> None:
-    too_many = {}
-    for attempts in (1, 2, 4):
-        driver = Driver({"a": 8, "b": 8}, retry=Retry(attempts=attempts))
-        tasks = [driver.submit() for _ in range(16)]
-        while any(driver.outcome(task) is None for task in tasks):
-            until_sent(driver)
-            for attempt in list(driver.watch.live):
-                driver.fail(attempt, K.TRANSIENT)
-        most = max(len(driver.path(task)) for task in tasks)
-        if most > 2 * attempts:
-            too_many[attempts] = most
-    assert not too_many
-
-
 def test_a_connection_that_fails_counts_against_its_source_wherever_the_task_has_failed_before() -> None:
     driver = Driver({"a": 8, "b": 8})
     driver.mark("b", down=True)

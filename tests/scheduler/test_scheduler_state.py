@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import inf
 from random import Random
 
 import pytest
@@ -29,19 +28,6 @@ def send(source: Source, now: float) -> None:
 def end(source: Source, now: float, sent_at: float) -> None:
     source.inflight -= 1
     source.answered(now, sent_at, Answer("yes", 3, 4))
-
-
-def test_a_source_is_ready_until_its_window_is_full_an_operator_stops_it_or_it_is_removed() -> None:
-    full, down, removed = source(Limits(max_concurrency=2)), source(), source()
-    assert down.ready_at(0.0) <= 0.0
-    assert down.window.limit == DEFAULT_LIMIT
-    send(full, 0.0)
-    send(full, 0.0)
-    down.health.mark_unhealthy()
-    removed.removed = True
-    assert full.ready_at(0.0) == down.ready_at(0.0) == removed.ready_at(0.0) == inf
-    end(full, 1.0, 0.0)
-    assert full.ready_at(0.0) <= 1.0
 
 
 def test_the_time_limit_of_an_attempt_is_long_until_the_source_has_shown_its_speed_and_doubles_when_it_is_exceeded() -> None:

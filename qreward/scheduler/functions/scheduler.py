@@ -164,7 +164,8 @@ class CallScheduler:
         state = call.key_state = function.state_of(call.key)
         state.calls += 1
         function.counters.calls += 1
-        function.earn_hedge()
+        if function.options.hedging is not None:
+            function.hedges_left += function.options.hedging.share
         if call.timeout is not None:
             call.deadline = now + call.timeout
         if state.breaker is not None and not state.breaker.admits(now, call):

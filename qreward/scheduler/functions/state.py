@@ -25,8 +25,6 @@ MEMORY = 60.0
 """Seconds for which an unused key keeps its failures, its open circuit breaker and its adaptive limit."""
 HEDGES_AT_ONCE = 10.0
 """Initial hedge budget, before calls have added to it."""
-MOST_SAVED = 1e6
-"""Largest hedge budget."""
 ENOUGH = 20
 """Successful tries needed before a quantile of their times is used."""
 
@@ -300,11 +298,6 @@ class Function:
                 del self.keys[state.key]
             else:
                 self.rest(state)  # used since
-
-    def earn_hedge(self) -> None:
-        hedging = self.options.hedging
-        if hedging is not None:
-            self.hedges_left = min(self.hedges_left + hedging.share, MOST_SAVED)
 
     def hedge_after(self, hedging: Hedging) -> float | None:
         """Return the seconds after which a try is hedged, or None if that is not known yet."""

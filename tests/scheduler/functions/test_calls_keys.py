@@ -117,14 +117,6 @@ def test_few_are_forgotten_at_a_time_and_all_of_them_in_the_end(monkeypatch: pyt
     assert len(f.keys) == 1
 
 
-def test_a_function_without_keys_forgets_nothing() -> None:
-    driver = Driver()
-    f = driver.function(rate=Rate(1, 1.0))
-    driver.ok(driver.call(f))
-    driver.wait(100.0)
-    assert keys(driver, f) == {None}
-
-
 def test_ten_thousand_keys_leave_nothing_and_forgetting_them_keeps_no_call_waiting() -> None:
     terms = FunctionOptions(retries=1, rate=Rate(2, 5.0), breaking=Breaking(2, 1.0), timeout=2.0, most=100)
     scheduler, rng, now = CallScheduler(Random(0)), Random(1), 0.0

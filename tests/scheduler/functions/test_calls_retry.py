@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from itertools import product
 from math import nan
-from random import Random
 
 from calls_driver import AT_ONCE, Driver, Hedging, Longest, Pause, Shortest
 
@@ -43,20 +42,6 @@ def test_waits_double_up_to_the_longest() -> None:
             driver.wait(1.0)
         starts = [start for start, attempt in driver.watch.sends if not attempt.hedge]
         assert [start - then for start, then in zip(starts[1:], failed, strict=True)] == waits
-
-
-def test_a_wait_is_drawn_from_all_of_its_range() -> None:
-    """Full jitter: uniform between nothing and the longest."""
-    driver = Driver(Random(1))
-    f = driver.function(retries=1, pause=Pause(8.0, 60.0))
-    calls = driver.calls(100, f)
-    for call in calls:
-        driver.fail(call)
-    driver.wait(8.0)
-    waits = sorted(driver.begun(call)[1] for call in calls)
-    assert waits[0] < 0.3
-    assert waits[-1] > 7.7
-    assert 3.5 < sum(waits) / len(waits) < 4.5
 
 
 def test_a_wait_that_a_failure_asks_for_is_kept_to_the_letter() -> None:

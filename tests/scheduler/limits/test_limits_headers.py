@@ -121,6 +121,13 @@ def test_a_bucket_is_known_by_its_reset_that_grows_with_use() -> None:
     assert meter.refill == pytest.approx(10.0)
 
 
+def test_a_bucket_of_which_the_limit_is_not_told_is_measured() -> None:
+    meter = meter_after(None, 50, 5.5)
+    send(meter, 30, 2.0)
+    meter.update(2.1, 2.0, RateLimit(None, 20, 8.5))
+    assert meter.refill == pytest.approx(10.0)
+
+
 def test_a_usual_rate_is_known_at_first_sight() -> None:
     found = {}
     for limit, remaining, reset, window, per_second in (
@@ -175,6 +182,13 @@ def test_a_request_larger_than_the_bucket_goes_alone_when_the_bucket_is_full() -
     assert meter.ready_at == pytest.approx(61.0)
     meter.take(61.0, 5000.0, 5000.0)
     assert meter.ready_at == pytest.approx(61.0 + LONGEST_WAIT)
+
+
+def test_an_answer_that_used_much_makes_the_next_request_wait_for_as_much() -> None:
+    meter = tokens_after(600, 300, 30.0)
+    meter.take(1.0, 10.0, 10.0)
+    meter.settle(10.0, 295.0)
+    assert meter.ready_at == pytest.approx(1.5)
 
 
 def test_what_the_server_charges_for_a_guess_is_learned() -> None:

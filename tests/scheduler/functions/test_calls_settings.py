@@ -8,6 +8,25 @@ from qreward.errors import CircuitOpen
 from qreward.scheduler.functions.state import HEDGES_AT_ONCE
 
 
+def test_another_rate_holds_at_once_for_what_waits_and_what_comes() -> None:
+    """From 1 s on: a higher one, none, a lower one, a longer and a shorter window; when the tries of nine calls begin."""
+    for rate, begun in (
+        (Rate(4, 10.0), [0.0, 0.0, 1.0, 1.0, 10.0, 10.0, 11.0, 11.0, 20.0]),
+        (None, [0.0, 0.0, *[1.0] * 7]),
+        (Rate(1, 10.0), [0.0, 0.0, *[10.0 * number for number in range(1, 8)]]),
+        (Rate(2, 20.0), [0.0, 0.0, 20.0, 20.0, 40.0, 40.0, 60.0, 60.0, 80.0]),
+        (Rate(2, 0.5), [0.0, 0.0, 1.0, 1.0, 1.5, 1.5, 2.0, 2.0, 2.5]),
+    ):
+        driver = Driver()
+        f = driver.function(rate=Rate(2, 10.0))
+        driver.calls(8, f)
+        driver.wait(1.0)
+        driver.change(f, rate=rate)
+        driver.call(f)
+        driver.wait(100.0)
+        assert [at for at, _ in driver.watch.sends] == begun, rate
+
+
 def test_of_several_functions_in_a_group_the_least_number_holds() -> None:
     driver = Driver()
     f, g = driver.function("f", most=5), driver.function("g", most=2)

@@ -84,3 +84,14 @@ def test_one_that_is_not_paced_waits_for_no_rate_and_counts() -> None:
     assert driver.begun(driver.call(f, paced=False)) == [0.5], "though another waits for the rate"
     driver.wait(3.0)
     assert not driver.begun(paced), "there is no room"
+
+
+def test_a_call_that_comes_while_a_tick_is_overdue_overtakes_no_other() -> None:
+    driver = Driver()
+    f, g = driver.function("f", rate=Rate(1, 1.0), most=2), driver.function("g")
+    driver.call(f)
+    high = driver.call(f, level=0)
+    driver.now = 1.5
+    low = driver.call(g, level=9)
+    assert driver.begun(high) == [1.5]
+    assert not driver.begun(low)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from calls_driver import AT_ONCE, Driver, Hedging
+from calls_driver import AT_ONCE, Breaking, Driver, Hedging, Rate
 
 from qreward.scheduler.functions.state import ENOUGH, HEDGES_AT_ONCE
 from qreward.scheduler.state import CancelReason
@@ -119,3 +119,25 @@ def test_a_retry_is_hedged_like_a_first_try() -> None:
     driver.wait(0.5)
     assert driver.begun(call) == [0.0, 0.25, 0.5]
     assert driver.tries(call)[1].hedge, "counted from the first try"
+
+
+def test_while_the_breaker_is_open_none_is_made_and_none_finds_out() -> None:
+    driver = Driver()
+    f = driver.function(hedging=AFTER, breaking=Breaking(1, 0.25))
+    slow, bad = driver.calls(2, f)
+    driver.fail(bad)
+    driver.wait(1.0)
+    assert len(driver.begun(slow)) == 1
+    probe = driver.call(f)
+    assert driver.begun(probe), "the slow one has not taken its place"
+
+
+def test_a_hedge_counts_for_the_rate_and_waits_behind_no_call() -> None:
+    driver = Driver()
+    f = driver.function(hedging=AFTER, rate=Rate(2, 10.0))
+    calls = driver.calls(3, f)
+    driver.wait(9.9)
+    assert [len(driver.begun(call)) for call in calls] == [1, 1, 0]
+    driver.wait(1.0)
+    assert len(driver.begun(calls[2])) == 1
+    assert len(driver.watch.sends) == 4

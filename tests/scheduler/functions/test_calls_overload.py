@@ -108,3 +108,14 @@ def test_a_key_that_was_asked_to_be_left_alone_does_not_want_a_higher_rate() -> 
     for call in calls:
         driver.ok(call)
     assert not adaptive.wanted
+
+
+def test_the_longest_of_several_hints_holds() -> None:
+    driver = Driver()
+    f = driver.function()
+    one, two = driver.calls(2, f)
+    driver.fail(one, wait=5.0, overloaded=True)
+    driver.fail(two, wait=2.0, overloaded=True)
+    call = driver.call(f)
+    driver.wait(9.0)
+    assert driver.begun(call) == [5.0]

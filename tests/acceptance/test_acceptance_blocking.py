@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
-from acceptance_tools import MODEL, echoes, in_flight, prompt, prompts, run, until
+from acceptance_tools import MODEL, echoes, in_flight, prompt, prompts, until
 
 from qreward import Endpoint, Limits, QRewardClient, StreamInterrupted, SyncQRewardClient
 from qreward.testing import FakeEndpoint, FakeFleet, Faults, Latency, echo_of
@@ -159,20 +159,17 @@ def test_the_requests_of_a_blocking_stream_see_the_context_of_their_caller(batch
 
 
 @pytest.mark.parametrize("batch", [False, True])
-def test_the_requests_of_an_awaited_stream_see_the_context_in_which_it_was_begun(batch: bool) -> None:
+async def test_the_requests_of_an_awaited_stream_see_the_context_in_which_it_was_begun(batch: bool) -> None:
     looks = Looks()
 
-    async def test() -> None:
-        async def ask(name: str) -> None:
-            CALLER.set(name)
-            single = client.stream_chat_completion(prompt(0), MODEL)
-            made: Any = client.batch_stream_chat_completion([prompt(0)], MODEL) if batch else single
-            CALLER.set(name * 2)
-            assert [each async for each in made.events()]
+    async def ask(name: str) -> None:
+        CALLER.set(name)
+        single = client.stream_chat_completion(prompt(0), MODEL)
+        made: Any = client.batch_stream_chat_completion([prompt(0)], MODEL) if batch else single
+        CALLER.set(name * 2)
+        assert [each async for each in made.events()]
 
-        mine = httpx.AsyncClient(transport=looks)
-        async with mine, QRewardClient([Endpoint("http://gpu-0.example/v1", http_client=mine)]) as client:
-            await asyncio.gather(*map(ask, "wxyz"))
-
-    run(test)
+    mine = httpx.AsyncClient(transport=looks)
+    async with mine, QRewardClient([Endpoint("http://gpu-0.example/v1", http_client=mine)]) as client:
+        await asyncio.gather(*map(ask, "wxyz"))
     assert sorted(looks.callers) == ["ww", "xx", "yy", "zz"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from server_tools import Lengths, served
-from shared_tools import each, run
+from shared_tools import each
 
 from qreward.cli import main
 from qreward.errors import ConfigError
@@ -70,14 +70,11 @@ def test_a_token_that_no_header_can_carry_is_refused_without_being_shown(token: 
     assert not token.strip() or token not in str(error.value)
 
 
-def test_no_secret_is_shown_or_logged(caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]) -> None:
-    async def check() -> None:
-        async with served(Lengths(), token=TOKEN) as server:
-            await server.post("/get_reward", {"query": ["poison"]}, authorization=f"Bearer {TOKEN}")
-            await server.post("/get_reward", BODY, authorization="Bearer other-secret")
-
+async def test_no_secret_is_shown_or_logged(caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]) -> None:
     caplog.set_level(logging.DEBUG)
-    run(check())
+    async with served(Lengths(), token=TOKEN) as server:
+        await server.post("/get_reward", {"query": ["poison"]}, authorization=f"Bearer {TOKEN}")
+        await server.post("/get_reward", BODY, authorization="Bearer other-secret")
     config = ServerConfig(token=TOKEN)
     shown = [repr(config), str(config), config.model_dump_json(), caplog.text, *capsys.readouterr()]
     ours = [record.getMessage() for record in caplog.records if not record.name.startswith(("httpcore", "httpx"))]

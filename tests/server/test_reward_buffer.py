@@ -30,21 +30,21 @@ def query(*completions: str, **members: Any) -> dict[str, Any]:
     return {"query": list(completions), "metadata": [{} for _ in completions], **members}
 
 
-async def test_the_answer_has_the_shape_of_the_query() -> None:
-    async with RewardBuffer(Lengths()) as buffer:
-        assert await buffer.add_query({"query": "abc", "metadata": {}}) == SingletonAnswer(3.0, None, {}, None)
-        assert await buffer.add_query(query("a", "bb")) == BatchAnswer([1.0, 2.0], None, [None, None], [{}, {}], None)
+async def test_the_answer_has_the_shape_of_the_query_unless_the_mode_fixes_it() -> None:
+    scorer, one, many = Lengths(), SingletonAnswer(3.0, None, {}, None), BatchAnswer([3.0], None, [None], [{}], None)
+    single, listed = {"query": "abc", "metadata": {}}, query("abc")
+    attributes = SimpleNamespace(query=["abc"], metadata=[{}], prompts=None)
+    for mode, expected in (("auto", [one, many, many]), ("singleton", [one] * 3), ("batch", [many] * 3)):
+        async with RewardBuffer(scorer, server_mode=mode) as buffer:  # type: ignore[arg-type]
+            assert [await buffer.add_query(each) for each in (single, listed, attributes)] == expected
+            if mode == "singleton":
+                continue
+            calls = len(scorer.batches)
+            assert await buffer.add_query({"query": [], "metadata": []}) == BatchAnswer([], None, [], [], None)
+            assert len(scorer.batches) == calls
 
 
-@each("mode", ["singleton", "batch"])
-async def test_the_mode_fixes_the_shape(mode: Any) -> None:
-    async with RewardBuffer(Lengths(), server_mode=mode) as buffer:
-        for one in ({"query": "abc", "metadata": {}}, query("abc"), SimpleNamespace(query=["abc"], metadata=[{}], prompts=None)):
-            answer = await buffer.add_query(one)
-            assert answer == (SingletonAnswer(3.0, None, {}, None) if mode == "singleton" else BatchAnswer([3.0], None, [None], [{}], None))
-
-
-async def test_queries_share_batches_and_each_gets_its_own_rewards() -> None:
+async def test_queries_share_batches_each_gets_its_own_rewards_and_a_larger_one_is_split_and_put_together_again() -> None:
     scorer = Lengths(1.0)
     async with RewardBuffer(scorer, max_batch_size=5) as buffer:
         first = asyncio.ensure_future(buffer.add_query(query("x")))
@@ -53,14 +53,8 @@ async def test_queries_share_batches_and_each_gets_its_own_rewards() -> None:
         assert (await first).rewards == [1.0]
         assert [answer.rewards for answer in answers] == [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [7.0, 8.0, 9.0]]
         assert [len(batch) for batch in scorer.batches] == [1, 5, 4]
-
-
-async def test_a_query_larger_than_a_batch_is_split_and_put_together_again() -> None:
-    scorer = Lengths()
-    async with RewardBuffer(scorer, max_batch_size=4) as buffer:
-        answer = await buffer.add_query(query(*("z" * n for n in range(10))))
-        assert answer.rewards == [float(n) for n in range(10)]
-        assert max(map(len, scorer.batches)) == 4
+        assert (await buffer.add_query(query(*("z" * n for n in range(12))))).rewards == [float(n) for n in range(12)]
+        assert max(map(len, scorer.batches)) == 5
 
 
 async def test_metadata_and_prompts_reach_the_scorer_with_their_completion() -> None:
@@ -160,14 +154,6 @@ async def test_defect_g_an_exit_of_the_scorer_ends_one_call_and_not_those_to_com
         assert (await buffer.add_query(query("later"))).rewards == [1.0]
 
 
-@each("mode", ["auto", "batch"])
-async def test_defect_h_an_empty_query_has_an_empty_answer_of_a_batch(mode: Any) -> None:
-    scorer = Lengths()
-    async with RewardBuffer(scorer, server_mode=mode) as buffer:
-        assert await buffer.add_query({"query": [], "metadata": []}) == BatchAnswer([], None, [], [], None)
-        assert scorer.batches == []
-
-
 async def test_defect_i_the_queue_is_bounded_and_a_query_gets_in_whole_or_not_at_all() -> None:
     scorer = Lengths(1.0)
     async with RewardBuffer(scorer, max_batch_size=1, max_queue_size=3) as buffer:
@@ -221,19 +207,11 @@ async def test_defect_i_time_and_closing_end_what_waits_with_an_error_and_leave_
         await buffer.add_query(query("c"))
 
 
-async def test_defect_i_closing_in_good_order_scores_what_waits() -> None:
-    buffer = RewardBuffer(Lengths(1.0), max_batch_size=1)
-    callers = [asyncio.ensure_future(buffer.add_query(query("a"))) for _ in range(3)]
-    await asyncio.sleep(0.1)
-    await buffer.close()
-    assert [caller.result().rewards for caller in callers] == [[1.0]] * 3
-
-
 class RayActorError(Exception):
     """Called as Ray's is, of which the errors of dead actors are."""
 
 
-async def test_closing_scores_what_was_admitted_in_the_same_turn_of_the_loop() -> None:
+async def test_closing_scores_what_waits_and_what_was_admitted_in_the_same_turn_of_the_loop() -> None:
     for drain, rewards in ((True, [1.0, 2.0]), (False, [None, None])):
         buffer = RewardBuffer(Lengths())
         scored = asyncio.ensure_future(buffer.score(["a", "bb"]))
@@ -242,6 +220,11 @@ async def test_closing_scores_what_was_admitted_in_the_same_turn_of_the_loop() -
         assert [one.reward for one in await scored] == rewards
         with pytest.raises(ClientClosed):
             await buffer.score(["a"])
+    buffer = RewardBuffer(Lengths(1.0), max_batch_size=1)
+    callers = [asyncio.ensure_future(buffer.add_query(query("a"))) for _ in range(3)]
+    await asyncio.sleep(0.1)
+    await buffer.close()
+    assert [caller.result().rewards for caller in callers] == [[1.0]] * 3
 
 
 def test_closing_from_another_loop_scores_what_was_admitted() -> None:

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from server_tools import Lengths, until
-from shared_tools import each, run
+from shared_tools import each
 
 from qreward.batching.reward_buffer import RewardBuffer, ScoreResult
 from qreward.batching.reward_buffer.schemas import InvalidScores, read_scores
@@ -85,42 +85,34 @@ class ActorMethod:
 
 
 @each(
-    "scorer",
+    "scorer, expected",
     [
-        plain,
-        awaited,
-        Callable_(),
-        Callable_().method,
-        functools.partial(awaited),
-        functools.partial(plain),
-        lambda completions, metadata: awaited(completions, metadata),  # noqa: PLW0108 - a plain function that gives a coroutine
+        (plain, [1.0, 3.0]),
+        (awaited, [1.0, 3.0]),
+        (Callable_(), [1.0, 3.0]),
+        (Callable_().method, [1.0, 3.0]),
+        (functools.partial(awaited), [1.0, 3.0]),
+        (functools.partial(plain), [1.0, 3.0]),
+        (lambda completions, metadata: awaited(completions, metadata), [1.0, 3.0]),  # noqa: PLW0108 - a plain function that gives a coroutine
+        (lambda completions: [1.0] * len(completions), [1.0, 1.0]),
+        (lambda completions, **others: [2.0] * len(completions), [2.0, 2.0]),
     ],
 )
-def test_a_scorer_may_be_any_function(scorer: Any) -> None:
-    assert rewards(run(scores(scorer, "a", "bb"))) == [1.0, 3.0]
+async def test_a_scorer_may_be_any_function_also_of_completions_alone(scorer: Any, expected: list[float]) -> None:
+    assert rewards(await scores(scorer, "a", "bb")) == expected
 
 
-def test_a_scorer_may_take_completions_alone() -> None:
-    assert rewards(run(scores(lambda completions: [1.0] * len(completions), "a", "bb"))) == [1.0, 1.0]
-    assert rewards(run(scores(lambda completions, **others: [2.0] * len(completions), "a"))) == [2.0]
-
-
-@each("wrong", [None, "module:function", Callable_, list, lambda a, b, c: [], 3])
-def test_what_cannot_be_called_so_is_refused_when_the_buffer_is_made(wrong: Any) -> None:
-    with pytest.raises(TypeError, match="a scorer "):
-        RewardBuffer(wrong)
-
-
-def test_a_generator_is_no_scorer() -> None:
+def test_what_cannot_be_called_so_and_what_yields_is_refused_when_the_buffer_is_made() -> None:
     def yields(completions: list[str]) -> Any:
         yield 1.0
 
     async def streams(completions: list[str]) -> Any:
         yield 1.0
 
-    for wrong in (yields, streams):
-        with pytest.raises(TypeError, match="not yield"):
-            RewardBuffer(wrong)
+    wrong: list[tuple[Any, str]] = [(each, "a scorer ") for each in (None, "module:function", Callable_, list, lambda a, b, c: [], 3)]
+    for scorer, words in [*wrong, (yields, "not yield"), (streams, "not yield")]:
+        with pytest.raises(TypeError, match=words):
+            RewardBuffer(scorer)
 
 
 async def test_a_plain_scorer_runs_in_another_thread_and_sees_the_neutral_context_only() -> None:
@@ -171,8 +163,8 @@ def test_an_error_from_an_actor_is_shown_without_the_trace_of_its_process() -> N
     assert one.error == "ValueError: no parse"
 
 
-def test_a_remote_that_gives_nothing_to_await_is_an_error_that_says_so() -> None:
-    (one,) = run(scores(SimpleNamespace(remote=lambda completions, metadata: [1.0]), "a"))
+async def test_a_remote_that_gives_nothing_to_await_is_an_error_that_says_so() -> None:
+    (one,) = await scores(SimpleNamespace(remote=lambda completions, metadata: [1.0]), "a")
     assert one.error
     assert "remote() of the scorer gave a list" in one.error
 
@@ -239,25 +231,22 @@ def test_everything_else_goes_into_the_meta_of_its_completion() -> None:
     assert read_scores(columns, 1) == [ScoreResult(1.0, None, {"parsed": "4", "k": 1, "len": 9, "v": 2}, "well done")]
 
 
-@each("wrong", [None, 1.0, "ab", {"a", "b"}, {}, {"values": [1, 2]}, iter([1, 2])])
-def test_what_is_no_list_of_rewards_is_an_error_that_says_what_is_wanted(wrong: Any) -> None:
-    with pytest.raises(InvalidScores, match=r"the scorer (must return|returned)"):
-        read_scores(wrong, 2)
+def test_what_is_no_list_of_rewards_or_cannot_be_read_is_an_error_that_says_what_is_wanted() -> None:
+    class Broken:
+        def tolist(self) -> Any:
+            raise MemoryError("no room")
+
+    for wrong in (None, 1.0, "ab", {"a", "b"}, {}, {"values": [1, 2]}, iter([1, 2])):
+        with pytest.raises(InvalidScores, match=r"the scorer (must return|returned)"):
+            read_scores(wrong, 2)
+    with pytest.raises(InvalidScores, match="cannot be read: MemoryError: no room"):
+        read_scores(Broken(), 2)
 
 
 @each("wrong", [[], [1.0], [1.0] * 3, {"rewards": [1.0]}, {"rewards": [1.0, 2.0], "parsed": ["4"]}])
 def test_a_list_of_another_length_is_never_cut_or_filled_up(wrong: Any) -> None:
     with pytest.raises(InvalidScores, match="for 2 completions"):
         read_scores(wrong, 2)
-
-
-def test_what_cannot_be_read_is_an_error_of_the_scorer() -> None:
-    class Broken:
-        def tolist(self) -> Any:
-            raise MemoryError("no room")
-
-    with pytest.raises(InvalidScores, match="cannot be read: MemoryError: no room"):
-        read_scores(Broken(), 2)
 
 
 # what becomes of those that fail
@@ -332,24 +321,18 @@ async def test_what_fails_is_to_blame_itself_if_the_scorer_scored_another_one_of
         assert await own("poison", "a") == [False, False]
 
 
-def test_without_isolation_a_batch_fails_as_a_whole_after_one_call() -> None:
-    scorer = Lengths()
-    scored = run(scores(scorer, "a", "poison", isolate_errors=False))
-    assert rewards(scored) == [None, None]
+async def test_without_isolation_and_where_no_completion_can_be_at_fault_a_batch_fails_as_a_whole_after_one_call() -> None:
+    scorer, calls = Lengths(), []
+    assert rewards(await scores(scorer, "a", "poison", isolate_errors=False)) == [None, None]
     assert len(scorer.batches) == 1
+    for error in (ConnectionResetError, TimeoutError):
 
+        async def gone(completions: list[str]) -> list[float]:
+            calls.append(len(completions))
+            raise error("the judge is gone")  # noqa: B023 - it is called in this turn
 
-@each("error", [ConnectionResetError, TimeoutError])
-def test_what_can_be_no_completions_fault_is_not_tried_in_halves(error: type[Exception]) -> None:
-    calls: list[int] = []
-
-    async def scorer(completions: list[str]) -> list[float]:
-        calls.append(len(completions))
-        raise error("the judge is gone")
-
-    scored = run(scores(scorer, *"abcd"))
-    assert [one.error for one in scored] == [f"{error.__name__}: the judge is gone"] * 4
-    assert calls == [4]
+        assert [one.error for one in await scores(gone, *"abcd")] == [f"{error.__name__}: the judge is gone"] * 4
+    assert calls == [4, 4]
 
 
 async def test_what_a_scorer_changes_in_nested_metadata_reaches_neither_a_retry_nor_the_caller() -> None:
@@ -381,11 +364,11 @@ async def test_what_a_scorer_changes_in_nested_metadata_reaches_neither_a_retry_
     assert set(seen) == {(OrderedDict, Notes, True)}
 
 
-def test_a_scorer_that_changes_its_metadata_and_fails_is_given_it_anew() -> None:
+async def test_a_scorer_that_changes_its_metadata_and_fails_is_given_it_anew() -> None:
     async def scorer(completions: list[str], metadata: list[dict[str, Any]]) -> list[float]:
         numbers = [meta.pop("n") for meta in metadata]
         if 1 in numbers:
             raise ValueError("one")
         return [float(number) for number in numbers]
 
-    assert rewards(run(scores(scorer, *"abcd"))) == [0.0, None, 2.0, 3.0]
+    assert rewards(await scores(scorer, *"abcd")) == [0.0, None, 2.0, 3.0]

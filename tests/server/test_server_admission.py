@@ -17,6 +17,7 @@ from qreward.batching.reward_buffer import RewardBuffer
 from qreward.server import ServerConfig
 from qreward.server.admission import Admission
 from qreward.server.http_errors import HTTPError
+from qreward.testing.virtual_time import run_in_virtual_time
 
 BODY = {"query": ["a"]}
 
@@ -162,17 +163,20 @@ async def test_many_callers_at_once_are_all_answered_with_their_own_rewards() ->
         assert max(map(len, scorer.batches)) <= 32
 
 
-async def test_a_rate_lets_a_second_of_requests_in_at_once_and_its_hint_is_what_is_missing_of_one() -> None:
-    async with RewardBuffer(Lengths()) as buffer:
-        for rate, at_once, seconds in ((0.5, 1, 2.0), (5.0, 5, 0.2)):
-            admission = Admission(ServerConfig(rate=rate), buffer)
-            for _ in range(at_once):
+def test_a_rate_lets_a_second_of_requests_in_at_once_and_its_hint_is_what_is_missing_of_one() -> None:
+    async def main() -> None:
+        async with RewardBuffer(Lengths()) as buffer:
+            for rate, at_once, seconds in ((0.5, 1, 2.0), (5.0, 5, 0.2)):
+                admission = Admission(ServerConfig(rate=rate), buffer)
+                for _ in range(at_once):
+                    admission.enter()
+                await asyncio.sleep(seconds / 4)
+                with pytest.raises(HTTPError) as refused:
+                    admission.enter()
+                missing = seconds * 750
+                assert refused.value.headers["retry-after"] == str(math.ceil(missing / 1000))
+                assert int(refused.value.headers["retry-after-ms"]) in {missing, missing + 1}  # rounded up
+                await asyncio.sleep(seconds * 0.75 + 0.001)
                 admission.enter()
-            await asyncio.sleep(seconds / 4)
-            with pytest.raises(HTTPError) as refused:
-                admission.enter()
-            missing = seconds * 750
-            assert refused.value.headers["retry-after"] == str(math.ceil(missing / 1000))
-            assert int(refused.value.headers["retry-after-ms"]) in {missing, missing + 1}  # rounded up
-            await asyncio.sleep(seconds * 0.75 + 0.001)
-            admission.enter()
+
+    run_in_virtual_time(main())

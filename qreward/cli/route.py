@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     for name in taken.endpoints:
         print(f"  {describe(endpoints[name], taken, args.model)}")
     for route in others:
-        print(f"less specific, not used: {route.pattern!r}, which is less specific")
+        print(f"not used: {route.pattern!r}, which is less specific")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""``qreward fleet``: lines for machines, tables for people, an end by signal."""
+"""``qreward fleet``: lines of JSON, and an end by signal."""
 
 from __future__ import annotations
 
@@ -52,9 +52,7 @@ def test_it_serves_until_a_signal_and_then_says_what_it_saw(tmp_path: Path, caps
             out, err = process.communicate(timeout=30)
             seen = {each["name"]: each for each in json.loads(out)["seen"]}
             assert (process.returncode, seen["a"]["requests"], seen["b"]["answered"]) == (0, 0, 1)
-            assert "Traceback" not in err
-            assert ready["b"]["base_url"] in err
-            assert "peak in flight" in err
+            assert err == "Ctrl-C ends it.\n"
             assert "hush" not in out + err
 
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from contextlib import ExitStack
-from typing import Any
 
 import pytest
 from acceptance_tools import MODEL, in_flight, needs_proc, prompt, prompts, until
 from essays import FLOOD
 from test_acceptance_memory import resident
 
-from qreward import Endpoint, Limits, QRewardClient, StreamInterrupted, SyncQRewardClient
+from qreward import Endpoint, Limits, QRewardClient, StreamInterrupted
 from qreward.testing import FakeEndpoint, FakeFleet, Latency
 
 STREAMS = 40
@@ -90,17 +88,3 @@ async def test_a_batch_of_streams_whose_reader_sleeps_takes_bounded_memory_and_g
             texts[index] += token
         await stream.aclose()
         await until(lambda: fleet.seen("a").in_flight == 0)
-
-
-@needs_proc
-def test_blocking_streams_whose_readers_sleep_take_bounded_memory() -> None:
-    with talkative() as fleet, SyncQRewardClient([endpoint_of(fleet)], hedge=None) as client, ExitStack() as open_streams:
-        open_streams.callback(lambda: asyncio.run(until(lambda: fleet.seen("a").disconnects == 8)))
-        growth = Growth()
-        streams: list[Any] = [open_streams.enter_context(client.stream_chat_completion(prompt(number), MODEL)) for number in range(8)]
-        readers = [iter(stream) for stream in streams]
-        assert all(map(next, readers))
-        asyncio.run(until(growth.has_ended))
-        assert growth.bytes < MOST * len(streams) + 20_000_000  # and what is loaded with the first stream
-        assert fleet.seen("a").answered == 0
-        assert len("".join(next(readers[0]) for _ in range(1000))) > len(FLOOD) // 20

@@ -100,26 +100,6 @@ async def test_when_an_endpoint_is_killed_the_others_take_its_work_and_no_item_i
     assert count <= answered <= count + 16 + copies  # answers that were cut off on their way are counted there, and asked for again
 
 
-async def test_an_endpoint_that_comes_back_is_used_again() -> None:
-    fleet = FakeFleet([FakeEndpoint(name, max_concurrency=8, over_cap="queue", latency=Latency(base=0.02)) for name in "ab"])
-    async with fleet, client_of(fleet, {"a": 8, "b": 8}, attempt=5) as client:
-        fleet.kill("a")
-        first = await client.batch_chat_completion(prompts(100), MODEL)
-        assert first.texts() == echoes(100)
-        assert fleet.seen("a").answered == 0
-        fleet.revive("a")
-        ended = asyncio.Event()
-
-        def on_result(_: Any) -> None:
-            if fleet.seen("a").answered > 20:
-                ended.set()
-
-        batch = asyncio.ensure_future(client.batch_chat_completion(prompts(100_000), MODEL, on_result=on_result))
-        await asyncio.wait_for(ended.wait(), 20)  # its health is tried again after about two seconds
-        batch.cancel()
-        await asyncio.wait([batch])
-
-
 async def test_an_outage_of_the_whole_fleet_is_waited_out_and_nothing_is_lost() -> None:
     count = 1000
     outage = Phase(behaviour="error_503", after_requests=150, end=2)

@@ -7,7 +7,6 @@ import json
 import time
 
 import httpx
-import respx
 from acceptance_tools import MODEL, client_of, echoes, endpoints, in_flight, needs_proc, open_files, prompt, prompts, serving, until
 from aiohttp import web
 
@@ -61,15 +60,6 @@ async def test_a_429_with_retry_after_is_obeyed_and_its_request_goes_elsewhere_a
     assert len(strict.came) + len(other.came) == 91
 
 
-async def test_a_lone_endpoint_that_asks_for_a_wait_gets_it() -> None:
-    strict = Judge(0, rejects=1, wait=1)
-    async with serving(strict.handle) as url, QRewardClient([Endpoint(url, proxy="", limits=Limits(max_concurrency=1))]) as client:
-        batch = await client.batch_chat_completion(prompts(5), MODEL)
-    assert batch.texts() == echoes(5)
-    assert all(when >= strict.rejected_at[0] + 1 for _, when in strict.came[1:])
-    assert len(strict.came) == 6
-
-
 async def test_a_batch_that_is_cancelled_closes_its_connections_upstream() -> None:
     async with FakeFleet([FakeEndpoint(name, latency=Latency(base=60)) for name in "ab"]) as fleet:
         async with client_of(fleet, {"a": 10, "b": 6}) as client:
@@ -119,25 +109,6 @@ def test_a_client_that_is_not_closed_is_closed_with_its_loop() -> None:
             assert batch.texts() == echoes(50)
             assert open_files() <= before + 5  # the fleet's side may not have heard of it yet
     assert fleet.seen("a").in_flight == 0
-
-
-@respx.mock
-async def test_respx_tests_reward_code_with_the_users_own_httpx_client() -> None:
-    def judge(request: httpx.Request) -> httpx.Response:
-        if b"question 7" in request.content:
-            return httpx.Response(400, json={"error": {"message": "no such question"}})
-        return httpx.Response(200, json={"choices": [{"message": {"role": "assistant", "content": "good"}}]})
-
-    good = respx.post("http://good.example/v1/chat/completions").mock(side_effect=judge)
-    busy = respx.post("http://busy.example/v1/chat/completions").mock(return_value=httpx.Response(503))
-    async with httpx.AsyncClient() as mine:
-        fleet = [Endpoint(f"http://{name}.example/v1", http_client=mine, limits=Limits(max_concurrency=4)) for name in ("good", "busy")]
-        async with QRewardClient(fleet) as client:
-            batch = await client.batch_chat_completion(prompts(40), MODEL)
-    assert batch.texts(default="none") == ["none" if number == 7 else "good" for number in range(40)]
-    assert isinstance(batch.errors[7], BadRequest)
-    assert good.call_count == 40
-    assert 1 <= busy.call_count < 40
 
 
 async def test_the_users_own_httpx_client_works_over_sockets_as_the_default_does() -> None:

@@ -79,10 +79,10 @@ class Handler:
             raise ErrorResponse(404, f"The model {job.model!r} does not exist.", "unknown_model", code="model_not_found")
         await self._check_phase(request)
         if state.admission.full and state.spec.over_cap == "reject":
-            raise await self._rejection(None, state.admission.next_free())
+            raise self._rejection(None, state.admission.next_free())
         over = await state.rates.admit(job.tokens)
         if over is not None:
-            raise await self._rejection(over[0], time.monotonic() + over[1])
+            raise self._rejection(over[0], time.monotonic() + over[1])
         with self._traffic.count("waiting", job.items):
             slot = await state.admission.enter()
         try:
@@ -111,7 +111,7 @@ class Handler:
         await sleep_until(ready)
         if error is not None:
             await self._fail(request, error)
-        headers, plan = self._headers() | self._kind.headers(job), FaultPlan(name, state.point(), state.spec.faults.trickle_gap)
+        headers, plan = self._headers(), FaultPlan(name, state.point(), state.spec.faults.trickle_gap)
         if chat is None:
             body = job.body()
         elif streams:
@@ -148,11 +148,9 @@ class Handler:
         if key is not None and request.headers.get("Authorization") != f"Bearer {key.get_secret_value()}":
             raise ErrorResponse(401, "Incorrect API key provided.", "unauthorized", code="invalid_api_key")
 
-    async def _rejection(self, rate: str | None, ready_at: float) -> ErrorResponse:
+    def _rejection(self, rate: str | None, ready_at: float) -> ErrorResponse:
         """The error for a request that found no slot (``rate`` is None) or exceeded a rate limit."""
         spec = self._state.spec
-        if spec.reject_delay:
-            await sleep_until(time.monotonic() + spec.reject_delay)
         if rate is None:
             message = "Too many requests are being served; the server has no room."
             return ErrorResponse(spec.reject_status, message, "rejected", "overloaded_error", "overloaded", ready_at)
@@ -174,5 +172,4 @@ class Handler:
     def _headers(self) -> dict[str, str]:
         self._answers += 1
         headers = {"x-request-id": f"req-{self._answers}"}
-        form = self._state.spec.rate_headers
-        return headers | self._state.rates.headers("openai" if form is True else form) if form else headers
+        return headers | self._state.rates.headers() if self._state.spec.rate_headers else headers

@@ -130,7 +130,6 @@ class FakeServerKind:
         most_items: most items of a list, unless the settings choose another number.
         too_many, too_long: text of the error for a list with too many items, and for an item with too many tokens.
         permits: whether a list of more items than ``max_concurrency`` is rejected as an overload.
-        headers: additional headers of a successful response.
     """
 
     routes: Mapping[str, Route]
@@ -144,7 +143,6 @@ class FakeServerKind:
     too_many: str = "a list must have 1 to {most} items, not {count}"
     too_long: str = "This model's maximum context length is {most} tokens. However, you requested {tokens} tokens."
     permits: bool = False
-    headers: Callable[[Job], dict[str, str]] = lambda _job: {}
 
 
 class RouteCall:
@@ -507,12 +505,6 @@ def _tei_info(state: ServerState) -> Any:
     }  # fmt: skip
 
 
-def _tei_headers(job: Job) -> dict[str, str]:
-    milliseconds = f"{job.service * 1000:.0f}"
-    times = {"x-tokenization-time": "0", "x-queue-time": "0", "x-inference-time": milliseconds, "x-total-time": milliseconds}
-    return times | {"x-compute-tokens": str(job.prompt)}
-
-
 _TEI = FakeServerKind(
     routes={
         "/predict": _tei_predict,
@@ -528,7 +520,6 @@ _TEI = FakeServerKind(
     too_many="batch size {count} > maximum allowed batch size {most}",
     too_long="`inputs` must have less than {most} tokens. Given: {tokens}",
     permits=True,
-    headers=_tei_headers,
 )
 
 

@@ -326,6 +326,6 @@ def test_the_end_of_a_certificate_that_a_private_authority_signed_is_told(tmp_pa
     sign = ["-CA", "certificate", "-CAkey", "key", "-days", "10", "-set_serial", "5", "-out", "leaf"]
     openssl(tmp_path, "x509", "-req", "-in", "request", *sign)
     with tls_server(tmp_path / "leaf", key) as url:
-        tls = asyncio.run(findings.shake_hands("127.0.0.1", int(url.rsplit(":", 1)[1].removesuffix("/v1"))))
+        tls = asyncio.run(findings.tls_handshake("127.0.0.1", int(url.rsplit(":", 1)[1].removesuffix("/v1"))))
     assert tls is not None
     assert tls.days == pytest.approx(10, abs=0.01)

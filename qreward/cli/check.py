@@ -52,7 +52,7 @@ async def check(endpoint: Endpoint, config: ClientConfig, seconds: float, *, cal
     load, days, called, failed = found.load, found.days, None, None
     notes = list(diagnose.notes(endpoint, config, found))
     if calls and found.reachable:
-        model = diagnose.model_to_ask(endpoint, config, load.models)
+        model = diagnose.model_to_call(endpoint, config, load.models)
         if model is None:
             notes.append("it was not called, as no name of a model is known; name one in models, without a wildcard")
         else:

@@ -16,7 +16,7 @@ from qreward.testing.spec import FakeEndpoint
 
 _BISECTIONS = 40  # leaves 1e-12 of the bucket
 
-_HAIR = 1e-6  # of a token or a millisecond: the error of the bisection must not change the rounding
+_ROUNDING_ERROR = 1e-6  # of a token or a millisecond: the error of the bisection must not change the rounding
 
 
 class Bucket:
@@ -46,7 +46,7 @@ class Bucket:
 
     def left(self) -> str:
         """The value of ``available()`` in whole requests or tokens, as written in a header."""
-        return f"{math.floor(self.available() + _HAIR)}"
+        return f"{math.floor(self.available() + _ROUNDING_ERROR)}"
 
     def wait(self, amount: float) -> float:
         """Seconds until the amount is admitted, if nothing else is taken meanwhile."""
@@ -162,7 +162,7 @@ class RequestAdmission:
 
 def duration(seconds: float) -> str:
     """Seconds in OpenAI's format: ``20ms``, ``1.5s``, ``6m0s``; rounded up to a millisecond."""
-    milliseconds = math.ceil(seconds * 1000 - _HAIR)
+    milliseconds = math.ceil(seconds * 1000 - _ROUNDING_ERROR)
     if milliseconds < 1000:
         return f"{milliseconds}ms"
     minutes, rest = divmod(milliseconds, 60_000)

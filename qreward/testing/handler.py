@@ -152,7 +152,7 @@ class Handler:
         """The error for a request that found no slot (``rate`` is None) or exceeded a rate limit."""
         spec = self._state.spec
         if rate is None:
-            message = "Too many requests are being served; the server has no room."
+            message = "Too many requests are being served; the server is full."
             return ErrorResponse(spec.reject_status, message, "rejected", "overloaded_error", "overloaded", ready_at)
         return ErrorResponse(429, f"Rate limit reached for {rate} per min.", "rejected", rate, "rate_limit_exceeded", ready_at)
 

@@ -65,7 +65,7 @@ async def test_single_streams_whose_readers_sleep_take_bounded_memory_and_go_on_
             read += await anext(readers[0])
         assert FLOOD.startswith(read)
         await asyncio.gather(*(stream.aclose() for stream in streams))
-        assert in_flight(client) == 0
+        await until(lambda: in_flight(client) == 0)
         await until(lambda: fleet.seen("a").in_flight == 0)
         with pytest.raises(StreamInterrupted, match="left before"):
             await anext(readers[1])

@@ -47,7 +47,7 @@ async def test_a_bulk_over_a_faulty_fleet_is_answered_whole_and_leaves_nothing()
         before = open_files()
         async with QRewardClient(endpoints(fleet, limits, attempt=3), wire_factory=wire, retry=Retry(attempts=8), hedge=None) as client:
             batch = await client.batch_chat_completion(iter(prompts(count)), MODEL, on_result=lambda result: finished.append(result.index))
-            assert in_flight(client) == 0
+            await until(lambda: in_flight(client) == 0)
             stats = client.stats()
         await until(lambda: open_files() == before)
         await until(lambda: all(fleet.seen(name).in_flight == 0 for name in caps))
@@ -88,7 +88,7 @@ async def test_when_an_endpoint_is_killed_the_others_take_its_work_and_no_item_i
 
     async with fleet, client_of(fleet, {"a": 16, "b": 16, "c": 16}, attempt=5) as client:
         batch = await client.batch_chat_completion(prompts(count), MODEL, on_result=on_result)
-        assert in_flight(client) == 0
+        await until(lambda: in_flight(client) == 0)
     assert sorted(finished) == list(range(count))
     assert batch.texts() == echoes(count), batch.errors
     moved = [result for result in batch if any(record.endpoint == "a" and record.outcome != "ok" for record in result.attempts)]
@@ -107,7 +107,7 @@ async def test_an_outage_of_the_whole_fleet_is_waited_out_and_nothing_is_lost() 
     limits = dict.fromkeys("abcd", 16)
     async with fleet, client_of(fleet, limits, hedge=None) as client:
         batch = await client.batch_chat_completion(prompts(count), MODEL, deadline=30)
-        assert in_flight(client) == 0
+        await until(lambda: in_flight(client) == 0)
     assert batch.texts() == echoes(count), batch.errors
     seen = [fleet.seen(name) for name in "abcd"]
     assert sum(each.answered for each in seen) == count
@@ -124,5 +124,5 @@ async def test_single_calls_get_through_a_faulty_fleet_too() -> None:
     fleet = FakeFleet([FakeEndpoint(name, latency=Latency(base=0.002), faults=faults) for name in "abc"])
     async with fleet, client_of(fleet, dict.fromkeys("abc", 20), retry=Retry(attempts=12, base=0.01)) as client:
         answers = await asyncio.gather(*(client.chat_completion(each, MODEL) for each in prompts(300)))
-        assert in_flight(client) == 0
+        await until(lambda: in_flight(client) == 0)
     assert [answer.choices[0].message.content for answer in answers] == echoes(300)

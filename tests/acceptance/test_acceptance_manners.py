@@ -68,7 +68,7 @@ async def test_a_batch_that_is_cancelled_closes_its_connections_upstream() -> No
             batch.cancel()
             await asyncio.wait([batch])
             await until(lambda: fleet.seen("a").in_flight + fleet.seen("b").in_flight == 0)
-            assert in_flight(client) == 0
+            await until(lambda: in_flight(client) == 0)
         assert (fleet.seen("a").disconnects, fleet.seen("b").disconnects) == (10, 6)
         assert (fleet.seen("a").requests, fleet.seen("b").requests) == (10, 6)
 
@@ -118,6 +118,6 @@ async def test_the_users_own_httpx_client_works_over_sockets_as_the_default_does
         made = endpoints(fleet, {"a": 16, "b": 16}, attempt=1, http_client=mine)
         async with QRewardClient(made, retry=Retry(attempts=10, base=0.01)) as client:
             batch = await client.batch_chat_completion(prompts(300), MODEL)
-            assert in_flight(client) == 0
+            await until(lambda: in_flight(client) == 0)
         await until(lambda: fleet.seen("a").in_flight + fleet.seen("b").in_flight == 0)
     assert batch.texts() == echoes(300), batch.errors

@@ -226,7 +226,7 @@ class BatchRunner(Caller, BatchWaiter):
             for item in self._own_items(task):
                 item.until = min(item.until, task.deadline)
                 item.start_timer()
-        return await self.driver.wire.send(attempt.source.handle, task.payload)
+        return await self.driver.backend.send(attempt.source.handle, task.payload)
 
     def _own_items(self, task: SampleTask) -> list[JudgeItem]:
         return [item for item, _ in task.request.waiters if item.caller is self]

@@ -33,7 +33,7 @@ def cached(path: Path, wire: JudgeWire, use: Use, **settings: Any) -> Any:
     async def run() -> Any:
         async with client_of(wire) as client, Judge(client, **{"model": MODEL, "cache": path, **settings}) as judge:
             outcome = await use(judge)
-            assert leftovers(judge, client) == {}
+            assert leftovers(client, judge) == {}
             return outcome
 
     return asyncio.run(run())
@@ -256,6 +256,7 @@ def test_a_judge_that_was_closed_may_be_used_again(tmp_path: Path) -> None:
 def test_a_judge_that_is_not_closed_writes_at_the_end_of_the_process_and_says_nothing(tmp_path: Path) -> None:
     program = """
 import asyncio, sys
+sys.path.append("..")
 from judge_tools import *
 async def main():
     async with client_of(JudgeWire(always(score(7), seconds=0.0))) as client:

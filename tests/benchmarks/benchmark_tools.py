@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 def quick(script: str, path: Path, *more: str) -> tuple[Any, str]:

@@ -122,6 +122,7 @@ def test_what_cannot_be_called_so_is_refused_when_the_buffer_is_made(wrong: Any,
         RewardBuffer(wrong)
 
 
+@pytest.mark.real_time
 async def test_a_plain_scorer_runs_in_another_thread_and_sees_the_neutral_context_only() -> None:
     variable = contextvars.ContextVar("variable", default="neutral")
 

@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from statistics import mean, median, median_low
-from typing import Any
 
 from qreward.errors import QRewardError, RequestError
 from qreward.judge.config import Settle
-from qreward.judge.types import Comparison, Preference, Vote
-from qreward.results import AttemptRecord
+from qreward.judge.types import Comparison, Preference, Verdict, Vote
 
 SampleOutcome = Vote | QRewardError | None
 """The outcome of one request; None while it is pending."""
 
-Decide = Callable[[Sequence[SampleOutcome]], Any]
-"""From the known outcomes to the item's outcome, its error, or None while it is undecided."""
+Decide = Callable[[Sequence[SampleOutcome]], Verdict | Comparison | QRewardError | None]
+"""From the known outcomes to the item's verdict or comparison, its error, or None while it is undecided."""
 
 
 def quorum(size: int) -> int:
@@ -41,15 +39,12 @@ def quorum_error(outcomes: Sequence[SampleOutcome]) -> QRewardError | None:
     if not issubclass(kind, RequestError):
         return kind(message)
     error = kind(message, **{name: getattr(errors[-1], name, None) for name in ("endpoint", "model", "status_code")})
-    trail: tuple[AttemptRecord, ...] = ()
-    for each in errors:
-        trail += getattr(each, "attempts", ())
-    error.attempts = trail
+    error.attempts = tuple(attempt for each in errors for attempt in getattr(each, "attempts", ()))
     return error
 
 
-def aggregate_scores(outcomes: Sequence[SampleOutcome], how: Settle) -> tuple[float, tuple[Vote, ...]] | QRewardError | None:
-    """The aggregated score and the votes, those closest to it first; the error; or None while it is undecided.
+def aggregate_scores(outcomes: Sequence[SampleOutcome], how: Settle) -> Verdict | QRewardError | None:
+    """The aggregated score with the votes, those closest to it first; the error; or None while it is undecided.
 
     ``majority`` is the most frequent score. Among equally frequent scores it is their median, and of two middle ones the lower, so that the
     result is always a score from a vote. It is decided when no pending vote can change it. ``mean`` and ``median`` wait until every
@@ -57,12 +52,12 @@ def aggregate_scores(outcomes: Sequence[SampleOutcome], how: Settle) -> tuple[fl
     """
     if len(outcomes) == 1:
         only = outcomes[0]
-        return (only.score, (only,)) if isinstance(only, Vote) else only
+        return Verdict(only.score, (only,)) if isinstance(only, Vote) else only
     score = _aggregate(outcomes, how, median_low)
     if score is None or isinstance(score, QRewardError):
         return score
     votes = [outcome for outcome in outcomes if isinstance(outcome, Vote)]
-    return score, tuple(sorted(votes, key=lambda vote: abs(vote.score - score)))
+    return Verdict(score, tuple(sorted(votes, key=lambda vote: abs(vote.score - score))))
 
 
 def aggregate_comparisons(outcomes: Sequence[SampleOutcome], how: Settle) -> Comparison | QRewardError | None:

@@ -105,7 +105,7 @@ def read(text: str, model: type[M], *, scale: tuple[float, float] | None = None,
 @lru_cache(maxsize=64)
 def _prepared(model: type[Any], scale: tuple[float, float] | None) -> tuple[VerdictSchema[Any], TextReader]:
     shape = VerdictSchema.of(model, scale)
-    return shape, TextReader(shape.name or "", shape.scale, None if shape.number else dict(shape.options))
+    return shape, TextReader(shape.name or "", shape.scale, None if shape.kind.number else shape.kind.options)
 
 
 def _inside(text: str) -> str:

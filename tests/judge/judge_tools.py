@@ -18,6 +18,8 @@ from qreward.transport.error_mapping import failure_from_body
 from qreward.transport.redaction import secrets_of
 
 MODEL = "judge-7b"
+QUESTION = ("What is 6 x 7?", "42")
+"""A prompt and a response."""
 
 
 class Sent(NamedTuple):
@@ -38,6 +40,11 @@ class Sent(NamedTuple):
     def question(self) -> str:
         """The first message, which is the question also where it is asked again."""
         return str(self.messages[0]["content"])
+
+
+def number_of(sent: Sent) -> int:
+    """The number of the response, which is ``a`` and a number."""
+    return int(sent.question.split("Candidate answer:\n```\na")[1].split("\n")[0])
 
 
 Script = Callable[[Sent], Awaitable[Any]]

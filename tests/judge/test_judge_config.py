@@ -69,7 +69,7 @@ def test_settings_make_a_judge_with_all_that_they_say() -> None:
     ]
     assert SampleRequest(asks[1]).call().params == {"temperature": 0.5, "seed": 4}
     assert asks[0].messages == [{"role": "system", "content": "Be strict."}, {"role": "user", "content": "p: r / f"}]
-    assert asks[0].judge_model.parser.model is YesNoVerdict
+    assert asks[0].judge_model._parser.model is YesNoVerdict
     assert judge._config.cache_namespace == "v1"
 
 
@@ -81,7 +81,7 @@ def test_a_mapping_does_as_well_and_names_the_nearest_right_setting() -> None:
 
 def test_a_verdict_is_named_by_its_place() -> None:
     judge = Judge.from_config(some_client(), {"model": "m", "verdict": f"{__name__}:Graded"})
-    assert judge._points.judge_models[0].parser.model is Graded
+    assert judge._points.judge_models[0]._parser.model is Graded
     for wrong in ("nowhere.at_all:Graded", f"{__name__}:Missing", "json:loads", "graded", f"{__name__}:Endless"):
         with pytest.raises(ConfigError):
             Judge.from_config(some_client(), {"model": "m", "verdict": wrong})
@@ -90,7 +90,7 @@ def test_a_verdict_is_named_by_its_place() -> None:
 def test_the_scale_of_a_verdicts_own_field_counts_where_no_other_is_set() -> None:
     for settings, scale in (({}, (1.0, 5.0)), ({"scale": (0, 2)}, (0.0, 2.0))):
         judge = Judge.from_config(some_client(), {"model": "m", "verdict": f"{__name__}:Limited", **settings})
-        assert judge._points.judge_models[0].parser.scale == scale
+        assert judge._points.judge_models[0]._parser.scale == scale
 
 
 def test_a_scorer_is_made_of_settings_or_of_a_name() -> None:

@@ -148,7 +148,7 @@ def test_what_is_settled_early_is_what_all_votes_would_have_settled(votes: list[
             continue
         assert isinstance(early, QRewardError) == isinstance(final, QRewardError)
         if not isinstance(early, QRewardError):
-            assert early[0] == final[0]  # type: ignore[index]
+            assert early.score == final.score  # type: ignore[index]
         break
     else:
         raise AssertionError("all votes are known and nothing was settled")

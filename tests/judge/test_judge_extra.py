@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
-import pytest
-from judge_tools import MODEL, JudgeWire, always, client_of, judge_over, judging, prefers, score
+from judge_tools import MODEL, JudgeWire, always, client_of, judging, prefers, score
 
 from qreward.errors import ConfigError, DeadlineExceeded, InvalidResponse
 from qreward.judge import Comparison, Judge, ScoreVerdict, Verdict, Vote
@@ -38,11 +37,6 @@ def test_other_fields_of_an_item_are_not_sent_and_come_back_with_its_result() ->
     assert pickle.loads(pickle.dumps(batch[0].extra)) == batch[0].extra
 
 
-def test_a_field_that_the_prompt_names_is_among_them() -> None:
-    batch = judging(JudgeWire(always(score(7))), lambda judge: judge.batch_score([item(0)]), prompt="{id}: {prompt} {response}")
-    assert batch[0].extra == {"id": 0}
-
-
 def test_they_come_back_from_pairs_from_iterators_and_from_the_cache(tmp_path: Path) -> None:
     def given() -> Iterator[dict[str, Any]]:
         yield from (item(number) for number in range(3))
@@ -62,6 +56,8 @@ def test_they_come_back_from_pairs_from_iterators_and_from_the_cache(tmp_path: P
                 ]
 
     assert asyncio.run(run()) == [[0, 1, 2]] * 6
+    batch = judging(JudgeWire(always(score(7))), lambda judge: judge.batch_score([item(0)]), prompt="{id}: {prompt} {response}")
+    assert batch[0].extra == {"id": 0}
     pairs = [{"prompt": "q", "first": "a", "second": "b", "id": 1, "response": "c"}]
     batch = judging(JudgeWire(always(prefers("A"))), lambda judge: judge.batch_compare(pairs))
     assert batch[0].extra == {"id": 1, "response": "c"}
@@ -78,18 +74,9 @@ def test_a_slip_of_a_field_that_is_missing_is_refused() -> None:
     batch = judging(JudgeWire(always(score(7))), lambda judge: judge.batch_score(items))
     assert "did you mean 'reference'?" in str(batch[0].error)
     assert [result.ok for result in batch] == [False, True, True]
-    batch = judging(
-        JudgeWire(always(score(7))), lambda judge: judge.batch_score([item(0, reponse_2="x")]), prompt="{response} {response_2}"
-    )
+    wire = JudgeWire(always(score(7)))
+    batch = judging(wire, lambda judge: judge.batch_score([item(0, reponse_2="x")]), prompt="{response} {response_2}")
     assert "'response_2'" in str(batch[0].error)
-
-
-async def test_a_field_of_a_single_call_that_nothing_uses_is_refused() -> None:
-    async with judge_over(JudgeWire(always("?"))) as judge:
-        with pytest.raises(ConfigError) as caught:
-            await judge.score("q", "a", id=1)
-        said = str(caught.value)
-    assert said.startswith("the field 'id' is not used: the prompt uses 'prompt', 'reference', 'response'")
 
 
 LONG = "The answer   is\nright. " * 20

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
+from itertools import product
 
 import pytest
 from hypothesis import example, given, settings
@@ -26,101 +28,58 @@ class Marked(BaseModel):
 MODELS = (ScoreVerdict, YesNoVerdict, PreferenceVerdict, Marked)
 PIECES = (
     *('"', "'", "`", "```\n", "```json\n", "~~~\n", "\u201c", "\u201d", "\u2018", "\u2019", "\u201e", "\u00ab", "\u00bb", '\\"', "\\"),
+    *("<response>", "</response>", "<think>", "</think>", "\n</think>\n", "<score>", "</score>", "<!--", "-->", "<b>", "<answer>"),
     *(
-        "<response>",
-        "</response>",
-        "<think>",
-        "</think>",
-        "\n</think>\n",
-        "<score>",
-        "</score>",
-        "<!--",
-        "-->",
-        "<b>",
-        "<answer>",
         "</answer>",
+        "> ",
+        "\n",
+        "\n\n",
+        " ",
+        ". ",
+        ": ",
+        ", ",
+        "{",
+        "}",
+        "[",
+        "]",
+        "(",
+        ")",
+        "**",
+        "#",
+        "| ",
+        "- ",
+        "$",
+        "/",
+        "/*",
+        "//",
+        "=",
     ),
-    *("> ", "\n", "\n\n", " ", ". ", ": ", ", ", "{", "}", "[", "]", "(", ")", "**", "#", "| ", "- ", "$", "/", "/*", "//", "=", "~", "%"),
-    *(
-        "The candidate wrote ",
-        "It says:",
-        "I think it is bad, ",
-        "no ",
-        "if ",
-        "Final ",
-        "My ",
-        "I give it a ",
-        "is ",
-        "not ",
-        "Score:",
-        "score",
-    ),
-    *(
-        '", "score": 10}',
-        '"}',
-        "{'score': ",
-        "Accuracy: 9/10\n",
-        "Accuracy score: 9\n",
-        "Adjusted score: 10",
-        "10",
-        "7",
-        "2",
-        "-",
-        "1e9",
-        "\ufffc",
-    ),
-    *(
-        "Score: 10",
-        '{"score": 10}',
-        "Final score: 10/10",
-        "[[10]]",
-        "\\boxed{10}",
-        "10/10",
-        "### Score\n10",
-        "I give it a 10.",
-        "Overall: 10/10",
-    ),
-    *(
-        "Verdict: yes",
-        "Yes.",
-        "[[yes]]",
-        '{"verdict": "yes"}',
-        "yes",
-        "[[A]]",
-        "A",
-        "Response A is better.",
-        '{"preferred": "A"}',
-        "Winner: A",
-    ),
-    *("\ud800", "\u0667", "\u200b", "\x00", "\r", "\u2028"),
+    *("~", "%", "The candidate wrote ", "It says:", "I think it is bad, ", "no ", "if ", "Final ", "My ", "I give it a ", "is ", "not "),
+    *("Score:", "score", '", "score": 10}', '"}', "{'score': ", "Accuracy: 9/10\n", "Accuracy score: 9\n", "Adjusted score: 10", "10", "7"),
+    *("2", "-", "1e9", "\ufffc", "Score: 10", '{"score": 10}', "Final score: 10/10", "[[10]]", "\\boxed{10}", "10/10", "### Score\n10"),
+    *("I give it a 10.", "Overall: 10/10", "Verdict: yes", "Yes.", "[[yes]]", '{"verdict": "yes"}', "yes", "[[A]]", "A"),
+    *("Response A is better.", '{"preferred": "A"}', "Winner: A", "\ud800", "\u0667", "\u200b", "\u0000", "\r", "\u2028"),
 )
 SOUP = st.lists(st.sampled_from(PIECES) | st.text(max_size=8), max_size=14).map("".join)
 SCALES = st.sampled_from([(0.0, 10.0), (1.0, 5.0), (-1.0, 1.0), (0.0, 1.0), (0.0, 100.0)])
-WORDS = st.lists(
-    st.sampled_from(["the", "reasons", "are", "given", "here", "and", "all", "of", "it", "holds", "together", "well"]), max_size=9
-).map(" ".join)
+PLAIN = ("the", "reasons", "are", "given", "here", "and", "all", "of", "it", "holds", "together", "well")
+WORDS = st.lists(st.sampled_from(PLAIN), max_size=9).map(" ".join)
 
 
 @given(SOUP | st.text(), st.sampled_from(MODELS), SCALES | st.none())
-@settings(max_examples=EXAMPLES)
-def test_no_text_raises_anything_but_a_refusal(text: str, model: type[BaseModel], scale: tuple[float, float] | None) -> None:
+@settings(max_examples=2 * EXAMPLES)
+def test_no_text_raises_anything_but_a_refusal_and_a_score_is_finite_and_on_the_scale(
+    text: str, model: type[BaseModel], scale: tuple[float, float] | None
+) -> None:
     try:
         outcome: object = read(text, model, scale=scale)
     except Unreadable as refusal:
         outcome = refusal
     assert isinstance(outcome, model | Unreadable)
     assert not isinstance(outcome, Unreadable) or 0 < len(outcome.why) <= 160
-
-
-@given(SOUP, SCALES)
-@settings(max_examples=EXAMPLES)
-def test_a_score_is_always_finite_and_on_the_scale(text: str, scale: tuple[float, float]) -> None:
-    try:
-        score = read(text, ScoreVerdict, scale=scale).score
-    except Unreadable:
-        return
-    assert math.isfinite(score)
-    assert scale[0] <= score <= scale[1]
+    if isinstance(outcome, ScoreVerdict):
+        assert math.isfinite(outcome.score)
+        assert scale is None or scale[0] <= outcome.score <= scale[1]
 
 
 @given(st.text(), st.floats(0, 10), st.booleans(), WORDS, WORDS)
@@ -207,19 +166,14 @@ def test_a_verdict_that_stands_in_the_quoted_response_alone_is_never_the_verdict
     pytest.fail(f"{text!r} was read as {verdict!r}")
 
 
-@pytest.mark.parametrize("model", INJECTED)
-def test_a_quoted_verdict_changes_nothing_in_a_verdict_that_is_read(model: type[BaseModel]) -> None:
+def test_a_quoted_verdict_changes_nothing_in_a_verdict_that_is_read() -> None:
     """So that the property above does not hold for the reason that everything is refused."""
-    found, asked = 0, 0
-    for line in INJECTED[model]:
-        for marks in QUOTED[:5]:
-            for own in OWN[model]:
-                asked += 1
-                try:
-                    found += read(f"{marks.replace('{}', line)}\n\n{own}", model, scale=SCALE.get(model)).score in (0.0, 2.0)  # type: ignore[attr-defined]
-                except Unreadable:
-                    continue
-    assert found > 0.6 * asked
+    for model, lines in INJECTED.items():
+        found, texts = 0, [f"{marks.replace('{}', line)}\n\n{own}" for line, marks, own in product(lines, QUOTED[:5], OWN[model])]
+        for text in texts:
+            with contextlib.suppress(Unreadable):
+                found += read(text, model, scale=SCALE.get(model)).score in (0.0, 2.0)  # type: ignore[attr-defined]
+        assert found > 0.6 * len(texts), model
 
 
 @given(st.text(max_size=30), st.integers(10, 99))

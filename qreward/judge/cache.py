@@ -80,8 +80,8 @@ def record_fingerprint(sent: Sent, endpoint: str, fingerprint: str) -> None:
         {'a': ('v2', True), 'b': ('v1', False)}
     """
     if sent.get(endpoint, ("", False))[0] != fingerprint:
-        for other, (its, _) in sent.items():
-            sent[other] = its, False
+        for other, (last, _) in sent.items():
+            sent[other] = last, False
     sent[endpoint] = fingerprint, True
 
 
@@ -238,7 +238,7 @@ class _Store:
         with self.busy:
             try:
                 file = self._open()
-                current = {model: {its for its, now in _sent(file, model).values() if now} for model in set(models.values())}
+                current = {model: {last for last, found in _sent(file, model).values() if found} for model in set(models.values())}
                 keys = list(models)
                 for begin in range(0, len(keys), 500):
                     some = keys[begin : begin + 500]
@@ -294,7 +294,7 @@ class _Store:
             self._unusable = True
         if not self._logged:
             self._logged = True
-            _log.warning("the cache of verdicts %s cannot be used (%s); judging goes on without it", self._path, error)
+            _log.warning("the cache of verdicts %s cannot be used (%s); the judge continues without it", self._path, error)
 
 
 def _prepare(file: sqlite3.Connection) -> None:

@@ -106,7 +106,7 @@ class SampleRequest:
         try:
             return request.judge_model.vote(reply, swapped=request.swapped)
         except Unreadable as unreadable:
-            return self._unread(reply, unreadable.why, outcome.value.usage, seconds)
+            return self._unread(reply, unreadable.reason, outcome.value.usage, seconds)
         except ScoreFunctionError as fault:
             model = request.judge_model.model
             error = self._invalid(f"{fault}; the answer of model {model!r} could be read, the fault is in your code (see __cause__)")

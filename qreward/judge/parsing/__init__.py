@@ -84,7 +84,7 @@ def read(text: str, model: type[M], *, scale: tuple[float, float] | None = None,
     shape: VerdictSchema[M]
     shape, reader = _prepared(model, scale)
     if not text.strip():
-        raise Unreadable("The answer holds thought alone." if reasoning else "The answer is empty.")
+        raise Unreadable("The answer contains only reasoning." if reasoning else "The answer is empty.")
     whole = _whole_object(text)
     if whole is not None:
         return shape.of_members(whole)
@@ -98,7 +98,7 @@ def read(text: str, model: type[M], *, scale: tuple[float, float] | None = None,
     else:
         value, members = reader.read(answer, shape.value_of)
     if before.strip() and _may_be_a_verdict(before, value, reader):
-        raise Unreadable("There may be another verdict before the closing tag of a thought that nothing opened.")
+        raise Unreadable("There may be another verdict before a closing reasoning tag that has no opening one.")
     return shape.of_members({shape.key: value} if members is None else members)
 
 

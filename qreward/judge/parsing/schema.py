@@ -103,7 +103,7 @@ _DESCRIPTIONS: Mapping[type, str] = {
     YesNoVerdict: "Yes or no, and why.",
     PreferenceVerdict: "Which of two responses is better, and why.",
 }
-"""What servers are told of these models. Part of the keys of cached answers, and therefore not taken from the docstrings."""
+"""The descriptions in the schemas of these models. Part of the keys of cached answers, and therefore not taken from the docstrings."""
 
 
 class FieldKind(NamedTuple):
@@ -135,7 +135,7 @@ class VerdictSchema(Generic[M]):
 
     model: type[M]
     name: str | None
-    kind: FieldKind = FieldKind()
+    kind: FieldKind
     scale: Scale | None = None
 
     @classmethod
@@ -148,7 +148,7 @@ class VerdictSchema(Generic[M]):
         able = [name for name, info in model.model_fields.items() if info.is_required() and (kinds[name].number or kinds[name].options)]
         name = "score" if "score" in kinds else able[0] if len(able) == 1 else None
         if name is None:
-            return cls(model, None)
+            return cls(model, None, FieldKind())
         return cls(model, name, kinds[name], (scale or kinds[name].limits) if kinds[name].number else None)
 
     @property
@@ -253,7 +253,9 @@ def _kind(node: dict[str, Any], defs: dict[str, Any]) -> FieldKind:
     values = [value for part in parts for value in part.get("enum", [float if part.get("type") in ("number", "integer") else None])]
     numerals = [(number, value) for value in values if (number := _numeral(value)) is not None]
     if values and len(numerals) == len(values):
-        return FieldKind(True, numerals=tuple(numerals), limits=(min(number for number, _ in numerals), max(number for number, _ in numerals)))
+        return FieldKind(
+            True, numerals=tuple(numerals), limits=(min(number for number, _ in numerals), max(number for number, _ in numerals))
+        )
     if values and all(value is float or _numeral(value) is not None for value in values):
         low, high = ([part[name] for part in parts if name in part] for name in ("minimum", "maximum"))
         return FieldKind(True, limits=(float(max(low)), float(min(high))) if low and high else None)
@@ -329,13 +331,13 @@ def _strict(node: dict[str, Any], where: str) -> dict[str, Any]:
     node = _rewritten(node)
     strange = node.keys() - _KEPT - _IN_WORDS.keys() - _DROPPED - {"required", "additionalProperties"}
     if strange or node.get("additionalProperties") not in (None, False, True) or not node.keys() & {"type", "enum", "$ref", "anyOf"}:
-        raise ConfigError(f"{where} cannot be asked for by a strict JSON schema: give it a plain type.")
+        raise ConfigError(f"{where} cannot be described by a strict JSON schema: give it a plain type.")
     if "$ref" in node and "properties" not in node:
         return {"$ref": node["$ref"]} | ({"$defs": _each(node["$defs"], "")} if "$defs" in node else {})
     kept: dict[str, Any] = {key: node[key] for key in ("type", "enum") if key in node}
     if node.get("type") == "object":
         if "properties" not in node:
-            raise ConfigError(f"{where} cannot be asked for by a strict JSON schema: an object must name its members.")
+            raise ConfigError(f"{where} cannot be described by a strict JSON schema: an object must name its members.")
         kept |= {"properties": _each(node["properties"], where), "required": list(node["properties"]), "additionalProperties": False}
     if node.get("type") == "array":
         kept["items"] = _strict(node.get("items", {}), f"{where}[]")
@@ -343,9 +345,9 @@ def _strict(node: dict[str, Any], where: str) -> dict[str, Any]:
         kept["anyOf"] = [_strict(one, where) for one in node["anyOf"]]
     if "$defs" in node:
         kept["$defs"] = _each(node["$defs"], "")
-    limits = ", ".join(said.format(node[key]) for key, said in _IN_WORDS.items() if key in node)
-    told = node.get("description", "").partition("\n\n")[0].strip()  # only the first paragraph of a docstring
-    return _described(kept | ({"description": told} if told else {}), limits)
+    limits = ", ".join(words.format(node[key]) for key, words in _IN_WORDS.items() if key in node)
+    description = node.get("description", "").partition("\n\n")[0].strip()  # only the first paragraph of a docstring
+    return _described(kept | ({"description": description} if description else {}), limits)
 
 
 def _rewritten(node: dict[str, Any]) -> dict[str, Any]:

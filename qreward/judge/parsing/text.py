@@ -30,13 +30,13 @@ class Unreadable(ValueError):
     """An answer is not accepted as a verdict.
 
     Attributes:
-        why: one short sentence that can be sent to the judge with the repeated request. It never quotes the answer, so a judged text
+        reason: one short sentence that can be sent to the judge with the repeated request. It never quotes the answer, so a judged text
             cannot inject instructions through it.
     """
 
-    def __init__(self, why: str) -> None:
-        super().__init__(why)
-        self.why = why
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 _THOUGHT = re.compile(r"<(/?)(think|thinking|reasoning|thought)>", re.IGNORECASE)
@@ -60,14 +60,14 @@ def without_reasoning(text: str) -> tuple[str, str]:
             kept.append(text[start : tag.start()])
             opened = name
         elif blocks or before:
-            raise Unreadable("The answer holds a closing tag of a thought that nothing opened.")
+            raise Unreadable("The answer has a closing reasoning tag without an opening one.")
         else:
             before, start = text[: tag.start()] or " ", tag.end()
     if opened:
-        raise Unreadable("The answer ends before its thinking does.")
+        raise Unreadable("The reasoning of the answer is not closed.")
     answer = "".join([*kept, text[start:]])
     if answer.strip() and blocks and not text[start:].strip():
-        raise Unreadable("The answer ends with thought, which may take back what stands before it.")
+        raise Unreadable("The answer ends with reasoning, which may revise what precedes it.")
     return before, answer
 
 
@@ -221,7 +221,7 @@ def _score(match: re.Match[str], scale: Scale | None) -> float:
     value = Decimal(_ascii(match["number"]))
     if match["percent"]:
         if scale not in ((0, 1), (0, 100)):
-            raise Unreadable("The score is a percentage, which this scale has none of.")
+            raise Unreadable("The score is a percentage, which this scale does not allow.")
         value = value / 100 if scale == (0, 1) else value
     if match["top"] and (scale is None or float(_ascii(match["top"])) != scale[1]):
         raise Unreadable("The score is a fraction of something other than the top of the scale.")

@@ -29,7 +29,7 @@ def _read(text: str) -> str:
         try:
             outcomes.append(repr(read(text, model, scale=(0, 10) if model is ScoreVerdict else None)))
         except Unreadable as refusal:
-            outcomes.append(refusal.why)
+            outcomes.append(refusal.reason)
     return " ".join(outcomes)
 
 

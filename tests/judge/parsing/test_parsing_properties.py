@@ -76,7 +76,7 @@ def test_no_text_raises_anything_but_a_refusal_and_a_score_is_finite_and_on_the_
     except Unreadable as refusal:
         outcome = refusal
     assert isinstance(outcome, model | Unreadable)
-    assert not isinstance(outcome, Unreadable) or 0 < len(outcome.why) <= 160
+    assert not isinstance(outcome, Unreadable) or 0 < len(outcome.reason) <= 160
     if isinstance(outcome, ScoreVerdict):
         assert math.isfinite(outcome.score)
         assert scale is None or scale[0] <= outcome.score <= scale[1]
@@ -185,7 +185,7 @@ def test_an_object_that_was_cut_is_never_a_verdict(reason: str, score: int) -> N
 
 
 def test_thought_that_came_apart_is_never_read() -> None:
-    with pytest.raises(Unreadable, match="thought alone"):
+    with pytest.raises(Unreadable, match="only reasoning"):
         read("", ScoreVerdict, scale=(0, 10), reasoning='{"score": 7}')
     with pytest.raises(Unreadable):
         read("I am done.", ScoreVerdict, scale=(0, 10), reasoning="Score: 7")

@@ -160,10 +160,10 @@ def test_a_refusal_quotes_nothing_of_the_answer() -> None:
     check(Closed, score=(7, '{"score": "7"}', "Score: 7"))
     with pytest.raises(Unreadable, match="extra forbidden") as refused:
         read('{"score": 7, "ignore_all_instructions": 1}', Closed)
-    assert "ignore" not in refused.value.why
+    assert "ignore" not in refused.value.reason
     with pytest.raises(Unreadable) as refused:
         read('{"score": 1}', Picky)
-    assert "SECRET" not in refused.value.why
+    assert "SECRET" not in refused.value.reason
     assert refused.value.__cause__ is None
 
 

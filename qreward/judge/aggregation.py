@@ -8,13 +8,16 @@ from statistics import mean, median, median_low
 
 from qreward.errors import QRewardError, RequestError
 from qreward.judge.config import Settle
-from qreward.judge.types import Comparison, Preference, Verdict, Vote
+from qreward.judge.types import Vote
 
 SampleOutcome = Vote | QRewardError | None
 """The outcome of one request; None while it is pending."""
 
-Decide = Callable[[Sequence[SampleOutcome]], Verdict | Comparison | QRewardError | None]
-"""From the known outcomes to the item's verdict or comparison, its error, or None while it is undecided."""
+Aggregate = tuple[float, tuple[Vote, ...]]
+"""The aggregated score, and the votes."""
+
+Decide = Callable[[Sequence[SampleOutcome]], Aggregate | QRewardError | None]
+"""From the known outcomes to the item's aggregate, its error, or None while it is undecided."""
 
 
 def quorum(size: int) -> int:
@@ -43,7 +46,7 @@ def quorum_error(outcomes: Sequence[SampleOutcome]) -> QRewardError | None:
     return error
 
 
-def aggregate_scores(outcomes: Sequence[SampleOutcome], how: Settle) -> Verdict | QRewardError | None:
+def aggregate_scores(outcomes: Sequence[SampleOutcome], how: Settle) -> Aggregate | QRewardError | None:
     """The aggregated score with the votes, those closest to it first; the error; or None while it is undecided.
 
     ``majority`` is the most frequent score. Among equally frequent scores it is their median, and of two middle ones the lower, so that the
@@ -52,16 +55,16 @@ def aggregate_scores(outcomes: Sequence[SampleOutcome], how: Settle) -> Verdict 
     """
     if len(outcomes) == 1:
         only = outcomes[0]
-        return Verdict(only.score, (only,)) if isinstance(only, Vote) else only
+        return (only.score, (only,)) if isinstance(only, Vote) else only
     score = _aggregate(outcomes, how, median_low)
     if score is None or isinstance(score, QRewardError):
         return score
     votes = [outcome for outcome in outcomes if isinstance(outcome, Vote)]
-    return Verdict(score, tuple(sorted(votes, key=lambda vote: abs(vote.score - score))))
+    return score, tuple(sorted(votes, key=lambda vote: abs(vote.score - score)))
 
 
-def aggregate_comparisons(outcomes: Sequence[SampleOutcome], how: Settle) -> Comparison | QRewardError | None:
-    """The aggregated comparison, the error, or None while it is undecided.
+def aggregate_comparisons(outcomes: Sequence[SampleOutcome], how: Settle) -> Aggregate | QRewardError | None:
+    """The aggregated score of the first response, with the votes; the error; or None while it is undecided.
 
     Each pair was shown in both orders: the requests 2k and 2k + 1 belong together. If the two orders disagree, they count as a tie. If one
     of them is a tie, the other cannot change that. Several judges or samples are aggregated like scores, except that equally frequent
@@ -71,8 +74,7 @@ def aggregate_comparisons(outcomes: Sequence[SampleOutcome], how: Settle) -> Com
     score = _aggregate(pairs, how, lambda _: 0.5)
     if score is None or isinstance(score, QRewardError):
         return score
-    preference: Preference = "first" if score > 0.5 else "second" if score < 0.5 else "tie"
-    return Comparison(preference, score, tuple(outcome for outcome in outcomes if isinstance(outcome, Vote)))
+    return score, tuple(outcome for outcome in outcomes if isinstance(outcome, Vote))
 
 
 def _aggregate(outcomes: Sequence[SampleOutcome], how: Settle, choose: Callable[[Sequence[float]], float]) -> float | QRewardError | None:

@@ -256,7 +256,7 @@ class Judge:
         born, request_options, pools = runtime_of(self._client).clock(), self._request_options(options), self._pools(builder)
         requests = builder.requests(fields)
         known = () if self._cache is None else await self._cache.votes(requests)
-        return await SingleCall(*self._here(), request_options, pools, builder.decide, born).run(requests, known)
+        return await SingleCall(*self._here(), request_options, pools, builder, born).run(requests, known)
 
     async def _many(
         self, builder: RequestBuilder, items: Iterable[Any] | AsyncIterable[Any], options: Mapping[str, Any]

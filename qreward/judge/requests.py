@@ -10,12 +10,14 @@ from typing import Any
 from qreward.codecs.chat import CHAT
 from qreward.errors import ConfigError
 from qreward.judge import prompts
-from qreward.judge.aggregation import Decide, aggregate_comparisons, aggregate_scores
+from qreward.judge.aggregation import Aggregate, Decide, aggregate_comparisons, aggregate_scores
 from qreward.judge.config import JudgeConfig
 from qreward.judge.prompts import Messages, Prompt
 from qreward.judge.sampling import JudgeRequest, ReadItem
+from qreward.judge.types import Comparison, Preference, Verdict
 from qreward.judge.verdict_parser import VerdictParser
 from qreward.judge.writing import JudgeModel, encoded, noted
+from qreward.results import Usage
 
 ANSWER_FORM = "answer_form"
 """The template field that is replaced by the instruction how to answer."""
@@ -95,6 +97,14 @@ class RequestBuilder:
             for sample in range(self._samples)
             for messages, swapped, digest in digests
         ]
+
+    def result(self, decided: Aggregate, usage: Usage | None, *, cached: bool) -> Verdict | Comparison:
+        """The result of an item for the user."""
+        score, votes = decided
+        if not self._pairs:
+            return Verdict(score, votes, None, usage, cached)
+        preference: Preference = "first" if score > 0.5 else "second" if score < 0.5 else "tie"
+        return Comparison(preference, score, votes, usage, cached)
 
     def _messages(self, fields: Mapping[str, Any], extra: bool) -> Messages:
         messages = self._prompt.messages({**fields, ANSWER_FORM: self._form} if self._names_form else fields, extra=extra)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextvars import copy_context
-from dataclasses import replace
 from math import inf
 from typing import Any
 
@@ -16,7 +15,6 @@ from qreward.engine.batch import READ_AHEAD, BatchWaiter
 from qreward.engine.driver import LoopDriver
 from qreward.engine.snapshots import Tallies, result_of
 from qreward.errors import BadRequest, QRewardError
-from qreward.judge.aggregation import Decide
 from qreward.judge.requests import RequestBuilder
 from qreward.judge.sampling import JudgeRequest, ReadItem
 from qreward.judge.singleflight import Caller, JudgeItem, SampleTask, SharedRequest, SingleFlight
@@ -39,12 +37,12 @@ class SingleCall(Caller):
         flights: SingleFlight,
         options: RequestOptions,
         pools: Mapping[JudgeModel, Pool],
-        decide: Decide,
+        builder: RequestBuilder,
         born: float,
     ) -> None:
-        self.driver, self.flights, self.options, self.pools, self.decide = driver, flights, options, pools, decide
+        self.driver, self.flights, self.options, self.pools, self.decide = driver, flights, options, pools, builder.decide
         self.context = copy_context()
-        self._born = born
+        self._builder, self._born = builder, born
 
     async def run(self, requests: Sequence[JudgeRequest], known: Sequence[Vote | None]) -> Any:
         """Send the requests of an item that have no vote in the cache. Returns its verdict or comparison, or raises its error.
@@ -65,15 +63,11 @@ class SingleCall(Caller):
             raise
         if isinstance(decided, QRewardError):
             raise decided
-        return _charged(decided, item)
+        return self._builder.result(decided, item.usage, cached=not item.sent)
 
     def on_decided(self, item: JudgeItem, outcome: Any) -> None:  # noqa: ARG002 - there is one item
         if not self._decided.done():
             self._decided.set_result(outcome)
-
-
-def _charged(decided: Verdict | Comparison, item: JudgeItem) -> Verdict | Comparison:
-    return replace(decided, usage=item.usage, cached=not item.sent)
 
 
 class JudgeAnswer:
@@ -139,7 +133,7 @@ class BatchRunner(Caller, BatchWaiter):
         self.flights, self.options, self.pools, self.decide = flights, options, pools, builder.decide
         self.carry = self._send_timed if builder.per_item > 1 else None
         self._tallies: _Tallies = _Tallies()
-        self._size, self._per_item = size, builder.per_item
+        self._size, self._builder = size, builder
         self._open: dict[JudgeItem, None] = {}
         self._others: dict[Pool, BatchFeed] = {}  # of the models whose pool is not that of the first model
 
@@ -172,7 +166,9 @@ class BatchRunner(Caller, BatchWaiter):
 
     def _requests_left(self, pool: Pool) -> int | None:
         """An upper bound: items may share requests."""
-        return None if self._size is None else self._size * self._per_item * list(self.pools.values()).count(pool) // len(self.pools)
+        if self._size is None:
+            return None
+        return self._size * self._builder.per_item * list(self.pools.values()).count(pool) // len(self.pools)
 
     def _refill(self, but: BatchFeed | None = None) -> None:
         for feed in self._feeds():
@@ -246,7 +242,7 @@ class BatchRunner(Caller, BatchWaiter):
         queued, seconds, answer = 0.0 if item.begun is None else item.begun - item.born, 0.0, None
         error = outcome if isinstance(outcome, QRewardError) else None
         if error is None:
-            answer = JudgeAnswer(_charged(outcome, item))
+            answer = JudgeAnswer(self._builder.result(outcome, item.usage, cached=not item.sent))
             seconds = 0.0 if item.begun is None else self.driver.engine.clock() - item.begun
         self._settle(Result(item.index, answer, error, item.endpoint, seconds, queued, item.trail, item.extra))
         self._end_if_done()

@@ -138,4 +138,4 @@ def _may_be_a_verdict(before: str, value: object, reader: TextReader) -> bool:
     if len(before) > LONGEST or before.rstrip()[-1] not in ".!?)" or "<" in before:
         return True
     *found, end = sentences(f"{before.rstrip()}\n.")
-    return not end.own or any(reader.differs(sentence.text, value, before=True) for sentence in found)
+    return not end.own or any(reader.differs(sentence.text, value) for sentence in found)

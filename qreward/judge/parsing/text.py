@@ -46,8 +46,8 @@ def without_reasoning(text: str) -> tuple[str, str]:
     """Remove the reasoning blocks of an answer. Returns ``(text before a lone closing tag or "", answer)``.
 
     A chat template may put the opening tag into the prompt, so that the answer contains only the closing one. A closing tag after a block,
-    or a second lone one, may come from a judged text. Then it is unclear which side of it is the judge's, and the answer is refused. So is
-    one whose block is not closed, or that ends with reasoning.
+    or a second lone one, may come from a judged text, so that it is unclear which side of it is the judge's; the text before it contains
+    another tag then. Raises ``Unreadable`` if a block is not closed, or the answer ends with reasoning.
     """
     kept: list[str] = []
     start, opened, blocks, before = 0, "", 0, ""
@@ -59,8 +59,6 @@ def without_reasoning(text: str) -> tuple[str, str]:
         elif not closing:
             kept.append(text[start : tag.start()])
             opened = name
-        elif blocks or before:
-            raise Unreadable("The answer has a closing reasoning tag without an opening one.")
         else:
             before, start = text[: tag.start()] or " ", tag.end()
     if opened:
@@ -456,7 +454,7 @@ class TextReader:
         last, value, members = max(verdicts, key=lambda verdict: verdict[0], default=(-1, None, None))
         if last < 0:
             raise Unreadable("No sentence of the answer is a verdict and nothing else, outside of quotations and reported speech.")
-        if any(other != value for _, other, _ in verdicts) or any(self.differs(words, value, before=at < last) for at, words in others):
+        if any(other != value for _, other, _ in verdicts) or any(self.differs(words, value) for _, words in others):
             raise Unreadable("The answer gives more than one verdict.")
         after = [words for at, words in others if at > last and _WORD.search(words)]
         if after and (not _REASON.match(after[0]) or any(self._revises(words, value) for words in after)):
@@ -474,8 +472,8 @@ class TextReader:
             raise Unreadable("The answer names another scale beside its score.")
         return _score(match, self._scale)
 
-    def differs(self, words: str, value: Any, *, before: bool) -> bool:
-        """Whether a sentence may contain a verdict other than ``value``. Aspects ("Style: 6/10") may precede a verdict."""
+    def differs(self, words: str, value: Any) -> bool:
+        """Whether a sentence may contain a verdict other than ``value``. Aspects ("Style: 6/10") are none."""
         if self._options is not None:
             made = [match for pattern in self._made for match in pattern.finditer(words)]
             made += self._any.finditer(words) if self._judging.search(words) else []
@@ -484,7 +482,7 @@ class TextReader:
             return False
         if self._judging.search(words):
             return self._has_other_number(words, value)
-        tops = [] if before and _ASPECT.fullmatch(words) else self._of_top.finditer(words)
+        tops = [] if _ASPECT.fullmatch(words) else self._of_top.finditer(words)
         return any(self._has_other_number(words[max(0, top.start() - 20) : top.start()].rpartition(" ")[2], value) for top in tops)
 
     def _has_other_number(self, words: str, value: float) -> bool:

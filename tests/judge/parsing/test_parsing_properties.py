@@ -15,7 +15,6 @@ from pydantic import BaseModel
 
 from qreward.judge.parsing import PreferenceVerdict, ScoreVerdict, Unreadable, YesNoVerdict, read
 from qreward.judge.parsing.json import NotAnObject, object_at
-from qreward.judge.parsing.text import GAP, own_words
 
 EXAMPLES = int(os.environ.get("EXAMPLES", "150"))
 
@@ -215,11 +214,3 @@ def test_an_object_ends_within_the_text_and_after_its_beginning(text: str) -> No
             continue
         assert start < end <= len(text)
         assert text[end - 1] == "}"
-
-
-@given(WORDS.filter(bool), SOUP)
-def test_words_are_kept_as_they_are_and_of_a_fence_nothing_is_whatever_it_holds(words: str, candidate: str) -> None:
-    assert own_words(words, lambda members: members)[0] == words
-    marks = "`" * 60
-    fenced = own_words(f"{words}\n{marks}\n{candidate}\n{marks}\n", lambda members: members)[0]
-    assert fenced == f"{words}\n\n{GAP}\n"

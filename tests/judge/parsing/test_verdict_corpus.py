@@ -82,8 +82,9 @@ def test_what_follows_a_score_must_say_that_it_is_a_reason() -> None:
     check("score", refused(map("".join, followed)))
 
 
-def test_a_clear_score_is_read_whatever_the_working_says() -> None:
-    check("score", TABLES["plain"])
+def test_a_clear_score_is_read_whatever_the_working_says_and_none_where_it_may_be_quoted_or_reported() -> None:
+    for name in ("plain", "reports", "paired", "unpaired", "reasoning"):
+        check("score", TABLES[name])
 
 
 def test_choices_are_read_and_refused_by_the_same_rules() -> None:

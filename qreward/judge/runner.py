@@ -217,7 +217,6 @@ class BatchRunner(Caller, BatchWaiter):
         task = attempt.task
         if isinstance(task, SampleTask) and self.options.timeout is not None:
             for item in self._own_items(task):
-                item.until = min(item.until, task.deadline)
                 item.start_timer()
         return await self.driver.wire.send(attempt.source.handle, task.payload)
 

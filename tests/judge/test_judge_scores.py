@@ -139,7 +139,7 @@ def ended(text: str, reason: str | None) -> dict[str, Any]:
 
 def test_an_answer_that_holds_nothing_to_correct_is_not_sent_back_and_the_question_is_put_anew() -> None:
     answers: list[dict[str, Any]] = [
-        {"content": None, "refusal": "I will not judge."},
+        *({"content": content, "refusal": "I will not judge."} for content in (None, "Score: 1")),
         {"content": "", "reasoning_content": "It is a ten. Score: 10"},
         *(ended("Score: 1", reason) for reason in NOT_WHOLE),
     ]

@@ -19,7 +19,7 @@ import pytest
 from judge_tools import (
     MODEL,
     QUESTION,
-    JudgeWire,
+    JudgeBackend,
     Sent,
     always,
     answer,
@@ -43,11 +43,11 @@ from qreward.results import BatchInterrupted
 from qreward.scheduler.outcome import Answer
 
 
-def cached(path: Path, wire: JudgeWire, use: Callable[[Judge], Coroutine[Any, Any, Any]], *endpoints: Any, **settings: Any) -> Any:
+def cached(path: Path, backend: JudgeBackend, use: Callable[[Judge], Coroutine[Any, Any, Any]], *endpoints: Any, **settings: Any) -> Any:
     """Run one use of a judge with a cache, in real time, for the cache has a thread."""
 
     async def run() -> Any:
-        async with client_of(wire, *endpoints) as client, Judge(client, **{"model": MODEL, "cache": path, **settings}) as judge:
+        async with client_of(backend, *endpoints) as client, Judge(client, **{"model": MODEL, "cache": path, **settings}) as judge:
             outcome = await use(judge)
             assert leftovers(judge, client) == {}
             return outcome
@@ -55,12 +55,12 @@ def cached(path: Path, wire: JudgeWire, use: Callable[[Judge], Coroutine[Any, An
     return asyncio.run(run())
 
 
-def judged(path: Path, wire: JudgeWire, **settings: Any) -> Any:
-    return cached(path, wire, lambda judge: judge.score(*QUESTION), **settings)
+def judged(path: Path, backend: JudgeBackend, **settings: Any) -> Any:
+    return cached(path, backend, lambda judge: judge.score(*QUESTION), **settings)
 
 
-def quick(text: str) -> JudgeWire:
-    return JudgeWire(always(text, seconds=0.0))
+def quick(text: str) -> JudgeBackend:
+    return JudgeBackend(always(text, seconds=0.0))
 
 
 def items(count: int) -> list[tuple[str, str]]:
@@ -72,15 +72,15 @@ def test_what_was_judged_is_found_at_once_and_in_the_next_run(tmp_path: Path) ->
         return await judge.score(*QUESTION), await judge.score(*QUESTION)
 
     one, at_once = cached(tmp_path / "cache", quick(score(7)), twice)
-    other = judged(tmp_path / "cache", wire := quick(score(1)))
+    other = judged(tmp_path / "cache", backend := quick(score(1)))
     assert [(each.score, each.cached) for each in (one, at_once, other)] == [(0.7, False), (0.7, True), (0.7, True)]
     assert other.usage is None
     assert other.votes[0].verdict == one.votes[0].verdict
-    assert wire.sent == []
+    assert backend.sent == []
 
 
 def test_what_differs_in_anything_that_is_sent_is_asked_and_what_is_made_of_the_answer_may_differ(tmp_path: Path) -> None:
-    wire, path = quick(score(7)), tmp_path / "cache"
+    backend, path = quick(score(7)), tmp_path / "cache"
     sent: list[dict[str, Any]] = [
         {},
         {"temperature": 1},
@@ -91,11 +91,11 @@ def test_what_differs_in_anything_that_is_sent_is_asked_and_what_is_made_of_the_
         {"extra_body": {"k": 1}},
     ]
     for number, settings in enumerate(sent, start=1):
-        judged(path, wire, **settings)
-        assert len(wire.sent) == number, settings
-    assert judged(path, wire, range=(-1, 1), reasks=3).score == pytest.approx(0.4)
-    assert judged(path, wire, extra_headers={"x-secret": "hunter22"}).cached
-    assert len(wire.sent) == len(sent)
+        judged(path, backend, **settings)
+        assert len(backend.sent) == number, settings
+    assert judged(path, backend, range=(-1, 1), reasks=3).score == pytest.approx(0.4)
+    assert judged(path, backend, extra_headers={"x-secret": "hunter22"}).cached
+    assert len(backend.sent) == len(sent)
     verdict = judged(path, quick(score(2)), score=lambda said: None if said.score > 5 else said.score)  # it refuses what is kept
     assert (verdict.score, verdict.cached) == (2.0, False)
 
@@ -108,7 +108,7 @@ def test_no_header_is_in_the_file(tmp_path: Path) -> None:
 def test_failures_are_never_kept(tmp_path: Path) -> None:
     with pytest.raises(InvalidResponse):
         judged(tmp_path / "cache", quick("?"), reasks=0)
-    assert judged(tmp_path / "cache", JudgeWire(in_turn(broken(), score(7), seconds=0.0))).score == 0.7
+    assert judged(tmp_path / "cache", JudgeBackend(in_turn(broken(), score(7), seconds=0.0))).score == 0.7
 
 
 def test_each_sample_is_kept_for_itself_and_those_that_settle_it_are_enough(tmp_path: Path) -> None:
@@ -120,17 +120,17 @@ def test_each_sample_is_kept_for_itself_and_those_that_settle_it_are_enough(tmp_
 
 
 def test_pairs_are_kept_in_both_orders(tmp_path: Path) -> None:
-    wire = quick(prefers("A"))
+    backend = quick(prefers("A"))
     for _ in range(2):
-        comparison = cached(tmp_path / "cache", wire, lambda judge: judge.compare("q", "a", "b"))
-    assert (len(wire.sent), comparison.preference, comparison.cached) == (2, "tie", True)
+        comparison = cached(tmp_path / "cache", backend, lambda judge: judge.compare("q", "a", "b"))
+    assert (len(backend.sent), comparison.preference, comparison.cached) == (2, "tie", True)
 
 
 def test_a_batch_asks_only_what_is_not_there_and_keeps_its_order(tmp_path: Path) -> None:
     async def script(sent: Sent) -> str:
         return score(number_of(sent) % 10)
 
-    first, second = JudgeWire(script), JudgeWire(script)
+    first, second = JudgeBackend(script), JudgeBackend(script)
     cached(tmp_path / "cache", first, lambda judge: judge.batch_score(items(150)))
     batch = cached(tmp_path / "cache", second, lambda judge: judge.batch_score([*items(200), ("q",), *items(3)]))
     assert [verdict.score if verdict else None for verdict in batch.values()] == [n % 10 / 10 for n in range(200)] + [None, 0.0, 0.1, 0.2]
@@ -158,9 +158,9 @@ def test_an_iterator_and_an_async_iterator_are_looked_up_as_they_come_and_closed
     async def use(judge: Judge) -> list[int]:
         return [(await judge.batch_score(each)).stats.ok for each in (given(), given_async())]
 
-    wire = quick(score(7))
-    assert cached(tmp_path / "cache", wire, use) == [100, 100]
-    assert (closed, len(wire.sent)) == (["sync", "async"], 100)
+    backend = quick(score(7))
+    assert cached(tmp_path / "cache", backend, use) == [100, 100]
+    assert (closed, len(backend.sent)) == (["sync", "async"], 100)
 
 
 def test_an_input_that_raises_ends_the_batch_after_what_it_gave_before(tmp_path: Path) -> None:
@@ -281,7 +281,7 @@ UNCLOSED = """
 import asyncio, sys
 from judge_tools import *
 async def main():
-    async with client_of(JudgeWire(always(score(7), seconds=0.0))) as client:
+    async with client_of(JudgeBackend(always(score(7), seconds=0.0))) as client:
         await Judge(client, model=MODEL, cache=sys.argv[1]).score("q", "a")
 asyncio.run(main())
 """
@@ -360,7 +360,7 @@ class Fleet:
             verdicts = [await judge.score("q", f"answer {number}") for number in numbers]
             return [(verdict.score, verdict.cached) for verdict in verdicts]
 
-        found: list[tuple[float, bool]] = cached(self.path, JudgeWire(self._answer), use, endpoint("a", slots=8), **settings)
+        found: list[tuple[float, bool]] = cached(self.path, JudgeBackend(self._answer), use, endpoint("a", slots=8), **settings)
         return found
 
 

@@ -8,7 +8,7 @@ from collections import Counter
 from random import Random
 from typing import Any
 
-from judge_tools import JudgeWire, Sent, broken, endpoint, judging, overloaded, refused, score
+from judge_tools import JudgeBackend, Sent, broken, endpoint, judging, overloaded, refused, score
 
 from qreward.errors import QRewardError
 from qreward.judge import Judge
@@ -85,12 +85,14 @@ class Chaos:
 def test_whatever_happens_each_gets_its_own_verdict_or_error_and_nothing_is_left() -> None:
     for seed in range(int(os.environ.get("SEEDS", "20"))):
         chaos = Chaos(seed)
-        wire, rng = JudgeWire(chaos.answer), chaos.rng
+        backend, rng = JudgeBackend(chaos.answer), chaos.rng
         fleet = [endpoint(name, slots=rng.randrange(1, 6), models=models) for name, models in (("a", ["m*"]), ("b", ["m*"]), ("n", ["n"]))]
         models = rng.choice([("m1",), ("m1", "m2"), ("m1", "n")])
         try:
-            judging(wire, chaos.run, *fleet, model=models, samples=rng.randrange(1, 4), settle=rng.choice(["majority", "mean", "median"]))
-            assert wire.now == 0
+            judging(
+                backend, chaos.run, *fleet, model=models, samples=rng.randrange(1, 4), settle=rng.choice(["majority", "mean", "median"])
+            )
+            assert backend.now == 0
             assert chaos.seen["verdict"] > 0
         except BaseException as error:
             error.add_note(f"seed {seed}")

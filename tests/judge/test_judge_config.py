@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from judge_tools import MODEL, JudgeWire, Sent, client_of
+from judge_tools import MODEL, JudgeBackend, Sent, client_of
 from pydantic import BaseModel, Field
 
 from qreward import QRewardClient, SyncQRewardClient
@@ -45,10 +45,10 @@ async def used(config: Any, said: str) -> tuple[list[float], list[Sent]]:
     async def script(_sent: Sent) -> str:
         return said
 
-    wire = JudgeWire(script)
-    async with client_of(wire) as client:
+    backend = JudgeBackend(script)
+    async with client_of(backend) as client:
         batch = await Judge.from_config(client, config).batch_score([("p", "r", "f")])
-    return [verdict.score for verdict in batch.values() if verdict], wire.sent
+    return [verdict.score for verdict in batch.values() if verdict], backend.sent
 
 
 async def test_settings_make_a_judge_with_all_that_they_say() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from judge_tools import MODEL, JudgeWire, always, judge_over, prefers, score
+from judge_tools import MODEL, JudgeBackend, always, judge_over, prefers, score
 from pydantic import BaseModel
 
 from qreward import QRewardClient
@@ -41,13 +41,13 @@ def refusal(make: Callable[[], object]) -> str:
 
 async def test_a_lone_surrogate_is_judged_like_any_other_text() -> None:
     for item in (("q", LONE), (LONE, "r"), ("q", "r", LONE), ([{"role": "user", "content": LONE}], "r")):
-        wire = JudgeWire(always(score(7)))
-        async with judge_over(wire) as judge:
+        backend = JudgeBackend(always(score(7)))
+        async with judge_over(backend) as judge:
             one = await judge.score(item[0], item[1], reference=item[2] if len(item) > 2 else None)
             batch = await judge.batch_score([item, ("q", "ok")])
         assert [one.score, *(verdict.score for verdict in batch.values())] == [0.7, 0.7, 0.7]
-        assert LONE in wire.sent[0].text
-    async with judge_over(JudgeWire(always(prefers("tie")))) as judge:
+        assert LONE in backend.sent[0].text
+    async with judge_over(JudgeBackend(always(prefers("tie")))) as judge:
         assert (await judge.batch_compare([("q", "fine", LONE)])).errors == {}
 
 
@@ -75,11 +75,11 @@ BUILT = {"prompt": lambda fields: [{"role": "user", "content": str(fields)}]}
 
 async def test_a_response_or_one_of_a_pair_that_is_none_is_refused_before_anything_is_sent() -> None:
     for settings in ({}, {"prompt": "{response}"}, {"prompt": "{prompt} {response}"}, BUILT):
-        wire = JudgeWire(always(score(7)))
-        async with judge_over(wire, **settings) as judge:
+        backend = JudgeBackend(always(score(7)))
+        async with judge_over(backend, **settings) as judge:
             with pytest.raises(ConfigError, match="'response'"):
                 await judge.score("q", None)
-            assert wire.sent == []
+            assert backend.sent == []
             batch = await judge.batch_score([("q", None), ("q", "r"), {"prompt": "q", "response": None}])
             assert all(isinstance(error, ConfigError) for error in batch.errors.values())
             assert [result.ok for result in batch] == [False, True, False]
@@ -87,30 +87,30 @@ async def test_a_response_or_one_of_a_pair_that_is_none_is_refused_before_anythi
                 with pytest.raises(ConfigError, match=r"'first'|'second'"):
                     await judge.compare("q", *missing)
                 assert isinstance((await judge.batch_compare([("q", *missing)]))[0].error, ConfigError)
-        assert len(wire.sent) == 1
+        assert len(backend.sent) == 1
 
 
 async def test_a_conversation_whose_last_message_was_not_generated_is_no_response() -> None:
     unsaid = [{"role": "user", "content": "q"}, {"role": "assistant", "content": None}]
     calls = [{"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "add"}}]}]
-    wire = JudgeWire(always(score(7)))
-    async with judge_over(wire) as judge:
+    backend = JudgeBackend(always(score(7)))
+    async with judge_over(backend) as judge:
         with pytest.raises(ConfigError, match="last message of 'second' has no content"):
             await judge.compare("q", "a", unsaid)
         batch = await judge.batch_score([("q", unsaid), ("q", calls), ("q", [{"role": "assistant", "content": ""}])])
     assert [result.ok for result in batch] == [False, True, True]
     assert "last message of 'response' has no content" in str(batch[0].error)
-    assert len(wire.sent) == 2
+    assert len(backend.sent) == 2
 
 
 async def test_a_task_that_is_none_is_refused_where_the_prompt_shows_it() -> None:
-    wire = JudgeWire(always(score(7)))
+    backend = JudgeBackend(always(score(7)))
     for settings in ({}, {"prompt": "{prompt} {response}"}):
-        async with judge_over(wire, **settings) as judge:
+        async with judge_over(backend, **settings) as judge:
             with pytest.raises(ConfigError, match="'prompt'"):
                 await judge.score(None, "r")
-    assert wire.sent == []
-    async with judge_over(wire, prompt="{response}") as judge:
+    assert backend.sent == []
+    async with judge_over(backend, prompt="{response}") as judge:
         assert (await judge.score(None, "r")).score == 0.7
 
 
@@ -197,16 +197,16 @@ async def test_a_prompt_function_that_gives_no_messages_is_an_error_before_anyth
     cases = [(built, ConfigError, "prompt function") for built in (None, "text", {"role": "user", "content": "x"}, 5)]
     cases += [(built, BadRequest, "message") for built in ([], [7], [{"content": "x"}])]
     for built, kind, words in cases:
-        wire = JudgeWire(always(score(7)))
-        async with judge_over(wire, prompt=lambda _, built=built: built) as judge:
+        backend = JudgeBackend(always(score(7)))
+        async with judge_over(backend, prompt=lambda _, built=built: built) as judge:
             with pytest.raises(kind, match=words):
                 await judge.score("q", "r")
             assert isinstance((await judge.batch_score([("q", "r")]))[0].error, kind), built
-        assert wire.sent == []
+        assert backend.sent == []
 
 
 async def test_an_option_that_a_batch_does_not_have_is_refused() -> None:
-    async with judge_over(JudgeWire(always(score(7)))) as judge:
+    async with judge_over(JudgeBackend(always(score(7)))) as judge:
         for batch in (judge.batch_score, judge.batch_compare, RewardModelScorer(client(), "rm").batch_score):
             with pytest.raises(ConfigError, match="did you mean 'timeout'"):
                 await batch([], time_out=5)  # type: ignore[call-arg]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from judge_tools import MODEL, JudgeWire, always, judging, score
+from judge_tools import MODEL, JudgeBackend, always, judging, score
 
 from qreward import QRewardClient
 from qreward.errors import ConfigError
@@ -23,9 +23,9 @@ WORDS = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
 
 def messages(fields: dict[str, Any] = ITEM, **settings: Any) -> list[dict[str, Any]]:
     """The messages that an item becomes."""
-    wire = JudgeWire(always(score(5)))
-    judging(wire, lambda judge: judge.score(**fields), **settings)
-    return wire.sent[-1].messages
+    backend = JudgeBackend(always(score(5)))
+    judging(backend, lambda judge: judge.score(**fields), **settings)
+    return backend.sent[-1].messages
 
 
 @given(WORDS, WORDS)
@@ -64,10 +64,10 @@ def test_an_unused_field_and_a_missing_one_are_refused_by_name_before_anything_i
         ({**ITEM, "rubric": "x"}, {}, "the field 'rubric' is not used: the prompt uses 'prompt', 'reference', 'response'"),
     ]
     for fields, settings, words in cases:
-        wire = JudgeWire(always(score(5)))
+        backend = JudgeBackend(always(score(5)))
         with pytest.raises(ConfigError, match=words):
-            judging(wire, lambda judge, fields=fields: judge.score(**fields), **settings)
-        assert wire.sent == []
+            judging(backend, lambda judge, fields=fields: judge.score(**fields), **settings)
+        assert backend.sent == []
 
 
 def test_how_to_answer_is_said_at_the_end_or_where_the_template_wants_it() -> None:

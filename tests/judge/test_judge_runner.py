@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
-from judge_tools import JudgeWire, Sent, always, broken, endpoint, in_turn, judge_over, judging, now, number_of, overloaded, score
+from judge_tools import JudgeBackend, Sent, always, broken, endpoint, in_turn, judge_over, judging, now, number_of, overloaded, score
 
 from qreward.errors import BadRequest, ConfigError, ConnectionFailed, DeadlineExceeded, RequestTimeout
 from qreward.results import BatchInterrupted
@@ -18,8 +18,8 @@ def items(count: int) -> list[tuple[str, str]]:
     return [(f"q{number}", f"a{number}") for number in range(count)]
 
 
-def batched(wire: JudgeWire, given: Any, *endpoints: Any, how: Any = None, **settings: Any) -> Any:
-    return judging(wire, lambda judge: judge.batch_score(given, **(how or {})), *endpoints, **settings)
+def batched(backend: JudgeBackend, given: Any, *endpoints: Any, how: Any = None, **settings: Any) -> Any:
+    return judging(backend, lambda judge: judge.batch_score(given, **(how or {})), *endpoints, **settings)
 
 
 def test_results_come_in_the_order_of_the_input_whatever_the_order_of_the_answers() -> None:
@@ -28,7 +28,7 @@ def test_results_come_in_the_order_of_the_input_whatever_the_order_of_the_answer
         await asyncio.sleep(100 - number)
         return score(number % 10)
 
-    batch = batched(JudgeWire(script), items(100), endpoint(slots=100))
+    batch = batched(JudgeBackend(script), items(100), endpoint(slots=100))
     assert [verdict.score for verdict in batch.values()] == [number % 10 / 10 for number in range(100)]
     assert [result.index for result in batch] == list(range(100))
     assert batch.texts()[3] == score(3)
@@ -37,7 +37,7 @@ def test_results_come_in_the_order_of_the_input_whatever_the_order_of_the_answer
 def test_items_may_be_pairs_triples_or_mappings_and_a_wrong_one_fails_alone() -> None:
     right = [("q", "a1"), ("q", "a2", "ref"), {"prompt": "q", "response": "a3"}, {"prompt": "q", "response": "a4", "reference": None}]
     wrong = [{"prompt": "q"}, {"prompt": "q", "response": "a6", "refrence": "x"}, ("q",), "text", 7]
-    batch = batched(JudgeWire(always(score(5))), right + wrong)
+    batch = batched(JudgeBackend(always(score(5))), right + wrong)
     assert [result.ok for result in batch] == [True] * 4 + [False] * 5
     errors = list(batch.errors.values())
     assert {type(error) for error in errors} == {ConfigError}
@@ -47,7 +47,7 @@ def test_items_may_be_pairs_triples_or_mappings_and_a_wrong_one_fails_alone() ->
 
 
 async def test_what_is_no_collection_of_items_is_refused_and_an_empty_one_is_an_empty_result() -> None:
-    async with judge_over(JudgeWire(always(score(1)))) as judge:
+    async with judge_over(JudgeBackend(always(score(1)))) as judge:
         for given in ("text", {"prompt": "q", "response": "a"}, 7):
             with pytest.raises(ConfigError):
                 await judge.batch_score(given)  # type: ignore[arg-type]
@@ -66,10 +66,10 @@ async def test_the_input_is_read_no_faster_than_it_is_sent_and_memory_is_not_a_t
 
     def told(_result: Any) -> None:
         nonlocal most
-        most = max(most, read - (len(wire.sent) - wire.now), len(asyncio.all_tasks()))
+        most = max(most, read - (len(backend.sent) - backend.now), len(asyncio.all_tasks()))
 
-    wire = JudgeWire(always(score(5)))
-    async with judge_over(wire, endpoint(slots=8)) as judge:
+    backend = JudgeBackend(always(score(5)))
+    async with judge_over(backend, endpoint(slots=8)) as judge:
         batch = await judge.batch_score(endless(), on_result=told, keep_results=False)
     assert (len(batch), batch.stats.ok) == (0, 1000)
     assert most <= 8 + 2 * 32
@@ -81,17 +81,17 @@ def test_an_async_input_is_read_as_it_comes() -> None:
             await asyncio.sleep(10)
             yield f"q{number}", f"a{number}"
 
-    wire = JudgeWire(always(score(5)))
-    assert batched(wire, trickle()).stats.ok == 5
-    assert [round(sent.at) for sent in wire.sent] == [10, 20, 30, 40, 50]
+    backend = JudgeBackend(always(score(5)))
+    assert batched(backend, trickle()).stats.ok == 5
+    assert [round(sent.at) for sent in backend.sent] == [10, 20, 30, 40, 50]
 
 
 async def test_the_slots_of_the_fleet_are_kept_full() -> None:
-    wire = JudgeWire(always(score(5)))
-    async with judge_over(wire, endpoint("a", slots=12), endpoint("b", slots=8)) as judge:
+    backend = JudgeBackend(always(score(5)))
+    async with judge_over(backend, endpoint("a", slots=12), endpoint("b", slots=8)) as judge:
         await judge.batch_score(items(200))
         assert now() == pytest.approx(10, abs=0.2)
-    assert wire.peak == 20
+    assert backend.peak == 20
 
 
 async def test_models_of_different_routes_are_asked_side_by_side() -> None:
@@ -101,12 +101,12 @@ async def test_models_of_different_routes_are_asked_side_by_side() -> None:
 
     fleet = endpoint("s", slots=6, models=["slow"]), endpoint("f", slots=2, models=["fast"])
     for samples in (1, 3):
-        wire = JudgeWire(script)
-        async with judge_over(wire, *fleet, model=("fast", "slow"), samples=samples, settle="mean") as judge:
+        backend = JudgeBackend(script)
+        async with judge_over(backend, *fleet, model=("fast", "slow"), samples=samples, settle="mean") as judge:
             began = now()
             batch = await judge.batch_score(items(60))
             seconds = now() - began
-        assert (batch.stats.ok, len(wire.sent)) == (60, 120 * samples)
+        assert (batch.stats.ok, len(backend.sent)) == (60, 120 * samples)
         assert seconds == pytest.approx(samples * 40, rel=0.15)  # 60 x 4 s over 6 slots; the quick one needs 30
 
 
@@ -125,7 +125,7 @@ async def test_a_quick_model_does_not_run_away_from_a_slow_one(monkeypatch: pyte
         return score(5)
 
     fleet = endpoint("s", slots=1, models=["slow"]), endpoint("f", slots=64, models=["fast"])
-    async with judge_over(JudgeWire(script), *fleet, model=("fast", "slow"), settle="mean") as judge:
+    async with judge_over(JudgeBackend(script), *fleet, model=("fast", "slow"), settle="mean") as judge:
         batch = await judge.batch_score(many(), deadline=400, keep_results=False)
     assert read < 256 + 500
     assert batch.stats.failed == batch.stats.items < 256 + 500
@@ -139,7 +139,7 @@ def test_what_fails_is_a_value_and_never_a_number() -> None:
         await asyncio.sleep(1)
         return "?" if "a3\n" in sent.question else broken() if "a5\n" in sent.question else score(5)
 
-    batch = batched(JudgeWire(script), items(8), reasks=1)
+    batch = batched(JudgeBackend(script), items(8), reasks=1)
     assert {index: type(error).__name__ for index, error in batch.errors.items()} == {3: "InvalidResponse", 5: "ServerError"}
     assert batch.values()[3] is None
     assert [record.outcome for record in batch[3].attempts] == ["unreadable", "unreadable"]
@@ -148,10 +148,10 @@ def test_what_fails_is_a_value_and_never_a_number() -> None:
 
 
 def test_an_item_that_is_asked_again_goes_before_what_was_not_begun() -> None:
-    wire = JudgeWire(in_turn("?", score(5)))
-    batch = batched(wire, items(40), endpoint(slots=1))
-    assert (batch.stats.ok, len(wire.sent)) == (40, 41)
-    assert [len(sent.messages) for sent in wire.sent[:4]].index(3) <= 2
+    backend = JudgeBackend(in_turn("?", score(5)))
+    batch = batched(backend, items(40), endpoint(slots=1))
+    assert (batch.stats.ok, len(backend.sent)) == (40, 41)
+    assert [len(sent.messages) for sent in backend.sent[:4]].index(3) <= 2
     assert [record.outcome for record in batch[0].attempts] == ["unreadable", "ok"]
 
 
@@ -160,12 +160,12 @@ async def test_an_items_time_begins_when_it_could_be_sent_and_holds_for_all_its_
         await asyncio.sleep(4)
         return "?" if "a1\n" in sent.question else score(5)
 
-    async with judge_over(JudgeWire(script), endpoint(slots=1), reasks=9) as judge:
+    async with judge_over(JudgeBackend(script), endpoint(slots=1), reasks=9) as judge:
         batch = await judge.batch_score(items(3), timeout=5)
     assert [result.ok for result in batch] == [True, False, True]
     assert isinstance(batch[1].error, RequestTimeout)
     assert batch[1].attempts[0].outcome == "unreadable"
-    async with judge_over(JudgeWire(always(score(5), seconds=6)), endpoint(slots=1), samples=3, settle="mean") as judge:
+    async with judge_over(JudgeBackend(always(score(5), seconds=6)), endpoint(slots=1), samples=3, settle="mean") as judge:
         began = now()
         batch = await judge.batch_score([("q", "a")], timeout=10)
         assert now() - began == pytest.approx(10, abs=0.1)
@@ -173,11 +173,11 @@ async def test_an_items_time_begins_when_it_could_be_sent_and_holds_for_all_its_
 
 
 async def test_at_the_deadline_what_is_missing_is_a_value_and_is_cancelled() -> None:
-    wire = JudgeWire(always(score(5), seconds=4))
-    async with judge_over(wire, endpoint(slots=3)) as judge:
+    backend = JudgeBackend(always(score(5), seconds=4))
+    async with judge_over(backend, endpoint(slots=3)) as judge:
         batch = await judge.batch_score(items(10), deadline=5)
         assert now() == pytest.approx(5, abs=0.05)
-    assert (len(batch), batch.stats.ok, len(wire.cancelled)) == (10, 3, 3)
+    assert (len(batch), batch.stats.ok, len(backend.cancelled)) == (10, 3, 3)
     assert {type(error) for error in batch.errors.values()} == {DeadlineExceeded}
 
 
@@ -196,7 +196,7 @@ async def test_an_input_or_on_result_that_raises_stops_the_batch_and_what_is_und
         (items(30), {"on_result": show}, 3, 1, 12),
     ):
         told: list[Any] = []
-        async with judge_over(JudgeWire(always(score(5))), endpoint(slots=6), samples=samples, settle="mean") as judge:
+        async with judge_over(JudgeBackend(always(score(5))), endpoint(slots=6), samples=samples, settle="mean") as judge:
             with pytest.raises(BatchInterrupted) as caught:
                 await judge.batch_score(given, **how)  # type: ignore[arg-type]
         assert isinstance(caught.value.__cause__, LookupError)
@@ -207,41 +207,41 @@ async def test_an_input_or_on_result_that_raises_stops_the_batch_and_what_is_und
 
 async def test_on_result_is_called_when_a_result_is_there() -> None:
     seen: list[tuple[int, float]] = []
-    async with judge_over(JudgeWire(always(score(5))), endpoint(slots=2)) as judge:
+    async with judge_over(JudgeBackend(always(score(5))), endpoint(slots=2)) as judge:
         await judge.batch_score(items(4), on_result=lambda result: seen.append((result.index, round(now()))))
     assert seen == [(0, 1), (1, 1), (2, 2), (3, 2)]
 
 
 async def test_a_batch_that_is_given_up_cancels_what_is_under_way_and_says_how_far_it_came() -> None:
-    wire = JudgeWire(always(score(5), seconds=4))
-    async with judge_over(wire, endpoint(slots=3)) as judge:
+    backend = JudgeBackend(always(score(5), seconds=4))
+    async with judge_over(backend, endpoint(slots=3)) as judge:
         task = asyncio.create_task(judge.batch_score(items(10)))
         await asyncio.sleep(5)
         task.cancel()
         with pytest.raises(asyncio.CancelledError) as caught:
             await task
         assert "3 of 10 items were done" in caught.value.__notes__[0]
-    assert len(wire.cancelled) == 3
+    assert len(backend.cancelled) == 3
 
 
 def test_overload_costs_nothing_but_time() -> None:
-    batch = batched(JudgeWire(in_turn(*[overloaded(after=1.0)] * 5, score(5))), items(20), endpoint(slots=5))
+    batch = batched(JudgeBackend(in_turn(*[overloaded(after=1.0)] * 5, score(5))), items(20), endpoint(slots=5))
     assert (batch.stats.ok, batch.stats.endpoints["a"].rejected) == (20, 5)
 
 
 def test_progress_counts_items_and_not_votes() -> None:
     seen: list[Any] = []
-    batched(JudgeWire(always(score(5))), items(6), how={"progress": seen.append}, samples=3)
+    batched(JudgeBackend(always(score(5))), items(6), how={"progress": seen.append}, samples=3)
     assert (seen[-1].done, seen[-1].total, seen[-1].ok, seen[-1].retried) == (6, 6, 6, 0)
 
 
 async def test_priority_reaches_the_scheduler() -> None:
-    wire = JudgeWire(always(score(5)))
-    async with judge_over(wire, endpoint(slots=1)) as judge:
+    backend = JudgeBackend(always(score(5)))
+    async with judge_over(backend, endpoint(slots=1)) as judge:
         late = asyncio.create_task(judge.batch_score(items(6), priority=9))
         await asyncio.sleep(0.5)
         await asyncio.gather(late, judge.score("urgent", "x", priority=0))
-    assert [place for place, sent in enumerate(wire.sent) if "urgent" in sent.text] == [1]
+    assert [place for place, sent in enumerate(backend.sent) if "urgent" in sent.text] == [1]
 
 
 def test_an_item_whose_prompt_function_fails_is_an_error_of_its_own() -> None:
@@ -250,7 +250,7 @@ def test_an_item_whose_prompt_function_fails_is_an_error_of_its_own() -> None:
             raise RuntimeError("odd")
         return [{"role": "user", "content": "x"}]
 
-    batch = batched(JudgeWire(always(score(5))), items(3), prompt=build)
+    batch = batched(JudgeBackend(always(score(5))), items(3), prompt=build)
     assert [result.ok for result in batch] == [True, False, True]
     assert isinstance(batch[1].error, BadRequest)
     assert isinstance(batch[1].error.__cause__, RuntimeError)
@@ -289,21 +289,21 @@ async def test_all_items_fail_about_one_timeout_after_an_endpoint_that_they_need
         (kind, b_refuses, of_two_models, 5) for kind in (list, iter, one_by_one)
     ]
     for kind, script, settings, after in [*cases, (iter, refuses, {"samples": 3}, 5), (list, hangs, {}, 10)]:
-        wire = JudgeWire(script)
+        backend = JudgeBackend(script)
         models = (["x"], ["y"]) if settings is of_two_models else (["*"], ["*"])
         fleet = [endpoint(name, 8, models=model) for name, model in zip("ab", models, strict=True)]
-        async with judge_over(wire, *fleet, **settings) as judge:
+        async with judge_over(backend, *fleet, **settings) as judge:
             began = now()
             batch = await judge.batch_score(kind(items(MANY)), timeout=5)
             assert after <= now() - began < after + 1.5, (kind, script, settings)
         assert (len(batch), len(batch.errors)) == (MANY, MANY)
         if script is refuses:
             assert {type(error) for error in batch.errors.values()} == {RequestTimeout}
-            assert len(wire.sent) < 100
+            assert len(backend.sent) < 100
 
 
 def test_a_batch_is_rescued_by_an_endpoint_that_returns() -> None:
     async def returns(sent: Sent) -> Any:
         return unreachable(sent.endpoint) if now() < 9 else score(5)
 
-    assert batched(JudgeWire(returns), iter(items(MANY)), endpoint("a", 8), endpoint("b", 8), how={"timeout": 20}).stats.ok == MANY
+    assert batched(JudgeBackend(returns), iter(items(MANY)), endpoint("a", 8), endpoint("b", 8), how={"timeout": 20}).stats.ok == MANY

@@ -11,7 +11,7 @@ import pytest
 from judge_tools import (
     MODEL,
     QUESTION,
-    JudgeWire,
+    JudgeBackend,
     Sent,
     always,
     broken,
@@ -31,13 +31,13 @@ from qreward.errors import InvalidResponse, NoEndpoint, QRewardError, RequestErr
 from qreward.judge import Judge, Verdict, YesNoVerdict
 
 
-def judged(wire: JudgeWire, **settings: Any) -> Verdict:
-    return judging(wire, lambda judge: judge.score(*QUESTION), **settings)
+def judged(backend: JudgeBackend, **settings: Any) -> Verdict:
+    return judging(backend, lambda judge: judge.score(*QUESTION), **settings)
 
 
-def failed(wire: JudgeWire, kind: type[Exception], timeout: float | None = None, **settings: Any) -> Any:
+def failed(backend: JudgeBackend, kind: type[Exception], timeout: float | None = None, **settings: Any) -> Any:
     with pytest.raises(kind) as caught:
-        judging(wire, lambda judge: judge.score(*QUESTION, timeout=timeout), **settings)
+        judging(backend, lambda judge: judge.score(*QUESTION, timeout=timeout), **settings)
     return caught.value
 
 
@@ -53,7 +53,7 @@ def test_scale_and_range_say_what_an_answer_is_worth() -> None:
         ({"verdict": YesNoVerdict, "range": None}, '{"verdict": "yes"}', 1.0),
         ({"verdict": Graded}, '{"why": "fine", "points": 4}', 0.75),
     ]
-    found = [(settings, said, judged(JudgeWire(always(said)), **settings).score) for settings, said, _ in cases]
+    found = [(settings, said, judged(JudgeBackend(always(said)), **settings).score) for settings, said, _ in cases]
     assert found == cases
 
 
@@ -68,7 +68,7 @@ class Rubric(BaseModel):
 
 
 def test_a_verdict_says_what_was_answered_by_which_model_and_what_it_cost() -> None:
-    verdict = judged(JudgeWire(always('{"why": "fine", "points": 4}')), verdict=Graded)
+    verdict = judged(JudgeBackend(always('{"why": "fine", "points": 4}')), verdict=Graded)
     assert (verdict.text, verdict.votes[0].model, verdict.cached) == ('{"why": "fine", "points": 4}', MODEL, False)
     assert isinstance(verdict.verdict, Graded)
     assert tokens(verdict) == 15
@@ -78,35 +78,35 @@ def test_a_score_function_gives_the_reward_as_it_is_and_none_is_no_verdict() -> 
     def worth(verdict: Rubric) -> float | None:
         return verdict.helpful / 2 if verdict.honest else None
 
-    wire = JudgeWire(in_turn('{"helpful": 3, "honest": false}', '{"helpful": 3, "honest": true}'))
-    assert judged(wire, verdict=Rubric, score=worth).score == 1.5
-    assert len(wire.sent) == 2
+    backend = JudgeBackend(in_turn('{"helpful": 3, "honest": false}', '{"helpful": 3, "honest": true}'))
+    assert judged(backend, verdict=Rubric, score=worth).score == 1.5
+    assert len(backend.sent) == 2
 
 
 def test_what_the_user_sets_is_sent_and_nothing_else_but_the_form() -> None:
-    wire = JudgeWire(always(score(1)))
-    judged(wire, temperature=0, max_tokens=64, extra_body={"top_k": 1, "models": ["m"]})
-    assert set(wire.sent[0].params) == {"temperature", "max_tokens", "top_k", "models", "response_format"}
-    assert wire.sent[0].params["response_format"]["type"] == "json_schema"
+    backend = JudgeBackend(always(score(1)))
+    judged(backend, temperature=0, max_tokens=64, extra_body={"top_k": 1, "models": ["m"]})
+    assert set(backend.sent[0].params) == {"temperature", "max_tokens", "top_k", "models", "response_format"}
+    assert backend.sent[0].params["response_format"]["type"] == "json_schema"
 
 
 async def test_an_unknown_model_is_refused_before_anything_is_sent() -> None:
-    wire = JudgeWire(always(score(1)))
-    async with judge_over(wire, endpoint(models=["other-*"])) as judge:
+    backend = JudgeBackend(always(score(1)))
+    async with judge_over(backend, endpoint(models=["other-*"])) as judge:
         for use in (judge.score(*QUESTION), judge.batch_score([QUESTION])):
             with pytest.raises(NoEndpoint):
                 await use
-    assert wire.sent == []
+    assert backend.sent == []
 
 
 # asked again
 
 
 def test_an_unreadable_answer_is_asked_again_in_the_same_conversation_with_what_is_wrong() -> None:
-    wire = JudgeWire(in_turn("It is a fine answer.", score(6)))
-    verdict = judged(wire)
+    backend = JudgeBackend(in_turn("It is a fine answer.", score(6)))
+    verdict = judged(backend)
     assert (verdict.score, tokens(verdict)) == (0.6, 30)
-    first, second = wire.sent
+    first, second = backend.sent
     assert second.messages[:-1] == [*first.messages, {"role": "assistant", "content": "It is a fine answer."}]
     assert second.messages[-1]["role"] == "user"
     assert "cannot be read" in second.text
@@ -114,9 +114,9 @@ def test_an_unreadable_answer_is_asked_again_in_the_same_conversation_with_what_
 
 
 def test_what_stays_unreadable_is_an_error_that_says_why_and_how_the_answer_began() -> None:
-    wire = JudgeWire(always("blah " * 1000))
-    error = failed(wire, InvalidResponse, reasks=2)
-    assert len(wire.sent) == 3
+    backend = JudgeBackend(always("blah " * 1000))
+    error = failed(backend, InvalidResponse, reasks=2)
+    assert len(backend.sent) == 3
     assert [part for part in ("in 3 answers", "blah blah") if part not in str(error)] == []
     assert len(str(error)) < 500
     assert [(record.outcome, "15 tokens" in record.detail) for record in error.attempts] == [("unreadable", True)] * 3
@@ -124,8 +124,8 @@ def test_what_stays_unreadable_is_an_error_that_says_why_and_how_the_answer_bega
 
 
 def test_an_answer_off_the_scale_is_no_answer() -> None:
-    wire = JudgeWire(in_turn("Score: 11/10", "Score: 10/10"))
-    assert (judged(wire).score, len(wire.sent)) == (1.0, 2)
+    backend = JudgeBackend(in_turn("Score: 11/10", "Score: 10/10"))
+    assert (judged(backend).score, len(backend.sent)) == (1.0, 2)
 
 
 GIVEN_UP = ("abort", "error")
@@ -144,29 +144,29 @@ def test_an_answer_that_holds_nothing_to_correct_is_not_sent_back_and_the_questi
         *(ended("Score: 1", reason) for reason in NOT_WHOLE),
     ]
     for said in answers:
-        wire, given_up = JudgeWire(in_turn(said, score(7))), said.get("finish_reason") in GIVEN_UP
-        assert judged(wire, reasks=0 if given_up else 1).score == 0.7, said
-        assert [message["role"] for message in wire.sent[1].messages] == ["user"], said
-        assert (wire.sent[0].text == wire.sent[1].text) == given_up, said
-        assert "refusal" not in said or "declined" in wire.sent[1].text
+        backend, given_up = JudgeBackend(in_turn(said, score(7))), said.get("finish_reason") in GIVEN_UP
+        assert judged(backend, reasks=0 if given_up else 1).score == 0.7, said
+        assert [message["role"] for message in backend.sent[1].messages] == ["user"], said
+        assert (backend.sent[0].text == backend.sent[1].text) == given_up, said
+        assert "refusal" not in said or "declined" in backend.sent[1].text
 
 
 def test_an_answer_that_was_cut_says_raise_max_tokens_and_the_same_limit_is_tried_once_more_at_most() -> None:
-    wire = JudgeWire(always(ended("Let me think about ", "length")))
-    assert "raise max_tokens" in str(failed(wire, InvalidResponse, reasks=5, max_tokens=8))
-    assert len(wire.sent) == 2
+    backend = JudgeBackend(always(ended("Let me think about ", "length")))
+    assert "raise max_tokens" in str(failed(backend, InvalidResponse, reasks=5, max_tokens=8))
+    assert len(backend.sent) == 2
 
 
 def test_an_answer_that_is_not_whole_is_never_read_whatever_stands_in_it_and_a_whole_one_is() -> None:
     wrong: list[Any] = []
     for text in ("It is right.\nScore: 1", score(1), "Score: 1"):
         for reason, reasks in product(NOT_WHOLE, (0, 1)):
-            wire = JudgeWire(always(ended(text, reason), seconds=0.01))
-            message = str(failed(wire, InvalidResponse, reasks=reasks))
-            if f"not whole: finish_reason {reason!r}" not in message or (reason not in GIVEN_UP and len(wire.sent) != reasks + 1):
-                wrong.append((reason, text, reasks, len(wire.sent), message))
+            backend = JudgeBackend(always(ended(text, reason), seconds=0.01))
+            message = str(failed(backend, InvalidResponse, reasks=reasks))
+            if f"not whole: finish_reason {reason!r}" not in message or (reason not in GIVEN_UP and len(backend.sent) != reasks + 1):
+                wrong.append((reason, text, reasks, len(backend.sent), message))
         wholes = ("stop", "tool_calls", "function_call", None, "null")
-        wrong += [(text, reason) for reason in wholes if judged(JudgeWire(always(ended(text, reason)))).score != 0.1]
+        wrong += [(text, reason) for reason in wholes if judged(JudgeBackend(always(ended(text, reason)))).score != 0.1]
     assert wrong == []
 
 
@@ -175,12 +175,12 @@ async def test_in_a_batch_in_pairs_and_among_votes_an_answer_that_is_not_whole_i
         cut = "bad" in sent.question or sent.params.get("seed") == 1
         return ended(prefers("A") if "Answer B" in sent.question else score(8), "content_filter" if cut else "stop")
 
-    async with judge_over(JudgeWire(script)) as judge:
+    async with judge_over(JudgeBackend(script)) as judge:
         scores = await judge.batch_score([("q", "good"), ("q", "bad")])
         pairs = await judge.batch_compare([("q", "a", "b"), ("q", "bad", "b")])
     assert [result.ok for result in scores] == [result.ok for result in pairs] == [True, False]
     assert {type(error) for error in [*scores.errors.values(), *pairs.errors.values()]} == {InvalidResponse}
-    async with judge_over(JudgeWire(script), samples=3, seed=1, settle="mean") as judge:
+    async with judge_over(JudgeBackend(script), samples=3, seed=1, settle="mean") as judge:
         verdict = await judge.score(*QUESTION)
     assert (verdict.score, len(verdict.votes)) == (0.8, 2)
 
@@ -189,25 +189,25 @@ async def test_in_a_batch_in_pairs_and_among_votes_an_answer_that_is_not_whole_i
 
 
 async def test_asking_again_keeps_to_the_time_of_the_item() -> None:
-    wire = JudgeWire(in_turn("?", score(5), seconds=3.0))
-    async with judge_over(wire) as judge:
+    backend = JudgeBackend(in_turn("?", score(5), seconds=3.0))
+    async with judge_over(backend) as judge:
         with pytest.raises(RequestTimeout) as caught:
             await judge.score(*QUESTION, timeout=5)
         assert caught.value.attempts[0].outcome == "unreadable"
         assert now() == pytest.approx(5.0, abs=0.05)
-    assert len(wire.cancelled) == 1
+    assert len(backend.cancelled) == 1
 
 
 async def test_the_clients_timeout_holds_where_the_call_gives_none() -> None:
-    async with client_of(JudgeWire(always(score(1), seconds=50)), timeout=7.0) as client:
+    async with client_of(JudgeBackend(always(score(1), seconds=50)), timeout=7.0) as client:
         with pytest.raises(RequestTimeout):
             await Judge(client, model=MODEL).score(*QUESTION)
         assert now() == pytest.approx(7.0, abs=0.05)
 
 
 def test_a_failure_of_the_endpoint_is_retried_by_the_client_and_is_in_the_trail_if_it_stays() -> None:
-    assert judged(JudgeWire(in_turn(broken(), score(9)))).score == 0.9
-    assert len(failed(JudgeWire(in_turn(broken())), ServerError).attempts) > 1
+    assert judged(JudgeBackend(in_turn(broken(), score(9)))).score == 0.9
+    assert len(failed(JudgeBackend(in_turn(broken())), ServerError).attempts) > 1
 
 
 # how servers are asked for JSON
@@ -224,16 +224,16 @@ def without(*forms: str, words: str = "Invalid parameter: 'response_format' of t
     return script
 
 
-def forms(wire: JudgeWire) -> list[str]:
-    return [sent.params.get("response_format", {}).get("type", "none") for sent in wire.sent]
+def forms(backend: JudgeBackend) -> list[str]:
+    return [sent.params.get("response_format", {}).get("type", "none") for sent in backend.sent]
 
 
 async def test_a_server_without_json_schema_is_asked_for_less_and_remembered_and_no_reask_is_spent() -> None:
-    wire = JudgeWire(without("json_schema", "json_object"))
-    async with judge_over(wire, reasks=0) as judge:
+    backend = JudgeBackend(without("json_schema", "json_object"))
+    async with judge_over(backend, reasks=0) as judge:
         assert [(await judge.score(*QUESTION)).score for _ in range(2)] == [0.5, 0.5]
-    assert forms(wire) == ["json_schema", "json_object", "none", "none"]
-    assert '"score": number, from 0 to 10' in wire.sent[-1].text
+    assert forms(backend) == ["json_schema", "json_object", "none", "none"]
+    assert '"score": number, from 0 to 10' in backend.sent[-1].text
 
 
 def test_a_400_that_speaks_of_the_form_in_the_words_of_any_server_is_not_one_of_another_kind() -> None:
@@ -241,17 +241,17 @@ def test_a_400_that_speaks_of_the_form_in_the_words_of_any_server_is_not_one_of_
     cases = [(MODEL, words, 2) for words in ("guided decoding is off", "json_schema: unknown field", "`response_format`: extra inputs")]
     cases += [(MODEL, "max_tokens must be positive", 1), ("guided-json_schema-7b", "no", 1), ("r", "guided?", 2)]
     for model, words, asked in cases:
-        wire = JudgeWire(without("json_schema", words=words, model=model))
+        backend = JudgeBackend(without("json_schema", words=words, model=model))
         if asked == 1:
-            failed(wire, RequestError, model=model)
+            failed(backend, RequestError, model=model)
         else:
-            assert judged(wire, model=model).score == 0.5, words
-        assert forms(wire) == ["json_schema", "json_object"][:asked], words
+            assert judged(backend, model=model).score == 0.5, words
+        assert forms(backend) == ["json_schema", "json_object"][:asked], words
 
 
 def test_a_form_that_the_user_set_is_the_only_one() -> None:
     for form in ("json_schema", "json_object", "none"):
-        taken, not_taken = JudgeWire(always(score(5))), JudgeWire(without(form))
+        taken, not_taken = JudgeBackend(always(score(5))), JudgeBackend(without(form))
         judged(taken, response_format=form)
         failed(not_taken, RequestError, response_format=form)
         assert forms(taken) == forms(not_taken) == [form]
@@ -262,9 +262,9 @@ def test_what_one_model_takes_says_nothing_of_another() -> None:
         plain = "response_format" not in sent.params or sent.model == "modern"
         return score(5) if plain else refused("unknown field response_format")
 
-    wire = JudgeWire(script)
-    judged(wire, model=("modern", "ancient"))
-    assert [sent.model for sent in wire.sent if "response_format" not in sent.params] == ["ancient"]
+    backend = JudgeBackend(script)
+    judged(backend, model=("modern", "ancient"))
+    assert [sent.model for sent in backend.sent if "response_format" not in sent.params] == ["ancient"]
 
 
 # tokens
@@ -306,12 +306,12 @@ def test_the_error_of_a_judgement_has_the_tokens_of_all_answers_that_came() -> N
             (result,) = await judge.batch_score([QUESTION], **how)
             return [tokens(error), tokens(pickle.loads(pickle.dumps(error))), tokens(result.error), tokens(result)]
 
-        found[name] = judging(JudgeWire(script), use, **settings)
+        found[name] = judging(JudgeBackend(script), use, **settings)
     assert found == {name: [case[-1]] * 4 for name, case in cases.items()}
 
 
 async def test_tokens_that_several_share_are_paid_by_one_of_them() -> None:
-    wire = JudgeWire(in_turn("no verdict"))
-    async with judge_over(wire) as judge:
+    backend = JudgeBackend(in_turn("no verdict"))
+    async with judge_over(backend) as judge:
         assert [tokens(error) for error in await asyncio.gather(*(error_of(judge) for _ in range(5)))] == [30, None, None, None, None]
-    assert len(wire.sent) == 2
+    assert len(backend.sent) == 2

@@ -12,7 +12,7 @@ from itertools import count, product
 from typing import Annotated, Any, Literal, NewType, get_args
 
 import pytest
-from judge_tools import MODEL, QUESTION, JudgeWire, always, in_turn, judging, score
+from judge_tools import MODEL, QUESTION, JudgeBackend, always, in_turn, judging, score
 from pydantic import BaseModel, Field, field_validator
 
 from qreward import QRewardClient
@@ -138,11 +138,11 @@ def test_the_users_own_code_that_fails_or_leaves_the_scale_is_named_and_the_mode
         ({"score": lambda _: 10**400}, '{"score": 7}', f"score function.*<lambda>.*a int.*{fault}", OverflowError),
     ]
     for settings, said, words, cause in cases:
-        wire = JudgeWire(in_turn(said, '{"score": 8}'))
+        backend = JudgeBackend(in_turn(said, '{"score": 8}'))
         with pytest.raises(InvalidResponse, match=words) as caught:
-            judging(wire, lambda judge: judge.score(*QUESTION), **settings)
+            judging(backend, lambda judge: judge.score(*QUESTION), **settings)
         assert isinstance(caught.value.__cause__, cause)
-        assert len(wire.sent) == 1
+        assert len(backend.sent) == 1
 
 
 class Stop(BaseException):
@@ -172,7 +172,7 @@ def test_an_item_ends_whatever_the_score_function_raises_and_the_others_are_judg
 
     wrong = []
     for error, use in product((ValueError("v"), asyncio.CancelledError("c"), GeneratorExit("g"), Stop("s")), (batch, calls)):
-        (found,) = judging(JudgeWire(always(score(5))), use, score=raising_second(error))
+        (found,) = judging(JudgeBackend(always(score(5))), use, score=raising_second(error))
         if not (isinstance(found, InvalidResponse) and f"raised {type(error).__name__}" in str(found) and found.__cause__ is error):
             wrong.append((error, use.__name__, found))
     assert wrong == []

@@ -47,7 +47,7 @@ def without_reasoning(text: str) -> tuple[str, str]:
 
     A chat template may put the opening tag into the prompt, so that the answer contains only the closing one. A closing tag after a block,
     or a second lone one, may come from a judged text, so that it is unclear which side of it is the judge's; the text before it contains
-    another tag then. Raises ``Unreadable`` if a block is not closed, or the answer ends with reasoning.
+    another tag then. Raises ``Unreadable`` for a second lone one, if a block is not closed, or if the answer ends with reasoning.
     """
     kept: list[str] = []
     start, opened, blocks, before = 0, "", 0, ""
@@ -59,6 +59,8 @@ def without_reasoning(text: str) -> tuple[str, str]:
         elif not closing:
             kept.append(text[start : tag.start()])
             opened = name
+        elif before:  # here, as collecting the text before each of many tags would take quadratic time
+            raise Unreadable("The answer has two closing reasoning tags without opening ones.")
         else:
             before, start = text[: tag.start()] or " ", tag.end()
     if opened:

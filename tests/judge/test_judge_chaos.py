@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import Counter
 from random import Random
 from typing import Any
 
 from judge_tools import JudgeBackend, Sent, broken, endpoint, judging, overloaded, refused, score
+from scale import seeds
 
 from qreward.errors import QRewardError
 from qreward.judge import Judge
@@ -83,7 +83,7 @@ class Chaos:
 
 
 def test_whatever_happens_each_gets_its_own_verdict_or_error_and_nothing_is_left() -> None:
-    for seed in range(int(os.environ.get("SEEDS", "20"))):
+    for seed in seeds(20):
         chaos = Chaos(seed)
         backend, rng = JudgeBackend(chaos.answer), chaos.rng
         fleet = [endpoint(name, slots=rng.randrange(1, 6), models=models) for name, models in (("a", ["m*"]), ("b", ["m*"]), ("n", ["n"]))]

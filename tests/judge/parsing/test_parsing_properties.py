@@ -5,18 +5,18 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 from itertools import product
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
+from scale import SCALE
 
 from qreward.judge.parsing import PreferenceVerdict, ScoreVerdict, Unreadable, YesNoVerdict, read
 from qreward.judge.parsing.json import NotAnObject, object_at
 
-EXAMPLES = int(os.environ.get("EXAMPLES", "150"))
+EXAMPLES = 150 * SCALE
 
 
 class Marked(BaseModel):
@@ -126,7 +126,7 @@ ENDS = (
     *("\n", "\n\n", "", '"\n', '\n"', "'\n", "`\n", "```\n", "\n```\n", "\u201d\n", "\n\u201c", "</response>\n"),
     *("\n<response>", " ", "-->\n", "\n<!--\n"),
 )
-SCALE = {ScoreVerdict: (0.0, 10.0)}
+SCALE_OF = {ScoreVerdict: (0.0, 10.0)}
 
 
 @given(st.sampled_from([(model, own) for model, owns in OWN.items() for own in owns]), st.sampled_from(MARKS), SOUP, st.booleans())
@@ -138,7 +138,7 @@ def test_what_a_candidate_says_never_becomes_the_verdict_beside_the_judges_own(
     quoted = marks.replace("{}", candidate)
     text = f"{own}\n\n{quoted}" if own_first else f"{quoted}\n\n{own}"
     try:
-        verdict = read(text, model, scale=SCALE.get(model))
+        verdict = read(text, model, scale=SCALE_OF.get(model))
     except Unreadable:
         return
     assert verdict.score == {ScoreVerdict: 2.0, YesNoVerdict: 0.0, PreferenceVerdict: 0.0}[model]  # type: ignore[attr-defined]
@@ -159,7 +159,7 @@ def test_a_verdict_that_stands_in_the_quoted_response_alone_is_never_the_verdict
     model, line = injected
     text = "It is short.\n\n" + marks.replace("{}", f"{before}{start}{line}{end}{after}")
     try:
-        verdict = read(text, model, scale=SCALE.get(model))
+        verdict = read(text, model, scale=SCALE_OF.get(model))
     except Unreadable:
         return
     pytest.fail(f"{text!r} was read as {verdict!r}")
@@ -171,7 +171,7 @@ def test_a_quoted_verdict_changes_nothing_in_a_verdict_that_is_read() -> None:
         found, texts = 0, [f"{marks.replace('{}', line)}\n\n{own}" for line, marks, own in product(lines, QUOTED[:5], OWN[model])]
         for text in texts:
             with contextlib.suppress(Unreadable):
-                found += read(text, model, scale=SCALE.get(model)).score in (0.0, 2.0)  # type: ignore[attr-defined]
+                found += read(text, model, scale=SCALE_OF.get(model)).score in (0.0, 2.0)  # type: ignore[attr-defined]
         assert found > 0.6 * len(texts), model
 
 

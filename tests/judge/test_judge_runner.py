@@ -258,7 +258,7 @@ def test_an_item_whose_prompt_function_fails_is_an_error_of_its_own() -> None:
 
 # outages
 
-MANY = 600
+MANY = 300
 
 
 def unreachable(name: str) -> Failure:

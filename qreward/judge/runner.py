@@ -218,7 +218,7 @@ class BatchRunner(Caller, BatchWaiter):
         if isinstance(task, SampleTask) and self.options.timeout is not None:
             for item in self._own_items(task):
                 item.start_timer()
-        return await self.driver.wire.send(attempt.source.handle, task.payload)
+        return await self.driver.backend.send(attempt.source.handle, task.payload)
 
     def _own_items(self, task: SampleTask) -> list[JudgeItem]:
         return [item for item, _ in task.request.waiters if item.caller is self]

@@ -212,7 +212,7 @@ class LeaseRenewer:
             if not (self._demand.hungry or lease.is_short()):
                 self.stand_by()
 
-        self._engine.act(changed)
+        self._engine.apply(changed)
 
     def stand_by(self) -> None:
         """Make the next request for this source wake the thread: the balancer offers the source, and ``Lease.may_send`` then calls."""
@@ -262,7 +262,7 @@ class Sharing:
             lease = source.lease
             if lease is not None and source not in self._renewers:
                 renewer = self._renewers[source] = LeaseRenewer(source, lease, self._transport_of(source), self._engine)
-                self._engine.act(partial(self._attach, lease=lease, renewer=renewer))
+                self._engine.apply(partial(self._attach, lease=lease, renewer=renewer))
         if self._renewers and self._engine.drivers():
             self._call()
 

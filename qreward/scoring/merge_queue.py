@@ -12,7 +12,7 @@ from typing import Any
 
 from qreward.batching.backlog import ALL, OVER, Backlog, Deadlines, ItemState
 from qreward.codecs.rewards.base import MergeLimits
-from qreward.engine.instrumentation import TOLD
+from qreward.engine.instrumentation import REPORTED
 from qreward.scheduler.outages import deadline
 from qreward.scheduler.state import BatchFeed, Pool, RequestOptions, Source, Task, TaskState
 from qreward.scoring import sizing
@@ -177,7 +177,7 @@ class MergedRequest(Task):
         self.members, self._live, self.items = items, len(items), tuple(items)
         if not self.serial and len(items) == 1 and items[0].serial > 0:
             alone = items[0]
-            self.serial, self.span, self.items, alone.end_reported = alone.serial, alone.span, (), TOLD
+            self.serial, self.span, self.items, alone.end_reported = alone.serial, alone.span, (), REPORTED
 
 
 FAILURE_WEIGHT = 3

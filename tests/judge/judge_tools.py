@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
+from leftovers import leftovers
+
 from qreward import Endpoint, Limits, QRewardClient
 from qreward.codecs.base import Reply, Unfinished
 from qreward.errors import BadRequest, RateLimited, ServerError
@@ -153,7 +155,7 @@ async def judge_over(backend: JudgeBackend, *endpoints: Endpoint, **settings: An
     async with client_of(backend, *endpoints) as client:
         judge = Judge(client, **{"model": MODEL, **settings})
         yield judge
-        assert leftovers(judge, client) == {}
+        assert leftovers(client, judge) == {}
 
 
 def judging(backend: JudgeBackend, use: Callable[[Judge], Coroutine[Any, Any, Any]], *endpoints: Endpoint, **settings: Any) -> Any:
@@ -164,21 +166,6 @@ def judging(backend: JudgeBackend, use: Callable[[Judge], Coroutine[Any, Any, An
             return await use(judge)
 
     return run_in_virtual_time(run())
-
-
-def leftovers(judge: Judge, client: QRewardClient) -> dict[str, int]:
-    """Everything that should be gone when nothing is under way; empty if it is."""
-    scheduler, drivers = client._runtime.engine.scheduler, list(client._runtime.engine._drivers.values())
-    counts = {
-        "slots": sum(source.inflight for source in client._runtime.fleet.sources()),
-        "queued": sum(len(pool.queue) for source in client._runtime.fleet.sources() for pool in source.pools),
-        "bulks": sum(pool.batch_inflight for source in client._runtime.fleet.sources() for pool in source.pools),
-        "commands": len(scheduler.out),
-        "waiters": sum(len(driver.waiters) for driver in drivers),
-        "attempts": sum(len(driver._attempts) for driver in drivers),
-        "flights": sum(len(flights.requests) for flights in judge._flights.values()),
-    }
-    return {what: count for what, count in counts.items() if count}
 
 
 def now() -> float:

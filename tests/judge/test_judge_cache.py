@@ -49,7 +49,7 @@ def cached(path: Path, backend: JudgeBackend, use: Callable[[Judge], Coroutine[A
     async def run() -> Any:
         async with client_of(backend, *endpoints) as client, Judge(client, **{"model": MODEL, "cache": path, **settings}) as judge:
             outcome = await use(judge)
-            assert leftovers(judge, client) == {}
+            assert leftovers(client, judge) == {}
             return outcome
 
     return asyncio.run(run())
@@ -279,6 +279,7 @@ def test_a_judge_that_was_closed_may_be_used_again_and_one_that_is_not_used_make
 
 UNCLOSED = """
 import asyncio, sys
+sys.path.append("..")
 from judge_tools import *
 async def main():
     async with client_of(JudgeBackend(always(score(7), seconds=0.0))) as client:

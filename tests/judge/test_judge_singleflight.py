@@ -178,7 +178,7 @@ async def test_closing_the_client_ends_every_call_and_batch_with_client_closed()
         await client.aclose()
         results = await asyncio.gather(*first, waiting, return_exceptions=True)
         assert [type(result) for result in [*results, *(await batch).errors.values()]] == [ClientClosed] * 6
-        assert leftovers(judge, client) == {}
+        assert leftovers(client, judge) == {}
 
 
 def test_one_judge_serves_several_loops_and_threads_at_once() -> None:

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from leftovers import leftovers  # noqa: F401 - for the tests
+
 from qreward import Endpoint, Limits, QRewardClient
 from qreward.codecs.rewards.answers import ListAnswer, Score
 from qreward.codecs.rewards.registry import bound
@@ -120,21 +122,6 @@ def client_of(wire: Any, *endpoints: Endpoint, **settings: Any) -> QRewardClient
     if isinstance(loop, VirtualTimeLoop):
         settings["clock"] = loop.time
     return QRewardClient(endpoints or [endpoint()], wire_factory=lambda: wire, **settings)
-
-
-def leftovers(client: QRewardClient) -> dict[str, int]:
-    """Everything that should be gone when nothing is under way; empty if it is."""
-    scheduler, drivers = client._runtime.engine.scheduler, list(client._runtime.engine._drivers.values())
-    counts = {
-        "slots": sum(source.inflight for source in client._runtime.fleet.sources()),
-        "queued": sum(len(pool.queue) for source in client._runtime.fleet.sources() for pool in source.pools),
-        "bulks": sum(pool.batch_inflight for source in client._runtime.fleet.sources() for pool in source.pools),
-        "commands": len(scheduler.out),
-        "waiters": sum(len(driver.waiters) for driver in drivers),
-        "attempts": sum(len(driver._attempts) for driver in drivers),
-        "mergers": len(client._runtime._mergers),
-    }
-    return {what: count for what, count in counts.items() if count}
 
 
 def now() -> float:

@@ -141,7 +141,7 @@ async def test_fifty_reloads_of_a_weight_keep_one_connection() -> None:
             for number in range(50):
                 await client.chat_completion(ASKED, "judge-7b")
                 client.reload(config(number + 1))
-            wire: Any = client._runtime.engine.driver().wire
+            wire: Any = client._runtime.engine.driver().backend
             assert (len(server.connections), connections(wire)) == (1, 1)
 
 
@@ -151,7 +151,7 @@ async def test_endpoints_that_are_added_and_removed_leave_no_connection() -> Non
             client.add_endpoint(Endpoint(server.url, name=f"e{number}", models=[f"m{number}"], proxy=""))
             await client.chat_completion(ASKED, f"m{number}")
             client.remove_endpoint(f"e{number}")
-        wire: Any = client._runtime.engine.driver().wire
+        wire: Any = client._runtime.engine.driver().backend
         await all_closed(wire, server)
         assert len(server.connections) == 30
 

@@ -72,7 +72,7 @@ def test_a_batch_says_how_many_how_fast_at_which_endpoints_and_what_went_wrong()
         "out": "30",
         "p50": "200 ms",
         "p95": "1.50 s",
-        "latency": "p50 200 ms, p95 1.50 s, p99 2.50 s",
+        "p99": "2.50 s",
     }
     assert table(page, "error") == [
         {"error": "RateLimited", "items": "2", "the first of them": "no room"},

@@ -53,9 +53,9 @@ class MergedItem(Task):
     key = None
     cost = 1
 
-    def __init__(self, payload: Any, pool: Pool, terms: RequestOptions, waiter: Any, index: int) -> None:
-        super().__init__(payload, pool, terms.level, terms.timeout, waiter, index, terms.tenant)
-        self.hedge = terms.hedge
+    def __init__(self, payload: Any, pool: Pool, options: RequestOptions, waiter: Any, index: int) -> None:
+        super().__init__(payload, pool, options.level, options.timeout, waiter, index, options.tenant)
+        self.hedge = options.hedge
         self.place: ItemState = OVER
         self.until = inf
         self.lane: PriorityLane
@@ -368,7 +368,6 @@ class MergeQueue:
         return items[:fits]
 
     def _limits_at(self, source: Source, items: Sequence[MergedItem]) -> MergeLimits:
-        """The limits of one request to an endpoint, for the item shape of this queue."""
         known = self._limits.get(source)
         if known is None:
             some = items or self._backlog.items()

@@ -243,8 +243,8 @@ class AffineQueue(Generic[T]):
             task = unfiled.popleft()
             prefix = task.prefix
             line[task] = None
-            waiting += 1
             task.turn = self._turns + waiting + ahead
+            waiting += 1
             self._turns += 1
             if prefix is None:
                 group = self._root

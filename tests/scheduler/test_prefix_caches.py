@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from qreward.scheduler import prefixes
 from qreward.scheduler.outcome import Answer
-from qreward.scheduler.prefixes import CAPACITY, COLD, IDLE, MOST_HOMES, SWEEP, Homes, Prefix, PrefixCache
+from qreward.scheduler.prefixes import CAPACITY, COLD, IDLE, MOST_HOMES, REMEMBERED, SWEEP, Homes, Prefix, PrefixCache
 from qreward.scheduler.state import Source
 
 
@@ -120,11 +120,11 @@ def test_memory_is_bounded_by_what_is_cached() -> None:
     cache, homes = PrefixCache(10_000), Homes[Source]()
     source = Source("a", Random(0))
     source.prefix_cache = cache
-    for number in range(50_000):
+    for number in range(3 * REMEMBERED):
         cache.use(0.0, prefix(number))
         homes.add(prefix(number), source)
     assert len(cache._used) <= SWEEP + 1000
-    assert len(homes._known) <= SWEEP + 1000
+    assert len(homes._recent) + len(homes._before) <= 2 * REMEMBERED + 2
 
 
 def test_homes_are_the_sources_that_still_have_a_prefix_and_a_bounded_number_of_them() -> None:

@@ -251,7 +251,7 @@ class BatchWaiter(Waiter):
 
     def _room(self, feed: BatchFeed) -> int:
         """Return the number of items that may be read now."""
-        return feed.look_ahead - len(feed.buffer)
+        return feed.read_ahead - len(feed.buffer)
 
     def _read_on(self, feed: BatchFeed) -> None:
         if not feed.ended and self._read_now(feed):

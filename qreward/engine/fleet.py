@@ -31,7 +31,7 @@ from qreward.scheduler.load_balancing import make_balancer
 from qreward.scheduler.queue import Queue
 from qreward.scheduler.routing import Routes
 from qreward.scheduler.scheduler import Scheduler
-from qreward.scheduler.state import LOOK_AHEAD, Balancer, Pool, Source, make_source
+from qreward.scheduler.state import Balancer, Pool, Source, make_source
 from qreward.settings.client import ClientConfig
 from qreward.settings.policies import Endpoint, Limits, LoadBalanceStrategy, PrefixAffinity, Route
 from qreward.spelling import did_you_mean
@@ -168,8 +168,10 @@ class Fleet:
     ) -> None:
         scheduler = self._engine.scheduler
         rehedged = policies is not None and scheduler.set_policies(*policies)
-        if policies is not None:
+        if policies is not None and policies[0].prefix_affinity != policies[1].prefix_affinity:
             self._affinity = policies[1].prefix_affinity
+            for source in self._sources.values():
+                self._size_cache(source)
         old = self._sources
         self._sources = {endpoint.name: self._source_for(endpoint, old.get(endpoint.name)) for endpoint in endpoints}
         for source in old.values():
@@ -195,9 +197,14 @@ class Fleet:
             return old
         source = make_source(endpoint.name, rng, endpoint.limits, weight=endpoint.weight, attempt_timeout=endpoint.timeouts.attempt)
         source.handle = endpoint
+        self._size_cache(source)
         if old is not None and old.health.marked_unhealthy:  # an operator took the endpoint of this name out of service
             source.health.mark_unhealthy()
         return source
+
+    def _size_cache(self, source: Source) -> None:
+        """Set the size of a source's prefix cache if it is configured."""
+        source.prefix_cache.set_capacity(None if self._affinity is None else self._affinity.capacity)
 
     def _replace_pools(self, routes: Iterable[Route]) -> list[tuple[Pool, list[Source], Balancer]]:
         """Return a pool for each pattern, its old one if there was one, with its new sources and its balancer."""
@@ -209,8 +216,8 @@ class Fleet:
         def serve(pattern: str, sources: list[Source], balancing: _Balancing) -> Pool:
             pools = unused.get(pattern)
             pool = pools.pop() if pools else Pool(repr(pattern), [], self._balancer(_DEFAULT_BALANCING), Queue())
-            pool.prefix_of = None if self._affinity is None else self._prefix_of
-            pool.look_ahead = LOOK_AHEAD if self._affinity is None else self._affinity.look_ahead
+            pool.prefix_of = self._prefix_of
+            pool.set_look_ahead(0 if self._affinity is None else self._affinity.look_ahead)
             same = balancings.get(pool, _DEFAULT_BALANCING) == balancing
             served.append((pool, sources, pool.balancer if same else self._balancer(balancing)))
             return pool

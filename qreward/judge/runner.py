@@ -24,7 +24,7 @@ from qreward.results import Result
 from qreward.scheduler.outcome import Answer, Outcome
 from qreward.scheduler.state import Attempt, BatchFeed, Pool, RequestOptions, Source, Task
 
-MOST_AHEAD = 4096
+MOST_AHEAD = 8192
 """The most requests in the longest queue of several models. Reading ahead for a slow model keeps the faster ones busy."""
 
 
@@ -149,7 +149,7 @@ class BatchRunner(Caller, BatchWaiter):
     def _room(self, feed: BatchFeed) -> int:  # noqa: ARG002 - the shortest buffer of all decides
         feeds = self._feeds()
         waiting = [len(each.buffer) for each in feeds]
-        return max(each.look_ahead for each in feeds) - min(waiting) if max(waiting) < MOST_AHEAD else 0
+        return max(each.read_ahead for each in feeds) - min(waiting) if max(waiting) < MOST_AHEAD else 0
 
     def _feeds(self) -> list[BatchFeed]:
         return [self._feed, *self._others.values()]

@@ -22,7 +22,7 @@ from qreward.engine.instrumentation import LOG
 from qreward.quota.file_ledger import FileTransport, key_of
 from qreward.quota.lease import Lease
 from qreward.quota.messages import LINGER, MINUTE, RENEW, Demand, RenewReply, RenewRequest
-from qreward.scheduler.state import MISSING, READ_AHEAD, Source
+from qreward.scheduler.state import LOW, Source
 from qreward.settings.policies import Endpoint, Limits
 
 SOON = 0.05
@@ -85,7 +85,7 @@ class DemandTracker:
         if source.removed or health.marked_unhealthy or source.cooldown.opens_at > now + RENEW or source.inflight >= health.half_open_limit:
             return 0
         count = sum(len(pool.queue) for pool in source.pools)
-        return inf if count >= READ_AHEAD - MISSING else count
+        return inf if count >= LOW else count
 
     def request(self, now: float, limits: Limits) -> RenewRequest:
         """Return the renewal request for now."""

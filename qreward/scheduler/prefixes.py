@@ -1,13 +1,40 @@
-"""Prompts that begin alike, and what of them an endpoint still has in its prefix cache.
+"""Prompts that begin alike, and what of them a source still has in its prefix cache.
 
-Model servers keep the attention state of prompts they have seen (vLLM's automatic prefix caching, SGLang's RadixAttention, prompt caching of
-hosted APIs), so that a prompt that begins like an earlier one at the same server is cheaper. The module does not know messages, hashing,
-queues or time.
+Model servers keep the attention state of prompts they have seen (vLLM's automatic prefix caching, SGLang's RadixAttention, prompt caching
+of hosted APIs), so a prompt that begins like an earlier one at the same server is cheaper. ``PrefixCache`` is what one source is expected
+to have; ``Homes`` says which sources of a pool have a prefix. The module does not know messages, hashing or queues.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from math import inf
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+from qreward.scheduler.outcome import Answer
+
+CAPACITY = 500_000.0
+"""Tokens that a prefix cache is assumed to hold until answers show more or less (llm-d assumes 31,250 blocks of 16 tokens)."""
+LEAST, MOST = 1_000.0, 1e8
+"""Bounds of the learned capacity, in tokens."""
+CHARACTERS = 4.0
+"""Characters per token until answers have shown the number."""
+IDLE = 600.0
+"""Seconds without a request after which a source is taken to have dropped its cache. Hosted APIs drop it after 5 to 10 minutes."""
+WEIGHT = 0.1
+"""Weight of one answer in what is learned."""
+WARM = 0.9
+"""A source with a cached prefix is preferred as if it answered in this share of the time at most. The computation that is saved also makes
+other requests faster."""
+SOON = 0.125
+"""A prefix that is missed after less than this share of the capacity was not evicted: it was still being computed, or nothing is cached."""
+LIMIT, GROWTH = 0.9, 1.05
+"""A prefix found after this share of the capacity shows that the cache holds more; the growth for each."""
+SWEEP = 4096
+"""Prefixes that are remembered before those that are no longer cached are dropped, and as many as are cached."""
+REMEMBERED = 65_536
+"""Prefixes whose homes are remembered at least, and twice as many at most."""
+MOST_HOMES = 32
+"""Sources that are remembered per prefix, those that were sent it first. What all have needs no home."""
 
 
 class Prefix(NamedTuple):
@@ -16,7 +43,179 @@ class Prefix(NamedTuple):
     Equal keys mean equal text from the beginning of the prompt, for one model.
     """
 
-    keys: tuple[int, ...]  # a hash per nested prefix, salted by the model
+    keys: tuple[int, ...]  # a hash per nested prefix, salted by the model; at least one
     lengths: tuple[float, ...]  # characters from the beginning of the prompt to the end of each; increasing
     total: float  # characters of the whole prompt
     told: bool = False  # the keys are groups that the caller named; False: they are the ends of blocks of text, found by hashing
+
+
+class Expected(NamedTuple):
+    """What a request was expected to find in the cache of its source when it was sent."""
+
+    tokens: float  # prompt tokens
+    age: float  # tokens that were computed since its innermost known prefix was used, also if that is too long ago to expect it
+    least: float  # prompt tokens from which that prefix counts as found
+
+
+COLD = Expected(0.0, 0.0, 0.0)
+_new = tuple.__new__  # a third of the time: hot path
+
+
+class PrefixCache:
+    """What one source is expected to have in its prefix cache.
+
+    A server evicts what was used least recently. So a prefix is cached until as many tokens as the cache holds were computed after its last
+    use; this age is all that is kept of it. An outer prefix is used whenever an inner one is, so it never leaves before it.
+
+    Args:
+        capacity: tokens that the cache holds, if known; None learns it from the cached tokens that answers report.
+    """
+
+    __slots__ = (
+        "_cold", "_learns", "_sent_at", "_sweep_at", "_used", "_warm", "cached_tokens", "capacity", "characters", "clock",
+        "predicted_tokens", "prompt_tokens", "unreported_tokens",
+    )  # fmt: skip
+
+    def __init__(self, capacity: float | None = None) -> None:
+        self._used: dict[int, float] = {}  # by key: the clock when the prefix was last used
+        self.clock = 0.0  # tokens computed so far
+        self._sent_at = 0.0  # when a request was last sent, in seconds
+        self._sweep_at = SWEEP
+        self.characters = CHARACTERS  # per token
+        self._warm = self._cold = 0.0  # mean seconds of an answer whose prefix was cached, and of one whose prefix was not; 0 if unknown
+        self.predicted_tokens = 0.0  # tokens expected from the cache, over the answers that report how many were
+        self.cached_tokens = 0  # tokens that these answers report
+        self.prompt_tokens = 0  # all prompt tokens of these answers
+        self.unreported_tokens = 0.0  # tokens expected from the cache, over the answers that report nothing
+        self.set_capacity(capacity)
+
+    def set_capacity(self, tokens: float | None) -> None:
+        """Set how many tokens the cache holds, or None to learn it."""
+        self._learns = tokens is None
+        self.capacity = CAPACITY if tokens is None else tokens
+
+    def is_warm(self, key: int) -> bool:
+        """Return whether a prefix is expected to be cached."""
+        used = self._used.get(key)
+        return used is not None and self.clock - used < self.capacity
+
+    def used_at(self, key: int) -> float:
+        """Return the clock when a prefix was last used."""
+        return self._used.get(key, 0.0)
+
+    def predicted(self, prefix: Prefix) -> float:
+        """Return the prompt tokens that a request is expected to find in the cache."""
+        return self._expected(prefix).tokens
+
+    def use(self, now: float, prefix: Prefix) -> Expected:
+        """A request with this prefix is sent. Returns what it is expected to find in the cache."""
+        if now - self._sent_at > IDLE:
+            self.forget()
+        self._sent_at = now
+        expected = self._expected(prefix)
+        self.clock += prefix.total / self.characters - expected.tokens
+        used, clock = self._used, self.clock
+        for key in prefix.keys:
+            used[key] = clock
+        if len(used) > self._sweep_at:
+            self._sweep()
+        return expected
+
+    def answered(self, prefix: Prefix, expected: Expected, answer: Answer, seconds: float) -> None:
+        """A request was answered."""
+        prompt, cached = answer.prompt_tokens, answer.cached_tokens
+        self.clock += answer.output_tokens or 0
+        if expected.tokens:
+            self._warm += WEIGHT * (seconds - self._warm) if self._warm else seconds
+        else:
+            self._cold += WEIGHT * (seconds - self._cold) if self._cold else seconds
+        if prompt:
+            self.characters += WEIGHT * (prefix.total / prompt - self.characters)
+        if cached is None:
+            self.unreported_tokens += expected.tokens
+            return
+        self.predicted_tokens += expected.tokens
+        self.cached_tokens += cached
+        self.prompt_tokens += prompt or 0
+        if self._learns and expected.age > SOON * self.capacity:
+            self._learn(expected, cached)
+
+    def warm_share(self) -> float:
+        """Return the time of an answer whose prefix is cached, relative to one whose prefix is not; at most ``WARM``."""
+        return min(WARM, self._warm / self._cold) if self._warm and self._cold else WARM
+
+    def forget(self) -> None:
+        """The source has lost its cache: it was restarted, or was silent for long."""
+        self._used.clear()
+
+    def _expected(self, prefix: Prefix) -> Expected:
+        used, clock, keys, lengths = self._used, self.clock, prefix.keys, prefix.lengths
+        place = len(keys) - 1
+        while (then := used.get(keys[place])) is None:
+            if not place:
+                return COLD
+            place -= 1
+        age = clock - then
+        least = (lengths[place] + (lengths[place - 1] if place else 0.0)) / 2 / self.characters
+        while clock - then >= self.capacity:  # it was evicted; perhaps an outer one was not
+            if not place:
+                return Expected(0.0, age, least)
+            place -= 1
+            then = used.get(keys[place], -inf)
+        return _new(Expected, (lengths[place] / self.characters, age, least))
+
+    def _learn(self, expected: Expected, cached: int) -> None:
+        """Move the capacity towards an age at which a prefix was found although it was too old, or missed although it was not."""
+        capacity, age, found = self.capacity, expected.age, cached > expected.least
+        if found == (age >= capacity):
+            capacity += WEIGHT * (age - capacity)
+        elif found and age > LIMIT * capacity:
+            capacity *= GROWTH
+        self.capacity = min(max(capacity, LEAST), MOST)
+
+    def _sweep(self) -> None:
+        """Drop what is no longer cached; but not at once, so that a capacity that is too small is noticed."""
+        oldest = self.clock - 2 * self.capacity
+        self._used = {key: then for key, then in self._used.items() if then > oldest}
+        self._sweep_at = SWEEP + 2 * len(self._used)
+
+
+class Cached(Protocol):
+    """A source, as far as this matters here."""
+
+    prefix_cache: PrefixCache
+
+
+S = TypeVar("S", bound=Cached)
+
+
+class Homes(Generic[S]):
+    """Which sources of a pool were sent a prefix and still have it."""
+
+    __slots__ = ("_before", "_recent")
+
+    def __init__(self) -> None:
+        self._recent: dict[int, tuple[S, ...]] = {}
+        self._before: dict[int, tuple[S, ...]] = {}
+
+    def add(self, prefix: Prefix, source: S) -> None:
+        """A source was sent a request with this prefix."""
+        recent, before = self._recent, self._before
+        if source in recent.get(prefix.keys[-1], ()):
+            return
+        if len(recent) > REMEMBERED:
+            self._before, self._recent = before, recent = recent, {}
+        for key in prefix.keys:
+            homes = recent.get(key) or before.get(key, ())
+            if source not in homes:
+                recent[key] = (*(homes if len(homes) < MOST_HOMES else self.of(key)), source)[-MOST_HOMES:] if homes else (source,)
+            elif key not in recent:
+                recent[key] = homes
+
+    def of(self, key: int) -> tuple[S, ...]:
+        """Return the sources that have a prefix."""
+        return tuple([source for source in self._recent.get(key) or self._before.get(key, ()) if source.prefix_cache.is_warm(key)])
+
+    def __contains__(self, key: object) -> bool:
+        """Return whether any source may have a prefix."""
+        return key in self._recent or key in self._before

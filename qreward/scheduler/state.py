@@ -6,7 +6,6 @@ time, the earliest at which it may be sent a request; limiters are not chained.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -16,18 +15,19 @@ from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from qreward.quota.lease import Lease
+from qreward.scheduler.affinity import AffineQueue, Group
 from qreward.scheduler.health import IN_A_ROW, Cooldown, Health
 from qreward.scheduler.limits.concurrency import AdaptiveLimit, ConcurrencyLimit, FixedLimit
 from qreward.scheduler.limits.headers import DOUBT, HeaderRateLimit
 from qreward.scheduler.limits.rate import Gcra, LearnedRate
 from qreward.scheduler.outcome import Answer, Failure, RateLimitInfo
+from qreward.scheduler.prefixes import COLD, Expected, Homes, Prefix, PrefixCache
 from qreward.scheduler.stats import LONG, LatencyStats, OutputLengths, StallDetector, StreamTiming
 from qreward.settings.policies import Limits
 
 if TYPE_CHECKING:
     from qreward.errors import QRewardError
     from qreward.results import AttemptRecord
-    from qreward.scheduler.prefixes import Prefix
 
 
 class TaskState(IntEnum):
@@ -100,6 +100,8 @@ class Task:
     excluded: tuple[Source, ...] = ()  # sources it should not go to now
     unfit: tuple[Source, ...] = ()  # of them, those that can never serve it
     prefix: Prefix | None = None  # what its prompt begins with; None: unknown, it takes part in no affinity
+    group: Group[Task] | None = None  # the waiting tasks with the same prefix that it is among; this and the next belong to ``AffineQueue``
+    turn: int = 0  # how many tasks may leave its line before it must
     trail: list[AttemptRecord] | None = None  # one record per attempt that failed or lost to another
     last_error: QRewardError | None = None
     items: tuple[Task, ...] = ()  # the tasks that are merged into this one
@@ -150,6 +152,7 @@ class Attempt:
     held: float = 0.0  # seconds for which it waited for the caller to read
     holds_since: float | None = None  # when it began to wait, if it waits now
     cost: float = 0.0  # tokens reserved for it
+    cached: Expected = COLD  # what it was expected to find in the prefix cache of its source
     prompt: float = 0.0  # estimated tokens of the prompt, before scaling
     failure: Failure | None = None  # the failure that the scheduler determined itself (a time limit), instead of a reported outcome
     span: Any = None  # used by the engine's instrumentation
@@ -160,10 +163,8 @@ class Attempt:
         return self.held if self.holds_since is None else self.held + now - self.holds_since
 
 
-READ_AHEAD, LOOK_AHEAD = 32, 1024
-"""Items that a batch reads before they can be sent: if prompts share nothing, and with prefix affinity by default."""
-MISSING = 24
-"""Missing items from which more input is requested."""
+READ_AHEAD, LOW = 32, 8
+"""Tasks that the buffer of a batch should hold without prefix affinity, and those below which more input is requested."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -179,8 +180,7 @@ class BatchFeed:
     opened_at: float
     tenant: str | None = None
     timeout: float | None = None  # seconds that each of its tasks may take
-    buffer: deque[Task] = field(default_factory=deque)
-    look_ahead: int = READ_AHEAD  # tasks that the buffer should hold
+    buffer: AffineQueue[Task] = field(default_factory=AffineQueue)
     queued: bool = False  # it is in the queue, that is, the buffer is not empty
     more_requested: bool = False  # more input was requested
     ended: bool = False  # all input was read
@@ -191,6 +191,7 @@ class BatchFeed:
     with it instead of appending the item to a non-empty buffer."""
     due: int = -1  # belongs to the timer wheel
     postponed: bool = False  # used by ``outages``
+    affine: bool = False  # its tasks have prefixes, so that more are read ahead
 
     def __post_init__(self) -> None:
         self.served = self.opened_at
@@ -198,12 +199,12 @@ class BatchFeed:
     def read(self, task: Task) -> None:
         """Append a task that was read from the input."""
         self.buffer.append(task)
-        if task.prefix is not None and self.look_ahead < task.pool.look_ahead:
-            self.look_ahead = task.pool.look_ahead
+        self.affine = self.affine or task.prefix is not None
 
-    def is_low(self) -> bool:
-        """Return whether more input should be requested."""
-        return len(self.buffer) < self.look_ahead - MISSING
+    @property
+    def read_ahead(self) -> int:
+        """How many tasks the buffer should hold."""
+        return max(self.pool.look_ahead, READ_AHEAD) if self.affine and self.pool.affine else READ_AHEAD
 
 
 ATTEMPT_FIRST = 120.0
@@ -244,8 +245,8 @@ class Source:
 
     __slots__ = (
         "answered_at", "attempt_timeout", "attempts", "check_at", "cooldown", "down_since", "due", "handle", "health", "inflight",
-        "interactive_inflight", "latency", "learned", "lease", "look_after", "metered", "name", "pools", "proven", "removed", "requests",
-        "reserved", "silence", "stream_timing", "tally", "tokens", "trouble", "unanswered", "weight", "window",
+        "interactive_inflight", "latency", "learned", "lease", "look_after", "metered", "name", "pools", "prefix_cache", "proven",
+        "removed", "requests", "reserved", "silence", "stream_timing", "tally", "tokens", "trouble", "unanswered", "weight", "window",
     )  # fmt: skip
 
     def __init__(
@@ -293,6 +294,7 @@ class Source:
         self.proven = -inf  # when the most recently sent request that was answered had been sent
         self.unanswered = 0  # consecutive requests that timed out without a sign of life of the source in between
         self.trouble = ""  # message of its last failure other than overload
+        self.prefix_cache = PrefixCache()
 
     def ready_at(self, now: float) -> float:
         """Return the earliest time at which it may be sent a request. A past time means now, inf means not before some event."""
@@ -515,8 +517,8 @@ class Balancer(Protocol):
     def offer(self, source: Source) -> None:
         """Add a source that has a free slot, or whose score has changed."""
 
-    def take(self, avoided: tuple[Source, ...]) -> Source | None:
-        """Remove and return the best source that is not avoided."""
+    def take(self, avoided: tuple[Source, ...], task: Task | None = None) -> Source | None:
+        """Remove and return the best source that is not avoided, for a task, if it is known which."""
 
     def sent(self, source: Source) -> None:
         """A source was sent a task of this pool."""
@@ -548,6 +550,8 @@ class TaskQueue(Protocol):
     def __len__(self) -> int: ...
 
 
+LOOK_AHEAD = 4096
+"""Waiting tasks among which prefix affinity chooses. More hardly gains anything (simulated)."""
 ONLINE = 30.0
 """Seconds after an interactive request (one outside of a batch) in which another is expected."""
 RESERVE, LEAST_WINDOW = 0.1, 8
@@ -572,10 +576,12 @@ class Pool:
         self.batch_inflight = 0  # started tasks that came from a batch and have not ended
         self.interactive_until = -inf  # interactive requests are expected until then
         self.feeds: dict[BatchFeed, None] = {}  # the open batches
+        self.homes: Homes[Source] = Homes()  # which of its sources have which prefixes
+        self.affine = False  # several sources choose among the oldest ``look_ahead`` tasks of each batch and tenant by their prefix caches
+        self.look_ahead = LOOK_AHEAD
         self.down_since = inf  # since when no source is alive while batches wait; inf while one is alive, or without batches
         self.due = -1  # belongs to the timer wheel
         self.prefix_of: Callable[[Any], Prefix | None] | None = None  # what a payload's prompt begins with; None: no prefix affinity
-        self.look_ahead = LOOK_AHEAD
         self.sources: list[Source] = []
         self.in_service = self.back = 0  # how many of its sources are ``in_service``, and how many ``is_back``; see ``Health``
         self._found = 0  # index of the last source found to be available soon
@@ -585,13 +591,14 @@ class Pool:
 
     def prefix_of_task(self, payload: Any) -> Prefix | None:
         """Return what a task's prompt begins with, or None if there is one endpoint at most, to which all tasks go."""
-        return self.prefix_of(payload) if self.prefix_of is not None and len(self.sources) > 1 else None
+        return self.prefix_of(payload) if self.affine and self.prefix_of is not None else None
 
     def join(self, source: Source) -> None:
         self.sources.append(source)
         source.pools.append(self)
         self.in_service += source.health.in_service
         self.back += source.health.is_back
+        self.set_look_ahead(self.look_ahead)
 
     def leave(self, source: Source) -> None:
         self.sources.remove(source)
@@ -599,11 +606,17 @@ class Pool:
         self.in_service -= source.health.in_service
         self.back -= source.health.is_back
         self.balancer.forget(source)
+        self.set_look_ahead(self.look_ahead)
 
     def has_other(self, source: Source) -> bool:
         """Return whether the pool can do without this source: at least half of the others are in service and not half-open for a probe."""
         well = self.back - source.health.is_back
         return well > 0 and 2 * well >= len(self.sources) - 1
+
+    def set_look_ahead(self, tasks: int) -> None:
+        """Set how many waiting tasks its sources choose among by prefix affinity; 0 turns it off."""
+        self.look_ahead = tasks
+        self.affine = tasks > 0 and len(self.sources) > 1
 
     def is_alive(self) -> bool:
         """Return whether any source is alive."""

@@ -145,6 +145,7 @@ class LoadBalanceStrategy(StrEnum):
     WEIGHTED_ROUND_ROBIN = "weighted_round_robin"
     LEAST_CONNECTIONS = "least_connections"
     POWER_OF_TWO = "power_of_two"
+    CONSISTENT_HASH = "consistent_hash"
 
 
 WEIGHTED = (LoadBalanceStrategy.WEIGHTED_ROUND_ROBIN, LoadBalanceStrategy.LEAST_CONNECTIONS)
@@ -261,17 +262,14 @@ class PrefixAffinity(Policy):
     Args:
         look_ahead: requests of a batch that are read before they can be sent. An endpoint chooses among so many.
         capacity: tokens that the prefix cache of one endpoint holds; None learns it from the cached tokens that answers report.
-        leader_first: one request of a new group is sent first, and the others of the group when it has been answered, so that an endpoint
-            does not compute the same beginning several times at once.
 
     Example:
-        >>> PrefixAffinity(look_ahead=4096).capacity is None
+        >>> PrefixAffinity(look_ahead=1024).capacity is None
         True
     """
 
-    look_ahead: Count = 1024
+    look_ahead: Count = 4096
     capacity: Count | None = None
-    leader_first: bool = False
 
 
 def _expand_headers(value: object, info: ValidationInfo) -> object:

@@ -1,4 +1,4 @@
-"""The five ways to choose among sources with room, played through the scheduler, and their details."""
+"""The six ways to choose among sources with room, played through the scheduler, and their details."""
 
 from __future__ import annotations
 
@@ -14,7 +14,15 @@ from scheduler_driver import Driver
 from scheduler_memory import bytes_left_by
 from scheduler_warm import PACE, warm_all
 
-from qreward.scheduler.load_balancing import Balancer, PowerOfTwo, make_balancer
+from qreward.scheduler.load_balancing import (
+    Balancer,
+    ConsistentHash,
+    ExpectedFinish,
+    LeastConnections,
+    PowerOfTwo,
+    WeightedRoundRobin,
+    make_balancer,
+)
 from qreward.scheduler.state import Source
 from qreward.settings.policies import Limits, LoadBalanceStrategy
 
@@ -196,3 +204,15 @@ def test_offering_sources_again_and_again_does_not_fill_the_memory() -> None:
                 balancer.offer(sources[number % 3])
 
         assert bytes_left_by(offer) < 50_000, strategy
+
+
+def test_each_strategy_has_its_balancer() -> None:
+    kinds: dict[S, type[Any]] = {
+        S.EXPECTED_FINISH: ExpectedFinish,
+        S.LEAST_CONNECTIONS: LeastConnections,
+        S.ROUND_ROBIN: WeightedRoundRobin,
+        S.WEIGHTED_ROUND_ROBIN: WeightedRoundRobin,
+        S.POWER_OF_TWO: PowerOfTwo,
+        S.CONSISTENT_HASH: ConsistentHash,
+    }
+    assert {strategy: type(make_balancer(strategy, {}, Random(0))) for strategy in S} == kinds

@@ -24,7 +24,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it to
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-SOCKETS = ("client", "codecs", "server", "transport")
+SOCKETS = ("acceptance", "client", "codecs", "server", "testing", "transport")
 """Folders whose tests use sockets."""
 _OUTSIDE = ("OPENAI_", "QREWARD_", "OTEL_", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
 
@@ -54,7 +54,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         return None
     test = pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames})
     marker = pyfuncitem.get_closest_marker("real_time")
-    if marker is not None or set(SOCKETS) & set(pyfuncitem.path.parts):
+    if marker is not None or pyfuncitem.path.parent.name in SOCKETS:
         run(test, *(marker.args if marker is not None else ()))
     else:
         run_in_virtual_time(test)

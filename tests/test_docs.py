@@ -31,6 +31,7 @@ MODELS = (
     policies.Timeouts,
     policies.Retry,
     policies.Hedge,
+    policies.PrefixAffinity,
     policies.Route,
     policies.RewardModel,
     JudgeConfig,

@@ -189,6 +189,7 @@ class EndpointStats:
         cancelled: requests cancelled by the client or the caller.
         prompt_tokens, completion_tokens: tokens, as reported by the server.
         cached_tokens: those of the prompt tokens that the server read from its prefix cache, as it reported.
+        predicted_tokens: cached tokens that prefix affinity expected of the same answers; 0 in the statistics of a batch.
         p50, p95, p99: quantiles of the latency of successful attempts in seconds; None if there were none.
         state: the current state of the endpoint; None in the statistics of a batch.
     """
@@ -203,6 +204,7 @@ class EndpointStats:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    predicted_tokens: int = 0
     p50: float | None = None
     p95: float | None = None
     p99: float | None = None

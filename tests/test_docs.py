@@ -38,7 +38,7 @@ MODELS = (
     RewardConfig,
 )
 UNITS = {"seconds", "bytes", "share", "requests", "tries", "requests a minute", "tokens a minute", "connections a second"}
-UNITS |= {"dollars a million tokens", "copies", "copies a request", "retries a request", "retries a second"}
+UNITS |= {"tokens", "dollars a million tokens", "copies", "copies a request", "retries a request", "retries a second"}
 
 
 def without_code(text: str) -> str:

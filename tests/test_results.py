@@ -149,6 +149,8 @@ def test_printed_statistics_are_a_table_with_a_line_for_each_endpoint() -> None:
     ]
     assert str(BatchStats(3, 2, 1, 3.0, endpoints)).splitlines() == ["3 items, 2 ok, 1 failed, 3.00 s", *table]
     assert str(BatchStats(3, 2, 1, 3.0, endpoints, cost=0.5)).splitlines()[0] == "3 items, 2 ok, 1 failed, 3.00 s, $0.5000"
+    cached = {"a": EndpointStats(prompt_tokens=300, cached_tokens=210), "b": EndpointStats(prompt_tokens=100, cached_tokens=74)}
+    assert str(BatchStats(3, 3, 0, 3.0, cached)).splitlines()[0] == "3 items, 3 ok, 0 failed, 3.00 s, prefix cache: 71% of prompt tokens"
     assert str(FleetStats(endpoints)).splitlines() == table
     assert str(BatchStats()) == "0 items, 0 ok, 0 failed, 0.00 s"
 

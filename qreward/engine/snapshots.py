@@ -35,7 +35,8 @@ def stats_of(source: Source, now: float) -> EndpointStats:
     state = EndpointState(source.inflight, source.window.limit, source.window.reason, obstacle.reason, seconds, sharing)
     names = ("sent", "rejected", "retried", "hedged", "failed", "cancelled", "prompt_tokens", "cached_tokens")
     counts = {name: getattr(tally, name) for name in names}
-    return EndpointStats(**counts, won=tally.ok, completion_tokens=tally.output_tokens, **_quantiles(source.latency), state=state)
+    counts |= {"won": tally.ok, "completion_tokens": tally.output_tokens, "predicted_tokens": int(source.prefix_cache.predicted_tokens)}
+    return EndpointStats(**counts, **_quantiles(source.latency), state=state)
 
 
 def _quantiles(latency: Quantiles | LatencyStats) -> dict[str, Any]:

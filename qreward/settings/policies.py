@@ -279,6 +279,12 @@ def _expand_headers(value: object, info: ValidationInfo) -> object:
     return {check_header(key, text): text for key, text in headers.items()}
 
 
+def _header_name(value: str | None) -> str | None:
+    if value is not None:
+        check_header(value, "")
+    return value
+
+
 def _sendable(value: SecretStr | None) -> SecretStr | None:
     if value is None or not value.get_secret_value():
         return None
@@ -362,6 +368,8 @@ class Endpoint(Policy):
         price: US dollars for a million prompt tokens and for a million completion tokens. Used to report costs; it does not affect
             scheduling.
         headers: additional HTTP headers of each request. Values may contain ``${VAR}`` and are never shown.
+        group_header: name of a header that carries a hash of a call's ``group``, such as ``X-Session-ID`` or ``X-SMG-Routing-Key``, for a
+            router in front of several servers.
         http_client: your own ``httpx.AsyncClient`` or ``httpx.AsyncBaseTransport``, used instead of the built-in HTTP client.
         verify: False disables TLS verification; a string is the path of a CA bundle.
         proxy: URL of a proxy; by default taken from the environment (``HTTPS_PROXY``, ``NO_PROXY``, ...). ``""`` uses no proxy.
@@ -388,6 +396,7 @@ class Endpoint(Policy):
     reward: RewardModel | None = None
     price: Annotated[tuple[Dollars, Dollars] | None, BeforeValidator(_two_prices)] = None
     headers: Annotated[dict[str, SecretStr], BeforeValidator(_expand_headers)] = Field(default_factory=dict)
+    group_header: Annotated[str | None, AfterValidator(_header_name)] = None
     http_client: Any = Field(default=None, repr=False, exclude=True)
     verify: bool | str = True
     proxy: Annotated[SecretStr | None, _EXPANDED] = None

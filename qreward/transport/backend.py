@@ -13,7 +13,6 @@ from functools import partial
 from qreward.codecs.base import WireRequest
 from qreward.codecs.rewards.registry import bound
 from qreward.errors import ClientClosed, ConfigError
-from qreward.observers import with_carried
 from qreward.scheduler.outcome import Answer, Failure, ProbeResult
 from qreward.settings.policies import Endpoint
 from qreward.transport import connection_settings
@@ -51,7 +50,7 @@ class HttpBackend:
             body = call.codec.encode(call, connection.renamed.get(call.model, call.model))
             if call.headers is not None:
                 connection_settings.check_call_headers(call.headers, call.model)
-            reply = await transport.post(path, body, with_carried(call.headers))
+            reply = await transport.post(path, body, connection_settings.call_headers(endpoint, call))
             return connection.outcome_of(reply, call)
         except Exception as error:
             return failure_of(error, endpoint, call, connection)

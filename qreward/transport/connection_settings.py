@@ -7,8 +7,11 @@ import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
+from zlib import crc32
 
+from qreward.codecs.base import WireRequest
 from qreward.errors import BadRequest, ConfigError
+from qreward.observers import with_carried
 from qreward.settings.base import check_header
 from qreward.settings.policies import Endpoint
 
@@ -41,6 +44,14 @@ def check_call_headers(headers: Mapping[str, str], model: str) -> None:
             check_header(name, value)
         except ValueError as error:
             raise BadRequest(f"extra_headers: {error}", model=model) from None
+
+
+def call_headers(endpoint: Endpoint, call: WireRequest) -> Mapping[str, str] | None:
+    """Return the headers of one call, in addition to those of each request to the endpoint."""
+    headers = with_carried(call.headers)
+    if endpoint.group_header is None or call.group is None:
+        return headers
+    return {**(headers or {}), endpoint.group_header: f"{crc32(repr(call.group).encode('utf-8', 'backslashreplace')):08x}"}
 
 
 def configured_proxy(endpoint: Endpoint) -> str:

@@ -22,7 +22,6 @@ from qreward.codecs.base import EmbeddedError, Malformed, Reply, TransportError,
 from qreward.codecs.chat import ChatCodec
 from qreward.codecs.chat_stream import ChatChunk, StreamAccumulator, read_chunk, whole_chunk
 from qreward.codecs.sse import Event, EventTooLong, Parser
-from qreward.observers import with_carried
 from qreward.scheduler.outcome import CANCELLED, Answer, Cancelled, Failure
 from qreward.transport import connection_settings
 from qreward.transport.base import ByteStream, too_long
@@ -222,5 +221,5 @@ async def _send(connection: EndpointConnection, call: WireRequest, options: Mapp
     codec, model = call.codec, call.model
     request = WireRequest(codec, model, call.inputs, {**call.params, "stream": True, **options}, None)
     return await connection.transport.stream(
-        codec.path, codec.encode(request, connection.renamed.get(model, model)), with_carried(call.headers)
+        codec.path, codec.encode(request, connection.renamed.get(model, model)), connection_settings.call_headers(connection.endpoint, call)
     )

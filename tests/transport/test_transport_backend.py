@@ -38,6 +38,18 @@ async def test_a_chat_is_sent_under_the_servers_name_of_the_model_and_its_answer
     assert request.headers["x-call"] == "1"
 
 
+@each("engine", ENGINES)
+async def test_a_call_with_a_group_carries_it_in_the_header_that_the_router_reads(engine: str) -> None:
+    async with backend_to(always(OK), engine, group_header="X-Session-ID") as (server, endpoint, backend):
+        for group in ("q1", "q1", ("rubric", "q1"), "q2", None):
+            await backend.send(endpoint, WireRequest(CHAT, "judge-7b", [{"role": "user", "content": "?"}], {}, {"X-Call": "1"}, group))
+    first, same, *others, none = (request.headers.get("x-session-id") for request in server.requests)
+    assert first == same
+    assert len({first, *others}) == 3
+    assert none is None
+    assert all(request.headers["x-call"] == "1" for request in server.requests)
+
+
 @each("engine, status", itertools.product(ENGINES, [200, 429]))
 async def test_an_outcome_brings_the_rate_limits_that_the_server_states(engine: str, status: int) -> None:
     line = answer(completion("fine"), status=status, x_ratelimit_limit_requests="5000", x_ratelimit_remaining_requests="4999")

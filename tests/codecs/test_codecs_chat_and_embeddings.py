@@ -94,13 +94,8 @@ def test_usage_is_read_where_there_is_any() -> None:
     assert CHAT.decode(ODD_BYTES["usage of floats"], ASKED).usage == Usage(12, 3, None)
     assert CHAT.decode(ODD_BYTES["byte order mark"], ASKED).usage == Usage(12, 3, 15)
     assert CHAT.decode(ODD_BYTES["usage null"], ASKED).usage is None
-    for details, cached in (
-        ({"cached_tokens": 8}, 8),
-        ({"cached_tokens": "8"}, 8),
-        ({}, None),
-        ({"cached_tokens": None}, None),
-        ("8", None),
-    ):
+    details_and_cached: list[tuple[Any, int | None]] = [({"cached_tokens": 8}, 8), ({"cached_tokens": "8"}, 8), ({}, None), ("8", None)]
+    for details, cached in [*details_and_cached, ({"cached_tokens": None}, None)]:
         body = completion(usage={"prompt_tokens": 12, "completion_tokens": 3, "total_tokens": 15, "prompt_tokens_details": details})
         usage = CHAT.decode(json.dumps(body).encode(), ASKED).usage
         assert usage is not None

@@ -23,7 +23,7 @@ test: $(READY) ## run the tests; a few minutes
 	$(PYTEST) $(LONG:%=--ignore=tests/%)
 
 test-all: $(READY) ## run the tests with ten times the random cases, and those of the examples, the benchmarks and real sockets
-	TEST_SCALE=10 $(PYTEST)
+	TEST_SCALE=10 $(PYTEST) --timeout=1800
 
 slow: $(SUITES:%=slow-%) ## test on real frameworks (Ray, ...), each in an environment of its own; minutes
 

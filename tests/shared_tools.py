@@ -13,12 +13,13 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import pytest
+from scale import SCALE
 
 T = TypeVar("T")
 PATIENCE = 30.0  # seconds that an event may take before a test fails; never slept
 
 
-def run(main: Coroutine[Any, Any, T], seconds: float = 110.0) -> T:
+def run(main: Coroutine[Any, Any, T], seconds: float = 110.0 * SCALE) -> T:
     """Run an async test in a loop of its own; nothing may be left running in it. The limit is less than the 120 s of pytest."""
 
     async def guarded() -> T:

@@ -23,6 +23,8 @@ from qreward.batching.reward_buffer import RewardBuffer, ScoreResult
 from qreward.batching.reward_buffer.schemas import InvalidScores, read_scores
 from qreward.batching.reward_buffer.scorer import BisectingScorer
 
+pytestmark = pytest.mark.real_time  # plain scorers run in threads
+
 
 async def scores(scorer: Any, *completions: str, **settings: Any) -> list[ScoreResult]:
     async with RewardBuffer(scorer, **settings) as buffer:
@@ -122,7 +124,6 @@ def test_what_cannot_be_called_so_is_refused_when_the_buffer_is_made(wrong: Any,
         RewardBuffer(wrong)
 
 
-@pytest.mark.real_time
 async def test_a_plain_scorer_runs_in_another_thread_and_sees_the_neutral_context_only() -> None:
     variable = contextvars.ContextVar("variable", default="neutral")
 

@@ -16,13 +16,15 @@ Groups are nested, as prefixes are. The tree of groups holds those in which task
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
 from itertools import chain, islice
 from typing import Any, Generic
 
-from qreward.scheduler.prefixes import Cached, Homes
+from qreward.scheduler.heap import IndexedHeap
+from qreward.scheduler.prefixes import Cached, Homes, Prefix
 from qreward.scheduler.shared_blocks import Levels, SharedBlocks, T
 
 COMPARED = 16
@@ -40,57 +42,58 @@ Shelf = list[tuple[float, int, "Group[T]"]]
 class Group(Generic[T]):
     """Waiting tasks with a common prefix: those that share no more than it, and inner groups."""
 
-    __slots__ = ("asleep", "depth", "free", "homes", "inner", "key", "length", "parent", "place", "tasks")
+    __slots__ = ("asleep", "depth", "found", "free", "homes", "inner", "key", "length", "parent", "place", "tasks")
 
     def __init__(self, key: int, length: float, parent: Group[T] | None) -> None:
         self.key, self.length, self.parent = key, length, parent
+        self.found: Prefix | None = None  # the prefix of one of its tasks, if nobody has told the group
         self.depth: int = 0 if parent is None else parent.depth + 1
         self.tasks: deque[T] = deque()  # those that are in no inner group; the first one waits, others may have left
         self.inner = 0  # how many inner groups there are
-        self.free: list[Groups[T]] | None = None  # those that no source has and that may have work, by the logarithm of their size
+        self.free: IndexedHeap[Group[T]] | None = None  # those that no source has and that may have work, the largest first
         self.homes: dict[Cached, Shelf[T]] = {}  # the sources that have it, or had when they last looked, and their groups of this depth
         self.asleep: dict[Cached, None] = {}  # of them, those that found nothing to do here
-        self.place: Groups[T] | None = None  # where it is listed as work for sources that do not have it
+        self.place: Groups[T] | IndexedHeap[Group[T]] | None = None  # where it is listed as work for sources that do not have it
 
     def has_work(self) -> bool:
         """Return whether a source that has it would find something to do here: a task of its own, or an inner group that no source has."""
         return bool(self.tasks) or (self.free is not None and self.largest() is not None)
 
     def largest(self) -> Group[T] | None:
-        """Return one of the largest inner groups that no source has, to within a factor of two; of those the first."""
+        """Return the inner group that no source has and that saves most text, or None."""
         free = self.free
-        while free:
-            for group in free[-1]:
-                if group.has_work():
-                    return group
-                group.unlist()
-                break
-            else:
-                free.pop()
+        while free is not None and (group := free.first()) is not None:
+            if group.has_work():
+                return group
+            group.unlist()
         return None
 
     def enlist(self, group: Group[T]) -> None:
         """List an inner group that no source has."""
         if self.free is None:
-            self.free = []
-        size = (len(group.tasks) + group.inner).bit_length()
-        while len(self.free) <= size:
-            self.free.append(OrderedDict())
-        group.place = self.free[size]
-        group.place[group] = None
+            self.free = IndexedHeap()
+        self.free.put(group, -(len(group.tasks) + group.inner) * group.length)
+        group.place = self.free
 
     def unlist(self) -> None:
-        if self.place is not None:
-            del self.place[self]
-            self.place = None
+        place, self.place = self.place, None
+        if isinstance(place, IndexedHeap):
+            place.drop(self)
+        elif place is not None:
+            del place[self]
+
+
+def _block_after(group: Group[T], found: Prefix) -> int:
+    """Return the key of the first block after a group, on the way to an inner one."""
+    return found.keys[bisect_right(found.lengths, group.length)]
 
 
 class AffineQueue(Generic[T]):
     """Waiting tasks in order of arrival, for one pool."""
 
     __slots__ = (
-        "_ahead", "_blocks", "_foreign", "_groups", "_line", "_own", "_pushes", "_root", "_sweep_at", "_taken", "_turns", "_unfiled",
-        "append", "extend",
+        "_ahead", "_blocks", "_branches", "_foreign", "_groups", "_line", "_own", "_pushes", "_root", "_sweep_at", "_taken", "_turns",
+        "_unfiled", "append", "extend",
     )  # fmt: skip
 
     def __init__(self, tasks: Iterable[T] = ()) -> None:
@@ -99,6 +102,7 @@ class AffineQueue(Generic[T]):
         self._unfiled: deque[T] = deque(tasks)  # those behind them
         self._root: Group[T] = Group(0, 0.0, None)  # of all groups; its own tasks are those without one
         self._groups: dict[int, Group[T]] = {}
+        self._branches: dict[int, Group[T]] = {}  # found groups, by the first block that is not in their parent
         self._sweep_at = SWEEP
         self._own: dict[Cached, list[Shelf[T]]] = {}  # groups that a source has and that may have work, by depth
         self._pushes = 0  # entries that were put on shelves
@@ -124,11 +128,11 @@ class AffineQueue(Generic[T]):
 
     def popleft(self) -> T:
         """Remove and return the oldest task."""
-        if self._line and not self._ahead:
-            task = next(iter(self._line))
-            self.discard(task)
-            return task
-        return (self._ahead or self._unfiled).popleft()
+        if not self._line or self._ahead:
+            return (self._ahead or self._unfiled).popleft()
+        task = next(iter(self._line))
+        self.discard(task)
+        return task
 
     def pop(self) -> T:
         """Remove and return the newest task."""
@@ -181,7 +185,7 @@ class AffineQueue(Generic[T]):
             look_ahead: how many tasks, in order of arrival, it chooses among; 0 for the oldest.
             homes: which sources have which prefixes.
         """
-        if self._ahead or not look_ahead or not (self._line or self._unfiled[0].prefix is not None):
+        if self._ahead or not look_ahead or (not self._line and self._unfiled[0].prefix is None):
             return self.popleft()
         if self._unfiled and len(self._line) < look_ahead - look_ahead // BATCH:
             self._file(look_ahead, homes)
@@ -267,7 +271,7 @@ class AffineQueue(Generic[T]):
         levels, first = self._blocks.find(task, task.prefix, homes)
         if not levels:
             return self._root
-        group = self._groups.get(levels[-1][0]) or self._group(levels, homes)
+        group = self._groups.get(levels[-1][0]) or self._group(levels, homes, task.prefix)
         if first is not None and (before := first.group) is not None and before is not group:
             first.group = group
             group.tasks.append(first)
@@ -275,8 +279,8 @@ class AffineQueue(Generic[T]):
                 before.tasks.popleft()
         return group
 
-    def _group(self, levels: Levels, homes: Homes[Any]) -> Group[T]:
-        """Return the innermost of these groups, which are created if needed."""
+    def _group(self, levels: Levels, homes: Homes[Any], found: Prefix | None = None) -> Group[T]:
+        """Return the innermost of these groups, which are created if needed, for a task whose prefix was perhaps ``found``."""
         parent = self._root
         for key, length in levels:
             group = self._groups.get(key)
@@ -285,8 +289,27 @@ class AffineQueue(Generic[T]):
                 parent.inner += 1
                 for source in homes.of(key):
                     self._visit(group, source)
+                if found is not None:
+                    self._insert(group, parent, found)
             parent = group
         return parent
+
+    def _insert(self, group: Group[T], parent: Group[T], found: Prefix) -> None:
+        """Move the group below a new one that was created before anybody knew that there is something between it and its parent."""
+        group.found = found
+        branch = _block_after(parent, found)
+        below = self._branches.get(branch)
+        if below is not None and below.length <= group.length:
+            return
+        self._branches[branch] = group
+        if below is None or below.parent is not parent or below.found is None:
+            return
+        self._branches[_block_after(group, below.found)] = below
+        below.unlist()
+        below.parent, below.depth = group, group.depth + 1
+        parent.inner -= 1
+        group.inner += 1
+        self._list(below)
 
     def _list(self, group: Group[T]) -> None:
         """List a group where sources look for it: those that have it and those that do not."""
@@ -302,7 +325,8 @@ class AffineQueue(Generic[T]):
                 group.place = self._foreign
                 self._foreign[group] = None
         else:
-            group.unlist()
+            if group.place is self._foreign:
+                group.unlist()
             parent.enlist(group)
             if parent.place is None or parent.asleep:
                 self._list(parent)
@@ -335,6 +359,8 @@ class AffineQueue(Generic[T]):
             del self._groups[group.key]
             group.unlist()
             assert group.parent is not None
+            if group.found is not None and self._branches.get(branch := _block_after(group.parent, group.found)) is group:
+                del self._branches[branch]
             group.parent.inner -= 1
             group.homes.clear()
         self._sweep_at = SWEEP + 2 * len(self._groups)

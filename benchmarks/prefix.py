@@ -1,0 +1,185 @@
+"""Prefix caches: how much faster a batch gets when requests that begin alike go to the same replica. In virtual time, over model servers
+with a prefix cache (``qreward.testing.model_server``).
+
+The real scheduler, with groups that are told or found, against itself without, and against routers. A cell of the table is the makespan of
+today's pull over that of the policy (median over the seeds), the prompt tokens computed over the fewest possible, and, for ours, the cached
+tokens that it predicted over those reported.
+
+    python benchmarks/prefix.py --json prefix.json                 # everything, ten seeds: an hour or two
+    python benchmarks/prefix.py --json prefix.json --markdown      # simulates nothing; writes docs/benchmarks.md from that file
+    python benchmarks/prefix.py --workloads grpo --models 8B --orders shuffled --fleets 8 --seeds 1
+    python benchmarks/prefix.py --quick                            # seconds: small batches, one seed
+    python benchmarks/prefix.py --sockets                          # a fake fleet with prefix caches, ours and other clients
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from _pages import PAGE, machine, rewrite_section
+from prefix_report import BASE, section, tables
+from prefix_routers import ROUTERS
+from prefix_workloads import WORKLOADS, Workload, found, ideal, told
+from prefix_world import FLEETS, Fleet, PulledWorld, RoutedWorld
+
+from qreward.testing.model_server import MODELS
+
+OURS: dict[str, tuple[Any, int | None]] = {
+    BASE: (None, None),
+    "told": (told, None),
+    "found": (found, None),
+    "told-512": (told, 512),
+    "told-all": (told, 1_000_000),
+}
+"""Name of the policy -> what is known of prefixes, and the requests that are read ahead (None: the default)."""
+POLICIES = (*OURS, *ROUTERS)
+ORDERS = ("grouped", "shuffled")
+MOST_WORKERS = 2
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One batch, for all policies and one seed."""
+
+    workload: Workload
+    model: str
+    order: str
+    fleet: Fleet
+    seed: int
+    scale: float
+    policies: tuple[str, ...]
+    hedge: bool
+    caching: bool
+
+    def run(self) -> list[dict[str, Any]]:
+        """Simulate all policies. Returns their records."""
+        jobs = self.workload.jobs(self.seed, self.order, self.scale)
+        best, found = ideal(jobs), []
+        for policy in self.policies:
+            begin = time.process_time()
+            record = self._play(policy, jobs)
+            found.append(self._name(policy) | record | {"ideal": best, "requests": len(jobs), "cpu": time.process_time() - begin})
+        return found
+
+    def _name(self, policy: str) -> dict[str, Any]:
+        cell = {"workload": self.workload.name, "model": self.model, "order": self.order, "fleet": self.fleet.name}
+        return cell | {"policy": policy, "seed": self.seed}
+
+    def _play(self, policy: str, jobs: list[Any]) -> dict[str, Any]:
+        model = MODELS[self.model].model_copy(update={"caching": self.caching})
+        models, dies_after = self.fleet.models(model), len(jobs) // 2 if self.fleet.dies else None
+        if policy in ROUTERS:
+            routed = RoutedWorld(models, ROUTERS[policy](jobs, model.cache_tokens))
+            return measured(routed, routed.play(jobs, dies_after))
+        prefix, look_ahead = OURS[policy]
+        pulled = PulledWorld(f"{self.seed}", models, prefix, look_ahead, self.hedge)
+        ledger = pulled.play(jobs, dies_after)
+        assert not ledger.failed, ledger.failed[0].last_error
+        return measured(pulled, ledger) | predicted(pulled)
+
+
+def measured(world: PulledWorld | RoutedWorld, ledger: Any) -> dict[str, Any]:
+    servers = [replica.server for replica in world.replicas]
+    return {
+        "makespan": ledger.last,
+        "prefill": sum(server.prefilled for server in servers),
+        "cached": sum(server.hits for server in servers),
+    }
+
+
+def predicted(world: PulledWorld) -> dict[str, Any]:
+    """The cached tokens that the scheduler predicted and that answers reported, and the requests that were sent twice."""
+    caches = [cache for source in world.sources if (cache := getattr(source, "prefix_cache", None)) is not None]
+    counts = {"hedged": sum(source.tally.hedged for source in world.sources)}
+    if caches:
+        counts |= {"predicted": sum(cache.predicted_tokens for cache in caches), "reported": sum(cache.cached_tokens for cache in caches)}
+    return counts
+
+
+def main() -> None:
+    args = arguments()
+    if args.markdown:
+        rewrite_section(PAGE, "prefix", section(json.loads(args.json.read_text(encoding="utf-8"))))
+        return
+    run: dict[str, Any] = {"machine": machine(), "options": {"seeds": args.seeds, "scale": args.scale, "hedge": args.hedge}}
+    run |= {"workloads": {workload.name: workload.title for workload in args.workloads}, "records": []}
+    try:
+        for records in results(cells(args), args.workers):
+            run["records"] += records
+    finally:
+        if args.json:
+            args.json.write_text(json.dumps(run, indent=1), encoding="utf-8")
+    print(tables(run))
+
+
+def cells(args: argparse.Namespace) -> list[Cell]:
+    return [
+        Cell(workload, model, order, fleet, seed, args.scale, tuple(args.policies), args.hedge, not args.no_caching)
+        for seed in range(1, args.seeds + 1)
+        for fleet in args.fleets
+        for workload in args.workloads
+        for model in args.models
+        for order in args.orders
+    ]
+
+
+def results(todo: list[Cell], workers: int) -> Iterator[list[dict[str, Any]]]:
+    """The records of all cells, in their order."""
+    if workers == 1:
+        yield from map(_run, todo)
+        return
+    with multiprocessing.get_context("spawn").Pool(workers) as pool:
+        yield from pool.imap(_run, todo)
+
+
+def _run(cell: Cell) -> list[dict[str, Any]]:
+    records = cell.run()
+    first = records[0]
+    spans = ", ".join(f"{record['policy']} {first['makespan'] / record['makespan']:.2f}" for record in records)
+    name = f"{cell.seed} {cell.fleet.name} {cell.workload.name} {cell.model} {cell.order}"
+    print(f"{name}: {spans} ({sum(record['cpu'] for record in records):.1f} s)", file=sys.stderr, flush=True)
+    return records
+
+
+def arguments() -> argparse.Namespace:
+    workloads, fleets = {each.name: each for each in WORKLOADS}, {each.name: each for each in FLEETS}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    _choice(parser, "--workloads", workloads)
+    _choice(parser, "--fleets", fleets)
+    _choice(parser, "--models", MODELS)
+    _choice(parser, "--orders", ORDERS)
+    _choice(parser, "--policies", POLICIES)
+    parser.add_argument("--seeds", type=int, default=10, metavar="N", help="runs of each, from as many seeds (default %(default)s)")
+    parser.add_argument("--scale", type=float, default=1.0, metavar="X", help="share of the groups of each workload (default %(default)g)")
+    parser.add_argument("--workers", type=int, choices=range(1, MOST_WORKERS + 1), default=min(MOST_WORKERS, os.cpu_count() or 1))
+    parser.add_argument("--hedge", action="store_true", help="the scheduler may send slow requests twice")
+    parser.add_argument("--no-caching", action="store_true", help="servers without a prefix cache")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the raw records there")
+    parser.add_argument("--markdown", action="store_true", help="simulate nothing; write docs/benchmarks.md from the file of --json")
+    parser.add_argument("--quick", action="store_true", help="small batches of two workloads, one seed")
+    args = parser.parse_args()
+    if args.markdown and not args.json:
+        parser.error("--markdown needs --json PATH, the file to read")
+    if args.quick:
+        args.workloads, args.models, args.fleets, args.seeds, args.scale, args.workers = ["grpo", "nothing"], ["8B"], ["4"], 1, 0.1, 1
+    if BASE not in args.policies:
+        args.policies = [BASE, *args.policies]
+    args.workloads, args.fleets = [workloads[name] for name in args.workloads], [fleets[name] for name in args.fleets]
+    return args
+
+
+def _choice(parser: argparse.ArgumentParser, flag: str, names: Any) -> None:
+    parser.add_argument(flag, nargs="+", choices=list(names), default=list(names), metavar="NAME", help=f"of {', '.join(names)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -79,7 +79,7 @@ def found(job: PrefixJob) -> Prefix:
 
 
 def block_end(begin: int) -> int:
-    """Where a block of text ends that begins at this character: blocks are 256 characters up to 4,096, and twice as long at each doubling."""
+    """Where a block of text ends that begins at this character: 256 characters later up to 4,096, and twice as far at each doubling."""
     size = TEXT_BLOCK
     while begin >= TEXT_BLOCKS * size:
         size *= 2

@@ -3,22 +3,27 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+PYTEST := $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=worksteal
+LONG := acceptance benchmarks examples
 SUITES := $(notdir $(patsubst %/,%,$(dir $(wildcard tests/slow/*/requirements.txt))))
 SOURCES := qreward tests benchmarks examples setup.py
 
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test slow $(SUITES:%=slow-%) check soak bench docs clean
+.PHONY: help demo test test-all slow $(SUITES:%=slow-%) check soak bench docs clean
 
 help: ## list what can be made
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(READY) ## watch a fleet of fake endpoints limit, slow down and die while a bulk finishes
 	$(BIN)/qreward demo
 
-test: $(READY) ## run all tests
-	$(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=worksteal
+test: $(READY) ## run the tests; a few minutes
+	$(PYTEST) $(LONG:%=--ignore=tests/%)
+
+test-all: $(READY) ## run the tests with ten times the random cases, and those of the examples, the benchmarks and real sockets
+	TEST_SCALE=10 $(PYTEST)
 
 slow: $(SUITES:%=slow-%) ## test on real frameworks (Ray, ...), each in an environment of its own; minutes
 

@@ -12,12 +12,11 @@ from types import ModuleType
 
 import hypothesis
 import pytest
+from scale import SCALE
 
 from qreward.testing.virtual_time import run_in_virtual_time
 
-EXAMPLES = int(os.environ.get("HYPOTHESIS_EXAMPLES", "30"))
-"""Of each property that does not say otherwise; more where the environment asks for them."""
-hypothesis.settings.register_profile("qreward", deadline=None, print_blob=True, max_examples=EXAMPLES, derandomize=True)
+hypothesis.settings.register_profile("qreward", deadline=None, print_blob=True, max_examples=30 * SCALE, derandomize=True)
 hypothesis.settings.load_profile("qreward")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it to what it runs in the background

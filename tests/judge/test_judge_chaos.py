@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import Counter
 from random import Random
 from typing import Any
 
 import pytest
 from judge_tools import JudgeWire, Sent, broken, endpoint, judging, overloaded, refused, score
+from scale import seeds
 
 from qreward.errors import QRewardError
 from qreward.judge import Judge
@@ -90,7 +90,7 @@ class Chaos:
                 raise outcome
 
 
-@pytest.mark.parametrize("seed", range(int(os.environ.get("SEEDS", "20"))))
+@pytest.mark.parametrize("seed", seeds(20))
 def test_whatever_happens_each_gets_its_own_verdict_or_error_and_nothing_is_left(seed: int) -> None:
     chaos = Chaos(seed)
     wire = JudgeWire(chaos.answer)

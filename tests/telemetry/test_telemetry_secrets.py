@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 import random
 from typing import Any
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan
+from scale import SCALE
 from telemetry_server import KEY, MODEL, Do, Judges, chat, client_of
 from telemetry_tools import Seen, attributes
 
@@ -20,7 +20,7 @@ from qreward.testing.virtual_time import run_in_virtual_time
 PROMPT = "the patient's name is Ottilie Wirsing"
 HEADER = "header-value-7f3a9c"
 ECHO = "you said: " + PROMPT + " with " + KEY + " and " + HEADER
-SEEDS = int(os.environ.get("TEST_SEEDS", "30"))
+SEEDS = 30 * SCALE
 SECRETS = (PROMPT, "Ottilie", KEY, HEADER)
 
 

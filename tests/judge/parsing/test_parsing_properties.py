@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-import os
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
+from scale import SCALE
 
 from qreward.judge.parsing import PreferenceVerdict, ScoreVerdict, Unreadable, YesNoVerdict, read
 from qreward.judge.parsing.json import NotAnObject, object_at
 from qreward.judge.parsing.text import GAP, own_words
 
-EXAMPLES = int(os.environ.get("EXAMPLES", "150"))
+EXAMPLES = 150 * SCALE
 
 
 class Marked(BaseModel):

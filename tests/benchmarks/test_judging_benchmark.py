@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 def run(script: str, path: Path, *more: str) -> tuple[Any, str]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 OURS_AND_BARE = {"bare", "qreward-batch", "qreward-calls", "qreward-gather"}
 
 

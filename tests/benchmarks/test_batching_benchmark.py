@@ -13,7 +13,7 @@ import pytest
 
 from qreward.testing import run_in_virtual_time
 
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SERVED = {"base": 0.1, "each": 0.0, "slots": 1, "max_batch": 32, "wait": None, "face": "queue"}
 
 

@@ -21,7 +21,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SIMULATION = (
     *("agenda", "bounds", "closed_loop", "controllers", "doors", "engine", "fleets", "laws"),
     *("measure", "models", "report", "scenarios", "specs", "steps", "world"),

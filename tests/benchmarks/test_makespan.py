@@ -14,7 +14,7 @@ import pytest
 from qreward.testing import FakeEndpoint, Faults, echo_of
 from qreward.testing.lower_bound import lower_bound
 
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 NO_CORES = (None, None)
 
 

@@ -21,7 +21,7 @@ from qreward.cli.demo import INPUT
 from qreward.testing import FakeEndpoint, FakeFleet, Latency
 from qreward.testing.responders import judge
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 DATA = EXAMPLES / "data"
 NAMES = ["single_call.py", "batch_call.py", "sync_call.py"]

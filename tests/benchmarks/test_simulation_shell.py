@@ -20,7 +20,7 @@ from qreward.scheduler.outcome import CANCELLED
 from qreward.settings.policies import Priority
 from qreward.testing.virtual_time import run_in_virtual_time
 
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 MODULES = ("agenda", "doors", "fleets", "laws", "pump", "scenarios", "shell_world", "specs", "stage", "steps", "world")
 SEEDS = range(1, 6)
 NEAR = 0.05

@@ -13,7 +13,7 @@ import pytest
 
 from qreward.codecs.sse import Parser
 
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 OURS_AND_BARE = {
     "bare": "stream_bare.py",
     "qreward-tokens": "stream_qreward_tokens.py",

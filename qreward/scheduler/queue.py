@@ -15,6 +15,7 @@ from collections.abc import Callable
 from itertools import chain, islice
 from math import inf
 
+from qreward.scheduler.affinity import AffineQueue
 from qreward.scheduler.fair_queueing import Fair, FairHeap, Flow
 from qreward.scheduler.heap import IndexedHeap
 from qreward.scheduler.state import BatchFeed, Source, Task, TaskState
@@ -27,6 +28,8 @@ LAST = 1e9
 """Seconds by which each failure moves a task back in the order for a half-open source."""
 BULK = 60.0
 """Seconds of waiting after which a batch's next item goes ahead of newer single tasks of its level and tenant."""
+PASSED_OVER = 0.5
+"""Share of a single task's timeout for which others may be taken before it because of their prefixes."""
 LEAST_COST = 1.0
 LEVELS = 10
 AGEING = 15.0
@@ -55,14 +58,14 @@ def rank(task: Task, source: Source) -> float:
 class DeadlineQueue:
     """Tasks that were never sent, earliest deadline first, equal deadlines in the order of arrival.
 
-    Tasks of equal timeouts arrive in the order of their deadlines, so they are appended to a deque. Only tasks with an earlier deadline
-    than its last one go to a heap. Either may contain tasks that have ended.
+    Tasks of equal timeouts arrive in the order of their deadlines, so they form a line, from which a source may take a later task by prefix
+    affinity. Only tasks with an earlier deadline than its last one go to a heap. Either may contain tasks that have ended.
     """
 
     __slots__ = ("_last", "early", "line")
 
     def __init__(self) -> None:
-        self.line: deque[Task] = deque()
+        self.line = AffineQueue()
         self.early: IndexedHeap[Task] | None = None  # made when it is needed first
         self._last = -inf  # due time of the last task in ``line``
 
@@ -80,26 +83,28 @@ class DeadlineQueue:
 
     def head(self) -> Task | None:
         """Return the most urgent task, or None."""
-        line = self.line
-        while line and line[0].state is not QUEUED:
-            line.popleft()
+        first = self.line.first()
+        while first is not None and first.state is not QUEUED:
+            self.line.popleft()
+            first = self.line.first()
         if self.early is not None:
             while (task := self.early.first()) is not None and task.state is not QUEUED:
                 self.early.drop(task)
-            if task is not None and (not line or self.early.rank() < due(line[0])):
+            if task is not None and (first is None or self.early.rank() < due(first)):
                 return task
-        return line[0] if line else None
+        return first
 
-    def pop(self, task: Task) -> None:
-        """Remove the task that ``head`` has just returned."""
-        if self.line and self.line[0] is task:
-            self.line.popleft()
-        elif self.early is not None:
-            self.early.drop(task)
+    def take(self, head: Task, source: Source, now: float) -> Task:
+        """Remove and return the task that a source should take; ``head`` has just returned this most urgent one."""
+        if self.early is not None and head in self.early:
+            self.early.drop(head)
+            return head
+        late = now - head.born > PASSED_OVER * (due(head) - head.born)
+        return self.line.popleft() if late else self.line.take(source, head.pool)
 
     def sweep(self) -> None:
         """Drop all tasks that have ended."""
-        self.line = deque(task for task in self.line if task.state is QUEUED)
+        self.line.keep([task for task in self.line if task.state is QUEUED])
         if self.early is not None:
             for task in [task for task in self.early if task.state is not QUEUED]:
                 self.early.drop(task)
@@ -267,9 +272,9 @@ class PriorityLevel:
     def take(self, source: Source, now: float, allow_batch: bool, cost: Callable[[Task], float]) -> tuple[Task, BatchFeed | None] | None:
         """Remove and return the task that a source should take, with its feed if it is a batch item that was never sent."""
         if self.again.groups or self.items_again.groups:
-            return self.remove(self.best(source, allow_batch)[1], now, cost)
+            return self.remove(self.best(source, allow_batch)[1], source, now, cost)
         alone = self._tenants.alone
-        return self.remove(self._turn(allow_batch) if alone is None else alone.next(allow_batch), now, cost)
+        return self.remove(self._turn(allow_batch) if alone is None else alone.next(allow_batch), source, now, cost)
 
     def best(self, source: Source, allow_batch: bool) -> tuple[float, Found]:
         """Return what a source should take, and the arrival time of the most urgent entry that it may take; inf if there is none."""
@@ -286,8 +291,8 @@ class PriorityLevel:
                 age, found = min(age, retried), line
         return age, found
 
-    def remove(self, found: Found, now: float, cost: Callable[[Task], float]) -> tuple[Task, BatchFeed | None] | None:
-        """Remove and return the entry that ``best`` has just found."""
+    def remove(self, found: Found, source: Source, now: float, cost: Callable[[Task], float]) -> tuple[Task, BatchFeed | None] | None:
+        """Remove and return the entry that ``best`` has just found, or another of the same line that suits the source better."""
         if found is None:
             return None
         if isinstance(found, deque):
@@ -295,15 +300,17 @@ class PriorityLevel:
         alone = self._tenants.alone
         tenant = alone or self._tenants.flows[found.tenant]
         if not isinstance(found, Task):
-            return self._take_item(tenant, found, now, cost)
-        tenant.singles.pop(found)
+            return self._take_item(tenant, found, source, now, cost)
+        task = tenant.singles.take(found, source, now)
         if alone is None:
-            self._charge(found, cost, tenant)
-        return found, None
+            self._charge(task, cost, tenant)
+        return task, None
 
-    def _take_item(self, tenant: TenantFlow, batch: BatchFlow, now: float, cost: Callable[[Task], float]) -> tuple[Task, BatchFeed]:
+    def _take_item(
+        self, tenant: TenantFlow, batch: BatchFlow, source: Source, now: float, cost: Callable[[Task], float]
+    ) -> tuple[Task, BatchFeed]:
         feed = batch.feed
-        task = feed.buffer.popleft()
+        task = feed.buffer.take(source, feed.pool)
         task.feed = feed
         feed.served = now
         if not feed.buffer:
@@ -354,11 +361,16 @@ class PriorityLevel:
     def waits(self) -> bool:
         """Return whether anything waits."""
         alone = self._tenants.alone
-        if alone is not None and (line := alone.singles.line) and line[0].state is QUEUED:
+        if alone is not None and alone.has_single():
             return True  # fast path
         if self._tenants.first() is not None:
             return True
         return bool(self.again.groups or self.items_again.groups) and (self.again.waits() or self.items_again.waits())
+
+    def discard(self, task: Task) -> None:
+        """Remove a task that has ended, if it is in the line of its tenant."""
+        if task.group is not None:
+            self._tenants.flows[task.tenant].singles.line.discard(task)
 
     def drop_feed(self, feed: BatchFeed) -> None:
         feed.queued = False
@@ -464,7 +476,7 @@ class Queue:
             found = [(each, *self._levels[each].best(source, allow_batch)) for each in levels]
             number, _, what = min(found, key=lambda best: best[1] + best[0] * AGEING)
             level = self._levels[number]
-            entry = level.remove(what, now, self.cost)
+            entry = level.remove(what, source, now, self.cost)
         else:
             return None
         if entry is not None:
@@ -514,6 +526,7 @@ class Queue:
         """Remove a task that has ended; its state must have changed before. Does nothing if the task is not in the queue."""
         if task.queued:
             self._out([task])
+            self._levels[task.level].discard(task)
             self._ended += 1
             if self._ended >= self._most_ended:
                 self._sweep()

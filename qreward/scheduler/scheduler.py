@@ -35,7 +35,7 @@ from qreward.scheduler.hedging import CopyTargets, HedgingPolicy, Overdue
 from qreward.scheduler.limits.tokens import TokenEstimator
 from qreward.scheduler.outages import OutageTracker, deadline
 from qreward.scheduler.outcome import Answer, Cancelled, Failure, Outcome, RateLimitInfo
-from qreward.scheduler.state import LOW, ONLINE, Attempt, Balancer, BatchFeed, CancelReason, Pool, Source, Task, TaskState
+from qreward.scheduler.state import ONLINE, Attempt, Balancer, BatchFeed, CancelReason, Pool, Source, Task, TaskState
 from qreward.scheduler.stats import LEAST_INFLIGHT
 from qreward.scheduler.timer_wheel import PER_SECOND, Timed, TimerWheel
 from qreward.settings.client import ClientConfig
@@ -360,6 +360,8 @@ class Scheduler:
     def _answered(self, now: float, attempt: Attempt, answer: Answer) -> None:
         source, task = attempt.source, attempt.task
         source.answered(now, attempt.sent_at, answer, attempt.held)
+        if task.prefix is not None:
+            source.prefix_cache.answered(task.prefix, attempt.cached, answer.prompt_tokens, answer.output_tokens, answer.cached_tokens)
         if source.down_since is not None and source.health.is_back:
             self._report_back(now, source)
         task.pool.lengths.add(now - attempt.sent_at - attempt.held, answer.output_tokens, source.latency)
@@ -525,7 +527,7 @@ class Scheduler:
         if task.pool.down_since < inf and task.timeout is not None:
             task.deadline = deadline(now, source, task.pool, task.timeout, feed.opened_at)
             self.wheel.move(task, task.deadline)
-        if len(feed.buffer) < LOW:
+        if not feed.more_requested and len(feed.buffer) < task.pool.low:
             self._ask(feed)
 
     def _cost(self, task: Task) -> float:
@@ -564,6 +566,9 @@ class Scheduler:
             else:
                 source.tally.retried += has_failed(task.trail or ())
         source.sent(now, attempt)
+        if task.prefix is not None:
+            attempt.cached = source.prefix_cache.use(now, task.prefix)
+            task.pool.homes.add(task.prefix, source)
         if source.tokens is not None:
             self.tokens.reserve(now, attempt)
         task.pool.balancer.sent(source)
@@ -581,6 +586,7 @@ class Scheduler:
     def _report_back(self, now: float, source: Source) -> None:
         assert source.down_since is not None
         self.health_changes.append(HealthChange(source.name, "", now - source.down_since))
+        source.prefix_cache.forget()
         source.down_since = None
 
     def _start(self, now: float, task: Task) -> None:

@@ -6,7 +6,6 @@ time, the earliest at which it may be sent a request; limiters are not chained.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -16,11 +15,13 @@ from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from qreward.quota.lease import Lease
+from qreward.scheduler.affinity import AffineQueue, Group
 from qreward.scheduler.health import IN_A_ROW, Cooldown, Health
 from qreward.scheduler.limits.concurrency import AdaptiveLimit, ConcurrencyLimit, FixedLimit
 from qreward.scheduler.limits.headers import DOUBT, HeaderRateLimit
 from qreward.scheduler.limits.rate import Gcra, LearnedRate
 from qreward.scheduler.outcome import Answer, Failure, RateLimitInfo
+from qreward.scheduler.prefixes import COLD, Expected, Homes, PrefixCache
 from qreward.scheduler.stats import LONG, LatencyStats, OutputLengths, StallDetector, StreamTiming
 from qreward.settings.policies import Limits
 
@@ -99,6 +100,8 @@ class Task:
     excluded: tuple[Source, ...] = ()  # sources it should not go to now
     unfit: tuple[Source, ...] = ()  # of them, those that can never serve it
     prefix: Prefix | None = None  # what its prompt begins with; None: unknown, it takes part in no affinity
+    group: Group | None = None  # the waiting tasks with the same prefix that it is among; this and the next belong to ``AffineQueue``
+    turn: int = 0
     trail: list[AttemptRecord] | None = None  # one record per attempt that failed or lost to another
     last_error: QRewardError | None = None
     items: tuple[Task, ...] = ()  # the tasks that are merged into this one
@@ -149,6 +152,7 @@ class Attempt:
     held: float = 0.0  # seconds for which it waited for the caller to read
     holds_since: float | None = None  # when it began to wait, if it waits now
     cost: float = 0.0  # tokens reserved for it
+    cached: Expected = COLD  # what it was expected to find in the prefix cache of its source
     prompt: float = 0.0  # estimated tokens of the prompt, before scaling
     failure: Failure | None = None  # the failure that the scheduler determined itself (a time limit), instead of a reported outcome
     span: Any = None  # used by the engine's instrumentation
@@ -176,7 +180,7 @@ class BatchFeed:
     opened_at: float
     tenant: str | None = None
     timeout: float | None = None  # seconds that each of its tasks may take
-    buffer: deque[Task] = field(default_factory=deque)
+    buffer: AffineQueue = field(default_factory=AffineQueue)
     queued: bool = False  # it is in the queue, that is, the buffer is not empty
     more_requested: bool = False  # more input was requested
     ended: bool = False  # all input was read
@@ -229,8 +233,8 @@ class Source:
 
     __slots__ = (
         "answered_at", "attempt_timeout", "attempts", "check_at", "cooldown", "down_since", "due", "handle", "health", "inflight",
-        "interactive_inflight", "latency", "learned", "lease", "look_after", "metered", "name", "pools", "proven", "removed", "requests",
-        "reserved", "silence", "stream_timing", "tally", "tokens", "trouble", "unanswered", "weight", "window",
+        "interactive_inflight", "latency", "learned", "lease", "look_after", "metered", "name", "pools", "prefix_cache", "proven", "removed",
+        "requests", "reserved", "silence", "stream_timing", "tally", "tokens", "trouble", "unanswered", "weight", "window",
     )  # fmt: skip
 
     def __init__(
@@ -278,6 +282,7 @@ class Source:
         self.proven = -inf  # when the most recently sent request that was answered had been sent
         self.unanswered = 0  # consecutive requests that timed out without a sign of life of the source in between
         self.trouble = ""  # message of its last failure other than overload
+        self.prefix_cache = PrefixCache()
 
     def ready_at(self, now: float) -> float:
         """Return the earliest time at which it may be sent a request. A past time means now, inf means not before some event."""
@@ -532,6 +537,10 @@ class TaskQueue(Protocol):
     def __len__(self) -> int: ...
 
 
+LOOK_AHEAD = 1024
+"""Waiting tasks among which prefix affinity chooses. More hardly gains anything (simulated)."""
+READ_AHEAD = 32
+"""Tasks that are read ahead of a batch without prefix affinity."""
 ONLINE = 30.0
 """Seconds after an interactive request (one outside of a batch) in which another is expected."""
 RESERVE, LEAST_WINDOW = 0.1, 8
@@ -556,6 +565,8 @@ class Pool:
         self.batch_inflight = 0  # started tasks that came from a batch and have not ended
         self.interactive_until = -inf  # interactive requests are expected until then
         self.feeds: dict[BatchFeed, None] = {}  # the open batches
+        self.homes = Homes()  # which of its sources have which prefixes
+        self.look_ahead = LOOK_AHEAD  # see ``is_affine``; 0 turns prefix affinity off
         self.down_since = inf  # since when no source is alive while batches wait; inf while one is alive, or without batches
         self.due = -1  # belongs to the timer wheel
         self.sources: list[Source] = []
@@ -582,6 +593,20 @@ class Pool:
         """Return whether the pool can do without this source: at least half of the others are in service and not half-open for a probe."""
         well = self.back - source.health.is_back
         return well > 0 and 2 * well >= len(self.sources) - 1
+
+    def is_affine(self) -> bool:
+        """Return whether its sources take, among the oldest ``look_ahead`` tasks of a batch or tenant, what is in their prefix caches."""
+        return self.look_ahead > 0 and len(self.sources) > 1
+
+    @property
+    def read_ahead(self) -> int:
+        """Tasks that the buffer of a batch should hold."""
+        return max(self.look_ahead, READ_AHEAD) if self.is_affine() else READ_AHEAD
+
+    @property
+    def low(self) -> int:
+        """Tasks in the buffer of a batch below which more input is requested."""
+        return LOW + self.read_ahead - READ_AHEAD
 
     def is_alive(self) -> bool:
         """Return whether any source is alive."""

@@ -3,7 +3,7 @@ with a prefix cache (``qreward.testing.model_server``).
 
 The real scheduler, with groups that are told or found, against itself without, and against routers. A cell of the table is the makespan of
 today's pull over that of the policy (median over the seeds), the prompt tokens computed over the fewest possible, and, for ours, the cached
-tokens that it predicted over those reported.
+tokens that it predicted over those reported. The column "most" is the makespan of today's pull over the lower bound.
 
     python benchmarks/prefix.py --json prefix.json                 # everything, ten seeds: an hour or two
     python benchmarks/prefix.py --json prefix.json --markdown      # simulates nothing; writes docs/benchmarks.md from that file
@@ -29,12 +29,12 @@ from _pages import PAGE, machine, rewrite_section
 from prefix_report import BASE, section, tables
 from prefix_routers import ROUTERS
 from prefix_workloads import WORKLOADS, Workload, found, ideal, told
-from prefix_world import FLEETS, Fleet, PulledWorld, RoutedWorld
+from prefix_world import FLEETS, Fleet, PulledWorld, RoutedWorld, bound
 
 from qreward.testing.model_server import MODELS
 
 OURS: dict[str, tuple[Any, int | None]] = {
-    BASE: (None, None),
+    BASE: (None, 0),
     "told": (told, None),
     "found": (found, None),
     "told-512": (told, 512),
@@ -63,11 +63,12 @@ class Cell:
     def run(self) -> list[dict[str, Any]]:
         """Simulate all policies. Returns their records."""
         jobs = self.workload.jobs(self.seed, self.order, self.scale)
-        best, found = ideal(jobs), []
+        best, least = ideal(jobs), bound(jobs, self.fleet.models(MODELS[self.model]))
+        found = []
         for policy in self.policies:
             begin = time.process_time()
             record = self._play(policy, jobs)
-            found.append(self._name(policy) | record | {"ideal": best, "requests": len(jobs), "cpu": time.process_time() - begin})
+            found.append(self._name(policy) | record | {"ideal": best, "bound": least, "cpu": time.process_time() - begin})
         return found
 
     def _name(self, policy: str) -> dict[str, Any]:
@@ -98,11 +99,12 @@ def measured(world: PulledWorld | RoutedWorld, ledger: Any) -> dict[str, Any]:
 
 def predicted(world: PulledWorld) -> dict[str, Any]:
     """The cached tokens that the scheduler predicted and that answers reported, and the requests that were sent twice."""
-    caches = [cache for source in world.sources if (cache := getattr(source, "prefix_cache", None)) is not None]
-    counts = {"hedged": sum(source.tally.hedged for source in world.sources)}
-    if caches:
-        counts |= {"predicted": sum(cache.predicted_tokens for cache in caches), "reported": sum(cache.cached_tokens for cache in caches)}
-    return counts
+    caches = [source.prefix_cache for source in world.sources]
+    return {
+        "predicted": sum(cache.predicted_tokens for cache in caches),
+        "reported": sum(cache.cached_tokens for cache in caches),
+        "hedged": sum(source.tally.hedged for source in world.sources),
+    }
 
 
 def main() -> None:

@@ -27,14 +27,15 @@ def _fleet(records: Sequence[Record]) -> str:
     rows = []
     for cell in dict.fromkeys(map(cell_of, records)):
         mine = [record for record in records if cell_of(record) == cell]
-        rows.append([" ".join(cell[:3]), *(_entry(mine, policy) for policy in policies)])
-    return f"#### {records[0]['fleet']} replicas\n\n{table(['makespan gain / prefill over ideal', *policies], rows)}"
+        most = median(record["makespan"] / record["bound"] for record in mine if record["policy"] == BASE)
+        rows.append([" ".join(cell[:3]), f"{most:.2f}", *(_entry(mine, policy) for policy in policies)])
+    return f"#### {records[0]['fleet']} replicas\n\n{table(['makespan gain / prefill over ideal', 'most', *policies], rows)}"
 
 
 def _entry(records: Sequence[Record], policy: str) -> str:
     mine = [record for record in records if record["policy"] == policy]
     text = f"{gain(records, policy):.2f} / {median(record['prefill'] / record['ideal'] for record in mine):.2f}"
-    if predicted := [record["predicted"] / record["cached"] for record in mine if record.get("predicted") and record["cached"]]:
+    if predicted := [record["predicted"] / record["reported"] for record in mine if record.get("reported")]:
         text += f", {median(predicted):.2f}"
     return text
 

@@ -13,7 +13,7 @@ from math import inf
 from typing import Any
 
 from prefix_routers import Chooser
-from prefix_workloads import PrefixJob
+from prefix_workloads import PrefixJob, ideal
 from simulation.agenda import Agenda
 from simulation.server import NOBODY, RESET, Report
 from simulation.stage import Ledger
@@ -137,7 +137,7 @@ class AheadBulk(Bulk):
 
     def more(self) -> None:
         feed, pool, first = self.feed, self.feed.pool, self.read
-        room = max(1, min(TURN, getattr(pool, "look_ahead", 32) - len(feed.buffer)))
+        room = max(1, min(TURN, pool.read_ahead - len(feed.buffer)))
         for job in self._jobs:
             task = Task(job, pool, feed.level, None, self, self.read)
             if self.prefix is not None:
@@ -261,6 +261,21 @@ class Fleet:
     def models(self, model: ServedModel) -> list[ServedModel]:
         usual = [model] * (self.replicas - 1)
         return [model.model_copy(update={"time_scale": self.slow * model.time_scale}), *usual]
+
+
+def bound(jobs: Sequence[PrefixJob], models: Sequence[ServedModel], window: int = WINDOW) -> float:
+    """Least seconds in which the replicas, all of one model but for their speed, can serve a batch: the larger of two values.
+
+    The work: each distinct prefix computed once, each output token, and as few steps as the token budget and ``window`` requests at once
+    allow, shared by the speeds. And the longest request alone, if nothing of it is cached.
+    """
+    model, prefill = models[0], ideal(jobs)
+    speed = sum(1 / each.time_scale for each in models)
+    firsts, tokens = len(jobs), sum(int(job.tokens) for job in jobs)
+    steps = max((prefill + tokens - firsts) / model.budget, (tokens - firsts) / window)
+    work = model.step * steps + model.prefill * prefill + model.decode * (tokens - firsts)
+    longest = max((job.tokens - 1) * (model.step + model.decode) for job in jobs)
+    return max(work / speed, longest * min(each.time_scale for each in models))
 
 
 FLEETS = (Fleet("4", 4), Fleet("8", 8), Fleet("8, one slow", 8, slow=2.0), Fleet("8, one dies", 8, dies=True))

@@ -28,6 +28,7 @@ from typing import Any
 from _pages import PAGE, machine, rewrite_section
 from prefix_report import BASE, section, tables
 from prefix_routers import ROUTERS
+from prefix_sockets import measure, report
 from prefix_workloads import WORKLOADS, Workload, found, ideal, told
 from prefix_world import FLEETS, Fleet, PulledWorld, RoutedWorld, bound
 
@@ -38,7 +39,9 @@ OURS: dict[str, tuple[Any, int | None]] = {
     "told": (told, None),
     "found": (found, None),
     "told-512": (told, 512),
+    "told-4096": (told, 4096),
     "told-all": (told, 1_000_000),
+    "found-all": (found, 1_000_000),
 }
 """Name of the policy -> what is known of prefixes, and the requests that are read ahead (None: the default)."""
 POLICIES = (*OURS, *ROUTERS)
@@ -109,6 +112,9 @@ def predicted(world: PulledWorld) -> dict[str, Any]:
 
 def main() -> None:
     args = arguments()
+    if args.sockets:
+        over_sockets(args)
+        return
     if args.markdown:
         rewrite_section(PAGE, "prefix", section(json.loads(args.json.read_text(encoding="utf-8"))))
         return
@@ -121,6 +127,18 @@ def main() -> None:
         if args.json:
             args.json.write_text(json.dumps(run, indent=1), encoding="utf-8")
     print(tables(run))
+
+
+def over_sockets(args: argparse.Namespace) -> None:
+    """Measure over real sockets and print the table."""
+    records = []
+    for record in measure(args.workloads, args.models[0], args.seeds):
+        said = record.get("error") or f"{record['wall_s']:.1f} s, {record['right']} of {record['requests']} right"
+        print(f"seed {record['seed']}, {record['workload']}: {record['client']} {said}", file=sys.stderr, flush=True)
+        records.append(record)
+    if args.json:
+        args.json.write_text(json.dumps({"machine": machine(), "sockets": records}, indent=1), encoding="utf-8")
+    print(report(records))
 
 
 def cells(args: argparse.Namespace) -> list[Cell]:
@@ -167,6 +185,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--no-caching", action="store_true", help="servers without a prefix cache")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the raw records there")
     parser.add_argument("--markdown", action="store_true", help="simulate nothing; write docs/benchmarks.md from the file of --json")
+    parser.add_argument("--sockets", action="store_true", help="real sockets: a fake fleet with prefix caches, and other clients")
     parser.add_argument("--quick", action="store_true", help="small batches of two workloads, one seed")
     args = parser.parse_args()
     if args.markdown and not args.json:

@@ -21,7 +21,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,20 +30,22 @@ from prefix_report import BASE, section, tables
 from prefix_routers import ROUTERS
 from prefix_sockets import measure, report
 from prefix_workloads import WORKLOADS, Workload, found, ideal, told
-from prefix_world import FLEETS, Fleet, PulledWorld, RoutedWorld, bound
+from prefix_world import FLEETS, WINDOW, Fleet, Pull, PulledWorld, RoutedWorld, bound
 
 from qreward.testing.model_server import MODELS
 
-OURS: dict[str, tuple[Any, int | None]] = {
-    BASE: (None, 0),
-    "told": (told, None),
-    "found": (found, None),
-    "told-512": (told, 512),
-    "told-4096": (told, 4096),
-    "told-all": (told, 1_000_000),
-    "found-all": (found, 1_000_000),
+ALL = 1_000_000
+"""A look-ahead over the whole input."""
+OURS = {
+    BASE: Pull(look_ahead=0),
+    "told": Pull(told),
+    "found": Pull(found),
+    "told-512": Pull(told, 512),
+    "told-all": Pull(told, ALL),
+    "found-all": Pull(found, ALL),
+    "calls-told": Pull(told, calls=True),
 }
-"""Name of the policy -> what is known of prefixes, and the requests that are read ahead (None: the default)."""
+"""The ways to use the scheduler, by the name of the policy."""
 POLICIES = (*OURS, *ROUTERS)
 ORDERS = ("grouped", "shuffled")
 MOST_WORKERS = 2
@@ -60,8 +62,8 @@ class Cell:
     seed: int
     scale: float
     policies: tuple[str, ...]
-    hedge: bool
     caching: bool
+    usual: dict[str, Any]
 
     def run(self) -> list[dict[str, Any]]:
         """Simulate all policies. Returns their records."""
@@ -84,8 +86,8 @@ class Cell:
         if policy in ROUTERS:
             routed = RoutedWorld(models, ROUTERS[policy](jobs, model.cache_tokens))
             return measured(routed, routed.play(jobs, dies_after))
-        prefix, look_ahead = OURS[policy]
-        pulled = PulledWorld(f"{self.seed}", models, prefix, look_ahead, self.hedge)
+        pull = replace(OURS[policy], **self.usual)
+        pulled = PulledWorld(f"{self.seed}", models, pull)
         ledger = pulled.play(jobs, dies_after)
         assert not ledger.failed, ledger.failed[0].last_error
         return measured(pulled, ledger) | predicted(pulled)
@@ -101,11 +103,16 @@ def measured(world: PulledWorld | RoutedWorld, ledger: Any) -> dict[str, Any]:
 
 
 def predicted(world: PulledWorld) -> dict[str, Any]:
-    """The cached tokens that the scheduler predicted and that answers reported, and the requests that were sent twice."""
+    """What is known of the scheduler's work only.
+
+    Cached tokens that it predicted and that answers reported, requests that it sent twice, and by how much a request went later than twice
+    its place in the input: at most the look-ahead.
+    """
     caches = [source.prefix_cache for source in world.sources]
     return {
         "predicted": sum(cache.predicted_tokens for cache in caches),
         "reported": sum(cache.cached_tokens for cache in caches),
+        "late": max(rank - 2 * place for rank, place in enumerate(world.sent)),
         "hedged": sum(source.tally.hedged for source in world.sources),
     }
 
@@ -118,7 +125,10 @@ def main() -> None:
     if args.markdown:
         rewrite_section(PAGE, "prefix", section(json.loads(args.json.read_text(encoding="utf-8"))))
         return
-    run: dict[str, Any] = {"machine": machine(), "options": {"seeds": args.seeds, "scale": args.scale, "hedge": args.hedge}}
+    run: dict[str, Any] = {
+        "machine": machine(),
+        "options": {"seeds": args.seeds, "scale": args.scale, "hedge": args.hedge, "window": args.window},
+    }
     run |= {"workloads": {workload.name: workload.title for workload in args.workloads}, "records": []}
     try:
         for records in results(cells(args), args.workers):
@@ -142,8 +152,9 @@ def over_sockets(args: argparse.Namespace) -> None:
 
 
 def cells(args: argparse.Namespace) -> list[Cell]:
+    usual = {"hedge": args.hedge, "window": args.window or None}
     return [
-        Cell(workload, model, order, fleet, seed, args.scale, tuple(args.policies), args.hedge, not args.no_caching)
+        Cell(workload, model, order, fleet, seed, args.scale, tuple(args.policies), not args.no_caching, usual)
         for seed in range(1, args.seeds + 1)
         for fleet in args.fleets
         for workload in args.workloads
@@ -181,6 +192,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=10, metavar="N", help="runs of each, from as many seeds (default %(default)s)")
     parser.add_argument("--scale", type=float, default=1.0, metavar="X", help="share of the groups of each workload (default %(default)g)")
     parser.add_argument("--workers", type=int, choices=range(1, MOST_WORKERS + 1), default=min(MOST_WORKERS, os.cpu_count() or 1))
+    parser.add_argument(
+        "--window", type=int, default=WINDOW, metavar="N", help="in flight per replica, for ours; 0 is learned (default 64)"
+    )
     parser.add_argument("--hedge", action="store_true", help="the scheduler may send slow requests twice")
     parser.add_argument("--no-caching", action="store_true", help="servers without a prefix cache")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the raw records there")

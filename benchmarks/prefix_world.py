@@ -19,11 +19,11 @@ from simulation.server import NOBODY, RESET, Report
 from simulation.stage import Ledger
 from simulation.world import Bulk, World
 
-from qreward.scheduler.limits.concurrency import ConcurrencyLimit
+from qreward.scheduler.limits.concurrency import AdaptiveLimit, ConcurrencyLimit
 from qreward.scheduler.outcome import Answer, Outcome
 from qreward.scheduler.prefixes import Prefix
 from qreward.scheduler.scheduler import Scheduler
-from qreward.scheduler.state import Attempt, Source, Task
+from qreward.scheduler.state import Attempt, Pool, Source, Task
 from qreward.settings.policies import Hedge, Retry
 from qreward.testing.model_server import ModelRequest, ModelServer, ServedModel
 
@@ -102,13 +102,15 @@ class Replica:
 
 
 class ReplicaServer:
-    """A replica as a server of the simulation of the scheduler."""
+    """A replica as a server of the simulation of the scheduler. ``sent`` collects the indices of the tasks that it is the first to get."""
 
-    def __init__(self, agenda: Agenda, name: str, model: ServedModel, report: Report) -> None:
+    def __init__(self, agenda: Agenda, name: str, model: ServedModel, report: Report, sent: list[int]) -> None:
         self.replica = Replica(agenda, name, model, self._finished)
-        self._agenda, self._report = agenda, report
+        self._agenda, self._report, self._sent = agenda, report, sent
 
     def receive(self, attempt: Attempt) -> None:
+        if attempt.number == 1:
+            self._sent.append(attempt.task.index)
         if self.replica.dead:
             self._agenda.at(self._agenda.now, self._refuse, attempt)
         else:
@@ -129,24 +131,54 @@ class ReplicaServer:
         self._report(attempt, Answer(None, request.prompt, request.output, None, request.cached))
 
 
+@dataclass(frozen=True)
+class Pull:
+    """How the scheduler is used.
+
+    Attributes:
+        prefix: what a task knows of its prefix; None for no affinity.
+        look_ahead: requests among which affinity chooses; None for the default.
+        calls: all requests are single calls that wait at once, instead of a batch.
+        window: requests in flight per replica; None lets the scheduler learn it.
+        hedge: slow requests may be sent twice.
+    """
+
+    prefix: Callable[[PrefixJob], Prefix] | None = None
+    look_ahead: int | None = None
+    calls: bool = False
+    window: int | None = WINDOW
+    hedge: bool = False
+
+
 class AheadBulk(Bulk):
     """A batch that is read ahead as far as its pool says, and whose tasks know their prefixes."""
 
-    prefix: Callable[[PrefixJob], Prefix] | None = None
-    on_ended: Callable[[], None] = staticmethod(lambda: None)
+    def __init__(self, jobs: Sequence[PrefixJob], pool: Pool, prefix: Callable[[PrefixJob], Prefix] | None) -> None:
+        super().__init__(jobs, pool, 0.0, len(jobs))
+        self._size, self._prefix = len(jobs), prefix
+        self.on_ended: Callable[[], None] = lambda: None
+
+    @property
+    def over(self) -> bool:
+        return self.ended == self._size
+
+    def next(self) -> Task | None:
+        """The task of the next job, or None."""
+        for job in self._jobs:
+            task = Task(job, self.feed.pool, self.feed.level, None, self, self.read)
+            task.prefix = None if self._prefix is None else self._prefix(job)  # type: ignore[arg-type]
+            self.read += 1
+            return task
+        return None
 
     def more(self) -> None:
-        feed, pool, first = self.feed, self.feed.pool, self.read
-        room = max(1, min(TURN, pool.read_ahead - len(feed.buffer)))
-        for job in self._jobs:
-            task = Task(job, pool, feed.level, None, self, self.read)
-            if self.prefix is not None:
-                task.prefix = self.prefix(job)  # type: ignore[arg-type]
+        feed = self.feed
+        for _ in range(max(1, min(TURN, feed.pool.read_ahead - len(feed.buffer)))):
+            task = self.next()
+            if task is None:
+                feed.ended = True
+                return
             feed.buffer.append(task)
-            self.read += 1
-            if self.read - first == room:
-                break
-        feed.ended = self.read - first < room
 
     def finished(self, now: float, task: Task, outcome: Outcome | Exception, seconds: float) -> None:
         super().finished(now, task, outcome, seconds)
@@ -156,29 +188,26 @@ class AheadBulk(Bulk):
 class PulledWorld(World):
     """The real scheduler over replicas.
 
-    Args:
-        seed: of the scheduler's randomness.
-        models: the replicas.
-        prefix: what a task knows of its prefix; None for no affinity.
-        look_ahead: requests that are read ahead, for affinity.
+    Attributes:
+        sent: the requests by their place in the input, in the order in which they were sent first.
     """
 
-    def __init__(
-        self, seed: str, models: Sequence[ServedModel], prefix: Callable[[PrefixJob], Prefix] | None, look_ahead: int | None, hedge: bool
-    ) -> None:
+    def __init__(self, seed: str, models: Sequence[ServedModel], pull: Pull) -> None:
         super().__init__(seed)
-        if look_ahead is not None:
-            self.pool.look_ahead = look_ahead
-        self._scheduler = Scheduler(Retry(), self.rng, None, Hedge() if hedge else None)  # type: ignore[assignment]
-        self._prefix = prefix
+        self._pull = pull
+        if pull.look_ahead is not None:
+            self.pool.look_ahead = pull.look_ahead
+        self._scheduler = Scheduler(Retry(), self.rng, None, Hedge() if pull.hedge else None)  # type: ignore[assignment]
         self.replicas: list[Replica] = []
+        self.sent: list[int] = []
         for number, model in enumerate(models):
             self._join(f"replica {number}", model)
         self._scheduler.resize(self.sources)
 
     def _join(self, name: str, model: ServedModel) -> None:
-        server = ReplicaServer(self.agenda, name, model, self._report)
-        source = Source(name, self.rng, attempt_timeout=PATIENCE, window=ConcurrencyLimit(WINDOW))
+        server = ReplicaServer(self.agenda, name, model, self._report, self.sent)
+        window = ConcurrencyLimit(self._pull.window) if self._pull.window else AdaptiveLimit(self.rng, None)
+        source = Source(name, self.rng, attempt_timeout=PATIENCE, window=window)
         source.handle = server
         self.replicas.append(server.replica)
         self.sources.append(source)
@@ -186,15 +215,18 @@ class PulledWorld(World):
 
     def play(self, jobs: Sequence[PrefixJob], dies_after: int | None) -> Ledger:
         """Run a batch. After so many answers the first replica dies."""
-        bulk = AheadBulk(jobs, self.pool, self.agenda.now, len(jobs))
-        bulk.prefix = self._prefix
-        self._scheduler.open(self.agenda.now, bulk.feed)
+        bulk = AheadBulk(jobs, self.pool, self._pull.prefix)
 
         def ended() -> None:
             if bulk.ended == dies_after:
                 self.agenda.at(self.agenda.now, lambda _: self.sources[0].handle.die())  # type: ignore[attr-defined]
 
-        bulk.on_ended = ended  # type: ignore[method-assign]
+        bulk.on_ended = ended
+        if self._pull.calls:
+            while (task := bulk.next()) is not None:
+                self._scheduler.submit(self.agenda.now, task)
+        else:
+            self._scheduler.open(self.agenda.now, bulk.feed)
         self.run(bulk=bulk)
         return bulk
 

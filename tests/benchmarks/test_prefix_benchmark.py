@@ -76,7 +76,7 @@ def test_workloads_are_the_same_for_a_seed_and_their_orders_have_the_same_jobs(m
 SHAPES = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(0, 5), st.integers(1, 40)), min_size=1, max_size=60)
 
 
-@given(shapes=SHAPES, policy=st.sampled_from(["pull", "told", "found", "told-512", "chwbl", "sglang", "llm-d"]), dies=st.booleans())
+@given(shapes=SHAPES, policy=st.sampled_from(["pull", "told", "found", "calls-told", "chwbl", "sglang", "llm-d"]), dies=st.booleans())
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_every_request_is_served_once_within_the_bounds(module: Import, shapes: list, policy: str, dies: bool) -> None:
     benchmark, workloads, world = module("prefix"), module("prefix_workloads"), module("prefix_world")
@@ -89,7 +89,7 @@ def test_every_request_is_served_once_within_the_bounds(module: Import, shapes: 
     if policy in benchmark.ROUTERS:
         played = world.RoutedWorld(models, benchmark.ROUTERS[policy](jobs, SMALL.cache_tokens))
     else:
-        played = world.PulledWorld("1", models, *benchmark.OURS[policy], False)
+        played = world.PulledWorld("1", models, benchmark.OURS[policy])
     ledger = played.play(jobs, dies_after)
     assert ledger.ended == len(jobs)
     assert not ledger.failed
@@ -98,6 +98,8 @@ def test_every_request_is_served_once_within_the_bounds(module: Import, shapes: 
     assert record["makespan"] >= world.bound(jobs, models) * (1 - 1e-9)
     if not dies:
         assert record["prefill"] + record["cached"] == sum(each.prompt for each in jobs)
+    if policy in benchmark.OURS:
+        assert sorted(played.sent) == list(range(len(jobs)))
     assert played.replicas[0].dead == bool(dies_after)
     assert not any(replica.held for replica in played.replicas)
 
@@ -105,7 +107,7 @@ def test_every_request_is_served_once_within_the_bounds(module: Import, shapes: 
 def test_the_bound_is_reached_by_one_replica_that_has_room_for_all(module: Import) -> None:
     workloads, world = module("prefix_workloads"), module("prefix_world")
     jobs = [job(workloads, "r", f"a{number}", tokens=1024, output=1) for number in range(100)]
-    played = world.PulledWorld("1", [MODELS["8B"]], None, 0, False)
+    played = world.PulledWorld("1", [MODELS["8B"]], world.Pull())
     assert played.play(jobs, None).last == pytest.approx(world.bound(jobs, [MODELS["8B"]]), rel=0.02)
 
 

@@ -25,8 +25,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from _pages import PAGE, machine, rewrite_section
-from prefix_report import BASE, section, tables
+from _pages import PAGE, describe, machine, rewrite_section
+from prefix_report import BASE, misses, section, tables
 from prefix_routers import ROUTERS
 from prefix_sockets import measure, report
 from prefix_workloads import WORKLOADS, Workload, found, ideal, told
@@ -119,11 +119,12 @@ def predicted(world: PulledWorld) -> dict[str, Any]:
 
 def main() -> None:
     args = arguments()
-    if args.sockets:
-        over_sockets(args)
-        return
     if args.markdown:
-        rewrite_section(PAGE, "prefix", section(json.loads(args.json.read_text(encoding="utf-8"))))
+        run = json.loads(args.json.read_text(encoding="utf-8"))
+        rewrite_section(PAGE, "prefix-sockets" if "sockets" in run else "prefix", (over_sockets if "sockets" in run else section)(run))
+        return
+    if args.sockets:
+        measured_over_sockets(args)
         return
     run: dict[str, Any] = {
         "machine": machine(),
@@ -137,9 +138,15 @@ def main() -> None:
         if args.json:
             args.json.write_text(json.dumps(run, indent=1), encoding="utf-8")
     print(tables(run))
+    print("\nasked and not reached:", *misses(run), sep="\n")
 
 
-def over_sockets(args: argparse.Namespace) -> None:
+def over_sockets(run: dict[str, Any]) -> str:
+    """The section of ``docs/benchmarks.md`` for real sockets."""
+    return f"Measured on {describe(run['machine'])} Medians over the seeds.\n\n{report(run['sockets'])}"
+
+
+def measured_over_sockets(args: argparse.Namespace) -> None:
     """Measure over real sockets and print the table."""
     records = []
     for record in measure(args.workloads, args.models[0], args.seeds):

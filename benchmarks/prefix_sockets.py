@@ -31,8 +31,8 @@ from qreward.testing.live_model import chain
 from qreward.testing.model_server import MODELS, ModelRequest, ideal_prefill
 from qreward.testing.text import canonical, count_tokens
 
-REPLICAS, SHARE, CAP = 4, 0.12, 20.0
-"""Endpoints, share of the groups of each workload, and lower bounds after which a client is stopped."""
+REPLICAS, SHARE, TIME_SCALE, CAP = 4, 0.25, 0.5, 40.0
+"""Endpoints, share of the groups of each workload, factor of all times, and lower bounds after which a client is stopped."""
 ROUTER = ("sglang-router==0.3.2",)
 START = 60.0  # seconds that a router may take until it is ready
 ROUND_ROBIN = "openai"
@@ -106,7 +106,7 @@ def _await(url: str, process: subprocess.Popen[bytes]) -> None:
 
 def plan_of(jobs: Sequence[PrefixJob], model: str, seed: int) -> Plan:
     """Endpoints and conversations. The output lengths are drawn from the conversations, with the mean of the jobs."""
-    served = MODELS[model]
+    served = MODELS[model].model_copy(update={"time_scale": TIME_SCALE})
     length = Latency(tokens=sum(job.tokens for job in jobs) / len(jobs), sigma=0.4, seed=seed)
     endpoints = [FakeEndpoint(f"replica {number}", kind="sglang", prefix_cache=served, latency=length) for number in range(REPLICAS)]
     return Plan(endpoints, [conversation(job) for job in jobs], bound(jobs, [served] * REPLICAS))

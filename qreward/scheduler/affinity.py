@@ -1,110 +1,124 @@
 """A line of waiting tasks from which each source takes what it has in its prefix cache.
 
-A source takes from the line, among the oldest ``look_ahead`` tasks:
+A source takes, among the oldest ``look_ahead`` tasks:
 
-1. a task whose prefix it has, of several such the one with the longest;
-2. below that prefix, a group that no source has yet, the largest first; of outer prefixes (rubrics) too;
-3. a task without a group;
-4. when nothing else is left, a task of the largest group that other sources have.
+1. a task whose prefix it has: of several the one with the longest, and of those the one it came to last, so that it finishes a group before
+   its cache loses it;
+2. a group that no source has, the largest first: inside of a group that it has (the questions of its rubric), else anywhere;
+3. a task without a prefix;
+4. when nothing else is left, a task of a large group that other sources have.
 
-So each prefix is computed once, while no source is ever idle for it, and nothing is bound to a source before it is sent. No task is passed
-over by more than ``look_ahead`` later ones. Without prefixes, or for a single source, the order is that of arrival.
+So each prefix is computed once, while no source is ever idle for it, and nothing is bound to a source before it is sent. A task with n
+tasks before it goes after at most 2 n + ``look_ahead`` others. Without prefixes, or for a single source, the order is that of arrival.
 
-Groups are nested, as prefixes are: the tree of groups holds what waits, and nothing else.
+Groups are nested, as prefixes are. The tree of groups holds those in which tasks wait, and those that a source has.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
-from itertools import chain
-from typing import TYPE_CHECKING
+from heapq import heappop, heappush
+from itertools import chain, islice
+from typing import Any, Generic
 
-from qreward.scheduler.shared_blocks import Levels, SharedBlocks
+from qreward.scheduler.prefixes import Cached, Homes
+from qreward.scheduler.shared_blocks import Levels, SharedBlocks, T
 
-if TYPE_CHECKING:
-    from qreward.scheduler.state import Pool, Source, Task
+COMPARED = 16
+"""Groups of other sources of which the largest is chosen."""
+SWEEP = 1024
+"""Groups that are kept before those that are of no use are dropped, and as many as are of use."""
 
-
-class Ladder:
-    """Groups by how many tasks wait in them, to within a factor of two. Those alike are in the order in which they came."""
-
-    __slots__ = ("rungs",)
-
-    def __init__(self) -> None:
-        self.rungs: list[OrderedDict[Group, None]] = []
-
-    def put(self, group: Group) -> None:
-        size = group.waiting.bit_length()
-        while len(self.rungs) <= size:
-            self.rungs.append(OrderedDict())
-        group.rung = self.rungs[size]
-        group.rung[group] = None
-
-    def first(self) -> Group | None:
-        """Return one of the largest groups with work, or None. Groups without work are removed."""
-        rungs = self.rungs
-        while rungs:
-            if not rungs[-1]:
-                rungs.pop()
-                continue
-            group = next(iter(rungs[-1]))
-            if group.has_work():
-                return group
-            group.leave_ladder()
-        return None
+Groups = OrderedDict["Group[T]", None]
+Shelf = list[tuple[float, int, "Group[T]"]]
+"""Heap of the groups that a source has at one depth, the one that it used last first. A group may be in it twice."""
 
 
-class Group:
+class Group(Generic[T]):
     """Waiting tasks with a common prefix: those that share no more than it, and inner groups."""
 
-    __slots__ = ("asleep", "depth", "free", "homes", "key", "length", "parent", "rung", "tasks", "waiting")
+    __slots__ = ("asleep", "depth", "free", "homes", "inner", "key", "length", "parent", "place", "tasks")
 
-    def __init__(self, key: int, length: float, parent: Group | None) -> None:
+    def __init__(self, key: int, length: float, parent: Group[T] | None) -> None:
         self.key, self.length, self.parent = key, length, parent
         self.depth: int = 0 if parent is None else parent.depth + 1
-        self.tasks: OrderedDict[Task, None] = OrderedDict()  # that are in none of the inner groups
-        self.waiting = 0  # all tasks, those of inner groups too
-        self.free = Ladder()  # the inner groups that no source has
-        self.homes: dict[Source, None] = {}  # the sources that have it, or had when they last looked
-        self.asleep: list[Source] = []  # of them, those that found nothing to do here
-        self.rung: OrderedDict[Group, None] | None = None  # where it is in a ladder
+        self.tasks: deque[T] = deque()  # those that are in no inner group; the first one waits, others may have left
+        self.inner = 0  # how many inner groups there are
+        self.free: list[Groups[T]] | None = None  # those that no source has and that may have work, by the logarithm of their size
+        self.homes: dict[Cached, Shelf[T]] = {}  # the sources that have it, or had when they last looked, and their groups of this depth
+        self.asleep: dict[Cached, None] = {}  # of them, those that found nothing to do here
+        self.place: Groups[T] | None = None  # where it is listed as work for sources that do not have it
 
     def has_work(self) -> bool:
         """Return whether a source that has it would find something to do here: a task of its own, or an inner group that no source has."""
-        return bool(self.tasks) or self.free.first() is not None
+        return bool(self.tasks) or (self.free is not None and self.largest() is not None)
 
-    def leave_ladder(self) -> None:
-        if self.rung is not None:
-            del self.rung[self]
-            self.rung = None
+    def largest(self) -> Group[T] | None:
+        """Return one of the largest inner groups that no source has, to within a factor of two; of those the first."""
+        free = self.free
+        while free:
+            for group in free[-1]:
+                if group.has_work():
+                    return group
+                group.unlist()
+                break
+            else:
+                free.pop()
+        return None
+
+    def enlist(self, group: Group[T]) -> None:
+        """List an inner group that no source has."""
+        if self.free is None:
+            self.free = []
+        size = (len(group.tasks) + group.inner).bit_length()
+        while len(self.free) <= size:
+            self.free.append(OrderedDict())
+        group.place = self.free[size]
+        group.place[group] = None
+
+    def unlist(self) -> None:
+        if self.place is not None:
+            del self.place[self]
+            self.place = None
+
+    def trim(self) -> None:
+        """Drop tasks that have left from the head."""
+        tasks = self.tasks
+        while tasks and tasks[0].group is not self:
+            tasks.popleft()
 
 
-class AffineQueue:
+class AffineQueue(Generic[T]):
     """Waiting tasks in order of arrival, for one pool."""
 
-    __slots__ = ("_ahead", "_blocks", "_foreign", "_groups", "_line", "_own", "_root", "_taken", "_turns", "_unfiled", "append", "extend")
+    __slots__ = (
+        "_ahead", "_blocks", "_foreign", "_groups", "_line", "_own", "_pushes", "_root", "_sweep_at", "_taken", "_turns", "_unfiled",
+        "append", "extend",
+    )  # fmt: skip
 
-    def __init__(self, tasks: Iterable[Task] = ()) -> None:
-        self._ahead: deque[Task] = deque()  # to be taken before all others
-        self._line: OrderedDict[Task, None] = OrderedDict()  # those that are filed in groups, oldest first
-        self._unfiled: deque[Task] = deque(tasks)  # those behind them
-        self._root = Group(0, 0.0, None)  # of all groups; its own tasks are those without one
-        self._groups: dict[int, Group] = {}
-        self._own: dict[Source, list[OrderedDict[Group, None]]] = {}  # groups that a source has and that may have work, by depth
-        self._foreign = Ladder()  # groups with work that some source has
-        self._blocks: SharedBlocks | None = None  # made when it is needed first
+    def __init__(self, tasks: Iterable[T] = ()) -> None:
+        self._ahead: deque[T] = deque()  # to be taken before all others
+        self._line: OrderedDict[T, None] = OrderedDict()  # those that are filed in groups, oldest first
+        self._unfiled: deque[T] = deque(tasks)  # those behind them
+        self._root: Group[T] = Group(0, 0.0, None)  # of all groups; its own tasks are those without one
+        self._groups: dict[int, Group[T]] = {}
+        self._sweep_at = SWEEP
+        self._own: dict[Cached, list[Shelf[T]]] = {}  # groups that a source has and that may have work, by depth
+        self._pushes = 0  # entries that were put on shelves
+        self._foreign: Groups[T] = OrderedDict()  # groups that some source has and that may have work
+        self._blocks: SharedBlocks[T] | None = None  # made when it is needed first
         self._turns = self._taken = 0  # tasks that were filed, and those of them that have left
         self.append = self._unfiled.append
         self.extend = self._unfiled.extend
 
     # in order of arrival
 
-    def appendleft(self, task: Task) -> None:
+    def appendleft(self, task: T) -> None:
         """Add a task that goes before all others."""
         self._ahead.appendleft(task)
 
-    def first(self) -> Task | None:
+    def first(self) -> T | None:
         """Return the oldest task, or None."""
         if self._ahead:
             return self._ahead[0]
@@ -112,7 +126,7 @@ class AffineQueue:
             return next(iter(self._line))
         return self._unfiled[0] if self._unfiled else None
 
-    def popleft(self) -> Task:
+    def popleft(self) -> T:
         """Remove and return the oldest task."""
         if self._line and not self._ahead:
             task = next(iter(self._line))
@@ -120,7 +134,7 @@ class AffineQueue:
             return task
         return (self._ahead or self._unfiled).popleft()
 
-    def pop(self) -> Task:
+    def pop(self) -> T:
         """Remove and return the newest task."""
         if self._line and not self._unfiled:
             task = next(reversed(self._line))
@@ -128,17 +142,16 @@ class AffineQueue:
             return task
         return (self._unfiled or self._ahead).pop()
 
-    def discard(self, task: Task) -> None:
+    def discard(self, task: T) -> None:
         """Remove a task if it is filed."""
         group = task.group
         if group is None:
             return
         task.group = None
         del self._line[task]
-        del group.tasks[task]
         self._taken += 1
-        self._count(group, -1)
-        if self._blocks is not None and task.prefix is not None and not task.prefix.told:
+        group.trim()
+        if self._blocks is not None and task.prefix is not None:
             self._blocks.left(task.prefix, group.length)
 
     def clear(self) -> None:
@@ -146,12 +159,12 @@ class AffineQueue:
             task.group = None
         self.__init__()  # type: ignore[misc]
 
-    def keep(self, tasks: list[Task]) -> None:
+    def keep(self, tasks: list[T]) -> None:
         """Drop all tasks but these, which are some of them in their order."""
         self.clear()
         self.extend(tasks)
 
-    def __iter__(self) -> Iterator[Task]:
+    def __iter__(self) -> Iterator[T]:
         return chain(self._ahead, self._line, self._unfiled)
 
     def __len__(self) -> int:
@@ -162,128 +175,169 @@ class AffineQueue:
 
     # by affinity
 
-    def take(self, source: Source, pool: Pool) -> Task:
-        """Remove and return the task that a source should take. The queue must not be empty."""
-        if self._ahead or not (self._line or self._unfiled[0].prefix is not None) or not pool.is_affine():
+    def take(self, source: Cached, look_ahead: int, homes: Homes[Any]) -> T:
+        """Remove and return the task that a source should take. The queue must not be empty.
+
+        Args:
+            source: the source.
+            look_ahead: how many tasks, in order of arrival, it chooses among; 0 for the oldest.
+            homes: which sources have which prefixes.
+        """
+        if self._ahead or not look_ahead or not (self._line or self._unfiled[0].prefix is not None):
             return self.popleft()
-        while self._unfiled and len(self._line) < pool.look_ahead:
-            self._file(self._unfiled.popleft(), pool)
+        if self._unfiled and len(self._line) < look_ahead:
+            self._file(look_ahead, homes)
         task = next(iter(self._line))
-        if self._taken - task.turn < pool.look_ahead:
-            task = self._chosen(source)
-        assert task.group is not None
-        self._claim(task.group, source)
+        if self._taken < task.turn:
+            group = self._warm(source)
+            if group is None:
+                group = self._cold()
+            while group.free and (inner := group.largest()) is not None:
+                group = inner
+            task = group.tasks[0]
+        else:
+            assert task.group is not None
+            group = task.group
+            if group.homes.get(source) is not None:
+                self._put(group, group.homes[source], source.prefix_cache.clock)
+        if source not in group.homes:
+            self._visit(group, source)
         self.discard(task)
         return task
 
-    def _chosen(self, source: Source) -> Task:
-        group = self._warm(source)
-        if group is None:
-            group = self._root
-            if not group.has_work():
-                group = self._foreign.first()
-                assert group is not None
-        while (inner := group.free.first()) is not None:
-            group = inner
-        return next(iter(group.tasks))
-
-    def _warm(self, source: Source) -> Group | None:
+    def _warm(self, source: Cached) -> Group[T] | None:
         """Return the innermost group with work that a source has, or None."""
+        cache = source.prefix_cache
         for shelf in reversed(self._own.get(source, ())):
             while shelf:
-                group = next(iter(shelf))
-                if not source.prefix_cache.is_warm(group.key):
-                    del shelf[group], group.homes[source]
-                    self._rank(group)
-                elif group.has_work():
+                group = shelf[0][2]
+                warm = cache.is_warm(group.key)
+                if warm and group.has_work():
+                    shelf[0] = (-cache.clock, shelf[0][1], group)  # it remains the first
                     return group
-                else:
-                    del shelf[group]
-                    group.asleep.append(source)
+                heappop(shelf)
+                if warm:
+                    group.asleep[source] = None
+                elif group.homes.pop(source, None) is not None:
+                    group.asleep.pop(source, None)
+                    self._list(group)
         return None
+
+    def _cold(self) -> Group[T]:
+        """Return a group with work for a source that has none with work."""
+        if self._root.has_work():
+            return self._root
+        while True:
+            group = max(islice(self._foreign, COMPARED), key=lambda group: len(group.tasks) + group.inner)
+            if group.has_work():
+                return group
+            group.unlist()
 
     # the tree of groups
 
-    def _file(self, task: Task, pool: Pool) -> None:
-        task.turn = self._turns
-        self._turns += 1
-        self._line[task] = None
-        prefix = task.prefix
-        if prefix is None:
-            self._enter(task, self._root)
-        elif prefix.told:
-            group = self._groups.get(prefix.keys[-1])
-            self._enter(task, group or self._group(list(zip(prefix.keys, prefix.lengths, strict=True)), pool))
-        else:
-            if self._blocks is None:
-                self._blocks = SharedBlocks()
-            levels, first = self._blocks.find(task, prefix, pool.homes)
-            group = (self._groups.get(levels[-1][0]) or self._group(levels, pool)) if levels else self._root
+    def _file(self, ahead: int, homes: Homes[Any]) -> None:
+        """Sort the oldest tasks into groups."""
+        unfiled, line, groups = self._unfiled, self._line, self._groups
+        waiting = len(line)
+        while unfiled and waiting < ahead:
+            task = unfiled.popleft()
+            prefix = task.prefix
+            line[task] = None
+            waiting += 1
+            task.turn = self._turns + waiting + ahead
+            self._turns += 1
+            if prefix is None:
+                group = self._root
+            elif prefix.told:
+                known = groups.get(prefix.keys[-1])
+                group = known or self._group(list(zip(prefix.keys, prefix.lengths, strict=True)), homes)
+            else:
+                group = self._found(task, homes)
             self._enter(task, group)
-            if first is not None and first.group is not None:
-                del first.group.tasks[first]
-                self._count(first.group, -1)
-                self._enter(first, group)
+        if len(groups) > self._sweep_at:
+            self._sweep()
 
-    def _group(self, levels: Levels, pool: Pool) -> Group:
+    def _found(self, task: T, homes: Homes[Any]) -> Group[T]:
+        """Return the group of a task whose group nobody has told, after its first sibling was moved there."""
+        if self._blocks is None:
+            self._blocks = SharedBlocks()
+        assert task.prefix is not None
+        levels, first = self._blocks.find(task, task.prefix, homes)
+        if not levels:
+            return self._root
+        group = self._groups.get(levels[-1][0]) or self._group(levels, homes)
+        if first is not None and (before := first.group) is not None and before is not group:
+            self._enter(first, group)
+            before.trim()
+        return group
+
+    def _group(self, levels: Levels, homes: Homes[Any]) -> Group[T]:
         """Return the innermost of these groups, which are created if needed."""
         parent = self._root
         for key, length in levels:
             group = self._groups.get(key)
             if group is None:
                 group = self._groups[key] = Group(key, length, parent)
-                for source in pool.homes.of(key):
-                    self._claim(group, source)
+                parent.inner += 1
+                for source in homes.of(key):
+                    self._visit(group, source)
             parent = group
         return parent
 
-    def _enter(self, task: Task, group: Group) -> None:
+    def _enter(self, task: T, group: Group[T]) -> None:
         task.group = group
-        group.tasks[task] = None
-        self._count(group, 1)
+        group.tasks.append(task)
+        size = len(group.tasks)
+        if size & (size - 1) == 0:  # its first task, or the logarithm of its size has changed
+            self._list(group)
 
-    def _count(self, group: Group, more: int) -> None:
-        """One task more or less waits in a group, and in those around it."""
-        while (parent := group.parent) is not None:
-            before = group.waiting
-            group.waiting = before + more
-            if not group.waiting:
-                self._remove(group)
-            elif group.rung is None or before.bit_length() != group.waiting.bit_length():
-                self._rank(group)
-            group = parent
-
-    def _rank(self, group: Group) -> None:
-        """Put a group where it belongs: among those with work that sources have, or among those of its parent that none has."""
-        group.leave_ladder()
+    def _list(self, group: Group[T]) -> None:
+        """List a group where sources look for it: those that have it and those that do not."""
         parent = group.parent
         if parent is None:
             return
-        if not group.homes:
-            parent.free.put(group)
-            if parent.rung is None or parent.asleep:
-                self._rank(parent)
-        elif group.has_work():
-            self._foreign.put(group)
-            while group.asleep:
-                self._own[group.asleep.pop()][group.depth - 1][group] = None
+        if group.homes:
+            for source in group.asleep:
+                self._put(group, group.homes[source], source.prefix_cache.used_at(group.key))
+            group.asleep.clear()
+            if group.place is not self._foreign:
+                group.unlist()
+                group.place = self._foreign
+                self._foreign[group] = None
+        else:
+            group.unlist()
+            parent.enlist(group)
+            if parent.place is None or parent.asleep:
+                self._list(parent)
 
-    def _claim(self, group: Group, source: Source) -> None:
+    def _visit(self, group: Group[T], source: Cached) -> None:
         """A source takes a task of a group: it has the group from now on, and those around it."""
-        while group.parent is not None and source not in group.homes:
-            self._settle(group, source)
-            self._rank(group)
-            group = group.parent
-
-    def _settle(self, group: Group, source: Source) -> None:
-        group.homes[source] = None
         shelves = self._own.setdefault(source, [])
-        while len(shelves) < group.depth:
-            shelves.append(OrderedDict())
-        shelves[group.depth - 1][group] = None
+        while (parent := group.parent) is not None and source not in group.homes:
+            while len(shelves) < group.depth:
+                shelves.append([])
+            shelf = group.homes[source] = shelves[group.depth - 1]
+            self._put(group, shelf, source.prefix_cache.clock)
+            self._list(group)
+            group = parent
 
-    def _remove(self, group: Group) -> None:
-        del self._groups[group.key]
-        group.leave_ladder()
-        for source in group.homes:
-            self._own[source][group.depth - 1].pop(group, None)
+    def _put(self, group: Group[T], shelf: Shelf[T], at: float) -> None:
+        self._pushes += 1
+        heappush(shelf, (-at, self._pushes, group))
+
+    def _sweep(self) -> None:
+        """Drop the groups without tasks that no source has."""
+        used: set[Group[T]] = set()
+        for group in self._groups.values():
+            if group.tasks or any(source.prefix_cache.is_warm(group.key) for source in group.homes):
+                inner: Group[T] | None = group
+                while inner is not None and inner not in used:
+                    used.add(inner)
+                    inner = inner.parent
+        for group in [group for group in self._groups.values() if group not in used]:
+            del self._groups[group.key]
+            group.unlist()
+            assert group.parent is not None
+            group.parent.inner -= 1
+            group.homes.clear()
+        self._sweep_at = SWEEP + 2 * len(self._groups)

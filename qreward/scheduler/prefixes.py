@@ -7,10 +7,7 @@ to have; ``Homes`` says which sources of a pool have a prefix. The module does n
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from qreward.scheduler.state import Source
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 CAPACITY = 500_000.0
 """Tokens that a prefix cache is assumed to hold until answers show more or less (llm-d assumes 31,250 blocks of 16 tokens)."""
@@ -69,14 +66,14 @@ class PrefixCache:
     """
 
     __slots__ = (
-        "_clock", "_learns", "_sweep_at", "_used", "_used_at", "cached_tokens", "capacity", "characters", "predicted_tokens", "prompt_tokens",
-        "unreported_tokens",
+        "_learns", "_sent_at", "_sweep_at", "_used", "cached_tokens", "capacity", "characters", "clock", "predicted_tokens",
+        "prompt_tokens", "unreported_tokens",
     )  # fmt: skip
 
     def __init__(self, capacity: float | None = None) -> None:
         self._used: dict[int, float] = {}  # by key: the clock when the prefix was last used
-        self._clock = 0.0  # tokens computed so far
-        self._used_at = 0.0  # when a request was last sent, in seconds
+        self.clock = 0.0  # tokens computed so far
+        self._sent_at = 0.0  # when a request was last sent, in seconds
         self._sweep_at = SWEEP
         self.characters = CHARACTERS  # per token
         self.predicted_tokens = 0.0  # tokens expected from the cache, over the answers that report how many were
@@ -93,7 +90,11 @@ class PrefixCache:
     def is_warm(self, key: int) -> bool:
         """Return whether a prefix is expected to be cached."""
         used = self._used.get(key)
-        return used is not None and self._clock - used < self.capacity
+        return used is not None and self.clock - used < self.capacity
+
+    def used_at(self, key: int) -> float:
+        """Return the clock when a prefix was last used."""
+        return self._used.get(key, 0.0)
 
     def predicted(self, prefix: Prefix) -> float:
         """Return the prompt tokens that a request is expected to find in the cache."""
@@ -101,19 +102,19 @@ class PrefixCache:
 
     def use(self, now: float, prefix: Prefix) -> Expected:
         """A request with this prefix is sent. Returns what it is expected to find in the cache."""
-        if now - self._used_at > IDLE:
+        if now - self._sent_at > IDLE:
             self.forget()
-        self._used_at = now
+        self._sent_at = now
         expected = self._expected(prefix)
-        self._clock += prefix.total / self.characters - expected.tokens
-        self._used.update(dict.fromkeys(prefix.keys, self._clock))
+        self.clock += prefix.total / self.characters - expected.tokens
+        self._used.update(dict.fromkeys(prefix.keys, self.clock))
         if len(self._used) > self._sweep_at:
             self._sweep()
         return expected
 
     def answered(self, prefix: Prefix, expected: Expected, prompt: int | None, output: int | None, cached: int | None) -> None:
         """A request was answered. The tokens are those that the server reports, None if it does not."""
-        self._clock += output or 0
+        self.clock += output or 0
         if prompt:
             self.characters += WEIGHT * (prefix.total / prompt - self.characters)
         if cached is None:
@@ -130,7 +131,7 @@ class PrefixCache:
         self._used.clear()
 
     def _expected(self, prefix: Prefix) -> Expected:
-        used, clock = self._used, self._clock
+        used, clock = self._used, self.clock
         for place in range(len(prefix.keys) - 1, -1, -1):
             then = used.get(prefix.keys[place])
             if then is not None:
@@ -151,39 +152,46 @@ class PrefixCache:
 
     def _sweep(self) -> None:
         """Drop what is no longer cached; but not at once, so that a capacity that is too small is noticed."""
-        oldest = self._clock - 2 * self.capacity
+        oldest = self.clock - 2 * self.capacity
         self._used = {key: then for key, then in self._used.items() if then > oldest}
         self._sweep_at = SWEEP + 2 * len(self._used)
 
 
-class Homes:
+class Cached(Protocol):
+    """A source, as far as this matters here."""
+
+    prefix_cache: PrefixCache
+
+
+S = TypeVar("S", bound=Cached)
+
+
+class Homes(Generic[S]):
     """Which sources of a pool were sent a prefix and still have it."""
 
     __slots__ = ("_known", "_sweep_at")
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[Source, ...]] = {}
+        self._known: dict[int, tuple[S, ...]] = {}
         self._sweep_at = SWEEP
 
-    def add(self, prefix: Prefix, source: Source) -> None:
+    def add(self, prefix: Prefix, source: S) -> None:
         """A source was sent a request with this prefix."""
         known = self._known
+        if source in known.get(prefix.keys[-1], ()):
+            return
         for key in prefix.keys:
-            homes = known.get(key)
-            if homes is None:
-                known[key] = (source,)
-            elif source not in homes and len(homes) < MOST_HOMES:
-                known[key] = (*homes, source)
-            elif source not in homes:
-                known[key] = (*self.of(key), source)[-MOST_HOMES:]
+            homes = known.get(key, ())
+            if source not in homes:
+                known[key] = (*(homes if len(homes) < MOST_HOMES else self.of(key)), source)[-MOST_HOMES:]
         if len(known) > self._sweep_at:
             self._known = {key: homes for key in known if (homes := self.of(key))}
             self._sweep_at = SWEEP + 2 * len(self._known)
 
-    def of(self, key: int) -> tuple[Source, ...]:
+    def of(self, key: int) -> tuple[S, ...]:
         """Return the sources that have a prefix."""
         return tuple(source for source in self._known.get(key, ()) if source.prefix_cache.is_warm(key))
 
-    def __contains__(self, key: int) -> bool:
+    def __contains__(self, key: object) -> bool:
         """Return whether any source may have a prefix."""
         return key in self._known

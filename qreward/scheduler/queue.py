@@ -65,7 +65,7 @@ class DeadlineQueue:
     __slots__ = ("_last", "early", "line")
 
     def __init__(self) -> None:
-        self.line = AffineQueue()
+        self.line: AffineQueue[Task] = AffineQueue()
         self.early: IndexedHeap[Task] | None = None  # made when it is needed first
         self._last = -inf  # due time of the last task in ``line``
 
@@ -100,7 +100,8 @@ class DeadlineQueue:
             self.early.drop(head)
             return head
         late = now - head.born > PASSED_OVER * (due(head) - head.born)
-        return self.line.popleft() if late else self.line.take(source, head.pool)
+        pool = head.pool
+        return self.line.popleft() if late else self.line.take(source, pool.look_ahead if pool.affine else 0, pool.homes)
 
     def sweep(self) -> None:
         """Drop all tasks that have ended."""
@@ -310,7 +311,8 @@ class PriorityLevel:
         self, tenant: TenantFlow, batch: BatchFlow, source: Source, now: float, cost: Callable[[Task], float]
     ) -> tuple[Task, BatchFeed]:
         feed = batch.feed
-        task = feed.buffer.take(source, feed.pool)
+        pool = feed.pool
+        task = feed.buffer.take(source, pool.look_ahead if pool.affine else 0, pool.homes)
         task.feed = feed
         feed.served = now
         if not feed.buffer:

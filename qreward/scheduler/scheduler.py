@@ -35,7 +35,7 @@ from qreward.scheduler.hedging import CopyTargets, HedgingPolicy, Overdue
 from qreward.scheduler.limits.tokens import TokenEstimator
 from qreward.scheduler.outages import OutageTracker, deadline
 from qreward.scheduler.outcome import Answer, Cancelled, Failure, Outcome, RateLimitInfo
-from qreward.scheduler.state import ONLINE, Attempt, Balancer, BatchFeed, CancelReason, Pool, Source, Task, TaskState
+from qreward.scheduler.state import LOW, ONLINE, READ_AHEAD, Attempt, Balancer, BatchFeed, CancelReason, Pool, Source, Task, TaskState
 from qreward.scheduler.stats import LEAST_INFLIGHT
 from qreward.scheduler.timer_wheel import PER_SECOND, Timed, TimerWheel
 from qreward.settings.client import ClientConfig
@@ -527,7 +527,7 @@ class Scheduler:
         if task.pool.down_since < inf and task.timeout is not None:
             task.deadline = deadline(now, source, task.pool, task.timeout, feed.opened_at)
             self.wheel.move(task, task.deadline)
-        if not feed.more_requested and len(feed.buffer) < task.pool.low:
+        if not feed.more_requested and len(feed.buffer) < feed.read_ahead - READ_AHEAD + LOW:
             self._ask(feed)
 
     def _cost(self, task: Task) -> float:

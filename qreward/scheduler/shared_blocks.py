@@ -9,12 +9,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Container
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import Any, Generic, Protocol, TypeVar
 
 from qreward.scheduler.prefixes import Prefix
-
-if TYPE_CHECKING:
-    from qreward.scheduler.state import Task
 
 REMEMBERED = 16_384
 """Blocks that are remembered at least, and twice as many at most."""
@@ -23,7 +20,18 @@ Levels = list[tuple[int, float]]
 """Nested groups from the outermost to the innermost: the key of each, and its length in characters."""
 
 
-class SharedBlocks:
+class Waiting(Protocol):
+    """A task, as far as this matters here and to ``AffineQueue``."""
+
+    prefix: Prefix | None
+    group: Any  # the ``Group`` in which it waits, or None
+    turn: int
+
+
+T = TypeVar("T", bound=Waiting)
+
+
+class SharedBlocks(Generic[T]):
     """How many recent tasks have each block."""
 
     __slots__ = ("_alone", "_before", "_counts")
@@ -31,9 +39,9 @@ class SharedBlocks:
     def __init__(self) -> None:
         self._counts: dict[int, int] = {}  # recent blocks
         self._before: dict[int, int] = {}  # those before them
-        self._alone: dict[int, Task] = {}  # the waiting task that is the only one to have a block, by the first such block of the task
+        self._alone: dict[int, T] = {}  # the waiting task that is the only one to have a block, by the first such block of the task
 
-    def find(self, task: Task, prefix: Prefix, warm: Container[int]) -> tuple[Levels, Task | None]:
+    def find(self, task: T, prefix: Prefix, warm: Container[int]) -> tuple[Levels, T | None]:
         """Return the groups of a task, and the waiting task that belongs to the innermost of them from now on.
 
         Args:
@@ -41,35 +49,41 @@ class SharedBlocks:
             prefix: its prefix.
             warm: the blocks that a source has, perhaps from tasks of long ago.
         """
-        counts, before, keys, lengths = self._counts, self._before, prefix.keys, prefix.lengths
-        levels: Levels = []
-        first: Task | None = None
-        fewest, place, single = 0, 0, -1
-        for place, key in enumerate(keys):  # noqa: B007 - the loop ends at the first block that nobody else has
-            count = counts.get(key) or before.get(key, 0)
-            if not count:
-                break
-            if count == 1 and single < 0:
-                single = place
-            if place and count < fewest:
-                levels.append((keys[place - 1], lengths[place - 1]))
-            fewest = count
-            counts[key] = count + 1
-        else:
-            place = len(keys)
-        if single >= 0:
-            first = self._alone.pop(keys[single], None)
+        keys, lengths = prefix.keys, prefix.lengths
+        places, single = self._shared(keys)
+        first = None if single < 0 else self._alone.pop(keys[single], None)
+        place = places[-1] if places else 0
         if place < len(keys):
             self._remember(keys, place)
             while first is None and place < len(keys) and keys[place] in warm:
                 place += 1
             if place < len(keys):
                 self._alone[keys[place]] = task
-        if place and (not levels or levels[-1][0] != keys[place - 1]):
-            levels.append((keys[place - 1], lengths[place - 1]))
+            if place and (not places or places[-1] != place):
+                places.append(place)
         if first is not None and first.prefix is not None and place < len(first.prefix.keys):
             self._alone[first.prefix.keys[place]] = first
-        return levels, first
+        return [(keys[place - 1], lengths[place - 1]) for place in places], first
+
+    def _shared(self, keys: tuple[int, ...]) -> tuple[list[int], int]:
+        """Count the blocks that other tasks have. Returns how many of them each nested group has, and the place of the first that one task has."""
+        counts, before = self._counts, self._before
+        places: list[int] = []
+        fewest, single, place = 0, -1, 0
+        for key in keys:
+            count = counts.get(key) or before.get(key, 0)
+            if not count:
+                break
+            if count == 1 and single < 0:
+                single = place
+            if count < fewest:
+                places.append(place)
+            fewest = count
+            counts[key] = count + 1
+            place += 1
+        if place:
+            places.append(place)
+        return places, single
 
     def _remember(self, keys: tuple[int, ...], place: int) -> None:
         """Remember the blocks from ``place`` on, which no other task has."""

@@ -21,14 +21,13 @@ from qreward.scheduler.limits.concurrency import AdaptiveLimit, ConcurrencyLimit
 from qreward.scheduler.limits.headers import DOUBT, HeaderRateLimit
 from qreward.scheduler.limits.rate import Gcra, LearnedRate
 from qreward.scheduler.outcome import Answer, Failure, RateLimitInfo
-from qreward.scheduler.prefixes import COLD, Expected, Homes, PrefixCache
+from qreward.scheduler.prefixes import COLD, Expected, Homes, Prefix, PrefixCache
 from qreward.scheduler.stats import LONG, LatencyStats, OutputLengths, StallDetector, StreamTiming
 from qreward.settings.policies import Limits
 
 if TYPE_CHECKING:
     from qreward.errors import QRewardError
     from qreward.results import AttemptRecord
-    from qreward.scheduler.prefixes import Prefix
 
 
 class TaskState(IntEnum):
@@ -100,8 +99,8 @@ class Task:
     excluded: tuple[Source, ...] = ()  # sources it should not go to now
     unfit: tuple[Source, ...] = ()  # of them, those that can never serve it
     prefix: Prefix | None = None  # what its prompt begins with; None: unknown, it takes part in no affinity
-    group: Group | None = None  # the waiting tasks with the same prefix that it is among; this and the next belong to ``AffineQueue``
-    turn: int = 0
+    group: Group[Task] | None = None  # the waiting tasks with the same prefix that it is among; this and the next belong to ``AffineQueue``
+    turn: int = 0  # how many tasks may leave its line before it must
     trail: list[AttemptRecord] | None = None  # one record per attempt that failed or lost to another
     last_error: QRewardError | None = None
     items: tuple[Task, ...] = ()  # the tasks that are merged into this one
@@ -163,8 +162,8 @@ class Attempt:
         return self.held if self.holds_since is None else self.held + now - self.holds_since
 
 
-LOW = 8
-"""Tasks in the buffer of a batch below which more input is requested."""
+READ_AHEAD, LOW = 32, 8
+"""Tasks that the buffer of a batch should hold without prefix affinity, and those below which more input is requested."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -180,7 +179,7 @@ class BatchFeed:
     opened_at: float
     tenant: str | None = None
     timeout: float | None = None  # seconds that each of its tasks may take
-    buffer: AffineQueue = field(default_factory=AffineQueue)
+    buffer: AffineQueue[Task] = field(default_factory=AffineQueue)
     queued: bool = False  # it is in the queue, that is, the buffer is not empty
     more_requested: bool = False  # more input was requested
     ended: bool = False  # all input was read
@@ -191,9 +190,15 @@ class BatchFeed:
     with it instead of appending the item to a non-empty buffer."""
     due: int = -1  # belongs to the timer wheel
     postponed: bool = False  # used by ``outages``
+    affine: bool = False  # its tasks have prefixes, so that more are read ahead
 
     def __post_init__(self) -> None:
         self.served = self.opened_at
+
+    @property
+    def read_ahead(self) -> int:
+        """How many tasks the buffer should hold."""
+        return max(self.pool.look_ahead, READ_AHEAD) if self.affine and self.pool.affine else READ_AHEAD
 
 
 ATTEMPT_FIRST = 120.0
@@ -233,8 +238,8 @@ class Source:
 
     __slots__ = (
         "answered_at", "attempt_timeout", "attempts", "check_at", "cooldown", "down_since", "due", "handle", "health", "inflight",
-        "interactive_inflight", "latency", "learned", "lease", "look_after", "metered", "name", "pools", "prefix_cache", "proven", "removed",
-        "requests", "reserved", "silence", "stream_timing", "tally", "tokens", "trouble", "unanswered", "weight", "window",
+        "interactive_inflight", "latency", "learned", "lease", "look_after", "metered", "name", "pools", "prefix_cache", "proven",
+        "removed", "requests", "reserved", "silence", "stream_timing", "tally", "tokens", "trouble", "unanswered", "weight", "window",
     )  # fmt: skip
 
     def __init__(
@@ -537,10 +542,8 @@ class TaskQueue(Protocol):
     def __len__(self) -> int: ...
 
 
-LOOK_AHEAD = 1024
+LOOK_AHEAD = 4096
 """Waiting tasks among which prefix affinity chooses. More hardly gains anything (simulated)."""
-READ_AHEAD = 32
-"""Tasks that are read ahead of a batch without prefix affinity."""
 ONLINE = 30.0
 """Seconds after an interactive request (one outside of a batch) in which another is expected."""
 RESERVE, LEAST_WINDOW = 0.1, 8
@@ -565,8 +568,9 @@ class Pool:
         self.batch_inflight = 0  # started tasks that came from a batch and have not ended
         self.interactive_until = -inf  # interactive requests are expected until then
         self.feeds: dict[BatchFeed, None] = {}  # the open batches
-        self.homes = Homes()  # which of its sources have which prefixes
-        self.look_ahead = LOOK_AHEAD  # see ``is_affine``; 0 turns prefix affinity off
+        self.homes: Homes[Source] = Homes()  # which of its sources have which prefixes
+        self.affine = False  # several sources choose among the oldest ``look_ahead`` tasks of each batch and tenant by their prefix caches
+        self.look_ahead = LOOK_AHEAD
         self.down_since = inf  # since when no source is alive while batches wait; inf while one is alive, or without batches
         self.due = -1  # belongs to the timer wheel
         self.sources: list[Source] = []
@@ -581,6 +585,7 @@ class Pool:
         source.pools.append(self)
         self.in_service += source.health.in_service
         self.back += source.health.is_back
+        self.set_look_ahead(self.look_ahead)
 
     def leave(self, source: Source) -> None:
         self.sources.remove(source)
@@ -588,25 +593,17 @@ class Pool:
         self.in_service -= source.health.in_service
         self.back -= source.health.is_back
         self.balancer.forget(source)
+        self.set_look_ahead(self.look_ahead)
 
     def has_other(self, source: Source) -> bool:
         """Return whether the pool can do without this source: at least half of the others are in service and not half-open for a probe."""
         well = self.back - source.health.is_back
         return well > 0 and 2 * well >= len(self.sources) - 1
 
-    def is_affine(self) -> bool:
-        """Return whether its sources take, among the oldest ``look_ahead`` tasks of a batch or tenant, what is in their prefix caches."""
-        return self.look_ahead > 0 and len(self.sources) > 1
-
-    @property
-    def read_ahead(self) -> int:
-        """Tasks that the buffer of a batch should hold."""
-        return max(self.look_ahead, READ_AHEAD) if self.is_affine() else READ_AHEAD
-
-    @property
-    def low(self) -> int:
-        """Tasks in the buffer of a batch below which more input is requested."""
-        return LOW + self.read_ahead - READ_AHEAD
+    def set_look_ahead(self, tasks: int) -> None:
+        """Set how many waiting tasks its sources choose among by prefix affinity; 0 turns it off."""
+        self.look_ahead = tasks
+        self.affine = tasks > 0 and len(self.sources) > 1
 
     def is_alive(self) -> bool:
         """Return whether any source is alive."""

@@ -45,7 +45,7 @@ def test_what_waits_is_handed_out_by_level_age_and_deadline() -> None:
 
 def test_a_bulk_lets_single_tasks_of_its_level_go_first_for_a_minute_and_those_of_less_urgent_ones_not_at_all() -> None:
     bulk, early, late = feed(1, served=0.0), task(born=BULK - 1), task(born=BULK + 1)
-    batch = bulk.buffer[0]
+    batch = next(iter(bulk.buffer))
     assert order(queue(bulk, early, late)) == [early, batch, late]
     urgent, single = feed(1, level=Priority.HIGH), task(Priority.NORMAL)
     assert order(queue(single, urgent))[0] is not single

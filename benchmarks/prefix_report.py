@@ -68,10 +68,11 @@ def misses(run: dict[str, Any]) -> list[str]:
 
 def _missed(cell: Cell, records: list[Record]) -> Iterator[str]:
     gains = {policy: gain(records, policy) for policy in dict.fromkeys(record["policy"] for record in records)}
-    best, router = max(((gains[name], name) for name in ROUTERS if name in gains), default=(0.0, ""))
+    routers = ROUTERS if cell[0] != "nothing" else ()
+    best, router = max(((gains[name], name) for name in routers if name in gains), default=(0.0, ""))
     for policy in gains.keys() - {BASE, *ROUTERS}:
         mine = [record for record in records if record["policy"] == policy]
-        if gains[policy] < max(best, LEAST):
+        if gains[policy] < max(best if policy != "told-512" else 0.0, LEAST):
             yield f"{policy} gains {gains[policy]:.3f}, {router or 'asked'} {max(best, LEAST):.3f}"
         told = gains.get(policy.replace("found", "told"), 0.0)
         if policy.startswith("found") and gains[policy] - 1 < FOUND * (told - 1):

@@ -30,8 +30,6 @@ from qreward.testing.model_server import ModelRequest, ModelServer, ServedModel
 WINDOW = 64
 PATIENCE = 3600.0
 """Seconds that an attempt may take: none is given up, because no router gives one up."""
-TURN = 256
-"""Most items that are read at once."""
 Done = Callable[[Any, ModelRequest], None]
 
 
@@ -156,6 +154,7 @@ class AheadBulk(Bulk):
     def __init__(self, jobs: Sequence[PrefixJob], pool: Pool, prefix: Callable[[PrefixJob], Prefix] | None) -> None:
         super().__init__(jobs, pool, 0.0, len(jobs))
         self._size, self._prefix = len(jobs), prefix
+        self.feed.affine = prefix is not None
         self.on_ended: Callable[[], None] = lambda: None
 
     @property
@@ -173,7 +172,7 @@ class AheadBulk(Bulk):
 
     def more(self) -> None:
         feed = self.feed
-        for _ in range(max(1, min(TURN, feed.pool.read_ahead - len(feed.buffer)))):
+        for _ in range(feed.read_ahead - len(feed.buffer)):
             task = self.next()
             if task is None:
                 feed.ended = True
@@ -196,7 +195,7 @@ class PulledWorld(World):
         super().__init__(seed)
         self._pull = pull
         if pull.look_ahead is not None:
-            self.pool.look_ahead = pull.look_ahead
+            self.pool.set_look_ahead(pull.look_ahead)
         self._scheduler = Scheduler(Retry(), self.rng, None, Hedge() if pull.hedge else None)  # type: ignore[assignment]
         self.replicas: list[Replica] = []
         self.sent: list[int] = []

@@ -47,6 +47,8 @@ OURS = {
 }
 """The ways to use the scheduler, by the name of the policy."""
 POLICIES = (*OURS, *ROUTERS)
+SOCKETS = ("grpo", "votes", "documents")
+"""The workloads that are measured over real sockets."""
 ORDERS = ("grouped", "shuffled")
 MOST_WORKERS = 2
 
@@ -191,12 +193,12 @@ def _run(cell: Cell) -> list[dict[str, Any]]:
 def arguments() -> argparse.Namespace:
     workloads, fleets = {each.name: each for each in WORKLOADS}, {each.name: each for each in FLEETS}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    _choice(parser, "--workloads", workloads)
+    parser.add_argument("--workloads", nargs="+", choices=list(workloads), metavar="NAME", help=f"of {', '.join(workloads)}")
     _choice(parser, "--fleets", fleets)
     _choice(parser, "--models", MODELS)
     _choice(parser, "--orders", ORDERS)
     _choice(parser, "--policies", POLICIES)
-    parser.add_argument("--seeds", type=int, default=10, metavar="N", help="runs of each, from as many seeds (default %(default)s)")
+    parser.add_argument("--seeds", type=int, metavar="N", help="runs of each, from as many seeds (default 10; over sockets 3)")
     parser.add_argument("--scale", type=float, default=1.0, metavar="X", help="share of the groups of each workload (default %(default)g)")
     parser.add_argument("--workers", type=int, choices=range(1, MOST_WORKERS + 1), default=min(MOST_WORKERS, os.cpu_count() or 1))
     parser.add_argument(
@@ -213,6 +215,8 @@ def arguments() -> argparse.Namespace:
         parser.error("--markdown needs --json PATH, the file to read")
     if args.quick:
         args.workloads, args.models, args.fleets, args.seeds, args.scale, args.workers = ["grpo", "nothing"], ["8B"], ["4"], 1, 0.1, 1
+    args.seeds = args.seeds or (3 if args.sockets else 10)
+    args.workloads = args.workloads or (SOCKETS if args.sockets else workloads)
     if BASE not in args.policies:
         args.policies = [BASE, *args.policies]
     args.workloads, args.fleets = [workloads[name] for name in args.workloads], [fleets[name] for name in args.fleets]

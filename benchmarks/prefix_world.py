@@ -309,4 +309,4 @@ def bound(jobs: Sequence[PrefixJob], models: Sequence[ServedModel], window: int 
     return max(work / speed, longest * min(each.time_scale for each in models))
 
 
-FLEETS = (Fleet("4", 4), Fleet("8", 8), Fleet("8, one slow", 8, slow=2.0), Fleet("8, one dies", 8, dies=True))
+FLEETS = (Fleet("4", 4), Fleet("8", 8), Fleet("8-slow", 8, slow=2.0), Fleet("8-dies", 8, dies=True))

@@ -245,7 +245,7 @@ def test_each_fault_of_a_file_is_a_line_with_the_line_of_its_setting() -> None:
         "write ${NAME}, or ${NAME:-default}"
         for index in (0, 1)
     ]
-    strategies = "'expected_finish', 'round_robin', 'weighted_round_robin', 'least_connections' or 'power_of_two'"
+    strategies = "'expected_finish', 'round_robin', 'weighted_round_robin', 'least_connections', 'power_of_two' or 'consistent_hash'"
     assert refusal("q.yaml", FAULTS["q.yaml"].replace("$JUDGE_KEY", "key")).splitlines() == [
         "q.yaml, line 12: endpoints.1.limits: unknown setting 'rpmm'; did you mean 'rpm'?",
         f"q.yaml, line 16: routes.judge-*.strategy: must be {strategies}, not 'round-robin'; did you mean 'round_robin'?",

@@ -82,12 +82,6 @@ class Group(Generic[T]):
             del self.place[self]
             self.place = None
 
-    def trim(self) -> None:
-        """Drop tasks that have left from the head."""
-        tasks = self.tasks
-        while tasks and tasks[0].group is not self:
-            tasks.popleft()
-
 
 class AffineQueue(Generic[T]):
     """Waiting tasks in order of arrival, for one pool."""
@@ -150,7 +144,9 @@ class AffineQueue(Generic[T]):
         task.group = None
         del self._line[task]
         self._taken += 1
-        group.trim()
+        tasks = group.tasks
+        while tasks and tasks[0].group is not group:
+            tasks.popleft()
         if self._blocks is not None and task.prefix is not None:
             self._blocks.left(task.prefix, group.length)
 
@@ -196,9 +192,9 @@ class AffineQueue(Generic[T]):
                 group = inner
             task = group.tasks[0]
         else:
-            assert task.group is not None
             group = task.group
-            if group.homes.get(source) is not None:
+            assert group is not None
+            if source in group.homes:  # it comes first on its shelf
                 self._put(group, group.homes[source], source.prefix_cache.clock)
         if source not in group.homes:
             self._visit(group, source)
@@ -210,10 +206,10 @@ class AffineQueue(Generic[T]):
         cache = source.prefix_cache
         for shelf in reversed(self._own.get(source, ())):
             while shelf:
-                group = shelf[0][2]
+                _, number, group = shelf[0]
                 warm = cache.is_warm(group.key)
-                if warm and group.has_work():
-                    shelf[0] = (-cache.clock, shelf[0][1], group)  # it remains the first
+                if warm and (group.tasks or group.has_work()):
+                    shelf[0] = (-cache.clock, number, group)  # it remains the first
                     return group
                 heappop(shelf)
                 if warm:
@@ -243,8 +239,8 @@ class AffineQueue(Generic[T]):
             task = unfiled.popleft()
             prefix = task.prefix
             line[task] = None
-            waiting += 1
             task.turn = self._turns + waiting + ahead
+            waiting += 1
             self._turns += 1
             if prefix is None:
                 group = self._root
@@ -253,7 +249,11 @@ class AffineQueue(Generic[T]):
                 group = known or self._group(list(zip(prefix.keys, prefix.lengths, strict=True)), homes)
             else:
                 group = self._found(task, homes)
-            self._enter(task, group)
+            task.group = group
+            group.tasks.append(task)
+            size = len(group.tasks)
+            if size & (size - 1) == 0:  # its first task, or the logarithm of its size has changed
+                self._list(group)
         if len(groups) > self._sweep_at:
             self._sweep()
 
@@ -267,8 +267,10 @@ class AffineQueue(Generic[T]):
             return self._root
         group = self._groups.get(levels[-1][0]) or self._group(levels, homes)
         if first is not None and (before := first.group) is not None and before is not group:
-            self._enter(first, group)
-            before.trim()
+            first.group = group
+            group.tasks.append(first)
+            while before.tasks and before.tasks[0].group is not before:
+                before.tasks.popleft()
         return group
 
     def _group(self, levels: Levels, homes: Homes[Any]) -> Group[T]:
@@ -283,13 +285,6 @@ class AffineQueue(Generic[T]):
                     self._visit(group, source)
             parent = group
         return parent
-
-    def _enter(self, task: T, group: Group[T]) -> None:
-        task.group = group
-        group.tasks.append(task)
-        size = len(group.tasks)
-        if size & (size - 1) == 0:  # its first task, or the logarithm of its size has changed
-            self._list(group)
 
     def _list(self, group: Group[T]) -> None:
         """List a group where sources look for it: those that have it and those that do not."""

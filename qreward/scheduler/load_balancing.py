@@ -5,12 +5,16 @@ Scores are kept in a heap with one valid entry per source, so that the cost of a
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from math import log
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator
+from hashlib import blake2b
+from math import ceil, log
+from operator import itemgetter
 from random import Random
 
 from qreward.scheduler.heap import IndexedHeap
-from qreward.scheduler.state import Balancer, Source
+from qreward.scheduler.prefixes import Prefix
+from qreward.scheduler.state import Balancer, Source, Task
 from qreward.settings.policies import LoadBalanceStrategy
 
 
@@ -21,7 +25,9 @@ class _Scored:
 
     def __init__(self) -> None:
         self._ready: IndexedHeap[Source] = IndexedHeap()
-        self.take = self._ready.take_outside
+
+    def take(self, avoided: tuple[Source, ...], task: Task | None = None) -> Source | None:  # noqa: ARG002 - for those that look at it
+        return self._ready.take_outside(avoided)
 
     def score(self, source: Source) -> float:
         raise NotImplementedError
@@ -39,10 +45,31 @@ class _Scored:
 class ExpectedFinish(_Scored):
     """Soonest expected answer: the mean latency, growing with the used share of the concurrency limit.
 
-    Rounding to 1/8 in the logarithm (13 %) keeps small changes from reordering. A source that has not answered yet goes first.
+    Rounding to 1/8 in the logarithm (13 %) keeps small changes from reordering. A source that has not answered yet goes first. A source
+    that has the prefix of a task in its cache is expected to answer it sooner; see ``PrefixCache.warm_share``.
     """
 
     by_speed = True
+
+    def take(self, avoided: tuple[Source, ...], task: Task | None = None) -> Source | None:
+        best = self._ready.take_outside(avoided)
+        if best is None or task is None or task.prefix is None:
+            return best
+        warm = min(self._warm(task, task.prefix, avoided), key=itemgetter(0), default=None)
+        if warm is None or warm[0] >= best.expected_finish():
+            return best
+        self.offer(best)
+        self._ready.drop(warm[1])
+        return warm[1]
+
+    def _warm(self, task: Task, prefix: Prefix, avoided: tuple[Source, ...]) -> list[tuple[float, Source]]:
+        """Return the sources with room that have most of a task's prefix, and when each is expected to answer."""
+        for key, length in zip(reversed(prefix.keys), reversed(prefix.lengths), strict=True):
+            homes = [source for source in task.pool.homes.of(key) if source in self._ready and source not in avoided]
+            if homes:
+                share = length / prefix.total
+                return [(source.expected_finish() * (1 - share * (1 - source.prefix_cache.warm_share())), source) for source in homes]
+        return []
 
     def score(self, source: Source) -> float:
         seconds = source.expected_finish()
@@ -93,6 +120,72 @@ class WeightedRoundRobin(_Scored):
         self._next.pop(source, None)
 
 
+VIRTUAL = 256
+"""Places of a source on the ring, as in KubeAI."""
+BOUND = 1.25
+"""Most requests that a source may have in flight, relative to the mean of all (Mirrokni, Thorup and Zadimoghaddam 2018; KubeAI)."""
+HASHED = 1024.0
+"""Characters of a prompt by which it finds its place where nobody has told its group (256 tokens, as in the SGLang router)."""
+
+
+class ConsistentHash(LeastConnections):
+    """The source that follows the group of the task on a ring of hashes, or the next one that is not much busier than the mean.
+
+    The place of a source depends on its name only, so several clients agree on it if the keys of the prefixes do. A task without a prefix
+    goes to the source with the fewest requests in flight.
+    """
+
+    def __init__(self, weights: dict[str, float]) -> None:
+        super().__init__(weights)
+        self._sources: set[Source] = set()
+        self._ring: list[tuple[int, Source]] = []  # empty after a change of the sources
+
+    def offer(self, source: Source) -> None:
+        if source not in self._sources:
+            self._sources.add(source)
+            self._ring = []
+        super().offer(source)
+
+    def take(self, avoided: tuple[Source, ...], task: Task | None = None) -> Source | None:
+        if task is None or task.prefix is None:
+            return super().take(avoided)
+        most = ceil(BOUND * (sum(source.inflight for source in self._sources) + 1) / max(1, len(self._sources)))
+        seen = set(avoided)
+        for source in self._from(_place(task.prefix)):
+            if source not in seen and source in self._ready and source.inflight < most:
+                self._ready.drop(source)
+                return source
+            seen.add(source)
+            if len(seen) >= len(self._sources) + len(avoided):
+                break
+        return super().take(avoided)
+
+    def forget(self, source: Source) -> None:
+        super().forget(source)
+        self._sources.discard(source)
+        self._ring = []
+
+    def _from(self, place: int) -> Iterator[Source]:
+        """Go round the ring from a place."""
+        if not self._ring:
+            ring = [(_hash(f"{source.name}#{number}"), source) for source in self._sources for number in range(VIRTUAL)]
+            self._ring = sorted(ring, key=itemgetter(0))
+        ring = self._ring
+        start = bisect_left(ring, place, key=itemgetter(0))
+        return (ring[(start + step) % len(ring)][1] for step in range(len(ring)))
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+def _place(prefix: Prefix) -> int:
+    """Return where a task is on the ring."""
+    if prefix.told:
+        return _hash(str(prefix.keys[-1]))
+    return _hash(str(prefix.keys[max(0, bisect_right(prefix.lengths, HASHED) - 1)]))
+
+
 class PowerOfTwo:
     """The less loaded of two random sources (Mitzenmacher 2001). Load is the used share of the concurrency limit times the mean latency."""
 
@@ -108,7 +201,7 @@ class PowerOfTwo:
             self._place[source] = len(self._ready)
             self._ready.append(source)
 
-    def take(self, avoided: tuple[Source, ...]) -> Source | None:
+    def take(self, avoided: tuple[Source, ...], task: Task | None = None) -> Source | None:  # noqa: ARG002 - for those that look at it
         aside = [source for source in avoided if source in self._place]
         for source in aside:
             self.forget(source)
@@ -145,5 +238,6 @@ def make_balancer(strategy: LoadBalanceStrategy, weights: dict[str, float], rng:
         LoadBalanceStrategy.ROUND_ROBIN: lambda: WeightedRoundRobin(None),
         LoadBalanceStrategy.WEIGHTED_ROUND_ROBIN: lambda: WeightedRoundRobin(weights),
         LoadBalanceStrategy.POWER_OF_TWO: lambda: PowerOfTwo(rng),
+        LoadBalanceStrategy.CONSISTENT_HASH: lambda: ConsistentHash(weights),
     }
     return makers[strategy]()

@@ -7,7 +7,10 @@ to have; ``Homes`` says which sources of a pool have a prefix. The module does n
 
 from __future__ import annotations
 
+from math import inf
 from typing import Generic, NamedTuple, Protocol, TypeVar
+
+from qreward.scheduler.outcome import Answer
 
 CAPACITY = 500_000.0
 """Tokens that a prefix cache is assumed to hold until answers show more or less (llm-d assumes 31,250 blocks of 16 tokens)."""
@@ -19,16 +22,17 @@ IDLE = 600.0
 """Seconds without a request after which a source is taken to have dropped its cache. Hosted APIs drop it after 5 to 10 minutes."""
 WEIGHT = 0.1
 """Weight of one answer in what is learned."""
-EVIDENCE = 64.0
-"""Tokens that must have been expected from the cache for an answer to say something about its capacity."""
-SHARE = 0.5
-"""Share of the expected tokens from which a prefix counts as found in the cache."""
+WARM = 0.9
+"""A source with a cached prefix is preferred as if it answered in this share of the time at most. The computation that is saved also makes
+other requests faster."""
 SOON = 0.125
 """A prefix that is missed after less than this share of the capacity was not evicted: it was still being computed, or nothing is cached."""
 LIMIT, GROWTH = 0.9, 1.05
 """A prefix found after this share of the capacity shows that the cache holds more; the growth for each."""
 SWEEP = 4096
 """Prefixes that are remembered before those that are no longer cached are dropped, and as many as are cached."""
+REMEMBERED = 65_536
+"""Prefixes whose homes are remembered at least, and twice as many at most."""
 MOST_HOMES = 32
 """Sources that are remembered per prefix, those that were sent it first. What all have needs no home."""
 
@@ -49,10 +53,12 @@ class Expected(NamedTuple):
     """What a request was expected to find in the cache of its source when it was sent."""
 
     tokens: float  # prompt tokens
-    age: float  # tokens that were computed since the prefix was last used, also if that is too long ago to expect it
+    age: float  # tokens that were computed since its innermost known prefix was used, also if that is too long ago to expect it
+    least: float  # prompt tokens from which that prefix counts as found
 
 
-COLD = Expected(0.0, 0.0)
+COLD = Expected(0.0, 0.0, 0.0)
+_new = tuple.__new__  # a third of the time: hot path
 
 
 class PrefixCache:
@@ -66,8 +72,8 @@ class PrefixCache:
     """
 
     __slots__ = (
-        "_learns", "_sent_at", "_sweep_at", "_used", "cached_tokens", "capacity", "characters", "clock", "predicted_tokens",
-        "prompt_tokens", "unreported_tokens",
+        "_cold", "_learns", "_sent_at", "_sweep_at", "_used", "_warm", "cached_tokens", "capacity", "characters", "clock",
+        "predicted_tokens", "prompt_tokens", "unreported_tokens",
     )  # fmt: skip
 
     def __init__(self, capacity: float | None = None) -> None:
@@ -76,6 +82,7 @@ class PrefixCache:
         self._sent_at = 0.0  # when a request was last sent, in seconds
         self._sweep_at = SWEEP
         self.characters = CHARACTERS  # per token
+        self._warm = self._cold = 0.0  # mean seconds of an answer whose prefix was cached, and of one whose prefix was not; 0 if unknown
         self.predicted_tokens = 0.0  # tokens expected from the cache, over the answers that report how many were
         self.cached_tokens = 0  # tokens that these answers report
         self.prompt_tokens = 0  # all prompt tokens of these answers
@@ -107,14 +114,21 @@ class PrefixCache:
         self._sent_at = now
         expected = self._expected(prefix)
         self.clock += prefix.total / self.characters - expected.tokens
-        self._used.update(dict.fromkeys(prefix.keys, self.clock))
-        if len(self._used) > self._sweep_at:
+        used, clock = self._used, self.clock
+        for key in prefix.keys:
+            used[key] = clock
+        if len(used) > self._sweep_at:
             self._sweep()
         return expected
 
-    def answered(self, prefix: Prefix, expected: Expected, prompt: int | None, output: int | None, cached: int | None) -> None:
-        """A request was answered. The tokens are those that the server reports, None if it does not."""
-        self.clock += output or 0
+    def answered(self, prefix: Prefix, expected: Expected, answer: Answer, seconds: float) -> None:
+        """A request was answered."""
+        prompt, cached = answer.prompt_tokens, answer.cached_tokens
+        self.clock += answer.output_tokens or 0
+        if expected.tokens:
+            self._warm += WEIGHT * (seconds - self._warm) if self._warm else seconds
+        else:
+            self._cold += WEIGHT * (seconds - self._cold) if self._cold else seconds
         if prompt:
             self.characters += WEIGHT * (prefix.total / prompt - self.characters)
         if cached is None:
@@ -123,30 +137,39 @@ class PrefixCache:
         self.predicted_tokens += expected.tokens
         self.cached_tokens += cached
         self.prompt_tokens += prompt or 0
-        if self._learns and expected.age and prefix.lengths[0] > EVIDENCE * self.characters:
+        if self._learns and expected.age > SOON * self.capacity:
             self._learn(expected, cached)
+
+    def warm_share(self) -> float:
+        """Return the time of an answer whose prefix is cached, relative to one whose prefix is not; at most ``WARM``."""
+        return min(WARM, self._warm / self._cold) if self._warm and self._cold else WARM
 
     def forget(self) -> None:
         """The source has lost its cache: it was restarted, or was silent for long."""
         self._used.clear()
 
     def _expected(self, prefix: Prefix) -> Expected:
-        used, clock = self._used, self.clock
-        for place in range(len(prefix.keys) - 1, -1, -1):
-            then = used.get(prefix.keys[place])
-            if then is not None:
-                age = clock - then
-                return Expected(prefix.lengths[place] / self.characters if age < self.capacity else 0.0, age)
-        return COLD
+        used, clock, keys, lengths = self._used, self.clock, prefix.keys, prefix.lengths
+        place = len(keys) - 1
+        while (then := used.get(keys[place])) is None:
+            if not place:
+                return COLD
+            place -= 1
+        age = clock - then
+        least = (lengths[place] + (lengths[place - 1] if place else 0.0)) / 2 / self.characters
+        while clock - then >= self.capacity:  # it was evicted; perhaps an outer one was not
+            if not place:
+                return Expected(0.0, age, least)
+            place -= 1
+            then = used.get(keys[place], -inf)
+        return _new(Expected, (lengths[place] / self.characters, age, least))
 
     def _learn(self, expected: Expected, cached: int) -> None:
         """Move the capacity towards an age at which a prefix was found although it was too old, or missed although it was not."""
-        capacity, age = self.capacity, expected.age
-        if not expected.tokens:
-            capacity += WEIGHT * (age - capacity) if cached > EVIDENCE else 0.0
-        elif cached < SHARE * expected.tokens:
-            capacity += WEIGHT * (age - capacity) if age > SOON * capacity else 0.0
-        elif age > LIMIT * capacity:
+        capacity, age, found = self.capacity, expected.age, cached > expected.least
+        if found == (age >= capacity):
+            capacity += WEIGHT * (age - capacity)
+        elif found and age > LIMIT * capacity:
             capacity *= GROWTH
         self.capacity = min(max(capacity, LEAST), MOST)
 
@@ -169,29 +192,30 @@ S = TypeVar("S", bound=Cached)
 class Homes(Generic[S]):
     """Which sources of a pool were sent a prefix and still have it."""
 
-    __slots__ = ("_known", "_sweep_at")
+    __slots__ = ("_before", "_recent")
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[S, ...]] = {}
-        self._sweep_at = SWEEP
+        self._recent: dict[int, tuple[S, ...]] = {}
+        self._before: dict[int, tuple[S, ...]] = {}
 
     def add(self, prefix: Prefix, source: S) -> None:
         """A source was sent a request with this prefix."""
-        known = self._known
-        if source in known.get(prefix.keys[-1], ()):
+        recent, before = self._recent, self._before
+        if source in recent.get(prefix.keys[-1], ()):
             return
+        if len(recent) > REMEMBERED:
+            self._before, self._recent = before, recent = recent, {}
         for key in prefix.keys:
-            homes = known.get(key, ())
+            homes = recent.get(key) or before.get(key, ())
             if source not in homes:
-                known[key] = (*(homes if len(homes) < MOST_HOMES else self.of(key)), source)[-MOST_HOMES:]
-        if len(known) > self._sweep_at:
-            self._known = {key: homes for key in known if (homes := self.of(key))}
-            self._sweep_at = SWEEP + 2 * len(self._known)
+                recent[key] = (*(homes if len(homes) < MOST_HOMES else self.of(key)), source)[-MOST_HOMES:] if homes else (source,)
+            elif key not in recent:
+                recent[key] = homes
 
     def of(self, key: int) -> tuple[S, ...]:
         """Return the sources that have a prefix."""
-        return tuple(source for source in self._known.get(key, ()) if source.prefix_cache.is_warm(key))
+        return tuple([source for source in self._recent.get(key) or self._before.get(key, ()) if source.prefix_cache.is_warm(key)])
 
     def __contains__(self, key: object) -> bool:
         """Return whether any source may have a prefix."""
-        return key in self._known
+        return key in self._recent or key in self._before

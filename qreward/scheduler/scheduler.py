@@ -361,7 +361,7 @@ class Scheduler:
         source, task = attempt.source, attempt.task
         source.answered(now, attempt.sent_at, answer, attempt.held)
         if task.prefix is not None:
-            source.prefix_cache.answered(task.prefix, attempt.cached, answer.prompt_tokens, answer.output_tokens, answer.cached_tokens)
+            source.prefix_cache.answered(task.prefix, attempt.cached, answer, now - attempt.sent_at - attempt.held)
         if source.down_since is not None and source.health.is_back:
             self._report_back(now, source)
         task.pool.lengths.add(now - attempt.sent_at - attempt.held, answer.output_tokens, source.latency)
@@ -438,7 +438,7 @@ class Scheduler:
         if task.excluded and not task.pool.awaits(now, task.excluded):  # the sources it could use instead may be gone
             task.excluded = task.unfit
         pool = task.pool
-        source = self._ready(now, pool, task.excluded)
+        source = self._ready(now, pool, task.excluded, task)
         if source is not None and not self._too_late(now, task, source):
             if pool.queue.levels and task.sent_at is None:
                 pool.queue.passed(task)
@@ -458,9 +458,9 @@ class Scheduler:
         else:
             self._finish(task, error)
 
-    def _ready(self, now: float, pool: Pool, avoided: tuple[Source, ...]) -> Source | None:
+    def _ready(self, now: float, pool: Pool, avoided: tuple[Source, ...], task: Task | None = None) -> Source | None:
         take = pool.balancer.take
-        while (source := take(avoided)) is not None:
+        while (source := take(avoided, task)) is not None:
             at = source.ready_at(now)
             if at <= now:
                 return source

@@ -66,7 +66,10 @@ class SharedBlocks(Generic[T]):
         return [(keys[place - 1], lengths[place - 1]) for place in places], first
 
     def _shared(self, keys: tuple[int, ...]) -> tuple[list[int], int]:
-        """Count the blocks that other tasks have. Returns how many of them each nested group has, and the place of the first that one task has."""
+        """Count the blocks that other tasks have too.
+
+        Returns how many blocks each nested group has, and the place of the first block that only one other task has, or -1.
+        """
         counts, before = self._counts, self._before
         places: list[int] = []
         fewest, single, place = 0, -1, 0

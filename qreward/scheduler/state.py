@@ -509,8 +509,8 @@ class Balancer(Protocol):
     def offer(self, source: Source) -> None:
         """Add a source that has a free slot, or whose score has changed."""
 
-    def take(self, avoided: tuple[Source, ...]) -> Source | None:
-        """Remove and return the best source that is not avoided."""
+    def take(self, avoided: tuple[Source, ...], task: Task | None = None) -> Source | None:
+        """Remove and return the best source that is not avoided, for a task, if it is known which."""
 
     def sent(self, source: Source) -> None:
         """A source was sent a task of this pool."""

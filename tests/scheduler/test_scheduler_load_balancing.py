@@ -1,4 +1,4 @@
-"""The five ways to choose among sources with room, played through the scheduler, and their details."""
+"""The six ways to choose among sources with room, played through the scheduler, and their details."""
 
 from __future__ import annotations
 
@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 from scheduler_driver import Driver
 from scheduler_memory import bytes_left_by
 
-from qreward.scheduler.load_balancing import Balancer, ExpectedFinish, LeastConnections, PowerOfTwo, WeightedRoundRobin, make_balancer
+from qreward.scheduler.load_balancing import (
+    Balancer,
+    ConsistentHash,
+    ExpectedFinish,
+    LeastConnections,
+    PowerOfTwo,
+    WeightedRoundRobin,
+    make_balancer,
+)
 from qreward.scheduler.state import Source
 from qreward.settings.policies import Limits, LoadBalanceStrategy
 
@@ -215,5 +223,6 @@ def test_each_strategy_has_its_balancer() -> None:
         S.ROUND_ROBIN: WeightedRoundRobin,
         S.WEIGHTED_ROUND_ROBIN: WeightedRoundRobin,
         S.POWER_OF_TWO: PowerOfTwo,
+        S.CONSISTENT_HASH: ConsistentHash,
     }
     assert {strategy: type(make_balancer(strategy, {}, Random(0))) for strategy in S} == kinds

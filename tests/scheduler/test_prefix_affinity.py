@@ -1,0 +1,313 @@
+"""Which task a source takes from a line: of what it has cached, of a new group, of another source's; and nobody is passed over for long."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from scheduler_driver import Driver
+
+from qreward.scheduler.affinity import AffineQueue
+from qreward.scheduler.outcome import Answer
+from qreward.scheduler.prefixes import Homes, Prefix
+from qreward.scheduler.state import BatchFeed, Source, Task, TaskState
+
+AHEAD = 16
+
+
+class Scene:
+    """A line and some sources, which take from it in any order."""
+
+    def __init__(self, sources: int = 3, ahead: int = AHEAD) -> None:
+        self.line: AffineQueue[Task] = AffineQueue()
+        self.sources = [Source(str(number), Random(0)) for number in range(sources)]
+        self.homes: Homes[Source] = Homes()
+        self.ahead = ahead
+        self.added: list[Task] = []
+
+    def add(self, *keys: int, told: bool = True) -> Task:
+        task = Task(None, None, 5, None, None, len(self.added))  # type: ignore[arg-type]
+        if keys:
+            task.prefix = Prefix(keys, tuple(1000.0 * place for place in range(1, len(keys) + 1)), 1000.0 * len(keys) + 500, told)
+        self.added.append(task)
+        self.line.append(task)
+        return task
+
+    def take(self, source: int = 0) -> int:
+        """Let a source take a task, and send it there. Returns the number of the task."""
+        task = self.line.take(self.sources[source], self.ahead, self.homes)
+        if task.prefix is not None:
+            self.sources[source].prefix_cache.use(0.0, task.prefix)
+            self.homes.add(task.prefix, self.sources[source])
+        return task.index
+
+
+def test_a_source_stays_with_its_group_and_another_takes_a_new_one() -> None:
+    scene = Scene()
+    for number in range(12):
+        scene.add(1, 100 + number % 3)
+    assert [scene.take(0) for _ in range(3)] == [0, 3, 6]
+    assert [scene.take(1) for _ in range(3)] == [1, 4, 7]
+    assert [scene.take(0), scene.take(1)] == [9, 10]
+    assert [scene.take(0) for _ in range(4)] == [2, 5, 8, 11], "the third group has no home: the first source that asks takes it"
+
+
+def test_the_largest_group_without_a_home_goes_first() -> None:
+    scene = Scene()
+    for key in (1, 2, 2, 3, 3, 3, 3, 3):
+        scene.add(key)
+    assert [scene.take(0) for _ in range(8)] == [3, 4, 5, 6, 7, 1, 2, 0]
+
+
+def test_new_questions_go_to_the_source_that_has_their_rubric() -> None:
+    scene = Scene()
+    for question in range(4):
+        for rubric in (1, 2):
+            scene.add(rubric, 10 * rubric + question)
+    taken = {source: [scene.take(source) for _ in range(4)] for source in (0, 1)}
+    assert taken == {0: [0, 2, 4, 6], 1: [1, 3, 5, 7]}
+
+
+def test_votes_on_an_answer_go_before_other_answers_to_its_question() -> None:
+    scene = Scene()
+    for _ in range(2):
+        for answer in range(3):
+            scene.add(1, 10, 100 + answer)
+    assert [scene.take(0) for _ in range(6)] == [0, 3, 1, 4, 2, 5]
+
+
+def test_at_the_end_a_source_without_work_takes_from_a_group_of_another() -> None:
+    scene = Scene()
+    for _ in range(4):
+        scene.add(1)
+    assert [scene.take(0), scene.take(1), scene.take(1), scene.take(0)] == [0, 1, 2, 3]
+
+
+def test_a_group_that_left_the_cache_is_free_for_all() -> None:
+    scene = Scene()
+    for key in (1, 2, 2, 2, 1):
+        scene.add(key)
+    assert [scene.take(0), scene.take(1)] == [1, 0]
+    for source in scene.sources:
+        source.prefix_cache.forget()
+    assert [scene.take(1), scene.take(0)] == [4, 2], "the first source that asks finds that its own is free, and takes it"
+
+
+def test_a_group_is_remembered_while_nothing_of_it_waits() -> None:
+    scene = Scene()
+    scene.add(1)
+    scene.add(2)
+    assert [scene.take(0), scene.take(1)] == [0, 1]
+    for key in (2, 1):
+        scene.add(key)
+    assert [scene.take(0), scene.take(1)] == [3, 2]
+
+
+def test_what_was_sent_by_another_batch_counts_too() -> None:
+    scene = Scene()
+    scene.add(1)
+    assert scene.take(1) == 0
+    scene.line = AffineQueue()
+    scene.add(1)
+    scene.add(2)
+    assert scene.take(0) == 2
+    assert scene.take(1) == 1
+
+
+def test_tasks_without_a_prefix_go_in_order_and_after_groups_but_are_not_forgotten() -> None:
+    scene = Scene(ahead=4)
+    for key in [1, 0, 0, *[1] * 20]:
+        scene.add(*[key] * (key > 0))
+    taken = [scene.take(0) for _ in range(23)]
+    assert [taken.index(plain) for plain in (1, 2)] == [2 * 1 + 4, 2 * 2 + 4]
+    assert sorted(taken) == list(range(23))
+
+
+def test_found_groups_are_those_of_the_deepest_block_that_another_task_has() -> None:
+    scene = Scene()
+    for answer in range(6):
+        scene.add(1, 2, 10 + answer % 2, 100 + answer, told=False)
+    assert [scene.take(0) for _ in range(3)] == [0, 2, 4]
+    assert [scene.take(1) for _ in range(3)] == [1, 3, 5]
+
+
+def test_the_first_of_a_found_group_is_regrouped_when_its_sibling_comes() -> None:
+    scene = Scene(ahead=64)
+    for question in range(4):
+        scene.add(1, 10 + question, 100 + question, told=False)
+    first = scene.take(0)
+    for question in range(4):
+        scene.add(1, 10 + question, 200 + question, told=False)
+    assert scene.take(0) == 4 + first
+    pairs = [(scene.take(source), scene.take(source)) for source in (1, 2, 1)]
+    assert all(later - earlier == 4 for earlier, later in pairs), pairs
+
+
+def test_what_only_all_share_is_served_in_order_of_arrival() -> None:
+    scene = Scene(ahead=64)
+    for answer in range(20):
+        scene.add(1, 2, 100 + answer, told=False)
+    assert [scene.take(number % 3) for number in range(20)] == list(range(20))
+
+
+keys = st.one_of(
+    st.just(()),
+    st.tuples(st.integers(1, 2), st.integers(10, 14)),
+    st.tuples(st.integers(1, 2), st.integers(10, 12), st.integers(100, 103)),
+)
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), keys, st.booleans()),
+        st.tuples(st.just("take"), st.integers(0, 2)),
+        st.sampled_from([("first",), ("pop",), ("popleft",), ("discard",), ("forget",)]),
+    ),
+    max_size=120,
+)
+
+
+def nested(found: tuple[int, ...]) -> tuple[int, ...]:
+    """Keys that say the whole text before them, as hashes do."""
+    return tuple(hash(found[: place + 1]) for place in range(len(found)))
+
+
+@given(steps, st.sampled_from([0, 1, 4, AHEAD, 1000]))
+def test_nothing_is_lost_or_doubled_and_nobody_is_passed_over_for_long(steps: list[tuple[Any, ...]], ahead: int) -> None:
+    scene, waiting = Scene(ahead=ahead), []
+    passed: Counter[int] = Counter()
+    for step in steps:
+        if step[0] == "add":
+            waiting.append(scene.add(*nested(step[1]), told=step[2]).index)
+        elif step[0] == "forget":
+            scene.sources[0].prefix_cache.forget()
+        elif not waiting:
+            assert not scene.line
+        elif step[0] == "take":
+            taken = scene.take(step[1])
+            assert taken in waiting
+            assert ahead or taken == waiting[0]
+            passed.update(each for each in waiting if each < taken)
+            waiting.remove(taken)
+            assert all(passed[each] <= 2 * ahead for each in waiting)
+        elif step[0] == "first":
+            found = scene.line.first()
+            assert found is not None
+            assert found.index == waiting[0]
+        elif step[0] == "pop":
+            assert scene.line.pop().index == waiting.pop()
+        elif step[0] == "popleft":
+            assert scene.line.popleft().index == waiting.pop(0)
+        else:
+            middle = scene.added[waiting[len(waiting) // 2]]
+            if middle.group is not None:
+                scene.line.discard(middle)
+                waiting.remove(middle.index)
+        assert [task.index for task in scene.line] == waiting
+        assert len(scene.line) == len(waiting)
+    order = [scene.take(number % 3) for number in range(len(waiting))]
+    assert sorted(order) == waiting
+    assert not scene.line
+
+
+@given(st.lists(keys, max_size=60), st.booleans())
+def test_each_of_a_burst_goes_after_at_most_twice_as_many_as_were_before_it_and_a_look_ahead(
+    burst: list[tuple[int, ...]], told: bool
+) -> None:
+    scene = Scene(ahead=8)
+    for each in burst:
+        scene.add(*nested(each), told=told)
+    places = {scene.take(place % 3): place for place in range(len(burst))}
+    assert all(place <= 2 * number + 8 for number, place in places.items())
+
+
+@given(st.lists(st.just(()), max_size=40), st.lists(st.integers(0, 2), min_size=40, max_size=40))
+def test_without_prefixes_the_order_is_that_of_arrival(burst: list[tuple[int, ...]], takers: list[int]) -> None:
+    scene = Scene()
+    for each in burst:
+        scene.add(*each)
+    assert [scene.take(taker) for taker, _ in zip(takers, burst, strict=False)] == list(range(len(burst)))
+
+
+def played(driver: Driver, keys: list[int | None], *, singles: bool) -> list[int]:
+    """Run tasks of these groups, all of which last one second. Returns their order."""
+    tasks = []
+    for key in keys:
+        task = driver.task()
+        task.prefix = None if key is None else Prefix((1, key), (400.0, 2000.0), 2400.0, told=True)
+        tasks.append(task)
+    if singles:
+        for task in tasks:
+            driver.watch.open[task] = None
+            driver.scheduler.submit(driver.now, task)
+    else:
+        feed = BatchFeed(driver.pool, 5, None, driver.now, affine=True)
+        driver.watch.feeds[feed] = None
+        feed.buffer.extend(tasks)
+        feed.ended = True
+        driver.scheduler.open(driver.now, feed)
+        driver.scheduler.out.clear()
+        driver.scheduler.refill(driver.now, feed)
+    driver._after()
+    while driver.watch.live:
+        driver.now += 0.01
+        driver.report(next(iter(driver.watch.live)), Answer("yes", 600, 5, cached_tokens=0))
+    assert all(task.state is TaskState.DONE for task in tasks)
+    assert len(driver.watch.finished) == len(tasks)
+    return [attempt.task.index - tasks[0].index for _, attempt in driver.watch.sends]
+
+
+def test_single_calls_that_wait_and_items_of_batches_follow_the_same_rule() -> None:
+    """Every invariant of the scheduler is checked after each step, work conservation among them."""
+    for singles in (False, True):
+        driver = Driver({"a": 2, "b": 2})
+        keys = [number % 4 for number in range(64)]
+        order = played(driver, list(keys), singles=singles)
+        assert sorted(order) == list(range(64))
+        where: dict[str, Counter[int]] = {"a": Counter(), "b": Counter()}
+        for index, (_, attempt) in zip(order, driver.watch.sends, strict=True):
+            where[attempt.source.name][keys[index]] += 1
+        at_home = sum(max(where["a"][key], where["b"][key]) for key in range(4))
+        assert at_home >= 52, f"of 64 tasks {at_home} went where their group went: {where}"
+
+
+def test_with_one_source_or_without_prefixes_the_order_is_that_of_arrival_in_the_scheduler() -> None:
+    for singles in (False, True):
+        assert played(Driver({"a": 2}), [number % 4 for number in range(40)], singles=singles) == list(range(40))
+        assert played(Driver({"a": 2, "b": 3}), [None] * 40, singles=singles) == list(range(40))
+
+
+def test_a_single_call_that_ends_while_it_waits_leaves_its_line() -> None:
+    driver = Driver({"a": 1, "b": 1})
+    tasks = []
+    for number in range(8):
+        task = driver.task()
+        task.prefix = Prefix((number % 2,), (2000.0,), 2400.0, told=True)
+        driver.watch.open[task] = None
+        driver.scheduler.submit(driver.now, task)
+        driver._after()
+        tasks.append(task)
+    driver.ok(driver.at("a")[0])
+    waiting = [task for task in tasks if task.state is TaskState.QUEUED]
+    assert any(task.group is not None for task in waiting)
+    driver.withdraw(*waiting[1:3])
+    while driver.watch.live:
+        driver.ok(next(iter(driver.watch.live)))
+    assert {task for task in tasks if task not in driver.watch.finished} == set(waiting[1:3])
+
+
+def test_a_single_call_that_has_waited_for_half_of_its_timeout_is_no_longer_passed_over() -> None:
+    driver = Driver({"a": 1, "b": 1})
+    tasks = []
+    for key in (1, 2, 3, 1, 1, 1):
+        task = driver.task(timeout=100.0)
+        task.prefix = Prefix((key,), (2000.0,), 2400.0, told=True)
+        driver.watch.open[task] = None
+        driver.scheduler.submit(driver.now, task)
+        driver._after()
+        tasks.append(task)
+    driver.ok(driver.at("a")[0])
+    assert driver.where(tasks[3]) == "a"
+    driver.ok(driver.at("a")[0], after=55.0)
+    assert driver.where(tasks[2]) == "a"

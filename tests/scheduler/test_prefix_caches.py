@@ -1,0 +1,139 @@
+"""What a source is expected to have in its prefix cache: until it is evicted, as far as answers tell; and who has a prefix."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qreward.scheduler import prefixes
+from qreward.scheduler.outcome import Answer
+from qreward.scheduler.prefixes import CAPACITY, COLD, IDLE, MOST_HOMES, REMEMBERED, SWEEP, Homes, Prefix, PrefixCache
+from qreward.scheduler.state import Source
+
+
+def prefix(*keys: int, characters: float = 400.0, rest: float = 0.0) -> Prefix:
+    """Nested prefixes of so many characters each, and the rest of the prompt."""
+    return Prefix(keys, tuple(characters * place for place in range(1, len(keys) + 1)), characters * len(keys) + rest, told=True)
+
+
+def test_a_prefix_is_expected_until_as_much_was_computed_as_the_cache_holds() -> None:
+    cache = PrefixCache(capacity=1000)
+    assert cache.use(0.0, prefix(1, 2)) == COLD
+    assert cache.use(0.0, prefix(1, 3)).tokens == 100.0
+    assert cache.predicted(prefix(1, 2, 9)) == 200.0
+    for number in range(10, 17):
+        cache.use(0.0, prefix(number))
+    assert cache.is_warm(2)
+    cache.use(0.0, prefix(1, 4))
+    cache.use(0.0, prefix(20))
+    assert not cache.is_warm(2)
+    assert cache.predicted(prefix(1, 2, 9)) == 100.0, "the outer prefix was used since"
+
+
+def test_output_is_cached_too() -> None:
+    cache = PrefixCache(capacity=1000)
+    expected = cache.use(0.0, prefix(1))
+    cache.answered(prefix(1), expected, Answer("", 100, 950), 1.0)
+    assert cache.is_warm(1)
+    cache.answered(prefix(1), expected, Answer("", 100, 50), 1.0)
+    assert not cache.is_warm(1)
+
+
+@given(st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=4), max_size=60), st.integers(100, 2000))
+def test_an_inner_prefix_never_outlives_an_outer_one(paths: list[list[int]], capacity: int) -> None:
+    cache, seen = PrefixCache(capacity), []
+    for path in paths:
+        keys = tuple(hash(tuple(path[: place + 1])) for place in range(len(path)))
+        cache.use(0.0, prefix(*keys, rest=100.0))
+        seen.append(keys)
+        for each in seen:
+            warm = [cache.is_warm(key) for key in each]
+            assert warm == sorted(warm, reverse=True)
+
+
+def test_it_is_forgotten_after_a_long_silence() -> None:
+    cache = PrefixCache()
+    cache.use(0.0, prefix(1))
+    assert cache.use(IDLE, prefix(1)).tokens == 100.0
+    assert cache.use(2 * IDLE + 1, prefix(1)) == COLD
+
+
+@pytest.mark.parametrize("real", [30_000, 2_000_000])
+def test_the_capacity_is_learned_from_the_cached_tokens_of_answers(real: int) -> None:
+    """A server that evicts after ``real`` tokens, and prompts that come again after a random time."""
+    rng, cache, clock = Random(1), PrefixCache(), 0.0
+    assert cache.capacity == CAPACITY
+    used: dict[int, float] = {}
+    groups = 4 * real // 1000
+    for number in range(40_000):
+        key = groups + number if rng.random() < 0.3 else int(groups * rng.random() ** 2)
+        found = 1000 if clock - used.get(key, -1e12) < real else 0
+        clock += 1000 - found
+        used[key] = clock
+        expected = cache.use(0.0, prefix(key, characters=4000.0))
+        cache.answered(prefix(key, characters=4000.0), expected, Answer("", 1000, 0, cached_tokens=found), 1.0)
+    assert 0.8 * real < cache.capacity < 1.25 * real
+    assert cache.predicted_tokens == pytest.approx(cache.cached_tokens, rel=0.1)
+    assert cache.prompt_tokens == 40_000_000
+
+
+def test_a_given_capacity_stays() -> None:
+    cache = PrefixCache(1000)
+    for _ in range(100):
+        expected = cache.use(0.0, prefix(1))
+        cache.use(0.0, prefix(2, characters=2000.0))
+        cache.answered(prefix(1), expected, Answer("", 100, 5, cached_tokens=0), 1.0)
+    assert cache.capacity == 1000
+
+
+def test_tokens_are_counted_by_what_the_server_says_of_the_prompt() -> None:
+    cache = PrefixCache()
+    for _ in range(100):
+        cache.answered(prefix(1), COLD, Answer("", 200, 5), 1.0)
+    assert cache.characters == pytest.approx(2.0, rel=0.01)
+    cache.use(0.0, prefix(1))
+    assert cache.predicted(prefix(1)) == pytest.approx(200, rel=0.01)
+
+
+def test_answers_that_report_nothing_are_counted_apart() -> None:
+    cache = PrefixCache()
+    cache.use(0.0, prefix(1))
+    expected = cache.use(0.0, prefix(1))
+    cache.answered(prefix(1), expected, Answer("", 100, 5), 1.0)
+    cache.answered(prefix(1), expected, Answer("", 100, 5, cached_tokens=96), 1.0)
+    assert (cache.unreported_tokens, cache.predicted_tokens, cache.cached_tokens, cache.prompt_tokens) == (100.0, 100.0, 96, 100)
+
+
+def test_an_answer_with_a_cached_prefix_is_known_to_be_quicker() -> None:
+    cache = PrefixCache()
+    cold, warm = cache.use(0.0, prefix(1)), cache.use(0.0, prefix(1))
+    assert cache.warm_share() == prefixes.WARM
+    cache.answered(prefix(1), cold, Answer("", 100, 5), 4.0)
+    cache.answered(prefix(1), warm, Answer("", 100, 5), 1.0)
+    assert cache.warm_share() == 0.25
+
+
+def test_memory_is_bounded_by_what_is_cached() -> None:
+    cache, homes = PrefixCache(10_000), Homes[Source]()
+    source = Source("a", Random(0))
+    source.prefix_cache = cache
+    for number in range(3 * REMEMBERED):
+        cache.use(0.0, prefix(number))
+        homes.add(prefix(number), source)
+    assert len(cache._used) <= SWEEP + 1000
+    assert len(homes._recent) + len(homes._before) <= 2 * REMEMBERED + 2
+
+
+def test_homes_are_the_sources_that_still_have_a_prefix_and_a_bounded_number_of_them() -> None:
+    sources = [Source(str(number), Random(0)) for number in range(MOST_HOMES + 10)]
+    homes: Homes[Source] = Homes()
+    for source in sources:
+        source.prefix_cache.use(0.0, prefix(1))
+        homes.add(prefix(1), source)
+    assert homes.of(1) == tuple(sources[-MOST_HOMES:])
+    sources[-1].prefix_cache.forget()
+    assert homes.of(1) == tuple(sources[-MOST_HOMES:-1])
+    assert homes.of(2) == ()

@@ -27,6 +27,8 @@ from qreward.scheduler.shared_blocks import Levels, SharedBlocks, T
 
 COMPARED = 16
 """Groups of other sources of which the largest is chosen."""
+BATCH = 16
+"""Tasks are sorted into groups when this part of the look-ahead is free, because several at once cost less."""
 SWEEP = 1024
 """Groups that are kept before those that are of no use are dropped, and as many as are of use."""
 
@@ -181,7 +183,7 @@ class AffineQueue(Generic[T]):
         """
         if self._ahead or not look_ahead or not (self._line or self._unfiled[0].prefix is not None):
             return self.popleft()
-        if self._unfiled and len(self._line) < look_ahead:
+        if self._unfiled and len(self._line) < look_ahead - look_ahead // BATCH:
             self._file(look_ahead, homes)
         task = next(iter(self._line))
         if self._taken < task.turn:

@@ -74,7 +74,7 @@ class SharedBlocks(Generic[T]):
         places: list[int] = []
         fewest, single, place = 0, -1, 0
         for key in keys:
-            count = counts.get(key) or before.get(key, 0)
+            count = counts.get(key) or (before and before.get(key))
             if not count:
                 break
             if count == 1 and single < 0:

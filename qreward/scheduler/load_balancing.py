@@ -56,7 +56,7 @@ class ExpectedFinish(_Scored):
         if best is None or task is None or task.prefix is None:
             return best
         warm = min(self._warm(task, task.prefix, avoided), key=itemgetter(0), default=None)
-        if warm is None or warm[0] >= best.expected_finish():
+        if warm is None or warm[0] >= _finish(best) or (warm[1].latency.mean and not best.latency.mean):
             return best
         self.offer(best)
         self._ready.drop(warm[1])
@@ -68,12 +68,17 @@ class ExpectedFinish(_Scored):
             homes = [source for source in task.pool.homes.of(key) if source in self._ready and source not in avoided]
             if homes:
                 share = length / prefix.total
-                return [(source.expected_finish() * (1 - share * (1 - source.prefix_cache.warm_share())), source) for source in homes]
+                return [(_finish(source) * (1 - share * (1 - source.prefix_cache.warm_share())), source) for source in homes]
         return []
 
     def score(self, source: Source) -> float:
         seconds = source.expected_finish()
         return int(8 * log(seconds) + 1000) if seconds > 1e-9 else source.inflight / source.window.limit
+
+
+def _finish(source: Source) -> float:
+    """Return when a source is expected to answer, relative to others that have not answered yet if it has not."""
+    return source.expected_finish() or 1.0 + source.inflight / source.window.limit
 
 
 class LeastConnections(_Scored):

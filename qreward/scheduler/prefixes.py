@@ -25,6 +25,8 @@ WEIGHT = 0.1
 WARM = 0.9
 """A source with a cached prefix is preferred as if it answered in this share of the time at most. The computation that is saved also makes
 other requests faster."""
+UNKNOWN = 0.7
+"""That share until answers have shown it."""
 SOON = 0.125
 """A prefix that is missed after less than this share of the capacity was not evicted: it was still being computed, or nothing is cached."""
 LIMIT, GROWTH = 0.9, 1.05
@@ -141,8 +143,8 @@ class PrefixCache:
             self._learn(expected, cached)
 
     def warm_share(self) -> float:
-        """Return the time of an answer whose prefix is cached, relative to one whose prefix is not; at most ``WARM``."""
-        return min(WARM, self._warm / self._cold) if self._warm and self._cold else WARM
+        """Return the time of an answer whose prefix is cached, relative to one whose prefix is not."""
+        return min(WARM, self._warm / self._cold) if self._warm and self._cold else UNKNOWN
 
     def forget(self) -> None:
         """The source has lost its cache: it was restarted, or was silent for long."""

@@ -1,0 +1,139 @@
+"""Where a single call is placed at once: at the source with its prefix if that is expected to answer first, or by consistent hashing."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from scheduler_driver import Driver
+
+from qreward.scheduler.load_balancing import BOUND, HASHED, make_balancer
+from qreward.scheduler.prefixes import Prefix
+from qreward.scheduler.state import Task
+from qreward.settings.policies import Hedge, LoadBalanceStrategy
+
+
+def submit(driver: Driver, key: int | None, share: float = 0.9) -> Task:
+    """Submit a task whose group makes up this share of its prompt."""
+    task = driver.task()
+    if key is not None:
+        task.prefix = Prefix((key,), (10_000.0 * share,), 10_000.0, told=True)
+    driver.watch.open[task] = None
+    driver.scheduler.submit(driver.now, task)
+    driver._after()
+    return task
+
+
+def placed(driver: Driver, *keys: int | None) -> list[str | None]:
+    return [driver.where(submit(driver, key)) for key in keys]
+
+
+def answered(driver: Driver, seconds: float) -> None:
+    """Every source answers one call in so many seconds."""
+    for _ in driver.sources:
+        submit(driver, None)
+    driver.wait(seconds)
+    for attempt in list(driver.watch.live):
+        driver.ok(attempt, after=0.0)
+
+
+def test_a_call_goes_where_its_prefix_is_unless_that_source_is_much_busier() -> None:
+    for known in (False, True):
+        driver = Driver(dict.fromkeys("abcd", 16))
+        if known:
+            answered(driver, 1.0)
+        homes = placed(driver, 1, 2, 1, 1, 2, 2)
+        assert homes[0] == homes[2] == homes[3] != homes[1] == homes[4] == homes[5]
+        assert len(set(placed(driver, *[1] * 40))) > 1, "one source does not take them all"
+
+
+def test_a_quick_source_is_not_left_for_a_slow_one_with_the_prefix() -> None:
+    driver = Driver({"a": 8, "b": 8})
+    first = submit(driver, 1)
+    home = driver.where(first)
+    other = submit(driver, 2)
+    assert first.attempt is not None
+    assert other.attempt is not None
+    driver.ok(other.attempt, after=1.0)
+    driver.ok(first.attempt, after=9.0)
+    assert driver.where(submit(driver, 1)) != home
+
+
+def test_with_little_of_its_prompt_cached_a_call_is_balanced_as_any_other() -> None:
+    driver = Driver(dict.fromkeys("ab", 16))
+    answered(driver, 1.0)
+    where = Counter(driver.where(submit(driver, 1, share=0.01)) for _ in range(16))
+    assert max(where.values()) <= 10
+
+
+def test_copies_go_elsewhere_although_the_prefix_is_not_there() -> None:
+    driver = Driver(dict.fromkeys("abc", 4), hedge=Hedge(after=1.0, budget=1.0))
+    answered(driver, 0.1)
+    driver.ok(submit(driver, 1).attempt, after=0.1)  # type: ignore[arg-type]
+    task = submit(driver, 1)
+    assert task.attempt is not None
+    assert task.attempt.cached.tokens > 0
+    driver.wait(2.0)
+    assert task.copy is not None
+    assert task.copy.source is not task.attempt.source
+    assert task.copy.cached.tokens == 0
+
+
+def test_consistent_hashing_keeps_groups_together_and_agrees_between_clients() -> None:
+    names = "abcde"
+    found = []
+    for order in (names, names[::-1]):
+        driver = Driver(dict.fromkeys(order, 64), strategy=LoadBalanceStrategy.CONSISTENT_HASH)
+        homes = {}
+        for key in range(100):
+            task = submit(driver, key)
+            homes[key] = driver.where(task)
+            assert task.attempt is not None
+            driver.ok(task.attempt)
+        found.append(homes)
+    assert found[0] == found[1]
+    assert min(Counter(found[0].values()).values()) > 8
+
+
+def test_a_source_that_leaves_moves_its_groups_only() -> None:
+    driver = Driver(dict.fromkeys("abcde", 64), strategy=LoadBalanceStrategy.CONSISTENT_HASH)
+    homes = []
+    for _ in range(2):
+        where = {}
+        for key in range(60):
+            task = submit(driver, key)
+            where[key] = driver.where(task)
+            assert task.attempt is not None
+            driver.ok(task.attempt)
+        homes.append(where)
+        if "c" in {source.name for source in driver.pool.sources}:
+            driver.remove("c")
+    assert all(now == before for before, now in zip(homes[0].values(), homes[1].values(), strict=True) if before != "c")
+    assert "c" not in homes[1].values()
+
+
+def test_no_source_has_many_more_than_the_mean_however_popular_a_group_is() -> None:
+    driver = Driver(dict.fromkeys("abcde", 64), strategy=LoadBalanceStrategy.CONSISTENT_HASH)
+    counts = Counter(placed(driver, *[7] * 100))
+    assert max(counts.values()) <= BOUND * 100 / 5 + 1
+    assert len(counts) >= 4
+
+
+def test_calls_without_a_prefix_go_to_the_least_busy_source() -> None:
+    driver = Driver(dict.fromkeys("abcde", 64), strategy=LoadBalanceStrategy.CONSISTENT_HASH)
+    assert set(Counter(placed(driver, *[None] * 50)).values()) == {10}
+
+
+def test_a_call_with_a_found_prefix_is_hashed_by_the_beginning_of_its_prompt() -> None:
+    driver = Driver(dict.fromkeys("abcde", 64))
+    balancer = make_balancer(LoadBalanceStrategy.CONSISTENT_HASH, {}, driver.rng)
+    names = set()
+    for source in driver.sources.values():
+        balancer.offer(source)
+    for answer in range(20):
+        task = driver.task()
+        task.prefix = Prefix((5, 6, 100 + answer), (512.0, HASHED, 1536.0), 2000.0)
+        source = balancer.take((), task)
+        assert source is not None
+        names.add(source.name)
+        balancer.offer(source)
+    assert len(names) == 1

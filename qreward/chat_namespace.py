@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 class ChunkStream:
     """A streamed chat completion, chunk by chunk, for ``async for`` and ``async with``. Returned once the first token was received."""
 
-    def __init__(self, stream: Stream, told_usage: bool) -> None:
+    def __init__(self, stream: Stream, usage_wanted: bool) -> None:
         self._stream = stream
         self._chunks: AsyncIterator[ChatCompletionChunk] = StreamReader(
-            stream, lambda chunk: chunk.build() if told_usage or not tells_usage_only(chunk) else None
+            stream, lambda chunk: chunk.build() if usage_wanted or not tells_usage_only(chunk) else None
         )
 
     def __aiter__(self) -> AsyncIterator[ChatCompletionChunk]:
@@ -118,8 +118,8 @@ class Completions:
         given = _given(params)
         if not stream:
             return await self._chat_completion(messages, model, **given)
-        told_usage = "stream_options" in given or "stream_options" in (given.get("extra_body") or {})
-        return ChunkStream(await self._stream_chat_completion(messages, model, **given), told_usage)
+        usage_wanted = "stream_options" in given or "stream_options" in (given.get("extra_body") or {})
+        return ChunkStream(await self._stream_chat_completion(messages, model, **given), usage_wanted)
 
 
 class SyncCompletions:

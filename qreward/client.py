@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from qreward.telemetry import Telemetry
 
 Items = Iterable[Any] | AsyncIterable[Any]
-Conversations = Iterable[Iterable[Any]] | AsyncIterable[Iterable[Any]]
 
 
 class QRewardClient:
@@ -126,25 +125,13 @@ class QRewardClient:
         """``chat.completions.create(...)`` as in the openai SDK, for code written for its client."""
         return ChatNamespace(self.chat_completion, self.stream_chat_completion)
 
-    async def chat_completion(
-        self,
-        messages: Iterable[Any],
-        model: str,
-        **options: Unpack[CallOptions],
-    ) -> ChatCompletion:
+    async def chat_completion(self, messages: Iterable[Any], model: str, **options: Unpack[CallOptions]) -> ChatCompletion:
         """Request one chat completion.
 
         Args:
             messages: the conversation, as in the OpenAI API: dicts, or message objects of the openai package.
             model: name of the model; selects the route.
-            timeout: total seconds, queueing included. The default is the client's timeout; None sets no limit.
-            priority: 0 (most urgent) to 9, or ``"high"``, ``"normal"``, ``"low"``.
-            hedge: False prevents the request from being sent to two endpoints at once.
-            tenant: name of the party that the request is made for. Tenants that wait at the same priority receive equal shares of the
-                endpoints.
-            extra_headers: additional HTTP headers of this request.
-            extra_body: additional members of the JSON body; they override ``params``.
-            params: further members of the JSON body, such as ``temperature``, ``max_tokens`` and ``response_format``.
+            options: see :class:`~qreward.options.CallOptions`. Any other name is a member of the JSON body, such as ``temperature``.
 
         Returns:
             The openai package's ``ChatCompletion``.
@@ -163,26 +150,14 @@ class QRewardClient:
         return cast("ChatCompletion", (await self._runtime.one(call, self._runtime.request_options(given.options))).value)
 
     async def batch_chat_completion(
-        self,
-        batch_messages: Iterable[Iterable[Any]] | AsyncIterable[Iterable[Any]],
-        model: str,
-        **options: Unpack[BatchOptions],
+        self, batch_messages: Iterable[Iterable[Any]] | AsyncIterable[Iterable[Any]], model: str, **options: Unpack[BatchOptions]
     ) -> BatchResult[ChatCompletion]:
         """Request many chat completions, distributed over all endpoints of the route.
 
         Args:
             batch_messages: the conversations, as a list, an iterator or an async iterator. It is read no faster than its items are sent.
             model: name of the model; selects the route.
-            timeout: seconds of one item, measured from when an endpoint takes it. The default is the client's timeout. If no endpoint of
-                the route responds for this long, all waiting items fail with ``RequestTimeout``.
-            deadline: seconds of the whole batch. Items without a result by then fail with ``DeadlineExceeded``.
-            priority: 0 (most urgent) to 9, or ``"high"``, ``"normal"``, ``"low"``.
-            hedge, tenant: as in :meth:`chat_completion`.
-            on_result: function called in the event loop with each ``Result`` as soon as it is known.
-            progress: True shows a progress bar, or writes lines to the log. A function is called repeatedly with a
-                :class:`~qreward.progress.Progress`. See :func:`~qreward.progress.start_progress`.
-            keep_results: False returns only the statistics, so that memory does not grow with the number of items.
-            extra_headers, extra_body, params: as in :meth:`chat_completion`.
+            options: see :class:`~qreward.options.BatchOptions`. Any other name is a member of the JSON body.
 
         Returns:
             Results in the order of the input. A failed item is a ``Result`` with an error.
@@ -202,24 +177,16 @@ class QRewardClient:
         prepare = given.preparer(CHAT, model)
         return await self._runtime.many(prepare, model, batch_items("batch_messages", batch_messages), given.options)
 
-    def stream_chat_completion(
-        self,
-        messages: Iterable[Any],
-        model: str,
-        **options: Unpack[StreamOptions],
-    ) -> Stream:
+    def stream_chat_completion(self, messages: Iterable[Any], model: str, **options: Unpack[StreamOptions]) -> Stream:
         """Stream one chat completion token by token.
 
         Until the first token it is handled like any other request: it waits for a slot, fails over and may be hedged. An attempt is
         ended when its first token, or a pause between tokens, takes far longer than is usual for streams of that endpoint.
 
         Args:
-            messages, model, priority, tenant: as in :meth:`chat_completion`.
-            timeout: seconds for the whole stream, including queueing and time in which the caller does not read. Defaults to the client's.
-            hedge: False for a request that must not be sent to two endpoints at once. Streams are hedged only before the first token.
-            on_interrupt: what happens if the stream breaks off after the first token. ``"raise"`` ends it with ``StreamInterrupted``.
-                ``"restart"`` starts the answer over, within the limits of :class:`Retry`; read it with ``events()`` or ``final()``.
-            extra_headers, extra_body, params: as in :meth:`chat_completion`. Usage is requested unless ``stream_options`` is given.
+            messages, model: as in :meth:`chat_completion`.
+            options: see :class:`~qreward.options.StreamOptions`. Any other name is a member of the JSON body. Usage is requested unless
+                ``stream_options`` is set.
 
         Returns:
             A :class:`Stream`. Nothing is sent until it is used.
@@ -236,22 +203,13 @@ class QRewardClient:
         return self._runtime.stream(given.preparer(CHAT, model)(messages), given.options)
 
     def batch_stream_chat_completion(
-        self,
-        batch_messages: Iterable[Iterable[Any]] | AsyncIterable[Iterable[Any]],
-        model: str,
-        **options: Unpack[BatchStreamOptions],
+        self, batch_messages: Iterable[Iterable[Any]] | AsyncIterable[Iterable[Any]], model: str, **options: Unpack[BatchStreamOptions]
     ) -> BatchStream:
         """Stream many chat completions over all endpoints of the route, token by token.
 
         Args:
-            batch_messages: a list, an iterator or an async iterator of conversations. It is read no faster than requests are sent.
-            model: model name; selects the route.
-            max_concurrent_streams: maximum number of concurrent streams; 0 for as many as the endpoints accept.
-            on_stream_error: called with the index and error of each failed stream after its last token was read. The other streams
-                continue. An exception that it raises ends the iteration.
-            on_interrupt: as in :meth:`stream_chat_completion`.
-            timeout, deadline, priority, hedge, tenant, progress, keep_results: as in :meth:`batch_chat_completion`.
-            extra_headers, extra_body, params: as in :meth:`chat_completion`.
+            batch_messages, model: as in :meth:`batch_chat_completion`.
+            options: see :class:`~qreward.options.BatchStreamOptions`. Any other name is a member of the JSON body.
 
         Returns:
             A :class:`BatchStream`. Nothing is sent until it is used.
@@ -268,14 +226,7 @@ class QRewardClient:
         prepare = given.preparer(CHAT, model)
         return self._runtime.stream_many(prepare, model, batch_items("batch_messages", batch_messages), given.options)
 
-    async def score(
-        self,
-        prompt: Any,
-        response: str = DEFAULT,
-        *,
-        model: str,
-        **options: Unpack[CallOptions],
-    ) -> Score:
+    async def score(self, prompt: Any, response: str = DEFAULT, *, model: str, **options: Unpack[CallOptions]) -> Score:
         """Score one response with a reward model.
 
         Calls with the same model and parameters that wait at the same time share a request, if the server accepts lists.
@@ -284,9 +235,7 @@ class QRewardClient:
             prompt: with ``response``, the prompt: a text or messages. Without it, a conversation whose last message is scored, a text
                 ready for the model, or a dict with ``prompt``, ``response`` and optionally ``label``.
             response: the response to score.
-            model: model name; selects the route.
-            timeout, priority, hedge, tenant, extra_headers: as in :meth:`chat_completion`.
-            extra_body, params: added to the JSON body.
+            model, options: as in :meth:`chat_completion`.
 
         Returns:
             A float. Its ``attributes`` hold the server's other numbers.
@@ -294,8 +243,7 @@ class QRewardClient:
         Raises:
             RequestError: the request failed; see its subclasses. A missing or non-numeric score is ``InvalidResponse``, never 0.0. A
                 prompt or response that is None is ``BadRequest``, and nothing is sent.
-            NoEndpoint: no route matches the model.
-            ConfigError: an argument is invalid; nothing was sent.
+            Rejected, NoEndpoint, ConfigError: as in :meth:`chat_completion`.
 
         Example:
             >>> async def reward(client, prompt, response):
@@ -305,10 +253,7 @@ class QRewardClient:
         return cast("Score", await self._merged_one(SCORE, model, item, options))
 
     async def batch_score(
-        self,
-        pairs: Iterable[Any] | AsyncIterable[Any],
-        model: str,
-        **options: Unpack[BatchOptions],
+        self, pairs: Iterable[Any] | AsyncIterable[Any], model: str, **options: Unpack[BatchOptions]
     ) -> BatchResult[Score]:
         """Score many responses with a reward model.
 
@@ -317,16 +262,13 @@ class QRewardClient:
         Args:
             pairs: a list, an iterator or an async iterator of ``(prompt, response)`` tuples, conversations, texts ready for the model, or
                 dicts, as in :meth:`score`. It is read no faster than requests are sent.
-            model: model name; selects the route.
-            timeout, deadline, priority, hedge, tenant, on_result, progress, keep_results: as in :meth:`batch_chat_completion`.
-            extra_headers, extra_body, params: as in :meth:`score`.
+            model, options: as in :meth:`batch_chat_completion`.
 
         Returns:
             Results in input order. An item that fails is a ``Result`` with an error; the other items of its request are not affected.
 
         Raises:
-            NoEndpoint, ConfigError: before anything is sent.
-            BatchInterrupted: the input or ``on_result`` raised. The exception holds the finished results.
+            NoEndpoint, ConfigError, BatchInterrupted: as in :meth:`batch_chat_completion`.
 
         Example:
             >>> async def rewards(client, prompts, responses):
@@ -335,34 +277,18 @@ class QRewardClient:
         """
         return await self._merged_many(SCORE, model, "pairs", pairs, options)
 
-    async def classify(
-        self,
-        prompt: Any,
-        response: str = DEFAULT,
-        *,
-        model: str,
-        **options: Unpack[CallOptions],
-    ) -> dict[str, float]:
+    async def classify(self, prompt: Any, response: str = DEFAULT, *, model: str, **options: Unpack[CallOptions]) -> dict[str, float]:
         """Classify one item. Returns the probability of each label. Arguments and errors are those of :meth:`score`."""
         item = prompt if response is DEFAULT else (prompt, response)
         return cast("dict[str, float]", await self._merged_one(CLASSIFY, model, item, options))
 
     async def batch_classify(
-        self,
-        items: Iterable[Any] | AsyncIterable[Any],
-        model: str,
-        **options: Unpack[BatchOptions],
+        self, items: Iterable[Any] | AsyncIterable[Any], model: str, **options: Unpack[BatchOptions]
     ) -> BatchResult[dict[str, float]]:
         """Classify many items. Each result is the probability of each label. Arguments and errors are those of :meth:`batch_score`."""
         return await self._merged_many(CLASSIFY, model, "items", items, options)
 
-    async def rerank(
-        self,
-        query: str,
-        documents: Sequence[str],
-        model: str,
-        **options: Unpack[CallOptions],
-    ) -> list[float]:
+    async def rerank(self, query: str, documents: Sequence[str], model: str, **options: Unpack[CallOptions]) -> list[float]:
         """Score how well each document answers the query.
 
         The documents go in one request, or in several if the server's limits require it. Other arguments and errors are those of
@@ -375,8 +301,8 @@ class QRewardClient:
             raise ConfigError(f"documents must be a list of texts, not a {type(documents).__name__}")
         given = arguments_of(CallOptions, options)
         spec = _merge_spec(RERANK, model, given._replace(params={**given.params, "query": query}))
-        terms = self._runtime.request_options(given.options)
-        return [result.value for result in await self._runtime.merged(spec, spec.calls("documents", documents), terms)]
+        scheduling = self._runtime.request_options(given.options)
+        return [result.value for result in await self._runtime.merged(spec, spec.calls("documents", documents), scheduling)]
 
     async def embeddings(
         self,
@@ -392,10 +318,7 @@ class QRewardClient:
         return cast("CreateEmbeddingResponse", await self._merged_one(None, model, input, options))
 
     async def batch_embeddings(
-        self,
-        batch_input: Iterable[Any] | AsyncIterable[Any],
-        model: str,
-        **options: Unpack[BatchOptions],
+        self, batch_input: Iterable[Any] | AsyncIterable[Any], model: str, **options: Unpack[BatchOptions]
     ) -> BatchResult[CreateEmbeddingResponse]:
         """Create embeddings of many inputs, merged into shared requests.
 
@@ -403,36 +326,26 @@ class QRewardClient:
         """
         return await self._merged_many(None, model, "batch_input", batch_input, options)
 
-    async def text_completion(
-        self,
-        prompt: str | Iterable[int],
-        model: str,
-        **options: Unpack[CallOptions],
-    ) -> list[CompletionChoice]:
+    async def text_completion(self, prompt: str | Iterable[int], model: str, **options: Unpack[CallOptions]) -> list[CompletionChoice]:
         """Complete a prompt with the legacy route ``/completions``, which accepts lists.
 
         Calls with the same parameters that wait at the same time share a request.
 
         Args:
             prompt: a text or its token ids.
-            model: model name; selects the route.
-            timeout, priority, hedge, tenant, extra_headers: as in :meth:`chat_completion`.
-            extra_body, params: added to the JSON body: ``max_tokens``, ``n``, ``logprobs`` or any other member.
+            model, options: as in :meth:`chat_completion`, with the members ``max_tokens``, ``n``, ``logprobs`` and others.
 
         Returns:
             ``n`` choices (1 by default) as openai's ``CompletionChoice``. Token usage is not included;
             :meth:`batch_text_completion` returns it in ``Result.usage``.
 
         Raises:
-            RequestError, NoEndpoint, ConfigError: as in :meth:`chat_completion`.
+            RequestError, Rejected, NoEndpoint, ConfigError: as in :meth:`chat_completion`.
         """
         return cast("list[CompletionChoice]", await self._merged_one(COMPLETE, model, prompt, options))
 
     async def batch_text_completion(
-        self,
-        prompts: Iterable[Any] | AsyncIterable[Any],
-        model: str,
-        **options: Unpack[BatchOptions],
+        self, prompts: Iterable[Any] | AsyncIterable[Any], model: str, **options: Unpack[BatchOptions]
     ) -> BatchResult[list[CompletionChoice]]:
         """Complete many prompts as :meth:`text_completion` does, merged into shared requests.
 
@@ -453,10 +366,7 @@ class QRewardClient:
         return cast("Moderation", await self._merged_one(MODERATE, model, input, options))
 
     async def batch_moderation(
-        self,
-        inputs: Iterable[Any] | AsyncIterable[Any],
-        model: str,
-        **options: Unpack[BatchOptions],
+        self, inputs: Iterable[Any] | AsyncIterable[Any], model: str, **options: Unpack[BatchOptions]
     ) -> BatchResult[Moderation]:
         """Check many inputs as :meth:`moderation` does, merged into shared requests.
 

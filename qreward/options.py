@@ -21,7 +21,7 @@ from qreward.spelling import TYPO, closest, did_you_mean
 from qreward.transport import connection_settings
 
 if TYPE_CHECKING:
-    from qreward.engine.driver import Wire
+    from qreward.engine.driver import Backend
     from qreward.progress import Progress
     from qreward.results import Result
     from qreward.telemetry import Telemetry
@@ -45,7 +45,7 @@ class ClientSettings(Watching, total=False):
     hedge: Hedge | None
     max_queued: int | None
     timeout: float | None
-    wire_factory: Callable[[], Wire]
+    wire_factory: Callable[[], Backend]
     clock: Callable[[], float]
 
 

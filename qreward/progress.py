@@ -172,7 +172,6 @@ class ProgressMeter:
             self._safely(self._view.close)
 
     def snapshot(self) -> Progress:
-        """Return the current counts."""
         load = self._load() if self._load is not None else RouteLoad()
         return Progress(
             **self._counts,

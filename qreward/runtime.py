@@ -16,7 +16,7 @@ from qreward import options
 from qreward.codecs.base import WireRequest
 from qreward.engine import background
 from qreward.engine.batch import BatchWaiter
-from qreward.engine.driver import LoopDriver, Wire
+from qreward.engine.driver import Backend, LoopDriver
 from qreward.engine.fleet import Fleet
 from qreward.engine.instrumentation import watch_for
 from qreward.engine.probing import ProbingEngine
@@ -51,9 +51,7 @@ class Runtime:
 
     Args:
         config: the client's settings.
-        telemetry, observers: see :class:`~qreward.client.QRewardClient`.
-        wire_factory: returns the HTTP backend of one event loop.
-        clock: returns monotonic seconds.
+        telemetry, observers, wire_factory, clock: see :class:`~qreward.client.QRewardClient`.
 
     Attributes:
         engine: the asyncio engine, of all event loops in which the client is used.
@@ -67,7 +65,7 @@ class Runtime:
         *,
         telemetry: Any = DEFAULT,
         observers: Iterable[object] = (),
-        wire_factory: Callable[[], Wire] = HttpBackend,
+        wire_factory: Callable[[], Backend] = HttpBackend,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self.clock = clock
@@ -81,7 +79,7 @@ class Runtime:
         self.telemetry, watcher, listeners = _watching(telemetry, observers)
         self._changing = threading.Lock()
         rng = Random()  # noqa: S311 - jitter, not secrets
-        scheduler = Scheduler(config.retry, rng, _tokens_of, config.hedge, config.max_queued)
+        scheduler = Scheduler(config.retry, rng, lambda call: call.codec.estimate_tokens(call), config.hedge, config.max_queued)
         watch = watch_for(watcher, listeners, self.clock)
         self.engine: ProbingEngine = ProbingEngine(scheduler, wire_factory, clock=self.clock, watch=watch)
         self.fleet = Fleet(self.engine, config.endpoints, config.routes)
@@ -89,7 +87,8 @@ class Runtime:
         self._list_limits = LearnedLimits()
         self.engine.watch_over(self.fleet.sources, self._list_limits.apply_probe)
         self._sharing = Sharing(self.engine, self.fleet.sources)
-        self.prices = {endpoint.name: endpoint.price for endpoint in config.endpoints if endpoint.price is not None}
+        self.prices: dict[str, tuple[float, float]] = {}
+        self._set_prices(config.endpoints)
         if self.telemetry is not None:
             self.telemetry.observe(self, Runtime.state)
 
@@ -111,52 +110,52 @@ class Runtime:
 
     @property
     def closed(self) -> bool:
-        """Whether the client was closed."""
         return self.engine.closed
 
     def state(self) -> ClientState:
-        """Return the state of queues and endpoints."""
         return state_of(self.engine, self.fleet.sources(), self._config.max_queued)
 
     def register(self, route: Route) -> None:
-        """Add a route, or replace the route with the same pattern."""
         with self._changing:
             self.fleet.register(route)
 
     def add(self, endpoint: Endpoint) -> None:
-        """Add an endpoint. Raises ``ConfigError`` if another endpoint has its name."""
         with self._changing:
             self.fleet.add(endpoint)
-            self.prices.pop(endpoint.name, None)  # of a removed endpoint; kept until now for the cost of running batches
-            if endpoint.price is not None:
-                self.prices[endpoint.name] = endpoint.price
+            self._set_prices((endpoint,))
         self._look_around()
 
     def remove(self, name: str) -> None:
-        """Remove an endpoint. Raises ``ConfigError`` if there is none with this name."""
         with self._changing:
             self.fleet.remove(name)
 
     def reload(self, wanted: ClientConfig) -> frozenset[str]:
         """Replace the settings. Returns the names of what changed."""
         with self._changing:
-            changed, self._config = self.fleet.reload(self.config, wanted, self.prices), wanted
+            changed, self._config = self.fleet.reload(self.config, wanted), wanted
+            self._set_prices(wanted.endpoints)
         self._look_around()
         return changed
+
+    def _set_prices(self, endpoints: Iterable[Endpoint]) -> None:
+        """Set the prices of endpoints. Those of removed endpoints are kept, for the cost of running batches."""
+        for endpoint in endpoints:
+            if endpoint.price is not None:
+                self.prices[endpoint.name] = endpoint.price
+            else:
+                self.prices.pop(endpoint.name, None)
 
     def _look_around(self) -> None:
         self.engine.look_around()
         self._sharing.look_around()
 
     async def aclose(self) -> None:
-        """Close all connections and fail unfinished requests with ``ClientClosed``."""
         await self.engine.aclose()
         await self._sharing.aclose()
 
     # requests
 
     def driver(self) -> LoopDriver:
-        """Return the engine's driver of the running event loop."""
         return self.engine.driver()
 
     def pool(self, model: str) -> Pool:
@@ -185,39 +184,37 @@ class Runtime:
         keep = given.get("keep_results", True)
         return {"deadline": deadline, "on_result": on_result, "progress": progress, "prices": prices, "keep": keep}
 
-    async def one(self, call: WireRequest, terms: RequestOptions) -> Result[Any]:
-        """Send one request and return its result. Raises its error."""
+    async def one(self, call: WireRequest, request_options: RequestOptions) -> Result[Any]:
         waiter = Single(self.driver())
-        return await waiter.result(terms.task(call, self.pool(call.model), waiter, 0))
+        return await waiter.result(request_options.task(call, self.pool(call.model), waiter, 0))
 
     async def many(self, prepare: Prepare, model: str, items: Items, given: Mapping[str, Any]) -> BatchResult[Any]:
-        """Send one request for each item."""
-        pool, terms = self.pool(model), self.request_options(given)
-        waiter = BatchWaiter(self.driver(), pool, items, prepare, terms=terms, **self.collecting(given, pool, items, model))
+        pool, request_options = self.pool(model), self.request_options(given)
+        collecting = self.collecting(given, pool, items, model)
+        waiter = BatchWaiter(self.driver(), pool, items, prepare, terms=request_options, **collecting)
         return await waiter.run()
 
-    async def merged(self, spec: MergeSpec, calls: list[WireRequest], terms: RequestOptions) -> list[Result[Any]]:
+    async def merged(self, spec: MergeSpec, calls: list[WireRequest], request_options: RequestOptions) -> list[Result[Any]]:
         """Send the items of one call, all of one shape, merged with items of other calls. Raises the error of the first that failed."""
         pool = self.pool(spec.blank.model)
         if not calls:
             return []
         driver = self.driver()
         waiter = ItemWaiter(driver)
-        items = [MergedItem(call, pool, terms, waiter, index) for index, call in enumerate(calls)]
-        return await waiter.results(self._merger(driver, pool, spec, terms.tenant, spec.key(calls[0])), items)
+        items = [MergedItem(call, pool, request_options, waiter, index) for index, call in enumerate(calls)]
+        return await waiter.results(self._merger(driver, pool, spec, request_options.tenant, spec.key(calls[0])), items)
 
     async def merged_many(self, spec: MergeSpec, items: Items, given: Mapping[str, Any]) -> BatchResult[Any]:
-        """Send many items, merged into shared requests."""
         model = spec.blank.model
-        pool, terms, driver = self.pool(model), self.request_options(given), self.driver()
+        pool, request_options, driver = self.pool(model), self.request_options(given), self.driver()
         waiter = MergedBatchWaiter(
             driver,
             pool,
             items,
             spec.call,
             spec=spec,
-            find=lambda key: self._merger(driver, pool, spec, terms.tenant, key),
-            terms=terms,
+            find=lambda key: self._merger(driver, pool, spec, request_options.tenant, key),
+            terms=request_options,
             **self.collecting(given, pool, items, model),
         )
         return await waiter.run()
@@ -239,19 +236,19 @@ class Runtime:
 
     def stream(self, call: WireRequest, given: Mapping[str, Any]) -> Stream:
         """Return the stream of one request. Nothing is sent until it is used. Raises ``NoEndpoint``."""
-        terms = self._streaming(given)
+        request_options = self._streaming(given)
         self.pool(call.model)
 
         def begin() -> SingleStreamSink:
             waiter = SingleStreamSink(self.driver())
-            waiter.submit(terms.task(call, self.pool(call.model), waiter, 0))
+            waiter.submit(request_options.task(call, self.pool(call.model), waiter, 0))
             return waiter
 
-        return Stream(begin, restarts=terms.restarts)
+        return Stream(begin, restarts=request_options.restarts)
 
     def stream_many(self, prepare: Prepare, model: str, items: Items, given: Mapping[str, Any]) -> BatchStream:
         """Return the streams of many requests. Nothing is sent until they are used. Raises ``NoEndpoint``."""
-        terms = self._streaming(given)
+        request_options = self._streaming(given)
         most = options.count("max_concurrent_streams", given.get("max_concurrent_streams", 0))
         on_stream_error = options.callback("on_stream_error", given.get("on_stream_error"))
         options.seconds("deadline", given.get("deadline"))
@@ -260,9 +257,9 @@ class Runtime:
         def begin() -> BatchStreamSink:
             pool = self.pool(model)
             collecting = self.collecting(given, pool, items, model)
-            return BatchStreamSink(self.driver(), pool, items, prepare, terms=terms, most=most, **collecting).launch()
+            return BatchStreamSink(self.driver(), pool, items, prepare, terms=request_options, most=most, **collecting).launch()
 
-        return BatchStream(begin, on_stream_error, restarts=terms.restarts)
+        return BatchStream(begin, on_stream_error, restarts=request_options.restarts)
 
     def _streaming(self, given: Mapping[str, Any]) -> RequestOptions:
         on_interrupt = given.get("on_interrupt", "raise")
@@ -279,13 +276,7 @@ class Client(Protocol):
 
 
 def runtime_of(client: Client) -> Runtime:
-    """Return the runtime of a client."""
     return client._runtime
-
-
-def _tokens_of(call: WireRequest) -> tuple[float, float]:
-    """Return a rough estimate of the (prompt, maximum output) tokens of a call."""
-    return call.codec.estimate_tokens(call)
 
 
 def _watching(telemetry: Any, observers: Any) -> tuple[Any, Any, list[object]]:

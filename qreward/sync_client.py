@@ -32,9 +32,6 @@ class SyncQRewardClient(BlockingTwin[QRewardClient]):
     passed to ``on_result``. ``on_result`` and the input of a batch run in the background thread. They should be fast, and a blocking call
     made in them raises ``RuntimeError``.
 
-    A pickled client carries its configuration and its telemetry, but no observers. After a fork, the child process starts with the same
-    configuration and no requests or connections.
-
     Example:
         >>> from qreward import Endpoint, SyncQRewardClient
         >>> with SyncQRewardClient([Endpoint("http://gpu-0:8000/v1", models=["judge-*"])]) as client:

@@ -13,6 +13,7 @@ from types import ModuleType
 import hypothesis
 import pytest
 from scale import SCALE
+from shared_tools import run
 
 from qreward.testing.virtual_time import run_in_virtual_time
 
@@ -22,8 +23,14 @@ hypothesis.settings.load_profile("qreward")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it to what it runs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+SOCKETS = ("acceptance", "client", "codecs", "server", "testing", "transport")
+"""Folders whose tests use sockets."""
 _OUTSIDE = ("OPENAI_", "QREWARD_", "OTEL_", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "real_time(seconds): a coroutine with sockets or threads, which know no virtual time, and its limit")
 
 
 @pytest.fixture(autouse=True)
@@ -42,8 +49,13 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """A test that is a coroutine runs on virtual time."""
+    """Run a coroutine test: on virtual time, or on an ordinary loop in the folders of ``SOCKETS`` and where it is marked ``real_time``."""
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
-    run_in_virtual_time(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}))
+    test = pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames})
+    marker = pyfuncitem.get_closest_marker("real_time")
+    if marker is not None or pyfuncitem.path.parent.name in SOCKETS:
+        run(test, *(marker.args if marker is not None else ()))
+    else:
+        run_in_virtual_time(test)
     return True

@@ -1,25 +1,28 @@
-"""What tests of several folders share: a table of cases in one test, async tests that leave nothing running, a chat completion."""
+"""What tests of several folders share: a table of cases in one test, coroutines that leave nothing running, a chat completion,
+a scorer that notes what it is given."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import html
 import inspect
-from collections.abc import Callable, Coroutine, Iterable
+import re
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import pytest
 
 T = TypeVar("T")
-PATIENCE = 10.0  # seconds that an event may take before a test fails; never slept
-_FAILURES = (Exception, pytest.fail.Exception)
+PATIENCE = 30.0  # seconds that an event may take before a test fails; never slept
 
 
-def run(main: Coroutine[Any, Any, T]) -> T:
-    """Run an async test in a loop of its own; nothing may be left running in it."""
+def run(main: Coroutine[Any, Any, T], seconds: float = 110.0) -> T:
+    """Run an async test in a loop of its own; nothing may be left running in it. The limit is less than the 120 s of pytest."""
 
     async def guarded() -> T:
-        async with asyncio.timeout(110):  # of the 120 s after which pytest gives up
+        async with asyncio.timeout(seconds):
             found = await main
         await asyncio.sleep(0)
         if left := asyncio.all_tasks() - {asyncio.current_task()}:  # what was just cancelled or closed may need a turn or two
@@ -28,6 +31,19 @@ def run(main: Coroutine[Any, Any, T]) -> T:
         return found
 
     return asyncio.run(guarded())
+
+
+async def until(condition: Callable[[], Any], seconds: float = 30.0) -> Any:
+    """Wait until something is true, on a real clock, and return it."""
+    async with asyncio.timeout(seconds):
+        while not (found := condition()):  # noqa: ASYNC110 - nobody would set an event
+            await asyncio.sleep(0.001)
+    return found
+
+
+def words(page: str) -> str:
+    """What a reader sees of HTML."""
+    return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]*>", " ", page)).replace("\xa0", " ")).strip()
 
 
 def each(names: str, cases: Iterable[Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -40,22 +56,16 @@ def each(names: str, cases: Iterable[Any]) -> Callable[[Callable[..., Any]], Cal
 
     def decorate(test: Callable[..., Any]) -> Callable[..., Any]:
         async def asynchronously(**others: Any) -> None:
-            wrong: list[BaseException] = []
-            for case in table:
-                try:
-                    await test(**case, **others)
-                except _FAILURES as error:
-                    wrong.append(_named(error, case))
-            _report(wrong, len(table))
+            with _reported(len(table)) as wrong:
+                for case in table:
+                    with _collected(case, wrong):
+                        await test(**case, **others)
 
         def plainly(**others: Any) -> None:
-            wrong: list[BaseException] = []
-            for case in table:
-                try:
-                    test(**case, **others)
-                except _FAILURES as error:
-                    wrong.append(_named(error, case))
-            _report(wrong, len(table))
+            with _reported(len(table)) as wrong:
+                for case in table:
+                    with _collected(case, wrong):
+                        test(**case, **others)
 
         signature = inspect.signature(test)
         assert set(wanted) <= set(signature.parameters), f"{test.__name__} does not take {names}"
@@ -68,12 +78,19 @@ def each(names: str, cases: Iterable[Any]) -> Callable[[Callable[..., Any]], Cal
     return decorate
 
 
-def _named(error: BaseException, case: dict[str, Any]) -> BaseException:
-    error.add_note("the case: " + ", ".join(f"{name}={value!r:.300}" for name, value in case.items()))
-    return error
+@contextmanager
+def _collected(case: dict[str, Any], wrong: list[BaseException]) -> Iterator[None]:
+    try:
+        yield
+    except (Exception, pytest.fail.Exception) as error:
+        error.add_note("the case: " + ", ".join(f"{name}={value!r:.300}" for name, value in case.items()))
+        wrong.append(error)
 
 
-def _report(wrong: list[BaseException], count: int) -> None:
+@contextmanager
+def _reported(count: int) -> Iterator[list[BaseException]]:
+    wrong: list[BaseException] = []
+    yield wrong
     if wrong:
         raise BaseExceptionGroup(f"{len(wrong)} of {count} cases", wrong)
 
@@ -91,11 +108,37 @@ def completion(content: Any = "yes", **members: Any) -> dict[str, Any]:
     } | members
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run an async test; a module may name another function for it than ``run``, as ``run_async_test``."""
-    if not inspect.iscoroutinefunction(pyfuncitem.obj):
-        return None
-    arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
-    getattr(pyfuncitem.module, "run_async_test", run)(pyfuncitem.obj(**arguments))
-    return True
+class Lengths:
+    """An async scorer: the reward is the length of the completion. A poisonous one spoils its whole batch.
+
+    Attributes:
+        batches: the completions of each call.
+        metadata: of each completion.
+        release: set to let the batches go, if it was given.
+    """
+
+    def __init__(self, seconds: float = 0.0, *, held: bool = False) -> None:
+        self.seconds = seconds
+        self.batches: list[list[str]] = []
+        self.metadata: list[dict[str, Any]] = []
+        self.release = asyncio.Event() if held else None
+        self.running = self.peak = 0
+
+    async def __call__(self, completions: list[str], metadata: list[dict[str, Any]]) -> list[float]:
+        self.batches.append(completions)
+        self.metadata += metadata
+        self.running += 1
+        self.peak = max(self.peak, self.running)
+        try:
+            if self.release is not None:
+                await self.release.wait()
+            await asyncio.sleep(self.seconds)
+        finally:
+            self.running -= 1
+        if any("poison" in completion for completion in completions):
+            raise ValueError("poison was found")
+        return [float(len(completion)) for completion in completions]
+
+    @property
+    def seen(self) -> list[str]:
+        return [completion for batch in self.batches for completion in batch]

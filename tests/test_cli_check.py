@@ -68,17 +68,20 @@ def silent() -> Iterator[str]:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_server_of_each_kind_that_is_set_up_well_is_found_well(kind: str, check: Check) -> None:
-    with fake(kind, models=["judge-*"], api_key=KEY) as endpoint:
-        status, (found,) = check.json({**endpoint, "models": ["judge-*"], "api_key": KEY}, more=("--call",))
-    assert (status, found["problems"]) == (0, [])
-    assert (found["reachable"], found["seems"], found["called"]) == (True, None, "answered")
-    assert found["ready"] is (None if kind == "openrlhf" else True)
-    assert 0 < found["latency"] < 20
-    assert found["auth"] == ("?" if kind == "openrlhf" else "accepted")
-    if kind not in ("tei", "openrlhf"):
-        assert found["models"] == ["judge-fake"]
+def test_a_server_of_each_kind_that_is_set_up_well_is_found_well(check: Check) -> None:
+    key = {"models": ["judge-*"], "api_key": KEY}
+    with FakeFleet([FakeEndpoint(kind, kind=kind, **key) for kind in KINDS]) as fleet:
+        endpoints = [{"name": kind, "kind": kind, "base_url": url, **key} for kind, url in fleet.urls.items()]
+        status, found = check.json(*endpoints, more=("--call",))
+    assert (status, [each["problems"] for each in found]) == (0, [[]] * len(KINDS))
+    for each in found:
+        kind = each["kind"]
+        assert (each["reachable"], each["seems"], each["called"]) == (True, None, "answered")
+        assert each["ready"] is (None if kind == "openrlhf" else True)
+        assert 0 < each["latency"] < 20
+        assert each["auth"] == ("?" if kind == "openrlhf" else "accepted")
+        if kind not in ("tei", "openrlhf"):
+            assert each["models"] == ["judge-fake"]
 
 
 def test_it_tells_limits_and_queue_as_servers_do(check: Check) -> None:
@@ -92,19 +95,7 @@ def test_it_tells_limits_and_queue_as_servers_do(check: Check) -> None:
         _, said = check(*named)
     assert "items=32 concurrency=512" in said
     assert "0 running, 0 waiting" in said
-    assert said.splitlines()[0].split() == [
-        "endpoint",
-        "url",
-        "kind",
-        "state",
-        "latency",
-        "models",
-        "server",
-        "limits",
-        "queue",
-        "TLS",
-        "key",
-    ]
+    assert " ".join(said.splitlines()[0].split()) == "endpoint url kind state latency models server limits queue TLS key"
     assert said.splitlines()[-1] == "all is well"
 
 
@@ -184,12 +175,8 @@ def test_models_that_are_not_there(check: Check) -> None:
             status, (found,) = check.json({**endpoint, **settings}, routes=routes)
             assert status == (1 if problems else 0), settings
             assert [text.partition(";")[0] for text in found["problems"]] == problems
-
-
-def test_a_server_that_serves_one_model_under_any_name_is_not_asked_for_its_names(check: Check) -> None:
-    with fake("sglang", models=["judge-7b"]) as endpoint:
-        status, _ = check.json({**endpoint, "models": ["mine"]})
-    assert status == 0
+    with fake("sglang", models=["judge-7b"]) as endpoint:  # it serves one model under any name
+        assert check.json({**endpoint, "models": ["mine"]})[0] == 0
 
 
 def test_a_server_that_is_loading_and_one_that_fails_a_call(check: Check) -> None:
@@ -202,12 +189,20 @@ def test_a_server_that_is_loading_and_one_that_fails_a_call(check: Check) -> Non
     assert found[1]["problems"][0].startswith("a call failed: endpoint 'b' answered 500 for model 'fake'")
 
 
-def test_a_timeout_that_is_none_is_a_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_timeout_that_is_none_is_a_mistake_and_a_reader_that_has_enough_is_no_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "fleet.json"
-    path.write_text('{"endpoints": [{"base_url": "http://127.0.0.1:9/v1"}]}')
+    path.write_text(json.dumps({"endpoints": [{"base_url": "http://127.0.0.1:9/v1", "name": f"gpu-{n}"} for n in range(20)]}))
     for given in ("0", "-1", "inf", "nan"):
         assert main(["check", str(path), "--timeout", given]) == 2
         assert "--timeout must be more than 0 seconds" in capsys.readouterr().err
+    command = [sys.executable, "-m", "qreward", "check", str(path), "--json", "--timeout", "5"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (141, b"")
 
 
 # TLS
@@ -244,16 +239,20 @@ def tls_server(certificate: Path, key: Path) -> Iterator[str]:
         server.server_close()
 
 
-def self_signed(folder: Path, days: int) -> tuple[Path, Path]:
-    """A certificate that nobody vouches for, which ends after so many days."""
+def openssl(folder: Path, *arguments: str) -> None:
     tool = shutil.which("openssl")
     if tool is None:
         pytest.skip("there is no openssl to make a certificate with")
-    certificate, key = folder / "certificate.pem", folder / "key.pem"
-    what = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-subj", "/CN=test"]
-    where = ["-addext", "subjectAltName=IP:127.0.0.1", "-days", str(days), "-keyout", str(key), "-out", str(certificate)]
-    subprocess.run([tool, *what, *where], check=True, capture_output=True)
-    return certificate, key
+    subprocess.run([tool, *arguments], check=True, capture_output=True, cwd=folder)
+
+
+NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-subj", "/CN=test", "-keyout", "key")
+
+
+def self_signed(folder: Path, days: int) -> tuple[Path, Path]:
+    """A certificate that nobody vouches for, which ends after so many days."""
+    openssl(folder, "req", "-x509", *NEW_KEY, "-addext", "subjectAltName=IP:127.0.0.1", "-days", str(days), "-out", "certificate")
+    return folder / "certificate", folder / "key"
 
 
 def test_a_self_signed_certificate_is_refused_said_and_trusted_if_verify_says_so(check: Check, tmp_path: Path) -> None:
@@ -298,33 +297,17 @@ def test_settings_without_effect_are_notes(check: Check) -> None:
     assert "b: (note) it is the same server as 'a'" in said
 
 
-def test_a_reader_that_has_enough_is_no_error(tmp_path: Path) -> None:
-    path = tmp_path / "fleet.json"
-    path.write_text(json.dumps({"endpoints": [{"base_url": "http://127.0.0.1:9/v1", "name": f"gpu-{n}"} for n in range(20)]}))
-    command = [sys.executable, "-m", "qreward", "check", str(path), "--json", "--timeout", "5"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        process.stdout.close()
-        _, said = process.communicate(timeout=60)
-    assert (process.returncode, said) == (141, b"")
-
-
 def expired(folder: Path) -> tuple[Path, Path]:
     """A certificate that ended on 1 January 2021."""
-    tool = shutil.which("openssl")
-    if tool is None:
-        pytest.skip("there is no openssl to make a certificate with")
     settings = (
         "[ca]\ndefault_ca=x\n[x]\ndatabase=index\nnew_certs_dir=.\nrand_serial=yes\ndefault_md=sha256\npolicy=p\n[p]\ncommonName=supplied\n"
     )
     (folder / "ca").write_text(settings)
     (folder / "index").touch()
-    curve = ["-pkeyopt", "ec_paramgen_curve:prime256v1"]
-    request = ["req", "-newkey", "ec", *curve, "-nodes", "-subj", "/CN=test", "-keyout", "key", "-out", "request"]
+    openssl(folder, "req", *NEW_KEY, "-out", "request")
     times = ["-startdate", "20200101000000Z", "-enddate", "20210101000000Z"]
-    sign = ["ca", "-batch", "-config", "ca", "-selfsign", "-keyfile", "key", "-in", "request", *times, "-out", "certificate", "-notext"]
-    for arguments in (request, sign):
-        subprocess.run([tool, *arguments], check=True, capture_output=True, cwd=folder)
+    sign = ["-batch", "-config", "ca", "-selfsign", "-keyfile", "key", "-in", "request", *times, "-out", "certificate", "-notext"]
+    openssl(folder, "ca", *sign)
     return folder / "certificate", folder / "key"
 
 
@@ -338,11 +321,11 @@ def test_a_certificate_that_has_expired_is_a_problem(check: Check, tmp_path: Pat
 
 
 def test_the_end_of_a_certificate_that_a_private_authority_signed_is_told(tmp_path: Path) -> None:
-    authority, key = self_signed(tmp_path, 1000)
-    subprocess.run(["openssl", "req", "-new", "-key", key, "-subj", "/CN=leaf", "-out", tmp_path / "request"], check=True)
-    sign = ["openssl", "x509", "-req", "-in", tmp_path / "request", "-CA", authority, "-CAkey", key, "-days", "10", "-set_serial", "5"]
-    subprocess.run([*sign, "-out", tmp_path / "leaf"], check=True, capture_output=True)
+    _, key = self_signed(tmp_path, 1000)
+    openssl(tmp_path, "req", "-new", "-key", "key", "-subj", "/CN=leaf", "-out", "request")
+    sign = ["-CA", "certificate", "-CAkey", "key", "-days", "10", "-set_serial", "5", "-out", "leaf"]
+    openssl(tmp_path, "x509", "-req", "-in", "request", *sign)
     with tls_server(tmp_path / "leaf", key) as url:
-        tls = asyncio.run(findings.shake_hands("127.0.0.1", int(url.rsplit(":", 1)[1].removesuffix("/v1"))))
+        tls = asyncio.run(findings.tls_handshake("127.0.0.1", int(url.rsplit(":", 1)[1].removesuffix("/v1"))))
     assert tls is not None
     assert tls.days == pytest.approx(10, abs=0.01)

@@ -33,8 +33,8 @@ def test_it_names_the_route_the_reason_and_each_endpoint_without_secrets(config:
         "'judge-7b' takes the route 'judge-7b': an exact name goes first; weighted_round_robin among 2",
         "  b  http://127.0.0.1:8/v1, as 'J7', weight 2, concurrency adapts",
         "  a  http://127.0.0.1:9/v1, weight 3, concurrency adapts, rpm 600",
-        "less specific, not used: 'judge-*', which is less specific",
-        "less specific, not used: '*', which is less specific",
+        "not used: 'judge-*', which is less specific",
+        "not used: '*', which is less specific",
     ]
 
 

@@ -7,17 +7,13 @@ import os
 import pickle
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from qreward import ConfigError, Endpoint, LoadBalanceStrategy, Retry, Route
 from qreward.settings.client import OPENAI_BASE_URL, ClientConfig, config_from_env, load_config
-from qreward.settings.files import _json_line, _yaml_line
 
 SECRET = "sk-hush-7f3a"
 GPU_0 = {"base_url": "http://gpu-0:8000/v1", "name": "gpu-0"}
@@ -85,6 +81,8 @@ def test_every_kind_of_file_says_the_same(monkeypatch: pytest.MonkeyPatch) -> No
     for name, text in (("q.yaml", YAML), ("q.YML", YAML), ("q.json", JSON), ("q.toml", TOML)):
         Path(name).write_text(text)
         assert load_config(name) == load_config(Path(name)) == expected, name
+        Path(name).write_bytes(b"\xef\xbb\xbf" + text.encode())
+        assert load_config(name) == expected, f"{name} with a byte order mark"
 
 
 def test_a_mapping_is_read_like_a_file_and_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,15 +114,7 @@ def test_what_is_not_said_has_its_default() -> None:
     config = load_config({"endpoints": [GPU_0]})
     assert config == ClientConfig(endpoints=(Endpoint(**GPU_0),))
     assert (config.routes, config.retry, config.timeout) == ((), Retry(), 600.0)
-
-
-def test_the_budget_of_a_call_can_be_switched_off() -> None:
     assert load_config({"endpoints": [GPU_0], "timeout": None}).timeout is None
-
-
-def test_a_file_saved_with_a_byte_order_mark_is_read() -> None:
-    Path("q.json").write_bytes(b"\xef\xbb\xbf" + json.dumps({"endpoints": [GPU_0]}).encode())
-    assert load_config("q.json").endpoints[0].name == "gpu-0"
 
 
 def test_yaml_anchors_and_merges_are_no_repeats() -> None:
@@ -275,9 +265,10 @@ def test_a_file_that_is_not_there_and_a_folder_are_told_by_name() -> None:
         load_config("folder.yaml")
 
 
-def test_without_pyyaml_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pyyaml_the_error_says_what_to_install_and_those_of_json_name_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "yaml", None)
     assert "install qreward[yaml], or write the file as JSON or TOML" in refusal("q.yaml", YAML)
+    assert refusal("q.json", FAULTS["q.json"]).splitlines()[2] == "q.json: timeout: '300s' is not a number of seconds; write 300"
 
 
 def test_endpoints_of_one_name_are_refused_and_the_error_shows_how_to_name_them() -> None:
@@ -286,31 +277,24 @@ def test_endpoints_of_one_name_are_refused_and_the_error_shows_how_to_name_them(
         load_config({"endpoints": [same, {"base_url": "http://gpu-0:8000/v2"}]})
 
 
-def test_a_route_to_an_endpoint_that_does_not_exist_offers_the_nearest_name() -> None:
-    said = refusal_of(routes={"judge-*": {"endpoints": ["gpu-0", "gpu1"]}})
-    assert said == "configuration: routes.judge-*.endpoints: there is no endpoint 'gpu1'; did you mean 'gpu-1'?"
-    assert refusal_of(routes={"judge-*": {"endpoints": ["far"]}}).endswith("the endpoints are 'gpu-0', 'gpu-1'")
-
-
-def test_a_pattern_may_have_only_one_route() -> None:
-    route = {"pattern": "judge-*", "endpoints": ["gpu-0"]}
-    assert "routes: more than one route has the pattern 'judge-*'" in refusal_of(routes=[route, route])
-
-
-def test_a_wrong_route_is_named_by_its_pattern() -> None:
+def test_a_wrong_route_is_named_by_its_pattern_and_a_wrong_timeout_is_refused() -> None:
     mapping = "routes.j*: must be a mapping of endpoints, strategy and weights"
-    wrong: list[tuple[object, str]] = [
-        ({"endpoints": ["gpu-0"], "strategyy": "x"}, "routes.j*: unknown setting 'strategyy'; did you mean 'strategy'?"),
-        ({"endpoints": "gpu-0"}, "routes.j*.endpoints: must be a list, not a string"),
-        *((body, mapping) for body in ({"endpoints": ["gpu-0"], "pattern": "k*"}, None, ["gpu-0"])),
+    unknown = "configuration: routes.j*.endpoints: there is no endpoint"
+    route = {"pattern": "j*", "endpoints": ["gpu-0"]}
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"routes": {"j*": {"endpoints": ["gpu-0", "gpu1"]}}}, f"{unknown} 'gpu1'; did you mean 'gpu-1'?"),
+        ({"routes": {"j*": {"endpoints": ["far"]}}}, f"{unknown} 'far'; the endpoints are 'gpu-0', 'gpu-1'"),
+        ({"routes": [route, route]}, "routes: more than one route has the pattern 'j*'"),
+        (
+            {"routes": {"j*": {"endpoints": ["gpu-0"], "strategyy": "x"}}},
+            "routes.j*: unknown setting 'strategyy'; did you mean 'strategy'?",
+        ),
+        ({"routes": {"j*": {"endpoints": "gpu-0"}}}, "routes.j*.endpoints: must be a list, not a string"),
+        *(({"routes": {"j*": body}}, mapping) for body in ({"endpoints": ["gpu-0"], "pattern": "k*"}, None, ["gpu-0"])),
+        *(({"timeout": value}, "timeout: ") for value in (0, -1, float("nan"), float("inf"), True)),
     ]
-    found = [(body, said, refusal_of(routes={"j*": body})) for body, said in wrong]
+    found = [(settings, message, refusal_of(**settings)) for settings, message in wrong]
     assert [each for each in found if each[1] not in each[2]] == []
-
-
-def test_the_budget_of_a_call_is_a_positive_finite_number() -> None:
-    for value in (0, -1, float("nan"), float("inf"), True):
-        assert "timeout: " in refusal_of(timeout=value)
 
 
 def secretive() -> ClientConfig:
@@ -424,32 +408,6 @@ def test_settings_without_effect_are_logged_as_warnings(caplog: pytest.LogCaptur
         if found != expected:
             wrong[case] = found
     assert not wrong
-
-
-NESTED = st.recursive(
-    st.one_of(
-        st.integers(), st.booleans(), st.none(), st.text(st.characters(codec="ascii", min_codepoint=32, max_codepoint=126), max_size=6)
-    ),
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=3),
-        st.dictionaries(st.text('ab"{}[]:,\\', max_size=4), inner, max_size=3),
-    ),
-    max_leaves=12,
-)
-
-
-def paths_of(value: Any) -> Iterator[tuple[str | int, ...]]:
-    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, inner in pairs:
-        yield (key,)
-        yield from ((key, *rest) for rest in paths_of(inner))
-
-
-@given(NESTED, st.sampled_from([None, 0, 2]))
-def test_the_line_of_a_setting_is_the_same_whether_a_file_is_read_as_json_or_as_yaml(value: Any, indent: int | None) -> None:
-    text = json.dumps({"settings": value}, indent=indent)
-    root = {"settings": value}
-    assert {path: _json_line(text, path) for path in paths_of(root)} == {path: _yaml_line(text, path) for path in paths_of(root)}
 
 
 def test_the_value_of_a_variable_is_taken_as_it_is_with_its_dollar_signs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

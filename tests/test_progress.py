@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import types
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any
 
 import pytest
@@ -93,6 +93,22 @@ def no_logging(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logging.getLogger("qreward"), "propagate", False)
 
 
+def in_ipython(monkeypatch: pytest.MonkeyPatch, config: dict[str, Any] | None, *, widgets: bool) -> list[str]:
+    """Run in an IPython shell with this configuration, or in none. Returns the texts that its display will show."""
+    shown: list[str] = []
+    handle = types.SimpleNamespace(update=lambda data, raw: shown.append(data["text/plain"]))
+
+    def display(data: dict[str, str], *, raw: bool, display_id: bool) -> Any:
+        shown.append(data["text/plain"])
+        return handle
+
+    shell = None if config is None else types.SimpleNamespace(config=config)
+    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
+    monkeypatch.setitem(sys.modules, "IPython.display", types.SimpleNamespace(display=display))
+    monkeypatch.setattr("qreward.progress._has_widgets", lambda: widgets)
+    return shown
+
+
 def meter_of(wanted: Any, total: int | None = None, **settings: Any) -> ProgressMeter:
     meter = start_progress(wanted, total, **settings)
     assert meter is not None
@@ -123,15 +139,10 @@ def test_a_function_gets_the_counts_of_all_results_at_the_end() -> None:
     assert last.cost == pytest.approx(0.004)
     assert (last.in_flight, last.window, last.elapsed) == (3, 8, 2.5)
     assert last.p95 == pytest.approx(1.0, rel=0.06)
-
-
-def test_what_is_not_known_is_none() -> None:
-    seen: list[Progress] = []
     meter = meter_of(seen.append)
     meter.add(bad("refused"))
     meter.close()
-    assert (seen[-1].total, seen[-1].p95, seen[-1].cost) == (None, None, None)
-    assert (seen[-1].in_flight, seen[-1].window) == (0, 0)
+    assert (seen[-1].total, seen[-1].p95, seen[-1].cost, seen[-1].in_flight, seen[-1].window) == (None, None, None, 0, 0)
 
 
 def test_p95_is_that_of_the_answers_and_follows_them() -> None:
@@ -151,9 +162,10 @@ def test_p95_is_that_of_the_answers_and_follows_them() -> None:
 
 @given(steps=st.lists(st.tuples(st.sampled_from([0.0, 0.01, 0.1, 0.24, 0.3, 2.0]), st.sampled_from(["ok", "bad", "refresh"])), max_size=60))
 def test_a_function_is_called_at_most_four_times_a_second_and_once_at_the_end(steps: list[tuple[float, str]]) -> None:
-    clock = Clock()
+    """A refresh shows what is under way while nothing is done."""
+    clock, loads = Clock(), count()
     calls: list[tuple[float, Progress]] = []
-    meter = meter_of(lambda progress: calls.append((clock.now, progress)), clock=clock)
+    meter = meter_of(lambda progress: calls.append((clock.now, progress)), clock=clock, load=lambda: RouteLoad(next(loads), 100))
     for seconds, what in steps:
         clock.now += seconds
         if what == "refresh":
@@ -165,22 +177,13 @@ def test_a_function_is_called_at_most_four_times_a_second_and_once_at_the_end(st
     meter.close()
     meter.refresh()
     assert len(calls) == before_the_end + 1
+    assert [progress.in_flight for _, progress in calls] == list(range(len(calls)))
     times = [at for at, _ in calls[:-1]]
     assert all(later - earlier >= 0.25 - 1e-9 for earlier, later in pairwise(times))
     done = [progress.done for _, progress in calls]
     assert done == sorted(done)
     last = calls[-1][1]
     assert (last.ok, last.failed) == (sum(what == "ok" for _, what in steps), sum(what == "bad" for _, what in steps))
-
-
-def test_refresh_shows_what_is_under_way_while_nothing_is_done() -> None:
-    clock, loads = Clock(), iter([RouteLoad(1, 4), RouteLoad(2, 4), RouteLoad(4, 4)])
-    seen: list[Progress] = []
-    meter = meter_of(seen.append, clock=clock, load=lambda: next(loads))
-    for _ in range(20):
-        meter.refresh()
-        clock.now += 0.03125
-    assert [progress.in_flight for progress in seen] == [1, 2, 4]
 
 
 # where
@@ -217,8 +220,10 @@ def test_only_the_first_of_many_ranks_shows_something(monkeypatch: pytest.Monkey
 
 
 def test_a_bar_is_drawn_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = screen(monkeypatch, terminal=True)
-    clock = Clock()
+    terminal, threads = screen(monkeypatch, terminal=True), threading.active_count()
+    meter_of(True).close()
+    assert "0req" in terminal.drawn[-1]  # without a total, and although nothing was done
+    terminal, clock = screen(monkeypatch, terminal=True), Clock()
     meter = meter_of(True, 40, title="judge-7b", clock=clock, load=lambda: RouteLoad(64, 96), prices={"a": (100.0, 100.0)})
     assert terminal.drawn == []
     meter.refresh()
@@ -233,13 +238,7 @@ def test_a_bar_is_drawn_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     for part in ("req/s", "p95 1.9s", "64/96 in flight", "1.4k tok/s", "$0.14"):
         assert part in last
     assert len(terminal.drawn) < 10  # not one for each item
-
-
-def test_a_bar_moves_on_without_a_total_and_is_drawn_although_nothing_was_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = screen(monkeypatch, terminal=True)
-    meter = meter_of(True)
-    meter.close()
-    assert "0req" in terminal.drawn[-1]
+    assert threading.active_count() == threads
 
 
 def test_a_bar_is_drawn_again_while_nothing_gets_done(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,15 +250,6 @@ def test_a_bar_is_drawn_again_while_nothing_gets_done(monkeypatch: pytest.Monkey
         assert f"{loads[0].in_flight}/4 in flight" in terminal.drawn[-1]
         clock.now += 1.0
         loads.pop(0)
-    meter.close()
-
-
-def test_a_bar_starts_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    screen(monkeypatch, terminal=True)
-    before = threading.active_count()
-    meter = meter_of(True, 3)
-    meter.refresh()
-    assert threading.active_count() == before
     meter.close()
 
 
@@ -343,41 +333,31 @@ def test_a_terminal_without_tqdm_has_a_line_within_two_seconds_that_says_how_to_
     assert [("pip install 'qreward[progress]'" in line) for line in terminal.drawn] == [True, False, False]
 
 
-@pytest.mark.parametrize("columns", [60, 80, 100, 200])
-def test_a_bar_keeps_both_its_ends_in_a_terminal_of_any_width(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = screen(monkeypatch, terminal=True)
-    monkeypatch.setattr("tqdm.std._screen_shape_wrapper", lambda: lambda _: (columns, 24))
-    clock = Clock()
-    meter = meter_of(True, 2000, title="x", clock=clock, load=lambda: RouteLoad(8, 17, 1, 3))
-    for number in range(600):
-        clock.now += 0.01
-        trail = (tried("transient"),) if number % 3 else (tried("cancelled", hedge=True),)
-        meter.add(good(seconds=0.125, trail=trail, usage=Usage(100, 42, 142)))
-    meter.add(bad("transient"))
-    meter.close()
-    last = terminal.drawn[-1]
-    assert last.startswith("x:  30%|")
-    assert last.endswith("]")
-    assert len(last) <= columns
-    wanted = {60: [], 80: ["1 of 3 down"], 200: ["1 of 3 down", "8/17 in flight", "p95 ", "retried ", "hedged ", "err ", "tok/s"]}
-    assert [part for part in wanted.get(columns, []) if part not in last] == []
+def test_a_bar_keeps_both_its_ends_in_a_terminal_of_any_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    every = ["1 of 3 down", "8/17 in flight", "p95 ", "retried ", "hedged ", "err ", "tok/s"]
+    wanted: dict[int, list[str]] = {60: [], 80: every[:1], 100: every[:1], 200: every}
+    for columns, parts in wanted.items():
+        terminal = screen(monkeypatch, terminal=True)
+        monkeypatch.setattr("tqdm.std._screen_shape_wrapper", lambda columns=columns: lambda _: (columns, 24))
+        clock = Clock()
+        meter = meter_of(True, 2000, title="x", clock=clock, load=lambda: RouteLoad(8, 17, 1, 3))
+        for number in range(600):
+            clock.now += 0.01
+            trail = (tried("transient"),) if number % 3 else (tried("cancelled", hedge=True),)
+            meter.add(good(seconds=0.125, trail=trail, usage=Usage(100, 42, 142)))
+        meter.add(bad("transient"))
+        meter.close()
+        last = terminal.drawn[-1]
+        assert (last[:8], last[-1]) == ("x:  30%|", "]")
+        assert len(last) <= columns
+        assert [part for part in parts if part not in last] == []
 
 
 def test_a_notebook_without_widgets_has_a_line_that_is_rewritten_and_writes_nothing_to_standard_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pipe = screen(monkeypatch, terminal=False)
-    shown: list[str] = []
-    handle = types.SimpleNamespace(update=lambda data, raw: shown.append(data["text/plain"]))
-
-    def display(data: dict[str, str], *, raw: bool, display_id: bool) -> Any:
-        shown.append(data["text/plain"])
-        return handle
-
-    shell = types.SimpleNamespace(config={"IPKernelApp": {}})
-    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
-    monkeypatch.setitem(sys.modules, "IPython.display", types.SimpleNamespace(display=display))
-    monkeypatch.setattr("qreward.progress._has_widgets", lambda: False)
+    shown = in_ipython(monkeypatch, {"IPKernelApp": {}}, widgets=False)
     meter = meter_of(True, 2, title="judge-7b")
     meter.refresh()
     meter.add(good())
@@ -388,40 +368,39 @@ def test_a_notebook_without_widgets_has_a_line_that_is_rewritten_and_writes_noth
     assert pipe.getvalue() == ""
 
 
-@pytest.mark.parametrize(("config", "bar"), [({"IPKernelApp": {}}, True), ({"TerminalIPythonApp": {}}, False), (None, False)])
-def test_a_notebook_has_a_bar_although_its_standard_error_is_no_terminal(
-    config: dict[str, Any] | None, bar: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pipe = screen(monkeypatch, terminal=False)
-    monkeypatch.setattr("qreward.progress._has_widgets", lambda: True)
-    shell = types.SimpleNamespace(config=config) if config is not None else None
-    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
-    meter = meter_of(True, 2)
-    meter.refresh()
-    assert bool(pipe.drawn) is bar
-    meter.close()
+def test_a_notebook_has_a_bar_although_its_standard_error_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    configs: list[tuple[Any, bool]] = [({"IPKernelApp": {}}, True), ({"TerminalIPythonApp": {}}, False), (None, False)]
+    for config, bar in configs:
+        pipe = screen(monkeypatch, terminal=False)
+        in_ipython(monkeypatch, config, widgets=True)
+        meter = meter_of(True, 2)
+        meter.refresh()
+        assert bool(pipe.drawn) is bar, config
+        meter.close()
 
 
 # harm
 
 
-def test_a_function_that_raises_is_logged_once_and_still_called(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_function_or_a_load_that_raises_is_logged_once_and_still_called(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
-    calls: list[Progress] = []
+    calls: list[Any] = []
 
-    def breaks(progress: Progress) -> None:
+    def breaks(*progress: Progress) -> Any:
         calls.append(progress)
         raise LookupError("the dashboard is gone")
 
-    meter = meter_of(breaks, clock=clock)
-    for _ in range(5):
-        clock.now += 1.0
-        meter.add(good())
-    meter.close()
-    assert len(calls) == 6
-    assert len(caplog.records) == 1
-    assert "the batch goes on" in caplog.text
-    assert "the dashboard is gone" in caplog.text
+    for meter in (meter_of(breaks, clock=clock), meter_of(lambda _: None, clock=clock, load=breaks)):
+        calls.clear()
+        caplog.clear()
+        for _ in range(5):
+            clock.now += 1.0
+            meter.add(good())
+        meter.close()
+        assert len(calls) == 6
+        (message,) = caplog.messages
+        assert "the batch goes on" in message
+        assert "the dashboard is gone" in caplog.text
 
 
 def test_a_function_may_stop_the_program() -> None:
@@ -436,42 +415,22 @@ def test_a_function_may_stop_the_program() -> None:
 def test_a_terminal_that_breaks_does_no_harm_and_the_bar_is_closed(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    terminal = screen(monkeypatch, terminal=True)
-    clock = Clock()
-    meter = meter_of(True, 3, clock=clock)
-    meter.refresh()
-    bar = meter._view._bar  # type: ignore[attr-defined]
-
-    terminal.broken = True
-    for _ in range(3):
-        clock.now += 1.0
-        meter.add(good())
-    terminal.broken = False
-    meter.close()
-    assert len(caplog.records) == 1
-    assert bar.disable
-    assert "3/3" in terminal.drawn[-1]
-
-
-def test_a_terminal_that_breaks_at_the_end_leaves_no_open_bar(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    terminal = screen(monkeypatch, terminal=True)
-    meter = meter_of(True, 3)
-    meter.refresh()
-    bar = meter._view._bar  # type: ignore[attr-defined]
-    terminal.broken = True
-    meter.close()
-    assert len(caplog.records) == 1
-    assert bar.disable
-
-
-def test_a_load_that_raises_does_no_harm(caplog: pytest.LogCaptureFixture) -> None:
-    def breaks() -> RouteLoad:
-        raise RuntimeError("changed size during iteration")
-
-    meter = meter_of(lambda _: None, load=breaks)
-    meter.add(good())
-    meter.close()
-    assert len(caplog.records) == 1
+    for mended in (True, False):
+        caplog.clear()
+        terminal = screen(monkeypatch, terminal=True)
+        clock = Clock()
+        meter = meter_of(True, 3, clock=clock)
+        meter.refresh()
+        bar = meter._view._bar  # type: ignore[attr-defined]
+        terminal.broken = True
+        for _ in range(3):
+            clock.now += 1.0
+            meter.add(good())
+        terminal.broken = not mended
+        meter.close()
+        assert len(caplog.records) == 1
+        assert bar.disable
+        assert ("3/3" in terminal.drawn[-1]) is mended
 
 
 # words

@@ -29,8 +29,8 @@ def kind_of(function: Any) -> FunctionKind | None:
     """The kind of a function or of a callable object; None if it cannot be called."""
     if not callable(function):
         return None
-    looks = (function, type(function).__call__)
-    return next((kind for is_kind, kind in _TESTS if any(map(is_kind, looks))), FunctionKind.THREADED)
+    called = (function, type(function).__call__)
+    return next((kind for is_kind, kind in _TESTS if any(map(is_kind, called))), FunctionKind.THREADED)
 
 
 def lists_taken(function: Callable[..., Any], most: int) -> int:

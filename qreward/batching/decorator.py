@@ -20,7 +20,7 @@ from qreward.batching.typing import BatchDecorator
 from qreward.batching.worker import LoopWorker
 
 RECEIVERS = ("self", "cls")
-"""Names of a first parameter that is an instance or a class, not a list."""
+"""The names of a first parameter that is an instance or a class, and the same for a batch, not a list."""
 _MISSING: Any = object()
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
@@ -36,14 +36,14 @@ class Binder:
     """Converts the arguments of one call to a tuple of values, and the tuples of many calls to the arguments of a batch.
 
     Passing an argument by position or by name is the same. A parameter that a call leaves out is not passed to the function. Its value is
-    the declared default, not a list of it. ``bound`` tells whether the first parameter is an instance or a class, the same for a batch.
+    the declared default, not a list of it. ``bound`` is True if the first parameter is one of ``RECEIVERS``.
     """
 
-    def __init__(self, function: Callable[..., Any], bound: bool) -> None:
+    def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
         self._signature = inspect.signature(function)
-        self.bound = bound
         parameters = list(self._signature.parameters.values())
+        self.bound = bound = bool(parameters) and parameters[0].name in RECEIVERS
         if len(parameters) <= bound:
             raise TypeError(f"{name_of(self._function)} must have a parameter for the list of items")
         fixed = [parameter for parameter in parameters if parameter.kind not in _VARIADIC]
@@ -100,28 +100,6 @@ class Binder:
         return (*bound.args, *(bound.kwargs[name] for name in passed.names), passed), passed
 
 
-def takes_receiver(function: Callable[..., Any], args: tuple[Any, ...]) -> bool:
-    """Whether the first argument of a call is the instance or the class of a method.
-
-    This is so if the first parameter is named ``self`` or ``cls``. Otherwise the function must be defined in the body of a class to which
-    the argument belongs, and must not be a static method of it. Other decorators around the function do not matter.
-    """
-    if inspect.ismethod(function):
-        return False
-    if next(iter(inspect.signature(function).parameters), None) in RECEIVERS:
-        return True
-    outer = getattr(function, "__qualname__", "").rpartition(".")[0]
-    if not args or not outer or outer.endswith("<locals>"):
-        return False
-    kind = args[0] if isinstance(args[0], type) else type(args[0])
-    its = (function.__module__, outer.rpartition(".")[2])  # a class that was pickled by value loses the rest of its qualified name
-    homes = [base for base in kind.__mro__ if (base.__module__, base.__name__) == its and function.__name__ in vars(base)]
-    return bool(homes) and not any(
-        isinstance(member, staticmethod) and (name == function.__name__ or inspect.unwrap(member.__func__) is function)
-        for name, member in vars(homes[0]).items()
-    )
-
-
 class DecoratedQueue(BatchQueue[Any, Any]):
     """The queue of a batched function. Finds the queue of each call and binds its arguments.
 
@@ -149,7 +127,7 @@ class DecoratedQueue(BatchQueue[Any, Any]):
         return super().loop_workers() + [worker for _, queue in list(self._queues.values()) for worker in queue.loop_workers()]
 
     def _queue_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[BatchQueue[Any, Any], Any, Hashable]:
-        binder = self._binder or self._bind(args)
+        binder = self._binder or self._bind()
         values, key = binder.values(args, kwargs)
         if not binder.bound:
             return self, values, key
@@ -167,11 +145,10 @@ class DecoratedQueue(BatchQueue[Any, Any]):
         with self._lock:
             return queues.setdefault(key, (held, BatchQueue.sharing(self._function)))[1]
 
-    def _bind(self, args: tuple[Any, ...]) -> Binder:
+    def _bind(self) -> Binder:
         with self._lock:
             if self._binder is None:
-                function = self._function.function
-                self._binder = Binder(function, takes_receiver(function, args))
+                self._binder = Binder(self._function.function)
             return self._binder
 
     def _bound(self) -> Binder:
@@ -191,8 +168,8 @@ def batch(function: Any = None, /, **settings: Unpack[Options]) -> Any:
     The function receives a list for each parameter that a caller passes, and returns a list of the same length. A parameter that is left
     out has its default value. Calls that pass it and calls that leave it out do not share a batch. The function may be an ``async def``;
     an async generator of lists, in which case each caller gets an async generator; or, with ``@batch(...)``, a plain ``def``, which runs
-    in a thread. A method has one queue per instance. An exception *in* the list is raised for that caller alone. If the function raises,
-    each caller gets an exception object of its own.
+    in a thread. A method, whose first parameter is ``self`` or ``cls``, has one queue per instance. An exception *in* the list is raised
+    for that caller alone. If the function raises, each caller gets an exception object of its own.
 
     A batch is sent as soon as a slot is free, with the items submitted until then (see :class:`BatchQueue`). Settings are those of
     :class:`~qreward.batching.BatchSettings`, by name. They can be changed later: ``score.set_max_batch_size(64)``,

@@ -293,7 +293,6 @@ class InFlightBatch:
         return tuple(item.context for item in self.items if hasattr(item, "context"))
 
     def _answer(self, results: Iterable[Any]) -> None:
-        """Give each caller its result. An exception among the results is raised for that caller."""
         raised: list[BaseException] = []
         for item, result in zip(self.items, results, strict=True):
             if isinstance(result, BaseException):

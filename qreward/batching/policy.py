@@ -133,7 +133,6 @@ class BatchPolicy:
         self.seconds = seconds if self.seconds is None else self.seconds + WEIGHT * (seconds - self.seconds)
 
     def _pause(self, slots: int) -> float:
-        """Minimum seconds between two batches."""
         if self.seconds is not None:
             return self.seconds / slots
         # before any batch has ended, the pause doubles; else the first slots would be spent on single items

@@ -272,7 +272,6 @@ def _dead(worker: LoopWorker) -> bool:
 
 
 def _checked(priority: Any, timeout: Any) -> tuple[int, float | None]:
-    """The priority level and the timeout of an item."""
     if timeout is not None:
         check_seconds("timeout", timeout)
     if priority is NORMAL:
@@ -285,6 +284,7 @@ def _checked(priority: Any, timeout: Any) -> tuple[int, float | None]:
 
 class CallerStream(AsyncGenerator[R, None]):
     """The stream of one caller, an async generator. The caller leaves the batch by ``aclose``, by cancellation or by dropping the stream.
+    Unread pieces are then lost.
 
     The item was submitted when this object was created. The stream can be read by one task at a time, in the event loop in which it was
     created.
@@ -324,10 +324,6 @@ class CallerStream(AsyncGenerator[R, None]):
         self._leave()
         error = typ if val is None else val
         raise error if tb is None else error.with_traceback(tb)
-
-    async def aclose(self) -> None:
-        """Leave the batch. Unread pieces are lost. May be called more than once."""
-        self._leave()
 
     def __del__(self) -> None:
         if self._reader.place is not OVER:

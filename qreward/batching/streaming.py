@@ -148,7 +148,6 @@ class StreamBatch(InFlightBatch):
         return [reader for reader in self.items if reader.place is TAKEN]
 
     def _starved(self) -> bool:
-        """Whether a reader has fewer than ``AHEAD`` pieces left to read."""
         return any(len(reader.buffer) < AHEAD for reader in self._active())
 
     def _blocking(self) -> list[BatchStreamReader]:

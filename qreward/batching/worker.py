@@ -79,7 +79,7 @@ class LoopWorker:
         if waiting + count > most:
             function.counters.count("rejected", count)
             message = f"{waiting} items are waiting for {function.name} already"
-            message += "" if count == 1 else f"; there is no room for {count} more"
+            message += "" if count == 1 else f"; {count} more do not fit"
             raise QueueFull(f"{message}; submit fewer at once, or set a larger max_queue_size")
 
     def _made(self, value: Any, signature_key: Hashable, level: int) -> Any:

@@ -72,9 +72,3 @@ def _parser(verb: str) -> argparse.ArgumentParser:
         if name == verb:
             importlib.import_module(module).add_arguments(found)
     return parser
-
-
-def text_table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of a table, with columns of equal width."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

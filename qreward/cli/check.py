@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from qreward.cli import diagnose, text_table
+from qreward.cli import diagnose
 from qreward.errors import ConfigError
 from qreward.settings.client import ClientConfig, read_config
 from qreward.settings.policies import Endpoint
@@ -52,7 +52,7 @@ async def check(endpoint: Endpoint, config: ClientConfig, seconds: float, *, cal
     load, days, called, failed = found.load, found.days, None, None
     notes = list(diagnose.notes(endpoint, config, found))
     if calls and found.reachable:
-        model = diagnose.model_to_ask(endpoint, config, load.models)
+        model = diagnose.model_to_call(endpoint, config, load.models)
         if model is None:
             notes.append("it was not called, as no name of a model is known; name one in models, without a wildcard")
         else:
@@ -82,7 +82,9 @@ async def check(endpoint: Endpoint, config: ClientConfig, seconds: float, *, cal
 
 
 def report(checked: Sequence[dict[str, Any]]) -> str:
-    lines = text_table([_HEAD, *map(_row, checked)])
+    rows = [_HEAD, *map(_row, checked)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     findings = [
         f"{each['name']}: {text}" for each in checked for text in (*each["problems"], *(f"(note) {note}" for note in each["notes"]))
     ]

@@ -45,19 +45,6 @@ class DemoVerdict(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-class DemoRow(msgspec.Struct, frozen=True):
-    """One line of the output. If there is no verdict, ``verdict`` and ``score`` are None, and ``error`` is the reason."""
-
-    id: str
-    expected: str
-    verdict: str | None
-    score: float | None
-    endpoint: str | None
-    attempts: int
-    latency: float
-    error: str | None = None
-
-
 def demo_fleet(requests: int) -> FakeFleet:
     """Three different judges: one with few slots, one with a rate limit, one that dies about half-way through ``requests``."""
 
@@ -72,26 +59,8 @@ def demo_fleet(requests: int) -> FakeFleet:
     return FakeFleet([small, limited, mortal], process=True)
 
 
-def read_requests(path: Path) -> list[DemoRequest]:
-    """Read a JSONL file. Raises a ``ConfigError`` that names the file and the invalid line."""
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError as error:
-        raise ConfigError(f"cannot read the judge requests {str(path)!r}: {error.strerror}; name another file with --input") from None
-    requests = [_request(line, path, number) for number, line in enumerate(lines, 1) if line.strip()]
-    if not requests:
-        raise ConfigError(f"{str(path)!r} holds no judge requests; write one JSON object a line")
-    return requests
-
-
-def _request(line: bytes, path: Path, number: int) -> DemoRequest:
-    try:
-        return msgspec.json.decode(line, type=DemoRequest)
-    except msgspec.DecodeError as error:
-        raise ConfigError(f"{path}, line {number}: {error}; needed are id, messages and expected") from None
-
-
-def judged(request: DemoRequest, result: Result[Any]) -> DemoRow:
+def row_of(request: DemoRequest, result: Result[Any]) -> dict[str, Any]:
+    """One line of the output. If there is no verdict, ``verdict`` and ``score`` are None, and ``error`` is the reason."""
     verdict = score = error = None
     if result.error is not None:
         error = f"{type(result.error).__name__}: {result.error}"
@@ -101,22 +70,13 @@ def judged(request: DemoRequest, result: Result[Any]) -> DemoRow:
             verdict, score = answer.verdict, answer.score
         except msgspec.DecodeError as problem:
             error = f"not a verdict: {problem}"
-    return DemoRow(request.id, request.expected, verdict, score, result.endpoint, len(result.attempts), round(result.latency, 4), error)
+    found = {"id": request.id, "expected": request.expected, "verdict": verdict, "score": score, "endpoint": result.endpoint}
+    return {**found, "attempts": len(result.attempts), "latency": round(result.latency, 4), "error": error}
 
 
-def make_output_dir(path: Path) -> None:
-    """Create the folder of the output, so that an invalid path fails before the first request."""
-    if path.is_dir():
-        raise ConfigError(f"cannot write the verdicts to {str(path)!r}: it is a folder; name a file with --output")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"cannot write the verdicts to {str(path)!r}: {error.strerror}; name another file with --output") from None
-
-
-def report(rows: Sequence[DemoRow], stats: BatchStats, bound: float) -> str:
-    agree = sum(row.verdict == row.expected for row in rows)
-    missing = sum(row.verdict is None for row in rows)
+def report(rows: Sequence[dict[str, Any]], stats: BatchStats, bound: float) -> str:
+    agree = sum(row["verdict"] == row["expected"] for row in rows)
+    missing = sum(row["verdict"] is None for row in rows)
     return "\n".join(
         (
             endpoints_table(stats.endpoints),
@@ -138,22 +98,21 @@ async def judge_all(fleet: FakeFleet, requests: Sequence[DemoRequest]) -> tuple[
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--input", type=Path, default=INPUT, metavar="PATH", help="judge requests, one JSON object a line (default: those of the package)"
-    )
     parser.add_argument("--output", type=Path, default=OUTPUT, metavar="PATH", help="where the verdicts go (default: %(default)s)")
-    parser.add_argument("--repeat", type=int, default=1, metavar="N", help="judge the input N times over")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the demo; 0 if each item has the expected verdict, else 1. Raises ``ConfigError``."""
-    if args.repeat < 1:
-        raise ConfigError(f"--repeat must be at least 1, not {args.repeat}")
-    requests = read_requests(args.input) * args.repeat
-    make_output_dir(args.output)
-    batch, bound = asyncio.run(judge_all(demo_fleet(len(requests)), requests))
-    rows = [judged(request, result) for request, result in zip(requests, batch, strict=True)]
-    args.output.write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+    requests = [msgspec.json.decode(line, type=DemoRequest) for line in INPUT.read_bytes().splitlines()]
+    try:
+        args.output.parent.mkdir(parents=True, exist_ok=True)
+        output = args.output.open("wb")
+    except OSError as error:
+        raise ConfigError(f"cannot write the verdicts to {str(args.output)!r}: {error.strerror}; name another file with --output") from None
+    with output:
+        batch, bound = asyncio.run(judge_all(demo_fleet(len(requests)), requests))
+        rows = [row_of(request, result) for request, result in zip(requests, batch, strict=True)]
+        output.writelines(msgspec.json.encode(row) + b"\n" for row in rows)
     print(report(rows, batch.stats, bound))
     print(f"written       {args.output}")
-    return 0 if all(row.verdict == row.expected for row in rows) else 1
+    return 0 if all(row["verdict"] == row["expected"] for row in rows) else 1

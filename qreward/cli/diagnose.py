@@ -36,15 +36,15 @@ _NO_CHECK_TIME = 0x200000
 """OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which ``ssl`` does not name."""
 API_MODELS = "the list of models under base_url"
 _NIM_READY = "/v1/health/ready"
-BESIDE = ("/health", "/metrics", "/info", "/v1/loads", "/get_load", _NIM_READY)
+STATUS_PATHS = ("/health", "/metrics", "/info", "/v1/loads", "/get_load", _NIM_READY)
 GUARDED = (API_MODELS, MODELS, "/info", "/v1/loads")
 """Routes for which a server with authentication requires a key."""
-NOT_ALIKE = ("vllm", "sglang", "tei", "openrlhf", "nim")
+DISTINCT_KINDS = ("vllm", "sglang", "tei", "openrlhf", "nim")
 """Kinds of server of which none looks like another. ``openai``, and a kind that a user has registered, may be the API of any server."""
 ANY_NAME = "any"
-SOON = 14
+EXPIRY_WARNING = 14
 """Days before its expiry from which a certificate gets a note."""
-SHOWN = 6
+MAX_LISTED = 6
 """Most names that a message lists."""
 _REMEDY = "change models or the route, or map names with model_names"
 
@@ -56,7 +56,7 @@ class Tls(msgspec.Struct, frozen=True):
     days: float | None
 
 
-async def shake_hands(host: str, port: int) -> Tls | None:
+async def tls_handshake(host: str, port: int) -> Tls | None:
     """Make a TLS handshake without verifying the certificate or sending a request; None if there is no TLS server.
 
     ``ssl`` decodes only a certificate that it has verified. So a second handshake trusts the one that the first has shown.
@@ -94,7 +94,7 @@ class Examined(msgspec.Struct):
 
     Attributes:
         statuses: requested path -> HTTP status of the response; paths without a response are missing.
-        trouble: reason why there was no response, or a misconfigured scheme; else None.
+        failure: reason why there was no response, or a misconfigured scheme; else None.
         seconds: time of the fastest response.
         seems: kind of server that the responses indicate; None if unknown.
         load: readiness, load, limits and models, joined from all responses.
@@ -103,7 +103,7 @@ class Examined(msgspec.Struct):
     """
 
     statuses: dict[str, int] = {}
-    trouble: str | None = None
+    failure: str | None = None
     seconds: float | None = None
     seems: str | None = None
     load: Load = Load()
@@ -125,7 +125,7 @@ async def examine(endpoint: Endpoint, seconds: float) -> Examined:
     try:
         connection = EndpointConnection(endpoint)
     except ConfigError as error:
-        return Examined(trouble=str(error))
+        return Examined(failure=str(error))
     found = Examined()
     replies: dict[str, Reply] = {}
     secure = endpoint.base_url.startswith("https://")
@@ -134,10 +134,10 @@ async def examine(endpoint: Endpoint, seconds: float) -> Examined:
             tls, _ = await asyncio.gather(_tls(endpoint, wanted=secure), _get_all(connection, found, replies))
             found.tls = tls
             if not secure and set(found.statuses.values()) <= {400} and await _tls(endpoint, wanted=True) is not None:
-                found.trouble = "the server speaks TLS at this port; write base_url with https://"
+                found.failure = "the server speaks TLS at this port; write base_url with https://"
     except TimeoutError:
         if not found.reachable:
-            found.trouble = f"no answer within {seconds:g} s; check base_url, and that the server is up and not overloaded"
+            found.failure = f"no answer within {seconds:g} s; check base_url, and that the server is up and not overloaded"
     finally:
         await connection.aclose()
     _read(endpoint.kind, found, replies)
@@ -149,16 +149,16 @@ async def _tls(endpoint: Endpoint, *, wanted: bool) -> Tls | None:
     if not wanted or proxy_of(endpoint) is not None:
         return None
     parts = urlsplit(endpoint.base_url)
-    return await shake_hands(parts.hostname or "", parts.port or 443)
+    return await tls_handshake(parts.hostname or "", parts.port or 443)
 
 
 async def _get_all(connection: EndpointConnection, found: Examined, replies: dict[str, Reply]) -> None:
     """Send one request alone, so that an unreachable server gets a single one, and then all others concurrently."""
     first = (*kind_of(connection.endpoint.kind).probe, "/health")[0]
     await _get(connection, first, found, replies)
-    if found.trouble is None:
+    if found.failure is None:
         lists = (MODELS,) if connection.endpoint.base_url.endswith("/v1") else (API_MODELS, MODELS)
-        await asyncio.gather(*(_get(connection, path, found, replies) for path in (*lists, *BESIDE) if path != first))
+        await asyncio.gather(*(_get(connection, path, found, replies) for path in (*lists, *STATUS_PATHS) if path != first))
 
 
 async def _get(connection: EndpointConnection, path: str, found: Examined, replies: dict[str, Reply]) -> None:
@@ -167,10 +167,10 @@ async def _get(connection: EndpointConnection, path: str, found: Examined, repli
         reply = await (connection.transport.get("/models") if path == API_MODELS else connection.root_transport().get(path))
     except TransportError as error:
         if not found.reachable:
-            found.trouble = connection.secrets.hide(str(error))
+            found.failure = connection.secrets.hide(str(error))
         return
     took = perf_counter() - began
-    found.trouble, found.seconds = None, min(took, found.seconds or took)
+    found.failure, found.seconds = None, min(took, found.seconds or took)
     found.statuses[path], replies[path] = reply.status, reply
 
 
@@ -228,7 +228,7 @@ def patterns_of(endpoint: Endpoint, config: ClientConfig) -> list[str]:
     return sorted(dict.fromkeys((*routed, *endpoint.models)), key=is_glob)
 
 
-def model_to_ask(endpoint: Endpoint, config: ClientConfig, served: Iterable[str]) -> str | None:
+def model_to_call(endpoint: Endpoint, config: ClientConfig, served: Iterable[str]) -> str | None:
     """A model name for which the endpoint is used; None if none is known."""
     patterns = patterns_of(endpoint, config)
     known = [*(pattern for pattern in patterns if not is_glob(pattern)), *endpoint.model_names, *_called(endpoint.model_names, served)]
@@ -250,8 +250,8 @@ def problems(
     endpoint: Endpoint, config: ClientConfig, found: Examined, failed: str | None = None, *, answered: bool = False
 ) -> Iterator[str]:
     """The problems, most important first. ``failed`` is why the request of ``--call`` failed; ``answered`` says that it succeeded."""
-    if found.trouble is not None:
-        yield found.trouble
+    if found.failure is not None:
+        yield found.failure
         return
     yield from _of_answers(endpoint, found, answered=answered)
     auth = auth_of(endpoint, found)
@@ -259,7 +259,7 @@ def problems(
         yield f"it rejects the key ({auth[9:-1]}); check api_key, or headers if it is sent there"
     if auth.startswith("wanted"):
         yield f"it requires a key ({auth[8:-1]}); set api_key, such as api_key: ${{JUDGE_KEY}}"
-    if found.seems not in (None, endpoint.kind) and endpoint.kind in NOT_ALIKE:
+    if found.seems not in (None, endpoint.kind) and endpoint.kind in DISTINCT_KINDS:
         yield f"it seems to be a server of kind {found.seems!r}, not {endpoint.kind!r}; set kind: {found.seems}"
     yield from _of_models(endpoint, config, found)
     if (days := found.days) is not None and days < 0:
@@ -282,7 +282,7 @@ def notes(endpoint: Endpoint, config: ClientConfig, found: Examined) -> Iterator
         yield f"probe has no effect: a server of kind {endpoint.kind!r} has nothing to ask for"
     if endpoint.base_url.startswith("https") and endpoint.verify is False:
         yield "its certificate is not verified; give verify the path of its CA bundle instead of false"
-    if (days := found.days) is not None and 0 <= days < SOON:
+    if (days := found.days) is not None and 0 <= days < EXPIRY_WARNING:
         yield f"its certificate ends in {days:.0f} days; renew it"
     yield from (text for name, text in without_effect(config) if name == endpoint.name)
 
@@ -325,5 +325,5 @@ def _called(renamed: Mapping[str, str], served: Iterable[str]) -> list[str]:
 
 def _served(name: str, served: tuple[str, ...]) -> str:
     """The names of the served models, most similar to ``name`` first."""
-    names = list(dict.fromkeys((*closest(name, served, most=SHOWN), *served)))
-    return ", ".join(map(repr, names[:SHOWN])) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+    names = list(dict.fromkeys((*closest(name, served, most=MAX_LISTED), *served)))
+    return ", ".join(map(repr, names[:MAX_LISTED])) + (f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else "")

@@ -30,15 +30,15 @@ def run(args: argparse.Namespace) -> int:
         raise NoEndpoint(f"no route matches the model {args.model!r}; there are routes for {patterns}")
     taken, *others = found
     endpoints = {endpoint.name: endpoint for endpoint in config.endpoints}
-    print(f"{args.model!r} takes the route {taken.pattern!r}: {_why(taken)}; {taken.strategy} among {len(taken.endpoints)}")
+    print(f"{args.model!r} takes the route {taken.pattern!r}: {_reason(taken)}; {taken.strategy} among {len(taken.endpoints)}")
     for name in taken.endpoints:
         print(f"  {describe(endpoints[name], taken, args.model)}")
     for route in others:
-        print(f"less specific, not used: {route.pattern!r}, which is less specific")
+        print(f"not used: {route.pattern!r}, which is less specific")
     return 0
 
 
-def _why(route: Route) -> str:
+def _reason(route: Route) -> str:
     return "the most specific pattern that matches" if is_glob(route.pattern) else "an exact name goes first"
 
 

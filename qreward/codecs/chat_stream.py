@@ -175,8 +175,6 @@ class Indexed(dict[int, dict[str, Any]]):
 
 
 class _Choice:
-    """The chunks of one choice so far, merged."""
-
     __slots__ = ("ending", "logprobs", "message", "more")
 
     def __init__(self) -> None:
@@ -295,7 +293,6 @@ class StreamAccumulator:
 
 
 def _merge(into: dict[str, Any], name: str, value: Any) -> None:
-    """Merge a member of a delta into those received before."""
     old = into.get(name)
     match value:
         case None | []:

@@ -66,9 +66,9 @@ class EmbeddingsCodec:
             raise EmbeddedError(seen.error)
         if not seen.data:
             raise Malformed("the answer has no data")
-        asked = len(inputs_of(call))
-        if len(seen.data) != asked:
-            raise Malformed(f"the answer has {len(seen.data)} vectors for {asked} input{'s'[: asked != 1]}")
+        count = len(inputs_of(call))
+        if len(seen.data) != count:
+            raise Malformed(f"the answer has {len(seen.data)} vectors for {count} input{'s'[: count != 1]}")
         return EmbeddingsAnswer(body, call.model, seen.usage)
 
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:

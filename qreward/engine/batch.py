@@ -144,7 +144,7 @@ class BatchWaiter(Waiter):
         """Return the note that is added to the exception when a batch is cancelled, for example by Ctrl-C."""
         done = self._tallies.ok + self._tallies.failed
         items = f"{done} items" if self._size is None else f"{done} of {self._size} items"
-        kept = "on_result was told each of them" if self._on_result else "their results are gone: on_result is told each when it is done"
+        kept = "on_result received each of them" if self._on_result else "their results are lost; on_result receives each result at once"
         return f"{items} were done when the batch was given up; {kept}"
 
     def _leave(self, expiry: asyncio.TimerHandle | None) -> None:

@@ -30,7 +30,7 @@ TURNS = 64
 """Attempts that one task makes before it yields to the event loop."""
 
 
-class Wire(Protocol):
+class Backend(Protocol):
     """A backend that sends requests. Each event loop has its own.
 
     A backend may also have ``stream(endpoint, call)`` (see ``stream_sink``), ``look(endpoint)`` to probe an endpoint (see ``probing``),
@@ -65,7 +65,7 @@ class Waiter(Protocol):
     Attributes:
         driver: the loop driver that runs its attempts.
         context: the context variables of its caller.
-        carry: carries out one attempt, or None to use ``Wire.send``. Raises only ``CancelledError``.
+        carry: carries out one attempt, or None to use ``Backend.send``. Raises only ``CancelledError``.
     """
 
     __slots__ = ()
@@ -107,7 +107,7 @@ class Engine(Generic[S]):
     def __init__(
         self,
         scheduler: S,
-        wire_factory: Callable[[], Wire],
+        wire_factory: Callable[[], Backend],
         *,
         clock: Callable[[], float] = monotonic,
         watch: Instrumentation | None = None,
@@ -124,9 +124,9 @@ class Engine(Generic[S]):
     def driver(self) -> LoopDriver:
         """Return the loop driver of the running event loop, created on first use. Raises ``ClientClosed`` if the client is closed."""
         driver = self._drivers.get(asyncio.get_running_loop())
-        return driver if driver is not None and not self.closed else self._open_shell()
+        return driver if driver is not None and not self.closed else self._open_driver()
 
-    def _open_shell(self) -> LoopDriver:
+    def _open_driver(self) -> LoopDriver:
         loop = asyncio.get_running_loop()
         with self.lock:
             if self.closed:
@@ -135,10 +135,10 @@ class Engine(Generic[S]):
             driver = self._drivers[loop] = LoopDriver(self, loop, self._wire_factory())
         for other in gone:
             other.release()
-            run_in_background(loop, other.wire.aclose())
+            run_in_background(loop, other.backend.aclose())
         return driver
 
-    def act(self, change: Callable[[float], Any]) -> Any:
+    def apply(self, change: Callable[[float], Any]) -> Any:
         """Change the scheduler's state, from any thread, inside or outside an event loop.
 
         Each resulting command runs where its waiter lives. Returns the value that ``change`` returns.
@@ -172,7 +172,6 @@ class Engine(Generic[S]):
                 LOG.warning("endpoint %r is back in service after %.1f s", source, seconds)
 
     def drivers(self) -> list[LoopDriver]:
-        """Return the loop drivers of all event loops that use this engine."""
         return list(self._drivers.values())
 
     def wake_loops(self) -> None:
@@ -194,7 +193,7 @@ class Engine(Generic[S]):
             if driver.loop is here:
                 await driver.aclose()
             elif driver.loop.is_closed():
-                await driver.wire.aclose()
+                await driver.backend.aclose()
             else:
                 with contextlib.suppress(RuntimeError):  # the loop was closed after the check above
                     driver.loop.call_soon_threadsafe(driver.closing)
@@ -215,11 +214,11 @@ class Engine(Generic[S]):
 class LoopDriver:
     """The engine in one event loop."""
 
-    def __init__(self, engine: Engine[Any], loop: asyncio.AbstractEventLoop, wire: Wire) -> None:
+    def __init__(self, engine: Engine[Any], loop: asyncio.AbstractEventLoop, backend: Backend) -> None:
         self.engine = engine
         self.watch = engine.watch
         self.loop = loop
-        self.wire = wire
+        self.backend = backend
         self.waiters: dict[Waiter, None] = {}
         self._attempts: dict[Attempt, None] = {}
         self._runners: dict[asyncio.Task[None], Attempt | None] = {}  # -> the attempt that the task has not begun yet
@@ -307,7 +306,7 @@ class LoopDriver:
                 self._finish(*command[1:])
             elif what == CANCEL:
                 attempt = command[1]
-                if attempt.handle is not None:  # else it has not begun, and checks ``why`` itself
+                if attempt.handle is not None:  # else it has not begun, and checks ``cancel_reason`` itself
                     attempt.handle.cancel()
             elif command[1].waiter.read(command[1]):
                 # not by recursion: its depth would grow with the number of endpoint slots
@@ -325,7 +324,7 @@ class LoopDriver:
             self.loop.call_soon_threadsafe(self._posted, command)
         except RuntimeError:  # the loop is closed and cannot run the command
             if command[0] == SEND:
-                self.engine.act(partial(self.engine.scheduler.event, attempt=command[1], outcome=CANCELLED))
+                self.engine.apply(partial(self.engine.scheduler.event, attempt=command[1], outcome=CANCELLED))
 
     def _posted(self, command: Command) -> None:
         self.run([command])
@@ -343,7 +342,7 @@ class LoopDriver:
         try:
             task = attempt.task
             carry = task.waiter.carry
-            sending = self.wire.send(attempt.source.handle, task.payload) if carry is None else carry(attempt)
+            sending = self.backend.send(attempt.source.handle, task.payload) if carry is None else carry(attempt)
             outcome = await (sending if attempt.span is None else within(attempt.span, sending))
         except asyncio.CancelledError:
             if (
@@ -439,7 +438,7 @@ class LoopDriver:
             yield
         finally:
             self._stop()
-            await self.wire.aclose()
+            await self.backend.aclose()
 
     async def aclose(self) -> None:
         """End unfinished work, wait until its connections are closed, and close the backend.
@@ -467,13 +466,13 @@ class LoopDriver:
         scheduler = self.engine.scheduler
         for waiter in list(self.waiters):
             left = waiter.abandon()
-            self.engine.act(partial(scheduler.withdraw, tasks=left))
+            self.engine.apply(partial(scheduler.withdraw, tasks=left))
             if self.watch is not None:
                 self.watch.withdrawn(left)
         for attempt in list(self._attempts):
             if self.watch is not None and not attempt.ended:
                 self.watch.ended(attempt, CANCELLED)
-            self.engine.act(partial(scheduler.event, attempt=attempt, outcome=CANCELLED))
+            self.engine.apply(partial(scheduler.event, attempt=attempt, outcome=CANCELLED))
 
     def _stop(self) -> None:
         for attempt in list(self._attempts):  # asyncio tasks that were cancelled before their first step never reported an outcome

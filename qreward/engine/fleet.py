@@ -18,7 +18,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from functools import partial
 from random import Random
-from typing import Any, cast
+from typing import cast
 from weakref import ref
 
 from qreward.engine.driver import Engine, LoopDriver
@@ -80,7 +80,6 @@ class Fleet:
         return source
 
     def sources(self) -> list[Source]:
-        """Return all sources in the order in which they were added."""
         return list(self._sources.values())
 
     def routes(self) -> list[Route]:
@@ -93,7 +92,6 @@ class Fleet:
         return listed
 
     def is_registered(self, route: Route) -> bool:
-        """Return True if the route was registered, False if it is an endpoint's own pattern."""
         return route.pattern in self._routes
 
     # changes
@@ -118,27 +116,11 @@ class Fleet:
         others = [other for other in self._registered() if other.pattern != route.pattern]
         self._set(self._endpoints(), [*others, route])
 
-    def reload(self, before: ClientConfig, after: ClientConfig, prices: dict[str, Any]) -> frozenset[str]:
-        """Replace the configuration.
-
-        Args:
-            before: the current configuration.
-            after: the new configuration; it must be valid.
-            prices: endpoint name -> price, of all current and former endpoints; updated in place.
-
-        Returns:
-            The names of the endpoints that were added, removed or changed, the names of the settings that changed, and ``"routes"``
-            if the routes changed.
-        """
-        changed = differences(before, after)
+    def reload(self, before: ClientConfig, after: ClientConfig) -> frozenset[str]:
+        """Replace the current configuration ``before`` by the valid configuration ``after``. Returns their :func:`differences`."""
         if before != after:
             self._set(after.endpoints, after.routes, (before, after))
-        for endpoint in after.endpoints:
-            if endpoint.price is not None:
-                prices[endpoint.name] = endpoint.price
-            else:
-                prices.pop(endpoint.name, None)
-        return changed
+        return differences(before, after)
 
     def mark(self, name: str, *, down: bool) -> None:
         """Take an endpoint out of service until it is marked healthy, or bring it back with a clean health record."""
@@ -153,7 +135,7 @@ class Fleet:
                 source.down_since = None
                 scheduler.changed(now, source)
 
-        self._engine.act(change)
+        self._engine.apply(change)
 
     def _endpoints(self) -> list[Endpoint]:
         return [cast("Endpoint", source.handle) for source in self._sources.values()]
@@ -173,7 +155,7 @@ class Fleet:
             if endpoint.name in names:
                 raise ConfigError(f"two endpoints are called {endpoint.name!r}; give each its own name=")
             names.add(endpoint.name)
-        self._engine.act(partial(self._replace, endpoints=endpoints, routes=routes, policies=policies))
+        self._engine.apply(partial(self._replace, endpoints=endpoints, routes=routes, policies=policies))
         self._release_connections()
 
     def _replace(
@@ -281,13 +263,12 @@ class Fleet:
 
     def _release_at(self, driver: LoopDriver) -> None:
         """The endpoints are looked up here, in the driver's event loop, because several changes may arrive in a different order."""
-        keep: Callable[[list[object]], object] | None = getattr(driver.wire, "keep", None)
+        keep: Callable[[list[object]], object] | None = getattr(driver.backend, "keep", None)
         if keep is not None:
             keep([source.handle for source in self.sources()])
 
 
 def _without(route: Route, name: str) -> Route | None:
-    """Return a route without one of its endpoints, or None if no other is left."""
     left = tuple(other for other in route.endpoints if other != name)
     weights = {key: weight for key, weight in route.weights.items() if key in left}
     return Route(pattern=route.pattern, endpoints=left, strategy=route.strategy, weights=weights) if left else None
@@ -301,7 +282,10 @@ def detach(pool: Pool | None) -> None:
 
 
 def differences(before: ClientConfig, after: ClientConfig) -> frozenset[str]:
-    """Return the names of the endpoints and settings that differ. Their order does not matter."""
+    """Return the names of the endpoints that were added, removed or changed, and of the settings that changed.
+
+    If the routes changed, ``"routes"`` is one of them. The order of endpoints and routes does not matter.
+    """
     old, new = ({endpoint.name: endpoint for endpoint in config.endpoints} for config in (before, after))
     names = {name for name in old.keys() | new.keys() if old.get(name) != new.get(name)}
     names |= {name for name in SETTINGS if getattr(before, name) != getattr(after, name)}

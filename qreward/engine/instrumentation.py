@@ -39,7 +39,7 @@ from qreward.scheduler.state import Attempt, CancelReason, Pool, Source, Task
 T = TypeVar("T")
 
 LOG = logging.getLogger("qreward")
-GIVEN_UP, TOLD = 1, 2
+GIVEN_UP, REPORTED = 1, 2
 """Values of ``Task.end_reported``: an attempt was cancelled from outside the engine, or the end of the task was reported."""
 UNWANTED = -1
 """The ``Task.serial`` of a call in which no watcher is interested."""
@@ -122,11 +122,11 @@ class Instrumentation:
         """Report the end of a call. Later reports of the same call are ignored."""
         if not task.serial and end is not None:  # read ahead, and never sent
             self.began(task)
-        if task.serial <= 0 or task.end_reported == TOLD:
+        if task.serial <= 0 or task.end_reported == REPORTED:
             return
         if task.end_reported == GIVEN_UP and isinstance(end, ClientClosed):
             end = None
-        task.end_reported = TOLD
+        task.end_reported = REPORTED
         self._notify("done", task, end, source, self._clock())
 
     def withdrawn(self, tasks: Iterable[Task], error: BaseException | None = None) -> None:
@@ -171,7 +171,6 @@ def _succeeds(step: Callable[[], None]) -> bool:
 
 
 def type_of(attempt: Attempt) -> AttemptType:
-    """Return why an attempt was made."""
     return "hedge" if attempt.hedge else "original" if attempt.number == 1 else "retry"
 
 
@@ -185,7 +184,6 @@ def outcome_of(attempt: Attempt, outcome: Outcome) -> AttemptOutcome:
 
 
 def error_of(attempt: Attempt, outcome: Outcome) -> QRewardError | None:
-    """Return the error of an attempt, or None if it has none."""
     failure = outcome if isinstance(outcome, Failure) else attempt.failure
     return None if failure is None else failure.error
 
@@ -202,7 +200,6 @@ OPERATIONS = {"/chat/completions": "chat", "/completions": "text_completion", "/
 
 
 def model_of(task: Task) -> str:
-    """Return the name of the requested model."""
     return str(getattr(task.payload, "model", ""))
 
 
@@ -284,7 +281,6 @@ def _has(observer: object, name: str) -> bool:
 
 
 def watch_for(watcher: Watcher | None, observers: Iterable[object], clock: Callable[[], float]) -> Instrumentation | None:
-    """Return the instrumentation for a watcher and observers, or None if there are none."""
     listed = list(observers)
     watchers: list[Watcher] = [*([] if watcher is None else [watcher]), *([ObserverNotifier(listed)] if listed else [])]
     return Instrumentation(watchers, clock) if watchers else None

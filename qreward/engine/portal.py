@@ -92,11 +92,9 @@ class Portal:
         self._thread.join(self._exit_timeout)
 
     def is_here(self) -> bool:
-        """Return True in the portal's own thread."""
         return threading.current_thread() is self._thread
 
     def refuse_own_thread(self) -> None:
-        """Raise ``RuntimeError`` in the portal's own thread."""
         if self.is_here():
             raise RuntimeError(
                 "a blocking call was made in on_result or in the input of a batch, where it would wait for itself; "

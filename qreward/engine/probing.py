@@ -103,7 +103,7 @@ class ProbingEngine(Engine[Scheduler]):
             schedule.trouble = result.trouble
             LOG.warning("endpoint %r: its probe has no effect: %s", source.name, result.trouble)
         if not self.closed:
-            self.act(partial(self._take, source=source, result=result))
+            self.apply(partial(self._take, source=source, result=result))
 
     def _take(self, now: float, source: Source, result: ProbeResult) -> None:
         interval, schedule = cast("Endpoint", source.handle).probe, self._schedules.get(source)
@@ -124,11 +124,11 @@ class ProbingEngine(Engine[Scheduler]):
             ended.stop()
         super().forget(driver)
 
-    def _open_shell(self) -> LoopDriver:
-        driver = super()._open_shell()
+    def _open_driver(self) -> LoopDriver:
+        driver = super()._open_driver()
         for other in [other for other in list(self._probe_loops) if other.loop.is_closed()]:
             self._probe_loops.pop(other, None)
-        probe: _Probe | None = getattr(driver.wire, "look", None)
+        probe: _Probe | None = getattr(driver.backend, "look", None)
         if probe is not None:
             begun = self._probe_loops[driver] = ProbeLoop(self, driver, probe)
             begun.go()

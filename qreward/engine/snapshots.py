@@ -18,7 +18,6 @@ from qreward.settings.policies import Endpoint
 
 
 def result_of(task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> Result[object]:
-    """Return the result of a finished task."""
     queued = 0.0 if task.sent_at is None else task.sent_at - task.born
     trail = () if task.trail is None else tuple(task.trail)
     if isinstance(outcome, Answer):
@@ -123,7 +122,6 @@ class Tallies:
         return counters
 
     def stats(self) -> dict[str, EndpointStats]:
-        """Return the statistics by endpoint name."""
         return {name: counters.stats() for name, counters in self._by_name.items()}
 
 

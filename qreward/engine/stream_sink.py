@@ -224,7 +224,7 @@ class StreamAttempt:
         before = me.cancelling()
         self._timer = timer = InactivityTimer(self._receiver.driver.loop, me)
         attempt = self._attempt
-        backend: Any = self._receiver.driver.wire
+        backend: Any = self._receiver.driver.backend
         try:
             if self._tempo is not None and (limit := self._tempo.first_limit(attempt.overdue)) is not None:
                 self._limit = limit
@@ -292,7 +292,6 @@ class StreamAttempt:
         return False
 
     async def _pause(self) -> None:
-        """Wait until the receiver's buffer has space."""
         timer, attempt = self._timer, self._attempt
         timer.rest()
         attempt.holds_since = timer.loop.time()

@@ -102,7 +102,6 @@ class _ThreadPool:
         self.started = 0
 
     def leave(self) -> int:
-        """Remove one thread from the count, and return the number left."""
         with self.lock:
             self.threads -= 1
             return self.threads

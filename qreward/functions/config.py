@@ -279,12 +279,6 @@ class ScheduleConfig(Policy):
         except ConfigError as error:
             raise place.named(error) from None
 
-    @property
-    def hedged_request_quantile(self) -> float | None:
-        """``hedged_request_time`` as a share, if it is a percentile: 0.95 for ``"p95"``. Otherwise None."""
-        time = self.hedged_request_time
-        return float(time[1:]) / 100 if isinstance(time, str) else None
-
     def update(self, /, **changes: Any) -> frozenset[str]:
         """Change parameters while the function is in use. If one of them is invalid, none is changed.
 
@@ -436,7 +430,7 @@ def _options(config: ScheduleConfig) -> FunctionOptions:
     if config.limit_size is not None:
         rate = Rate(config.limit_size, config.limit_window)
     if (time := config.hedged_request_time) is not None:
-        after, quantile = (None, config.hedged_request_quantile or 0.0) if isinstance(time, str) else (time, 0.0)
+        after, quantile = (None, float(time[1:]) / 100) if isinstance(time, str) else (time, 0.0)
         hedging = Hedging(after, quantile, config.hedged_request_max_times, config.hedged_request_proportion)
     if config.circuit_breaker_threshold is not None:
         breaking = Breaking(config.circuit_breaker_threshold, config.circuit_breaker_recovery)

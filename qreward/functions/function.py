@@ -168,7 +168,7 @@ class ScheduledFunction:
             self.settings, self.function.options = settings, settings.options
             self.pool.engine.scheduler.changed(now, self.function)
 
-        self.pool.engine.act(change)
+        self.pool.engine.apply(change)
 
     async def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         settings, call, body = self._prepare(args, kwargs)
@@ -283,7 +283,7 @@ class ScheduledFunction:
 
     def reset(self) -> None:
         engine = self.pool.engine
-        engine.act(lambda now: engine.scheduler.reset(now, self.function))
+        engine.apply(lambda now: engine.scheduler.reset(now, self.function))
 
 
 def _check_agreement(member: ScheduledFunction, pool: FunctionPool) -> None:

@@ -8,27 +8,25 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from threading import Event
-from types import NoneType, TracebackType, UnionType
-from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin
+from types import TracebackType
+from typing import Any, NamedTuple
 
 from qreward import options
 from qreward.engine import background
 from qreward.errors import ConfigError, QRewardError
-from qreward.functions.config import FIXED, ScheduleConfig, read_settings
-from qreward.settings.base import NUMBER
+from qreward.functions.config import FIXED, ScheduleConfig, read_settings, same
 from qreward.settings.client import ClientConfig, load_config
 from qreward.settings.files import SettingsLocation
 from qreward.spelling import closest
 
 PREFIX = "QREWARD_SCHEDULE_"
-_SIMPLE = {bool, int, float, str, NoneType}
-_WHOLE = re.compile(r"[+-]?[0-9]+")
+SET_IN_CODE = FIXED | {"exception_types", "default_result", "metrics_callback", "telemetry_exporter"}
+"""Parameters that cannot be read from the environment."""
 _UNSEEN = object()
 
 
@@ -74,55 +72,16 @@ def _read_variable(prefix: str, variable: str, text: str) -> tuple[str, object]:
         near = closest(name, known)
         hint = f"did you mean {prefix}{near[0].upper()}?" if near else f"every variable that begins with {prefix} must be one"
         raise ConfigError(f"{variable}: is not a setting; {hint}")
+    if name in SET_IN_CODE:
+        raise ConfigError(f"{variable}: is set in code, not in the environment")
+    value: Any = None if text.lower() == "none" else text
     try:
-        value = value_of(name, text)
         ScheduleConfig(**{name: value})  # checked alone, so that the error can name the variable; all are checked together later
     except ConfigError as error:
-        texts = [text.removeprefix(f"{name}: ") for place, text in error.faults if place]  # others are about several settings at once
+        texts = [text.removeprefix(f"{name}: ") for place, text in error.faults if place]  # other faults concern several settings
         if texts:
             raise ConfigError(f"{variable}: {'; '.join(texts)}") from None
-    except ValueError as error:
-        raise ConfigError(f"{variable}: {error}") from None
     return name, value
-
-
-def value_of(name: str, text: str) -> Any:
-    """Convert a text to the value of a parameter.
-
-    Raises ``ValueError`` unless the text is a number, true or false, none, or a word that the parameter allows.
-
-    Example:
-        >>> value_of("timeout", "30"), value_of("timeout", "none"), value_of("debug", "true"), value_of("hedged_request_time", "p95")
-        (30.0, None, True, 'p95')
-    """
-    kinds = _kinds(ScheduleConfig.model_fields[name].annotation)
-    if name in FIXED or not kinds <= _SIMPLE:
-        raise ValueError("is set in code, not in the environment")
-    word = text.lower()
-    if word == "none":
-        if NoneType not in kinds:
-            raise ValueError("cannot be none")
-        return None
-    if bool in kinds:
-        if word not in ("true", "false"):
-            raise ValueError("must be true or false")
-        return word == "true"
-    if float in kinds and NUMBER.fullmatch(text):
-        return float(text)
-    if int in kinds and _WHOLE.fullmatch(text):
-        return int(text)
-    if str in kinds or (int in kinds and text.isalpha()):  # a percentile, or the name of a priority
-        return text
-    raise ValueError(f"must be {'a number' if float in kinds else 'a whole number'}{' or none' if NoneType in kinds else ''}")
-
-
-def _kinds(annotation: Any) -> set[Any]:
-    origin = get_origin(annotation)
-    if origin is Annotated:
-        return _kinds(get_args(annotation)[0])
-    if origin in (Union, UnionType):
-        return set().union(*map(_kinds, get_args(annotation)))
-    return {origin or annotation}
 
 
 def callback_source(callback: Callable[[], Any], read: Callable[[Any], Any]) -> SettingsSource:
@@ -345,7 +304,7 @@ class ConfigWatcher:
             if self._reported == reported:
                 return nothing
             raise
-        if state is None or _equal(state, self._state):
+        if state is None or same(state, self._state):
             return nothing
         self._state = state
         settings = source.settings(state)
@@ -366,10 +325,3 @@ class ConfigWatcher:
                 self._on_error(error)
             except Exception:
                 logger.exception("on_error of a ConfigWatcher raised")
-
-
-def _equal(one: Any, other: Any) -> bool:
-    try:
-        return bool(one == other)
-    except Exception:  # arrays cannot be compared as a whole
-        return False

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from statistics import mean, median, median_low
-from typing import Any
 
 from qreward.errors import QRewardError, RequestError
 from qreward.judge.config import Settle
-from qreward.judge.types import Comparison, Preference, Vote
-from qreward.results import AttemptRecord
+from qreward.judge.types import Vote
 
 SampleOutcome = Vote | QRewardError | None
 """The outcome of one request; None while it is pending."""
 
-Decide = Callable[[Sequence[SampleOutcome]], Any]
-"""From the known outcomes to the item's outcome, its error, or None while it is undecided."""
+Aggregate = tuple[float, tuple[Vote, ...]]
+"""The aggregated score, and the votes."""
+
+Decide = Callable[[Sequence[SampleOutcome]], Aggregate | QRewardError | None]
+"""From the known outcomes to the item's aggregate, its error, or None while it is undecided."""
 
 
 def quorum(size: int) -> int:
@@ -41,15 +42,12 @@ def quorum_error(outcomes: Sequence[SampleOutcome]) -> QRewardError | None:
     if not issubclass(kind, RequestError):
         return kind(message)
     error = kind(message, **{name: getattr(errors[-1], name, None) for name in ("endpoint", "model", "status_code")})
-    trail: tuple[AttemptRecord, ...] = ()
-    for each in errors:
-        trail += getattr(each, "attempts", ())
-    error.attempts = trail
+    error.attempts = tuple(attempt for each in errors for attempt in getattr(each, "attempts", ()))
     return error
 
 
-def aggregate_scores(outcomes: Sequence[SampleOutcome], how: Settle) -> tuple[float, tuple[Vote, ...]] | QRewardError | None:
-    """The aggregated score and the votes, those closest to it first; the error; or None while it is undecided.
+def aggregate_scores(outcomes: Sequence[SampleOutcome], how: Settle) -> Aggregate | QRewardError | None:
+    """The aggregated score with the votes, those closest to it first; the error; or None while it is undecided.
 
     ``majority`` is the most frequent score. Among equally frequent scores it is their median, and of two middle ones the lower, so that the
     result is always a score from a vote. It is decided when no pending vote can change it. ``mean`` and ``median`` wait until every
@@ -65,8 +63,8 @@ def aggregate_scores(outcomes: Sequence[SampleOutcome], how: Settle) -> tuple[fl
     return score, tuple(sorted(votes, key=lambda vote: abs(vote.score - score)))
 
 
-def aggregate_comparisons(outcomes: Sequence[SampleOutcome], how: Settle) -> Comparison | QRewardError | None:
-    """The aggregated comparison, the error, or None while it is undecided.
+def aggregate_comparisons(outcomes: Sequence[SampleOutcome], how: Settle) -> Aggregate | QRewardError | None:
+    """The aggregated score of the first response, with the votes; the error; or None while it is undecided.
 
     Each pair was shown in both orders: the requests 2k and 2k + 1 belong together. If the two orders disagree, they count as a tie. If one
     of them is a tie, the other cannot change that. Several judges or samples are aggregated like scores, except that equally frequent
@@ -76,8 +74,7 @@ def aggregate_comparisons(outcomes: Sequence[SampleOutcome], how: Settle) -> Com
     score = _aggregate(pairs, how, lambda _: 0.5)
     if score is None or isinstance(score, QRewardError):
         return score
-    preference: Preference = "first" if score > 0.5 else "second" if score < 0.5 else "tie"
-    return Comparison(preference, score, tuple(outcome for outcome in outcomes if isinstance(outcome, Vote)))
+    return score, tuple(outcome for outcome in outcomes if isinstance(outcome, Vote))
 
 
 def _aggregate(outcomes: Sequence[SampleOutcome], how: Settle, choose: Callable[[Sequence[float]], float]) -> float | QRewardError | None:

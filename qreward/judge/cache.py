@@ -19,7 +19,7 @@ import os
 import sqlite3
 import threading
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from itertools import islice
@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 from qreward.engine import background
 from qreward.judge.codec import ModelReply
-from qreward.judge.sampling import JudgeRequest
+from qreward.judge.sampling import JudgeRequest, ReadItem
 from qreward.judge.types import Vote
 
 MOST = 1_000_000
@@ -40,15 +40,14 @@ PATIENCE = 5.0
 _log = logging.getLogger("qreward")
 
 VERSION = 2
-"""Version of the tables, stored as ``PRAGMA user_version``. Files of version 0 have no fingerprints, and contain incomplete answers."""
+"""Version of the tables, stored as ``PRAGMA user_version``."""
 _TABLES = (
-    """CREATE TABLE IF NOT EXISTS answers (
+    """CREATE TABLE answers (
         number INTEGER PRIMARY KEY, key BLOB NOT NULL, fingerprint TEXT NOT NULL, text BLOB NOT NULL, UNIQUE (key, fingerprint))""",
-    """CREATE TABLE IF NOT EXISTS endpoints (
+    """CREATE TABLE endpoints (
         model TEXT NOT NULL, endpoint TEXT NOT NULL, fingerprint TEXT NOT NULL, current INTEGER NOT NULL, PRIMARY KEY (model, endpoint))""",
     f"PRAGMA user_version={VERSION}",
 )
-_COLUMNS_0 = ["number", "key", "text", "finished"]
 
 
 class CacheEntry(NamedTuple):
@@ -81,27 +80,13 @@ def record_fingerprint(sent: Sent, endpoint: str, fingerprint: str) -> None:
         {'a': ('v2', True), 'b': ('v1', False)}
     """
     if sent.get(endpoint, ("", False))[0] != fingerprint:
-        for other, (its, _) in sent.items():
-            sent[other] = its, False
+        for other, (last, _) in sent.items():
+            sent[other] = last, False
     sent[endpoint] = fingerprint, True
 
 
 CHUNK = 64
 """Items per lookup."""
-
-
-class CachedItem(NamedTuple):
-    """An item whose requests have been built and looked up in the cache.
-
-    Attributes:
-        requests: the requests, or the exception that building them raised.
-        votes: the cached votes, in the order of ``requests``; None where there is none. Empty if nothing was looked up.
-        extra: the item's fields that are not judged; None if there are none.
-    """
-
-    requests: Sequence[JudgeRequest] | Exception
-    votes: Sequence[Vote | None]
-    extra: Mapping[str, Any] | None
 
 
 class Cache:
@@ -121,27 +106,25 @@ class Cache:
         """Create the state that belongs to one process. After a fork, the parent writes the pending answers, not the child."""
         inherited = self.__dict__.get("_store"), self.__dict__.get("_worker")
         self._lock = threading.Lock()
-        self._fresh: list[CacheEntry] = []
+        self._pending: list[CacheEntry] = []
         self._flushing = False
         self._worker: ThreadPoolExecutor | None = None
         self._store = _Store(self._path, self._most)
         return inherited
 
-    async def look(self, asked: Sequence[tuple[bytes, str]]) -> list[ModelReply | None]:
+    async def look_up(self, keys: Sequence[tuple[bytes, str]]) -> list[ModelReply | None]:
         """The cached answers for these pairs of key and model, in their order; None where there is none."""
-        if not asked:
+        if not keys:
             return []
-        found = await asyncio.get_running_loop().run_in_executor(self._thread(), self._store.read, asked)  # runs after pending writes
-        return [found.get(key) for key, _ in asked]
+        found = await asyncio.get_running_loop().run_in_executor(self._thread(), self._store.read, keys)  # runs after pending writes
+        return [found.get(key) for key, _ in keys]
 
     async def votes(self, requests: Sequence[JudgeRequest]) -> list[Vote | None]:
         """The cached votes for these requests, in their order; None where there is none."""
-        found = await self.look([(request.key, request.judge_model.cached_as) for request in requests])
+        found = await self.look_up([(request.key, request.judge_model.cached_as) for request in requests])
         return [_vote(request, reply) for request, reply in zip(requests, found, strict=True)]
 
-    async def with_votes(
-        self, items: Iterable[Any] | AsyncIterable[Any], read: Callable[[object], CachedItem]
-    ) -> AsyncIterator[CachedItem]:
+    async def with_votes(self, items: Iterable[Any] | AsyncIterable[Any], read: Callable[[object], ReadItem]) -> AsyncIterator[ReadItem]:
         """The items of a batch, read and with their cached votes: ``CHUNK`` items at a time, those of an asynchronous input one by one.
 
         An exception of the input is raised after the items that precede it.
@@ -157,7 +140,7 @@ class Cache:
     def keep(self, entry: CacheEntry) -> None:
         """Store an answer. It is written in the background, together with others."""
         with self._lock:
-            self._fresh.append(entry)
+            self._pending.append(entry)
             if self._flushing:
                 return
             self._flushing = True
@@ -179,13 +162,13 @@ class Cache:
 
     def _flush(self) -> None:
         with self._lock:
-            fresh, self._fresh, self._flushing = self._fresh, [], False
-        self._store.write(fresh)
+            pending, self._pending, self._flushing = self._pending, [], False
+        self._store.write(pending)
 
 
 def _vote(request: JudgeRequest, reply: ModelReply | None) -> Vote | None:
     try:
-        return None if reply is None else request.vote(reply)
+        return None if reply is None else request.judge_model.vote(reply, swapped=request.swapped)
     except Exception:  # the answer was parsed before, so the parser or the user's score function has changed
         return None
 
@@ -197,18 +180,15 @@ async def _chunks(items: Iterable[Any] | AsyncIterable[Any]) -> AsyncGenerator[l
             async for item in iterator:
                 yield [item]
             return
-        error: Exception | None = None
-        while error is None:
-            chunk: list[Any] = []
+        chunk: list[Any] = [None]
+        while chunk:
+            chunk = []
             try:
                 chunk.extend(islice(iterator, CHUNK))
-            except Exception as raised:  # the items before it are in the chunk
-                error = raised
-            if not chunk:
-                break
+            except Exception:
+                yield chunk  # the items before the error
+                raise
             yield chunk
-        if error is not None:
-            raise error
     finally:
         if (aclose := getattr(iterator, "aclose", None)) is not None:
             await aclose()
@@ -217,7 +197,7 @@ async def _chunks(items: Iterable[Any] | AsyncIterable[Any]) -> AsyncGenerator[l
 
 
 _STORES: weakref.WeakSet[_Store] = weakref.WeakSet()
-_STILL: list[_Store] = []
+_FORKING: list[_Store] = []
 """The stores that are locked during a fork."""
 
 
@@ -225,12 +205,12 @@ def _before_fork() -> None:
     for store in list(_STORES):
         store.busy.acquire()
         store.shut()
-        _STILL.append(store)
+        _FORKING.append(store)
 
 
 def _after_fork() -> None:
-    while _STILL:
-        _STILL.pop().busy.release()
+    while _FORKING:
+        _FORKING.pop().busy.release()
 
 
 if hasattr(os, "register_at_fork"):
@@ -247,18 +227,18 @@ class _Store:
         self._path, self._most = path, most
         self._file: sqlite3.Connection | None = None
         self._finalizer: weakref.finalize | None = None  # type: ignore[type-arg]
-        self._useless = self._told = False
+        self._unusable = self._logged = False
         self.busy = threading.Lock()
         _STORES.add(self)
 
-    def read(self, asked: Sequence[tuple[bytes, str]]) -> dict[bytes, ModelReply]:
-        """The answers under these keys whose fingerprint is current."""
+    def read(self, pairs: Sequence[tuple[bytes, str]]) -> dict[bytes, ModelReply]:
+        """The answers under these pairs of key and model whose fingerprint is current."""
         found: dict[bytes, ModelReply] = {}
-        models = dict(asked)
+        models = dict(pairs)
         with self.busy:
             try:
                 file = self._open()
-                current = {model: {its for its, now in _sent(file, model).values() if now} for model in set(models.values())}
+                current = {model: {last for last, found in _sent(file, model).values() if found} for model in set(models.values())}
                 keys = list(models)
                 for begin in range(0, len(keys), 500):
                     some = keys[begin : begin + 500]
@@ -268,7 +248,7 @@ class _Store:
                         if fingerprint in current[models[bytes(key)]]:
                             found.setdefault(bytes(key), ModelReply(bytes(text).decode("utf-8", "surrogatepass"), fingerprint=fingerprint))
             except (sqlite3.Error, OSError, ValueError) as error:
-                self._trouble(error)
+                self._fail(error)
         return found
 
     def write(self, entries: Sequence[CacheEntry]) -> None:
@@ -282,7 +262,7 @@ class _Store:
                     file.executemany("INSERT OR IGNORE INTO answers (key, fingerprint, text) VALUES (?, ?, ?)", texts)
                     file.execute("DELETE FROM answers WHERE number <= (SELECT max(number) FROM answers) - ?", (self._most,))
             except (sqlite3.Error, OSError) as error:
-                self._trouble(error)
+                self._fail(error)
 
     def close(self) -> None:
         """Close the file. The next use opens it again."""
@@ -296,7 +276,7 @@ class _Store:
             finalizer()
 
     def _open(self) -> sqlite3.Connection:
-        if self._useless:
+        if self._unusable:
             raise sqlite3.OperationalError("given up")
         if self._file is None:
             file = sqlite3.connect(self._path, timeout=PATIENCE, check_same_thread=False)
@@ -307,31 +287,25 @@ class _Store:
             self._file = file
         return self._file
 
-    def _trouble(self, error: Exception) -> None:
+    def _fail(self, error: Exception) -> None:
         """Log the first error. The file is used again only after a temporary one, such as a lock held by another process."""
-        passing = isinstance(error, sqlite3.OperationalError) and "locked" in str(error)
-        if not passing:
+        if not (isinstance(error, sqlite3.OperationalError) and "locked" in str(error)):
             self.shut()
-            self._useless = True
-        if not self._told:
-            self._told = True
-            _log.warning("the cache of verdicts %s cannot be used (%s); judging goes on without it", self._path, error)
+            self._unusable = True
+        if not self._logged:
+            self._logged = True
+            _log.warning("the cache of verdicts %s cannot be used (%s); the judge continues without it", self._path, error)
 
 
 def _prepare(file: sqlite3.Connection) -> None:
-    """Create the tables. Raises ``sqlite3.DatabaseError`` for a file that this version cannot use."""
-    if file.execute("PRAGMA user_version").fetchone() == (VERSION,):
-        return
+    """Create the tables of a new file. Raises ``sqlite3.DatabaseError`` for a file of another version or program."""
     with file:
         file.execute("BEGIN IMMEDIATE")
         (version,) = file.execute("PRAGMA user_version").fetchone()
-        if version not in (0, VERSION):
-            raise sqlite3.DatabaseError(f"its format is {version}, and this version of qreward knows {VERSION}; give another path")
-        columns = [row[1] for row in file.execute("PRAGMA table_info(answers)")]
-        if version == 0 and columns:
-            if columns != _COLUMNS_0:
-                raise sqlite3.DatabaseError("it is the database of another program; give another path")
-            file.execute("DROP TABLE answers")
+        if version == VERSION:
+            return
+        if version or file.execute("SELECT 1 FROM sqlite_master").fetchone():
+            raise sqlite3.DatabaseError(f"it is not a cache of format {VERSION}, but of another version or program; give another path")
         for statement in _TABLES:
             file.execute(statement)
 

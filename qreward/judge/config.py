@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator
 
 from qreward.errors import ConfigError
-from qreward.settings.base import Many, Number, Policy
+from qreward.settings.base import Many, Number, Policy, repeated
 from qreward.spelling import TYPO, closest
 
 ResponseFormat = Literal["auto", "json_schema", "json_object", "none"]
@@ -72,6 +72,13 @@ class JudgeConfig(Policy):
     def _several(cls, value: object) -> object:
         return (value,) if isinstance(value, str) else value
 
+    @field_validator("model")
+    @classmethod
+    def _distinct(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if name := repeated(value):
+            raise ValueError(f"has {name!r} twice; to ask a model several times, set samples")
+        return value
+
     @field_validator("cache", mode="before")
     @classmethod
     def _path(cls, value: object) -> object:
@@ -83,18 +90,26 @@ class JudgeConfig(Policy):
 
 _OTHERS = ("client", "score", "owns_client", "hedge", "extra_headers", "extra_body")
 _NAMES = (*JudgeConfig.model_fields, *_OTHERS)
+_INSTEAD = {
+    "n": "use samples",
+    "stream": "leave it out",
+    "timeout": "give it with each call",
+    "deadline": "give it with each batch",
+    "priority": "give it with each call",
+    "tenant": "give it with each call",
+    "params": "give parameters by their names, such as temperature=0, or Judge(..., **params)",
+    "config": "use Judge.from_config(client, config)",
+}
 
 
 def check_params(params: Mapping[str, Any]) -> None:
-    """Raise ``ConfigError`` for a request parameter whose name is close to a setting of the judge.
+    """Raise ``ConfigError`` for a request parameter that a judge does not allow, or whose name is close to a setting of the judge.
 
     A server might ignore it silently.
     """
     for name in params:
-        if name == "params":
-            raise ConfigError("params: give parameters of requests by their names, such as temperature=0, or Judge(..., **params)")
-        if name == "config":
-            raise ConfigError("config: Judge() has no such argument; use Judge.from_config(client, config)")
+        if name in _INSTEAD:
+            raise ConfigError(f"{name} cannot be set as a parameter of a judge's requests: {_INSTEAD[name]}")
         if name not in _NAMES and (near := closest(name, _NAMES, cutoff=TYPO)):
             raise ConfigError(
                 f"{name!r} is not a setting of a judge; did you mean {near[0]!r}? "

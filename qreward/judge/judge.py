@@ -9,9 +9,9 @@ import asyncio
 import threading
 import weakref
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence, Sized
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 from pydantic import BaseModel
 
@@ -21,16 +21,16 @@ from qreward.engine.driver import LoopDriver
 from qreward.engine.portal import BlockingTwin, blocking
 from qreward.errors import ConfigError
 from qreward.judge import config as settings_of
-from qreward.judge.cache import Cache, CachedItem
+from qreward.judge.cache import Cache
 from qreward.judge.config import JudgeConfig, ResponseFormat, Settle
 from qreward.judge.parsing import PreferenceVerdict, ScoreVerdict
 from qreward.judge.prompts import Builder
-from qreward.judge.requests import RequestBuilder, extra_of, fields_of
-from qreward.judge.runner import BatchRunner, MakeResult, SingleCall
-from qreward.judge.sampling import JudgeModel
-from qreward.judge.singleflight import JudgeItem, SingleFlight
+from qreward.judge.requests import RequestBuilder
+from qreward.judge.runner import BatchRunner, SingleCall
+from qreward.judge.singleflight import SingleFlight
 from qreward.judge.types import Comparison, Item, Pair, Verdict, check_batch_options
 from qreward.judge.verdict_parser import VerdictParser, verdict_named
+from qreward.judge.writing import JudgeModel
 from qreward.options import DEFAULT, JudgeBatchOptions, batch_items, request_options
 from qreward.results import BatchResult
 from qreward.runtime import runtime_of
@@ -111,7 +111,8 @@ class Judge:
             cache_namespace=cache_namespace,
             params=params,
         )
-        self._given = {"prompt": prompt, "pair_prompt": pair_prompt, "verdict": verdict, "score": score, "owns_client": owns_client}
+        others = {"prompt": prompt, "pair_prompt": pair_prompt, "verdict": verdict, "score": score, "owns_client": owns_client}
+        self._given: dict[str, Any] = others
         self._points = RequestBuilder(prompt, parser, self._config)
         if pair_prompt is not None:
             assert self._pairs  # created now, so that an invalid pair_prompt raises here
@@ -173,7 +174,7 @@ class Judge:
             ConfigError: the response is None, a field that the template names is missing, or a field is unknown. Nothing was sent.
         """
         item = {**fields, "prompt": prompt, "response": response, "reference": reference}
-        verdict: Verdict = await self._one(self._points, item, _verdict, {"timeout": timeout, "priority": priority, "tenant": tenant})
+        verdict: Verdict = await self._one(self._points, item, {"timeout": timeout, "priority": priority, "tenant": tenant})
         return verdict
 
     async def compare(
@@ -195,8 +196,7 @@ class Judge:
         are those of :meth:`score`.
         """
         pair = {**fields, "prompt": prompt, "first": first, "second": second, "reference": reference}
-        options = {"timeout": timeout, "priority": priority, "tenant": tenant}
-        comparison: Comparison = await self._one(self._pairs, pair, _comparison, options)
+        comparison: Comparison = await self._one(self._pairs, pair, {"timeout": timeout, "priority": priority, "tenant": tenant})
         return comparison
 
     async def batch_score(self, items: Iterable[Item] | AsyncIterable[Item], **options: Unpack[JudgeBatchOptions]) -> BatchResult[Verdict]:
@@ -220,7 +220,7 @@ class Judge:
             NoEndpoint, ConfigError: before anything is sent.
             BatchInterrupted: the input or ``on_result`` raised. The error holds the results that are done.
         """
-        return await self._many(self._points, items, _verdict, options)
+        return await self._many(self._points, items, options)
 
     async def batch_compare(
         self, pairs: Iterable[Pair] | AsyncIterable[Pair], **options: Unpack[JudgeBatchOptions]
@@ -230,7 +230,7 @@ class Judge:
         Args:
             pairs: ``(prompt, first, second)``, ``(prompt, first, second, reference)`` or mappings of fields.
         """
-        return await self._many(self._pairs, pairs, _comparison, options)
+        return await self._many(self._pairs, pairs, options)
 
     async def aclose(self) -> None:
         """Write pending cache entries, and close the client if the judge owns it. Otherwise the judge can be used again."""
@@ -246,45 +246,29 @@ class Judge:
         await self.aclose()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (self._client, self._config, self._given)
+        settings = {name: getattr(self._config, name) for name in self._config.model_fields_set - {"params"}}
+        return partial(Judge, self._client, **settings, **self._config.params, **self._given), ()
 
     def __repr__(self) -> str:
         return f"<Judge {', '.join(self._config.model)}>"
 
-    async def _one(self, builder: RequestBuilder, fields: Mapping[str, Any], make_result: MakeResult, options: Mapping[str, Any]) -> Any:
-        born, terms, pools = runtime_of(self._client).clock(), self._request_options(options), self._pools(builder)
+    async def _one(self, builder: RequestBuilder, fields: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+        born, request_options, pools = runtime_of(self._client).clock(), self._request_options(options), self._pools(builder)
         requests = builder.requests(fields)
         known = () if self._cache is None else await self._cache.votes(requests)
-        call = SingleCall(*self._here(), terms, pools, builder.decide, born)
-        return make_result(*await call.run(requests, known))
+        return await SingleCall(*self._here(), request_options, pools, builder, born).run(requests, known)
 
     async def _many(
-        self,
-        builder: RequestBuilder,
-        items: Iterable[Any] | AsyncIterable[Any],
-        make_result: MakeResult,
-        options: Mapping[str, Any],
+        self, builder: RequestBuilder, items: Iterable[Any] | AsyncIterable[Any], options: Mapping[str, Any]
     ) -> BatchResult[Any]:
         check_batch_options(options)
-        items, terms, pools = batch_items("items", items), self._request_options(options), self._pools(builder)
-
-        def read(item: object) -> CachedItem:
-            fields = None
-            try:
-                fields = extra_of(item, builder.names)
-                return CachedItem(builder.requests(fields_of(item, builder.names), extra=True), (), fields)
-            except Exception as error:  # may come from the item's own code; it becomes the item's result
-                return CachedItem(error, (), fields)
-
+        items, request_options, pools = batch_items("items", items), self._request_options(options), self._pools(builder)
         batch = BatchRunner(
             *self._here(),
-            items if self._cache is None else self._cache.with_votes(items, read),
-            read=read,
-            decide=builder.decide,
-            make_result=make_result,
+            items if self._cache is None else self._cache.with_votes(items, builder.read),
+            builder=builder,
+            options=request_options,
             pools=pools,
-            terms=terms,
-            per_item=builder.per_item,
             size=len(items) if isinstance(items, Sized) else None,
             **runtime_of(self._client).collecting(options, next(iter(pools.values())), items, ", ".join(self._config.model)),
         )
@@ -304,19 +288,6 @@ class Judge:
             with self._lock:
                 flights = self._flights.setdefault(driver, SingleFlight(None if self._cache is None else self._cache.keep))
         return driver, flights
-
-
-def _restored(client: QRewardClient, config: JudgeConfig, others: Mapping[str, Any]) -> Judge:
-    settings = {name: getattr(config, name) for name in config.model_fields_set - {"params"}}
-    return Judge(client, **{**settings, **others}, **config.params)
-
-
-def _verdict(item: JudgeItem, decided: tuple[float, Any]) -> Verdict:
-    return Verdict(decided[0], decided[1], None, item.usage, not item.sent)
-
-
-def _comparison(item: JudgeItem, decided: Comparison) -> Comparison:
-    return Comparison(decided.preference, decided.score, decided.votes, item.usage, not item.sent)
 
 
 class SyncJudge(BlockingTwin[Judge]):
@@ -344,28 +315,21 @@ class SyncJudge(BlockingTwin[Judge]):
         cls, client: SyncQRewardClient | QRewardClient, config: JudgeConfig | Mapping[str, Any], *, owns_client: bool = False
     ) -> SyncJudge:
         """Create a judge from its settings. See :meth:`Judge.from_config`."""
-        return cls._over(Judge.from_config(_async_client(client), config, owns_client=owns_client))
-
-    @classmethod
-    def _over(cls, judge: Judge) -> SyncJudge:
-        self = cls.__new__(cls)
-        self._async = judge
-        return self
+        return _blocking(Judge.from_config(_async_client(client), config, owns_client=owns_client))
 
     score = blocking(Judge.score)
     compare = blocking(Judge.compare)
     batch_score = blocking(Judge.batch_score)
     batch_compare = blocking(Judge.batch_compare)
 
-    if not TYPE_CHECKING:  # hidden from type checkers, so that they reject `async with`
-
-        def __aenter__(self) -> None:
-            raise TypeError("SyncJudge blocks: use `with`, or Judge with `async with`")
-
-        __aexit__ = __aenter__
-
     def __reduce__(self) -> tuple[Any, ...]:
-        return SyncJudge._over, (self._async,)
+        return _blocking, (self._async,)
+
+
+def _blocking(judge: Judge) -> SyncJudge:
+    twin = SyncJudge.__new__(SyncJudge)
+    twin._async = judge
+    return twin
 
 
 def _async_client(client: SyncQRewardClient | QRewardClient) -> QRewardClient:

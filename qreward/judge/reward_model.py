@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, Iterable, Mapping
-from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import Any, Unpack
 
@@ -15,6 +15,7 @@ from qreward.judge.config import JudgeConfig
 from qreward.judge.judge import Judge
 from qreward.judge.prompts import check_extra
 from qreward.judge.requests import POINT_NAMES, extra_of, fields_of
+from qreward.judge.runner import JudgeAnswer
 from qreward.judge.types import Item, Scorer, Verdict, Vote, check_batch_options
 from qreward.judge.verdict_parser import bounds
 from qreward.options import DEFAULT, JudgeBatchOptions, batch_items, callback, check_params
@@ -144,7 +145,8 @@ class RewardModelScorer:
         await self.aclose()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (self._client, self._model, {"range": self._range, "owns_client": self._owns_client, **self._params})
+        settings = {"range": self._range, "owns_client": self._owns_client, **self._params}
+        return partial(RewardModelScorer, self._client, self._model, **settings), ()
 
     def __repr__(self) -> str:
         return f"<RewardModelScorer {self._model}>"
@@ -156,28 +158,9 @@ class RewardModelScorer:
         return Verdict(number, (Vote(number, model=self._model),), score.attributes or None, usage)
 
     def _result(self, result: Result[Score], extra: Mapping[str, Any] | None) -> Result[Verdict]:
-        answer = _Answer(self._verdict(result.value, result.usage), result.usage, result.usage_is_estimated) if result.ok else None
+        answer = JudgeAnswer(self._verdict(result.value, result.usage), estimated=result.usage_is_estimated) if result.ok else None
         trail = result.attempts[:-1] if result.ok and result.endpoint is not None else result.attempts
         return Result(result.index, answer, result.error, result.endpoint, result.latency, result.queued, trail, extra)
-
-
-@dataclass(slots=True)
-class _Answer:
-    """A verdict in the form in which ``Result`` takes an answer."""
-
-    verdict: Verdict
-    usage: Usage | None
-    estimated: bool
-
-    def build(self) -> Verdict:
-        return self.verdict
-
-    def text(self) -> str:
-        return ""
-
-
-def _restored(client: QRewardClient, model: str, settings: Mapping[str, Any]) -> RewardModelScorer:
-    return RewardModelScorer(client, model, **settings)
 
 
 def _item(item: object) -> dict[str, Any]:

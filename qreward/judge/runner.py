@@ -15,20 +15,17 @@ from qreward.engine.batch import READ_AHEAD, BatchWaiter
 from qreward.engine.driver import LoopDriver
 from qreward.engine.snapshots import Tallies, result_of
 from qreward.errors import BadRequest, QRewardError
-from qreward.judge.aggregation import Decide
-from qreward.judge.cache import CachedItem
-from qreward.judge.sampling import JudgeModel, JudgeRequest
+from qreward.judge.requests import RequestBuilder
+from qreward.judge.sampling import JudgeRequest, ReadItem
 from qreward.judge.singleflight import Caller, JudgeItem, SampleTask, SharedRequest, SingleFlight
-from qreward.judge.types import Vote
-from qreward.results import Result, Usage
+from qreward.judge.types import Comparison, Verdict, Vote
+from qreward.judge.writing import JudgeModel
+from qreward.results import Result
 from qreward.scheduler.outcome import Answer, Outcome
 from qreward.scheduler.state import Attempt, BatchFeed, Pool, RequestOptions, Source, Task
 
 MOST_AHEAD = 4096
 """The most requests in the longest queue of several models. Reading ahead for a slow model keeps the faster ones busy."""
-
-MakeResult = Callable[[JudgeItem, Any], Any]
-"""Makes the user's result from an item and its aggregated votes."""
 
 
 class SingleCall(Caller):
@@ -40,15 +37,15 @@ class SingleCall(Caller):
         flights: SingleFlight,
         options: RequestOptions,
         pools: Mapping[JudgeModel, Pool],
-        decide: Decide,
+        builder: RequestBuilder,
         born: float,
     ) -> None:
-        self.driver, self.flights, self.options, self.pools, self.decide = driver, flights, options, pools, decide
+        self.driver, self.flights, self.options, self.pools, self.decide = driver, flights, options, pools, builder.decide
         self.context = copy_context()
-        self._born = born
+        self._builder, self._born = builder, born
 
-    async def run(self, requests: Sequence[JudgeRequest], known: Sequence[Vote | None]) -> tuple[JudgeItem, Any]:
-        """Send the requests of an item that have no vote in the cache. Returns the item and its aggregated votes, or raises its error.
+    async def run(self, requests: Sequence[JudgeRequest], known: Sequence[Vote | None]) -> Any:
+        """Send the requests of an item that have no vote in the cache. Returns its verdict or comparison, or raises its error.
 
         If the caller is cancelled, the requests that no other item waits for are cancelled too.
         """
@@ -66,7 +63,7 @@ class SingleCall(Caller):
             raise
         if isinstance(decided, QRewardError):
             raise decided
-        return item, decided
+        return self._builder.result(decided, item.usage, cached=not item.sent)
 
     def on_decided(self, item: JudgeItem, outcome: Any) -> None:  # noqa: ARG002 - there is one item
         if not self._decided.done():
@@ -74,15 +71,14 @@ class SingleCall(Caller):
 
 
 class JudgeAnswer:
-    """The outcome of an item, in the form in which ``Result`` takes an answer."""
+    """A verdict or comparison in the form in which ``Result`` takes an answer."""
 
-    __slots__ = ("usage", "value")
+    __slots__ = ("estimated", "usage", "value")
 
-    def __init__(self, value: Any, usage: Usage | None) -> None:
-        self.value = value
-        self.usage = usage
+    def __init__(self, value: Verdict | Comparison, *, estimated: bool = False) -> None:
+        self.value, self.usage, self.estimated = value, value.usage, estimated
 
-    def build(self) -> Any:
+    def build(self) -> Verdict | Comparison:
         return self.value
 
     def text(self) -> str:
@@ -113,10 +109,9 @@ class BatchRunner(Caller, BatchWaiter):
     """Judges a batch of items. See :class:`BatchWaiter` for the other arguments.
 
     Args:
-        driver, flights, pools, decide: see :class:`Caller`.
-        read: makes the requests of an item.
-        make_result: makes the user's result from the aggregated votes.
-        per_item: requests per item.
+        driver, flights, options, pools: see :class:`Caller`.
+        items: the items, or ``ReadItem`` objects whose votes were looked up.
+        builder: makes the requests of an item.
         size: number of items, if known.
     """
 
@@ -128,21 +123,17 @@ class BatchRunner(Caller, BatchWaiter):
         flights: SingleFlight,
         items: Iterable[Any] | AsyncIterable[Any],
         *,
-        read: Callable[[object], CachedItem],
-        decide: Decide,
-        make_result: MakeResult,
+        builder: RequestBuilder,
+        options: RequestOptions,
         pools: Mapping[JudgeModel, Pool],
-        terms: RequestOptions,
-        per_item: int,
         size: int | None,
         **kwargs: Any,
     ) -> None:
-        BatchWaiter.__init__(self, driver, next(iter(pools.values())), items, read, terms=terms, **kwargs)
-        self.flights, self.options, self.pools, self.decide = flights, terms, pools, decide
-        self.carry = self._carry if per_item > 1 else None
-        self._make_result = make_result
+        BatchWaiter.__init__(self, driver, next(iter(pools.values())), items, builder.read, terms=options, **kwargs)
+        self.flights, self.options, self.pools, self.decide = flights, options, pools, builder.decide
+        self.carry = self._send_timed if builder.per_item > 1 else None
         self._tallies: _Tallies = _Tallies()
-        self._size, self._per_item = size, per_item
+        self._size, self._builder = size, builder
         self._open: dict[JudgeItem, None] = {}
         self._others: dict[Pool, BatchFeed] = {}  # of the models whose pool is not that of the first model
 
@@ -175,7 +166,9 @@ class BatchRunner(Caller, BatchWaiter):
 
     def _requests_left(self, pool: Pool) -> int | None:
         """An upper bound: items may share requests."""
-        return None if self._size is None else self._size * self._per_item * list(self.pools.values()).count(pool) // len(self.pools)
+        if self._size is None:
+            return None
+        return self._size * self._builder.per_item * list(self.pools.values()).count(pool) // len(self.pools)
 
     def _refill(self, but: BatchFeed | None = None) -> None:
         for feed in self._feeds():
@@ -186,7 +179,7 @@ class BatchRunner(Caller, BatchWaiter):
         if not self._read:
             self._feed.left = self._requests_left(self._pool)
         index = self._next_index()
-        known = item if type(item) is CachedItem else self._prepare(item)
+        known = item if type(item) is ReadItem else self._prepare(item)
         if isinstance(known.requests, Exception):
             self._settle(Result(index, None, _as_ours(known.requests, index), None, 0.0, 0.0, extra=known.extra))
             return
@@ -219,14 +212,13 @@ class BatchRunner(Caller, BatchWaiter):
     def withdrawn(self, task: Task) -> None:
         self._tallies.add_cancelled((task.attempt, task.copy))
 
-    async def _carry(self, attempt: Attempt) -> Outcome:
+    async def _send_timed(self, attempt: Attempt) -> Outcome:
         """Send an attempt. The timeout of an item with several requests starts with the first of them."""
         task = attempt.task
         if isinstance(task, SampleTask) and self.options.timeout is not None:
             for item in self._own_items(task):
-                item.until = min(item.until, task.deadline)
                 item.start_timer()
-        return await self.driver.wire.send(attempt.source.handle, task.payload)
+        return await self.driver.backend.send(attempt.source.handle, task.payload)
 
     def _own_items(self, task: SampleTask) -> list[JudgeItem]:
         return [item for item, _ in task.request.waiters if item.caller is self]
@@ -249,7 +241,7 @@ class BatchRunner(Caller, BatchWaiter):
         queued, seconds, answer = 0.0 if item.begun is None else item.begun - item.born, 0.0, None
         error = outcome if isinstance(outcome, QRewardError) else None
         if error is None:
-            answer = JudgeAnswer(self._make_result(item, outcome), item.usage)
+            answer = JudgeAnswer(self._builder.result(outcome, item.usage, cached=not item.sent))
             seconds = 0.0 if item.begun is None else self.driver.engine.clock() - item.begun
         self._settle(Result(item.index, answer, error, item.endpoint, seconds, queued, item.trail, item.extra))
         self._end_if_done()
@@ -293,12 +285,12 @@ class BatchRunner(Caller, BatchWaiter):
                 del self._open[item]
                 item.leave()
 
-    def _stop(self, why: Callable[[], QRewardError]) -> None:
+    def _stop(self, make_error: Callable[[], QRewardError]) -> None:
         for feed in self._feeds():
             self.driver.close_feed(feed)
         for item in list(self._open):
-            item.end(why())
-        super()._stop(why)
+            item.end(make_error())
+        super()._stop(make_error)
 
 
 def _as_ours(error: Exception, index: int) -> QRewardError:

@@ -13,15 +13,16 @@ from copy import copy
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from qreward.engine.driver import LoopDriver
+from qreward.engine.driver import LoopDriver, Waiter
 from qreward.errors import ClientClosed, QRewardError, RequestTimeout
 from qreward.judge.aggregation import Decide, SampleOutcome
 from qreward.judge.cache import CacheEntry
-from qreward.judge.sampling import JudgeModel, JudgeRequest, SampleRequest, added
+from qreward.judge.sampling import JudgeRequest, SampleRequest, added
 from qreward.judge.types import Vote
+from qreward.judge.writing import JudgeModel
 from qreward.results import AttemptRecord, Usage, with_trail
 from qreward.scheduler.outcome import Answer
-from qreward.scheduler.state import Attempt, BatchFeed, Pool, RequestOptions, Source, Task, TaskState
+from qreward.scheduler.state import Attempt, Pool, RequestOptions, Source, Task, TaskState
 
 if TYPE_CHECKING:
     import asyncio
@@ -210,8 +211,8 @@ class SampleTask(Task):
         return True
 
 
-class SharedRequest:
-    """One request and the items that wait for it. It is the engine's ``Waiter`` of its own task, unless a batch sends it.
+class SharedRequest(Waiter):
+    """One request and the items that wait for it. It is the waiter of its own task, unless a batch sends it.
 
     Attributes:
         request: what is sent.
@@ -312,7 +313,7 @@ class SharedRequest:
         self.task = None
         if task is not None and self.batch is not None:
             self.batch.withdrawn(task)
-        if task is not None and begun:  # else ``SampleTask.load`` returns False when its turn comes
+        if task is not None and begun:  # else ``SampleTask.bind`` returns False when its turn comes
             self.driver.withdraw([task], error)
 
     # called by the driver, or by the batch
@@ -348,9 +349,6 @@ class SharedRequest:
         self._pass_on(error, over)
         if self.waiters and self.task is None:  # else an item that ended has ended the others too
             self._leave_batch()
-
-    def read(self, feed: BatchFeed) -> bool:
-        raise AssertionError(f"a request has no feed: {feed}")
 
     def close(self) -> None:
         error = ClientClosed("the client was closed before the verdict was there")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from enum import Enum
-from functools import cached_property
+from functools import cached_property, partial
 from math import isfinite, nan
 from typing import Any, get_args
 
@@ -63,13 +63,13 @@ class VerdictParser:
         low, high = self.scale
         if low >= high:
             raise ConfigError(f"scale must be (lowest, highest), such as (0, 10), not ({low:g}, {high:g})")
-        for number, _ in shape.numerals:
+        for number, _ in shape.kind.numerals:
             if not low <= number <= high:
                 raise ConfigError(f"scale ({low:g}, {high:g}) does not include {number:g}, a choice of {model.__name__}; widen scale")
         self._range = None if range is None else bounds("range", range)
         self._score = options.callback("score", score)
         self._attribute = "" if score else _score_attribute(shape)
-        self._is_number = shape.number
+        self._is_number = shape.kind.number
 
     @cached_property
     def instruction(self) -> str:
@@ -92,29 +92,17 @@ class VerdictParser:
             raise Unreadable("The model declined to answer.")
         if not reply.whole:
             raise Unreadable(f"The answer is not whole: {described(reply.ending)}.")
-        verdict = read(reply.text, self.model, scale=self.scale, reasoning=reply.reasoning)
-        reward = self._own_score(verdict) if self._score is None else self._users_score(self._score, verdict)
+        parse = partial(read, scale=self.scale, reasoning=reply.reasoning)
+        verdict = _called(f"reading as {self.model.__name__}", parse, reply.text, self.model)
+        reward = self._own_score(verdict) if self._score is None else _users_score(self._score, verdict)
         if reward is None:
             raise Unreadable("The score function finds no score in the verdict." if self._score else "The verdict gives no score.")
         return reward, verdict
 
-    def _users_score(self, score: Callable[..., Any], verdict: BaseModel) -> float | None:
-        called = f"the score function {getattr(score, '__qualname__', type(score).__name__)!r}"
-        try:
-            reward = score(verdict)
-        except (Unreadable, KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:  # whatever it raises, the item must end
-            raise ScoreFunctionError(f"{called} raised {type(error).__name__}: {error}") from error
-        return None if reward is None else _number(reward, called)
-
     def _own_score(self, verdict: BaseModel) -> float | None:
         """The verdict's score, mapped linearly from the scale, or from 0 and 1 if it is not a number, to the range of rewards."""
         name = f"{self._attribute!r} of {self.model.__name__}"
-        try:
-            value = getattr(verdict, self._attribute)
-        except Exception as error:
-            raise ScoreFunctionError(f"{name} raised {type(error).__name__}: {error}") from error
+        value = _called(name, getattr, verdict, self._attribute)
         value = value.value if isinstance(value, Enum) else value
         if value is None:
             return None
@@ -130,6 +118,22 @@ class VerdictParser:
         return first + (last - first) * ((number - low) / (high - low))
 
 
+def _called(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call the user's code. Whatever it raises is a ``ScoreFunctionError``, but for ``Unreadable`` and what must end the event loop."""
+    try:
+        return function(*arguments)
+    except (Unreadable, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        raise ScoreFunctionError(f"{name} raised {type(error).__name__}: {error}") from error
+
+
+def _users_score(score: Callable[..., Any], verdict: BaseModel) -> float | None:
+    name = f"the score function {getattr(score, '__qualname__', type(score).__name__)!r}"
+    reward = _called(name, score, verdict)
+    return None if reward is None else _number(reward, name)
+
+
 def _score_attribute(shape: VerdictSchema[Any]) -> str:
     """The attribute of a verdict that is its score: a ``score`` property, or the deciding field if it is a number or a bool."""
     model = shape.model
@@ -137,7 +141,7 @@ def _score_attribute(shape: VerdictSchema[Any]) -> str:
         return "score"
     if shape.name is not None:
         annotation = model.model_fields[shape.name].annotation
-        if shape.number or annotation is bool or {*get_args(annotation)} == {bool, type(None)}:
+        if shape.kind.number or annotation is bool or {*get_args(annotation)} == {bool, type(None)}:
             return shape.name
     what = "a 'score' that is not a number" if "score" in model.model_fields else "no field for the score"
     raise ConfigError(f"{model.__name__} has {what}; name a number 'score', or pass score=, a function from a verdict to a number")

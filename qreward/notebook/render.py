@@ -103,14 +103,6 @@ class Scale(NamedTuple):
         return float(self.low * (self.high / self.low) ** place)
 
 
-def spread(p50: float, p95: float, p99: float, scale: Scale) -> str:
-    """A plot of three quantiles on a line: p50 is a dot, p95 a tick, p99 the end of the line."""
-    dot, tick, end = (5 + 90 * scale.place(time) for time in (p50, p95, p99))
-    line = f'<path d="M{dot:.1f} 7H{end:.1f}M{tick:.1f} 3V11" stroke="currentColor" fill="none"/>'
-    says = f"p50 {seconds(p50)}, p95 {seconds(p95)}, p99 {seconds(p99)}"
-    return _svg(100, 14, says, f'{line}<circle cx="{dot:.1f}" cy="7" r="3.5" fill="currentColor"/>')
-
-
 def histogram(times: Iterable[float]) -> str:
     """A histogram of times in seconds; ``""`` if there are none. Quantiles are exact, by nearest rank."""
     ordered = sorted(times)
@@ -123,9 +115,13 @@ def histogram(times: Iterable[float]) -> str:
     bars = "".join(_bar(at, count / max(counts)) for at, count in enumerate(counts) if count)
     marks = _mark("p50", scale.place(p50), "end") + _mark("p95", scale.place(p95), "start")
     ground = f'<path d="M{_MARGIN} {_HEIGHT - 0.5}h{_PITCH * BARS}" stroke="currentColor"/>'
-    said = [f"shortest {seconds(ordered[0])}", f"p50 {seconds(p50)}", f"p95 {seconds(p95)}", f"longest {seconds(ordered[-1])}"]
-    plot = _svg(2 * _MARGIN + _PITCH * BARS, _HEIGHT, ", ".join(said), f'<g fill="currentColor">{bars}{marks}{ground}</g>')
-    return f"<div>{plot}<div>latency of {number(size)} answers, logarithmic: {facts(said)}</div></div>"
+    title = [f"shortest {seconds(ordered[0])}", f"p50 {seconds(p50)}", f"p95 {seconds(p95)}", f"longest {seconds(ordered[-1])}"]
+    width = 2 * _MARGIN + _PITCH * BARS
+    plot = (
+        f'<svg width="{width}" height="{_HEIGHT}" viewBox="0 0 {width} {_HEIGHT}" role="img" style="max-width:none;color:inherit">'
+        f'<title>{", ".join(title)}</title><g fill="currentColor">{bars}{marks}{ground}</g></svg>'
+    )
+    return f"<div>{plot}<div>latency of {number(size)} answers, logarithmic: {facts(title)}</div></div>"
 
 
 def _bar(at: int, share: float) -> str:
@@ -137,12 +133,6 @@ def _mark(name: str, place: float, anchor: str) -> str:
     x = _MARGIN + _PITCH * BARS * place
     line = f'<path d="M{x:.1f} 4V{_HEIGHT - 1}" stroke="currentColor" stroke-dasharray="3 2" fill="none"/>'
     return f'{line}<text x="{x + (3 if anchor == "start" else -3):.1f}" y="11" font-size="10" text-anchor="{anchor}">{name}</text>'
-
-
-def _svg(width: int, height: int, says: str, content: str) -> str:
-    size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
-    look = "max-width:none;color:inherit;vertical-align:middle"
-    return f'<svg {size} role="img" style="{look}"><title>{escape(says)}</title>{content}</svg>'
 
 
 MOST_ERROR = 160
@@ -163,8 +153,7 @@ def batch_html(batch: BatchResult[Any]) -> str:
 
 
 def endpoints_table(endpoints: Mapping[str, EndpointStats]) -> str:
-    """A table of the statistics of each endpoint, with a plot of its latency quantiles; ``""`` if there are no endpoints."""
-    scale = Scale.of(time for stats in endpoints.values() for time in (stats.p50, stats.p99) if time is not None)
+    """A table of the statistics of each endpoint; ``""`` if there are no endpoints."""
     columns = [
         _NAME,
         Column("sent", "requests", lambda row: number(row[1].sent)),
@@ -174,11 +163,11 @@ def endpoints_table(endpoints: Mapping[str, EndpointStats]) -> str:
         Column("cancelled", "stopped by the client or its caller", _count("cancelled")),
         Column("retried", "of those sent, those sent again after a failure", _count("retried")),
         Column("hedged", "of those sent, copies of a request under way elsewhere", _count("hedged")),
-        Column("tokens in", "prompt tokens, as far as the server tells", _count("prompt_tokens")),
-        Column("out", "completion tokens, as far as the server tells", _count("completion_tokens")),
+        Column("tokens in", "prompt tokens, as far as the server reports them", _count("prompt_tokens")),
+        Column("out", "completion tokens, as far as the server reports them", _count("completion_tokens")),
         Column("p50", "half of the answers took at most this long", _quantile("p50")),
         Column("p95", "95 % of the answers took at most this long", _quantile("p95")),
-        Column("latency", "dot p50, tick p95, end p99; logarithmic, one scale for all rows", lambda row: _spread(row[1], scale)),
+        Column("p99", "99 % of the answers took at most this long", _quantile("p99")),
     ]
     return table(columns, list(endpoints.items())) if endpoints else ""
 
@@ -188,7 +177,7 @@ def states_table(endpoints: Mapping[str, EndpointStats]) -> str:
     rows = [(name, stats.state) for name, stats in endpoints.items() if stats.state is not None]
     columns = [
         _NAME,
-        Column("now", "what keeps it from being asked", lambda row: escape(_obstacle(row[1])), words=True),
+        Column("now", "why it takes no requests, if so", lambda row: escape(_obstacle(row[1])), words=True),
         Column("in flight", "requests under way", lambda row: number(row[1].in_flight)),
         Column("window", "requests that may be under way", lambda row: number(row[1].window)),
         Column("because", "why its window last changed", lambda row: escape(row[1].why_window), words=True),
@@ -205,12 +194,6 @@ def _count(field: str) -> Callable[[tuple[str, EndpointStats]], str]:
 
 def _quantile(field: str) -> Callable[[tuple[str, EndpointStats]], str]:
     return lambda row: "" if (found := getattr(row[1], field)) is None else seconds(found)
-
-
-def _spread(stats: EndpointStats, scale: Scale) -> str:
-    if stats.p50 is None or stats.p95 is None or stats.p99 is None:
-        return ""
-    return spread(stats.p50, stats.p95, stats.p99, scale)
 
 
 def _obstacle(state: EndpointState) -> str:
@@ -242,8 +225,8 @@ def errors_table(errors: Iterable[QRewardError]) -> str:
         first.setdefault(name, error)
     columns = [
         Column("error", "its type", lambda row: escape(row[0]), words=True),
-        Column("items", "that ended so", lambda row: number(row[1])),
-        Column("the first of them", "what it said", lambda row: escape(clip(str(first[row[0]]), MOST_ERROR)), words=True),
+        Column("items", "items that failed with it", lambda row: number(row[1])),
+        Column("the first of them", "its message", lambda row: escape(clip(str(first[row[0]]), MOST_ERROR)), words=True),
     ]
     return table(columns, counts.most_common()) if counts else ""
 
@@ -258,8 +241,8 @@ def verdict_html(verdict: Any, outcome: str, attributes: Mapping[str, float] | N
         "cached" if verdict.cached else "",
     ])  # fmt: skip
     columns = (
-        Column("attribute", "what the reward model calls it", lambda row: escape(str(row[0])), words=True),
-        Column("value", "as it gave it", lambda row: f"{row[1]:g}"),
+        Column("attribute", "its name", lambda row: escape(str(row[0])), words=True),
+        Column("value", "as the reward model returned it", lambda row: f"{row[1]:g}"),
     )
     named = table(columns, list(attributes.items())) if attributes else ""
     return frame(f"<b>{escape(outcome)}</b>{' · ' if line else ''}{line}", named, table(_VOTES, verdict.votes))
@@ -272,8 +255,8 @@ def _reason(vote: Any) -> str:
 
 
 _VOTES = (
-    Column("model", "who was asked", lambda vote: escape(vote.model), words=True),
-    Column("score", "what its answer says", lambda vote: f"{vote.score:g}"),
+    Column("model", "the judge model", lambda vote: escape(vote.model), words=True),
+    Column("score", "the score of its answer", lambda vote: f"{vote.score:g}"),
     Column("shown", "in which order the two responses were shown", lambda vote: "second first" if vote.swapped else "", words=True),
-    Column("reason", "why, or the answer as it came", _reason, words=True),
+    Column("reason", "the reason of the verdict, or the answer as received", _reason, words=True),
 )

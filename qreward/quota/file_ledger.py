@@ -50,12 +50,7 @@ def directory() -> Path:
 
 
 def open_directory(path: Path) -> int:
-    """Open a private directory, created if it does not exist, and return its descriptor.
-
-    Raises:
-        Unsafe: it belongs to another user, or other users have access.
-        OSError: it is a link, or cannot be created or opened.
-    """
+    """Open a private directory, created if it does not exist, and return its descriptor. Raises ``Unsafe`` or another ``OSError``."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
         path.mkdir(mode=0o700)
@@ -64,17 +59,7 @@ def open_directory(path: Path) -> int:
 
 
 def open_file(directory: int, name: str, *, create: bool = True) -> int:
-    """Open a private file in a directory for reading and writing, and return its descriptor.
-
-    Args:
-        directory: descriptor of the directory.
-        name: name of the file.
-        create: create the file if it does not exist.
-
-    Raises:
-        Unsafe: it is not a regular file, belongs to another user, or other users have access.
-        OSError: it cannot be opened; ``FileNotFoundError`` if it does not exist and ``create`` is False.
-    """
+    """Open a private file in a directory for reading and writing, and return its descriptor. Raises ``Unsafe`` or another ``OSError``."""
     found = os.open(name, os.O_RDWR | NO_LINKS | (os.O_CREAT if create else 0), 0o600, dir_fd=directory)
     return _checked(found, name, stat.S_ISREG)
 
@@ -175,7 +160,7 @@ class LedgerFile:
 
     def _take_lock(self) -> None:
         until, pause = time.monotonic() + PATIENCE, 0.0005
-        while not _locked(self._file):
+        while not _try_lock(self._file):
             if time.monotonic() > until:
                 raise TimeoutError("another process holds the lock of the ledger and does not release it; is it stopped?")
             time.sleep(pause)
@@ -221,7 +206,7 @@ class LedgerFile:
         if member not in self._members:
             held = open_file(self._directory, self._name(member))
             self._members[member] = held
-            _locked(held)
+            _try_lock(held)
 
     def _has_died(self, member: str) -> bool:
         """Return whether the process of a member has ended. False if the member's file is missing: then its lease must run out."""
@@ -230,7 +215,7 @@ class LedgerFile:
         except OSError:
             return False
         try:
-            if not _locked(held):
+            if not _try_lock(held):
                 return False
             os.unlink(self._name(member), dir_fd=self._directory)
             return True
@@ -244,7 +229,7 @@ class LedgerFile:
         return any(other in self._members or not self._has_died(other) for other in others)
 
 
-def _locked(file: int) -> bool:
+def _try_lock(file: int) -> bool:
     """Try to lock a file. False if another process has locked it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -254,7 +239,7 @@ def _locked(file: int) -> bool:
 
 
 class FileTransport:
-    """Transport to the ledgers of this machine.
+    """Transport to the ledgers of this machine. A renewal raises ``OSError`` if its ledger cannot be locked, opened or written.
 
     Args:
         path: the directory; by default see :func:`~qreward.quota.file_ledger.directory`.
@@ -267,27 +252,19 @@ class FileTransport:
         self._files: dict[str, LedgerFile] = {}
         self._finalizer = weakref.finalize(self, _close_all, self._files)
 
-    def renew(self, key: str, member: str, ask: RenewRequest) -> RenewReply:
-        """Renew a member's shares.
-
-        Raises:
-            OSError: the ledger cannot be locked, opened or written.
-            Unsafe: other users could have created or changed it.
-        """
+    def renew(self, key: str, member: str, request: RenewRequest) -> RenewReply:
         with self._file_of(key).locked(member) as (now, ledger):
-            return ledger.renew(now, member, ask)
+            return ledger.renew(now, member, request)
 
-    def leave(self, key: str, member: str, ask: RenewRequest) -> None:
-        """Remove a member. Raises as ``renew`` does; its share is then released when its process ends or its lease runs out."""
+    def leave(self, key: str, member: str, request: RenewRequest) -> None:
         file = self._file_of(key)
         try:
             with file.locked(member) as (now, ledger):
-                ledger.leave(now, member, ask)
+                ledger.leave(now, member, request)
         finally:
             file.remove_member(member)
 
     def close(self) -> None:
-        """Close all files."""
         _close_all(self._files)
 
     def _file_of(self, key: str) -> LedgerFile:

@@ -77,29 +77,29 @@ class Lease:
             quota.left = 0.0
         return True
 
-    def take_over(self, now: float, asked_at: float, share: RenewReply) -> None:
-        """Apply a reply to a renewal that was sent at ``asked_at``."""
+    def take_over(self, now: float, sent_at: float, reply: RenewReply) -> None:
+        """Apply a reply to a renewal that was sent at ``sent_at``."""
         holds_any = any(quota.share for quota in self.quotas) or 0 < self.permits < inf
-        if share.young and not self.own and not holds_any:  # it has no share to continue with
-            self.until, self.members, self.news = -inf, share.members, "the ledger has just begun"
+        if reply.young and not self.own and not holds_any:  # it has no share to continue with
+            self.until, self.members, self.news = -inf, reply.members, "the ledger has just begun"
             return
-        self.members, self.news = share.members, "on its last share: the ledger has just begun" if share.young else ""
-        self._set_own(now, own=share.young)
-        self.until = asked_at + share.lease
-        if share.permits is not None:
-            self._permit(share.permits.hold)
-        for quota, part in ((self.requests, share.requests), (self.tokens, share.tokens)):
+        self.members, self.news = reply.members, "on its last share: the ledger has just begun" if reply.young else ""
+        self._set_own(now, own=reply.young)
+        self.until = sent_at + reply.lease
+        if reply.permits is not None:
+            self._permit(reply.permits.hold)
+        for quota, part in ((self.requests, reply.requests), (self.tokens, reply.tokens)):
             if quota is not None and part is not None:
                 quota.given(now, part)
 
-    def go_alone(self, now: float, ask: RenewRequest, why: str) -> None:
+    def go_alone(self, now: float, request: RenewRequest, reason: str) -> None:
         """The ledger does not answer: continue with the last share for the time of one lease, within which this must be called again."""
-        for quota, need in ((self.requests, ask.requests), (self.tokens, ask.tokens)):
+        for quota, need in ((self.requests, request.requests), (self.tokens, request.tokens)):
             if quota is not None and need is not None and not quota.share:
                 quota.share, quota.limit = need.limit / max(NEWCOMER, self.members), need.limit
-        if ask.permits is not None and not self.members:
-            self._permit(max(1, floor(ask.permits.limit / NEWCOMER)))
-        self.until, self.news = now + LEASE, why
+        if request.permits is not None and not self.members:
+            self._permit(max(1, floor(request.permits.limit / NEWCOMER)))
+        self.until, self.news = now + LEASE, reason
         self._set_own(now, own=True)
 
     def end(self) -> None:

@@ -281,10 +281,10 @@ class Ledger(msgspec.Struct, array_like=True):
         begun: when it was created; -inf if no earlier ledger can have granted shares.
 
     Example:
-        >>> ledger, ask = Ledger(), RenewRequest(permits=Demand(limit=8, rate=20))
-        >>> ledger.renew(0.0, "a", ask).permits.hold
+        >>> ledger, request = Ledger(), RenewRequest(permits=Demand(limit=8, rate=20))
+        >>> ledger.renew(0.0, "a", request).permits.hold
         8
-        >>> ledger.renew(0.1, "b", ask).permits.hold  # it gets half once the other member has reported that it holds less
+        >>> ledger.renew(0.1, "b", request).permits.hold  # it gets half once the other member has reported that it holds less
         0
         >>> ledger.renew(0.5, "a", RenewRequest(permits=Demand(limit=8, rate=20, hold=8))).permits.hold
         4
@@ -299,19 +299,21 @@ class Ledger(msgspec.Struct, array_like=True):
     request_shares: PermitPool = msgspec.field(default_factory=lambda: PermitPool(whole=False))
     token_shares: PermitPool = msgspec.field(default_factory=lambda: PermitPool(whole=False))
 
-    def renew(self, now: float, member: str, ask: RenewRequest) -> RenewReply:
+    def renew(self, now: float, member: str, request: RenewRequest) -> RenewReply:
         """Apply a member's demand and return its shares. The renewals of a member must arrive in order; a late one may be lost."""
-        now = self._advance(now, member, ask)
+        limits = [inf if need is None else need.limit for need in (request.requests, request.tokens, request.permits)]
+        self.members[member] = Member(max(self.now, now), *limits)
+        now = self._advance(now)
         young = now < self.begun + LEASE
-        share = RenewReply(len(self.members), young)
-        if ask.requests is not None:
-            share.requests = self._grant(now, member, ask.requests, self.requests, self.request_shares, young=young)
-        if ask.tokens is not None:
-            share.tokens = self._grant(now, member, ask.tokens, self.tokens, self.token_shares, young=young)
-        if ask.permits is not None:
-            held = self.permits.renew(now, member, ask.permits, young=young)
-            share.permits = Grant(self.permits.total, held)
-        return share
+        reply = RenewReply(len(self.members), young)
+        if request.requests is not None:
+            reply.requests = self._grant(now, member, request.requests, self.requests, self.request_shares, young=young)
+        if request.tokens is not None:
+            reply.tokens = self._grant(now, member, request.tokens, self.tokens, self.token_shares, young=young)
+        if request.permits is not None:
+            held = self.permits.renew(now, member, request.permits, young=young)
+            reply.permits = Grant(self.permits.total, held)
+        return reply
 
     @staticmethod
     def _grant(now: float, member: str, need: Demand, quota: WindowQuota, shares: PermitPool, *, young: bool) -> Grant:
@@ -319,9 +321,9 @@ class Ledger(msgspec.Struct, array_like=True):
         quota.report(now, member, need)
         return Grant(quota.limit, hold, 0.0 if young else quota.grant(now, member))
 
-    def leave(self, now: float, member: str, ask: RenewRequest) -> None:
+    def leave(self, now: float, member: str, request: RenewRequest) -> None:
         """Remove a member that leaves in order: it reports what it used, and returns the rest."""
-        for need, quota in ((ask.requests, self.requests), (ask.tokens, self.tokens)):
+        for need, quota in ((request.requests, self.requests), (request.tokens, self.tokens)):
             if need is not None and member in quota.accounts:
                 quota.report(max(self.now, now), member, msgspec.structs.replace(need, left=0.0, want=0.0))
         self.remove_dead(now, member)
@@ -343,12 +345,9 @@ class Ledger(msgspec.Struct, array_like=True):
         """Return whether the ledger's times can come from this clock."""
         return now >= self.now - BACKWARDS
 
-    def _advance(self, now: float, renewing: str | None = None, ask: RenewRequest | None = None) -> float:
+    def _advance(self, now: float) -> float:
         """Bring everything up to the time, and return it. Each limit is the smallest that a member has configured."""
         now = self.now = max(self.now, now)
-        if renewing is not None and ask is not None:
-            limits = [inf if need is None else need.limit for need in (ask.requests, ask.tokens, ask.permits)]
-            self.members[renewing] = Member(now, *limits)
         self.members = {name: member for name, member in self.members.items() if now <= member.at + LEASE}
         if members := self.members.values():  # without members the last limits stay
             self.requests.limit, self.tokens.limit = min(each.requests for each in members), min(each.tokens for each in members)

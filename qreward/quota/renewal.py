@@ -44,10 +44,10 @@ IDLE = 2.0
 class LedgerTransport(Protocol):
     """Connects members to the ledger of a key. The calls for one member are made one after the other, in one thread."""
 
-    def renew(self, key: str, member: str, ask: RenewRequest) -> RenewReply:
+    def renew(self, key: str, member: str, request: RenewRequest, /) -> RenewReply:
         """Renew a member's shares. It may take some seconds, and may raise any exception if the ledger does not answer."""
 
-    def leave(self, key: str, member: str, ask: RenewRequest) -> None:
+    def leave(self, key: str, member: str, request: RenewRequest, /) -> None:
         """Remove a member, which reports what it used."""
 
     def close(self) -> None:
@@ -87,7 +87,7 @@ class DemandTracker:
         count = sum(len(pool.queue) for pool in source.pools)
         return inf if count >= LOW else count
 
-    def ask(self, now: float, limits: Limits) -> RenewRequest:
+    def request(self, now: float, limits: Limits) -> RenewRequest:
         """Return the renewal request for now."""
         source, lease = self._source, self._lease
         seconds, self._at = min(MINUTE, max(now - self._at, RENEW / 2)), now
@@ -102,16 +102,16 @@ class DemandTracker:
         want += 1 if waiting or used else 0
         rate = inf if waiting else (AHEAD * used / seconds * MINUTE + 1 if used else 0.0)
         lapsed = lease.lapse(now)
-        ask = RenewRequest()
+        request = RenewRequest()
         if lease.requests is not None and limits.rpm is not None:
-            ask.requests = lease.requests.need(limits.rpm, lapsed=lapsed, want=want, rate=rate)
+            request.requests = lease.requests.need(limits.rpm, lapsed=lapsed, want=want, rate=rate)
         if lease.tokens is not None and limits.tpm is not None:
             mean = lease.tokens.mean
-            ask.tokens = lease.tokens.need(limits.tpm, lapsed=lapsed, want=max(want * mean, lease.tokens.least), rate=rate * mean)
+            request.tokens = lease.tokens.need(limits.tpm, lapsed=lapsed, want=max(want * mean, lease.tokens.least), rate=rate * mean)
         if limits.max_concurrency is not None:
             could = source.inflight + waiting if waiting else peak + 1 + peak // 5 if peak else 0
             slow = source.latency.p99
-            ask.permits = Demand(
+            request.permits = Demand(
                 limits.max_concurrency,
                 hold=0.0 if lapsed else lease.permits,
                 rate=min(lease.window.inner.limit, could),
@@ -119,7 +119,7 @@ class DemandTracker:
                 lasts=LINGER if slow is None else min(LINGER, SLOW * slow),
             )
         self.hungry = waiting > 0
-        return ask
+        return request
 
 
 class LeaseRenewer:
@@ -163,40 +163,40 @@ class LeaseRenewer:
     def _renew(self) -> None:
         engine = self._engine
         with engine.lock:
-            asked_at = engine.clock()
-            ask = self._demand.ask(asked_at, self.limits)
+            sent_at = engine.clock()
+            request = self._demand.request(sent_at, self.limits)
         try:
-            share = self._transport.renew(self._key, self._member, ask)
+            reply = self._transport.renew(self._key, self._member, request)
         except Exception as error:
-            self._failed(ask, error)
+            self._failed(request, error)
         else:
-            self._renewed(asked_at, ask, share)
+            self._renewed(sent_at, request, reply)
         self._renewed_at = engine.clock()
 
-    def _renewed(self, asked_at: float, ask: RenewRequest, share: RenewReply) -> None:
+    def _renewed(self, sent_at: float, request: RenewRequest, reply: RenewReply) -> None:
         if self._failures > 1:
-            LOG.warning("endpoint %r: sharing of its limits works again; %d processes share them", self.source.name, share.members)
-        gives_up = share.permits is not None and ask.permits is not None and share.permits.hold < ask.permits.hold
+            LOG.warning("endpoint %r: sharing of its limits works again; %d processes share them", self.source.name, reply.members)
+        gives_up = reply.permits is not None and request.permits is not None and reply.permits.hold < request.permits.hold
         self.joined, self._failures = True, 0
-        self.next_at = asked_at + (SOON if gives_up else RENEW)  # others get the part it gives up only after its next report
-        self._warn_of_smaller_limits(ask, share)
-        self._change(partial(self._lease.take_over, asked_at=asked_at, share=share))
+        self.next_at = sent_at + (SOON if gives_up else RENEW)  # others get the part it gives up only after its next report
+        self._warn_of_smaller_limits(request, reply)
+        self._change(partial(self._lease.take_over, sent_at=sent_at, reply=reply))
 
-    def _failed(self, ask: RenewRequest, error: Exception) -> None:
+    def _failed(self, request: RenewRequest, error: Exception) -> None:
         self._failures, self.joined = self._failures + 1, False
         now = self._engine.clock()
         self.next_at = now + (RETRY if self._failures > 1 else AGAIN)
         if self._failures == 1:
             return
-        why = f"alone, for nobody answers ({type(error).__name__}: {error})"
+        reason = f"alone, the ledger does not answer ({type(error).__name__}: {error})"
         if self._failures == 2:
-            LOG.warning("endpoint %r: its limits are not shared at present: %s; it uses its last share", self.source.name, why)
-        self._change(partial(self._lease.go_alone, ask=ask, why=why))
+            LOG.warning("endpoint %r: its limits are not shared at present: %s; it uses its last share", self.source.name, reason)
+        self._change(partial(self._lease.go_alone, request=request, reason=reason))
 
-    def _warn_of_smaller_limits(self, ask: RenewRequest, share: RenewReply) -> None:
+    def _warn_of_smaller_limits(self, request: RenewRequest, reply: RenewReply) -> None:
         """Log once if another process has configured a smaller limit."""
         for setting, name in (("rpm", "requests"), ("tpm", "tokens"), ("max_concurrency", "permits")):
-            need, part = getattr(ask, name), getattr(share, name)
+            need, part = getattr(request, name), getattr(reply, name)
             if not self._warned and need is not None and part is not None and part.limit < need.limit:
                 self._warned = True
                 words = "endpoint %r: another process shares it with %s=%g, here it is %g; the smallest counts"
@@ -212,7 +212,7 @@ class LeaseRenewer:
             if not (self._demand.hungry or lease.is_short()):
                 self.stand_by()
 
-        self._engine.act(changed)
+        self._engine.apply(changed)
 
     def stand_by(self) -> None:
         """Make the next request for this source wake the thread: the balancer offers the source, and ``Lease.may_send`` then calls."""
@@ -226,12 +226,12 @@ class LeaseRenewer:
         with engine.lock:
             if not self._demand.is_idle(now):
                 return
-            ask = self._demand.ask(engine.clock(), self.limits)
+            request = self._demand.request(engine.clock(), self.limits)
             self._lease.end()
             self.stand_by()
         self.joined, self._failures, self.next_at = False, 0, 0.0
         try:
-            self._transport.leave(self._key, self._member, ask)
+            self._transport.leave(self._key, self._member, request)
         except Exception as error:
             LOG.debug("endpoint %r: its share was not given back: %s", self.source.name, type(error).__name__)
 
@@ -262,7 +262,7 @@ class Sharing:
             lease = source.lease
             if lease is not None and source not in self._renewers:
                 renewer = self._renewers[source] = LeaseRenewer(source, lease, self._transport_of(source), self._engine)
-                self._engine.act(partial(self._attach, lease=lease, renewer=renewer))
+                self._engine.apply(partial(self._attach, lease=lease, renewer=renewer))
         if self._renewers and self._engine.drivers():
             self._call()
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from math import exp, inf
 from random import Random
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from qreward.errors import ClientClosed, QRewardError, RequestTimeout
 from qreward.results import AttemptRecord
@@ -51,19 +51,9 @@ def rule_for(failure: Failure) -> FailureRule:
     return RULES[FailureKind.TRANSIENT if failure.should_retry and failure.kind is FailureKind.REFUSED else failure.kind]
 
 
-class BackoffParams(Protocol):
-    """Parameters of an exponential backoff: waits double from ``base`` to ``cap``, in seconds."""
-
-    @property
-    def base(self) -> float: ...
-
-    @property
-    def cap(self) -> float: ...
-
-
-def backoff(policy: BackoffParams, tries: int, rng: Random) -> float:
-    """Return the seconds to wait after ``tries`` failed attempts: exponential, with full jitter."""
-    return rng.uniform(0.0, min(policy.cap, policy.base * 2.0 ** min(tries - 1, 60)))
+def backoff(base: float, cap: float, tries: int, rng: Random) -> float:
+    """Return the seconds to wait after ``tries`` failed attempts: doubled from ``base`` to ``cap``, with full jitter."""
+    return rng.uniform(0.0, min(cap, base * 2.0 ** min(tries - 1, 60)))
 
 
 class Budget:
@@ -153,11 +143,12 @@ class FailurePolicy:
         lost = self._record_failure(now, attempt, outcome, rule)
         if not task.holds(attempt):  # the task does not depend on this attempt any more; it only counts for the source
             return RetryDecision(lost)
-        self._record_attempt(now, attempt, outcome)
+        error = task.last_error = outcome.error
+        record_attempt(attempt, outcome.kind.name.lower(), now, getattr(error, "status_code", None), str(error))
         if attempt.committed and not task.restarts:  # part of the answer was delivered and cannot be taken back
-            return RetryDecision(lost, error=outcome.error, final=True)
-        wait, error = self._decide(now, task, source, outcome, rule)
-        return RetryDecision(lost, wait, error, final=not rule.retryable)
+            return RetryDecision(lost, error=error, final=True)
+        wait, last = self._decide(now, task, source, outcome, rule)
+        return RetryDecision(lost, wait, last, final=not rule.retryable)
 
     def _stopped(self, now: float, attempt: Attempt) -> RetryDecision:
         """Decide what follows from an attempt that was cancelled for another reason than its time limit."""
@@ -180,14 +171,14 @@ class FailurePolicy:
         source, task = attempt.source, attempt.task
         if is_sign_of_life(failure):
             source.unanswered = 0
-        asked, most = failure.retry_after, self._retry.max_retry_after
-        hint = None if asked is None else min(asked, most)
+        requested, most = failure.retry_after, self._retry.max_retry_after
+        hint = None if requested is None else min(requested, most)
         source.advertised(now, attempt.sent_at, failure.limits, hint=hint if failure.kind is FailureKind.OVERLOADED else None)
         if failure.kind is FailureKind.OVERLOADED:
             source.silence.ended(source.inflight)
             available = source.available_soon(now)
             source.rejected(now, attempt.sent_at, hint)
-            source.cooldown.uncapped_hint = asked if asked is not None and asked > most else None
+            source.cooldown.uncapped_hint = requested if requested is not None and requested > most else None
             return available and not source.available_soon(now)
         source.tally.failed += 1
         source.trouble = str(failure.error)
@@ -217,12 +208,6 @@ class FailurePolicy:
         if len(task.failures) >= self._retry.attempts:
             return True
         return any(other.was_well(then, asked_now=other is source) for other, then in task.failures)
-
-    def _record_attempt(self, now: float, attempt: Attempt, failure: Failure) -> None:
-        error = failure.error
-        status = getattr(error, "status_code", None)
-        record_attempt(attempt, failure.kind.name.lower(), now, status, str(error))
-        attempt.task.last_error = error
 
     def _decide(self, now: float, task: Task, source: Source, failure: Failure, rule: FailureRule) -> tuple[float, QRewardError | None]:
         if not rule.retryable:
@@ -257,7 +242,7 @@ class FailurePolicy:
         others = task.pool.awaits(now, avoided)
         self._avoid(task, avoided if others else task.unfit)
         # the first retry is immediate; later ones wait, so that circuit breakers open before the attempts are used up
-        wait = 0.0 if others and task.tries < 2 else backoff(self._retry, max(1, task.tries), self._rng)
+        wait = 0.0 if others and task.tries < 2 else backoff(self._retry.base, self._retry.cap, max(1, task.tries), self._rng)
         return wait if self.budget.withdraw(now) else wait + self.budget.wait()
 
     @staticmethod

@@ -193,7 +193,7 @@ class Cooldown:
         self.closed = 0  # cooldowns in a row without a successful probe; 0 while it is inactive
         self.uncapped_hint: float | None = None  # seconds for which the source asked to wait, if that was capped; else None
         self._closed_at = -inf
-        self._asked = -inf  # the latest hint holds until then
+        self._hint_until = -inf  # the latest hint holds until then
         self._probe_at: float | None = None
         self._reject_after = 0.0  # seconds a reject takes, moving average
 
@@ -220,7 +220,7 @@ class Cooldown:
             pause = min(LONGEST, FIRST * 2.0 ** (self.closed - 1)) * self._rng.uniform(0.5, 1.5)
             self.opens_at = max(self.opens_at, now + pause)  # an earlier hint may be longer
         if hint is not None:
-            self.opens_at, self._asked = max(self.opens_at, now + hint), max(self._asked, now + hint)
+            self.opens_at, self._hint_until = max(self.opens_at, now + hint), max(self._hint_until, now + hint)
             self.closed, self._probe_at = max(1, self.closed), None  # a probe in flight was sent before this hint
 
     def hold(self, now: float, seconds: float) -> None:
@@ -230,11 +230,11 @@ class Cooldown:
 
     def ease(self, now: float) -> bool:
         """End the cooldown because the server reports free capacity; a hint of the source still holds. True if that is earlier."""
-        at = max(now, self._asked)
+        at = max(now, self._hint_until)
         if not self.closed or self._probe_at is not None or at >= self.opens_at:
             return False
         self.opens_at = at
         return True
 
     def _open(self) -> None:
-        self.closed, self._probe_at, self.opens_at, self._asked = 0, None, -inf, -inf
+        self.closed, self._probe_at, self.opens_at, self._hint_until = 0, None, -inf, -inf

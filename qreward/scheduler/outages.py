@@ -92,15 +92,8 @@ class OutageTracker:
 def deadline(now: float, source: Source, pool: Pool, timeout: float, since: float) -> float:
     """Return the deadline of a batch item that a source takes now.
 
-    During an outage the item's timeout started earlier. The item still gets the 99th percentile latency of the source, so that a source
-    that has recovered can answer it.
-
-    Args:
-        now: seconds.
-        source: the source that takes the item.
-        pool: the pool of the item's batch.
-        timeout: timeout of the item, in seconds.
-        since: since when the batch uses the pool.
+    During an outage the item's timeout (seconds) started earlier, but not before the batch used the pool (``since``). The item still gets
+    the 99th percentile latency of the source, so that a source that has recovered can answer it.
     """
     if pool.down_since == inf:
         return now + timeout

@@ -12,7 +12,7 @@ from typing import Any
 
 from qreward.batching.backlog import ALL, OVER, Backlog, Deadlines, ItemState
 from qreward.codecs.rewards.base import MergeLimits
-from qreward.engine.instrumentation import TOLD
+from qreward.engine.instrumentation import REPORTED
 from qreward.scheduler.outages import deadline
 from qreward.scheduler.state import BatchFeed, Pool, RequestOptions, Source, Task, TaskState
 from qreward.scoring import sizing
@@ -53,9 +53,9 @@ class MergedItem(Task):
     key = None
     cost = 1
 
-    def __init__(self, payload: Any, pool: Pool, terms: RequestOptions, waiter: Any, index: int) -> None:
-        super().__init__(payload, pool, terms.level, terms.timeout, waiter, index, terms.tenant)
-        self.hedge = terms.hedge
+    def __init__(self, payload: Any, pool: Pool, options: RequestOptions, waiter: Any, index: int) -> None:
+        super().__init__(payload, pool, options.level, options.timeout, waiter, index, options.tenant)
+        self.hedge = options.hedge
         self.place: ItemState = OVER
         self.until = inf
         self.lane: PriorityLane
@@ -177,7 +177,7 @@ class MergedRequest(Task):
         self.members, self._live, self.items = items, len(items), tuple(items)
         if not self.serial and len(items) == 1 and items[0].serial > 0:
             alone = items[0]
-            self.serial, self.span, self.items, alone.end_reported = alone.serial, alone.span, (), TOLD
+            self.serial, self.span, self.items, alone.end_reported = alone.serial, alone.span, (), REPORTED
 
 
 FAILURE_WEIGHT = 3
@@ -368,7 +368,6 @@ class MergeQueue:
         return items[:fits]
 
     def _limits_at(self, source: Source, items: Sequence[MergedItem]) -> MergeLimits:
-        """The limits of one request to an endpoint, for the item shape of this queue."""
         known = self._limits.get(source)
         if known is None:
             some = items or self._backlog.items()

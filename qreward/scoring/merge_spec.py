@@ -11,16 +11,13 @@ import msgspec
 from qreward.codecs import json as jsonio
 from qreward.codecs.base import WireRequest
 from qreward.codecs.embeddings import EMBEDDINGS, EmbeddingsAnswer
-from qreward.codecs.rewards.answers import Choices, ItemAnswer, Moderated, share
+from qreward.codecs.rewards.answers import share
 from qreward.codecs.rewards.base import ALONE, MergeLimits, Operation, shape_of, tokens_in
-from qreward.codecs.rewards.registry import COMPLETE, EMBED, MODERATE, RERANK, codec_of, settings_of
+from qreward.codecs.rewards.registry import EMBED, RERANK, codec_of, settings_of
 from qreward.errors import BadRequest, ConfigError, InvalidResponse
 from qreward.options import preparer
 from qreward.results import Answered, Usage
 from qreward.settings.policies import Endpoint
-
-_ANSWERS: dict[Operation, type[ItemAnswer]] = {COMPLETE: Choices, MODERATE: Moderated}
-"""Operation -> the type into which the answer of an item is converted."""
 
 
 class MergeSpec:
@@ -103,11 +100,8 @@ class MergeSpec:
 
     def shares(self, answer: Any, _calls: Sequence[WireRequest]) -> Sequence[Answered | InvalidResponse]:
         """Split the response to merged requests into one answer or error per request."""
-        shares: Sequence[ItemAnswer | InvalidResponse] = answer.shares()
-        made = _ANSWERS.get(self._operation)
-        if made is None:
-            return shares
-        return [made(each.value, each.usage, each.estimated) if isinstance(each, ItemAnswer) else each for each in shares]
+        shares: Sequence[Answered | InvalidResponse] = answer.shares()
+        return shares
 
     def _request(self, inputs: Any) -> WireRequest:
         blank = self.blank

@@ -162,7 +162,7 @@ class RequestMerger:
         self._continue()
         request, source, lock = cast("MergedRequest", attempt.task), attempt.source, self.driver.engine.lock
         count = len(request.members)
-        outcome: Outcome = await self.driver.wire.send(source.handle, request.payload)
+        outcome: Outcome = await self.driver.backend.send(source.handle, request.payload)
         if not isinstance(outcome, Failure):
             return outcome
         kind = outcome.kind

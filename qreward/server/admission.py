@@ -15,7 +15,7 @@ from qreward.server.config import ServerConfig, is_loopback
 from qreward.server.http_errors import HTTPError, busy
 
 Receive = Callable[[], Awaitable[Any]]
-_FREED = 1.0
+_MEMORY_RETRY = 1.0
 """Retry time in seconds while memory is full; when memory will be freed cannot be predicted."""
 
 
@@ -56,7 +56,7 @@ class MemoryReservation:
         """Reserve ``count`` more bytes, or raise ``HTTPError``."""
         pending = self._admission.pending
         if pending + count > self._admission.config.max_pending_bytes:
-            raise busy("memory_full", f"requests of {pending} bytes are pending, and there is no room for more", _FREED)
+            raise busy("memory_full", f"requests of {pending} bytes are pending, and there is no room for more", _MEMORY_RETRY)
         self._admission.pending += count
         self.bytes += count
 
@@ -118,7 +118,7 @@ async def read_body(receive: Receive, headers: Mapping[str, str], held: MemoryRe
     return b"".join(parts)
 
 
-async def unless_gone(receive: Receive, work: Awaitable[Any]) -> Any:
+async def unless_disconnected(receive: Receive, work: Awaitable[Any]) -> Any:
     """Return the result of ``work``. If the caller disconnects, cancel it and raise ``ClientDisconnected``."""
     task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(receive))
     try:

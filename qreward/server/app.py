@@ -28,7 +28,7 @@ OPEN = ("/health", "/liveness")
 ALWAYS = (*OPEN, "/metrics")
 """Paths that are served while the server drains."""
 JSON = "application/json"
-_LEFT = 499
+_CLIENT_CLOSED = 499
 """Status counted for a caller that closed the connection, as in nginx. It is never received."""
 SCORING: dict[str, tuple[Read, tuple[type[msgspec.Struct], ...]]] = {
     "/get_reward": (forms.read_get_reward, (forms.OpenRlhfBody, forms.BufferBody)),
@@ -61,7 +61,7 @@ def create_app(scorer: Any, config: ServerConfig | None = None, **settings: Any)
     app = FastAPI(title="qreward", version=__version__, docs_url=None, redoc_url=None, lifespan=_lifespan)
     app.state.qreward = service
     app.add_middleware(AdmissionMiddleware, service=service, routes=frozenset((*SCORING, *status_routes)))
-    for kind, handler in ((HTTPError, _refuse), (ClientDisconnected, _left), (HTTPException, _no_route), (Exception, _failed)):
+    for kind, handler in ((HTTPError, _refuse), (ClientDisconnected, _client_closed), (HTTPException, _no_route), (Exception, _failed)):
         app.add_exception_handler(kind, handler)
     for path, (read, bodies) in SCORING.items():
         app.add_api_route(path, _scoring(service, read), methods=["POST"], openapi_extra=_described(bodies), name=path.strip("/"))
@@ -168,8 +168,8 @@ async def _refuse(request: Request, error: Any) -> Response:
     return error_response(error)
 
 
-async def _left(request: Request, error: Any) -> Response:  # noqa: ARG001 - the signature of exception handlers
-    return Response(status_code=_LEFT)
+async def _client_closed(request: Request, error: Any) -> Response:  # noqa: ARG001 - the signature of exception handlers
+    return Response(status_code=_CLIENT_CLOSED)
 
 
 async def _no_route(request: Request, error: Any) -> Response:

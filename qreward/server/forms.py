@@ -85,14 +85,14 @@ def read_get_reward(body: bytes, config: ServerConfig) -> ScoreRequest:
     if form is BufferBody and "labels" in document:
         raise invalid(["labels"], "labels and metadata are members of different forms; put the label into the metadata")
     try:
-        asked = msgspec.convert(document, form)
+        fields = msgspec.convert(document, form)
     except msgspec.ValidationError as error:
-        raise _misfit(error) from None
-    queries = _texts(asked.query, "query", config)
-    single = isinstance(asked.query, str)
-    prompts = None if asked.prompts is None else _texts(asked.prompts, "prompts", config)
-    if isinstance(asked, BufferBody):
-        metadata = [asked.metadata] if isinstance(asked.metadata, dict) else asked.metadata
+        raise _invalid_field(error) from None
+    queries = _texts(fields.query, "query", config)
+    single = isinstance(fields.query, str)
+    prompts = None if fields.prompts is None else _texts(fields.prompts, "prompts", config)
+    if isinstance(fields, BufferBody):
+        metadata = [fields.metadata] if isinstance(fields.metadata, dict) else fields.metadata
         _same_length(queries, "query", metadata=metadata, prompts=prompts)
         query = Query(queries, with_prompts(metadata, prompts), single)
         try:
@@ -100,7 +100,7 @@ def read_get_reward(body: bytes, config: ServerConfig) -> ScoreRequest:
         except BadRequest as error:
             raise invalid(["query"], str(error)) from None
         return ScoreRequest("buffer", query)
-    labels = [asked.labels] if isinstance(asked.labels, str) else asked.labels
+    labels = [fields.labels] if isinstance(fields.labels, str) else fields.labels
     _same_length(queries, "query", prompts=prompts, labels=labels)
     metadata = with_prompts([{}] * len(queries), prompts)
     if labels is not None:
@@ -110,24 +110,24 @@ def read_get_reward(body: bytes, config: ServerConfig) -> ScoreRequest:
 
 def read_classify(body: bytes, config: ServerConfig) -> ScoreRequest:
     """Read the body of ``/classify``. Raises ``HTTPError``."""
-    asked = _decode(body, ClassifyBody)
-    if (asked.input is None) == (asked.messages is None):
+    fields = _decode(body, ClassifyBody)
+    if (fields.input is None) == (fields.messages is None):
         raise invalid(["input"], "send input, a text or a list of texts, or messages, one conversation")
-    activation = bool(asked.use_activation or asked.activation or asked.softmax)
-    if asked.messages is not None:
-        return ScoreRequest("classify", _conversation(asked.messages, config), activation)
-    texts = _texts(asked.input, "input", config)
+    activation = bool(fields.use_activation or fields.activation or fields.softmax)
+    if fields.messages is not None:
+        return ScoreRequest("classify", _conversation(fields.messages, config), activation)
+    texts = _texts(fields.input, "input", config)
     return ScoreRequest("classify", Query(texts, [{} for _ in texts]), activation)
 
 
 def read_score(body: bytes, config: ServerConfig) -> ScoreRequest:
     """Read the body of ``/score``. Raises ``HTTPError``."""
-    asked = _decode(body, ScoreBody)
-    (left, prompts), (right, responses) = (_either(asked, names, config) for names in _SIDES)
+    fields = _decode(body, ScoreBody)
+    (left, prompts), (right, responses) = (_either(fields, names, config) for names in _SIDES)
     if len(prompts) == 1:
         prompts = prompts * len(responses)
     _same_length(prompts, left, **{right: responses})
-    activation = bool(asked.use_activation or asked.activation)
+    activation = bool(fields.use_activation or fields.activation)
     return ScoreRequest("score", Query(responses, [{"prompt": prompt} for prompt in prompts]), activation)
 
 
@@ -163,11 +163,11 @@ def _texts(value: str | list[str] | None, name: str, config: ServerConfig) -> li
     return texts
 
 
-def _either(asked: ScoreBody, names: Sequence[str], config: ServerConfig) -> tuple[str, list[str]]:
-    given = [name for name in names if getattr(asked, name) is not None]
+def _either(fields: ScoreBody, names: Sequence[str], config: ServerConfig) -> tuple[str, list[str]]:
+    given = [name for name in names if getattr(fields, name) is not None]
     if len(given) != 1:
         raise invalid([names[0]], f"send one of {', '.join(names)}, and not {len(given)} of them")
-    return given[0], _texts(getattr(asked, given[0]), given[0], config)
+    return given[0], _texts(getattr(fields, given[0]), given[0], config)
 
 
 def _same_length(expected: Sequence[Any], name: str, **others: Sequence[Any] | None) -> None:
@@ -180,13 +180,13 @@ def _decode(body: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
-        raise _misfit(error) from None
+        raise _invalid_field(error) from None
     except REFUSED as error:
         message = "is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise HTTPError(400, "bad_json", f"the body is not JSON: {message}") from None
 
 
-def _misfit(error: Exception) -> HTTPError:
+def _invalid_field(error: Exception) -> HTTPError:
     """Split a message such as ``Expected `str`, got `int` - at `$.query[3]``` into its place and its text."""
     match = _PLACE.fullmatch(str(error))
     assert match is not None  # the pattern matches any text

@@ -25,28 +25,28 @@ LABEL = "LABEL_0"
 """vLLM's name for the only class."""
 
 
-def answer(asked: ScoreRequest, scored: Sequence[ScoreResult], model: str, mode: Mode) -> bytes:
+def answer(request: ScoreRequest, scored: Sequence[ScoreResult], model: str, mode: Mode) -> bytes:
     """Build the response body. Raises ``HTTPError`` if the form cannot express missing rewards, or if it would have no reward at all."""
-    if asked.form == "buffer":
-        return write(answer_of(asked.query, [_encodable(one) for one in scored], mode))
+    if request.form == "buffer":
+        return write(answer_of(request.query, [_encodable(one) for one in scored], mode))
     if any(isinstance(one.cause, InvalidScores) for one in scored):  # clients must not send parts of the list instead, see InvalidScores
         raise _error(500, INVALID_SCORES, scored)
     if scored and all(one.reward is None for one in scored):
         raise _no_rewards(scored)
-    if asked.form == "openrlhf":
+    if request.form == "openrlhf":
         if any(one.reward is None for one in scored):
             raise _error(424, "scorer_failed", scored)
         logs, rewards = _logs(scored), [one.reward for one in scored]
         return write({"rewards": rewards, "scores": logs.get("score", rewards), "extra_logs": logs})
     data: list[dict[str, Any]] = []
     for at, one in enumerate(scored):
-        reward = _sigmoid(one.reward) if asked.activation and one.reward is not None else one.reward
-        if asked.form == "classify":
+        reward = _sigmoid(one.reward) if request.activation and one.reward is not None else one.reward
+        if request.form == "classify":
             row: dict[str, Any] = {"index": at, "label": None if reward is None else LABEL, "probs": [reward], "num_classes": 1}
         else:
             row = {"index": at, "object": "score", "score": reward}
         data.append(row if one.error is None else {**row, "error": one.error})
-    head = {"id": f"{asked.form}-{uuid.uuid4().hex}", "object": "list", "created": int(time.time()), "model": model}
+    head = {"id": f"{request.form}-{uuid.uuid4().hex}", "object": "list", "created": int(time.time()), "model": model}
     return write({**head, "data": data})
 
 

@@ -17,7 +17,7 @@ from qreward.server.config import ServerConfig
 from qreward.server.service import Service
 
 _BACKLOG = 2048
-_FAREWELL = 2
+_CLOSE_TIMEOUT = 2
 """Seconds in which the last responses may be sent (uvicorn's graceful shutdown timeout)."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -53,12 +53,12 @@ class RewardServer:
         app = create_app(scorer, config, **settings)
         self.service: Service = app.state.qreward
         quiet: dict[str, Any] = {"log_config": None, "access_log": False, "server_header": False}
-        self._uvicorn = _Uvicorn(uvicorn.Config(app, ws="none", timeout_graceful_shutdown=_FAREWELL, backlog=_BACKLOG, **quiet))
+        self._uvicorn = _Uvicorn(uvicorn.Config(app, ws="none", timeout_graceful_shutdown=_CLOSE_TIMEOUT, backlog=_BACKLOG, **quiet))
         self._draining: asyncio.Task[bool] | None = None
 
     async def __aenter__(self) -> Self:
         config = self.service.config
-        listener = _bound(config.host, config.port)
+        listener = _bind(config.host, config.port)
         self.url = _address_of(listener)
         self._serving = asyncio.ensure_future(self._uvicorn.serve(sockets=[listener]))
         self._serving.add_done_callback(lambda _: listener.close())
@@ -92,7 +92,7 @@ class RewardServer:
         except asyncio.CancelledError:
             self.all_done = False
             self.abort()
-            await self.service.break_off()
+            await self.service.abort()
             task = asyncio.current_task()
             if task is not None and task.cancelling():  # cancelled from outside, not by abort()
                 raise
@@ -119,18 +119,18 @@ async def serve(scorer: Any, config: ServerConfig | None = None, ready: Callable
     Raises:
         ConfigError, TypeError: as :class:`RewardServer`.
     """
-    server, asked = RewardServer(scorer, config), asyncio.Event()
+    server, stopping = RewardServer(scorer, config), asyncio.Event()
 
     def on_signal() -> None:
-        if asked.is_set():
+        if stopping.is_set():
             server.abort()
-        asked.set()
+        stopping.set()
 
     with _handled(on_signal):
         async with server:
             if ready is not None:
                 ready(server.url)
-            await asked.wait()
+            await stopping.wait()
     return server.all_done
 
 
@@ -167,7 +167,7 @@ def _handled(on_signal: Callable[[], None]) -> Iterator[None]:
             loop.remove_signal_handler(number)
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def _bind(host: str, port: int) -> socket.socket:
     """A bound socket; uvicorn calls ``listen`` on it. Raises ``ConfigError``."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

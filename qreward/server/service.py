@@ -12,7 +12,7 @@ from starlette.requests import Request
 from qreward.batching import BatchRecord
 from qreward.batching.reward_buffer import RewardBuffer, ScoreResult
 from qreward.errors import BadRequest, ClientClosed, QueueFull
-from qreward.server.admission import Admission, MemoryReservation, read_body, unless_gone
+from qreward.server.admission import Admission, MemoryReservation, read_body, unless_disconnected
 from qreward.server.config import ServerConfig
 from qreward.server.forms import ScoreRequest
 from qreward.server.http_errors import busy, draining, invalid
@@ -20,7 +20,7 @@ from qreward.server.metrics import SECONDS, SIZES, Counter, Histogram, expositio
 from qreward.server.responses import answer
 
 Read = Callable[[bytes, ServerConfig], ScoreRequest]
-_LAST_WORDS = 1.0
+_ABORT_TIMEOUT = 1.0
 """Seconds in which aborted requests may report their errors to callers."""
 
 
@@ -55,12 +55,12 @@ class Service:
         """Score a request and return the response body. Raises ``HTTPError``, or ``ClientDisconnected`` if the caller has left."""
         self.admission.enter()
         with MemoryReservation(self.admission) as held:
-            asked = read(await read_body(request.receive, request.headers, held, self.config), self.config)
-            scored = await unless_gone(request.receive, self._score(asked))
-            return answer(asked, scored, self.config.model, self.config.mode)
+            score_request = read(await read_body(request.receive, request.headers, held, self.config), self.config)
+            scored = await unless_disconnected(request.receive, self._score(score_request))
+            return answer(score_request, scored, self.config.model, self.config.mode)
 
-    async def _score(self, asked: ScoreRequest) -> list[ScoreResult]:
-        query = asked.query
+    async def _score(self, score_request: ScoreRequest) -> list[ScoreResult]:
+        query = score_request.query
         try:
             scored = await self.buffer.score(query.completions, query.metadata)
         except QueueFull as error:
@@ -96,15 +96,15 @@ class Service:
                     await self._idle.wait()
                 await self.buffer.close()
         except TimeoutError:
-            await self.break_off()
+            await self.abort()
             return False
         return True
 
-    async def break_off(self) -> None:
+    async def abort(self) -> None:
         """Fail the waiting and running completions. A scorer that runs in a thread is not stopped."""
         self.draining = True
         with suppress(TimeoutError):
-            async with asyncio.timeout(_LAST_WORDS):
+            async with asyncio.timeout(_ABORT_TIMEOUT):
                 await self.buffer.close(drain=False)
 
     # metrics

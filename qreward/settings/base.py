@@ -208,19 +208,6 @@ def wrong(*faults: tuple[tuple[str | int, ...], str]) -> ValidationError:
     return ValidationError.from_exception_data("settings", details)
 
 
-def below(path: tuple[str | int, ...], error: ValidationError) -> list[Any]:
-    """Return the details of an error for ``ValidationError.from_exception_data``, with ``path`` prepended to each location."""
-    details: list[Any] = []
-    for each in error.errors():
-        detail: dict[str, Any] = {"type": each["type"], "loc": (*path, *each["loc"]), "input": each["input"]}
-        if each["type"] == "wrong":
-            detail["type"] = PydanticCustomError("wrong", "{text}", each["ctx"])
-        elif "ctx" in each:
-            detail["ctx"] = each["ctx"]
-        details.append(detail)
-    return details
-
-
 def explain(error: ValidationError, model: type[BaseModel]) -> ConfigError:
     """Return a validation error as a ``ConfigError``, with one line per fault: its location, the fault and the correction."""
     details = error.errors()

@@ -6,18 +6,32 @@ import logging
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import ValidationError, field_validator, model_validator
+from pydantic import BeforeValidator, TypeAdapter, field_validator, model_validator
 
 from qreward.errors import ConfigError
-from qreward.settings.base import Many, Policy, Seconds, below, repeated, with_faults, wrong
+from qreward.settings.base import Many, Policy, Seconds, repeated, with_faults, wrong
 from qreward.settings.files import SettingsLocation, read_settings
 from qreward.settings.policies import WEIGHTED, Endpoint, Hedge, Retry, Route
 from qreward.spelling import did_you_mean
 
 _log = logging.getLogger("qreward")
 OPENAI_BASE_URL = "https://api.openai.com/v1"
+
+
+def _is_body(value: object) -> bool:
+    return isinstance(value, Mapping) and "pattern" not in value
+
+
+def _not_none(value: object) -> object:
+    if value is None:
+        raise ValueError("must be a mapping of endpoints, strategy and weights")
+    return value
+
+
+_ROUTES = TypeAdapter(dict[str, Annotated[Route, BeforeValidator(_not_none)]])
+"""Pattern -> route, so that an error names the pattern."""
 
 
 class ClientConfig(Policy):
@@ -52,17 +66,8 @@ class ClientConfig(Policy):
     def _from_mapping(cls, value: object) -> object:
         if not isinstance(value, Mapping):
             return value
-        routes, details = [], []
-        for pattern, body in value.items():
-            try:
-                if not isinstance(body, Mapping) or "pattern" in body:
-                    raise wrong(((), "must be a mapping of endpoints, strategy and weights"))
-                routes.append(Route.model_validate({"pattern": pattern, **body}))
-            except ValidationError as error:
-                details += below((pattern,), error)
-        if details:
-            raise ValidationError.from_exception_data("routes", details)
-        return routes
+        named = {key: {"pattern": key, **body} if _is_body(body) else None for key, body in value.items()}
+        return list(_ROUTES.validate_python(named).values())
 
     @field_validator("endpoints")
     @classmethod

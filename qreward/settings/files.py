@@ -67,27 +67,20 @@ def read_settings(source: str | Path | Mapping[str, Any], *, empty: str, known: 
         return _settings(content, empty, known), place
     except RecursionError:
         raise ConfigError(f"{place}: is nested without end; an alias must not hold itself") from None
-    except _NotReadable as problem:
-        raise place.named(with_faults(problem.faults, lambda _: "")) from None
+    except ConfigError as error:
+        raise place.named(error) from None
 
 
 def _settings(content: object, empty: str, known: str) -> dict[str, Any]:
     if content is None:
-        raise _NotReadable(f"is empty; {empty}")
+        raise ConfigError(f"is empty; {empty}")
     if not isinstance(content, Mapping):
-        raise _NotReadable(f"must be a mapping {known or 'of settings'}, not a {type(content).__name__}")
+        raise ConfigError(f"must be a mapping {known or 'of settings'}, not a {type(content).__name__}")
     faults: list[Fault] = []
     expanded: dict[str, Any] = _expanded(content, (), faults)
     if faults:
-        raise _NotReadable(*faults)
+        raise with_faults(faults, lambda _: "")
     return expanded
-
-
-class _NotReadable(Exception):
-    """The faults of a file. The caller adds the name of the file. Messages contain no values, which may be keys."""
-
-    def __init__(self, *faults: str | Fault) -> None:
-        self.faults: list[Fault] = [((), fault) if isinstance(fault, str) else fault for fault in faults]
 
 
 def _expanded(value: Any, path: Path_, faults: list[Fault]) -> Any:
@@ -112,30 +105,32 @@ def _dotted(path: Path_) -> str:
 def _parse(path: Path) -> tuple[object, Callable[[Path_], int | None]]:
     """Return the content of a file, and a function that returns the line number of a setting."""
     if path.suffix.lower() not in _FORMATS:
-        raise _NotReadable(f"is not a kind of file that can be read; its name must end in {', '.join(_FORMATS)}")
+        raise ConfigError(f"is not a kind of file that can be read; its name must end in {', '.join(_FORMATS)}")
     parse, line_of = _FORMATS[path.suffix.lower()]
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
-        raise _NotReadable(f"cannot be read: {error.strerror}") from None
+        raise ConfigError(f"cannot be read: {error.strerror}") from None
     except ValueError:
-        raise _NotReadable("is not UTF-8 text") from None
+        raise ConfigError("is not UTF-8 text") from None
     try:
         return (parse(text) if text.strip() else None), partial(line_of, text)
+    except ConfigError:
+        raise
     except (ValueError, RecursionError):
-        raise _NotReadable("holds a number, a date or a nesting that cannot be read") from None
+        raise ConfigError("holds a number, a date or a nesting that cannot be read") from None
 
 
 def _parse_json(text: str) -> object:
     try:
         return json.loads(text, object_pairs_hook=_without_repeats)
     except json.JSONDecodeError as error:
-        raise _NotReadable(f"is not valid JSON: {error.msg} (line {error.lineno}, column {error.colno})") from None
+        raise ConfigError(f"is not valid JSON: {error.msg} (line {error.lineno}, column {error.colno})") from None
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if double := repeated(name for name, _ in pairs):
-        raise _NotReadable(f"the name {double!r} is there twice in one mapping; keep one")
+        raise ConfigError(f"the name {double!r} is there twice in one mapping; keep one")
     return dict(pairs)
 
 
@@ -143,14 +138,14 @@ def _parse_toml(text: str) -> object:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise _NotReadable(f"is not valid TOML: {error}") from None
+        raise ConfigError(f"is not valid TOML: {error}") from None
 
 
 def _parse_yaml(text: str) -> object:
     try:
         import yaml  # noqa: PLC0415 - an extra, and slow to import
     except ImportError:
-        raise _NotReadable("PyYAML is needed to read YAML; install qreward[yaml], or write the file as JSON or TOML") from None
+        raise ConfigError("PyYAML is needed to read YAML; install qreward[yaml], or write the file as JSON or TOML") from None
 
     Loader = _yaml_loader(yaml)  # noqa: N806 - a class
     try:
@@ -159,9 +154,9 @@ def _parse_yaml(text: str) -> object:
         mark = error.problem_mark or error.context_mark
         line = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
         problem = re.sub(r"'[^'<]{4,}'", "'...'", error.problem or error.context or "broken")
-        raise _NotReadable(f"is not valid YAML: {problem}{line}") from None
+        raise ConfigError(f"is not valid YAML: {problem}{line}") from None
     except yaml.YAMLError:
-        raise _NotReadable("is not valid YAML: it holds a character that YAML does not allow") from None
+        raise ConfigError("is not valid YAML: it holds a character that YAML does not allow") from None
 
 
 def _yaml_loader(yaml: Any) -> Any:
@@ -172,16 +167,22 @@ def _yaml_loader(yaml: Any) -> Any:
             node = super().compose_mapping_node(anchor)
             double = repeated(str(key.value) for key, _ in node.value)
             if double is not None:
-                raise _NotReadable(f"the name {double!r} is there twice in the mapping of line {node.start_mark.line + 1}; keep one")
+                raise ConfigError(f"the name {double!r} is there twice in the mapping of line {node.start_mark.line + 1}; keep one")
             return node
 
     return Loader
 
 
-def _yaml_line(text: str, path: Path_) -> int | None:
-    import yaml  # noqa: PLC0415 - an extra, and slow to import
-
-    node, line = yaml.compose(text, yaml.SafeLoader), None
+def _line_of(text: str, path: Path_) -> int | None:
+    """Return the line of the longest prefix of the path that exists in a YAML or JSON text, or None if PyYAML cannot tell."""
+    try:
+        import yaml  # noqa: PLC0415 - an extra, and slow to import
+    except ImportError:
+        return None
+    try:
+        node, line = yaml.compose(text, yaml.SafeLoader), None
+    except yaml.YAMLError:
+        return None
     for part in path:
         found = next(((key, value) for key, value in _children(node) if key == part), None)
         if found is None:
@@ -202,37 +203,10 @@ def _children(node: Any) -> Iterator[tuple[str | int, tuple[int, Any]]]:
                     yield from _children(merged)
 
 
-_JSON_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\]:,]|[^\s{}\[\]:,"]+')
-
-
-def _json_line(text: str, path: Path_) -> int | None:
-    """Return the line of the longest prefix of the path that exists. The text must be valid JSON."""
-    lines: dict[Path_, int] = {}
-    open_: list[str | int] = []
-    name, name_line = '""', 0
-    for token in _JSON_TOKEN.finditer(text):
-        word, line = token[0], text.count("\n", 0, token.start()) + 1
-        if word in "]}":
-            open_.pop()
-        elif word == ",":
-            open_[-1] = open_[-1] + 1 if isinstance(open_[-1], int) else ""
-        elif word == ":":
-            open_[-1] = json.loads(name)
-            lines[tuple(open_)] = name_line
-        else:
-            if open_ and isinstance(open_[-1], int):
-                lines.setdefault(tuple(open_), line)
-            name, name_line = word, line
-            if word in "[{":
-                open_.append(0 if word == "[" else "")
-    return next((lines[path[:length]] for length in range(len(path), 0, -1) if path[:length] in lines), None)
-
-
-LineOf = Callable[[str, Path_], int | None]
-_FORMATS: dict[str, tuple[Callable[[str], object], LineOf]] = {
-    ".yaml": (_parse_yaml, _yaml_line),
-    ".yml": (_parse_yaml, _yaml_line),
-    ".json": (_parse_json, _json_line),
+_FORMATS: dict[str, tuple[Callable[[str], object], Callable[[str, Path_], int | None]]] = {
+    ".yaml": (_parse_yaml, _line_of),
+    ".yml": (_parse_yaml, _line_of),
+    ".json": (_parse_json, _line_of),
     ".toml": (_parse_toml, lambda _text, _path: None),  # tomllib does not report lines
 }
 """Ending of a file's name -> its parser, and the function that returns the line of a setting."""

@@ -54,7 +54,7 @@ class ServerAddress:
 _address = lru_cache(CACHED)(ServerAddress)
 
 
-def place_of(source: Source) -> ServerAddress:
+def address_of(source: Source) -> ServerAddress:
     """The address of a source; the same object each time."""
     return _address(source.name, getattr(source.handle, "base_url", None))
 
@@ -84,31 +84,31 @@ class CallKind:
         self.queue = {names.QUEUE_NAME: route}
         self.start = self.metric | _known({names.ROUTE: route, names.REQUEST_STREAM: streamed or None, names.BATCH_SIZE: items or None})
 
-    def provider_at(self, place: ServerAddress) -> Attributes:
+    def provider_at(self, address: ServerAddress) -> Attributes:
         """The provider attribute of an endpoint that has its own provider, else nothing."""
-        return _known({names.PROVIDER: self._providers.get(place.name)})
+        return _known({names.PROVIDER: self._providers.get(address.name)})
 
 
 @lru_cache(CACHED)
-def start_at(kind: CallKind, place: ServerAddress) -> Attributes:
+def start_at(kind: CallKind, address: ServerAddress) -> Attributes:
     """The start attributes of a call that only one endpoint can serve."""
-    return {**kind.start, **place.server, **kind.provider_at(place)}
+    return {**kind.start, **address.server, **kind.provider_at(address)}
 
 
 @lru_cache(CACHED)
 def call_point(
-    kind: CallKind, place: ServerAddress | None, model: str | None = None, error: str | None = None, token: str | None = None
+    kind: CallKind, address: ServerAddress | None, model: str | None = None, error: str | None = None, token: str | None = None
 ) -> Attributes:
     """The attributes of a call's metric."""
-    where = {} if place is None else place.server | kind.provider_at(place)
+    where = {} if address is None else address.server | kind.provider_at(address)
     return kind.metric | where | _known({names.RESPONSE_MODEL: model, names.ERROR_TYPE: error, names.TOKEN_TYPE: token})
 
 
 @lru_cache(CACHED)
-def attempt_point(kind: CallKind, place: ServerAddress, attempt_type: str, outcome: str, error: str | None) -> Attributes:
+def attempt_point(kind: CallKind, address: ServerAddress, attempt_type: str, outcome: str, error: str | None) -> Attributes:
     """The attributes of an attempt's metric."""
     what = {names.ATTEMPT_TYPE: attempt_type, names.ATTEMPT_OUTCOME: outcome, **kind.model}
-    return what | place.attributes | _known({names.ERROR_TYPE: error})
+    return what | address.attributes | _known({names.ERROR_TYPE: error})
 
 
 # answers
@@ -166,7 +166,7 @@ class _Body(msgspec.Struct, gc=False):
 _DECODER = msgspec.json.Decoder(_Body)
 
 
-def facts_of(value: Any) -> ResponseMetadata:
+def metadata_of(value: Any) -> ResponseMetadata:
     """The metadata of an answer. For a stream, the first known value among its chunks, and the finish reasons of all of them."""
     body = getattr(value, "body", None)
     if type(body) is bytes:

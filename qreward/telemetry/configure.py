@@ -8,7 +8,7 @@ from typing import Any, Literal
 from opentelemetry import metrics, trace
 
 from qreward.errors import ConfigError
-from qreward.telemetry.metrics import does_something
+from qreward.telemetry.metrics import is_active
 from qreward.telemetry.telemetry import Telemetry
 
 Exporter = Literal["otlp", "console"]
@@ -85,7 +85,7 @@ def _imported(path: str) -> Any:
 
 def _refuse_second() -> None:
     for kind, provider in (("tracer", trace.get_tracer_provider()), ("meter", metrics.get_meter_provider())):
-        if does_something(provider):
+        if is_active(provider):
             raise ConfigError(
                 f"telemetry: a global {kind} provider is already set, and clients use it; remove configure(), or pass everywhere=False"
             )

@@ -56,10 +56,10 @@ class Content:
         self._logger = logs.get_logger(names.SCOPE, names.version(), provider, names.SCHEMA_URLS[dialect])
 
     def record(
-        self, task: Task, end: End, facts: ResponseMetadata, kind: CallKind, context: Context | None, attributes: Attributes
+        self, task: Task, end: End, metadata: ResponseMetadata, kind: CallKind, context: Context | None, attributes: Attributes
     ) -> None:
         """Record a call that ended: add its messages to the attributes of its span and emit its event, depending on the settings."""
-        messages = self._messages(task, end, facts, kind) if self._on_span or self._on_event else {}
+        messages = self._messages(task, end, metadata, kind) if self._on_span or self._on_event else {}
         if self._events:
             self._emit(names.DETAILS_EVENT, {**kind.start, **attributes, **(messages if self._on_event else {})}, context)
         if self._on_span:
@@ -82,7 +82,7 @@ class Content:
 
     # messages
 
-    def _messages(self, task: Task, end: End, facts: ResponseMetadata, kind: CallKind) -> dict[str, Any]:
+    def _messages(self, task: Task, end: End, metadata: ResponseMetadata, kind: CallKind) -> dict[str, Any]:
         secrets = self._secrets_of(task)
         inputs = getattr(task.payload, "inputs", None)
         found: dict[str, Any] = {}
@@ -97,7 +97,7 @@ class Content:
                 found[names.SYSTEM_INSTRUCTIONS] = system
         text = end.value.text() if isinstance(end, Answer) and kind.inference else ""
         if text:
-            reason = facts.reasons[0] if facts.reasons else ""
+            reason = metadata.reasons[0] if metadata.reasons else ""
             parts = list(self._parts(text, secrets))
             found[names.OUTPUT_MESSAGES] = [{"role": "assistant", "parts": parts, "finish_reason": reason}]
         return found

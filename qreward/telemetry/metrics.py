@@ -20,7 +20,7 @@ from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
 from qreward.engine import background
 from qreward.engine.snapshots import ClientState
 from qreward.telemetry import names
-from qreward.telemetry.attributes import place_of
+from qreward.telemetry.attributes import address_of
 from qreward.telemetry.names import Dialect, Metric
 
 CHECK_INTERVAL = 0.05
@@ -29,7 +29,7 @@ CHECK_INTERVAL = 0.05
 Points = Iterator[tuple[float, dict[str, Any]]]
 
 
-def does_something(provider: object) -> bool:
+def is_active(provider: object) -> bool:
     """Whether a provider records anything. The providers of the API package do nothing, or nothing yet."""
     return not type(provider).__module__.startswith(("opentelemetry.metrics", "opentelemetry.trace"))
 
@@ -39,7 +39,7 @@ def _limit_changes(state: ClientState) -> Points:
         changes = dict(source.window.changes)
         for (direction, reason), times in changes.items():
             what = {names.CHANGE_DIRECTION: direction, names.CHANGE_REASON: "away" if reason == "nobody" else reason}
-            yield times, place_of(source).attributes | what
+            yield times, address_of(source).attributes | what
 
 
 def _endpoints(state: ClientState) -> Points:
@@ -56,8 +56,8 @@ OBSERVED: dict[str, Callable[[ClientState], Points]] = {
     "queue_capacity": lambda state: (
         (queue.capacity, {names.QUEUE_NAME: queue.name}) for queue in state.queues if queue.capacity is not None
     ),
-    "active_requests": lambda state: ((source.inflight, place_of(source).attributes) for source in state.sources),
-    "limit": lambda state: ((source.window.limit, place_of(source).attributes) for source in state.sources),
+    "active_requests": lambda state: ((source.inflight, address_of(source).attributes) for source in state.sources),
+    "limit": lambda state: ((source.window.limit, address_of(source).attributes) for source in state.sources),
     "limit_changes": _limit_changes,
     "endpoint_count": _endpoints,
     "hedge_budget": lambda state: iter([(state.hedge_budget, {names.POOL: "client"})]),
@@ -97,7 +97,7 @@ class Instruments:
         if not self._live and not 0 <= now - self._checked_at < CHECK_INTERVAL:
             self._checked_at = now
             provider = self._provider or metrics.get_meter_provider()
-            self._live = does_something(provider)
+            self._live = is_active(provider)
         return self._live
 
     def observe(self, client: object, read: Read) -> None:
@@ -108,15 +108,15 @@ class Instruments:
     def _make(self, meter: metrics.Meter, key: str, metric: Metric) -> Any:
         if metric.kind == "histogram":
             advice = list(metric.buckets)
-            return meter.create_histogram(metric.name, metric.unit, metric.says, explicit_bucket_boundaries_advisory=advice)
+            return meter.create_histogram(metric.name, metric.unit, metric.description, explicit_bucket_boundaries_advisory=advice)
         if metric.kind == "counter":
-            return meter.create_counter(metric.name, metric.unit, metric.says)
+            return meter.create_counter(metric.name, metric.unit, metric.description)
         create = {
             "observable_counter": meter.create_observable_counter,
             "observable_updowncounter": meter.create_observable_up_down_counter,
             "observable_gauge": meter.create_observable_gauge,
         }[metric.kind]
-        return create(metric.name, [partial(self._observe, key)], metric.unit, metric.says)
+        return create(metric.name, [partial(self._observe, key)], metric.unit, metric.description)
 
     def _observe(self, key: str, _options: CallbackOptions) -> Iterable[Observation]:
         """One observation for each set of attributes: the sum over all clients."""

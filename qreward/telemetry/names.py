@@ -112,24 +112,24 @@ class Metric(NamedTuple):
     name: str
     kind: Kind
     unit: str
-    says: str
+    description: str
     buckets: tuple[float, ...] = ()
 
 
-def _seconds(name: str, says: str) -> Metric:
-    return Metric(name, "histogram", "s", says, SECONDS)
+def _seconds(name: str, description: str) -> Metric:
+    return Metric(name, "histogram", "s", description, SECONDS)
 
 
-def _state(name: str, unit: str, says: str) -> Metric:
-    return Metric(name, "observable_updowncounter", unit, says)
+def _state(name: str, unit: str, description: str) -> Metric:
+    return Metric(name, "observable_updowncounter", unit, description)
 
 
-def _tokens(name: str, says: str) -> Metric:
-    return Metric(name, "histogram", "{token}", says, TOKENS)
+def _tokens(name: str, description: str) -> Metric:
+    return Metric(name, "histogram", "{token}", description, TOKENS)
 
 
-def _token_total(name: str, says: str) -> Metric:
-    return Metric(name, "counter", "{token}", says)
+def _token_total(name: str, description: str) -> Metric:
+    return Metric(name, "counter", "{token}", description)
 
 
 _OURS = {

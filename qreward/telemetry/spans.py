@@ -28,17 +28,17 @@ from qreward.telemetry.attributes import (
     CallKind,
     ResponseMetadata,
     ServerAddress,
+    address_of,
     attempt_point,
     attributes_of,
     call_point,
     error_description,
     error_type,
-    facts_of,
-    place_of,
+    metadata_of,
     rejection,
     start_at,
 )
-from qreward.telemetry.metrics import CHECK_INTERVAL, does_something
+from qreward.telemetry.metrics import CHECK_INTERVAL, is_active
 from qreward.telemetry.telemetry import Telemetry
 
 
@@ -75,9 +75,9 @@ class AttemptScope:
         self._attached: Any = None
         self._carried: Token[Any] | None = None
 
-    def begin(self, tracer: Tracer, attempt: Attempt, place: ServerAddress) -> None:
+    def begin(self, tracer: Tracer, attempt: Attempt, address: ServerAddress) -> None:
         """Start a span for the attempt, with the attempt's start time."""
-        attributes = {names.ATTEMPT_NUMBER: attempt.number, names.ATTEMPT_TYPE: type_of(attempt), **place.attributes}
+        attributes = {names.ATTEMPT_NUMBER: attempt.number, names.ATTEMPT_TYPE: type_of(attempt), **address.attributes}
         self.span = tracer.start_span(names.ATTEMPT, self._context, SpanKind.INTERNAL, attributes, (), self._started)
         self._context = set_span_in_context(self.span, self._context)
 
@@ -102,8 +102,8 @@ class CallState:
         kind: the attributes that it shares with similar calls.
         span: its span, which may not be recording.
         context: the context in which its attempts are sent; None if there is nothing to propagate.
-        start_place: its endpoint, if only one can serve it; its span starts with the attributes of that endpoint.
-        place: the endpoint of its last attempt.
+        start_address: its endpoint, if only one can serve it; its span starts with the attributes of that endpoint.
+        address: the endpoint of its last attempt.
         recording: True if its span is recorded.
         metered: True if its metrics are recorded.
         merged: True if it is an item of a merged request, which records the usage.
@@ -115,8 +115,8 @@ class CallState:
     kind: CallKind
     span: Span
     context: Context | None
-    start_place: ServerAddress | None
-    place: ServerAddress | None
+    start_address: ServerAddress | None
+    address: ServerAddress | None
     recording: bool
     metered: bool
     merged: bool = False
@@ -125,9 +125,9 @@ class CallState:
     idle: float | None = None
 
     def at(self, source: Source) -> ServerAddress:
-        """The place of one of its endpoints."""
-        place = self.place
-        return place if place is not None and place.name == source.name else place_of(source)
+        """The address of one of its endpoints."""
+        address = self.address
+        return address if address is not None and address.name == source.name else address_of(source)
 
 
 class CallWatcher:
@@ -151,15 +151,17 @@ class CallWatcher:
             return False
         kind = self._kind_of(operation_of(task), model_of(task), route_of(task.pool), task.streamed, len(task.items))
         sources, items = task.pool.sources, [item.span for item in task.items if item.span is not None]
-        place = place_of(sources[0]) if len(sources) == 1 else None
+        address = address_of(sources[0]) if len(sources) == 1 else None
         links = [Link(item.span.get_span_context()) for item in items if item.recording]
-        span = self._tracer.start_span(kind.name, parent, SpanKind.CLIENT, kind.start if place is None else start_at(kind, place), links)
+        span = self._tracer.start_span(
+            kind.name, parent, SpanKind.CLIENT, kind.start if address is None else start_at(kind, address), links
+        )
         recording = span.is_recording()
         carries = recording or bool(parent) or span.get_span_context().is_valid
         if not (carries or metered):
             return False
         context = set_span_in_context(span, parent) if carries else None
-        task.span = CallState(kind, span, context, place, place, recording, metered)
+        task.span = CallState(kind, span, context, address, address, recording, metered)
         for item in items:
             item.merged = True
         if metered and task.items:
@@ -172,7 +174,7 @@ class CallWatcher:
         call: CallState | None = task.span
         if call is None:
             return
-        call.place = call.at(attempt.source)
+        call.address = call.at(attempt.source)
         if attempt.number == 1:
             if task.feed is None and call.metered:
                 self._meters.queue_wait.record(queued(task, attempt.sent_at), call.kind.queue)
@@ -182,7 +184,7 @@ class CallWatcher:
         if call.context is not None:
             attempt.span = AttemptScope(call.context, propagates=self._propagates)
             if call.recording and (self._always or (self._auto and attempt.number > 1)):
-                attempt.span.begin(self._tracer, attempt, call.place)
+                attempt.span.begin(self._tracer, attempt, call.address)
 
     def first(self, attempt: Attempt, now: float) -> None:
         """The first chunk of an answer arrived. The first chunk after a restart of the stream does not count."""
@@ -191,14 +193,14 @@ class CallWatcher:
             return
         call.first = now - attempt.task.born
         if call.metered:
-            self._meters.first_chunk.record(call.first, call_point(call.kind, place_of(attempt.source)))
+            self._meters.first_chunk.record(call.first, call_point(call.kind, address_of(attempt.source)))
 
     def gaps(self, attempt: Attempt, gaps: list[float]) -> None:
         """Record the seconds between chunks of an answer."""
         call: CallState | None = attempt.task.span
         if call is None or not (self._chunks and call.metered):
             return
-        point = call_point(call.kind, place_of(attempt.source))
+        point = call_point(call.kind, address_of(attempt.source))
         for gap in gaps:
             self._meters.per_chunk.record(gap, point)
 
@@ -215,32 +217,33 @@ class CallWatcher:
             return
         result, error = outcome_of(attempt, outcome), error_of(attempt, outcome)
         failure = None if error is None else error_type(error)
-        place = call.at(attempt.source)
+        address = call.at(attempt.source)
         if call.metered:
-            point = attempt_point(call.kind, place, type_of(attempt), result, failure)
+            point = attempt_point(call.kind, address, type_of(attempt), result, failure)
             self._meters.attempt_duration.record(now - attempt.sent_at, point)
             if isinstance(outcome, Failure) and outcome.kind is FailureKind.OVERLOADED:
-                self._record_cooldown(attempt.source, place, now)
+                self._record_cooldown(attempt.source, address, now)
         if call.recording and not plain:
-            self._end_attempt(attempt, place, result, error, failure)
+            self._end_attempt(attempt, address, result, error, failure)
 
     def done(self, task: Task, end: End, source: Source | None, now: float) -> None:
         """A call ended. Ends its span."""
         call: CallState | None = task.span
         if call is None:
             return
-        place = call.place if source is None else call.at(source)
-        facts = facts_of(end.value) if isinstance(end, Answer) and (call.metered or call.recording) else NOTHING
+        if source is not None:
+            call.address = call.at(source)
+        metadata = metadata_of(end.value) if isinstance(end, Answer) and (call.metered or call.recording) else NOTHING
         error = end if isinstance(end, BaseException) else None
         failure = None if error is None else error_type(error)
         if call.metered:
-            self._record_metrics(task, call, end, facts, place, failure, now)
+            self._record_metrics(task, call, end, metadata, failure, now)
         if error is not None:
             self._content.record_exception(error, call.context)
         if call.recording:
-            attributes = self._end_attributes(task, call, end, facts, place, failure, now)
+            attributes = self._end_attributes(task, call, end, metadata, failure, now)
             if self._content.wanted:
-                self._content.record(task, end, facts, call.kind, call.context, attributes)
+                self._content.record(task, end, metadata, call.kind, call.context, attributes)
             call.span.set_attributes(attributes)
             if error is not None:
                 call.span.set_status(Status(StatusCode.ERROR, error_description(error)))
@@ -252,15 +255,15 @@ class CallWatcher:
         """Whether spans are recorded by now. Checked every ``CHECK_INTERVAL`` seconds."""
         if not 0 <= now - self._checked_at < CHECK_INTERVAL:
             self._checked_at = now
-            self._tracing = does_something(self._tracer_provider or get_tracer_provider())
+            self._tracing = is_active(self._tracer_provider or get_tracer_provider())
         return self._tracing
 
-    def _end_attempt(self, attempt: Attempt, place: ServerAddress, result: str, error: Any, failure: str | None) -> None:
+    def _end_attempt(self, attempt: Attempt, address: ServerAddress, result: str, error: Any, failure: str | None) -> None:
         scope: AttemptScope | None = attempt.span
         if scope is None or not (scope.span is not None or self._auto):
             return
         if scope.span is None:  # with "auto", only now is it known that the attempt gets a span
-            scope.begin(self._tracer, attempt, place)
+            scope.begin(self._tracer, attempt, address)
         assert scope.span is not None
         status = 200 if result in ("won", "discarded") else getattr(error, "status_code", None)  # 200 stands for all 2xx
         found = {names.ATTEMPT_OUTCOME: result, names.STATUS_CODE: status, names.ERROR_TYPE: failure}
@@ -270,15 +273,12 @@ class CallWatcher:
         scope.span.end()
 
     def _end_attributes(
-        self, task: Task, call: CallState, end: End, facts: ResponseMetadata, place: ServerAddress | None, failure: str | None, now: float
+        self, task: Task, call: CallState, end: End, metadata: ResponseMetadata, failure: str | None, now: float
     ) -> Attributes:
-        found = {
-            **self._params(task),
-            names.ATTEMPT_COUNT: task.sends,
-            names.QUEUE_WAIT_TIME: queued(task, now),
-        }
-        if place is not None:
-            found |= place.endpoint if place is call.start_place else place.attributes | call.kind.provider_at(place)
+        found = {**self._params(task), names.ATTEMPT_COUNT: task.sends, names.QUEUE_WAIT_TIME: queued(task, now)}
+        address = call.address
+        if address is not None:
+            found |= address.endpoint if address is call.start_address else address.attributes | call.kind.provider_at(address)
         if task.sends > 1:
             found[names.HEDGE_COUNT] = task.copies
         if call.first is not None:
@@ -289,14 +289,14 @@ class CallWatcher:
                 found[names.FINISH_REASONS] = ("error",)
         elif isinstance(end, Answer):
             known: Attributes = {
-                names.RESPONSE_ID: facts.id,
-                names.RESPONSE_MODEL: facts.model,
-                names.FINISH_REASONS: facts.reasons or None,
-                names.FINGERPRINT: facts.fingerprint,
+                names.RESPONSE_ID: metadata.id,
+                names.RESPONSE_MODEL: metadata.model,
+                names.FINISH_REASONS: metadata.reasons or None,
+                names.FINGERPRINT: metadata.fingerprint,
             }
             if not call.merged:  # else the span of the merged request records them
                 known[names.INPUT_TOKENS], known[names.OUTPUT_TOKENS] = end.prompt_tokens, end.output_tokens
-                known[names.CACHE_READ_TOKENS], known[names.REASONING_TOKENS] = facts.cached, facts.reasoning
+                known[names.CACHE_READ_TOKENS], known[names.REASONING_TOKENS] = metadata.cached, metadata.reasoning
             found |= {name: value for name, value in known.items() if value is not None}
         return found
 
@@ -313,10 +313,8 @@ class CallWatcher:
 
     # metrics
 
-    def _record_metrics(
-        self, task: Task, call: CallState, end: End, facts: ResponseMetadata, place: ServerAddress | None, failure: str | None, now: float
-    ) -> None:
-        meters, kind = self._meters, call.kind
+    def _record_metrics(self, task: Task, call: CallState, end: End, metadata: ResponseMetadata, failure: str | None, now: float) -> None:
+        meters, kind, address = self._meters, call.kind, call.address
         if call.idle is not None:
             meters.retry_delay.record(call.idle, kind.model)
         if isinstance(end, BaseException) and not task.sends and not call.merged:
@@ -325,28 +323,28 @@ class CallWatcher:
             return
         if not task.items:  # the items of a merged request record their own durations
             duration = meters.duration if kind.inference else meters.other_duration or meters.duration
-            duration.record(now - task.born, call_point(kind, place, facts.model, failure))
+            duration.record(now - task.born, call_point(kind, address, metadata.model, failure))
         if isinstance(end, Answer) and not call.merged:
-            self._record_tokens(kind, end, facts, place)
+            self._record_tokens(kind, end, metadata, address)
 
-    def _record_tokens(self, kind: CallKind, answer: Answer, facts: ResponseMetadata, place: ServerAddress | None) -> None:
+    def _record_tokens(self, kind: CallKind, answer: Answer, metadata: ResponseMetadata, address: ServerAddress | None) -> None:
         meters = self._meters
         counts = (("input", answer.prompt_tokens), ("output", answer.output_tokens))
         if meters.tokens is not None:
             for token, count in counts:
                 if count is not None:
-                    meters.tokens.record(count, call_point(kind, place, facts.model, None, token))
+                    meters.tokens.record(count, call_point(kind, address, metadata.model, None, token))
         elif kind.inference:
-            point = call_point(kind, place, facts.model)
-            for token, count in (*counts, ("cache_read", facts.cached), ("reasoning", facts.reasoning)):
+            point = call_point(kind, address, metadata.model)
+            for token, count in (*counts, ("cache_read", metadata.cached), ("reasoning", metadata.reasoning)):
                 if count is not None:
                     getattr(meters, f"{token}_total").add(count, point | {names.TOKEN_MODALITY: "unknown"})
                     if token in ("input", "output"):
                         getattr(meters, f"{token}_tokens").record(count, point)
 
-    def _record_cooldown(self, source: Source, place: ServerAddress, now: float) -> None:
+    def _record_cooldown(self, source: Source, address: ServerAddress, now: float) -> None:
         """An endpoint rejected a request. Records by how many seconds this extends the endpoint's known cooldown."""
-        until, known = source.cooldown.opens_at, max(now, self._closed.get(place.name, now))
+        until, known = source.cooldown.opens_at, max(now, self._closed.get(address.name, now))
         if until > known:
-            self._closed[place.name] = until
-            self._meters.rate_limit_wait.record(until - known, place.attributes)
+            self._closed[address.name] = until
+            self._meters.rate_limit_wait.record(until - known, address.attributes)

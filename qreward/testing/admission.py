@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections import deque
-from datetime import UTC, datetime
 
 from aiolimiter import AsyncLimiter
 
@@ -18,7 +16,7 @@ from qreward.testing.spec import FakeEndpoint
 
 _BISECTIONS = 40  # leaves 1e-12 of the bucket
 
-_HAIR = 1e-6  # of a token or a millisecond: the error of the bisection must not change the rounding
+_ROUNDING_ERROR = 1e-6  # of a token or a millisecond: the error of the bisection must not change the rounding
 
 
 class Bucket:
@@ -48,7 +46,7 @@ class Bucket:
 
     def left(self) -> str:
         """The value of ``available()`` in whole requests or tokens, as written in a header."""
-        return f"{math.floor(self.available() + _HAIR)}"
+        return f"{math.floor(self.available() + _ROUNDING_ERROR)}"
 
     def wait(self, amount: float) -> float:
         """Seconds until the amount is admitted, if nothing else is taken meanwhile."""
@@ -83,20 +81,12 @@ class Rates:
             await bucket.take(amounts[kind])
         return None
 
-    def headers(self, form: str = "openai") -> dict[str, str]:
-        """Headers with the limit per minute, the amount left, and the time of the full refill, in the given form."""
-        if form == "draft":
-            bucket = self._buckets.get("requests")
-            if bucket is None:
-                return {}
-            state = f'"requests";r={bucket.left()};t={math.ceil(bucket.refilled_in())}'
-            return {"ratelimit": state, "ratelimit-policy": f'"requests";q={bucket.per_minute:.0f};w=60'}
-        names = {"openai": "x-ratelimit-{what}-{kind}", "anthropic": "anthropic-ratelimit-{kind}-{what}"}[form]
-        write = {"openai": duration, "anthropic": _moment}[form]
+    def headers(self) -> dict[str, str]:
+        """OpenAI's headers with the limit per minute, the amount left, and the time of the full refill."""
         found: dict[str, str] = {}
         for kind, bucket in self._buckets.items():
-            values = {"limit": f"{bucket.per_minute:.0f}", "remaining": bucket.left(), "reset": write(bucket.refilled_in())}
-            found |= {names.format(what=what, kind=kind): text for what, text in values.items()}
+            values = {"limit": f"{bucket.per_minute:.0f}", "remaining": bucket.left(), "reset": duration(bucket.refilled_in())}
+            found |= {f"x-ratelimit-{what}-{kind}": text for what, text in values.items()}
         return found
 
 
@@ -170,14 +160,9 @@ class RequestAdmission:
         return slot
 
 
-def _moment(seconds: float) -> str:
-    """The time this many seconds from now in the format of RFC 3339, rounded up to a second."""
-    return datetime.fromtimestamp(math.ceil(time.time() + seconds), UTC).isoformat().replace("+00:00", "Z")
-
-
 def duration(seconds: float) -> str:
     """Seconds in OpenAI's format: ``20ms``, ``1.5s``, ``6m0s``; rounded up to a millisecond."""
-    milliseconds = math.ceil(seconds * 1000 - _HAIR)
+    milliseconds = math.ceil(seconds * 1000 - _ROUNDING_ERROR)
     if milliseconds < 1000:
         return f"{milliseconds}ms"
     minutes, rest = divmod(milliseconds, 60_000)

@@ -18,17 +18,7 @@ from qreward.testing.faults import FAULTS, NO_FAULT
 from qreward.testing.lower_bound import refuses
 from qreward.testing.openai_api import Chunks
 from qreward.testing.responses import JSON, FaultPlan, Incoming, Pace, deliver, end, forever, hint, sleep_until, stream
-from qreward.testing.server_kinds import (
-    SERVER_KINDS,
-    ErrorDetails,
-    ErrorResponse,
-    FakeServerKind,
-    Job,
-    Route,
-    RouteCall,
-    ServerState,
-    Traffic,
-)
+from qreward.testing.server_kinds import SERVER_KINDS, ErrorResponse, FakeServerKind, Job, Route, RouteCall, ServerState, Traffic
 from qreward.testing.text import canonical, encode
 
 _FAILURES = {500: "The server had an error while processing the request.", 503: "The server is not ready."}
@@ -57,7 +47,8 @@ class Handler:
             headers = self._headers()
             if error.ready_at is not None:
                 headers |= hint(self._state.spec.retry_after, max(0.0, error.ready_at - time.monotonic()))
-            return web.Response(status=error.status, body=error.body, content_type=JSON, headers=headers)
+            body = self._kind.error(request.path, error)
+            return web.Response(status=error.status, body=body, content_type=JSON, headers=headers)
 
     async def _counted(self, request: Incoming, route: Route) -> web.StreamResponse:
         """Serve a request and count its outcome."""
@@ -68,7 +59,7 @@ class Handler:
             state.arrived()
             return await self._admitted(request, route(RouteCall(self._kind, request.path, await request.read(), state.spec)))
         except ErrorResponse as error:
-            counters.ended_in(error.kind)
+            counters.ended_in(error.counted)
             raise
         except (asyncio.CancelledError, ConnectionError) as error:
             if not request.dropped:
@@ -85,13 +76,13 @@ class Handler:
         self._check_key(request)
         state.counters.recognise(job.digest)
         if job.model is not None and not state.serves(job.model):
-            raise self._error(request, 404, f"The model {job.model!r} does not exist.", "unknown_model", code="model_not_found")
+            raise ErrorResponse(404, f"The model {job.model!r} does not exist.", "unknown_model", code="model_not_found")
         await self._check_phase(request)
         if state.admission.full and state.spec.over_cap == "reject":
-            raise await self._rejection(request, None, state.admission.next_free())
+            raise self._rejection(None, state.admission.next_free())
         over = await state.rates.admit(job.tokens)
         if over is not None:
-            raise await self._rejection(request, over[0], time.monotonic() + over[1])
+            raise self._rejection(over[0], time.monotonic() + over[1])
         with self._traffic.count("waiting", job.items):
             slot = await state.admission.enter()
         try:
@@ -106,7 +97,7 @@ class Handler:
         name = state.draw()
         if name is not None and FAULTS[name].at_once:
             await self._fail(request, name)
-        cached = await self._computed(request, job)
+        cached = await self._computed(job)
         pace = Pace(time.monotonic(), state.spec.latency, state.timeline, job.length)
         slot.due = state.timeline.plan(pace.begin, job.service)[0]
 
@@ -115,13 +106,13 @@ class Handler:
                 slot.free()
             state.counters.ended_in(problem, job.tokens)
 
-        content, used = self._content(request, job), openai_api.usage(job.prompt, job.completion, cached)
+        content, used = self._content(job), openai_api.usage(job.prompt, job.completion, cached)
         streams = chat is not None and bool(chat.stream)
         ready, error = state.timeline.plan(pace.begin, state.spec.latency.base if streams else job.service)
         await sleep_until(ready)
         if error is not None:
             await self._fail(request, error)
-        headers, plan = self._headers() | self._kind.headers(job), FaultPlan(name, state.point(), state.spec.faults.trickle_gap)
+        headers, plan = self._headers(), FaultPlan(name, state.point(), state.spec.faults.trickle_gap)
         if chat is None:
             body = job.body()
         elif streams:
@@ -131,7 +122,7 @@ class Handler:
         finish(plan.problem)
         return await deliver(request, body, headers, plan)
 
-    async def _computed(self, request: Incoming, job: Job) -> int | None:
+    async def _computed(self, job: Job) -> int | None:
         """Let the model server compute a chat. Returns the prompt tokens that were cached; None without a model server."""
         model, chat = self._state.live_model, job.chat
         if model is None or chat is None:
@@ -139,14 +130,14 @@ class Handler:
         try:
             return await model.serve(chat.model, canonical(chat.messages), job.prompt, job.length)
         except ValueError as error:
-            raise self._error(request, 400, str(error), "bad_request", code="context_length_exceeded") from None
+            raise ErrorResponse(400, str(error), "bad_request", code="context_length_exceeded") from None
 
-    def _content(self, request: Incoming, job: Job) -> str:
+    def _content(self, job: Job) -> str:
         """The text of the response to a chat."""
         try:
             return self._state.write(job.chat.messages, job.digest) if job.chat is not None else ""
         except Exception as error:
-            raise self._error(request, 500, f"the responder raised {error!r}", "responder", "server_error") from error
+            raise ErrorResponse(500, f"the responder raised {error!r}", "responder", "server_error") from error
 
     async def _check_phase(self, request: Incoming) -> None:
         phase = self._state.phase()
@@ -161,22 +152,20 @@ class Handler:
                 self._state.counters.ended_in(kind)
             await end(request, fault)
         ready_at = self._state.timeline.opens(time.monotonic())
-        raise self._error(request, fault.status, _FAILURES[fault.status], kind, "server_error", fault.status, ready_at)
+        raise ErrorResponse(fault.status, _FAILURES[fault.status], kind, "server_error", fault.status, ready_at)
 
     def _check_key(self, request: Incoming) -> None:
         key = self._state.spec.api_key
         if key is not None and request.headers.get("Authorization") != f"Bearer {key.get_secret_value()}":
-            raise self._error(request, 401, "Incorrect API key provided.", "unauthorized", code="invalid_api_key")
+            raise ErrorResponse(401, "Incorrect API key provided.", "unauthorized", code="invalid_api_key")
 
-    async def _rejection(self, request: Incoming, rate: str | None, ready_at: float) -> ErrorResponse:
+    def _rejection(self, rate: str | None, ready_at: float) -> ErrorResponse:
         """The error for a request that found no slot (``rate`` is None) or exceeded a rate limit."""
         spec = self._state.spec
-        if spec.reject_delay:
-            await sleep_until(time.monotonic() + spec.reject_delay)
         if rate is None:
-            message = "Too many requests are being served; the server has no room."
-            return self._error(request, spec.reject_status, message, "rejected", "overloaded_error", "overloaded", ready_at)
-        return self._error(request, 429, f"Rate limit reached for {rate} per min.", "rejected", rate, "rate_limit_exceeded", ready_at)
+            message = "Too many requests are being served; the server is full."
+            return ErrorResponse(spec.reject_status, message, "rejected", "overloaded_error", "overloaded", ready_at)
+        return ErrorResponse(429, f"Rate limit reached for {rate} per min.", "rejected", rate, "rate_limit_exceeded", ready_at)
 
     async def _status(self, request: Incoming) -> web.StreamResponse:
         await self._check_phase(request)
@@ -184,7 +173,7 @@ class Handler:
         if request.method == "GET" and path in self._kind.health:
             return web.Response(headers=self._headers())
         if request.method != "GET" or path not in self._kind.status:
-            raise self._error(request, 404, f"there is no {request.method} {path} here", "not_found", "not_found")
+            raise ErrorResponse(404, f"there is no {request.method} {path} here", "not_found", "not_found")
         self._check_key(request)
         content_type, text = self._kind.status[path]
         return web.Response(
@@ -193,21 +182,7 @@ class Handler:
             headers=self._headers(),
         )
 
-    def _error(
-        self,
-        request: Incoming,
-        status: int,
-        message: str,
-        counted: str,
-        type_: str = "invalid_request_error",
-        code: str | int | None = None,
-        ready_at: float | None = None,
-    ) -> ErrorResponse:
-        """An error in the format of the server, counted under the name ``counted``."""
-        return ErrorResponse(status, self._kind.error(ErrorDetails(request.path, status, message, type_, code)), counted, ready_at)
-
     def _headers(self) -> dict[str, str]:
         self._answers += 1
         headers = {"x-request-id": f"req-{self._answers}"}
-        form = self._state.spec.rate_headers
-        return headers | self._state.rates.headers("openai" if form is True else form) if form else headers
+        return headers | self._state.rates.headers() if self._state.spec.rate_headers else headers

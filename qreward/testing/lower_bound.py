@@ -155,12 +155,12 @@ def _window(phase: Phase, origin: float) -> TimeWindow:
     return TimeWindow(origin + phase.start, end, phase)
 
 
-_NOTHING = 1e-9  # seconds, requests or tokens: a resource used less than this cannot limit anything
+_NEGLIGIBLE = 1e-9  # seconds, requests or tokens: a resource used less than this cannot limit anything
 _FOREVER = 1e12  # seconds
 _BISECTIONS = 60
 _ROUNDS = 2
 _STEPS = (3.0, 1.5, 1.2, 1.08, 1.03, 1.01)
-_FAINT = 0.01  # of the cost of an average request: initial price of a resource that is not binding on average
+_INITIAL_PRICE = 0.01  # of the cost of an average request: initial price of a resource that is not binding on average
 _SAMPLE = 1024  # (endpoint, request) pairs on which prices are improved
 
 Prices = list[float]
@@ -215,7 +215,7 @@ def _resources(spec: FakeEndpoint, timeline: Timeline, service: list[float], tok
     if (tpm := spec.tpm) is not None:
         charged = [min(each, spec.token_burst) for each in tokens]
         found.append(Resource(lambda until: timeline.admissions(until - last, tpm / 60, spec.token_burst), charged))
-    return [each for each in found if max(each.uses) > _NOTHING]
+    return [each for each in found if max(each.uses) > _NEGLIGIBLE]
 
 
 def fluid(endpoints: Sequence[Sequence[Resource]], weight: float) -> float:
@@ -227,10 +227,10 @@ def fluid(endpoints: Sequence[Sequence[Resource]], weight: float) -> float:
     """
     if not all(endpoints):
         return 0.0
-    return _Market(endpoints, weight).bound()
+    return _DualProgram(endpoints, weight).bound()
 
 
-class _Market:
+class _DualProgram:
     """The resources of all endpoints in one list, and the prices that make the dual of the linear program as large as possible."""
 
     def __init__(self, endpoints: Sequence[Sequence[Resource]], weight: float) -> None:
@@ -285,7 +285,7 @@ class _Market:
     def _improved(self, prices: Prices) -> Prices:
         """Raise the bound by changing one price after the other, as long as that helps, in steps that become smaller."""
         sample = self.requests[:: max(1, len(self.requests) * len(self.endpoints) // _SAMPLE)]
-        prices = [price or _FAINT / each.mean() for price, each in zip(prices, self.resources, strict=True)]
+        prices = [price or _INITIAL_PRICE / each.mean() for price, each in zip(prices, self.resources, strict=True)]
         best = self._bound_of(prices, sample)
         for step in _STEPS:
             for place in list(range(len(prices))) * _ROUNDS:

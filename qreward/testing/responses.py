@@ -97,7 +97,7 @@ def abort(transport: Any) -> None:
 async def forever() -> NoReturn:
     """Wait until cancelled, because the client disconnects or the endpoint dies or closes."""
     await asyncio.get_running_loop().create_future()
-    raise AssertionError("nobody ends this future")
+    raise AssertionError("this future never ends")
 
 
 async def sleep_until(when: float) -> None:

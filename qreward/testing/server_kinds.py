@@ -29,31 +29,28 @@ R = TypeVar("R", ChatRequest, EmbeddingsRequest)
 
 
 class ErrorResponse(Exception):
-    """An error response.
+    """An error response, before it is written in the format of a server.
 
     Attributes:
         status: HTTP status.
-        body: body of the response.
-        kind: name under which the error is counted.
+        message: text of the error.
+        counted: name under which the error is counted.
+        type, code: OpenAI's ``type`` and ``code``.
         ready_at: time at which a retry can succeed; None if no ``Retry-After`` header is sent.
     """
 
-    def __init__(self, status: int, body: bytes, kind: str, ready_at: float | None = None) -> None:
-        super().__init__(kind)
-        self.status = status
-        self.body = body
-        self.kind = kind
-        self.ready_at = ready_at
-
-
-class ErrorDetails(NamedTuple):
-    """An error before it is formatted for a server: path of the request, HTTP status, text, and OpenAI's ``type`` and ``code``."""
-
-    path: str
-    status: int
-    message: str
-    type: str = "invalid_request_error"
-    code: str | int | None = None
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        counted: str,
+        type_: str = "invalid_request_error",
+        code: str | int | None = None,
+        ready_at: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.counted = status, message, counted
+        self.type, self.code, self.ready_at = type_, code, ready_at
 
 
 class Job(NamedTuple):
@@ -134,7 +131,7 @@ class FakeServerKind:
 
     Attributes:
         routes: path of POST requests -> function that serves them.
-        error: writes the body of an error.
+        error: writes the body of an error at a path.
         status: path of a status route (GET) -> content type, and function that writes its text.
         health: paths that answer GET with 200 and no body.
         label: default label of the model.
@@ -143,11 +140,10 @@ class FakeServerKind:
         most_items: most items of a list, unless the settings choose another number.
         too_many, too_long: text of the error for a list with too many items, and for an item with too many tokens.
         permits: whether a list of more items than ``max_concurrency`` is rejected as an overload.
-        headers: additional headers of a successful response.
     """
 
     routes: Mapping[str, Route]
-    error: Callable[[ErrorDetails], bytes]
+    error: Callable[[str, ErrorResponse], bytes]
     status: Mapping[str, tuple[str, Status]]
     health: frozenset[str] = frozenset({"/health"})
     label: str = "LABEL_0"
@@ -157,7 +153,6 @@ class FakeServerKind:
     too_many: str = "a list must have 1 to {most} items, not {count}"
     too_long: str = "This model's maximum context length is {most} tokens. However, you requested {tokens} tokens."
     permits: bool = False
-    headers: Callable[[Job], dict[str, str]] = lambda _job: {}
 
 
 class RouteCall:
@@ -188,18 +183,15 @@ class RouteCall:
         except ValueError as error:
             raise self.invalid(str(error)) from None
 
-    def invalid(self, message: str, status: int | None = None) -> ErrorResponse:
-        return self.failure(status or self.kind.invalid, message, "bad_request")
-
-    def failure(self, status: int, message: str, counted: str) -> ErrorResponse:
-        return ErrorResponse(status, self.kind.error(ErrorDetails(self.path, status, message)), counted)
+    def invalid(self, message: str) -> ErrorResponse:
+        return ErrorResponse(self.kind.invalid, message, "bad_request")
 
     def job(self, items: list[Any], made: Callable[[int], Any], model: str | None = None) -> Job:
         """The job for a list of items. ``made`` builds the response from the number of prompt tokens."""
         prompt = sum(self._checked(items))
         failure = None
         if self.kind.nan is not None and any(_is_nan(item) for item in items):
-            failure = self.failure(*self.kind.nan, "backend")
+            failure = ErrorResponse(*self.kind.nan, "backend")
 
         def body() -> bytes:
             if failure is not None:
@@ -215,7 +207,7 @@ class RouteCall:
         if not items or (most is not None and len(items) > most):
             raise self.invalid(kind.too_many.format(most=most, count=len(items)))
         if kind.permits and len(items) > _permits(self.spec):
-            raise self.failure(429, "Model is overloaded", "rejected")
+            raise ErrorResponse(429, "Model is overloaded", "rejected")
         encoded = [canonical(item) for item in items]
         if any(REFUSED.encode() in each for each in encoded):
             raise self.invalid(f"an input holds {REFUSED}")
@@ -312,7 +304,7 @@ def _moderations(call: RouteCall) -> Job:
 
 _OPENAI = FakeServerKind(
     routes={CHAT: _chat, EMBEDDINGS: _embeddings, COMPLETIONS: _completions, "/v1/moderations": _moderations},
-    error=lambda error: openai_api.error(error.message, error.type, error.code),
+    error=lambda _path, error: openai_api.error(error.message, error.type, error.code),
     status={"/v1/models": _json(lambda state: openai_api.models(state.spec.models))},
 )
 
@@ -415,7 +407,7 @@ _VLLM = replace(
         )),
         **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), _vllm_rerank),
     },
-    error=lambda error: openai_api.error(error.message, _VLLM_TYPES.get(error.status) or error.type, error.status),
+    error=lambda _path, error: openai_api.error(error.message, _VLLM_TYPES.get(error.status) or error.type, error.status),
     status={
         **_OPENAI.status,
         "/load": _json(lambda state: {"server_load": state.requests}),
@@ -447,8 +439,8 @@ def _sglang_rerank(call: RouteCall) -> Job:
     return call.job(items, lambda _: rows, call.data.get("model"))
 
 
-def _sglang_error(error: ErrorDetails) -> bytes:
-    if not error.path.startswith("/v1/"):
+def _sglang_error(path: str, error: ErrorResponse) -> bytes:
+    if not path.startswith("/v1/"):
         return encode({"error": {"message": error.message}})
     return encode({"object": "error", "message": error.message, "type": error.type, "param": None, "code": error.status})
 
@@ -523,9 +515,9 @@ def _tei_vectors(call: RouteCall) -> Job:
     return call.job(request.items(), made)
 
 
-def _tei_error(error: ErrorDetails) -> bytes:
+def _tei_error(path: str, error: ErrorResponse) -> bytes:
     name = _TEI_TYPES.get(error.status, "Backend")
-    if error.path.startswith("/v1/") or error.path == "/embeddings":
+    if path.startswith("/v1/") or path == "/embeddings":
         return encode({"message": error.message, "code": error.status, "type": name})
     return encode({"error": error.message, "error_type": name})
 
@@ -537,12 +529,6 @@ def _tei_info(state: ServerState) -> Any:
         "max_input_length": spec.scoring.max_tokens, "max_batch_tokens": 16384, "max_batch_requests": None,
         "max_client_batch_size": spec.scoring.max_items or _TEI_ITEMS, "auto_truncate": False, "version": "1.9.0",
     }  # fmt: skip
-
-
-def _tei_headers(job: Job) -> dict[str, str]:
-    milliseconds = f"{job.service * 1000:.0f}"
-    times = {"x-tokenization-time": "0", "x-queue-time": "0", "x-inference-time": milliseconds, "x-total-time": milliseconds}
-    return times | {"x-compute-tokens": str(job.prompt)}
 
 
 _TEI = FakeServerKind(
@@ -560,7 +546,6 @@ _TEI = FakeServerKind(
     too_many="batch size {count} > maximum allowed batch size {most}",
     too_long="`inputs` must have less than {most} tokens. Given: {tokens}",
     permits=True,
-    headers=_tei_headers,
 )
 
 
@@ -594,7 +579,7 @@ SERVER_KINDS: Mapping[str, FakeServerKind] = {
     "tei": _TEI,
     "openrlhf": FakeServerKind(
         routes={"/get_reward": _openrlhf_rewards},
-        error=lambda error: b"Internal Server Error" if error.status == 500 else encode({"detail": error.message}),
+        error=lambda _path, error: b"Internal Server Error" if error.status == 500 else encode({"detail": error.message}),
         status={},
         health=frozenset(),
         invalid=422,

@@ -181,14 +181,13 @@ class FakeEndpoint(Policy):
         max_concurrency: most requests served at once; None for no limit.
         over_cap: what happens to requests above ``max_concurrency``: ``reject``, or ``queue`` without bound, first come first served.
         reject_status: HTTP status of that rejection.
-        reject_delay: seconds before a rejection is sent, also one by a rate limit.
         rpm: requests admitted per minute; beyond it, HTTP 429.
         tpm: prompt and completion tokens admitted per minute; beyond it, HTTP 429. A request with more tokens than ``burst_tokens``
             counts as ``burst_tokens``.
         burst: requests admitted at once. By default a minute's worth, as in ``aiolimiter.AsyncLimiter(rpm)``.
         burst_tokens: tokens admitted at once. By default a minute's worth of ``tpm``.
-        rate_headers: report the rate limits in the headers of every response, in the form of ``openai`` (or True):
-            ``x-ratelimit-{limit,remaining,reset}-{requests,tokens}``, of ``anthropic``, or of the IETF ``draft`` (requests only).
+        rate_headers: report the rate limits in the headers of every response, as OpenAI does:
+            ``x-ratelimit-{limit,remaining,reset}-{requests,tokens}``.
         retry_after: form of the retry time in the headers of a rejection or an HTTP 500 or 503: ``Retry-After`` as whole ``seconds`` or
             as a ``date``, or ``retry-after-ms``; None for no header. The time is accurate: a request that arrives then, and before
             others, is admitted.
@@ -216,12 +215,11 @@ class FakeEndpoint(Policy):
     max_concurrency: int | None = Field(default=None, ge=1)
     over_cap: Literal["reject", "queue"] = "reject"
     reject_status: int = Field(default=429, ge=400, le=599)
-    reject_delay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     rpm: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     tpm: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     burst: float | None = Field(default=None, ge=1, allow_inf_nan=False)
     burst_tokens: float | None = Field(default=None, ge=1, allow_inf_nan=False)
-    rate_headers: bool | Literal["openai", "anthropic", "draft"] = False
+    rate_headers: bool = False
     retry_after: Literal["seconds", "date", "ms"] | None = None
     api_key: SecretStr | None = None
     faults: Faults = Faults()

@@ -349,7 +349,7 @@ class VirtualThreads:
                     self._time, self._turns_before_step = due, self._turns
                 actor.woken = False
                 return actor
-        deadlock = Deadlock(f"deadlock: nobody is ready and no time is waited for; {self._places()}")
+        deadlock = Deadlock(f"deadlock: no thread is ready and none waits for a time; {self._places()}")
         deadlock.__cause__ = next(iter(self._unjoined.values()), None)
         self._errors.append(deadlock)
         return self._main

@@ -122,7 +122,6 @@ class AiohttpTransport(HttpTransport):
         return url
 
     async def _read_on(self, response: aiohttp.ClientResponse, beginning: bytes) -> bytes:
-        """Read the rest of a response body that did not arrive in one piece."""
         pieces, size = [beginning], max(len(beginning), response.content_length or 0)
         if size > self.cap:
             raise base.too_long(self.cap)

@@ -43,8 +43,9 @@ class HttpBackend:
         connection = self._connections.get(id(endpoint))
         try:
             if connection is None:
-                connection = self._open(endpoint)
-            connection.in_flight += 1
+                connection = self._enter(endpoint)
+            else:
+                connection.in_flight += 1  # the usual case, without a call
             call, path, native = bound(call, endpoint)
             transport = connection.root_transport() if native else connection.transport
             body = call.codec.encode(call, connection.renamed.get(call.model, call.model))
@@ -55,41 +56,34 @@ class HttpBackend:
         except Exception as error:
             return failure_of(error, endpoint, call, connection)
         finally:
-            if connection is not None:
-                self._leave(connection)
+            self._leave(connection)
 
     async def stream(self, endpoint: Endpoint, call: WireRequest) -> ChatStream | Failure:
         """Make one streamed attempt. Returns an open stream once the server has answered 2xx; see ``qreward.transport.stream``.
 
         Raises only ``CancelledError``; when cancelled, the connection is closed.
         """
-        connection = self._connections.get(id(endpoint))
-        opened: ChatStream | Failure | None = None
+        connection, opened = None, None
         try:
-            if connection is None:
-                connection = self._open(endpoint)
-            connection.in_flight += 1
+            connection = self._enter(endpoint)
             opened = await open_stream(connection, call)
         except Exception as error:
-            return failure_of(error, endpoint, call, connection)
-        else:
-            return opened
+            opened = failure_of(error, endpoint, call, connection)
         finally:
-            if isinstance(opened, ChatStream) and connection is not None:
+            if isinstance(opened, ChatStream):
                 opened.on_close = partial(self._leave, connection)
-            elif connection is not None:
+            else:
                 self._leave(connection)
+        return opened
 
     async def look(self, endpoint: Endpoint) -> ProbeResult:
         """Probe a server: whether it is ready, and its load. Raises only ``CancelledError``.
 
         A probe that fails returns an empty result, or one whose ``trouble`` says why probes of this server cannot work.
         """
-        connection = self._connections.get(id(endpoint))
+        connection = None
         try:
-            if connection is None:
-                connection = self._open(endpoint)
-            connection.in_flight += 1
+            connection = self._enter(endpoint)
             return await connection.probe()
         except ClientClosed:
             return ProbeResult()
@@ -98,8 +92,7 @@ class HttpBackend:
         except Exception as error:
             return ProbeResult(trouble=f"unexpected {type(error).__name__}: {shorten(secrets_of(endpoint), str(error), 300)}")
         finally:
-            if connection is not None:
-                self._leave(connection)
+            self._leave(connection)
 
     def keep(self, endpoints: Iterable[Endpoint]) -> None:
         """Keep the connections of these endpoints, and close all others, each when its last request has ended.
@@ -127,15 +120,19 @@ class HttpBackend:
             connection.retired = False  # so that its last request does not close it again
             await connection.aclose()
 
-    def _open(self, endpoint: Endpoint) -> EndpointConnection:
-        if self._closed:
-            raise ClientClosed("the client was closed before the request was sent; make a new one")
-        connection = EndpointConnection(endpoint)
-        if self._kept is None or id(endpoint) in self._kept:
-            self._connections[id(endpoint)] = connection
-        else:
-            connection.retired = True
-            self._dismissed[connection] = None
+    def _enter(self, endpoint: Endpoint) -> EndpointConnection:
+        """Return the connection of an endpoint, for one more request."""
+        connection = self._connections.get(id(endpoint))
+        if connection is None:
+            if self._closed:
+                raise ClientClosed("the client was closed before the request was sent; make a new one")
+            connection = EndpointConnection(endpoint)
+            if self._kept is None or id(endpoint) in self._kept:
+                self._connections[id(endpoint)] = connection
+            else:
+                connection.retired = True
+                self._dismissed[connection] = None
+        connection.in_flight += 1
         return connection
 
     def _dismiss(self, connection: EndpointConnection) -> None:
@@ -144,8 +141,10 @@ class HttpBackend:
         if not connection.in_flight:
             self._end(connection)
 
-    def _leave(self, connection: EndpointConnection) -> None:
+    def _leave(self, connection: EndpointConnection | None) -> None:
         """Count a request that has ended, and close a retired connection after its last request."""
+        if connection is None:  # it could not be made
+            return
         connection.in_flight -= 1
         if connection.retired and not connection.in_flight:
             self._end(connection)

@@ -153,7 +153,7 @@ def _of_connections(endpoint: Endpoint) -> list[object]:
 def _trouble(kind: str, load: Load, statuses: dict[str, int]) -> str | None:
     """Return why probes of this server apparently never work, or None."""
     if not statuses:
-        return f"a server of kind {kind!r} says nothing of itself; leave probe out"
+        return f"a server of kind {kind!r} has no route for probes; leave probe out"
     if load != Load() or any(status < 300 or status >= 500 or status in PASSING for status in statuses.values()):
         return None
     answers = ", ".join(f"GET {path} was answered with {status}" for path, status in statuses.items())

@@ -106,10 +106,9 @@ class ChatStream:
             self.outcome = outcome
 
     def _take(self, data: bytes) -> list[ChatChunk]:
-        """Return the chunks that are complete with these bytes."""
         if not self._known:
             data = self._beginning + data
-            if not self._look_at(data):
+            if not self._recognise(data):
                 return []
         if self._whole is None:
             return self._chunks(self._parser.feed(data))
@@ -119,7 +118,7 @@ class ChatStream:
             raise too_long(cap)
         return []
 
-    def _look_at(self, beginning: bytes) -> bool:
+    def _recognise(self, beginning: bytes) -> bool:
         """Return True if the beginning of the body shows whether the response is a stream."""
         self._beginning = beginning[:_LOOKED_AT]
         first = beginning.lstrip(_BLANKS)[:1]
@@ -153,7 +152,6 @@ class ChatStream:
         return chunks
 
     def _end(self) -> list[ChatChunk]:
-        """Return the remaining chunks at the end of the body, and set the outcome."""
         if self._whole is not None:
             reply = Reply(self._body.status, self.headers, bytes(self._whole))
             outcome = self._connection.outcome_of(reply, self._call)
@@ -184,8 +182,8 @@ class ChatStream:
         return self._ended(well=True) if isinstance(error, TransportError) and self._finished() else self._failure_of(error)
 
     def _finished(self) -> bool:
-        asked = self._call.params.get("n")
-        return self._assembly.finished(asked if isinstance(asked, int) else 1)
+        choices = self._call.params.get("n")
+        return self._assembly.finished(choices if isinstance(choices, int) else 1)
 
     def _failure_of(self, error: Exception) -> Failure:
         return failure_of(error, self._connection.endpoint, self._call, self._connection)
@@ -204,13 +202,13 @@ async def open_stream(connection: EndpointConnection, call: WireRequest) -> Chat
         connection_settings.check_call_headers(call.headers, call.model)
     cap = connection.endpoint.max_response_bytes
     ours = _OPTIONS not in call.params and connection.takes_stream_options
-    body = await _ask(connection, call, {_OPTIONS: {"include_usage": True}} if ours else {})
+    body = await _send(connection, call, {_OPTIONS: {"include_usage": True}} if ours else {})
     refused = body.status in _REFUSALS
     if ours and refused:
         reply = await body.read_whole(cap)
         if _OPTIONS.encode() not in reply.body:
             return connection.failure_from_reply(reply, call)
-        body = await _ask(connection, call, {})
+        body = await _send(connection, call, {})
     if not 200 <= body.status < 300:
         return connection.failure_from_reply(await body.read_whole(cap), call)
     if ours and refused:
@@ -218,9 +216,9 @@ async def open_stream(connection: EndpointConnection, call: WireRequest) -> Chat
     return ChatStream(body, connection, call)
 
 
-async def _ask(connection: EndpointConnection, call: WireRequest, options: Mapping[str, object]) -> ByteStream:
+async def _send(connection: EndpointConnection, call: WireRequest, options: Mapping[str, object]) -> ByteStream:
     codec, model = call.codec, call.model
-    asked = WireRequest(codec, model, call.inputs, {**call.params, "stream": True, **options}, None)
+    request = WireRequest(codec, model, call.inputs, {**call.params, "stream": True, **options}, None)
     return await connection.transport.stream(
-        codec.path, codec.encode(asked, connection.renamed.get(model, model)), with_carried(call.headers)
+        codec.path, codec.encode(request, connection.renamed.get(model, model)), with_carried(call.headers)
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -66,20 +66,9 @@ def client_of(fleet: FakeFleet, limits: dict[str, int], attempt: float | None = 
     return QRewardClient(endpoints(fleet, limits, attempt), **settings)
 
 
-def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run a test in a loop; it must leave no task behind."""
-
-    async def checked() -> None:
-        async with asyncio.timeout(80):
-            await test()
-        await until(lambda: asyncio.all_tasks() == {asyncio.current_task()})
-
-    asyncio.run(checked())
-
-
 async def until(happens: Callable[[], bool]) -> None:
     """Wait for what comes soon: a peer hears of a closed connection, a loop drops a transport."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(30):
         while not happens():  # noqa: ASYNC110 - nobody tells us
             await asyncio.sleep(0.005)
 

@@ -11,12 +11,11 @@ import struct
 import subprocess
 import sys
 import termios
-import time
 from pathlib import Path
 from types import TracebackType
 
 CTRL_C = b"\x03"
-PATIENCE = 60.0  # seconds
+PATIENCE = 60.0  # seconds without a sign of life
 DROPPED = re.compile(r"Exception ignored in[^\0]*?\nKeyboardInterrupt")
 SIZE = struct.pack("HHHH", 40, 140, 0, 0)  # lines and columns
 _OWN_TERMINAL = "import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"  # so that Ctrl-C reaches it
@@ -37,7 +36,7 @@ class Terminal:
         command = [sys.executable, "-u", "-W", "error", str(path)]
         self._process = subprocess.Popen(command, stdin=inside, stdout=inside, stderr=inside, start_new_session=True)
         os.close(inside)
-        self.shown = ""
+        self.shown, self._dropped = "", 0
 
     def __enter__(self) -> Terminal:
         return self
@@ -52,31 +51,27 @@ class Terminal:
 
     def wait_for(self, text: str) -> None:
         """Read until it has shown a text."""
-        end = time.monotonic() + PATIENCE
         while text not in self.shown:
-            assert time.monotonic() < end, f"it never shows {text!r}: {self.shown}"
-            assert self._read(0.05), f"it ended without {text!r}: {self.shown}"
+            assert self._read(), f"it ended without {text!r}: {self.shown}"
 
     def wait(self) -> int:
-        """Read to its end; returns its exit code, negative for a signal.
+        """Read to its end; returns its exit code, negative for a signal."""
+        while self._read():
+            pass
+        return self._process.wait()
+
+    def _read(self) -> bool:
+        """Take what it shows next; False if it has ended.
 
         Ctrl-C is typed again if Python says that it dropped an interrupt, which it does amid a finalizer or a weak reference's callback.
         """
-        end, dropped = time.monotonic() + PATIENCE, 0
-        while self._read(0.05):
-            assert time.monotonic() < end, f"it does not end: {self.shown}"
-            if len(DROPPED.findall(self.shown)) > dropped:
-                dropped += 1
-                self.type(CTRL_C)
-        return self._process.wait()
-
-    def _read(self, seconds: float) -> bool:
-        """Take what it shows; False if it has ended."""
-        if not select.select([self._screen], [], [], seconds)[0]:
-            return True
+        assert select.select([self._screen], [], [], PATIENCE)[0], f"it neither goes on nor ends: {self.shown}"
         try:
             piece = os.read(self._screen, 65536)
         except OSError:  # how Linux says that nobody has the other end
             return False
         self.shown += piece.decode(errors="replace")
+        if len(DROPPED.findall(self.shown)) > self._dropped:
+            self._dropped += 1
+            self.type(CTRL_C)
         return bool(piece)

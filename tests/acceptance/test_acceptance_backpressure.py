@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from contextlib import ExitStack
-from typing import Any
 
 import pytest
-from acceptance_tools import MODEL, in_flight, needs_proc, prompt, prompts, run, until
+from acceptance_tools import MODEL, in_flight, needs_proc, prompt, prompts, until
 from essays import FLOOD
 from test_acceptance_memory import resident
 
-from qreward import Endpoint, Limits, QRewardClient, StreamInterrupted, SyncQRewardClient
+from qreward import Endpoint, Limits, QRewardClient, StreamInterrupted
 from qreward.testing import FakeEndpoint, FakeFleet, Latency
 
 STREAMS = 40
@@ -50,65 +48,43 @@ class Growth:
 
 
 @needs_proc
-def test_single_streams_whose_readers_sleep_take_bounded_memory_and_go_on_when_they_wake() -> None:
+async def test_single_streams_whose_readers_sleep_take_bounded_memory_and_go_on_when_they_wake() -> None:
     fleet = talkative()
-
-    async def test() -> None:
-        async with fleet, QRewardClient([endpoint_of(fleet)], hedge=None) as client:
-            await client.stream_chat_completion(prompt(0), MODEL).__aenter__()  # all is imported
-            growth = Growth()
-            streams = [client.stream_chat_completion(prompt(number), MODEL) for number in range(STREAMS)]
-            readers = [aiter(stream) for stream in streams]
-            first = await asyncio.gather(*map(anext, readers))
-            await until(growth.has_ended)
-            assert growth.bytes < MOST * STREAMS
-            assert fleet.seen("a").answered == 0
-            await until(lambda: fleet.seen("a").in_flight == STREAMS)
-            read = first[0]
-            while len(read) < len(FLOOD) // 8:
-                read += await anext(readers[0])
-            assert FLOOD.startswith(read)
-            await asyncio.gather(*(stream.aclose() for stream in streams))
-            assert in_flight(client) == 0
-            await until(lambda: fleet.seen("a").in_flight == 0)
-            with pytest.raises(StreamInterrupted, match="left before"):
-                await anext(readers[1])
-
-    run(test)
-
-
-@needs_proc
-def test_a_batch_of_streams_whose_reader_sleeps_takes_bounded_memory_and_goes_on_when_it_wakes() -> None:
-    fleet = talkative()
-
-    async def test() -> None:
-        async with fleet, QRewardClient([endpoint_of(fleet)], hedge=None) as client:
-            growth = Growth()
-            stream = client.batch_stream_chat_completion(prompts(STREAMS), MODEL)
-            reader = aiter(stream)
-            await anext(reader)
-            await until(growth.has_ended)
-            assert growth.bytes < MOST * STREAMS
-            assert fleet.seen("a").answered == 0
-            texts = [""] * STREAMS
-            while min(map(len, texts)) < len(FLOOD) // 80:  # all of them go on
-                index, token = await anext(reader)
-                texts[index] += token
-            await stream.aclose()
-            await until(lambda: fleet.seen("a").in_flight == 0)
-
-    run(test)
-
-
-@needs_proc
-def test_blocking_streams_whose_readers_sleep_take_bounded_memory() -> None:
-    with talkative() as fleet, SyncQRewardClient([endpoint_of(fleet)], hedge=None) as client, ExitStack() as open_streams:
-        open_streams.callback(lambda: asyncio.run(until(lambda: fleet.seen("a").disconnects == 8)))
+    async with fleet, QRewardClient([endpoint_of(fleet)], hedge=None) as client:
+        await client.stream_chat_completion(prompt(0), MODEL).__aenter__()  # all is imported
         growth = Growth()
-        streams: list[Any] = [open_streams.enter_context(client.stream_chat_completion(prompt(number), MODEL)) for number in range(8)]
-        readers = [iter(stream) for stream in streams]
-        assert all(map(next, readers))
-        asyncio.run(until(growth.has_ended))
-        assert growth.bytes < MOST * len(streams) + 20_000_000  # and what is loaded with the first stream
+        streams = [client.stream_chat_completion(prompt(number), MODEL) for number in range(STREAMS)]
+        readers = [aiter(stream) for stream in streams]
+        first = await asyncio.gather(*map(anext, readers))
+        await until(growth.has_ended)
+        assert growth.bytes < MOST * STREAMS
         assert fleet.seen("a").answered == 0
-        assert len("".join(next(readers[0]) for _ in range(1000))) > len(FLOOD) // 20
+        await until(lambda: fleet.seen("a").in_flight == STREAMS)
+        read = first[0]
+        while len(read) < len(FLOOD) // 8:
+            read += await anext(readers[0])
+        assert FLOOD.startswith(read)
+        await asyncio.gather(*(stream.aclose() for stream in streams))
+        await until(lambda: in_flight(client) == 0)
+        await until(lambda: fleet.seen("a").in_flight == 0)
+        with pytest.raises(StreamInterrupted, match="left before"):
+            await anext(readers[1])
+
+
+@needs_proc
+async def test_a_batch_of_streams_whose_reader_sleeps_takes_bounded_memory_and_goes_on_when_it_wakes() -> None:
+    fleet = talkative()
+    async with fleet, QRewardClient([endpoint_of(fleet)], hedge=None) as client:
+        growth = Growth()
+        stream = client.batch_stream_chat_completion(prompts(STREAMS), MODEL)
+        reader = aiter(stream)
+        await anext(reader)
+        await until(growth.has_ended)
+        assert growth.bytes < MOST * STREAMS
+        assert fleet.seen("a").answered == 0
+        texts = [""] * STREAMS
+        while min(map(len, texts)) < len(FLOOD) // 80:  # all of them go on
+            index, token = await anext(reader)
+            texts[index] += token
+        await stream.aclose()
+        await until(lambda: fleet.seen("a").in_flight == 0)

@@ -12,7 +12,8 @@ from typing import Any
 
 import httpx
 import pytest
-from acceptance_tools import MODEL, echoes, in_flight, prompt, prompts, run, until
+from acceptance_tools import MODEL, echoes, in_flight, prompt, prompts, until
+from shared_tools import each
 
 from qreward import Endpoint, Limits, QRewardClient, StreamInterrupted, SyncQRewardClient
 from qreward.testing import FakeEndpoint, FakeFleet, Faults, Latency, echo_of
@@ -88,42 +89,24 @@ def test_streams_that_break_off_in_one_thread_do_no_harm_to_the_others() -> None
         assert sum(fleet.seen(name).errors.get("cut", 0) for name in "ab") > 8
 
 
-def runner(kind: str) -> asyncio.Runner:
-    if kind == "asyncio":
-        return asyncio.Runner()
+def test_streams_work_on_uvloop_and_blocking_ones_inside_its_running_loop() -> None:
     uvloop = pytest.importorskip("uvloop")
-    return asyncio.Runner(loop_factory=uvloop.new_event_loop)
 
-
-@pytest.mark.parametrize("kind", ["asyncio", "uvloop"])
-def test_a_blocking_client_streams_inside_a_running_loop(kind: str) -> None:
     async def cell() -> None:
-        ticks = asyncio.ensure_future(asyncio.sleep(3600))
         with SyncQRewardClient(fleet.endpoints) as client:
             work(client, 3)
             with client.stream_chat_completion(prompt(1), MODEL) as stream:
                 assert "".join(stream) == echo_of(prompt(1))
         async with QRewardClient(fleet.endpoints) as other:  # and beside it one that is awaited
-            assert (await other.batch_chat_completion(prompts(9), MODEL)).texts() == echoes(9)
-        ticks.cancel()
-
-    with FakeFleet([FakeEndpoint("a", latency=PACE)]) as fleet, runner(kind) as loop:
-        loop.run(cell())
-    assert fleet.seen("a").in_flight == 0
-
-
-def test_awaited_streams_work_on_uvloop() -> None:
-    async def test() -> None:
-        async with QRewardClient(fleet.endpoints) as client:
-            streams = [client.stream_chat_completion(prompt(number), MODEL) for number in range(50)]
+            streams = [other.stream_chat_completion(prompt(number), MODEL) for number in range(50)]
             answers = await asyncio.gather(*(stream.final() for stream in streams))
             assert [answer.choices[0].message.content for answer in answers] == echoes(50)
-            async for _ in client.batch_stream_chat_completion(prompts(50), MODEL):
+            async for _ in other.batch_stream_chat_completion(prompts(50), MODEL):
                 break
-            await until(lambda: in_flight(client) == 0)
+            await until(lambda: in_flight(other) == 0)
 
-    with FakeFleet([FakeEndpoint("a", latency=PACE)]) as fleet, runner("uvloop") as loop:
-        loop.run(test())
+    with FakeFleet([FakeEndpoint("a", latency=PACE)]) as fleet, asyncio.Runner(loop_factory=uvloop.new_event_loop) as loop:
+        loop.run(cell())
         asyncio.run(until(lambda: fleet.seen("a").in_flight == 0))
 
 
@@ -139,40 +122,18 @@ class Looks(httpx.AsyncBaseTransport):
         return httpx.Response(200, content=event, headers={"Content-Type": "text/event-stream"})
 
 
-def blocking(client: SyncQRewardClient, batch: bool) -> None:
-    list(client.batch_stream_chat_completion([prompt(0)], MODEL) if batch else client.stream_chat_completion(prompt(0), MODEL))
+@each("batch", [False, True])
+async def test_the_requests_of_an_awaited_stream_see_the_context_in_which_it_was_begun(batch: bool) -> None:
+    looks = Looks()
 
-
-@pytest.mark.parametrize("batch", [False, True])
-def test_the_requests_of_a_blocking_stream_see_the_context_of_their_caller(batch: bool) -> None:
-    def ask(name: str) -> None:
+    async def ask(name: str) -> None:
         CALLER.set(name)
-        blocking(client, batch)
+        single = client.stream_chat_completion(prompt(0), MODEL)
+        made: Any = client.batch_stream_chat_completion([prompt(0)], MODEL) if batch else single
+        CALLER.set(name * 2)
+        assert [each async for each in made.events()]
 
-    looks = Looks()
-    with SyncQRewardClient([Endpoint("http://gpu-0.example/v1", http_client=httpx.AsyncClient(transport=looks))]) as client:
-        with ThreadPoolExecutor(4) as pool:
-            list(pool.map(ask, "wxyz"))
-        blocking(client, batch)
-    assert sorted(looks.callers[:4]) == ["w", "x", "y", "z"]
-    assert looks.callers[4:] == ["nobody"]
-
-
-@pytest.mark.parametrize("batch", [False, True])
-def test_the_requests_of_an_awaited_stream_see_the_context_in_which_it_was_begun(batch: bool) -> None:
-    looks = Looks()
-
-    async def test() -> None:
-        async def ask(name: str) -> None:
-            CALLER.set(name)
-            single = client.stream_chat_completion(prompt(0), MODEL)
-            made: Any = client.batch_stream_chat_completion([prompt(0)], MODEL) if batch else single
-            CALLER.set(name * 2)
-            assert [each async for each in made.events()]
-
-        mine = httpx.AsyncClient(transport=looks)
-        async with mine, QRewardClient([Endpoint("http://gpu-0.example/v1", http_client=mine)]) as client:
-            await asyncio.gather(*map(ask, "wxyz"))
-
-    run(test)
+    mine = httpx.AsyncClient(transport=looks)
+    async with mine, QRewardClient([Endpoint("http://gpu-0.example/v1", http_client=mine)]) as client:
+        await asyncio.gather(*map(ask, "wxyz"))
     assert sorted(looks.callers) == ["ww", "xx", "yy", "zz"]

@@ -15,7 +15,6 @@ from acceptance_tools import (
     needs_proc,
     open_files,
     prompts,
-    run,
     until,
 )
 
@@ -26,7 +25,7 @@ FAULTS = {"reset": 0.01, "error_500": 0.01, "hang": 0.005, "truncated": 0.005}
 
 
 @needs_proc
-def test_a_bulk_over_a_faulty_fleet_is_answered_whole_and_leaves_nothing() -> None:
+async def test_a_bulk_over_a_faulty_fleet_is_answered_whole_and_leaves_nothing() -> None:
     count = 6000
     caps = {"a": 10, "b": 6, "c": 16, "d": 4}  # what the servers take; over it is 429
     limits = {"a": 14, "b": 6, "c": 22, "d": 3}  # what the client is told: too much for two of them
@@ -37,135 +36,93 @@ def test_a_bulk_over_a_faulty_fleet_is_answered_whole_and_leaves_nothing() -> No
         ],
         process=True,
     )
+    wires: list[CountingWire] = []
+    finished: list[int] = []
 
-    async def test() -> None:
-        wires: list[CountingWire] = []
-        finished: list[int] = []
+    def wire() -> CountingWire:
+        wires.append(CountingWire())
+        return wires[-1]
 
-        def wire() -> CountingWire:
-            wires.append(CountingWire())
-            return wires[-1]
-
-        async with fleet:
-            before = open_files()
-            async with QRewardClient(endpoints(fleet, limits, attempt=3), wire_factory=wire, retry=Retry(attempts=8), hedge=None) as client:
-                batch = await client.batch_chat_completion(
-                    iter(prompts(count)), MODEL, on_result=lambda result: finished.append(result.index)
-                )
-                assert in_flight(client) == 0
-                stats = client.stats()
-            await until(lambda: open_files() == before)
-            await until(lambda: all(fleet.seen(name).in_flight == 0 for name in caps))
-        seen = {name: fleet.seen(name) for name in caps}
-        assert sorted(finished) == list(range(count))
-        assert (len(batch), batch.stats.items, batch.stats.ok) == (count, count, count), batch.errors
-        assert batch.texts() == echoes(count)
-        (wire_used,) = wires
-        assert all(wire_used.peak[name] <= limit for name, limit in limits.items())
-        assert all(seen[name].peak_in_flight <= caps[name] for name in caps)
-        kinds: dict[str, int] = {}
-        for each in seen.values():
-            assert set(each.errors) <= {"reset", "error_500", "hang", "truncated"}
-            for kind, times in each.errors.items():
-                kinds[kind] = kinds.get(kind, 0) + times
-        assert all(kinds[kind] > 0.5 * rate * count for kind, rate in FAULTS.items())  # the fleet was as bad as it was meant to be
-        assert seen["a"].rejected > 0
-        assert seen["c"].rejected > 0
-        # client and servers agree on what happened: a 429 is no failure, and a server may answer whom the client no longer waits for
-        timeouts = sum(record.outcome == "timeout" for result in batch for record in result.attempts)
-        late = timeouts - kinds["hang"]
-        assert late >= 0
-        assert sum(each.won for each in stats.values()) == count
-        assert count <= sum(each.answered for each in seen.values()) <= count + late
-        assert sum(each.rejected for each in stats.values()) == sum(each.rejected for each in seen.values())
-        assert sum(each.failed for each in stats.values()) == sum(kinds.values()) + late
-
-    run(test)
+    async with fleet:
+        before = open_files()
+        async with QRewardClient(endpoints(fleet, limits, attempt=3), wire_factory=wire, retry=Retry(attempts=8), hedge=None) as client:
+            batch = await client.batch_chat_completion(iter(prompts(count)), MODEL, on_result=lambda result: finished.append(result.index))
+            await until(lambda: in_flight(client) == 0)
+            stats = client.stats()
+        await until(lambda: open_files() == before)
+        await until(lambda: all(fleet.seen(name).in_flight == 0 for name in caps))
+    seen = {name: fleet.seen(name) for name in caps}
+    assert sorted(finished) == list(range(count))
+    assert (len(batch), batch.stats.items, batch.stats.ok) == (count, count, count), batch.errors
+    assert batch.texts() == echoes(count)
+    (wire_used,) = wires
+    assert all(wire_used.peak[name] <= limit for name, limit in limits.items())
+    assert all(seen[name].peak_in_flight <= caps[name] for name in caps)
+    kinds: dict[str, int] = {}
+    for each in seen.values():
+        assert set(each.errors) <= {"reset", "error_500", "hang", "truncated"}
+        for kind, times in each.errors.items():
+            kinds[kind] = kinds.get(kind, 0) + times
+    assert all(kinds[kind] > 0.5 * rate * count for kind, rate in FAULTS.items())  # the fleet was as bad as it was meant to be
+    assert seen["a"].rejected > 0
+    assert seen["c"].rejected > 0
+    # client and servers agree on what happened: a 429 is no failure, and a server may answer whom the client no longer waits for
+    timeouts = sum(record.outcome == "timeout" for result in batch for record in result.attempts)
+    late = timeouts - kinds["hang"]
+    assert late >= 0
+    assert sum(each.won for each in stats.values()) == count
+    assert count <= sum(each.answered for each in seen.values()) <= count + late
+    assert sum(each.rejected for each in stats.values()) == sum(each.rejected for each in seen.values())
+    assert sum(each.failed for each in stats.values()) == sum(kinds.values()) + late
 
 
-def test_when_an_endpoint_is_killed_the_others_take_its_work_and_no_item_is_lost() -> None:
+async def test_when_an_endpoint_is_killed_the_others_take_its_work_and_no_item_is_lost() -> None:
     count = 1500
     fleet = FakeFleet([FakeEndpoint(name, latency=Latency(base=0.02)) for name in "abc"], process=True)
+    finished: list[int] = []
 
-    async def test() -> None:
-        finished: list[int] = []
-
-        def on_result(result: Any) -> None:
-            finished.append(result.index)
-            if len(finished) == 300:
-                fleet.kill("a")
-
-        async with fleet, client_of(fleet, {"a": 16, "b": 16, "c": 16}, attempt=5) as client:
-            batch = await client.batch_chat_completion(prompts(count), MODEL, on_result=on_result)
-            assert in_flight(client) == 0
-        assert sorted(finished) == list(range(count))
-        assert batch.texts() == echoes(count), batch.errors
-        moved = [result for result in batch if any(record.endpoint == "a" and record.outcome != "ok" for record in result.attempts)]
-        assert moved  # what was under way there
-        assert all(result.endpoint in ("b", "c") for result in moved)
-        assert fleet.seen("a").answered < 450
-        answered = sum(fleet.seen(name).answered for name in "abc")
-        copies = sum(stats.hedged for stats in batch.stats.endpoints.values())
-        assert count <= answered <= count + 16 + copies  # answers that were cut off on their way are counted there, and asked for again
-
-    run(test)
-
-
-def test_an_endpoint_that_comes_back_is_used_again() -> None:
-    fleet = FakeFleet([FakeEndpoint(name, max_concurrency=8, over_cap="queue", latency=Latency(base=0.02)) for name in "ab"])
-
-    async def test() -> None:
-        async with fleet, client_of(fleet, {"a": 8, "b": 8}, attempt=5) as client:
+    def on_result(result: Any) -> None:
+        finished.append(result.index)
+        if len(finished) == 300:
             fleet.kill("a")
-            first = await client.batch_chat_completion(prompts(100), MODEL)
-            assert first.texts() == echoes(100)
-            assert fleet.seen("a").answered == 0
-            fleet.revive("a")
-            ended = asyncio.Event()
 
-            def on_result(_: Any) -> None:
-                if fleet.seen("a").answered > 20:
-                    ended.set()
-
-            batch = asyncio.ensure_future(client.batch_chat_completion(prompts(100_000), MODEL, on_result=on_result))
-            await asyncio.wait_for(ended.wait(), 20)  # its health is tried again after about two seconds
-            batch.cancel()
-            await asyncio.wait([batch])
-
-    run(test)
+    async with fleet, client_of(fleet, {"a": 16, "b": 16, "c": 16}, attempt=5) as client:
+        batch = await client.batch_chat_completion(prompts(count), MODEL, on_result=on_result)
+        await until(lambda: in_flight(client) == 0)
+    assert sorted(finished) == list(range(count))
+    assert batch.texts() == echoes(count), batch.errors
+    moved = [result for result in batch if any(record.endpoint == "a" and record.outcome != "ok" for record in result.attempts)]
+    assert moved  # what was under way there
+    assert all(result.endpoint in ("b", "c") for result in moved)
+    assert fleet.seen("a").answered < 450
+    answered = sum(fleet.seen(name).answered for name in "abc")
+    copies = sum(stats.hedged for stats in batch.stats.endpoints.values())
+    assert count <= answered <= count + 16 + copies  # answers that were cut off on their way are counted there, and asked for again
 
 
-def test_an_outage_of_the_whole_fleet_is_waited_out_and_nothing_is_lost() -> None:
+async def test_an_outage_of_the_whole_fleet_is_waited_out_and_nothing_is_lost() -> None:
     count = 1000
     outage = Phase(behaviour="error_503", after_requests=150, end=2)
     fleet = FakeFleet([FakeEndpoint(name, latency=Latency(base=0.01), phases=[outage]) for name in "abcd"], process=True)
-
-    async def test() -> None:
-        limits = dict.fromkeys("abcd", 16)
-        async with fleet, client_of(fleet, limits, hedge=None) as client:
-            batch = await client.batch_chat_completion(prompts(count), MODEL, deadline=30)
-            assert in_flight(client) == 0
-        assert batch.texts() == echoes(count), batch.errors
-        seen = [fleet.seen(name) for name in "abcd"]
-        assert sum(each.answered for each in seen) == count
-        for each in seen:
-            assert each.errors["error_503"] >= 1
-            assert each.errors["error_503"] <= 16 + 30  # what was under way, and a few probes: no storm
-        waited = [result for result in batch if len(result.attempts) > 1]
-        assert waited
-        assert {record.outcome for result in waited for record in result.attempts} == {"overloaded", "ok"}
-
-    run(test)
+    limits = dict.fromkeys("abcd", 16)
+    async with fleet, client_of(fleet, limits, hedge=None) as client:
+        batch = await client.batch_chat_completion(prompts(count), MODEL, deadline=30)
+        await until(lambda: in_flight(client) == 0)
+    assert batch.texts() == echoes(count), batch.errors
+    seen = [fleet.seen(name) for name in "abcd"]
+    assert sum(each.answered for each in seen) == count
+    for each in seen:
+        assert each.errors["error_503"] >= 1
+        assert each.errors["error_503"] <= 16 + 30  # what was under way, and a few probes: no storm
+    waited = [result for result in batch if len(result.attempts) > 1]
+    assert waited
+    assert {record.outcome for result in waited for record in result.attempts} == {"overloaded", "ok"}
 
 
-def test_single_calls_get_through_a_faulty_fleet_too() -> None:
+async def test_single_calls_get_through_a_faulty_fleet_too() -> None:
     faults = Faults(reset=0.03, error_500=0.03, truncated=0.02, error_in_200=0.02, cut=0.01, malformed=0.01, seed=3)
     fleet = FakeFleet([FakeEndpoint(name, latency=Latency(base=0.002), faults=faults) for name in "abc"])
-
-    async def test() -> None:
-        async with fleet, client_of(fleet, dict.fromkeys("abc", 20), retry=Retry(attempts=12, base=0.01)) as client:
-            answers = await asyncio.gather(*(client.chat_completion(each, MODEL) for each in prompts(300)))
-            assert in_flight(client) == 0
-        assert [answer.choices[0].message.content for answer in answers] == echoes(300)
-
-    run(test)
+    async with fleet, client_of(fleet, dict.fromkeys("abc", 20), retry=Retry(attempts=12, base=0.01)) as client:
+        answers = await asyncio.gather(*(client.chat_completion(each, MODEL) for each in prompts(300)))
+        await until(lambda: in_flight(client) == 0)
+    assert [answer.choices[0].message.content for answer in answers] == echoes(300)

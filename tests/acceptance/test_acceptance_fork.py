@@ -82,12 +82,15 @@ if __name__ == "__main__":
         assert run(program, fleet, tmp_path) == [f"{reader} {ANSWER}" for reader in ("parent", "child", "child", "pool", "parent")]
 
 
-def test_a_stream_goes_on_in_the_parent_and_is_a_clear_error_in_the_child(tmp_path: Path) -> None:
+def test_a_stream_and_a_batch_of_them_go_on_in_the_parent_and_are_clear_errors_in_the_child(tmp_path: Path) -> None:
     program = """
 client = SyncQRewardClient([URL])
 stream, unbegun = client.stream_chat_completion(HI, MODEL), client.stream_chat_completion(HI, MODEL)
-tokens = iter(stream)
-begun = next(tokens)
+batch = client.batch_stream_chat_completion([HI] * 4, MODEL)
+tokens, pieces = iter(stream), iter(batch)
+begun, texts = next(tokens), [""] * 4
+index, texts[0] = next(pieces)
+assert index == 0
 children = []
 for leave in (os._exit, sys.exit):
     if (child := os.fork()) == 0:
@@ -95,6 +98,8 @@ for leave in (os._exit, sys.exit):
         lines = [told(lambda: read.extend(tokens)), told(lambda: list(stream)), told(stream.final)]
         lines.append(f"{stream.result} {stream.text.startswith(begun)}")
         stream.close()
+        lines += [told(lambda: list(pieces)), told(batch.results)]
+        batch.close()
         lines.append(" ".join(["".join(unbegun), *reads(client)]))
         sys.stdout.write("\\n".join(lines) + "\\n")
         client.close()
@@ -102,38 +107,14 @@ for leave in (os._exit, sys.exit):
     children.append(child)
 for child in children:
     joined(child)
-print(begun + "".join(tokens), stream.final().choices[0].message.content, "".join(unbegun))
-"""
-    with FakeFleet([FakeEndpoint("a", latency=SLOW)]) as fleet:
-        said = [LOST, ELSEWHERE, ELSEWHERE, "None True", f"{ANSWER} {ANSWER}", f"{ANSWER} {ANSWER} {ANSWER}"]
-        assert run(program, fleet, tmp_path) == [*said[:-1], *said]
-        assert fleet.seen("a").disconnects == 0
-
-
-def test_a_batch_of_streams_goes_on_in_the_parent_and_is_a_clear_error_in_the_child(tmp_path: Path) -> None:
-    program = """
-client = SyncQRewardClient([URL])
-batch = client.batch_stream_chat_completion([HI] * 4, MODEL)
-tokens = iter(batch)
-texts = [""] * 4
-index, texts[0] = next(tokens)
-assert index == 0
-children = []
-for leave in (os._exit, sys.exit):
-    if (child := os.fork()) == 0:
-        lines = [told(lambda: list(tokens)), told(batch.results)]
-        batch.close()
-        sys.stdout.write("\\n".join([*lines, *reads(client)]) + "\\n")
-        leave(0)
-    children.append(child)
-for child in children:
-    joined(child)
-for index, token in tokens:
+for index, token in pieces:
     texts[index] += token
+print(begun + "".join(tokens), stream.final().choices[0].message.content, "".join(unbegun))
 print(*set(texts), *set(batch.results().texts()))
 """
     with FakeFleet([FakeEndpoint("a", latency=SLOW)]) as fleet:
-        assert run(program, fleet, tmp_path) == [LOST, ELSEWHERE, ANSWER] * 2 + [f"{ANSWER} {ANSWER}"]
+        child = [LOST, ELSEWHERE, ELSEWHERE, "None True", LOST, ELSEWHERE, f"{ANSWER} {ANSWER}"]
+        assert run(program, fleet, tmp_path) == [*child, *child, f"{ANSWER} {ANSWER} {ANSWER}", f"{ANSWER} {ANSWER}"]
         assert fleet.seen("a").disconnects == 0
 
 

@@ -62,7 +62,7 @@ def test_the_bar_and_the_interrupt_say_how_far_the_batch_came(kind: str, tmp_pat
         nothing_is_open(fakes)
     lines = lines_of(terminal.shown)
     (note,) = [line for line in lines if "items were done" in line]
-    found = re.fullmatch(r"(\d+) of 400 items were done when the batch was given up; on_result was told each of them", note)
+    found = re.fullmatch(r"(\d+) of 400 items were done when the batch was given up; on_result received each of them", note)
     assert found is not None, note
     assert 100 <= int(found[1]) < 400
     assert f"TOLD {found[1]}" in lines
@@ -89,7 +89,7 @@ except KeyboardInterrupt as error:
         terminal.type(CTRL_C)
         assert terminal.wait() == 0
         nothing_is_open(fakes)
-    assert re.search(r"NOTE: \d+ items were done when the batch was given up; their results are gone: on_result is told", terminal.shown)
+    assert re.search(r"NOTE: \d+ items were done when the batch was given up; their results are lost; on_result receives", terminal.shown)
     assert "Traceback" not in terminal.shown
 
 
@@ -159,9 +159,12 @@ async def items():
             yield item
         await asyncio.sleep(1000)
     finally:
+        while sum(map(asyncio.Task.cancelling, asyncio.all_tasks())) > 2:  # this and its batch
+            await asyncio.sleep(0.01)
         print("ONCE")
         await asyncio.sleep(1000)
 """
+"""It waits until the requests are closed: asyncio loses a callback if an interrupt is raised just before it runs it, and hangs."""
 
 
 def interrupt_twice(text: str, folder: Path) -> None:

@@ -11,7 +11,7 @@ from random import Random
 from typing import Any
 
 import openai
-from acceptance_tools import run, serving
+from acceptance_tools import serving
 from aiohttp import web
 from essays import essay_of
 from openai.types.chat import ChatCompletionChunk
@@ -121,32 +121,24 @@ async def read_by_both(theirs: openai.AsyncOpenAI, ours: QRewardClient, name: st
         assert said((await ours.stream_chat_completion(MESSAGES, name).final()).model_dump()) == with_more(whole, THEY_LOSE.get(name, {}))
 
 
-def test_the_openai_sdk_gives_the_same_chunks_text_and_completion_of_every_shape() -> None:
+async def test_the_openai_sdk_gives_the_same_chunks_text_and_completion_of_every_shape() -> None:
     wrong = {}
-
-    async def test() -> None:
-        async with serving(Player().handle) as url, sdk(url) as theirs, QRewardClient([Endpoint(url, proxy="")]) as ours:
-            for name in SHAPES:
-                try:
-                    await read_by_both(theirs, ours, name)
-                except AssertionError as error:
-                    wrong[name] = str(error)
-
-    run(test)
+    async with serving(Player().handle) as url, sdk(url) as theirs, QRewardClient([Endpoint(url, proxy="")]) as ours:
+        for name in SHAPES:
+            try:
+                await read_by_both(theirs, ours, name)
+            except AssertionError as error:
+                wrong[name] = str(error)
     assert wrong == {}
 
 
-def test_a_fleet_streams_the_same_to_the_openai_sdk_and_to_us() -> None:
+async def test_a_fleet_streams_the_same_to_the_openai_sdk_and_to_us() -> None:
     fake = FakeEndpoint("a", latency=Latency(tokens=60, per_token=0.0002), responder="essays:essay")
-
-    async def test() -> None:
-        async with FakeFleet([fake]) as fleet, sdk(fleet.urls["a"]) as theirs, QRewardClient(fleet.endpoints) as ours:
-            expected = await their_chunks(theirs, "judge-7b")
-            chunks = [chunk async for chunk in ours.stream_chat_completion(MESSAGES, "judge-7b").chunks()]
-            for chunk in (*expected, *chunks):
-                chunk.created = 0  # by the server's clock
-            assert chunks == expected
-            assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == essay_of(7)
-            assert chunks[-1].usage is not None
-
-    run(test)
+    async with FakeFleet([fake]) as fleet, sdk(fleet.urls["a"]) as theirs, QRewardClient(fleet.endpoints) as ours:
+        expected = await their_chunks(theirs, "judge-7b")
+        chunks = [chunk async for chunk in ours.stream_chat_completion(MESSAGES, "judge-7b").chunks()]
+        for chunk in (*expected, *chunks):
+            chunk.created = 0  # by the server's clock
+        assert chunks == expected
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == essay_of(7)
+        assert chunks[-1].usage is not None

@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from acceptance_tools import MODEL, in_flight, needs_proc, open_files, prompt, run, until
+from acceptance_tools import MODEL, in_flight, needs_proc, open_files, prompt, until
 from essays import essay_of
 
 from qreward import Endpoint, Limits, QRewardClient, QRewardError, RequestError, RequestTimeout, Result, StreamInterrupted, Timeouts
@@ -107,68 +107,60 @@ def check_faults(fleet: FakeFleet) -> None:
 
 @needs_proc
 @pytest.mark.timeout(90)
-def test_hundreds_of_single_streams_end_each_in_one_way_and_leave_nothing() -> None:
+async def test_hundreds_of_single_streams_end_each_in_one_way_and_leave_nothing() -> None:
     fleet = faulty_fleet()
-
-    async def test() -> None:
-        async with fleet:
-            before = open_files()
-            async with client_of(fleet) as client:
-                reading = asyncio.gather(*(read(client, number) for number in range(COUNT)))
-                for _ in range(2):  # turns of the loop, in which no answer can have come
-                    await asyncio.sleep(0)
-                assert in_flight(client) == COUNT
-                ends = Counter(await reading)
-                await nothing_is_left(client, fleet)
-            await until(lambda: open_files() == before)
-            print(f"seed {SEED}: {ends}")
-            assert sum(fleet.seen(name).peak_in_flight for name in NAMES) > COUNT / 5, "more than one pool of connections has by default"
-        assert ends.total() == COUNT
-        assert ends["whole"] + ends["late"] > 0.55 * COUNT, "a slow machine makes more of them late: they count on both sides"
-        assert ends["interrupted"] + ends["late"] > 0.1 * COUNT
-        check_faults(fleet)
-
-    run(test)
+    async with fleet:
+        before = open_files()
+        async with client_of(fleet) as client:
+            reading = asyncio.gather(*(read(client, number) for number in range(COUNT)))
+            for _ in range(2):  # turns of the loop, in which no answer can have come
+                await asyncio.sleep(0)
+            assert in_flight(client) == COUNT
+            ends = Counter(await reading)
+            await nothing_is_left(client, fleet)
+        await until(lambda: open_files() == before)
+        print(f"seed {SEED}: {ends}")
+        assert sum(fleet.seen(name).peak_in_flight for name in NAMES) > COUNT / 5, "more than one pool of connections has by default"
+    assert ends.total() == COUNT
+    assert ends["whole"] + ends["late"] > 0.55 * COUNT, "a slow machine makes more of them late: they count on both sides"
+    assert ends["interrupted"] + ends["late"] > 0.1 * COUNT
+    check_faults(fleet)
 
 
 @needs_proc
 @pytest.mark.timeout(90)
-def test_a_batch_of_hundreds_of_streams_ends_each_in_one_way_and_leaves_nothing() -> None:
+async def test_a_batch_of_hundreds_of_streams_ends_each_in_one_way_and_leaves_nothing() -> None:
     fleet = faulty_fleet()
-
-    async def test() -> None:
-        texts = [""] * COUNT
-        ends: dict[int, Result[Any]] = {}
-        pauses = Random(SEED)
-        async with fleet:
-            before = open_files()
-            async with client_of(fleet) as client:
-                stream = client.batch_stream_chat_completion((prompt(number) for number in range(COUNT)), MODEL)
-                async for index, event in stream.events():
-                    assert index not in ends  # a stream says nothing after its end
-                    if isinstance(event, str):
-                        texts[index] += event
-                    else:
-                        assert isinstance(event, Result)
-                        ends[index] = event
-                    if pauses.random() < 0.002:
-                        await asyncio.sleep(0.02)
-                batch = await stream.results()
-                await nothing_is_left(client, fleet)
-            await until(lambda: open_files() == before)
-        assert sorted(ends) == list(range(COUNT))
-        assert [ends[index] for index in range(COUNT)] == list(batch)
-        for index, result in ends.items():
-            if result.error is None:
-                assert texts[index] == result.text == essay_of(index)
-            elif isinstance(result.error, StreamInterrupted):
-                assert texts[index] == result.error.text
-                assert essay_of(index).startswith(texts[index])
-            else:
-                assert texts[index] == ""
-        print(f"seed {SEED}: {batch.stats.ok} whole, {batch.stats.failed} not")
-        assert batch.stats.ok > 0.5 * COUNT
-        assert batch.stats.failed > 0.1 * COUNT
-        check_faults(fleet)
-
-    run(test)
+    texts = [""] * COUNT
+    ends: dict[int, Result[Any]] = {}
+    pauses = Random(SEED)
+    async with fleet:
+        before = open_files()
+        async with client_of(fleet) as client:
+            stream = client.batch_stream_chat_completion((prompt(number) for number in range(COUNT)), MODEL)
+            async for index, event in stream.events():
+                assert index not in ends  # a stream says nothing after its end
+                if isinstance(event, str):
+                    texts[index] += event
+                else:
+                    assert isinstance(event, Result)
+                    ends[index] = event
+                if pauses.random() < 0.002:
+                    await asyncio.sleep(0.02)
+            batch = await stream.results()
+            await nothing_is_left(client, fleet)
+        await until(lambda: open_files() == before)
+    assert sorted(ends) == list(range(COUNT))
+    assert [ends[index] for index in range(COUNT)] == list(batch)
+    for index, result in ends.items():
+        if result.error is None:
+            assert texts[index] == result.text == essay_of(index)
+        elif isinstance(result.error, StreamInterrupted):
+            assert texts[index] == result.error.text
+            assert essay_of(index).startswith(texts[index])
+        else:
+            assert texts[index] == ""
+    print(f"seed {SEED}: {batch.stats.ok} whole, {batch.stats.failed} not")
+    assert batch.stats.ok > 0.5 * COUNT
+    assert batch.stats.failed > 0.1 * COUNT
+    check_faults(fleet)

@@ -18,34 +18,58 @@ async def echo(items: list[Any]) -> list[Any]:
 
 
 async def test_batch_works_with_and_without_parentheses_and_its_first_parameter_is_positional_only() -> None:
+    async def streamed(items: list[Any]) -> Any:
+        yield items
+
     assert await asyncio.gather(batch(echo)(1), batch()(echo)(2), batch(max_batch_size=3)(echo)(3)) == [1, 2, 3]
+    assert [piece async for piece in batch(streamed)(1)] == [1]
     with pytest.raises(TypeError, match="unknown setting 'function'"):
         batch(function=echo)  # type: ignore[call-overload]
 
 
-def test_only_functions_and_methods_can_be_decorated_and_no_plain_generator() -> None:
-    for thing in (3, "f", None):
-        for decorator in (batch(), *([batch] if thing is not None else [])):
-            with pytest.raises(TypeError, match="can only be used to decorate functions or methods"):
-                decorator(thing)
-
+def test_what_cannot_be_decorated_is_refused_and_bare_batch_takes_no_plain_function() -> None:
     def generator(items: list[int]) -> Any:
         yield items
 
-    with pytest.raises(TypeError, match="must be an `async def`"):
-        batch()(generator)
-
-
-def test_bare_batch_on_a_plain_def_says_async_def() -> None:
-    def function(items: list[int]) -> list[int]:
+    def plain(items: list[int]) -> list[int]:
         return items
 
     def method(self: Any, items: list[int]) -> list[int]:
         return items
 
-    for plain in (function, method):
-        with pytest.raises(TypeError, match="async def"):
-            batch(plain)
+    not_callable = "can only be used to decorate functions or methods"
+    table: list[tuple[Any, Any, str]] = [
+        *((batch(), thing, not_callable) for thing in (3, "f", None)),
+        *((batch, thing, not_callable) for thing in (3, "f")),
+        (batch(), generator, "must be an `async def`"),
+        *((batch, function, "async def") for function in (plain, method)),
+    ]
+    for decorator, thing, message in table:
+        with pytest.raises(TypeError, match=message):
+            decorator(thing)
+
+
+async def test_arguments_by_position_and_by_name_in_any_order_may_be_in_one_batch_and_keep_their_values() -> None:
+    batches = []
+
+    class C:
+        @batch
+        async def method(self, k1: list[str], k2: list[str], *, k3: list[str]) -> list[tuple[str, str, str]]:
+            return await function(k1, k2, k3)
+
+    async def function(k1: list[str], k2: list[str], k3: list[str]) -> list[tuple[str, str, str]]:
+        batches.append((k1, k2, k3))
+        return list(zip(k1, k2, k3, strict=True))
+
+    for call in (batch(function), C().method):
+        calls: Any = [
+            call(k1="a1", k2="a2", k3="a3"),
+            call(k3="b3", k2="b2", k1="b1"),
+            call("c1", k3="c3", k2="c2"),
+            call("d1", "d2", k3="d3"),
+        ]
+        assert await asyncio.gather(*calls) == [(f"{row}1", f"{row}2", f"{row}3") for row in "abcd"]
+    assert batches == [tuple([f"{row}{column}" for row in "abcd"] for column in (1, 2, 3))] * 2
 
 
 def test_batch_with_parentheses_runs_a_plain_def_in_a_thread() -> None:
@@ -61,60 +85,6 @@ def test_batch_with_parentheses_runs_a_plain_def_in_a_thread() -> None:
 
     assert asyncio.run(test()) == [0, 2, 4, 6, 8, 10]
     assert threading.get_ident() not in threads
-
-
-async def test_bare_batch_takes_an_async_generator() -> None:
-    @batch
-    async def function(items: list[int]) -> Any:
-        yield items
-
-    assert [piece async for piece in function(1)] == [1]
-
-
-async def test_each_parameter_is_a_list_and_each_caller_gets_one_result() -> None:
-    seen = []
-
-    @batch
-    async def function(keys: list[str], numbers: list[int]) -> list[str]:
-        seen.append((keys, numbers))
-        return [key * number for key, number in zip(keys, numbers, strict=True)]
-
-    assert await asyncio.gather(function("a", 1), function("b", 3)) == ["a", "bbb"]
-    assert seen == [(["a", "b"], [1, 3])]
-
-
-async def test_all_forms_of_passing_arguments_work() -> None:
-    class C:
-        @batch(max_batch_size=2, batch_wait_timeout_s=1000)
-        async def call(self, key1: list[str], key2: list[str]) -> list[tuple[str, str]]:
-            return list(zip(key1, key2, strict=True))
-
-    @batch(max_batch_size=2, batch_wait_timeout_s=1000)
-    async def function(key1: list[str], key2: list[str]) -> list[tuple[str, str]]:
-        return list(zip(key1, key2, strict=True))
-
-    forms: dict[str, Any] = {
-        "positional": lambda call, a, b: call(a, b),
-        "keyword": lambda call, a, b: call(key1=a, key2=b),
-        "mixed": lambda call, a, b: call(a, key2=b),
-        "out of order": lambda call, a, b: call(key2=b, key1=a),
-    }
-    for name, form in forms.items():
-        for call in (C().call, function):
-            assert await asyncio.gather(form(call, "a", "b"), form(call, "c", "d")) == [("a", "b"), ("c", "d")], (name, call)
-
-
-async def test_callers_with_different_keyword_order_in_one_batch_keep_their_values() -> None:
-    sizes = []
-
-    @batch
-    async def function(k1: list[str], k2: list[str], *, k3: list[str]) -> list[tuple[str, str, str]]:
-        sizes.append(len(k1))
-        return list(zip(k1, k2, k3, strict=True))
-
-    calls = [function(k1="a1", k2="a2", k3="a3"), function(k3="b3", k2="b2", k1="b1"), function("c1", k3="c3", k2="c2")]  # type: ignore[call-arg]
-    assert await asyncio.gather(*calls) == [("a1", "a2", "a3"), ("b1", "b2", "b3"), ("c1", "c2", "c3")]
-    assert sizes == [3]
 
 
 async def test_a_parameter_that_a_caller_omits_has_the_default_itself_and_not_a_list_of_it() -> None:

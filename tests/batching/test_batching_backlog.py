@@ -42,15 +42,6 @@ def test_the_modules_that_decide_import_neither_asyncio_nor_a_clock() -> None:
         assert ours <= set(PURE), name
 
 
-def test_items_are_taken_in_the_order_they_came_up_to_the_limits() -> None:
-    waiting = backlog(*(Item(number, cost=number) for number in range(1, 7)))
-    assert values(waiting.take(0.0, max_items=2)) == [1, 2]
-    assert values(waiting.take(0.0, max_cost=7)) == [3, 4]
-    assert values(waiting.take(0.0, max_items=5, max_cost=100)) == [5, 6]
-    assert waiting.take(0.0) == []
-    assert waiting.waiting == 0
-
-
 def test_costs_that_are_fractions_add_up_to_zero_when_all_are_taken() -> None:
     waiting = backlog(*(Item(cost, cost=cost) for cost in (0.1, 0.7, 0.3)))
     (line,) = waiting.queues()
@@ -60,21 +51,10 @@ def test_costs_that_are_fractions_add_up_to_zero_when_all_are_taken() -> None:
     assert (line.count, line.cost) == (0, 0.0)
 
 
-def test_an_item_above_the_limit_goes_alone_rather_than_never() -> None:
-    waiting = backlog(Item("a", cost=50), Item("b", cost=1))
-    assert values(waiting.take(0.0, max_cost=10)) == ["a"]
-    assert values(waiting.take(0.0, max_cost=10)) == ["b"]
-
-
 def test_a_batch_is_of_one_key_that_of_the_item_which_is_next() -> None:
     waiting = backlog(Item(1, 0.0, "a"), Item(2, 1.0, "b"), Item(3, 2.0, "a"), Item(4, 3.0, ("b",)))
     assert [values(waiting.take(9.0)) for _ in range(4)] == [[1, 3], [2], [4], []]
     assert len(waiting.queues()) == 0
-
-
-def test_a_level_outweighs_as_much_waiting_as_in_the_librarys_other_queue() -> None:
-    waiting = backlog(Item("low", 0.0, level=9), Item("early", AGEING * 9 - 1, level=0), Item("late", AGEING * 9 + 1, level=0))
-    assert values(waiting.take(999.0)) == ["early", "low", "late"]
 
 
 def test_items_that_are_put_back_keep_their_place() -> None:

@@ -56,15 +56,6 @@ async def test_the_wrapper_looks_like_the_function_and_works_wherever_it_is_defi
         async def __call__(self, items: list[int]) -> list[int]:
             return [item + 4 for item in items]
 
-        @batch
-        async def unusual(this, items: list[int]) -> list[bool]:  # noqa: N805
-            return [isinstance(this, C)] * len(items)
-
-        @staticmethod
-        @batch
-        async def loose(items: list[int]) -> list[int]:
-            return [item + 5 for item in items]
-
     class D(C):
         pass
 
@@ -72,7 +63,7 @@ async def test_the_wrapper_looks_like_the_function_and_works_wherever_it_is_defi
     assert await asyncio.gather(c.method(1), C.method(c, 2), D().method(3)) == [2, 3, 4]  # type: ignore[call-arg, arg-type]
     assert await asyncio.gather(c.static(1), C.static(2), D.static(3)) == [3, 4, 5]
     assert await asyncio.gather(c.of_class(1), D.of_class(2)) == [("C", 1), ("D", 2)]
-    assert await asyncio.gather(c.swapped(1), c(1), c.unusual(1), c.loose(1)) == [4, 5, True, 6]
+    assert await asyncio.gather(c.swapped(1), c(1)) == [4, 5]
     assert (C.method.__name__, C.method.__doc__) == ("method", "Says what it does.")
     assert inspect.iscoroutinefunction(C.method)
     assert inspect.iscoroutinefunction(C.method.__wrapped__)
@@ -92,28 +83,28 @@ def bare(function: Any) -> Any:
 
 
 class Decorated:
-    """Methods whose first parameter has an unusual name, and other decorators around and below ``@batch``."""
+    """Methods with other decorators around and below ``@batch``."""
 
     @traced
     @batch
-    async def around(this, items: list[int]) -> list[Any]:  # noqa: N805
-        return [(type(this).__name__, item) for item in items]
+    async def around(self, items: list[int]) -> list[Any]:
+        return [(type(self).__name__, item) for item in items]
 
     @bare
     @batch
-    async def without_trace(this, items: list[int]) -> list[Any]:  # noqa: N805
-        return [(type(this).__name__, item) for item in items]
+    async def without_trace(self, items: list[int]) -> list[Any]:
+        return [(type(self).__name__, item) for item in items]
 
     @batch()
     @traced
-    async def below(this, items: list[int]) -> list[Any]:  # noqa: N805
-        return [(type(this).__name__, item) for item in items]
+    async def below(self, items: list[int]) -> list[Any]:
+        return [(type(self).__name__, item) for item in items]
 
     @classmethod
     @traced
     @batch
-    async def of_class(klass, items: list[int]) -> list[Any]:  # noqa: N804
-        return [(klass.__name__, item) for item in items]
+    async def of_class(cls, items: list[int]) -> list[Any]:
+        return [(cls.__name__, item) for item in items]
 
     @staticmethod
     @traced
@@ -245,8 +236,8 @@ class Deployed:
         return [item + self.plus for item in items]
 
     @batch(max_batch_size=2)
-    async def streamed(this, items: list[int]) -> Any:  # noqa: N805
-        yield [item + this.plus for item in items]
+    async def streamed(self, items: list[int]) -> Any:
+        yield [item + self.plus for item in items]
 
 
 def test_a_class_with_batched_methods_can_be_sent_to_another_process() -> None:

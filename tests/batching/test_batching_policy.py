@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import threading
-from math import inf
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,12 +28,6 @@ def asks(rules: BatchPolicy, now: float, settings: BatchSettings, in_flight: int
     """How many go, and when to ask again if none."""
     items, at = rules.next(now, settings, in_flight, settings.max_concurrent_batches, None, flush)
     return len(items), at if not items else now
-
-
-def test_with_nothing_in_flight_what_there_is_goes_at_once() -> None:
-    assert asks(forming(3), 5.0, SETTINGS, 0) == (3, 5.0)
-    assert asks(forming(30), 5.0, SETTINGS, 0) == (10, 5.0)
-    assert asks(forming(0), 5.0, SETTINGS, 0) == (0, inf)
 
 
 def test_with_several_slots_a_batch_that_is_not_full_is_paced() -> None:
@@ -63,15 +55,6 @@ def test_before_any_batch_has_ended_the_pause_doubles_so_that_single_items_do_no
             rules.sent(now)
             gone.append((now, count))
     assert gone == [(0.0, 1), (1.0, 1), (2.0, 1), (4.0, 2), (8.0, 4)]
-
-
-def test_the_pace_follows_how_long_batches_take() -> None:
-    rules = forming(0)
-    for _ in range(40):
-        rules.done(1.0)
-    assert rules.seconds == pytest.approx(1.0)
-    rules.done(2.0)
-    assert rules.seconds == pytest.approx(1.2)
 
 
 def test_an_explicit_wait_counts_from_the_first_item_whatever_is_in_flight() -> None:

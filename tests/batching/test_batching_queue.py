@@ -6,7 +6,6 @@ import asyncio
 import gc
 import statistics
 import threading
-import time
 from random import Random
 from typing import Any
 
@@ -52,7 +51,7 @@ def test_a_function_in_threads_blocks_no_loop_and_runs_in_as_many_as_there_are_s
         queue = BatchQueue(blocked, max_batch_size=1, max_concurrent_batches=3)
         callers = start(queue.submit, *range(9))
         for _ in range(3):
-            assert await asyncio.to_thread(blocked.began.acquire, timeout=10)
+            assert await asyncio.to_thread(blocked.began.acquire, timeout=30)
         assert queue.stats().in_flight == 3
         assert not blocked.began.acquire(blocking=False)
         blocked.free.set()
@@ -64,43 +63,26 @@ def test_a_function_in_threads_blocks_no_loop_and_runs_in_as_many_as_there_are_s
         asyncio.run(test(blocked))
 
 
-def test_a_batch_in_a_thread_whose_caller_left_keeps_its_slot_until_it_is_done() -> None:
+def test_a_batch_in_a_thread_keeps_its_slot_until_it_is_done_though_its_caller_left_and_a_close_without_drain_does_not_wait() -> None:
     async def test(blocked: Blocked) -> None:
         queue = BatchQueue(blocked)
         callers = start(queue.submit, 1)
-        assert await asyncio.to_thread(blocked.began.acquire, timeout=10)
+        assert await asyncio.to_thread(blocked.began.acquire, timeout=30)
         callers[0].cancel()
         assert kinds(await outcomes(callers)) == [asyncio.CancelledError]
         assert queue.stats().in_flight == 1
         blocked.free.set()
         assert await queue.submit(2) == 2
-
-    with Blocked() as blocked:
-        asyncio.run(test(blocked))
-
-
-def test_closing_without_drain_does_not_wait_for_a_thread() -> None:
-    async def test(blocked: Blocked) -> None:
-        queue = BatchQueue(blocked)
-        callers = start(queue.submit, 1)
-        assert await asyncio.to_thread(blocked.began.acquire, timeout=10)
+        blocked.free.clear()
+        callers = start(queue.submit, 3)
+        for _ in range(2):
+            assert await asyncio.to_thread(blocked.began.acquire, timeout=30)
         await queue.close(drain=False)
         assert not blocked.free.is_set()
         assert kinds(await outcomes(callers)) == [ClientClosed]
 
     with Blocked() as blocked:
         asyncio.run(test(blocked))
-
-
-def test_a_function_in_a_thread_that_raises_fails_its_callers() -> None:
-    @batch()
-    def function(items: list[int]) -> list[int]:
-        raise KeyError(items[0])
-
-    async def test() -> None:
-        assert kinds(await outcomes(start(function, 1, 2))) == [KeyError, KeyError]
-
-    asyncio.run(test())
 
 
 def test_close_reaches_the_loops_of_other_threads() -> None:
@@ -117,7 +99,7 @@ def test_close_reaches_the_loops_of_other_threads() -> None:
     async def test() -> None:
         thread = threading.Thread(target=asyncio.run, args=(elsewhere(),))
         thread.start()
-        await asyncio.to_thread(submitted.wait, 10)
+        await asyncio.to_thread(submitted.wait, 30)
         await queue.close()
         assert noted.running == 0
         await asyncio.to_thread(thread.join)
@@ -131,7 +113,7 @@ async def test_many_items_are_taken_in_together_or_not_at_all() -> None:
     async with BatchQueue(noted, max_batch_size=2, max_queue_size=4) as queue:
         many = asyncio.ensure_future(queue.submit_many(range(4)))
         await turns()
-        with pytest.raises(QueueFull, match="2 items are waiting for noted already; there is no room for 3 more"):
+        with pytest.raises(QueueFull, match="2 items are waiting for noted already; 3 more do not fit"):
             await queue.submit_many([7, 8, 9])
         assert await asyncio.gather(many, queue.submit_many([5, 6])) == [[0, 1, 2, 3], [5, 6]]
         assert await queue.submit_many([]) == []
@@ -241,37 +223,3 @@ async def test_a_function_that_submits_to_its_own_queue_gets_its_answer() -> Non
 
     queue: BatchQueue[int, int] = BatchQueue(function, max_concurrent_batches=9)
     assert await queue.submit(5) == 5
-
-
-async def test_many_items_cancelled_in_the_queue_leave_nothing_behind() -> None:
-    noted = Noted(seconds=1)
-    queue = BatchQueue(noted, timeout=3600)
-    first = start(queue.submit, "first")
-    await turns()
-    callers = start(queue.submit, *range(1000))
-    await turns()
-    for caller in callers:
-        caller.cancel()
-    await outcomes(callers)
-    (loop_worker,) = queue.loop_workers()
-    assert (loop_worker.backlog.waiting, len(loop_worker.backlog.items())) == (0, 0)
-    await asyncio.gather(*first)
-    assert queue.stats().cancelled == 1000
-    assert noted.batches == [["first"]]
-
-
-def test_a_call_costs_little() -> None:
-    """A loose bound, so that a mistake of an order of magnitude is seen on any machine; the benchmark has the figures."""
-
-    async def test(callers: int) -> float:
-        queue = BatchQueue(Noted(), max_batch_size=32)
-
-        async def caller(times: int) -> None:
-            for _ in range(times):
-                await queue.submit(1)
-
-        began = time.process_time()
-        await asyncio.gather(*(caller(1600 // callers) for _ in range(callers)))
-        return (time.process_time() - began) / 1600
-
-    assert max(asyncio.run(test(callers)) for callers in (1, 64)) < 500e-6

@@ -125,20 +125,15 @@ def test_an_interrupt_in_the_function_ends_the_program_and_all_callers() -> None
             asyncio.run(test(kind))
 
 
-def test_stop_iteration_in_a_thread_ends_all_callers() -> None:
-    def plain(items: list[int]) -> list[int]:
-        raise StopIteration
+def test_an_exception_in_a_thread_reaches_all_callers() -> None:
+    async def test(error: type[Exception]) -> list[Any]:
+        def plain(items: list[int]) -> list[int]:
+            raise error
 
-    async def test() -> None:
-        assert kinds(await outcomes(start(BatchQueue(plain).submit, 1, 2))) == [RuntimeError, RuntimeError]
+        return kinds(await outcomes(start(BatchQueue(plain).submit, 1, 2)))
 
-    asyncio.run(test())
-
-
-async def test_the_next_batch_works_after_an_exception() -> None:
-    queue = returning(lambda items: [1 // item for item in items])
-    assert kinds(await outcomes(start(queue.submit, 1, 0))) == [ZeroDivisionError] * 2
-    assert await queue.submit(1) == 1
+    assert asyncio.run(test(KeyError)) == [KeyError, KeyError]
+    assert asyncio.run(test(StopIteration)) == [RuntimeError, RuntimeError]
 
 
 async def test_a_caller_that_leaves_the_queue_is_not_in_the_batch() -> None:

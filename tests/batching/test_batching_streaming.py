@@ -179,13 +179,6 @@ async def test_a_slow_reader_is_waited_for_and_one_that_leaves_is_not() -> None:
     assert counting.closed == 1
 
 
-async def test_long_streams_may_be_read_one_after_the_other() -> None:
-    counting = Streaming(times=KEPT - 1)
-    first, second = stream_of(counting, "a", "b")
-    assert len(await all_of(first)) == len(await all_of(second)) == KEPT - 1
-    assert now() == 0
-
-
 async def test_when_all_have_left_the_generator_is_closed_wherever_it_stands() -> None:
     counting = Streaming(seconds=100)
     streams = stream_of(counting, "a", "b")
@@ -219,22 +212,6 @@ async def test_a_stream_that_is_left_before_its_batch_is_not_in_it() -> None:
     await streams[0].aclose()
     assert await all_of(streams[1]) == [(0, "b")]
     assert counting.batches == [["b"]]
-
-
-async def test_setters_work_while_a_batch_streams() -> None:
-    counting = Streaming(times=3)
-    queue = BatchQueue(counting, max_batch_size=2, batch_wait_timeout_s=1000)
-    first = [queue.stream(item) for item in range(2)]
-    for stream in first:
-        await anext(stream)
-        await anext(stream)
-    queue.set_max_batch_size(3)
-    queue.set_batch_wait_timeout_s(15_000)
-    second = [queue.stream(item) for item in range(3)]
-    assert [await all_of(stream) for stream in first] == [[(2, 0)], [(2, 1)]]
-    assert [len(await all_of(stream)) for stream in second] == [3, 3, 3]
-    assert counting.batches == [[0, 1], [0, 1, 2]]
-    assert now() == 0
 
 
 async def test_a_timeout_ends_a_stream_and_not_the_others() -> None:

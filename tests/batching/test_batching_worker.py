@@ -14,27 +14,10 @@ from typing import Any
 import pytest
 from batching_tools import Blocked, Noted, kinds, later, now, outcomes, start, turns
 
-from qreward.batching import BatchQueue, BatchRecord, batch, batch_contexts
+from qreward.batching import BatchQueue, BatchRecord, batch_contexts
 from qreward.errors import ClientClosed, RequestTimeout
 
 CALLER: ContextVar[str] = ContextVar("caller", default="none")
-
-
-async def test_a_batched_function_can_be_closed() -> None:
-    function = Slow().method
-    callers = start(function, 1, 2, 3)
-    await turns()
-    assert function.stats().in_flight == 2
-    await asyncio.gather(*callers)
-    await function.close()
-    assert kinds(await outcomes(start(function, 1))) == [ClientClosed]
-
-
-class Slow:
-    @batch(max_batch_size=1, max_concurrent_batches=2)
-    async def method(self, items: list[int]) -> list[int]:
-        await asyncio.sleep(1)
-        return items
 
 
 async def test_there_is_a_record_of_each_batch_with_its_size_waits_and_time() -> None:

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmark_tools import BENCHMARKS, cells
 
 from qreward.testing import run_in_virtual_time
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SERVED = {"base": 0.1, "each": 0.0, "slots": 1, "max_batch": 32, "wait": None, "face": "queue"}
 
 
@@ -28,10 +28,6 @@ def load_record(queue: str, cell: str, figures: dict[tuple[float, int], tuple[fl
     """A record of loads from (rate, seed) -> (p50, p99)."""
     runs = [{"rate": rate, "seed": seed, "p50": p50, "p99": p99, "p99_later": 1 / p99} for (rate, seed), (p50, p99) in figures.items()]
     return {"round": 0, "queue": queue, "cell": cell, "runs": runs}
-
-
-def cells(line: str) -> list[str]:
-    return [cell.strip() for cell in line.strip("|").split("|")]
 
 
 # running
@@ -258,8 +254,3 @@ def test_the_markdown_command_measures_nothing_and_writes_the_page_from_the_file
     text = page.read_text(encoding="utf-8")
     for expected in ("some CPU, 2 cores", "medians of 7 rounds", "0.5 to 1.5", "| ours ", "4.0 (4.0-4.0)"):
         assert expected in text
-
-
-def test_the_page_has_the_section_that_the_command_writes(module: Any) -> None:
-    page = module("_pages").PAGE.read_text(encoding="utf-8")
-    assert page.count("<!-- batching:begin -->") == page.count("<!-- batching:end -->") == 1

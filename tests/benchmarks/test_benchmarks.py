@@ -4,36 +4,22 @@ from __future__ import annotations
 
 import gc
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmark_tools import BENCHMARKS, cells, quick, record
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 OURS_AND_BARE = {"bare", "qreward-batch", "qreward-calls", "qreward-gather"}
-
-
-def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(BENCHMARKS / script), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stderr
-    return done
-
-
-def record(client: str, number: int, cpu_us: float, **more: Any) -> dict[str, Any]:
-    usual = {"in_flight": 64, "delay_ms": 0, "gc": False, "rss_mb": 1.0, "lag_ms": 2.0, "wall_rps": 3.0, "peak": 4}
-    return {"client": client, "round": number, "cpu_us": cpu_us, **usual, **more}
 
 
 # running
 
 
 def test_the_quick_overhead_benchmark_measures_ours_and_bare(tmp_path: Path) -> None:
-    path = tmp_path / "overhead.json"
-    printed = run("overhead.py", "--quick", "--json", str(path)).stdout
-    records = json.loads(path.read_text())["records"]
+    found, printed = quick("overhead.py", tmp_path / "overhead.json")
+    records = found["records"]
     assert {record["client"] for record in records} == OURS_AND_BARE
     for found in records:
         assert found["right"] == found["requests"] > 0
@@ -98,9 +84,7 @@ def test_the_profile_table_shows_what_ours_is_over_bare(module: Any) -> None:
 
 
 def test_the_quick_memory_benchmark_reads_a_bulk_no_further_ahead_than_it_must(tmp_path: Path) -> None:
-    path = tmp_path / "memory.json"
-    run("memory.py", "--quick", "--json", str(path))
-    result = json.loads(path.read_text())["result"]
+    result = quick("memory.py", tmp_path / "memory.json")[0]["result"]
     assert result["items"] == 20_000
     assert result["failed"] == 0
     assert result["most_ahead"] < 2_000, "512 in flight and a small read-ahead, not the whole input"
@@ -110,16 +94,13 @@ def test_the_quick_memory_benchmark_reads_a_bulk_no_further_ahead_than_it_must(t
 # planning
 
 
-def test_slow_peers_sit_rounds_out_but_are_in_the_first(module: Any) -> None:
-    client = module("overhead_clients").Client("slow", "slow.py", share=0.4)
-    assert [client.takes_part(number) for number in range(5)] == [True, False, True, False, False]
-
-
-def test_a_window_is_sized_by_cost_by_the_delay_and_by_the_places_in_flight(module: Any) -> None:
+def test_a_window_is_sized_by_cost_delay_and_places_in_flight_and_slow_peers_sit_rounds_out(module: Any) -> None:
     client = module("overhead_clients").Client("some", "some.py", cost=800)
     assert client.requests(in_flight=64, delay_ms=0) == 1000, "0.8 s of CPU time"
     assert client.requests(in_flight=64, delay_ms=200) == 800, "2.5 s at 320 a second"
     assert client.requests(in_flight=2048, delay_ms=0) == 4096, "two waves"
+    slow = module("overhead_clients").Client("slow", "slow.py", share=0.4)
+    assert [slow.takes_part(number) for number in range(5)] == [True, False, True, False, False]
 
 
 def test_every_client_has_its_file_its_pinned_environment_and_a_name_of_its_own(module: Any) -> None:
@@ -145,27 +126,20 @@ def test_peers_run_without_the_settings_of_the_shell_they_are_started_from(modul
 
 def test_ratios_are_paired_by_round_before_the_median_is_taken(module: Any) -> None:
     report = module("_rounds_report")
-    records = [
-        record("bare", 0, 100.0),
-        record("ours", 0, 120.0),
-        record("bare", 1, 200.0),
-        record("ours", 1, 220.0),
-        record("ours", 2, 9.0),
-    ]
-    assert report.ratios(records, "ours", "bare") == [1.2, 1.1]
+    costs = [("bare", 0, 100.0), ("ours", 0, 120.0), ("bare", 1, 200.0), ("ours", 1, 220.0), ("ours", 2, 9.0)]
+    assert report.ratios([record(*cost) for cost in costs], "ours", "bare") == [1.2, 1.1]
     assert report.spread([1.2, 1.1, 1.5], "{:.2f}") == "1.20 (1.10-1.50)"
 
 
-def test_relaxed_garbage_collection_has_columns_of_its_own(module: Any) -> None:
-    records = [record("bare", 0, 100.0), record("ours", 0, 150.0), record("bare", 0, 80.0, gc=True), record("ours", 0, 88.0, gc=True)]
-    ours = module("_rounds_report").cell_table(records, module("overhead").LAYOUT).splitlines()[3]
-    assert [cell.strip() for cell in ours.strip("|").split("|")] == ["ours", "150", "1.50", "-", "1.0", "2", "3", "4", "1", "88", "1.10"]
-
-
-def test_a_failed_client_is_a_row_that_says_so(module: Any) -> None:
+def test_relaxed_garbage_collection_has_columns_of_its_own_and_a_failed_client_a_row_that_says_so(module: Any) -> None:
+    runs = [("bare", 100.0, False), ("ours", 150.0, False), ("bare", 80.0, True), ("ours", 88.0, True)]
+    records = [record(client, 0, cost, gc=gc, delay_ms=0) for client, cost, gc in runs]
     failed = {"client": "peer", "round": 0, "in_flight": 64, "delay_ms": 0, "gc": False, "error": "status 1"}
-    line = module("_rounds_report").cell_table([record("bare", 0, 100.0), failed], module("overhead").LAYOUT).splitlines()[3]
-    assert line.split() == ["|", "peer", "|", "failed", *["|", "-"] * 6, "|", "0", "|"]
+    rows = {
+        row[0]: row for row in map(cells, module("_rounds_report").cell_table([*records, failed], module("overhead").LAYOUT).splitlines())
+    }
+    assert rows["ours"] == ["ours", "150", "1.50", "-", "1.0", "2", "3", "4", "1", "88", "1.10"]
+    assert rows["peer"] == ["peer", "failed", *["-"] * 6, "0", "-", "-"]
 
 
 def test_only_the_marked_section_of_the_page_is_rewritten(module: Any, tmp_path: Path) -> None:
@@ -183,7 +157,12 @@ def test_the_markdown_command_measures_nothing_and_writes_the_page_from_the_file
     overhead, page, saved = module("overhead"), tmp_path / "page.md", tmp_path / "overhead.json"
     page.write_text("<!-- overhead:begin --><!-- overhead:end -->", encoding="utf-8")
     machine = {"cpu": "some CPU", "cores": "2", "system": "Linux", "python": "CPython 3.11"}
-    run = {"machine": machine, "environments": {"peer": ["peer==1.0"]}, "options": {"rounds": 3}, "records": [record("bare", 0, 100.0)]}
+    run = {
+        "machine": machine,
+        "environments": {"peer": ["peer==1.0"]},
+        "options": {"rounds": 3},
+        "records": [record("bare", 0, 100.0, delay_ms=0)],
+    }
     saved.write_text(json.dumps(run), encoding="utf-8")
     monkeypatch.setattr(module("_rounds"), "PAGE", page)
     monkeypatch.setattr(sys, "argv", ["overhead.py", "--json", str(saved), "--markdown"])
@@ -196,5 +175,5 @@ def test_the_markdown_command_measures_nothing_and_writes_the_page_from_the_file
 
 def test_the_page_has_the_sections_that_the_commands_write(module: Any) -> None:
     page = module("_pages").PAGE.read_text(encoding="utf-8")
-    for name in ("overhead", "memory", "streaming", "makespan"):
+    for name in ("overhead", "memory", "streaming", "makespan", "batching"):
         assert page.count(f"<!-- {name}:begin -->") == page.count(f"<!-- {name}:end -->") == 1

@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
-
-def run(script: str, path: Path, *more: str) -> tuple[Any, str]:
-    """What a quick run wrote and printed."""
-    command = [sys.executable, str(BENCHMARKS / script), "--quick", "--json", str(path), *more]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(path.read_text(encoding="utf-8")), done.stdout
-
-
-def cells(line: str) -> list[str]:
-    return [cell.strip() for cell in line.strip("|").split("|")]
+from benchmark_tools import cells, quick
 
 
 def test_the_quick_run_judges_in_all_ways_with_as_many_requests_as_each_takes(module: Any, tmp_path: Path) -> None:
     judging = module("judging")
-    found, said = run("judging.py", tmp_path / "judging.json")
+    found, said = quick("judging.py", tmp_path / "judging.json")
     (record,) = found["records"]
     assert list(judging.BESIDE) == [cells(line)[0] for line in said.splitlines()[2:]]
     assert set(record) == set(judging.BESIDE)
@@ -56,7 +41,7 @@ def test_a_judge_is_compared_with_the_same_messages_of_the_same_round(module: An
 
 def test_the_quick_run_of_the_drop_in_answers_every_call(tmp_path: Path) -> None:
     for more, names in ((), ["pool-httpx2", "qreward-httpx2"]), (("--streamed", "--clients", "qreward-httpx"), ["qreward-httpx"]):
-        found, said = run("drop_in.py", tmp_path / "drop_in.json", *more)
+        found, said = quick("drop_in.py", tmp_path / "drop_in.json", *more)
         assert [record["client"] for record in found["records"]] == names
         for record in found["records"]:
             assert record["right"] == record["requests"] > 0

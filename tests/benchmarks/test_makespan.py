@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmark_tools import cells, quick
 
 from qreward.testing import FakeEndpoint, Faults, echo_of
 from qreward.testing.lower_bound import lower_bound
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 NO_CORES = (None, None)
 
 
@@ -40,18 +39,15 @@ def run_of(*records: dict[str, Any]) -> dict[str, Any]:
 
 def row_of(module: Any, *records: dict[str, Any]) -> list[str]:
     (line,) = [line for line in module("makespan_report").tables(run_of(*records)).splitlines() if line.startswith("| ours")]
-    return [cell.strip() for cell in line.strip("|").split("|")]
+    return cells(line)
 
 
 # running
 
 
 def test_the_quick_benchmark_counts_every_item_reject_and_request(tmp_path: Path) -> None:
-    path = tmp_path / "makespan.json"
-    command = [sys.executable, str(BENCHMARKS / "makespan.py"), "--quick", "--json", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stderr
-    ours, bare = json.loads(path.read_text())["records"]
+    written, printed = quick("makespan.py", tmp_path / "makespan.json")
+    ours, bare = written["records"]
     assert (ours["client"], bare["client"]) == ("qreward", "bare")
     assert ours["right"] == ours["requests"] > 0
     assert ours["lost"] == ours["wrong"] == ours["open"] == 0
@@ -62,7 +58,7 @@ def test_the_quick_benchmark_counts_every_item_reject_and_request(tmp_path: Path
         assert found["sent"] == found["worked"] + found["rejected"]
         assert found["worked"] >= found["answered"] >= found["right"]
         assert found["ratio"] == pytest.approx(found["wall_s"] / found["bound_s"])
-        assert f"| {found['client']} " in done.stdout
+        assert f"| {found['client']} " in printed
     assert ours["ratio"] > 1, "a bound is a bound"
 
 
@@ -85,21 +81,15 @@ def test_a_wrong_answer_is_not_a_right_one_and_a_missing_one_is_neither(module: 
     assert [found[key] for key in ("requests", "right", "wrong", "lost", "open")] == [4, 1, 2, 1, 0]
 
 
-@pytest.mark.parametrize(
-    ("script", "message"),
-    [
+def test_a_client_that_ends_or_says_nothing_is_a_failure_with_its_last_words(module: Any, tmp_path: Path) -> None:
+    runs, path, failed = module("makespan_runs"), tmp_path / "client.py", module("_processes").ClientFailed
+    for script, message in (
         ("import sys; sys.exit('no such peer')", "client.py: status 1: no such peer"),
         ("import time; time.sleep(60)", "client.py: status -9: nothing said"),
-    ],
-)
-def test_a_client_that_ends_or_says_nothing_is_a_failure_with_its_last_words(
-    module: Any, tmp_path: Path, script: str, message: str
-) -> None:
-    runs, path = module("makespan_runs"), tmp_path / "client.py"
-    path.write_text(script, encoding="utf-8")
-    failed = module("_processes").ClientFailed
-    with runs.ClientProcess(Path(sys.executable), str(path), None) as process, pytest.raises(failed, match=re.escape(message)):
-        process.ask("{}", 1.0)
+    ):
+        path.write_text(script, encoding="utf-8")
+        with runs.ClientProcess(Path(sys.executable), str(path), None) as process, pytest.raises(failed, match=re.escape(message)):
+            process.ask("{}", 1.0)
 
 
 def test_a_client_that_fails_leaves_a_record_and_the_others_go_on(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,28 +147,17 @@ def test_each_seed_begins_with_another_client(module: Any) -> None:
 # reporting
 
 
-def test_a_row_is_the_median_over_the_seeds_with_its_spread(module: Any) -> None:
+def test_a_row_is_the_median_over_the_seeds_with_its_spread_and_says_what_did_not_end_was_incomplete_or_failed(module: Any) -> None:
     row = row_of(module, record(ratio=1.2), record(seed=2, ratio=1.8, worked=110), record(seed=3, ratio=1.4, worked=100))
     assert row == ["ours", "1.40 (1.20-1.80)", "14.0 (12.0-18.0)", "12.0", "100", "0", "7", "3.0% (0.0%-10.0%)", "1.0"]
-
-
-def test_a_bulk_that_was_stopped_says_how_far_it_came(module: Any) -> None:
     stopped = {"finished": False, "worked": 70, "right": 60, "open_upstream": 4, "reached_s": {"99%": None}}
     row = row_of(module, record(ratio=12, **stopped))
     assert row == ["ours", "did not finish: 60 of 100", "-", "-", "60", "0", "7", "6.0%", "1.0"]
     mixed = row_of(module, record(), record(seed=2), record(seed=3, ratio=12, **stopped))
     assert mixed[1:4] == ["1.50 (1.50-never), 1 of 3 did not finish", "15.0 (15.0-never)", "12.0 (12.0-never)"]
-
-
-def test_a_makespan_without_all_answers_is_called_incomplete(module: Any) -> None:
     row = row_of(module, record(), record(seed=2, ratio=0.5, right=90, lost=9, wrong=1))
-    assert row[1] == "1.00 (0.50-1.50), incomplete"
-    assert row[5] == "5 (0-10)"
-
-
-def test_a_failed_client_is_a_row_that_says_so(module: Any) -> None:
-    row = row_of(module, {"fleet": "some", "client": "ours", "seed": 1, "error": "status 1"})
-    assert row == ["ours", "failed", *["-"] * 7]
+    assert (row[1], row[5]) == ("1.00 (0.50-1.50), incomplete", "5 (0-10)")
+    assert row_of(module, {"fleet": "some", "client": "ours", "seed": 1, "error": "status 1"}) == ["ours", "failed", *["-"] * 7]
 
 
 def test_the_markdown_command_measures_nothing_and_writes_the_page_from_the_file(

@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import http.client
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmark_tools import cells, quick, record
 
 from qreward.codecs.sse import Parser
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 OURS_AND_BARE = {
     "bare": "stream_bare.py",
     "qreward-tokens": "stream_qreward_tokens.py",
     "qreward-chunks": "stream_qreward_chunks.py",
     "qreward-batch": "stream_qreward_batch.py",
 }
-
-
-def record(client: str, number: int, cpu_us: float, **more: Any) -> dict[str, Any]:
-    usual = {"in_flight": 64, "pause_ms": 50, "gc": False, "rss_mb": 1.0, "lag_ms": 2.0, "wall_rps": 3.0, "peak": 4}
-    return {"client": client, "round": number, "cpu_us": cpu_us, **usual, **more}
 
 
 def bodies(url: str) -> list[bytes]:
@@ -43,18 +37,15 @@ def bodies(url: str) -> list[bytes]:
 
 
 def test_the_quick_run_measures_ours_and_bare(tmp_path: Path) -> None:
-    path = tmp_path / "streaming.json"
-    command = [sys.executable, str(BENCHMARKS / "streaming.py"), "--quick", "--json", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stderr
-    records = json.loads(path.read_text(encoding="utf-8"))["records"]
+    found, printed = quick("streaming.py", tmp_path / "streaming.json")
+    records = found["records"]
     assert {found["client"] for found in records} == set(OURS_AND_BARE)
     for found in records:
         assert found["right"] == found["requests"] > 0
         assert found["served"] == 1 + 16 + found["requests"], "first stream, warm-up, window; nothing sent twice"
         assert found["peak"] == 16, "as many streams at once as are wanted"
         assert found["cpu_us"] > 0
-        assert f"| {found['client']} " in done.stdout
+        assert f"| {found['client']} " in printed
 
 
 def test_a_client_whose_streams_do_not_come_to_the_whole_text_fails_the_run(module: Any) -> None:
@@ -121,18 +112,15 @@ def test_all_in_flight_begin_together_once_or_more_often(module: Any) -> None:
     assert [streaming.streams(None, in_flight, {"pause_ms": 0}) for in_flight in (16, 64, 512)] == [1024, 1024, 1024]
 
 
-def test_a_chunk_is_compared_with_bare_and_with_both_forms_of_the_sdk(module: Any) -> None:
-    records = [record("bare", 0, 20.0), record("ours", 0, 25.0), record("openai-aiohttp", 0, 100.0), record("openai", 0, 250.0)]
-    shown = module("_rounds_report").cell_table(records, module("streaming").LAYOUT).splitlines()
-    head, ours = ([cell.strip() for cell in line.strip("|").split("|")] for line in (shown[0], shown[3]))
-    assert head == ["client", "us a chunk", "/ bare", "/ openai-aiohttp", "/ openai", "RSS MB", "lag ms", "chunks/s", "peak", "n"]
-    assert ours == ["ours", "25.0", "1.25", "0.250", "0.100", "1.0", "2", "3", "4", "1"]
-
-
-def test_each_number_of_streams_and_each_pause_has_a_table_of_its_own(module: Any) -> None:
-    records = [record("bare", 0, 20.0), record("bare", 0, 30.0, in_flight=512), record("bare", 0, 5.0, pause_ms=0)]
-    shown = module("_rounds_report").tables({"records": records}, module("streaming").LAYOUT)
-    headings = [line for line in shown.splitlines() if line.startswith("####")]
+def test_each_number_of_streams_and_each_pause_has_a_table_in_which_a_chunk_is_compared_with_bare_and_with_the_sdk(module: Any) -> None:
+    costs = {"bare": 20.0, "ours": 25.0, "openai-aiohttp": 100.0, "openai": 250.0}
+    records = [record(client, 0, cost, pause_ms=50) for client, cost in costs.items()]
+    others = [record("bare", 0, 30.0, in_flight=512, pause_ms=50), record("bare", 0, 5.0, pause_ms=0)]
+    report, layout = module("_rounds_report"), module("streaming").LAYOUT
+    shown = report.cell_table(records, layout).splitlines()
+    head = ["client", "us a chunk", "/ bare", "/ openai-aiohttp", "/ openai", "RSS MB", "lag ms", "chunks/s", "peak", "n"]
+    assert [cells(shown[0]), cells(shown[3])] == [head, ["ours", "25.0", "1.25", "0.250", "0.100", "1.0", "2", "3", "4", "1"]]
+    headings = [line for line in report.tables({"records": [*records, *others]}, layout).splitlines() if line.startswith("####")]
     assert headings == [f"#### {cell} ms between chunks" for cell in ("64 streams, 50", "512 streams, 50", "64 streams, 0")]
 
 

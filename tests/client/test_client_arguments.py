@@ -21,7 +21,6 @@ class Opaque:
 
 SHARED: list[tuple[dict[str, Any], str]] = [
     ({"model": ""}, "model must be the name of a model, not ''"),
-    ({"model": None}, "model must be the name of a model, not None"),
     ({"model": 7}, "model must be the name of a model, not 7"),
     *(({"timeout": value}, "timeout must be a positive number of seconds") for value in (NAN, INF, -INF, -1, 0, True, "60")),
     *(({"priority": value}, "priority must be a whole number from 0") for value in (-1, 10, True, 2.5, "urgent", None)),
@@ -30,40 +29,21 @@ SHARED: list[tuple[dict[str, Any], str]] = [
     ({"extra_body": {"model": "other"}}, "'model' cannot be set in extra_body; pass it as the argument model="),
     ({"extra_body": {"messages": HI}}, "'messages' cannot be set in extra_body; pass it as the argument messages="),
     ({"extra_body": "temperature=0"}, "extra_body must be a mapping"),
-    ({"extra_body": [("temperature", 0)]}, "extra_body must be a mapping"),
     ({"extra_headers": ["x-trace: 1"]}, "extra_headers must be a mapping"),
-    ({"temperature": NAN}, "temperature is nan, which JSON cannot represent"),
-    ({"logit_bias": {"50256": INF}}, "logit_bias.50256 is inf"),
     ({"extra_body": {"guided": {"scale": [1.0, NAN]}}}, r"guided.scale\[1\] is nan"),
     ({"response_format": Opaque()}, "response_format is a .*Opaque, which JSON cannot hold"),
-    ({"stop": [b"\n"]}, r"stop\[0\] holds bytes, not text"),
     ({"extra_headers": {"Content-Length": "5"}}, "the header 'Content-Length' is set by the HTTP backend"),
     ({"extra_headers": {"x-trace": "a\nb"}}, "'x-trace' holds characters that cannot be sent"),
-    ({"extra_headers": {"x trace": "1"}}, "'x trace' is not a header name"),
-    ({"extra_headers": {"x-trace": 5}}, "the value of 'x-trace'"),
 ]
 
 MESSAGES: list[tuple[Any, str]] = [
     ("hi", "messages is a text; send"),
-    ({"role": "user", "content": "hi"}, "messages is one message; put it in a list"),
-    ({"messages": HI}, r"messages is a dict with the key 'messages'; pass the list that it holds: chat_completion\(item\['messages'\]"),
-    (
-        [{"messages": HI}],
-        r"messages\[0\] is a dict with the key 'messages', not a message; .*batch_chat_completion\(\[item\['messages'",
-    ),
-    ([], "messages is empty"),
-    (None, "messages is a NoneType"),
-    (7, "messages is a int"),
-    (iter(HI), "messages is a list_iterator"),
-    (["hi"], r"messages\[0\] is a str; a message is a dict"),
-    ([*HI, None], r"messages\[1\] is a NoneType"),
     ([HI], "several conversations go to batch_chat_completion"),
-    ([{"content": "hi"}], r"messages\[0\] has no 'role'"),
-    ([{"role": 1, "content": "hi"}], r"messages\[0\].role is a int"),
-    ([{"role": "user", "content": b"hi"}], r"messages\[0\].content holds bytes, not text"),
-    ([{"role": "user", "content": Opaque()}], r"messages\[0\].content is a .*Opaque"),
+    ({"messages": HI}, r"messages is a dict with the key 'messages'; pass the list that it holds: chat_completion\(item\['messages'\]"),
+    ([{"messages": HI}], r"\[0\] is a dict with the key 'messages', not a message; .*batch_chat_completion\(\[item\['messages'"),
     ([*HI, {"role": "user", "content": [{"type": "x", "x": NAN}]}], r"messages\[1\].content\[0\].x is nan"),
 ]
+"""The others are in tests/codecs."""
 
 
 def mismatch(kinds: type[Exception] | tuple[type[Exception], ...], said: str, asking: Callable[[], object]) -> str | None:
@@ -131,9 +111,6 @@ OF_BATCHES: list[tuple[str, Any, dict[str, Any], str]] = [
         for value in (7, "print", async_callback)
     ),
     ("embeddings", [], {}, "input is empty"),
-    ("embeddings", {"input": "hi"}, {}, "input is a dict"),
-    ("embeddings", 7, {}, "input is a int"),
-    *(("embeddings", value, {}, "input") for value in (["hi", 7], [b"hi"], [NAN])),
 ]
 
 
@@ -158,8 +135,6 @@ CHANGES: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
     ("register_model_route", ("judge-*", []), {}, "endpoints"),
     ("register_model_route", ("judge-*", "gpu-0"), {}, r"endpoints must be a list of names, such as \['gpu-0'\]"),
     ("register_model_route", ("judge-[", ["gpu-0"]), {}, r"bad pattern 'judge-\['"),
-    ("register_model_route", ("", ["gpu-0"]), {}, "bad pattern ''"),
-    ("register_model_route", (" judge", ["gpu-0"]), {}, "without blanks around it"),
     ("register_model_route", ("judge-*", ["gpu-0"]), {"strategy": "fastest"}, "strategy"),
     (
         "register_model_route",

@@ -27,17 +27,6 @@ def ending(request: httpx.Request) -> httpx.Response:
     return httpx.Response(200, json=document)
 
 
-def in_turn(*reasons: str) -> Callable[[httpx.Request], httpx.Response]:
-    left = list(reasons)
-
-    def reply(request: httpx.Request) -> httpx.Response:
-        document = completion(request)
-        document["choices"][0]["finish_reason"] = left.pop(0)
-        return httpx.Response(200, json=document)
-
-    return reply
-
-
 def streaming(reason: str) -> Callable[[httpx.Request], httpx.Response]:
     def reply(_: httpx.Request) -> httpx.Response:
         deltas: list[tuple[str, str | None]] = [("Score: ", None), ("1", None), ("", reason)]
@@ -66,33 +55,6 @@ def test_in_a_batch_a_cut_answer_is_one_and_says_so_and_one_that_was_given_up_or
     assert [reason for index, reason in enumerate(FAILED, 3) if repr(reason) not in str(batch.errors[index])] == []
 
 
-def test_a_single_call_gives_a_cut_answer_and_raises_for_the_others() -> None:
-    for reason in ("length", *FAILED):
-
-        async def ask(client: QRewardClient) -> Any:
-            return await client.chat_completion(chat(reason), MODEL)  # noqa: B023
-
-        client = QRewardClient([endpoint(Recorder(ending))], retry={"attempts": 1})
-        if reason == "length":
-            assert use(client, ask).choices[0].finish_reason == "length"
-        else:
-            with pytest.raises(InvalidResponse, match=f"finish_reason '{reason}'"):
-                use(client, ask)
-
-
-def test_what_a_server_gave_up_is_tried_elsewhere_and_what_it_withheld_is_not_sent_again() -> None:
-    recorder = Recorder(in_turn("abort", "stop"))
-    client = QRewardClient([endpoint(recorder, "a"), endpoint(recorder, "b")])
-    (result,) = use(client, lambda client: client.batch_chat_completion([HI], MODEL))
-    assert (result.ok, [record.outcome for record in result.attempts]) == (True, ["transient", "ok"])
-    assert len(set(recorder.hosts)) == 2
-
-    recorder = Recorder(in_turn("content_filter", "stop"))
-    client = QRewardClient([endpoint(recorder, "a"), endpoint(recorder, "b")])
-    (result,) = use(client, lambda client: client.batch_chat_completion([HI], MODEL))
-    assert (result.ok, len(recorder.requests)) == (False, 1)
-
-
 def test_a_stream_that_the_server_gave_up_is_interrupted_and_keeps_its_text() -> None:
     for reason in FAILED:
         seen: list[str] = []
@@ -119,11 +81,3 @@ def test_a_stream_that_was_cut_at_its_token_limit_is_whole_to_its_reader_and_say
     final, result = use(QRewardClient([endpoint(Recorder(streaming("length")))]), read)
     assert final.choices[0].finish_reason == result.finish_reason == "length"
     assert result.text == "Score: 1"
-
-
-def test_in_a_batch_of_streams_one_that_was_given_up_is_an_error_of_its_item() -> None:
-    async def read(client: QRewardClient) -> Any:
-        return await client.batch_stream_chat_completion([HI, HI], MODEL).results()
-
-    batch = use(QRewardClient([endpoint(Recorder(streaming("abort")))], retry={"attempts": 1}), read)
-    assert [(type(result.error), result.ok) for result in batch] == [(StreamInterrupted, False)] * 2

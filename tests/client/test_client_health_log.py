@@ -4,49 +4,44 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from math import inf
 
 import httpx
 import pytest
 from client_tools import HI, MODEL, Recorder, completion, endpoint
 
-from qreward import QRewardClient
-from qreward.settings.policies import Retry
+from qreward import Limits, QRewardClient, Retry
 from qreward.testing.virtual_time import run_in_virtual_time
 
 
 class Mortal(Recorder):
-    """A server that answers after a tenth of a second, and refuses connections from the second second to the tenth."""
+    """A server that answers after a tenth of a second, and refuses connections for eight seconds after a while."""
+
+    def __init__(self, after: float) -> None:
+        super().__init__()
+        self._after = after
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         await asyncio.sleep(0.1)
-        if 2.0 <= asyncio.get_running_loop().time() - self.began < 10.0:
+        if self._after <= asyncio.get_running_loop().time() < self._after + 8:
             raise httpx.ConnectError("connection refused")
         return httpx.Response(200, json=completion(request))
-
-    async def start(self) -> None:
-        self.began = asyncio.get_running_loop().time()
 
 
 def test_an_endpoint_that_dies_and_returns_is_logged_once_each_with_the_reason(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "qreward")
-    mortal = Mortal()
-    well = Mortal()
-
-    def logged() -> list[logging.LogRecord]:
-        return [record for record in caplog.records if record.name.startswith("qreward")]
 
     async def main() -> None:
-        await mortal.start()
-        well.began = float("inf")
-        ends = [endpoint(mortal, "mortal", api_key="sk-very-secret"), endpoint(well, "well")]
+        limits = Limits(max_concurrency=4, adaptive=False)
+        ends = [endpoint(Mortal(2.0), "mortal", api_key="sk-very-secret", limits=limits), endpoint(Mortal(inf), "well", limits=limits)]
         async with QRewardClient(ends, retry=Retry(attempts=20)) as client:  # until both were logged
-            batch = await client.batch_chat_completion((HI for _ in range(100_000) if len(logged()) < 2), MODEL)
+            batch = await client.batch_chat_completion((HI for _ in range(100_000) if len(caplog.records) < 2), MODEL)
         assert not batch.errors
 
     run_in_virtual_time(main())
-    texts = [record.getMessage() for record in logged()]
-    assert [record.levelname for record in logged()] == ["WARNING", "WARNING"], texts
-    assert texts[0].startswith("endpoint 'mortal' is out of service: ConnectionFailed: ")
-    assert texts[0].endswith("it is tried again every few seconds")
-    assert texts[1].startswith("endpoint 'mortal' is back in service after ")
+    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"], caplog.text
+    out, back = caplog.messages
+    assert out.startswith("endpoint 'mortal' is out of service: ConnectionFailed: ")
+    assert out.endswith("it is tried again every few seconds")
+    assert back.startswith("endpoint 'mortal' is back in service after ")
     assert "sk-very-secret" not in caplog.text

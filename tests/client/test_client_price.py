@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import pickle
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 from client_tools import HI, MODEL, Recorder, completion, endpoint, use
 
 from qreward import BatchInterrupted, Endpoint, Progress, QRewardClient
-from qreward.sync_client import SyncQRewardClient
 
 PRICE = (2.0, 10.0)
 ITEM = (2.0 * 3 + 10.0 * 2) / 1e6
@@ -29,27 +27,6 @@ def test_a_batch_tells_its_cost_while_it_runs_and_at_its_end(keep: bool) -> None
     assert seen[0].cost == 0.0
     assert seen[-1].cost == pytest.approx(30 * ITEM)
     assert batch.cost == pytest.approx(30 * ITEM)
-
-
-def test_the_blocking_client_tells_it_too() -> None:
-    seen: list[Progress] = []
-    with SyncQRewardClient([endpoint(Recorder(), price=PRICE)]) as client:
-        batch = client.batch_chat_completion([HI] * 4, MODEL, progress=seen.append)
-    assert batch.cost == pytest.approx(4 * ITEM)
-    assert seen[-1].cost == pytest.approx(4 * ITEM)
-
-
-def test_a_batch_of_streams_tells_it_too() -> None:
-    async def asked(client: QRewardClient) -> Any:
-        stream = client.batch_stream_chat_completion([HI] * 5, MODEL, progress=seen.append)
-        async for _ in stream:
-            pass
-        return await stream.results()
-
-    seen: list[Progress] = []
-    batch = use(QRewardClient([endpoint(Recorder(), price=PRICE)]), asked)
-    assert batch.cost == pytest.approx(5 * ITEM)
-    assert seen[-1].cost == pytest.approx(5 * ITEM)
 
 
 def test_embeddings_cost_what_their_prompts_cost() -> None:
@@ -140,11 +117,3 @@ def test_an_endpoint_of_the_same_name_does_not_inherit_a_price() -> None:
         return await client.batch_chat_completion([HI], MODEL)
 
     assert use(QRewardClient([endpoint(Recorder(), price=PRICE)]), asked).cost is None
-
-
-def test_a_client_keeps_its_prices_when_it_is_pickled() -> None:
-    client = QRewardClient([Endpoint("http://a.example/v1", price=PRICE)])
-    client.add_endpoint(Endpoint("http://b.example/v1", price=(1.0, 1.0)))
-    again = pickle.loads(pickle.dumps(client))
-    assert [each.price for each in again.config.endpoints] == [PRICE, (1.0, 1.0)]
-    assert again._runtime.prices == client._runtime.prices

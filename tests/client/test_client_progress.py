@@ -12,7 +12,6 @@ import pytest
 from client_tools import HI, MODEL, Recorder, endpoint, use
 
 from qreward import BatchInterrupted, ConfigError, Progress, QRewardClient
-from qreward.sync_client import SyncQRewardClient
 
 
 class Slow(Recorder):
@@ -77,15 +76,6 @@ def test_progress_that_is_no_function_is_told_before_anything_is_sent() -> None:
     with pytest.raises(ConfigError, match="progress must be True, False, None or a plain function"):
         use(QRewardClient([endpoint(recorder)]), lambda client: client.batch_chat_completion([HI], MODEL, progress="yes"))  # type: ignore[arg-type]
     assert recorder.requests == []
-
-
-def test_a_progress_function_that_raises_costs_no_item(caplog: pytest.LogCaptureFixture) -> None:
-    def breaks(_: Progress) -> None:
-        raise LookupError("no dashboard")
-
-    with SyncQRewardClient([endpoint(Slow())]) as client:
-        assert client.batch_chat_completion([HI] * 5, MODEL, progress=breaks).texts() == ["re: hi"] * 5
-    assert len(caplog.records) == 1
 
 
 def test_with_is_told_which_client_to_use() -> None:

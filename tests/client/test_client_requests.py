@@ -12,7 +12,7 @@ from client_tools import HI, MODEL, Recorder, endpoint, use
 from openai.types import CreateEmbeddingResponse
 from openai.types.chat import ChatCompletion, ChatCompletionMessage
 
-from qreward import AuthenticationFailed, BadRequest, ClientClosed, Endpoint, InvalidResponse, NoEndpoint, QRewardClient, RequestTimeout
+from qreward import AuthenticationFailed, BadRequest, Endpoint, InvalidResponse, NoEndpoint, QRewardClient
 
 PARAMS: dict[str, Any] = {
     "temperature": 0.5,
@@ -35,19 +35,6 @@ def test_every_parameter_reaches_the_body() -> None:
     use(QRewardClient([endpoint(recorder)]), lambda client: client.chat_completion(HI, MODEL, **PARAMS))
     assert recorder.bodies == [{"model": MODEL, "messages": HI, **PARAMS}]
     assert recorder.requests[0].url == "http://gpu-0.example/v1/chat/completions"
-
-
-def test_every_parameter_of_a_batch_reaches_each_body() -> None:
-    recorder = Recorder()
-    prompts = [[{"role": "system", "content": "judge"}, {"role": "user", "content": str(number)}] for number in range(5)]
-    batch = use(
-        QRewardClient([endpoint(recorder)]),
-        lambda client: client.batch_chat_completion(prompts, MODEL, timeout=30, deadline=60, priority=0, **PARAMS),
-    )
-    assert sorted(recorder.bodies, key=lambda body: str(body["messages"])) == [
-        {"model": MODEL, "messages": prompt, **PARAMS} for prompt in prompts
-    ]
-    assert batch.texts() == [f"re: {number}" for number in range(5)]
 
 
 def test_extra_body_goes_over_the_parameters() -> None:
@@ -87,14 +74,6 @@ def test_openai_messages_may_be_sent_as_they_came() -> None:
     message: Any = ChatCompletionMessage(role="assistant", content="yes")
     use(QRewardClient([endpoint(recorder)]), lambda client: client.chat_completion([*HI, message], MODEL))
     assert recorder.bodies[0]["messages"] == [*HI, {"role": "assistant", "content": "yes"}]
-
-
-def test_a_call_returns_openais_completion() -> None:
-    completion = use(QRewardClient([endpoint(Recorder())]), lambda client: client.chat_completion(HI, MODEL))
-    assert isinstance(completion, ChatCompletion)
-    assert completion.choices[0].message.content == "re: hi"
-    assert completion.usage is not None
-    assert completion.usage.total_tokens == 5
 
 
 def test_a_batch_gives_openais_completions_and_words_and_usage() -> None:
@@ -154,9 +133,7 @@ def reply(status: int, body: dict[str, Any] | str) -> Any:
     ("status", "body", "error", "times"),
     [
         (400, {"error": {"message": "max_tokens is too large"}}, BadRequest, 1),
-        (422, {"detail": "extra fields not permitted"}, BadRequest, 1),
         (401, {"error": {"message": "Incorrect API key provided"}}, AuthenticationFailed, 1),
-        (404, {"error": {"message": "no such model"}}, BadRequest, 1),
         (200, "<html>", InvalidResponse, 2),
     ],
 )
@@ -178,13 +155,6 @@ def test_a_model_without_a_route_is_told_with_the_routes_there_are() -> None:
             asyncio.run(getattr(client, asking)(HI, "gpt-9") if "chat" in asking else getattr(client, asking)(["x"], "gpt-9"))
     assert recorder.requests == []
     asyncio.run(client.aclose())
-
-
-def test_a_client_that_was_closed_says_so() -> None:
-    client = QRewardClient([endpoint(Recorder())])
-    use(client, lambda client: client.chat_completion(HI, MODEL))
-    with pytest.raises(ClientClosed, match="make a new one"):
-        asyncio.run(client.embeddings("hi", MODEL))
 
 
 def test_the_stats_of_a_client_count_over_all_its_calls() -> None:
@@ -210,14 +180,3 @@ def test_the_stats_of_a_client_count_over_all_its_calls() -> None:
     assert seen.p50 is not None
     assert seen.p50 <= (seen.p99 or 0)
     assert (stats["idle"].sent, stats["idle"].p50) == (0, None)
-
-
-def test_a_timeout_is_a_timeout_error_and_a_request_error() -> None:
-    async def hangs(_: httpx.Request) -> httpx.Response:
-        await asyncio.sleep(30)
-        return httpx.Response(200)
-
-    client = QRewardClient([Endpoint("http://gpu-0.example/v1", http_client=httpx.MockTransport(hangs))])
-    with pytest.raises(TimeoutError, match=r"within the timeout of 0.03 s \(queueing included\)") as caught:
-        use(client, lambda client: client.chat_completion(HI, MODEL, timeout=0.03))
-    assert isinstance(caught.value, RequestTimeout)

@@ -79,24 +79,6 @@ def test_no_error_shows_a_secret(caplog: pytest.LogCaptureFixture) -> None:
     assert hidden(caplog.text)
 
 
-def test_no_result_of_a_batch_shows_a_secret() -> None:
-    for transport in troubles():
-        batch = use(fleet(transport), lambda client: client.batch_chat_completion([HI] * 2, MODEL, extra_headers={"x-call": CALL}))
-        assert len(batch.errors) == 2
-        for result in batch:
-            assert hidden(f"{result!r} {result.error} {result.attempts}")
-        with pytest.raises(ExceptionGroup) as caught:
-            batch.raise_for_errors()
-        assert hidden("".join(traceback.format_exception(caught.value)))
-
-
-def test_a_pickle_carries_the_key_but_does_not_show_it_when_unpacked() -> None:
-    client = QRewardClient([Endpoint("http://gpu-0.example/v1", api_key=KEY, headers={"x-token": HEADER})])
-    copy = pickle.loads(pickle.dumps(client))
-    assert hidden(f"{copy!r} {copy.config!r} {copy.__reduce__()!r} {copy.list_routes()}")
-    assert copy.config.endpoints[0].api_key.get_secret_value() == KEY
-
-
 def test_an_error_of_a_setting_or_header_shows_no_secret_beside_it() -> None:
     wrong: list[dict[str, Any]] = [
         {"api_key": f"{KEY}\n"},

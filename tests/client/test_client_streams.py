@@ -5,25 +5,21 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from client_tools import HI, MODEL, Recorder, endpoint
+from client_tools import HI, MODEL
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from qreward import (
     AuthenticationFailed,
-    BatchStream,
-    ClientClosed,
     ConfigError,
     QRewardClient,
     Result,
     Stream,
     StreamInterrupted,
-    StreamRestarted,
     SyncBatchStream,
     SyncQRewardClient,
     SyncStream,
@@ -45,10 +41,6 @@ async def fleet_of(*fakes: FakeEndpoint) -> AsyncIterator[tuple[FakeFleet, QRewa
         yield fleet, client
 
 
-def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(test())
-
-
 async def until(what: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
         while not what():  # noqa: ASYNC110 - a counter of another process's making
@@ -59,181 +51,89 @@ def inflight(client: QRewardClient) -> int:
     return sum(source.inflight for source in client._runtime.fleet.sources())
 
 
-def test_a_stream_gives_texts_chunks_and_the_whole_completion_with_its_usage() -> None:
-    async def test() -> None:
-        async with fleet_of(FakeEndpoint("a", latency=QUICK)) as (fleet, client):
-            stream = client.stream_chat_completion(HI, MODEL, temperature=0)
-            assert type(stream) is Stream
-            tokens = [token async for token in stream]
-            assert len(tokens) > 1
-            final = await stream.final()
-            assert isinstance(final, ChatCompletion)
-            assert final.choices[0].message.content == "".join(tokens) == echo_of(HI)
-            assert final.usage is not None
-            assert final.usage.completion_tokens == 8
-            chunks = [chunk async for chunk in client.stream_chat_completion(HI, MODEL).chunks()]
-            assert all(isinstance(chunk, ChatCompletionChunk) for chunk in chunks)
-            assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == echo_of(HI)
-            assert client.stats()["a"].completion_tokens == 16
-            assert fleet.seen("a").answered == 2
-
-    run(test)
-
-
-def test_a_server_that_does_not_stream_gives_its_answer_as_one_piece() -> None:
-    async def test() -> None:
-        async with QRewardClient([endpoint(Recorder())]) as client:
-            stream = client.stream_chat_completion(HI, MODEL)
-            assert [token async for token in stream] == ["re: hi"]
-            assert (await stream.final()).choices[0].message.content == "re: hi"
-
-    run(test)
+async def test_a_stream_gives_texts_chunks_and_the_whole_completion_with_its_usage() -> None:
+    async with fleet_of(FakeEndpoint("a", latency=QUICK)) as (fleet, client):
+        stream = client.stream_chat_completion(HI, MODEL, temperature=0)
+        assert type(stream) is Stream
+        tokens = [token async for token in stream]
+        assert len(tokens) > 1
+        final = await stream.final()
+        assert isinstance(final, ChatCompletion)
+        assert final.choices[0].message.content == "".join(tokens) == echo_of(HI)
+        assert final.usage is not None
+        assert final.usage.completion_tokens == 8
+        chunks = [chunk async for chunk in client.stream_chat_completion(HI, MODEL).chunks()]
+        assert all(isinstance(chunk, ChatCompletionChunk) for chunk in chunks)
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == echo_of(HI)
+        assert client.stats()["a"].completion_tokens == 16
+        assert fleet.seen("a").answered == 2
 
 
 @pytest.mark.parametrize("fault", ["reset", "error_500"])
-def test_a_failure_before_the_first_token_is_not_seen(fault: str) -> None:
-    async def test() -> None:
-        sick = FakeEndpoint("a", latency=QUICK, faults=Faults(**{fault: 1.0}))
-        async with fleet_of(sick, FakeEndpoint("b", latency=QUICK)) as (fleet, client):
-            for _ in range(4):
-                assert "".join([token async for token in client.stream_chat_completion(HI, MODEL)]) == echo_of(HI)
-            assert fleet.seen("a").errors[fault] >= 1
-            assert fleet.seen("b").answered == 4
-
-    run(test)
+async def test_a_failure_before_the_first_token_is_not_seen(fault: str) -> None:
+    sick = FakeEndpoint("a", latency=QUICK, faults=Faults(**{fault: 1.0}))
+    async with fleet_of(sick, FakeEndpoint("b", latency=QUICK)) as (fleet, client):
+        for _ in range(4):
+            assert "".join([token async for token in client.stream_chat_completion(HI, MODEL)]) == echo_of(HI)
+        assert fleet.seen("a").errors[fault] >= 1
+        assert fleet.seen("b").answered == 4
 
 
 @pytest.mark.parametrize("fault", ["cut", "truncated", "error_in_200", "malformed"])
-def test_a_stream_that_breaks_off_is_an_error_with_its_text(fault: str) -> None:
-    async def test() -> None:
-        sick = FakeEndpoint("a", latency=Latency(per_token=0.005, tokens=40), faults=Faults(**{fault: 1.0}))
-        async with fleet_of(sick) as (_, client):
-            said: list[str] = []
+async def test_a_stream_that_breaks_off_is_an_error_with_its_text(fault: str) -> None:
+    sick = FakeEndpoint("a", latency=Latency(per_token=0.005, tokens=40), faults=Faults(**{fault: 1.0}))
+    async with fleet_of(sick) as (_, client):
+        said: list[str] = []
 
-            async def read() -> None:
-                async for token in client.stream_chat_completion(HI * 5, MODEL):
-                    said.append(token)
+        async def read() -> None:
+            async for token in client.stream_chat_completion(HI * 5, MODEL):
+                said.append(token)
 
-            with pytest.raises(StreamInterrupted, match="broke off after") as caught:
-                await read()
-            assert said
-            assert caught.value.text == "".join(said)
-            assert echo_of(HI * 5).startswith(caught.value.text)
-            assert len(caught.value.attempts) == 1
-            assert inflight(client) == 0
-
-    run(test)
-
-
-def test_a_restart_goes_to_another_endpoint() -> None:
-    async def test() -> None:
-        latency = Latency(per_token=0.005, tokens=40)
-        sick = FakeEndpoint("a", latency=latency, faults=Faults(cut=1.0))
-        async with fleet_of(sick, FakeEndpoint("b", latency=latency)) as (_, client):
-            client.mark_unhealthy("b")
-            stream = client.stream_chat_completion(HI, MODEL, on_interrupt="restart")
-            said = ""
-            async for event in stream.events():
-                client.mark_healthy("b")
-                said = "" if isinstance(event, StreamRestarted) else said + event
-            assert said == echo_of(HI) == (await stream.final()).choices[0].message.content
-            assert stream.result is not None
-            assert [attempt.endpoint for attempt in stream.result.attempts] == ["a", "b"]
-
-    run(test)
+        with pytest.raises(StreamInterrupted, match="broke off after") as caught:
+            await read()
+        assert said
+        assert caught.value.text == "".join(said)
+        assert echo_of(HI * 5).startswith(caught.value.text)
+        assert len(caught.value.attempts) == 1
+        assert inflight(client) == 0
 
 
 @pytest.mark.parametrize("way", ["break", "aclose", "cancel", "garbage"])
-def test_the_server_sees_at_once_that_its_reader_has_left(way: str) -> None:
-    async def test() -> None:
-        async with fleet_of(FakeEndpoint("a", latency=SLOW)) as (fleet, client):
-            stream: Any = client.stream_chat_completion(HI, MODEL)
-            if way == "break":
-                async for _ in stream:
-                    break
-            elif way == "cancel":
-                reading = asyncio.ensure_future(stream.final())
-                await until(lambda: bool(stream.text))
-                reading.cancel()
-                await asyncio.wait([reading])
-            else:
-                await stream
-                if way == "aclose":
-                    await stream.aclose()
-                    assert inflight(client) == 0
-                del stream
-                gc.collect()
-            await until(lambda: fleet.seen("a").disconnects == 1)
-            assert inflight(client) == 0
-            assert fleet.seen("a").in_flight == 0
-
-    run(test)
-
-
-def test_a_thousand_streams_go_through_one_loop() -> None:
-    async def test() -> None:
-        fakes = [FakeEndpoint(name, latency=Latency(base=0.01, per_token=0.001, tokens=5)) for name in "ab"]
-        async with fleet_of(*fakes) as (_, client):
-            stream = client.batch_stream_chat_completion((chat(number) for number in range(1000)), MODEL)
-            assert type(stream) is BatchStream
-            texts = [""] * 1000
-            async for index, token in stream:
-                texts[index] += token
-            assert texts == [echo_of(chat(number)) for number in range(1000)]
-            batch = await stream.results()
-            assert batch.texts() == texts
-            assert isinstance(batch[0].value, ChatCompletion)
-
-    run(test)
-
-
-def test_a_batch_that_is_left_is_seen_by_every_server() -> None:
-    async def test() -> None:
-        async with fleet_of(*(FakeEndpoint(name, latency=SLOW) for name in "ab")) as (fleet, client):
-            async for _ in client.batch_stream_chat_completion([chat(number) for number in range(6)], MODEL):
+async def test_the_server_sees_at_once_that_its_reader_has_left(way: str) -> None:
+    async with fleet_of(FakeEndpoint("a", latency=SLOW)) as (fleet, client):
+        stream: Any = client.stream_chat_completion(HI, MODEL)
+        if way == "break":
+            async for _ in stream:
                 break
-            sent = fleet.seen("a").requests + fleet.seen("b").requests
-            assert sent == 6
-            await until(lambda: fleet.seen("a").disconnects + fleet.seen("b").disconnects == 6)
-            assert inflight(client) == 0
-
-    run(test)
-
-
-def test_an_error_is_raised_where_the_stream_is_read() -> None:
-    async def test() -> None:
-        async with fleet_of(FakeEndpoint("a", api_key="sk-other")) as (fleet, _):
-            keyless = [each.model_copy(update={"api_key": None}) for each in fleet.endpoints]
-            async with QRewardClient(keyless) as client:
-                stream = client.stream_chat_completion(HI, MODEL)
-                with pytest.raises(AuthenticationFailed):
-                    await stream
-                with pytest.raises(AuthenticationFailed):
-                    await stream.final()
-                batch = client.batch_stream_chat_completion([HI] * 3, MODEL)
-                assert [event async for event in batch] == []
-                assert {type(error) for error in (await batch.results()).errors.values()} == {AuthenticationFailed}
-
-    run(test)
-
-
-def test_one_client_streams_in_two_loops_at_once() -> None:
-    with FakeFleet([FakeEndpoint("a", latency=QUICK)]) as fleet:
-        client = QRewardClient(fleet.endpoints)
-
-        def work(number: int) -> list[str]:
-            async def read() -> list[str]:
-                texts = [""] * 20
-                async for index, token in client.batch_stream_chat_completion([chat(f"{number}-{each}") for each in range(20)], MODEL):
-                    texts[index] += token
-                return texts
-
-            return asyncio.run(read())
-
-        with ThreadPoolExecutor(2) as pool:
-            for number, texts in enumerate(pool.map(work, range(2))):
-                assert texts == [echo_of(chat(f"{number}-{each}")) for each in range(20)]
+        elif way == "cancel":
+            reading = asyncio.ensure_future(stream.final())
+            await until(lambda: bool(stream.text))
+            reading.cancel()
+            await asyncio.wait([reading])
+        else:
+            await stream
+            if way == "aclose":
+                await stream.aclose()
+                assert inflight(client) == 0
+            del stream
+            gc.collect()
+        await until(lambda: fleet.seen("a").disconnects == 1)
         assert inflight(client) == 0
+        assert fleet.seen("a").in_flight == 0
+
+
+async def test_an_error_is_raised_where_the_stream_is_read() -> None:
+    async with fleet_of(FakeEndpoint("a", api_key="sk-other")) as (fleet, _):
+        keyless = [each.model_copy(update={"api_key": None}) for each in fleet.endpoints]
+        async with QRewardClient(keyless) as client:
+            stream = client.stream_chat_completion(HI, MODEL)
+            with pytest.raises(AuthenticationFailed):
+                await stream
+            with pytest.raises(AuthenticationFailed):
+                await stream.final()
+            batch = client.batch_stream_chat_completion([HI] * 3, MODEL)
+            assert [event async for event in batch] == []
+            assert {type(error) for error in (await batch.results()).errors.values()} == {AuthenticationFailed}
 
 
 def test_a_stream_belongs_to_the_loop_in_which_it_was_begun() -> None:
@@ -309,21 +209,3 @@ def test_a_blocking_loop_that_is_left_closes_its_streams(batch: bool) -> None:
         with pytest.raises(StreamInterrupted, match="left before"):
             stream.results() if batch else stream.final()
         stream.close()
-
-
-def test_a_blocking_stream_is_closed_by_with() -> None:
-    with FakeFleet([FakeEndpoint("a", latency=SLOW)]) as fleet, SyncQRewardClient(fleet.endpoints) as client:
-        with client.stream_chat_completion(HI, MODEL) as stream:
-            assert next(iter(stream))
-        assert inflight(client._async) == 0
-        asyncio.run(until(lambda: fleet.seen("a").disconnects == 1))
-
-
-def test_a_blocking_stream_ends_when_its_client_is_closed() -> None:
-    with FakeFleet([FakeEndpoint("a", latency=SLOW)]) as fleet:
-        client = SyncQRewardClient(fleet.endpoints)
-        tokens = iter(client.stream_chat_completion(HI, MODEL))
-        assert next(tokens)
-        client.close()
-        with pytest.raises(ClientClosed):
-            list(tokens)

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import gc
-import json
 import pickle
 import signal
 import threading
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from client_tools import HI, MODEL, Recorder, endpoint
+from client_tools import HI, MODEL, Recorder
 from openai.types import CreateEmbeddingResponse
 from openai.types.chat import ChatCompletion
 
-from qreward import AuthenticationFailed, BatchInterrupted, ClientClosed, ConfigError, Endpoint, Limits, RequestTimeout
-from qreward.engine.portal import portal
+from qreward import AuthenticationFailed, BatchInterrupted, ClientClosed, ConfigError, Endpoint, Limits
 from qreward.sync_client import SyncQRewardClient
 
 PORTAL = "qreward-portal"
@@ -91,16 +87,6 @@ def test_errors_are_raised_where_the_call_was_made() -> None:
         assert {type(error) for error in batch.errors.values()} == {AuthenticationFailed}
 
 
-def test_a_timeout_holds() -> None:
-    hangs = Hangs()
-    with client_of(hangs) as client:
-        with pytest.raises(TimeoutError) as caught:
-            client.chat_completion(HI, MODEL, timeout=0.03)
-        assert isinstance(caught.value, RequestTimeout)
-        batch = client.batch_chat_completion([HI] * 3, MODEL, deadline=0.03)
-        assert len(batch.errors) == 3
-
-
 def test_iterators_and_async_iterators_are_read_in_the_background_thread() -> None:
     threads: set[str] = set()
 
@@ -120,16 +106,6 @@ def test_iterators_and_async_iterators_are_read_in_the_background_thread() -> No
     assert threads == {PORTAL}
 
 
-def test_on_result_is_called_in_the_background_thread_with_each_result() -> None:
-    seen: list[tuple[str, int]] = []
-    with client_of(Recorder()) as client:
-        batch = client.batch_chat_completion(
-            [HI] * 30, MODEL, keep_results=False, on_result=lambda result: seen.append((threading.current_thread().name, result.index))
-        )
-    assert len(batch) == 0
-    assert sorted(seen) == [(PORTAL, number) for number in range(30)]
-
-
 def test_a_blocking_call_in_on_result_is_an_error_and_no_deadlock() -> None:
     with client_of(Recorder()) as client:
         with pytest.raises(BatchInterrupted) as caught:
@@ -137,33 +113,6 @@ def test_a_blocking_call_in_on_result_is_an_error_and_no_deadlock() -> None:
         assert isinstance(caught.value.__cause__, RuntimeError)
         assert "in on_result or in the input of a batch" in str(caught.value)
         assert client.chat_completion(HI, MODEL).choices[0].message.content == "re: hi"
-
-
-def test_a_blocking_call_in_the_input_is_an_error_and_no_deadlock() -> None:
-    with client_of(Recorder()) as client:
-        with pytest.raises(BatchInterrupted, match="in on_result or in the input of a batch") as caught:
-            client.batch_chat_completion((client.chat_completion(HI, MODEL) for _ in range(3)), MODEL)
-        assert isinstance(caught.value.__cause__, RuntimeError)
-
-
-def test_what_does_not_block_may_be_used_in_on_result() -> None:
-    seen: list[int] = []
-
-    def look(_: object) -> None:
-        client.mark_healthy("gpu-0")
-        seen.append(client.stats()["gpu-0"].won + len(client.list_routes()) + len(client.config.endpoints))
-
-    with client_of(Recorder()) as client:
-        client.batch_chat_completion([HI] * 4, MODEL, on_result=look)
-    assert seen == [3, 4, 5, 6]
-
-
-def test_it_works_inside_a_running_loop() -> None:
-    async def cell() -> Any:
-        with client_of(Recorder()) as client:
-            return client.batch_chat_completion([HI] * 5, MODEL).texts()
-
-    assert asyncio.run(cell()) == ["re: hi"] * 5
 
 
 def test_many_threads_use_one_client_and_its_limits_hold_over_all() -> None:
@@ -186,38 +135,6 @@ def test_many_threads_use_one_client_and_its_limits_hold_over_all() -> None:
         for number, said in enumerate(pool.map(work, range(8))):
             assert said == [*(f"re: {number}-{item}" for item in range(20)), f"re: {number}"]
     assert peak == 5
-
-
-@pytest.mark.parametrize("what", ["a call", "a batch"])
-def test_the_requests_see_the_context_of_the_caller(what: str) -> None:
-    trace: contextvars.ContextVar[str] = contextvars.ContextVar("trace", default="none")
-    seen: list[str] = []
-
-    class Looks(Recorder):
-        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-            seen.append(trace.get())
-            return await super().handle_async_request(request)
-
-    def ask(name: str) -> None:
-        trace.set(name)
-        if what == "a call":
-            client.chat_completion(HI, MODEL)
-        else:
-            client.batch_chat_completion([HI], MODEL)
-
-    with client_of(Looks()) as client, ThreadPoolExecutor(3) as pool:
-        list(pool.map(ask, ["x", "y", "z"]))
-    assert sorted(seen) == ["x", "y", "z"]
-
-
-def test_an_interrupt_cancels_the_request_upstream() -> None:
-    hangs = Hangs()
-    hangs.on_arrival = interrupt
-    with client_of(hangs) as client:
-        with pytest.raises(KeyboardInterrupt):
-            client.chat_completion(HI, MODEL)
-        assert hangs.left.acquire(blocking=False)
-        assert client._async._runtime.fleet.source("gpu-0").inflight == 0
 
 
 def test_an_interrupt_cancels_every_request_of_a_batch_and_on_result_is_called_no_more() -> None:
@@ -310,32 +227,6 @@ def test_async_with_is_told_which_client_to_use() -> None:
         asyncio.run(wrong())
 
 
-def test_the_fleet_is_changed_live() -> None:
-    recorder = Recorder()
-    with SyncQRewardClient([endpoint(recorder, "a"), endpoint(recorder, "b")]) as client:
-        client.register_model_route("rm-*", ["b"], strategy="round_robin")
-        client.chat_completion(HI, "rm-1")
-        client.mark_unhealthy("a")
-        client.chat_completion(HI, "other")
-        client.mark_healthy("a")
-        client.add_endpoint(endpoint(recorder, "c", models=["c-*"]))
-        client.chat_completion(HI, "c-1")
-        client.remove_endpoint("b")
-        client.chat_completion(HI, "other")
-        assert [route.pattern for route in client.list_routes()] == ["c-*", "*"]
-        assert [each.name for each in client.config.endpoints] == ["a", "c"]
-    assert recorder.hosts == ["b.example", "b.example", "c.example", "a.example"]
-
-
-def test_a_client_is_made_from_a_file_a_mapping_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = {"endpoints": [{"base_url": "http://gpu-0:8000/v1", "name": "gpu-0"}], "timeout": 30}
-    path = tmp_path / "qreward.json"
-    path.write_text(json.dumps(settings))
-    monkeypatch.setenv("QREWARD_CONFIG", str(path))
-    made = [SyncQRewardClient.from_config(path), SyncQRewardClient.from_config(settings), SyncQRewardClient.from_env()]
-    assert [(type(client), client.config.timeout, list(client.stats())) for client in made] == [(SyncQRewardClient, 30, ["gpu-0"])] * 3
-
-
 def test_it_pickles_by_its_configuration_with_changes_made_live() -> None:
     client = SyncQRewardClient(["http://a.example/v1"], timeout=9)
     client.add_endpoint({"base_url": "http://b.example/v1", "name": "b", "models": ["judge-*"]})
@@ -350,12 +241,3 @@ def test_its_repr_names_it_and_shows_no_key() -> None:
     assert said.startswith("<SyncQRewardClient ")
     assert "a.example" in said
     assert "secret" not in said
-
-
-def test_all_clients_share_one_thread() -> None:
-    with client_of(Recorder()) as first, client_of(Recorder()) as second:
-        first.chat_completion(HI, MODEL)
-        mine = portal()
-        second.chat_completion(HI, MODEL)
-        assert portal() is mine
-        assert [thread.name for thread in threading.enumerate()].count(PORTAL) == 1

@@ -104,17 +104,13 @@ def test_an_answer_without_words_has_an_empty_text(content: Any) -> None:
     assert type(answer.build()) is ChatCompletion
 
 
-def test_a_lone_surrogate_in_the_words_is_kept() -> None:
-    answer = CHAT.decode(json.dumps(completion("a\ud800b")).encode(), ASKED)
-    assert answer.text() == "a\ud800b"
-    assert answer.build().choices[0].message.content == "a\ud800b"
+BROKEN = b'{"choices": [{"index": 0, "message": {"role": "assistant", "content": "bad \xff byte"}}]}'
 
 
-def test_broken_utf_8_in_the_words_is_replaced_not_fatal() -> None:
-    body = b'{"choices": [{"index": 0, "message": {"role": "assistant", "content": "bad \xff byte"}}]}'
+@each("body, text", [(json.dumps(completion("a\ud800b")).encode(), "a\ud800b"), (BROKEN, "bad \ufffd byte")])
+def test_a_lone_surrogate_is_kept_and_broken_utf_8_is_replaced(body: bytes, text: str) -> None:
     answer = CHAT.decode(body, ASKED)
-    assert answer.text() == "bad \ufffd byte"
-    assert answer.build().choices[0].message.content == "bad \ufffd byte"
+    assert answer.text() == answer.build().choices[0].message.content == text
 
 
 def test_an_answer_survives_pickling() -> None:
@@ -134,16 +130,10 @@ NO_CHAT = [
 NO_VECTORS = [*NO_ANSWER, b'{"data": null}', b'{"data": []}', b'{"data": {}}']
 
 
-@each("body", NO_CHAT)
-def test_what_is_no_chat_answer_is_malformed(body: bytes) -> None:
+@each("call, body", [*((ASKED, body) for body in NO_CHAT), *((_input("one"), body) for body in NO_VECTORS)])
+def test_what_is_no_answer_is_malformed(call: WireRequest, body: bytes) -> None:
     with pytest.raises(Malformed):
-        CHAT.decode(body, ASKED)
-
-
-@each("body", NO_VECTORS)
-def test_what_is_no_embeddings_answer_is_malformed(body: bytes) -> None:
-    with pytest.raises(Malformed):
-        EMBEDDINGS.decode(body, _input("one"))
+        call.codec.decode(body, call)
 
 
 ERROR = {"code": 429, "message": "slow down"}
@@ -214,28 +204,23 @@ IMAGE = {"type": "image_url", "image_url": {"url": "x" * 999}}
 
 
 @each(
-    "messages, params, expected",
+    "codec, inputs, params, expected",
     [
-        ([USER], {}, (4.0, 0.0)),
-        ([USER, USER], {"max_tokens": 100}, (8.0, 100.0)),
-        ([USER], {"max_completion_tokens": 7, "max_tokens": 100}, (4.0, 7.0)),
-        ([USER], {"max_tokens": 10, "n": 3}, (4.0, 30.0)),
-        ([USER], {"max_tokens": "many"}, (4.0, 0.0)),
-        (
-            [{"role": "user", "content": [{"type": "text", "text": "1234567"}, {"type": "image_url", "image_url": {"url": "x" * 999}}]}],
-            {},
-            (2.0, 0.0),
-        ),
-        ([{"role": "assistant", "tool_calls": []}], {}, (0.0, 0.0)),
+        (CHAT, [USER], {}, (4.0, 0.0)),
+        (CHAT, [USER, USER], {"max_tokens": 100}, (8.0, 100.0)),
+        (CHAT, [USER], {"max_completion_tokens": 7, "max_tokens": 100}, (4.0, 7.0)),
+        (CHAT, [USER], {"max_tokens": 10, "n": 3}, (4.0, 30.0)),
+        (CHAT, [USER], {"max_tokens": "many"}, (4.0, 0.0)),
+        (CHAT, [{"role": "user", "content": [{"type": "text", "text": "1234567"}, IMAGE]}], {}, (2.0, 0.0)),
+        (CHAT, [{"role": "assistant", "tool_calls": []}], {}, (0.0, 0.0)),
+        (EMBEDDINGS, "1234567", {}, (2.0, 0.0)),
+        (EMBEDDINGS, ["1234567"] * 2, {}, (4.0, 0.0)),
+        (EMBEDDINGS, [1, 2, 3], {}, (3.0, 0.0)),
+        (EMBEDDINGS, [[1, 2], [3]], {}, (3.0, 0.0)),
     ],
 )
-def test_tokens_of_a_chat_are_estimated(messages: Any, params: dict[str, Any], expected: tuple[float, float]) -> None:
-    assert CHAT.estimate_tokens(WireRequest(CHAT, "m", messages, params, None)) == pytest.approx(expected)
-
-
-@each("inputs, expected", [("1234567", 2.0), (["1234567"] * 2, 4.0), ([1, 2, 3], 3.0), ([[1, 2], [3]], 3.0)])
-def test_tokens_of_embeddings_are_estimated(inputs: Any, expected: float) -> None:
-    assert EMBEDDINGS.estimate_tokens(WireRequest(EMBEDDINGS, "m", inputs, {}, None)) == pytest.approx((expected, 0.0))
+def test_tokens_are_estimated(codec: Any, inputs: Any, params: dict[str, Any], expected: tuple[float, float]) -> None:
+    assert codec.estimate_tokens(WireRequest(codec, "m", inputs, params, None)) == pytest.approx(expected)
 
 
 def test_messages_of_the_right_shape_pass_untouched() -> None:
@@ -249,43 +234,33 @@ def test_message_objects_become_dicts() -> None:
 
 
 @each(
-    "messages, expected",
+    "codec, inputs, expected",
     [
-        ("hello", "messages is a text"),
-        (USER, "messages is one message; put it in a list"),
-        (None, "messages is a NoneType"),
-        (iter([USER]), "messages is a list_iterator"),
-        ([], "messages is empty"),
-        ((), "messages is empty"),
-        ([USER, "hello"], r"messages\[1\] is a str"),
-        ([[USER]], "batch_chat_completion"),
-        ([USER, {"content": "x"}], r"messages\[1\] has no 'role'"),
-        ([{"role": None, "content": "x"}], r"messages\[0\]\.role is a NoneType"),
-        ([SimpleNamespace(role="user")], r"messages\[0\] is a SimpleNamespace"),
+        (CHAT, "hello", "messages is a text"),
+        (CHAT, USER, "messages is one message; put it in a list"),
+        (CHAT, None, "messages is a NoneType"),
+        (CHAT, iter([USER]), "messages is a list_iterator"),
+        (CHAT, [], "messages is empty"),
+        (CHAT, (), "messages is empty"),
+        (CHAT, [USER, "hello"], r"messages\[1\] is a str"),
+        (CHAT, [[USER]], "batch_chat_completion"),
+        (CHAT, [USER, {"content": "x"}], r"messages\[1\] has no 'role'"),
+        (CHAT, [{"role": None, "content": "x"}], r"messages\[0\]\.role is a NoneType"),
+        (CHAT, [SimpleNamespace(role="user")], r"messages\[0\] is a SimpleNamespace"),
+        (EMBEDDINGS, None, "input is None"),
+        (EMBEDDINGS, {"a": 1}, "input is a dict"),
+        (EMBEDDINGS, [], "input is empty"),
+        (EMBEDDINGS, ["a", 1], r"input\[1\] is a int"),
+        (EMBEDDINGS, [1.5], r"input\[0\] is a float"),
+        (EMBEDDINGS, [None], r"input\[0\] is a NoneType"),
+        (EMBEDDINGS, [[1], []], r"input\[1\] is empty"),
+        (EMBEDDINGS, [[1], [2, "x"]], r"input\[1\]\[1\] is a str"),
+        (EMBEDDINGS, [[1], "x"], r"input\[1\] is a str"),
     ],
 )
-def test_messages_of_a_wrong_shape_are_refused_with_what_to_change(messages: Any, expected: str) -> None:
+def test_inputs_of_a_wrong_shape_are_refused_with_what_to_change(codec: Any, inputs: Any, expected: str) -> None:
     with pytest.raises(BadRequest, match=expected):
-        CHAT.validate(messages)
-
-
-@each(
-    "inputs, expected",
-    [
-        (None, "input is None"),
-        ({"a": 1}, "input is a dict"),
-        ([], "input is empty"),
-        (["a", 1], r"input\[1\] is a int"),
-        ([1.5], r"input\[0\] is a float"),
-        ([None], r"input\[0\] is a NoneType"),
-        ([[1], []], r"input\[1\] is empty"),
-        ([[1], [2, "x"]], r"input\[1\]\[1\] is a str"),
-        ([[1], "x"], r"input\[1\] is a str"),
-    ],
-)
-def test_embedding_inputs_of_a_wrong_shape_are_refused(inputs: Any, expected: str) -> None:
-    with pytest.raises(BadRequest, match=expected):
-        EMBEDDINGS.validate(inputs)
+        codec.validate(inputs)
 
 
 @each("inputs", ["one text", ["one text"], [1, 2, 3], [[1, 2, 3]]])

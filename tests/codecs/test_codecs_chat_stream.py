@@ -225,15 +225,11 @@ def test_members_beside_the_choices_are_kept_from_the_first_and_the_last_chunks(
     assert (document["object"], "obfuscation" in document) == ("chat.completion", False)
 
 
-def test_usage_that_comes_with_every_chunk_counts_as_it_came_last() -> None:
+def test_usage_counts_as_it_came_last_and_without_any_there_is_none() -> None:
     assembly = assembled([{**each, "usage": USAGE | {"completion_tokens": number}} for number, each in enumerate(said("a", "b"))])
     assert assembly.usage == Usage(12, 3, 15)
     assert assembly.build().usage.completion_tokens == 3
-
-
-def test_without_usage_there_is_none() -> None:
-    assert assembled(said("a")).usage is None
-    assert assembled(said("a")).build().usage is None
+    assert assembled(said("a")).usage is assembled(said("a")).build().usage is None
 
 
 def test_an_answer_is_finished_when_as_many_choices_as_were_asked_for_have_ended() -> None:
@@ -296,12 +292,9 @@ def test_an_odd_chunk_is_read_and_can_be_built(name: str) -> None:
         assert (completion.choices[0].message.content or "") == assembly.text() == text
 
 
-def test_what_is_no_chunk_is_passed_over() -> None:
+def test_what_is_no_chunk_is_passed_over_and_usage_alone_is_one() -> None:
     for body in (b"", b"  ", b'{"type": "ping"}', b'{"choices": null}'):
         assert read_chunk(Event(body), "m") is None
-
-
-def test_a_chunk_with_usage_alone_is_a_chunk() -> None:
     assert read({"usage": USAGE}).usage == Usage(12, 3, 15)
 
 

@@ -12,11 +12,8 @@ from hypothesis import strategies as st
 from multidict import CIMultiDict
 from shared_tools import each
 
-from qreward.codecs.base import Reply
 from qreward.codecs.rate_limit_headers import REQUESTS, TOKENS, read, wait
 from qreward.scheduler.outcome import RateLimit, RateLimitInfo
-from qreward.transport.error_mapping import failure_from_reply
-from qreward.transport.redaction import Secrets
 
 NOW = 1_800_000_000.0
 DATE = "Fri, 15 Jan 2027 08:00:00 GMT"  # the same moment
@@ -196,10 +193,3 @@ def test_headers_of_any_engine_are_read() -> None:
         found = read(headers, NOW)
         assert found is not None
         assert said(found.requests) == (5000, 4999, 0.012, None)
-
-
-def test_a_refusal_carries_the_rate_limits_of_its_headers() -> None:
-    failure = failure_from_reply(Reply(429, CIMultiDict(OPENAI), b""), "e", "m", Secrets(()), NOW)
-    assert failure.limits is not None
-    assert said(failure.limits.tokens) == (160000, 159976, 360, None)
-    assert failure_from_reply(Reply(429, CIMultiDict(), b""), "e", "m", Secrets(()), NOW).limits is None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import random
 import re
 from collections.abc import Iterable
 
@@ -116,9 +115,9 @@ def test_events_as_long_as_the_limit_pass_and_comments_and_other_events_do_not_c
 
 
 def test_a_long_line_in_many_pieces_costs_no_more_than_it_must() -> None:
-    """Joining what is there at every piece would copy half a terabyte here."""
-    pieces = [b"data: ", *[b"x"] * (MOST_BYTES - 6), b"\n\n"]
-    assert [len(event.data) for event in parsed(pieces)[0]] == [MOST_BYTES - 6]
+    """Joining what is there at every piece would copy 30 GB here."""
+    pieces = [b"data: ", *[b"x"] * (MOST_BYTES // 4), b"\n\n"]
+    assert [len(event.data) for event in parsed(pieces)[0]] == [MOST_BYTES // 4]
 
 
 # A second reading of the standard, with no care for speed: the whole stream at once, by regular expressions.
@@ -164,14 +163,3 @@ def test_any_bytes_cut_at_any_places_give_what_the_standard_says(stream: bytes, 
     expected = by_the_book(stream, most)
     assert parsed(pieces, most) == expected
     assert parsed([stream], most) == expected
-
-
-@each("seed", range(3))
-def test_long_streams_cut_at_random_give_what_the_standard_says(seed: int) -> None:
-    dice = random.Random(seed)
-    for _ in range(60):
-        stream = b"".join(dice.choices(_TOKENS + _ENDS * 2, k=dice.randrange(400)))
-        places = sorted(dice.randrange(len(stream) + 1) for _ in range(dice.choice([0, 1, 5, 60])))
-        pieces = [stream[begin:end] for begin, end in itertools.pairwise([0, *places, len(stream)])]
-        most = dice.choice([30, 100, MOST_BYTES])
-        assert parsed(pieces, most) == by_the_book(stream, most), f"seed {seed}"

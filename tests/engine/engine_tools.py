@@ -7,11 +7,12 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
+from leftovers import leftovers
+
 from qreward import Endpoint, Limits, QRewardClient
 from qreward.errors import ServerError
 from qreward.results import Usage
 from qreward.scheduler.outcome import Answer, Failure, FailureKind
-from qreward.scheduler.state import Attempt, Task
 from qreward.testing.virtual_time import VirtualTimeLoop, run_in_virtual_time
 
 MODEL = "judge-7b"
@@ -122,21 +123,6 @@ def client_of(wire: Any, limits: dict[str, int] | Iterable[Endpoint] | None = No
     if isinstance(loop, VirtualTimeLoop):
         settings["clock"] = loop.time
     return CheckedClient(fleet, wire_factory=wire if isinstance(wire, type) else lambda: wire, **settings)
-
-
-def leftovers(client: QRewardClient) -> dict[str, int]:
-    """Everything that should be gone when nothing is under way; empty if it is."""
-    scheduler, drivers = client._runtime.engine.scheduler, list(client._runtime.engine._drivers.values())
-    timed = [item for items in scheduler.wheel._buckets.values() for item in items]
-    counts = {
-        "slots": sum(source.inflight for source in client._runtime.fleet.sources()),
-        "due": sum(isinstance(item, Task | Attempt) for item in timed),
-        "queued": sum(len(pool.queue) for source in client._runtime.fleet.sources() for pool in source.pools),
-        "commands": len(scheduler.out),
-        "waiters": sum(len(driver.waiters) for driver in drivers),
-        "attempts": sum(len(driver._attempts) for driver in drivers),
-    }
-    return {what: count for what, count in counts.items() if count}
 
 
 def on_virtual_time(test: Callable[[], Any]) -> Any:

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
-import pytest
 from engine_tools import MODEL, FakeWire, ask, chat, chats, client_of, leftovers, on_virtual_time
 
 from qreward import BatchInterrupted, QRewardClient
@@ -157,16 +156,6 @@ async def test_a_cancelled_batch_stays_cancelled_when_closing_its_input_raises()
     wrong = [await case(source, expected) for source, expected in sources]
     assert [line for line in wrong if line] == []
     assert [type(each) for each in told] == [ValueError, ValueError]
-
-
-async def test_after_its_input_has_raised_on_result_is_still_given_each_result() -> None:
-    sources: list[Any] = [Blocking(ValueError, 50), Awaited(ValueError, 50)]
-    for source in sources:
-        seen: list[Any] = []
-        async with client_of(FakeWire()) as client:
-            with pytest.raises(BatchInterrupted):
-                await client.batch_chat_completion(source, MODEL, keep_results=False, on_result=seen.append)
-        assert sorted(result.index for result in seen) == list(range(50)), source
 
 
 def test_keyboard_interrupt_in_a_callback_ends_the_loop_and_cancels_what_was_sent() -> None:

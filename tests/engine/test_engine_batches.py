@@ -6,12 +6,14 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
-from engine_tools import MODEL, FakeWire, broken, chat, chats, client_of, leftovers, now
+from engine_tools import MODEL, FakeWire, Said, chat, chats, client_of, leftovers, now
 
-from qreward import BatchInterrupted, BatchResult, DeadlineExceeded, Retry
+from qreward import AttemptRecord, BatchInterrupted, BatchResult, DeadlineExceeded, EndpointStats, Result
 from qreward.engine.batch import READ_AHEAD
+from qreward.engine.snapshots import Tallies
 
 
 async def random_seconds(_: str, prompt: str) -> str:
@@ -36,23 +38,6 @@ async def test_results_are_in_the_order_of_the_input_whatever_the_order_of_the_a
     assert {name: stats.won for name, stats in batch.stats.endpoints.items()} == {
         name: sum(1 for where, _, _ in wire.sent if where == name) for name in "ab"
     }
-
-
-async def test_each_item_has_exactly_one_outcome_over_retries_and_failures() -> None:
-    rng = random.Random(7)
-
-    async def often_broken(name: str, prompt: str) -> Any:
-        await asyncio.sleep(0.1)
-        return f"re: {prompt}" if rng.random() < 0.8 else broken(name)
-
-    finished: list[int] = []
-    async with client_of(FakeWire(often_broken), {"a": 8, "b": 8}, retry=Retry(attempts=2)) as client:
-        batch = await client.batch_chat_completion(chats(300), MODEL, on_result=lambda result: finished.append(result.index))
-    assert sorted(finished) == list(range(300))
-    assert (len(batch), batch.stats.items, batch.stats.ok + batch.stats.failed) == (300, 300, 300)
-    assert 0 < batch.stats.failed < 300
-    assert batch.texts() == [f"re: {number}" if number not in batch.errors else None for number in range(300)]
-    assert all(len(batch[index].attempts) >= 2 for index in batch.errors)
 
 
 async def test_an_empty_batch_is_done_at_once() -> None:
@@ -132,19 +117,6 @@ async def test_a_batch_that_is_cancelled_closes_its_input_and_stops_what_is_unde
         await asyncio.sleep(0.1)
     assert len(wire.sent) == 12
     assert wire.cancelled == ["8", "9", "10", "11"]
-
-
-async def test_an_async_input_that_is_slow_is_sent_item_by_item() -> None:
-    async def slowly() -> AsyncIterator[Any]:
-        for number in range(5):
-            await asyncio.sleep(10)
-            yield chat(number)
-
-    wire = FakeWire()
-    async with client_of(wire, {"a": 4}) as client:
-        batch = await client.batch_chat_completion(slowly(), MODEL)
-    assert [round(when, 3) for _, _, when in wire.sent] == [10, 20, 30, 40, 50]
-    assert batch.texts() == expected(5)
 
 
 class Unreadable(Exception):
@@ -231,13 +203,6 @@ async def test_at_the_deadline_an_input_of_unknown_length_ends_where_it_was_read
     assert all(isinstance(error, DeadlineExceeded) for error in batch.errors.values())
 
 
-async def test_a_deadline_that_is_kept_changes_nothing() -> None:
-    async with client_of(FakeWire(), {"a": 4}) as client:
-        batch = await client.batch_chat_completion(chats(8), MODEL, deadline=60)
-    assert batch.texts() == expected(8)
-    assert now() == 2
-
-
 async def test_one_bad_item_fails_alone() -> None:
     wire = FakeWire()
     items: list[Any] = [chat(0), "no conversation", chat(2), [], chat(4), [{"content": "no role"}]]
@@ -271,3 +236,17 @@ async def test_nothing_is_sent_of_a_slow_async_input_after_on_result_has_raised(
         with pytest.raises(BatchInterrupted, match="enough"):
             await client.batch_chat_completion(endless(), MODEL, on_result=refuse)
     assert len(wire.sent) <= 10, "what was under way is finished, nothing else is begun"
+
+
+def test_the_statistics_of_a_batch_count_every_attempt_by_its_outcome() -> None:
+    def attempt(name: str, outcome: str, *, hedge: bool = False) -> AttemptRecord:
+        return AttemptRecord(name, outcome, 0.5, hedge=hedge)
+
+    tallies = Tallies()
+    trail = (attempt("a", "overloaded"), attempt("a", "transient"), attempt("b", "cancelled", hedge=True), attempt("a", "timeout"))
+    tallies.add(Result(0, Said("yes"), None, "b", 1.5, 0.0, trail))
+    tallies.add(Result(1, None, DeadlineExceeded("too late"), "a", 0.0, 0.0))
+    stats = tallies.stats()
+    assert (tallies.ok, tallies.failed) == (1, 1)
+    assert stats["a"] == EndpointStats(sent=3, rejected=1, failed=2, retried=1)
+    assert stats["b"] == EndpointStats(sent=2, won=1, cancelled=1, hedged=1, retried=1, p50=ANY, p95=ANY, p99=ANY)

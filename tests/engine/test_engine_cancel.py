@@ -27,17 +27,6 @@ async def test_a_caller_that_is_cancelled_stops_its_request_and_gives_the_slot_b
     assert now() == 1.5
 
 
-async def test_a_caller_that_waits_in_the_queue_leaves_it_when_cancelled() -> None:
-    wire = FakeWire()
-    async with client_of(wire, {"a": 1}) as client:
-        calls = [asyncio.ensure_future(ask(client, number)) for number in range(3)]
-        await asyncio.sleep(0.5)
-        calls[1].cancel()
-        assert await calls[2] == "re: 2"
-    assert wire.prompts == ["0", "2"]
-    assert wire.cancelled == []
-
-
 async def test_a_caller_that_once_ignored_a_cancel_is_not_taken_for_cancelled_now() -> None:
     async def hangs(_: str, __: str) -> str:
         await asyncio.sleep(100)
@@ -122,23 +111,6 @@ def test_a_run_that_ends_in_the_middle_leaves_no_slot_taken() -> None:
         asyncio.run(ends_in_the_middle(client, turns))
         assert leftovers(client) == {}, (turns, seconds)
         assert asyncio.run(again(client)) == [f"re: {number}" for number in range(6)], (turns, seconds)
-
-
-async def test_a_loop_whose_tasks_are_all_cancelled_goes_on_with_every_slot() -> None:
-    for turns, seconds in product(range(12), (0, 1)):
-        async with client_of(FakeWire(seconds=seconds), {"a": 2, "b": 1}) as client:
-            asking: list[asyncio.Future[Any]] = [asyncio.ensure_future(client.batch_chat_completion(chats(9), MODEL))]
-            asking += [asyncio.ensure_future(ask(client, number)) for number in range(4)]
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            everything = asyncio.all_tasks() - {asyncio.current_task()}
-            for task in everything:
-                task.cancel()
-            if everything:
-                await asyncio.wait(everything)
-            assert leftovers(client) == {}, (turns, seconds)
-            texts = (await client.batch_chat_completion(chats(6), MODEL)).texts()
-            assert texts == [f"re: {number}" for number in range(6)], (turns, seconds)
 
 
 async def test_an_attempt_that_is_cancelled_from_outside_fails_its_item() -> None:

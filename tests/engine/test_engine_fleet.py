@@ -16,42 +16,6 @@ def begin(client: QRewardClient, count: int = 100, **settings: Any) -> asyncio.F
     return asyncio.ensure_future(client.batch_chat_completion(chats(count), MODEL, **settings))
 
 
-async def test_an_endpoint_that_is_added_takes_work_that_waits_at_once() -> None:
-    wire = FakeWire()
-    async with client_of(wire, {"a": 2}) as client:
-        batch = begin(client)
-        await asyncio.sleep(5.5)
-        client.add_endpoint(endpoints({"b": 40})[0])
-        await asyncio.sleep(0)
-        assert wire.live == {"a": 2, "b": 40}
-        assert (await batch).stats.ok == 100
-
-
-async def test_an_endpoint_that_is_removed_finishes_what_it_has_and_gets_no_more() -> None:
-    wire = FakeWire()
-    async with client_of(wire, {"a": 6, "b": 2}) as client:
-        batch = begin(client)
-        await asyncio.sleep(2.5)
-        client.remove_endpoint("a")
-        assert (await batch).stats.ok == 100
-    assert wire.cancelled == []
-    assert all(when < 2.5 for name, _, when in wire.sent if name == "a")
-
-
-async def test_an_endpoint_that_is_marked_unhealthy_gets_nothing_until_it_is_marked_healthy() -> None:
-    wire = FakeWire()
-    async with client_of(wire, {"a": 4, "b": 1}) as client:
-        batch = begin(client)
-        await asyncio.sleep(2.5)
-        client.mark_unhealthy("a")
-        await asyncio.sleep(20)
-        client.mark_healthy("a")
-        assert (await batch).stats.ok == 100
-    assert not [when for name, _, when in wire.sent if name == "a" and 2.5 < when < 22.4]
-    assert wire.peak == {"a": 4, "b": 1}
-    assert wire.cancelled == []
-
-
 @pytest.mark.parametrize("out", ["remove_endpoint", "mark_unhealthy"])
 async def test_when_the_last_endpoint_goes_what_waits_fails_with_the_reason(out: str) -> None:
     wire = FakeWire()
@@ -90,17 +54,6 @@ async def test_limits_hold_over_all_routes_of_an_endpoint() -> None:
         done = await asyncio.gather(*batches)
         assert [batch.stats.ok for batch in done] == [30] * 4
     assert wire.peak == {"a": 3, "b": 3}
-
-
-async def test_an_added_endpoint_may_have_a_name_that_was_removed_while_it_is_still_busy() -> None:
-    wire = FakeWire()
-    async with client_of(wire, {"a": 2, "b": 1}) as client:
-        batch = begin(client, 20)
-        await asyncio.sleep(0.5)
-        client.remove_endpoint("a")
-        client.add_endpoint(endpoints({"a": 2})[0])
-        assert (await batch).stats.ok == 20
-    assert client.stats()["a"].sent == sum(1 for name, _, _ in wire.sent if name == "a") - 2
 
 
 async def test_nothing_is_lost_while_the_fleet_changes_at_random() -> None:

@@ -45,18 +45,6 @@ async def test_an_absurd_retry_after_holds_up_a_batch_for_a_minute_and_the_endpo
         assert most < now() - began < most + 20
 
 
-async def test_a_retry_after_up_to_a_minute_is_heeded_to_the_letter() -> None:
-    async def script(_: str, prompt: str) -> Any:
-        await asyncio.sleep(0.1)
-        return f"re: {prompt}" if now() >= 59 or prompt == "0" else overloaded(59.0)
-
-    wire = FakeWire(script)
-    async with client_of(wire, endpoints("a")) as client:
-        batch = await client.batch_chat_completion(chats(20), MODEL, timeout=None)
-    assert batch.stats.ok == 20
-    assert not [at for _, _, at in wire.sent if 0.2 < at < 59]
-
-
 class Chaos:
     """Answers most requests; some are turned away, and some of these rejects say that no token is left for six minutes."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from typing import Any
 
 from engine_tools import MODEL, FakeWire, ask, chat, client_of, endpoints, now
@@ -36,30 +35,6 @@ async def test_an_urgent_batch_overtakes_one_that_came_before() -> None:
         high = begin(client, "HIGH", 20, Priority.HIGH)
         await asyncio.gather(low, high)
     assert order(wire) == "l" * 6 + "H" * 20 + "l" * 14
-
-
-async def test_two_batches_share_fairly_from_the_moment_the_second_comes() -> None:
-    wire = FakeWire()
-    async with client_of(wire, {"a": 4, "b": 6}) as client:
-        first = begin(client, "x", 1000)
-        await asyncio.sleep(20.5)
-        second = begin(client, "y", 200)
-        await asyncio.gather(first, second)
-    shares = [Counter(prompt[0] for _, prompt, when in wire.sent if round(when) == second) for second in range(21, 58)]
-    assert all(abs(share["x"] - share["y"]) <= 2 for share in shares), "by tokens: shorter prompts are a little more"
-    assert all(share == {"x": 5, "y": 5} for share in shares[21:]), "from number 100 on the prompts of both are equally long"
-
-
-async def test_single_calls_go_before_a_bulk_of_their_level() -> None:
-    wire = FakeWire()
-    async with client_of(wire, {"a": 2}) as client:
-        bulk = begin(client, "bulk", 60)
-        await asyncio.sleep(1.5)
-        calls = [call(client, f"single{number}") for number in range(4)]
-        await asyncio.gather(*calls)
-        assert now() == 4  # two at once, after those under way
-        await bulk
-    assert order(wire)[:8] == "bbbbssss"
 
 
 async def test_every_strategy_uses_the_whole_fleet_and_keeps_its_limits() -> None:

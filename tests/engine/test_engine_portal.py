@@ -10,7 +10,6 @@ import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any
 
 import pytest
@@ -246,16 +245,6 @@ def test_a_system_exit_in_the_loop_ends_what_is_under_way_and_the_portal(where: 
         mine.call(double, 1)
 
 
-def test_a_portal_that_ended_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    old = Portal()
-    monkeypatch.setattr("qreward.engine.portal._current", old)
-    old.close()
-    new = portal()
-    assert new is not old
-    assert new.call(double, 2) == 4
-    new.close()
-
-
 def test_closing_cancels_what_is_under_way_and_is_an_error_to_its_callers() -> None:
     work, mine = Work(), Portal()
     with ThreadPoolExecutor(1) as pool:
@@ -302,43 +291,6 @@ def test_work_that_arrives_while_the_loop_closes_is_given_up_and_not_lost() -> N
         mine.close()
         waits.result(30)
     assert len(refused) == 1
-
-
-@pytest.mark.parametrize("turns", range(8))
-def test_work_that_arrives_in_the_last_turns_of_the_loop_leaves_nothing_pending(turns: int, caplog: pytest.LogCaptureFixture) -> None:
-    mine, asked, posted = Portal(), threading.Event(), threading.Event()
-
-    async def endless() -> None:
-        await asyncio.sleep(60)
-
-    def waits() -> None:
-        with pytest.raises(ClientClosed):
-            mine.call(endless)
-
-    async def hold_the_loop() -> None:
-        loop, call_soon = asyncio.get_running_loop(), mine.soon
-
-        def late(action: Callable[[], object]) -> None:  # as if the loop had been busy when it was asked
-            later = action
-            for _ in range(turns):
-                later = partial(loop.call_soon, later)
-            call_soon(later)
-            posted.set()
-
-        mine.soon = late  # type: ignore[method-assign]
-        asked.set()
-        assert posted.wait(30)
-        mine.soon = call_soon  # type: ignore[method-assign]
-        mine._stop.set()
-
-    with ThreadPoolExecutor(2) as pool:
-        held = pool.submit(mine.call, hold_the_loop)
-        assert asked.wait(30)
-        pool.submit(waits).result(30)
-        held.exception(30)
-    mine.close()
-    gc.collect()
-    assert caplog.text == ""
 
 
 def freed_without_the_collector(make: Callable[[], weakref.ref[Any]]) -> bool:

@@ -75,21 +75,6 @@ print(next(stream), next(stream))
     assert sorted(run(program)) == ["0 1", "generator closed", "work ended"]
 
 
-def test_the_end_of_the_process_closes_generators_that_somebody_left_open() -> None:
-    program = """
-kept = []
-async def leave():
-    kept.append(numbers())
-    await anext(kept[0])
-portal().call(leave)
-"""
-    assert run(program) == ["generator closed"]
-
-
-def test_the_end_comes_with_the_programs_own_exit_code() -> None:
-    assert run("stream = portal().iterate(numbers()); next(stream); sys.exit(7)", code=7) == ["generator closed"]
-
-
 def test_after_the_end_a_call_is_refused_and_starts_no_thread() -> None:
     program = """
 import qreward.engine.portal as room
@@ -104,10 +89,6 @@ atexit.register(room._at_exit)
 print(portal().call(pid) == os.getpid())
 """
     assert run(program) == ["True", "the process is ending; blocking calls are refused"]
-
-
-def test_a_call_at_exit_that_is_registered_later_still_works() -> None:
-    assert run("atexit.register(lambda: print(portal().call(pid) == os.getpid()))") == ["True"]
 
 
 @pytest.mark.parametrize("end", ["os._exit(0)", "sys.exit(0)"])

@@ -9,7 +9,6 @@ import signal
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from typing import Any
 
@@ -192,28 +191,6 @@ def test_close_raises_what_the_sources_closing_raises() -> None:
         stream.close()
 
 
-def test_an_iterator_that_is_no_generator_and_cannot_be_closed_is_read_too() -> None:
-    class Three:
-        def __init__(self) -> None:
-            self._left = [3, 2, 1]
-
-        def __aiter__(self) -> Three:
-            return self
-
-        async def __anext__(self) -> int:
-            if not self._left:
-                raise StopAsyncIteration
-            return self._left.pop()
-
-    assert list(portal().iterate(Three())) == [1, 2, 3]
-
-
-def test_what_is_no_asynchronous_iterable_is_told_at_the_first_item() -> None:
-    stream: Any = portal().iterate([1, 2])  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="async"):
-        next(stream)
-
-
 def test_an_interrupt_of_the_waiting_reader_closes_the_source() -> None:
     ident = threading.main_thread().ident
     assert ident is not None
@@ -256,20 +233,6 @@ def test_a_stream_is_not_read_in_the_portals_own_thread_but_may_be_closed_there(
     portal().call(close)
     assert source.closed.wait(30)
     assert list(stream) == []
-
-
-def test_streams_of_many_threads_run_at_once() -> None:
-    sources = [Source(200) for _ in range(8)]
-    ready = threading.Barrier(8)
-
-    def read(source: Source) -> int:
-        stream = portal().iterate(source, 4)
-        first = next(stream)
-        ready.wait()
-        return first + sum(stream)
-
-    with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(read, sources)) == [sum(range(200))] * 8
 
 
 def test_a_reader_whose_portal_ends_has_the_items_that_were_there_and_is_told() -> None:

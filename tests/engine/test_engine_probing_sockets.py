@@ -215,20 +215,3 @@ def test_a_probe_that_can_have_no_effect_is_logged_once_with_the_name_of_its_end
 class Broken(httpx.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         raise LookupError("no such thing")
-
-
-def test_probes_that_are_refused_fail_no_call() -> None:
-    async def test() -> None:
-        async def answers(request: web.BaseRequest) -> web.Response:
-            if request.method == "GET":
-                return web.Response(status=401, text="no")
-            return web.json_response(
-                {"choices": [{"index": 0, "message": {"role": "assistant", "content": "yes"}, "finish_reason": "stop"}]}
-            )
-
-        async with server(answers) as url, QRewardClient([Endpoint(f"{url}/v1", kind="vllm", probe=0.01, proxy="")]) as client:
-            for _ in range(20):
-                await client.chat_completion([{"role": "user", "content": "?"}], "m")
-                await asyncio.sleep(0.005)
-
-    asyncio.run(test())

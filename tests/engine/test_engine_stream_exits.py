@@ -148,19 +148,6 @@ async def test_closing_the_client_ends_a_stream_after_what_has_come() -> None:
     assert leftovers(client) == {}
 
 
-def test_a_run_that_ends_in_the_middle_leaves_no_slot_taken() -> None:
-    async def ends_in_the_middle(client: Any, turns: int) -> None:
-        kept = [asyncio.ensure_future(heard(ask(client, number))) for number in range(2)]
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        assert kept
-
-    for turns in range(8):
-        client = client_of(StreamWire(lambda *_: ["a", 0.0, "b", 60.0]), {"a": 1})
-        asyncio.run(ends_in_the_middle(client, turns))
-        assert leftovers(client) == {}, turns
-
-
 async def test_nothing_is_left_after_hundreds_of_random_streams_and_ways_out() -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")

@@ -143,11 +143,6 @@ async def test_a_stream_that_may_restart_is_not_read_by_a_loop_that_could_not_te
     assert wire.sent == []
 
 
-async def test_chunks_are_the_objects_of_all_pieces() -> None:
-    async with client_of(StreamWire(lambda *_: ["", "a", "", "b"])) as client:
-        assert await heard(ask(client).chunks()) == ["<>", "<a>", "<>", "<b>"]
-
-
 async def test_an_answer_without_any_output_is_an_answer() -> None:
     async with client_of(StreamWire(lambda *_: ["", 1.0, ""])) as client:
         stream = ask(client)
@@ -214,13 +209,6 @@ async def test_a_hedge_may_win_with_the_first_token_and_the_other_is_stopped() -
         assert [(record.endpoint, record.outcome) for record in stream.result.attempts] == [("a", "cancelled"), ("b", "ok")]
 
 
-async def test_a_stream_that_has_begun_is_never_hedged() -> None:
-    wire = StreamWire(words(100, gap=1.0))
-    async with client_of(wire, {"a": 1, "b": 1}, hedge=Hedge(after=2.0)) as client:
-        assert len(await heard(ask(client))) == 100
-    assert len(wire.sent) == 1
-
-
 async def test_rate_limits_that_the_head_tells_are_heeded() -> None:
     wire = StreamWire()
     wire.limits = RateLimitInfo(requests=RateLimit(limit=60, remaining=0, reset=30.0))
@@ -229,16 +217,6 @@ async def test_rate_limits_that_the_head_tells_are_heeded() -> None:
         await first
         assert await ask(client, 1).final() == "re: 1"
     assert wire.sent[1][2] > 1.5  # the head of the first, which is still under way, said that no more may be sent
-
-
-async def test_streams_share_windows_with_other_calls() -> None:
-    wire = StreamWire()
-    async with client_of(wire, {"a": 2, "b": 3}) as client:
-        streams = asyncio.gather(*(ask(client, number).final() for number in range(20)))
-        calls = client.batch_chat_completion([chat(f"c{number}") for number in range(20)], MODEL)
-        assert await streams == [f"re: {number}" for number in range(20)]
-        assert len((await calls).errors) == 0
-        assert all(wire.peak[name] <= limit for name, limit in {"a": 2, "b": 3}.items())
 
 
 async def test_a_stream_over_its_timeout_says_how_far_it_came() -> None:

@@ -9,7 +9,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from contextvars import ContextVar, copy_context
 
 import pytest
 
@@ -93,19 +92,6 @@ def test_as_many_threads_as_are_needed_run_at_once_and_no_more_than_are_allowed(
     bodies.may_end.release()
 
 
-def test_the_thread_that_was_idle_last_works_first() -> None:
-    workers, bodies = Workers(2), Bodies()
-    assert workers.run(bodies)
-    assert workers.run(bodies)
-    assert bodies.have_begun(2)
-    bodies.may_end.release(2)
-    assert until(lambda: idle(workers) == 2)
-    seen: list[int] = []
-    for _ in range(5):
-        run_alone(workers, lambda: seen.append(threading.get_ident()))
-    assert len(set(seen)) == 1
-
-
 def test_a_report_that_hands_over_the_next_job_finds_its_own_worker_free() -> None:
     workers, order, done = Workers(1), [], held()
 
@@ -120,12 +106,6 @@ def test_a_report_that_hands_over_the_next_job_finds_its_own_worker_free() -> No
     assert handed == [True] * 50
 
 
-def test_a_job_that_hands_over_the_next_one_itself_finds_its_worker_busy() -> None:
-    workers, handed = Workers(1), []
-    run_alone(workers, lambda: handed.append(workers.run(print)))
-    assert handed == [False]
-
-
 def test_an_idle_thread_ends_after_its_time_and_another_takes_its_place() -> None:
     workers, seen = Workers(1, idle_seconds=0.01), []
     run_alone(workers, lambda: seen.append(threading.current_thread()))
@@ -135,23 +115,6 @@ def test_an_idle_thread_ends_after_its_time_and_another_takes_its_place() -> Non
     assert busy(workers) == 0
     run_alone(workers, lambda: seen.append(threading.current_thread()))
     assert seen[1] is not seen[0]
-
-
-def test_no_job_is_lost_where_threads_end_all_the_time() -> None:
-    workers, ran, done = Workers(4, idle_seconds=0.0), [], threading.Semaphore(0)
-
-    def job(number: int) -> Callable[[], object]:
-        ran.append(number)
-        return done.release
-
-    refused = 0
-    for number in range(600):
-        while not workers.run(lambda number=number: job(number)):  # type: ignore[misc]
-            refused += 1
-            time.sleep(0)
-    assert all(done.acquire(timeout=PATIENCE) for _ in range(600)), f"{len(ran)} of 600 ran, {refused} were refused"
-    assert sorted(ran) == list(range(600))
-    assert until(lambda: idle(workers) == busy(workers) == 0)
 
 
 def test_many_callers_lose_nothing_and_the_bound_holds() -> None:
@@ -183,16 +146,6 @@ def test_many_callers_lose_nothing_and_the_bound_holds() -> None:
     assert ran == callers * 100
     assert peak <= 5
     assert idle(workers) <= 5
-
-
-def test_a_job_sees_the_context_of_its_caller_if_it_is_run_in_a_copy_of_it() -> None:
-    variable: ContextVar[str] = ContextVar("variable", default="none")
-    workers, seen = Workers(1), []
-    variable.set("the caller's")
-    context = copy_context()
-    run_alone(workers, lambda: seen.append(context.run(variable.get)))
-    run_alone(workers, lambda: seen.append(variable.get()))
-    assert seen == ["the caller's", "none"]
 
 
 def test_an_idle_thread_keeps_nothing_of_its_last_job_alive() -> None:

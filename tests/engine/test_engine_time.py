@@ -6,9 +6,9 @@ import asyncio
 from typing import Any
 
 import pytest
-from engine_tools import MODEL, FakeWire, ask, broken, chats, client_of, endpoints, leftovers, now
+from engine_tools import MODEL, FakeWire, ask, chats, client_of, leftovers
 
-from qreward import RequestTimeout, Retry, Timeouts
+from qreward import RequestTimeout
 from qreward.testing.virtual_time import VirtualTimeLoop
 
 BUCKET = 1 / 64 + 1e-6  # seconds by which the scheduler's timers may be late, and turns of the loop
@@ -78,45 +78,12 @@ async def test_a_short_timeout_behind_a_long_one_fires_in_time() -> None:
         await asyncio.sleep(0.1)
 
 
-async def test_a_timeout_of_an_attempt_leads_to_another_endpoint() -> None:
-    async def a_hangs(name: str, prompt: str) -> str:
-        await asyncio.sleep(10**6 if name == "a" else 1)
-        return f"re: {prompt}"
-
-    fleet = endpoints({"a": 1, "b": 1}, timeouts=Timeouts(attempt=2))
-    wire = FakeWire(a_hangs)
-    async with client_of(wire, fleet) as client:
-        batch = await client.batch_chat_completion(chats(8), MODEL)
-    assert batch.texts() == [f"re: {number}" for number in range(8)]
-    assert wire.cancelled
-    assert all(result.attempts[-1].endpoint == "b" for result in batch)
-    assert {record.outcome for result in batch for record in result.attempts} == {"ok", "timeout"}
-
-
-async def test_without_a_timeout_a_request_waits() -> None:
-    async with client_of(FakeWire(seconds=100), timeout=None) as client:
-        assert await ask(client, 0) == "re: 0"
-    assert now() == 100
-
-
 async def test_the_clients_own_timeout_is_the_default_and_a_call_may_switch_it_off() -> None:
     async with client_of(FakeWire(seconds=9), timeout=4) as client:
         with pytest.raises(RequestTimeout, match="timeout of 4 s"):
             await ask(client, 0)
         assert await ask(client, 1, timeout=None) == "re: 1"
         assert await ask(client, 2, timeout=20) == "re: 2"
-
-
-async def test_a_task_that_waits_for_its_retry_ends_at_its_timeout() -> None:
-    async def breaks(name: str, _: str) -> Any:
-        return broken(name)
-
-    retry = Retry(attempts=50, base=8, cap=8)
-    async with client_of(FakeWire(breaks), retry=retry) as client:
-        with pytest.raises(RequestTimeout, match="the last failure was: endpoint 'a' answered 500") as caught:
-            await ask(client, 0, timeout=6)
-        assert 6 <= asyncio.get_running_loop().time() <= 6 + BUCKET
-        assert caught.value.attempts[0].status_code == 500
 
 
 class CountingLoop(VirtualTimeLoop):

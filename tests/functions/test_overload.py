@@ -2,13 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import subprocess
-import sys
-import time
-import urllib.error
-from email.message import Message
-from email.utils import formatdate
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -17,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qreward.errors import BadRequest, QRewardError, RateLimited, ServerError
+from qreward.errors import RateLimited
 from qreward.functions.overload import LINKS, Overload, overload_of
 from qreward.results import AttemptRecord
 
@@ -65,12 +58,6 @@ def test_neither_words_nor_a_bare_number_called_code_count() -> None:
     assert [error for error in errors if overload_of(error) is not None] == []
 
 
-def test_a_status_that_was_put_onto_a_plain_exception_counts() -> None:
-    error = RuntimeError("the judge failed")
-    error.status_code = 429  # type: ignore[attr-defined]
-    assert overload_of(error) == Overload()
-
-
 def test_the_wait_is_read_from_the_headers_of_the_error_or_of_its_answer() -> None:
     table: list[tuple[Any, float | None]] = [
         ({"Retry-After": "2"}, 2.0),
@@ -87,25 +74,11 @@ def test_the_wait_is_read_from_the_headers_of_the_error_or_of_its_answer() -> No
     assert overload_of(Carrying(status=429, headers={"X-Should-Retry": "false"})) == Overload(None, should_retry=False)
 
 
-def test_a_wait_until_a_date_is_counted_from_now() -> None:
-    found = overload_of(Carrying(status=503, headers={"retry-after": formatdate(time.time() + 3600, usegmt=True)}))
-    assert found is not None
-    assert found.retry_after == pytest.approx(3600, abs=60)
-
-
 def test_the_wait_may_be_an_attribute_in_seconds_where_the_headers_are_silent() -> None:
     assert overload_of(Carrying(status=429, retry_after=4)) == Overload(4.0)
     assert overload_of(Carrying(status=429, retry_after=4, headers={"retry-after": "2"})) == Overload(2.0)
     assert [overload_of(Carrying(status=429, retry_after=odd)) for odd in (-1, float("nan"), "4", None)] == [Overload()] * 4
     assert overload_of(Carrying(retry_after=4)) is None
-
-
-def test_an_http_error_of_the_standard_library_counts() -> None:
-    headers = Message()
-    headers["Retry-After"] = "5"
-    error = urllib.error.HTTPError("http://x", 429, "Too Many Requests", headers, io.BytesIO())
-    assert overload_of(error) == Overload(5.0)
-    error.close()
 
 
 # a code in the body
@@ -166,11 +139,6 @@ def test_our_own_rate_limited_for_a_used_up_account_is_none() -> None:
     assert overload_of(error) is None
     error.attempts = error.attempts[::-1]
     assert overload_of(error) == Overload()
-
-
-def test_our_other_errors_are_none() -> None:
-    others = [ServerError("x", status_code=500), BadRequest("x", status_code=400), QRewardError("rate limit exceeded")]
-    assert [overload_of(error) for error in others] == [None] * 3
 
 
 # botocore's shape
@@ -251,11 +219,9 @@ def test_a_wrapper_with_a_status_gets_the_wait_of_what_it_wraps() -> None:
     wrapper = Carrying(status_code=503)
     wrapper.__cause__ = busy(8)
     assert overload_of(wrapper) == Overload(8.0)
-
-
-def test_what_a_wrapper_holds_as_its_reason_counts() -> None:
-    assert overload_of(Carrying(reason=busy())) == Overload(3.0)
-    assert overload_of(Carrying(reason="Too Many Requests")) is None
+    wrapper = Carrying(status_code=503, headers={"x-should-retry": "false"})
+    wrapper.__cause__ = Carrying(status_code=429)
+    assert overload_of(wrapper) == Overload(None, should_retry=False), "the outer one speaks first"
 
 
 def test_an_exception_that_lost_its_traceback_counts_only_by_its_cause() -> None:
@@ -299,12 +265,6 @@ def test_a_member_of_a_group_that_must_not_be_tried_again_speaks_for_the_group()
 # strangers
 
 
-def test_a_mocked_answer_is_looked_at_without_harm() -> None:
-    assert overload_of(Carrying(response=Mock(status_code=429))) == Overload()
-    assert overload_of(Carrying(response=Mock(status_code=429, headers={"Retry-After": "1"}))) == Overload(1.0)
-    assert overload_of(Carrying(response=Mock())) is None
-
-
 def test_an_exception_whose_properties_raise_is_none() -> None:
     class Broken(Exception):
         @property
@@ -324,10 +284,3 @@ NAMES = st.sampled_from(["status_code", "status", "code", "body", "response", "h
 def test_whatever_an_exception_carries_looking_at_it_never_raises_and_waits_are_seconds(carried: dict[str, Any]) -> None:
     found = overload_of(Carrying(**carried))
     assert found is None or found.retry_after is None or 0 <= found.retry_after < float("inf")
-
-
-def test_the_module_imports_none_of_the_libraries() -> None:
-    script = "import sys; before = set(sys.modules); import qreward.functions.overload; print(*set(sys.modules) - before)"
-    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60).stdout.split()
-    libraries = {"httpx", "httpx2", "aiohttp", "requests", "urllib3", "openai", "grpc", "botocore", "anthropic", "google"}
-    assert libraries.isdisjoint(name.partition(".")[0] for name in loaded)

@@ -101,31 +101,9 @@ def test_a_method_called_code_of_another_library_is_not_called() -> None:
     assert overload_of(Other()) is None
 
 
-def test_a_delay_is_read_as_protobuf_writes_it() -> None:
-    assert _retry_delay(dict([ALONE])) == 2.5
-    assert _retry_delay(dict([IN_STATUS])) == 2.5
-    assert _retry_delay({"google.rpc.retryinfo-bin": b"\x0a\x0b\x08" + b"\xff" * 9 + b"\x01"}) is None, "a negative one"
-    assert _retry_delay({"grpc-status-details-bin": STATUS.replace(b"RetryInfo", b"ErrorInfo")}) is None
-
-
 @given(st.integers(0, 2**40), st.integers(0, 999_999_999))
 def test_every_delay_is_read_back(seconds: int, nanos: int) -> None:
     details = pytest.importorskip("google.rpc.error_details_pb2")
     duration = pytest.importorskip("google.protobuf.duration_pb2").Duration(seconds=seconds, nanos=nanos)
     written = details.RetryInfo(retry_delay=duration).SerializeToString()
     assert _retry_delay({"google.rpc.retryinfo-bin": written}) == seconds + nanos / 1e9
-
-
-@given(st.binary(max_size=60))
-def test_any_bytes_are_read_or_refused(noise: bytes) -> None:
-    class Metadata(Exception):
-        def code(self) -> Any:
-            return type("Code", (), {"name": "UNAVAILABLE"})
-
-        def trailing_metadata(self) -> Any:
-            return [("google.rpc.retryinfo-bin", noise), ("grpc-status-details-bin", noise)]
-
-    Metadata.__module__ = "grpc.aio"
-    found = overload_of(Metadata())
-    assert found is not None
-    assert found.retry_after is None or found.retry_after >= 0

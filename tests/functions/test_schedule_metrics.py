@@ -76,21 +76,6 @@ def test_a_callback_or_exporter_that_raises_breaks_nothing(kind: Any, caplog: py
 
 
 @both
-def test_the_counts_add_up(kind: Any) -> None:
-    outcome = kind.run(
-        lambda number, *_: (0.5, number if number % 3 else ConnectionError()),
-        at_times([0.1 * n for n in range(30)]),
-        retry_times=1,
-        retry_interval=0.01,
-    )
-    stats = outcome.stats
-    assert (stats.calls, stats.ok + stats.failed, stats.tries) == (30, 30, len(outcome.starts))
-    assert stats.tries == stats.calls + stats.retries
-    assert (stats.waiting, stats.inflight) == (0, 0)
-    assert stats.p50 == pytest.approx(0.5, rel=0.06)
-
-
-@both
 def test_debug_and_only_debug_says_what_was_decided_and_when(kind: Any, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "qreward.schedule")
     for debug in (False, True):

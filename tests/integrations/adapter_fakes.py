@@ -6,14 +6,14 @@ import asyncio
 import importlib
 import json
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from qreward.errors import RateLimited, RequestTimeout
+from qreward.errors import RequestTimeout
 from qreward.integrations.trainers import RewardConfig, Rewarder
 from qreward.judge.types import Verdict, Vote
 from qreward.results import Usage
@@ -68,14 +68,6 @@ def number_or_late(response: str) -> float | Exception:
         return RequestTimeout("no answer in time", endpoint="judge-0", model="judge-7b")
 
 
-def number_or_limited(response: str) -> float | Exception:
-    """A number is its own score; for anything else the endpoint limits."""
-    try:
-        return float(response)
-    except ValueError:
-        return RateLimited("429 at the endpoint 'judge'", endpoint="judge")
-
-
 def made_of(scorer: Any, deadline: float = 5.0, **settings: Any) -> Rewarder:
     """A rewarder with these settings; who judges is the scorer, whatever they say."""
     config = RewardConfig(**({"reward_model": "rm"} if not {"judge", "reward_model"} & settings.keys() else {}), **settings)
@@ -106,10 +98,5 @@ def installed(monkeypatch: pytest.MonkeyPatch, said: Callable[[str], float | Exc
     scorer = FakeScorer(said)
     monkeypatch.setattr(REWARDER, "make_scorer", lambda client, who, **_: scorer)
     monkeypatch.setattr(REWARDER, "_MADE", {})
-    monkeypatch.setattr(REWARDER, "_GIVEN", {})
     monkeypatch.delenv("QREWARD_REWARD", raising=False)
     return scorer
-
-
-def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    return asyncio.run(asyncio.wait_for(coroutine, 60))

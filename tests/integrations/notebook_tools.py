@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import html
-import re
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
+
+from shared_tools import words
 
 from qreward import Endpoint, Limits, QRewardClient, Retry, ServerError, Usage
 from qreward.scheduler.outcome import CANCELLED, Answer, Failure, FailureKind
@@ -117,10 +117,6 @@ class Shown(NamedTuple):
     def words(self) -> str:
         """What a reader sees."""
         return words(self.html)
-
-
-def words(page: str) -> str:
-    return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]*>", " ", page)).replace("\xa0", " ")).strip()
 
 
 class Notebook(ModuleType):

@@ -6,7 +6,7 @@ Also used by the slow tests against other versions of the SDK: nothing here may 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from importlib import import_module
 from importlib.util import find_spec
@@ -14,7 +14,6 @@ from typing import Any
 
 import openai
 from aiohttp import web
-from loop_tools import in_loop
 
 from qreward import Endpoint, QRewardClient
 from qreward.integrations.openai import BASE_URL, transport
@@ -33,10 +32,6 @@ TOOL: Any = {"type": "function", "function": {"name": "person", "description": "
 
 def ask(words: str = "hello") -> Any:
     return [{"role": "user", "content": words}]
-
-
-def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    in_loop(test)()
 
 
 def sdk(client: Any, library: str = "httpx", timeout: float | None = None, **settings: Any) -> openai.AsyncOpenAI:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import pickle
 import sys
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from contextvars import ContextVar
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -23,12 +23,12 @@ class RayActorError(Exception):
 
 
 ERRORS = SimpleNamespace(RayActorError=RayActorError, **{name: type(name, (Exception,), {}) for name in NAMES})
-_HERE = threading.local()
+_HERE: ContextVar[FakeActor] = ContextVar("_HERE")
 
 
 def here() -> FakeActor:
-    """The actor in whose thread this is."""
-    return _HERE.actor  # type: ignore[no-any-return]
+    """The actor whose call this is."""
+    return _HERE.get()
 
 
 class Reference:
@@ -37,7 +37,7 @@ class Reference:
     def __init__(self, actor: FakeActor, name: str) -> None:
         self.actor, self.name = actor, name
         self.outcome: Future[Any] = Future()
-        self.task: Future[Any] | None = None
+        self.task: asyncio.Task[Any] | None = None
 
     def future(self) -> Future[Any]:
         return self.outcome
@@ -59,11 +59,8 @@ class FakeActor:
         self.open: set[Reference] = set()
         self.death: RayActorError | None = None
         self.lock = threading.RLock()
-        self.threads = ThreadPoolExecutor(options["max_concurrency"], initializer=self._enter)
-        self.is_async = any(map(inspect.iscoroutinefunction, vars(kind).values()))
-        self.loop = asyncio.new_event_loop() if self.is_async else None
-        if self.loop is not None:
-            threading.Thread(target=self._turn, args=(self.loop,), daemon=True).start()
+        self.loop = asyncio.new_event_loop()
+        threading.Thread(target=self._turn, daemon=True).start()
         ray.actors.append(self)
         self.host: Any = None
         self.made = threading.Event()
@@ -87,12 +84,9 @@ class FakeActor:
             lost, self.open = self.open, set()
         for reference in lost:
             reference.settle(error=self.death)
-        self.threads.shutdown(wait=False)
-        if self.loop is not None:
-            self.loop.call_soon_threadsafe(self.loop.stop)
+        self.loop.call_soon_threadsafe(self.loop.stop)
 
     def _make(self, args: tuple[Any, ...]) -> None:
-        self._enter()
         try:
             self.ray.gate.wait(60)
             self.host = self.kind(*args)
@@ -100,17 +94,13 @@ class FakeActor:
             self.die(f"{type(error).__name__}: {error}", actor_init_failed=True)
         self.made.set()
 
-    def _enter(self) -> None:
-        _HERE.actor = self
-
-    def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._enter()
-        loop.run_forever()
-        for task in asyncio.all_tasks(loop):
-            task.cancel()
-        loop.run_until_complete(asyncio.sleep(0))
-        loop.run_until_complete(asyncio.sleep(0))
-        loop.close()
+    def _turn(self) -> None:
+        self.loop.run_forever()
+        while tasks := asyncio.all_tasks(self.loop):  # a batch in a thread ends with the thread
+            for task in tasks:
+                task.cancel()
+            self.loop.run_until_complete(asyncio.wait(tasks))
+        self.loop.close()
 
     def _call(self, name: str, args: tuple[Any, ...]) -> Reference:
         args = pickle.loads(pickle.dumps(args)) if name == "run" else args
@@ -125,17 +115,17 @@ class FakeActor:
 
     def _begin(self, reference: Reference, name: str, args: tuple[Any, ...]) -> None:
         self.made.wait(60)
+        _HERE.set(self)
         with self.lock:
             if self.death is not None:
                 return
-            call = getattr(self.host, name)
-            if self.loop is not None:
-                reference.task = asyncio.run_coroutine_threadsafe(call(*args), self.loop)
-            else:
-                reference.task = self.threads.submit(call, *args)
+            self.loop.call_soon_threadsafe(self._run, reference, getattr(self.host, name), args)
+
+    def _run(self, reference: Reference, call: Any, args: tuple[Any, ...]) -> None:
+        reference.task = self.loop.create_task(call(*args))
         reference.task.add_done_callback(lambda task: self._ended(reference, task))
 
-    def _ended(self, reference: Reference, task: Future[Any]) -> None:
+    def _ended(self, reference: Reference, task: asyncio.Task[Any]) -> None:
         with self.lock:
             self.open.discard(reference)
             if self.death is not None:
@@ -180,8 +170,8 @@ class FakeRay(ModuleType):
 
     def cancel(self, reference: Reference) -> None:
         self.cancelled.append(reference)
-        if reference.actor.loop is not None and reference.task is not None:
-            reference.task.cancel()
+        if reference.task is not None:
+            reference.actor.loop.call_soon_threadsafe(reference.task.cancel)
 
     @property
     def living(self) -> list[FakeActor]:

@@ -6,7 +6,6 @@ import asyncio
 import importlib
 import inspect
 import multiprocessing
-import pickle
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -15,13 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from adapter_fakes import FakeScorer, configured, installed, run, stub_modules
+from adapter_fakes import FakeScorer, configured, installed, stub_modules
 from trainers_tools import fleet_of, settings_of
 
-from qreward.errors import BadRequest, ConfigError, QRewardError, RequestTimeout
+from qreward.errors import BadRequest, QRewardError, RequestTimeout
 from qreward.integrations.areal import DEADLINE, HOST_LIMIT, NoReward, async_reward, reward
 from qreward.integrations.trainers.rewarder import LATE, close_all
 from qreward.testing import FakeFleet, Faults
+
+pytestmark = pytest.mark.real_time
 
 NAME = "qreward.integrations.areal.reward"
 CALL = ("<|im_start|>user\n2 + 2?", "0.75<|im_end|>", [1, 2], [3, 4])
@@ -40,8 +41,8 @@ def by_name(name: str) -> Any:
     return getattr(importlib.import_module(module), attribute)
 
 
-def rewarded(way: str, *call: Any, **data: Any) -> Any:
-    return reward(*call, **data) if way == "function" else run(async_reward(*call, **data))
+async def rewarded(way: str, *call: Any, **data: Any) -> Any:
+    return reward(*call, **data) if way == "function" else await async_reward(*call, **data)
 
 
 def test_contract_the_function_is_found_by_its_name_and_has_the_signature_of_reward_fn() -> None:
@@ -52,18 +53,6 @@ def test_contract_the_function_is_found_by_its_name_and_has_the_signature_of_rew
         *named, rest = inspect.signature(function).parameters.values()
         assert [each.name for each in named] == ["prompt", "completions", "prompt_ids", "completion_ids"]
         assert rest.kind is inspect.Parameter.VAR_KEYWORD
-
-
-def test_contract_the_function_pickles_by_its_name_with_what_it_is_called_with() -> None:
-    call = partial(reward, *CALL, answer="4", messages=[{"role": "user", "content": "2 + 2?"}])
-    again = pickle.loads(pickle.dumps(call))
-    assert again.func is reward
-    assert len(pickle.dumps(reward)) < 100
-
-
-def test_contract_the_deadline_is_below_the_limit_of_the_wrapper_with_room_for_what_comes_late() -> None:
-    assert HOST_LIMIT == 15.0
-    assert DEADLINE + LATE < HOST_LIMIT - 1
 
 
 @pytest.fixture(scope="module")
@@ -101,42 +90,43 @@ def test_the_error_of_a_failed_judge_comes_back_from_a_child(fleet: FakeFleet, t
 
 
 @pytest.mark.parametrize("way", ["function", "coroutine"])
-def test_columns_of_the_data_are_what_is_scored(way: str, scorer: FakeScorer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_columns_are_what_is_scored(way: str, scorer: FakeScorer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     messages = [{"role": "user", "content": "2 + 2?"}]
-    assert rewarded(way, *CALL, answer="4", messages=messages) == 0.75
-    assert rewarded(way, *CALL) == 0.75
+    assert await rewarded(way, *CALL, answer="4", messages=messages) == 0.75
+    assert await rewarded(way, *CALL) == 0.75
     configured(monkeypatch, tmp_path, columns={"reference": "solutions", "prompt": "query_text"})
-    assert rewarded(way, *CALL, solutions="four", query_text="two and two?") == 0.75
+    assert await rewarded(way, *CALL, solutions="four", query_text="two and two?") == 0.75
     asked = [(each["prompt"], each["response"], each["reference"]) for each in scorer.asked]
     assert asked == [(messages, "0.75", "4"), (CALL[0], "0.75", None), ("two and two?", "0.75", "four")]
 
 
 @pytest.mark.parametrize("way", ["function", "coroutine"])
-def test_a_failed_judge_never_becomes_zero_unless_the_user_chose_it(
+async def test_a_failed_judge_never_becomes_zero_unless_the_user_chose_it(
     way: str, scorer: FakeScorer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     failing = (CALL[0], "no number", [1], [2])
     with pytest.raises(NoReward if way == "function" else RequestTimeout, match="no answer in time"):
-        rewarded(way, *failing)
+        await rewarded(way, *failing)
     configured(monkeypatch, tmp_path, on_failure="none")
-    assert rewarded(way, *failing) is None
+    assert await rewarded(way, *failing) is None
     for chosen in (0.0, -1.0):
         configured(monkeypatch, tmp_path, on_failure=chosen)
-        assert rewarded(way, *failing) == chosen
+        assert await rewarded(way, *failing) == chosen
 
 
 @pytest.mark.parametrize("way", ["function", "awaited"])
-def test_a_completion_that_is_none_is_not_asked_about_and_has_no_reward(way: str, scorer: FakeScorer) -> None:
+async def test_a_completion_that_is_none_is_not_asked_about_and_has_no_reward(way: str, scorer: FakeScorer) -> None:
     prompt, _, *tokens = CALL
     with pytest.raises(BadRequest, match="no response"):
-        rewarded(way, prompt, None, *tokens)
+        await rewarded(way, prompt, None, *tokens)
     assert scorer.asked == []
 
 
-def test_each_has_the_deadline_of_where_it_runs(scorer: FakeScorer) -> None:
+async def test_each_has_the_deadline_of_where_it_runs(scorer: FakeScorer) -> None:
     reward(*CALL)
-    run(async_reward(*CALL))
+    await async_reward(*CALL)
     assert scorer.timeouts == [12.0, 180.0]
+    assert DEADLINE + LATE < HOST_LIMIT - 1 == 14.0
 
 
 def test_a_deadline_that_areal_would_not_wait_for_is_said_once(
@@ -146,12 +136,6 @@ def test_a_deadline_that_areal_would_not_wait_for_is_said_once(
     reward(*CALL)
     reward(*CALL)
     assert len([record for record in caplog.records if "AsyncRewardWrapper makes a reward 0" in record.message]) == 1
-
-
-def test_a_column_that_is_not_there_is_said(scorer: FakeScorer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    configured(monkeypatch, tmp_path, columns={"reference": "anwser"})
-    with pytest.raises(ConfigError, match="anwser"):
-        reward(*CALL, answer="4")
 
 
 # the workflow, on a stub with the parts of ``areal/workflow/rlvr.py`` that it overrides
@@ -206,20 +190,17 @@ def workflow(scorer: FakeScorer, monkeypatch: pytest.MonkeyPatch) -> Any:
     return made(gconfig=None, tokenizer=Tokenizer())
 
 
-def test_contract_the_workflow_awaits_rewards_in_its_own_loop_and_makes_no_process_pool(workflow: Any, scorer: FakeScorer) -> None:
-    async def main() -> tuple[Any, int]:
-        return await workflow.arun_episode(Engine("0.75<|im_end|>"), {"answer": "4"}), id(asyncio.get_running_loop())
-
-    trajectory, loop = run(main())
+async def test_contract_the_workflow_awaits_rewards_in_its_own_loop_and_makes_no_process_pool(workflow: Any, scorer: FakeScorer) -> None:
+    trajectory, loop = await workflow.arun_episode(Engine("0.75<|im_end|>"), {"answer": "4"}), id(asyncio.get_running_loop())
     assert trajectory == {"rewards": 0.75}
     assert scorer.loops == {loop}
     assert workflow.async_reward_fn is async_reward
 
 
-def test_a_failure_ends_the_episode_and_none_leaves_it_out(workflow: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_a_failure_ends_the_episode_and_none_leaves_it_out(workflow: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(RequestTimeout):
-        run(workflow.arun_episode(Engine("no number"), {}))
+        await workflow.arun_episode(Engine("no number"), {})
     configured(monkeypatch, tmp_path, on_failure="none")
-    assert run(workflow.arun_episode(Engine("no number"), {})) is None
+    assert await workflow.arun_episode(Engine("no number"), {}) is None
     configured(monkeypatch, tmp_path, on_failure=-1.0)
-    assert run(workflow.arun_episode(Engine("no number"), {})) == {"rewards": -1.0}
+    assert await workflow.arun_episode(Engine("no number"), {}) == {"rewards": -1.0}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import re
 from collections.abc import Callable, Iterator
@@ -20,6 +19,8 @@ from trainers_tools import fleet_of, settings_of
 
 from qreward.integrations.trainers.rewarder import close_all
 from qreward.testing import FakeFleet
+
+pytestmark = pytest.mark.real_time
 
 PAGE = Path(__file__).parents[2] / "docs" / "trainers.md"
 
@@ -84,20 +85,17 @@ def row(answer: str) -> dict[str, Any]:
     return {"responses_create_params": {"input": "2 + 2?"}, "response": response, "question": "2 + 2?", "expected_answer": "4"}
 
 
-def test_the_page_says_a_server_that_scores_and_excludes_what_could_not_be_judged(
+async def test_the_page_says_a_server_that_scores_and_excludes_what_could_not_be_judged(
     monkeypatch: pytest.MonkeyPatch, fleet: FakeFleet, tmp_path: Path
 ) -> None:
     settings_of(fleet, tmp_path).rename(tmp_path / "reward.yaml")  # JSON is YAML
     monkeypatch.chdir(tmp_path)
     app = server_of_the_page(monkeypatch).setup_webserver()
 
-    async def main() -> list[httpx.Response]:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://gym") as client:
-            answers = [await client.post("/verify", json=row(answer)) for answer in ("4", "5")]
-            fleet.set("judge-0", responder=lambda messages: "I cannot say")
-            return [*answers, await client.post("/verify", json=row("4"))]
-
-    right, wrong, failed = asyncio.run(main())
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://gym") as client:
+        right, wrong = [await client.post("/verify", json=row(answer)) for answer in ("4", "5")]
+        fleet.set("judge-0", responder=lambda messages: "I cannot say")
+        failed = await client.post("/verify", json=row("4"))
     assert [answer.status_code for answer in (right, wrong, failed)] == [200] * 3
     assert (right.json()["reward"], wrong.json()["reward"]) == (1.0, 0.0)
     assert right.json()["response"]["output"][0]["content"][0]["text"] == "4"

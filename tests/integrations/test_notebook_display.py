@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from notebook_tools import words
+from shared_tools import words
 
 from qreward import ConnectionFailed, RateLimited, Result, StreamInterrupted, StreamRestarted
 from qreward.notebook.display import CARD_TEXT, LIVE_TEXT, answer_html, answer_plain, answers_html, answers_plain

@@ -12,7 +12,7 @@ from notebook_tools import BROKEN, MODEL, Notebook, chat, clock, speaking
 
 from qreward import BatchInterrupted, ConfigError, ServerError, StreamInterrupted, SyncQRewardClient
 from qreward.integrations.notebook import show, show_batch
-from qreward.testing import FakeEndpoint, FakeFleet, Latency, echo_of, run_in_virtual_time
+from qreward.testing import FakeEndpoint, FakeFleet, Latency, echo_of
 
 SLOW = [1.0, *(step for number in range(100) for step in (f"{number} ", 0.01))]  # a second, then 100 tokens a second
 
@@ -32,8 +32,8 @@ async def shown_batch(scripts: dict[str, Any], cards: int = 12, **settings: Any)
 # one stream
 
 
-def test_a_stream_is_drawn_in_one_output_at_most_ten_times_a_second_and_once_at_its_end(notebook: Notebook) -> None:
-    completion = run_in_virtual_time(shown([SLOW]))
+async def test_a_stream_is_drawn_in_one_output_at_most_ten_times_a_second_and_once_at_its_end(notebook: Notebook) -> None:
+    completion = await shown([SLOW])
     text = "".join(f"{number} " for number in range(100))
     assert completion == {"content": text}
     times = [drawn.at for drawn in notebook.shown]
@@ -46,100 +46,91 @@ def test_a_stream_is_drawn_in_one_output_at_most_ten_times_a_second_and_once_at_
     assert [drawn.update for drawn in notebook.shown] == [False] + [True] * (len(notebook.shown) - 1)
 
 
-def test_tokens_that_come_before_a_pause_are_shown_within_the_pause(notebook: Notebook) -> None:
-    run_in_virtual_time(shown([[0.01, "one ", "two ", 5.0, "three"]]))
+async def test_tokens_that_come_before_a_pause_are_shown_within_the_pause(notebook: Notebook) -> None:
+    await shown([[0.01, "one ", "two ", 5.0, "three"]])
     first = next(drawn.at for drawn in notebook.shown if "one two" in drawn.words)
     assert first <= 0.11
 
 
-def test_nothing_is_drawn_while_nothing_changes_but_the_seconds(notebook: Notebook) -> None:
-    run_in_virtual_time(shown([[10.5, "done"]]))
+async def test_nothing_is_drawn_while_nothing_changes_but_the_seconds(notebook: Notebook) -> None:
+    await shown([[10.5, "done"]])
     assert [drawn.words for drawn in notebook.shown[:-1]] == [f"waiting {second} s" for second in range(11)]
 
 
-def test_the_end_says_endpoint_first_token_tokens_as_the_server_counts_them_and_their_rate(notebook: Notebook) -> None:
-    run_in_virtual_time(shown([[0.5, "a", 0.25, "b", 0.25, "c", 0.5]]))
+async def test_the_end_says_endpoint_first_token_tokens_as_the_server_counts_them_and_their_rate(notebook: Notebook) -> None:
+    await shown([[0.5, "a", 0.25, "b", 0.25, "c", 0.5]])
     # thirty tokens in three pieces: two of the pieces came in the half second after the first
     assert notebook.shown[-1].words == "done gpu-0 · 1.50 s · first token after 500 ms · 30 tokens · 40 tokens/s abc"
 
 
-def test_tokens_are_counted_as_pieces_until_the_server_has_told(notebook: Notebook) -> None:
-    run_in_virtual_time(shown([[0.5, "a", 0.25, "b", 5.0]]))
+async def test_tokens_are_counted_as_pieces_until_the_server_has_told(notebook: Notebook) -> None:
+    await shown([[0.5, "a", 0.25, "b", 5.0]])
     (words,) = {drawn.words for drawn in notebook.shown if drawn.words.startswith("streaming 2 s")}
     assert words == "streaming 2 s · first token after 500 ms · about 2 tokens · 4 tokens/s ab"
 
 
-def test_a_stream_that_breaks_off_keeps_its_text_shows_the_error_and_raises_it(notebook: Notebook) -> None:
+async def test_a_stream_that_breaks_off_keeps_its_text_shows_the_error_and_raises_it(notebook: Notebook) -> None:
     with pytest.raises(StreamInterrupted) as caught:
-        run_in_virtual_time(shown([[0.1, "half an ", 0.1, "answ", BROKEN]]))
+        await shown([[0.1, "half an ", 0.1, "answ", BROKEN]])
     assert caught.value.text == "half an answ"
     words = notebook.shown[-1].words
     assert words.startswith("interrupted gpu-0 · 200 ms")
     assert "half an answ StreamInterrupted: the stream broke off after 12 characters: endpoint 'gpu-0' answered 500" in words
 
 
-def test_a_stream_that_fails_before_its_first_token_says_so(notebook: Notebook) -> None:
+async def test_a_stream_that_fails_before_its_first_token_says_so(notebook: Notebook) -> None:
     with pytest.raises(ServerError):
-        run_in_virtual_time(shown([[BROKEN]]))
+        await shown([[BROKEN]])
     assert notebook.shown[-1].words.startswith("failed gpu-0")
     assert "ServerError: endpoint 'gpu-0' answered 500" in notebook.shown[-1].words
 
 
-def test_an_answer_that_begins_anew_voids_its_text_and_tells_of_it_to_the_end(notebook: Notebook) -> None:
+async def test_an_answer_that_begins_anew_voids_its_text_and_tells_of_it_to_the_end(notebook: Notebook) -> None:
     steps = [[0.2, "void", 0.2, BROKEN], [1.0, "new", 0.2]]
-    run_in_virtual_time(shown(steps, on_interrupt="restart"))
+    await shown(steps, on_interrupt="restart")
     assert any("void" in drawn.plain for drawn in notebook.shown)
     words = notebook.shown[-1].words
     assert re.match(r"done gpu-0 · 1\.6\d s · first token after 1\.4\d s · 10 tokens · restarted once new it began anew after", words)
     assert words.endswith("ServerError: endpoint 'gpu-0' answered 500")
 
 
-def test_a_cell_that_is_stopped_keeps_what_has_come_and_closes_the_stream(notebook: Notebook) -> None:
-    async def stop() -> None:
-        async with speaking({"hi": [SLOW]}) as client:
-            cell = asyncio.create_task(show(client.stream_chat_completion(chat("hi"), MODEL), clock=clock()))
-            await asyncio.sleep(1.502)
-            cell.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await cell
-            await asyncio.sleep(0.01)
-            assert client.stats()["gpu-0"].cancelled == 1
-
-    run_in_virtual_time(stop())
+async def test_a_cell_that_is_stopped_keeps_what_has_come_and_closes_the_stream(notebook: Notebook) -> None:
+    async with speaking({"hi": [SLOW]}) as client:
+        cell = asyncio.create_task(show(client.stream_chat_completion(chat("hi"), MODEL), clock=clock()))
+        await asyncio.sleep(1.502)
+        cell.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cell
+        await asyncio.sleep(0.01)
+        assert client.stats()["gpu-0"].cancelled == 1
     assert notebook.shown[-1].words.startswith("stopped 1.50 s")
     assert notebook.shown[-1].words.endswith(" 48 49 50")
 
 
-def test_a_stream_that_was_read_before_is_shown_whole_and_without_times_that_are_not_known(notebook: Notebook) -> None:
-    async def read_on() -> Any:
-        async with speaking({"hi": [[0.1, "a", 0.1, "b", 0.1, "c"]]}) as client:
-            stream = await client.stream_chat_completion(chat("hi"), MODEL)
-            events = stream.events()
-            assert await anext(events) == "a"
-            return await show(stream, clock=clock()), events
-
-    run_in_virtual_time(read_on())
+async def test_a_stream_that_was_read_before_is_shown_whole_and_without_times_that_are_not_known(notebook: Notebook) -> None:
+    async with speaking({"hi": [[0.1, "a", 0.1, "b", 0.1, "c"]]}) as client:
+        stream = await client.stream_chat_completion(chat("hi"), MODEL)
+        events = stream.events()
+        assert await anext(events) == "a"
+        await show(stream, clock=clock())
     assert notebook.shown[0].words == "waiting 0 s a"
     assert notebook.shown[-1].words == "done gpu-0 · 200 ms · 30 tokens abc"
 
 
-def test_a_stream_that_has_ended_is_shown_as_it_ended(notebook: Notebook) -> None:
-    async def late() -> Any:
-        async with speaking({"hi": [[0.1, "a"]]}) as client:
-            stream = client.stream_chat_completion(chat("hi"), MODEL)
-            await stream.final()
-            return await show(stream, clock=clock())
-
-    assert run_in_virtual_time(late()) == {"content": "a"}
+async def test_a_stream_that_has_ended_is_shown_as_it_ended(notebook: Notebook) -> None:
+    async with speaking({"hi": [[0.1, "a"]]}) as client:
+        stream = client.stream_chat_completion(chat("hi"), MODEL)
+        await stream.final()
+        assert await show(stream, clock=clock()) == {"content": "a"}
     assert notebook.shown[-1].words == "done gpu-0 · 0.0 ms · 10 tokens a"
 
 
 # many streams
 
 
-def test_a_batch_is_drawn_as_one_grid_at_most_ten_times_a_second(notebook: Notebook) -> None:
+async def test_a_batch_is_drawn_as_one_grid_at_most_ten_times_a_second(notebook: Notebook) -> None:
     scripts = {f"p{number}": [[0.5 + number / 100, *SLOW[1:]]] for number in range(4)}
-    results = run_in_virtual_time(shown_batch(scripts))
+    results = await shown_batch(scripts)
     assert [result.text for result in results] == ["".join(f"{number} " for number in range(100))] * 4
     times = [drawn.at for drawn in notebook.shown]
     assert min(after - before for before, after in pairwise(times[:-1])) >= 0.0999
@@ -148,18 +139,18 @@ def test_a_batch_is_drawn_as_one_grid_at_most_ten_times_a_second(notebook: Noteb
     assert notebook.shown[-1].words.startswith("4 done · 1.53 s · 263 tokens/s #0 done gpu-0 · first token at 500 ms · took 1.50 s")
 
 
-def test_cards_that_have_ended_give_their_places_to_answers_that_begin_and_the_rest_is_counted(notebook: Notebook) -> None:
+async def test_cards_that_have_ended_give_their_places_to_answers_that_begin_and_the_rest_is_counted(notebook: Notebook) -> None:
     scripts = {f"p{number}": [[0.2 + number, f"answer {number}", 0.5]] for number in range(7)}
-    run_in_virtual_time(shown_batch(scripts, cards=3))
+    await shown_batch(scripts, cards=3)
     assert all(drawn.html.count("<pre") <= 3 for drawn in notebook.shown)
     assert all(any(f"answer {number}" in drawn.words for drawn in notebook.shown) for number in range(7))
     assert notebook.shown[-1].words.endswith("and 4 more that are not shown")
     assert notebook.shown[-1].words.startswith("7 done")
 
 
-def test_a_grid_shows_what_failed_and_what_began_anew_beside_what_is_done(notebook: Notebook) -> None:
+async def test_a_grid_shows_what_failed_and_what_began_anew_beside_what_is_done(notebook: Notebook) -> None:
     scripts = {"good": [[0.1, "fine"]], "bad": [[BROKEN]], "again": [[0.1, "void", BROKEN], [0.3, "new"]]}
-    results = run_in_virtual_time(shown_batch(scripts, on_interrupt="restart"))
+    results = await shown_batch(scripts, on_interrupt="restart")
     assert [result.ok for result in results] == [True, False, True]
     words = notebook.shown[-1].words
     assert words.startswith("2 done · 1 failed")
@@ -168,66 +159,57 @@ def test_a_grid_shows_what_failed_and_what_began_anew_beside_what_is_done(notebo
     assert "void" not in words
 
 
-def test_a_grid_whose_input_breaks_shows_that_and_raises_it(notebook: Notebook) -> None:
+async def test_a_grid_whose_input_breaks_shows_that_and_raises_it(notebook: Notebook) -> None:
     def breaking() -> Any:
         yield chat("a")
         raise RuntimeError("the file is cut off")
 
-    async def use() -> None:
+    with pytest.raises(BatchInterrupted) as caught:
         async with speaking({"a": [[0.1, "fine"]]}) as client:
             await show_batch(client.batch_stream_chat_completion(breaking(), MODEL), clock=clock())
-
-    with pytest.raises(BatchInterrupted) as caught:
-        run_in_virtual_time(use())
     assert caught.value.results is not None
     assert "1 done" in notebook.shown[-1].words
     assert "the file is cut off" in notebook.shown[-1].words
 
 
-def test_a_grid_that_is_stopped_counts_what_was_left(notebook: Notebook) -> None:
-    async def stop() -> None:
-        async with speaking({"a": [SLOW], "b": [SLOW]}) as client:
-            stream = client.batch_stream_chat_completion([chat("a"), chat("b")], MODEL)
-            cell = asyncio.create_task(show_batch(stream, clock=clock()))
-            await asyncio.sleep(1.5)
-            cell.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await cell
-            await asyncio.sleep(0.01)
-
-    run_in_virtual_time(stop())
+async def test_a_grid_that_is_stopped_counts_what_was_left(notebook: Notebook) -> None:
+    async with speaking({"a": [SLOW], "b": [SLOW]}) as client:
+        stream = client.batch_stream_chat_completion([chat("a"), chat("b")], MODEL)
+        cell = asyncio.create_task(show_batch(stream, clock=clock()))
+        await asyncio.sleep(1.5)
+        cell.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cell
+        await asyncio.sleep(0.01)
     assert notebook.shown[-1].words.startswith("0 done · 2 stopped · 1.50 s")
 
 
 # what is not a stream, and where there is no notebook
 
 
-def test_what_is_no_stream_is_refused_and_the_right_function_is_named() -> None:
-    async def use() -> None:
-        async with speaking({}) as client:
-            with pytest.raises(ConfigError, match="show_batch takes many"):
-                show(client.batch_stream_chat_completion([], MODEL))  # type: ignore[call-overload]
-            with pytest.raises(ConfigError, match="show takes a single"):
-                show_batch(client.stream_chat_completion(chat("hi"), MODEL))  # type: ignore[call-overload]
-            with pytest.raises(ConfigError, match="cards"):
-                show_batch(client.batch_stream_chat_completion([], MODEL), cards=-1)
-
-    run_in_virtual_time(use())
+async def test_what_is_no_stream_is_refused_and_the_right_function_is_named() -> None:
+    async with speaking({}) as client:
+        with pytest.raises(ConfigError, match="show_batch takes many"):
+            show(client.batch_stream_chat_completion([], MODEL))  # type: ignore[call-overload]
+        with pytest.raises(ConfigError, match="show takes a single"):
+            show_batch(client.stream_chat_completion(chat("hi"), MODEL))  # type: ignore[call-overload]
+        with pytest.raises(ConfigError, match="cards"):
+            show_batch(client.batch_stream_chat_completion([], MODEL), cards=-1)
 
 
-def test_outside_a_notebook_the_text_is_printed_as_it_comes_and_a_line_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
-    run_in_virtual_time(shown([[0.5, "a", 0.25, "b", 0.25, "c", 0.5]]))
+async def test_outside_a_notebook_the_text_is_printed_as_it_comes_and_a_line_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    await shown([[0.5, "a", 0.25, "b", 0.25, "c", 0.5]])
     assert capsys.readouterr().out == "abc\n[done · gpu-0 · 1.50 s · first token after 500 ms · 30 tokens · 40 tokens/s]\n"
 
 
-def test_outside_a_notebook_a_line_says_that_an_answer_begins_anew(capsys: pytest.CaptureFixture[str]) -> None:
-    run_in_virtual_time(shown([[0.1, "void", 0.4, BROKEN], [0.5, "new", 0.5]], on_interrupt="restart"))
+async def test_outside_a_notebook_a_line_says_that_an_answer_begins_anew(capsys: pytest.CaptureFixture[str]) -> None:
+    await shown([[0.1, "void", 0.4, BROKEN], [0.5, "new", 0.5]], on_interrupt="restart")
     out = capsys.readouterr().out
     assert out.startswith("void\n[the answer begins anew after ServerError: endpoint 'gpu-0' answered 500]\nnew\n[done")
 
 
-def test_outside_a_notebook_each_answer_of_a_batch_is_printed_when_it_has_ended(capsys: pytest.CaptureFixture[str]) -> None:
-    run_in_virtual_time(shown_batch({"slow": [[0.5, "later"]], "quick": [[0.1, "sooner"]]}))
+async def test_outside_a_notebook_each_answer_of_a_batch_is_printed_when_it_has_ended(capsys: pytest.CaptureFixture[str]) -> None:
+    await shown_batch({"slow": [[0.5, "later"]], "quick": [[0.1, "sooner"]]})
     lines = capsys.readouterr().out.splitlines()
     assert [lines[0], lines[2]] == ["#1 sooner", "#0 later"]
     assert lines[-1].startswith("[2 done · 500 ms")

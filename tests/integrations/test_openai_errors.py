@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
 from aiohttp import web
-from loop_tools import in_loop
 from openai_tools import LIBRARIES, MODEL, ask, fleet_and_client, quick, requests, sdk, serving, sync_sdk
 
 import qreward
 from qreward import BatchInterrupted, Endpoint, Priority, QRewardClient, Retry, SyncQRewardClient, Timeouts, errors
+from qreward.codecs.chat_stream import ChatChunk
 from qreward.integrations.openai import BASE_URL, transport
-from qreward.integrations.openai.responses import described, refused, status_of
-from qreward.testing import FakeEndpoint, FakeFleet, Faults, Latency, echo_of
+from qreward.integrations.openai.responses import DONE, Broken, Events, described, event, refused, status_of
+from qreward.testing import FakeFleet, Faults, echo_of, run_in_virtual_time
+
+pytestmark = pytest.mark.real_time
 
 ONCE = Retry(attempts=1)
+PAGE = Path(__file__).parents[2] / "docs" / "openai.md"
+RAISED = {400: "BadRequestError", 401: "AuthenticationError", 403: "PermissionDeniedError", 404: "NotFoundError", 429: "RateLimitError"}
 TABLE: list[tuple[errors.QRewardError, int, str]] = [
     (errors.NoEndpoint("x"), 404, "model_not_found"),
     (errors.ConfigError("x"), 400, "config_error"),
@@ -68,6 +74,21 @@ def test_names_that_headers_cannot_hold_are_escaped() -> None:
     assert httpx.Response(500, headers=reply.headers).headers["x-request-id"] == "r\\xe9q"
 
 
+def test_the_page_says_of_each_error_what_becomes_of_it() -> None:
+    rows = dict(re.findall(r"^\| \[(\w+)\]\(errors\.md#\w+\) \| (.*) \|$", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE))
+    for error, status, code in TABLE:
+        name = type(error).__name__
+        if name in ("StreamInterrupted", "DeadlineExceeded", "RequestError"):  # told of in words, of a batch, and of none of these
+            assert name not in rows
+            continue
+        statuses, codes, raised = rows[name].split(" | ")
+        assert str(status) in statuses or "the server's" in statuses
+        assert f"`{code}`" in codes
+        kind = RAISED.get(status, "InternalServerError" if status >= 500 else "UnprocessableEntityError")
+        assert f"`{kind}`" in raised
+        assert issubclass(getattr(openai, kind), openai.APIStatusError)
+
+
 async def read(stream: Any, said: list[str]) -> None:
     async for chunk in stream:
         said.append(chunk.choices[0].delta.content or "")
@@ -98,7 +119,6 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-@in_loop
 async def test_a_refusal_is_raised_by_its_name_and_was_sent_once(library: str) -> None:
     for status, body, kind in REFUSALS:
         server = Refusing(status, body)
@@ -115,7 +135,6 @@ async def test_a_refusal_is_raised_by_its_name_and_was_sent_once(library: str) -
                 assert error.code == ("insufficient_quota" if status == 429 else error.code)
 
 
-@in_loop
 async def test_the_sdk_multiplies_no_tries() -> None:
     async with (
         fleet_and_client(quick("a", faults=Faults(error_500=1)), retry=Retry(attempts=3)) as (fleet, client),
@@ -127,7 +146,6 @@ async def test_the_sdk_multiplies_no_tries() -> None:
         assert requests(fleet) == 3
 
 
-@in_loop
 async def test_requests_that_make_no_sense_are_refused_and_not_sent() -> None:
     async with fleet_and_client(quick("a", models=["judge-*"])) as (fleet, client), sdk(client) as ours:
         with pytest.raises(openai.NotFoundError, match=r"gpt-9.*judge-\*") as caught:
@@ -156,7 +174,6 @@ def test_a_body_that_is_no_json_is_refused() -> None:
             assert "not JSON" in response.json()["error"]["message"], body
 
 
-@in_loop
 async def test_a_stream_that_breaks_off_is_an_error_and_never_a_short_answer() -> None:
     async with fleet_and_client(quick("a", faults=Faults(cut=1))) as (_, client):
         async with sdk(client) as ours:
@@ -179,7 +196,6 @@ def test_a_stream_that_breaks_off_is_an_error_in_blocking_code_too() -> None:
             http.post(f"{BASE_URL}/chat/completions", json={"model": MODEL, "messages": ask(), "stream": True})
 
 
-@in_loop
 async def test_before_the_first_token_a_stream_fails_over_unseen() -> None:
     bad, good = quick("bad", faults=Faults(error_500=0.5, error_503=0.5)), quick("good")
     async with fleet_and_client(bad, good) as (fleet, client), sdk(client) as ours:
@@ -190,43 +206,49 @@ async def test_before_the_first_token_a_stream_fails_over_unseen() -> None:
         assert fleet.seen("bad").requests > 0
 
 
-@in_loop
 async def test_the_timeout_of_the_sdk_is_the_budget_and_over_it_nothing_is_tried_again() -> None:
     async with fleet_and_client(quick("a", faults=Faults(hang=1))) as (fleet, client), sdk(client) as ours:
         create = ours.chat.completions.create
-        calls = [create(model=MODEL, messages=ask(), stream=stream, timeout=0.7) for stream in (False, True)]
+        calls = [create(model=MODEL, messages=ask(), stream=stream, timeout=1.5) for stream in (False, True)]
         for error in await asyncio.gather(*calls, return_exceptions=True):
             assert isinstance(error, openai.InternalServerError)
-            assert "0.7" in str(error)
+            assert "1.5" in str(error)
             assert (error.status_code, error.code) == (504, "request_timeout")
         assert requests(fleet) == 2
-
-
-@in_loop
-async def test_a_pause_amid_a_stream_longer_than_the_timeout_of_the_sdk_ends_it() -> None:
-    async with fleet_and_client(quick("a", faults=Faults(stall=1))) as (fleet, client), sdk(client) as ours:
-        stream = await ours.chat.completions.create(model=MODEL, messages=ask(), stream=True, timeout=1.0)
-        with pytest.raises(openai.APIError, match=r"nothing came for 1 s amid the answer"):
-            await read(stream, [])
-        assert fleet.seen("a").requests == 1
-
-
-@in_loop
-async def test_a_stream_may_take_longer_than_the_timeout_of_the_sdk_while_tokens_come() -> None:
-    slow = FakeEndpoint("a", latency=Latency(per_token=0.1, tokens=20))
-    async with fleet_and_client(slow) as (_, client), sdk(client) as ours:
-        stream = await ours.chat.completions.create(model=MODEL, messages=ask(), stream=True, timeout=1.0)
-        assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream]) == echo_of(ask())
-
-
-@in_loop
-async def test_the_timeout_of_the_client_counts_if_it_is_shorter() -> None:
     async with fleet_and_client(quick("a", faults=Faults(hang=1)), timeout=0.1) as (_, client), sdk(client) as ours:
-        with pytest.raises(openai.InternalServerError, match=r"0\.1"):
+        with pytest.raises(openai.InternalServerError, match=r"0\.1"):  # that of the client, if it is shorter
             await ours.chat.completions.create(model=MODEL, messages=ask(), timeout=50)
 
 
-@in_loop
+class Paced:
+    """A stream whose chunks come after these pauses, in seconds."""
+
+    def __init__(self, *pauses: float) -> None:
+        self._pauses = list(pauses)
+
+    async def _take(self) -> ChatChunk | None:
+        if not self._pauses:
+            return None
+        await asyncio.sleep(self._pauses.pop(0))
+        return ChatChunk(b"{}", MODEL, [], None, "")
+
+    def _drop(self) -> None:
+        """Holds nothing."""
+
+
+def test_the_timeout_of_the_sdk_is_that_of_each_pause_in_a_stream_and_not_of_all_of_it() -> None:
+    async def main() -> None:
+        ended = Events(Paced(0.9, 0.9, 0.9), 1.0, wants_usage=True)  # type: ignore[arg-type]
+        assert [each async for each in ended] == [event(b"{}")] * 3 + [DONE]
+        broken = Events(Paced(0.9, 5.0), 1.0, wants_usage=True)  # type: ignore[arg-type]
+        assert await anext(broken) == event(b"{}")
+        assert b"nothing came for 1 s during the answer" in await anext(broken)
+        with pytest.raises(Broken):
+            await anext(broken)
+
+    run_in_virtual_time(main())
+
+
 async def test_a_server_that_is_away_and_a_client_that_is_closed_are_different_errors() -> None:
     async with fleet_and_client() as (fleet, _):
         gone = fleet.endpoints
@@ -241,7 +263,6 @@ async def test_a_server_that_is_away_and_a_client_that_is_closed_are_different_e
         assert (caught.value.status_code, caught.value.code) == (503, "client_closed")
 
 
-@in_loop
 async def test_a_priority_and_a_tenant_go_with_all_requests_of_a_transport() -> None:
     async with fleet_and_client() as (_, client), sdk(client, priority=Priority.HIGH, tenant="evals", hedge=False) as ours:
         assert (await ours.chat.completions.create(model=MODEL, messages=ask())).choices[0].message.content == echo_of(ask())

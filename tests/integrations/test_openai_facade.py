@@ -10,12 +10,13 @@ from typing import Any
 
 import openai
 import pytest
-from loop_tools import in_loop, until
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai_tools import MODEL, PERSON, TOOL, ToolServer, ask, fleet_and_client, quick, tools_and_client
 
-from qreward import ConfigError, NoEndpoint, QRewardClient, StreamInterrupted, SyncQRewardClient
+from qreward import ConfigError, NoEndpoint, StreamInterrupted, SyncQRewardClient
 from qreward.testing import FakeFleet, Faults, echo_of
+
+pytestmark = pytest.mark.real_time
 
 
 async def maybe_awaited(function: Any, **arguments: Any) -> Any:
@@ -24,7 +25,6 @@ async def maybe_awaited(function: Any, **arguments: Any) -> Any:
     return await answer if inspect.isawaitable(answer) else answer
 
 
-@in_loop
 async def test_a_judge_that_takes_an_openai_client_takes_ours_of_either_kind() -> None:
     async with fleet_and_client() as (fleet, client):
         with SyncQRewardClient(fleet.endpoints) as blocking:
@@ -35,7 +35,6 @@ async def test_a_judge_that_takes_an_openai_client_takes_ours_of_either_kind() -
                 assert answer.choices[0].message.content == echo_of(ask())
 
 
-@in_loop
 async def test_a_stream_is_read_by_a_loop_or_in_a_block_and_has_no_chunk_without_choices_unasked() -> None:
     async with fleet_and_client() as (_, client):
         create = client.chat.completions.create
@@ -61,24 +60,6 @@ def test_a_blocking_stream_is_read_by_a_loop_or_in_a_block() -> None:
             list(create(model=MODEL, messages=ask(), stream=True))
 
 
-@in_loop
-async def test_a_stream_that_is_left_is_stopped_upstream() -> None:
-    async with fleet_and_client(quick("a", faults=Faults(stall=1))) as (fleet, client):
-        for count, how in enumerate(("close", "with", "break"), start=1):
-            stream = await client.chat.completions.create(model=MODEL, messages=ask(), stream=True)
-            if how == "close":
-                await stream.close()
-            elif how == "with":
-                async with stream:
-                    await anext(stream)
-            else:
-                async for _ in stream:
-                    break
-                del stream
-            await until(lambda count=count: fleet.seen("a").disconnects == count)
-
-
-@in_loop
 async def test_tools_and_unknown_parameters_go_into_the_body_and_blanks_do_not() -> None:
     server = ToolServer()
     blanks = {"seed": openai.NOT_GIVEN, "stop": openai.omit, "timeout": openai.Timeout(9), "extra_query": None}
@@ -92,7 +73,6 @@ async def test_tools_and_unknown_parameters_go_into_the_body_and_blanks_do_not()
     assert server.bodies == [{"model": MODEL, "messages": ask(), "tools": [TOOL], "guided_regex": "a|b", "top_k": 5}]
 
 
-@in_loop
 async def test_errors_are_ours_and_come_where_the_call_is_made() -> None:
     async with fleet_and_client(quick("a", models=["judge-*"])) as (_, client):
         for stream in (False, True):
@@ -107,10 +87,3 @@ def test_the_facade_costs_an_import_of_neither_the_sdk_nor_httpx() -> None:
     code = f"{use}; print({{'openai', 'httpx', 'httpx2'}} & {{*sys.modules}})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
-
-
-def test_the_facade_is_there_before_and_after_pickling() -> None:
-    import pickle
-
-    client = pickle.loads(pickle.dumps(QRewardClient(["http://127.0.0.1:9/v1"])))
-    assert client.chat.completions.create

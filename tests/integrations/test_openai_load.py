@@ -9,12 +9,13 @@ from typing import Any
 
 import openai
 import pytest
-from aiohttp import web
-from loop_tools import in_loop, until
-from openai_tools import LIBRARIES, MODEL, ask, fleet_and_client, quick, requests, sdk, serving, sync_sdk
+from openai_tools import LIBRARIES, MODEL, ask, fleet_and_client, quick, requests, sdk, sync_sdk
+from shared_tools import until
 
 from qreward import Endpoint, QRewardClient, SyncQRewardClient, Timeouts
 from qreward.testing import FakeEndpoint, FakeFleet, Faults, Latency, echo_of
+
+pytestmark = pytest.mark.real_time
 
 
 def faulty(name: str, seed: int) -> FakeEndpoint:
@@ -35,11 +36,9 @@ async def text_of(ours: openai.AsyncOpenAI, number: int) -> str:
     return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
-@in_loop
-async def test_every_call_of_120_succeeds_on_a_fleet_that_limits_fails_and_hangs(library: str) -> None:
+async def test_every_call_of_120_succeeds_on_a_fleet_that_limits_fails_and_hangs() -> None:
     async with FakeFleet([faulty("a", 1), faulty("b", 2), faulty("c", 3)]) as fleet, client_of(fleet) as client:
-        async with sdk(client, library) as ours:
+        async with sdk(client) as ours:
             texts = await asyncio.gather(*(text_of(ours, number) for number in range(120)))
         assert texts == [echo_of(ask(str(number))) for number in range(120)]
         seen = [fleet.seen(name) for name in fleet.names]
@@ -47,7 +46,6 @@ async def test_every_call_of_120_succeeds_on_a_fleet_that_limits_fails_and_hangs
         assert sum(each.rejected for each in seen) > 0
 
 
-@in_loop
 async def test_a_call_that_is_cancelled_is_stopped_upstream() -> None:
     async with fleet_and_client(quick("a", faults=Faults(hang=1))) as (fleet, client), sdk(client) as ours:
         for count, stream in enumerate((False, True), start=1):
@@ -70,7 +68,6 @@ STALLS = quick("a", faults=Faults(stall=1))
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-@in_loop
 async def test_a_stream_that_is_left_is_stopped_upstream(library: str) -> None:
     async with fleet_and_client(STALLS) as (fleet, client), sdk(client, library) as ours:
         for count, how in enumerate(("close", "break", "cancel"), start=1):
@@ -94,51 +91,8 @@ async def test_a_stream_that_is_left_is_stopped_upstream(library: str) -> None:
             await until(lambda count=count: (fleet.seen("a").disconnects, fleet.seen("a").in_flight) == (count, 0))
 
 
-def test_a_blocking_stream_that_is_left_is_stopped_upstream() -> None:
-    with FakeFleet([STALLS]) as fleet, SyncQRewardClient(fleet.endpoints) as client, sync_sdk(client) as ours:
-        with ours.chat.completions.create(model=MODEL, messages=ask(), stream=True) as stream:
-            next(stream)
-        asyncio.run(until(lambda: fleet.seen("a").disconnects == 1))
-
-
-class Endless:
-    """A server that writes chunks as long as somebody takes them."""
-
-    def __init__(self) -> None:
-        self.written = 0
-
-    async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
-        await request.read()
-        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
-        await response.prepare(request)
-        chunk = b'data: {"choices": [{"index": 0, "delta": {"content": "%b"}}]}\n\n' % (b"word" * 1000)
-        while True:
-            await response.write(chunk)
-            self.written += 1
-
-    async def stands_still(self) -> int:
-        before = -1
-        while before != self.written:
-            before = self.written
-            await asyncio.sleep(0.05)
-        return before
-
-
-@in_loop
-async def test_a_stream_that_is_read_slowly_holds_its_server_back() -> None:
-    server = Endless()
-    async with serving(server) as url, QRewardClient([Endpoint(url, proxy="")]) as client, sdk(client) as ours:
-        stream: Any = await ours.chat.completions.create(model=MODEL, messages=ask(), stream=True)
-        written = await server.stands_still()
-        for _ in range(written):
-            await anext(stream)
-        assert server.written > written
-        await stream.close()
-
-
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_many_threads_share_one_blocking_sdk(library: str) -> None:
-    with FakeFleet([quick("a"), quick("b")]) as fleet, SyncQRewardClient(fleet.endpoints) as client, sync_sdk(client, library) as ours:
+def test_many_threads_share_one_blocking_sdk() -> None:
+    with FakeFleet([quick("a"), quick("b")]) as fleet, SyncQRewardClient(fleet.endpoints) as client, sync_sdk(client) as ours:
 
         def call(number: int) -> str:
             if number % 2:
@@ -166,13 +120,3 @@ def test_one_sdk_client_serves_one_loop_after_the_other() -> None:
             await client.aclose()
 
         asyncio.run(close())
-
-
-@in_loop
-async def test_awaited_and_blocking_sdks_share_one_client() -> None:
-    async with fleet_and_client() as (fleet, client), sdk(client) as ours:
-        with sync_sdk(client) as blocking:
-            there = asyncio.to_thread(blocking.chat.completions.create, model=MODEL, messages=ask("there"))
-            answers = await asyncio.gather(there, ours.chat.completions.create(model=MODEL, messages=ask("here")))
-        assert [answer.choices[0].message.content for answer in answers] == [echo_of(ask("there")), echo_of(ask("here"))]
-        assert requests(fleet) == 2

@@ -11,7 +11,6 @@ import pytest
 from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
-from loop_tools import in_loop
 from openai_tools import MODEL, ask, sdk, serving
 
 from qreward import Endpoint, QRewardClient, Retry
@@ -22,6 +21,8 @@ from qreward.integrations.openai import BASE_URL, transport
 from qreward.integrations.openai import handler as asked
 from qreward.integrations.openai.handler import PlainCodec
 from qreward.integrations.openai.responses import event, in_pieces, strict
+
+pytestmark = pytest.mark.real_time
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(st.characters(codec="utf-8")),
@@ -122,14 +123,12 @@ class Saying:
         return web.Response(body=self.body, content_type="application/json")
 
 
-@in_loop
 async def test_an_answer_that_is_not_quite_json_reaches_the_sdk_as_json() -> None:
     odd = b'\xef\xbb\xbf{"choices": [{"index": 0, "message": {"role": "assistant", "content": "a\x01b"}}], "score": NaN}'
     async with serving(Saying(odd)) as url, QRewardClient([Endpoint(url, proxy="")]) as client, sdk(client) as ours:
         assert (await ours.chat.completions.create(model=MODEL, messages=ask())).choices[0].message.content == "a\x01b"
 
 
-@in_loop
 async def test_an_error_in_an_answer_that_claims_success_is_an_error() -> None:
     once = Retry(attempts=1)
     for body in (b'{"error": {"message": "out of order", "code": 500}}', b"<html>out of order</html>", b"[]"):
@@ -140,7 +139,6 @@ async def test_an_error_in_an_answer_that_claims_success_is_an_error() -> None:
                 await ours.moderations.create(model=MODEL, input="a")
 
 
-@in_loop
 async def test_a_ranking_goes_as_it_is_under_the_name_that_the_endpoint_has_for_the_model() -> None:
     answer = {"id": "r", "results": [{"index": 1, "relevance_score": 0.9, "document": {"text": "b"}}], "usage": {"total_tokens": 3}}
     sent = {"model": MODEL, "query": "q", "documents": ["a", "b"], "top_n": 1}

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from loop_tools import until
 from openai_tools import LIBRARIES, MODEL, ask, sync_sdk
+from shared_tools import until
 
 from qreward import Result, SyncQRewardClient
 from qreward.integrations.openai import openai_client

@@ -9,13 +9,14 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from loop_tools import in_loop
 from openai_tools import LIBRARIES, MODEL, PERSON, TOOL, ToolServer, ask, fleet_and_client, requests, sdk, sync_sdk, tools_and_client
 from pydantic import BaseModel
 
 from qreward import ConfigError, QRewardClient, SyncQRewardClient
 from qreward.integrations.openai import BASE_URL, async_openai_client, openai_client, transport
 from qreward.testing import FakeEndpoint, FakeFleet, echo_of
+
+pytestmark = pytest.mark.real_time
 
 libraries = pytest.mark.parametrize("library", LIBRARIES)
 
@@ -26,7 +27,6 @@ class Person(BaseModel):
 
 
 @libraries
-@in_loop
 async def test_a_completion_comes_as_the_endpoint_gave_it(library: str) -> None:
     async with fleet_and_client() as (_, client), sdk(client, library) as ours:
         raw = await ours.chat.completions.with_raw_response.create(model=MODEL, messages=ask())
@@ -38,7 +38,6 @@ async def test_a_completion_comes_as_the_endpoint_gave_it(library: str) -> None:
 
 
 @libraries
-@in_loop
 async def test_a_stream_comes_chunk_by_chunk_with_the_usage_only_if_it_was_asked_for(library: str) -> None:
     async with fleet_and_client() as (_, client), sdk(client, library) as ours:
         chunks = [chunk async for chunk in await ours.chat.completions.create(model=MODEL, messages=ask(), stream=True)]
@@ -65,7 +64,6 @@ def test_blocking_code_gets_the_same(library: str) -> None:
             pass  # left before it was read
 
 
-@in_loop
 async def test_what_was_sent_goes_on_unchanged_and_what_came_back_is_kept_whole() -> None:
     server = ToolServer()
     sent = {"model": MODEL, "messages": ask("ünïcode \U0001f600"), "tools": [TOOL], "n": 2, "logprobs": True, "temperature": 0.1}
@@ -78,7 +76,6 @@ async def test_what_was_sent_goes_on_unchanged_and_what_came_back_is_kept_whole(
         assert len(raw.parse().choices) == 2
 
 
-@in_loop
 async def test_headers_of_the_program_are_passed_on_but_not_its_key_nor_what_the_sdk_adds() -> None:
     server = ToolServer()
     async with tools_and_client(server) as client, sdk(client) as ours:
@@ -93,7 +90,6 @@ async def test_headers_of_the_program_are_passed_on_but_not_its_key_nor_what_the
 
 
 @libraries
-@in_loop
 async def test_tools_are_called_at_once_and_in_pieces(library: str) -> None:
     async with tools_and_client(ToolServer()) as client, sdk(client, library) as ours:
         answer = await ours.chat.completions.create(model=MODEL, messages=ask(), tools=[TOOL])
@@ -107,7 +103,6 @@ async def test_tools_are_called_at_once_and_in_pieces(library: str) -> None:
 
 
 @libraries
-@in_loop
 async def test_a_structured_answer_is_parsed_by_the_sdk(library: str) -> None:
     server = ToolServer()
     async with tools_and_client(server) as client, sdk(client, library) as ours:
@@ -118,7 +113,6 @@ async def test_a_structured_answer_is_parsed_by_the_sdk(library: str) -> None:
     assert server.bodies[0]["response_format"]["json_schema"]["name"] == "Person"
 
 
-@in_loop
 async def test_a_server_that_does_not_stream_is_heard_as_one_chunk() -> None:
     async with tools_and_client(ToolServer(streams=False)) as client, sdk(client) as ours:
         (chunk,) = [chunk async for chunk in await ours.chat.completions.create(model=MODEL, messages=ask(), stream=True)]
@@ -129,7 +123,6 @@ async def test_a_server_that_does_not_stream_is_heard_as_one_chunk() -> None:
 
 
 @libraries
-@in_loop
 async def test_vectors_are_merged_on_the_wire_and_each_gets_its_own(library: str) -> None:
     async with (
         fleet_and_client(FakeEndpoint("a", max_concurrency=1, over_cap="queue")) as (fleet, client),
@@ -145,7 +138,6 @@ async def test_vectors_are_merged_on_the_wire_and_each_gets_its_own(library: str
         assert all(answer.data[0].index == 0 for answer in answers)
 
 
-@in_loop
 async def test_legacy_completions_and_moderations_go_as_they_are() -> None:
     async with fleet_and_client() as (fleet, client), sdk(client) as ours:
         answer = await ours.completions.create(model=MODEL, prompt=["a", "b"], n=2, max_tokens=5)
@@ -156,7 +148,6 @@ async def test_legacy_completions_and_moderations_go_as_they_are() -> None:
         assert requests(fleet) == 2
 
 
-@in_loop
 async def test_the_routes_are_the_models() -> None:
     async with fleet_and_client(FakeEndpoint("a", models=["judge-*", "org/rm-7b"])) as (_, client), sdk(client) as ours:
         assert {model.id async for model in ours.models.list()} == {"judge-*", "org/rm-7b"}
@@ -166,7 +157,6 @@ async def test_the_routes_are_the_models() -> None:
             await ours.models.retrieve("gpt-9")
 
 
-@in_loop
 async def test_a_response_may_be_read_line_by_line_as_it_comes() -> None:
     async with fleet_and_client() as (_, client), sdk(client) as ours:
         create = ours.chat.completions.with_streaming_response.create
@@ -176,7 +166,6 @@ async def test_a_response_may_be_read_line_by_line_as_it_comes() -> None:
         assert all(line.startswith("data: {") for line in lines[:-1])
 
 
-@in_loop
 async def test_ready_clients_of_the_installed_sdk_need_no_setting() -> None:
     async with fleet_and_client() as (_, client):
         async with async_openai_client(client, priority=0) as ours:
@@ -188,7 +177,6 @@ async def test_ready_clients_of_the_installed_sdk_need_no_setting() -> None:
         assert answer.choices[0].message.content == echo_of(ask())
 
 
-@in_loop
 async def test_any_program_on_httpx_may_use_it() -> None:
     async with fleet_and_client() as (_, client), httpx.AsyncClient(transport=transport(client), base_url=BASE_URL) as http:
         response = await http.post("/chat/completions", json={"model": MODEL, "messages": ask()})
@@ -212,7 +200,6 @@ class EndingServer(ToolServer):
         return {"role": "assistant", "content": "Score: 1"}, asked["messages"][-1]["content"]
 
 
-@in_loop
 async def test_an_answer_comes_through_however_it_ended_for_the_program_to_read() -> None:
     reasons = ("stop", "length", "content_filter", "abort", "error", "odd")
     server = EndingServer()

@@ -6,21 +6,19 @@ import asyncio
 import importlib.util
 import inspect
 import math
-import subprocess
-import sys
-import threading
 from abc import ABC, abstractmethod
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
-from adapter_fakes import FakeScorer, configured, installed, run, stub_modules
+from adapter_fakes import FakeScorer, configured, installed, stub_modules
 
-from qreward.errors import ConfigError, RequestTimeout
+from qreward.errors import ConfigError
 from qreward.integrations import openrlhf
 from qreward.integrations.openrlhf.__main__ import main
+
+pytestmark = pytest.mark.real_time
 
 PROMPT = "<|im_start|>user\n2 + 2?<|im_end|>\n<|im_start|>assistant\n"
 
@@ -109,8 +107,8 @@ def test_contract_the_function_has_the_signature_that_is_called_and_is_no_corout
     assert not inspect.iscoroutinefunction(function)
 
 
-def test_contract_the_functions_file_is_what_the_single_turn_executor_calls_in_threads(scorer: FakeScorer) -> None:
-    output = run(executed(SingleTurnAgentExecutor(openrlhf.reward_func_path()), "0.75<|im_end|>"))
+async def test_contract_the_functions_file_is_what_the_single_turn_executor_calls_in_threads(scorer: FakeScorer) -> None:
+    output = await executed(SingleTurnAgentExecutor(openrlhf.reward_func_path()), "0.75<|im_end|>")
     assert (output["reward"], output["scores"]) == (0.75, 0.75)
     assert output["extra_logs"]["judge_ok"] == 1.0
     assert scorer.asked[0]["prompt"] == PROMPT
@@ -119,46 +117,30 @@ def test_contract_the_functions_file_is_what_the_single_turn_executor_calls_in_t
     assert scorer.timeouts == [openrlhf.DEADLINE]
 
 
-def test_contract_the_executors_file_is_made_without_arguments_and_scores_in_its_own_loop(executor: Any, scorer: FakeScorer) -> None:
-    async def main() -> tuple[Any, int]:
-        return await executed(executor, "0.75<|im_end|>"), id(asyncio.get_running_loop())
-
-    output, loop = run(main())
+async def test_contract_the_executors_file_is_made_without_arguments_and_scores_in_its_own_loop(executor: Any, scorer: FakeScorer) -> None:
+    output, loop = await executed(executor, "0.75<|im_end|>"), id(asyncio.get_running_loop())
     assert (output["reward"], output["scores"]) == (0.75, 0.75)
     assert scorer.loops == {loop}
 
 
-def test_all_that_comes_back_is_plain_finite_floats_with_the_same_keys(executor: Any) -> None:
-    good, bad = run(executed(executor, "1")), run(executed(executor, "no number"))
-    assert good["extra_logs"].keys() == bad["extra_logs"].keys() == {"judge_ok", "judge_seconds"}
-    values = [good["reward"], good["scores"], *good["extra_logs"].values(), *bad["extra_logs"].values()]
-    assert all(type(value) is float and math.isfinite(value) for value in values)
-
-
 @pytest.mark.parametrize("way", ["function", "executor"])
-def test_a_failed_judge_never_becomes_zero_unless_the_user_chose_it(
-    way: str, executor: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+async def test_a_failed_judge_never_becomes_zero_unless_the_user_chose_it(
+    way: str, executor: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     made = executor if way == "executor" else SingleTurnAgentExecutor(openrlhf.reward_func_path())
-    output = run(executed(made, "no number"))
+    output = await executed(made, "no number")
     assert output["reward"] is None  # the run stops where experience is made,
     assert math.isnan(output["scores"])  # unless the group is dropped: no range has NaN in it
     assert output["extra_logs"]["judge_ok"] == 0.0
+    assert "dropped with its group" in caplog.text
     for chosen in (0.0, -1.0):
         configured(monkeypatch, tmp_path, on_failure=chosen)
-        output = run(executed(made, "no number"))
+        output = await executed(made, "no number")
         assert (output["reward"], output["scores"], output["extra_logs"]["judge_ok"]) == (chosen, chosen, 0.0)
     configured(monkeypatch, tmp_path, on_failure="raise")
-    output = run(executed(made, "no number"))
+    output = await executed(made, "no number")
     assert (output["reward"], output["scores"]) == (None, None)
     assert "no answer in time" in output["logged"]
-
-
-def test_a_failure_is_logged_with_its_reason(scorer: FakeScorer, caplog: pytest.LogCaptureFixture) -> None:
-    reward_func = loaded("reward_func", openrlhf.reward_func_path()).reward_func
-    reward_func([f"{PROMPT}no number"], [PROMPT], ["4"])
-    assert "no reward: RequestTimeout: no answer in time" in caplog.text
-    assert "dropped with its group" in caplog.text
 
 
 def test_a_response_that_cannot_be_separated_from_its_prompt_is_a_failure_that_says_what_to_do(
@@ -184,33 +166,16 @@ def test_several_samples_at_once_give_lists(scorer: FakeScorer) -> None:
     assert found["extra_logs"]["judge_ok"] == [1.0, 0.0, 1.0]
 
 
-def test_thirty_two_threads_share_one_loop(scorer: FakeScorer) -> None:
-    reward_func = loaded("reward_func", openrlhf.reward_func_path()).reward_func
-    with ThreadPoolExecutor(32) as threads:
-        found = list(threads.map(lambda at: reward_func([f"{PROMPT}{at / 64}"], [PROMPT], [str(at)])["rewards"], range(64)))
-    assert found == [at / 64 for at in range(64)]
-    assert len(scorer.loops) == 1
-    assert threading.active_count() < 32
-
-
 def test_without_settings_the_executor_is_not_made(executor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("QREWARD_REWARD")
     with pytest.raises(ConfigError, match="QREWARD_REWARD"):
         type(executor)()
 
 
-def test_the_error_of_a_failure_that_is_raised_is_the_judges(scorer: FakeScorer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    configured(monkeypatch, tmp_path, on_failure="raise")
-    with pytest.raises(RequestTimeout):
-        loaded("reward_func", openrlhf.reward_func_path()).reward_func([f"{PROMPT}no"], [PROMPT], ["4"])
-
-
 def test_the_paths_are_printed_and_one_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     paths = {"agent": openrlhf.agent_path(), "reward_func": openrlhf.reward_func_path()}
     assert all(Path(path).is_file() for path in paths.values())
     both = f"--train.agent_func_path {paths['agent']}\n--reward.remote_url {paths['reward_func']}\n"
-    command = [sys.executable, "-m", "qreward.integrations.openrlhf"]
-    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == both
     for asked, said in ([], both), *(([name], f"{path}\n") for name, path in paths.items()):
         assert main(asked) == 0
         assert capsys.readouterr().out == said

@@ -9,12 +9,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from loop_tools import in_loop, until
 from ray_fakes import FakeRay, installed
+from shared_tools import until
 
 from qreward.batching.reward_buffer.schemas import InvalidScores
-from qreward.integrations.ray.backends import AsyncScorerActor, ScorerActor, ScorerSpec, accepted, portable
-from qreward.integrations.ray.pool import parts_of, rows_of
+from qreward.integrations.ray.backends import ScorerActor, ScorerSpec, accepted, portable
+from qreward.integrations.ray.pool import rows_of
+
+pytestmark = pytest.mark.real_time
 
 
 @pytest.fixture(autouse=True)
@@ -46,12 +48,6 @@ class Silent:
     """Has no ``__call__``; its class has, as every class."""
 
 
-def test_whether_a_scorer_blocks_is_known_before_it_is_made_unless_a_factory_makes_it() -> None:
-    specs = [ScorerSpec(Model), ScorerSpec(plain), ScorerSpec(Model())]
-    specs += [ScorerSpec(Model, method="later"), ScorerSpec(Model().later), ScorerSpec(Model, factory=True)]
-    assert [spec.blocks for spec in specs] == [True] * 3 + [False] * 3
-
-
 def test_what_cannot_score_is_refused_and_what_a_factory_makes_when_it_is_made() -> None:
     table: list[tuple[Any, dict[str, Any], str]] = [
         (Silent, {}, "Silent cannot be called"),
@@ -63,7 +59,7 @@ def test_what_cannot_score_is_refused_and_what_a_factory_makes_when_it_is_made()
         with pytest.raises(TypeError, match=says):
             ScorerSpec(scorer, **more)
     with pytest.raises(TypeError, match="Silent cannot be called"):
-        ScorerActor(ScorerSpec(Silent, factory=True))
+        ScorerActor(ScorerSpec(Silent, factory=True), 1)
 
 
 def test_a_scorer_is_given_as_many_lists_as_it_takes() -> None:
@@ -74,34 +70,34 @@ def test_a_scorer_is_given_as_many_lists_as_it_takes() -> None:
     assert accepted(lambda *lists: None, columns) == columns
 
 
-def test_an_actor_gives_what_the_scorer_gives_and_what_it_raises_as_a_value() -> None:
-    host = ScorerActor(ScorerSpec(lambda items: items or 1 / 0, (), {}))
-    assert host.ready()
-    assert host.run((["a"],)) == (True, ["a"])
-    well, error = host.run(([],))
-    assert not well
-    assert isinstance(error, ZeroDivisionError)
-    assert "In the actor:\nTraceback" in error.__notes__[0]
-    assert "in <lambda>" in error.__notes__[0]
+def leave(_: list[Any]) -> list[Any]:
+    raise SystemExit(1)
 
 
-def test_a_scorer_that_exits_does_not_take_the_actor_with_it() -> None:
-    def leave(_: list[Any]) -> list[Any]:
-        raise SystemExit(1)
-
-    well, error = ScorerActor(ScorerSpec(leave)).run((["a"],))
-    assert not well
-    assert isinstance(error, RuntimeError)
-    assert str(error) == "the scorer raised SystemExit: 1"
+async def failing(_: list[Any]) -> list[Any]:
+    return [1 // 0]
 
 
-def test_exceptions_that_cannot_travel_say_the_same_in_another_type() -> None:
+async def test_an_actor_gives_what_the_scorer_raises_as_a_value_and_lives_on() -> None:
+    table: list[tuple[Any, type[Exception], str, str]] = [
+        (lambda items: 1 / 0, ZeroDivisionError, "division by zero", "in <lambda>"),
+        (failing, ZeroDivisionError, "integer division or modulo by zero", "in failing"),
+        (leave, RuntimeError, "the scorer raised SystemExit: 1", "in leave"),
+    ]
+    for scorer, kind, says, place in table:
+        well, error = await ScorerActor(ScorerSpec(scorer), 1).run((["a"],))
+        assert (well, type(error), str(error)) == (False, kind, says)
+        assert error.__notes__[0].startswith("In the actor:\nTraceback")
+        assert kind is RuntimeError or place in error.__notes__[0]
+
+
+async def test_exceptions_that_cannot_travel_say_the_same_in_another_type() -> None:
     class Local(Exception):
         pass
 
     held = ValueError(threading.Lock())
     results = [1, ValueError("fine"), Unpicklable("a", "b"), Local("here"), held]
-    well, given = ScorerActor(ScorerSpec(lambda items: results)).run((["a"],))
+    well, given = await ScorerActor(ScorerSpec(lambda items: results), 1).run((["a"],))
     assert well
     assert [type(one) for one in given] == [int, ValueError, RuntimeError, RuntimeError, RuntimeError]
     assert str(given[2]) == "Unpicklable: a and b"
@@ -109,22 +105,21 @@ def test_exceptions_that_cannot_travel_say_the_same_in_another_type() -> None:
     assert portable(results[1]) is results[1]
 
 
-@in_loop
-async def test_an_async_actor_awaits_the_scorer_or_runs_it_in_a_thread() -> None:
+async def test_an_actor_awaits_the_scorer_or_runs_it_in_a_thread() -> None:
     threads = set()
 
     def blocking(items: list[Any]) -> list[Any]:
         threads.add(threading.current_thread())
         return items
 
-    assert await AsyncScorerActor(ScorerSpec(Model, method="later"), 2).run((["a"],)) == (True, ["a"])
-    assert await AsyncScorerActor(ScorerSpec(lambda: blocking, factory=True), 2).run((["b"],)) == (True, ["b"])
+    assert await ScorerActor(ScorerSpec(Model, method="later"), 2).run((["a"],)) == (True, ["a"])
+    for spec in (ScorerSpec(lambda: blocking, factory=True), ScorerSpec(blocking)):
+        assert await ScorerActor(spec, 2).run((["b"],)) == (True, ["b"])
     assert threads
     assert threading.main_thread() not in threads
 
 
-@in_loop
-async def test_a_batch_in_a_thread_of_an_async_actor_ends_with_the_thread() -> None:
+async def test_a_batch_in_a_thread_ends_with_the_thread() -> None:
     begun, gate = threading.Event(), threading.Event()
 
     def blocking(items: list[Any]) -> list[Any]:
@@ -132,7 +127,7 @@ async def test_a_batch_in_a_thread_of_an_async_actor_ends_with_the_thread() -> N
         gate.wait(60)
         return items
 
-    call = asyncio.ensure_future(AsyncScorerActor(ScorerSpec(lambda: blocking, factory=True), 1).run((["a"],)))
+    call = asyncio.ensure_future(ScorerActor(ScorerSpec(lambda: blocking, factory=True), 1).run((["a"],)))
     await until(begun.is_set)
     call.cancel()
     await asyncio.sleep(0.01)
@@ -142,7 +137,6 @@ async def test_a_batch_in_a_thread_of_an_async_actor_ends_with_the_thread() -> N
         await call
 
 
-@in_loop
 async def test_a_scorer_is_asked_to_put_away_what_it_has() -> None:
     closed = []
 
@@ -150,14 +144,10 @@ async def test_a_scorer_is_asked_to_put_away_what_it_has() -> None:
         async def close(self) -> None:
             closed.append(self)
 
-    await AsyncScorerActor(ScorerSpec(Tidy, method="later"), 1).end()
-    await AsyncScorerActor(ScorerSpec(Model, method="later"), 1).end()
-    ScorerActor(ScorerSpec(Model)).end()
+    await ScorerActor(ScorerSpec(Tidy, method="later"), 1).end()
+    await ScorerActor(ScorerSpec(Model, method="later"), 1).end()
+    await ScorerActor(ScorerSpec(Model), 1).end()
     assert len(closed) == 1
-
-
-def test_a_batch_is_halved_in_all_its_lists() -> None:
-    assert parts_of((["a", "b", "c"], [1, 2, 3])) == ((["a", "b"], [1, 2]), (["c"], [3]))
 
 
 def test_parts_are_rows_whatever_shape_they_came_in() -> None:

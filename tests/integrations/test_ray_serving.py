@@ -12,13 +12,14 @@ from typing import Any
 
 import httpx
 import pytest
-from loop_tools import in_loop
 from ray_fakes import FakeRay, installed
 
 from qreward.errors import ConfigError
 from qreward.integrations.ray import deployment
 from qreward.integrations.ray.backends import ScorerSpec
 from qreward.integrations.ray.serving import AsgiProxy, Replica
+
+pytestmark = pytest.mark.real_time
 
 
 class FakeServe(ModuleType):
@@ -106,7 +107,6 @@ def test_a_setting_that_is_wrong_is_said_before_anything_is_deployed(serve: Fake
         deployment(Model, **given)
 
 
-@in_loop
 async def test_a_replica_answers_in_the_forms_of_the_reward_server() -> None:
     async with replica_of(Model) as (_, http):
         assert (await http.get("/health")).json() == {"status": "ok"}
@@ -115,7 +115,6 @@ async def test_a_replica_answers_in_the_forms_of_the_reward_server() -> None:
         assert (await http.post("/classify", json={"model": "reward", "input": ["aa"]})).json()["data"][0]["probs"] == [2.0]
 
 
-@in_loop
 async def test_a_route_prefix_changes_nothing_but_the_address() -> None:
     async with replica_of(Model, prefix="/rm", token="x") as (_, http):
         token = {"authorization": "Bearer x"}
@@ -125,7 +124,6 @@ async def test_a_route_prefix_changes_nothing_but_the_address() -> None:
         assert (await http.get("/metrics")).status_code == 401
 
 
-@in_loop
 async def test_a_replica_scores_by_handle_and_its_outcomes_can_travel() -> None:
     async with replica_of(Model) as (replica, _):
         one, two = pickle.loads(pickle.dumps(await replica.score(["a", "bad"])))
@@ -134,19 +132,18 @@ async def test_a_replica_scores_by_handle_and_its_outcomes_can_travel() -> None:
         assert (await replica.add_query({"query": "abc"})).reward == 3.0  # type: ignore[union-attr]
 
 
-@in_loop
 async def test_an_awaited_scorer_of_two_lists_is_served() -> None:
     async with replica_of(awaited) as (replica, _):
         assert [one.reward for one in await replica.score(["a"], [{"reward": 0.5}])] == [0.5]
 
 
-@in_loop
 async def test_callers_of_a_replica_share_batches() -> None:
     sizes = []
 
     async def slow(completions: list[str]) -> list[float]:
         sizes.append(len(completions))
-        await asyncio.sleep(0.2)  # the others come meanwhile
+        for _ in range(500):  # turns of the loop, in which the others come
+            await asyncio.sleep(0)
         return [0.0] * len(completions)
 
     async with replica_of(slow, max_batch_size=16) as (replica, http):
@@ -157,21 +154,18 @@ async def test_callers_of_a_replica_share_batches() -> None:
         assert len(sizes) <= 4
 
 
-def test_a_replica_that_ends_lets_the_scorer_put_away_what_it_has() -> None:
+async def test_a_replica_that_ends_lets_the_scorer_put_away_what_it_has() -> None:
     before = Model.closed
     said: list[str] = []
 
-    async def main() -> None:
-        Replica(ScorerSpec(Model), {}, "ends")
-        messages = iter([{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}])
+    Replica(ScorerSpec(Model), {}, "ends")
+    messages = iter([{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}])
 
-        async def receive() -> Any:
-            return next(messages)
+    async def receive() -> Any:
+        return next(messages)
 
-        async def send(message: Any) -> None:
-            said.append(f"{message['type']} {Model.closed - before}")
+    async def send(message: Any) -> None:
+        said.append(f"{message['type']} {Model.closed - before}")
 
-        await AsgiProxy("ends")({"type": "lifespan"}, receive, send)
-
-    asyncio.run(main())
+    await AsgiProxy("ends")({"type": "lifespan"}, receive, send)
     assert said == ["lifespan.startup.complete 0", "lifespan.shutdown.complete 1"]

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from adapter_fakes import FakeScorer, made_of, number_or_limited
+from adapter_fakes import FakeScorer, made_of, number_or_late
 
-from qreward.errors import BadRequest, RateLimited
+from qreward.errors import RequestTimeout
 from qreward.integrations.roll import INVALID, InvalidGroupFilter, RewardUnavailable, judge
 from qreward.integrations.roll.rewards import MOST_DROPPED
 from qreward.integrations.trainers import adapter
@@ -20,7 +18,7 @@ from qreward.integrations.trainers import adapter
 @pytest.fixture
 def scorer(monkeypatch: pytest.MonkeyPatch) -> FakeScorer:
     """Who judges in :func:`judge`; ``settings`` there are on_failure."""
-    made = FakeScorer(number_or_limited)
+    made = FakeScorer(number_or_late)
     monkeypatch.setattr(adapter, "rewarder", lambda settings, deadline: made_of(made, deadline, **(settings or {})))
     return made
 
@@ -36,33 +34,8 @@ def test_a_failed_judge_never_becomes_0_unless_the_user_chose_it(scorer: FakeSco
     assert judge("sum?", "what?") == INVALID == -999.0
     assert judge("sum?", "what?", settings={"on_failure": "none"}) == INVALID
     assert judge("sum?", "what?", settings={"on_failure": 0}) == 0.0
-    with pytest.raises(RateLimited):
+    with pytest.raises(RequestTimeout):
         judge("sum?", "what?", settings={"on_failure": "raise"})
-
-
-def test_a_response_that_is_none_is_not_asked_about_and_has_no_reward(scorer: FakeScorer) -> None:
-    missing: Any = None
-    assert judge("sum?", missing) == INVALID
-    with pytest.raises(BadRequest, match="no response"):
-        judge("sum?", missing, settings={"on_failure": "raise"})
-    assert scorer.asked == []
-
-
-def test_against_real_servers_a_process_ends_well_with_its_connections_open() -> None:
-    code = """
-from concurrent.futures import ThreadPoolExecutor
-from qreward.integrations.roll import judge
-from qreward.testing import FakeEndpoint, FakeFleet, Faults
-
-with FakeFleet([FakeEndpoint("judge", responder="judge", faults=Faults(error_500=0.1))]) as fleet:
-    client = {"endpoints": [{"base_url": url} for url in fleet.urls.values()]}
-    settings = {"client": client, "judge": {"model": "judge-7b", "scale": [0, 1]}}
-    with ThreadPoolExecutor(16) as threads:
-        scores = list(threads.map(lambda at: judge("sum?", str(at), reference=str(at - at % 2), settings=settings), range(64)))
-    assert scores == [1.0 - at % 2 for at in range(64)], scores
-"""
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False, timeout=60)
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 def rollout(**columns: Any) -> SimpleNamespace:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import pickle
 from typing import Any
 
 import pytest
-from adapter_fakes import FakeScorer, made_of, number_or_limited
+from adapter_fakes import FakeScorer, made_of, number_or_late
 
 from qreward.errors import ConfigError
-from qreward.integrations.roll.rewards import Drops, JudgedBatch, RewardUnavailable, failure_of, judge_rows, rows_of
+from qreward.integrations.roll.rewards import Drops, RewardUnavailable, failure_of, judge_rows, rows_of
 from qreward.integrations.trainers import Rewarder
 
 
@@ -18,40 +17,34 @@ def rows(*responses: str, **columns: list[Any]) -> list[dict[str, Any]]:
     return rows_of(columns, [f"user\nquestion {at}" for at in range(len(responses))], responses)
 
 
-def judged(made: Rewarder, given: list[dict[str, Any]]) -> JudgedBatch:
-    return asyncio.run(judge_rows(made, made.config, given))
+async def judged(made: Rewarder, given: list[dict[str, Any]]) -> tuple[list[float], dict[str, list[float]]]:
+    return await judge_rows(made, made.config, given)
 
 
-def test_scores_come_in_order_with_a_number_for_each_row_in_each_metric() -> None:
-    found = judged(made_of(FakeScorer(number_or_limited)), rows("0.25", "1", "-3"))
-    assert found.scores == [0.25, 1.0, -3.0]
-    assert {name: len(values) for name, values in found.metrics.items()} == dict.fromkeys(
+async def test_scores_come_in_order_with_a_number_for_each_row_in_each_metric() -> None:
+    scores, metrics = await judged(made_of(FakeScorer(number_or_late)), rows("0.25", "1", "-3"))
+    assert scores == [0.25, 1.0, -3.0]
+    assert {name: len(values) for name, values in metrics.items()} == dict.fromkeys(
         ("judge/ok", "judge/errors", "judge/seconds", "judge/tokens"), 3
     )
-    assert found.metrics["judge/ok"] == [1.0] * 3
-    assert found.metrics["judge/tokens"] == [7.0] * 3
+    assert metrics["judge/ok"] == [1.0] * 3
+    assert metrics["judge/tokens"] == [7.0] * 3
 
 
-def test_all_rows_are_judged_at_once() -> None:
-    scorer = FakeScorer(number_or_limited)
-    judged(made_of(scorer), rows(*"123456789"))
-    assert scorer.peak == 9
-
-
-def test_a_failed_judge_never_becomes_0_unless_the_user_chose_it() -> None:
+async def test_a_failed_judge_never_becomes_0_unless_the_user_chose_it() -> None:
     given = rows("1", "what?", "0.5")
     for settings in ({}, {"on_failure": "raise"}, {"on_failure": "default"}):
-        with pytest.raises(RewardUnavailable, match="1 of 3 rewards could not be had; the first: RateLimited: 429"):
-            judged(made_of(FakeScorer(number_or_limited), **settings), given)
-    chosen = judged(made_of(FakeScorer(number_or_limited), on_failure=-0.5), given)
-    assert chosen.scores == [1.0, -0.5, 0.5]
-    assert chosen.metrics["judge/ok"] == [1.0, 0.0, 1.0]
-    assert chosen.metrics["judge/errors"] == [0.0, 1.0, 0.0]
-    assert judged(made_of(FakeScorer(number_or_limited), on_failure=0), given).scores == [1.0, 0.0, 0.5]
+        with pytest.raises(RewardUnavailable, match="1 of 3 rewards could not be had; the first: RequestTimeout: no answer"):
+            await judged(made_of(FakeScorer(number_or_late), **settings), given)
+    scores, metrics = await judged(made_of(FakeScorer(number_or_late), on_failure=-0.5), given)
+    assert scores == [1.0, -0.5, 0.5]
+    assert metrics["judge/ok"] == [1.0, 0.0, 1.0]
+    assert metrics["judge/errors"] == [0.0, 1.0, 0.0]
+    assert (await judged(made_of(FakeScorer(number_or_late), on_failure=0), given))[0] == [1.0, 0.0, 0.5]
 
 
 def test_none_is_refused_as_each_row_must_have_a_number() -> None:
-    config = made_of(FakeScorer(number_or_limited), on_failure="none").config
+    config = made_of(FakeScorer(number_or_late), on_failure="none").config
     with pytest.raises(ConfigError, match="SkippingRolloutLoop"):
         failure_of(config)
 
@@ -63,39 +56,23 @@ def test_the_error_survives_the_way_through_ray() -> None:
 
 
 @pytest.mark.parametrize("number", ["1e5", "-1e5"])
-def test_a_score_that_float16_cannot_hold_is_refused(number: str) -> None:
+async def test_a_score_that_float16_cannot_hold_is_refused(number: str) -> None:
     with pytest.raises(ConfigError, match="float16"):
-        judged(made_of(FakeScorer(number_or_limited)), rows(number))
-    config = made_of(FakeScorer(number_or_limited), on_failure=1e5).config
+        await judged(made_of(FakeScorer(number_or_late)), rows(number))
+    config = made_of(FakeScorer(number_or_late), on_failure=1e5).config
     with pytest.raises(ConfigError, match="float16"):
         failure_of(config)
 
 
-def test_an_item_has_the_conversation_of_the_data_set_and_its_reference() -> None:
-    scorer = FakeScorer(number_or_limited)
+async def test_an_item_has_the_conversation_of_the_data_set_and_its_reference() -> None:
+    scorer = FakeScorer(number_or_late)
     said = [{"role": "user", "content": "2 + 2?"}]
     given = rows("1", "2", messages=['[{"role": "user", "content": "2 + 2?"}]', said], ground_truth=["4", "5"], id=["a", "b"])
-    judged(made_of(scorer), given)
+    await judged(made_of(scorer), given)
     assert scorer.asked == [
         {"prompt": said, "response": "1", "reference": "4"},
         {"prompt": said, "response": "2", "reference": "5"},
     ]
-
-
-def test_without_a_conversation_it_is_the_decoded_prompt() -> None:
-    scorer = FakeScorer(number_or_limited)
-    judged(made_of(scorer), rows("1", ground_truth=[None]))
-    assert scorer.asked == [{"prompt": "user\nquestion 0", "response": "1", "reference": None}]
-
-
-def test_columns_take_what_they_name_and_a_wrong_one_lists_those_there_are() -> None:
-    scorer = FakeScorer(number_or_limited)
-    judge = {"model": "j", "prompt": "{prompt} {response} {rubric}"}
-    given = rows("1", question=["why?"], rubric=["short"], tag=["x"])
-    judged(made_of(scorer, judge=judge, columns={"prompt": "question"}), given)
-    assert scorer.asked == [{"prompt": "why?", "response": "1", "reference": None, "rubric": "short"}]
-    with pytest.raises(ConfigError, match=r"'questoin', which the data does not have\. There are 'prompts', 'question'"):
-        judged(made_of(scorer, columns={"prompt": "questoin"}), given)
 
 
 def test_a_column_of_another_length_belongs_to_no_row() -> None:

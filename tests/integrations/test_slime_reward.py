@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 from dataclasses import dataclass, field
@@ -10,9 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from adapter_fakes import FakeScorer, made_of, number_or_limited
+from adapter_fakes import FakeScorer, made_of, number_or_late
 
-from qreward.errors import RateLimited
+from qreward.errors import RequestTimeout
 from qreward.integrations import slime
 from qreward.integrations.trainers import Rewarder, adapter
 
@@ -38,7 +37,7 @@ class World:
     """What the functions find when they ask for their rewarder."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.scorer = FakeScorer(number_or_limited)
+        self.scorer = FakeScorer(number_or_late)
         self.made: Rewarder = made_of(self.scorer)
         self.asked: list[Any] = []
         monkeypatch.setattr(adapter, "rewarder", self._rewarder)
@@ -56,20 +55,12 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     return World(monkeypatch)
 
 
-def one(sample: Any, **given: Any) -> Any:
-    return asyncio.run(slime.reward(arguments(**given), sample))
+async def one(sample: Any, **given: Any) -> Any:
+    return await slime.reward(arguments(**given), sample)
 
 
-def group(*samples: Sample, **given: Any) -> list[Any]:
-    return asyncio.run(slime.group_reward(arguments(group_rm=True, **given), list(samples)))
-
-
-def test_a_sample_whose_response_is_missing_is_not_judged_and_leaves_the_loss(world: World) -> None:
-    lost = Sample(response=None)
-    assert group(Sample(response="1"), lost, Sample(response="0.5")) == [1.0, 0.75, 0.5]
-    assert lost.remove_sample
-    assert "no response" in lost.metadata["qreward"]["reason"]
-    assert [each["response"] for each in world.scorer.asked] == ["1", "0.5"]
+async def group(*samples: Sample, **given: Any) -> list[Any]:
+    return await slime.group_reward(arguments(group_rm=True, **given), list(samples))
 
 
 def test_contract_the_functions_are_coroutine_functions_with_the_parameters_that_slime_looks_for() -> None:
@@ -81,120 +72,103 @@ def test_contract_the_functions_are_coroutine_functions_with_the_parameters_that
     assert slime.DEADLINE < 120
 
 
-def test_contract_a_sample_gets_a_float_and_a_list_a_list_of_floats(world: World) -> None:
-    assert one(Sample(response="0.5")) == 0.5
-    assert one([Sample(response="0.5"), Sample(response="1")]) == [0.5, 1.0]
-    assert one([]) == []
-    assert group(Sample(response="0.25"), Sample(response="1")) == [0.25, 1.0]
+async def test_contract_a_sample_gets_a_float_and_a_list_a_list_of_floats(world: World) -> None:
+    assert await one(Sample(response="0.5")) == 0.5
+    assert await one([Sample(response="0.5"), Sample(response="1")]) == [0.5, 1.0]
+    assert await one([]) == []
+    assert await group(Sample(response="0.25"), Sample(response="1")) == [0.25, 1.0]
     assert world.scorer.asked[0]["reference"] == "4"
     assert world.scorer.asked[0]["prompt"] == "2 + 2?"
 
 
-def test_contract_keyword_arguments_of_slimes_are_taken(world: World) -> None:
-    assert asyncio.run(slime.reward(arguments(), Sample(), evaluation=True)) == 1.0
-    assert asyncio.run(slime.group_reward(arguments(), [Sample()], anything=1)) == [1.0]
-
-
-def test_settings_come_from_the_arguments_if_they_are_there(world: World) -> None:
-    one(Sample())
-    one(Sample(), qreward_config={"reward_model": "rm"})
+async def test_settings_come_from_the_arguments_if_they_are_there(world: World) -> None:
+    await one(Sample())
+    await one(Sample(), qreward_config={"reward_model": "rm"})
     assert world.asked == [(None, 100.0), ({"reward_model": "rm"}, 100.0)]
 
 
-def test_columns_reach_into_the_metadata(world: World) -> None:
-    world.set(columns={"prompt": "metadata.question", "rubric": "rubric"})
-    one(Sample(metadata={"question": "why?", "rubric": "short"}))
-    assert (world.scorer.asked[0]["prompt"], world.scorer.asked[0]["rubric"]) == ("why?", "short")
-
-
 @pytest.mark.parametrize("settings", [{}, {"on_failure": "default"}, {"on_failure": "none"}])
-def test_a_failed_judge_never_becomes_0_unless_the_user_chose_it(world: World, settings: dict[str, Any]) -> None:
+async def test_a_failed_judge_never_becomes_0_unless_the_user_chose_it(world: World, settings: dict[str, Any]) -> None:
     world.set(judge={"model": "j"}, **settings)
     failed, good = Sample(response="what?"), Sample(response="1")
-    assert one(failed) == 0.5  # the middle of the judge's range: nothing else is known yet
-    assert one(good) == 1.0
-    assert one(again := Sample(response="what?")) == 1.0  # the mean of what was had
+    assert await one(failed) == 0.5  # the middle of the judge's range: nothing else is known yet
+    assert await one(good) == 1.0
+    assert await one(again := Sample(response="what?")) == 1.0  # the mean of what was had
     assert [sample.remove_sample for sample in (failed, good, again)] == [True, False, True]
     world.set(on_failure=0.0)
     chosen = Sample(response="what?")
-    assert one(chosen) == 0.0
+    assert await one(chosen) == 0.0
     assert not chosen.remove_sample
     world.set(on_failure="raise")
-    with pytest.raises(RateLimited):
-        one(Sample(response="what?"))
+    with pytest.raises(RequestTimeout):
+        await one(Sample(response="what?"))
 
 
-def test_in_a_group_a_failure_gets_the_mean_of_the_others_and_leaves_the_loss(world: World) -> None:
-    samples = [Sample(response=text) for text in ("1", "what?", "0.5", "what?")]
-    assert group(*samples) == [1.0, 0.75, 0.5, 0.75]
+async def test_in_a_group_a_failure_gets_the_mean_of_the_others_and_leaves_the_loss(world: World) -> None:
+    samples = [Sample(response=text) for text in ("1", "what?", "0.5", None)]
+    assert await group(*samples) == [1.0, 0.75, 0.5, 0.75]
     assert [sample.remove_sample for sample in samples] == [False, True, False, True]
+    assert "no response" in samples[3].metadata["qreward"]["reason"]
+    assert [each["response"] for each in world.scorer.asked] == ["1", "what?", "0.5"]
 
 
-def test_a_group_of_failures_gets_one_number_without_any_deviation(world: World) -> None:
-    group(Sample(response="0.8"))
-    assert group(Sample(response="what?"), Sample(response="who?")) == [0.8, 0.8]
+async def test_a_group_of_failures_gets_one_number_without_any_deviation(world: World) -> None:
+    await group(Sample(response="0.8"))
+    assert await group(Sample(response="what?"), Sample(response="who?")) == [0.8, 0.8]
 
 
-def test_how_a_sample_was_judged_is_noted_in_its_metadata(world: World) -> None:
+async def test_how_a_sample_was_judged_is_noted_in_its_metadata(world: World) -> None:
     good, failed, strange = Sample(metadata={"a": 1}), Sample(response="what?"), Sample(metadata=None)
-    one([good, failed, strange])
+    await one([good, failed, strange])
     assert good.metadata["a"] == 1
     assert good.metadata["qreward"] | {"seconds": 0} == {"ok": True, "seconds": 0, "reason": "", "removed": False}
     said = failed.metadata["qreward"]
-    assert (said["ok"], said["removed"], said["reason"]) == (False, True, "RateLimited: 429 at the endpoint 'judge'")
+    assert (said["ok"], said["removed"], said["reason"]) == (False, True, "RequestTimeout: no answer in time")
     assert strange.metadata is None
 
 
-def test_with_a_reward_key_each_reward_is_a_dict_with_the_same_keys(world: World) -> None:
-    good, failed = one([Sample(response="0.5"), Sample(response="what?")], reward_key="judge", eval_reward_key="judge")
+async def test_with_a_reward_key_each_reward_is_a_dict_with_the_same_keys(world: World) -> None:
+    good, failed = await one([Sample(response="0.5"), Sample(response="what?")], reward_key="judge", eval_reward_key="judge")
     assert good["judge"] == failed["judge"] == 0.5
     assert (good["judge_ok"], failed["judge_ok"]) == (1.0, 0.0)
     assert good.keys() == failed.keys() == {"judge", "judge_ok", "judge_seconds"}
 
 
-def test_a_reward_key_may_name_an_attribute_of_a_reward_model(world: World) -> None:
-    world.scorer = FakeScorer(number_or_limited, {"helpfulness": 3.5, "safety": 1.0})
+async def test_a_reward_key_may_name_an_attribute_of_a_reward_model(world: World) -> None:
+    world.scorer = FakeScorer(number_or_late, {"helpfulness": 3.5, "safety": 1.0})
     world.set()
-    good, failed = one([Sample(response="0.5"), Sample(response="what?")], reward_key="helpfulness")
+    good, failed = await one([Sample(response="0.5"), Sample(response="what?")], reward_key="helpfulness")
     assert (good["helpfulness"], good["safety"]) == (3.5, 1.0)
     assert failed["helpfulness"] == 3.5
 
 
-def test_an_evaluation_finds_its_own_key_and_has_its_own_mean(world: World) -> None:
-    one(Sample(response="0.2"), eval_reward_key="score")
-    assert one(Sample(response="0.2"), eval_reward_key="score") == 0.2  # of training, which has no key
-    assert one(Sample(response="1", group_index=None), eval_reward_key="score")["score"] == 1.0
+async def test_an_evaluation_finds_its_own_key_and_has_its_own_mean(world: World) -> None:
+    await one(Sample(response="0.2"), eval_reward_key="score")
+    assert await one(Sample(response="0.2"), eval_reward_key="score") == 0.2  # of training, which has no key
+    assert (await one(Sample(response="1", group_index=None), eval_reward_key="score"))["score"] == 1.0
     failed = Sample(response="what?", group_index=None)
-    found = one(failed, eval_reward_key="score", reward_key="train")
+    found = await one(failed, eval_reward_key="score", reward_key="train")
     assert found["score"] == found["train"] == 1.0  # which moves the mean of the evaluation by nothing
     assert found["judge_ok"] == 0.0
-    assert one(Sample(response="what?", group_index=None)) == 1.0
+    assert await one(Sample(response="what?", group_index=None)) == 1.0
 
 
-def test_64_samples_at_once_are_judged_at_once(world: World) -> None:
-    async def test() -> list[Any]:
-        return await asyncio.gather(*(slime.reward(arguments(), Sample(response=str(at))) for at in range(64)))
-
-    assert asyncio.run(test()) == list(range(64))
-    assert world.scorer.peak == 64
-
-
-def test_a_fleet_that_is_dead_ends_the_run_and_not_only_its_samples(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_fleet_that_is_dead_ends_the_run_and_not_only_its_samples(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slime, "MOST_LOST", 3)
     for _ in range(3):
-        one(Sample(response="what?"))
-    with pytest.raises(RateLimited):
-        one(Sample(response="what?"))
-    one(Sample(response="1"))
-    one(Sample(response="what?"))
+        await one(Sample(response="what?"))
+    with pytest.raises(RequestTimeout):
+        await one(Sample(response="what?"))
+    await one(Sample(response="1"))
+    await one(Sample(response="what?"))
 
 
-def test_the_first_failure_and_then_one_of_a_hundred_is_logged(world: World, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_first_failure_and_then_one_of_a_hundred_is_logged(world: World, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "qreward.integrations.slime"):
         for _ in range(101):
-            one(Sample(response="what?"))
+            await one(Sample(response="what?"))
     assert [record.getMessage() for record in caplog.records] == [
-        f"{count} rewards could not be had so far; this one: RateLimited: 429 at the endpoint 'judge'" for count in (1, 101)
+        f"{count} rewards could not be had so far; this one: RequestTimeout: no answer in time" for count in (1, 101)
     ]
 
 

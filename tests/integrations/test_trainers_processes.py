@@ -35,53 +35,43 @@ here = rewarder(deadline=20.0)
 def check(scored):
     found = [each.score(None) for each in scored]
     assert found == RIGHT, found
-def forever():
-    loop = asyncio.new_event_loop()
+def forever(loop):
     threading.Thread(target=loop.run_forever, daemon=True).start()
     return loop
 async def many():
     return await here.score_many(ITEMS)
 """
 
-ENDS = {
-    "asyncio.run, twice": "check(asyncio.run(many())); check(asyncio.run(many()))",
-    "a loop in a daemon thread that is never closed, and takes its time to close": """
+ENDS = """
 from qreward.engine.driver import LoopDriver
+import uvloop
 close = LoopDriver._close
 async def slowly(self):
     await asyncio.sleep(0.2)
     await close(self)
 LoopDriver._close = slowly
-check(asyncio.run_coroutine_threadsafe(many(), forever()).result())
-""",
-    "two such loops and blocking calls": """
-for _ in range(2):
-    check(asyncio.run_coroutine_threadsafe(many(), forever()).result())
+check(asyncio.run(many()))
+check(asyncio.run(many()))
+for make in (asyncio.new_event_loop, uvloop.new_event_loop):
+    check(asyncio.run_coroutine_threadsafe(many(), forever(make())).result())
 check(here.score_blocking(ITEMS))
-""",
-    "uvloop in a daemon thread": """
-import uvloop
-asyncio.new_event_loop = uvloop.new_event_loop
-check(asyncio.run_coroutine_threadsafe(many(), forever()).result())
-""",
-    "a fork": """
+"""
+"""Loops that were closed, loops in daemon threads that are never closed and take their time to close, and the portal's."""
+
+FORKS = """
 check(here.score_blocking(ITEMS))
 child = os.fork()
 check(rewarder(deadline=20.0).score_blocking(ITEMS))
 if child:
     assert os.waitpid(child, 0)[1] == 0
-""",
-}
+"""
 
-ABRUPT = {
-    "a loop that stopped and is never closed": "loop = asyncio.new_event_loop(); check(loop.run_until_complete(many()))",
-    "a loop that was closed without ado": """
-loop = asyncio.new_event_loop()
-check(loop.run_until_complete(many()))
-loop.close()
-""",
-    "uvloop that was closed without ado, in a thread that has ended": """
+ABRUPT = """
 import uvloop
+stopped, closed = asyncio.new_event_loop(), asyncio.new_event_loop()
+check(stopped.run_until_complete(many()))
+check(closed.run_until_complete(many()))
+closed.close()
 def serve():
     loop = uvloop.new_event_loop()
     check(loop.run_until_complete(many()))
@@ -89,9 +79,15 @@ def serve():
 thread = threading.Thread(target=serve)
 thread.start()
 thread.join()
-""",
-}
-"""What these leave behind themselves, loops and transports, Python tells of in development mode."""
+trainers = asyncio.new_event_loop()
+runs = threading.Thread(target=trainers.run_forever, daemon=True)
+def stop():
+    trainers.call_soon_threadsafe(trainers.stop)
+atexit.register(stop)
+runs.start()
+check(asyncio.run_coroutine_threadsafe(many(), trainers).result())
+"""
+"""Loops that stopped, were closed without ado, or are stopped by the trainer at exit. Development mode tells of what they leave."""
 
 
 @pytest.fixture(scope="module")
@@ -108,20 +104,15 @@ def settings(fleet: FakeFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     close_all()
 
 
-@pytest.mark.parametrize("program", ENDS.values(), ids=ENDS.keys())
-def test_a_process_ends_and_prints_nothing_about_what_it_left_open(settings: Path, program: str) -> None:
-    ended_quietly(BEGIN + program, settings, json.dumps([ITEMS, RIGHT]))
-
-
-@pytest.mark.parametrize("program", ABRUPT.values(), ids=ABRUPT.keys())
-def test_a_process_ends_quietly_whatever_became_of_its_loops(settings: Path, program: str) -> None:
-    ended_quietly(BEGIN + program, settings, json.dumps([ITEMS, RIGHT]), dev=False)
+@pytest.mark.parametrize(("program", "dev"), [(ENDS, True), (FORKS, True), (ABRUPT, False)], ids=["ends", "forks", "abrupt"])
+def test_a_process_ends_and_prints_nothing_about_what_it_left_open(settings: Path, program: str, dev: bool) -> None:
+    ended_quietly(BEGIN + program, settings, json.dumps([ITEMS, RIGHT]), dev=dev)
 
 
 def test_a_process_ends_while_a_reward_is_under_way_in_a_daemon_thread(tmp_path: Path) -> None:
     with fleet_of(Faults(hang=1.0)) as fleet:
         program = """
-asyncio.run_coroutine_threadsafe(many(), forever())
+asyncio.run_coroutine_threadsafe(many(), forever(asyncio.new_event_loop()))
 while not os.path.exists(sys.argv[2]):  # until the fleet has them
     time.sleep(0.01)
 """
@@ -137,11 +128,6 @@ def _wait_for(ready: Callable[[], bool], file: Path) -> None:
     while not ready():
         threading.Event().wait(0.01)
     file.touch()
-
-
-def test_two_loops_one_after_the_other_share_a_rewarder(settings: Path) -> None:
-    for _ in range(2):
-        assert _rewards(asyncio.run(_many())) == RIGHT
 
 
 def test_thirty_two_threads_share_one_loop(settings: Path) -> None:
@@ -174,24 +160,25 @@ def test_a_fork_in_the_middle_of_other_threads_work_does_not_hold_up_the_child(s
 def test_failing_endpoints_are_failures_to_each_caller_and_no_numbers(settings: Path, fleet: FakeFleet) -> None:
     fleet.set("judge-0", faults=Faults(error_500=1.0))
     try:
-        scored = rewarder({**json.loads(settings.read_text()), "deadline": 1.0}, deadline=20.0).score_blocking(ITEMS)
+        scored = rewarder({**_content(settings), "deadline": 1.0}, deadline=20.0).score_blocking(ITEMS)
     finally:
         fleet.set("judge-0", faults=Faults())
     assert [each.score(None) for each in scored] == [None] * len(ITEMS)
     assert all(each.reason for each in scored)
 
 
-@pytest.mark.parametrize("other", [{}, {"deadline": 7.0}], ids=["the same settings", "other settings"])
-def test_closing_a_rewarder_leaves_the_client_open_for_the_others_of_the_process(settings: Path, other: dict[str, Any]) -> None:
-    given = json.loads(settings.read_text(encoding="utf-8"))
-
-    async def main() -> list[list[float | None]]:
-        closed, before = rewarder(given, deadline=20.0), rewarder({**given, **other}, deadline=20.0)
+@pytest.mark.real_time
+async def test_closing_a_rewarder_leaves_the_client_open_for_the_others_of_the_process(settings: Path) -> None:
+    given = _content(settings)
+    for other in (given, {**given, "deadline": 7.0}):
+        closed, before = rewarder(given, deadline=20.0), rewarder(other, deadline=20.0)
         await closed.aclose()
-        after = rewarder({**given, **other}, deadline=20.0)
-        return [_rewards(await each.score_many(ITEMS)) for each in (before, after, closed)]
+        for each in (before, rewarder(other, deadline=20.0), closed):
+            assert _rewards(await each.score_many(ITEMS)) == RIGHT
 
-    assert asyncio.run(main()) == [RIGHT] * 3
+
+def _content(settings: Path) -> dict[str, Any]:
+    return dict(json.loads(settings.read_text(encoding="utf-8")))
 
 
 async def _many() -> list[Any]:

@@ -17,7 +17,6 @@ from qreward.integrations.trl import reward
 from qreward.integrations.verl import function as verl
 from qreward.judge.types import Verdict, Vote
 from qreward.results import Usage
-from qreward.testing import run_in_virtual_time
 
 FAILED = Scored(None, RequestTimeout("no reward within 5 s"), 5.0)
 
@@ -37,9 +36,9 @@ class Broken(FakeScorer):
         raise KeyError("answer")
 
 
-def test_a_scorer_of_the_users_needs_no_more_than_its_methods() -> None:
+async def test_a_scorer_of_the_users_needs_no_more_than_its_methods() -> None:
     scorer = FakeScorer()
-    scored = run_in_virtual_time(Rewarder(scorer, deadline=5.0, priority=3).score("2 + 2?", "0.25", reference="4", topic="sums"))
+    scored = await Rewarder(scorer, deadline=5.0, priority=3).score("2 + 2?", "0.25", reference="4", topic="sums")
     assert scored.ok
     assert scored.score(None) == 0.25
     assert scored.reason == ""
@@ -47,13 +46,10 @@ def test_a_scorer_of_the_users_needs_no_more_than_its_methods() -> None:
     assert scorer.timeouts == [5.0]
 
 
-def test_a_scorer_that_keeps_no_deadline_is_left_a_little_after_it() -> None:
-    async def main() -> tuple[Scored, float]:
-        loop = asyncio.get_running_loop()
-        begun = loop.time()
-        return await Rewarder(Deaf(), deadline=5.0).score("p", "r"), loop.time() - begun
-
-    scored, seconds = run_in_virtual_time(main())
+async def test_a_scorer_that_keeps_no_deadline_is_left_a_little_after_it() -> None:
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+    scored, seconds = await Rewarder(Deaf(), deadline=5.0).score("p", "r"), loop.time() - begun
     assert not scored.ok
     assert isinstance(scored.error, RequestTimeout)
     assert scored.reason == "RequestTimeout: no reward within 5 s"
@@ -61,15 +57,15 @@ def test_a_scorer_that_keeps_no_deadline_is_left_a_little_after_it() -> None:
     assert 5.0 <= seconds <= 6.001
 
 
-def test_a_failure_is_a_result_with_its_reason_and_raises_nothing() -> None:
+async def test_a_failure_is_a_result_with_its_reason_and_raises_nothing() -> None:
     error = InvalidResponse("no verdict in the answer\nsecond line", model="judge-7b")
-    scored = run_in_virtual_time(Rewarder(FakeScorer(lambda _: error), deadline=5.0).score("p", "r"))
+    scored = await Rewarder(FakeScorer(lambda _: error), deadline=5.0).score("p", "r")
     assert scored.verdict is None
     assert scored.error is error
     assert scored.reason == "InvalidResponse: no verdict in the answer"
 
 
-def test_tokens_are_counted_whatever_came_of_them() -> None:
+async def test_tokens_are_counted_whatever_came_of_them() -> None:
     paid, unpaid = InvalidResponse("no verdict in the answer"), InvalidResponse("no verdict in the answer")
     paid.usage = Usage(20, 10, None)
     verdict = Verdict(1.0, (Vote(1.0),), usage=Usage(total_tokens=7))
@@ -78,16 +74,16 @@ def test_tokens_are_counted_whatever_came_of_them() -> None:
     assert verl.result_of(scored[1], RewardConfig(reward_model="rm", on_failure=-1.0))["judge_tokens"] == 30.0
     assert metrics_of(scored)["judge/tokens"] == [7.0, 30.0, 0.0, 0.0]
     told: dict[str, float] = {}
-    run_in_virtual_time(reward(judge=FakeScorer(lambda _: paid))(["p"] * 2, ["r"] * 2, log_metric=told.__setitem__))
+    await reward(judge=FakeScorer(lambda _: paid))(["p"] * 2, ["r"] * 2, log_metric=told.__setitem__)
     assert told["judge/tokens"] == 60.0
 
 
-def test_a_fault_of_code_is_no_failure_of_a_judge() -> None:
+async def test_a_fault_of_code_is_no_failure_of_a_judge() -> None:
     with pytest.raises(KeyError, match="answer"):
-        run_in_virtual_time(Rewarder(Broken(), deadline=5.0).score("p", "r"))
+        await Rewarder(Broken(), deadline=5.0).score("p", "r")
 
 
-def test_a_response_that_is_missing_is_a_failed_item_and_the_scorer_is_not_asked() -> None:
+async def test_a_response_that_is_missing_is_a_failed_item_and_the_scorer_is_not_asked() -> None:
     scorer = FakeScorer()
     items: list[dict[str, Any]] = [
         {"prompt": "p", "response": "1"},
@@ -95,7 +91,7 @@ def test_a_response_that_is_missing_is_a_failed_item_and_the_scorer_is_not_asked
         {"prompt": "p"},
         {"prompt": "p", "response": "0.5"},
     ]
-    scored = run_in_virtual_time(Rewarder(scorer, deadline=5.0).score_many(items))
+    scored = await Rewarder(scorer, deadline=5.0).score_many(items)
     assert [each.score(None) for each in scored] == [1.0, None, None, 0.5]
     assert all(isinstance(each.error, BadRequest) and "no response" in each.reason for each in scored[1:3])
     assert len(scorer.asked) == 2
@@ -110,11 +106,11 @@ def number(response: str) -> float:
 
 
 @pytest.mark.parametrize(("reads", "bad", "kind"), [(utf8, "\ud83d", "UnicodeEncodeError"), (number, "one \ud83d", "ValueError")])
-def test_an_item_whose_text_the_scorer_cannot_take_fails_alone_and_is_logged(
+async def test_an_item_whose_text_the_scorer_cannot_take_fails_alone_and_is_logged(
     reads: Callable[[str], float], bad: str, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     items = [{"prompt": "p", "response": response} for response in ("1", bad, bad, "2")]
-    scored = run_in_virtual_time(Rewarder(FakeScorer(reads), deadline=5.0).score_many(items))
+    scored = await Rewarder(FakeScorer(reads), deadline=5.0).score_many(items)
     assert [each.ok for each in scored] == [True, False, False, True]
     error = scored[1].error
     assert isinstance(error, BadRequest)
@@ -126,29 +122,23 @@ def test_an_item_whose_text_the_scorer_cannot_take_fails_alone_and_is_logged(
     assert all(kind in record.getMessage() for record in caplog.records)
 
 
-def test_settings_that_do_not_fit_the_data_are_raised_and_no_failure() -> None:
+async def test_settings_that_do_not_fit_the_data_are_raised_and_no_failure() -> None:
     error = ConfigError("the prompt names {rubric}, but the item has no 'rubric'")
     with pytest.raises(ConfigError, match="rubric"):
-        run_in_virtual_time(Rewarder(FakeScorer(lambda _: error), deadline=5.0).score("p", "r"))
+        await Rewarder(FakeScorer(lambda _: error), deadline=5.0).score("p", "r")
 
 
-def test_a_caller_that_is_cancelled_stops_the_scorer() -> None:
-    async def main() -> bool:
-        task = asyncio.create_task(Rewarder(Deaf(), deadline=5.0).score("p", "r"))
-        await asyncio.sleep(1)
-        task.cancel()
-        await asyncio.wait([task])
-        return task.cancelled()
-
-    assert run_in_virtual_time(main())
+async def test_a_caller_that_is_cancelled_stops_the_scorer() -> None:
+    task = asyncio.create_task(Rewarder(Deaf(), deadline=5.0).score("p", "r"))
+    await asyncio.sleep(1)
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
 
 
-def test_many_are_scored_at_once_and_come_back_in_their_order() -> None:
-    async def main() -> tuple[list[Scored], float]:
-        items = [{"prompt": "p", "response": str(at / 100)} for at in range(100)]
-        return await Rewarder(FakeScorer(), deadline=5.0).score_many(items), asyncio.get_running_loop().time()
-
-    scored, seconds = run_in_virtual_time(main())
+async def test_many_are_scored_at_once_and_come_back_in_their_order() -> None:
+    items = [{"prompt": "p", "response": str(at / 100)} for at in range(100)]
+    scored, seconds = await Rewarder(FakeScorer(), deadline=5.0).score_many(items), asyncio.get_running_loop().time()
     assert [each.score(None) for each in scored] == [at / 100 for at in range(100)]
     assert seconds < 1
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import pickle
 import re
@@ -120,10 +119,10 @@ def test_a_model_that_no_route_serves_is_a_wrong_setting_and_no_failed_reward(tm
     assert wrong == []
 
 
-def test_an_endpoint_that_is_taken_out_while_rewards_are_had_is_a_failure() -> None:
+async def test_an_endpoint_that_is_taken_out_while_rewards_are_had_is_a_failure() -> None:
     here = rewarder({**GOOD, "client": {"endpoints": [{**ENDPOINT, "name": "gone"}]}}, deadline=5.0)
     vars(here.scorer)["_client"].remove_endpoint("gone")
-    scored = asyncio.run(here.score("p", "r"))
+    scored = await here.score("p", "r")
     assert isinstance(scored.error, NoEndpoint)
 
 
@@ -163,8 +162,10 @@ def test_the_same_settings_have_one_rewarder_and_others_another(monkeypatch: pyt
     file.write_text(json.dumps(GOOD), encoding="utf-8")
     monkeypatch.setenv("QREWARD_REWARD", str(file))
     first = rewarder(deadline=5.0)
-    assert rewarder(file, deadline=5.0) is rewarder(str(file), deadline=5.0) is rewarder(GOOD, deadline=5.0) is first
-    assert rewarder(load_reward_config(file), deadline=5.0) is first
+    assert rewarder(file, deadline=5.0) is rewarder(str(file), deadline=5.0) is first
+    assert rewarder(json.loads(json.dumps(GOOD)), deadline=5.0) is rewarder(GOOD, deadline=5.0)
+    config = load_reward_config(file)
+    assert rewarder(config, deadline=5.0) is rewarder(config, deadline=5.0)
     assert rewarder({**GOOD, "priority": 1}, deadline=5.0) is not first
     assert rewarder(GOOD, deadline=6.0) is not first
 

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from adapter_fakes import SETTINGS, FakeScorer, installed, run
+from adapter_fakes import SETTINGS, FakeScorer, installed
 
 from qreward.errors import ConfigError
 from qreward.integrations import trl as adapter
 from qreward.integrations.trl import combined, conversation, judge_reward, reward, rows_of
 
+pytestmark = pytest.mark.real_time
 
-def called(function: Any, *completions: Any, **given: Any) -> Any:
-    return run(
-        function(prompts=["2 + 2?"] * len(completions), completions=list(completions), completion_ids=[[1]] * len(completions), **given)
+
+async def called(function: Any, *completions: Any, **given: Any) -> Any:
+    return await function(
+        prompts=["2 + 2?"] * len(completions), completions=list(completions), completion_ids=[[1]] * len(completions), **given
     )
 
 
@@ -30,31 +33,31 @@ async def some(completions: list[str], **given: Any) -> list[float | None]:
     return [None if completion == "1" else float("nan") if completion == "2" else 10.0 for completion in completions]
 
 
-def test_a_completion_that_the_judge_could_not_score_has_no_reward_whatever_others_say(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_completion_that_the_judge_could_not_score_has_no_reward_whatever_others_say(monkeypatch: pytest.MonkeyPatch) -> None:
     installed(monkeypatch)
     made = combined(reward(SETTINGS), lengths, weights=[1.0, 0.5], name="total")
     assert made.__name__ == "total"
-    assert called(made, "1", "late", "0.5") == [1.5, None, 2.0]
+    assert await called(made, "1", "late", "0.5") == [1.5, None, 2.0]
 
 
-def test_none_and_nan_of_any_function_leave_the_completion_out() -> None:
-    assert called(combined(lengths, some), "1", "2", "345") == [None, None, 13.0]
+async def test_none_and_nan_of_any_function_leave_the_completion_out() -> None:
+    assert await called(combined(lengths, some), "1", "2", "345") == [None, None, 13.0]
 
 
-def test_each_function_is_logged_under_the_name_that_trl_would_give_it() -> None:
+async def test_each_function_is_logged_under_the_name_that_trl_would_give_it() -> None:
     told: dict[str, float] = {}
-    called(combined(lengths, some), "1", "345", log_metric=told.__setitem__)
+    await called(combined(lengths, some), "1", "345", log_metric=told.__setitem__)
     assert told == {"rewards/lengths/mean": 2.0, "rewards/some/mean": 10.0}
 
 
-def test_a_rank_without_a_value_logs_the_names_that_the_others_log_for_trl_waits_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_rank_without_a_value_logs_the_names_that_the_others_log_for_trl_waits_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """TRL before 1.14 gathers the metrics of all ranks name by name, each rank by its own names: a name less is a wait for ever."""
     installed(monkeypatch)
     made = combined(reward(SETTINGS), some)
     ranks: list[tuple[dict[str, float], dict[str, Any]]] = []
     for completions in (["1", "2"], ["0.5", "3"], ["late", "late"]):
         metrics, columns = {}, {}
-        called(made, *completions, log_metric=metrics.__setitem__, log_extra=columns.__setitem__)
+        await called(made, *completions, log_metric=metrics.__setitem__, log_extra=columns.__setitem__)
         ranks.append((metrics, columns))
     logged = [(list(metrics), list(columns)) for metrics, columns in ranks]
     assert logged == [logged[0]] * 3
@@ -63,7 +66,7 @@ def test_a_rank_without_a_value_logs_the_names_that_the_others_log_for_trl_waits
     assert math.isnan(ranks[2][0]["rewards/judge/mean"])
 
 
-def test_functions_of_one_name_are_logged_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_functions_of_one_name_are_logged_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     installed(monkeypatch)
     metrics: dict[str, list[float]] = {}
     columns: dict[str, list[Any]] = {}
@@ -78,7 +81,7 @@ def test_functions_of_one_name_are_logged_apart(monkeypatch: pytest.MonkeyPatch)
         "log_metric": lambda name, value: metrics.setdefault(name, []).append(value),
         "log_extra": lambda name, values: columns.setdefault(name, []).extend(values),
     }
-    assert called(made, "1", "0.5", **handles) == [4.0, 12.0]
+    assert await called(made, "1", "0.5", **handles) == [4.0, 12.0]
     assert {name: values for name, values in metrics.items() if name.startswith("rewards/")} == {
         "rewards/scaled/mean": [2.0],
         "rewards/scaled_2/mean": [6.0],
@@ -94,7 +97,7 @@ def scaled(completions: list[str], by: float, **given: Any) -> list[float]:
     return [len(completion) * by for completion in completions]
 
 
-def test_a_missing_reward_is_refused_where_trl_would_count_it_as_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_missing_reward_is_refused_where_trl_would_count_it_as_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     """By versions of TRL: whether a reward that is None is refused."""
     installed(monkeypatch)
     versions = {"0.29.1": True, "1.5.1": True, "1.6.0": False, "1.6.0.dev0": False, "1.16.0": False, "2.0": False}
@@ -109,29 +112,31 @@ def test_a_missing_reward_is_refused_where_trl_would_count_it_as_zero(monkeypatc
             lambda: called(partial, "late"),
             lambda: called(combined(some), "1"),
         ]
-        found[trl] = [f"TRL {trl} counts as 0.0; install trl>=1.6" in error_of(ask) for ask in asked]
+        found[trl] = [f"TRL {trl} counts as 0.0; install trl>=1.6" in await error_of(ask) for ask in asked]
         for chosen in ("raise", -1.0):
-            assert called(reward(SETTINGS, on_failure=chosen), "1") == [1.0]
-        assert called(combined(lengths, some), "345") == [13.0]
+            assert await called(reward(SETTINGS, on_failure=chosen), "1") == [1.0]
+        assert await called(combined(lengths, some), "345") == [13.0]
     assert found == {trl: [refused] * 5 for trl, refused in versions.items()}
 
 
-def error_of(ask: Callable[[], Any]) -> str:
+async def error_of(ask: Callable[[], Any]) -> str:
     try:
-        ask()
+        found = ask()
+        if inspect.iscoroutine(found):
+            await found
     except ConfigError as error:
         return str(error)
     return ""
 
 
-def test_plain_functions_run_in_threads_and_get_all_that_trl_gives() -> None:
+async def test_plain_functions_run_in_threads_and_get_all_that_trl_gives() -> None:
     seen: dict[str, Any] = {}
 
     def noting(prompts: Any, completions: Any, completion_ids: Any, **given: Any) -> list[float]:
         seen.update(given, main=threading.current_thread() is threading.main_thread(), ids=completion_ids)
         return [0.0]
 
-    called(combined(noting), "a", solution=["4"], trainer_state="state")
+    await called(combined(noting), "a", solution=["4"], trainer_state="state")
     assert seen == {"solution": ["4"], "trainer_state": "state", "main": False, "ids": [[1]]}
 
 
@@ -140,15 +145,15 @@ class Instance:
         return [2.0] * len(completions)
 
 
-def test_an_object_that_is_called_and_awaited_is_taken_as_trl_takes_it() -> None:
+async def test_an_object_that_is_called_and_awaited_is_taken_as_trl_takes_it() -> None:
     told: dict[str, float] = {}
-    assert called(combined(Instance()), "a", log_metric=told.__setitem__) == [2.0]
+    assert await called(combined(Instance()), "a", log_metric=told.__setitem__) == [2.0]
     assert told == {"rewards/Instance/mean": 2.0}
 
 
-def test_too_few_rewards_and_wrong_weights_are_errors() -> None:
+async def test_too_few_rewards_and_wrong_weights_are_errors() -> None:
     with pytest.raises(ValueError, match="'few' gave 1 rewards for 2 completions"):
-        called(combined(lengths, few), "a", "b")
+        await called(combined(lengths, few), "a", "b")
     with pytest.raises(ValueError, match="2 functions and 1 weights"):
         combined(lengths, some, weights=[1.0])
     with pytest.raises(ValueError, match="0 functions"):

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import verifiers_stub
-from adapter_fakes import SETTINGS, run
+from adapter_fakes import SETTINGS
 from adapter_fakes import installed as installed_scorer
 from openai.types.chat import ChatCompletion
 from pydantic import BaseModel
@@ -23,6 +23,8 @@ from qreward.client import QRewardClient
 from qreward.errors import ConfigError, InvalidResponse, QRewardError, RequestTimeout
 from qreward.integrations.trainers.rewarder import close_all
 from qreward.testing import FakeFleet, Faults, Latency
+
+pytestmark = pytest.mark.real_time
 
 
 @pytest.fixture
@@ -69,29 +71,31 @@ def test_contract_complete_has_the_signature_that_verifiers_calls(adapter: Any) 
     assert inspect.iscoroutinefunction(adapter.FleetJudge.complete)
 
 
-def test_contract_thirty_two_calls_go_through_one_client_and_are_recorded_as_usual(
-    adapter: Any, client_file: Path, fleet: FakeFleet
+async def test_contract_thirty_two_calls_go_through_one_client_at_once_and_are_recorded_as_usual(
+    adapter: Any, client_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     traces = [Trace() for _ in range(32)]
-    fleet.set("judge-0", latency=Latency(base=1.5))  # in which all of them arrive
+    client, together = judge_of(adapter, fleet=client_file).client, asyncio.Barrier(32)
+    send = client.chat_completion
+
+    async def sent(*args: Any, **settings: Any) -> Any:
+        await together.wait()
+        return await send(*args, **settings)
+
+    monkeypatch.setattr(client, "chat_completion", sent)
 
     async def one(at: int) -> Any:
         return await judge_of(adapter, fleet=client_file).evaluate(trace=traces[at], answer=at, response=at + at % 2)
 
-    async def main() -> list[Any]:
-        return await asyncio.gather(*map(one, range(32)))
-
-    assert [response.parsed for response in run(main())] == [float(at % 2 == 0) for at in range(32)]
-    assert fleet.seen("judge-0").peak_in_flight == 32
+    assert [response.parsed for response in await asyncio.gather(*map(one, range(32)))] == [float(at % 2 == 0) for at in range(32)]
     for at, trace in enumerate(traces):
         (call,) = trace.calls
         assert call["request"]["model"] == "judge-7b"
         assert call["request"]["messages"][0]["content"].startswith(f"Reference answer: {at}\n")
         assert call["response"]["usage"]["completion_tokens"] > 0
-    assert judge_of(adapter, fleet=client_file).client is judge_of(adapter, fleet=client_file).client
 
 
-def test_contract_sampling_and_the_requests_own_settings_reach_the_server(adapter: Any, client_file: Path, fleet: FakeFleet) -> None:
+async def test_contract_sampling_and_the_requests_own_settings_reach_the_server(adapter: Any, client_file: Path, fleet: FakeFleet) -> None:
     asked: list[Any] = []
     judge = judge_of(adapter, fleet=client_file, sampling={"temperature": 0.5, "top_k": 3}, deadline=7, priority=2)
 
@@ -104,32 +108,34 @@ def test_contract_sampling_and_the_requests_own_settings_reach_the_server(adapte
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
     for sampling in ({}, {"temperature": 0.0, "timeout": 3.0, "extra_headers": {"X-A": "b"}}):
         with pytest.raises(RequestTimeout):
-            run(judge.complete(messages, **sampling))
+            await judge.complete(messages, **sampling)
     first, second = (settings for _, _, settings in asked)
     assert asked[0][:2] == (messages, "judge-7b")
     assert first == {"timeout": 7.0, "priority": 2, "extra_headers": None, "extra_body": {"temperature": 0.5, "top_k": 3}}
     assert (second["timeout"], second["extra_headers"], second["extra_body"]["temperature"]) == (3.0, {"X-A": "b"}, 0.0)
     with pytest.raises(ConfigError, match="extra_query"):
-        run(judge.complete(messages, extra_query={"a": "b"}))
+        await judge.complete(messages, extra_query={"a": "b"})
 
 
-def test_a_failed_judge_never_becomes_a_score(adapter: Any, client_file: Path, fleet: FakeFleet) -> None:
+async def test_a_failed_judge_never_becomes_a_score(adapter: Any, client_file: Path, fleet: FakeFleet) -> None:
     fleet.set("judge-0", faults=Faults(error_500=1.0), latency=Latency())
     trace = Trace()
     with pytest.raises(QRewardError):
-        run(judge_of(adapter, fleet=client_file, deadline=1).evaluate(trace=trace, answer=1, response=1))
+        await judge_of(adapter, fleet=client_file, deadline=1).evaluate(trace=trace, answer=1, response=1)
     assert trace.calls == []
 
 
-def test_an_answer_that_cannot_be_parsed_raises_and_is_recorded_for_it_was_paid(adapter: Any, client_file: Path, fleet: FakeFleet) -> None:
+async def test_an_answer_that_cannot_be_parsed_raises_and_is_recorded_for_it_was_paid(
+    adapter: Any, client_file: Path, fleet: FakeFleet
+) -> None:
     fleet.set("judge-0", responder=lambda messages: "I cannot say")
     trace = Trace()
     with pytest.raises(json.JSONDecodeError):
-        run(judge_of(adapter, fleet=client_file).evaluate(trace=trace, answer=1, response=1))
+        await judge_of(adapter, fleet=client_file).evaluate(trace=trace, answer=1, response=1)
     assert trace.calls[0]["response"]["text"] == "I cannot say"
 
 
-def test_an_answer_that_is_not_whole_raises_and_is_recorded_for_it_was_paid(adapter: Any, client_file: Path) -> None:
+async def test_an_answer_that_is_not_whole_raises_and_is_recorded_for_it_was_paid(adapter: Any, client_file: Path) -> None:
     class Client:
         async def chat_completion(self, messages: Any, model: str, **settings: Any) -> Any:
             message = {"role": "assistant", "content": '{"score": 1}'}
@@ -140,7 +146,7 @@ def test_an_answer_that_is_not_whole_raises_and_is_recorded_for_it_was_paid(adap
     judge, trace = judge_of(adapter, fleet=client_file), Trace()
     judge.client = Client()
     with pytest.raises(InvalidResponse, match="not whole: finish_reason 'length'"):
-        run(judge.evaluate(trace=trace, answer=1, response=1))
+        await judge.evaluate(trace=trace, answer=1, response=1)
     assert trace.calls[0]["response"]["text"] == '{"score": 1}'
 
 
@@ -149,13 +155,13 @@ class Opinion(BaseModel):
     score: int
 
 
-def test_structured_output_is_an_object_of_the_schema_or_an_error(adapter: Any, client_file: Path, fleet: FakeFleet) -> None:
+async def test_structured_output_is_an_object_of_the_schema_or_an_error(adapter: Any, client_file: Path, fleet: FakeFleet) -> None:
     judge = judge_of(adapter, fleet=client_file)
     fleet.set("judge-0", responder=lambda messages: '{"reason": "so", "score": 1}')
-    assert run(judge.complete("q", schema=Opinion)).parsed == Opinion(reason="so", score=1)
+    assert (await judge.complete("q", schema=Opinion)).parsed == Opinion(reason="so", score=1)
     fleet.set("judge-0", responder=lambda messages: '{"reason": "so"}')
     with pytest.raises(InvalidResponse, match="not a valid Opinion"):
-        run(judge.complete("r", schema=Opinion))
+        await judge.complete("r", schema=Opinion)
 
 
 def test_a_schema_is_strict_all_the_way_down(adapter: Any) -> None:
@@ -182,7 +188,7 @@ def test_without_a_fleet_the_judges_own_endpoint_is_one(adapter: Any, monkeypatc
         adapter.FleetJudge(verifiers_stub.JudgeConfig())
 
 
-def test_contract_a_legacy_judge_rubric_gets_its_answer_from_the_client_as_from_an_sdk(client_file: Path) -> None:
+async def test_contract_a_legacy_judge_rubric_gets_its_answer_from_the_client_as_from_an_sdk(client_file: Path) -> None:
     async def main() -> str:
         async with QRewardClient.from_config(client_file) as judge_client:
             asked = [{"role": "user", "content": "Reference answer: 4\nCandidate answer: 4"}]
@@ -190,10 +196,10 @@ def test_contract_a_legacy_judge_rubric_gets_its_answer_from_the_client_as_from_
             answer = await answer if inspect.isawaitable(answer) else answer  # as its maybe_await does
             return str(answer.choices[0].message.content)
 
-    assert json.loads(run(main()))["score"] == 1
+    assert json.loads(await main())["score"] == 1
 
 
-def test_a_rollout_is_scored_by_an_adapters_settings_and_a_failure_is_no_zero(
+async def test_a_rollout_is_scored_by_an_adapters_settings_and_a_failure_is_no_zero(
     adapter: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     scorer = installed_scorer(monkeypatch)
@@ -204,20 +210,20 @@ def test_a_rollout_is_scored_by_an_adapters_settings_and_a_failure_is_no_zero(
         return adapter.RewardJudge(adapter.RewardJudgeConfig(settings=file, view=view))
 
     task = verifiers_stub.TaskData()
-    assert run(judge("a.json").score(task, Trace("0.5"))) == 0.5
+    assert await judge("a.json").score(task, Trace("0.5")) == 0.5
     assert {name: scorer.asked[0][name] for name in ("prompt", "response", "reference")} == {
         "prompt": "2 + 2?",
         "response": "0.5",
         "reference": "4",
     }
     with pytest.raises(RequestTimeout):
-        run(judge("a.json").score(task, Trace("no number")))
-    assert run(judge("c.json", on_failure=0.0).score(task, Trace("no number"))) == 0.0
-    assert run(judge("d.json", view="full_trace", on_failure=-1.0).score(task, Trace("no number"))) == -1.0
+        await judge("a.json").score(task, Trace("no number"))
+    assert await judge("c.json", on_failure=0.0).score(task, Trace("no number")) == 0.0
+    assert await judge("d.json", view="full_trace", on_failure=-1.0).score(task, Trace("no number")) == -1.0
     assert scorer.asked[-1]["response"].startswith("user: 2 + 2?")
 
 
-def test_settings_that_verifiers_cannot_use_are_refused_with_its_configuration(
+async def test_settings_that_verifiers_cannot_use_are_refused_with_its_configuration(
     adapter: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """And so before a rollout is paid for. Settings that are named only later are refused before anything is asked."""
@@ -237,12 +243,12 @@ def test_settings_that_verifiers_cannot_use_are_refused_with_its_configuration(
         later = adapter.RewardJudge(adapter.RewardJudgeConfig())
         monkeypatch.setenv("QREWARD_REWARD", str(file))
         with pytest.raises(ConfigError, match=said):
-            run(later.score(verifiers_stub.TaskData(), Trace("0.5")))
+            await later.score(verifiers_stub.TaskData(), Trace("0.5"))
         monkeypatch.delenv("QREWARD_REWARD")
     assert scorer.asked == []
 
 
-def test_what_a_scorer_answered_is_recorded_with_its_tokens_also_if_it_was_no_verdict(
+async def test_what_a_scorer_answered_is_recorded_with_its_tokens_also_if_it_was_no_verdict(
     adapter: Any, fleet: FakeFleet, tmp_path: Path
 ) -> None:
     settings = json.loads(settings_of(fleet, tmp_path).read_text(encoding="utf-8"))
@@ -250,7 +256,7 @@ def test_what_a_scorer_answered_is_recorded_with_its_tokens_also_if_it_was_no_ve
     file.write_text(json.dumps({**settings, "judge": {**settings["judge"], "samples": 2}}), encoding="utf-8")
     judge = adapter.RewardJudge(adapter.RewardJudgeConfig(settings=file, name="grade"))
     trace = Trace("4")
-    assert run(judge.score(verifiers_stub.TaskData(), trace)) == 1.0
+    assert await judge.score(verifiers_stub.TaskData(), trace) == 1.0
     first, second = trace.calls
     assert first["name"] == second["name"] == "grade"
     assert first["request"] == {"model": "judge-7b", "prompt": "2 + 2?", "response": "4", "reference": "4"}
@@ -261,7 +267,7 @@ def test_what_a_scorer_answered_is_recorded_with_its_tokens_also_if_it_was_no_ve
     fleet.set("judge-0", responder=lambda messages: "I cannot say")
     trace = Trace("4")
     with pytest.raises(InvalidResponse):
-        run(judge.score(verifiers_stub.TaskData(), trace))
+        await judge.score(verifiers_stub.TaskData(), trace)
     (failed,) = trace.calls
     assert failed["request"]["model"] == "judge-7b"
     assert (failed["response"]["text"], failed["response"]["parsed"]) == ("", None)
@@ -272,7 +278,7 @@ def test_what_a_scorer_answered_is_recorded_with_its_tokens_also_if_it_was_no_ve
     hasty.write_text(json.dumps({**settings, "deadline": 0.5}), encoding="utf-8")
     trace = Trace("4")
     with pytest.raises(QRewardError):
-        run(adapter.RewardJudge(adapter.RewardJudgeConfig(settings=hasty)).score(verifiers_stub.TaskData(), trace))
+        await adapter.RewardJudge(adapter.RewardJudgeConfig(settings=hasty)).score(verifiers_stub.TaskData(), trace)
     assert trace.calls == []
 
 

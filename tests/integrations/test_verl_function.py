@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from adapter_fakes import REWARDER, SETTINGS, FakeScorer, installed, run
+from adapter_fakes import REWARDER, SETTINGS, FakeScorer, configured, installed
 
-from qreward.errors import BadRequest, ConfigError, RequestTimeout
+from qreward.errors import ConfigError, RequestTimeout
 from qreward.integrations.verl import DEADLINE, compute_score
 from qreward.integrations.verl import function as function_module
 from qreward.integrations.verl.function import plain, settings_of
@@ -29,10 +29,10 @@ def scorer(monkeypatch: pytest.MonkeyPatch) -> FakeScorer:
     return installed(monkeypatch)
 
 
-def scored(solution: str | None = "1", extra: Any = None, **kwargs: Any) -> Any:
+async def scored(solution: str | None = "1", extra: Any = None, **kwargs: Any) -> Any:
     extra = {"question": "2 + 2?"} if extra is None else extra
     given = {"data_source": "sums", "solution_str": solution, "ground_truth": "4", "extra_info": extra}
-    return run(compute_score(**given, **{**SETTINGS, **kwargs}))
+    return await compute_score(**given, **{**SETTINGS, **kwargs})
 
 
 def loaded_by_verl(kwargs: Mapping[str, Any]) -> Any:
@@ -46,24 +46,18 @@ def loaded_by_verl(kwargs: Mapping[str, Any]) -> Any:
     return partial(shim, raw, dict(kwargs))
 
 
-def test_contract_verl_finds_a_coroutine_function_and_awaits_it_with_keywords_only(scorer: FakeScorer) -> None:
+async def test_contract_verl_finds_a_coroutine_function_and_awaits_it_with_keywords_only(scorer: FakeScorer) -> None:
     function = loaded_by_verl(SETTINGS)
     assert inspect.iscoroutinefunction(function)
     extra = {"question": "2 + 2?", "num_turns": 2, "rollout_reward_scores": {}}
-    result = run(function(data_source="sums", solution_str="0.5", ground_truth="4", extra_info=extra))
+    result = await function(data_source="sums", solution_str="0.5", ground_truth="4", extra_info=extra)
     assert result["score"] == 0.5
     assert scorer.asked == [{"prompt": "2 + 2?", "response": "0.5", "reference": "4"}]
     assert scorer.timeouts == [DEADLINE]
 
 
-def test_contract_the_parameters_are_those_that_verl_names() -> None:
-    names = list(inspect.signature(compute_score).parameters.values())
-    assert [each.name for each in names] == ["data_source", "solution_str", "ground_truth", "extra_info", "kwargs"]
-    assert names[-1].kind is inspect.Parameter.VAR_KEYWORD
-
-
-def test_contract_good_and_failed_samples_have_the_same_keys_and_values_that_stack(scorer: FakeScorer) -> None:
-    good, failed = scored("0.5", on_failure=-1.0), scored("late", on_failure=-1.0)
+async def test_contract_good_and_failed_samples_have_the_same_keys_and_values_that_stack(scorer: FakeScorer) -> None:
+    good, failed = await scored("0.5", on_failure=-1.0), await scored("late", on_failure=-1.0)
     assert list(good) == list(failed) == KEYS
     assert [type(value) for value in good.values()] == [type(value) for value in failed.values()] == [float, float, str, float, float]
     assert (good["score"], good["judge_ok"], good["judge_error"], good["judge_tokens"]) == (0.5, 1.0, "", 7.0)
@@ -71,64 +65,55 @@ def test_contract_good_and_failed_samples_have_the_same_keys_and_values_that_sta
     assert failed["judge_error"] == "RequestTimeout: no answer in time"
 
 
-def test_a_failed_judge_never_becomes_a_number_unless_the_user_chose_it(scorer: FakeScorer) -> None:
+async def test_a_failed_judge_never_becomes_a_number_unless_the_user_chose_it(scorer: FakeScorer) -> None:
     for chosen in ({}, {"on_failure": "default"}, {"on_failure": "raise"}):
         with pytest.raises(RequestTimeout, match="no answer in time") as caught:
-            scored("late", **chosen)
+            await scored("late", **chosen)
         assert any("on_failure" in note for note in caught.value.__notes__)
-    assert scored("late", on_failure=0.0)["score"] == 0.0
+    assert (await scored("late", on_failure=0.0))["score"] == 0.0
 
 
-def test_none_as_a_failure_is_refused_for_verl_would_lose_the_rewards_of_the_whole_batch(scorer: FakeScorer) -> None:
-    with pytest.raises(ConfigError, match="on_failure: none is not possible with verl"):
-        scored("1", on_failure="none")
-
-
-def test_what_verl_adds_is_ignored_and_a_strange_name_is_ignored_and_said_once(
+async def test_what_verl_adds_is_ignored_and_a_strange_name_is_ignored_and_said_once(
     scorer: FakeScorer, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
         for turn in range(3):
-            assert scored("1", reward_router_address=None, reward_model_tokenizer=object(), flavour=turn)["score"] == 1.0
-        assert scored("1", flavour=3, deadline=7.0)["score"] == 1.0
+            assert (await scored("1", reward_router_address=None, reward_model_tokenizer=object(), flavour=turn))["score"] == 1.0
+        assert (await scored("1", flavour=3, deadline=7.0))["score"] == 1.0
     assert [record.getMessage() for record in caplog.records] == ["reward_kwargs: 'flavour' is not a setting of qreward and is ignored"]
 
 
-@pytest.mark.parametrize(("wrong", "right"), [("on_failur", "on_failure"), ("colums", "columns"), ("Deadline", "deadline")])
-def test_a_name_that_is_nearly_a_setting_is_an_error(scorer: FakeScorer, wrong: str, right: str) -> None:
-    with pytest.raises(ConfigError, match=f"unknown setting '{wrong}'; did you mean '{right}'"):
-        scored("1", **{wrong: 1.0})
+async def test_a_name_that_is_nearly_a_setting_is_an_error(scorer: FakeScorer) -> None:
+    for wrong, right in (("on_failur", "on_failure"), ("colums", "columns"), ("Deadline", "deadline")):
+        with pytest.raises(ConfigError, match=f"unknown setting '{wrong}'; did you mean '{right}'"):
+            await scored("1", **{wrong: 1.0})
 
 
-def test_settings_come_from_a_file_and_what_stands_beside_it_goes_over_it(scorer: FakeScorer, tmp_path: Path) -> None:
-    file = tmp_path / "reward.json"
-    file.write_text(json.dumps({**SETTINGS, "deadline": 9.0, "on_failure": -2.0}), encoding="utf-8")
-    call: dict[str, Any] = {"data_source": "", "solution_str": "late", "ground_truth": None, "extra_info": {"prompt": "?"}}
-    assert run(compute_score(**call, config=str(file)))["score"] == -2.0
-    assert run(compute_score(**call, config=str(file), on_failure=-3))["score"] == -3.0
+async def from_file(folder: Path, solution: str = "1", settings: dict[str, Any] | None = None, **kwargs: Any) -> Any:
+    """Scored with a file of settings, and with what stands beside it."""
+    file = folder / "reward.json"
+    file.write_text(json.dumps({**SETTINGS, **(settings or {})}), encoding="utf-8")
+    given = {"data_source": "sums", "solution_str": solution, "ground_truth": "4", "extra_info": {"question": "2 + 2?"}}
+    return (await compute_score(**given, config=str(file), **kwargs))["score"]
+
+
+async def test_settings_come_from_a_file_and_what_stands_beside_it_goes_over_it(scorer: FakeScorer, tmp_path: Path) -> None:
+    settings = {"deadline": 9.0, "on_failure": -2.0}
+    assert await from_file(tmp_path, "late", settings) == -2.0
+    assert await from_file(tmp_path, "late", settings, on_failure=-3) == -3.0
     assert scorer.timeouts == [9.0, 9.0]
+    assert await from_file(tmp_path, "late", {"on_failure": -4.0}) == -2.0  # a file is read once and not for each sample
+    assert len(REWARDER._MADE) == 2
 
 
-def test_without_settings_the_environment_names_the_file_and_without_that_it_is_said(
+async def test_without_settings_the_environment_names_the_file_and_without_that_it_is_said(
     scorer: FakeScorer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     call: dict[str, Any] = {"data_source": "", "solution_str": "1", "ground_truth": None, "extra_info": {"prompt": "?"}}
     with pytest.raises(ConfigError, match="QREWARD_REWARD"):
-        run(compute_score(**call))
-    file = tmp_path / "reward.json"
-    file.write_text(json.dumps(SETTINGS), encoding="utf-8")
-    monkeypatch.setenv("QREWARD_REWARD", str(file))
-    assert run(compute_score(**call))["score"] == 1.0
-
-
-def test_settings_are_read_once_and_not_for_each_sample(scorer: FakeScorer, tmp_path: Path) -> None:
-    file = tmp_path / "reward.json"
-    file.write_text(json.dumps(SETTINGS), encoding="utf-8")
-    call: dict[str, Any] = {"data_source": "", "solution_str": "1", "ground_truth": None, "extra_info": {"prompt": "?"}}
-    run(compute_score(**call, config=str(file)))
-    file.unlink()
-    assert run(compute_score(**call, config=str(file)))["score"] == 1.0
-    assert len(REWARDER._MADE) == 1
+        await compute_score(**call)
+    configured(monkeypatch, tmp_path)
+    assert (await compute_score(**call))["score"] == 1.0
 
 
 def test_a_served_model_is_asked_where_no_client_is_configured_and_not_where_one_is(scorer: FakeScorer) -> None:
@@ -167,57 +152,17 @@ class Array:
         return self.content
 
 
-def test_containers_of_omegaconf_and_arrays_become_plain(scorer: FakeScorer) -> None:
+async def test_containers_of_omegaconf_and_arrays_become_plain(scorer: FakeScorer) -> None:
     assert plain(Boxed({"a": {"b": ("c", 1)}, "d": Array([{"e": Array([1])}])})) == {"a": {"b": ["c", 1]}, "d": [{"e": [1]}]}
     boxed = {name: Boxed(value) for name, value in SETTINGS.items()}
     conversation = [{"role": "user", "content": "2 + 2?"}]
-    assert scored("1", {"prompt": Array(conversation)}, **boxed)["score"] == 1.0
+    assert (await scored("1", {"prompt": Array(conversation)}, **boxed))["score"] == 1.0
     assert scorer.asked[0]["prompt"] == conversation
 
 
-def test_columns_name_what_is_in_extra_info_and_the_prompts_fields_come_from_columns_of_their_name(scorer: FakeScorer) -> None:
-    judge = {"model": "j", "prompt": "{rubric} {prompt} {response} {topic} {unknown}", "system": "Be {{fair}} on {data_source}."}
-    extra = {"task": {"text": "2 + 2?"}, "rubric": "strict", "topic_name": "sums", "other": 1, "fair": 2}
-    scored("1", extra, judge=judge, columns={"prompt": "task.text", "topic": "topic_name"})
-    expected = {"prompt": "2 + 2?", "response": "1", "reference": "4", "rubric": "strict", "topic": "sums", "data_source": "sums"}
-    assert scorer.asked == [expected]
-
-
-@pytest.mark.parametrize(
-    ("columns", "said"),
-    [
-        ({}, "the data has no column with the prompt"),
-        ({"prompt": "asked"}, "prompt is mapped to 'asked'"),
-        ({"topic": "a.b"}, "topic is mapped to 'a.b'"),
-    ],
-)
-def test_a_column_that_is_not_there_is_a_fault_of_the_settings_whatever_a_failure_is(scorer: FakeScorer, columns: Any, said: str) -> None:
-    with pytest.raises(ConfigError, match=said) as caught:
-        scored("1", {"a": 1}, columns=columns, on_failure=0.0, judge={**SETTINGS["judge"], "prompt": "{topic}: {prompt} {response}"})
-    assert "'ground_truth'" in str(caught.value)
-
-
-def test_a_response_that_is_missing_is_a_failed_reward_and_not_judged(scorer: FakeScorer) -> None:
-    result = scored(None, on_failure=-1.0)
-    assert (result["score"], result["judge_ok"]) == (-1.0, 0.0)
-    assert "no response" in result["judge_error"]
-    with pytest.raises(BadRequest, match="no response"):
-        scored(None)
-    assert scorer.asked == []
-
-
-@pytest.mark.parametrize("settings", [{"judge": {"model": "judge-7b", "prompt": "{response.x}"}}, {"priority": 10}])
-def test_a_wrong_setting_is_said_with_the_place_it_stands_at(settings: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^reward_kwargs: "):
-        scored("1", **settings)
-    file = tmp_path / "reward.json"
-    file.write_text(json.dumps(SETTINGS), encoding="utf-8")
-    given: dict[str, Any] = {"data_source": "sums", "solution_str": "1", "ground_truth": "4", "extra_info": {"question": "2 + 2?"}}
-    with pytest.raises(ConfigError, match=r"reward\.json and reward_kwargs: "):
-        run(compute_score(**given, config=str(file), **settings))
-
-
-def test_a_prompt_that_the_judge_does_not_name_may_be_missing(scorer: FakeScorer) -> None:
-    judge = {"model": "j", "prompt": "Is {response} the same as {reference}?"}
-    assert scored("1", {"a": 1}, judge=judge)["score"] == 1.0
-    assert scorer.asked[0]["prompt"] == ""
+async def test_a_wrong_setting_is_said_with_the_place_it_stands_at(tmp_path: Path) -> None:
+    for settings in ({"judge": {"model": "judge-7b", "prompt": "{response.x}"}}, {"priority": 10}):
+        with pytest.raises(ConfigError, match=r"^reward_kwargs: "):
+            await scored("1", **settings)
+        with pytest.raises(ConfigError, match=r"reward\.json and reward_kwargs: "):
+            await from_file(tmp_path, **settings)

@@ -8,11 +8,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from adapter_fakes import SETTINGS, FakeScorer, installed, run, stub_modules
+from adapter_fakes import SETTINGS, FakeScorer, installed, stub_modules
 
 import qreward.integrations.verl as adapter
 from qreward.errors import ConfigError, RequestTimeout
 from qreward.integrations.verl import function as function_module
+
+pytestmark = pytest.mark.real_time
 
 BASE = "verl.experimental.reward_loop.reward_manager.base"
 MANAGER = "qreward.integrations.verl.manager"
@@ -90,10 +92,10 @@ def manager_of(config: Any, **given: Any) -> Any:
     return kind(config=config, tokenizer=Tokenizer(), compute_score=None, **given)
 
 
-def test_contract_the_manager_scores_the_last_sequence_with_its_prompt(scorer: FakeScorer) -> None:
+async def test_contract_the_manager_scores_the_last_sequence_with_its_prompt(scorer: FakeScorer) -> None:
     asked = [{"role": "user", "content": "2 + 2?"}]
     data = Data([sequence("9"), sequence("0.5", 3, raw_prompt=asked, reward_model={"ground_truth": "4"}, extra_info={"index": 1})])
-    result = run(manager_of(verl_config(), reward_router_address=None, reward_model_tokenizer=None).run_single(data))
+    result = await manager_of(verl_config(), reward_router_address=None, reward_model_tokenizer=None).run_single(data)
     assert result["reward_score"] == 0.5
     assert list(result["reward_extra_info"]) == ["score", "judge_ok", "judge_error", "judge_seconds", "judge_tokens"]
     assert [(each["prompt"], each["response"], each["reference"]) for each in scorer.asked] == [(asked, "0.5", "4")]
@@ -112,19 +114,24 @@ def test_the_manager_is_not_loaded_with_the_package_for_verl_may_not_be_there() 
         _ = adapter.nothing  # type: ignore[attr-defined]
 
 
-def test_a_failed_judge_ends_the_managers_sample_unless_a_number_was_chosen(scorer: FakeScorer) -> None:
+def test_wrong_settings_show_when_the_manager_is_made(scorer: FakeScorer) -> None:
+    with pytest.raises(ConfigError, match="on_failure: none is not possible with verl"):
+        manager_of(verl_config(on_failure="none"))
+
+
+async def test_a_failed_judge_ends_the_managers_sample_unless_a_number_was_chosen(scorer: FakeScorer) -> None:
     data = Data([sequence("late", raw_prompt="2 + 2?")])
     with pytest.raises(RequestTimeout):
-        run(manager_of(verl_config()).run_single(data))
-    chosen = run(manager_of(verl_config(on_failure=-1.0)).run_single(data))
+        await manager_of(verl_config()).run_single(data)
+    chosen = await manager_of(verl_config(on_failure=-1.0)).run_single(data)
     assert chosen["reward_score"] == -1.0
     assert chosen["reward_extra_info"]["judge_ok"] == 0.0
 
 
-def test_columns_of_the_data_of_extra_info_and_of_tools_can_be_named(scorer: FakeScorer) -> None:
+async def test_columns_of_the_data_of_extra_info_and_of_tools_can_be_named(scorer: FakeScorer) -> None:
     judge = {"model": "j", "prompt": "{prompt} {response} {depth} {uid} {tool}"}
     columns = {"extra_info": {"depth": 3}, "tool_extra_fields": {"tool": "calculator"}, "uid": "u1", "raw_prompt": "?"}
-    run(manager_of(verl_config(judge=judge)).run_single(Data([sequence("1", **columns)])))
+    await manager_of(verl_config(judge=judge)).run_single(Data([sequence("1", **columns)]))
     assert scorer.asked[0].items() >= {"depth": 3, "uid": "u1", "tool": "calculator"}.items()
 
 
@@ -133,11 +140,6 @@ def test_another_function_beside_the_manager_is_refused_and_ours_is_not(scorer: 
         manager_of(verl_config("/my/rewards.py"))
     for path in ("pkg://qreward.integrations.verl", "pkg://qreward/integrations/verl"):
         assert manager_of(verl_config(path)).settings.judge
-
-
-def test_wrong_settings_show_when_the_manager_is_made(scorer: FakeScorer) -> None:
-    with pytest.raises(ConfigError, match="on_failure"):
-        manager_of(verl_config(on_failure="none"))
 
 
 def test_a_model_that_verl_serves_is_asked_in_the_dialect_of_its_engine(scorer: FakeScorer) -> None:

@@ -1,4 +1,4 @@
-"""A wire that answers as judges do without a network, and what a test says of it. On virtual time, but where a thread is needed."""
+"""A backend that answers as judges do without a network, and what a test says of it. On virtual time, but where a thread is needed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
+
+from leftovers import leftovers
 
 from qreward import Endpoint, Limits, QRewardClient
 from qreward.codecs.base import Reply, Unfinished
@@ -18,6 +20,8 @@ from qreward.transport.error_mapping import failure_from_body
 from qreward.transport.redaction import secrets_of
 
 MODEL = "judge-7b"
+QUESTION = ("What is 6 x 7?", "42")
+"""A prompt and a response."""
 
 
 class Sent(NamedTuple):
@@ -38,6 +42,11 @@ class Sent(NamedTuple):
     def question(self) -> str:
         """The first message, which is the question also where it is asked again."""
         return str(self.messages[0]["content"])
+
+
+def number_of(sent: Sent) -> int:
+    """The number of the response, which is ``a`` and a number."""
+    return int(sent.question.split("Candidate answer:\n```\na")[1].split("\n")[0])
 
 
 Script = Callable[[Sent], Awaitable[Any]]
@@ -63,7 +72,7 @@ def in_turn(*answers: Any, seconds: float = 1.0) -> Script:
     return script
 
 
-class JudgeWire:
+class JudgeBackend:
     """Notes what was sent where and when, and what was cancelled."""
 
     def __init__(self, script: Script) -> None:
@@ -133,45 +142,30 @@ def endpoint(name: str = "a", slots: int | None = None, **settings: Any) -> Endp
     return Endpoint(f"http://{name}.example/v1", name=name, limits=Limits(max_concurrency=slots, adaptive=False), **settings)
 
 
-def client_of(wire: Any, *endpoints: Endpoint, **settings: Any) -> QRewardClient:
+def client_of(backend: Any, *endpoints: Endpoint, **settings: Any) -> QRewardClient:
     loop = asyncio.get_running_loop()
     if isinstance(loop, VirtualTimeLoop):
         settings["clock"] = loop.time
-    return QRewardClient(endpoints or [endpoint(slots=64)], wire_factory=lambda: wire, hedge=None, **settings)
+    return QRewardClient(endpoints or [endpoint(slots=64)], wire_factory=lambda: backend, hedge=None, **settings)
 
 
 @asynccontextmanager
-async def judge_over(wire: JudgeWire, *endpoints: Endpoint, **settings: Any) -> AsyncIterator[Judge]:
+async def judge_over(backend: JudgeBackend, *endpoints: Endpoint, **settings: Any) -> AsyncIterator[Judge]:
     """A judge whose client is closed in the end, and nothing of whose work may be left by then."""
-    async with client_of(wire, *endpoints) as client:
+    async with client_of(backend, *endpoints) as client:
         judge = Judge(client, **{"model": MODEL, **settings})
         yield judge
-        assert leftovers(judge, client) == {}
+        assert leftovers(client, judge) == {}
 
 
-def judging(wire: JudgeWire, use: Callable[[Judge], Coroutine[Any, Any, Any]], *endpoints: Endpoint, **settings: Any) -> Any:
+def judging(backend: JudgeBackend, use: Callable[[Judge], Coroutine[Any, Any, Any]], *endpoints: Endpoint, **settings: Any) -> Any:
     """Run one use of a judge on virtual time."""
 
     async def run() -> Any:
-        async with judge_over(wire, *endpoints, **settings) as judge:
+        async with judge_over(backend, *endpoints, **settings) as judge:
             return await use(judge)
 
     return run_in_virtual_time(run())
-
-
-def leftovers(judge: Judge, client: QRewardClient) -> dict[str, int]:
-    """Everything that should be gone when nothing is under way; empty if it is."""
-    scheduler, drivers = client._runtime.engine.scheduler, list(client._runtime.engine._drivers.values())
-    counts = {
-        "slots": sum(source.inflight for source in client._runtime.fleet.sources()),
-        "queued": sum(len(pool.queue) for source in client._runtime.fleet.sources() for pool in source.pools),
-        "bulks": sum(pool.batch_inflight for source in client._runtime.fleet.sources() for pool in source.pools),
-        "commands": len(scheduler.out),
-        "waiters": sum(len(driver.waiters) for driver in drivers),
-        "attempts": sum(len(driver._attempts) for driver in drivers),
-        "flights": sum(len(flights.requests) for flights in judge._flights.values()),
-    }
-    return {what: count for what, count in counts.items() if count}
 
 
 def now() -> float:

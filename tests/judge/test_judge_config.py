@@ -8,29 +8,23 @@ import pickle
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import pytest
-from judge_tools import JudgeWire, always, client_of
+from judge_tools import MODEL, JudgeBackend, Sent, client_of
 from pydantic import BaseModel, Field
 
 from qreward import QRewardClient, SyncQRewardClient
 from qreward.errors import ClientClosed, ConfigError
-from qreward.judge import Judge, JudgeConfig, RewardModelScorer, Scorer, ScoreVerdict, SyncJudge, Verdict, YesNoVerdict, make_scorer
-from qreward.judge.sampling import SampleRequest
+from qreward.judge import Judge, JudgeConfig, RewardModelScorer, Scorer, ScoreVerdict, SyncJudge, make_scorer
 from qreward.judge.verdict_parser import verdict_named
 from qreward.testing import FakeEndpoint, FakeFleet
 
 JUDGES = [FakeEndpoint("a", responder="judge")]
 RIGHT = ("What is 6 x 7?", "42")
-
-
-class Graded(BaseModel):
-    score: int
 
 
 class Endless(BaseModel):
@@ -45,85 +39,83 @@ def some_client() -> QRewardClient:
     return QRewardClient(["http://a.example/v1"])
 
 
-def test_settings_make_a_judge_with_all_that_they_say() -> None:
-    config = JudgeConfig(
-        model=["a", "b"],
-        prompt="{prompt}: {response} / {reference}",
-        system="Be strict.",
-        verdict="yes_no",
-        range=(-1, 1),
-        samples=2,
-        settle="mean",
-        reasks=4,
-        response_format="none",
-        cache_namespace="v1",
-        params={"temperature": 0.5, "seed": 3},
-    )
-    judge = Judge.from_config(some_client(), config)
-    asks = judge._points.requests({"prompt": "p", "response": "r", "reference": "f"})
-    assert [(ask.judge_model.model, ask.sample, ask.judge_model.reasks) for ask in asks] == [
-        ("a", 0, 4),
-        ("a", 1, 4),
-        ("b", 0, 4),
-        ("b", 1, 4),
-    ]
-    assert SampleRequest(asks[1]).call().params == {"temperature": 0.5, "seed": 4}
-    assert asks[0].messages == [{"role": "system", "content": "Be strict."}, {"role": "user", "content": "p: r / f"}]
-    assert asks[0].judge_model.parser.model is YesNoVerdict
-    assert judge._config.cache_namespace == "v1"
+async def used(config: Any, said: str) -> tuple[list[float], list[Sent]]:
+    """The score of an item by a judge with these settings, if it has one, and what was sent."""
+
+    async def script(_sent: Sent) -> str:
+        return said
+
+    backend = JudgeBackend(script)
+    async with client_of(backend) as client:
+        batch = await Judge.from_config(client, config).batch_score([("p", "r", "f")])
+    return [verdict.score for verdict in batch.values() if verdict], backend.sent
 
 
-def test_a_mapping_does_as_well_and_names_the_nearest_right_setting() -> None:
-    assert repr(Judge.from_config(some_client(), {"model": "judge-7b"})) == "<Judge judge-7b>"
+async def test_settings_make_a_judge_with_all_that_they_say() -> None:
+    settings: dict[str, Any] = {
+        "model": ["a", "b"],
+        "prompt": "{prompt}: {response} / {reference}",
+        "system": "Be strict.",
+        "verdict": "yes_no",
+        "range": (-1, 1),
+        "samples": 2,
+        "settle": "mean",
+        "reasks": 4,
+        "response_format": "none",
+        "params": {"temperature": 0.5, "seed": 3},
+    }
+    for config in (JudgeConfig(**settings), settings):
+        scores, sent = await used(config, '{"verdict": "no"}')
+        assert scores == [-1.0]
+        assert [(each.model, each.params) for each in sent] == [
+            (model, {"temperature": 0.5, "seed": seed}) for model in ("a", "b") for seed in (3, 4)
+        ]
+        assert sent[0].messages == [{"role": "system", "content": "Be strict."}, {"role": "user", "content": "p: r / f"}]
+    scores, sent = await used({**settings, "samples": 1, "model": MODEL}, "?")
+    assert (scores, len(sent)) == ([], 5)
     with pytest.raises(ConfigError, match="samples"):
         Judge.from_config(some_client(), {"model": "judge-7b", "sampels": 2})
 
 
-def test_a_verdict_is_named_by_its_place() -> None:
-    judge = Judge.from_config(some_client(), {"model": "m", "verdict": f"{__name__}:Graded"})
-    assert judge._points.judge_models[0].parser.model is Graded
-    for wrong in ("nowhere.at_all:Graded", f"{__name__}:Missing", "json:loads", "graded", f"{__name__}:Endless"):
+async def test_a_verdict_is_named_by_its_place_and_its_own_scale_counts_where_no_other_is_set() -> None:
+    for settings, score in (({}, 0.25), ({"scale": (0, 4)}, 0.5)):
+        assert (await used({"model": "m", "verdict": f"{__name__}:Limited", **settings}, '{"points": 2}'))[0] == [score]
+    for wrong in ("nowhere.at_all:Limited", f"{__name__}:Missing", "json:loads", "graded", f"{__name__}:Endless"):
         with pytest.raises(ConfigError):
             Judge.from_config(some_client(), {"model": "m", "verdict": wrong})
 
 
-def test_the_scale_of_a_verdicts_own_field_counts_where_no_other_is_set() -> None:
-    for settings, scale in (({}, (1.0, 5.0)), ({"scale": (0, 2)}, (0.0, 2.0))):
-        judge = Judge.from_config(some_client(), {"model": "m", "verdict": f"{__name__}:Limited", **settings})
-        assert judge._points.judge_models[0].parser.scale == scale
+def test_a_verdict_is_found_in_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "verdicts_here.py").write_text("from pydantic import BaseModel\nclass Mine(BaseModel):\n    score: float\n")
+    assert verdict_named("verdicts_here:Mine").__name__ == "Mine"
+    for name, said in {"verdicts_here:Mime": "did you mean 'Mine'?", "yesno": "did you mean 'yes_no'?"}.items():
+        with pytest.raises(ConfigError, match=re.escape(said)):
+            verdict_named(name)
 
 
-def test_a_scorer_is_made_of_settings_or_of_a_name() -> None:
+def test_a_scorer_is_made_of_settings_or_of_a_name_and_a_judge_over_a_client_that_awaits() -> None:
     assert isinstance(make_scorer(some_client(), JudgeConfig(model="m")), Judge)
     assert isinstance(make_scorer(some_client(), "rm-7b"), RewardModelScorer)
     for wrong in (None, "", 7):
         with pytest.raises(ConfigError):
             make_scorer(some_client(), wrong)  # type: ignore[arg-type]
-
-
-def test_a_judge_is_made_over_a_client_that_awaits() -> None:
     with pytest.raises(ConfigError, match="SyncJudge"):
         Judge(SyncQRewardClient(["http://a.example/v1"]), model="m")  # type: ignore[arg-type]
 
 
-async def test_closing_a_judge_closes_its_client_only_if_it_owns_that() -> None:
-    makers: list[Callable[..., Any]] = [partial(Judge, model="m"), partial(RewardModelScorer, model="m")]
-    for make, owned in product(makers, (True, False)):
-        async with client_of(JudgeWire(always("fine"))) as client:
-            async with make(client, owns_client=owned):
-                pass
-            if owned:
-                with pytest.raises(ClientClosed):
-                    await client.chat_completion([{"role": "user", "content": "hi"}], "m")
-            else:
-                assert await client.chat_completion([{"role": "user", "content": "hi"}], "m")
-
-
-async def test_what_make_scorer_makes_owns_its_client() -> None:
-    client = some_client()
-    await make_scorer(client, JudgeConfig(model="m")).aclose()
-    with pytest.raises(ClientClosed):
-        await client.chat_completion([{"role": "user", "content": "hi"}], "m")
+async def test_closing_a_scorer_closes_its_client_only_if_it_owns_that() -> None:
+    by_name, by_settings = partial(make_scorer, scorer="rm-7b"), partial(make_scorer, scorer=JudgeConfig(model="m"))
+    for make, (given, owned) in product(
+        (partial(Judge, model="m"), partial(RewardModelScorer, model="m"), by_name, by_settings),
+        (({"owns_client": True}, True), ({"owns_client": False}, False), ({}, None)),
+    ):
+        client = some_client()
+        await make(client, **given).aclose()  # type: ignore[operator]
+        closes = make in (by_name, by_settings) if owned is None else owned
+        assert client._runtime.engine.closed is closes, (make, given)
+        await client.aclose()
 
 
 def worth(verdict: ScoreVerdict) -> float:
@@ -131,34 +123,25 @@ def worth(verdict: ScoreVerdict) -> float:
 
 
 def test_judges_and_reward_models_pickle_by_their_settings(tmp_path: Path) -> None:
-    async def run() -> list[Any]:
+    settings = {"scale": (0, 1), "score": worth, "samples": 2, "settle": "mean", "cache": tmp_path / "cache", "seed": 5}
+
+    async def run() -> None:
         async with FakeFleet(JUDGES) as fleet:
             client = QRewardClient(fleet.endpoints)
-            judge = Judge(
-                client,
-                model=("m", "n"),
-                scale=(0, 1),
-                score=worth,
-                samples=2,
-                settle="mean",
-                cache=tmp_path / "cache",
-                owns_client=True,
-                seed=5,
-            )
-            config = make_scorer(client, JudgeConfig(model="m", verdict="yes_no", samples=3, params={"temperature": 0}))
+            judge = Judge(client, model=("m", "n"), owns_client=True, **settings)  # type: ignore[arg-type]
             first = await judge.score(*RIGHT, reference="42")
             revived = pickle.loads(pickle.dumps(judge))
             await judge.aclose()  # its answers are in the file then
             again = await revived.score(*RIGHT, reference="42")
-            assert again.cached
-            assert pickle.loads(pickle.dumps(config))._config == config._config  # type: ignore[attr-defined]
+            assert (first.score, again.score, again.cached) == (100.0, 100.0, True)
+            config: Any = make_scorer(client, JudgeConfig(model="m", verdict="yes_no", samples=3, params={"temperature": 0}))
+            assert pickle.loads(pickle.dumps(config))._config == config._config
             scorer = pickle.loads(pickle.dumps(RewardModelScorer(client, "rm", range=(0, 1), owns_client=True, user="u")))
             assert (scorer._model, scorer._range, scorer._owns_client, scorer._params) == ("rm", (0.0, 1.0), True, {"user": "u"})
             await revived.aclose()
             await scorer.aclose()
-            return [first.score, again.score]
 
-    assert asyncio.run(run()) == [100.0, 100.0]
+    asyncio.run(run())
 
 
 def test_no_secret_is_in_the_words_about_a_judge() -> None:
@@ -168,20 +151,9 @@ def test_no_secret_is_in_the_words_about_a_judge() -> None:
         assert "hunter22" not in shown
 
 
-# blocking
-
-
-def test_a_blocking_judge_judges_one_many_and_pairs() -> None:
-    fleet = FakeFleet([FakeEndpoint("a", responder="judge"), FakeEndpoint("p", models=["pairs"], responder=f"{__name__}:first_is_better")])
-    with fleet, SyncQRewardClient(fleet.endpoints) as client, SyncJudge(client, model="m", scale=(0, 1)) as judge:
-        assert judge.score(*RIGHT, reference="42").score == 1.0
-        told: list[Any] = []
-        batch = judge.batch_score([(*RIGHT, "42"), (*RIGHT, "43")], on_result=told.append)
-        assert [verdict.score for verdict in batch.values()] == [1.0, 0.0]
-        assert len(told) == 2
-        pairs = SyncJudge(client, model="pairs")
-        assert pairs.compare("q", "good", "bad").preference == "first"
-        assert [each.preference for each in pairs.batch_compare([("q", "bad", "good")]).values()] == ["second"]
+def test_a_judge_and_a_reward_model_take_the_same_arguments() -> None:
+    for kind, name in product((Judge, RewardModelScorer), ("score", "batch_score")):
+        assert list(inspect.signature(getattr(kind, name)).parameters) == list(inspect.signature(getattr(Scorer, name)).parameters)
 
 
 def first_is_better(messages: list[Any]) -> str:
@@ -189,31 +161,24 @@ def first_is_better(messages: list[Any]) -> str:
     return '{"preferred": "A"}' if text.index("good") < text.index("bad") else '{"preferred": "B"}'
 
 
-def test_a_blocking_judge_is_made_of_settings_and_over_either_client() -> None:
-    with FakeFleet(JUDGES) as fleet:
-        client = QRewardClient(fleet.endpoints)
-        judge = SyncJudge.from_config(client, {"model": "m", "scale": (0, 1)}, owns_client=True)
-        assert repr(judge) == "<SyncJudge m>"
-        revived = pickle.loads(pickle.dumps(judge))
-        assert revived.score(*RIGHT, reference="42").score == 1.0
-        judge.close()
+def test_a_blocking_judge_judges_one_many_and_pairs_over_either_client() -> None:
+    fleet = FakeFleet([FakeEndpoint("a", responder="judge"), FakeEndpoint("p", models=["pairs"], responder=f"{__name__}:first_is_better")])
+    with fleet, SyncQRewardClient(fleet.endpoints) as client, SyncJudge(client, model="m", scale=(0, 1)) as judge:
+        assert judge.score(*RIGHT, reference="42").score == 1.0
+        told: list[Any] = []
+        batch = judge.batch_score([(*RIGHT, "42"), (*RIGHT, "43")], on_result=told.append)
+        assert [verdict.score for verdict in batch.values() if verdict] == [1.0, 0.0]
+        assert len(told) == 2
+        pairs = SyncJudge(client, model="pairs")
+        assert pairs.compare("q", "good", "bad").preference == "first"
+        assert [each.preference for each in pairs.batch_compare([("q", "bad", "good")]).values() if each] == ["second"]
+        made = SyncJudge.from_config(QRewardClient(fleet.endpoints), {"model": "m", "scale": (0, 1)}, owns_client=True)
+        with pickle.loads(pickle.dumps(made)) as revived:
+            assert repr(revived) == repr(made) == "<SyncJudge m>"
+            assert revived.score(*RIGHT, reference="42").score == 1.0
+        made.close()
         with pytest.raises(ClientClosed):
-            judge.score(*RIGHT)
-        revived.close()
-
-
-def test_the_blocking_methods_take_what_the_others_take() -> None:
-    for name in ("score", "batch_score", "compare", "batch_compare"):
-        assert inspect.signature(getattr(Judge, name)) == inspect.signature(getattr(SyncJudge, name)), name
-
-
-def test_a_judge_and_a_reward_model_take_the_same_arguments() -> None:
-    for kind, name in product((Judge, RewardModelScorer), ("score", "batch_score")):
-        assert list(inspect.signature(getattr(kind, name)).parameters) == list(inspect.signature(getattr(Scorer, name)).parameters)
-
-
-def test_a_verdict_is_what_its_annotations_say() -> None:
-    assert get_type_hints(Verdict)["score"] is float
+            made.score(*RIGHT)
 
 
 FORKING = """
@@ -264,13 +229,3 @@ def test_a_judge_with_work_under_way_survives_a_fork_on_both_sides(tmp_path: Pat
         )
     assert (done.returncode, done.stderr) == (0, "")
     assert sorted(done.stdout.split("\n")) == ["", "child 20", "parent 20"]
-
-
-def test_a_verdict_is_found_in_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    (tmp_path / "verdicts_here.py").write_text("from pydantic import BaseModel\nclass Mine(BaseModel):\n    score: float\n")
-    assert verdict_named("verdicts_here:Mine").__name__ == "Mine"
-    for name, said in {"verdicts_here:Mime": "did you mean 'Mine'?", "yesno": "did you mean 'yes_no'?"}.items():
-        with pytest.raises(ConfigError, match=re.escape(said)):
-            verdict_named(name)

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
-import pytest
-from judge_tools import MODEL, JudgeWire, always, client_of, judge_over, judging, prefers, score
+from judge_tools import MODEL, JudgeBackend, always, client_of, judging, prefers, score
 
 from qreward.errors import ConfigError, DeadlineExceeded, InvalidResponse
 from qreward.judge import Comparison, Judge, ScoreVerdict, Verdict, Vote
@@ -26,21 +25,16 @@ async def by_response(sent: Any) -> str:
 
 
 def test_other_fields_of_an_item_are_not_sent_and_come_back_with_its_result() -> None:
-    wire = JudgeWire(by_response)
+    backend = JudgeBackend(by_response)
     told: list[Any] = []
     items = [item(0, source={"file": "a.jsonl"}), item(1), ("q", "answer 2"), {"response": "answer 3", "id": 3}]
-    batch = judging(wire, lambda judge: judge.batch_score(items, on_result=told.append), reasks=0)
+    batch = judging(backend, lambda judge: judge.batch_score(items, on_result=told.append), reasks=0)
     assert [result.extra for result in batch] == [{"id": 0, "source": {"file": "a.jsonl"}}, {"id": 1}, {}, {"id": 3}]
     assert [type(result.error) for result in batch] == [type(None), InvalidResponse, type(None), ConfigError]
     assert sorted((result.index, dict(result.extra)) for result in told) == [(each.index, dict(each.extra)) for each in batch]
     assert str(batch[3].error).startswith("item 3: the item has no 'prompt'")
-    assert "a.jsonl" not in str(wire.sent)
+    assert "a.jsonl" not in str(backend.sent)
     assert pickle.loads(pickle.dumps(batch[0].extra)) == batch[0].extra
-
-
-def test_a_field_that_the_prompt_names_is_among_them() -> None:
-    batch = judging(JudgeWire(always(score(7))), lambda judge: judge.batch_score([item(0)]), prompt="{id}: {prompt} {response}")
-    assert batch[0].extra == {"id": 0}
 
 
 def test_they_come_back_from_pairs_from_iterators_and_from_the_cache(tmp_path: Path) -> None:
@@ -52,7 +46,7 @@ def test_they_come_back_from_pairs_from_iterators_and_from_the_cache(tmp_path: P
             yield each
 
     async def run() -> list[list[Any]]:
-        async with client_of(JudgeWire(always(score(7), seconds=0.0))) as client:
+        async with client_of(JudgeBackend(always(score(7), seconds=0.0))) as client:
             plain, cached = Judge(client, model=MODEL), Judge(client, model=MODEL, cache=tmp_path / "cache")
             async with cached:
                 return [
@@ -62,34 +56,27 @@ def test_they_come_back_from_pairs_from_iterators_and_from_the_cache(tmp_path: P
                 ]
 
     assert asyncio.run(run()) == [[0, 1, 2]] * 6
+    batch = judging(JudgeBackend(always(score(7))), lambda judge: judge.batch_score([item(0)]), prompt="{id}: {prompt} {response}")
+    assert batch[0].extra == {"id": 0}
     pairs = [{"prompt": "q", "first": "a", "second": "b", "id": 1, "response": "c"}]
-    batch = judging(JudgeWire(always(prefers("A"))), lambda judge: judge.batch_compare(pairs))
+    batch = judging(JudgeBackend(always(prefers("A"))), lambda judge: judge.batch_compare(pairs))
     assert batch[0].extra == {"id": 1, "response": "c"}
 
 
 def test_an_item_that_a_deadline_ended_has_them_if_it_was_read() -> None:
-    batch = judging(JudgeWire(always(score(7), seconds=50)), lambda judge: judge.batch_score([item(0), item(1)], deadline=1))
+    batch = judging(JudgeBackend(always(score(7), seconds=50)), lambda judge: judge.batch_score([item(0), item(1)], deadline=1))
     assert {type(result.error) for result in batch} == {DeadlineExceeded}
     assert [result.extra for result in batch] == [{"id": 0}, {"id": 1}]
 
 
 def test_a_slip_of_a_field_that_is_missing_is_refused() -> None:
     items = [item(0, refrence="x"), item(1, refrence="x", reference="y"), item(2, rubrik="kind")]
-    batch = judging(JudgeWire(always(score(7))), lambda judge: judge.batch_score(items))
+    batch = judging(JudgeBackend(always(score(7))), lambda judge: judge.batch_score(items))
     assert "did you mean 'reference'?" in str(batch[0].error)
     assert [result.ok for result in batch] == [False, True, True]
-    batch = judging(
-        JudgeWire(always(score(7))), lambda judge: judge.batch_score([item(0, reponse_2="x")]), prompt="{response} {response_2}"
-    )
+    backend = JudgeBackend(always(score(7)))
+    batch = judging(backend, lambda judge: judge.batch_score([item(0, reponse_2="x")]), prompt="{response} {response_2}")
     assert "'response_2'" in str(batch[0].error)
-
-
-async def test_a_field_of_a_single_call_that_nothing_uses_is_refused() -> None:
-    async with judge_over(JudgeWire(always("?"))) as judge:
-        with pytest.raises(ConfigError) as caught:
-            await judge.score("q", "a", id=1)
-        said = str(caught.value)
-    assert said.startswith("the field 'id' is not used: the prompt uses 'prompt', 'reference', 'response'")
 
 
 LONG = "The answer   is\nright. " * 20

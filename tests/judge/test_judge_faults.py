@@ -3,81 +3,64 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from time import monotonic
 from typing import Any
 
 from qreward import QRewardClient
-from qreward.errors import RequestError, RequestTimeout
+from qreward.errors import RequestError
 from qreward.judge import Judge, Verdict
 from qreward.testing import FakeEndpoint, FakeFleet, Faults, Latency
 
-COUNT = 100
+ITEMS = [(f"What is {number} x 3?", str(3 * number), str(3 * number)) for number in range(100)]
+"""Every candidate is right, so that a reward of 0 could only be made up."""
+QUICK = Latency(base=0.005)
 
 
-def items() -> list[tuple[str, str, str]]:
-    """Every candidate is right, so that a reward of 0 could only be made up."""
-    return [(f"What is {number} x 3?", str(3 * number), str(3 * number)) for number in range(COUNT)]
-
-
-def fleet(**faults: float) -> FakeFleet:
-    quick = Latency(base=0.005)
-    return FakeFleet([
-        FakeEndpoint("a", responder="judge", latency=quick, max_concurrency=8, faults=Faults(seed=1, **faults)),
-        FakeEndpoint("b", responder="judge", latency=quick, max_concurrency=4, faults=Faults(seed=2, **faults)),
-    ])  # fmt: skip
-
-
-def judged(use: Any, **faults: float) -> Any:
-    async def run() -> Any:
-        async with fleet(**faults) as fakes, QRewardClient(fakes.endpoints) as client:
-            judge = Judge(client, model="judge-7b", scale=(0, 1))
-            outcome = await use(judge)
-            await asyncio.sleep(0.05)  # for what was cancelled to be seen
-            return outcome, {name: fakes.seen(name) for name in fakes.names}
-
-    return asyncio.run(run())
+async def until(condition: Callable[[], bool]) -> None:
+    end = monotonic() + 30
+    while not condition() and monotonic() < end:  # noqa: ASYNC110 - the servers have no event
+        await asyncio.sleep(0.01)
 
 
 def test_batches_and_single_calls_end_in_verdicts_and_typed_errors_and_no_reward_is_made_up() -> None:
-    async def use(judge: Judge) -> list[Any]:
-        batch = await judge.batch_score(items(), timeout=20)
+    async def run() -> None:
+        faults = dict.fromkeys(("error_500", "error_503", "reset", "truncated", "error_in_200"), 0.02)
+        places = {"a": 8, "b": 4}
+        fakes = FakeFleet(
+            FakeEndpoint(name, responder="judge", latency=QUICK, max_concurrency=most, faults=Faults(seed=most, **faults))  # type: ignore[arg-type]
+            for name, most in places.items()
+        )
+        async with fakes, QRewardClient(fakes.endpoints) as client:
+            judge = Judge(client, model="judge-7b", scale=(0, 1))
+            batch = await judge.batch_score(ITEMS, timeout=60)
+            calls = (judge.score(f"again: {prompt}", response, reference=reference, timeout=60) for prompt, response, reference in ITEMS)
+            single = await asyncio.gather(*calls, return_exceptions=True)
+            await until(lambda: all(fakes.seen(name).in_flight == 0 for name in places))
+            seen = [fakes.seen(name) for name in places]
         assert all(result.attempts for result in batch if not result.ok)
-        calls = (judge.score(f"again: {prompt}", response, reference=reference, timeout=20) for prompt, response, reference in items())
-        return [result.value if result.ok else result.error for result in batch] + await asyncio.gather(*calls, return_exceptions=True)
+        outcomes: list[Any] = [*(result.value if result.ok else result.error for result in batch), *single]
+        verdicts = [outcome for outcome in outcomes if isinstance(outcome, Verdict)]
+        assert [outcome for outcome in outcomes if not isinstance(outcome, Verdict | RequestError)] == []
+        assert {verdict.score for verdict in verdicts} == {1.0}
+        assert len(verdicts) >= 1.9 * len(ITEMS)
+        assert [each.in_flight for each in seen] == [0, 0]
+        assert any(each.errors or each.rejected for each in seen)
 
-    kinds = ("error_500", "error_503", "reset", "truncated", "error_in_200")
-    outcomes, seen = judged(use, **dict.fromkeys(kinds, 0.02))
-    assert len(outcomes) == 2 * COUNT
-    assert {type(outcome) for outcome in outcomes if not isinstance(outcome, RequestError)} == {Verdict}
-    assert {outcome.score for outcome in outcomes if isinstance(outcome, Verdict)} == {1.0}
-    assert sum(isinstance(outcome, Verdict) for outcome in outcomes) >= 1.9 * COUNT
-    assert sum(each.in_flight for each in seen.values()) == 0
-    assert any(each.errors or each.rejected for each in seen.values())
+    asyncio.run(run())
 
 
 def test_votes_that_hang_are_cancelled_upstream_when_the_others_have_settled_it() -> None:
-    async def run() -> Any:
-        fakes = FakeFleet([
-            FakeEndpoint("good", models=["good-*"], responder="judge", latency=Latency(base=0.01)),
-            FakeEndpoint("stuck", models=["stuck"], responder="judge", faults=Faults(hang=1.0)),
-        ])  # fmt: skip
-        async with fakes, QRewardClient(fakes.endpoints, hedge=None) as client:
+    async def run() -> None:
+        good = FakeEndpoint("good", models=["good-*"], responder="judge", latency=QUICK)
+        stuck = FakeEndpoint("stuck", models=["stuck"], responder="judge", faults=Faults(hang=1.0))
+        async with FakeFleet([good, stuck]) as fakes, QRewardClient(fakes.endpoints, hedge=None) as client:
             judge = Judge(client, model=("good-1", "good-2", "stuck"), scale=(0, 1))
-            batch = await judge.batch_score(items()[:20], timeout=20)
-            await asyncio.sleep(0.1)
-            return batch, fakes.seen("good"), fakes.seen("stuck")
+            batch = await judge.batch_score(ITEMS[:20], timeout=60)
+            await until(lambda: fakes.seen("stuck").in_flight == 0)
+            assert [verdict.score for verdict in batch.values()] == [1.0] * 20
+            assert fakes.seen("good").answered == 40
+            assert fakes.seen("stuck").in_flight == 0
+            assert fakes.seen("stuck").disconnects == fakes.seen("stuck").requests
 
-    batch, good, stuck = asyncio.run(run())
-    assert [verdict.score for verdict in batch.values()] == [1.0] * 20
-    assert good.answered == 40
-    assert stuck.in_flight == 0
-    assert stuck.disconnects == stuck.requests
-
-
-def test_a_fleet_that_hangs_altogether_ends_every_item_at_its_time() -> None:
-    async def use(judge: Judge) -> Any:
-        return await judge.batch_score(items()[:10], timeout=0.3)
-
-    batch, seen = judged(use, hang=1.0)
-    assert all(isinstance(error, RequestTimeout) for error in batch.errors.values())
-    assert len(batch.errors) == 10
-    assert sum(each.in_flight for each in seen.values()) == 0
+    asyncio.run(run())

@@ -6,9 +6,9 @@ import asyncio
 from typing import Any
 
 import pytest
-from judge_tools import JudgeWire, Sent, always, judge_over, judging, now, prefers, refused
+from judge_tools import JudgeBackend, Sent, always, judge_over, judging, now, prefers, refused
 
-from qreward.errors import ConfigError, QRewardError
+from qreward.errors import ConfigError
 from qreward.judge import Comparison
 
 PAIR = ("Name a prime.", "7", "8")
@@ -25,89 +25,73 @@ def likes(text: str) -> Any:
     return script
 
 
-def compared(wire: JudgeWire, *pair: Any, **settings: Any) -> Comparison:
-    return judging(wire, lambda judge: judge.compare(*(pair or PAIR)), **settings)
+def compared(backend: JudgeBackend, *pair: Any, **settings: Any) -> Comparison:
+    return judging(backend, lambda judge: judge.compare(*(pair or PAIR)), **settings)
 
 
 def test_both_orders_are_asked_at_once_and_what_is_better_in_both_is_preferred() -> None:
-    wire = JudgeWire(likes("7"))
-    comparison = compared(wire)
+    backend = JudgeBackend(likes("7"))
+    comparison = compared(backend)
     assert (comparison.preference, comparison.score) == ("first", 1.0)
-    assert [vote.swapped for vote in comparison.votes] == [False, True]
-    assert [vote.score for vote in comparison.votes] == [1.0, 1.0]
-    assert [sent.at for sent in wire.sent] == [0, 0]
+    assert [(vote.swapped, vote.score) for vote in comparison.votes] == [(False, 1.0), (True, 1.0)]
+    assert [sent.at for sent in backend.sent] == [0, 0]
     assert comparison.usage is not None
     assert comparison.usage.total_tokens == 30
-    assert compared(JudgeWire(likes("8"))).preference == "second"
+    assert compared(JudgeBackend(likes("8"))).preference == "second"
 
 
 def test_a_judge_that_likes_a_place_and_not_an_answer_gives_a_tie() -> None:
-    comparison = compared(JudgeWire(always(prefers("A"))))
+    comparison = compared(JudgeBackend(always(prefers("A"))))
     assert (comparison.preference, comparison.score) == ("tie", 0.5)
     assert sorted(vote.score for vote in comparison.votes) == [0.0, 1.0]
+    assert compared(JudgeBackend(always(prefers("A"))), "q", "same", "same").preference == "tie"
 
 
 async def test_a_tie_in_one_order_is_a_tie_and_the_other_is_not_waited_for() -> None:
     async def script(sent: Sent) -> str:
-        swapped = sent.text.index("8\n") < sent.text.index("7\n")
-        await asyncio.sleep(90 if swapped else 1)
+        await asyncio.sleep(90 if sent.text.index("8\n") < sent.text.index("7\n") else 1)
         return prefers("tie")
 
-    wire = JudgeWire(script)
-    async with judge_over(wire) as judge:
+    backend = JudgeBackend(script)
+    async with judge_over(backend) as judge:
         comparison, when = await judge.compare(*PAIR), now()
-    assert (comparison.preference, round(when)) == ("tie", 1)
-    assert len(wire.cancelled) == 1
-
-
-def test_the_same_answer_twice_is_a_tie_whatever_the_judge_says() -> None:
-    assert compared(JudgeWire(always(prefers("A"))), "q", "same", "same").preference == "tie"
+    assert (comparison.preference, round(when), len(backend.cancelled)) == ("tie", 1, 1)
 
 
 def test_several_judges_settle_as_they_do_for_scores() -> None:
     async def script(sent: Sent) -> str:
         return await likes("8" if sent.model == "odd" else "7")(sent)
 
-    comparison = compared(JudgeWire(script), model=("a", "odd", "b"), settle="mean")
-    assert comparison.preference == "first"
+    comparison = compared(JudgeBackend(script), model=("a", "odd", "b"), settle="mean")
+    assert (comparison.preference, len(comparison.votes)) == ("first", 6)
     assert comparison.score == pytest.approx(2 / 3)
-    assert len(comparison.votes) == 6
 
 
 async def test_a_batch_of_pairs_comes_back_in_order_with_failures_as_values() -> None:
     async def script(sent: Sent) -> Any:
-        if "broken" in sent.text:
-            return refused("no")
-        return await likes("good")(sent)
+        return refused("no") if "broken" in sent.text else await likes("good")(sent)
 
-    pairs = [
-        ("q", "good", "bad"),
-        {"prompt": "q", "first": "bad", "second": "good"},
-        ("q", "broken", "bad"),
-        ("q", "good"),
-        ("q", "good", "x", "ref"),
+    pairs: list[tuple[Any, str]] = [
+        (("q", "good", "bad"), "first"),
+        ({"prompt": "q", "first": "bad", "second": "good"}, "second"),
+        (("q", "broken", "bad"), "BadRequest"),
+        (("q", "good"), "ConfigError"),
+        (("q", "good", "x", "ref"), "first"),
     ]
-    async with judge_over(JudgeWire(script)) as judge:
-        batch = await judge.batch_compare(pairs)
-    assert [result.value.preference if result.ok else type(result.error).__name__ for result in batch] == [
-        "first",
-        "second",
-        "BadRequest",
-        "ConfigError",
-        "first",
-    ]
+    async with judge_over(JudgeBackend(script)) as judge:
+        batch = await judge.batch_compare([pair for pair, _ in pairs])
+    assert [result.value.preference if result.ok else type(result.error).__name__ for result in batch] == [wanted for _, wanted in pairs]
 
 
 def test_the_users_template_of_pairs_is_kept_and_checked() -> None:
-    wire = JudgeWire(always(prefers("tie")))
-    compared(wire, pair_prompt="{prompt} A={first} B={second}")
-    assert wire.sent[0].text.startswith("Name a prime. A=7 B=8")
-    assert wire.sent[1].text.startswith("Name a prime. A=8 B=7")
+    backend = JudgeBackend(always(prefers("tie")))
+    compared(backend, pair_prompt="{prompt} A={first} B={second}")
+    assert [sent.text.partition("\n")[0] for sent in backend.sent] == ["Name a prime. A=7 B=8", "Name a prime. A=8 B=7"]
     with pytest.raises(ConfigError, match="second"):
-        compared(wire, pair_prompt="{first} only")
+        compared(backend, pair_prompt="{first} only")
 
 
 async def test_an_unknown_field_of_a_pair_is_refused() -> None:
-    async with judge_over(JudgeWire(always("?"))) as judge:
-        with pytest.raises(QRewardError, match="referense"):
+    async with judge_over(JudgeBackend(always("?"))) as judge:
+        with pytest.raises(ConfigError, match="referense"):
             await judge.compare(*PAIR, referense="7")

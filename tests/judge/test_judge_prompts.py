@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from judge_tools import MODEL, JudgeWire, always, judging, score
+from judge_tools import MODEL, JudgeBackend, always, judging, score
 
 from qreward import QRewardClient
 from qreward.errors import ConfigError
@@ -22,22 +21,11 @@ PIECES = ["`", "```", "\n", "a", "{", "}", "{response}", "{reference}", "Candida
 WORDS = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
 
 
-def asked(wire: JudgeWire, fields: dict[str, Any] = ITEM, **settings: Any) -> list[dict[str, Any]]:
-    """The messages that an item becomes."""
-    judging(wire, lambda judge: judge.score(**fields), **settings)
-    return wire.sent[-1].messages
-
-
 def messages(fields: dict[str, Any] = ITEM, **settings: Any) -> list[dict[str, Any]]:
-    return asked(JudgeWire(always(score(5))), fields, **settings)
-
-
-def refused(fields: dict[str, Any], **settings: Any) -> str:
-    wire = JudgeWire(always(score(5)))
-    with pytest.raises(ConfigError) as caught:
-        asked(wire, fields, **settings)
-    assert wire.sent == []
-    return str(caught.value)
+    """The messages that an item becomes."""
+    backend = JudgeBackend(always(score(5)))
+    judging(backend, lambda judge: judge.score(**fields), **settings)
+    return backend.sent[-1].messages
 
 
 @given(WORDS, WORDS)
@@ -49,8 +37,7 @@ def test_a_value_stands_in_the_prompt_as_it_is_whatever_it_holds(one: str, other
 @given(st.text(max_size=40))
 def test_a_text_with_its_braces_doubled_is_itself(text: str) -> None:
     template = Template(text.replace("{", "{{").replace("}", "}}"), "prompt")
-    assert template.render({}) == text
-    assert template.names == frozenset()
+    assert (template.render({}), template.names) == (text, frozenset())
 
 
 def test_what_is_not_a_plain_name_is_refused_when_the_judge_is_made() -> None:
@@ -60,28 +47,27 @@ def test_what_is_not_a_plain_name_is_refused_when_the_judge_is_made() -> None:
             Judge(QRewardClient(["http://a/v1"]), model=MODEL, prompt=f"{{response}}\n{text}")
 
 
-def test_the_fields_of_an_item_are_filled_in_once() -> None:
-    sent = messages(
-        {**ITEM, "response": "{reference}", "rubric": "be kind"}, prompt="{rubric}: {prompt} -> {response}", response_format="none"
-    )
-    assert sent == [{"role": "user", "content": "be kind: What is 6 x 7? -> {reference}"}]
-
-
-def test_an_unused_field_and_a_missing_one_are_refused_by_name() -> None:
-    said = refused({**ITEM, "rubrik": "be kind"}, prompt="{prompt} {response}")
-    assert "'rubrik'" in said
-    assert "'prompt', 'response'" in said
-    said = refused(ITEM, prompt="{response} by {rubric}")
-    assert "{rubric}" in said
-    assert "'prompt', 'reference', 'response'" in said
-    assert "'reference'" in refused({"prompt": "p", "response": "r"}, prompt="{response} {reference}")
-    assert "'rubric'" in refused({**ITEM, "rubric": "x"})
-
-
-def test_prompt_and_reference_may_be_given_to_a_judge_that_does_not_look_at_them() -> None:
-    assert messages(ITEM, prompt="Is this polite? {response}", response_format="none") == [
-        {"role": "user", "content": "Is this polite? 42"}
+def test_the_fields_of_an_item_are_filled_in_once_and_prompt_and_reference_need_not_be_used() -> None:
+    cases = [
+        ({"response": "{reference}", "rubric": "be kind"}, "{rubric}: {prompt} -> {response}", "be kind: What is 6 x 7? -> {reference}"),
+        ({}, "Is this polite? {response}", "Is this polite? 42"),
     ]
+    for fields, prompt, content in cases:
+        assert messages({**ITEM, **fields}, prompt=prompt, response_format="none") == [{"role": "user", "content": content}]
+
+
+def test_an_unused_field_and_a_missing_one_are_refused_by_name_before_anything_is_sent() -> None:
+    cases: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+        ({**ITEM, "rubrik": "be kind"}, {"prompt": "{prompt} {response}"}, r"'rubrik'.* uses 'prompt', 'response'"),
+        (ITEM, {"prompt": "{response} by {rubric}"}, r"{rubric}.*'prompt', 'reference', 'response'"),
+        ({"prompt": "p", "response": "r"}, {"prompt": "{response} {reference}"}, "'reference'"),
+        ({**ITEM, "rubric": "x"}, {}, "the field 'rubric' is not used: the prompt uses 'prompt', 'reference', 'response'"),
+    ]
+    for fields, settings, words in cases:
+        backend = JudgeBackend(always(score(5)))
+        with pytest.raises(ConfigError, match=words):
+            judging(backend, lambda judge, fields=fields: judge.score(**fields), **settings)
+        assert backend.sent == []
 
 
 def test_how_to_answer_is_said_at_the_end_or_where_the_template_wants_it() -> None:
@@ -92,12 +78,9 @@ def test_how_to_answer_is_said_at_the_end_or_where_the_template_wants_it() -> No
     assert inside.endswith("Now: 42")
 
 
-def test_a_system_message_is_a_template_too() -> None:
+def test_a_system_message_and_each_of_a_list_of_messages_is_a_template() -> None:
     sent = messages({**ITEM, "role": "chemist"}, system="You are a {role}.", prompt="{response}")
     assert sent[0] == {"role": "system", "content": "You are a chemist."}
-
-
-def test_a_list_of_messages_is_a_template_of_each() -> None:
     prompt = [
         {"role": "system", "content": "Judge."},
         {"role": "user", "content": "Q: {prompt}", "name": "asker"},
@@ -165,6 +148,7 @@ def test_the_items_of_a_group_begin_alike_so_that_servers_can_reuse_it() -> None
     one, other = (point({**ITEM, "response": text})[0]["content"] for text in ("42", "````41"))
     begin = one.index("Candidate answer:")
     assert one[:begin] == other[:begin]
+    assert "reference" not in messages({"prompt": "p", "response": "r"})[0]["content"].lower()
 
 
 def test_the_fake_judge_understands_the_prompt() -> None:
@@ -172,8 +156,3 @@ def test_the_fake_judge_understands_the_prompt() -> None:
         found = sections(point({**ITEM, "response": response, "reference": "42"})[0]["content"])
         assert set(found) == {"question", "reference answer", "candidate answer"}
         assert f'"score": {correct}' in fake_judge(point({**ITEM, "response": response, "reference": "42"}))
-
-
-def test_without_a_reference_none_is_spoken_of() -> None:
-    content = messages({"prompt": "p", "response": "r"})[0]["content"]
-    assert not re.search("reference", content, re.IGNORECASE)

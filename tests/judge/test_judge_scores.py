@@ -1,45 +1,49 @@
-"""One item: what is asked, what comes back, and what an answer that cannot be read leads to."""
+"""One item: what is asked, what comes back, what an answer that cannot be read leads to, and what it costs."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Literal
+import pickle
+from itertools import product
+from typing import Any
 
 import pytest
-from judge_tools import MODEL, JudgeWire, Sent, always, broken, client_of, endpoint, in_turn, judge_over, judging, now, refused, score
+from judge_tools import (
+    MODEL,
+    QUESTION,
+    JudgeBackend,
+    Sent,
+    always,
+    broken,
+    client_of,
+    endpoint,
+    in_turn,
+    judge_over,
+    judging,
+    now,
+    prefers,
+    refused,
+    score,
+)
 from pydantic import BaseModel, Field
 
-from qreward.errors import InvalidResponse, NoEndpoint, RequestError, RequestTimeout, ServerError
+from qreward.errors import InvalidResponse, NoEndpoint, QRewardError, RequestError, RequestTimeout, ServerError
 from qreward.judge import Judge, Verdict, YesNoVerdict
 
-ASKED = ("What is 6 x 7?", "42")
+
+def judged(backend: JudgeBackend, **settings: Any) -> Verdict:
+    return judging(backend, lambda judge: judge.score(*QUESTION), **settings)
 
 
-def judged(wire: JudgeWire, **settings: Any) -> Verdict:
-    return judging(wire, lambda judge: judge.score(*ASKED), **settings)
-
-
-def failed(wire: JudgeWire, kind: type[Exception], timeout: float | None = None, **settings: Any) -> Any:
-    async def use(judge: Judge) -> Exception:
-        with pytest.raises(kind) as caught:
-            await judge.score(*ASKED, timeout=timeout)
-        return caught.value
-
-    return judging(wire, use, **settings)
-
-
-def test_a_score_on_the_scale_becomes_a_reward_in_the_range() -> None:
-    verdict = judged(JudgeWire(always(score(7.5))))
-    assert verdict.score == 0.75
-    assert verdict.text == score(7.5)
-    assert verdict.votes[0].model == MODEL
-    assert verdict.usage is not None
-    assert verdict.usage.total_tokens == 15
-    assert not verdict.cached
+def failed(backend: JudgeBackend, kind: type[Exception], timeout: float | None = None, **settings: Any) -> Any:
+    with pytest.raises(kind) as caught:
+        judging(backend, lambda judge: judge.score(*QUESTION, timeout=timeout), **settings)
+    return caught.value
 
 
 def test_scale_and_range_say_what_an_answer_is_worth() -> None:
     cases: list[tuple[dict[str, Any], str, float]] = [
+        ({}, score(7.5), 0.75),
         ({"scale": (1, 5)}, "Score: 3", 0.5),
         ({"scale": (1, 5), "range": (-1, 1)}, "Score: 1", -1.0),
         ({"scale": (0, 10), "range": None}, "Score: 7/10", 7.0),
@@ -47,8 +51,9 @@ def test_scale_and_range_say_what_an_answer_is_worth() -> None:
         ({"verdict": YesNoVerdict}, '{"verdict": "yes"}', 1.0),
         ({"verdict": YesNoVerdict, "range": (-1, 2)}, '{"verdict": "no"}', -1.0),
         ({"verdict": YesNoVerdict, "range": None}, '{"verdict": "yes"}', 1.0),
+        ({"verdict": Graded}, '{"why": "fine", "points": 4}', 0.75),
     ]
-    found = [(settings, said, judged(JudgeWire(always(said)), **settings).score) for settings, said, _ in cases]
+    found = [(settings, said, judged(JudgeBackend(always(said)), **settings).score) for settings, said, _ in cases]
     assert found == cases
 
 
@@ -62,50 +67,46 @@ class Rubric(BaseModel):
     honest: bool
 
 
-class Letter(BaseModel):
-    grade: Literal["a", "b"]
-
-
-def test_a_model_of_the_users_brings_its_own_scale_and_its_one_number_counts() -> None:
-    verdict = judged(JudgeWire(always('{"why": "fine", "points": 4}')), verdict=Graded)
-    assert verdict.score == 0.75
+def test_a_verdict_says_what_was_answered_by_which_model_and_what_it_cost() -> None:
+    verdict = judged(JudgeBackend(always('{"why": "fine", "points": 4}')), verdict=Graded)
+    assert (verdict.text, verdict.votes[0].model, verdict.cached) == ('{"why": "fine", "points": 4}', MODEL, False)
     assert isinstance(verdict.verdict, Graded)
+    assert tokens(verdict) == 15
 
 
 def test_a_score_function_gives_the_reward_as_it_is_and_none_is_no_verdict() -> None:
     def worth(verdict: Rubric) -> float | None:
         return verdict.helpful / 2 if verdict.honest else None
 
-    wire = JudgeWire(in_turn('{"helpful": 3, "honest": false}', '{"helpful": 3, "honest": true}'))
-    assert judged(wire, verdict=Rubric, score=worth).score == 1.5
-    assert len(wire.sent) == 2
+    backend = JudgeBackend(in_turn('{"helpful": 3, "honest": false}', '{"helpful": 3, "honest": true}'))
+    assert judged(backend, verdict=Rubric, score=worth).score == 1.5
+    assert len(backend.sent) == 2
 
 
 def test_what_the_user_sets_is_sent_and_nothing_else_but_the_form() -> None:
-    wire = JudgeWire(always(score(1)))
-    judged(wire, temperature=0, max_tokens=64, extra_body={"top_k": 1})
-    assert set(wire.sent[0].params) == {"temperature", "max_tokens", "top_k", "response_format"}
-    assert wire.sent[0].params["response_format"]["type"] == "json_schema"
+    backend = JudgeBackend(always(score(1)))
+    judged(backend, temperature=0, max_tokens=64, extra_body={"top_k": 1, "models": ["m"]})
+    assert set(backend.sent[0].params) == {"temperature", "max_tokens", "top_k", "models", "response_format"}
+    assert backend.sent[0].params["response_format"]["type"] == "json_schema"
 
 
 async def test_an_unknown_model_is_refused_before_anything_is_sent() -> None:
-    wire = JudgeWire(always(score(1)))
-    async with judge_over(wire, endpoint(models=["other-*"])) as judge:
-        with pytest.raises(NoEndpoint):
-            await judge.score(*ASKED)
-        with pytest.raises(NoEndpoint):
-            await judge.batch_score([ASKED])
-    assert wire.sent == []
+    backend = JudgeBackend(always(score(1)))
+    async with judge_over(backend, endpoint(models=["other-*"])) as judge:
+        for use in (judge.score(*QUESTION), judge.batch_score([QUESTION])):
+            with pytest.raises(NoEndpoint):
+                await use
+    assert backend.sent == []
 
 
 # asked again
 
 
 def test_an_unreadable_answer_is_asked_again_in_the_same_conversation_with_what_is_wrong() -> None:
-    wire = JudgeWire(in_turn("It is a fine answer.", score(6)))
-    verdict = judged(wire)
-    assert (verdict.score, verdict.usage and verdict.usage.total_tokens) == (0.6, 30)
-    first, second = wire.sent
+    backend = JudgeBackend(in_turn("It is a fine answer.", score(6)))
+    verdict = judged(backend)
+    assert (verdict.score, tokens(verdict)) == (0.6, 30)
+    first, second = backend.sent
     assert second.messages[:-1] == [*first.messages, {"role": "assistant", "content": "It is a fine answer."}]
     assert second.messages[-1]["role"] == "user"
     assert "cannot be read" in second.text
@@ -113,128 +114,144 @@ def test_an_unreadable_answer_is_asked_again_in_the_same_conversation_with_what_
 
 
 def test_what_stays_unreadable_is_an_error_that_says_why_and_how_the_answer_began() -> None:
-    wire = JudgeWire(always("blah " * 1000))
-    error = failed(wire, InvalidResponse, reasks=2)
-    assert len(wire.sent) == 3
-    assert "in 3 answers" in str(error)
-    assert "blah blah" in str(error)
+    backend = JudgeBackend(always("blah " * 1000))
+    error = failed(backend, InvalidResponse, reasks=2)
+    assert len(backend.sent) == 3
+    assert [part for part in ("in 3 answers", "blah blah") if part not in str(error)] == []
     assert len(str(error)) < 500
-    assert [record.outcome for record in error.attempts] == ["unreadable"] * 3
-    assert all("15 tokens" in record.detail for record in error.attempts)
+    assert [(record.outcome, "15 tokens" in record.detail) for record in error.attempts] == [("unreadable", True)] * 3
     assert (error.model, error.endpoint) == (MODEL, "a")
 
 
 def test_an_answer_off_the_scale_is_no_answer() -> None:
-    wire = JudgeWire(in_turn("Score: 11/10", "Score: 10/10"))
-    assert judged(wire).score == 1.0
-    assert len(wire.sent) == 2
+    backend = JudgeBackend(in_turn("Score: 11/10", "Score: 10/10"))
+    assert (judged(backend).score, len(backend.sent)) == (1.0, 2)
 
 
-def test_a_refusal_is_unreadable_and_the_question_is_put_anew() -> None:
-    wire = JudgeWire(in_turn({"content": None, "refusal": "I will not judge."}, score(2)))
-    assert judged(wire).score == 0.2
-    assert [message["role"] for message in wire.sent[1].messages] == ["user"]
-    assert "declined" in wire.sent[1].text
+GIVEN_UP = ("abort", "error")
+"""What the server gave up is sent again as it was."""
+NOT_WHOLE = ("length", "content_filter", "odd", *GIVEN_UP)
 
 
-def test_an_answer_of_thoughts_alone_is_asked_anew_without_an_empty_message() -> None:
-    wire = JudgeWire(in_turn({"content": "", "reasoning_content": "It is a ten. Score: 10"}, score(3)))
-    assert judged(wire).score == 0.3
-    assert all(message["content"] for message in wire.sent[1].messages)
+def ended(text: str, reason: str | None) -> dict[str, Any]:
+    return {"content": text, "finish_reason": reason}
+
+
+def test_an_answer_that_holds_nothing_to_correct_is_not_sent_back_and_the_question_is_put_anew() -> None:
+    answers: list[dict[str, Any]] = [
+        *({"content": content, "refusal": "I will not judge."} for content in (None, "Score: 1")),
+        {"content": "", "reasoning_content": "It is a ten. Score: 10"},
+        *(ended("Score: 1", reason) for reason in NOT_WHOLE),
+    ]
+    for said in answers:
+        backend, given_up = JudgeBackend(in_turn(said, score(7))), said.get("finish_reason") in GIVEN_UP
+        assert judged(backend, reasks=0 if given_up else 1).score == 0.7, said
+        assert [message["role"] for message in backend.sent[1].messages] == ["user"], said
+        assert (backend.sent[0].text == backend.sent[1].text) == given_up, said
+        assert "refusal" not in said or "declined" in backend.sent[1].text
 
 
 def test_an_answer_that_was_cut_says_raise_max_tokens_and_the_same_limit_is_tried_once_more_at_most() -> None:
-    wire = JudgeWire(always({"content": "Let me think about ", "finish_reason": "length"}))
-    error = failed(wire, InvalidResponse, reasks=5, max_tokens=8)
-    assert "raise max_tokens" in str(error)
-    assert len(wire.sent) == 2
+    backend = JudgeBackend(always(ended("Let me think about ", "length")))
+    assert "raise max_tokens" in str(failed(backend, InvalidResponse, reasks=5, max_tokens=8))
+    assert len(backend.sent) == 2
+
+
+def test_an_answer_that_is_not_whole_is_never_read_whatever_stands_in_it_and_a_whole_one_is() -> None:
+    wrong: list[Any] = []
+    for text in ("It is right.\nScore: 1", score(1), "Score: 1"):
+        for reason, reasks in product(NOT_WHOLE, (0, 1)):
+            backend = JudgeBackend(always(ended(text, reason), seconds=0.01))
+            message = str(failed(backend, InvalidResponse, reasks=reasks))
+            if f"not whole: finish_reason {reason!r}" not in message or (reason not in GIVEN_UP and len(backend.sent) != reasks + 1):
+                wrong.append((reason, text, reasks, len(backend.sent), message))
+        wholes = ("stop", "tool_calls", "function_call", None, "null")
+        wrong += [(text, reason) for reason in wholes if judged(JudgeBackend(always(ended(text, reason)))).score != 0.1]
+    assert wrong == []
+
+
+async def test_in_a_batch_in_pairs_and_among_votes_an_answer_that_is_not_whole_is_an_error_of_its_own() -> None:
+    async def script(sent: Sent) -> Any:
+        cut = "bad" in sent.question or sent.params.get("seed") == 1
+        return ended(prefers("A") if "Answer B" in sent.question else score(8), "content_filter" if cut else "stop")
+
+    async with judge_over(JudgeBackend(script)) as judge:
+        scores = await judge.batch_score([("q", "good"), ("q", "bad")])
+        pairs = await judge.batch_compare([("q", "a", "b"), ("q", "bad", "b")])
+    assert [result.ok for result in scores] == [result.ok for result in pairs] == [True, False]
+    assert {type(error) for error in [*scores.errors.values(), *pairs.errors.values()]} == {InvalidResponse}
+    async with judge_over(JudgeBackend(script), samples=3, seed=1, settle="mean") as judge:
+        verdict = await judge.score(*QUESTION)
+    assert (verdict.score, len(verdict.votes)) == (0.8, 2)
+
+
+# time and failures
 
 
 async def test_asking_again_keeps_to_the_time_of_the_item() -> None:
-    wire = JudgeWire(in_turn("?", score(5), seconds=3.0))
-    async with judge_over(wire) as judge:
+    backend = JudgeBackend(in_turn("?", score(5), seconds=3.0))
+    async with judge_over(backend) as judge:
         with pytest.raises(RequestTimeout) as caught:
-            await judge.score(*ASKED, timeout=5)
+            await judge.score(*QUESTION, timeout=5)
         assert caught.value.attempts[0].outcome == "unreadable"
         assert now() == pytest.approx(5.0, abs=0.05)
-    assert len(wire.cancelled) == 1
+    assert len(backend.cancelled) == 1
 
 
 async def test_the_clients_timeout_holds_where_the_call_gives_none() -> None:
-    async with client_of(JudgeWire(always(score(1), seconds=50)), timeout=7.0) as client:
+    async with client_of(JudgeBackend(always(score(1), seconds=50)), timeout=7.0) as client:
         with pytest.raises(RequestTimeout):
-            await Judge(client, model=MODEL).score(*ASKED)
+            await Judge(client, model=MODEL).score(*QUESTION)
         assert now() == pytest.approx(7.0, abs=0.05)
 
 
 def test_a_failure_of_the_endpoint_is_retried_by_the_client_and_is_in_the_trail_if_it_stays() -> None:
-    assert judged(JudgeWire(in_turn(broken(), score(9)))).score == 0.9
-    error = failed(JudgeWire(always(broken())), ServerError)  # type: ignore[arg-type]
-    assert len(error.attempts) > 1
-
-
-async def test_a_call_that_is_cancelled_cancels_its_request() -> None:
-    wire = JudgeWire(always(score(1), seconds=100))
-    async with judge_over(wire) as judge:
-        task = asyncio.create_task(judge.score(*ASKED))
-        await asyncio.sleep(1)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-    assert len(wire.cancelled) == 1
+    assert judged(JudgeBackend(in_turn(broken(), score(9)))).score == 0.9
+    assert len(failed(JudgeBackend(in_turn(broken())), ServerError).attempts) > 1
 
 
 # how servers are asked for JSON
 
 
-def without(*forms: str, words: str = "Invalid parameter: 'response_format' of type '{form}' is not supported") -> Any:
+def without(*forms: str, words: str = "Invalid parameter: 'response_format' of type '{form}' is not supported", model: str = MODEL) -> Any:
     """A server that takes all forms but these."""
 
     async def script(sent: Sent) -> Any:
         await asyncio.sleep(1)
         form = sent.params.get("response_format", {}).get("type", "none")
-        return refused(words.format(form=form)) if form in forms else score(5)
+        return refused(words.format(form=form), model=model) if form in forms else score(5)
 
     return script
 
 
-def forms(wire: JudgeWire) -> list[str]:
-    return [sent.params.get("response_format", {}).get("type", "none") for sent in wire.sent]
+def forms(backend: JudgeBackend) -> list[str]:
+    return [sent.params.get("response_format", {}).get("type", "none") for sent in backend.sent]
 
 
 async def test_a_server_without_json_schema_is_asked_for_less_and_remembered_and_no_reask_is_spent() -> None:
-    wire = JudgeWire(without("json_schema", "json_object"))
-    async with judge_over(wire, reasks=0) as judge:
-        assert [(await judge.score(*ASKED)).score for _ in range(2)] == [0.5, 0.5]
-    assert forms(wire) == ["json_schema", "json_object", "none", "none"]
-    assert '"score": number, from 0 to 10' in wire.sent[-1].text
+    backend = JudgeBackend(without("json_schema", "json_object"))
+    async with judge_over(backend, reasks=0) as judge:
+        assert [(await judge.score(*QUESTION)).score for _ in range(2)] == [0.5, 0.5]
+    assert forms(backend) == ["json_schema", "json_object", "none", "none"]
+    assert '"score": number, from 0 to 10' in backend.sent[-1].text
 
 
 def test_a_400_that_speaks_of_the_form_in_the_words_of_any_server_is_not_one_of_another_kind() -> None:
-    for words in ("guided decoding is off", "json_schema: unknown field", "`response_format`: extra inputs are not permitted"):
-        wire = JudgeWire(without("json_schema", words=words))
-        assert judged(wire).score == 0.5, words
-        assert forms(wire) == ["json_schema", "json_object"], words
-    wire = JudgeWire(without("json_schema", words="max_tokens must be positive"))
-    failed(wire, RequestError)
-    assert forms(wire) == ["json_schema"]
-
-
-async def test_the_name_of_a_model_is_not_mistaken_for_what_its_server_says() -> None:
-    for model, words, asked in (("guided-json_schema-7b", "no", 1), ("n", "no such response_format", 2), ("r", "guided?", 2)):
-
-        async def script(sent: Sent, words: str = words, model: str = model) -> Any:
-            return refused(words, model=model) if sent.params.get("response_format", {}).get("type") == "json_schema" else score(5)
-
-        wire = JudgeWire(script)
-        async with judge_over(wire, model=model) as judge:
-            await asyncio.gather(judge.score(*ASKED), return_exceptions=True)
-        assert len(wire.sent) == asked, model
+    """Nor is the name of a model mistaken for what its server says."""
+    cases = [(MODEL, words, 2) for words in ("guided decoding is off", "json_schema: unknown field", "`response_format`: extra inputs")]
+    cases += [(MODEL, "max_tokens must be positive", 1), ("guided-json_schema-7b", "no", 1), ("r", "guided?", 2)]
+    for model, words, asked in cases:
+        backend = JudgeBackend(without("json_schema", words=words, model=model))
+        if asked == 1:
+            failed(backend, RequestError, model=model)
+        else:
+            assert judged(backend, model=model).score == 0.5, words
+        assert forms(backend) == ["json_schema", "json_object"][:asked], words
 
 
 def test_a_form_that_the_user_set_is_the_only_one() -> None:
     for form in ("json_schema", "json_object", "none"):
-        taken, not_taken = JudgeWire(always(score(5))), JudgeWire(without(form))
+        taken, not_taken = JudgeBackend(always(score(5))), JudgeBackend(without(form))
         judged(taken, response_format=form)
         failed(not_taken, RequestError, response_format=form)
         assert forms(taken) == forms(not_taken) == [form]
@@ -242,10 +259,59 @@ def test_a_form_that_the_user_set_is_the_only_one() -> None:
 
 def test_what_one_model_takes_says_nothing_of_another() -> None:
     async def script(sent: Sent) -> Any:
-        await asyncio.sleep(1)
         plain = "response_format" not in sent.params or sent.model == "modern"
         return score(5) if plain else refused("unknown field response_format")
 
-    wire = JudgeWire(script)
-    judging(wire, lambda judge: judge.score(*ASKED), model=("modern", "ancient"))
-    assert [sent.model for sent in wire.sent if "response_format" not in sent.params] == ["ancient"]
+    backend = JudgeBackend(script)
+    judged(backend, model=("modern", "ancient"))
+    assert [sent.model for sent in backend.sent if "response_format" not in sent.params] == ["ancient"]
+
+
+# tokens
+
+
+def tokens(thing: Any) -> int | None:
+    return None if thing.usage is None else thing.usage.total_tokens
+
+
+async def error_of(judge: Judge, **how: Any) -> QRewardError:
+    with pytest.raises(QRewardError) as caught:
+        await judge.score(*QUESTION, **how)
+    return caught.value
+
+
+async def slow_again(sent: Sent) -> Any:
+    """No verdict after a second, and nothing at all when asked again."""
+    await asyncio.sleep(1 if len(sent.messages) == 1 else 3600)
+    return "no verdict"
+
+
+def test_the_error_of_a_judgement_has_the_tokens_of_all_answers_that_came() -> None:
+    """Each answer has 15 tokens."""
+    unreadable = always("no verdict")
+    cases: dict[str, tuple[Any, dict[str, Any], dict[str, Any], type[QRewardError], int | None]] = {
+        "asked again": (unreadable, {}, {}, InvalidResponse, 30),
+        "asked once": (unreadable, {"reasks": 0}, {}, InvalidResponse, 15),
+        "then nothing came": (slow_again, {}, {"timeout": 5}, RequestTimeout, 15),
+        "three samples": (unreadable, {"samples": 3, "reasks": 0}, {}, InvalidResponse, 30),  # the third is not waited for
+        "one of two models": (unreadable, {"model": ("a", "b"), "reasks": 0}, {}, InvalidResponse, 15),
+        "no answer at all": (in_turn(broken(400)), {}, {"timeout": 5}, QRewardError, None),
+    }
+    found = {}
+    for name, (script, settings, how, kind, _) in cases.items():
+
+        async def use(judge: Judge, how: Any = how, kind: Any = kind) -> list[int | None]:
+            error = await error_of(judge, **how)
+            assert isinstance(error, kind)
+            (result,) = await judge.batch_score([QUESTION], **how)
+            return [tokens(error), tokens(pickle.loads(pickle.dumps(error))), tokens(result.error), tokens(result)]
+
+        found[name] = judging(JudgeBackend(script), use, **settings)
+    assert found == {name: [case[-1]] * 4 for name, case in cases.items()}
+
+
+async def test_tokens_that_several_share_are_paid_by_one_of_them() -> None:
+    backend = JudgeBackend(in_turn("no verdict"))
+    async with judge_over(backend) as judge:
+        assert [tokens(error) for error in await asyncio.gather(*(error_of(judge) for _ in range(5)))] == [30, None, None, None, None]
+    assert len(backend.sent) == 2

@@ -12,20 +12,21 @@ from itertools import count, product
 from typing import Annotated, Any, Literal, NewType, get_args
 
 import pytest
-from judge_tools import MODEL, JudgeWire, always, in_turn, judging, score
+from judge_tools import MODEL, QUESTION, JudgeBackend, always, in_turn, judging, score
 from pydantic import BaseModel, Field, field_validator
 
 from qreward import QRewardClient
 from qreward.errors import ConfigError, InvalidResponse
 from qreward.judge import Judge, ScoreVerdict
+from qreward.judge.codec import ModelReply
+from qreward.judge.parsing import Unreadable
+from qreward.judge.verdict_parser import VerdictParser
 
-ASKED = ("What is 6 x 7?", "42")
-
-
-class Level(IntEnum):
-    LOW = 0
-    MIDDLE = 3
-    HIGH = 5
+Level = IntEnum("Level", {"LOW": 0, "MIDDLE": 3, "HIGH": 5})
+Plain = Enum("Plain", {"ONE": 1, "THREE": 3})
+Numeral = Enum("Numeral", {"ONE": "1", "THREE": "3"})
+Word = Enum("Word", {"GOOD": "good", "BAD": "bad"})
+Points = NewType("Points", float)
 
 
 class Share(float, Enum):
@@ -33,43 +34,12 @@ class Share(float, Enum):
     ALL = 1.0
 
 
-class Plain(Enum):
-    ONE = 1
-    THREE = 3
+def model(**fields: Any) -> type[BaseModel]:
+    return type("Scored", (BaseModel,), {"__annotations__": fields, "__module__": __name__})
 
 
-class Numeral(Enum):
-    ONE = "1"
-    THREE = "3"
-
-
-class Word(Enum):
-    GOOD = "good"
-    BAD = "bad"
-
-
-Points = NewType("Points", float)
-
-
-class Letter(BaseModel):
-    grade: Literal["a", "b"]
-
-
-class TwoFields(BaseModel):
-    helpful: int
-    honest: bool
-
-
-def scored(annotation: Any) -> type[BaseModel]:
-    return type("Scored", (BaseModel,), {"__annotations__": {"score": annotation}, "__module__": __name__})
-
-
-def judged(wire: JudgeWire, **settings: Any) -> Any:
-    return judging(wire, lambda judge: judge.score(*ASKED), **settings)
-
-
-def made(**settings: Any) -> Judge:
-    return Judge(QRewardClient(["http://a.example/v1"]), **{"model": MODEL, **settings})
+def reward(text: str, annotation: Any, **settings: Any) -> float:
+    return VerdictParser(model(score=annotation), **settings).read(ModelReply(text))[0]
 
 
 def test_every_kind_of_number_is_mapped_from_its_scale_to_the_range() -> None:
@@ -94,52 +64,42 @@ def test_every_kind_of_number_is_mapped_from_its_scale_to_the_range() -> None:
         (bool, True, None, 1.0),
         (bool | None, False, None, 0.0),
     ]
-    for annotation, said, scale, reward in cases:
-        wire = JudgeWire(always(json.dumps({"score": said})))
-        for limits, expected in (((0, 1), reward), ((-1, 1), 2 * reward - 1)):
-            found = judged(wire, verdict=scored(annotation), scale=scale, range=limits).score
+    for annotation, said, scale, share in cases:
+        for limits, expected in (((0, 1), share), ((-1, 1), 2 * share - 1)):
+            found = reward(json.dumps({"score": said}), annotation, scale=scale, range=limits)
             assert found == pytest.approx(expected), (annotation, said, scale, limits)
 
 
-def test_numeric_choices_are_read_from_words() -> None:
+def test_numeric_choices_are_read_from_words_and_what_is_none_of_them_is_no_verdict() -> None:
     for annotation, words in product((Literal["1", "2", "3"], Literal[1, 2, 3], Level), ("Score: 3", "**Score:** 3", "3")):
-        found = judged(JudgeWire(always(words)), verdict=scored(annotation), reasks=0).score
-        assert found == (0.6 if annotation is Level else 1.0), (annotation, words)
-
-
-def test_what_is_none_of_the_choices_is_no_verdict() -> None:
+        assert reward(words, annotation) == (0.6 if annotation is Level else 1.0), (annotation, words)
     for said in (2.5, 4, 0, "2.5", "9", True, None, "good"):
-        with pytest.raises(InvalidResponse):
-            judged(JudgeWire(always(json.dumps({"score": said}))), verdict=scored(Literal["1", "2", "3"]), reasks=0)
+        with pytest.raises(Unreadable):
+            reward(json.dumps({"score": said}), Literal["1", "2", "3"])
 
 
 def test_the_prompt_and_the_schema_name_the_choices_and_no_other_scale() -> None:
     for annotation in (Literal["1", "2", "3", "4", "5"], Literal[1, 2, 3, 4, 5]):
-        wire = JudgeWire(always('{"score": 4}'))
-        judged(wire, verdict=scored(annotation))
-        (sent,) = wire.sent
-        assert "one of" in sent.text
-        assert sent.params["response_format"]["json_schema"]["schema"]["properties"]["score"]["enum"] == list(get_args(annotation))
-        assert "10" not in json.dumps([sent.messages, sent.params]).replace(MODEL, "")
+        parser = VerdictParser(model(score=annotation))
+        assert "one of" in parser.instruction
+        assert parser.schema["properties"]["score"]["enum"] == list(get_args(annotation))
+        assert "10" not in parser.instruction + json.dumps(parser.schema)
 
 
 def test_a_model_without_a_number_needs_a_score_function() -> None:
     annotations = (float | str, int | Literal["N/A"], str, list[int], Word, Literal["good", "bad"], Literal[1, "good"], bool | str)
-    for model in (*map(scored, annotations), Letter, TwoFields):
+    scores = [model(score=annotation) for annotation in annotations]
+    for verdict in (*scores, model(grade=Literal["a", "b"]), model(helpful=int, honest=bool)):
         with pytest.raises(ConfigError, match="score="):
-            made(verdict=model)
-
-
-def test_a_score_function_makes_a_number_of_words() -> None:
-    wire = JudgeWire(always('{"score": "good"}'))
-    assert judged(wire, verdict=scored(Word), score=lambda verdict: 7.0 if verdict.score is Word.GOOD else -7.0).score == 7.0
+            Judge(QRewardClient(["http://a.example/v1"]), model=MODEL, verdict=verdict)
+    assert reward('{"score": "good"}', Word, score=lambda verdict: 7.0 if verdict.score is Word.GOOD else -7.0) == 7.0
 
 
 def test_choices_that_the_scale_leaves_out_are_refused() -> None:
     with pytest.raises(ConfigError, match="does not include 5"):
-        made(verdict=scored(Literal[0, 5]), scale=(0, 4))
+        VerdictParser(model(score=Literal[0, 5]), scale=(0, 4))
     with pytest.raises(ConfigError, match=r"scale must be \(lowest, highest\)"):
-        made(verdict=scored(Literal[3]))
+        VerdictParser(model(score=Literal[3]))
 
 
 class Inflated(BaseModel):
@@ -148,7 +108,7 @@ class Inflated(BaseModel):
     @field_validator("score")
     @classmethod
     def _times_ten(cls, value: float) -> float:
-        return value * 10
+        return value * 10 if value else 1 / value
 
 
 class Counted(BaseModel):
@@ -168,8 +128,9 @@ def test_the_users_own_code_that_fails_or_leaves_the_scale_is_named_and_the_mode
     fault = "the fault is in your code"
     cases: list[tuple[dict[str, Any], str, str, type]] = [
         ({"verdict": Inflated}, '{"score": 7}', "Inflated.*70|70.*Inflated", object),
+        ({"verdict": Inflated}, '{"score": 0}', f"reading as Inflated raised ZeroDivisionError.*{fault}", ZeroDivisionError),
         ({"verdict": Counted}, '{"right": true, "wrong": false}', "Counted.*5|5.*Counted", object),
-        ({"verdict": Counted}, '{"right": false, "wrong": false}', "Counted.*ZeroDivisionError|ZeroDivisionError.*Counted", object),
+        ({"verdict": Counted}, '{"right": false, "wrong": false}', f"Counted raised ZeroDivisionError.*{fault}", ZeroDivisionError),
         ({"score": divides}, '{"score": 7}', f"score function.*divides.*ZeroDivisionError.*{fault}", ZeroDivisionError),
         ({"score": lambda _: "7"}, '{"score": 7}', f"score function.*<lambda>.*'7'.*{fault}", type(None)),
         ({"score": lambda _: [1]}, '{"score": 7}', rf"score function.*<lambda>.*\[1\].*{fault}", TypeError),
@@ -177,11 +138,11 @@ def test_the_users_own_code_that_fails_or_leaves_the_scale_is_named_and_the_mode
         ({"score": lambda _: 10**400}, '{"score": 7}', f"score function.*<lambda>.*a int.*{fault}", OverflowError),
     ]
     for settings, said, words, cause in cases:
-        wire = JudgeWire(in_turn(said, '{"score": 8}'))
+        backend = JudgeBackend(in_turn(said, '{"score": 8}'))
         with pytest.raises(InvalidResponse, match=words) as caught:
-            judged(wire, **settings)
+            judging(backend, lambda judge: judge.score(*QUESTION), **settings)
         assert isinstance(caught.value.__cause__, cause)
-        assert len(wire.sent) == 1
+        assert len(backend.sent) == 1
 
 
 class Stop(BaseException):
@@ -211,7 +172,7 @@ def test_an_item_ends_whatever_the_score_function_raises_and_the_others_are_judg
 
     wrong = []
     for error, use in product((ValueError("v"), asyncio.CancelledError("c"), GeneratorExit("g"), Stop("s")), (batch, calls)):
-        (found,) = judging(JudgeWire(always(score(5))), use, score=raising_second(error))
+        (found,) = judging(JudgeBackend(always(score(5))), use, score=raising_second(error))
         if not (isinstance(found, InvalidResponse) and f"raised {type(error).__name__}" in str(found) and found.__cause__ is error):
             wrong.append((error, use.__name__, found))
     assert wrong == []

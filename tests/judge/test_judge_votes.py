@@ -11,13 +11,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from judge_tools import JudgeWire, Sent, always, broken, endpoint, judge_over, judging, now, score
+from judge_tools import QUESTION, JudgeBackend, Sent, always, broken, endpoint, judge_over, judging, now, score
 
 from qreward.errors import QRewardError, RequestError, RequestTimeout, ServerError
 from qreward.judge import Judge, Verdict, Vote
 from qreward.judge.aggregation import aggregate_comparisons, aggregate_scores, quorum
-
-ASKED = ("What is 6 x 7?", "42")
 
 
 def voting(*answers: tuple[float, Any]) -> Callable[[Sent], Any]:
@@ -32,11 +30,11 @@ def voting(*answers: tuple[float, Any]) -> Callable[[Sent], Any]:
     return script
 
 
-def timed(wire: JudgeWire, *, timeout: float | None = None, **settings: Any) -> tuple[Verdict, float]:
+def timed(backend: JudgeBackend, *, timeout: float | None = None, **settings: Any) -> tuple[Verdict, float]:
     async def use(judge: Judge) -> tuple[Verdict, float]:
-        return await judge.score(*ASKED, timeout=timeout), now()
+        return await judge.score(*QUESTION, timeout=timeout), now()
 
-    outcome: tuple[Verdict, float] = judging(wire, use, **settings)
+    outcome: tuple[Verdict, float] = judging(backend, use, **settings)
     return outcome
 
 
@@ -52,18 +50,19 @@ def test_all_votes_are_asked_at_once_and_the_majority_is_known_as_soon_as_no_mis
     ]
     wrong = []
     for answers, settings, score_, seconds, votes in cases:
-        wire = JudgeWire(voting(*answers))
-        verdict, when = timed(wire, samples=len(answers), **settings)
-        found = round(verdict.score, 9), round(when), sorted(vote.score for vote in verdict.votes), len(wire.cancelled)
-        if found != (score_, seconds, sorted(votes), len(answers) - len(votes)) or {sent.at for sent in wire.sent} != {0}:
+        backend = JudgeBackend(voting(*answers))
+        verdict, when = timed(backend, samples=len(answers), **settings)
+        found = round(verdict.score, 9), round(when), sorted(vote.score for vote in verdict.votes), len(backend.cancelled)
+        if found != (score_, seconds, sorted(votes), len(answers) - len(votes)) or {sent.at for sent in backend.sent} != {0}:
             wrong.append((answers, settings, found))
     assert wrong == []
 
 
 def test_several_models_are_several_judges_each_asked_as_often_as_samples_say() -> None:
-    wire = JudgeWire(always(score(6)))
-    verdict, _ = timed(wire, model=("small", "large"), samples=2, settle="mean")
-    assert sorted(sent.model for sent in wire.sent) == ["large", "large", "small", "small"]
+    """Samples differ by their seed if there is one."""
+    backend = JudgeBackend(always(score(6)))
+    verdict, _ = timed(backend, model=("small", "large"), samples=2, settle="mean", seed=7)
+    assert sorted((sent.model, sent.params["seed"]) for sent in backend.sent) == [("large", 7), ("large", 8), ("small", 7), ("small", 8)]
     assert {vote.model for vote in verdict.votes} == {"small", "large"}
     assert verdict.usage is not None
     assert verdict.usage.total_tokens == 60
@@ -75,7 +74,7 @@ def test_a_vote_that_fails_leaves_it_to_the_others_if_more_than_half_answer() ->
         return broken() if sent.model == "b" else score(4)
 
     for how in ("majority", "mean", "median"):
-        verdict, _ = timed(JudgeWire(script), model=("a", "b", "c"), settle=how)
+        verdict, _ = timed(JudgeBackend(script), model=("a", "b", "c"), settle=how)
         assert verdict.score == 0.4
         assert len(verdict.votes) == 2
 
@@ -86,50 +85,37 @@ async def test_without_more_than_half_the_item_fails_at_once_with_what_each_said
             await asyncio.sleep(500)
         return "?" if sent.model == "b" else broken()
 
-    wire = JudgeWire(script)
-    async with judge_over(wire, model=("a", "b", "c"), reasks=0) as judge:
+    backend = JudgeBackend(script)
+    async with judge_over(backend, model=("a", "b", "c"), reasks=0) as judge:
         with pytest.raises(RequestError) as caught:
-            await judge.score(*ASKED, timeout=None)
+            await judge.score(*QUESTION, timeout=None)
         error, when = caught.value, now()
+    assert [part for part in ("2 of 3 votes failed", "ServerError", "InvalidResponse") if part not in str(error)] == []
     assert when < 100
-    assert "2 of 3 votes failed" in str(error)
-    assert "ServerError" in str(error)
-    assert "InvalidResponse" in str(error)
-    assert len(wire.cancelled) == 1
+    assert len(backend.cancelled) == 1
 
 
 async def test_the_time_of_an_item_is_one_for_all_its_votes() -> None:
-    async with judge_over(JudgeWire(voting((1, 1), (100, 1), (100, 1))), samples=3) as judge:
+    async with judge_over(JudgeBackend(voting((1, 1), (100, 1), (100, 1))), samples=3) as judge:
         with pytest.raises(RequestTimeout):
-            await judge.score(*ASKED, timeout=10)
+            await judge.score(*QUESTION, timeout=10)
         assert now() == pytest.approx(10, abs=0.05)
 
 
-def test_samples_differ_by_their_seed_if_there_is_one() -> None:
-    wire = JudgeWire(always(score(1)))
-    timed(wire, samples=3, seed=7, temperature=1, settle="mean")
-    assert sorted(sent.params["seed"] for sent in wire.sent) == [7, 8, 9]
-
-
 async def test_in_a_batch_settled_items_cost_two_of_three_requests_where_slots_are_scarce() -> None:
-    wire = JudgeWire(always(score(1)))
-    async with judge_over(wire, endpoint(slots=1), samples=3) as judge:
+    backend = JudgeBackend(always(score(1)))
+    async with judge_over(backend, endpoint(slots=1), samples=3) as judge:
         batch = await judge.batch_score([(f"q{number}", "a") for number in range(50)])
-    assert batch.stats.ok == 50
-    assert len(wire.sent) == 100
-    assert wire.cancelled == []
+    assert (batch.stats.ok, len(backend.sent), len(backend.cancelled)) == (50, 100, 0)
 
 
 async def test_in_a_batch_what_is_under_way_and_not_needed_is_cancelled() -> None:
-    wire = JudgeWire(voting(*[(1, 5), (1, 5), (300, 5)] * 20))
-    async with judge_over(wire, samples=3) as judge:
+    backend = JudgeBackend(voting(*[(1, 5), (1, 5), (300, 5)] * 20))
+    async with judge_over(backend, samples=3) as judge:
         batch = await judge.batch_score([(f"q{number}", "a") for number in range(20)])
-        when = now()
-    assert batch.stats.ok == 20
-    assert round(when) == 1
-    assert len(wire.cancelled) == 20
-    assert batch.stats.endpoints["a"].cancelled == 20
-    assert batch.stats.endpoints["a"].won == 40
+        assert round(now()) == 1
+    counts = batch.stats.endpoints["a"]
+    assert (batch.stats.ok, len(backend.cancelled), counts.cancelled, counts.won) == (20, 20, 20, 40)
 
 
 VOTES = st.lists(st.one_of(st.sampled_from([0.0, 0.25, 0.5, 1.0]).map(Vote), st.just(ServerError("no"))), min_size=1, max_size=7)
@@ -161,19 +147,20 @@ def test_an_item_is_judged_exactly_if_more_than_half_of_its_votes_are_there(vote
 
 
 def test_two_orders_that_disagree_are_a_tie_and_one_that_says_so_decides_alone() -> None:
-    decide = partial(aggregate_comparisons, how="majority")
     for one, other in product((0.0, 0.5, 1.0), repeat=2):
-        settled = decide([Vote(one), Vote(other)])
-        assert settled is not None
-        assert settled.score == (one if one == other else 0.5)  # type: ignore[union-attr]
-    assert decide([Vote(0.5), None]).preference == "tie"  # type: ignore[union-attr]
-    assert decide([Vote(1.0), None]) is None
+        assert compared([one, other]) == (one if one == other else 0.5)
+    assert compared([0.5, None]) == 0.5
+    assert compared([1.0, None]) is None
 
 
 def test_pairs_that_are_even_are_a_tie_and_a_majority_of_them_counts() -> None:
-    first, second = [Vote(1.0)] * 2, [Vote(0.0)] * 2
-    assert aggregate_comparisons([*first, *second], "majority").preference == "tie"  # type: ignore[union-attr]
-    assert aggregate_comparisons([*first, *second, *first], "majority").preference == "first"  # type: ignore[union-attr]
-    assert aggregate_comparisons([*first, *first, None, None], "majority").preference == "first"  # type: ignore[union-attr]
-    mean = aggregate_comparisons([*first, *second, *first], "mean")
-    assert mean.score == pytest.approx(2 / 3)  # type: ignore[union-attr]
+    first, second = [1.0] * 2, [0.0] * 2
+    assert compared([*first, *second]) == 0.5
+    assert compared([*first, *second, *first]) == compared([*first, *first, None, None]) == 1.0
+    assert compared([*first, *second, *first], "mean") == pytest.approx(2 / 3)
+
+
+def compared(scores: list[float | None], how: Any = "majority") -> float | None:
+    """The aggregated score of these requests, None where there is none yet."""
+    decided: Any = aggregate_comparisons([None if score is None else Vote(score) for score in scores], how)
+    return None if decided is None else decided[0]

@@ -1,9 +1,8 @@
-"""Members of one ledger in virtual time: each sends as its rations allow, and holds what it has in flight for some seconds."""
+"""Members of one ledger in virtual time: each sends as its shares of a rate allow."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Callable
 from heapq import heappop, heappush
 from math import inf
@@ -11,7 +10,7 @@ from random import Random
 
 from qreward.quota.lease import Lease
 from qreward.quota.ledger import Ledger
-from qreward.quota.messages import MINUTE, RENEW, Demand, RenewReply, RenewRequest
+from qreward.quota.messages import MINUTE, RENEW, RenewRequest
 from qreward.scheduler.limits.concurrency import FixedLimit
 from qreward.settings.policies import Limits
 
@@ -21,20 +20,12 @@ MANY = 1000.0
 class Member:
     """One process: hungry all the time, or as much as it is given to do."""
 
-    def __init__(self, name: str, simulation: Simulation, backlog: float = inf, seconds: float = 0.0, cost: float = 100.0) -> None:
-        self.name, self.simulation, self.backlog, self.seconds, self.cost = name, simulation, backlog, seconds, cost
+    def __init__(self, name: str, simulation: Simulation, backlog: float, cost: float) -> None:
+        self.name, self.simulation, self.backlog, self.cost = name, simulation, backlog, cost
         self.lease = Lease(simulation.limits, FixedLimit(simulation.limits.max_concurrency))
         self.sent: list[float] = []
-        self.flying: deque[float] = deque()
         self.alive, self.answered, self.asleep_until = True, True, -inf
         self.look_at = inf
-        self.shares: list[RenewReply] = []
-
-    @property
-    def in_flight(self) -> int:
-        while self.flying and self.flying[0] <= self.simulation.now:
-            self.flying.popleft()
-        return len(self.flying)
 
     def ask(self) -> RenewRequest:
         """As a demand does, without a source."""
@@ -45,19 +36,14 @@ class Member:
             ask.requests = lease.requests.need(limits.rpm, lapsed=lapsed, want=want, rate=rate)
         if lease.tokens is not None and limits.tpm is not None:
             ask.tokens = lease.tokens.need(limits.tpm, lapsed=lapsed, want=want * self.cost, rate=rate)
-        if limits.max_concurrency is not None:
-            hold = 0.0 if lapsed else lease.permits
-            ask.permits = Demand(limits.max_concurrency, hold=hold, rate=min(MANY, self.backlog + self.in_flight), using=self.in_flight)
         return ask
 
     def renew(self) -> None:
-        """RenewRequest, and keep to what is said."""
         now = self.simulation.now
         if not self.answered:
             self.lease.go_alone(now, self.ask(), "nobody answers")
             return
         share = self.simulation.ledger.renew(now, self.name, self.ask())
-        self.shares.append(share)
         self.lease.take_over(now, now, share)
         self.simulation.check()
 
@@ -71,8 +57,7 @@ class Member:
         lease = self.lease
         if not lease.may_send(self.simulation.now):
             return inf
-        ready = max((quota.ready_at for quota in lease.quotas), default=-inf)
-        return max(ready, self.flying[0]) if self.in_flight >= lease.window.limit else ready
+        return max(quota.ready_at for quota in lease.quotas)
 
     def may_send(self) -> bool:
         return self.backlog > 0 and self.next_at() <= self.simulation.now
@@ -86,8 +71,6 @@ class Member:
                 self.lease.tokens.take(self.simulation.now, self.cost)
             self.backlog -= 1
             self.sent.append(self.simulation.now)
-            if self.seconds:
-                self.flying.append(self.simulation.now + self.seconds)
 
 
 class Simulation:
@@ -98,14 +81,13 @@ class Simulation:
         self.ledger = Ledger() if ledger is None else ledger
         self.now = 0.0
         self.members: list[Member] = []
-        self.peak = 0
         self.late = 0.0  # seconds by which renewals may come later than they should
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._number = 0
 
-    def join(self, backlog: float = inf, seconds: float = 0.0, cost: float = 100.0) -> Member:
+    def join(self, backlog: float = inf, cost: float = 100.0) -> Member:
         """A process begins, and renews from now on twice a second, more or less."""
-        member = Member(f"m{len(self.members):03}", self, backlog, seconds, cost)
+        member = Member(f"m{len(self.members):03}", self, backlog, cost)
         self.members.append(member)
         self.at(self.now + self.rng.uniform(0, RENEW), lambda: self._beat(member))
         return member
@@ -129,7 +111,6 @@ class Simulation:
         if not member.alive or self.now < member.asleep_until:
             return
         member.send()
-        self.peak = max(self.peak, sum(each.in_flight for each in self.members if each.alive))
         if member.backlog > 0 and (at := member.next_at()) > self.now and at < member.look_at:
             member.look_at = at
             self.at(at, lambda: self._look(member, at))
@@ -140,17 +121,13 @@ class Simulation:
             self.wake(member)
 
     def kill(self, member: Member, *, noticed: bool) -> None:
-        """A process dies; its connections with it."""
         member.alive = False
-        member.flying.clear()
         if noticed:
             self.ledger.remove_dead(self.now, member.name)
 
     def check(self) -> None:
         """What all may believe to hold is never more than there is."""
         ledger = self.ledger
-        if self.limits.max_concurrency is not None:
-            assert ledger.permits.held(self.now) <= ledger.permits.total
         for minute, shares in ((ledger.requests, ledger.request_shares), (ledger.tokens, ledger.token_shares)):
             if minute.limit < inf:
                 assert shares.held(self.now) <= shares.total * (1 + 1e-9)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # also where a script is run
 sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))
 import engine_tools
 from engine_tools import FakeWire, client_of

@@ -62,21 +62,6 @@ def test_slots_are_divided_by_max_min_fairness_within_two_renewals_of_all() -> N
     assert found == [fair for _, fair in cases]
 
 
-def test_a_newcomer_gets_its_part_when_the_others_have_given_it_up_and_not_before() -> None:
-    members = Slots(8, {"a": inf})
-    members.rounds(2)
-    members.wants["b"] = inf
-    members.hold["b"], members.held_for["b"] = 0, 0.0
-    members.one("b")
-    assert members.hold == {"a": 8, "b": 0}
-    members.one("a")
-    members.one("b")
-    assert members.hold == {"a": 4, "b": 0}, "the other was told, and may not have heard it"
-    members.one("a")
-    members.one("b")
-    assert members.hold == {"a": 4, "b": 4}
-
-
 def test_what_is_in_flight_is_held_even_if_the_share_is_smaller() -> None:
     ledger = Ledger()
     ledger.renew(0.0, "a", slots())

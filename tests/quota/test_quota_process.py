@@ -62,16 +62,6 @@ def test_a_client_that_is_forgotten_takes_its_thread_along() -> None:
     assert not thread.is_alive()
 
 
-def test_two_clients_of_one_process_are_two_members() -> None:
-    async def use() -> None:
-        async with new_client(max_concurrency=8) as one, new_client(max_concurrency=8) as other:
-            await asyncio.gather(*(call(client, number) for client in (one, other) for number in range(4)))
-            words = [client.stats()["a"].state.sharing for client in (one, other)]  # type: ignore[union-attr]
-            assert any(each is not None and each.startswith("one of 2 processes") for each in words)
-
-    asyncio.run(use())
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_forked_child_is_a_member_of_its_own() -> None:
     script = Path(__file__).with_name("fork_quota_script.py")

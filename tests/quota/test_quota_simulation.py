@@ -7,7 +7,6 @@ from random import Random
 import pytest
 from quota_members import Member, Simulation, busiest
 
-from qreward.quota.ledger import Ledger
 from qreward.quota.messages import LEASE
 from qreward.settings.policies import Limits
 
@@ -115,47 +114,6 @@ def test_tokens_are_kept_to_in_any_minute_for_small_and_for_large_requests() -> 
         assert len(sent(simulation, since=70)) / 2 * cost >= 0.94 * 60_000, cost
         parts = counts(simulation.members, since=70)
         assert max(parts) - min(parts) <= max(2, 0.1 * max(parts)), cost
-
-
-def test_slots_are_all_in_use_and_never_more_and_the_odd_ones_go_round() -> None:
-    for permits, members in ((64, 8), (20, 8), (4, 8)):
-        simulation = Simulation(Limits(max_concurrency=permits, shared="local"))
-        for _ in range(members):
-            simulation.join(seconds=2.0)
-        simulation.run(260)
-        assert simulation.peak <= permits, (permits, members)
-        parts = counts(simulation.members, since=20)
-        assert sum(parts) * 2.0 / 240 / permits >= 0.95, (permits, members)
-        assert max(parts) <= 1.25 * min(parts), (permits, members)
-
-
-def test_a_process_that_was_stopped_does_not_send_on_an_old_share_when_it_wakes() -> None:
-    simulation = Simulation(Limits(rpm=600, max_concurrency=8, shared="local"))
-    sleeper, other = simulation.join(seconds=0.5), simulation.join(seconds=0.5)
-    simulation.run(5)
-    sleeper.asleep_until = simulation.now + 20
-    simulation.run(10)
-    in_flight = sleeper.shares and simulation.ledger.permits.holders[sleeper.name].using
-    assert other.lease.permits == 8 - in_flight  # nobody knows whether that is answered
-    before = len(sleeper.sent)
-    sleeper.asleep_until = -1.0
-    simulation.wake(sleeper)
-    assert len(sleeper.sent) == before
-    simulation.run(5)
-    assert len(sleeper.sent) > before
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_a_lost_ledger_costs_no_minute_its_limit_and_hardly_any_use(seed: int) -> None:
-    """Its members go on with their last shares until the new one knows them all."""
-    simulation = Simulation(Limits(rpm=600, shared="local"), seed)
-    for _ in range(8):
-        simulation.join()
-    simulation.run(70)
-    simulation.ledger = Ledger(simulation.now)
-    simulation.run(100)
-    assert busiest(sent(simulation)) <= 600
-    assert len(sent(simulation, since=70)) >= 0.9 * 1000
 
 
 def test_parts_are_equal_too_when_it_is_the_minute_that_is_full() -> None:

@@ -12,7 +12,6 @@ from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 from random import Random
-from typing import Any
 
 from scheduler_driver import Driver, failure
 
@@ -77,15 +76,26 @@ class Server:
         return 0.0
 
 
-class EventLoop:
-    """A clock that jumps from one planned event, or timer of the scheduler, to the next."""
+class Simulation:
+    """Servers, what their callers do and when, and a clock that jumps from one planned event, or timer of the scheduler, to the next.
 
-    def __init__(self, driver: Any, rng: Random, dawdle: float) -> None:
+    Args:
+        driver: holds a source for each server, of the same name.
+        cancel_takes: longest time in seconds until a stopped attempt's connection is closed.
+        dawdle: longest time in seconds by which the clock's owner may be late.
+    """
+
+    def __init__(self, driver: Driver, servers: dict[str, Server], rng: Random, *, cancel_takes: float = 0.02, dawdle: float = 0.0) -> None:
         self.driver = driver
+        self.servers = servers
         self.rng = rng
+        self.singles: list[Task] = []
         self._dawdle = dawdle
+        self._cancel_takes = cancel_takes
         self._agenda: list[tuple[float, int, Callable[[], object]]] = []
         self._number = count()
+        self._seen = 0  # sends that servers know of
+        self._stopping: set[Attempt] = set()
 
     def plan(self, when: float, what: Callable[[], object]) -> None:
         """Let something happen at a time."""
@@ -108,28 +118,6 @@ class EventLoop:
                 driver.watch.check_all_over()
                 return
         raise AssertionError(f"no end after {MOST_STEPS} steps, at {driver.now} s")
-
-    def _listen(self) -> None:
-        """Let the other side hear what the scheduler has commanded."""
-        raise NotImplementedError
-
-
-class Simulation(EventLoop):
-    """Servers, what their callers do and when, and a clock that jumps from event to event.
-
-    Args:
-        driver: holds a source for each server, of the same name.
-        cancel_takes: longest time in seconds until a stopped attempt's connection is closed.
-        dawdle: longest time in seconds by which the clock's owner may be late.
-    """
-
-    def __init__(self, driver: Driver, servers: dict[str, Server], rng: Random, *, cancel_takes: float = 0.02, dawdle: float = 0.0) -> None:
-        super().__init__(driver, rng, dawdle)
-        self.servers = servers
-        self.singles: list[Task] = []
-        self._cancel_takes = cancel_takes
-        self._seen = 0  # sends that servers know of
-        self._stopping: set[Attempt] = set()
 
     # what will happen
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import product
 
-import pytest
 from scheduler_driver import ERRORS, Driver
 from scheduler_warm import HANGS_ONLY, copy, live, warm
 
@@ -128,82 +128,52 @@ def test_the_source_of_one_of_two_may_leave_and_its_answer_still_counts() -> Non
 # the copy waits in the queue
 
 
-def test_a_copy_that_waits_is_sent_when_the_source_has_a_free_slot() -> None:
-    driver, task, other = queued()
-    driver.ok(live(other), after=0.1)
-    assert copy(task).source.name == "b"
-    assert driver["b"].tally.hedged == 1
-    assert driver["b"].tally.retried == 0
-
-
-@pytest.mark.parametrize("kind", [K.TRANSIENT, K.UNSUITABLE, K.OVERLOADED])
-def test_when_the_first_attempt_fails_while_the_copy_waits_the_copy_becomes_a_retry(kind: FailureKind) -> None:
-    driver, task, other = queued()
-    driver.fail(live(task), kind)
-    assert task.attempt is None
-    assert task.state is TaskState.QUEUED
-    assert task.excluded == (driver["a"],)
-    assert len(driver.pool.queue) == driver.pool.queue.waiting == 1
-    driver.wait(0.5)
-    assert driver.path(task) == ["a"], "it waits for b, at a it has failed"
-    driver.ok(live(other), after=0.1)
-    assert live(task).source.name == "b"
-    assert task.copy is None
-    assert (driver["b"].tally.hedged, driver["b"].tally.retried) == (0, kind is not K.OVERLOADED)
-    assert not driver.pool.queue
-
-
-@pytest.mark.parametrize("end", ["answer", "refusal", "caller goes away"])
-def test_when_the_task_ends_nothing_is_left_of_the_copy_that_waits(end: str) -> None:
-    driver, task, other = queued()
+def ends(driver: Driver, task: Task) -> None:
     first = live(task)
-    match end:
-        case "answer":
-            driver.ok(first, after=0.1)
-            assert isinstance(driver.outcome(task), Answer)
-        case "refusal":
-            driver.fail(first, K.REFUSED)
-            assert driver.outcome(task) is ERRORS[K.REFUSED]
-        case _:
-            driver.withdraw(task)
-            driver.cancelled(first)
-    assert not driver.pool.queue
-    assert len(driver.pool.queue) == driver.pool.queue.waiting == 0
-    driver.ok(live(other), after=0.1)
-    assert driver.path(task) == ["a"]
-    driver.watch.check_all_over()
+    driver.withdraw(task)
+    driver.cancelled(first)
 
 
-@pytest.mark.parametrize("how", ["leaves", "is marked down", "is away"])
-def test_when_the_source_that_the_copy_waits_for_goes_the_first_attempt_goes_on_alone(how: str) -> None:
-    driver, task, other = queued()
-    match how:
-        case "leaves":
-            driver.leave("b")
-        case "is marked down":
-            driver.mark("b", down=True)
-        case _:
-            driver.fail(live(other), K.OVERLOADED, retry_after=30.0)
-    assert task.state is TaskState.SENT
-    assert not driver.is_cancelled(live(task))
-    driver.ok(live(task), after=0.1)
-    assert isinstance(driver.outcome(task), Answer)
+EVENTS: dict[str, tuple[Callable[[Driver, Task, Task], object], TaskState, tuple[int, int]]] = {
+    "nothing": (lambda _driver, _task, _other: None, TaskState.QUEUED, (1, 0)),
+    "the first fails": (lambda driver, task, _: driver.fail(live(task), K.TRANSIENT), TaskState.QUEUED, (0, 1)),
+    "it is not for the first": (lambda driver, task, _: driver.fail(live(task), K.UNSUITABLE), TaskState.QUEUED, (0, 1)),
+    "the first is full": (lambda driver, task, _: driver.fail(live(task), K.OVERLOADED), TaskState.QUEUED, (0, 0)),
+    "the first leaves": (lambda driver, _task, _other: driver.leave("a"), TaskState.QUEUED, (1, 0)),
+    "the first is marked down": (lambda driver, _task, _other: driver.mark("a", down=True), TaskState.QUEUED, (1, 0)),
+    "the other leaves": (lambda driver, _task, _other: driver.leave("b"), TaskState.SENT, (0, 0)),
+    "the other is marked down": (lambda driver, _task, _other: driver.mark("b", down=True), TaskState.SENT, (0, 0)),
+    "the other is away": (lambda driver, _, other: driver.fail(live(other), K.OVERLOADED, retry_after=30.0), TaskState.SENT, (0, 0)),
+    "an answer": (lambda driver, task, _: driver.ok(live(task), after=0.1), TaskState.DONE, (0, 0)),
+    "a refusal": (lambda driver, task, _: driver.fail(live(task), K.REFUSED), TaskState.DONE, (0, 0)),
+    "the caller goes away": (lambda driver, task, _: ends(driver, task), TaskState.DONE, (0, 0)),
+}
+"""What happens while the copy waits; how the task stands then; hedges and retries that b counts when it has a free slot."""
 
 
-@pytest.mark.parametrize("how", ["leaves", "is marked down"])
-def test_when_the_source_of_the_first_attempt_goes_the_copy_still_waits(how: str) -> None:
-    driver, task, other = queued()
-    first = live(task)
-    if how == "leaves":
-        driver.leave("a")
-    else:
-        driver.mark("a", down=True)
-    assert task.state is TaskState.QUEUED
-    driver.ok(live(other), after=0.1)
-    assert copy(task).source.name == "b"
-    driver.ok(copy(task), after=0.1)
-    assert isinstance(driver.outcome(task), Answer)
-    assert driver.is_cancelled(first)
+def test_whatever_happens_while_a_copy_waits_the_task_goes_on_with_what_is_left() -> None:
+    for name, (event, state, counted) in EVENTS.items():
+        driver, task, other = queued()
+        first = live(task)
+        event(driver, task, other)
+        assert task.state is state, name
+        assert len(driver.pool.queue) == driver.pool.queue.waiting == (state is TaskState.QUEUED) + (name == "the other is away"), name
+        driver.wait(0.5)
+        assert driver.path(task) == ["a"], f"{name}: it waits for b"
+        assert state is TaskState.DONE or not driver.is_cancelled(first)
+        if other.attempt is not None:
+            driver.ok(live(other), after=0.1)
+        sent_to_b = state is TaskState.QUEUED
+        assert driver.path(task) == (["a", "b"] if sent_to_b else ["a"]), name
+        assert (driver["b"].tally.hedged, driver["b"].tally.retried) == counted, name
+        assert (task.copy is not None) == (counted == (1, 0)), name
+        if state is not TaskState.DONE:
+            driver.ok(task.copy or live(task), after=0.1)
+            assert isinstance(driver.outcome(task), Answer), name
+            assert first.ended or driver.is_cancelled(first), name
+        else:
+            driver.watch.check_all_over()
+            assert driver.outcome(task) is {"a refusal": ERRORS[K.REFUSED]}.get(name) or name == "an answer"
 
 
 def test_the_timeout_of_a_task_with_a_waiting_copy_takes_it_out_of_the_queue() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import pairwise, product
-from math import inf
 from random import Random
 
 import pytest
@@ -18,22 +17,6 @@ from qreward.scheduler.outcome import Answer, FailureKind
 from qreward.settings.policies import Retry
 
 K = FailureKind
-
-
-def open_breaker(driver: Driver, name: str) -> None:
-    """Let five distinct tasks fail at a source in a row."""
-    others = [other for other in driver.sources if other != name]
-    for other in others:
-        driver.mark(other, down=True)
-    tasks = [driver.submit() for _ in range(5)]
-    for attempt in driver.at(name):
-        driver.fail(attempt, K.TRANSIENT, after=0.0)
-    for other in others:
-        driver.mark(other, down=False)
-    driver.withdraw(*tasks)
-    for attempt in list(driver.watch.live):
-        driver.cancelled(attempt)
-    assert not driver[name].health.in_service
 
 
 def test_each_kind_of_failure_is_tried_at_as_many_sources_as_may_help_and_ends_with_its_error() -> None:
@@ -93,14 +76,6 @@ def test_overload_costs_the_task_no_attempt_the_source_no_health_and_the_budget_
     assert isinstance(driver.outcome(task), Answer)
 
 
-def test_a_rejected_task_goes_elsewhere_at_once_if_there_is_a_free_slot_elsewhere() -> None:
-    driver = Driver({"a": 4, "b": 4})
-    task = driver.submit()
-    first = driver.where(task)
-    driver.fail(live(task), K.OVERLOADED, retry_after=60.0)
-    assert driver.where(task) not in (None, first)
-
-
 def test_an_account_that_is_used_up_is_left_alone_for_five_minutes() -> None:
     driver = Driver({"a": 1, "b": 1})
     task = driver.submit()
@@ -141,21 +116,6 @@ def test_a_failed_task_goes_to_another_source_at_once_or_waits_for_it_rather_tha
     assert driver.where(other) == second
 
 
-def test_where_there_is_no_other_source_a_retry_waits_with_full_jitter() -> None:
-    waits = []
-    for seed in range(40):
-        driver = Driver({"a": 4}, retry=Retry(base=2.0), seed=seed)
-        task = driver.submit()
-        driver.fail(live(task), K.TRANSIENT, after=0.0)
-        assert not driver["a"].inflight, "a waiting retry holds no slot"
-        while task.attempt is None:
-            driver.wait(1 / 64)
-        waits.append(driver.now)
-    assert min(waits) < 0.4
-    assert max(waits) > 1.6
-    assert max(waits) <= 2.0 + 2 / 64
-
-
 def test_a_task_that_always_fails_is_sent_as_often_as_the_policy_says() -> None:
     for sources, attempts, kind in product(("a", "ab", "abcdef"), (1, 2, 4), (K.TRANSIENT, K.UNREACHABLE, K.TIMEOUT, K.LOCAL)):
         driver = Driver(dict.fromkeys(sources, 4), retry=Retry(attempts=attempts))
@@ -193,26 +153,9 @@ def test_a_task_that_failed_at_two_sources_is_not_held_against_the_third() -> No
     assert driver["c"].health.in_service
 
 
-def test_it_comes_back_by_one_real_task_then_two_then_four() -> None:
-    driver = Driver({"a": 8})
-    open_breaker(driver, "a")
-    tasks = [driver.submit() for _ in range(30)]
-    driver.until(driver["a"].health.open_until - 0.01)
-    assert not driver.at("a")
-    driver.wait(1.0)
-    sizes = []
-    for _ in range(4):
-        sizes.append(len(driver.at("a")))
-        for attempt in driver.at("a"):
-            driver.ok(attempt, after=0.001)
-    assert sizes == [1, 2, 4, 8]
-    assert sum(isinstance(driver.outcome(task), Answer) for task in tasks) == 15
-    assert driver["a"].health.half_open_limit == inf
-
-
 def test_a_failed_probe_is_not_charged_to_the_task() -> None:
     driver = Driver({"a": 8}, retry=Retry(attempts=2))
-    open_breaker(driver, "a")
+    driver["a"].health.eject(driver.now, 2.0)
     task = driver.submit()
     for _ in range(20):
         while task.attempt is None:
@@ -338,9 +281,6 @@ def test_a_source_that_is_lost_grants_each_request_that_was_under_way_one_retry_
     assert not too_many
 
 
-K = FailureKind
-
-
 def test_every_kind_of_failure_has_a_rule_and_what_an_endpoint_says_of_a_retry_goes_before_it() -> None:
     assert set(RULES) == set(FailureKind)
     for kind in FailureKind:
@@ -351,13 +291,13 @@ def test_every_kind_of_failure_has_a_rule_and_what_an_endpoint_says_of_a_retry_g
 
 @given(st.integers(1, 60) | st.sampled_from([1025, 1026, 10_000]), st.floats(0.01, 5), st.floats(0.01, 60), st.integers(0, 2**32))
 def test_the_wait_is_between_nothing_and_a_doubling_longest_wait(tries: int, base: float, cap: float, seed: int) -> None:
-    wait = backoff(Retry(base=base, cap=cap), tries, Random(seed))
+    wait = backoff(base, cap, tries, Random(seed))
     assert 0 <= wait <= min(cap, base * 2 ** min(100, tries - 1))
 
 
 def test_the_wait_has_full_jitter() -> None:
     rng = Random(7)
-    waits = [backoff(Retry(base=1.0, cap=8.0), 3, rng) for _ in range(4000)]
+    waits = [backoff(1.0, 8.0, 3, rng) for _ in range(4000)]
     for quarter in range(4):
         assert sum(quarter <= wait < quarter + 1 for wait in waits) == pytest.approx(1000, rel=0.15)
 

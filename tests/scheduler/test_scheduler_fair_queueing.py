@@ -123,11 +123,6 @@ def test_a_cost_below_one_counts_as_one() -> None:
     assert abs(taken["free"] - 25) <= 1
 
 
-def test_one_tenant_alone_goes_as_if_there_were_no_tenants() -> None:
-    plain, named = ([task(born=float(-number % 5), timeout=9.0, tenant=tenant) for number in range(20)] for tenant in (None, "x"))
-    assert [named.index(each) for each in order(queue(*named))] == [plain.index(each) for each in order(queue(*plain))]
-
-
 def test_without_competing_tenants_no_cost_is_computed() -> None:
     def never(_task: Task) -> float:
         pytest.fail("asked")
@@ -324,43 +319,6 @@ def test_a_bulks_turn_does_not_keep_another_tenants_single_task_from_its_place_a
     waiting = queue(feed([1.0] * 3, level=5, tenant="bulk"), task(5, born=5.0, tenant="x", cost=9.0), task(5, born=6.0, tenant="x"))
     waiting.put(task(6, born=10.0))
     assert [(each.level, name(each)) for each in order(waiting)][:3] == [(5, "bulk"), (5, "x"), (5, "bulk")]
-
-
-def test_a_low_tenant_does_not_starve_under_urgent_work_even_if_others_share_its_level() -> None:
-    rng = Random(0)
-    low, waiting = task(9, tenant="low"), queue(feed([50.0] * 9, level=9, tenant="bulk"))
-    waiting.put(low)
-    for second in range(1000):
-        waiting.put(task(Priority.HIGH, born=float(second), tenant=rng.choice("xyz")))
-        waiting.put(task(9, born=float(second), tenant="rival"))
-        entry = waiting.take(A, float(second))
-        assert entry is not None
-        if entry[0] is low:
-            return
-    pytest.fail("the low one never went")
-
-
-@given(
-    st.lists(st.tuples(st.sampled_from("xyz"), st.floats(1, 100), st.sampled_from(["single", "feed", "again", "item again"])), max_size=60)
-)
-def test_everything_that_is_put_comes_out_once(entries: list[tuple[str, float, str]]) -> None:
-    waiting, inside = queue(), list[Task]()
-    for tenant, cost, kind in entries:
-        if kind == "feed":
-            bulk = feed([cost, cost], tenant=tenant)
-            inside += bulk.buffer
-            waiting.put_feed(bulk)
-        else:
-            made = task(tenant=tenant, cost=cost, avoids=None if kind == "single" else (B,))
-            made.feed = feed(0, tenant=tenant) if kind == "item again" else None
-            inside.append(made)
-            waiting.put(made)
-    assert len(waiting) == len(inside)
-    taken = order(waiting)
-    assert len(taken) == len(inside)
-    assert set(taken) == set(inside)
-    assert not waiting
-    assert waiting.waiting == 0
 
 
 def test_a_reserved_slot_serves_a_tenant_that_was_there_before_there_were_others() -> None:

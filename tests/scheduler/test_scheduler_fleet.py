@@ -9,30 +9,9 @@ from scheduler_warm import live
 from qreward.errors import CircuitOpen, NoEndpoint
 from qreward.scheduler.outcome import Answer, FailureKind
 from qreward.scheduler.state import Task
-from qreward.settings.policies import Hedge, Limits, LoadBalanceStrategy, Retry
+from qreward.settings.policies import Hedge, Limits, LoadBalanceStrategy
 
 K = FailureKind
-
-
-def test_a_source_that_joins_takes_what_waits() -> None:
-    driver = Driver({"a": 1})
-    driver.submit()
-    waiting = [driver.submit() for _ in range(3)]
-    driver.add("b", Limits(max_concurrency=2))
-    assert [driver.where(task) for task in waiting] == ["b", "b", None]
-
-
-def test_a_source_that_leaves_finishes_what_it_has_and_gets_nothing_new() -> None:
-    driver = Driver({"a": 1, "b": 1})
-    first, second = driver.submit(), driver.submit()
-    leaving = str(driver.where(first))
-    driver.remove(leaving)
-    waiting = driver.submit()
-    driver.ok(live(first))
-    assert isinstance(driver.outcome(first), Answer)
-    assert driver.where(waiting) is None
-    driver.ok(live(second))
-    assert driver.where(waiting) not in (None, leaving)
 
 
 def test_when_the_last_source_leaves_what_waits_fails_and_says_what_to_do() -> None:
@@ -49,37 +28,6 @@ def test_when_the_last_source_leaves_what_waits_fails_and_says_what_to_do() -> N
     driver.ok(live(under_way))
     assert isinstance(driver.outcome(under_way), Answer)
     assert isinstance(driver.outcome(driver.submit()), NoEndpoint)
-
-
-def test_a_retry_that_comes_due_after_the_last_source_has_left_fails() -> None:
-    driver = Driver({"a": 1}, retry=Retry(base=5.0))
-    task = driver.submit()
-    driver.fail(live(task), K.TRANSIENT)
-    driver.remove("a")
-    driver.wait(10.0)
-    assert isinstance(driver.outcome(task), NoEndpoint)
-
-
-def test_a_bulk_on_a_route_without_sources_is_read_to_its_end() -> None:
-    driver = Driver({"a": 1})
-    driver.remove("a")
-    driver.feed(100)
-    assert len(driver.watch.finished) == 100
-    assert all(isinstance(error, NoEndpoint) for error in driver.watch.finished.values())
-    driver.watch.check_all_over()
-
-
-def test_a_source_that_is_marked_down_finishes_what_it_has_and_gets_nothing_until_it_is_marked_up() -> None:
-    driver = Driver({"a": 5})
-    first = driver.submit()
-    driver.add("b", Limits(max_concurrency=5))
-    driver.mark("a", down=True)
-    driver.ok(live(first))
-    assert isinstance(driver.outcome(first), Answer)
-    tasks = [driver.submit() for _ in range(7)]
-    assert [driver.where(task) for task in tasks] == ["b"] * 5 + [None] * 2
-    driver.mark("a", down=False)
-    assert [driver.where(task) for task in tasks[5:]] == ["a", "a"]
 
 
 def test_when_all_are_marked_down_what_waits_fails_and_names_them() -> None:
@@ -131,38 +79,11 @@ def test_a_task_that_waits_for_a_source_that_is_lost_goes_back_to_the_one_it_avo
     assert driver.path(task) == ["a", "a"]
 
 
-def test_a_task_that_is_turned_away_by_a_source_that_has_left_goes_back_to_the_one_it_avoids() -> None:
-    driver = Driver({"a": 1, "b": 1})
-    task = driver.submit()
-    first = str(driver.where(task))
-    driver.fail(live(task), K.TRANSIENT)
-    second = str(driver.where(task))
-    assert {first, second} == {"a", "b"}
-    driver.remove(second)
-    driver.fail(live(task), K.OVERLOADED)
-    assert driver.where(task) == first
-
-
 def lose(driver: Driver, name: str, how: str) -> None:
     if how == "remove":
         driver.remove(name)
     else:
         driver.mark(name, down=True)
-
-
-@pytest.mark.parametrize("how", ["remove", "mark"])
-def test_a_retry_that_comes_due_after_the_source_it_waited_for_was_lost_goes_back(how: str) -> None:
-    """Without budget it has to wait before it may go to the other source; meanwhile that one goes."""
-    driver = Driver({"a": 1, "b": 1}, retry=Retry(budget=0.0, budget_floor=1.0))
-    while driver.scheduler._failure_policy.budget.withdraw(0.0):
-        pass
-    task = driver.submit()
-    first = str(driver.where(task))
-    driver.fail(live(task), K.TRANSIENT, after=0.0)
-    assert driver.where(task) is None
-    lose(driver, "b" if first == "a" else "a", how)
-    driver.wait(2.0)
-    assert driver.where(task) == first
 
 
 @pytest.mark.parametrize("how", ["remove", "mark"])
@@ -179,28 +100,6 @@ def test_a_task_that_only_a_lost_source_could_serve_fails_with_what_the_other_sa
 
 
 # new routes
-
-
-def test_when_a_route_gets_other_sources_what_waits_goes_there_and_what_is_under_way_is_finished() -> None:
-    driver = Driver({"a": 1})
-    driver.add("b", Limits(max_concurrency=1), pools=[])
-    under_way, waiting = driver.submit(), driver.submit()
-    driver.reroute(["b"])
-    assert driver.where(waiting) == "b"
-    assert [source.name for source in driver.pool.sources] == ["b"]
-    driver.ok(live(under_way))
-    assert isinstance(driver.outcome(under_way), Answer)
-
-
-def test_what_waits_stays_when_all_that_is_left_of_the_old_sources_is_down() -> None:
-    driver = Driver({"a": 1, "b": 1})
-    driver.add("c", Limits(max_concurrency=1), pools=[])
-    driver.submit()
-    driver.submit()
-    waiting = driver.submit()
-    driver.mark("a", down=True)
-    driver.reroute(["a", "c"])
-    assert driver.where(waiting) == "c"
 
 
 def test_a_route_that_keeps_its_sources_can_change_how_it_chooses() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import inf
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -44,43 +46,31 @@ def opened(times: int = 1, *, last: bool = False) -> tuple[Health, float]:
     return sick, now
 
 
-def test_five_failures_in_a_row_of_distinct_tasks_open_it() -> None:
-    """Not one task that fails again and again, nor failures with an answer between them, nor a tenth of all."""
-    sick, well = health(), health()
-    assert [fail(sick, 1.0, task) for task in range(5)] == [False, False, False, False, True]
-    assert sick.open_until == 1.0 + FIRST_OPEN
-    assert not sick.in_service
-    assert not any(fail(well, now, task=7) for now in range(100))
-    well = health()
-    for task in range(4):
-        fail(well, 0.0, task)
-    well.ok(0.0, 0.0, LIMIT)
-    assert not any(fail(well, 1.0, task) for task in range(10, 12))
-    for number in range(1000):
-        assert not fail(well, 2.0, number)
-        for _ in range(9):
-            well.ok(2.0, 2.0, LIMIT)
-    assert well.in_service
-
-
-def test_more_failures_than_answers_of_three_distinct_tasks_open_it() -> None:
-    sick, failures = health(), 0
-    while sick.in_service and failures < 100:
-        for _ in range(3):
-            failures += 1
-            if fail(sick, 0.0, failures):
+def test_five_failures_in_a_row_or_more_failures_than_answers_of_three_distinct_tasks_open_it() -> None:
+    """The numbers of tasks that fail, None for an answer; whether it is the last source; at most how many outcomes it takes."""
+    scenes: dict[str, tuple[list[int | None], bool, float]] = {
+        "five in a row": ([0, 1, 2, 3, 4], False, 5),
+        "four in a row": ([0, 1, 2, 3], False, inf),
+        "one task again and again": ([7] * 100, False, inf),
+        "an answer between them": ([0, 1, 2, 3, None, 10, 11], False, inf),
+        "a tenth of all": ([*range(1), *[None] * 9] * 1000, False, inf),
+        "three of four": ([1, 2, 3, None] * 99, False, 40),
+        "four of five at the last source": ([1, 2, 3, 4, None] * 200, True, inf),
+    }
+    wrong = {}
+    for name, (outcomes, last, most) in scenes.items():
+        sick, seen = health(), 0
+        for number, task in enumerate(outcomes):
+            if task is None:
+                sick.ok(0.0, 0.0, LIMIT)
+            elif fail(sick, 0.0, 10 * number + task if name == "a tenth of all" else task, last=last):
+                assert not sick.in_service
+                assert sick.open_until == FIRST_OPEN
                 break
-        sick.ok(0.0, 0.0, LIMIT)
-    assert failures < 30
-    assert not sick.in_service
-
-
-def test_a_last_source_is_not_opened_for_a_bad_rate_of_answers_while_any_succeed() -> None:
-    well = health()
-    for number in range(200):
-        assert not any(fail(well, 0.0, 4 * number + task, last=True) for task in range(4))
-        well.ok(0.0, 0.0, LIMIT)
-    assert well.in_service
+            seen += 1
+        if (seen == len(outcomes)) != (most == inf) or (most < inf and seen >= most):
+            wrong[name] = seen
+    assert not wrong
 
 
 def test_the_open_time_doubles_up_to_five_seconds_but_not_for_the_last_source() -> None:
@@ -122,23 +112,15 @@ def test_it_comes_back_by_one_real_task_and_one_more_for_each_answer_until_its_w
         assert allowed == expected, limit
 
 
-def test_a_first_task_that_fails_opens_it_again_for_longer() -> None:
-    back, now = opened()
-    now = back.open_until
-    back.sent(now)
-    assert fail(back, now + 1, task=1)
-    assert back.open_until == now + 1 + 4.0
-    assert back.half_open_limit == 1
-
-
-def test_a_failure_later_on_the_way_back_takes_back_one_step() -> None:
-    back, now = opened()
-    now = back.open_until
-    back.sent(now)
-    back.ok(now, now, LIMIT)
-    back.ok(now, now, LIMIT)
-    assert not fail(back, now + 1, task=1)
-    assert back.half_open_limit == 2
+def test_a_first_task_that_fails_opens_it_again_for_longer_and_a_later_failure_takes_back_one_step() -> None:
+    for answers, opens in ((0, True), (2, False)):
+        back, _ = opened()
+        now = back.open_until
+        back.sent(now)
+        for _ in range(answers):
+            back.ok(now, now, LIMIT)
+        assert fail(back, now + 1, task=1) is opens
+        assert (back.open_until, back.half_open_limit) == ((now + 1 + 4.0, 1) if opens else (-inf, 2))
 
 
 def test_a_source_with_ordinary_faults_comes_back() -> None:
@@ -240,10 +222,6 @@ def send(cooldown: Cooldown, now: float) -> None:
         cooldown.sent(now)
 
 
-def reject(cooldown: Cooldown, now: float, sent_at: float, hint: float | None = None) -> None:
-    cooldown.rejected(now, sent_at, hint)
-
-
 def test_without_a_hint_it_closes_for_a_quarter_second_doubling_up_to_the_longest_until_there_is_an_answer() -> None:
     closed, now, pauses = cooldown(), 0.0, []
     for number in range(9):
@@ -252,7 +230,7 @@ def test_without_a_hint_it_closes_for_a_quarter_second_doubling_up_to_the_longes
             closed.ok(now)
             assert closed.opens_at <= now
         else:
-            reject(closed, now + 0.01, now)
+            closed.rejected(now + 0.01, now, None)
             pauses.append(closed.opens_at - now - 0.01)
         now = max(now, closed.opens_at) + 1.0
     assert pauses == pytest.approx([FIRST, 0.5, 1.0, 2.0, LONGEST, LONGEST, LONGEST, FIRST])
@@ -264,85 +242,52 @@ def test_jitter_is_at_most_half_of_the_pause(seed: int, rejects: int) -> None:
     closed, now = Cooldown(Random(seed)), 0.0
     for number in range(rejects):
         send(closed, now)
-        reject(closed, now, now)
+        closed.rejected(now, now, None)
         pause = min(LONGEST, FIRST * 2.0**number)
         assert 0.5 * pause <= closed.opens_at - now <= 1.5 * pause
         now = closed.opens_at + 0.001
 
 
-def test_a_burst_of_rejects_closes_once() -> None:
-    closed = cooldown()
-    for _ in range(5):
-        send(closed, 0.0)
-    reject(closed, 0.03, 0.0)
-    until = closed.opens_at
-    for late in (0.04, 0.05, 0.2):
-        reject(closed, late, 0.0)
-    assert closed.opens_at == until
-    send(closed, until)
-    reject(closed, until + 0.01, until)
-    assert closed.opens_at == pytest.approx(until + 0.01 + 0.5), "the burst counted as one closing"
+BURST = [("send", 0.0)] * 5 + [("reject", now, 0.0, None) for now in (0.03, 0.04, 0.05, 0.2)]
+HINTS = [("reject", 1.0, 0.0, 2.0), ("reject", 1.1, 0.0, 5.0), ("reject", 1.2, 0.0, 1.0), ("reject", 1.3, 1.2, None)]
+PROBE = [("reject", 0.0, 0.0, 1.0), ("send", 1.0)]
+EARLY = [("send", 0.0), ("send", 0.0), ("reject", 0.5, 0.0, 10.0), ("ok", 0.0)]
+CROSSING = [("send", 0.0), ("send", 0.0), ("reject", 0.1, 0.0, None), ("send", 0.35), ("reject", 0.45, 0.0, 10.0), ("ok", 0.35)]
+COOLDOWNS: dict[str, tuple[list[tuple[Any, ...]], float]] = {
+    "a burst of rejects closes once": (BURST, 0.03 + FIRST),
+    "and counts as one closing": ([*BURST, ("send", 0.28), ("reject", 0.29, 0.28, None)], 0.29 + 2 * FIRST),
+    "a hint is obeyed to the letter": (HINTS[:1], 3.0),
+    "and the longest of several counts": (HINTS, 6.1),
+    "one probe goes first": (PROBE, 1.0 + FIRST),
+    "its answer opens": ([*PROBE, ("ok", 1.0)], -inf),
+    "its silence proves that there was room": ([*PROBE, ("send", 1.3)], -inf),
+    "an answer to what was sent before does not open": (EARLY, 10.5),
+    "nor while the probe is under way": ([*EARLY, ("send", 10.5), ("ok", 0.0)], 10.5 + 3 * 0.1),
+    "a hint that comes while the probe is under way outlasts the probe's answer": (CROSSING, 10.45),
+    "and one probe goes first after it, too": ([*CROSSING, ("send", 10.45)], 10.45 + 3 * 0.106),
+}
+"""What happens (a reject: when, when it was sent, its hint), and until when nothing may be sent then. A probe is waited for three times as
+long as a reject takes on average."""
 
 
-def test_a_hint_is_obeyed_to_the_letter_and_the_longest_of_several_counts() -> None:
-    closed = cooldown()
-    reject(closed, 1.0, 0.0, hint=2.0)
-    assert closed.opens_at == 3.0
-    reject(closed, 1.1, 0.0, hint=5.0)
-    reject(closed, 1.2, 0.0, hint=1.0)
-    reject(closed, 1.3, 1.2)
-    assert closed.opens_at == pytest.approx(6.1)
-
-
-def test_after_the_pause_one_probe_goes_and_the_rest_waits_for_its_answer_but_not_for_long() -> None:
-    """A long answer proves by its silence that there was room."""
-    for answered in (True, False):
+def test_how_long_a_source_is_left_alone_after_rejects() -> None:
+    wrong = {}
+    for name, (events, opens_at) in COOLDOWNS.items():
         closed = cooldown()
-        reject(closed, 0.0, 0.0, hint=1.0)
-        send(closed, 1.0)
-        assert closed.opens_at == pytest.approx(1.0 + FIRST)
-        if answered:
-            closed.ok(1.0)
-            assert closed.opens_at <= 1.0
-        else:
-            send(closed, 1.3)
-            assert closed.opens_at <= 1.3
+        for what, *arguments in events:
+            {"send": partial(send, closed), "ok": closed.ok, "reject": closed.rejected}[what](*arguments)
+        if closed.opens_at != pytest.approx(opens_at):
+            wrong[name] = closed.opens_at
+    assert not wrong
 
 
 def test_the_rest_waits_three_times_as_long_as_a_reject_takes() -> None:
     slow = cooldown()
     for now in range(0, 300, 10):
         send(slow, now)
-        reject(slow, now + 2.0, now, hint=1.0)
+        slow.rejected(now + 2.0, now, 1.0)
     send(slow, 400.0)
     assert slow.opens_at == pytest.approx(400.0 + 3 * 2.0, rel=0.01)
-
-
-def test_an_answer_to_what_was_sent_before_the_closing_does_not_open_it() -> None:
-    closed = cooldown()
-    send(closed, 0.0)
-    send(closed, 0.0)
-    reject(closed, 0.5, 0.0, hint=10.0)
-    closed.ok(0.0)
-    assert closed.opens_at == 10.5
-    send(closed, 10.5)
-    closed.ok(0.0)
-    assert closed.opens_at > 10.5, "only the probe's own answer opens"
-
-
-def test_a_hint_that_comes_while_the_probe_is_under_way_outlasts_the_probes_answer() -> None:
-    """Two were sent; the first is turned away at once, the second only later, and with a hint."""
-    closed = cooldown()
-    send(closed, 0.0)
-    send(closed, 0.0)
-    reject(closed, 0.1, 0.0)
-    probe = closed.opens_at
-    send(closed, probe)
-    reject(closed, probe + 0.1, 0.0, hint=10.0)
-    closed.ok(probe)
-    assert closed.opens_at == probe + 0.1 + 10.0
-    send(closed, closed.opens_at)
-    assert closed.opens_at >= probe + 10.1 + FIRST, "one probe goes first after a hint, too"
 
 
 moves = st.lists(
@@ -366,7 +311,7 @@ def test_whatever_happens_nothing_is_allowed_before_a_hint_has_passed(moves: lis
                 closed.ok(sent_at)
             else:
                 stay_away = max(stay_away, now + (hint or 0.0))
-                reject(closed, now, sent_at, hint)
+                closed.rejected(now, sent_at, hint)
 
 
 PATIENT = Retry(attempts=1000)

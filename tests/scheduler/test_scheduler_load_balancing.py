@@ -12,16 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scheduler_driver import Driver
 from scheduler_memory import bytes_left_by
+from scheduler_warm import PACE, warm_all
 
-from qreward.scheduler.load_balancing import (
-    Balancer,
-    ConsistentHash,
-    ExpectedFinish,
-    LeastConnections,
-    PowerOfTwo,
-    WeightedRoundRobin,
-    make_balancer,
-)
+from qreward.scheduler.load_balancing import Balancer, PowerOfTwo, make_balancer
 from qreward.scheduler.state import Source
 from qreward.settings.policies import Limits, LoadBalanceStrategy
 
@@ -133,20 +126,9 @@ def test_power_of_two_weighs_the_share_of_the_window_by_the_time_an_answer_takes
     assert balancer.take(()) is fast
 
 
-def warm_up(driver: Driver, seconds: dict[str, float]) -> None:
-    """Let each source show how fast it is."""
-    for name, latency in seconds.items():
-        for other in seconds:
-            driver.mark(other, down=other != name)
-        for _ in range(12):
-            driver.ok(driver.at(str(driver.where(driver.submit())))[0], after=latency)
-    for name in seconds:
-        driver.mark(name, down=False)
-
-
 def test_expected_finish_prefers_the_fast_one_and_spreads_as_it_fills() -> None:
     driver = Driver({"fast": 8, "middle": 8, "slow": 8})
-    warm_up(driver, {"fast": 1.0, "middle": 1.4, "slow": 5.0})
+    warm_all(driver, answers=12, fast=PACE, middle=1.4 * PACE, slow=5 * PACE)
     names = placed(driver, 24)
     assert names[0] == "fast"
     assert "middle" in names[:8], "one as fast as this is better than a full one"
@@ -156,14 +138,14 @@ def test_expected_finish_prefers_the_fast_one_and_spreads_as_it_fills() -> None:
 
 def test_expected_finish_tries_a_source_that_has_not_answered_yet() -> None:
     driver = Driver({"known": 8})
-    warm_up(driver, {"known": 0.1})
+    warm_all(driver, answers=12)
     driver.add("new", Limits(max_concurrency=8))
     assert driver.where(driver.submit()) == "new"
 
 
 def test_sources_of_equal_worth_share_the_work() -> None:
     driver = Driver(dict.fromkeys("abcd", 16))
-    warm_up(driver, dict.fromkeys("abcd", 1.0))
+    warm_all(driver, answers=12)
     assert Counter(placed(driver, 32)).total() == 32
     assert all(len(driver.at(name)) == pytest.approx(8, abs=2) for name in "abcd")
 
@@ -214,15 +196,3 @@ def test_offering_sources_again_and_again_does_not_fill_the_memory() -> None:
                 balancer.offer(sources[number % 3])
 
         assert bytes_left_by(offer) < 50_000, strategy
-
-
-def test_each_strategy_has_its_balancer() -> None:
-    kinds: dict[S, type[Any]] = {
-        S.EXPECTED_FINISH: ExpectedFinish,
-        S.LEAST_CONNECTIONS: LeastConnections,
-        S.ROUND_ROBIN: WeightedRoundRobin,
-        S.WEIGHTED_ROUND_ROBIN: WeightedRoundRobin,
-        S.POWER_OF_TWO: PowerOfTwo,
-        S.CONSISTENT_HASH: ConsistentHash,
-    }
-    assert {strategy: type(make_balancer(strategy, {}, Random(0))) for strategy in S} == kinds

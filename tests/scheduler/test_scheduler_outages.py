@@ -141,40 +141,30 @@ def test_an_item_sent_in_an_outage_has_the_time_that_answers_usually_take() -> N
     assert not [end for end in driver.watch.finished.values() if str(end).startswith("never sent")]
 
 
+SIGNS: dict[str, Callable[[Driver], object]] = {
+    "an answer": lambda driver: driver.ok(driver.at("a")[0], after=0.01),
+    "the first token of one": lambda driver: driver.scheduler.commit(driver.now, driver.at("a")[0]),
+    "a rejection of the request": lambda driver: driver.fail(driver.at("a")[0], FailureKind.REFUSED),
+    "overload": lambda driver: driver.fail(driver.at("a")[0], FailureKind.OVERLOADED),
+    "a mark of the operator": lambda driver: driver.mark("a", down=False),
+    "another endpoint": lambda driver: driver.add("b", Limits(max_concurrency=1)),
+}
+
+
 def test_a_sign_of_life_ends_an_outage() -> None:
-    """An answer, the first token of one, a rejection of the request, an overload, a mark of the operator, another endpoint."""
-
-    def answer(driver: Driver) -> None:
-        driver.ok(driver.at("a")[0], after=0.01)
-
-    def token(driver: Driver) -> None:
-        driver.scheduler.commit(driver.now, driver.at("a")[0])
-
-    def refused(driver: Driver) -> None:
-        driver.fail(driver.at("a")[0], FailureKind.REFUSED)
-
-    def overloaded(driver: Driver) -> None:
-        driver.fail(driver.at("a")[0], FailureKind.OVERLOADED)
-
-    def marked(driver: Driver) -> None:
-        driver.mark("a", down=False)
-
-    def joined(driver: Driver) -> None:
-        driver.add("b", Limits(max_concurrency=1))
-
-    for sign in (answer, token, refused, overloaded, marked, joined):
+    for name, sign in SIGNS.items():
         driver = Driver({"a": 1})
         feed = driver.feed(1000, timeout=5.0)
         _refuse_until(driver, 8.0)
-        feed.ended, feed.failing = False, feed.failing  # its input goes on
-        assert feed.failing is not None, sign.__name__
+        feed.ended = False  # its input goes on
+        assert feed.failing is not None, name
         assert feed.pool.down_since < 1.0
         driver.submit()
         while not driver.at("a"):
             driver.wait(0.125)
         sign(driver)
-        assert feed.failing is None, sign.__name__
-        assert feed.pool.down_since > driver.now, sign.__name__
+        assert feed.failing is None, name
+        assert feed.pool.down_since > driver.now, name
 
 
 def test_items_fail_at_once_where_all_endpoints_are_marked_unhealthy_or_gone_and_go_on_when_one_is_back() -> None:

@@ -21,8 +21,6 @@ from qreward.settings.policies import Hedge, Limits, Retry
 
 K = FailureKind
 ATTEMPTS = Retry().attempts
-DOWN = (10.0, 70.0)
-"""An outage, in seconds."""
 
 
 def fails_everywhere(servers: int, poison: frozenset[int], seed: int, hedge: Hedge | None = None, items: int = 1500) -> Simulation:
@@ -61,6 +59,7 @@ def until_sent(driver: Driver, most: float = 20.0) -> None:
 # whole bulks
 
 BULKS = {
+    "a few of a bulk, at four endpoints": (4, range(7, 1500, 150), 1.5),
     "a tenth of a bulk, at one endpoint": (1, range(5, 1500, 10), 1.5),
     "a tenth of a bulk, at two endpoints": (2, range(5, 1500, 10), 1.5),
     "a tenth of a bulk, at four endpoints": (4, range(5, 1500, 10), 1.6),
@@ -81,6 +80,9 @@ def test_tasks_that_fail_everywhere_end_with_their_error_and_delay_the_others_li
             outcomes = simulation.driver.watch.finished
             wrong = {task.index for task, outcome in outcomes.items() if isinstance(outcome, ServerError)} ^ poison
             sends = Counter(attempt.task.index for _, attempt in simulation.driver.watch.sends)
+            if len(poison) < 20:  # the breakers stay closed, so each has its attempts and not one more
+                wrong |= {index for index in poison if sends[index] != ATTEMPTS}
+                wrong |= {-1 for source in simulation.driver.sources.values() if source.health.since > -inf}
             took = finished_at(simulation, frozenset(range(1, 1501)))
             if wrong or took > most * clean or max(sends.values()) > 2 * ATTEMPTS:
                 found.append(f"{name}, seed {seed}: {took:.1f} s instead of {clean:.1f}, {max(sends.values())} sends, {len(wrong)} wrong")
@@ -160,21 +162,6 @@ def test_a_task_that_failed_where_others_were_served_does_not_end_the_way_back_o
     assert driver.where(driver.submit()) == "a", "the next task is the one that decides"
 
 
-def test_a_task_that_always_fails_is_not_sent_more_than_twice_as_often_as_its_attempts_whatever_it_is_taken_for() -> None:
-    too_many = {}
-    for attempts in (1, 2, 4):
-        driver = Driver({"a": 8, "b": 8}, retry=Retry(attempts=attempts))
-        tasks = [driver.submit() for _ in range(16)]
-        while any(driver.outcome(task) is None for task in tasks):
-            until_sent(driver)
-            for attempt in list(driver.watch.live):
-                driver.fail(attempt, K.TRANSIENT)
-        most = max(len(driver.path(task)) for task in tasks)
-        if most > 2 * attempts:
-            too_many[attempts] = most
-    assert not too_many
-
-
 def test_a_connection_that_fails_counts_against_its_source_wherever_the_task_has_failed_before() -> None:
     driver = Driver({"a": 8, "b": 8})
     driver.mark("b", down=True)
@@ -193,29 +180,6 @@ def test_a_connection_that_fails_counts_against_its_source_wherever_the_task_has
 
 
 # and an outage is still waited out
-
-
-@pytest.mark.parametrize("servers", [1, 4])
-def test_an_outage_in_which_every_request_is_answered_with_500_loses_nothing(servers: int) -> None:
-    lost = {}
-    for seed in seeds(1):
-        names = [f"s{number}" for number in range(servers)]
-        driver = Driver(seed=seed, thorough=False)
-        for name in names:
-            driver.add(name, Limits(max_concurrency=16))
-        fleet = {name: Server(mean=0.5, spread=0.3, dead=DOWN, dead_kind=K.TRANSIENT) for name in names}
-        simulation = Simulation(driver, fleet, Random(seed))
-        driver.feed(600 * servers + 800)
-        simulation.run()
-        failed = sum(not isinstance(outcome, Answer) for outcome in driver.watch.finished.values())
-        sent = sum(DOWN[0] + 1 < now < DOWN[1] for now, _ in driver.watch.sends)
-        if (
-            failed
-            or sent > 2 * servers * (DOWN[1] - DOWN[0])
-            or any(source.health.half_open_limit < inf for source in driver.sources.values())
-        ):
-            lost[seed] = failed, sent
-    assert not lost
 
 
 @pytest.mark.parametrize("seed", seeds(1))

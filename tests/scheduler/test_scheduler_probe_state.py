@@ -44,6 +44,22 @@ def answer(source: Source, now: float, sent_at: float | None = None) -> None:
     source.answered(now, now if sent_at is None else sent_at, Answer(None))
 
 
+def send_late(source: Source, now: float) -> None:
+    send(source, now)
+
+
+def fail(source: Source, now: float) -> None:
+    """The request that left at 1 s fails."""
+    source.inflight -= 1
+    source.health.failed(now, 1.0, 7, last=False)
+
+
+def answer_late(source: Source, now: float) -> None:
+    source.inflight -= 1
+    answer(source, now, sent_at=1.6)
+    assert source.health.half_open_limit > 1
+
+
 def eject(seconds: float) -> Any:
     return lambda source, now: source.health.eject(now, seconds)
 
@@ -72,6 +88,16 @@ CASES: dict[str, tuple[list[Event], list[ProbeEffect], float]] = {
     "it was silent and is ready": ([(0, lambda source, now: source.health.stall(now)), (0.5, SILENT), (1.5, READY)], [NONE, BETTER], 1.5),
     "its account is used up": ([(0, eject(300)), (1, AWAY), (2, READY)], [NONE, NONE], 300.0),
     "an operator took it out": ([(0, lambda source, _: source.health.mark_unhealthy()), (0, AWAY), (1, READY)], [NONE, NONE], inf),
+    "a trial sent while it was away tells nothing": (
+        [(0, eject(1)), (0, AWAY), (1, send_late), (2, AWAY), (3, READY), (3.5, fail)],
+        [NONE, NONE, BETTER],
+        3.0,
+    ),
+    "a trial sent since is waited for": (
+        [(0, eject(1.5)), (0, AWAY), (1, AWAY), (1.6, send_late), (2, READY), (2.5, answer_late)],
+        [NONE] * 3,
+        -inf,
+    ),
     # away
     "it says not ready, and answers nothing": ([(0.5, answer), (1, READY), (2, AWAY), (3, AWAY)], [NONE, LOST, NONE], 3.0 + VALID * PROBE),
     "it says ready again": ([(0.5, answer), (1, READY), (2, AWAY), (3, AWAY), (4, READY)], [NONE, LOST, NONE, BETTER], 4.0),
@@ -109,26 +135,6 @@ def test_one_that_has_returned_is_tried_by_one_request() -> None:
     send(source, 2.0)
     assert source.health.in_service
     assert source.ready_at(0.0) == inf, "the rest follows when that one is answered"
-
-
-def test_a_trial_sent_while_it_was_away_tells_nothing_of_its_return() -> None:
-    source, state = fresh()
-    source.health.eject(0.0, 1.0)
-    probe(state, source, AWAY)
-    send(source, 1.0)
-    assert probe(state, source, AWAY, READY, since=2.0) == [NONE, BETTER]
-    assert source.health.failed(3.5, 1.0, 7, last=False) is False
-    assert source.health.open_until == 3.0, "its failure comes late, and takes it out no more"
-
-
-def test_a_trial_sent_after_it_was_last_seen_away_is_waited_for() -> None:
-    source, state = fresh()
-    source.health.eject(0.0, 1.5)
-    probe(state, source, AWAY, AWAY)
-    send(source, 1.6)
-    assert probe(state, source, READY, since=2.0) == [NONE]
-    answer(source, 2.5, sent_at=1.6)
-    assert source.health.half_open_limit > 1
 
 
 def test_a_source_in_full_service_or_well_on_its_way_is_left_alone_by_probes_that_fail_now_and_then() -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import strategies as st
 from scheduler_driver import CHUNK, ERRORS, Driver
 from scheduler_warm import live
 from scheduler_watch import BUCKET
 
-from qreward.errors import RequestTimeout, ServerError
-from qreward.scheduler.outcome import CANCELLED, Answer, FailureKind
+from qreward.errors import RequestTimeout
+from qreward.scheduler.outcome import Answer, FailureKind
 from qreward.scheduler.scheduler import FINISH, SEND, Scheduler
 from qreward.scheduler.state import LOW, TaskState
 from qreward.settings.policies import Retry
@@ -33,36 +31,6 @@ def test_a_task_is_sent_at_once_if_a_source_has_a_free_slot_and_its_answer_comes
     assert scheduler.out == [(FINISH, task, answer, driver["a"], 2.5)]
     assert task.state is TaskState.DONE
     assert task.attempt is None
-
-
-def test_tasks_at_the_head_that_avoid_a_source_do_not_keep_it_idle() -> None:
-    driver = Driver({"a": 50, "b": 1})
-    driver.mark("a", down=True)
-    blocker = driver.submit()
-    driver.mark("a", down=False)
-    for _ in range(40):
-        task = driver.submit()
-        driver.fail(live(task), K.TRANSIENT, after=0.0)
-        driver["a"].health.restore()
-        assert driver.where(task) is None, "it waits for b"
-    assert driver.where(driver.submit()) == "a"
-    driver.ok(live(blocker))
-    assert len(driver.at("b")) == 1
-
-
-def test_reports_after_the_first_are_ignored() -> None:
-    driver = Driver({"a": 1})
-    task, waiting = driver.submit(), driver.submit()
-    attempt = live(task)
-    driver.ok(attempt)
-    before = list(driver.watch.trace)
-    driver.ok(attempt)
-    driver.fail(attempt, K.OVERLOADED, retry_after=9.0)
-    driver.cancelled(attempt)
-    assert driver.watch.trace == before
-    assert driver["a"].inflight == 1
-    assert driver["a"].tally.ok == 1
-    assert driver.where(waiting) == "a"
 
 
 def test_an_answer_in_the_same_turn_as_the_timeout_counts_if_it_is_reported_first() -> None:
@@ -186,41 +154,6 @@ def test_a_bulk_is_read_as_it_is_needed() -> None:
     assert len(driver.watch.finished) == 300
 
 
-def test_a_bulk_is_not_asked_again_before_it_has_answered_nor_after_it_has_ended() -> None:
-    driver = Driver({"a": 3}, refill=False)
-    feed = driver.feed(5)
-    driver.serve(feed)
-    assert feed.ended
-    while driver.watch.live:
-        driver.ok(driver.at("a")[0])
-    assert not driver.watch.asked
-    assert len(driver.watch.finished) == 5
-
-
-def test_reading_more_gives_work_to_all_idle_sources_not_only_the_one_that_asked() -> None:
-    driver = Driver(dict.fromkeys("abcd", 4), refill=False)
-    feed = driver.feed(100)
-    driver.serve(feed, most=9)
-    while driver.watch.live:
-        driver.ok(next(iter(driver.watch.live)), after=0.1)
-    assert driver.watch.asked
-    driver.serve(feed, most=32)
-    assert [len(driver.at(name)) for name in "abcd"] == [4, 4, 4, 4]
-
-
-def test_a_source_that_found_nothing_for_it_in_a_bulk_takes_the_next_task() -> None:
-    """Only what avoids it was left; it must not be forgotten for that."""
-    driver = Driver({"a": 9, "b": 1})
-    driver.mark("a", down=True)
-    driver.submit()
-    driver.mark("a", down=False)
-    avoiding = driver.submit()
-    driver.fail(live(avoiding), K.TRANSIENT)
-    driver.feed(1)
-    assert [attempt.task is avoiding for attempt in driver.at("a")] == [False]
-    assert driver.where(driver.submit()) == "a"
-
-
 def test_the_timeout_of_a_bulks_task_begins_when_it_is_taken() -> None:
     driver = Driver({"a": 1})
     driver.feed(3, timeout=10.0)
@@ -243,28 +176,4 @@ def test_a_closed_bulk_returns_what_was_read_ahead_and_never_started() -> None:
     driver.watch.check_all_over()
 
 
-def test_a_bulk_that_is_closed_while_it_is_being_read_is_over() -> None:
-    driver = Driver({"a": 2}, refill=False)
-    feed = driver.feed(20)
-    assert driver.close_feed(feed) == []
-    driver.serve(feed)
-    assert not driver.watch.live
-    assert driver.scheduler.next_wake() is None
-
-
 # robustness
-
-
-@given(st.permutations(range(6)), st.lists(st.sampled_from(["ok", "fail", "cancel"]), min_size=6, max_size=6))
-def test_simultaneous_ends_may_be_reported_in_any_order(order: list[int], ends: list[str]) -> None:
-    driver = Driver({"a": 2, "b": 2, "c": 2}, retry=Retry(attempts=1))
-    tasks = [driver.submit() for _ in range(6)]
-    attempts = [live(task) for task in tasks]
-    for index in order:
-        outcome = {"ok": Answer("yes"), "cancel": CANCELLED}.get(ends[index])
-        if outcome is None:
-            driver.fail(attempts[index], K.TRANSIENT, after=0.0)
-        else:
-            driver.report(attempts[index], outcome)  # type: ignore[arg-type]
-    assert all((ends[index] == "ok") == isinstance(driver.outcome(task), Answer) for index, task in enumerate(tasks))
-    assert all((ends[index] == "fail") == isinstance(driver.outcome(task), ServerError) for index, task in enumerate(tasks))

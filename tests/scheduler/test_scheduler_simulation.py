@@ -9,14 +9,14 @@ from math import inf
 from random import Random
 
 import pytest
-from scheduler_driver import CHUNK, Driver
+from scheduler_driver import Driver
 from scheduler_scenarios import random_simulation
 from scheduler_seeds import seeds
 from simulator import Server, Simulation
 
 from qreward.scheduler.health import LONGEST_OPEN
-from qreward.scheduler.outcome import Answer
-from qreward.scheduler.state import LOW, BatchFeed, Task
+from qreward.scheduler.outcome import Answer, FailureKind
+from qreward.scheduler.state import BatchFeed, Task
 from qreward.settings.policies import Limits, LoadBalanceStrategy, Retry
 
 
@@ -63,17 +63,6 @@ def test_every_rule_holds_after_every_input_and_each_task_ends_once_or_was_withd
     assert len(finished) + len(withdrawn) + unread[0] == driver._tasks
 
 
-def test_the_same_seed_gives_the_same_commands_and_another_seed_others() -> None:
-    traces = []
-    for seed in (0, 0, 1):
-        simulation = random_simulation(seed)
-        simulation.run()
-        traces.append(simulation.driver.watch.trace)
-    assert traces[0]
-    assert traces[0] == traces[1]
-    assert traces[0] != traces[2]
-
-
 # what is sent
 
 
@@ -109,28 +98,6 @@ def test_hidden_limits_lose_nothing_and_idle_little() -> None:
         assert all(source.health.since == -inf for source in simulation.driver.sources.values()), "nor held against a source"
 
 
-def test_poison_opens_no_breaker_and_fails_after_the_allowed_attempts() -> None:
-    poison = frozenset(range(7, 3000, 150))
-    for seed in seeds(1):
-        simulation = fleet({name: Server(mean=0.2, poison=poison) for name in names(4)}, seed=seed)
-        driver = simulation.driver
-        driver.feed(3000)
-        simulation.run()
-        assert {task.index for task, outcome in driver.watch.finished.items() if not isinstance(outcome, Answer)} == poison
-        sent = Counter(attempt.task.index for _, attempt in driver.watch.sends)
-        assert {sent[index] for index in poison} == {Retry().attempts}
-        assert all(source.health.since == -inf for source in driver.sources.values())
-
-
-def test_a_request_that_is_too_long_for_a_slow_source_is_done_by_a_fast_one() -> None:
-    """It would run into its limit there for ever."""
-    simulation = fleet({"slow": Server(mean=1000.0, spread=0.0), "fast": Server(mean=0.1)}, told=4)
-    simulation.driver.feed(40)
-    simulation.run()
-    assert failed(simulation) == 0
-    assert last_finish(simulation) < 400
-
-
 # outages
 
 DOWN = (10.0, 70.0)
@@ -138,27 +105,29 @@ TROUBLES: dict[str, Callable[[], Server]] = {
     "refuses": lambda: Server(mean=0.5, spread=0.3, dead=DOWN),
     "does not even refuse": lambda: Server(mean=0.5, spread=0.3, dead=DOWN, dead_after=5.0),
     "says 503": lambda: Server(mean=0.5, spread=0.3, overloaded=DOWN),
+    "says 500": lambda: Server(mean=0.5, spread=0.3, dead=DOWN, dead_kind=FailureKind.TRANSIENT),
 }
 
 
-@pytest.mark.parametrize("trouble", TROUBLES)
-def test_an_outage_of_all_sources_loses_nothing_hits_none_hard_and_ends_when_it_is_over(trouble: str) -> None:
+def test_an_outage_of_all_sources_loses_nothing_hits_none_hard_and_ends_when_it_is_over() -> None:
     """More attempts than sources: a task may meet all of them before their breakers know."""
     found = []
-    for count, seed in product((1, 4), seeds(1)):
+    for trouble, count, seed in product(TROUBLES, (1, 4), seeds(1)):
         simulation = fleet({name: TROUBLES[trouble]() for name in names(count)}, seed=seed, retry=Retry(attempts=8))
         driver = simulation.driver
         driver.feed(600 * count + 800)
         simulation.run()
         if lost := failed(simulation):
-            found.append(f"{count} sources, seed {seed}: {lost} lost")
+            found.append(f"{trouble}, {count} sources, seed {seed}: {lost} lost")
+        if any(source.health.half_open_limit < inf for source in driver.sources.values()):
+            found.append(f"{trouble}, {count} sources, seed {seed}: not all are back")
         for name, source in driver.sources.items():
             sends = [now for now, attempt in driver.watch.sends if attempt.source is source]
             amid = sum(DOWN[0] + 1 < now < DOWN[1] for now in sends)
             resumed = min(now for now in sends if now >= DOWN[1]) - DOWN[1]
             # a probe may just be under way, and the source is then looked at again after an opening of its own
             if amid > 2 * (DOWN[1] - DOWN[0]) or resumed > (15.0 if trouble == "does not even refuse" else 5.0):
-                found.append(f"{count} sources, seed {seed}, {name}: {amid} sends in the outage, back after {resumed} s")
+                found.append(f"{trouble}, {count} sources, seed {seed}, {name}: {amid} sends in the outage, back after {resumed} s")
     assert not found, "\n".join(found)
 
 
@@ -196,27 +165,6 @@ def test_servers_that_never_answer_are_found_out() -> None:
 
 
 # size
-
-
-def test_what_is_kept_is_in_proportion_to_what_is_in_flight_not_to_the_input() -> None:
-    simulation = fleet({name: Server(mean=0.2, faults=0.02, cap=12) for name in names(4)})
-    driver, in_flight = simulation.driver, 4 * 16
-    driver.feed(8000, timeout=600.0)
-    most = Counter[str]()
-
-    def look() -> None:
-        most["waiting"] = max(most["waiting"], len(driver.pool.queue))
-        most["timed"] = max(most["timed"], len(driver.scheduler.wheel))
-        most["open"] = max(most["open"], len(driver.watch.open))
-        if driver.watch.open:
-            simulation.plan(driver.now + 0.5, look)
-
-    simulation.plan(1.0, look)
-    simulation.run()
-    assert len(driver.watch.finished) == 8000
-    assert 0 < most["open"] <= 2 * in_flight, "in flight, and a few that wait to be tried again"
-    assert most["waiting"] <= 2 * in_flight + CHUNK + LOW
-    assert most["timed"] <= 2 * most["open"] + len(driver.sources)
 
 
 # many routes

@@ -150,21 +150,6 @@ def test_an_answer_brings_a_silent_source_back_at_once() -> None:
     assert 0.3 <= back.seconds < 0.6
 
 
-def test_once_what_it_held_is_stopped_a_silent_source_is_asked_with_one_request() -> None:
-    driver, held = all_silent()
-    until_left_alone(driver)
-    serve(driver, 3.0, "a")
-    for attempt in held:
-        driver.cancelled(attempt)
-    driver.wait(3.5)
-    probes = driver.at("a")
-    assert len(probes) == 1
-    driver.ok(probes[0])
-    assert 1 < len(driver.at("a")) < 8
-    driver.ok(driver.at("a")[0])
-    assert driver["a"].health.in_service
-
-
 def test_a_server_that_answers_all_at_once_is_not_called_silent_until_it_is() -> None:
     """32 requests, answered every 5 s: at a mean of 2.5 s that is 64 answers due each time."""
     driver = Driver({"a": 32, "b": 100}, strategy=LoadBalanceStrategy.ROUND_ROBIN)

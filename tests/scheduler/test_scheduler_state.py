@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from math import inf
 from random import Random
 
 import pytest
 
-from qreward.scheduler.limits.concurrency import DEFAULT_LIMIT, FixedLimit
+from qreward.scheduler.limits.concurrency import DEFAULT_LIMIT
 from qreward.scheduler.load_balancing import ExpectedFinish
 from qreward.scheduler.outcome import Answer
 from qreward.scheduler.queue import Queue
@@ -29,19 +28,6 @@ def send(source: Source, now: float) -> None:
 def end(source: Source, now: float, sent_at: float) -> None:
     source.inflight -= 1
     source.answered(now, sent_at, Answer("yes", 3, 4))
-
-
-def test_a_source_is_ready_until_its_window_is_full_an_operator_stops_it_or_it_is_removed() -> None:
-    full, down, removed = source(Limits(max_concurrency=2)), source(), source()
-    assert down.ready_at(0.0) <= 0.0
-    assert down.window.limit == DEFAULT_LIMIT
-    send(full, 0.0)
-    send(full, 0.0)
-    down.health.mark_unhealthy()
-    removed.removed = True
-    assert full.ready_at(0.0) == down.ready_at(0.0) == removed.ready_at(0.0) == inf
-    end(full, 1.0, 0.0)
-    assert full.ready_at(0.0) <= 1.0
 
 
 def test_the_time_limit_of_an_attempt_is_long_until_the_source_has_shown_its_speed_and_doubles_when_it_is_exceeded() -> None:
@@ -100,24 +86,3 @@ def test_it_shows_its_name_load_and_counts_but_no_secrets() -> None:
     tally = counted.tally
     assert (tally.sent, tally.ok, tally.rejected, tally.prompt_tokens, tally.output_tokens) == (3, 1, 1, 3, 4)
     assert all(getattr(SourceCounters(), name) == 0 for name in SourceCounters.__slots__)
-
-
-def test_a_window_of_ones_own_hears_how_each_request_ended() -> None:
-    told: list[str] = []
-
-    class Listening(FixedLimit):
-        def ok(self, now: float, sent_at: float, tokens: int | None, inflight: int) -> None:
-            told.append(f"ok after {now - sent_at} s with {tokens} tokens")
-
-        def rejected(self, now: float, sent_at: float, hint: float | None, others: int) -> bool:
-            told.append(f"rejected with {hint}, {others} others")
-            return False
-
-    watched = Source("a", Random(0), window=Listening(3))
-    send(watched, 0.0)
-    send(watched, 0.0)
-    end(watched, 2.0, 0.0)
-    watched.inflight -= 1
-    watched.rejected(3.0, 0.0, 1.5)
-    assert told == ["ok after 2.0 s with 4 tokens", "rejected with 1.5, 0 others"]
-    assert watched.window.limit == 3

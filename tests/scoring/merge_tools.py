@@ -1,10 +1,12 @@
-"""A wire that answers lists without a network, and clients over it on virtual time."""
+"""A backend that answers lists without a network, and clients over it on virtual time."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
+
+from leftovers import leftovers  # noqa: F401 - for the tests
 
 from qreward import Endpoint, Limits, QRewardClient
 from qreward.codecs.rewards.answers import ListAnswer, Score
@@ -19,7 +21,7 @@ Script = Callable[[str, list[Any]], Awaitable[Any]]
 """From endpoint name and items to an outcome of the core, or None for a good answer."""
 
 
-class ListWire:
+class ListBackend:
     """Notes what was sent where and when; the value of an item is the number of its text, as ``"x 7"`` has 7."""
 
     def __init__(self, script: Script | None = None, seconds: float = 1.0) -> None:
@@ -52,8 +54,8 @@ class ListWire:
         return [items for _, _, items in self.sent]
 
 
-class EncodingWire(ListWire):
-    """As above, but lists are written first, as a real wire would."""
+class EncodingBackend(ListBackend):
+    """As above, but lists are written first, as a real backend would."""
 
     async def send(self, endpoint: Endpoint, call: Any) -> Any:
         try:
@@ -115,26 +117,11 @@ def endpoint(name: str = "a", slots: int | None = 1, kind: Any = "vllm", **setti
     return Endpoint(f"http://{name}.example/v1", name=name, kind=kind, limits=limits, **settings)
 
 
-def client_of(wire: Any, *endpoints: Endpoint, **settings: Any) -> QRewardClient:
+def client_of(backend: Any, *endpoints: Endpoint, **settings: Any) -> QRewardClient:
     loop = asyncio.get_running_loop()
     if isinstance(loop, VirtualTimeLoop):
         settings["clock"] = loop.time
-    return QRewardClient(endpoints or [endpoint()], wire_factory=lambda: wire, **settings)
-
-
-def leftovers(client: QRewardClient) -> dict[str, int]:
-    """Everything that should be gone when nothing is under way; empty if it is."""
-    scheduler, drivers = client._runtime.engine.scheduler, list(client._runtime.engine._drivers.values())
-    counts = {
-        "slots": sum(source.inflight for source in client._runtime.fleet.sources()),
-        "queued": sum(len(pool.queue) for source in client._runtime.fleet.sources() for pool in source.pools),
-        "bulks": sum(pool.batch_inflight for source in client._runtime.fleet.sources() for pool in source.pools),
-        "commands": len(scheduler.out),
-        "waiters": sum(len(driver.waiters) for driver in drivers),
-        "attempts": sum(len(driver._attempts) for driver in drivers),
-        "mergers": len(client._runtime._mergers),
-    }
-    return {what: count for what, count in counts.items() if count}
+    return QRewardClient(endpoints or [endpoint()], wire_factory=lambda: backend, **settings)
 
 
 def now() -> float:

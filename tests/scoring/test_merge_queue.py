@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import inf
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -12,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qreward import Endpoint, Limits, Priority
-from qreward.batching.backlog import OVER, WAITING, Deadlines
+from qreward import Endpoint, Limits
 from qreward.codecs.base import WireRequest
 from qreward.codecs.embeddings import EMBEDDINGS
 from qreward.codecs.rewards.base import MergeLimits
@@ -69,53 +67,12 @@ def test_whatever_lists_take_the_least_length_is_within_its_bounds(lists: list[t
     assert 1 <= service.least() <= sizing.MOST
 
 
-def members(count: int) -> list[MergedItem]:
-    made = [MergedItem(None, pool_of(), RequestOptions(Priority.NORMAL, 5.0), None, index) for index in range(count)]
-    for member in made:
-        member.place, member.number = WAITING, member.index
-    return made
-
-
-def test_items_are_due_once_in_the_order_of_their_times_and_not_if_they_are_over() -> None:
-    deadlines = Deadlines()
-    first, second, third, fourth = members(4)
-    for member, until in ((third, 3.0), (first, 1.0), (second, 1.0), (fourth, 0.5)):
-        deadlines.add(member, until)
-    fourth.place = OVER
-    assert deadlines.next() == 1.0
-    second.place = OVER
-    assert deadlines.due(1.0) == [first]
-    assert deadlines.due(2.0) == []
-    assert deadlines.next() == 3.0
-    third.place = OVER
-    assert deadlines.next() == inf
-
-
-def test_the_deadlines_of_what_is_over_are_forgotten_long_before_their_time() -> None:
-    deadlines = Deadlines()
-    for number in range(10_000):
-        (member,) = members(1)
-        member.number = number
-        deadlines.add(member, 600.0)
-        member.place = OVER
-    assert len(deadlines._entries) <= 130
-
-
 def test_calls_for_embeddings_count_by_their_inputs() -> None:
     listing = EmbeddingsSpec("m", {}, None, None)
     calls = [WireRequest(EMBEDDINGS, "m", inputs, {}, None) for inputs in (["a", "b"], "c", [1, 2, 3], [[1], [2], [3]])]
     assert [listing.fitting(MergeLimits(items=most), calls) for most in (1, 2, 3, 4, 6, 7)] == [1, 1, 2, 3, 3, 4]
     assert listing.merged(calls[2:]).inputs == [[1, 2, 3], [1], [2], [3]]
     assert listing.merged(calls[:1]) is calls[0]
-
-
-def test_items_fit_by_number_tokens_or_bytes() -> None:
-    listing = MergeSpec(SCORE, "m", {}, None, None)
-    calls = [WireRequest(SCORE, "m", ["x" * 38], {}, None) for _ in range(10)]
-    assert listing.fitting(MergeLimits(), calls) == 10
-    assert listing.fitting(MergeLimits(items=4), calls) == 4
-    assert listing.fitting(MergeLimits(items=4, tokens=25.0), calls) == 2
-    assert listing.fitting(MergeLimits(bytes=700), calls) == 3
 
 
 def test_an_item_whose_time_has_passed_is_not_taken_though_the_timer_was_not_there_yet() -> None:

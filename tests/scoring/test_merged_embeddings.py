@@ -1,4 +1,4 @@
-"""Embeddings that were merged on the wire: each caller gets what it would have got alone."""
+"""Embeddings that were merged into one request: each caller gets what it would have got alone."""
 
 from __future__ import annotations
 

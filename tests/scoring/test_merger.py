@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
-from merge_tools import MODEL, ListWire, client_of, endpoint, flat, good, leftovers, now, texts, value_of
+from merge_tools import MODEL, ListBackend, client_of, endpoint, flat, good, leftovers, now, texts, value_of
 
 from qreward import Hedge, Limits, Priority, RewardModel
 from qreward.codecs.rewards.base import Conversation
@@ -18,73 +18,73 @@ async def scores(client: Any, items: list[Any], **settings: Any) -> list[float]:
 
 
 async def test_a_lone_item_goes_at_once_and_alone() -> None:
-    wire = ListWire()
-    async with client_of(wire) as client:
+    backend = ListBackend()
+    async with client_of(backend) as client:
         assert await client.score("x 7", model=MODEL) == 7.0
-        assert wire.sent == [("a", 0.0, ["x 7"])]
+        assert backend.sent == [("a", 0.0, ["x 7"])]
         assert leftovers(client) == {}
 
 
 async def test_items_that_come_together_go_together_though_slots_are_free() -> None:
-    wire = ListWire()
-    async with client_of(wire, endpoint(slots=4)) as client:
+    backend = ListBackend()
+    async with client_of(backend, endpoint(slots=4)) as client:
         assert await scores(client, texts(100)) == [float(number) for number in range(100)]
-    assert len(wire.sizes) <= 12
-    assert min(wire.sizes[:4]) >= 8
-    assert {at for _, at, _ in wire.sent[:4]} == {0.0}, "all slots are used"
-    assert flat(wire.lists) == texts(100), "in the order in which they came"
+    assert len(backend.sizes) <= 12
+    assert min(backend.sizes[:4]) >= 8
+    assert {at for _, at, _ in backend.sent[:4]} == {0.0}, "all slots are used"
+    assert flat(backend.lists) == texts(100), "in the order in which they came"
 
 
 async def test_what_comes_while_the_only_slot_is_busy_is_the_next_list() -> None:
-    wire = ListWire()
-    async with client_of(wire) as client:
+    backend = ListBackend()
+    async with client_of(backend) as client:
         first = asyncio.create_task(client.score("x 0", model=MODEL))
         await asyncio.sleep(0.1)
         later = []
         for number in range(1, 40):
             later.append(asyncio.create_task(client.score(f"x {number}", model=MODEL)))
             await asyncio.sleep(0.02)
-        assert len(wire.sent) == 1, "late bound: nothing is bound to a list before it is sent"
+        assert len(backend.sent) == 1, "late bound: nothing is bound to a list before it is sent"
         assert await first == 0.0
         assert await asyncio.gather(*later) == [float(number) for number in range(1, 40)]
-    assert wire.sent == [("a", 0.0, ["x 0"]), ("a", 1.0, texts(39, 1))]
+    assert backend.sent == [("a", 0.0, ["x 0"]), ("a", 1.0, texts(39, 1))]
 
 
 async def test_what_waits_for_a_rate_token_fills_one_list() -> None:
-    wire = ListWire(seconds=0.1)
+    backend = ListBackend(seconds=0.1)
     limits = Limits(max_concurrency=64, rpm=60, adaptive=False)
-    async with client_of(wire, endpoint(limits=limits)) as client:
+    async with client_of(backend, endpoint(limits=limits)) as client:
         batch = await client.batch_score(texts(600), MODEL)
         assert batch.values() == [float(number) for number in range(600)]
-    assert len(wire.sent) <= 5, "requests are scarce, slots are not"
+    assert len(backend.sent) <= 5, "requests are scarce, slots are not"
 
 
 async def test_a_list_is_no_longer_than_the_endpoint_that_takes_it_allows() -> None:
-    wire = ListWire()
-    async with client_of(wire, endpoint("tei", 2, "tei"), endpoint("vllm", 2, "vllm")) as client:
+    backend = ListBackend()
+    async with client_of(backend, endpoint("tei", 2, "tei"), endpoint("vllm", 2, "vllm")) as client:
         batch = await client.batch_score(texts(3000), MODEL)
         assert batch.values() == [float(number) for number in range(3000)]
         assert leftovers(client) == {}
-    longest = {name: max(len(items) for who, _, items in wire.sent if who == name) for name in ("tei", "vllm")}
+    longest = {name: max(len(items) for who, _, items in backend.sent if who == name) for name in ("tei", "vllm")}
     assert longest["tei"] == 32
     assert longest["vllm"] > 32
 
 
 async def test_a_list_holds_no_more_bytes_than_the_endpoint_takes() -> None:
-    wire = ListWire()
+    backend = ListBackend()
     items = [f"{'long' * 40_000} {number}" for number in range(30)]  # 160 kB each, of 2 MB
-    async with client_of(wire, endpoint("tei", 1, "tei")) as client:
+    async with client_of(backend, endpoint("tei", 1, "tei")) as client:
         batch = await client.batch_score(items, MODEL)
         assert batch.values() == [float(number) for number in range(30)]
-    assert max(wire.sizes) == 12
-    assert flat(wire.lists) == items, "what did not fit was the head of the next"
+    assert max(backend.sizes) == 12
+    assert flat(backend.lists) == items, "what did not fit was the head of the next"
 
 
 async def test_the_lists_of_a_bulk_end_at_the_same_time_though_one_endpoint_is_slow() -> None:
     async def work(name: str, items: list[Any]) -> None:
         await asyncio.sleep((0.02 + 0.0015 * len(items)) * (3 if name == "slow" else 1))
 
-    async with client_of(ListWire(work), endpoint("a", 4), endpoint("b", 4), endpoint("slow", 4)) as client:
+    async with client_of(ListBackend(work), endpoint("a", 4), endpoint("b", 4), endpoint("slow", 4)) as client:
         await client.batch_score(texts(3000), MODEL)
     shortest = 3000 * 0.0015 / (8 + 4 / 3)
     assert now() < 1.6 * shortest
@@ -95,14 +95,14 @@ async def test_chats_go_one_by_one_where_the_server_takes_one_a_request() -> Non
         await asyncio.sleep(1)
         return good([item.messages[0]["content"] for item in items])
 
-    wire = ListWire(work)
+    backend = ListBackend(work)
     chats = [[{"role": "user", "content": f"x {number}"}] for number in range(10)]
-    async with client_of(wire, endpoint(slots=4)) as client:
+    async with client_of(backend, endpoint(slots=4)) as client:
         batch = await client.batch_score(chats, MODEL)
         assert batch.values() == [float(number) for number in range(10)]
         assert now() == 3.0, "four at a time"
-    assert wire.sizes == [1] * 10
-    assert all(isinstance(items[0], Conversation) for items in wire.lists)
+    assert backend.sizes == [1] * 10
+    assert all(isinstance(items[0], Conversation) for items in backend.lists)
 
 
 async def test_pairs_are_merged_where_a_template_makes_texts_of_them_and_not_where_the_server_has_its_own() -> None:
@@ -111,15 +111,15 @@ async def test_pairs_are_merged_where_a_template_makes_texts_of_them_and_not_whe
         return good([item.response for item in items])
 
     for reward, sizes in ((RewardModel(template="{prompt} {response}"), [20]), (None, [1] * 20)):
-        wire = ListWire(work)
-        async with client_of(wire, endpoint(reward=reward)) as client:
+        backend = ListBackend(work)
+        async with client_of(backend, endpoint(reward=reward)) as client:
             await client.batch_score([("q", text) for text in texts(20)], MODEL)
-        assert wire.sizes == sizes
+        assert backend.sizes == sizes
 
 
-async def test_items_of_different_shapes_parameters_headers_models_or_tenants_never_share_a_list() -> None:
-    wire = ListWire()
-    async with client_of(wire) as client:
+async def test_items_of_different_operations_parameters_headers_models_or_tenants_never_share_a_list() -> None:
+    backend = ListBackend()
+    async with client_of(backend) as client:
         blocker = asyncio.create_task(client.score("x 0", model=MODEL))
         await asyncio.sleep(0.1)
         variants: list[dict[str, Any]] = [
@@ -130,36 +130,30 @@ async def test_items_of_different_shapes_parameters_headers_models_or_tenants_ne
             {"model": MODEL, "extra_headers": {"x-trace": "1"}},
             {"model": MODEL, "tenant": "t"},
         ]
-        asked = [client.score(f"x {number}", **variant) for variant in variants for number in (1, 2)]
-        assert await asyncio.gather(blocker, *asked) == [0.0] + [1.0, 2.0] * len(variants)
+        asked: list[Any] = [client.score(f"x {number}", **variant) for variant in variants for number in (1, 2)]
+        asked += [client.classify(f"x {number}", model=MODEL) for number in (1, 2)]
+        assert await asyncio.gather(blocker, *asked) == [0.0] + [1.0, 2.0] * (len(variants) + 1)
         assert leftovers(client) == {}
-    assert wire.sizes == [1] + [2] * len(variants)
-
-
-async def test_labels_and_scores_do_not_share_a_list() -> None:
-    wire = ListWire()
-    async with client_of(wire) as client:
-        await asyncio.gather(client.score("x 1", model=MODEL), client.classify("x 1", model=MODEL))
-    assert wire.sizes == [1, 1]
-    assert [call.codec.name for call in wire.calls] == ["score", "classify"]
+    assert backend.sizes == [1] + [2] * (len(variants) + 1)
+    assert backend.calls[-1].codec.name == "classify"
 
 
 async def test_urgent_items_go_first_and_the_others_fill_the_rest_of_the_list() -> None:
-    wire = ListWire()
-    async with client_of(wire, endpoint("tei", 1, "tei")) as client:
+    backend = ListBackend()
+    async with client_of(backend, endpoint("tei", 1, "tei")) as client:
         blocker = asyncio.create_task(client.score("x 0", model=MODEL))
         await asyncio.sleep(0.1)
         low = [asyncio.create_task(client.score(text, model=MODEL, priority=Priority.LOW)) for text in texts(40, 100)]
         await asyncio.sleep(0.1)
         high = [asyncio.create_task(client.score(text, model=MODEL, priority=Priority.HIGH)) for text in texts(5, 1)]
         await asyncio.gather(blocker, *low, *high)
-    assert wire.lists[1] == texts(5, 1) + texts(27, 100)
-    assert wire.lists[2] == texts(13, 127)
+    assert backend.lists[1] == texts(5, 1) + texts(27, 100)
+    assert backend.lists[2] == texts(13, 127)
 
 
 async def test_bulks_and_single_calls_share_lists() -> None:
-    wire = ListWire()
-    async with client_of(wire) as client:
+    backend = ListBackend()
+    async with client_of(backend) as client:
         blocker = asyncio.create_task(client.score("x 0", model=MODEL))
         await asyncio.sleep(0.1)
         bulks = [asyncio.create_task(client.batch_score(texts(4, 10 * number), MODEL)) for number in (1, 2, 3)]
@@ -169,7 +163,7 @@ async def test_bulks_and_single_calls_share_lists() -> None:
         assert await single == 9.0
         await blocker
         assert leftovers(client) == {}
-    assert wire.sizes == [1, 13]
+    assert backend.sizes == [1, 13]
 
 
 @pytest.mark.parametrize("kind", ["list", "iterator", "async iterator"])
@@ -191,7 +185,7 @@ async def test_a_batch_reads_any_input_no_faster_than_it_is_sent_and_keeps_the_o
         await asyncio.sleep(1)
         ahead.append(len(read) - max(int(value_of(item)) for item in items))
 
-    async with client_of(ListWire(work)) as client:
+    async with client_of(ListBackend(work)) as client:
         given: Any = {"list": lambda: list(items()), "iterator": items, "async iterator": slowly}[kind]()
         batch = await client.batch_score(given, MODEL)
         assert batch.values() == [float(number) for number in range(5000)]
@@ -200,46 +194,37 @@ async def test_a_batch_reads_any_input_no_faster_than_it_is_sent_and_keeps_the_o
         assert max(ahead) < 2000
 
 
-async def test_a_bulk_of_any_size_keeps_nothing_if_results_are_not_kept() -> None:
-    seen: list[int] = []
-    async with client_of(ListWire(seconds=0.1), endpoint(slots=8)) as client:
-        given = (f"x {number}" for number in range(5_000))
-        batch = await client.batch_score(given, MODEL, keep_results=False, on_result=lambda result: seen.append(result.index))
-        assert (len(batch), batch.stats.ok, batch.stats.failed) == (0, 5_000, 0)
-        assert sorted(seen) == list(range(5_000))
-
-
 async def test_singles_are_paced_when_the_pool_is_busy_so_that_the_last_slots_do_not_go_to_one_each() -> None:
-    wire = ListWire(seconds=1.0)
-    async with client_of(wire, endpoint(slots=8)) as client:
+    backend = ListBackend(seconds=1.0)
+    async with client_of(backend, endpoint(slots=8)) as client:
         asked = []
         for number in range(400):
             asked.append(asyncio.create_task(client.score(f"x {number}", model=MODEL)))
             await asyncio.sleep(0.01)
         await asyncio.gather(*asked)
-    sizes = wire.sizes
+    sizes = backend.sizes
     assert sum(size == 1 for size in sizes) < 16
     assert len(sizes) < 60
 
 
 async def test_with_idle_slots_and_little_to_do_each_item_goes_at_once() -> None:
-    wire = ListWire(seconds=0.1)
-    async with client_of(wire, endpoint(slots=64)) as client:
+    backend = ListBackend(seconds=0.1)
+    async with client_of(backend, endpoint(slots=64)) as client:
         asked = []
         for number in range(50):
             asked.append(asyncio.create_task(client.score(f"x {number}", model=MODEL)))
             await asyncio.sleep(0.01)
         await asyncio.gather(*asked)
-    assert wire.sizes == [1] * 50
-    assert [round(at - 0.01 * number, 2) for number, (_, at, _) in enumerate(wire.sent)] == [0.0] * 50
+    assert backend.sizes == [1] * 50
+    assert [round(at - 0.01 * number, 2) for number, (_, at, _) in enumerate(backend.sent)] == [0.0] * 50
 
 
 async def test_what_is_still_to_be_read_counts_when_a_list_is_measured() -> None:
-    wire = ListWire()
-    async with client_of(wire, endpoint(slots=8)) as client:
+    backend = ListBackend()
+    async with client_of(backend, endpoint(slots=8)) as client:
         await client.batch_score(texts(10_000), MODEL)
-    assert wire.sizes[:8] == [256] * 8
-    assert {at for _, at, _ in wire.sent[:8]} == {0.0}, "and is read as long as there are slots"
+    assert backend.sizes[:8] == [256] * 8
+    assert {at for _, at, _ in backend.sent[:8]} == {0.0}, "and is read as long as there are slots"
 
 
 @pytest.mark.parametrize(("allowed", "other", "copies"), [(True, "vllm", True), (False, "vllm", False), (True, "tei", False)])
@@ -249,8 +234,8 @@ async def test_a_list_is_copied_to_another_endpoint_only_if_all_its_items_may_be
     async def work(name: str, items: list[Any]) -> None:
         await asyncio.sleep(100 if name == "a" else 1)
 
-    wire = ListWire(work)
-    async with client_of(wire, endpoint("a", 1), endpoint("b", 1, other), hedge=Hedge(after=5.0)) as client:
+    backend = ListBackend(work)
+    async with client_of(backend, endpoint("a", 1), endpoint("b", 1, other), hedge=Hedge(after=5.0)) as client:
         client.mark_unhealthy("b")
         asked = [asyncio.create_task(client.score(text, model=MODEL)) for text in texts(39)]
         asked.append(asyncio.create_task(client.score("x 39", model=MODEL, hedge=allowed)))
@@ -259,4 +244,4 @@ async def test_a_list_is_copied_to_another_endpoint_only_if_all_its_items_may_be
         await asyncio.sleep(30)
         assert all(task.done() for task in asked) == copies
         await asyncio.gather(*asked)
-    assert [len(items) for name, _, items in wire.sent if name == "b"] == ([40] if copies else [])
+    assert [len(items) for name, _, items in backend.sent if name == "b"] == ([40] if copies else [])

@@ -8,15 +8,15 @@ import threading
 from typing import Any
 
 import pytest
-from merge_tools import MODEL, ListWire, broken, client_of, endpoint, flat, good, leftovers, now, overloaded, texts
+from merge_tools import MODEL, ListBackend, broken, client_of, endpoint, flat, good, leftovers, now, overloaded, texts
 
 from qreward import BatchInterrupted, Limits, QRewardClient, Retry
 from qreward.errors import ClientClosed, DeadlineExceeded, RequestTimeout
 
 
 async def test_an_item_that_waits_too_long_is_dropped_before_it_is_sent_and_says_so() -> None:
-    wire = ListWire(seconds=10)
-    async with client_of(wire) as client:
+    backend = ListBackend(seconds=10)
+    async with client_of(backend) as client:
         blocker = asyncio.create_task(client.score("x 0", model=MODEL))
         await asyncio.sleep(0.1)
         patient = asyncio.create_task(client.score("x 1", model=MODEL, timeout=60))
@@ -26,12 +26,12 @@ async def test_an_item_that_waits_too_long_is_dropped_before_it_is_sent_and_says
         assert caught.value.attempts == ()
         assert await asyncio.gather(blocker, patient) == [0.0, 1.0]
         assert leftovers(client) == {}
-    assert wire.lists == [["x 0"], ["x 1"]]
+    assert backend.lists == [["x 0"], ["x 1"]]
 
 
 async def test_an_item_under_way_with_others_ends_in_time_and_the_others_go_on() -> None:
-    wire = ListWire(seconds=10)
-    async with client_of(wire) as client:
+    backend = ListBackend(seconds=10)
+    async with client_of(backend) as client:
         hasty = asyncio.create_task(client.score("x 1", model=MODEL, timeout=3))
         patient = asyncio.create_task(client.score("x 2", model=MODEL))
         with pytest.raises(RequestTimeout, match="under way"):
@@ -39,12 +39,12 @@ async def test_an_item_under_way_with_others_ends_in_time_and_the_others_go_on()
         assert now() == 3.0
         assert await patient == 2.0
         assert now() == 10.0
-    assert (wire.sizes, wire.cancelled) == ([2], [])
+    assert (backend.sizes, backend.cancelled) == ([2], [])
 
 
 async def test_a_list_is_cancelled_when_its_last_item_has_left() -> None:
-    wire = ListWire(seconds=10)
-    async with client_of(wire) as client:
+    backend = ListBackend(seconds=10)
+    async with client_of(backend) as client:
         asked = [asyncio.create_task(client.score(text, model=MODEL, timeout=1 + number)) for number, text in enumerate(texts(3))]
         await asyncio.sleep(0.5)
         asked[2].cancel()
@@ -52,15 +52,15 @@ async def test_a_list_is_cancelled_when_its_last_item_has_left() -> None:
         assert [type(each) for each in found] == [RequestTimeout, RequestTimeout, asyncio.CancelledError]
         assert now() == 2.0
         await asyncio.sleep(0)
-        assert wire.cancelled == [texts(3)]
+        assert backend.cancelled == [texts(3)]
         await asyncio.sleep(0.1)
         assert leftovers(client) == {}
 
 
 async def test_cancelled_items_leave_the_queue_and_are_never_sent() -> None:
     for left in (slice(None, None, 2), slice(None)):  # if all have left, no empty request is made
-        wire = ListWire()
-        async with client_of(wire) as client:
+        backend = ListBackend()
+        async with client_of(backend) as client:
             blocker = asyncio.create_task(client.score("x 0", model=MODEL))
             await asyncio.sleep(0.1)
             asked = [asyncio.create_task(client.score(text, model=MODEL)) for text in texts(1000, 1)]
@@ -73,12 +73,12 @@ async def test_cancelled_items_leave_the_queue_and_are_never_sent() -> None:
             assert leftovers(client) == {}
         stay = texts(1000, 1)
         del stay[left]
-        assert flat(wire.lists) == ["x 0", *stay, "x 9"]
-        assert [] not in wire.lists
+        assert flat(backend.lists) == ["x 0", *stay, "x 9"]
+        assert [] not in backend.lists
 
 
 async def test_a_request_whose_items_have_left_does_not_wait_in_the_scheduler() -> None:
-    async with client_of(ListWire()) as client:
+    async with client_of(ListBackend()) as client:
         blocker = asyncio.create_task(client.classify("x 0", model=MODEL))
         await asyncio.sleep(0.1)
         asked = asyncio.create_task(client.score("x 1", model=MODEL))
@@ -96,7 +96,7 @@ async def test_an_item_whose_list_waits_to_be_sent_again_still_ends_in_time_with
         await asyncio.sleep(0.1)
         return overloaded(30.0)
 
-    async with client_of(ListWire(work)) as client:
+    async with client_of(ListBackend(work)) as client:
         with pytest.raises(RequestTimeout, match="too busy") as caught:
             await client.score("x 1", model=MODEL, timeout=5)
         assert now() == 5.0
@@ -105,7 +105,7 @@ async def test_an_item_whose_list_waits_to_be_sent_again_still_ends_in_time_with
 
 
 async def test_the_time_of_a_bulks_item_begins_when_it_is_taken_not_when_it_is_read() -> None:
-    async with client_of(ListWire(seconds=2), endpoint("tei", 1, "tei")) as client:
+    async with client_of(ListBackend(seconds=2), endpoint("tei", 1, "tei")) as client:
         batch = await client.batch_score(texts(320), MODEL, timeout=3)
         assert not batch.errors
         assert now() >= 20.0
@@ -116,7 +116,7 @@ async def test_a_bulks_items_that_take_too_long_fail_one_by_one_and_no_timer_sta
     async def work(_name: str, items: list[Any]) -> Any:
         await asyncio.sleep(10 if "x 0" in items else 0.5)
 
-    async with client_of(ListWire(work), endpoint("tei", 1, "tei")) as client:
+    async with client_of(ListBackend(work), endpoint("tei", 1, "tei")) as client:
         batch = await client.batch_score(texts(64), MODEL, timeout=3)
         assert set(batch.errors) == set(range(32))
         assert now() == 3.5
@@ -124,20 +124,20 @@ async def test_a_bulks_items_that_take_too_long_fail_one_by_one_and_no_timer_sta
 
 
 async def test_the_deadline_of_a_batch_ends_what_is_missing() -> None:
-    wire = ListWire(seconds=1)
-    async with client_of(wire, endpoint("tei", 1, "tei")) as client:
+    backend = ListBackend(seconds=1)
+    async with client_of(backend, endpoint("tei", 1, "tei")) as client:
         batch = await client.batch_score(texts(2000), MODEL, deadline=3.5)
         assert now() == 3.5
         assert (batch.stats.ok, batch.stats.failed) == (96, 1904)
         assert {type(error) for error in batch.errors.values()} == {DeadlineExceeded}
         await asyncio.sleep(0.01)
-        assert len(wire.cancelled) == 1
+        assert len(backend.cancelled) == 1
         assert leftovers(client) == {}
 
 
 async def test_a_cancelled_batch_leaves_the_items_of_others_alone() -> None:
-    wire = ListWire(seconds=1)
-    async with client_of(wire) as client:
+    backend = ListBackend(seconds=1)
+    async with client_of(backend) as client:
         one = asyncio.create_task(client.batch_score(texts(20), MODEL))
         other = asyncio.create_task(client.batch_score(texts(20, 100), MODEL))
         await asyncio.sleep(0.5)
@@ -146,22 +146,22 @@ async def test_a_cancelled_batch_leaves_the_items_of_others_alone() -> None:
             await one
         assert (await other).values() == [float(number) for number in range(100, 120)]
         assert leftovers(client) == {}
-    assert not wire.cancelled
+    assert not backend.cancelled
 
 
 async def test_a_callback_that_raises_ends_reading_and_drops_what_waits() -> None:
-    wire = ListWire(seconds=1)
+    backend = ListBackend(seconds=1)
 
     def seen(result: Any) -> None:
         if result.index == 40:
             raise RuntimeError("enough")
 
-    async with client_of(wire, endpoint("tei", 1, "tei")) as client:
+    async with client_of(backend, endpoint("tei", 1, "tei")) as client:
         with pytest.raises(BatchInterrupted) as caught:
             await client.batch_score(texts(500), MODEL, on_result=seen)
         assert 40 in {result.index for result in caught.value.results}
         assert leftovers(client) == {}
-    assert len(wire.sent) <= 3
+    assert len(backend.sent) <= 3
 
 
 async def test_closing_the_client_ends_what_waits_what_is_under_way_and_what_is_to_be_sent_again() -> None:
@@ -169,7 +169,7 @@ async def test_closing_the_client_ends_what_waits_what_is_under_way_and_what_is_
         await asyncio.sleep(0.1)
         return broken()
 
-    client = client_of(ListWire(work), endpoint("tei", 1, "tei"), retry=Retry(base=50, cap=50))
+    client = client_of(ListBackend(work), endpoint("tei", 1, "tei"), retry=Retry(base=50, cap=50))
     asked: list[asyncio.Task[Any]] = [asyncio.create_task(client.score(text, model=MODEL)) for text in texts(50)]
     asked.append(asyncio.create_task(client.batch_score(texts(2000), MODEL)))
     await asyncio.sleep(0.3)
@@ -184,7 +184,7 @@ async def test_closing_the_client_ends_what_waits_what_is_under_way_and_what_is_
 
 
 async def test_an_abandoned_coroutine_leaves_nothing_behind() -> None:
-    async with client_of(ListWire()) as client:
+    async with client_of(ListBackend()) as client:
         asked = client.score("x 1", model=MODEL)
         asked.send(None)
         await asyncio.sleep(0.1)
@@ -208,7 +208,7 @@ def test_several_loops_share_the_limits_and_each_has_its_own_lists() -> None:
         return good(items)
 
     limits = Limits(max_concurrency=2, adaptive=False)
-    client = QRewardClient([endpoint("tei", kind="tei", limits=limits)], wire_factory=lambda: ListWire(work))
+    client = QRewardClient([endpoint("tei", kind="tei", limits=limits)], wire_factory=lambda: ListBackend(work))
     found: dict[int, list[float]] = {}
 
     def use(number: int) -> None:
@@ -235,9 +235,9 @@ def test_a_loop_that_is_closed_amid_a_batch_gives_back_what_it_held() -> None:
     async def forever(_name: str, items: list[Any]) -> Any:
         await asyncio.sleep(3600)
 
-    wires = [ListWire(forever), ListWire(seconds=0.001)]
+    backends = [ListBackend(forever), ListBackend(seconds=0.001)]
     limits = Limits(max_concurrency=1, adaptive=False)
-    client = QRewardClient([endpoint(limits=limits)], wire_factory=lambda: wires.pop(0))
+    client = QRewardClient([endpoint(limits=limits)], wire_factory=lambda: backends.pop(0))
     loop = asyncio.new_event_loop()
     asked = loop.create_task(client.score("x 1", model=MODEL))
     loop.run_until_complete(asyncio.sleep(0.02))

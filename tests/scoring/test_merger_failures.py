@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from merge_tools import (
     MODEL,
-    EncodingWire,
-    ListWire,
+    EncodingBackend,
+    ListBackend,
     Script,
     broken,
     client_of,
@@ -54,8 +54,8 @@ def failing_with(failure: Failure, *bad: str, seconds: float = 0.1) -> Script:
     return work
 
 
-async def scored(wire: ListWire, items: list[str], *endpoints: Any, **settings: Any) -> BatchResult[Any]:
-    async with client_of(wire, *endpoints, retry=QUICK, **settings) as client:
+async def scored(backend: ListBackend, items: list[str], *endpoints: Any, **settings: Any) -> BatchResult[Any]:
+    async with client_of(backend, *endpoints, retry=QUICK, **settings) as client:
         batch = await client.batch_score(items, MODEL)
         assert leftovers(client) == {}
         return batch
@@ -64,17 +64,17 @@ async def scored(wire: ListWire, items: list[str], *endpoints: Any, **settings: 
 @pytest.mark.parametrize("status", [400, 413, 422, 424])
 async def test_of_a_list_that_is_refused_only_the_bad_items_fail(status: int) -> None:
     bad = {"x 3": 3, "x 50": 50, "x 51": 51}
-    wire = ListWire(failing_with(refused(status), *bad))
-    batch = await scored(wire, texts(100))
+    backend = ListBackend(failing_with(refused(status), *bad))
+    batch = await scored(backend, texts(100))
     assert {index: getattr(error, "status_code", None) for index, error in batch.errors.items()} == dict.fromkeys(bad.values(), status)
     assert [value for value in batch.values() if value is not None] == [float(index) for index in range(100) if index not in batch.errors]
-    alone = Counter(items[0] for items in wire.lists if len(items) == 1)
+    alone = Counter(items[0] for items in backend.lists if len(items) == 1)
     assert all(alone[item] for item in bad), "an item is only blamed when it was alone"
-    assert len(wire.sent) < 60
+    assert len(backend.sent) < 60
 
 
 async def test_the_error_of_a_bad_item_has_the_trail_of_all_lists_it_was_in() -> None:
-    batch = await scored(ListWire(failing_with(refused(), "x 0")), texts(8))
+    batch = await scored(ListBackend(failing_with(refused(), "x 0")), texts(8))
     assert isinstance(batch.errors[0], BadRequest)
     assert [record.outcome for record in batch.errors[0].attempts] == ["refused"] * 4, "8, 4, 2, 1"
     assert [record.outcome for record in batch[7].attempts] == ["refused", "ok"]
@@ -83,33 +83,33 @@ async def test_the_error_of_a_bad_item_has_the_trail_of_all_lists_it_was_in() ->
 
 @pytest.mark.parametrize(("hint", "kind"), [(None, "openrlhf"), (2.0, "tei")])
 async def test_an_overload_sends_the_whole_list_again_first_and_in_order_and_is_no_failure(hint: float | None, kind: str) -> None:
-    wire = ListWire(in_turn(*[overloaded(hint)] * 11, None, seconds=0.5))
-    async with client_of(wire, endpoint("a", 1, kind), retry=Retry(attempts=1)) as client:
+    backend = ListBackend(in_turn(*[overloaded(hint)] * 11, None, seconds=0.5))
+    async with client_of(backend, endpoint("a", 1, kind), retry=Retry(attempts=1)) as client:
         batch = await client.batch_score(texts(100), MODEL)
         assert batch.values() == [float(number) for number in range(100)]
         stats = client.stats()["a"]
         assert (stats.rejected, stats.failed) == (11, 0)
-    assert wire.lists[:12] == [wire.lists[0]] * 12, "not before the next, nor cut"
-    assert flat(wire.lists[11:]) == texts(100)
+    assert backend.lists[:12] == [backend.lists[0]] * 12, "not before the next, nor cut"
+    assert flat(backend.lists[11:]) == texts(100)
     assert [record.outcome for record in batch[0].attempts] == ["overloaded"] * 11 + ["ok"]
-    assert len(wire.lists[0]) == (32 if kind == "tei" else 100)
+    assert len(backend.lists[0]) == (32 if kind == "tei" else 100)
 
 
 async def test_a_list_that_was_turned_away_takes_along_what_came_meanwhile() -> None:
-    wire = ListWire(in_turn(overloaded(5.0), overloaded(5.0), None, seconds=0.0))
-    async with client_of(wire) as client:
+    backend = ListBackend(in_turn(overloaded(5.0), overloaded(5.0), None, seconds=0.0))
+    async with client_of(backend) as client:
         first = asyncio.create_task(client.batch_score(texts(1), MODEL))
         await asyncio.sleep(1)
         later = await client.batch_score(texts(9, 1), MODEL)
         assert later.values() == [float(number) for number in range(1, 10)]
         assert [record.outcome for record in (await first)[0].attempts] == ["overloaded", "overloaded", "ok"]
         assert {len(result.attempts) for result in later} == {2}, "what was before they came is not theirs"
-    assert wire.lists == [["x 0"], texts(10), texts(10)]
+    assert backend.lists == [["x 0"], texts(10), texts(10)]
 
 
 async def test_a_list_that_has_failed_takes_no_other_item_along() -> None:
-    wire = ListWire(failing_with(broken(), "x 0", seconds=0.5))
-    async with client_of(wire, retry=Retry(base=0.1, cap=0.2)) as client:
+    backend = ListBackend(failing_with(broken(), "x 0", seconds=0.5))
+    async with client_of(backend, retry=Retry(base=0.1, cap=0.2)) as client:
         asked = [asyncio.create_task(client.score("x 0", model=MODEL))]
         for wave in range(8):  # some wait whenever the slot is free
             await asyncio.sleep(0.3)
@@ -117,7 +117,7 @@ async def test_a_list_that_has_failed_takes_no_other_item_along() -> None:
         found = await asyncio.gather(*asked, return_exceptions=True)
         assert isinstance(found[0], ServerError)
         assert found[1:] == [float(number) for number in range(1, 25)]
-    assert [items for items in wire.lists if "x 0" in items] == [["x 0"]] * 4
+    assert [items for items in backend.lists if "x 0" in items] == [["x 0"]] * 4
 
 
 async def test_a_list_that_breaks_a_server_goes_whole_to_another() -> None:
@@ -125,22 +125,22 @@ async def test_a_list_that_breaks_a_server_goes_whole_to_another() -> None:
         await asyncio.sleep(0.1)
         return broken() if name == "a" else None
 
-    wire = ListWire(work)
-    batch = await scored(wire, texts(40), endpoint("a"), endpoint("b"))
+    backend = ListBackend(work)
+    batch = await scored(backend, texts(40), endpoint("a"), endpoint("b"))
     assert batch.values() == [float(number) for number in range(40)]
-    failed = [items for name, _, items in wire.sent if name == "a"]
+    failed = [items for name, _, items in backend.sent if name == "a"]
     assert len(failed) >= 2
-    assert all(items in [others for name, _, others in wire.sent if name == "b"] for items in failed[:2])  # later ones may be cut
+    assert all(items in [others for name, _, others in backend.sent if name == "b"] for items in failed[:2])  # later ones may be cut
 
 
 async def test_an_item_that_breaks_every_server_does_not_sink_its_neighbours() -> None:
     reset, late = ConnectionFailed("reset"), RequestTimeout("late")
     for failure in (broken(), Failure(FailureKind.TRANSIENT, reset), Failure(FailureKind.TIMEOUT, late)):
-        wire = ListWire(failing_with(failure, "x 13", seconds=0.05))
-        batch = await scored(wire, texts(200), *(endpoint(name) for name in "abcdef"))
+        backend = ListBackend(failing_with(failure, "x 13", seconds=0.05))
+        batch = await scored(backend, texts(200), *(endpoint(name) for name in "abcdef"))
         assert set(batch.errors) == {13}
         assert isinstance(batch.errors[13], type(failure.error))
-        assert len(wire.sent) < 40, "four tries of the whole, two of each bad half, one of each good one"
+        assert len(backend.sent) < 40, "four tries of the whole, two of each bad half, one of each good one"
 
 
 async def test_an_answer_that_is_no_list_of_results_fails_the_whole_list_and_no_part_of_it_is_sent() -> None:
@@ -151,23 +151,23 @@ async def test_an_answer_that_is_no_list_of_results_fails_the_whole_list_and_no_
         one = InvalidResponse(f"the answer has 1 results for {len(items)} items", status_code=200)
         return Failure(FailureKind.TRANSIENT, one) if len(items) > 1 else None
 
-    wire = ListWire(work)
-    batch = await scored(wire, texts(8), endpoint("a"))
+    backend = ListBackend(work)
+    batch = await scored(backend, texts(8), endpoint("a"))
     assert {type(error) for error in batch.errors.values()} == {InvalidResponse}
     assert len(batch.errors) == 8
-    assert 1 not in wire.sizes
+    assert 1 not in backend.sizes
 
 
 async def test_an_outage_costs_each_item_at_most_twice_its_own_tries() -> None:
-    wire = ListWire(in_turn(broken(), seconds=0.01))
-    async with client_of(wire, retry=Retry(attempts=3, base=0.01, cap=0.02)) as client:
+    backend = ListBackend(in_turn(broken(), seconds=0.01))
+    async with client_of(backend, retry=Retry(attempts=3, base=0.01, cap=0.02)) as client:
         batch = await client.batch_score(texts(64), MODEL)
         assert len(batch.errors) == 64
-    assert len(wire.sent) <= 2 * 255, "the whole three times, each part of it twice: 255; in an outage at most twice as often"
+    assert len(backend.sent) <= 2 * 255, "the whole three times, each part of it twice: 255; in an outage at most twice as often"
 
 
 async def test_several_documents_that_fail_are_one_error_of_their_ranking() -> None:
-    async with client_of(ListWire(failing_with(refused(), "x 1", "x 2", "x 5")), endpoint(slots=8)) as client:
+    async with client_of(ListBackend(failing_with(refused(), "x 1", "x 2", "x 5")), endpoint(slots=8)) as client:
         with pytest.raises(BadRequest):
             await client.rerank("q", texts(8), MODEL)
         assert leftovers(client) == {}
@@ -178,10 +178,10 @@ async def test_several_documents_that_fail_are_one_error_of_their_ranking() -> N
 
 
 async def test_a_list_that_fails_by_chance_is_tried_again_before_it_is_cut() -> None:
-    wire = ListWire(in_turn(broken(), broken(), None))
-    batch = await scored(wire, texts(50))
+    backend = ListBackend(in_turn(broken(), broken(), None))
+    batch = await scored(backend, texts(50))
     assert not batch.errors
-    assert wire.lists == [texts(50)] * 3
+    assert backend.lists == [texts(50)] * 3
 
 
 async def test_an_item_without_a_score_is_asked_again_alone_and_then_fails_as_what_it_is() -> None:
@@ -193,26 +193,26 @@ async def test_an_item_without_a_score_is_asked_again_alone_and_then_fails_as_wh
             return Failure(FailureKind.TRANSIENT, InvalidResponse("it has no score", status_code=200))
         return good(items, missing if len(items) > 1 else frozenset())
 
-    wire = ListWire(work)
-    batch = await scored(wire, texts(10))
+    backend = ListBackend(work)
+    batch = await scored(backend, texts(10))
     assert set(batch.errors) == {5}, "the other had one when it was alone"
     assert isinstance(batch.errors[5], InvalidResponse)
     assert batch.values(default="none")[5] == "none"
     assert batch[6].value == 6.0
-    assert sorted(wire.lists[1:]) == [["x 5"]] * 3 + [["x 6"]], "the list counts as one try of four"
+    assert sorted(backend.lists[1:]) == [["x 5"]] * 3 + [["x 6"]], "the list counts as one try of four"
     assert [record.outcome for record in batch[6].attempts] == ["transient", "ok"]
 
 
 async def test_an_item_that_cannot_be_written_fails_alone() -> None:
-    wire = EncodingWire()
+    backend = EncodingBackend()
     items = [{"prompt": "q", "response": text, "label": float("nan") if text == "x 7" else 1.0} for text in texts(20)]
 
     async def work(_name: str, items: list[Any]) -> Any:
         await asyncio.sleep(0.1)
         return good([item.response for item in items])
 
-    wire._script = work
-    async with client_of(wire, endpoint("rm", 1, "openrlhf")) as client:
+    backend._script = work
+    async with client_of(backend, endpoint("rm", 1, "openrlhf")) as client:
         batch = await client.batch_score(items, MODEL)
     assert set(batch.errors) == {7}
     assert isinstance(batch.errors[7], BadRequest)
@@ -220,24 +220,24 @@ async def test_an_item_that_cannot_be_written_fails_alone() -> None:
 
 async def test_a_wrong_key_ends_the_list_at_once_and_gives_each_item_an_error_of_its_own() -> None:
     refusal = Failure(FailureKind.UNSUITABLE, AuthenticationFailed("no", status_code=401), misconfigured=True)
-    wire = ListWire(in_turn(refusal))
-    batch = await scored(wire, texts(20))
-    assert wire.sizes == [20]
+    backend = ListBackend(in_turn(refusal))
+    batch = await scored(backend, texts(20))
+    assert backend.sizes == [20]
     assert {type(error) for error in batch.errors.values()} == {AuthenticationFailed}
     assert len({id(error) for error in batch.errors.values()}) == 20
 
 
 async def test_an_item_that_is_no_item_is_its_own_error_and_is_never_sent() -> None:
-    wire = ListWire()
-    batch = await scored(wire, ["x 0", 7, ("a", "b", "c"), "x 3"])  # type: ignore[list-item]
+    backend = ListBackend()
+    batch = await scored(backend, ["x 0", 7, ("a", "b", "c"), "x 3"])  # type: ignore[list-item]
     assert set(batch.errors) == {1, 2}
     assert "an item to score must be (prompt, response), a text or a list of messages, not a int" in str(batch.errors[1])
-    assert wire.lists == [["x 0", "x 3"]]
+    assert backend.lists == [["x 0", "x 3"]]
 
 
 async def test_items_that_no_endpoint_can_serve_any_more_fail_with_the_reason() -> None:
-    wire = ListWire()
-    async with client_of(wire, endpoint("a")) as client:
+    backend = ListBackend()
+    async with client_of(backend, endpoint("a")) as client:
         client.mark_unhealthy("a")
         batch = await client.batch_score(texts(3), MODEL)
         assert {type(error) for error in batch.errors.values()} == {CircuitOpen}
@@ -256,7 +256,7 @@ async def test_items_that_no_endpoint_can_serve_any_more_fail_with_the_reason() 
 
 
 async def test_more_single_items_than_may_wait_are_turned_away_by_themselves() -> None:
-    async with client_of(ListWire(), max_queued=5) as client:
+    async with client_of(ListBackend(), max_queued=5) as client:
         blocker = asyncio.create_task(client.score("x 0", model=MODEL))
         await asyncio.sleep(0.1)
         found = await asyncio.gather(*(client.score(text, model=MODEL) for text in texts(8, 1)), return_exceptions=True)
@@ -273,17 +273,17 @@ async def test_a_list_that_moves_to_an_endpoint_of_shorter_lists_leaves_the_rest
         await asyncio.sleep(0.1)
         return broken() if name == "vllm" else None
 
-    wire = ListWire(work)
-    async with client_of(wire, endpoint("vllm", 1, "vllm"), retry=QUICK) as client:
+    backend = ListBackend(work)
+    async with client_of(backend, endpoint("vllm", 1, "vllm"), retry=QUICK) as client:
         asked = asyncio.create_task(client.batch_score(texts(100), MODEL))
         await asyncio.sleep(0.05)
         client.add_endpoint(endpoint("tei", 1, "tei"))
         batch = await asked
         assert batch.values() == [float(number) for number in range(100)]
         assert leftovers(client) == {}
-    assert wire.sent[0][2] == texts(100)
-    assert next(items for name, _, items in wire.sent if name == "tei") == texts(32)
-    assert max(len(items) for name, _, items in wire.sent if name == "tei") <= 32
+    assert backend.sent[0][2] == texts(100)
+    assert next(items for name, _, items in backend.sent if name == "tei") == texts(32)
+    assert max(len(items) for name, _, items in backend.sent if name == "tei") <= 32
 
 
 @settings(max_examples=30)
@@ -315,7 +315,7 @@ def test_each_item_has_exactly_one_outcome_and_only_the_bad_fail(
             return good(items, frozenset(items[:1]) if step == "missing" and len(items) > 1 else frozenset())
 
         endpoints = [endpoint(kind, slots, kind) for kind in kinds]
-        async with client_of(ListWire(work), *endpoints, retry=Retry(attempts=20, base=0.01, cap=0.02)) as client:
+        async with client_of(ListBackend(work), *endpoints, retry=Retry(attempts=20, base=0.01, cap=0.02)) as client:
             batch = await client.batch_score(texts(count), MODEL, on_result=lambda result: told.update([result.index]))
             assert leftovers(client) == {}
             return batch
@@ -328,6 +328,6 @@ def test_each_item_has_exactly_one_outcome_and_only_the_bad_fail(
 
 
 async def test_pairs_for_a_server_that_takes_texts_say_what_to_set() -> None:
-    async with client_of(EncodingWire(), endpoint("sg", 1, "sglang")) as client:
+    async with client_of(EncodingBackend(), endpoint("sg", 1, "sglang")) as client:
         with pytest.raises(BadRequest, match=r"RewardModel\(template=...\)"):
             await client.score("q", "a", model=MODEL)

@@ -8,7 +8,7 @@ from inspect import isfunction
 from typing import Any
 
 import pytest
-from merge_tools import MODEL, ListWire, broken, client_of, endpoint, leftovers, overloaded, refused, texts
+from merge_tools import MODEL, ListBackend, broken, client_of, endpoint, leftovers, overloaded, refused, texts
 
 from qreward import QRewardClient, Retry
 from qreward.errors import ClientClosed
@@ -52,7 +52,7 @@ async def test_what_waits_is_used_under_the_lock_only(monkeypatch: pytest.Monkey
         return outcomes.popleft() if outcomes else None
 
     faults: list[str] = []
-    client = client_of(ListWire(work), endpoint("tei", 2, "tei"), endpoint("vllm", 1), retry=Retry(base=0.01, cap=0.02), max_queued=900)
+    client = client_of(ListBackend(work), endpoint("tei", 2, "tei"), endpoint("vllm", 1), retry=Retry(base=0.01, cap=0.02), max_queued=900)
     with monkeypatch.context() as patch:
         async with client:
             guard(patch, client, faults)

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from merge_tools import MODEL, ListWire, broken, client_of, endpoint, good, leftovers, now, refused
+from merge_tools import MODEL, ListBackend, broken, client_of, endpoint, good, leftovers, now, refused
 
 from qreward.errors import InvalidResponse
 from qreward.scheduler.outcome import Failure, FailureKind
@@ -43,7 +43,7 @@ async def test_poison_in_a_hundredth_of_the_items_fails_alone_and_costs_seconds_
     def look(_: Any) -> None:
         out.update(source.name for source in client._runtime.fleet.sources() if not source.health.in_service)
 
-    async with client_of(ListWire(script), endpoint("a", 16), endpoint("b", 16)) as client:
+    async with client_of(ListBackend(script), endpoint("a", 16), endpoint("b", 16)) as client:
         batch = await client.batch_score(ITEMS, MODEL, on_result=look)
         assert {ITEMS[index] for index in batch.errors} == POISON
         assert [result.value for result in batch if result.ok] == [float(at) for at in range(COUNT) if ITEMS[at] not in POISON]
@@ -59,8 +59,8 @@ async def test_a_server_that_fails_for_everything_is_found_out_all_the_same() ->
         await asyncio.sleep(0.02)
         return broken() if name == "a" else None
 
-    wire = ListWire(breaks)
-    async with client_of(wire, endpoint("a"), endpoint("b")) as client:
+    backend = ListBackend(breaks)
+    async with client_of(backend, endpoint("a"), endpoint("b")) as client:
         batch = await client.batch_score(ITEMS, MODEL)
     assert not batch.errors
-    assert sum(name == "a" for name, _, _ in wire.sent) < len(wire.sent) / 2
+    assert sum(name == "a" for name, _, _ in backend.sent) < len(backend.sent) / 2

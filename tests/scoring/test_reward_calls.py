@@ -7,7 +7,7 @@ import pickle
 from typing import Any
 
 import pytest
-from merge_tools import MODEL, ListWire, client_of, endpoint, good, refused, texts
+from merge_tools import MODEL, ListBackend, client_of, endpoint, good, refused, texts
 
 from qreward import Limits, Priority
 from qreward.codecs.rewards.answers import Score
@@ -29,12 +29,12 @@ async def test_a_score_takes_a_pair_a_text_a_dict_or_a_conversation() -> None:
         return good(["x 1"] * len(items))
 
     for given, item in FORMS:
-        wire = ListWire(work)
-        async with client_of(wire) as client:
+        backend = ListBackend(work)
+        async with client_of(backend) as client:
             found = await client.score(*given, model=MODEL)
         assert (found, type(found)) == (1.0, Score)
         assert pickle.loads(pickle.dumps(found)) == 1.0
-        (sent,) = wire.lists[0]
+        (sent,) = backend.lists[0]
         if item is None:
             assert isinstance(sent, Conversation)
             assert [message["content"] for message in sent.messages] == ["q", "a"]
@@ -63,30 +63,30 @@ WRONG: list[tuple[str, dict[str, Any], type[Exception], str]] = [
 
 
 async def test_what_is_wrong_is_said_before_anything_is_sent() -> None:
-    wire = ListWire()
-    async with client_of(wire, endpoint(models=[MODEL])) as client:
+    backend = ListBackend()
+    async with client_of(backend, endpoint(models=[MODEL])) as client:
         for method, arguments, error, said in WRONG:
             with pytest.raises(error, match=said):
                 await getattr(client, method)(**arguments)
-    assert wire.sent == []
+    assert backend.sent == []
 
 
 async def test_parameters_and_headers_reach_the_wire() -> None:
-    wire = ListWire()
-    async with client_of(wire) as client:
+    backend = ListBackend()
+    async with client_of(backend) as client:
         await client.batch_score(texts(3), MODEL, extra_headers={"x-trace": "1"}, extra_body={"truncate_prompt_tokens": -1}, user="me")
-    (call,) = wire.calls
+    (call,) = backend.calls
     assert (dict(call.params), dict(call.headers)) == ({"user": "me", "truncate_prompt_tokens": -1}, {"x-trace": "1"})
 
 
 async def test_an_empty_batch_is_an_empty_result() -> None:
-    async with client_of(ListWire()) as client:
+    async with client_of(ListBackend()) as client:
         assert len(await client.batch_score([], MODEL)) == 0
         assert len(await client.batch_score(iter(()), MODEL)) == 0
 
 
 async def test_statistics_count_items_in_a_batch_and_requests_at_an_endpoint() -> None:
-    async with client_of(ListWire()) as client:
+    async with client_of(ListBackend()) as client:
         batch = await client.batch_score(texts(40), MODEL)
         stats, asked = batch.stats.endpoints["a"], client.stats()["a"]
         assert (batch.stats.items, batch.stats.ok, stats.won, stats.prompt_tokens) == (40, 40, 40, 400)
@@ -98,12 +98,12 @@ async def test_statistics_count_items_in_a_batch_and_requests_at_an_endpoint() -
 
 
 async def test_a_bulk_leaves_slots_to_single_calls() -> None:
-    wire = ListWire(seconds=1)
-    async with client_of(wire, endpoint("tei", 10, "tei")) as client:
+    backend = ListBackend(seconds=1)
+    async with client_of(backend, endpoint("tei", 10, "tei")) as client:
         await client.score("x 1", model=MODEL)  # single calls are expected from now on
         bulk = asyncio.create_task(client.batch_score(texts(5000), MODEL))
         await asyncio.sleep(0.5)
-        assert sum(at == 1.0 for _, at, _ in wire.sent) == 9
+        assert sum(at == 1.0 for _, at, _ in backend.sent) == 9
         start = asyncio.get_running_loop().time()
         assert await client.score("x 7", model="other", priority=Priority.NORMAL) == 7.0
         assert asyncio.get_running_loop().time() - start < 1.1, "it did not wait for a slot"
@@ -115,12 +115,12 @@ async def test_token_limits_are_charged_with_what_a_list_holds() -> None:
         await asyncio.sleep(0.01)
         return good(["x 1"] * len(items))
 
-    wire = ListWire(work)
+    backend = ListBackend(work)
     item = "x" * 3800  # 1000 tokens
     limits = Limits(max_concurrency=8, tpm=600_000, adaptive=False)
-    async with client_of(wire, endpoint("tei", kind="tei", limits=limits)) as client:
+    async with client_of(backend, endpoint("tei", kind="tei", limits=limits)) as client:
         await client.batch_score([item] * 640, MODEL)
-    sent = [at for _, at, _ in wire.sent]
+    sent = [at for _, at, _ in backend.sent]
     assert sent[-1] >= 30, "640,000 tokens at 10,000 a second"
 
 
@@ -147,7 +147,7 @@ async def observed(items: int, bad: frozenset[str] = frozenset()) -> Seen:
         await asyncio.sleep(1)
         return refused() if bad.intersection(given) else None
 
-    async with client_of(ListWire(work), observers=[seen]) as client:
+    async with client_of(ListBackend(work), observers=[seen]) as client:
         await asyncio.gather(*(client.score(text, model=MODEL) for text in texts(items)), return_exceptions=True)
     return seen
 
@@ -171,22 +171,18 @@ async def test_observers_see_each_merged_item_and_their_request() -> None:
     assert {event.outcome for event in seen.ended} == {"ok"}
 
 
-async def test_observers_see_each_call_end_once_though_its_list_was_cut() -> None:
-    seen = await observed(8, frozenset({"x 3"}))
-    assert sorted(event.call for event in seen.started) == sorted(event.call for event in seen.ended)
-    items = [event for event in seen.ended if event.prompt_tokens is None and event.outcome == "ok"]
-    assert len(items) >= 5
-
-
-async def test_observers_see_an_item_that_is_cancelled_end_once() -> None:
-    seen = Seen()
-    async with client_of(ListWire(seconds=10), observers=[seen]) as client:
+async def test_observers_see_each_call_end_once_though_its_list_was_cut_or_it_was_cancelled() -> None:
+    cut = await observed(8, frozenset({"x 3"}))
+    assert len([event for event in cut.ended if event.prompt_tokens is None and event.outcome == "ok"]) >= 5
+    cancelled = Seen()
+    async with client_of(ListBackend(seconds=10), observers=[cancelled]) as client:
         for count in (1, 3):
-            asked = [asyncio.create_task(client.score(text, model=MODEL)) for text in texts(count)]
+            tasks = [asyncio.create_task(client.score(text, model=MODEL)) for text in texts(count)]
             await asyncio.sleep(1)
-            for task in asked:
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*asked, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
             await asyncio.sleep(1)
-    assert sorted(event.call for event in seen.started) == sorted(event.call for event in seen.ended)
-    assert {event.outcome for event in seen.ended} == {"cancelled"}
+    assert {event.outcome for event in cancelled.ended} == {"cancelled"}
+    for seen in (cut, cancelled):
+        assert sorted(event.call for event in seen.started) == sorted(event.call for event in seen.ended)

@@ -3,148 +3,77 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
-import pytest
 
-from qreward import BadRequest, ConfigError, Endpoint, QRewardClient, QRewardError, SyncQRewardClient
-from qreward.batching.reward_buffer import RewardBuffer
+from qreward import BadRequest, ConfigError, Endpoint, QRewardClient
 from qreward.judge import RewardModelScorer
 
-Call = Callable[[QRewardClient], Awaitable[Any]]
 MODEL = "rm-7b"
 USER = {"role": "user", "content": "6 x 7?"}
 UNSAID = {"role": "assistant", "content": None}
 """A message as openai's client gives it where nothing was said."""
 
 
-class Untouched(httpx.AsyncBaseTransport):
-    """A server that must not be asked."""
+@asynccontextmanager
+async def client_of_an_untouched_server() -> AsyncIterator[QRewardClient]:
+    async def refuse(request: httpx.Request) -> httpx.Response:
+        raise AssertionError(f"sent: {request.content!r}")
 
-    def __init__(self) -> None:
-        self.requests = 0
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        self.requests += 1
-        return httpx.Response(500)
-
-
-def failing(calls: dict[str, tuple[Call, str]]) -> dict[str, str]:
-    """The calls that did not raise an error with the expected words, or sent something; and what they did."""
-    wrong = {}
-    for name, (call, words) in calls.items():
-        server = Untouched()
-
-        async def test(call: Call = call, server: Untouched = server) -> Any:
-            async with QRewardClient([Endpoint("http://rm/v1", kind="vllm", http_client=server)]) as client:
-                return await call(client)
-
-        try:
-            wrong[name] = f"gave {asyncio.run(test())!r}"
-        except (BadRequest, ConfigError) as error:
-            if words not in str(error):
-                wrong[name] = str(error)
-        if server.requests:
-            wrong[name] = f"{server.requests} requests were sent"
-    return wrong
+    endpoint = Endpoint("http://rm/v1", kind="vllm", http_client=httpx.MockTransport(refuse))
+    async with QRewardClient([endpoint], clock=asyncio.get_running_loop().time) as client:
+        yield client
 
 
-def test_a_single_call_names_the_argument_that_is_none() -> None:
-    none: Any = None
-    calls: dict[str, tuple[Call, str]] = {
-        "score response": (lambda client: client.score("p", none, model=MODEL), "the response is None"),
-        "score response by name": (lambda client: client.score("p", response=none, model=MODEL), "the response is None"),
-        "score conversation": (lambda client: client.score([USER], none, model=MODEL), "the response is None"),
-        "score prompt": (lambda client: client.score(None, "r", model=MODEL), "the prompt is None"),
-        "score item": (lambda client: client.score(None, model=MODEL), "the item is None"),
-        "score pair": (lambda client: client.score(("p", None), model=MODEL), "the response is None"),
-        "score list": (lambda client: client.score(["p", None], model=MODEL), "the response is None"),
-        "score dict": (lambda client: client.score({"prompt": "p", "response": None}, model=MODEL), "the response is None"),
-        "score messages": (lambda client: client.score({"messages": None}, model=MODEL), "the messages is None"),
-        "score unsaid": (lambda client: client.score([USER, UNSAID], model=MODEL), "the last message, which is judged"),
-        "classify response": (lambda client: client.classify("p", none, model=MODEL), "the response is None"),
-        "classify item": (lambda client: client.classify(None, model=MODEL), "the item is None"),
-        "rerank query": (lambda client: client.rerank(none, ["d"], MODEL), "query"),
-        "rerank document": (lambda client: client.rerank("q", ["d", none], MODEL), "documents[1]: the text is None"),
-        "rerank documents": (lambda client: client.rerank("q", none, MODEL), "documents"),
-        "embeddings": (lambda client: client.embeddings(none, MODEL), "input is None"),
-        "embeddings list": (lambda client: client.embeddings(["a", None], MODEL), "input"),
-        "text_completion": (lambda client: client.text_completion(none, MODEL), "the input is None"),
-        "moderation": (lambda client: client.moderation(none, MODEL), "the input is None"),
-        "scorer response": (lambda client: RewardModelScorer(client, MODEL).score("p", None), "the response is None"),
-        "scorer prompt": (lambda client: RewardModelScorer(client, MODEL).score(None, "r"), "the prompt is None"),
-    }
-    assert failing(calls) == {}
+SINGLE: list[tuple[str, tuple[Any, ...], str]] = [
+    ("score", ("p", None), "the response is None"),
+    ("score", ([USER], None), "the response is None"),
+    ("score", (None, "r"), "the prompt is None"),
+    ("score", (None,), "the item is None"),
+    ("score", (("p", None),), "the response is None"),
+    ("score", (["p", None],), "the response is None"),
+    ("score", ({"prompt": "p", "response": None},), "the response is None"),
+    ("score", ({"messages": None},), "the messages is None"),
+    ("score", ([USER, UNSAID],), "the last message, which is judged"),
+    ("classify", ("p", None), "the response is None"),
+    ("classify", (None,), "the item is None"),
+    ("rerank", (None, ["d"]), "query"),
+    ("rerank", ("q", ["d", None]), "documents[1]: the text is None"),
+    ("rerank", ("q", None), "documents"),
+    ("embeddings", (None,), "input is None"),
+    ("embeddings", (["a", None],), "input"),
+    ("text_completion", (None,), "the input is None"),
+    ("moderation", (None,), "the input is None"),
+]
 
 
-def test_in_a_batch_it_is_the_error_of_its_item_which_it_names() -> None:
-    def batch(name: str, items: list[Any]) -> Call:
-        async def call(client: QRewardClient) -> Any:
-            batch = await getattr(client, name)(items, MODEL)
-            assert not any(result.ok for result in batch)
-            batch.raise_for_errors()
+async def test_a_single_call_names_the_argument_that_is_none() -> None:
+    wrong = []
+    async with client_of_an_untouched_server() as client:
+        scorer: Any = RewardModelScorer(client, MODEL)
+        calls = [(getattr(client, method)(*arguments, model=MODEL), words) for method, arguments, words in SINGLE]
+        calls += [(scorer.score("p", None), "the response is None"), (scorer.score(None, "r"), "the prompt is None")]
+        calls.append((client.score("p", response=None, model=MODEL), "the response is None"))  # type: ignore[arg-type]
+        for call, words in calls:
+            try:
+                wrong.append((words, await call))
+            except (BadRequest, ConfigError) as error:
+                if words not in str(error):
+                    wrong.append((words, error))
+    assert wrong == []
 
-        return _first(call)
 
-    def scorer(items: list[Any]) -> Call:
-        async def call(client: QRewardClient) -> Any:
-            (await RewardModelScorer(client, MODEL).batch_score(items)).raise_for_errors()
-
-        return _first(call)
-
+async def test_in_a_batch_it_is_the_error_of_its_item_which_it_names() -> None:
     pairs = [("p", None), (None, "r"), None, ["p", None], {"prompt": "p", "response": None}, [USER, UNSAID]]
-    calls = {f"{name} {pair}": (batch(name, [pair]), "item 0: ") for name in ("batch_score", "batch_classify") for pair in pairs}
-    calls |= {f"scorer {pair}": (scorer([pair]), "item 0: ") for pair in pairs}
-    for name in ("batch_embeddings", "batch_text_completion", "batch_moderation"):
-        calls[name] = batch(name, [None]), "item 0: "
-    assert failing(calls) == {}
-
-
-def _first(call: Call) -> Call:
-    async def raising(client: QRewardClient) -> None:
-        try:
-            await call(client)
-        except ExceptionGroup as group:
-            raise group.exceptions[0] from None
-
-    return raising
-
-
-def test_the_blocking_client_tells_none_from_what_was_not_given() -> None:
-    none: Any = None
-    with SyncQRewardClient([Endpoint("http://rm/v1", kind="vllm", http_client=Untouched())]) as client:
-        for call in (client.score, client.classify):
-            with pytest.raises(BadRequest, match="the response is None"):
-                call("p", none, model=MODEL)
-
-
-def test_a_completion_that_is_none_does_not_reach_a_buffers_scorer() -> None:
-    asked: list[Any] = []
-
-    def scorer(completions: list[str]) -> list[float]:
-        asked.extend(completions)
-        return [1.0] * len(completions)
-
-    async def test() -> list[str]:
-        said = []
-        async with RewardBuffer(scorer) as buffer:
-            missing: Any = None
-            for call in (
-                buffer.score(["a", missing]),
-                buffer.add_query({"query": ["a", None]}),
-                buffer.add_query({"query": None}),
-                buffer.add_query({"query": [["a"]]}),
-            ):
-                with pytest.raises(QRewardError) as caught:
-                    await call
-                said.append(str(caught.value))
-        return said
-
-    first, second, third, fourth = asyncio.run(test())
-    assert asked == []
-    assert "completions[1]" in first
-    assert "query.1" in second
-    assert "query" in third
-    assert "query.0" in fourth
+    single: list[Any] = [None]
+    async with client_of_an_untouched_server() as client:
+        calls = [getattr(client, f"batch_{name}")([pair], MODEL) for name in ("score", "classify") for pair in pairs]
+        calls += [getattr(client, f"batch_{name}")(single, MODEL) for name in ("embeddings", "text_completion", "moderation")]
+        calls += [RewardModelScorer(client, MODEL).batch_score([pair]) for pair in pairs]  # type: ignore[list-item]
+        for call in calls:
+            (result,) = await call
+            assert isinstance(result.error, BadRequest | ConfigError)
+            assert "item 0: " in str(result.error), result.error

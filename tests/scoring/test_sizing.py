@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from merge_tools import MODEL, ListWire, Script, client_of, endpoint, flat, in_turn, leftovers, overloaded, refused, texts
+from merge_tools import MODEL, ListBackend, Script, client_of, endpoint, flat, in_turn, leftovers, overloaded, refused, texts
 
 from qreward import BatchResult, Retry
 from qreward.codecs.rewards.base import MergeLimits
@@ -13,8 +13,8 @@ from qreward.scheduler.outcome import ProbeResult
 from qreward.scoring.sizing import REFUSED_PATIENCE, EndpointLimits
 
 
-async def scored(wire: ListWire, items: list[str]) -> BatchResult[Any]:
-    async with client_of(wire, endpoint("tei", 1, "tei"), retry=Retry(base=0.01, cap=0.02)) as client:
+async def scored(backend: ListBackend, items: list[str]) -> BatchResult[Any]:
+    async with client_of(backend, endpoint("tei", 1, "tei"), retry=Retry(base=0.01, cap=0.02)) as client:
         batch = await client.batch_score(items, MODEL)
         assert leftovers(client) == {}
         return batch
@@ -31,11 +31,11 @@ def longest(items: int, outcome: Any, seconds: float) -> Script:
 
 
 async def test_an_endpoint_that_takes_shorter_lists_than_its_kind_is_found_out() -> None:
-    wire = ListWire(longest(10, refused(422), 0.1))
-    batch = await scored(wire, texts(2000))
+    backend = ListBackend(longest(10, refused(422), 0.1))
+    batch = await scored(backend, texts(2000))
     assert not batch.errors
-    assert wire.sizes.count(32) <= 2
-    assert set(wire.sizes[14:]) == {8}
+    assert backend.sizes.count(32) <= 2
+    assert set(backend.sizes[14:]) == {8}
 
 
 async def test_a_bad_item_does_not_make_lists_shorter() -> None:
@@ -43,46 +43,46 @@ async def test_a_bad_item_does_not_make_lists_shorter() -> None:
         await asyncio.sleep(0.1)
         return refused(422) if {"x 3", "x 40"}.intersection(items) else None
 
-    wire = ListWire(work)
-    batch = await scored(wire, texts(400))
+    backend = ListBackend(work)
+    batch = await scored(backend, texts(400))
     assert set(batch.errors) == {3, 40}
-    assert wire.sizes[-5:-1] == [32] * 4
+    assert backend.sizes[-5:-1] == [32] * 4
 
 
 async def test_a_server_with_a_place_for_each_item_is_found_out_though_it_only_says_that_it_is_full() -> None:
-    wire = ListWire(longest(20, overloaded(), 0.05))
-    batch = await scored(wire, texts(600))
+    backend = ListBackend(longest(20, overloaded(), 0.05))
+    batch = await scored(backend, texts(600))
     assert not batch.errors
-    assert wire.sizes[:3] == [32, 32, 16]
-    assert flat([items for items in wire.lists if len(items) <= 20]) == texts(600), "in order"
-    assert 4 <= wire.sizes.count(32) <= 16, "longer ones are tried again, more and more rarely"
+    assert backend.sizes[:3] == [32, 32, 16]
+    assert flat([items for items in backend.lists if len(items) <= 20]) == texts(600), "in order"
+    assert 4 <= backend.sizes.count(32) <= 16, "longer ones are tried again, more and more rarely"
 
 
 async def test_when_not_even_one_item_is_let_in_lists_are_whole_again() -> None:
-    wire = ListWire(in_turn(*[overloaded()] * 7, None))
-    batch = await scored(wire, texts(320))
+    backend = ListBackend(in_turn(*[overloaded()] * 7, None))
+    batch = await scored(backend, texts(320))
     assert not batch.errors
-    assert wire.sizes[:8] == [32, 32, 16, 8, 4, 2, 1, 32]
+    assert backend.sizes[:8] == [32, 32, 16, 8, 4, 2, 1, 32]
 
 
 async def test_an_overload_with_a_hint_makes_no_list_shorter() -> None:
-    wire = ListWire(in_turn(*[*[overloaded(1.0)] * 3, None] * 10))
-    batch = await scored(wire, texts(320))
+    backend = ListBackend(in_turn(*[*[overloaded(1.0)] * 3, None] * 10))
+    batch = await scored(backend, texts(320))
     assert not batch.errors
-    assert set(wire.sizes) == {32}
+    assert set(backend.sizes) == {32}
 
 
 async def test_what_was_found_out_of_an_endpoint_is_kept_for_all_later_batches() -> None:
     wrong = []
     for outcome, most in ((refused(422), 0), (overloaded(), 12)):  # the second is asked for more again, ever more rarely
-        wire, rejects = ListWire(longest(4, outcome, 0.1)), []
-        async with client_of(wire, endpoint("tei", 1, "tei"), retry=Retry(base=0.01, cap=0.02)) as client:
+        backend, rejects = ListBackend(longest(4, outcome, 0.1)), []
+        async with client_of(backend, endpoint("tei", 1, "tei"), retry=Retry(base=0.01, cap=0.02)) as client:
             for _ in range(6):
-                before = len(wire.sizes)
+                before = len(backend.sizes)
                 batch = await client.batch_score(texts(24), MODEL)
                 assert not batch.errors
                 assert leftovers(client) == {}
-                rejects.append(sum(size > 4 for size in wire.sizes[before:]))
+                rejects.append(sum(size > 4 for size in backend.sizes[before:]))
                 await asyncio.sleep(60)
         if rejects[0] == 0 or sum(rejects[1:]) > most:
             wrong.append(f"{outcome.kind}: {rejects} lists turned away")
@@ -90,15 +90,15 @@ async def test_what_was_found_out_of_an_endpoint_is_kept_for_all_later_batches()
 
 
 async def test_what_was_found_out_goes_with_its_endpoint() -> None:
-    wire = ListWire(longest(4, refused(422), 0.0))
-    async with client_of(wire, endpoint("tei", 1, "tei")) as client:
+    backend = ListBackend(longest(4, refused(422), 0.0))
+    async with client_of(backend, endpoint("tei", 1, "tei")) as client:
         for number in range(5):
             await client.batch_score(texts(24), MODEL)
             client.add_endpoint(endpoint(f"other {number}", 1, "tei"))
             client.remove_endpoint(f"other {number - 1}" if number else "tei")
-            before = len(wire.sizes)
+            before = len(backend.sizes)
             await client.batch_score(texts(24), MODEL)
-            assert max(wire.sizes[before:]) == 24, "a new endpoint is asked for whole lists"
+            assert max(backend.sizes[before:]) == 24, "a new endpoint is asked for whole lists"
         assert len(client._runtime._list_limits._known) == 1
 
 
@@ -132,14 +132,14 @@ def test_what_a_server_says_of_its_lists_counts_instead_of_what_is_usual() -> No
         assert known.limits == usual
 
 
-class SaysFour(ListWire):
+class SaysFour(ListBackend):
     async def look(self, _endpoint: Any) -> ProbeResult:
         return ProbeResult(ready=True, items=4)
 
 
 async def test_a_server_that_is_looked_at_is_sent_no_longer_list_than_it_says_that_it_takes() -> None:
-    wire = SaysFour(seconds=0.1)
-    async with client_of(wire, endpoint("tei", 1, "tei", probe=1.0)) as client:
+    backend = SaysFour(seconds=0.1)
+    async with client_of(backend, endpoint("tei", 1, "tei", probe=1.0)) as client:
         await client.score("x 1", model=MODEL)
         await client.batch_score(texts(24), MODEL)
-    assert wire.sizes[1:] == [4] * 6
+    assert backend.sizes[1:] == [4] * 6

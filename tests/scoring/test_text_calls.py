@@ -1,4 +1,4 @@
-"""Legacy completions and moderations: merged on the wire, given out as openai's types."""
+"""Legacy completions and moderations: merged into one request, given out as openai's types."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from openai.types import CompletionChoice, Moderation
 
-from qreward import BadRequest, Limits, QRewardClient, SyncQRewardClient
+from qreward import BadRequest, Limits, QRewardClient
 from qreward.testing import FakeEndpoint, FakeFleet, Latency
 
 FAKE = FakeEndpoint("api", models=["*"], kind="openai", max_concurrency=2, latency=Latency(base=0.02))
@@ -67,11 +67,3 @@ def test_what_is_no_prompt_is_refused_before_anything_is_sent() -> None:
         return fleet.seen("api").requests
 
     assert with_client(test) == 0
-
-
-def test_code_that_does_not_await_has_them_too() -> None:
-    with FakeFleet([FAKE]) as fleet, SyncQRewardClient(fleet.endpoints) as client:
-        assert isinstance(client.text_completion("6 x 7 =", "davinci")[0], CompletionChoice)
-        assert len(client.batch_text_completion(["a", "b"], "davinci")) == 2
-        assert isinstance(client.moderation("kind words", "omni-moderation"), Moderation)
-        assert len(client.batch_moderation(["a", "b"], "omni-moderation")) == 2

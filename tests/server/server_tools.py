@@ -1,4 +1,4 @@
-"""What tests of the reward server share: scorers that note what they were given, and a server of uvicorn on loopback."""
+"""What tests of the reward server share: a server of uvicorn on loopback."""
 
 from __future__ import annotations
 
@@ -8,44 +8,11 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
+from shared_tools import Lengths
 
 from qreward.server import RewardServer
 
-
-class Lengths:
-    """An async scorer: the reward is the length of the completion. A poisonous one spoils its whole batch.
-
-    Attributes:
-        batches: the completions of each call.
-        metadata: of each completion.
-        release: set to let the batches go, if it was given.
-    """
-
-    def __init__(self, seconds: float = 0.0, *, held: bool = False) -> None:
-        self.seconds = seconds
-        self.batches: list[list[str]] = []
-        self.metadata: list[dict[str, Any]] = []
-        self.release = asyncio.Event() if held else None
-        self.running = self.peak = 0
-
-    async def __call__(self, completions: list[str], metadata: list[dict[str, Any]]) -> list[float]:
-        self.batches.append(completions)
-        self.metadata += metadata
-        self.running += 1
-        self.peak = max(self.peak, self.running)
-        try:
-            if self.release is not None:
-                await self.release.wait()
-            await asyncio.sleep(self.seconds)
-        finally:
-            self.running -= 1
-        if any("poison" in completion for completion in completions):
-            raise ValueError("poison was found")
-        return [float(len(completion)) for completion in completions]
-
-    @property
-    def seen(self) -> list[str]:
-        return [completion for batch in self.batches for completion in batch]
+__all__ = ["Lengths", "Served", "served", "until"]
 
 
 class Served:

@@ -18,6 +18,7 @@ from qreward.settings.policies import Endpoint, RewardModel
 from qreward.transport.backend import HttpBackend
 
 TEXTS = ["a", "bb", "großer 😀 \u2028"]
+LENGTHS = [float(len(text)) for text in TEXTS]
 PAIRS = [("2 + 2?", "4"), ("why?", "because")]
 
 
@@ -37,37 +38,25 @@ def send(scorer: Any, items: list[Any], *, kind: Any, operation: Any = SCORE, to
     return run(main())
 
 
-@each("kind, route", [("openrlhf", None), ("vllm", None), ("vllm", "classify")])
-def test_texts_come_back_as_rewards(kind: str, route: Any) -> None:
-    outcome = send(Lengths(), TEXTS, kind=kind, route=route)
+@each(
+    "settings, items, expected, prompts",
+    [
+        ({"kind": "openrlhf"}, TEXTS, LENGTHS, []),
+        ({"kind": "vllm"}, TEXTS, LENGTHS, []),
+        ({"kind": "vllm", "route": "classify"}, TEXTS, LENGTHS, []),
+        # pairs: query, prompt and label for OpenRLHF, apart for the score route, else a completion and its prompt
+        ({"kind": "openrlhf"}, [*PAIRS, {"prompt": "p", "response": "r", "label": "l"}], [7.0, 11.0, 2.0], ["2 + 2?", "why?", "p"]),
+        ({"kind": "vllm", "route": "score"}, PAIRS, [1.0, 7.0], ["2 + 2?", "why?"]),
+        ({"kind": "vllm"}, PAIRS[:1], [1.0], ["2 + 2?"]),
+        ({"kind": "vllm", "operation": CLASSIFY}, ["aaa"], [{"LABEL_0": pytest.approx(0.9525741)}], []),
+    ],
+)
+def test_items_come_to_the_scorer_and_come_back_as_rewards(settings: Any, items: Any, expected: Any, prompts: list[str]) -> None:
+    scorer = Lengths()
+    outcome = send(scorer, items, **settings)
     assert isinstance(outcome, Answer), outcome
-    assert outcome.value.items == [float(len(text)) for text in TEXTS]
-
-
-def test_pairs_come_to_openrlhf_as_query_prompt_and_label() -> None:
-    scorer = Lengths()
-    outcome = send(scorer, [*PAIRS, {"prompt": "p", "response": "r", "label": "l"}], kind="openrlhf")
-    assert outcome.value.items == [7.0, 11.0, 2.0]
-    assert [meta["prompt"] for meta in scorer.metadata] == ["2 + 2?", "why?", "p"]
-
-
-def test_pairs_come_to_the_score_route_apart() -> None:
-    scorer = Lengths()
-    outcome = send(scorer, PAIRS, kind="vllm", route="score")
-    assert outcome.value.items == [1.0, 7.0]
-    assert [meta["prompt"] for meta in scorer.metadata] == ["2 + 2?", "why?"]
-
-
-def test_a_conversation_comes_as_completion_and_prompt() -> None:
-    scorer = Lengths()
-    outcome = send(scorer, PAIRS[:1], kind="vllm")
-    assert outcome.value.items == [1.0]
-    assert scorer.metadata[0]["prompt"] == "2 + 2?"
-
-
-def test_classes_are_wanted_as_probabilities_and_come_so() -> None:
-    outcome = send(Lengths(), ["aaa"], kind="vllm", operation=CLASSIFY)
-    assert outcome.value.items == [{"LABEL_0": pytest.approx(0.9525741)}]
+    assert outcome.value.items == expected
+    assert [prompt for meta in scorer.metadata if (prompt := meta.get("prompt"))] == prompts
 
 
 @each("settings", [{}, {"route": "score"}])
@@ -78,11 +67,13 @@ def test_a_completion_without_a_reward_is_an_error_of_its_item_for_vllm(settings
     assert isinstance(bad, InvalidResponse)
 
 
-def test_a_list_with_one_for_openrlhf_is_one_that_the_client_splits() -> None:
-    outcome = send(Lengths(), ["good", "poison"], kind="openrlhf")
-    assert isinstance(outcome, Failure)
-    assert splits(outcome, 2)
-    assert "poison was found" in str(outcome.error)
+def test_a_list_with_a_bad_item_for_openrlhf_and_one_that_is_too_long_are_lists_that_the_client_splits() -> None:
+    bad, longer = send(Lengths(), ["good", "poison"], kind="openrlhf"), send(Lengths(), TEXTS, kind="vllm", max_items=2)
+    assert isinstance(bad, Failure)
+    assert isinstance(longer, Failure)
+    assert splits(bad, 2)
+    assert splits(longer, 3)
+    assert "poison was found" in str(bad.error)
 
 
 @each("kind", ["openrlhf", "vllm"])
@@ -122,9 +113,3 @@ def test_the_key_of_the_endpoint_is_the_token_of_the_server() -> None:
     refused = send(Lengths(), TEXTS, kind="vllm", token="tok-1", given="tok-2")
     assert refused.error.status_code == 401
     assert "tok-" not in str(refused.error)
-
-
-def test_a_list_longer_than_the_server_takes_is_one_that_the_client_splits() -> None:
-    outcome = send(Lengths(), TEXTS, kind="vllm", max_items=2)
-    assert isinstance(outcome, Failure)
-    assert splits(outcome, 3)

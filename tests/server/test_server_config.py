@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import socket
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 from server_tools import Lengths, served
-from shared_tools import each, run
+from shared_tools import each
 
 from qreward.cli import main
 from qreward.errors import ConfigError
@@ -21,9 +22,10 @@ from qreward.server.import_string import load_object
 
 TOKEN = "tok-hidden-1"
 BODY = {"query": ["a"]}
+PAGE = Path(__file__).parents[2] / "docs" / "server.md"
 
 
-async def test_without_the_token_nothing_but_the_health_is_served() -> None:
+async def test_without_the_token_nothing_but_the_health_is_served_and_with_it_everything() -> None:
     scorer, wrong = Lengths(), []
     async with served(scorer, token=TOKEN) as server:
         for given in ("", "Bearer", "Bearer tok-hidden-2", "Bearer tok-hidden-1x", "Basic tok-hidden-1", "tok-hidden-1"):
@@ -36,10 +38,6 @@ async def test_without_the_token_nothing_but_the_health_is_served() -> None:
         assert wrong == []
         assert (await server.client.get("/health")).status_code == 200
         assert scorer.batches == []
-
-
-async def test_with_the_token_everything_is_served() -> None:
-    async with served(Lengths(), token=TOKEN) as server:
         for scheme in ("Bearer", "bearer", "BEARER"):
             assert (await server.post("/get_reward", BODY, authorization=f"{scheme} {TOKEN}")).status_code == 200
             assert (await server.client.get("/metrics", headers={"authorization": f"{scheme} {TOKEN}"})).status_code == 200
@@ -63,21 +61,31 @@ def test_an_app_without_a_token_that_somebody_serves_to_all_refuses_all() -> Non
         check_caller({"server": server, "headers": []}, ServerConfig())
 
 
-@each("token", ["", " ", "a b", "tok\n", "tök", "tok\x00"])
-def test_a_token_that_no_header_can_carry_is_refused_without_being_shown(token: str) -> None:
+@each(
+    "wrong",
+    [
+        *({"token": token} for token in ("", " ", "a b", "tok\n", "tök", "tok\x00")),
+        {"port": 65536},
+        {"max_queue": 0},
+        {"rate": 0},
+        {"mode": "both"},
+        {"max_items": 9, "max_queue": 8},
+        {"max_pending_bytes": 1},
+        {"prot": 1},
+    ],
+)
+def test_wrong_settings_are_refused_and_a_token_is_not_shown(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as error:
-        ServerConfig(token=token)
+        create_app(Lengths(), **wrong)
+    token = wrong.get("token", "")
     assert not token.strip() or token not in str(error.value)
 
 
-def test_no_secret_is_shown_or_logged(caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]) -> None:
-    async def check() -> None:
-        async with served(Lengths(), token=TOKEN) as server:
-            await server.post("/get_reward", {"query": ["poison"]}, authorization=f"Bearer {TOKEN}")
-            await server.post("/get_reward", BODY, authorization="Bearer other-secret")
-
+async def test_no_secret_is_shown_or_logged(caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]) -> None:
     caplog.set_level(logging.DEBUG)
-    run(check())
+    async with served(Lengths(), token=TOKEN) as server:
+        await server.post("/get_reward", {"query": ["poison"]}, authorization=f"Bearer {TOKEN}")
+        await server.post("/get_reward", BODY, authorization="Bearer other-secret")
     config = ServerConfig(token=TOKEN)
     shown = [repr(config), str(config), config.model_dump_json(), caplog.text, *capsys.readouterr()]
     ours = [record.getMessage() for record in caplog.records if not record.name.startswith(("httpcore", "httpx"))]
@@ -118,29 +126,15 @@ def test_each_setting_comes_from_the_environment_and_the_command_line_goes_first
         ServerConfig.from_env()
 
 
-@each(
-    "wrong",
-    [
-        {"port": 65536},
-        {"max_queue": 0},
-        {"rate": 0},
-        {"mode": "both"},
-        {"max_items": 9, "max_queue": 8},
-        {"max_pending_bytes": 1},
-        {"prot": 1},
-    ],
-)
-def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError):
-        create_app(Lengths(), **wrong)
-
-
-def test_the_help_has_words_for_each_setting(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_and_the_page_have_words_for_each_setting_and_its_default(capsys: pytest.CaptureFixture[str]) -> None:
     assert set(helps()) == set(ServerConfig.model_fields)
     with pytest.raises(SystemExit):
         main(["serve", "--help"])
     said = capsys.readouterr().out
     assert all(f"--{name.replace('_', '-')}" in said for name in ServerConfig.model_fields if name != "token")
+    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in PAGE.read_text().splitlines() if line.startswith("| `")]
+    settings = {row[0].strip("`"): row[1] for row in rows if len(row) == 4 and row[0].strip("`") in ServerConfig.model_fields}
+    assert settings == {name: f"`{json.dumps(field.default)}`" for name, field in ServerConfig.model_fields.items()}
 
 
 def test_a_scorer_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,28 +156,22 @@ def test_a_scorer_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.Monke
             load_object(name, "scorer", "my_rewards:score")
 
 
-@each(
-    "args, words",
-    [
-        (["json:nothing"], "scorer 'json:nothing': 'json' has no 'nothing'; correct the name, or define it there"),
-        (["json:dump5"], "'json' has no 'dump5'; did you mean 'dump'?"),
-        (["json:JSONDecoder"], "give an instance"),
-        (["json:dumps", "--host", "0.0.0.0"], "set a token (on the command line with --token-env NAME or --token-file PATH)"),
-        (["json:dumps", "--port", "many"], "port: "),
-        (["json:dumps", "--token-env", "NOT_SET"], "NOT_SET"),
-    ],
-)
-def test_a_mistake_on_the_command_line_is_explained(args: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["serve", *args]) == 2
-    said = capsys.readouterr().err
-    assert words in said
-    assert said.startswith("qreward serve: ")
-    assert "ServerConfig" not in said
-
-
-def test_a_port_that_is_taken_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_on_the_command_line_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        assert main(["serve", "json:dumps", "--port", str(taken.getsockname()[1])]) == 2
-    assert "choose another port" in capsys.readouterr().err
+        mistakes = [
+            (["json:nothing"], "scorer 'json:nothing': 'json' has no 'nothing'; correct the name, or define it there"),
+            (["json:dump5"], "'json' has no 'dump5'; did you mean 'dump'?"),
+            (["json:JSONDecoder"], "give an instance"),
+            (["json:dumps", "--host", "0.0.0.0"], "set a token (on the command line with --token-env NAME or --token-file PATH)"),
+            (["json:dumps", "--port", "many"], "port: "),
+            (["json:dumps", "--port", str(taken.getsockname()[1])], "choose another port"),
+            (["json:dumps", "--token-env", "NOT_SET"], "NOT_SET"),
+        ]
+        for args, words in mistakes:
+            assert main(["serve", *args]) == 2
+            said = capsys.readouterr().err
+            assert words in said, args
+            assert said.startswith("qreward serve: ")
+            assert "ServerConfig" not in said

@@ -18,21 +18,7 @@ from server_tools import Lengths, served
 
 PATHS = st.sampled_from(["/get_reward", "/classify", "/score", "/v1/score"])
 NAMES = st.sampled_from(
-    [
-        "query",
-        "prompts",
-        "labels",
-        "metadata",
-        "input",
-        "messages",
-        "text_1",
-        "text_2",
-        "queries",
-        "documents",
-        "use_activation",
-        "model",
-        "role",
-    ]
+    "query prompts labels metadata input messages text_1 text_2 queries documents use_activation model role".split()  # noqa: SIM905
 )
 ATOMS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
 VALUES = st.recursive(
@@ -42,8 +28,8 @@ BODIES = st.dictionaries(NAMES, st.lists(st.text(max_size=4), max_size=4) | st.t
 
 
 @pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    """A server in a thread of its own, so that hypothesis may ask it from this one."""
+def client() -> Iterator[httpx.Client]:
+    """A client of a server in a thread of its own, so that hypothesis may ask it from this one."""
     found: Future[str] = Future()
     stop = threading.Event()
 
@@ -55,19 +41,15 @@ def url() -> Iterator[str]:
     thread = threading.Thread(target=lambda: asyncio.run(serve()))
     thread.start()
     try:
-        yield found.result(20)
+        with httpx.Client(base_url=found.result(20), trust_env=False, timeout=20) as client:
+            yield client
     finally:
         stop.set()
         thread.join(20)
 
 
-@pytest.fixture(scope="module")
-def client(url: str) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=url, trust_env=False, timeout=20) as client:
-        yield client
-
-
-def check(answer: httpx.Response) -> None:
+def check(client: httpx.Client, path: str, body: bytes) -> None:
+    answer = client.post(path, content=body)
     assert answer.status_code == 200 or 400 <= answer.status_code < 500, (answer.status_code, answer.text)
     document = answer.json()
     if answer.status_code == 200:
@@ -80,20 +62,20 @@ def check(answer: httpx.Response) -> None:
 @settings(max_examples=80)
 @given(path=PATHS, body=BODIES | VALUES)
 def test_any_json_is_answered(client: httpx.Client, path: str, body: Any) -> None:
-    check(client.post(path, content=json.dumps(body).encode()))
+    check(client, path, json.dumps(body).encode())
 
 
 @settings(max_examples=60)
 @given(path=PATHS, body=st.binary(max_size=60) | st.text(max_size=40).map(str.encode))
 def test_any_bytes_are_answered(client: httpx.Client, path: str, body: bytes) -> None:
-    check(client.post(path, content=body))
+    check(client, path, body)
 
 
 @settings(max_examples=40)
 @given(path=PATHS, body=BODIES, at=st.integers(0, 200), junk=st.binary(min_size=1, max_size=3))
 def test_a_body_that_was_damaged_on_its_way_is_answered(client: httpx.Client, path: str, body: Any, at: int, junk: bytes) -> None:
     whole = json.dumps(body).encode()
-    check(client.post(path, content=whole[:at] + junk + whole[at + 1 :]))
+    check(client, path, whole[:at] + junk + whole[at + 1 :])
 
 
 @settings(max_examples=40)

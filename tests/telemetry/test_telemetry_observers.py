@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from shared_tools import each
 from telemetry_server import MODEL, Do, Judges, chat, client_of
 
 from qreward import Hedge, QRewardClient, QRewardError, RequestTimeout, Retry
 from qreward.observers import AttemptEnded, CallEnded, CallStarted, MetricsCallback, Observer
-from qreward.testing.virtual_time import run_in_virtual_time
 
 
 class Diary(Observer):
@@ -38,17 +38,13 @@ def _words(event: Any) -> str:
     return f"{kind} {event.outcome}" if kind == "CallEnded" else kind
 
 
-def hear(use: Any, script: Any = None, names: str = "ab", **settings: Any) -> Diary:
+async def hear(use: Any, script: Any = None, names: str = "ab", **settings: Any) -> Diary:
     """What an observer hears of one use of a client that has no telemetry."""
     diary = Diary()
-
-    async def test() -> None:
-        given = {"telemetry": None, "observers": [diary], "hedge": None, "retry": Retry(base=0.01), **settings}
-        async with client_of(Judges(script), names, **given) as client:
-            await use(client)
-            await asyncio.sleep(0.01)
-
-    run_in_virtual_time(test())
+    given = {"telemetry": None, "observers": [diary], "hedge": None, "retry": Retry(base=0.01), **settings}
+    async with client_of(Judges(script), names, **given) as client:
+        await use(client)
+        await asyncio.sleep(0.01)
     return diary
 
 
@@ -56,8 +52,8 @@ async def ask(client: Any) -> None:
     await client.chat_completion(chat(), MODEL)
 
 
-def test_a_failover_is_heard_attempt_by_attempt() -> None:
-    diary = hear(ask, {"a": [Do(0.1, 500)]})
+async def test_a_failover_is_heard_attempt_by_attempt() -> None:
+    diary = await hear(ask, {"a": [Do(0.1, 500)]})
     assert diary.words() == [
         "CallStarted",
         "AttemptStarted 1 original a",
@@ -74,11 +70,11 @@ def test_a_failover_is_heard_attempt_by_attempt() -> None:
     assert (ended.seconds, ended.queued, ended.error) == (pytest.approx(0.6), pytest.approx(0.0), None)
 
 
-def test_hedges_and_the_first_piece_of_a_stream_are_heard() -> None:
+async def test_hedges_and_the_first_piece_of_a_stream_are_heard() -> None:
     async def read(client: Any) -> None:
         await client.stream_chat_completion(chat(), MODEL).final()
 
-    assert hear(ask, {"a": [Do(60)]}, hedge=Hedge(after=1.0)).words() == [
+    assert (await hear(ask, {"a": [Do(60)]}, hedge=Hedge(after=1.0))).words() == [
         "CallStarted",
         "AttemptStarted 1 original a",
         "AttemptStarted 2 hedge b",
@@ -86,16 +82,16 @@ def test_hedges_and_the_first_piece_of_a_stream_are_heard() -> None:
         "CallEnded ok",
         "AttemptEnded 1 original a cancelled",
     ]
-    diary = hear(read, names="a")
+    diary = await hear(read, names="a")
     assert diary.words() == ["CallStarted", "AttemptStarted 1 original a", "FirstChunk", "AttemptEnded 1 original a won", "CallEnded ok"]
     assert diary.heard[2].seconds == pytest.approx(0.5)
 
 
-def test_each_item_of_a_batch_is_a_call_and_what_a_deadline_cuts_off_has_failed() -> None:
+async def test_each_item_of_a_batch_is_a_call_and_what_a_deadline_cuts_off_has_failed() -> None:
     async def batch(client: Any) -> None:
         await client.batch_chat_completion([chat(str(number)) for number in range(12)], MODEL, deadline=1.2)
 
-    diary = hear(batch, names="a")
+    diary = await hear(batch, names="a")
     ended = [event for event in diary.heard if isinstance(event, CallEnded)]
     started = [event for event in diary.heard if isinstance(event, CallStarted)]
     assert len({event.call for event in ended}) == len(ended) == len(started) == 12
@@ -103,7 +99,7 @@ def test_each_item_of_a_batch_is_a_call_and_what_a_deadline_cuts_off_has_failed(
     assert {type(event.error).__name__ for event in ended if event.error} == {"DeadlineExceeded"}
 
 
-def test_a_call_that_is_given_up_is_cancelled_and_one_that_the_client_drops_has_failed() -> None:
+async def test_a_call_that_is_given_up_is_cancelled_and_one_that_the_client_drops_has_failed() -> None:
     async def leave(client: Any) -> None:
         given_up = asyncio.ensure_future(client.chat_completion(chat(), MODEL))
         dropped = asyncio.ensure_future(client.chat_completion(chat(), MODEL))
@@ -113,30 +109,30 @@ def test_a_call_that_is_given_up_is_cancelled_and_one_that_the_client_drops_has_
         await client.aclose()
         await asyncio.gather(given_up, dropped, return_exceptions=True)
 
-    diary = hear(leave, {"a": [Do(60)]}, names="a")
+    diary = await hear(leave, {"a": [Do(60)]}, names="a")
     ended = [event for event in diary.heard if isinstance(event, CallEnded)]
     assert [(event.outcome, type(event.error).__name__) for event in ended] == [("cancelled", "NoneType"), ("failed", "ClientClosed")]
     assert [event.outcome for event in diary.heard if isinstance(event, AttemptEnded)] == ["cancelled", "cancelled"]
 
 
-def test_a_call_that_finds_the_queue_full_was_never_sent() -> None:
+async def test_a_call_that_finds_the_queue_full_was_never_sent() -> None:
     async def overfill(client: Any) -> None:
         found = await asyncio.gather(*(client.chat_completion(chat(), MODEL) for _ in range(6)), return_exceptions=True)
         assert sum(isinstance(each, QRewardError) for each in found) == 1
 
-    diary = hear(overfill, names="a", max_queued=1)
+    diary = await hear(overfill, names="a", max_queued=1)
     (failed,) = [event for event in diary.heard if isinstance(event, CallEnded) and event.outcome == "failed"]
     assert (failed.attempts, failed.endpoint, type(failed.error).__name__) == (0, None, "QueueFull")
 
 
-def test_an_observer_is_given_the_same_error_for_a_time_out_as_the_caller() -> None:
+async def test_an_observer_is_given_the_same_error_for_a_time_out_as_the_caller() -> None:
     caught: list[Any] = []
 
     async def fail(client: Any) -> None:
         (error,) = await asyncio.gather(client.chat_completion(chat(), MODEL), return_exceptions=True)
         caught.append(error)
 
-    diary = hear(fail, {"a": [Do(200)]}, names="a", retry=Retry(attempts=1))
+    diary = await hear(fail, {"a": [Do(200)]}, names="a", retry=Retry(attempts=1))
     (attempt,) = [event for event in diary.heard if isinstance(event, AttemptEnded)]
     (ended,) = [event for event in diary.heard if isinstance(event, CallEnded)]
     assert (attempt.outcome, type(attempt.error)) == ("failed", RequestTimeout)
@@ -145,14 +141,8 @@ def test_an_observer_is_given_the_same_error_for_a_time_out_as_the_caller() -> N
     assert ended.error is caught[0]
 
 
-def test_events_cannot_be_changed() -> None:
-    event = hear(ask, names="a").heard[0]
-    with pytest.raises(AttributeError):
-        event.model = "other"
-
-
-@pytest.mark.parametrize("kind", [ValueError, asyncio.CancelledError])
-def test_an_observer_that_raises_breaks_no_call_is_not_called_again_and_is_logged_once(
+@each("kind", [ValueError, asyncio.CancelledError])
+async def test_an_observer_that_raises_breaks_no_call_is_not_called_again_and_is_logged_once(
     kind: type[BaseException], caplog: pytest.LogCaptureFixture
 ) -> None:
     class Raising(Observer):
@@ -166,9 +156,10 @@ def test_an_observer_that_raises_breaks_no_call_is_not_called_again_and_is_logge
         for _ in range(3):
             await ask(client)
 
+    caplog.clear()
     raising, diary = Raising(), Diary()
     with caplog.at_level(logging.WARNING, "qreward"):
-        hear(thrice, names="a", observers=[raising, diary])
+        await hear(thrice, names="a", observers=[raising, diary])
     assert raising.calls == 1
     assert diary.words().count("CallEnded ok") == 3
     assert [record.getMessage() for record in caplog.records] == [
@@ -176,25 +167,24 @@ def test_an_observer_that_raises_breaks_no_call_is_not_called_again_and_is_logge
     ]
 
 
-def test_any_object_with_some_of_the_methods_will_do() -> None:
+async def test_any_object_with_some_of_the_methods_will_do_and_events_cannot_be_changed() -> None:
     class Counting:
         ended = 0
 
         def call_ended(self, event: CallEnded) -> None:
             self.ended += 1
+            with pytest.raises(AttributeError):
+                event.model = "other"  # type: ignore[misc]
 
     counting = Counting()
-    hear(ask, names="a", observers=[counting])
+    await hear(ask, names="a", observers=[counting])
     assert counting.ended == 1
+    assert QRewardClient(["http://a.example/v1"], telemetry=None)._runtime.engine.watch is None
 
 
-def test_a_metrics_callback_gets_a_plain_mapping_of_each_call() -> None:
+async def test_a_metrics_callback_gets_a_plain_mapping_of_each_call() -> None:
     seen: list[Any] = []
-    hear(ask, {"a": [Do(0.1, 500)]}, observers=[MetricsCallback(seen.append)])
+    await hear(ask, {"a": [Do(0.1, 500)]}, observers=[MetricsCallback(seen.append)])
     (metrics,) = seen
     assert set(metrics) == {field.name for field in msgspec.structs.fields(CallEnded)}
     assert (metrics["outcome"], metrics["endpoint"], metrics["attempts"], metrics["error"]) == ("ok", "b", 2, None)
-
-
-def test_a_client_without_observers_has_no_instrumentation() -> None:
-    assert QRewardClient(["http://a.example/v1"], telemetry=None)._runtime.engine.watch is None

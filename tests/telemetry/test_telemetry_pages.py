@@ -27,7 +27,9 @@ def run(*command: str, folder: str) -> str:
 
 def test_the_page_lists_every_metric_as_it_is() -> None:
     rows = re.findall(r"^\| `([a-z_.]+)` \| ([a-z ]+) \| `([^`]+)` \| ([^|]+) \|", PAGE, re.MULTILINE)
-    assert rows == [(metric.name, metric.kind.replace("_", " "), metric.unit, metric.says) for metric in names.METRICS["v1.41"].values()]
+    assert rows == [
+        (metric.name, metric.kind.replace("_", " "), metric.unit, metric.description) for metric in names.METRICS["v1.41"].values()
+    ]
 
 
 def test_the_page_names_no_attribute_that_there_is_not() -> None:

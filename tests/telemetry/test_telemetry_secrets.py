@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 from scale import SCALE
+from shared_tools import each
 from telemetry_server import KEY, MODEL, Do, Judges, chat, client_of
 from telemetry_tools import Seen, attributes
 
 from qreward import Hedge, QRewardError, Retry
-from qreward.testing.virtual_time import run_in_virtual_time
 
 PROMPT = "the patient's name is Ottilie Wirsing"
 HEADER = "header-value-7f3a9c"
@@ -43,7 +43,7 @@ def random_step(rng: random.Random) -> Do:
     return Do(rng.uniform(0.01, 3.0), status, rng.random() < 0.2, headers, rng.choice(bodies))
 
 
-def test_whatever_goes_wrong_no_key_no_header_and_no_content_is_told(caplog: pytest.LogCaptureFixture) -> None:
+async def test_whatever_goes_wrong_no_key_no_header_and_no_content_is_told(caplog: pytest.LogCaptureFixture) -> None:
     async def play(seed: int) -> None:
         rng = random.Random(seed)
         script = {name: [random_step(rng) for _ in range(6)] for name in "abc"}
@@ -66,7 +66,7 @@ def test_whatever_goes_wrong_no_key_no_header_and_no_content_is_told(caplog: pyt
 
     with caplog.at_level(logging.DEBUG):
         for seed in range(SEEDS):
-            run_in_virtual_time(play(seed))
+            await play(seed)
 
 
 async def ask_with_content(seen: Seen, prompt: Any = None) -> None:
@@ -78,10 +78,10 @@ async def ask_with_content(seen: Seen, prompt: Any = None) -> None:
 OUTPUT = [{"role": "assistant", "parts": [{"type": "text", "content": "the answer is 7"}], "finish_reason": "stop"}]
 
 
-def test_content_is_captured_on_spans_where_the_variable_says_so_cut_short_and_without_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_content_is_captured_on_spans_where_the_variable_says_so_cut_short_and_without_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "SPAN_ONLY")
     with Seen(content_length=20) as seen:
-        run_in_virtual_time(ask_with_content(seen))
+        await ask_with_content(seen)
         found = attributes(seen.span("chat"))
         assert json.loads(found["gen_ai.system_instructions"]) == [{"type": "text", "content": "be strict, ***"}]
         assert json.loads(found["gen_ai.input.messages"]) == [{"role": "user", "parts": [{"type": "text", "content": ("word " * 50)[:20]}]}]
@@ -89,11 +89,13 @@ def test_content_is_captured_on_spans_where_the_variable_says_so_cut_short_and_w
         assert seen.events == []
 
 
-@pytest.mark.parametrize(("capture", "on_span"), [("event_only", False), ("span_and_event", True)])
-def test_content_is_captured_on_events_where_the_variable_says_so(capture: str, on_span: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@each("capture, on_span", [("event_only", False), ("span_and_event", True)])
+async def test_content_is_captured_on_events_where_the_variable_says_so(
+    capture: str, on_span: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", capture)
     with Seen() as seen:
-        run_in_virtual_time(ask_with_content(seen))
+        await ask_with_content(seen)
         assert ("gen_ai.output.messages" in attributes(seen.span("chat"))) == on_span
         (event,) = seen.events
         assert event.event_name == "gen_ai.client.inference.operation.details"
@@ -102,26 +104,26 @@ def test_content_is_captured_on_events_where_the_variable_says_so(capture: str, 
         assert event.span_id == seen.span("chat").context.span_id
 
 
-def test_an_event_without_content_is_emitted_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_event_without_content_is_emitted_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_INSTRUMENTATION_GENAI_EMIT_EVENT", "true")
     with Seen() as seen:
-        run_in_virtual_time(ask_with_content(seen))
+        await ask_with_content(seen)
         (event,) = seen.events
         assert event.attributes["gen_ai.response.id"] == "c1"
         assert not [name for name in event.attributes if "messages" in name or "instructions" in name]
 
 
-def test_of_images_and_sounds_only_the_kind_is_captured() -> None:
+async def test_of_images_and_sounds_only_the_kind_is_captured() -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     with Seen(capture_content="span_only") as seen:
-        run_in_virtual_time(ask_with_content(seen, [{"role": "user", "content": [{"type": "text", "text": "see"}, image]}]))
+        await ask_with_content(seen, [{"role": "user", "content": [{"type": "text", "text": "see"}, image]}])
         (message,) = json.loads(attributes(seen.span("chat"))["gen_ai.input.messages"])
         assert message["parts"] == [{"type": "text", "content": "see"}, {"type": "image_url"}]
 
 
-def test_nothing_is_captured_by_default_or_by_an_unknown_word(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nothing_is_captured_by_default_or_by_an_unknown_word(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "yes please")
     with Seen() as seen:
-        run_in_virtual_time(ask_with_content(seen))
+        await ask_with_content(seen)
         assert not [name for name in attributes(seen.span("chat")) if "messages" in name or "instructions" in name]
         assert seen.events == []

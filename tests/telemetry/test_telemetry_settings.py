@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from opentelemetry.metrics import NoOpMeterProvider
 from opentelemetry.trace import NoOpTracerProvider
+from shared_tools import each
 from telemetry_server import MODEL, Do, Judges, chat, client_of
 from telemetry_tools import Seen, attributes
 
 from qreward import ConfigError, QRewardClient, SyncQRewardClient
 from qreward.telemetry import Telemetry, configure, names
-from qreward.testing.virtual_time import run_in_virtual_time
 
 
 def run_fresh(script: str, **environment: str) -> str:
@@ -31,12 +31,9 @@ def run_fresh(script: str, **environment: str) -> str:
     return done.stdout
 
 
-def ask_once(telemetry: Any, judges: Judges | None = None, **settings: Any) -> None:
-    async def test() -> None:
-        async with client_of(judges or Judges(), "a", telemetry=telemetry, **settings) as client:
-            await client.chat_completion(chat(), MODEL)
-
-    run_in_virtual_time(test())
+async def ask_once(telemetry: Any, judges: Judges | None = None, names: str = "a", **settings: Any) -> None:
+    async with client_of(judges or Judges(), names, telemetry=telemetry, **settings) as client:
+        await client.chat_completion(chat(), MODEL)
 
 
 def test_every_name_of_a_dialect_keeps_the_rules_of_the_conventions() -> None:
@@ -52,27 +49,26 @@ def test_every_name_of_a_dialect_keeps_the_rules_of_the_conventions() -> None:
         assert {names.METRICS["v1.41"][key] for key in ("attempt_duration", "queue_wait")} <= set(metrics)
 
 
-def test_the_latest_dialect_calls_some_metrics_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_latest_dialect_calls_some_metrics_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_SEMCONV_STABILITY_OPT_IN", "http, gen_ai_latest_experimental")
-
-    async def test() -> None:
+    with Seen() as seen:
+        assert seen.telemetry.semconv == "latest"
+        assert Telemetry(semconv="v1.41").semconv == "v1.41", "a setting goes before the environment"
         async with client_of(Judges(), "a", telemetry=seen.telemetry) as client:
             await client.chat_completion(chat(), MODEL)
             await client.stream_chat_completion(chat(), MODEL).final()
             await client.embeddings("x", MODEL)
-
-    with Seen() as seen:
-        assert seen.telemetry.semconv == "latest"
-        assert Telemetry(semconv="v1.41").semconv == "v1.41", "a setting goes before the environment"
-        run_in_virtual_time(test())
         assert {point["gen_ai.operation.name"] for _, point in seen.points("gen_ai.client.inference.duration")} == {"chat"}
         assert {point["gen_ai.operation.name"] for _, point in seen.points("gen_ai.client.operation.duration")} == {"embeddings"}
-        assert sum(count for count, _ in seen.points("gen_ai.client.inference.time_to_first_chunk")) == 1
-        (total,) = seen.points("gen_ai.client.inference.usage.input_tokens")
-        assert (total[0], total[1]["gen_ai.token.modality"]) == (22, "unknown")
-        assert seen.points("gen_ai.client.inference.usage.cache_read.input_tokens")[0][0] == 4
-        assert seen.points("gen_ai.client.inference.usage.reasoning.output_tokens")[0][0] == 2
-        assert seen.points("gen_ai.client.inference.operation.output_tokens")[0][0] == 2
+        counts = {
+            "time_to_first_chunk": 1,
+            "usage.input_tokens": 22,
+            "usage.cache_read.input_tokens": 4,
+            "usage.reasoning.output_tokens": 2,
+            "operation.output_tokens": 2,
+        }
+        assert {name: seen.points(f"gen_ai.client.inference.{name}")[0][0] for name in counts} == counts
+        assert seen.points("gen_ai.client.inference.usage.input_tokens")[0][1]["gen_ai.token.modality"] == "unknown"
         assert "gen_ai.client.token.usage" not in seen.metrics()
 
 
@@ -87,10 +83,10 @@ def test_a_setting_that_is_none_of_its_values_is_refused() -> None:
         configure("jaeger", everywhere=False)  # type: ignore[arg-type]
 
 
-def test_providers_that_do_nothing_switch_spans_or_metrics_off() -> None:
+async def test_providers_that_do_nothing_switch_spans_or_metrics_off() -> None:
     with Seen() as seen:
-        ask_once(Telemetry(tracer_provider=NoOpTracerProvider(), meter_provider=seen.meters))
-        ask_once(Telemetry(tracer_provider=seen.tracers, meter_provider=NoOpMeterProvider()))
+        await ask_once(Telemetry(tracer_provider=NoOpTracerProvider(), meter_provider=seen.meters))
+        await ask_once(Telemetry(tracer_provider=seen.tracers, meter_provider=NoOpMeterProvider()))
         assert len(seen.spans) == 1
         assert seen.points("gen_ai.client.operation.duration")[0][0] == 1
 
@@ -109,29 +105,19 @@ def test_a_client_imports_the_api_alone_and_sets_no_provider_and_without_telemet
     assert loaded.splitlines() == ["[]", "[]", "ProxyTracerProvider _ProxyMeterProvider"]
 
 
-def test_the_provider_may_be_told_by_endpoint() -> None:
+async def test_the_provider_may_be_told_by_endpoint() -> None:
     with Seen(provider="azure.ai.openai", providers={"b": "vllm"}) as seen:
-
-        async def test() -> None:
-            async with client_of(Judges({"a": [Do(0.1, breaks=True)]}), "ab", telemetry=seen.telemetry) as client:
-                await client.chat_completion(chat(), MODEL)
-
-        run_in_virtual_time(test())
+        await ask_once(seen.telemetry, Judges({"a": [Do(0.1, breaks=True)]}), "ab")
         assert attributes(seen.span("chat"))["gen_ai.provider.name"] == "vllm"
         assert seen.points("gen_ai.client.operation.duration")[0][1]["gen_ai.provider.name"] == "vllm"
 
 
-def test_the_time_between_chunks_is_recorded_where_that_is_wanted() -> None:
+async def test_the_time_between_chunks_is_recorded_where_that_is_wanted() -> None:
     for chunks in (False, True):
         with Seen(chunks=chunks) as seen:
-
-            async def test(telemetry: Telemetry = seen.telemetry) -> None:
-                async with client_of(Judges(), "a", telemetry=telemetry) as client:
-                    await client.stream_chat_completion(chat(), MODEL).final()
-
-            run_in_virtual_time(test())
+            async with client_of(Judges(), "a", telemetry=seen.telemetry) as client:
+                await client.stream_chat_completion(chat(), MODEL).final()
             found = seen.points("gen_ai.client.operation.time_per_output_chunk")
-            assert bool(found) == chunks
             assert sum(count for count, _ in found) == (4 if chunks else 0)
 
 
@@ -151,8 +137,8 @@ def test_the_state_of_all_clients_is_added_up_and_a_client_that_is_gone_is_not_h
         assert limit == 4
 
 
-def test_the_queue_is_seen_while_requests_wait() -> None:
-    async def test() -> None:
+async def test_the_queue_is_seen_while_requests_wait() -> None:
+    with Seen() as seen:
         async with client_of(Judges(), "a", telemetry=seen.telemetry, max_queued=100) as client:
             calls = [asyncio.ensure_future(client.chat_completion(chat(), MODEL)) for _ in range(10)]
             await asyncio.sleep(0.1)
@@ -160,9 +146,6 @@ def test_the_queue_is_seen_while_requests_wait() -> None:
             assert seen.points("qreward.client.queue.capacity") == [(100, {"qreward.queue.name": "*"})]
             assert seen.points("qreward.client.active_requests")[0][0] == 4
             await asyncio.gather(*calls)
-
-    with Seen() as seen:
-        run_in_virtual_time(test())
 
 
 def test_a_client_pickles_with_the_plain_settings_of_its_telemetry() -> None:
@@ -215,18 +198,17 @@ def test_configure_sets_the_global_providers_that_clients_use_from_then_on_those
     assert "refused: telemetry: a global tracer provider is already set" in out
 
 
-@pytest.mark.parametrize(
-    ("exporter", "missing", "named"),
+@each(
+    "exporter, missing, named",
     [
         ("console", "opentelemetry.sdk", "opentelemetry-sdk"),
         ("otlp", "opentelemetry.exporter.otlp.proto.http.trace_exporter", "opentelemetry-exporter-otlp-proto-http"),
     ],
 )
-def test_a_missing_package_is_named_with_the_command_that_installs_it(
-    exporter: Any, missing: str, named: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in [name for name in sys.modules if name.startswith(missing)]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, missing, None)
-    with pytest.raises(ConfigError, match=f"pip install .*{named}"):
-        configure(exporter, everywhere=False)
+def test_a_missing_package_is_named_with_the_command_that_installs_it(exporter: Any, missing: str, named: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in sys.modules if name.startswith(missing)]:
+            patch.delitem(sys.modules, name)
+        patch.setitem(sys.modules, missing, None)
+        with pytest.raises(ConfigError, match=f"pip install .*{named}"):
+            configure(exporter, everywhere=False)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import aiohttp
 
 from qreward.testing import FakeEndpoint, FakeFleet
-
-T = TypeVar("T")
 
 
 class Answer(NamedTuple):
@@ -45,14 +43,6 @@ class Client:
 
 def user(text: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text}]
-
-
-def run(main: Coroutine[Any, Any, T]) -> T:
-    async def bounded() -> T:
-        async with asyncio.timeout(60):
-            return await main
-
-    return asyncio.run(bounded())
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""``qreward fleet``: lines for machines, tables for people, an end by signal."""
+"""``qreward fleet``: lines of JSON, and an end by signal."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fleet_tools import user
@@ -32,66 +33,49 @@ def running(spec: Path) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
-def test_it_serves_until_a_signal_and_then_says_what_it_saw(tmp_path: Path, end: signal.Signals) -> None:
+def test_it_serves_until_a_signal_and_then_says_what_it_saw(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     spec = tmp_path / "fleet.json"
     spec.write_text(json.dumps(SPEC))
-    with running(spec) as process:
-        assert process.stdout is not None
-        ready = {each["name"]: each for each in json.loads(process.stdout.readline())["endpoints"]}
-        assert ready["a"]["models"] == ["judge-*"]
-        body = json.dumps({"model": "m", "messages": user("hi")}).encode()
-        with urllib.request.urlopen(ready["b"]["base_url"] + "/chat/completions", body, timeout=30) as response:
-            assert json.load(response)["choices"][0]["message"]["content"] == echo_of(user("hi"))
-        process.send_signal(end)
-        out, err = process.communicate(timeout=30)
-        seen = {each["name"]: each for each in json.loads(out)["seen"]}
-        assert (process.returncode, seen["a"]["requests"], seen["b"]["answered"]) == (0, 0, 1)
-        assert "Traceback" not in err
-        assert ready["b"]["base_url"] in err
-        assert "peak in flight" in err
-        assert "hush" not in out + err
+    for end in (signal.SIGINT, signal.SIGTERM):
+        with running(spec) as process:
+            assert process.stdout is not None
+            ready = {each["name"]: each for each in json.loads(process.stdout.readline())["endpoints"]}
+            assert ready["a"]["models"] == ["judge-*"]
+            body = json.dumps({"model": "m", "messages": user("hi")}).encode()
+            with urllib.request.urlopen(ready["b"]["base_url"] + "/chat/completions", body, timeout=30) as response:
+                assert json.load(response)["choices"][0]["message"]["content"] == echo_of(user("hi"))
+            port = int(ready["a"]["base_url"].rsplit(":", 1)[1].removesuffix("/v1"))
+            complaint = complaint_about({"name": "a", "port": port}, tmp_path, capsys)
+            assert complaint.startswith(f": endpoint 'a' cannot listen on port {port}: ")
+            assert complaint.endswith("; set another port, or 0 for any\n")
+            process.send_signal(end)
+            out, err = process.communicate(timeout=30)
+            seen = {each["name"]: each for each in json.loads(out)["seen"]}
+            assert (process.returncode, seen["a"]["requests"], seen["b"]["answered"]) == (0, 0, 1)
+            assert err == "Ctrl-C ends it.\n"
+            assert "hush" not in out + err
 
 
-def test_a_bad_spec_is_one_line_and_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    spec = tmp_path / "fleet.json"
-    spec.write_text(json.dumps({"endpoints": [{"name": "a", "max_concurency": 1}]}))
+def complaint_about(endpoint: dict[str, Any], folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    """What the command says of a spec with this endpoint, after the name of the file; its status must be 2."""
+    spec = folder / "wrong.json"
+    spec.write_text(json.dumps({"endpoints": [endpoint]}))
     assert main(["fleet", str(spec)]) == 2
-    place = f"qreward fleet: {spec}, line 1: endpoints.0: "
-    assert capsys.readouterr().err == f"{place}unknown setting 'max_concurency'; did you mean 'max_concurrency'?\n"
+    return capsys.readouterr().err.removeprefix(f"qreward fleet: {spec}")
 
 
-def test_a_taken_port_is_one_line_and_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    spec = tmp_path / "fleet.json"
-    spec.write_text(json.dumps(SPEC))
-    with running(spec) as process:
-        assert process.stdout is not None
-        port = int(json.loads(process.stdout.readline())["endpoints"][0]["base_url"].rsplit(":", 1)[1].removesuffix("/v1"))
-        other = tmp_path / "other.json"
-        other.write_text(json.dumps({"endpoints": [{"name": "a", "port": port}]}))
-        assert main(["fleet", str(other)]) == 2
-        said = capsys.readouterr().err
-    assert said.startswith(f"qreward fleet: {other}: endpoint 'a' cannot listen on port {port}: ")
-    assert said.endswith("; set another port, or 0 for any\n")
+def test_a_bad_spec_and_a_responder_that_is_not_there_are_one_line_and_status_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    misspelt = ", line 1: endpoints.0: unknown setting 'max_concurency'; did you mean 'max_concurrency'?\n"
+    assert complaint_about({"name": "a", "max_concurency": 1}, tmp_path, capsys) == misspelt
+    missing = ": endpoint 'a': responder 'json:dumb': 'json' has no 'dumb'; did you mean 'dump'?\n"
+    assert complaint_about({"name": "a", "responder": "json:dumb"}, tmp_path, capsys) == missing
 
 
-def test_a_responder_that_is_not_there_is_told_with_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    spec = tmp_path / "fleet.json"
-    spec.write_text(json.dumps({"endpoints": [{"name": "a", "responder": "json:dumb"}]}))
-    assert main(["fleet", str(spec)]) == 2
-    assert capsys.readouterr().err == (
-        f"qreward fleet: {spec}: endpoint 'a': responder 'json:dumb': 'json' has no 'dumb'; did you mean 'dump'?\n"
-    )
-
-
-@pytest.mark.parametrize("argv", [[], ["fly"], ["fleet"]])
-def test_wrong_arguments_are_explained_and_end_with_status_2(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main(argv)
-    assert "usage: qreward" in capsys.readouterr().err
-
-
-def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_arguments_end_with_status_2_and_the_help_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    for argv in ([], ["fly"], ["fleet"]):
+        with pytest.raises(SystemExit, match="2"):
+            main(argv)
+        assert "usage: qreward" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="0"):
         main(["--help"])
     out = capsys.readouterr().out

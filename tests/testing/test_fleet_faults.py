@@ -10,7 +10,8 @@ from typing import Any
 
 import aiohttp
 import pytest
-from fleet_tools import Client, run, serving, until
+from fleet_tools import Client, serving, until
+from shared_tools import each, run
 
 from qreward.testing import FakeEndpoint, Faults, Latency, Seen
 from qreward.testing.endpoint import FakeEndpointState
@@ -25,10 +26,7 @@ def under(fault: str, stream: bool = False) -> tuple[Any, Seen]:
 
     async def main() -> tuple[Any, Seen]:
         async with serving(faulty(**{fault: 1.0}, trickle_gap=0.0005)) as client:
-            try:
-                found: Any = await client.chat("a", stream=stream)
-            except aiohttp.ClientError as error:
-                found = error
+            (found,) = await asyncio.gather(client.chat("a", stream=stream), return_exceptions=True)
             await until(lambda: client.fleet.seen("a").in_flight == 0)
             return found, client.fleet.seen("a")
 
@@ -44,11 +42,16 @@ def test_a_fault_of_the_connection_gives_no_answer_or_half_of_one() -> None:
             assert (seen.errors, seen.answered, seen.disconnects) == ({fault: 1}, 0, 0), (fault, stream)
 
 
-def test_an_error_is_an_error_body_with_its_status() -> None:
-    for fault, status in (("error_500", 500), ("error_503", 503)):
-        found, seen = under(fault)
-        assert (found.status, json.loads(found.body)["error"]["code"]) == (status, status)
-        assert seen.errors == {fault: 1}
+async def test_an_error_is_an_error_body_with_its_status_and_faults_can_be_changed() -> None:
+    async with serving(faulty()) as client:
+        for fault, status in (("", 200), ("error_500", 500), ("error_503", 503)):
+            client.fleet.set("a", faults=Faults(**({fault: 1} if fault else {})))
+            found = await client.chat("a")
+            assert found.status == status
+            assert not fault or json.loads(found.body)["error"]["code"] == status
+        client.fleet.set("a", faults={})
+        assert (await client.chat("a")).status == 200
+        assert client.fleet.seen("a").errors == {"error_500": 1, "error_503": 1}
 
 
 def test_a_wrong_answer_with_status_200_is_half_json_or_an_error_or_a_page() -> None:
@@ -87,53 +90,33 @@ def test_a_faulty_stream_ends_half_way_without_done() -> None:
         json.loads(last["malformed"])
 
 
-def test_a_hang_holds_its_slot_until_the_client_leaves() -> None:
-    async def main() -> None:
-        async with serving(faulty(hang=1)) as client:
-            task = asyncio.create_task(client.chat("a"))
-            await until(lambda: client.fleet.seen("a").errors == {"hang": 1})
-            assert client.fleet.seen("a").in_flight == 1
-            task.cancel()
-            await until(lambda: client.fleet.seen("a").in_flight == 0)
-            assert client.fleet.seen("a").disconnects == 1
-
-    run(main())
+async def test_a_hang_holds_its_slot_until_the_client_leaves() -> None:
+    async with serving(faulty(hang=1)) as client:
+        task = asyncio.create_task(client.chat("a"))
+        await until(lambda: client.fleet.seen("a").errors == {"hang": 1})
+        assert client.fleet.seen("a").in_flight == 1
+        task.cancel()
+        await until(lambda: client.fleet.seen("a").in_flight == 0)
+        assert client.fleet.seen("a").disconnects == 1
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves_early_is_noticed_and_frees_its_slot(stream: bool) -> None:
-    async def main() -> None:
-        async with serving(FakeEndpoint("a", latency=Latency(base=0.001, per_token=0.01, tokens=10_000))) as client:
-            task = asyncio.create_task(client.chat("a", stream=stream))
-            await until(lambda: client.fleet.seen("a").in_flight == 1)
-            await asyncio.sleep(0.03)  # into the stream
-            task.cancel()
-            await until(lambda: client.fleet.seen("a").in_flight == 0)
-            seen = client.fleet.seen("a")
-            assert (seen.disconnects, seen.answered, seen.errors) == (1, 0, {})
-
-    run(main())
+@each("stream", [False, True])
+async def test_a_client_that_leaves_early_is_noticed_and_frees_its_slot(stream: bool) -> None:
+    async with serving(FakeEndpoint("a", latency=Latency(base=0.001, per_token=0.01, tokens=10_000))) as client:
+        task = asyncio.create_task(client.chat("a", stream=stream))
+        await until(lambda: client.fleet.seen("a").in_flight == 1)
+        await asyncio.sleep(0.03)  # into the stream
+        task.cancel()
+        await until(lambda: client.fleet.seen("a").in_flight == 0)
+        seen = client.fleet.seen("a")
+        assert (seen.disconnects, seen.answered, seen.errors) == (1, 0, {})
 
 
-def test_a_retry_may_succeed_because_faults_are_drawn_for_each_attempt() -> None:
-    async def main() -> None:
-        async with serving(faulty(error_500=0.5)) as client:
-            statuses = {(await client.chat("a")).status for _ in range(30)}
-            assert statuses == {200, 500}
-            assert client.fleet.seen("a").duplicates == 29
-
-    run(main())
-
-
-def drawn(faults: Faults, name: str = "a", count: int = 4000) -> list[str | None]:
-    async def main() -> list[str | None]:
+async def test_faults_come_as_often_as_asked_the_same_each_time_and_for_each_attempt() -> None:
+    def drawn(faults: Faults, name: str = "a") -> list[str | None]:
         state = FakeEndpointState(FakeEndpoint(name, faults=faults))
-        return [state.draw() for _ in range(count)]
+        return [state.draw() for _ in range(4000)]
 
-    return run(main())
-
-
-def test_faults_come_as_often_as_asked_and_the_same_each_time() -> None:
     faults = Faults(reset=0.1, hang=0.3, cut=0.05, seed=11)
     first = drawn(faults)
     counts = Counter(first)
@@ -143,40 +126,28 @@ def test_faults_come_as_often_as_asked_and_the_same_each_time() -> None:
     assert drawn(faults) == first
     assert drawn(faults, name="b") != first, "endpoints would fail in step"
     assert drawn(faults.model_copy(update={"seed": 12})) != first
+    async with serving(faulty(error_500=0.5)) as client:
+        assert {(await client.chat("a")).status for _ in range(30)} == {200, 500}
+        assert client.fleet.seen("a").duplicates == 29
 
 
-def test_faults_can_be_changed_while_it_runs() -> None:
-    async def main() -> None:
-        async with serving(faulty()) as client:
-            assert (await client.chat("a")).status == 200
-            client.fleet.set("a", faults=Faults(error_503=1))
-            assert (await client.chat("a")).status == 503
-            client.fleet.set("a", faults={})
-            assert (await client.chat("a")).status == 200
-
-    run(main())
-
-
-def test_every_request_is_counted_as_exactly_one_thing() -> None:
+async def test_every_request_is_counted_as_exactly_one_thing() -> None:
     async def attempt(client: Client, number: int) -> None:
         with contextlib.suppress(aiohttp.ClientError):
             await client.chat("a", str(number % 90), stream=bool(number % 2))
 
-    async def main() -> None:
-        mixed = Faults(reset=0.1, error_500=0.1, truncated=0.1, error_in_200=0.1, cut=0.1, malformed=0.1, slow_trickle=0.1, trickle_gap=0)
-        limited = FakeEndpoint("a", faults=mixed, max_concurrency=20, rpm=60_000, burst=150, latency=Latency(base=0.001, tokens=5))
-        async with serving(limited) as client:
-            await asyncio.gather(*(attempt(client, number) for number in range(100)))
-            await asyncio.gather(*(attempt(client, number) for number in range(100)))
-            await until(lambda: client.fleet.seen("a").in_flight == 0)
-            seen = client.fleet.seen("a")
-            # aiohttp may send a request again over a connection that it found reset, so there can be more than 200.
-            assert seen.requests >= 200
-            assert seen.answered + seen.rejected + sum(seen.errors.values()) + seen.disconnects == seen.requests
-            assert seen.rejected > 0
-            assert len(seen.errors) >= 4
-            assert seen.first_request is not None
-            assert seen.last_request is not None
-            assert 0 <= seen.first_request < seen.last_request
-
-    run(main())
+    mixed = Faults(reset=0.1, error_500=0.1, truncated=0.1, error_in_200=0.1, cut=0.1, malformed=0.1, slow_trickle=0.1, trickle_gap=0)
+    limited = FakeEndpoint("a", faults=mixed, max_concurrency=20, rpm=60_000, burst=150, latency=Latency(base=0.001, tokens=5))
+    async with serving(limited) as client:
+        await asyncio.gather(*(attempt(client, number) for number in range(100)))
+        await asyncio.gather(*(attempt(client, number) for number in range(100)))
+        await until(lambda: client.fleet.seen("a").in_flight == 0)
+        seen = client.fleet.seen("a")
+        # aiohttp may send a request again over a connection that it found reset, so there can be more than 200.
+        assert seen.requests >= 200
+        assert seen.answered + seen.rejected + sum(seen.errors.values()) + seen.disconnects == seen.requests
+        assert seen.rejected > 0
+        assert len(seen.errors) >= 4
+        assert seen.first_request is not None
+        assert seen.last_request is not None
+        assert 0 <= seen.first_request < seen.last_request

@@ -16,7 +16,8 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
-from fleet_tools import run, serving, until, user
+from fleet_tools import serving, until, user
+from shared_tools import each
 
 from qreward.errors import ConfigError
 from qreward.testing import FakeEndpoint, FakeFleet, Faults, Latency, echo_of
@@ -36,12 +37,7 @@ def ask(fleet: FakeFleet, name: str, text: str = "hi") -> tuple[int, str]:
         connection.close()
 
 
-def shout(messages: list[dict[str, str]]) -> str:
-    print("noise that must not reach the pipe")
-    return messages[0]["content"].upper()
-
-
-@pytest.mark.parametrize("process", [False, True])
+@each("process", [False, True])
 def test_with_serves_from_sync_code(process: bool) -> None:
     threads = threading.active_count()
     with FakeFleet([FakeEndpoint("a"), FakeEndpoint("b", models=["judge-*"])], process=process) as fleet:
@@ -69,84 +65,60 @@ def test_every_control_works_on_a_child_process() -> None:
         assert ask(fleet, "b", "quiet") == (200, "QUIET")
 
 
-def test_the_answers_of_a_child_process_are_those_of_the_loop() -> None:
-    async def main(process: bool) -> list[bytes]:
+async def test_the_answers_of_a_child_process_are_those_of_the_loop() -> None:
+    answers = []
+    for process in (False, True):
         async with serving(FakeEndpoint("a", latency=Latency(tokens=50, sigma=1)), process=process) as client:
-            answers = [json.loads((await client.chat("a", text)).body) for text in ("one", "two", "grüße")]
-            return [json.dumps({**answer, "created": 0}).encode() for answer in answers]
-
-    assert run(main(False)) == run(main(True))
+            answers.append([json.loads((await client.chat("a", text)).body) | {"created": 0} for text in ("one", "two", "grüße")])
+    assert answers[0] == answers[1]
 
 
-@pytest.mark.parametrize("process", [False, True])
-def test_a_responder_that_cannot_be_imported_ends_the_start(process: bool) -> None:
-    fleet = FakeFleet([FakeEndpoint("a", responder="no_such_module:f")], process=process)
-    with pytest.raises(ConfigError, match="endpoint 'a': responder 'no_such_module:f': there is no module 'no_such_module'"), fleet:
-        pytest.fail("it started")
-
-
-@pytest.mark.parametrize("process", [False, True])
-def test_a_responder_is_found_in_the_working_directory(process: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@each("process", [False, True])
+def test_a_responder_is_found_in_the_working_directory_or_ends_the_start(
+    process: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     module = f"answers_here_{process}".lower()
     (tmp_path / f"{module}.py").write_text("def answer(messages):\n    return 'from here'\n")
     with FakeFleet([FakeEndpoint("a", responder=f"{module}:answer")], process=process) as fleet:
         assert ask(fleet, "a") == (200, "from here")
-
-
-def test_a_function_cannot_go_to_another_process() -> None:
-    with pytest.raises(ConfigError, match="module:function"), FakeFleet([FakeEndpoint("a", responder=shout)], process=True):
+    missing = FakeFleet([FakeEndpoint("a", responder="no_such_module:f")], process=process)
+    with pytest.raises(ConfigError, match="endpoint 'a': responder 'no_such_module:f': there is no module 'no_such_module'"), missing:
         pytest.fail("it started")
 
 
-def test_a_port_that_is_taken_ends_the_start_and_frees_the_others() -> None:
-    async def main() -> None:
-        async with serving(FakeEndpoint("a")) as client:
-            taken = urlsplit(client.fleet.urls["a"]).port
-            with pytest.raises(OSError, match="in use"):
-                async with FakeFleet([FakeEndpoint("x"), FakeEndpoint("y", port=taken)]):
-                    pytest.fail("it started")
+def test_a_function_cannot_go_to_another_process() -> None:
+    with pytest.raises(ConfigError, match="module:function"), FakeFleet([FakeEndpoint("a", responder=str)], process=True):
+        pytest.fail("it started")
 
-    run(main())
+
+async def test_a_port_can_be_chosen_and_one_that_is_taken_ends_the_start_and_frees_the_others() -> None:
+    async with serving(FakeEndpoint("a")) as client:
+        port = urlsplit(client.fleet.urls["a"]).port
+        with pytest.raises(OSError, match="in use"):
+            async with FakeFleet([FakeEndpoint("x"), FakeEndpoint("y", port=port)]):
+                pytest.fail("it started")
     gc.collect()  # a socket left open would warn here, and warnings are errors
+    async with serving(FakeEndpoint("a", port=port)) as client:
+        assert urlsplit(client.fleet.urls["a"]).port == port
+        assert (await client.chat("a")).status == 200
 
 
-def test_a_port_can_be_chosen() -> None:
-    with FakeFleet([FakeEndpoint("a")]) as fleet:
-        port = urlsplit(fleet.urls["a"]).port
-    with FakeFleet([FakeEndpoint("a", port=port)]) as fleet:
-        assert urlsplit(fleet.urls["a"]).port == port
-        assert ask(fleet, "a")[0] == 200
-
-
-def test_closing_ends_hung_requests_at_once_and_leaves_no_task() -> None:
-    async def main() -> None:
-        fleet = FakeFleet([FakeEndpoint("a", faults=Faults(hang=1)), FakeEndpoint("b", latency=Latency(per_token=1, base=60))])
-        async with aiohttp.ClientSession() as session:
-            async with fleet:
-                body = {"model": "m", "messages": user("hi")}
-                urls = [url + "/chat/completions" for url in fleet.urls.values()]
-                tasks = [
-                    asyncio.create_task(session.post(url, json={**body, "stream": stream})) for url in urls for stream in (True, False)
-                ]
-                await until(lambda: sum(fleet.seen(name).in_flight for name in "ab") == 4)
-            ends = await asyncio.gather(*tasks, return_exceptions=True)
-            assert all(isinstance(end, aiohttp.ClientError) for end in ends), ends
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-        assert fleet.seen("a").disconnects == 0
-
-    run(main())
-
-
-def test_closing_leaves_no_task_when_clients_still_hold_idle_connections() -> None:
-    async def main() -> None:
-        async with aiohttp.ClientSession() as session:
-            async with FakeFleet([FakeEndpoint("a")]) as fleet, session.get(fleet.urls["a"] + "/models") as response:
+async def test_closing_ends_hung_requests_and_idle_connections_at_once_and_leaves_no_task() -> None:
+    endpoints = [FakeEndpoint("a", faults=Faults(hang=1)), FakeEndpoint("b", latency=Latency(per_token=1, base=60)), FakeEndpoint("idle")]
+    async with aiohttp.ClientSession() as session:
+        async with FakeFleet(endpoints) as fleet:
+            async with session.get(fleet.urls["idle"] + "/models") as response:
                 await response.read()
-            assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    run(main())
+            body = {"model": "m", "messages": user("hi")}
+            urls = [fleet.urls[name] + "/chat/completions" for name in "ab"]
+            tasks = [asyncio.create_task(session.post(url, json={**body, "stream": stream})) for url in urls for stream in (True, False)]
+            await until(lambda: sum(fleet.seen(name).in_flight for name in "ab") == 4)
+        assert asyncio.all_tasks() - set(tasks) == {asyncio.current_task()}
+        ends = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(isinstance(end, aiohttp.ClientError) for end in ends), ends
+    assert fleet.seen("a").disconnects == 0
 
 
 def test_a_fleet_can_be_run_again_but_not_twice_at_once() -> None:
@@ -172,7 +144,7 @@ def test_a_child_that_dies_is_an_error_and_not_a_wait() -> None:
         fleet.seen("a")
 
 
-def test_a_child_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
+async def test_a_child_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     script = """
 import sys
 from qreward.testing import FakeEndpoint, FakeFleet
@@ -180,15 +152,11 @@ with FakeFleet([FakeEndpoint("a")], process=True) as fleet:
     print(fleet._host._child.pid, fleet.urls["a"], flush=True)
     sys.stdin.read()
 """
-    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:  # noqa: ASYNC220 - nothing else runs
         assert parent.stdout is not None
         child = int(parent.stdout.readline().split()[0])
         parent.send_signal(signal.SIGKILL)
-
-    async def main() -> None:
-        await until(lambda: not alive(child))
-
-    run(main())
+    await until(lambda: not alive(child))
 
 
 def alive(pid: int) -> bool:

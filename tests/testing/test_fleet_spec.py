@@ -7,10 +7,10 @@ import math
 import re
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from shared_tools import each
 
 from qreward.errors import ConfigError
 from qreward.testing import FakeEndpoint, FakeFleet, Faults, Latency, Phase
@@ -21,20 +21,13 @@ from qreward.testing.spec import read_spec
 EXAMPLE = Path(__file__).parents[2] / "examples" / "data" / "fleet.yaml"
 
 
-def digest(number: int) -> bytes:
-    return number.to_bytes(32, "big")
-
-
-def test_a_misspelt_setting_is_an_error_that_offers_the_right_one() -> None:
-    with pytest.raises(ConfigError, match=r"max_concurency.*did you mean 'max_concurrency'"):
-        FakeEndpoint("a", max_concurency=4)
-    with pytest.raises(ConfigError, match=r"error_502.*did you mean 'error_50"):
-        read_spec({"endpoints": [{"name": "a", "faults": {"error_502": 0.1}}]})
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
+@each(
+    "wrong, message",
     [
+        ({"max_concurency": 4}, r"max_concurency.*did you mean 'max_concurrency'"),
+        ({"faults": {"error_502": 0.1}}, r"error_502.*did you mean 'error_50"),
+        ({"scoring": {"max_item": 3}}, "did you mean 'max_items'"),
+        ({"kind": "tgi"}, "kind"),
         ({"faults": {"reset": 0.6, "hang": 0.5}}, "more than 1"),
         ({"phases": [{"behaviour": "dead", "start": 2, "end": 1}]}, "end must be later"),
         ({"responder": "ecko"}, "'echo', 'judge'"),
@@ -46,15 +39,12 @@ def test_a_misspelt_setting_is_an_error_that_offers_the_right_one() -> None:
 )
 def test_settings_that_cannot_be_meant_are_refused(wrong: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        FakeEndpoint("a", **wrong)
+        read_spec({"endpoints": [{"name": "a", **wrong}]})
 
 
-def test_names_must_differ_because_counters_go_by_name() -> None:
+def test_a_fleet_has_endpoints_and_their_names_differ() -> None:
     with pytest.raises(ConfigError, match="several endpoints have the name 'a'; give each a name of its own"):
         FakeFleet([FakeEndpoint("a"), FakeEndpoint("a")])
-
-
-def test_an_empty_fleet_is_an_error() -> None:
     with pytest.raises(ConfigError, match="endpoints"):
         FakeFleet([])
 
@@ -93,31 +83,21 @@ def test_a_key_is_read_from_the_environment_and_shows_nowhere_but_on_the_pipe(mo
     assert endpoint.api_key.get_secret_value() == "hush-hush"
 
 
-def test_without_sigma_all_answers_have_the_mean_length() -> None:
-    assert {Latency(tokens=17).draw(digest(number)) for number in range(50)} == {17}
+def test_the_length_of_an_answer_depends_on_its_request_and_the_seed_and_is_lognormal_with_the_mean_that_was_asked_for() -> None:
+    def lengths(count: int, **settings: Any) -> list[int]:
+        return [Latency(**settings).draw(number.to_bytes(32, "big")) for number in range(count)]
 
-
-@given(st.integers(0, 2**64), st.integers(-(2**60), 2**60))
-def test_a_request_has_one_length_whenever_it_comes(number: int, seed: int) -> None:
-    latency = Latency(tokens=100, sigma=0.8, seed=seed)
-    assert latency.draw(digest(number)) == Latency(tokens=100, sigma=0.8, seed=seed, base=3).draw(digest(number)) >= 1
-
-
-def test_lengths_are_lognormal_with_the_mean_that_was_asked_for() -> None:
-    drawn = [Latency(tokens=1000, sigma=0.8, seed=7).draw(digest(number)) for number in range(20_000)]
+    assert set(lengths(50, tokens=17)) == {17}
+    drawn = lengths(20_000, tokens=1000, sigma=0.8, seed=7)
+    assert min(drawn) >= 1
     # Standard error of the mean is 1000 * sqrt(exp(.64) - 1) / sqrt(20000) = 6.7, of the mean logarithm .8 / sqrt(20000) = .006.
     assert abs(fmean(drawn) - 1000) < 35, "seed 7"
     assert abs(fmean(map(math.log, drawn)) - (math.log(1000) - 0.32)) < 0.03, "seed 7"
+    assert lengths(100, tokens=1000, sigma=0.8, seed=7, base=3) == drawn[:100]
+    assert len({tuple(lengths(20, sigma=0.8, seed=seed)) for seed in (0, 1, -1, 2**60, -(2**60))}) == 5
+    assert min(lengths(500, tokens=1, sigma=5)) == 1
 
 
-def test_another_seed_draws_other_lengths() -> None:
-    lengths = [[Latency(sigma=0.8, seed=seed).draw(digest(number)) for number in range(20)] for seed in (0, 1, -1)]
-    assert lengths[0] != lengths[1] != lengths[2] != lengths[0]
-
-
-def test_rates_of_faults_list_only_what_can_happen() -> None:
-    assert Faults(reset=0.5, trickle_gap=9, seed=3).rates() == {"reset": 0.5}
-
-
-def test_every_fault_that_can_be_set_is_in_the_table_of_what_the_server_does() -> None:
+def test_each_fault_that_can_be_set_is_in_the_table_of_what_the_server_does() -> None:
     assert set(FAULTS) == set(Faults.model_fields) - {"trickle_gap", "point", "seed"}
+    assert Faults(reset=0.5, trickle_gap=9, seed=3).rates() == {"reset": 0.5}

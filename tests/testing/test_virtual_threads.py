@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qreward.engine.threads import CLOCK, REAL_TIME, BlockingTime
-from qreward.testing import virtual_threads as room
+from qreward.testing import virtual_threads
 from qreward.testing.virtual_threads import VirtualThreads, run_in_virtual_threads
 from qreward.testing.virtual_time import Deadlock
 
@@ -76,40 +76,24 @@ def test_the_same_code_runs_in_real_time() -> None:
     release.release()
 
 
-def test_hours_of_sleep_take_no_time_and_end_in_their_order() -> None:
+def test_sleepers_wake_at_once_by_their_times_and_at_one_time_in_the_order_in_which_they_began_to_wait() -> None:
     def main(threads: VirtualThreads) -> list[tuple[str, float]]:
         seen: list[tuple[str, float]] = []
-
-        def sleeper(name: str, seconds: float) -> None:
-            threads.sleep(seconds)
-            seen.append((name, threads.now()))
-
-        waits = {"day": 86_400.0, "minute": 60.0, "hour": 3600.0}
-        for each in [threads.spawn(lambda name=name: sleeper(name, waits[name])) for name in waits]:  # type: ignore[misc]
-            each.join()
-        return seen
-
-    assert run_in_virtual_threads(main) == [("minute", 60.0), ("hour", 3600.0), ("day", 86_400.0)]
-
-
-def test_who_waits_for_the_same_time_has_his_turn_in_the_order_in_which_they_began_to_wait() -> None:
-    def main(threads: VirtualThreads) -> list[str]:
-        seen: list[str] = []
 
         def sleeper(name: str, *seconds: float) -> None:
             for each in seconds:
                 threads.sleep(each)
-            seen.append(name)
+            seen.append((name, threads.now()))
 
-        plans = {"late": (1.0, 2.0), "first": (3.0,), "second": (3.0,), "idle": (0.0, 3.0)}
-        for name, plan in plans.items():
-            threads.spawn(lambda name=name, plan=plan: sleeper(name, *plan))  # type: ignore[misc]
-        threads.sleep(3)
-        seen.append("main")
-        threads.sleep(0)
+        plans = {"day": (86_400.0,), "late": (1.0, 2.0), "first": (3.0,), "second": (3.0,), "idle": (0.0, 3.0), "hour": (3600.0,)}
+        sleepers = [threads.spawn(lambda name=name, plan=plan: sleeper(name, *plan)) for name, plan in plans.items()]  # type: ignore[misc]
+        sleeper("main", 3.0)
+        for each in sleepers:
+            each.join()
         return seen
 
-    assert run_in_virtual_threads(main) == ["main", "first", "second", "idle", "late"]
+    at_three = [(name, 3.0) for name in ("main", "first", "second", "idle", "late")]
+    assert run_in_virtual_threads(main) == [*at_three, ("hour", 3600.0), ("day", 86_400.0)]
 
 
 @settings(max_examples=50)
@@ -165,15 +149,6 @@ def test_a_remainder_too_small_for_the_clock_does_not_stop_it() -> None:
     assert run_in_virtual_threads(main)
 
 
-def test_a_wait_of_no_time_gives_others_their_turn_and_takes_none() -> None:
-    def main(threads: VirtualThreads) -> tuple[bool, bool, float]:
-        lock = held()
-        threads.spawn(lambda: threads.wake(lock))
-        return threads.wait(lock, 0), threads.wait(lock, -1), threads.now()
-
-    assert run_in_virtual_threads(main) == (True, False, 0.0)
-
-
 # waiting and waking
 
 
@@ -181,27 +156,28 @@ def test_a_wait_ends_when_it_is_woken_or_when_its_time_has_come() -> None:
     def main(threads: VirtualThreads) -> list[tuple[bool, float]]:
         lock, seen = held(), []
 
-        def waker() -> None:
-            threads.sleep(2)
-            threads.wake(lock)
+        def after(seconds: float, action: Callable[[], object]) -> None:
+            threads.spawn(lambda: threads.sleep(seconds) or action())  # type: ignore[func-returns-value]
 
-        threads.spawn(waker)
-        for timeout in (1, 5, 5, float("inf")):
-            if timeout > 5:
-                threads.spawn(waker)
+        def wait(timeout: float | None) -> None:
             seen.append((threads.wait(lock, timeout), threads.now()))
+
+        threads.wake(lock)
+        wait(None)  # it was woken before
+        threads.spawn(lambda: threads.wake(lock))
+        wait(0)  # others have their turn, and no time passes
+        wait(-1)
+        after(2, lambda: threads.wake(lock))
+        for timeout in (1, 5, 5):
+            wait(timeout)
+        after(2, lambda: threads.wake(lock))
+        wait(float("inf"))
+        threads.spawn(lock.release)  # by itself: nobody is woken
+        wait(3)
         return seen
 
-    assert run_in_virtual_threads(main) == [(False, 1.0), (True, 2.0), (False, 7.0), (True, 9.0)]
-
-
-def test_a_lock_that_was_woken_before_is_had_at_once() -> None:
-    def main(threads: VirtualThreads) -> tuple[bool, float]:
-        lock = held()
-        threads.wake(lock)
-        return threads.wait(lock, None), threads.now()
-
-    assert run_in_virtual_threads(main) == (True, 0.0)
+    now, later = [(True, 0.0), (True, 0.0), (False, 0.0)], [(False, 1.0), (True, 2.0), (False, 7.0), (True, 9.0), (True, 12.0)]
+    assert run_in_virtual_threads(main) == now + later
 
 
 def test_a_time_that_a_thread_waited_for_means_nothing_when_the_thread_has_ended() -> None:
@@ -212,15 +188,6 @@ def test_a_time_that_a_thread_waited_for_means_nothing_when_the_thread_has_ended
         threads.wake(lock)
         threads.sleep(10)
         assert threads.now() == 11.0
-
-
-def test_a_lock_that_was_released_by_itself_is_had_when_the_time_has_come() -> None:
-    def main(threads: VirtualThreads) -> tuple[bool, float]:
-        lock = held()
-        threads.spawn(lock.release)
-        return threads.wait(lock, 3), threads.now()
-
-    assert run_in_virtual_threads(main) == (True, 3.0)
 
 
 def test_those_who_wait_for_one_lock_get_it_in_their_order() -> None:
@@ -283,9 +250,8 @@ def test_no_more_jobs_are_begun_than_are_allowed_and_a_report_finds_its_worker_f
     assert threads.now() == 3.0
 
 
-@pytest.mark.parametrize("waits", [True, False])
-def test_what_a_job_raises_against_its_promise_is_raised_where_the_main_thread_waits(waits: bool) -> None:
-    def main(threads: VirtualThreads) -> None:
+def test_what_a_job_raises_against_its_promise_is_raised_where_the_main_thread_waits() -> None:
+    def main(threads: VirtualThreads, waits: bool) -> None:
         def breaks() -> None:
             threads.sleep(1)
             raise KeyError("promised not to")
@@ -294,8 +260,9 @@ def test_what_a_job_raises_against_its_promise_is_raised_where_the_main_thread_w
         if waits:
             threads.wait(held(), None)
 
-    with pytest.raises(KeyError, match="promised not to"):
-        run_in_virtual_threads(main)
+    for waits in (True, False):
+        with pytest.raises(KeyError, match="promised not to"):
+            run_in_virtual_threads(lambda threads: main(threads, waits))  # noqa: B023
 
 
 # threads of the test's own
@@ -316,15 +283,12 @@ def test_a_spawned_thread_is_joined_for_what_it_returned_or_raised_by_as_many_as
     assert run_in_virtual_threads(main) == ["value", "value", "value", 2.0]
 
 
-def test_what_a_spawned_thread_raised_and_nobody_joined_comes_out_at_the_end() -> None:
-    with pytest.raises(KeyError, match="mine"):
-        run_in_virtual_threads(lambda threads: threads.spawn(lambda: {}["mine"]))
-
-
-def test_a_function_returns_its_value_and_raises_its_error() -> None:
+def test_a_function_returns_its_value_and_raises_its_error_or_that_of_a_thread_that_nobody_joined() -> None:
     assert run_in_virtual_threads(lambda threads: threads.now()) == 0.0
     with pytest.raises(KeyError, match="mine"):
         run_in_virtual_threads(lambda threads: {}["mine"])
+    with pytest.raises(KeyError, match="mine"):
+        run_in_virtual_threads(lambda threads: threads.spawn(lambda: {}["mine"]))
 
 
 # what would hang
@@ -342,22 +306,14 @@ def test_waiting_for_what_cannot_happen_is_a_deadlock_that_names_who_waits_where
     assert not [thread.name for thread in threading.enumerate() if thread.name in ("caller", "worker-1")]
 
 
-def test_a_deadlock_names_the_error_of_a_thread_that_nobody_joined() -> None:
-    def main(threads: VirtualThreads) -> None:
-        threads.spawn(lambda: {}["mine"])
-        threads.wait(held(), None)
-
-    with pytest.raises(Deadlock) as caught:
-        run_in_virtual_threads(main)
-    assert isinstance(caught.value.__cause__, KeyError)
-
-
-def test_after_a_deadlock_the_main_thread_may_go_on() -> None:
-    with VirtualThreads() as threads:
+def test_a_deadlock_names_the_error_of_a_thread_that_nobody_joined_and_the_main_thread_may_go_on() -> None:
+    with pytest.raises(KeyError, match="mine"), VirtualThreads() as threads:  # noqa: PT012 - its end raises
         lock = held()
         waiter = threads.spawn(lambda: threads.wait(lock, None))
-        with pytest.raises(Deadlock):
+        threads.spawn(lambda: {}["mine"])
+        with pytest.raises(Deadlock) as caught:
             threads.wait(held(), None)
+        assert isinstance(caught.value.__cause__, KeyError)
         threads.wake(lock)
         assert waiter.join()
 
@@ -393,23 +349,23 @@ def test_a_thread_that_waits_for_ever_is_left_behind_and_is_ended() -> None:
     assert "forgotten" not in {thread.name for thread in threading.enumerate()}
 
 
-@pytest.mark.parametrize("seconds", [0.0, 60.0])
-def test_threads_that_go_on_for_ever_are_left_behind(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "LINGERING", 100)
+def test_threads_that_go_on_for_ever_are_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(virtual_threads, "LINGERING", 100)
 
-    def main(threads: VirtualThreads) -> None:
+    def main(threads: VirtualThreads, seconds: float) -> None:
         def ticks() -> None:
             while True:
                 threads.sleep(seconds)
 
         threads.spawn(ticks, "ticker")
 
-    with pytest.raises(AssertionError, match=r"left behind: threads go on for ever.*ticker at"):
-        run_in_virtual_threads(main)
+    for seconds in (0.0, 60.0):
+        with pytest.raises(AssertionError, match=r"left behind: threads go on for ever.*ticker at"):
+            run_in_virtual_threads(lambda threads: main(threads, seconds))  # noqa: B023
 
 
 def test_asking_again_and_again_at_one_time_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "STANDSTILL", 100)
+    monkeypatch.setattr(virtual_threads, "STANDSTILL", 100)
 
     def main(threads: VirtualThreads) -> None:
         threads.run(lambda: threads.sleep(7))
@@ -422,18 +378,10 @@ def test_asking_again_and_again_at_one_time_is_an_error(monkeypatch: pytest.Monk
 
 
 def test_a_thread_that_blocks_in_real_time_is_named() -> None:
-    real = held()
-
-    def main(threads: VirtualThreads) -> None:
+    real, problem = held(), r"'worker-1' has kept the turn for 0.01 seconds of real time at .*test_virtual_threads"
+    with pytest.raises(RuntimeError, match=problem), VirtualThreads(patience=0.01) as threads:  # noqa: PT012
         threads.run(lambda: real.acquire(timeout=30) and None)
         threads.sleep(1)
-
-    def impatient() -> None:
-        with VirtualThreads(patience=0.01) as threads:
-            main(threads)
-
-    with pytest.raises(RuntimeError, match=r"'worker-1' has kept the turn for 0.01 seconds of real time at .*test_virtual_threads"):
-        impatient()
     real.release()
 
 

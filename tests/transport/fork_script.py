@@ -19,9 +19,9 @@ async def serve_and_ask(who: str) -> None:
     async with Server(always(answer(completion()))) as server:
         # the object is made once, by the parent; only where it points to is the loop's own
         object.__setattr__(ENDPOINT, "base_url", server.url)
-        wire = HttpBackend()
-        outcome = await wire.send(ENDPOINT, WireRequest(CHAT, "judge-7b", [{"role": "user", "content": "?"}], {}, None))
-        await wire.aclose()
+        backend = HttpBackend()
+        outcome = await backend.send(ENDPOINT, WireRequest(CHAT, "judge-7b", [{"role": "user", "content": "?"}], {}, None))
+        await backend.aclose()
     print(who, "ok" if isinstance(outcome, Answer) else outcome, flush=True)
 
 

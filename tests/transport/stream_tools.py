@@ -60,9 +60,9 @@ async def read_on(stream: ChatStream) -> tuple[str, Outcome]:
     return text, stream.outcome
 
 
-async def ask(wire: HttpBackend, endpoint: Endpoint, what: WireRequest | None = None) -> tuple[str, Outcome]:
+async def ask(backend: HttpBackend, endpoint: Endpoint, what: WireRequest | None = None) -> tuple[str, Outcome]:
     """The text of the chunks, and the outcome."""
-    opened = await wire.stream(endpoint, what or call())
+    opened = await backend.stream(endpoint, what or call())
     if isinstance(opened, Failure):
         return "", opened
     async with opened as stream:
@@ -74,8 +74,8 @@ def outcome_of(script: Script, engine: str = "aiohttp", what: WireRequest | None
     found: list[Any] = []
 
     async def test() -> None:
-        async with backend_to(script, engine, name="gpu-0", **settings) as (server, endpoint, wire):
-            found.extend([*await ask(wire, endpoint, what), server.requests])
+        async with backend_to(script, engine, name="gpu-0", **settings) as (server, endpoint, backend):
+            found.extend([*await ask(backend, endpoint, what), server.requests])
 
     run(test())
     return found[0], found[1], found[2]

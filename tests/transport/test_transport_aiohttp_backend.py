@@ -16,8 +16,9 @@ from transport_server import Connection, Request, Server, always, answer, transp
 from qreward.codecs.base import TransportError
 from qreward.errors import ConfigError
 from qreward.settings.policies import Endpoint, Limits, Timeouts
+from qreward.testing.virtual_time import run_in_virtual_time
 from qreward.transport import aiohttp_backend as aiohttp_transport
-from qreward.transport.aiohttp_backend import CONNECTS_AT_ONCE, AiohttpTransport, translate
+from qreward.transport.aiohttp_backend import CONNECTS_AT_ONCE, AiohttpTransport, GatedConnector, translate
 
 PATH = "/chat/completions"
 OK = answer(completion())
@@ -51,16 +52,20 @@ async def test_few_connections_are_opened_at_a_time(monkeypatch: pytest.MonkeyPa
     assert most == CONNECTS_AT_ONCE
 
 
-async def test_waiting_for_ones_turn_to_connect_counts_against_no_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def slow(*args: Any) -> Any:
-        await asyncio.sleep(0.06)
-        return await _create_connection(*args)
+def test_waiting_for_ones_turn_to_connect_counts_against_no_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def slow(*_: Any) -> None:
+        await asyncio.sleep(0.4)
+
+    async def test() -> None:
+        connector = GatedConnector(connect=0.5, connects_per_second=None, keepalive=4.0, tls=True)
+        unused: Any = None
+        await asyncio.gather(*(connector._create_connection(unused, unused, unused) for _ in range(10)))
+        assert round(asyncio.get_running_loop().time(), 3) == 4.0, "one after the other"
+        await connector.close()
 
     monkeypatch.setattr(aiohttp.TCPConnector, "_create_connection", slow)
     monkeypatch.setattr(aiohttp_transport, "CONNECTS_AT_ONCE", 1)
-    async with Server(always(OK)) as server, transport_of("aiohttp", server.url, timeouts=Timeouts(connect=0.5)) as transport:
-        replies = await asyncio.gather(*(transport.post(PATH, b"{}") for _ in range(10)))
-        assert {reply.status for reply in replies} == {200}
+    run_in_virtual_time(test())
 
 
 async def test_a_connection_that_does_not_open_in_time_was_certainly_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,18 +207,3 @@ async def test_an_address_is_sent_as_it_was_written() -> None:
             await transport.post(PATH, b"{}")
             await transport.aclose()
             assert server.requests[-1].line == f"POST {target}{PATH} HTTP/1.1"
-
-
-async def test_closing_ends_what_is_in_flight_with_an_error() -> None:
-    async def never(_: Request, connection: Connection) -> None:
-        await connection.hang()
-
-    async with Server(never) as server:
-        transport = AiohttpTransport(Endpoint(server.url, proxy=""))
-        task = asyncio.create_task(transport.post(PATH, b"{}"))
-        await server.until(1)
-        await transport.aclose()
-        async with asyncio.timeout(PATIENCE):
-            with pytest.raises(TransportError) as caught:
-                await task
-        assert caught.value.sent

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import itertools
-import warnings
 from typing import Any
 
 import pytest
-from shared_tools import PATIENCE, completion, each, run
-from transport_server import ENGINES, Connection, Request, Server, always, answer, backend_to, endpoint_of, hang
+from shared_tools import PATIENCE, completion, each
+from stream_tools import ask
+from transport_server import ENGINES, Server, always, answer, backend_to, endpoint_of, hang
 
 from qreward.codecs.base import WireRequest
 from qreward.codecs.chat import CHAT
 from qreward.codecs.embeddings import EMBEDDINGS
-from qreward.errors import BadRequest, ClientClosed, ConfigError, RateLimited, RequestError
+from qreward.errors import BadRequest, ClientClosed, ConfigError, RequestError
 from qreward.scheduler.outcome import Answer, Failure, FailureKind
 from qreward.settings.policies import Endpoint
 from qreward.transport.backend import HttpBackend
@@ -29,8 +28,9 @@ def call(content: Any = "?", *, model: str = "judge-7b", headers: dict[str, str]
 
 @each("engine", ENGINES)
 async def test_a_chat_is_sent_under_the_servers_name_of_the_model_and_its_answer_read(engine: str) -> None:
-    async with backend_to(always(OK), engine, model_names={"judge-7b": "org/judge"}) as (server, endpoint, wire):
-        outcome = await wire.send(endpoint, call(temperature=0, headers={"X-Call": "1"}))
+    script = always(answer(completion("fine"), status=201))
+    async with backend_to(script, engine, model_names={"judge-7b": "org/judge"}) as (server, endpoint, backend):
+        outcome = await backend.send(endpoint, call(temperature=0, headers={"X-Call": "1"}))
     assert isinstance(outcome, Answer)
     assert (outcome.value.text(), outcome.prompt_tokens, outcome.output_tokens) == ("fine", 12, 3)
     (request,) = server.requests
@@ -41,21 +41,11 @@ async def test_a_chat_is_sent_under_the_servers_name_of_the_model_and_its_answer
 @each("engine, status", itertools.product(ENGINES, [200, 429]))
 async def test_an_outcome_brings_the_rate_limits_that_the_server_states(engine: str, status: int) -> None:
     line = answer(completion("fine"), status=status, x_ratelimit_limit_requests="5000", x_ratelimit_remaining_requests="4999")
-    async with backend_to(always(line), engine) as (_, endpoint, wire):
-        outcome = await wire.send(endpoint, call())
+    async with backend_to(always(line), engine) as (_, endpoint, backend):
+        outcome = await backend.send(endpoint, call())
     assert isinstance(outcome, Answer if status == 200 else Failure)
     assert outcome.limits is not None
     assert (outcome.limits.requests.limit, outcome.limits.requests.remaining) == (5000, 4999)
-
-
-async def test_embeddings_go_the_same_way() -> None:
-    body = {"data": [{"index": 0, "embedding": [0.5]}], "usage": {"prompt_tokens": 2, "total_tokens": 2}}
-    async with backend_to(always(answer(body))) as (server, endpoint, wire):
-        outcome = await wire.send(endpoint, WireRequest(EMBEDDINGS, "e", ["a"], {}, None))
-    assert isinstance(outcome, Answer)
-    assert outcome.value.build().data[0].embedding == [0.5]
-    assert (outcome.prompt_tokens, outcome.output_tokens) == (2, None)
-    assert server.requests[0].line == "POST /v1/embeddings HTTP/1.1"
 
 
 async def test_embeddings_go_where_the_kind_of_server_takes_them() -> None:
@@ -64,17 +54,22 @@ async def test_embeddings_go_where_the_kind_of_server_takes_them() -> None:
     for kind in ("openai", "vllm", "sglang", "openrlhf", "nim"):
         table |= {(kind, "/v1"): "/v1/embeddings", (kind, ""): "/embeddings", (kind, "/at"): "/at/embeddings"}
     async with Server(always(answer(body))) as server:
-        wire, found = HttpBackend(), {}
+        backend, found = HttpBackend(), {}
         for kind, base in table:
             endpoint = Endpoint(server.url.removesuffix("/v1") + base, kind=kind, proxy="")  # type: ignore[arg-type]
-            assert isinstance(await wire.send(endpoint, WireRequest(EMBEDDINGS, "e", ["a"], {}, None)), Answer)
+            outcome = await backend.send(endpoint, WireRequest(EMBEDDINGS, "e", ["a"], {}, None))
+            assert isinstance(outcome, Answer)
+            assert outcome.value.build().data[0].embedding == [0.5]
+            assert (outcome.prompt_tokens, outcome.output_tokens) == (2, None)
             found[kind, base] = server.requests[-1].line.split()[1]
-        await wire.aclose()
+        await backend.aclose()
     assert found == table
 
 
 ENDINGS: list[tuple[bytes, FailureKind]] = [
     (answer({"error": {"message": "slow down"}}, status=429, retry_after="2"), FailureKind.OVERLOADED),
+    (answer({"error": {"message": "no"}}, status=400), FailureKind.REFUSED),
+    (answer(b"", status=500), FailureKind.TRANSIENT),
     (answer(b"", status=401), FailureKind.UNSUITABLE),
     (answer(b"", status=307, location="http://other.example"), FailureKind.UNSUITABLE),
     (answer({"error": {"code": 429, "message": "upstream"}}), FailureKind.OVERLOADED),
@@ -86,38 +81,37 @@ ENDINGS: list[tuple[bytes, FailureKind]] = [
 ]
 
 
+@each("streamed", [False, True])
 @each("engine, line, kind", [*(("aiohttp", *row) for row in ENDINGS), ("httpx", *ENDINGS[0]), ("httpx2", *ENDINGS[0])])
-async def test_an_attempt_that_fails_says_how(engine: str, line: bytes, kind: FailureKind) -> None:
-    async with backend_to(always(line), engine, name="gpu-0") as (_, endpoint, wire):
-        outcome = await wire.send(endpoint, call())
+async def test_an_attempt_that_fails_says_how(engine: str, line: bytes, kind: FailureKind, streamed: bool) -> None:
+    async with backend_to(always(line), engine, name="gpu-0") as (server, endpoint, backend):
+        outcome: Any = (await ask(backend, endpoint))[1] if streamed else await backend.send(endpoint, call())
     assert isinstance(outcome, Failure)
-    assert outcome.kind is kind
+    assert (outcome.kind, outcome.retry_after) == (kind, 2.0 if b"retry-after" in line else None)
+    assert len(server.requests) == 1
     assert isinstance(outcome.error, RequestError)
     assert (outcome.error.endpoint, outcome.error.model) == ("gpu-0", "judge-7b")
 
 
-async def test_a_status_201_with_an_answer_is_an_answer() -> None:
-    async with backend_to(always(answer(completion("made"), status=201))) as (_, endpoint, wire):
-        outcome = await wire.send(endpoint, call())
-    assert isinstance(outcome, Answer)
-
-
-async def test_a_request_that_cannot_be_written_is_never_sent() -> None:
-    async with backend_to(always(OK)) as (server, endpoint, wire):
-        for bad in (call(b"bytes"), call(headers={"X": "a\nb"})):
-            outcome = await wire.send(endpoint, bad)
-            assert isinstance(outcome, Failure)
-            assert (outcome.kind, type(outcome.error)) == (FailureKind.UNSENDABLE, BadRequest)
-            assert outcome.error.model == "judge-7b"  # type: ignore[attr-defined]
+@each("way", ["send", "stream"])
+async def test_what_cannot_be_sent_is_a_failure_and_nothing_is_sent(way: str) -> None:
+    async with Server(always(OK)) as server, endpoint_of("aiohttp", server.url) as endpoint:
+        backend = HttpBackend()
+        attempt: Any = getattr(backend, way)
+        wrongly_set_up = Endpoint("https://judge.example/v1", verify="/no/such/bundle.pem")
+        found = [await attempt(endpoint, call(b"bytes")), await attempt(endpoint, call(headers={"X": "a\nb"}))]
+        found.append(await attempt(wrongly_set_up, call()))
+        for _ in range(2):
+            await backend.aclose()
+        found.append(await attempt(endpoint, call()))
+    assert [(outcome.kind, type(outcome.error), outcome.misconfigured) for outcome in found] == [
+        (FailureKind.UNSENDABLE, BadRequest, False),
+        (FailureKind.UNSENDABLE, BadRequest, False),
+        (FailureKind.UNSUITABLE, ConfigError, True),
+        (FailureKind.UNSENDABLE, ClientClosed, False),
+    ]
+    assert [outcome.error.model for outcome in found[:2]] == ["judge-7b"] * 2
     assert server.connections == []
-
-
-async def test_an_endpoint_that_is_wrongly_set_up_may_be_passed_over_for_another() -> None:
-    wire = HttpBackend()
-    outcome = await wire.send(Endpoint("https://judge.example/v1", verify="/no/such/bundle.pem"), call())
-    assert isinstance(outcome, Failure)
-    assert (outcome.kind, type(outcome.error), outcome.misconfigured) == (FailureKind.UNSUITABLE, ConfigError, True)
-    await wire.aclose()
 
 
 async def test_a_bug_ends_the_attempt_with_its_exception_chained() -> None:
@@ -125,16 +119,16 @@ async def test_a_bug_ends_the_attempt_with_its_exception_chained() -> None:
         def decode(self, body: bytes, model: str) -> Any:
             raise KeyError("a bug")
 
-    async with backend_to(always(OK)) as (_, endpoint, wire):
-        outcome = await wire.send(endpoint, WireRequest(Broken(), "m", [], {}, None))
+    async with backend_to(always(OK)) as (_, endpoint, backend):
+        outcome = await backend.send(endpoint, WireRequest(Broken(), "m", [], {}, None))
     assert isinstance(outcome, Failure)
     assert outcome.kind is FailureKind.UNSENDABLE
     assert isinstance(outcome.error.__cause__, KeyError)
 
 
 async def test_a_cancel_is_a_cancel() -> None:
-    async with backend_to(hang) as (server, endpoint, wire):
-        task = asyncio.create_task(wire.send(endpoint, call()))
+    async with backend_to(hang) as (server, endpoint, backend):
+        task = asyncio.create_task(backend.send(endpoint, call()))
         await server.until(1)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -145,62 +139,9 @@ async def test_a_cancel_is_a_cancel() -> None:
 
 async def test_each_endpoint_has_its_own_connections_even_under_one_name() -> None:
     async with Server(always(OK)) as one, Server(always(OK)) as two:
-        wire = HttpBackend()
+        backend = HttpBackend()
         for server in (one, two, one):
             endpoint = Endpoint(server.url, name="same", proxy="")
-            assert isinstance(await wire.send(endpoint, call()), Answer)
-        await wire.aclose()
+            assert isinstance(await backend.send(endpoint, call()), Answer)
+        await backend.aclose()
         assert (len(one.requests), len(two.requests)) == (2, 1)
-
-
-async def test_a_closed_wire_takes_nothing_more_and_may_be_closed_twice() -> None:
-    async with Server(always(OK)) as server, endpoint_of("aiohttp", server.url) as endpoint:
-        wire = HttpBackend()
-        await wire.send(endpoint, call())
-        await wire.aclose()
-        await wire.aclose()
-        outcome = await wire.send(endpoint, call())
-        assert isinstance(outcome, Failure)
-        assert (outcome.kind, type(outcome.error)) == (FailureKind.UNSENDABLE, ClientClosed)
-
-
-async def test_a_storm_of_rejections_on_one_endpoint_does_not_touch_another() -> None:
-    full = answer({"error": {"message": "queue full"}}, status=503)
-    async with Server(always(full)) as bad, Server(always(OK)) as good:
-        wire = HttpBackend()
-        ends = [Endpoint(server.url, proxy="") for server in (bad, good)]
-        outcomes = await asyncio.gather(*(wire.send(ends[number % 2], call()) for number in range(100)))
-        await wire.aclose()
-    assert all(isinstance(outcome, Failure) and isinstance(outcome.error, RateLimited) for outcome in outcomes[::2])
-    assert all(isinstance(outcome, Answer) for outcome in outcomes[1::2])
-
-
-def test_a_closed_wire_leaves_nothing_behind_to_warn_about() -> None:
-    async def test() -> None:
-        async with backend_to(always(OK)) as (_, endpoint, wire):
-            await wire.send(endpoint, call())
-
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        run(test())
-        gc.collect()
-    assert [str(warning.message) for warning in seen] == []
-
-
-async def test_a_finished_attempt_leaves_no_garbage_for_the_collector() -> None:
-    """Cycles would be paid for by every request, in pauses of the collector."""
-
-    async def script(_: Request, connection: Connection) -> None:
-        await connection.send(OK)
-
-    async with backend_to(script) as (_, endpoint, wire):
-        await wire.send(endpoint, call())
-        gc.collect()
-        gc.disable()
-        try:
-            for _ in range(20):
-                await wire.send(endpoint, call())
-            found = gc.collect()
-        finally:
-            gc.enable()
-        assert found == 0

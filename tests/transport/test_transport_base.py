@@ -1,4 +1,4 @@
-"""What every engine must get right on a healthy line: the bytes out, the bytes back, cancel, limits, TLS, redirects."""
+"""What every HTTP library must get right on a healthy connection: requests, responses, streams, cancellation, limits, TLS, redirects."""
 
 from __future__ import annotations
 
@@ -7,9 +7,27 @@ import gzip
 import itertools
 from typing import Any
 
+import httpx
+import httpx2
 import pytest
 from shared_tools import PATIENCE, completion, each
-from transport_server import CERTIFICATE, ENGINES, PATH, WAYS, Connection, Request, Server, always, answer, hang, send, transport_of
+from stream_tools import END, START, begun, piece
+from transport_server import (
+    CERTIFICATE,
+    ENGINES,
+    PATH,
+    WAYS,
+    Connection,
+    Request,
+    Script,
+    Server,
+    always,
+    answer,
+    hang,
+    rest_of,
+    send,
+    transport_of,
+)
 
 from qreward.codecs.base import TransportError
 from qreward.errors import ConfigError
@@ -97,17 +115,6 @@ async def test_waiting_for_a_connection_of_the_users_pool_counts_against_no_time
     assert len(server.connections) == 1
 
 
-@each("engine", ENGINES)
-async def test_an_answer_that_trickles_in_is_read_to_its_end(engine: str) -> None:
-    async def trickle(_: Request, connection: Connection) -> None:
-        for byte in answer(b'{"slow": true}'):
-            await connection.send(bytes([byte]))
-            await asyncio.sleep(0)
-
-    async with Server(trickle) as server, transport_of(engine, server.url) as transport:
-        assert (await transport.post(PATH, b"{}")).body == b'{"slow": true}'
-
-
 @each("engine, way, beginning", itertools.product(ENGINES, WAYS, [b"", b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{"]))
 async def test_silence_beyond_timeouts_read_is_a_timeout_after_sending(engine: str, way: str, beginning: bytes) -> None:
     async def script(request: Request, connection: Connection) -> None:
@@ -161,13 +168,13 @@ async def test_an_answer_announced_as_too_long_is_refused_at_its_first_byte() ->
             await transport.post(PATH, b"{}")
 
 
-@each("kind", ["plain", "chunked", "packed"])
+@each("way, kind", [*itertools.product(["post"], ["plain", "chunked", "packed"]), ("stream", "packed")])
 @each("engine", ENGINES)
-async def test_an_answer_as_long_as_max_response_bytes_is_read(engine: str, kind: str) -> None:
+async def test_an_answer_as_long_as_max_response_bytes_is_read(engine: str, way: str, kind: str) -> None:
     body = b"x" * 200_000
     out = {"plain": answer(body), "chunked": _chunked(body), "packed": answer(gzip.compress(body), content_encoding="gzip")}[kind]
     async with Server(always(out)) as server, transport_of(engine, server.url, max_response_bytes=len(body)) as transport:
-        assert (await transport.post(PATH, b"{}")).body == body
+        assert (await send(transport, way)).body == body
 
 
 @each("engine, way", itertools.product(ENGINES, ["post", "stream"]))
@@ -222,3 +229,60 @@ async def test_nothing_is_sent_after_closing(engine: str, way: str) -> None:
             await send(transport, way)
         assert caught.value.sent is False
     assert len(server.requests) == 1
+
+
+@each("engine", ENGINES)
+async def test_a_server_that_is_faster_than_its_reader_waits(engine: str) -> None:
+    """Otherwise the memory of a slow reader would grow with whatever a server sends."""
+    sent, flood = 0, piece(b"x" * 65536)
+
+    async def script(_: Request, connection: Connection) -> None:
+        nonlocal sent
+        await connection.send(START)
+        for _ in range(400):
+            await connection.send(flood)
+            sent += 1
+        await connection.send(END)
+
+    async with Server(script) as server, transport_of(engine, server.url) as transport:
+        stream = await transport.stream(PATH, b"{}")
+        before = -1
+        while sent > before or not sent:
+            before = sent
+            await asyncio.sleep(0.05)
+        assert 0 < sent < 300
+        assert len(await rest_of(stream)) == 65536 * 400
+
+
+@each("streamed, script", [(False, hang), (False, begun(b"data: 1\n\n", hang)), (True, begun(b"data: 1\n\n", hang))])
+async def test_closing_the_transport_ends_what_is_still_arriving(streamed: bool, script: Script) -> None:
+    """aiohttp by itself would let its reader wait for ever. A client of the user's own stays open, and its streams with it."""
+    async with Server(script) as server, transport_of("aiohttp", server.url) as transport:
+        ask = (await transport.stream(PATH, b"{}")).read if streamed else lambda: transport.post(PATH, b"{}")
+        if streamed:
+            await ask()
+        reader = asyncio.create_task(ask())
+        await server.until(1)
+        await asyncio.sleep(0.01)
+        await transport.aclose()
+        async with asyncio.timeout(PATIENCE):
+            with pytest.raises(TransportError) as caught:
+                await reader
+        assert caught.value.sent
+
+
+@each("reads", [False, True])
+@each("package", [httpx, httpx2])
+async def test_a_hook_that_raises_for_status_is_still_a_status_with_whatever_it_read_of_the_body(package: Any, reads: bool) -> None:
+    async def hook(response: Any) -> None:
+        if reads:
+            await response.aread()
+        response.raise_for_status()
+
+    async with (
+        Server(always(answer(b"full", status=429, retry_after="7"))) as server,
+        package.AsyncClient(event_hooks={"response": [hook]}, trust_env=False) as client,
+    ):
+        stream = await open_transport(Endpoint(server.url, http_client=client)).stream(PATH, b"{}")
+        assert (stream.status, stream.headers.get("retry-after"), await rest_of(stream)) == (429, "7", b"full" if reads else b"")
+        await stream.aclose()

@@ -195,6 +195,7 @@ MESSAGES: list[tuple[int, Any, str]] = [
 def test_the_message_gives_the_servers_words_and_what_to_change(status: int, body: Any, expected: str) -> None:
     text = str(failure(status, body).error)
     assert expected in text
+    assert text.isprintable()
     assert "the prompt" not in text
 
 

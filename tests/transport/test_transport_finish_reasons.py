@@ -1,16 +1,15 @@
-"""Which ``finish_reason`` makes an answer whole, and what the wire makes of the others: in a body, in a stream, in a list."""
+"""Which ``finish_reason`` makes an answer whole, and what the backend makes of the others: in a body, in a stream, in a list."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-from shared_tools import run
 from stream_tools import DONE, said, sse
 from stream_tools import outcome_of as streamed
-from transport_server import always, answer, backend_to
+from transport_server import always
 
-from qreward.codecs.base import Malformed, WireRequest
+from qreward.codecs.base import Malformed, Reply, WireRequest
 from qreward.codecs.chat import CHAT, VERBATIM_CHAT, ChatCodec
 from qreward.codecs.finish_reason import ending_of, is_whole
 from qreward.codecs.rewards.registry import COMPLETE, SCORE, bound
@@ -18,6 +17,7 @@ from qreward.errors import InvalidResponse
 from qreward.judge.codec import JUDGE
 from qreward.scheduler.outcome import Answer, Failure, FailureKind
 from qreward.settings.policies import Endpoint
+from qreward.transport.connection import EndpointConnection
 
 MESSAGES = [{"role": "user", "content": "?"}]
 NOT_WHOLE = ("length", "content_filter", "abort", "error", "odd", "STOP")
@@ -28,58 +28,38 @@ def body(*reasons: Any) -> bytes:
     return json.dumps({"choices": choices}).encode()
 
 
-def ends(codec: ChatCodec, reasons: tuple[Any, ...]) -> tuple[str, Any]:
-    """What one attempt comes to over a real socket: the kind of failure, or ``answer``; and the ending that the answer tells."""
-    found: list[tuple[str, Any]] = []
-
-    async def test() -> None:
-        async with backend_to(always(answer(body(*reasons))), name="gpu-0") as (_, endpoint, wire):
-            outcome = await wire.send(endpoint, WireRequest(codec, "judge-7b", MESSAGES, {}, None))
-            if isinstance(outcome, Answer):
-                found.append(("answer", outcome.value.finish_reason))
-            else:
-                assert isinstance(outcome.error, InvalidResponse), outcome
-                assert "not whole" in str(outcome.error)
-                found.append((outcome.kind.name, None))
-
-    run(test())
-    return found[0]
-
-
 def test_only_an_answer_that_the_model_ended_is_whole() -> None:
     whole = ["stop", "tool_calls", "function_call", "eos_token", "stop_sequence", None, "", "null", {"type": "stop"}]
     assert [reason for reason in whole if not is_whole(ending_of(reason))] == []
     assert [reason for reason in (*NOT_WHOLE, 7, {"type": "abort"}, {}, ["stop"]) if is_whole(ending_of(reason))] == []
 
 
+def ends(codec: ChatCodec, answer: bytes) -> tuple[str, Any]:
+    """The outcome of an answer: the kind of failure, or ``answer``; and the finish reason that the answer has."""
+    call = WireRequest(codec, "judge-7b", MESSAGES, {}, None)
+    outcome = EndpointConnection(Endpoint("http://gpu-0/v1")).outcome_of(Reply(200, {}, answer), call)
+    if isinstance(outcome, Answer):
+        return "answer", outcome.value.finish_reason
+    assert isinstance(outcome.error, InvalidResponse), outcome
+    assert "not whole" in str(outcome.error)
+    return outcome.kind.name, None
+
+
 def test_the_outcome_of_an_answer_depends_on_its_finish_reason_and_its_codec() -> None:
     wanted: dict[tuple[ChatCodec, tuple[Any, ...]], tuple[str, Any]] = {}
     for reasons, plain, judged in (
-        (("stop",), "answer", "answer"),
-        ((None,), "answer", "answer"),
-        (("tool_calls",), "answer", "answer"),
-        (("length",), "answer", "answer"),
-        (("abort",), "TRANSIENT", "TRANSIENT"),
-        (("error",), "TRANSIENT", "TRANSIENT"),
-        (("insufficient_system_resource",), "TRANSIENT", "TRANSIENT"),
-        (("content_filter",), "REFUSED", "answer"),
-        (("odd",), "REFUSED", "answer"),
+        *(((reason,), "answer", "answer") for reason in ("stop", None, "tool_calls", "length")),
+        *(((reason,), "TRANSIENT", "TRANSIENT") for reason in ("abort", "error", "insufficient_system_resource")),
+        *(((reason,), "REFUSED", "answer") for reason in ("content_filter", "odd")),
         (("stop", "abort"), "TRANSIENT", "TRANSIENT"),
         (("stop", "content_filter"), "REFUSED", "answer"),
     ):
         for codec, outcome in ((CHAT, plain), (JUDGE, judged), (VERBATIM_CHAT, "answer")):
             wanted[codec, reasons] = outcome, reasons[0] if outcome == "answer" else None
-    found = {(codec, reasons): ends(codec, reasons) for codec, reasons in wanted}
+    found = {(codec, reasons): ends(codec, body(*reasons)) for codec, reasons in wanted}
     assert {key: value for key, value in found.items() if value != wanted[key]} == {}
-
-
-async def test_the_reason_of_an_answer_that_must_be_read_leniently_counts_as_well() -> None:
-    odd = b'{"usage": "unknown", ' + body("abort")[1:]
-    found: list[Any] = []
-
-    async with backend_to(always(answer(odd)), name="gpu-0") as (_, endpoint, wire):
-        found.append(await wire.send(endpoint, WireRequest(CHAT, "judge-7b", MESSAGES, {}, None)))
-    assert isinstance(found[0], Failure)
+    must_be_read_leniently = b'{"usage": "unknown", ' + body("abort")[1:]
+    assert ends(CHAT, must_be_read_leniently) == ("TRANSIENT", None)
 
 
 def test_a_stream_that_did_not_end_well_is_a_failure_after_all_of_its_text() -> None:

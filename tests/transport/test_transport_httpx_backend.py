@@ -10,10 +10,10 @@ import httpx2
 import pytest
 import respx
 from shared_tools import completion, each
+from stream_tools import call
 from transport_server import Server, always, answer
 
-from qreward.codecs.base import TransportError, WireRequest
-from qreward.codecs.chat import CHAT
+from qreward.codecs.base import TransportError
 from qreward.errors import ConfigError, RequestError
 from qreward.scheduler.outcome import Answer, Failure, FailureKind
 from qreward.settings.policies import Endpoint, Timeouts
@@ -24,14 +24,10 @@ PACKAGES = each("package", [httpx, httpx2])
 URL = "http://judge.example/v1"
 
 
-def call() -> WireRequest:
-    return WireRequest(CHAT, "judge-7b", [{"role": "user", "content": "?"}], {}, None)
-
-
 async def outcome_of(client: Any, **settings: Any) -> Answer | Failure:
-    wire = HttpBackend()
-    outcome = await wire.send(Endpoint(URL, http_client=client, **settings), call())
-    await wire.aclose()
+    backend = HttpBackend()
+    outcome = await backend.send(Endpoint(URL, http_client=client, **settings), call())
+    await backend.aclose()
     return outcome
 
 
@@ -88,22 +84,11 @@ async def test_the_clients_own_auth_headers_and_hooks_are_kept(package: Any) -> 
 
     client = package.AsyncClient(auth=("me", "pw"), headers={"x-mine": "1"}, event_hooks={"request": [hook]}, trust_env=False)
     async with client, Server(always(answer(completion()))) as server:
-        wire = HttpBackend()
-        assert isinstance(await wire.send(Endpoint(server.url, http_client=client), call()), Answer)
-        await wire.aclose()
+        backend = HttpBackend()
+        assert isinstance(await backend.send(Endpoint(server.url, http_client=client), call()), Answer)
+        await backend.aclose()
         assert server.requests[0].headers["authorization"].startswith("Basic ")
     assert seen == ["1"]
-
-
-@PACKAGES
-async def test_a_hook_that_raises_for_status_is_still_a_status(package: Any) -> None:
-    async def hook(response: Any) -> None:
-        response.raise_for_status()
-
-    mock = package.MockTransport(lambda _: package.Response(429, headers={"retry-after": "7"}))
-    outcome = await outcome_of(package.AsyncClient(transport=mock, event_hooks={"response": [hook]}))
-    assert isinstance(outcome, Failure)
-    assert (outcome.kind, outcome.retry_after) == (FailureKind.OVERLOADED, 7.0)
 
 
 def _errors(package: Any) -> list[tuple[Exception, dict[str, bool]]]:

@@ -122,8 +122,7 @@ def _check(outcome: Any, where: object) -> None:
 CALL = WireRequest(CHAT, "judge-7b", [{"role": "user", "content": "?"}], {}, {"X-Call": OF_CALL})
 
 
-@each("engine", ["aiohttp", "httpx"])
-@each("said", [*ALL, f"Bearer {KEY}", f"Bearer sk-{KEY}"])
+@each("said, engine", [*((said, "aiohttp") for said in (*ALL, f"Bearer {KEY}", f"Bearer sk-{KEY}")), (KEY, "httpx")])
 async def test_a_server_that_repeats_a_secret_does_not_bring_it_into_an_error(said: str, engine: str) -> None:
     lines = iter(_says(said))
 
@@ -136,9 +135,9 @@ async def test_a_server_that_repeats_a_secret_does_not_bring_it_into_an_error(sa
         settings = {"http_client": client} if engine == "httpx" else {}
         endpoint = Endpoint(server.url, name="gpu-0", api_key=KEY, headers=HEADERS, proxy="", **settings)
         for number in range(len(_says(said))):
-            wire = HttpBackend()  # a line of its own each, so that a closed connection cannot be picked up
-            _check(await wire.send(endpoint, CALL), (number, said))
-            await wire.aclose()
+            backend = HttpBackend()  # a line of its own each, so that a closed connection cannot be picked up
+            _check(await backend.send(endpoint, CALL), (number, said))
+            await backend.aclose()
         assert next(lines, None) is None
 
 
@@ -154,10 +153,10 @@ class _Talkative(httpx.AsyncBaseTransport):
 
 @each("kind", [httpx.ConnectError, httpx.ReadError, httpx.RemoteProtocolError, OSError, ValueError, AssertionError, RuntimeError])
 async def test_an_exception_of_the_users_own_client_does_not_bring_a_secret_along(kind: type[Exception]) -> None:
-    wire = HttpBackend()
+    backend = HttpBackend()
     endpoint = Endpoint("http://judge.example/v1", name="gpu-0", api_key=KEY, headers=HEADERS, http_client=_Talkative(kind))
-    _check(await wire.send(endpoint, CALL), kind)
-    await wire.aclose()
+    _check(await backend.send(endpoint, CALL), kind)
+    await backend.aclose()
 
 
 @each(
@@ -171,18 +170,18 @@ async def test_an_exception_of_the_users_own_client_does_not_bring_a_secret_alon
     ],
 )
 async def test_a_wrong_setting_or_a_dead_server_does_not_show_a_secret(settings: dict[str, Any]) -> None:
-    wire = HttpBackend()
+    backend = HttpBackend()
     endpoint = Endpoint(**({"base_url": "http://judge.example/v1", "name": "gpu-0", "api_key": KEY, "proxy": ""} | settings))
-    _check(await wire.send(endpoint, CALL), settings)
-    await wire.aclose()
+    _check(await backend.send(endpoint, CALL), settings)
+    await backend.aclose()
 
 
 @each("headers", [{"X-Call": f"{OF_CALL}\r\nX-Other: 1"}, {"X Call": OF_CALL}, {"Transfer-Encoding": OF_CALL}, {"X-Call": OF_CALL + "é"}])
 async def test_an_extra_header_that_cannot_be_sent_is_named_without_its_value(headers: dict[str, str]) -> None:
-    wire = HttpBackend()
+    backend = HttpBackend()
     endpoint = Endpoint("http://127.0.0.1:1/v1", name="gpu-0", proxy="")
-    outcome = await wire.send(endpoint, WireRequest(CHAT, "judge-7b", [], {}, headers))
+    outcome = await backend.send(endpoint, WireRequest(CHAT, "judge-7b", [], {}, headers))
     _check(outcome, headers)
     assert isinstance(outcome, Failure)
     assert next(iter(headers)) in str(outcome.error)
-    await wire.aclose()
+    await backend.aclose()

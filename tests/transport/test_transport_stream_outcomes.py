@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
 
 from openai.types.chat import ChatCompletion
 from shared_tools import PATIENCE, completion, each
@@ -12,7 +11,6 @@ from stream_tools import (
     DONE,
     END,
     ENDED,
-    MESSAGES,
     USAGE,
     WHOLE,
     ask,
@@ -25,14 +23,11 @@ from stream_tools import (
     said,
     sse,
 )
-from transport_server import ENGINES, Script, always, answer, backend_to, endpoint_of, hang
+from transport_server import ENGINES, Script, always, answer, backend_to, hang
 
 from qreward.codecs.sse import MOST_BYTES
 from qreward.errors import BadRequest, ConnectionFailed, InvalidResponse, RateLimited, RequestError, ServerError
 from qreward.scheduler.outcome import Answer, Failure, FailureKind
-from qreward.settings.policies import Timeouts
-from qreward.testing import FakeEndpoint, FakeFleet, Faults, Latency, echo_of
-from qreward.transport.backend import HttpBackend
 
 COMPLETE = {
     "no [DONE]": WHOLE.removesuffix(DONE),
@@ -70,11 +65,6 @@ def test_of_several_choices_all_must_have_ended() -> None:
     assert isinstance(outcome_of(always(sse(said("a") + ENDED)), what=call(n=2))[1], Failure)
 
 
-def test_silence_in_a_stream_is_a_timeout() -> None:
-    text, outcome, _ = outcome_of(begun(said("ye"), hang), timeouts=Timeouts(read=0.5))
-    assert (text, outcome.kind) == ("ye", FailureKind.TIMEOUT)
-
-
 ERRORS: dict[str, tuple[bytes, FailureKind, type[RequestError]]] = {
     "overloaded": (event({"error": {"message": "busy", "type": "overloaded_error"}}), FailureKind.OVERLOADED, RateLimited),
     "a code": (event({"error": {"message": "upstream", "code": 502}}), FailureKind.TRANSIENT, ServerError),
@@ -100,8 +90,8 @@ def test_an_error_in_a_stream_is_its_failure_after_the_text_before_it(engine: st
 
 
 async def test_an_error_leaves_at_once_what_the_server_still_wants_to_say() -> None:
-    async with backend_to(begun(said("a") + ERRORS["a code"][0], hang)) as (server, endpoint, wire):
-        _, outcome = await ask(wire, endpoint)
+    async with backend_to(begun(said("a") + ERRORS["a code"][0], hang)) as (server, endpoint, backend):
+        _, outcome = await ask(backend, endpoint)
         assert isinstance(outcome, Failure)
         async with asyncio.timeout(PATIENCE):
             await server.connections[0].gone.wait()
@@ -141,24 +131,6 @@ def test_a_server_that_does_not_stream_gives_its_answer_as_one_chunk(engine: str
     assert outcome.value.build() == ChatCompletion.model_validate(completion("all of it"))
 
 
-REFUSED: list[tuple[bytes, FailureKind]] = [
-    (answer({"error": {"message": "slow down"}}, status=429, retry_after="2"), FailureKind.OVERLOADED),
-    (answer({"error": {"message": "no"}}, status=400), FailureKind.REFUSED),
-    (answer(b"", status=401), FailureKind.UNSUITABLE),
-    (answer(b"", status=307, location="http://other.example"), FailureKind.UNSUITABLE),
-    (answer(b"", status=500), FailureKind.TRANSIENT),
-    (b"nonsense\r\n\r\n", FailureKind.TRANSIENT),
-]
-
-
-@each("engine, line, kind", [*(("aiohttp", *row) for row in REFUSED), ("httpx", *REFUSED[0]), ("httpx2", *REFUSED[0])])
-def test_an_attempt_that_opens_no_stream_says_why(engine: str, line: bytes, kind: FailureKind) -> None:
-    _, outcome, requests = outcome_of(always(line), engine)
-    assert isinstance(outcome, Failure)
-    assert (outcome.kind, outcome.retry_after) == (kind, 2.0 if kind is FailureKind.OVERLOADED else None)
-    assert len(requests) == 1
-
-
 @each("body", [sse(said("x" * 2000) + ENDED), answer(completion("x" * 2000)), answer(b"x" * 2000, status=500)])
 @each("engine", ENGINES)
 def test_an_answer_longer_than_max_response_bytes_is_refused(engine: str, body: bytes) -> None:
@@ -173,35 +145,3 @@ def test_the_wrapping_of_a_stream_does_not_count_as_its_answer() -> None:
     text, outcome, _ = outcome_of(always(sse(said("word ") * 300 + ENDED)), max_response_bytes=3000)
     assert isinstance(outcome, Answer)
     assert len(text) == 1500
-
-
-FLEET: dict[str, tuple[dict[str, Any], FailureKind | None]] = {
-    "well": ({}, None),
-    "slowly": ({"faults": Faults(slow_trickle=1.0, trickle_gap=0.001)}, None),
-    "cut": ({"faults": Faults(cut=1.0)}, FailureKind.TRANSIENT),
-    "truncated": ({"faults": Faults(truncated=1.0)}, FailureKind.TRANSIENT),
-    "with an error inside": ({"faults": Faults(error_in_200=1.0)}, FailureKind.TRANSIENT),
-    "with a broken event": ({"faults": Faults(malformed=1.0)}, FailureKind.TRANSIENT),
-    "not at all": ({"faults": Faults(error_503=1.0)}, FailureKind.OVERLOADED),
-}
-
-
-@each("name", FLEET)
-async def test_a_fake_endpoint_streams_well_or_badly(name: str) -> None:
-    settings, kind = FLEET[name]
-
-    async with FakeFleet([FakeEndpoint("a", latency=Latency(tokens=20, per_token=0.0001), **settings)]) as fleet:
-        async with endpoint_of("aiohttp", fleet.urls["a"]) as endpoint:
-            wire = HttpBackend()
-            text, outcome = await ask(wire, endpoint)
-            if kind is None:
-                assert isinstance(outcome, Answer)
-                assert text == outcome.value.text() == echo_of(MESSAGES)
-                assert outcome.output_tokens == 20
-            else:
-                assert isinstance(outcome, Failure)
-                assert outcome.kind is kind
-                assert echo_of(MESSAGES).startswith(text)
-                assert text != echo_of(MESSAGES)
-            await wire.aclose()
-        assert fleet.seen("a").answered == (kind is None)

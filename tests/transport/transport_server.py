@@ -20,7 +20,7 @@ from shared_tools import PATIENCE
 from qreward.codecs.base import Reply
 from qreward.settings.policies import Endpoint
 from qreward.transport.backend import HttpBackend
-from qreward.transport.base import HttpTransport
+from qreward.transport.base import ByteStream, HttpTransport
 from qreward.transport.connection import open_transport
 
 CERTIFICATE = Path(__file__).parent / "data" / "loopback.pem"
@@ -160,11 +160,19 @@ async def send(transport: HttpTransport, way: str = "post", body: bytes = b"{}",
     """Ask in one of the three ways, and read the whole answer."""
     if way != "stream":
         return await (transport.get(PATH, headers) if way == "get" else transport.post(PATH, body, headers))
-    stream, pieces = await transport.stream(PATH, body, headers), []
+    stream = await transport.stream(PATH, body, headers)
+    try:
+        return Reply(stream.status, stream.headers, await rest_of(stream))
+    finally:
+        await stream.aclose()
+
+
+async def rest_of(stream: ByteStream) -> bytes:
+    """All that is still to come of a body."""
+    pieces = []
     while piece := await stream.read():
         pieces.append(piece)
-    await stream.aclose()
-    return Reply(stream.status, stream.headers, b"".join(pieces))
+    return b"".join(pieces)
 
 
 ENGINES = ["aiohttp", "httpx", "httpx2"]
@@ -195,9 +203,11 @@ async def transport_of(engine: str, url: str, **settings: Any) -> AsyncIterator[
 
 
 @contextlib.asynccontextmanager
-async def backend_to(script: Script, engine: str = "aiohttp", **settings: Any) -> AsyncIterator[tuple[Server, Endpoint, HttpBackend]]:
+async def backend_to(
+    script: Script, engine: str = "aiohttp", *, tls: bool = False, **settings: Any
+) -> AsyncIterator[tuple[Server, Endpoint, HttpBackend]]:
     """A server that follows a script, an endpoint for it, and a backend that is closed afterwards."""
-    async with Server(script) as server, endpoint_of(engine, server.url, **settings) as endpoint:
+    async with Server(script, tls=tls) as server, endpoint_of(engine, server.url, trusted=tls, **settings) as endpoint:
         backend = HttpBackend()
         try:
             yield server, endpoint, backend

@@ -44,9 +44,7 @@ class RewardBuffer:
             lists. None, NaN or an ``error`` is an error of that completion, never 0. The metadata are copies, including nested mappings,
             lists and sets, so changes by the scorer are visible to no retry and to no caller. Other objects in them are shared.
         server_mode: shape of an answer: ``singleton`` and ``batch`` as in MolGenDocking, or ``auto``, the shape of the query.
-        max_batch_size: maximum number of completions in one call of the scorer.
-        batch_wait_timeout_s: seconds for which a batch that is not full waits for more completions while a slot is free.
-        max_concurrent_batches: maximum number of calls of the scorer running at once, in each event loop.
+        max_batch_size, batch_wait_timeout_s, max_concurrent_batches: as in :class:`~qreward.batching.BatchSettings`, for completions.
         max_queue_size: maximum number of waiting completions, in each event loop. A query whose completions do not all fit is rejected.
         timeout: maximum seconds for one completion, queueing included; then the completion has an error. None means no limit.
         isolate_errors: when the scorer raises for a batch, call it again with the halves, so that only the completions that fail alone

@@ -72,7 +72,7 @@ class ListAnswer(msgspec.Struct, gc=False):
     """The response to a list of items: for each, in the order of the request, its value or an ``InvalidResponse``.
 
     ``usage`` is that of the whole request, and ``each`` that of each item, if the server reports it; else it is estimated by ``sizes``, the
-    prompt tokens of each item, and ``outputs``, the size of its generated text.
+    prompt tokens of each item, and ``outputs``, the size of its generated text. ``kind`` is the type of the answer of an item.
     """
 
     items: list[Any]
@@ -80,6 +80,7 @@ class ListAnswer(msgspec.Struct, gc=False):
     each: Sequence[Usage | None] | None
     sizes: list[float]
     outputs: list[float] | None = None
+    kind: type[ItemAnswer] = ItemAnswer
 
     def text(self) -> str:
         return ""
@@ -97,7 +98,7 @@ class ListAnswer(msgspec.Struct, gc=False):
         estimated = self.each is None and whole is not None and count > 1
         usages = self._estimated(whole) if estimated and whole is not None else self.each or [whole] * count
         return [
-            item if isinstance(item, InvalidResponse) else ItemAnswer(item, usage, estimated)
+            item if isinstance(item, InvalidResponse) else self.kind(item, usage, estimated)
             for item, usage in zip(self.items, usages, strict=True)
         ]
 

@@ -17,7 +17,7 @@ from qreward.codecs import json as jsonio
 from qreward.codecs.base import Malformed, WireRequest
 from qreward.codecs.chat import CHARS_PER_TOKEN, CHAT, is_missing, joined, most_output
 from qreward.codecs.rewards import parsing
-from qreward.codecs.rewards.answers import ListAnswer, Score
+from qreward.codecs.rewards.answers import ItemAnswer, ListAnswer, Score
 from qreward.codecs.rewards.server_info import Load
 from qreward.errors import BadRequest, ConnectionFailed, InvalidResponse, RequestError, RequestTimeout, ServerError
 from qreward.results import Usage
@@ -286,10 +286,10 @@ class Operation:
         return self.name, frozenset(map(shape_of, call.inputs)), params, headers
 
     def encode(self, call: WireRequest, model: str) -> bytes:  # noqa: ARG002 - as all codecs have it
-        raise TypeError(f"{self.name} is asked of a server in its dialect; bind the call to an endpoint first")
+        raise TypeError(f"the body of {self.name} depends on the kind of server; bind the call to an endpoint first")
 
     def decode(self, body: bytes, call: WireRequest) -> ListAnswer:  # noqa: ARG002 - as all codecs have it
-        raise TypeError(f"{self.name} is answered by a server in its dialect; bind the call to an endpoint first")
+        raise TypeError(f"the response to {self.name} depends on the kind of server; bind the call to an endpoint first")
 
     def __repr__(self) -> str:
         return f"<Operation {self.name}>"
@@ -308,6 +308,7 @@ class ListCodec:
         rows_in: name of the member of the response that is a list with one row per item; ``""`` if the response itself is that list.
         value_in: name of the member of a row that holds the reward. A row that is not an object is the reward itself.
         limits: how much one body may contain.
+        answer: the type of the answer of an item, which builds what callers receive.
         operation: the operation.
         settings: the :class:`RewardModel` of the endpoint.
 
@@ -328,6 +329,7 @@ class ListCodec:
     rows_in: ClassVar[str] = "data"
     value_in: ClassVar[str] = "score"
     limits: MergeLimits = UNLIMITED
+    answer: ClassVar[type[ItemAnswer]] = ItemAnswer
 
     def __init__(self, operation: Operation, settings: RewardModel) -> None:
         self.operation = operation
@@ -398,7 +400,7 @@ class ListCodec:
         if each is not None:
             tokens = sum(used.prompt_tokens or 0 for used in each)
             usage = Usage(tokens, None, tokens)
-        return ListAnswer(values, usage, each, [tokens_in(item) for item in call.inputs], self.outputs(values))
+        return ListAnswer(values, usage, each, [tokens_in(item) for item in call.inputs], self.outputs(values), self.answer)
 
     def rows(self, document: Any, call: WireRequest) -> list[Any]:
         """Return the row of each item, in the order of the items. Raises ``Malformed``."""

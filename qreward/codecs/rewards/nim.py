@@ -38,8 +38,6 @@ class NimReward(ListCodec):
         row = parsing.row_of(row)
         parsing.check_ending(row.get("finish_reason"))  # "length" is usual here, and the text of numbers is still complete
         message = row.get("message")
-        if isinstance(message, list) and message:  # an earlier form of the hosted API
-            message = message[0]
         attributes = attributes_of(joined(message.get("content")) if isinstance(message, dict) else "")
         return Score(parsing.by_name(attributes, self.settings.label, "reward"), attributes)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from qreward.codecs.base import Malformed, WireRequest
 from qreward.codecs.rewards import parsing
+from qreward.codecs.rewards.answers import Choices, Moderated
 from qreward.codecs.rewards.base import ListCodec, MergeLimits, NumberCodec, ServerKind
 from qreward.codecs.rewards.parsing import InvalidRow
 
@@ -43,6 +44,7 @@ class CompletionList(ListCodec):
 
     path = "/completions"
     member = "prompt"
+    answer = Choices
 
     def rows(self, document: Any, call: WireRequest) -> list[Any]:
         each, count = call.params.get("n") or 1, len(call.inputs)
@@ -66,6 +68,7 @@ class ModerationList(ListCodec):
 
     path = "/moderations"
     rows_in = "results"
+    answer = Moderated
 
     def value(self, row: Any) -> dict[str, Any]:
         found = parsing.row_of(row)

@@ -66,13 +66,7 @@ def register_kind(kind: ServerKind) -> None:
         ConfigError: the name is not a text, or is that of a built-in kind; an operation is not known; a codec has no path.
 
     Example:
-        class AcmeReward(ListCodec):    # POST /reward {"texts": ["a", "b"]} -> {"rewards": [0.5, 0.25]}
-            path = "/reward"
-            native = True
-            member = "texts"
-            rows_in = "rewards"
-
-        register_kind(ServerKind("acme", {"score": AcmeReward}, probe=("/health",)))
+        register_kind(ServerKind("acme", {"score": AcmeReward}, probe=("/health",)))    # AcmeReward: see ListCodec
         endpoint = Endpoint("http://gpu-0:8000", kind="acme")
     """
     if not isinstance(kind, ServerKind) or not isinstance(kind.name, str) or not kind.name:

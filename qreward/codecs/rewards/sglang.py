@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 from qreward.codecs import json as jsonio
-from qreward.codecs.base import WireRequest
 from qreward.codecs.finish_reason import ABORTED, described, ending_of
 from qreward.codecs.rewards.answers import Score
 from qreward.codecs.rewards.base import NumberCodec, ServerKind
@@ -26,9 +25,6 @@ class SglangClassify(NumberCodec):
     member = "text"
     rows_in = ""
     value_in = "embedding"
-
-    def rows(self, document: Any, call: WireRequest) -> list[Any]:
-        return super().rows([document] if isinstance(document, dict) and "embedding" in document else document, call)
 
     def value(self, row: Any) -> Score:
         ending = ending_of(_meta(row).get("finish_reason"))

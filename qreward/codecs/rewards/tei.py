@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from qreward.codecs.base import WireRequest
 from qreward.codecs.rewards import parsing
 from qreward.codecs.rewards.answers import Score
 from qreward.codecs.rewards.base import ListCodec, MergeLimits, Pair, ServerKind
@@ -32,10 +31,6 @@ class TeiLabels(ListCodec):
 
     def body(self, items: list[Any]) -> dict[str, Any]:
         return {"inputs": [[item.prompt, item.response] if isinstance(item, Pair) else [item] for item in items]}
-
-    def rows(self, document: Any, call: WireRequest) -> list[Any]:
-        flat = len(call.inputs) == 1 and isinstance(document, list) and document and isinstance(document[0], dict)
-        return super().rows([document] if flat else document, call)  # flat: the form for an input that is not a list
 
     def value(self, row: Any) -> Any:
         return parsing.labelled(row)

@@ -20,7 +20,7 @@ from qreward.codecs.chat import CHARS_PER_TOKEN, VERBATIM_CHAT
 from qreward.codecs.embeddings import EMBEDDINGS
 from qreward.errors import BadRequest, QRewardError
 from qreward.integrations.openai import responses
-from qreward.integrations.openai.responses import Events, OpenAIReply, silence
+from qreward.integrations.openai.responses import Events, OpenAIReply, paused_too_long
 from qreward.options import preparer
 from qreward.results import Usage
 from qreward.runtime import runtime_of
@@ -107,12 +107,9 @@ def route_of(path: str) -> str | None:
 def read(route: str, headers: Iterable[tuple[str, str]], body: bytes) -> WireRequest:
     """Parse a request; its inputs are not validated. Raises ``BadRequest`` if the body is not a JSON object or names no model."""
     try:
-        params = msgspec.json.decode(body)
-    except jsonio.REFUSED:
-        try:
-            params = jsonio.read_leniently(body)
-        except Malformed:
-            raise BadRequest("the body is not JSON; send a JSON object as the OpenAI API takes it, without compression") from None
+        params = jsonio.read(body)
+    except Malformed:
+        raise BadRequest("the body is not JSON; send a JSON object as the OpenAI API takes it, without compression") from None
     if not isinstance(params, dict):
         raise BadRequest(f"the body is a JSON {type(params).__name__}; send an object with 'model'")
     model = params.pop("model", None)
@@ -199,5 +196,5 @@ class RequestHandler:
             raise
         except TimeoutError:
             await stream.aclose()
-            raise silence(seconds, "before the first token") from None
+            raise paused_too_long(seconds, "before the first token") from None
         return responses.streamed(Events(stream, seconds, wants_usage="stream_options" in params))

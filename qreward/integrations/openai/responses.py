@@ -63,7 +63,7 @@ class Events(AsyncIterator[bytes]):
         except QRewardError as error:
             self._error = error
         except TimeoutError:
-            self._error = silence(self._seconds, "amid the answer")
+            self._error = paused_too_long(self._seconds, "during the answer")
         return event(_json({"error": described(self._error)}))
 
     async def aclose(self) -> None:
@@ -96,12 +96,7 @@ def strict(body: bytes) -> bytes:
 
 
 def event(data: bytes) -> bytes:
-    """Return one server-sent event.
-
-    Example:
-        >>> event(b'{"a": 1}')
-        b'data: {"a": 1}\\n\\n'
-    """
+    """Return one server-sent event."""
     return b"".join(b"data: %b\n" % line for line in data.splitlines()) + b"\n"
 
 
@@ -126,7 +121,7 @@ def _choice_in_pieces(choice: Any) -> Any:
     return {**{name: value for name, value in choice.items() if name != "message"}, "delta": delta}
 
 
-def silence(seconds: float | None, when: str) -> RequestTimeout:
+def paused_too_long(seconds: float | None, when: str) -> RequestTimeout:
     """Return the error for a timeout that the request itself set."""
     return RequestTimeout(f"nothing came for {seconds:g} s {when}, which is the timeout that the request was given; give it more")
 
@@ -167,7 +162,7 @@ def streamed(events: Events) -> OpenAIReply:
 
 def models(names: Iterable[str]) -> OpenAIReply:
     """Return the list of models. A pattern of a route is listed as written."""
-    return OpenAIReply(200, _headers(), _json({"object": "list", "data": [_model(name) for name in names]}))
+    return OpenAIReply(200, _headers(), _json({"object": "list", "data": list(map(_model, names))}))
 
 
 def model(name: str) -> OpenAIReply:
@@ -195,12 +190,7 @@ def described(error: QRewardError) -> dict[str, Any]:
 
 
 def status_of(error: QRewardError) -> int:
-    """Return the HTTP status for an error: the server's own status if SDKs treat it as the same error.
-
-    Example:
-        >>> status_of(errors.NoEndpoint("no route")), status_of(errors.RateLimited("full", status_code=503))
-        (404, 429)
-    """
+    """Return the HTTP status for an error: the server's own status if SDKs treat it as the same error."""
     own = error.status_code if isinstance(error, RequestError) else None
     status, allowed = next((status, allowed) for kind, status, allowed in _STATUSES if isinstance(error, kind))
     return own if own is not None and own in allowed else status

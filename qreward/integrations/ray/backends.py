@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, get_args
@@ -31,7 +32,7 @@ CALL = "__call__"
 
 @dataclass(frozen=True)
 class ScorerSpec:
-    """How to make a scorer; see the arguments of :class:`~qreward.integrations.ray.ScorerPool`."""
+    """How to make a scorer: arguments of :class:`~qreward.integrations.ray.ScorerPool`."""
 
     scorer: Any
     args: Sequence[Any] = ()
@@ -50,11 +51,6 @@ class ScorerSpec:
     @property
     def name(self) -> str:
         return name_of(self.scorer) if self.method == CALL else f"{name_of(self.scorer)}.{self.method}"
-
-    @property
-    def blocks(self) -> bool:
-        """Whether the scorer is known not to be ``async def``. For a factory that is unknown until it has made the scorer."""
-        return not self.factory and not is_async(self._declared())
 
     def make(self) -> Any:
         """Return the scorer, or the object whose method scores."""
@@ -100,49 +96,27 @@ def close_scorer(made: Any) -> Awaitable[Any] | None:
     return ended if inspect.isawaitable(ended) else None
 
 
-async def finish(work: Awaitable[Any]) -> Any:
-    return await work
-
-
 Reply = tuple[bool, Any]
 """``(True, results)``, or ``(False, exception)`` if the scorer raised one."""
 
 
 class ScorerActor:
-    """The actor class of a blocking scorer. For several batches at once Ray runs it with one thread for each."""
-
-    def __init__(self, spec: ScorerSpec) -> None:
-        self._made = spec.make()
-        self._score = spec.function(self._made)
-
-    def ready(self) -> bool:
-        """Return True. Ray runs this call when the constructor has returned."""
-        return True
-
-    def run(self, columns: tuple[Any, ...]) -> Reply:
-        return attempt(partial(self._score, *accepted(self._score, columns)))
-
-    def end(self) -> None:
-        if (closing := close_scorer(self._made)) is not None:
-            asyncio.run(finish(closing))
-
-
-class AsyncScorerActor:
-    """The actor class of an async scorer, or of a factory, whose scorer may be either."""
+    """The actor class. A blocking scorer runs in a thread for each of the batches at once, an async one in the actor's event loop."""
 
     def __init__(self, spec: ScorerSpec, concurrency: int) -> None:
         self._made = spec.make()
         self._score = spec.function(self._made)
         self._threads = None if is_async(self._score) else ThreadPoolExecutor(concurrency, thread_name_prefix="scorer")
 
-    async def ready(self) -> bool:
-        return True
+    async def ready(self) -> None:
+        """Do nothing. Ray runs this call when the constructor has returned."""
 
     async def run(self, columns: tuple[Any, ...]) -> Reply:
         """A thread cannot be stopped, so a batch in a thread runs to its end even if it is cancelled."""
         call = partial(self._score, *accepted(self._score, columns))
         if self._threads is not None:
-            thread = asyncio.get_running_loop().run_in_executor(self._threads, attempt, call)
+            in_context = partial(copy_context().run, attempt, call)  # Ray keeps the task's identity there
+            thread = asyncio.get_running_loop().run_in_executor(self._threads, in_context)
             try:
                 return await asyncio.shield(thread)
             except asyncio.CancelledError:
@@ -269,11 +243,10 @@ class RayBackend:
         self._deaths: tuple[Any, ...] = tuple(getattr(errors, name) for name in DEATHS + NEVER_STARTED)
         self._never_started: tuple[Any, ...] = tuple(getattr(errors, name) for name in NEVER_STARTED)
         most = config.max_concurrent_batches
-        kind, more = (ScorerActor, ()) if spec.blocks else (AsyncScorerActor, (most,))
-        # One call more than batches, so that ``ready`` and ``end`` of an async actor do not wait for a batch. Ray would restart an actor
-        # at once and for a fixed number of deaths, and would not restart one whose class raised; the supervisor does more.
-        own = {"max_concurrency": most if spec.blocks else most + 1, "max_restarts": 0, "max_task_retries": 0}
-        self._make: Callable[[], Any] = partial(ray.remote(kind).options(**config.options, **own).remote, spec, *more)
+        # One call more than batches, so that ``ready`` and ``end`` do not wait for a batch. Ray would restart an actor at once and for a
+        # fixed number of deaths, and would not restart one whose class raised; the supervisor does more.
+        own = {"max_concurrency": most + 1, "max_restarts": 0, "max_task_retries": 0}
+        self._make: Callable[[], Any] = partial(ray.remote(ScorerActor).options(**config.options, **own).remote, spec, most)
 
     async def start(self) -> Any:
         """Start an actor and return its handle when it is ready."""
@@ -338,8 +311,11 @@ class LocalBackend:
         return error
 
     async def close(self, made: Any, caller: asyncio.AbstractEventLoop) -> None:
+        async def closed(closing: Awaitable[Any]) -> None:
+            await closing
+
         if (closing := await _result_of(_in_thread(partial(close_scorer, made)))) is not None:
-            await _result_of(asyncio.run_coroutine_threadsafe(finish(closing), caller))
+            await _result_of(asyncio.run_coroutine_threadsafe(closed(closing), caller))
 
     def kill(self, made: Any) -> None:
         """Do nothing: the scorer is freed when no thread uses it."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from concurrent.futures import TimeoutError as Late
 from contextlib import suppress
 from typing import Any
 
@@ -67,7 +66,7 @@ class RayLedgerTransport:
         reply = getattr(actor, method).remote(*arguments)
         try:
             return reply.future().result(timeout)
-        except Late:
+        except TimeoutError:
             raise TimeoutError(f"the broker did not answer within {timeout:g} s") from None
         except Exception as error:
             if any(kind.__name__ in DEATHS for kind in type(error).__mro__):

@@ -30,12 +30,7 @@ Columns = tuple[Sequence[Any], ...]
 
 
 def parts_of(columns: Columns) -> tuple[Columns, Columns]:
-    """Split a batch into its first and its second half.
-
-    Example:
-        >>> parts_of((["a", "b", "c"], [1, 2, 3]))
-        ((['a', 'b'], [1, 2]), (['c'], [3]))
-    """
+    """Split a batch into its first and its second half."""
     first, second = zip(*(halves(column) for column in columns), strict=True)
     return tuple(first), tuple(second)
 
@@ -116,8 +111,7 @@ class ScorerPool:
         max_concurrent_batches: number of batches that one actor works on at once. A ``def`` scorer runs each in a thread.
         backend: ``ray``; ``local``, which runs ``actors`` scorers in this process; or ``auto``, which is Ray if this process is connected
             to it (``ray.init()``) when the first batch arrives.
-        init_args: positional arguments for the class or the factory.
-        init_kwargs: keyword arguments for the class or the factory.
+        init_args, init_kwargs: arguments for the class or the factory.
         factory: whether ``scorer`` is a factory.
         method: name of the method that scores.
         batch_timeout: seconds for a batch on an actor. A batch that takes longer fails with ``RequestTimeout`` and is cancelled. If it
@@ -125,10 +119,7 @@ class ScorerPool:
         start_timeout: seconds in which an actor must be ready; None is no limit.
         max_restarts: consecutive deaths of an actor, without a finished batch between them, after which it is not restarted. An actor that
             fails to start, because its class raises, is given up after three attempts.
-        num_cpus: CPUs of each actor, as in ``ray.remote``. This and all following arguments are ignored without Ray.
-        num_gpus: GPUs of each actor, as in ``ray.remote``.
-        resources: custom resources of each actor, as in ``ray.remote``.
-        runtime_env: runtime environment of each actor, as in ``ray.remote``.
+        num_cpus, num_gpus, resources, runtime_env: of each actor, as in ``ray.remote``. These and the next are ignored without Ray.
         ray_options: other options of ``ray.remote``, such as ``memory`` or ``scheduling_strategy``.
 
     Raises:
@@ -235,9 +226,7 @@ class ScorerPool:
         if not count:
             return []
         loop = asyncio.get_running_loop()
-        ok, value = await asyncio.wrap_future(supervisor.submit(partial(self._solve, supervisor, loop, columns), loop))
-        if not ok:
-            raise value
+        value = await asyncio.wrap_future(supervisor.submit(partial(self._solve, supervisor, loop, columns), loop))
         if not isinstance(value, Mapping):
             rows_of(value, count)
         return value

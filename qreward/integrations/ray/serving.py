@@ -42,17 +42,11 @@ def deployment(
     completion, and ``handle.add_query.remote(query)``.
 
     Args:
-        scorer: the scorer, as for :class:`~qreward.integrations.ray.ScorerPool`. It is made once in each replica.
-        name: name of the deployment.
-        num_replicas: number of replicas, or ``auto``.
+        scorer, init_args, init_kwargs, factory, method: as for :class:`~qreward.integrations.ray.ScorerPool`. The scorer is made once in
+            each replica.
+        name, num_replicas, ray_actor_options, autoscaling_config: as in ``serve.deployment``.
         max_ongoing_requests: number of requests that a replica receives at once. Its batches are formed from them. By default twice
             ``max_batch_size * max_concurrent_batches``, but at least 100.
-        ray_actor_options: options of each replica, such as ``{"num_gpus": 1}``.
-        autoscaling_config: Serve's autoscaling settings, in place of ``num_replicas``.
-        init_args: positional arguments for the class or the factory.
-        init_kwargs: keyword arguments for the class or the factory.
-        factory: whether ``scorer`` is a factory.
-        method: name of the method that scores.
         serve_options: other options of ``serve.deployment``.
         settings: settings of the queue in each replica, and limits on its requests, with the names of
             :class:`~qreward.server.ServerConfig`: ``max_batch_size``, ``max_concurrent_batches``, ``timeout``, ``token``, ... A ``${VAR}``
@@ -78,7 +72,7 @@ def deployment(
 
 
 class AsgiProxy:
-    """ASGI app that is passed to Serve before the real app exists. It is pickled to the replica and forwards requests to the app there."""
+    """ASGI app that is passed to Serve before the real app exists. It is pickled to the replica and calls the app there."""
 
     def __init__(self, key: str) -> None:
         self.key = key

@@ -55,12 +55,7 @@ class Actor:
 
 
 class Supervisor:
-    """The actors of one pool in this process.
-
-    Args:
-        backend: starts, calls and stops actors.
-        config: the settings of the pool.
-        name: name of the scorer in messages.
+    """The actors of one pool in this process. ``name`` is the scorer's in messages.
 
     Attributes:
         ready: actors that can take batches.
@@ -91,9 +86,9 @@ class Supervisor:
 
     # called in other threads
 
-    def submit(self, work: Callable[[], Coroutine[Any, Any, Any]], caller: asyncio.AbstractEventLoop) -> Future[Reply]:
-        """Run a caller's work in the supervisor's event loop. Its result or exception is the reply."""
-        return self._post(self._reply(work, caller))
+    def submit(self, work: Callable[[], Coroutine[Any, Any, Any]], caller: asyncio.AbstractEventLoop) -> Future[Any]:
+        """Run a caller's work in the supervisor's event loop."""
+        return self._post(self._run_for(caller, work))
 
     def close(self, drain: bool, caller: asyncio.AbstractEventLoop) -> Future[Any]:
         """Wait until no caller is left in an event loop that still runs, stop the actors and end the thread."""
@@ -257,18 +252,18 @@ class Supervisor:
         self._assign()
         return actor
 
-    async def _reply(self, work: Callable[[], Coroutine[Any, Any, Any]], caller: asyncio.AbstractEventLoop) -> Reply:
+    async def _run_for(self, caller: asyncio.AbstractEventLoop, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         task = asyncio.current_task()
         assert task is not None
         self._callers[task] = caller
         try:
-            return (False, closed()) if self._abandoned else (True, await work())
+            if self._abandoned:
+                raise closed()
+            return await work()
         except asyncio.CancelledError:
             if self._abandoned:
-                return False, closed()
+                raise closed() from None
             raise
-        except Exception as error:
-            return False, error
         finally:
             del self._callers[task]
 
@@ -306,12 +301,7 @@ class Supervisor:
 
 
 def delay_of(deaths: int) -> float:
-    """Return the seconds to wait before an actor is restarted.
-
-    Example:
-        >>> [delay_of(deaths) for deaths in (1, 2, 3, 4)]
-        [0.0, 0.1, 0.2, 0.4]
-    """
+    """Return the seconds to wait before an actor is restarted."""
     return 0.0 if deaths < 2 else min(LONGEST_DELAY, FIRST_DELAY * 2.0 ** (deaths - 2))
 
 

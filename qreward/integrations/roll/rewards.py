@@ -11,9 +11,9 @@ import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 from qreward.errors import ConfigError, QRewardError
 from qreward.integrations.trainers import Adapter, RewardConfig, Rewarder, Scored, load_reward_config
@@ -41,7 +41,7 @@ ADAPTER = Adapter(
     deadline=DEADLINE,
     columns={"prompt": ("messages", PROMPTS), "response": (RESPONSES,), "reference": ("ground_truth",)},
     missing="raise",
-    why_not_none=(
+    none_unsupported=(
         "where each row must have a number; use raise (the default) with user_defined_rollout_loop_cls: "
         "qreward.integrations.roll.SkippingRolloutLoop to drop the prompt, or set a number"
     ),
@@ -113,14 +113,6 @@ def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-@dataclass(frozen=True, slots=True)
-class JudgedBatch:
-    """The rewards of a batch, in order, finite and within the range of float16; and its metrics: name -> one number for each row."""
-
-    scores: list[float]
-    metrics: dict[str, list[float]]
-
-
 def failure_of(config: RewardConfig) -> float | None:
     """Return the number that replaces a missing reward, or None if an error is raised instead, which is the default.
 
@@ -145,6 +137,13 @@ def _messages(value: Any) -> Any:
     return value
 
 
+class JudgedBatch(NamedTuple):
+    """The rewards of a batch, in order, finite and within the range of float16; and its metrics: name -> one number for each row."""
+
+    scores: list[float]
+    metrics: dict[str, list[float]]
+
+
 async def judge_rows(rewarder: Rewarder, config: RewardConfig, rows: Iterable[Mapping[str, Any]]) -> JudgedBatch:
     """Score all rows concurrently.
 
@@ -164,7 +163,7 @@ async def judge_rows(rewarder: Rewarder, config: RewardConfig, rows: Iterable[Ma
 
 
 def metrics_of(scored: Sequence[Scored]) -> dict[str, list[float]]:
-    """Return the metrics of a batch, always with the same names. ROLL computes their mean, maximum and minimum for each domain."""
+    """Return the metrics of a batch, always with the same names."""
     rows = [each.metrics("judge/") | {"judge/errors": float(not each.ok)} for each in scored]
     return {f"judge/{name}": [row[f"judge/{name}"] for row in rows] for name in ("ok", "errors", "seconds", "tokens")}
 
@@ -195,7 +194,7 @@ class Drops:
             raise RewardUnavailable(f"{self._row} {self._what} in a row were dropped, as no rewards could be had. The last: {reason}")
 
 
-_ENVIRONMENTS = replace(ADAPTER, missing=INVALID, why_not_none="")
+_ENVIRONMENTS = replace(ADAPTER, missing=INVALID, none_unsupported="")
 
 
 def judge(

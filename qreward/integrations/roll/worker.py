@@ -19,7 +19,7 @@ from roll.distributed.scheduler.protocol import DataProto
 from roll.models.model_providers import default_tokenizer_provider
 from roll.utils.prompt import prompt_maps
 
-from qreward.integrations.roll.rewards import ADAPTER, PROMPTS, RESPONSES, JudgedBatch, failure_of, judge_rows, rows_of, settings_of
+from qreward.integrations.roll.rewards import ADAPTER, PROMPTS, RESPONSES, failure_of, judge_rows, rows_of, settings_of
 
 CARRIER = "_otel_ctx"
 """Key of ``DataProto.meta_info`` in which ROLL stores W3C ``traceparent`` and ``tracestate``."""
@@ -69,8 +69,8 @@ class JudgeRewardWorker(Worker):  # type: ignore[misc]  # ROLL has no types
         """
         with _continued(data.meta_info):
             rows = await asyncio.get_running_loop().run_in_executor(self._decoding, self._rows, data)
-            judged = await judge_rows(self.rewarder, self.reward_config, rows)
-        return _output(judged, data.batch[RESPONSES])
+            scores, metrics = await judge_rows(self.rewarder, self.reward_config, rows)
+        return _output(scores, metrics, data.batch[RESPONSES])
 
     def _rows(self, data: DataProto) -> list[dict[str, Any]]:
         prompts, responses = (
@@ -79,15 +79,11 @@ class JudgeRewardWorker(Worker):  # type: ignore[misc]  # ROLL has no types
         return rows_of(data.non_tensor_batch, prompts, responses)
 
 
-def _output(judged: JudgedBatch, responses: torch.Tensor) -> DataProto:
-    scores = torch.tensor(judged.scores, dtype=torch.float16)
-    tensors = {
-        "token_level_rewards": torch.zeros_like(responses, dtype=torch.float16),
-        "response_level_rewards": scores,
-        "scores": scores.clone(),
-    }
-    output = DataProto.from_dict(tensors=tensors)
-    output.meta_info = {"metrics": judged.metrics}
+def _output(rewards: list[float], metrics: dict[str, list[float]], responses: torch.Tensor) -> DataProto:
+    scores = torch.tensor(rewards, dtype=torch.float16)
+    zeros = torch.zeros_like(responses, dtype=torch.float16)
+    output = DataProto.from_dict(tensors={"token_level_rewards": zeros, "response_level_rewards": scores, "scores": scores.clone()})
+    output.meta_info = {"metrics": metrics}
     return output
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from qreward.errors import ConfigError
 from qreward.integrations.trainers.rewarder import Rewarder, Scored, reward_of, rewarder
-from qreward.integrations.trainers.settings import TAKEN, Failure, RewardConfig, Source, prompt_fields
+from qreward.integrations.trainers.settings import RESERVED, Failure, RewardConfig, Source, prompt_fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,19 +21,19 @@ class Adapter:
         deadline: default number of seconds for one reward, below the trainer's own limit.
         columns: item field -> default columns. The first that is present fills the field if the settings name none.
         missing: what ``on_failure: default`` means.
-        why_not_none: why ``on_failure: none`` is impossible, and what to use instead; ``""`` if it is possible.
+        none_unsupported: the reason why ``on_failure: none`` is impossible, and what to use instead; ``""`` if it is possible.
     """
 
     trainer: str
     deadline: float
     columns: Mapping[str, tuple[str, ...]]
     missing: Failure
-    why_not_none: str = ""
+    none_unsupported: str = ""
 
     def checked(self, config: RewardConfig) -> RewardConfig:
         """Return the settings. Raises ``ConfigError`` if this trainer does not support them."""
-        if self.why_not_none and config.on_failure == "none":
-            raise ConfigError(f"{config.place}: on_failure: none is not possible with {self.trainer}, {self.why_not_none}")
+        if self.none_unsupported and config.on_failure == "none":
+            raise ConfigError(f"{config.place}: on_failure: none is not possible with {self.trainer}, {self.none_unsupported}")
         return config
 
     def rewarder(self, source: Source = None) -> Rewarder:
@@ -61,7 +61,7 @@ class Adapter:
             column = next((name for name in candidates if row.get(name) is not None), None)
             if column is not None:
                 item.setdefault(field, row[column])
-        item |= {field: row[field] for field in named - item.keys() - TAKEN if field in row}
+        item |= {field: row[field] for field in named - item.keys() - RESERVED if field in row}
         if "prompt" not in item:
             if "prompt" in named:
                 raise ConfigError(

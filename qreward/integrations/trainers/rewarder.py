@@ -178,9 +178,8 @@ def reward_of(scored: Scored, on_failure: Failure, default: Failure) -> float | 
     return float(chosen)
 
 
-_MADE: dict[str, Rewarder] = {}
-_GIVEN: dict[tuple[str, float], tuple[object, Rewarder]] = {}
-"""Cache by what the adapter passed, so that repeated calls read no file. ``source`` is kept because the key may be its ``id``."""
+_MADE: dict[tuple[str, float], tuple[object, Rewarder]] = {}
+"""By what the adapter passed, so that repeated calls read no file. ``source`` is kept because the key may be its ``id``."""
 _INHERITED: list[object] = []
 _LOCK = threading.Lock()
 _LOOPS: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
@@ -199,36 +198,29 @@ def rewarder(source: Source = None, *, deadline: float) -> Rewarder:
     if isinstance(source, RewardConfig):
         name = f"{id(source):x}"
     else:
-        name = _key(source if isinstance(source, Mapping) else str(source or os.environ.get(VARIABLE)))
-    known = _GIVEN.get((name, deadline))
+        given = source if isinstance(source, Mapping) else str(source or os.environ.get(VARIABLE))
+        name = json.dumps(given, sort_keys=True, default=repr)
+    known = _MADE.get((name, deadline))
     if known is None:
-        known = _GIVEN[name, deadline] = source, _made(load_reward_config(source), deadline)
+        with _LOCK:
+            known = _MADE.get((name, deadline)) or (source, _made(load_reward_config(source), deadline))
+            _MADE[name, deadline] = known
     return known[1]
-
-
-def _key(value: object) -> str:
-    return json.dumps(value, sort_keys=True, default=repr)
 
 
 def _made(config: RewardConfig, deadline: float) -> Rewarder:
     client = shared_client(config.client)
-    key = _key([id(client), config.model_dump(mode="json", exclude={"client"}), deadline])
-    with _LOCK:
-        made = _MADE.get(key)
-        if made is None:
-            with name_source_in_errors(config):
-                check(config, [route.pattern for route in client.list_routes()])
-                scorer = make_scorer(client, config.judge or config.reward_model, owns_client=False)  # other rewarders share it
-            made = _MADE[key] = Rewarder(scorer, config.deadline or deadline, config.priority, config)
-        return made
+    with name_source_in_errors(config):
+        check(config, [route.pattern for route in client.list_routes()])
+        scorer = make_scorer(client, config.judge or config.reward_model, owns_client=False)  # other rewarders share it
+    return Rewarder(scorer, config.deadline or deadline, config.priority, config)
 
 
 def close_all() -> None:
     """Close all rewarders and clients, in whatever event loops they are used, so that a process that ends leaves no open connections."""
     with _LOCK:
-        made = list(_MADE.values())
+        made = [each for _, each in _MADE.values()]
         _MADE.clear()
-        _GIVEN.clear()
     close_clients()
     for each in made:
         with suppress(Exception):  # the process is ending
@@ -244,9 +236,9 @@ def _end_before(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _after_fork() -> None:
-    global _LOCK, _MADE, _GIVEN  # the parent's rewarders may have requests in flight
-    _INHERITED.append((_MADE, _GIVEN))
-    _LOCK, _MADE, _GIVEN = threading.Lock(), {}, {}
+    global _LOCK, _MADE  # the parent's rewarders may have requests in flight
+    _INHERITED.append(_MADE)
+    _LOCK, _MADE = threading.Lock(), {}
 
 
 atexit.register(close_all)

@@ -32,7 +32,7 @@ VARIABLE = "QREWARD_REWARD"
 Failure = float | Literal["default", "raise", "none"]
 """A number must be finite. Booleans are rejected: YAML reads a bare ``no`` as false, which would count as 0.0."""
 
-TAKEN = frozenset({"timeout", "priority", "tenant"})
+RESERVED = frozenset({"timeout", "priority", "tenant"})
 """Parameters of ``Scorer.score`` that no column may fill."""
 
 
@@ -98,9 +98,9 @@ class RewardConfig(Policy):
     @field_validator("columns")
     @classmethod
     def _fill_fields(cls, value: dict[str, str]) -> dict[str, str]:
-        if taken := sorted(TAKEN & value.keys()):
+        if reserved := sorted(RESERVED & value.keys()):
             raise ValueError(
-                f"cannot fill {taken[0]!r}, which is not a field of an item; remove it (set deadline and priority beside columns)"
+                f"cannot fill {reserved[0]!r}, which is not a field of an item; remove it (set deadline and priority beside columns)"
             )
         return value
 
@@ -205,7 +205,7 @@ def _check_judge(judge: JudgeConfig) -> None:
     if ":" not in judge.verdict and judge.verdict not in NAMED:
         hint = did_you_mean(judge.verdict, NAMED)
         raise ConfigError(f"judge.verdict: unknown verdict {judge.verdict!r}; {hint} A verdict of your own is written module:Class")
-    if taken := sorted(_JUDGES_OWN & judge.params.keys()):
+    if reserved := sorted(_JUDGES_OWN & judge.params.keys()):
         raise ConfigError(
-            f"judge.params: {taken[0]!r} is not a parameter of a request; if it is a setting of the judge, write it beside params"
+            f"judge.params: {reserved[0]!r} is not a parameter of a request; if it is a setting of the judge, write it beside params"
         )

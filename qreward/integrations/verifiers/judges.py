@@ -41,7 +41,7 @@ _ADAPTER = Adapter(
     deadline=DEADLINE,
     columns={"prompt": ("prompt",), "response": ("response",), "reference": ("answer",)},
     missing="raise",
-    why_not_none="which has no missing reward; say raise, the default, which fails the rollout, or the number that such a reward shall be",
+    none_unsupported="which has no missing reward; use raise, the default, which fails the rollout, or a number",
 )
 _read = cache(load_config)
 
@@ -121,10 +121,10 @@ class FleetJudge(_Judge):  # type: ignore[misc]
         Raises:
             QRewardError: there is no answer, the answer is not complete, or it does not match ``schema``.
         """
-        wire = [{"role": "user", "content": messages}] if isinstance(messages, str) else [_to_wire(each) for each in messages]
+        sent = [{"role": "user", "content": messages}] if isinstance(messages, str) else [_to_wire(each) for each in messages]
         response = None
         try:
-            completion = await self._completion(wire, schema, sampling)
+            completion = await self._completion(sent, schema, sampling)
             choice = completion.choices[0]
             response = vf.JudgeResponse(text=choice.message.content or "", usage=_types.Usage.from_openai(completion.usage))
             ending = ending_of(choice.finish_reason)
@@ -137,9 +137,9 @@ class FleetJudge(_Judge):  # type: ignore[misc]
             return response
         finally:
             if trace is not None and response is not None:
-                trace.record_judge_call(name=self.reward_name, request={"model": self.config.model, "messages": wire}, response=response)
+                trace.record_judge_call(name=self.reward_name, request={"model": self.config.model, "messages": sent}, response=response)
 
-    async def _completion(self, wire: list[Any], schema: type[BaseModel] | None, sampling: dict[str, Any]) -> Any:
+    async def _completion(self, sent: list[Any], schema: type[BaseModel] | None, sampling: dict[str, Any]) -> Any:
         if "extra_query" in sampling:
             raise ConfigError("extra_query cannot be sent with one request; put it into the base_url of the fleet's endpoints")
         timeout, headers = sampling.pop("timeout", self.config.deadline), sampling.pop("extra_headers", None)
@@ -147,7 +147,7 @@ class FleetJudge(_Judge):  # type: ignore[misc]
         if schema is not None:
             body["response_format"] = strict_schema(schema)
         return await self.client.chat_completion(
-            wire, self.config.model, timeout=timeout, priority=self.config.priority, extra_headers=headers, extra_body=body
+            sent, self.config.model, timeout=timeout, priority=self.config.priority, extra_headers=headers, extra_body=body
         )
 
 

@@ -30,7 +30,7 @@ ADAPTER = Adapter(
     deadline=DEADLINE,
     columns={"prompt": PROMPTS, "response": ("solution_str",), "reference": ("ground_truth",)},
     missing="raise",
-    why_not_none="where one None removes the rewards of its whole batch; use raise (the default) or a number",
+    none_unsupported="where one None removes the rewards of its whole batch; use raise (the default) or a number",
 )
 
 _SETTINGS = [CONFIG, *RewardConfig.model_fields]

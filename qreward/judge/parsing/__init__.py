@@ -84,7 +84,7 @@ def read(text: str, model: type[M], *, scale: tuple[float, float] | None = None,
     shape: VerdictSchema[M]
     shape, reader = _prepared(model, scale)
     if not text.strip():
-        raise Unreadable("The answer holds thought alone." if reasoning else "The answer is empty.")
+        raise Unreadable("The answer contains only reasoning." if reasoning else "The answer is empty.")
     whole = _whole_object(text)
     if whole is not None:
         return shape.of_members(whole)
@@ -98,14 +98,14 @@ def read(text: str, model: type[M], *, scale: tuple[float, float] | None = None,
     else:
         value, members = reader.read(answer, shape.value_of)
     if before.strip() and _may_be_a_verdict(before, value, reader):
-        raise Unreadable("There may be another verdict before the closing tag of a thought that nothing opened.")
+        raise Unreadable("There may be another verdict before a closing reasoning tag that has no opening one.")
     return shape.of_members({shape.key: value} if members is None else members)
 
 
 @lru_cache(maxsize=64)
 def _prepared(model: type[Any], scale: tuple[float, float] | None) -> tuple[VerdictSchema[Any], TextReader]:
     shape = VerdictSchema.of(model, scale)
-    return shape, TextReader(shape.name or "", shape.scale, None if shape.number else dict(shape.options))
+    return shape, TextReader(shape.name or "", shape.scale, None if shape.kind.number else shape.kind.options)
 
 
 def _inside(text: str) -> str:
@@ -138,4 +138,4 @@ def _may_be_a_verdict(before: str, value: object, reader: TextReader) -> bool:
     if len(before) > LONGEST or before.rstrip()[-1] not in ".!?)" or "<" in before:
         return True
     *found, end = sentences(f"{before.rstrip()}\n.")
-    return not end.own or any(reader.differs(sentence.text, value, before=True) for sentence in found)
+    return not end.own or any(reader.differs(sentence.text, value) for sentence in found)

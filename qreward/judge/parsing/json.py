@@ -71,7 +71,7 @@ def _rewritten(text: str, start: int) -> tuple[list[str], int]:
             return strict, at
         if depth > DEEPEST:
             break
-    raise NotAnObject("It is not closed, or it holds what JSON has no form for.")
+    raise NotAnObject("It is not closed, or has an error that is not accepted.")
 
 
 def _escaped(match: re.Match[str]) -> str:
@@ -84,7 +84,7 @@ def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members: dict[str, Any] = {}
     for key, value in ((_whole(key), _whole(value)) for key, value in pairs):
         if key in members and (members[key] != value or type(members[key]) is not type(value)):
-            raise NotAnObject("It gives one key two values.")
+            raise NotAnObject("A key has two different values.")
         members[key] = value
     return members
 

@@ -103,7 +103,23 @@ _DESCRIPTIONS: Mapping[type, str] = {
     YesNoVerdict: "Yes or no, and why.",
     PreferenceVerdict: "Which of two responses is better, and why.",
 }
-"""What servers are told of these models. Part of the keys of cached answers, and therefore not taken from the docstrings."""
+"""The descriptions in the schemas of these models. Part of the keys of cached answers, and therefore not taken from the docstrings."""
+
+
+class FieldKind(NamedTuple):
+    """What a field allows: numbers, a choice of texts, or neither.
+
+    Attributes:
+        number: True if it allows numbers.
+        options: the spellings of its choices, each with its value; empty if it is not a choice of texts.
+        numerals: the only numbers that it allows, each with its value in the model; empty if it allows any number.
+        limits: lowest and highest number that it allows, if it has both.
+    """
+
+    number: bool = False
+    options: Mapping[str, Any] = {}
+    numerals: tuple[tuple[float, Any], ...] = ()
+    limits: Scale | None = None
 
 
 @dataclass(frozen=True)
@@ -113,18 +129,14 @@ class VerdictSchema(Generic[M]):
     Attributes:
         model: the pydantic model.
         name: name of the deciding field. None if there is none: then only a JSON object is accepted, and all its fields decide.
-        number: True if the deciding field is a number.
-        options: the spellings of its choices, each with its value; empty if it is not a choice.
+        kind: what the deciding field allows.
         scale: lowest and highest number.
-        numerals: the only numbers that the field allows, each with its value in the model; empty if it allows any number.
     """
 
     model: type[M]
     name: str | None
-    number: bool = False
-    options: tuple[tuple[str, Any], ...] = ()
+    kind: FieldKind
     scale: Scale | None = None
-    numerals: tuple[tuple[float, Any], ...] = ()
 
     @classmethod
     def of(cls, model: type[M], scale: Scale | None) -> VerdictSchema[M]:
@@ -136,9 +148,8 @@ class VerdictSchema(Generic[M]):
         able = [name for name, info in model.model_fields.items() if info.is_required() and (kinds[name].number or kinds[name].options)]
         name = "score" if "score" in kinds else able[0] if len(able) == 1 else None
         if name is None:
-            return cls(model, None)
-        kind = kinds[name]
-        return cls(model, name, kind.number, tuple(kind.options.items()), (scale or kind.limits) if kind.number else None, kind.numerals)
+            return cls(model, None, FieldKind())
+        return cls(model, name, kinds[name], (scale or kinds[name].limits) if kinds[name].number else None)
 
     @property
     def key(self) -> str:
@@ -177,14 +188,14 @@ class VerdictSchema(Generic[M]):
                 raise Unreadable("The JSON object gives a verdict and a revised one.")
         if self.name and not self._decides(given):
             raise Unreadable(f'The JSON object has no "{self.key}".')
-        if self.name and self.number:
+        if self.name and self.kind.number:
             key = next(key for key in self._keys(self.name) if key in given)
             given[key] = self._as_field(number_of(given[key], self.scale), given[key])
         try:
             verdict = self.model.model_validate(given)
         except ValidationError as error:
             raise Unreadable(self._complaint(error)) from None
-        if self.name and self.number:
+        if self.name and self.kind.number:
             made = _plain_value(getattr(verdict, self.name))
             number_of(float(made) if isinstance(made, Decimal) else made, None)
         return verdict
@@ -197,17 +208,17 @@ class VerdictSchema(Generic[M]):
         if not self.name:
             fields = self.model.model_fields
             return {name: value for name, value in verdict if name in fields and fields[name].annotation is not str}
-        if self.number:
+        if self.kind.number:
             return number_of(next(value for key, value in members.items() if _folded(key) in self._deciding), self.scale)
         return _plain_value(getattr(verdict, self.name))
 
     def _as_field(self, number: float, written: Any) -> Any:
         """The number as the model accepts it: one of its choices if it has any. An integer keeps digits that a float would lose."""
-        if self.numerals:
-            for own, value in self.numerals:
+        if self.kind.numerals:
+            for own, value in self.kind.numerals:
                 if own == number:
                     return value
-            raise Unreadable(f"The score must be one of {', '.join(shown(own) for own, _ in self.numerals)}.")
+            raise Unreadable(f"The score must be one of {', '.join(shown(own) for own, _ in self.kind.numerals)}.")
         return written if isinstance(written, int) else int(number) if number.is_integer() else number
 
     def _complaint(self, error: ValidationError) -> str:
@@ -233,31 +244,24 @@ def _aliases(name: str, info: FieldInfo) -> list[str]:
     return [alias] if isinstance(alias, str) else [name]
 
 
-class _Kind(NamedTuple):
-    """What a field allows: numbers, a choice of texts, or neither. See :class:`VerdictSchema`."""
-
-    number: bool = False
-    options: Mapping[str, Any] = {}
-    numerals: tuple[tuple[float, Any], ...] = ()
-    limits: Scale | None = None
-
-
-def _kind(node: dict[str, Any], defs: dict[str, Any]) -> _Kind:
+def _kind(node: dict[str, Any], defs: dict[str, Any]) -> FieldKind:
     """The kind of a field, from its JSON schema."""
     node = _resolved(node, defs)
     if node.get("type") == "boolean" and "enum" not in node:
-        return _Kind(options={"yes": True, "no": False, "true": True, "false": False})
+        return FieldKind(options={"yes": True, "no": False, "true": True, "false": False})
     parts = [part for one in node.get("anyOf", [node]) if (part := _resolved(one, defs)).get("type") != "null"]
     values = [value for part in parts for value in part.get("enum", [float if part.get("type") in ("number", "integer") else None])]
     numerals = [(number, value) for value in values if (number := _numeral(value)) is not None]
     if values and len(numerals) == len(values):
-        return _Kind(True, numerals=tuple(numerals), limits=(min(number for number, _ in numerals), max(number for number, _ in numerals)))
+        return FieldKind(
+            True, numerals=tuple(numerals), limits=(min(number for number, _ in numerals), max(number for number, _ in numerals))
+        )
     if values and all(value is float or _numeral(value) is not None for value in values):
         low, high = ([part[name] for part in parts if name in part] for name in ("minimum", "maximum"))
-        return _Kind(True, limits=(float(max(low)), float(min(high))) if low and high else None)
+        return FieldKind(True, limits=(float(max(low)), float(min(high))) if low and high else None)
     choices = node.get("enum", [])
     texts = bool(choices) and all(isinstance(value, str) and value.strip() for value in choices)
-    return _Kind(options={value: value for value in choices} if texts else {})
+    return FieldKind(options={value: value for value in choices} if texts else {})
 
 
 def _numeral(value: Any) -> float | None:
@@ -302,7 +306,7 @@ def schema_of(model: type[BaseModel], scale: Scale | None = None) -> dict[str, A
         strict = {**strict["$defs"][strict["$ref"].rpartition("/")[2]], "$defs": strict["$defs"]}
     if model in _DESCRIPTIONS:
         strict["description"] = _DESCRIPTIONS[model]
-    if shape.number and scale and not shape.numerals:  # choices state the allowed values themselves
+    if shape.kind.number and scale and not shape.kind.numerals:  # choices state the allowed values themselves
         span = f"from {shown(scale[0])} to {shown(scale[1])}"
         strict["properties"][shape.key] = _described(strict["properties"][shape.key], span)
     return strict
@@ -327,13 +331,13 @@ def _strict(node: dict[str, Any], where: str) -> dict[str, Any]:
     node = _rewritten(node)
     strange = node.keys() - _KEPT - _IN_WORDS.keys() - _DROPPED - {"required", "additionalProperties"}
     if strange or node.get("additionalProperties") not in (None, False, True) or not node.keys() & {"type", "enum", "$ref", "anyOf"}:
-        raise ConfigError(f"{where} cannot be asked for by a strict JSON schema: give it a plain type.")
+        raise ConfigError(f"{where} cannot be described by a strict JSON schema: give it a plain type.")
     if "$ref" in node and "properties" not in node:
         return {"$ref": node["$ref"]} | ({"$defs": _each(node["$defs"], "")} if "$defs" in node else {})
     kept: dict[str, Any] = {key: node[key] for key in ("type", "enum") if key in node}
     if node.get("type") == "object":
         if "properties" not in node:
-            raise ConfigError(f"{where} cannot be asked for by a strict JSON schema: an object must name its members.")
+            raise ConfigError(f"{where} cannot be described by a strict JSON schema: an object must name its members.")
         kept |= {"properties": _each(node["properties"], where), "required": list(node["properties"]), "additionalProperties": False}
     if node.get("type") == "array":
         kept["items"] = _strict(node.get("items", {}), f"{where}[]")
@@ -341,9 +345,9 @@ def _strict(node: dict[str, Any], where: str) -> dict[str, Any]:
         kept["anyOf"] = [_strict(one, where) for one in node["anyOf"]]
     if "$defs" in node:
         kept["$defs"] = _each(node["$defs"], "")
-    limits = ", ".join(said.format(node[key]) for key, said in _IN_WORDS.items() if key in node)
-    told = node.get("description", "").partition("\n\n")[0].strip()  # only the first paragraph of a docstring
-    return _described(kept | ({"description": told} if told else {}), limits)
+    limits = ", ".join(words.format(node[key]) for key, words in _IN_WORDS.items() if key in node)
+    description = node.get("description", "").partition("\n\n")[0].strip()  # only the first paragraph of a docstring
+    return _described(kept | ({"description": description} if description else {}), limits)
 
 
 def _rewritten(node: dict[str, Any]) -> dict[str, Any]:

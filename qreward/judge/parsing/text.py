@@ -30,13 +30,13 @@ class Unreadable(ValueError):
     """An answer is not accepted as a verdict.
 
     Attributes:
-        why: one short sentence that can be sent to the judge with the repeated request. It never quotes the answer, so a judged text
+        reason: one short sentence that can be sent to the judge with the repeated request. It never quotes the answer, so a judged text
             cannot inject instructions through it.
     """
 
-    def __init__(self, why: str) -> None:
-        super().__init__(why)
-        self.why = why
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 _THOUGHT = re.compile(r"<(/?)(think|thinking|reasoning|thought)>", re.IGNORECASE)
@@ -46,8 +46,8 @@ def without_reasoning(text: str) -> tuple[str, str]:
     """Remove the reasoning blocks of an answer. Returns ``(text before a lone closing tag or "", answer)``.
 
     A chat template may put the opening tag into the prompt, so that the answer contains only the closing one. A closing tag after a block,
-    or a second lone one, may come from a judged text. Then it is unclear which side of it is the judge's, and the answer is refused. So is
-    one whose block is not closed, or that ends with reasoning.
+    or a second lone one, may come from a judged text, so that it is unclear which side of it is the judge's; the text before it contains
+    another tag then. Raises ``Unreadable`` for a second lone one, if a block is not closed, or if the answer ends with reasoning.
     """
     kept: list[str] = []
     start, opened, blocks, before = 0, "", 0, ""
@@ -59,15 +59,15 @@ def without_reasoning(text: str) -> tuple[str, str]:
         elif not closing:
             kept.append(text[start : tag.start()])
             opened = name
-        elif blocks or before:
-            raise Unreadable("The answer holds a closing tag of a thought that nothing opened.")
+        elif before:  # here, as collecting the text before each of many tags would take quadratic time
+            raise Unreadable("The answer has two closing reasoning tags without opening ones.")
         else:
             before, start = text[: tag.start()] or " ", tag.end()
     if opened:
-        raise Unreadable("The answer ends before its thinking does.")
+        raise Unreadable("The reasoning of the answer is not closed.")
     answer = "".join([*kept, text[start:]])
     if answer.strip() and blocks and not text[start:].strip():
-        raise Unreadable("The answer ends with thought, which may take back what stands before it.")
+        raise Unreadable("The answer ends with reasoning, which may revise what precedes it.")
     return before, answer
 
 
@@ -221,7 +221,7 @@ def _score(match: re.Match[str], scale: Scale | None) -> float:
     value = Decimal(_ascii(match["number"]))
     if match["percent"]:
         if scale not in ((0, 1), (0, 100)):
-            raise Unreadable("The score is a percentage, which this scale has none of.")
+            raise Unreadable("The score is a percentage, which this scale does not allow.")
         value = value / 100 if scale == (0, 1) else value
     if match["top"] and (scale is None or float(_ascii(match["top"])) != scale[1]):
         raise Unreadable("The score is a fraction of something other than the top of the scale.")
@@ -456,7 +456,7 @@ class TextReader:
         last, value, members = max(verdicts, key=lambda verdict: verdict[0], default=(-1, None, None))
         if last < 0:
             raise Unreadable("No sentence of the answer is a verdict and nothing else, outside of quotations and reported speech.")
-        if any(other != value for _, other, _ in verdicts) or any(self.differs(words, value, before=at < last) for at, words in others):
+        if any(other != value for _, other, _ in verdicts) or any(self.differs(words, value) for _, words in others):
             raise Unreadable("The answer gives more than one verdict.")
         after = [words for at, words in others if at > last and _WORD.search(words)]
         if after and (not _REASON.match(after[0]) or any(self._revises(words, value) for words in after)):
@@ -474,8 +474,8 @@ class TextReader:
             raise Unreadable("The answer names another scale beside its score.")
         return _score(match, self._scale)
 
-    def differs(self, words: str, value: Any, *, before: bool) -> bool:
-        """Whether a sentence may contain a verdict other than ``value``. Aspects ("Style: 6/10") may precede a verdict."""
+    def differs(self, words: str, value: Any) -> bool:
+        """Whether a sentence may contain a verdict other than ``value``. Aspects ("Style: 6/10") are none."""
         if self._options is not None:
             made = [match for pattern in self._made for match in pattern.finditer(words)]
             made += self._any.finditer(words) if self._judging.search(words) else []
@@ -484,7 +484,7 @@ class TextReader:
             return False
         if self._judging.search(words):
             return self._has_other_number(words, value)
-        tops = [] if before and _ASPECT.fullmatch(words) else self._of_top.finditer(words)
+        tops = [] if _ASPECT.fullmatch(words) else self._of_top.finditer(words)
         return any(self._has_other_number(words[max(0, top.start() - 20) : top.start()].rpartition(" ")[2], value) for top in tops)
 
     def _has_other_number(self, words: str, value: float) -> bool:

@@ -107,29 +107,29 @@ class AimdLimit:
     """An adaptive limit between two bounds.
 
     Args:
-        terms: the bounds, and the conditions under which the limit falls.
+        config: the bounds, and the conditions under which the limit falls.
         start: initial limit, clamped to the bounds.
-        most: upper bound in addition to the one in ``terms``.
+        most: upper bound in addition to the one in ``config``.
 
     Attributes:
         limit: the present limit.
         wanted: a call had to wait for the limit in this round, so that a higher one would help.
     """
 
-    __slots__ = ("_bounds", "_exact", "_failed", "_fell_at", "_ok", "_seconds", "_since", "limit", "terms", "wanted")
+    __slots__ = ("_bounds", "_exact", "_failed", "_fell_at", "_ok", "_seconds", "_since", "config", "limit", "wanted")
 
-    def __init__(self, terms: Adapting, start: float, most: float = inf) -> None:
+    def __init__(self, config: Adapting, start: float, most: float = inf) -> None:
         self.limit = 0
         self._fell_at = self._since = -inf
         self._exact = start
-        self.terms, self._bounds = terms, (inf, inf)
-        self.change(terms, most)
+        self.config, self._bounds = config, (inf, inf)
+        self.change(config, most)
 
-    def change(self, terms: Adapting, most: float = inf) -> None:
-        """Replace the terms and bounds, if they differ. The learned value is kept within the new bounds."""
-        bounds = min(terms.least, most), min(terms.most, most)
-        if bounds != self._bounds or terms != self.terms:
-            self.terms, self._bounds = terms, bounds
+    def change(self, config: Adapting, most: float = inf) -> None:
+        """Replace the config and bounds, if they differ. The learned value is kept within the new bounds."""
+        bounds = min(config.least, most), min(config.most, most)
+        if bounds != self._bounds or config != self.config:
+            self.config, self._bounds = config, bounds
             self._begin_round(self._since, self._exact)
 
     def ok(self, now: float, sent_at: float, seconds: float) -> bool:
@@ -158,10 +158,10 @@ class AimdLimit:
         ended = self._ok + self._failed
         if ended < max(LEAST_ROUND, self.limit):
             return False
-        errors, slow = self._failed / ended, self.terms.seconds
-        if errors > self.terms.errors or (slow is not None and self._ok and self._seconds / self._ok > slow):
+        errors, slow = self._failed / ended, self.config.seconds
+        if errors > self.config.errors or (slow is not None and self._ok and self._seconds / self._ok > slow):
             return self._fall(now)
-        rise = self.wanted and errors <= self.terms.errors / 2
+        rise = self.wanted and errors <= self.config.errors / 2
         return self._begin_round(now, max(self._exact + 1, self._exact * RISE) if rise else self._exact)
 
     def _fall(self, now: float) -> bool:
@@ -181,12 +181,12 @@ class AimdLimit:
         return self.limit != before
 
 
-def adapted(adaptive: AimdLimit | None, terms: Adapting | None, start: float, most: float) -> AimdLimit | None:
-    if terms is None:
+def adapted(adaptive: AimdLimit | None, config: Adapting | None, start: float, most: float) -> AimdLimit | None:
+    if config is None:
         return None
     if adaptive is None:
-        return AimdLimit(terms, start, most)
-    adaptive.change(terms, most)
+        return AimdLimit(config, start, most)
+    adaptive.change(config, most)
     return adaptive
 
 
@@ -222,15 +222,15 @@ class Breaker:
     """A circuit breaker: closed, open until a time, or half-open with one probe call in flight.
 
     Attributes:
-        terms: the configuration; may be replaced at any time.
+        config: the configuration; may be replaced at any time.
         probe: the call whose outcome decides, while half-open; else None.
         failures: failures in a row.
     """
 
-    __slots__ = ("_opened_at", "failures", "probe", "terms")
+    __slots__ = ("_opened_at", "config", "failures", "probe")
 
-    def __init__(self, terms: Breaking) -> None:
-        self.terms = terms
+    def __init__(self, config: Breaking) -> None:
+        self.config = config
         self.failures = 0
         self.probe: object = None
         self._opened_at = -inf
@@ -238,7 +238,7 @@ class Breaker:
     @property
     def open_until(self) -> float:
         """No call is allowed before this time; -inf while closed."""
-        return self._opened_at + self.terms.recovery
+        return self._opened_at + self.config.recovery
 
     @property
     def state(self) -> str:
@@ -267,7 +267,7 @@ class Breaker:
     def failed(self, now: float, call: object) -> bool:
         """A try failed. True if the breaker has opened now."""
         self.failures += 1
-        if not self.trusts(call) or (self.probe is None and self.failures < self.terms.threshold):
+        if not self.trusts(call) or (self.probe is None and self.failures < self.config.threshold):
             return False
         self._opened_at, self.probe = now, None
         return True

@@ -64,7 +64,7 @@ def record_failure(now: float, call: Call, sent_at: float) -> bool:
     breaker = call.key_state.breaker
     if breaker is None or not breaker.failed(now, call):
         return False
-    call.note(now, f"the circuit breaker opens for {breaker.terms.recovery:g} s")
+    call.note(now, f"the circuit breaker opens for {breaker.config.recovery:g} s")
     return True
 
 
@@ -81,7 +81,7 @@ def next_try(now: float, call: Call, rng: Random, wait: float | None = None) -> 
     ``wait`` is the number of seconds that the last failure or the user says, used exactly; None for the backoff.
     """
     if wait is None:
-        pause = backoff(call.options.pause, call.retries + 1, rng)
+        pause = backoff(*call.options.pause, call.retries + 1, rng)
         at = max(now + min(pause, (call.deadline - now) / 2), call.not_before)  # an early retry is better than none
     else:
         at = now + wait
@@ -116,7 +116,7 @@ def open_circuit(now: float, state: KeyState) -> CircuitOpen:
     )
 
 
-def why_waiting(now: float, call: Call) -> str:
+def wait_reason(now: float, call: Call) -> str:
     state = call.key_state
     ready = state.ready_at(call) - now
     if ready > 0:
@@ -164,7 +164,8 @@ class CallScheduler:
         state = call.key_state = function.state_of(call.key)
         state.calls += 1
         function.counters.calls += 1
-        function.earn_hedge()
+        if function.options.hedging is not None:
+            function.hedges_left += function.options.hedging.share
         if call.timeout is not None:
             call.deadline = now + call.timeout
         if state.breaker is not None and not state.breaker.admits(now, call):
@@ -255,7 +256,7 @@ class CallScheduler:
     def _place(self, now: float, call: Call) -> None:
         call.state = TaskState.QUEUED
         if call.notes is not None and not self._may_start(now, call):
-            call.note(now, why_waiting(now, call))
+            call.note(now, wait_reason(now, call))
         call.key_state.queue.put(call, call.rank if call.options.paced else -inf, call.number)
         self._arrange(now, call.key_state)
 
@@ -420,15 +421,15 @@ class CallScheduler:
         call.function.counters.refused += call.error is None
         self._finish(now, call, call.error or open_circuit(now, call.key_state))
 
-    def _finish(self, now: float, call: Call, error: BaseException | None, why: CancelReason = CancelReason.ABANDONED) -> None:
+    def _finish(self, now: float, call: Call, error: BaseException | None, reason: CancelReason = CancelReason.ABANDONED) -> None:
         if call.done:
             return
         call.function.counters.failed += 1
         call.note(now, f"failed after {now - call.born:.3g} s: {type(error).__name__}")
-        self._end(now, call, why)
+        self._end(now, call, reason)
         self.out.append((FINISH, call, error, call.key_state, 0.0))
 
-    def _end(self, now: float, call: Call, why: CancelReason) -> None:
+    def _end(self, now: float, call: Call, reason: CancelReason) -> None:
         state = call.key_state
         call.state = TaskState.DONE
         state.calls -= 1
@@ -437,6 +438,6 @@ class CallScheduler:
         if state.breaker is not None:
             state.breaker.over(call)
         for attempt in call.tried:
-            attempt.cancel_reason = why
+            attempt.cancel_reason = reason
             self.out.append((CANCEL, attempt))
         state.function.rest(state)

@@ -8,6 +8,7 @@ the functions of a pool share, and the order of their keys.
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import KW_ONLY, dataclass
 from heapq import heappop, heappush
 from math import inf
 from typing import Any, cast
@@ -24,34 +25,24 @@ MEMORY = 60.0
 """Seconds for which an unused key keeps its failures, its open circuit breaker and its adaptive limit."""
 HEDGES_AT_ONCE = 10.0
 """Initial hedge budget, before calls have added to it."""
-MOST_SAVED = 1e6
-"""Largest hedge budget."""
 ENOUGH = 20
 """Successful tries needed before a quantile of their times is used."""
 
 
+@dataclass(slots=True, eq=False)
 class CallFailure:
-    """A try that raised an exception.
+    """A try that raised an exception."""
 
-    Attributes:
-        error: the exception that the caller receives if the call is not retried.
-        again: the call may be retried, and the try counts as a failure of the function. If False, the error is passed on unchanged and not
-            counted.
-        wait: seconds after which the call may be retried, if the error or the user says so; a negative value or NaN becomes 0.
-        overloaded: the try was rejected because of overload. It costs a retry, but does not count against health.
-        covered: the exception is one for which a default may be returned.
-    """
+    error: BaseException  # the exception that the caller receives if the call is not retried
+    _: KW_ONLY
+    again: bool = True  # the call may be retried, and the try counts as a failure; if False, the error is passed on and not counted
+    wait: float | None = None  # seconds after which the call may be retried, if the error or the user says so; NaN or less than 0 is 0
+    overloaded: bool = False  # it was rejected because of overload: that costs a retry, but does not count against health
+    covered: bool = False  # the exception is one for which a default may be returned
 
-    __slots__ = ("again", "covered", "error", "overloaded", "wait")
-
-    def __init__(
-        self, error: BaseException, *, again: bool = True, wait: float | None = None, overloaded: bool = False, covered: bool = False
-    ) -> None:
-        self.error = error
-        self.covered = covered
-        self.again = again
-        self.wait = wait if wait is None or wait > 0 else 0.0
-        self.overloaded = overloaded
+    def __post_init__(self) -> None:
+        if self.wait is not None and not self.wait > 0:
+            self.wait = 0.0
 
 
 class Call(Task):
@@ -219,7 +210,7 @@ class KeyState:
         elif self.breaker is None:
             self.breaker = Breaker(breaking)
         else:
-            self.breaker.terms = breaking
+            self.breaker.config = breaking
 
     def apply(self) -> None:
         if self.rate_limit is not None and self.adaptive is not None:
@@ -307,11 +298,6 @@ class Function:
                 del self.keys[state.key]
             else:
                 self.rest(state)  # used since
-
-    def earn_hedge(self) -> None:
-        hedging = self.options.hedging
-        if hedging is not None:
-            self.hedges_left = min(self.hedges_left + hedging.share, MOST_SAVED)
 
     def hedge_after(self, hedging: Hedging) -> float | None:
         """Return the seconds after which a try is hedged, or None if that is not known yet."""

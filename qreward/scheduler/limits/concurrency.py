@@ -37,10 +37,10 @@ Changes = dict[tuple[str, str], int]
 """How often a limit changed: (``up`` or ``down``, reason in one word) -> count."""
 
 
-def count_change(changes: Changes, before: int, after: int, why: str) -> None:
+def count_change(changes: Changes, before: int, after: int, reason: str) -> None:
     """Count a change of a limit; equal values are not counted."""
     if after != before:
-        key = ("up" if after > before else "down", why)
+        key = ("up" if after > before else "down", reason)
         changes[key] = changes.get(key, 0) + 1
 
 
@@ -107,9 +107,9 @@ class FixedLimit(ConcurrencyLimit):
             self._move(min(self.limit, others), "rejected")
         return False
 
-    def _move(self, limit: int, why: str) -> None:
+    def _move(self, limit: int, reason: str) -> None:
         before, self._clean, self.limit = self.limit, 0, max(1, min(self._set, limit))
-        count_change(self.changes, before, self.limit, why)
+        count_change(self.changes, before, self.limit, reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,11 +215,9 @@ class AdaptiveLimit(ConcurrencyLimit):
         self._set(max(self._start, self._held / 2), now, inflight)
 
     def sent(self, _now: float, inflight: int) -> None:
-        """A request was sent. ``inflight`` counts it."""
         self._round.peak = max(self._round.peak, inflight)
 
     def ok(self, now: float, sent_at: float, tokens: int | None, inflight: int) -> None:
-        """An answer arrived. ``inflight`` no longer counts it."""
         self._clean += 1
         self._good += 1
         self._away = 0
@@ -236,7 +234,6 @@ class AdaptiveLimit(ConcurrencyLimit):
                 self._end_round(now, inflight)
 
     def rejected(self, now: float, sent_at: float, hint: float | None, others: int) -> bool:
-        """A request was rejected while ``others`` are still in flight. False if it was noise, or caused by a try of this limit."""
         self._reject_after += 0.2 * (now - sent_at - self._reject_after)
         tried = now < self._blame_until and others >= self._floor
         lone = not tried and hint is None and others > 0 and self._good >= self.limit / 2

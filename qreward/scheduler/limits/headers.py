@@ -94,8 +94,8 @@ class HeaderRateLimit:
         self._largest = 1.0
         # the advertisements
         self._follows = False  # ``remaining`` is advertised, not only the limit
-        self._newest, self._told_at = -inf, -inf  # send time of the request with the latest advertisement, and when it was answered
-        self._heard, self._lowest = 0, 0.0  # of the requests sent at that instant: how many advertised, and the lowest value
+        self._newest, self._advertised_at = -inf, -inf  # send time of the request with the latest advertisement, and when it was answered
+        self._replies, self._lowest = 0, 0.0  # of the requests sent at that instant: how many advertised, and the lowest value
         self._nonsense = False
         self._sums = (0.0, 0.0)  # charged and estimated amounts, recent ones weighted most
         self._reference: tuple[float, float, float] | None = None  # sent at, cost so far, remaining: base for comparing charges
@@ -134,7 +134,7 @@ class HeaderRateLimit:
             if plain is not None and self._follows:
                 cost = plain * self.scale
             self._largest = max(cost, FADE * self._largest)
-        if self._left == inf or now - self._told_at > FORGOTTEN:
+        if self._left == inf or now - self._advertised_at > FORGOTTEN:
             self._left = inf
             return
         self._advance(now)
@@ -166,34 +166,34 @@ class HeaderRateLimit:
     # advertisements
 
     def update(
-        self, now: float, sent_at: float, said: RateLimit | None, *, answered: bool = True, others: float = 0.0, hint: float | None = None
+        self, now: float, sent_at: float, info: RateLimit | None, *, answered: bool = True, others: float = 0.0, hint: float | None = None
     ) -> None:
         """A request ended, or its streamed answer began. Apply what the response advertises.
 
         Args:
             now: when the response arrived.
             sent_at: when its request was sent.
-            said: the advertised limit, or None. If a request was answered without it, after the last advertisement, the limit ends.
+            info: the advertised limit, or None. If a request was answered without it, after the last advertisement, the limit ends.
             answered: the request was served, not rejected.
             others: cost of the other requests in flight; used only for the first advertisement.
             hint: seconds after which a rejected request may be retried, as the server said; takes precedence over inferred times.
         """
-        if said is not None:
-            self._take_in(now, sent_at, said, answered, others)
+        if info is not None:
+            self._apply(now, sent_at, info, answered, others)
             if hint is not None:
                 self._ask_at = now + hint
         elif hint is not None:
             self._ask_at = min(self._ask_at, now + hint)
-        elif sent_at > self._told_at:
+        elif sent_at > self._advertised_at:
             if answered:
                 self._left = inf
             else:
                 self._ask_at = now
 
-    def _take_in(self, now: float, sent_at: float, said: RateLimit, answered: bool, others: float) -> None:
-        limit, remaining, window = said.limit, said.remaining, said.window
+    def _apply(self, now: float, sent_at: float, info: RateLimit, answered: bool, others: float) -> None:
+        limit, remaining, window = info.limit, info.remaining, info.window
         plenty = PLENTY * self._most
-        if remaining is not None and remaining > plenty and self._left > plenty and now < self._told_at + GLANCE:
+        if remaining is not None and remaining > plenty and self._left > plenty and now < self._advertised_at + GLANCE:
             return
         if sent_at < max(self._newest, self._began) or (limit is not None and limit <= 0):
             return
@@ -202,16 +202,16 @@ class HeaderRateLimit:
                 return
             remaining = limit if self._left == inf else min(limit, self._left)
             self._follows = False
-        elif limit is None and said.reset is None:
+        elif limit is None and info.reset is None:
             return
         else:
             self._follows = True
-        if self._is_nonsense(sent_at, remaining, answered=answered):
+        if self._contradicts(sent_at, remaining, answered=answered):
             return
         later = sent_at > self._newest
-        self._newest, self._told_at = sent_at, now
+        self._newest, self._advertised_at = sent_at, now
         self._advance(now)
-        self._size_up(now, sent_at, remaining, said)
+        self._update_refill(now, sent_at, remaining, info)
         if self._left == inf:
             self._left, self._at, self._ask_at = remaining - others, now, now + LONGEST_WAIT
             self._sends.clear()
@@ -245,12 +245,12 @@ class HeaderRateLimit:
             self._left = min(self._left, remaining)
             return
         _, first, last, count = sends[0]
-        self._heard = 1 if later else self._heard + 1
+        self._replies = 1 if later else self._replies + 1
         self._lowest = remaining if later else min(self._lowest, remaining)
-        unheard = (last - first) * max(0.0, count - self._heard) / max(1.0, count - 1)  # the server may have counted these later
+        uncounted = (last - first) * max(0.0, count - self._replies) / max(1.0, count - 1)  # the server may have counted these later
         since = self._paid - last - self.refill * (now - sent_at)
-        self._left = min(max(self._left, self._lowest - max(0.0, since + unheard)), self._lowest - max(0.0, since))
-        self._confirmed = last - unheard
+        self._left = min(max(self._left, self._lowest - max(0.0, since + uncounted)), self._lowest - max(0.0, since))
+        self._confirmed = last - uncounted
         if self._doubt and count == 1:
             self._compare(sent_at, first, remaining)
 
@@ -266,7 +266,7 @@ class HeaderRateLimit:
             self._sums = (MEMORY * before[0] + charged, MEMORY * before[1] + reserved)
             self.scale = min(MOST_SCALE, max(1 / MOST_SCALE, self._sums[0] / self._sums[1]))
 
-    def _is_nonsense(self, sent_at: float, remaining: float, *, answered: bool) -> bool:
+    def _contradicts(self, sent_at: float, remaining: float, *, answered: bool) -> bool:
         """Return whether the server advertises that nothing remains although it answers requests."""
         if remaining >= 1:
             self._nonsense = False
@@ -274,24 +274,24 @@ class HeaderRateLimit:
             self._nonsense, self._left = True, inf
         return self._nonsense
 
-    def _size_up(self, now: float, sent_at: float, remaining: float, said: RateLimit) -> None:
+    def _update_refill(self, now: float, sent_at: float, remaining: float, info: RateLimit) -> None:
         """Determine how the limit is refilled: at which rate, up to which amount, or when."""
-        limit, reset = said.limit, said.reset
+        limit, reset = info.limit, info.reset
         self._peak = max(self._peak, remaining)
-        if said.window is not None:
-            self.window = said.window
+        if info.window is not None:
+            self.window = info.window
         if reset is None:
             if limit is not None:
                 self.refill, self._most = limit / (self.window or MINUTE), max(limit, remaining)
             return
-        self._tell_kind(now, sent_at, remaining, reset, limit)
+        self._detect_kind(now, sent_at, remaining, reset, limit)
         self.refill = self._rate_of_bucket(remaining, reset, limit)
         if self.refill:
             self._most = max(remaining, min(limit or inf, remaining + self.refill * reset))
         else:
             self._most = inf if limit is None else max(limit, remaining)
             self._used = self._most - remaining
-            self._see_end(now, sent_at, reset)
+            self._update_end(now, sent_at, reset)
             self._lag = max(now - sent_at, FADE * self._lag)
             span = near_usual(self._longest)
             if limit is not None and self._began > -inf and 0 < span < self._lag:
@@ -313,7 +313,7 @@ class HeaderRateLimit:
             window = seen if abs(seen - window) <= NEAR * window else window
         return limit / window
 
-    def _see_end(self, now: float, sent_at: float, reset: float) -> None:
+    def _update_end(self, now: float, sent_at: float, reset: float) -> None:
         """Update the end of the window, which lies between ``sent_at + reset`` and ``now + reset``.
 
         The upper bound is used, and the lowest one of several responses once the limit is known to be a window.
@@ -330,7 +330,7 @@ class HeaderRateLimit:
         self._left = min(self._left, self._most)
         self._follows = False
 
-    def _tell_kind(self, now: float, sent_at: float, remaining: float, reset: float, limit: float | None) -> None:
+    def _detect_kind(self, now: float, sent_at: float, remaining: float, reset: float, limit: float | None) -> None:
         mark = self._mark
         if mark is None or now >= mark[0] + mark[2] or remaining > mark[1]:  # a window may have ended since, or the limit was raised
             self._mark = (sent_at, remaining, reset)

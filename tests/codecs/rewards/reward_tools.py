@@ -1,4 +1,4 @@
-"""What tests of reward codecs share: one request to a fake server through the real wire, and one to a codec alone."""
+"""What tests of reward codecs share: one request to a fake server through the HTTP backend, and one to a codec alone."""
 
 from __future__ import annotations
 
@@ -18,12 +18,6 @@ from qreward.testing import FakeEndpoint, FakeFleet
 from qreward.transport.backend import HttpBackend
 
 
-class RewardEndpoint(Endpoint):
-    """An endpoint with the setting that says how its reward model is asked."""
-
-    reward: RewardModel = RewardModel()
-
-
 def call(operation: Operation, items: list[Any], **params: Any) -> WireRequest:
     return WireRequest(operation, "m", operation.validate(items), params, None)
 
@@ -32,14 +26,12 @@ async def ask(fake: FakeEndpoint, asked: WireRequest, reward: RewardModel | None
     """Send a call to a fake server on loopback; ``rooted`` gives the endpoint's address without ``/v1``."""
     async with FakeFleet([fake]) as fleet:
         url = fleet.urls[fake.name]
-        endpoint = RewardEndpoint(
-            url.removesuffix("/v1") if rooted else url, name=fake.name, kind=fake.kind, proxy="", reward=reward or RewardModel()
-        )
-        wire = HttpBackend()
+        endpoint = Endpoint(url.removesuffix("/v1") if rooted else url, name=fake.name, kind=fake.kind, proxy="", reward=reward)
+        backend = HttpBackend()
         try:
-            return await wire.send(endpoint, asked)
+            return await backend.send(endpoint, asked)
         finally:
-            await wire.aclose()
+            await backend.aclose()
 
 
 def answered(fake: FakeEndpoint, asked: WireRequest, reward: RewardModel | None = None, *, rooted: bool = False) -> ListAnswer:

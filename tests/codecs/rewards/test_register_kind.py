@@ -17,7 +17,7 @@ import pytest
 from aiohttp import web
 from shared_tools import each
 
-from qreward import ConfigError, Endpoint, InvalidResponse, ListCodec, MergeLimits, QRewardClient, RewardModel, ServerKind, register_kind
+from qreward import ConfigError, Endpoint, ListCodec, MergeLimits, QRewardClient, RewardModel, ServerKind, register_kind
 from qreward.codecs.base import Malformed, WireRequest
 from qreward.codecs.rewards import registry
 from qreward.codecs.rewards.server_info import Load, ServerLimits
@@ -195,11 +195,3 @@ async def test_a_process_that_gets_a_pickled_client_has_to_register_the_kind_as_
         said = (await process.communicate())[0].decode().splitlines()
     assert "call register_kind" in said[0]
     assert said[-1] == "3.0"
-
-
-def test_the_values_of_a_kind_are_errors_of_their_items_where_they_are_no_numbers() -> None:
-    codec = registry.codec_of("acme", registry.SCORE)
-    call = WireRequest(codec, "rm", ["a", "b"], {}, None)
-    good, bad = codec.decode(b'{"rewards": [1.5, null]}', call).items
-    assert good == 1.5
-    assert isinstance(bad, InvalidResponse)

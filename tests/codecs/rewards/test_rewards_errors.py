@@ -12,7 +12,7 @@ from shared_tools import each, run
 from qreward.codecs.base import EmbeddedError, Reply
 from qreward.codecs.rewards.base import Operation, splits
 from qreward.codecs.rewards.registry import EMBED, RERANK, SCORE
-from qreward.errors import AuthenticationFailed, BadRequest, InvalidResponse, RateLimited, RequestError, ServerError
+from qreward.errors import AuthenticationFailed, InvalidResponse, RateLimited, RequestError
 from qreward.scheduler.outcome import Answer, Failure, FailureKind
 from qreward.settings.policies import Endpoint
 from qreward.testing import FakeEndpoint, FakeFleet, Faults
@@ -67,67 +67,15 @@ def test_a_score_that_is_null_fails_an_item_that_is_alone_as_a_broken_answer(kin
     assert (failure.kind, type(failure.error)) == (K.TRANSIENT, InvalidResponse)
 
 
-async def halved(endpoint: Endpoint, operation: Operation, items: list[Any]) -> list[Any]:
-    """What a queue does with a list: send it, and send it again in halves where that may help."""
-    wire = HttpBackend()
-
-    async def results(part: list[Any]) -> list[Any]:
-        outcome = await wire.send(endpoint, call(operation, part, query="q"))
-        if isinstance(outcome, Answer):
-            return list(outcome.value.items)
-        assert isinstance(outcome, Failure)
-        if not splits(outcome, len(part)):
-            return [outcome.error] * len(part)
-        middle = len(part) // 2
-        return await results(part[:middle]) + await results(part[middle:])
-
-    try:
-        return await results(items)
-    finally:
-        await wire.aclose()
-
-
-@each("kind, bad, error", [("vllm", REFUSED, BadRequest), ("sglang", LONG, BadRequest), ("tei", NAN, ServerError)])
-def test_by_halving_only_the_bad_items_fail(kind: Any, bad: str, error: type[Exception]) -> None:
-    items = [f"t{index}" for index in range(20)]
-    items[3] = items[17] = bad
-
-    async def main() -> list[Any]:
-        async with FakeFleet([fake(kind)]) as fleet:
-            return await halved(Endpoint(fleet.urls["gpu-0"], kind=kind, proxy=""), SCORE, items)
-
-    found = run(main())
-    assert [index for index, result in enumerate(found) if isinstance(result, Exception)] == [3, 17]
-    assert all(type(found[index]) is error for index in (3, 17))
-    assert all(found[index] == pytest.approx(score_of(item)) for index, item in enumerate(items) if item != bad)
-
-
-def test_a_list_longer_than_tei_takes_is_halved_until_it_fits() -> None:
-    items = [f"t{index}" for index in range(50)]
-
-    async def main() -> tuple[list[Any], int]:
-        async with FakeFleet([fake("tei")]) as fleet:
-            found = await halved(Endpoint(fleet.urls["gpu-0"], kind="tei", proxy=""), SCORE, items)
-            return found, fleet.seen("gpu-0").answered
-
-    found, requests = run(main())
-    assert found == [pytest.approx(score_of(item)) for item in items]
-    assert requests == 2
-
-
 @each("kind, status", [("tei", 429), ("sglang", 503), ("vllm", 503)])
 @each("operation", [SCORE, RERANK, EMBED])
-def test_an_overload_is_never_halved_whatever_the_route_says_it_in(kind: Any, status: int, operation: Operation) -> None:
-    async def main() -> Answer | Failure:
-        full = FakeEndpoint("gpu-0", kind=kind, rpm=1, burst=1, reject_status=status)
-        async with FakeFleet([full]) as fleet:
-            endpoint, wire = Endpoint(fleet.urls["gpu-0"], kind=kind, proxy=""), HttpBackend()
-            await wire.send(endpoint, call(operation, ["a"], query="q"))
-            outcome = await wire.send(endpoint, call(operation, ["a", "b"], query="q"))
-            await wire.aclose()
-            return outcome
-
-    outcome = run(main())
+async def test_an_overload_is_never_halved_whatever_the_route_says_it_in(kind: Any, status: int, operation: Operation) -> None:
+    full = FakeEndpoint("gpu-0", kind=kind, rpm=1, burst=1, reject_status=status)
+    async with FakeFleet([full]) as fleet:
+        endpoint, backend = Endpoint(fleet.urls["gpu-0"], kind=kind, proxy=""), HttpBackend()
+        await backend.send(endpoint, call(operation, ["a"], query="q"))
+        outcome = await backend.send(endpoint, call(operation, ["a", "b"], query="q"))
+        await backend.aclose()
     assert isinstance(outcome, Failure)
     assert (outcome.kind, type(outcome.error)) == (K.OVERLOADED, RateLimited)
     assert not splits(outcome, 2)
@@ -144,15 +92,12 @@ def test_a_wrong_key_is_understood_from_every_kind_of_server(kind: str) -> None:
     assert (failure.kind, type(failure.error), failure.misconfigured) == (K.UNSUITABLE, AuthenticationFailed, True)
 
 
-def test_the_key_of_an_endpoint_goes_to_its_own_routes_too() -> None:
-    async def main() -> Answer | Failure:
-        async with FakeFleet([FakeEndpoint("gpu-0", kind="tei", api_key="sk-right")]) as fleet:
-            wire = HttpBackend()
-            outcome = await wire.send(Endpoint(fleet.urls["gpu-0"], kind="tei", api_key="sk-right", proxy=""), call(SCORE, ["a"]))
-            await wire.aclose()
-            return outcome
-
-    assert isinstance(run(main()), Answer)
+async def test_the_key_of_an_endpoint_goes_to_its_own_routes_too() -> None:
+    async with FakeFleet([FakeEndpoint("gpu-0", kind="tei", api_key="sk-right")]) as fleet:
+        backend = HttpBackend()
+        endpoint = Endpoint(fleet.urls["gpu-0"], kind="tei", api_key="sk-right", proxy="")
+        assert isinstance(await backend.send(endpoint, call(SCORE, ["a"])), Answer)
+        await backend.aclose()
 
 
 @each("kind", ["vllm", "sglang", "tei", "openrlhf", "nim"])

@@ -14,7 +14,7 @@ from shared_tools import each
 
 from qreward.codecs.base import WireRequest
 from qreward.codecs.rewards.answers import ItemAnswer, ListAnswer, Score, share
-from qreward.codecs.rewards.base import SPLITTING, MergeLimits, Pair, splits, tokens_in
+from qreward.codecs.rewards.base import SPLITTING, MergeLimits, Operation, Pair, splits, tokens_in
 from qreward.codecs.rewards.registry import CLASSIFY, COMPLETE, EMBED, RERANK, SCORE, codec_of, server_root
 from qreward.errors import BadRequest, ConfigError, InvalidResponse, RequestError
 from qreward.results import Usage
@@ -53,14 +53,6 @@ def test_calls_that_differ_in_anything_else_go_apart(other: Any) -> None:
 def test_rankings_share_a_request_only_under_one_query() -> None:
     assert RERANK.merge_key(call(RERANK, ["a"], query="q")) == RERANK.merge_key(call(RERANK, ["b"], query="q"))
     assert RERANK.merge_key(call(RERANK, ["a"], query="q")) != RERANK.merge_key(call(RERANK, ["a"], query="r"))
-
-
-def test_the_limits_of_each_server_are_data() -> None:
-    assert (codec_of("openai", EMBED).limits.items, codec_of("openai", EMBED).limits.tokens) == (2048, 300_000)
-    assert codec_of("tei", SCORE).limits.items == codec_of("tei", RERANK).limits.items == codec_of("tei", EMBED).limits.items == 32
-    assert codec_of("nim", SCORE).limits.items == 1
-    for kind in ("vllm", "sglang", "openrlhf"):
-        assert codec_of(kind, SCORE).limits == MergeLimits()
 
 
 @each(
@@ -179,28 +171,23 @@ def test_a_score_is_a_float_that_survives_copies() -> None:
 
 
 @each(
-    "given, said",
+    "operation, given, message",
     [
-        ([], "empty"),
-        ("text", "a str"),
-        ([("q", "a"), 7], "item 1: an item to score must be .* not a int"),
-        ([("q", 7)], "item 0: the response is a int"),
-        ([("a", "b", "c")], "a tuple of 3"),
-        ([Pair("q", None)], "item 0: the response is None"),  # type: ignore[arg-type]
-        ([{"prompt": "q"}], "'prompt' and 'response'"),
-        ([[]], "messages is empty"),
-        ([{"messages": "x"}], "messages is a text"),
+        (SCORE, [], "empty"),
+        (SCORE, "text", "a str"),
+        (SCORE, [("q", "a"), 7], "item 1: an item to score must be .* not a int"),
+        (SCORE, [("q", 7)], "item 0: the response is a int"),
+        (SCORE, [("a", "b", "c")], "a tuple of 3"),
+        (SCORE, [Pair("q", None)], "item 0: the response is None"),  # type: ignore[arg-type]
+        (SCORE, [{"prompt": "q"}], "'prompt' and 'response'"),
+        (SCORE, [[]], "messages is empty"),
+        (SCORE, [{"messages": "x"}], "messages is a text"),
+        *((EMBED, given, "item 0") for given in ([""], [[]], [[1, "a"]], [[True]], [None])),
     ],
 )
-def test_a_wrong_item_is_refused_with_its_place_before_anything_is_sent(given: Any, said: str) -> None:
-    with pytest.raises(BadRequest, match=said):
-        SCORE.validate(given)
-
-
-@each("given", [[""], [[]], [[1, "a"]], [[True]], [None]])
-def test_an_input_that_cannot_be_embedded_is_refused(given: Any) -> None:
-    with pytest.raises(BadRequest, match="item 0"):
-        EMBED.validate(given)
+def test_a_wrong_item_is_refused_with_its_place_before_anything_is_sent(operation: Operation, given: Any, message: str) -> None:
+    with pytest.raises(BadRequest, match=message):
+        operation.validate(given)
 
 
 def test_tokens_are_estimated_before_a_server_is_known() -> None:

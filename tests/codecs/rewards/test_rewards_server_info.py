@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
-import aiohttp
 from hypothesis import given
 from hypothesis import strategies as st
-from shared_tools import each, run
+from shared_tools import each
 
-from qreward.codecs.rewards.registry import kind_of, server_root
 from qreward.codecs.rewards.server_info import READERS, Load, ServerLimits, read_load
-from qreward.testing import FakeEndpoint, FakeFleet, Latency
-from qreward.testing.rewards import Scoring
 
 VLLM = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
 # TYPE vllm:num_requests_running gauge
@@ -131,60 +126,3 @@ def test_a_list_has_no_more_items_than_the_server_says_and_than_it_has_places() 
         (ServerLimits(), None),
     ]
     assert [limits.list_items for limits, _ in table] == [items for _, items in table]
-
-
-async def _probe(session: aiohttp.ClientSession, url: str, kind: str) -> Load:
-    load = Load()
-    for path in (*kind_of(kind).probe, "/metrics", "/info", "/v1/models"):
-        async with session.get(server_root(url) + path) as response:
-            load = load.joined(read_load(path, response.status, await response.read()))
-    return load
-
-
-@each(
-    "kind, path, body, items",
-    [
-        ("vllm", "/classify", {"model": "rm", "input": ["a", "b", "c"]}, 3),
-        ("sglang", "/classify", {"text": ["a", "b", "c"]}, 3),
-        ("tei", "/predict", {"inputs": [["a"], ["b"], ["c"]]}, 3),
-    ],
-)
-def test_a_fake_server_shows_items_while_it_works_on_them(kind: Any, path: str, body: Any, items: int) -> None:
-    fake = FakeEndpoint(
-        "a", models=["rm"], kind=kind, max_concurrency=1, over_cap="queue", latency=Latency(base=30), scoring=Scoring(max_items=4)
-    )
-    if kind == "tei":
-        fake = FakeEndpoint(**{**dict(fake), "max_concurrency": 3})
-
-    async def main() -> Load:
-        async with FakeFleet([fake]) as fleet, aiohttp.ClientSession() as session:
-            url = fleet.urls["a"]
-            posts = [asyncio.create_task(session.post(server_root(url) + path, json=body)) for _ in range(4)]
-            try:
-                while fleet.seen("a").requests < 4:  # noqa: ASYNC110 - counters have no event
-                    await asyncio.sleep(0.001)
-                return await _probe(session, url, kind)
-            finally:
-                for post in posts:
-                    post.cancel()
-                await asyncio.gather(*posts, return_exceptions=True)
-
-    load = run(main())
-    assert load.ready is True
-    if kind == "tei":
-        assert (load.waiting, load.limits) == (items, ServerLimits(4, 3, 8192, 16384))
-    else:
-        assert (load.running, load.waiting, load.models) == (items, 3 * items, ("rm",))
-
-
-def test_a_server_without_such_routes_gives_no_information() -> None:
-    async def main() -> list[Load]:
-        async with (
-            FakeFleet([FakeEndpoint("a", kind="openrlhf"), FakeEndpoint("b", kind="nim")]) as fleet,
-            aiohttp.ClientSession() as session,
-        ):
-            return [await _probe(session, fleet.urls["a"], "vllm"), await _probe(session, fleet.urls["b"], "nim")]
-
-    silent, nim = run(main())
-    assert silent == Load(), "a route that is missing says nothing of health"
-    assert nim == Load(ready=True, models=("fake",))

@@ -18,19 +18,8 @@ PIECES = (
     *("{", "}", "[", '"', "'", "`", "*", "<", "7", "\\", "\n", " ", "\u201c", "\u2018a ", ' "a', " 'a b", "[[", "[[7]] ", "$a", "| "),
     *("<think>", "</think>", "<response>", "<a></a>", "<b ", "<!-- ", "<score>", "```\n", "> \n", "> a\nb\n", "\\boxed{"),
     *('{"a":', "{/*", "{//\n", '{"\\', "{a:1,", "{'", '{"score": ', '{"score": 7}', "[{", '{"a": {"a": [', "{ "),
-    *(
-        "Score: ",
-        "Score: 7\n",
-        "Score: 7 ",
-        "7/10 ",
-        "the ",
-        "my,",
-        "I give it ",
-        "score for a ",
-        "The candidate wrote: ",
-        "no, ",
-        "A is overall ",
-    ),
+    *("Score: ", "Score: 7\n", "Score: 7 ", "7/10 ", "the ", "my,", "I give it ", "score for a ", "The candidate wrote: ", "no, "),
+    "A is overall ",
 )
 
 
@@ -40,7 +29,7 @@ def _read(text: str) -> str:
         try:
             outcomes.append(repr(read(text, model, scale=(0, 10) if model is ScoreVerdict else None)))
         except Unreadable as refusal:
-            outcomes.append(refusal.why)
+            outcomes.append(refusal.reason)
     return " ".join(outcomes)
 
 
@@ -79,7 +68,8 @@ def steps(work: Callable[[], object]) -> int:
 def test_twice_the_answer_is_at_most_twice_the_steps() -> None:
     slow = []
     for piece in PIECES:
-        once, twice = piece * (3_000 // len(piece)), piece * (6_000 // len(piece))
+        once = piece * 4 * (250 // len(piece))  # an even number, as every second mark may close a quotation
+        twice = once * 2
         _read(once)
         few, many = steps(lambda text=once: _read(text)), steps(lambda text=twice: _read(text))  # type: ignore[misc]
         if many > 2.2 * few + 300:
@@ -105,11 +95,7 @@ def test_no_character_is_looked_at_by_two_attempts_at_an_object(monkeypatch: pyt
 
 
 def test_deep_nesting_overflows_nothing() -> None:
-    for text in (
-        '{"a":' * 50_000,
-        '{"a":' * 40 + "1" + "}" * 40,
-        '{"score": ' + "[" * 50_000,
-        '{"score": 7, "x": ' + "[" * 40 + "]" * 40 + "}",
-    ):
+    nested = '{"score": 7, "x": ' + "[" * 40 + "]" * 40 + "}"
+    for text in ('{"a":' * 50_000, '{"a":' * 40 + "1" + "}" * 40, '{"score": ' + "[" * 50_000, nested):
         with pytest.raises(Unreadable):
             read(text, ScoreVerdict, scale=(0, 10))

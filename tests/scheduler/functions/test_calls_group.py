@@ -1,35 +1,12 @@
-"""Room that functions share, and whose turn it is."""
+"""Rates of keys, the limit that functions share, and the order of calls."""
 
 from __future__ import annotations
 
-from calls_driver import AT_ONCE, Breaking, Driver, Hedging, Rate
+from calls_driver import Driver, Hedging, Rate
 
-from qreward.scheduler.outcome import CANCELLED, Answer
 from qreward.scheduler.queue import AGEING
 
 HIGH, NORMAL, LOW = 0, 5, 9
-
-
-def test_never_more_are_in_flight_than_the_limit_over_all_keys_and_functions() -> None:
-    driver = Driver()
-    f, g = driver.function("f", most=3), driver.function("g", most=5, keyed=True)
-    driver.calls(2, f)
-    for key in "abcd":
-        driver.call(g, key)
-    assert len(driver.under_way()) == 3
-
-
-def test_a_try_that_was_cancelled_holds_its_place_until_it_has_ended() -> None:
-    driver = Driver()
-    f = driver.function(most=1)
-    first, second = driver.calls(2, f)
-    (attempt,) = driver.tries(first)
-    driver.withdraw(first)
-    driver.wait(100.0)
-    assert not driver.begun(second)
-    driver.report(attempt, Answer("at last"))
-    assert driver.begun(second) == [100.0]
-    assert driver.outcome(first) is None
 
 
 def test_the_most_urgent_goes_first_though_it_came_last() -> None:
@@ -65,83 +42,6 @@ def test_calls_that_have_waited_long_enough_go_before_urgent_ones() -> None:
     assert order == [sooner, low, later]
 
 
-def test_the_order_is_right_when_the_first_in_line_leaves() -> None:
-    driver = Driver()
-    f = driver.function(most=1, keyed=True)
-    busy = driver.call(f, "z")
-    high = driver.call(f, "a", level=HIGH)
-    low = driver.call(f, "a", level=LOW)
-    normal = driver.call(f, "b", level=NORMAL)
-    driver.withdraw(high)
-    driver.ok(busy)
-    assert driver.under_way() == [normal]
-    driver.ok(normal)
-    assert driver.under_way() == [low]
-
-
-def test_a_retry_goes_before_calls_that_came_later_and_behind_more_urgent_ones() -> None:
-    """Though it may begin at once, and has just made room itself."""
-    driver = Driver()
-    f = driver.function(most=1, retries=3, pause=AT_ONCE)
-    low = driver.call(f, level=LOW)
-    high, later = driver.call(f, level=HIGH), driver.call(f, level=LOW)
-    driver.fail(low)
-    assert driver.under_way() == [high]
-    driver.ok(high)
-    assert driver.under_way() == [low]
-    driver.fail(low)
-    assert driver.under_way() == [low]
-    driver.ok(low)
-    assert driver.under_way() == [later]
-
-
-def test_retries_that_are_due_together_go_by_priority() -> None:
-    driver = Driver()
-    f = driver.function(most=2, retries=3)
-    g = driver.function("g", most=2)
-    low, high = driver.call(f, level=LOW), driver.call(f, level=HIGH)
-    driver.fail(low)
-    driver.fail(high)
-    busy = driver.call(g)
-    driver.wait(1.0)
-    assert driver.under_way() == [busy, high]
-
-
-def test_a_key_with_a_used_up_rate_does_not_hold_back_others() -> None:
-    driver = Driver()
-    f, g = driver.function("f", most=2, rate=Rate(1, 10.0)), driver.function("g")
-    driver.calls(3, f, level=HIGH)
-    call = driver.call(g, level=LOW)
-    assert driver.begun(call) == [0.0]
-
-
-def test_a_key_that_becomes_ready_while_there_is_no_free_slot_waits_in_its_place() -> None:
-    driver = Driver()
-    f, g = driver.function("f", most=2, rate=Rate(1, 1.0)), driver.function("g")
-    first, high = driver.call(f), driver.call(f, level=HIGH)
-    busy = driver.call(g)
-    low = driver.call(g, level=LOW)
-    driver.wait(5.0)
-    assert driver.under_way() == [first, busy]
-    driver.ok(busy)
-    assert driver.under_way() == [first, high]
-    driver.ok(first)
-    assert driver.under_way() == [high, low]
-
-
-def test_withdrawing_and_timing_out_leaves_nothing_behind() -> None:
-    driver = Driver()
-    f = driver.function(most=1, rate=Rate(2, 5.0), retries=2, timeout=30.0, breaking=Breaking(9, 9.0), hedging=Hedging(1.0, 0.0, 1, 1.0))
-    first, *others = driver.calls(6, f)
-    (attempt,) = driver.tries(first)
-    driver.withdraw(first, *others[:3])
-    driver.wait(31.0)
-    assert len(driver.scheduler._timers) == 0
-    assert driver.scheduler.group.inflight == 1
-    driver.report(attempt, CANCELLED)
-    driver.watch.check_all_over()
-
-
 def test_heaps_do_not_grow_while_calls_come_and_leave_and_there_is_never_a_free_slot() -> None:
     """Heap sizes are checked after each input."""
     driver = Driver()
@@ -155,3 +55,55 @@ def test_heaps_do_not_grow_while_calls_come_and_leave_and_there_is_never_a_free_
     driver.wait(10.0)
     assert len(driver.scheduler.group.ready._heap) < 200
     assert len(driver.scheduler._wakes._heap) < 200
+
+
+# rates
+
+
+def test_no_more_than_size_start_in_any_window_and_none_later_than_that() -> None:
+    driver = Driver()
+    f = driver.function(rate=Rate(3, 1.0))
+    driver.calls(2, f)
+    driver.wait(0.75)
+    driver.calls(6, f)
+    driver.wait(10.0)
+    assert [at for at, _ in driver.watch.sends] == [0.0, 0.0, 0.75, 1.0, 1.0, 1.75, 2.0, 2.0]
+
+
+def test_one_that_is_not_paced_waits_for_no_rate_and_counts() -> None:
+    driver = Driver()
+    f = driver.function(rate=Rate(1, 1.0), most=2)
+    driver.call(f)
+    hasty = driver.call(f, paced=False)
+    assert driver.begun(hasty) == [0.0]
+    paced, waits = driver.call(f), driver.call(f, paced=False)
+    assert not driver.begun(waits), "there is no room"
+    driver.ok(hasty, after=0.5)
+    assert driver.begun(waits) == [0.5]
+    driver.ok(waits)
+    assert driver.begun(driver.call(f, paced=False)) == [0.5], "though another waits for the rate"
+    driver.wait(3.0)
+    assert not driver.begun(paced), "there is no room"
+
+
+def test_a_call_that_comes_while_a_tick_is_overdue_overtakes_no_other() -> None:
+    driver = Driver()
+    f, g = driver.function("f", rate=Rate(1, 1.0), most=2), driver.function("g")
+    driver.call(f)
+    high = driver.call(f, level=0)
+    driver.now = 1.5
+    low = driver.call(g, level=9)
+    assert driver.begun(high) == [1.5]
+    assert not driver.begun(low)
+
+
+def test_one_that_is_not_paced_is_hedged_after_those_that_are_have_gone() -> None:
+    driver = Driver()
+    f = driver.function(rate=Rate(1, 10.0), hedging=Hedging(0.5, 0.0, 1, 1.0))
+    hasty = driver.call(f, paced=False)
+    waits = driver.call(f)
+    driver.wait(9.9)
+    assert len(driver.begun(hasty)) == 1
+    driver.wait(1.0)
+    assert driver.begun(waits)[0] == 10.0
+    assert len(driver.begun(hasty)) == 2

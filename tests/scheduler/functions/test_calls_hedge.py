@@ -25,6 +25,7 @@ def test_it_is_made_after_so_many_seconds_and_the_first_result_wins() -> None:
         assert driver.is_ok(call)
         assert list(driver.watch.cancels) == [loser]
         assert loser.cancel_reason is CancelReason.BEATEN
+        assert (winner.won, loser.won) == (True, False)
         assert (f.counters.hedges, f.counters.hedges_won) == (1, wins)
 
 

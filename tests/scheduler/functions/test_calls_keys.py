@@ -7,7 +7,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from calls_driver import Adapting, Breaking, Driver, FunctionOptions, Pause, Rate
+from calls_driver import Adapting, Breaking, Driver, FunctionOptions, Rate
 
 from qreward.errors import CircuitOpen
 from qreward.scheduler.functions.scheduler import FORGETS, CallScheduler
@@ -71,23 +71,6 @@ def test_a_key_is_remembered_exactly_as_long_as_its_past_counts() -> None:
     assert not found
 
 
-def test_a_key_of_a_call_that_waits_to_be_tried_again_is_in_use() -> None:
-    """Else the call and others of its key would each have a rate of their own, and the wrong one would be dropped."""
-    driver = Driver()
-    f = driver.function(rate=Rate(1, 1.0), retries=3, pause=Pause(1.0, 1.0), keyed=True)
-    call = driver.call(f, "a")
-    driver.fail(call, after=0.1, wait=50.0)
-    driver.wait(20.0)
-    assert keys(driver, f) == {"a"}
-    driver.ok(driver.call(f, "a"))
-    driver.wait(20.0)
-    assert keys(driver, f) == {"a"}
-    driver.wait(20.0)
-    driver.ok(call)
-    driver.wait(5.0)
-    assert keys(driver, f) == set()
-
-
 def test_a_key_that_waits_or_has_a_try_under_way_is_in_use_even_if_it_was_withdrawn() -> None:
     driver = Driver()
     f = driver.function(most=1, keyed=True)
@@ -118,17 +101,6 @@ def test_an_open_breaker_is_not_forgotten_though_the_try_that_opened_it_took_lon
     assert keys(driver, f) == set()
 
 
-def test_a_key_without_any_try_is_forgotten() -> None:
-    driver = Driver()
-    f = driver.function(most=1, timeout=9.0, keyed=True)
-    driver.call(f, "busy", timeout=None)
-    withdrawn = driver.call(f, "withdrawn")
-    driver.call(f, "out of time")
-    driver.withdraw(withdrawn)
-    driver.wait(10.0)
-    assert keys(driver, f) == {"busy"}
-
-
 def test_few_are_forgotten_at_a_time_and_all_of_them_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     at_once = 32  # the driver looks at all keys after each input
     monkeypatch.setattr("qreward.scheduler.functions.scheduler.FORGETS", at_once)
@@ -143,14 +115,6 @@ def test_few_are_forgotten_at_a_time_and_all_of_them_in_the_end(monkeypatch: pyt
         driver.wait(20.0)
         driver.ok(driver.call(f, 0))
     assert len(f.keys) == 1
-
-
-def test_a_function_without_keys_forgets_nothing() -> None:
-    driver = Driver()
-    f = driver.function(rate=Rate(1, 1.0))
-    driver.ok(driver.call(f))
-    driver.wait(100.0)
-    assert keys(driver, f) == {None}
 
 
 def test_ten_thousand_keys_leave_nothing_and_forgetting_them_keeps_no_call_waiting() -> None:

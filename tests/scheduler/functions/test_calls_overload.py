@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 
-from calls_driver import Adapting, Driver, Hedging, Longest, Rate, Shortest
+from calls_driver import Adapting, Driver, Longest, Rate, Shortest
 
 from qreward.scheduler.functions.state import Function
 
@@ -22,26 +22,6 @@ def test_a_hint_closes_the_key_for_all_its_calls_for_exactly_so_long() -> None:
         assert driver.begun(waits) == [1.0 + hint], "it waited for room"
         driver.ok(waits)
         assert driver.begun(later) == [1.0 + hint]
-
-
-def test_the_longest_of_several_hints_holds() -> None:
-    driver = Driver()
-    f = driver.function()
-    one, two = driver.calls(2, f)
-    driver.fail(one, wait=5.0, overloaded=True)
-    driver.fail(two, wait=2.0, overloaded=True)
-    call = driver.call(f)
-    driver.wait(9.0)
-    assert driver.begun(call) == [5.0]
-
-
-def test_no_hedge_is_made_of_a_key_that_is_closed() -> None:
-    driver = Driver()
-    f = driver.function(hedging=Hedging(0.5, 0.0, 1, 1.0))
-    slow, away = driver.calls(2, f)
-    driver.fail(away, wait=5.0, overloaded=True)
-    driver.wait(4.9)
-    assert len(driver.begun(slow)) == 1
 
 
 def test_without_a_hint_only_the_call_itself_waits() -> None:
@@ -128,3 +108,14 @@ def test_a_key_that_was_asked_to_be_left_alone_does_not_want_a_higher_rate() -> 
     for call in calls:
         driver.ok(call)
     assert not adaptive.wanted
+
+
+def test_the_longest_of_several_hints_holds() -> None:
+    driver = Driver()
+    f = driver.function()
+    one, two = driver.calls(2, f)
+    driver.fail(one, wait=5.0, overloaded=True)
+    driver.fail(two, wait=2.0, overloaded=True)
+    call = driver.call(f)
+    driver.wait(9.0)
+    assert driver.begun(call) == [5.0]

@@ -7,15 +7,22 @@ from calls_driver import AT_ONCE, Breaking, Driver, Pause
 from qreward.scheduler.state import CancelReason
 
 
-def test_after_each_failure_one_more_is_tried_at_once_up_to_the_most() -> None:
-    driver = Driver()
-    call = driver.call(driver.function(parallel_tries=3, retries=9, pause=AT_ONCE))
-    driver.wait(60.0)
-    seen = [len(driver.tries(call))]
-    for _ in range(4):
-        driver.fail(call, after=1.0)
-        seen.append(len(driver.tries(call)))
-    assert seen == [1, 2, 3, 3, 3]
+def test_after_each_failure_one_more_is_tried_at_once_up_to_the_most_and_being_turned_away_sets_it_back_to_one() -> None:
+    """How many may be tried abreast, how many retries there are; failures (f) or overload (o); tries in flight after each of them."""
+    for parallel, retries, outcomes, expected in (
+        (3, 9, "ffff", [1, 2, 3, 3, 3]),
+        (4, 20, "fffooof", [1, 2, 3, 4, 3, 2, 1, 2]),
+        (4, 20, "fffoooof", [1, 2, 3, 4, 3, 2, 1, 1, 2]),
+        (5, 3, "ffff", [1, 2, 2, 1, 0]),  # they are retries
+    ):
+        driver = Driver()
+        call = driver.call(driver.function(parallel_tries=parallel, retries=retries, pause=AT_ONCE))
+        seen, error = [len(driver.tries(call))], None
+        for outcome in outcomes:
+            error = driver.fail(call, after=1.0, overloaded=outcome == "o")
+            seen.append(len(driver.tries(call)))
+        assert seen == expected, (parallel, retries, outcomes)
+        assert driver.outcome(call) is (error if seen[-1] == 0 else None)
 
 
 def test_they_begin_one_pause_after_the_other() -> None:
@@ -30,17 +37,6 @@ def test_they_begin_one_pause_after_the_other() -> None:
     assert len(driver.tries(call)) == 2
 
 
-def test_they_are_retries_and_no_more_than_those_are_made() -> None:
-    driver = Driver()
-    call = driver.call(driver.function(parallel_tries=5, retries=3, pause=AT_ONCE))
-    for _ in range(3):
-        driver.fail(call)
-    assert len(driver.begun(call)) == 4
-    error = driver.fail(call)
-    assert driver.outcome(call) is error
-    assert len(driver.begun(call)) == 4
-
-
 def test_the_first_that_returns_wins() -> None:
     driver = Driver()
     call = driver.call(driver.function(parallel_tries=3, retries=9, pause=AT_ONCE))
@@ -52,21 +48,6 @@ def test_the_first_that_returns_wins() -> None:
     driver.ok(two)
     assert driver.is_ok(call)
     assert other.cancel_reason is CancelReason.BEATEN
-
-
-def test_being_turned_away_sets_it_back_to_one() -> None:
-    driver = Driver()
-    call = driver.call(driver.function(parallel_tries=4, retries=20, pause=AT_ONCE))
-    for _ in range(3):
-        driver.fail(call)
-    assert len(driver.tries(call)) == 4
-    for left in (3, 2, 1):
-        driver.fail(call, overloaded=True)
-        assert len(driver.tries(call)) == left
-    driver.fail(call, overloaded=True)
-    assert len(driver.tries(call)) == 1, "it is tried again, alone"
-    driver.fail(call)
-    assert len(driver.tries(call)) == 2, "and counts its failures anew"
 
 
 def test_being_turned_away_takes_back_what_was_planned() -> None:

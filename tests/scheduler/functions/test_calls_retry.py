@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from itertools import product
 from math import nan
-from random import Random
 
 from calls_driver import AT_ONCE, Driver, Hedging, Longest, Pause, Shortest
 
@@ -43,20 +42,6 @@ def test_waits_double_up_to_the_longest() -> None:
             driver.wait(1.0)
         starts = [start for start, attempt in driver.watch.sends if not attempt.hedge]
         assert [start - then for start, then in zip(starts[1:], failed, strict=True)] == waits
-
-
-def test_a_wait_is_drawn_from_all_of_its_range() -> None:
-    """Full jitter: uniform between nothing and the longest."""
-    driver = Driver(Random(1))
-    f = driver.function(retries=1, pause=Pause(8.0, 60.0))
-    calls = driver.calls(100, f)
-    for call in calls:
-        driver.fail(call)
-    driver.wait(8.0)
-    waits = sorted(driver.begun(call)[1] for call in calls)
-    assert waits[0] < 0.3
-    assert waits[-1] > 7.7
-    assert 3.5 < sum(waits) / len(waits) < 4.5
 
 
 def test_a_wait_that_a_failure_asks_for_is_kept_to_the_letter() -> None:
@@ -113,15 +98,6 @@ def test_its_own_wait_is_shortened_so_that_it_is_still_tried_before_its_time_is_
     assert driver.is_ok(call)
 
 
-def test_a_failure_after_its_time_is_up_is_not_followed_by_another_try() -> None:
-    """The timer is late."""
-    driver = Driver()
-    call = driver.call(driver.function(retries=9, timeout=1.0, pause=AT_ONCE))
-    driver.now = 1.2
-    error = driver.fail(call)
-    assert driver.outcome(call) is error
-
-
 def test_a_try_that_other_code_cancelled_ends_the_call() -> None:
     driver = Driver()
     call = driver.call(driver.function(retries=3))
@@ -153,17 +129,6 @@ def test_a_wait_that_a_failure_asks_for_while_a_hedge_goes_on_holds_when_that_fa
     driver.fail(hedge, after=1.0)
     driver.wait(20.0)
     assert driver.begun(call)[2] == 10.5
-
-
-def test_a_second_report_of_a_try_is_ignored() -> None:
-    driver = Driver()
-    call = driver.call(driver.function(retries=3, pause=AT_ONCE))
-    (first,) = driver.tries(call)
-    driver.fail(first)
-    driver.fail(first)
-    driver.ok(first)
-    assert len(driver.begun(call)) == 2
-    assert driver.outcome(call) is None
 
 
 def test_what_is_decided_is_noted_if_that_is_wanted() -> None:

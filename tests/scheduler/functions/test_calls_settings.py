@@ -8,52 +8,23 @@ from qreward.errors import CircuitOpen
 from qreward.scheduler.functions.state import HEDGES_AT_ONCE
 
 
-def test_a_higher_rate_holds_at_once_for_what_waits() -> None:
-    driver = Driver()
-    f = driver.function(rate=Rate(1, 100.0))
-    driver.calls(5, f)
-    driver.wait(1.0)
-    driver.change(f, rate=Rate(4, 100.0))
-    assert len(driver.under_way()) == 4
-    driver.change(f, rate=None)
-    assert len(driver.under_way()) == 5
-
-
-def test_a_lower_rate_holds_at_once_for_what_waits_and_what_comes() -> None:
-    driver = Driver()
-    f = driver.function(rate=Rate(4, 1.0))
-    driver.calls(6, f)
-    driver.change(f, rate=Rate(1, 5.0))
-    driver.call(f)
-    driver.wait(20.0)
-    assert [at for at, _ in driver.watch.sends] == [0.0] * 4 + [5.0, 10.0, 15.0]
-
-
-def test_another_window_moves_the_time_of_waking() -> None:
-    driver = Driver()
-    f = driver.function(rate=Rate(1, 100.0), keyed=True)
-    for key in "aabb":
-        driver.call(f, key)
-    assert driver.scheduler.next_wake() == 100.0
-    driver.change(f, rate=Rate(1, 3.0))
-    assert driver.scheduler.next_wake() == 3.0
-    driver.wait(3.0)
-    assert len(driver.under_way()) == 4
-
-
-def test_a_higher_limit_holds_at_once_and_a_lower_one_stops_no_call() -> None:
-    driver = Driver()
-    f = driver.function(most=2)
-    calls = driver.calls(8, f)
-    driver.change(f, most=4)
-    assert len(driver.under_way()) == 4
-    driver.change(f, most=1)
-    assert len(driver.under_way()) == 4
-    for call in calls[:3]:
-        driver.ok(call)
-    assert len(driver.under_way()) == 1
-    driver.ok(calls[3])
-    assert driver.under_way() == [calls[4]]
+def test_another_rate_holds_at_once_for_what_waits_and_what_comes() -> None:
+    """From 1 s on: a higher one, none, a lower one, a longer and a shorter window; when the tries of nine calls begin."""
+    for rate, begun in (
+        (Rate(4, 10.0), [0.0, 0.0, 1.0, 1.0, 10.0, 10.0, 11.0, 11.0, 20.0]),
+        (None, [0.0, 0.0, *[1.0] * 7]),
+        (Rate(1, 10.0), [0.0, 0.0, *[10.0 * number for number in range(1, 8)]]),
+        (Rate(2, 20.0), [0.0, 0.0, 20.0, 20.0, 40.0, 40.0, 60.0, 60.0, 80.0]),
+        (Rate(2, 0.5), [0.0, 0.0, 1.0, 1.0, 1.5, 1.5, 2.0, 2.0, 2.5]),
+    ):
+        driver = Driver()
+        f = driver.function(rate=Rate(2, 10.0))
+        driver.calls(8, f)
+        driver.wait(1.0)
+        driver.change(f, rate=rate)
+        driver.call(f)
+        driver.wait(100.0)
+        assert [at for at, _ in driver.watch.sends] == begun, rate
 
 
 def test_of_several_functions_in_a_group_the_least_number_holds() -> None:

@@ -13,7 +13,8 @@ from scheduler_driver import Driver
 from scheduler_seeds import SCALE
 from scheduler_warm import live
 
-from qreward.scheduler.limits.headers import DOUBT, FORGOTTEN, LONGEST_WAIT, REMEMBERED, HeaderRateLimit, near_usual
+from qreward.scheduler.limits.headers import DOUBT, FORGOTTEN, LONGEST_WAIT, HeaderRateLimit, near_usual
+from qreward.scheduler.limits.rate import Gcra
 from qreward.scheduler.outcome import Answer, RateLimit, RateLimitInfo
 from qreward.scheduler.state import make_source, standing
 from qreward.settings.policies import Limits
@@ -107,13 +108,6 @@ def test_headers_are_forgotten_when_no_more_of_them_come() -> None:
     assert meter.ready_at == -inf
 
 
-def test_only_so_many_sends_are_remembered() -> None:
-    meter = meter_after(1e9, 1e9, 1.0)
-    for number in range(2 * REMEMBERED):
-        meter.take(1.0 + number * 1e-3)
-    assert len(meter._sends) == REMEMBERED
-
-
 # kinds of limits
 
 
@@ -124,6 +118,13 @@ def test_a_bucket_is_known_by_its_reset_that_grows_with_use() -> None:
         send(meter, 100, float(sent_at))
         meter.update(sent_at + 0.1, float(sent_at), RateLimit(600, 500 - 90 * number, 10 + 9.0 * number))
     assert meter.window == 60.0
+    assert meter.refill == pytest.approx(10.0)
+
+
+def test_a_bucket_of_which_the_limit_is_not_told_is_measured() -> None:
+    meter = meter_after(None, 50, 5.5)
+    send(meter, 30, 2.0)
+    meter.update(2.1, 2.0, RateLimit(None, 20, 8.5))
     assert meter.refill == pytest.approx(10.0)
 
 
@@ -183,6 +184,13 @@ def test_a_request_larger_than_the_bucket_goes_alone_when_the_bucket_is_full() -
     assert meter.ready_at == pytest.approx(61.0 + LONGEST_WAIT)
 
 
+def test_an_answer_that_used_much_makes_the_next_request_wait_for_as_much() -> None:
+    meter = tokens_after(600, 300, 30.0)
+    meter.take(1.0, 10.0, 10.0)
+    meter.settle(10.0, 295.0)
+    assert meter.ready_at == pytest.approx(1.5)
+
+
 def test_what_the_server_charges_for_a_guess_is_learned() -> None:
     meter, now, left = tokens_after(1e6, 1e6, 60.0), 1.0, 1e6
     for _ in range(2000):
@@ -207,12 +215,17 @@ def test_part_of_what_no_answer_has_confirmed_is_kept() -> None:
     assert meter.ready_at <= 2.0
 
 
-def test_a_request_that_was_turned_away_gives_its_tokens_back() -> None:
-    meter = tokens_after(1000, 500, 40.0)
-    meter.take(2.0, 450.0, 450.0)
-    assert meter.ready_at == 41.0
-    meter.settle(450.0, 0.0)
-    assert meter.ready_at <= 2.0
+def test_what_a_request_reserved_comes_back_if_it_was_turned_away_but_the_usage_of_an_answer_is_in_the_servers_own_count() -> None:
+    for used, ready_at in ((0.0, -inf), (10.0, 41.0)):
+        meter = tokens_after(1000, 500, 40.0)
+        meter.take(2.0, 460.0, 460.0)
+        assert meter.ready_at == 41.0
+        meter.settle(460.0, used)
+        assert meter.ready_at == ready_at, used
+    configured = HeaderRateLimit(Gcra(10.0, 0.0), doubt=DOUBT)
+    configured.take(0.0, 100.0)
+    configured.settle(100.0, 40.0)
+    assert configured.ready_at == pytest.approx(4.0), "a configured limit counts the usage"
 
 
 # nonsense
@@ -424,6 +437,9 @@ def test_a_server_that_says_when_to_come_back_is_asked_then_by_one_request_whate
 
 
 def test_headers_of_a_reject_are_forgotten_when_a_later_request_is_answered_without_them() -> None:
+    told = meter_after(100, 0, 20.0)
+    told.update(1.5, 0.5, None, answered=True)  # others go on telling
+    assert told.ready_at == 21.0
     for refund in (0.0, 100.0):  # what the request that was turned away had reserved comes back
         meter = HeaderRateLimit(doubt=DOUBT)
         meter.update(1.0, 0.0, RateLimit(None, 0, 360.0), answered=False, hint=1.0)
@@ -437,13 +453,6 @@ def test_headers_of_a_reject_are_forgotten_when_a_later_request_is_answered_with
         meter.update(2.3, 2.2, None, answered=True)
         assert meter.ready_at == -inf
         assert meter.rate == inf
-
-
-def test_a_limit_of_which_answers_go_on_telling_is_not_forgotten() -> None:
-    meter = HeaderRateLimit()
-    meter.update(1.0, 0.0, RateLimit(100, 0, 20.0))
-    meter.update(1.5, 0.5, None, answered=True)
-    assert meter.ready_at == 21.0
 
 
 def test_what_keeps_an_endpoint_from_being_asked_speaks_of_no_infinite_limit() -> None:

@@ -12,7 +12,7 @@ from scheduler_driver import Driver
 
 from qreward.scheduler.limits.tokens import FIRST_OUTPUT
 from qreward.scheduler.outcome import FailureKind
-from qreward.scheduler.state import Source, Task
+from qreward.scheduler.state import Task
 from qreward.settings.policies import Limits
 
 TPM = 6000.0
@@ -117,16 +117,6 @@ def test_without_a_token_limit_no_estimate_is_made() -> None:
 
     scene = Driver({"a": 4}, estimate=never)
     answer(scene, scene.submit(payload=(1.0, 1.0)), 1, 1)
-
-
-def test_rate_and_tokens_hold_together() -> None:
-    scene = Driver(estimate=lambda payload: payload)
-    source: Source = scene.add("a", Limits(rpm=60, tpm=600_000))
-    scene.submit(payload=(10.0, 1.0))
-    assert source.ready_at(0.0) == pytest.approx(0.9), "the rate of requests is the narrower one"
-    scene.submit(payload=(10.0, 1.0))
-    scene.wait(1.0)
-    assert source.ready_at(0.0) == pytest.approx(1.9, abs=0.02)
 
 
 @given(st.lists(st.tuples(st.floats(1, 2000), st.floats(0.1, 1.0)), min_size=2, max_size=40))

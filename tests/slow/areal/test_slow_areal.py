@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,15 +16,14 @@ from areal.infra.async_task_runner import AsyncTaskRunner
 from areal.infra.remote_inf_engine import GroupedRolloutWorkflow
 from areal.utils import logging
 from areal.utils.dynamic_import import import_from_string
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from slow_tools import byte_tokenizer, narrow_and_wide, peaks
 from trainers_tools import settings_of
-from transformers import PreTrainedTokenizerFast
 
 from qreward.errors import QRewardError
-from qreward.integrations.areal import DEADLINE, NoReward
+from qreward.integrations.areal import NoReward
 from qreward.integrations.areal.workflow import QRewardRLVRWorkflow
-from qreward.integrations.trainers.rewarder import LATE, close_all
-from qreward.testing import FakeEndpoint, FakeFleet, Faults, Latency
+from qreward.integrations.trainers.rewarder import close_all
+from qreward.testing import FakeFleet, Faults, Latency
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("default")]  # the framework's own warnings are not ours
 REWARD = "qreward.integrations.areal.reward"
@@ -34,15 +32,7 @@ TEMPLATE = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] 
 
 @pytest.fixture
 def fleet() -> Iterator[FakeFleet]:
-    """In a process of its own, for AReaL forks this one. One judge rejects what is more than 8 at once; a tenth fails or hangs."""
-    seed = random.randrange(10**6)
-    print(f"seed {seed}")
-    faults, slow = {"error_500": 0.05, "hang": 0.05}, Latency(base=0.2)
-    endpoints = [
-        FakeEndpoint("narrow", responder="judge", latency=slow, max_concurrency=8, faults=Faults(**faults, seed=seed)),
-        FakeEndpoint("wide", responder="judge", latency=slow, faults=Faults(**faults, seed=seed + 1)),
-    ]
-    with FakeFleet(endpoints, process=True) as made:
+    with narrow_and_wide(0.2, process=True) as made:  # in a process of its own, for AReaL forks this one
         yield made
 
 
@@ -89,29 +79,10 @@ def test_a_failure_is_an_error_after_areals_four_tries_and_no_zero(fleet: FakeFl
     assert time.monotonic() - begun >= 4 * 1.0
 
 
-def test_the_functions_own_deadline_comes_before_areals(fleet: FakeFleet, settings: Path, tmp_path: Path) -> None:
-    failing(fleet, hang=1.0)
-    settings_of(fleet, tmp_path, attempt=60.0, deadline=None)
-    wrapper = AsyncRewardWrapper(import_from_string(REWARD), max_retries=0)  # with AReaL's own 15 seconds
-    begun = time.monotonic()
-    with pytest.raises(NoReward):
-        asyncio.run(wrapper(*call(2), answer="4"))
-    seconds = time.monotonic() - begun
-    print(f"given up after {seconds:.1f} s")
-    assert DEADLINE <= seconds < 15.0
-    assert DEADLINE + LATE < 15.0
-
-
-def test_a_number_that_was_chosen_is_the_reward_at_the_first_try(fleet: FakeFleet, settings: Path, tmp_path: Path) -> None:
-    failing(fleet, error_500=1.0)
-    settings_of(fleet, tmp_path, deadline=1.0, on_failure=-1.0)
-    assert asyncio.run(AsyncRewardWrapper(import_from_string(REWARD))(*call(2), answer="4")) == -1.0
-
-
 class Engine:
     """Answers ``a + b?`` rightly, or for an odd ``a`` wrongly, with AReaL's own response."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+    def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
 
     async def agenerate(self, req: Any) -> ModelResponse:
@@ -122,13 +93,8 @@ class Engine:
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerFast:
-    """Bytes and two special tokens."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    raw = Tokenizer(models.BPE(vocab={token: at for at, token in enumerate(alphabet)}, merges=[]))
-    raw.pre_tokenizer, raw.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False), decoders.ByteLevel()
-    special = {"eos_token": "<|im_end|>", "pad_token": "<|im_end|>", "additional_special_tokens": ["<|im_start|>"]}
-    made = PreTrainedTokenizerFast(tokenizer_object=raw, **special)
+def tokenizer() -> Any:
+    made = byte_tokenizer()
     made.chat_template = TEMPLATE
     return made
 
@@ -137,13 +103,11 @@ def row(at: int) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": f"{at} + {at}?"}], "answer": str(2 * at)}
 
 
-def workflow(tokenizer: PreTrainedTokenizerFast) -> QRewardRLVRWorkflow:
+def workflow(tokenizer: Any) -> QRewardRLVRWorkflow:
     return QRewardRLVRWorkflow(gconfig=GenerationHyperparameters(max_new_tokens=16), tokenizer=tokenizer)
 
 
-def test_the_workflow_awaits_all_rewards_at_once_in_areals_own_loop(
-    fleet: FakeFleet, settings: Path, tokenizer: PreTrainedTokenizerFast
-) -> None:
+def test_the_workflow_awaits_all_rewards_at_once_in_areals_own_loop(fleet: FakeFleet, settings: Path, tokenizer: Any) -> None:
     for name in fleet.names:
         fleet.set(name, latency=Latency(base=1.0))
     made, engine, runner = workflow(tokenizer), Engine(tokenizer), AsyncTaskRunner(max_queue_size=128)
@@ -155,15 +119,14 @@ def test_the_workflow_awaits_all_rewards_at_once_in_areals_own_loop(
         found = sorted(runner.wait(64, timeout=120, with_timing=True), key=lambda each: each.task_id)
     finally:
         runner.destroy()
-    peaks = [fleet.seen(name).peak_in_flight for name in fleet.names]
-    print(f"workflow: 64 in {time.monotonic() - begun:.1f} s, in flight {peaks}")
+    print(f"workflow: 64 in {time.monotonic() - begun:.1f} s, in flight {peaks(fleet)}")
     assert [each.data["rewards"].item() for each in found] == [float(at % 2 == 0) for at in range(64)]
-    assert sum(peaks) >= 48
+    assert sum(peaks(fleet)) >= 48
     assert AsyncRewardWrapper._executors == {}
 
 
 def test_a_failure_rejects_the_group_and_none_leaves_the_trajectory_out(
-    fleet: FakeFleet, settings: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+    fleet: FakeFleet, settings: Path, tokenizer: Any, tmp_path: Path
 ) -> None:
     failing(fleet, error_500=1.0)
     settings_of(fleet, tmp_path, deadline=1.0)

@@ -9,7 +9,7 @@ import pytest
 
 from qreward import batch
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]  # what Ray warns of is not ours
+pytestmark = [pytest.mark.timeout(300), pytest.mark.real_time(240), pytest.mark.filterwarnings("ignore")]  # what Ray warns of is not ours
 ACTOR = {"num_cpus": 0.1}
 
 
@@ -47,24 +47,18 @@ def model_class() -> type[Any]:
     return Model
 
 
-def test_a_class_with_batched_methods_can_be_an_actor(cluster: Any) -> None:
-    async def test() -> None:
-        actor = cluster.remote(**ACTOR)(model_class()).remote(10)
-        assert await asyncio.gather(*(actor.score.remote(item) for item in range(4))) == [(10 + item, 4) for item in range(4)]
-        assert await actor.read.remote(1) == [(11, 0), (11, 1), (11, 2)]
-        assert await actor.counted.remote() == (4, 1)
-        cluster.kill(actor)
-
-    asyncio.run(test())
+async def test_a_class_with_batched_methods_can_be_an_actor(cluster: Any) -> None:
+    actor = cluster.remote(**ACTOR)(model_class()).remote(10)
+    assert await asyncio.gather(*(actor.score.remote(item) for item in range(4))) == [(10 + item, 4) for item in range(4)]
+    assert await actor.read.remote(1) == [(11, 0), (11, 1), (11, 2)]
+    assert await actor.counted.remote() == (4, 1)
+    cluster.kill(actor)
 
 
-def test_a_class_with_batched_methods_can_be_a_deployment(serving: Any) -> None:
+async def test_a_class_with_batched_methods_can_be_a_deployment(serving: Any) -> None:
     deployed = serving.deployment(max_ongoing_requests=100, ray_actor_options=ACTOR)(model_class())
     handle = serving.run(deployed.bind(20), name="batched", route_prefix=None)
 
-    async def test() -> None:
-        assert await asyncio.gather(*(handle.remote(item) for item in range(4))) == [(20 + item, 4) for item in range(4)]
-        assert await handle.read.remote(1) == [(21, 0), (21, 1), (21, 2)]
-
-    asyncio.run(test())
+    assert await asyncio.gather(*(handle.remote(item) for item in range(4))) == [(20 + item, 4) for item in range(4)]
+    assert await handle.read.remote(1) == [(21, 0), (21, 1), (21, 2)]
     serving.delete("batched")

@@ -6,35 +6,26 @@ import asyncio
 import os
 import signal
 from collections import Counter
-from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ray_scorers import AwaitedNoting, Broken, Noting, Rewards, noted, workers
+import shared_tools
+from ray_scorers import AwaitedNoting, Broken, Noting, noted, workers
 
 from qreward.errors import ClientClosed, RequestTimeout
 from qreward.integrations.ray import ActorDied, ScorerPool
 from qreward.integrations.ray import supervisor as supervisor_module
 
-pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.timeout(300), pytest.mark.real_time(240)]
+until = partial(shared_tools.until, seconds=120)
 SMALL: dict[str, Any] = {"num_cpus": 0.1}
-
-
-def run(test: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-    return asyncio.run(asyncio.wait_for(test(), 240))
 
 
 def pool_of(scorer: Any, notes: Path, seconds: float = 0.0, **settings: Any) -> ScorerPool:
     return ScorerPool(scorer, backend="ray", init_args=(str(notes), seconds), **SMALL | settings)
-
-
-async def until(condition: Callable[[], Any]) -> Any:
-    async with asyncio.timeout(120):
-        while not (found := condition()):  # noqa: ASYNC110 - nobody would set an event
-            await asyncio.sleep(0.02)
-    return found
 
 
 def kinds(outcomes: list[Any]) -> list[Any]:
@@ -42,189 +33,114 @@ def kinds(outcomes: list[Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("scorer", [Noting, AwaitedNoting])
-def test_batches_are_formed_in_the_caller_and_results_are_right_and_in_order(killings: Path, scorer: Any) -> None:
-    async def test() -> None:
-        async with pool_of(scorer, killings, 0.01, actors=2) as pool, pool.queue(max_batch_size=16) as queue:
-            pool.start()
-            await until(lambda: pool.stats().ready == 2)
-            texts = ["x" * (at % 50) for at in range(400)]
-            assert await asyncio.gather(*map(queue.submit, texts)) == [at % 50 for at in range(400)]
-            sizes = [len(batch) for batch in noted(killings)]
-            assert sum(sizes) == 400
-            assert max(sizes) == 16
-            assert len(sizes) <= 30
-            assert len(workers(killings)) == 2
-        assert (killings / "closed").exists()
-
-    run(test)
+async def test_batches_are_formed_in_the_caller_and_results_are_right_and_in_order(killings: Path, scorer: Any) -> None:
+    async with pool_of(scorer, killings, 0.01, actors=2) as pool, pool.queue(max_batch_size=16) as queue:
+        pool.start()
+        await until(lambda: pool.stats().ready == 2)
+        texts = ["x" * (at % 50) for at in range(400)]
+        assert await asyncio.gather(*map(queue.submit, texts)) == [at % 50 for at in range(400)]
+        sizes = [len(batch) for batch in noted(killings)]
+        assert sum(sizes) == 400
+        assert max(sizes) == 16
+        assert len(sizes) <= 30
+        assert len(workers(killings)) == 2
+    assert (killings / "closed").exists()
 
 
-def test_errors_of_items_and_of_batches_come_back_as_they_were_raised(killings: Path) -> None:
-    async def test() -> None:
-        async with pool_of(Noting, killings) as pool:
-            assert kinds(await pool(["a", "bad", "cc"])) == [1, ValueError, 2]
-            with pytest.raises(LookupError, match="worse") as caught:
-                await pool(["a", "worse"])
-            assert "ray_scorers.py" in caught.value.__notes__[0]
-            assert pool.stats().deaths == 0
-
-    run(test)
+async def test_errors_of_items_and_of_batches_come_back_as_they_were_raised(killings: Path) -> None:
+    async with pool_of(Noting, killings) as pool:
+        assert kinds(await pool(["a", "bad", "cc"])) == [1, ValueError, 2]
+        with pytest.raises(LookupError, match="worse") as caught:
+            await pool(["a", "worse"])
+        assert "ray_scorers.py" in caught.value.__notes__[0]
+        assert pool.stats().deaths == 0
 
 
-def test_ten_thousand_scores_with_an_actor_killed_in_the_midst_lose_nothing(killings: Path) -> None:
-    async def test() -> None:
-        async with pool_of(Noting, killings, 0.02, actors=2) as pool, pool.queue(max_batch_size=100) as queue:
-            outcomes: Counter[int] = Counter()
+async def test_ten_thousand_scores_with_an_actor_killed_in_the_midst_lose_nothing(killings: Path) -> None:
+    async with pool_of(Noting, killings, 0.02, actors=2) as pool, pool.queue(max_batch_size=100) as queue:
+        outcomes: Counter[int] = Counter()
 
-            async def score(at: int) -> int:
-                found = await queue.submit("x" * (at % 211) + f"#{at}")
-                outcomes[at] += 1
-                return found
+        async def score(at: int) -> int:
+            found = await queue.submit("x" * (at % 211) + f"#{at}")
+            outcomes[at] += 1
+            return found
 
-            calls = [asyncio.ensure_future(score(at)) for at in range(10_000)]
-            await until(lambda: len(outcomes) > 2_000)
-            os.kill(workers(killings)[0], signal.SIGKILL)
-            await until(lambda: len(outcomes) > 6_000)
-            os.kill(workers(killings)[-1], signal.SIGKILL)
-            assert await asyncio.gather(*calls) == [at % 211 + 1 + len(str(at)) for at in range(10_000)]
-            assert outcomes == Counter(range(10_000))
-            assert pool.stats().deaths == 2
-            assert pool.stats().poisonous == 0
-
-    run(test)
+        calls = [asyncio.ensure_future(score(at)) for at in range(10_000)]
+        await until(lambda: len(outcomes) > 2_000)
+        os.kill(workers(killings)[0], signal.SIGKILL)
+        await until(lambda: len(outcomes) > 6_000)
+        os.kill(workers(killings)[-1], signal.SIGKILL)
+        assert await asyncio.gather(*calls) == [at % 211 + 1 + len(str(at)) for at in range(10_000)]
+        assert outcomes == Counter(range(10_000))
+        assert pool.stats().deaths == 2
+        assert pool.stats().poisonous == 0
 
 
-def test_an_actor_that_is_killed_on_a_batch_is_replaced_and_the_batch_scored_again(killings: Path) -> None:
-    async def test() -> None:
-        async with pool_of(Noting, killings, 1.0) as pool:
-            call = asyncio.ensure_future(pool(["a", "bb"]))
-            (first,) = await until(lambda: workers(killings))
-            os.kill(first, signal.SIGKILL)
-            assert await call == [1, 2]
-            assert noted(killings) == [["a", "bb"]] * 2
-            assert pool.stats().retried == 1
-
-    run(test)
+async def test_of_a_batch_with_a_poisonous_item_only_that_item_fails(killings: Path) -> None:
+    async with pool_of(Noting, killings, actors=2) as pool, pool.queue(max_batch_size=8) as queue:
+        texts = ["poison" if at == 3 else "bad" if at == 5 else "x" * at for at in range(24)]
+        outcomes = await asyncio.gather(*map(queue.submit, texts), return_exceptions=True)
+        assert kinds(outcomes) == [ActorDied if at == 3 else ValueError if at == 5 else at for at in range(24)]
+        assert "worker process has died" in str(outcomes[3])
+        assert sum("poison" in batch for batch in noted(killings)) == 5  # 8, 8, 4, 2, 1
 
 
-def test_of_a_batch_with_a_poisonous_item_only_that_item_fails(killings: Path) -> None:
-    async def test() -> None:
-        async with pool_of(Noting, killings, actors=2) as pool, pool.queue(max_batch_size=8) as queue:
-            texts = ["poison" if at == 3 else "bad" if at == 5 else "x" * at for at in range(24)]
-            outcomes = await asyncio.gather(*map(queue.submit, texts), return_exceptions=True)
-            assert kinds(outcomes) == [ActorDied if at == 3 else ValueError if at == 5 else at for at in range(24)]
-            assert "worker process has died" in str(outcomes[3])
-            assert sum("poison" in batch for batch in noted(killings)) == 5  # 8, 8, 4, 2, 1
-
-    run(test)
+async def test_a_class_that_cannot_be_made_is_told_with_its_reason() -> None:
+    async with ScorerPool(Broken, backend="ray", **SMALL) as pool:
+        with pytest.raises(ActorDied, match="OSError: no weights"):
+            await pool(["a"])
+        assert pool.stats().lost == 1
 
 
-def test_a_poisonous_item_does_not_take_the_batches_beside_it_with_it(killings: Path) -> None:
-    async def test() -> None:
-        async with pool_of(Noting, killings, 1.0, max_concurrent_batches=3) as pool:
-            good = [asyncio.ensure_future(pool([name, "b"])) for name in ("one", "three")]
-            await until(lambda: len(noted(killings)) == 2)
-            assert kinds(await pool(["poison"])) == [ActorDied]
-            assert await asyncio.gather(*good) == [[3, 1], [5, 1]]
-
-    run(test)
-
-
-def test_a_class_that_cannot_be_made_is_told_with_its_reason() -> None:
-    async def test() -> None:
-        async with ScorerPool(Broken, backend="ray", **SMALL) as pool:
-            with pytest.raises(ActorDied, match="OSError: no weights"):
-                await pool(["a"])
-            assert pool.stats().lost == 1
-
-    run(test)
+async def test_a_caller_that_leaves_has_its_batch_cancelled_in_the_actor(killings: Path) -> None:
+    async with pool_of(AwaitedNoting, killings) as pool:
+        call = asyncio.ensure_future(pool(["wait"]))
+        await until(lambda: noted(killings))
+        call.cancel()
+        with suppress(asyncio.CancelledError):
+            await call
+        await until((killings / "cancelled").exists)
+        assert await pool(["a"]) == [1]
+        assert pool.stats().deaths == 0
+        assert len(workers(killings)) == 1
 
 
-def test_deaths_without_end_end_at_max_restarts(killings: Path) -> None:
-    async def test() -> None:
-        async with pool_of(Noting, killings, max_restarts=2) as pool:
-            outcomes = await pool(["poison"] * 4)
-            assert kinds(outcomes) == [ActorDied] * 4
-            assert "no actor is left" in str(outcomes[-1])
-            assert pool.stats().deaths == 3
-
-    run(test)
-
-
-def test_a_caller_that_leaves_has_its_batch_cancelled_in_the_actor(killings: Path) -> None:
-    async def test() -> None:
-        async with pool_of(AwaitedNoting, killings) as pool:
-            call = asyncio.ensure_future(pool(["wait"]))
-            await until(lambda: noted(killings))
-            call.cancel()
-            with suppress(asyncio.CancelledError):
-                await call
-            await until((killings / "cancelled").exists)
-            assert await pool(["a"]) == [1]
-            assert pool.stats().deaths == 0
-            assert len(workers(killings)) == 1
-
-    run(test)
-
-
-def test_a_batch_that_hangs_fails_for_its_time_and_its_actor_is_killed(killings: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_batch_that_hangs_fails_for_its_time_and_its_actor_is_killed(killings: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor_module, "GRACE", 0.1)
 
-    async def test() -> None:
-        async with pool_of(Noting, killings, 3600.0, batch_timeout=1.0) as pool:
-            with pytest.raises(RequestTimeout, match="batch_timeout of 1 s"):
-                await pool(["a"])
-            await until(lambda: pool.stats().deaths == 1)
-
-    run(test)
+    async with pool_of(Noting, killings, 3600.0, batch_timeout=1.0) as pool:
+        with pytest.raises(RequestTimeout, match="batch_timeout of 1 s"):
+            await pool(["a"])
+        await until(lambda: pool.stats().deaths == 1)
 
 
-def test_close_without_draining_kills_what_is_under_way(killings: Path) -> None:
-    async def test() -> None:
-        pool = pool_of(Noting, killings, 3600.0)
-        call = asyncio.ensure_future(pool(["a"]))
-        (pid,) = await until(lambda: workers(killings))
-        await pool.close(drain=False)
-        with pytest.raises(ClientClosed):
-            await call
-        await until(lambda: not Path(f"/proc/{pid}").exists())
-
-    run(test)
+async def test_close_without_draining_kills_what_is_under_way(killings: Path) -> None:
+    pool = pool_of(Noting, killings, 3600.0)
+    call = asyncio.ensure_future(pool(["a"]))
+    (pid,) = await until(lambda: workers(killings))
+    await pool.close(drain=False)
+    with pytest.raises(ClientClosed):
+        await call
+    await until(lambda: not Path(f"/proc/{pid}").exists())
 
 
-def test_resources_that_are_not_there_are_an_error_in_time() -> None:
-    async def test() -> None:
-        async with ScorerPool(Noting, backend="ray", init_args=("/tmp",), start_timeout=0.5, resources={"unicorn": 1}) as pool:
-            with pytest.raises(ActorDied, match="are there the resources"):
-                await pool(["a"])
-
-    run(test)
+async def test_resources_that_are_not_there_are_an_error_in_time() -> None:
+    async with ScorerPool(Noting, backend="ray", init_args=("/tmp",), start_timeout=0.5, resources={"unicorn": 1}) as pool:
+        with pytest.raises(ActorDied, match="are there the resources"):
+            await pool(["a"])
 
 
-def test_large_batches_go_through_the_store_while_the_loop_turns(killings: Path) -> None:
+async def test_large_batches_go_through_the_store_while_the_loop_turns(killings: Path) -> None:
     def ends(blobs: list[bytes]) -> list[Any]:
         return [(len(blob), blob[-1]) for blob in blobs]
 
-    async def test() -> None:
-        async with ScorerPool(ends, backend="ray", **SMALL) as pool:
-            await pool([b"x"])
-            blobs = [bytes([at]) * 2**20 for at in range(20)]
-            turns = 0
-            call = asyncio.ensure_future(pool(blobs))
-            while not call.done():
-                turns += 1
-                await asyncio.sleep(0.001)
-            assert call.result() == [(2**20, at) for at in range(20)]
-            assert turns > 3
-
-    run(test)
-
-
-def test_a_reward_buffer_scores_on_the_pool(killings: Path) -> None:
-    async def test() -> None:
-        async with pool_of(Rewards, killings, actors=2) as pool, pool.buffer(max_batch_size=4) as buffer:
-            queries = [{"query": ["x" * at, "bad"], "metadata": [{"scale": 0.5}, {}]} for at in range(10)]
-            answers = await asyncio.gather(*map(buffer.add_query, queries))
-            assert [answer.rewards for answer in answers] == [[at / 2, None] for at in range(10)]
-
-    run(test)
+    async with ScorerPool(ends, backend="ray", **SMALL) as pool:
+        await pool([b"x"])
+        blobs = [bytes([at]) * 2**20 for at in range(20)]
+        turns = 0
+        call = asyncio.ensure_future(pool(blobs))
+        while not call.done():
+            turns += 1
+            await asyncio.sleep(0.001)
+        assert call.result() == [(2**20, at) for at in range(20)]
+        assert turns > 3

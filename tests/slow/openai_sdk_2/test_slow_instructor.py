@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
 import instructor
 import pytest
 from aiohttp import web
-from openai_tools import MODEL, PERSON, ToolServer, ask, run, tools_and_client
+from openai_tools import MODEL, PERSON, ToolServer, ask, tools_and_client
 from pydantic import BaseModel, Field
 
-from qreward import Endpoint, QRewardClient, SyncQRewardClient, Timeouts
+from qreward import SyncQRewardClient
 from qreward.integrations.openai import async_openai_client, openai_client
-from qreward.testing import FakeEndpoint, FakeFleet, Faults, Latency
+from qreward.testing import FakeEndpoint, FakeFleet
 
+pytestmark = pytest.mark.real_time
 MODES = [instructor.Mode.TOOLS, instructor.Mode.JSON, instructor.Mode.JSON_SCHEMA, instructor.Mode.MD_JSON]
 
 
@@ -45,65 +45,33 @@ class Learning(ToolServer):
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
-def test_instructor_gives_objects(mode: Any) -> None:
-    async def test() -> None:
-        async with tools_and_client(ToolServer()) as client:
-            asking = instructor.from_openai(async_openai_client(client), mode=mode)
-            given = {"response_format": {"type": "json_object"}} if mode is instructor.Mode.MD_JSON else {}
-            found = await asking.chat.completions.create(model=MODEL, messages=ask(), response_model=Person, **given)
-            assert isinstance(found, Person)
-            assert found.model_dump() == PERSON
-
-    run(test)
+async def test_instructor_gives_objects(mode: Any) -> None:
+    async with tools_and_client(ToolServer()) as client:
+        asking = instructor.from_openai(async_openai_client(client), mode=mode)
+        given = {"response_format": {"type": "json_object"}} if mode is instructor.Mode.MD_JSON else {}
+        found = await asking.chat.completions.create(model=MODEL, messages=ask(), response_model=Person, **given)
+        assert isinstance(found, Person)
+        assert found.model_dump() == PERSON
 
 
-def test_instructor_asks_again_for_what_does_not_fit() -> None:
+async def test_instructor_asks_again_for_what_does_not_fit() -> None:
     server = Learning()
 
-    async def test() -> None:
-        async with tools_and_client(server) as client:
-            asking = instructor.from_openai(async_openai_client(client))
-            found = await asking.chat.completions.create(model=MODEL, messages=ask(), response_model=Grown, max_retries=2)
-            assert found.age == 36
-            assert len(server.bodies) == 2
-            assert "greater than or equal to 18" in json.dumps(server.bodies[1]["messages"])
-
-    run(test)
+    async with tools_and_client(server) as client:
+        asking = instructor.from_openai(async_openai_client(client))
+        found = await asking.chat.completions.create(model=MODEL, messages=ask(), response_model=Grown, max_retries=2)
+        assert found.age == 36
+        assert len(server.bodies) == 2
+        assert "greater than or equal to 18" in json.dumps(server.bodies[1]["messages"])
 
 
-def test_instructor_streams_an_object_that_grows() -> None:
-    async def test() -> None:
-        async with tools_and_client(ToolServer()) as client:
-            asking = instructor.from_openai(async_openai_client(client))
-            stream = asking.chat.completions.create_partial(model=MODEL, messages=ask(), response_model=Person)
-            states = [each async for each in stream]
-            assert len(states) > 2
-            assert (states[-1].name, states[-1].age) == ("Ada", 36)
-
-    run(test)
-
-
-def test_a_hundred_verdicts_of_a_fleet_that_fails_and_hangs_are_all_objects() -> None:
-    judge = {"responder": "judge", "latency": Latency(base=0.01, tokens=4), "max_concurrency": 16}
-    faults = [Faults(error_500=0.05, error_503=0.03, hang=0.02, seed=seed) for seed in range(2)]
-    fakes = [FakeEndpoint(f"judge-{at}", faults=each, **judge) for at, each in enumerate(faults)]
-
-    async def test() -> None:
-        async with FakeFleet(fakes) as fleet:
-            endpoints = [Endpoint(url, name=name, proxy="", timeouts=Timeouts(attempt=0.5)) for name, url in fleet.urls.items()]
-            async with QRewardClient(endpoints) as client:
-                asking = instructor.from_openai(async_openai_client(client), mode=instructor.Mode.JSON)
-                found = await asyncio.gather(*(verdict(asking, number) for number in range(100)))
-            assert [each.score for each in found] == [1 - number % 2 for number in range(100)]
-            assert sum(sum(fleet.seen(name).errors.values()) for name in fleet.names) > 0
-
-    run(test)
-
-
-async def verdict(asking: Any, number: int) -> Verdict:
-    words = f"Question: {number}?\nReference answer: {number}\nCandidate answer: {number + number % 2}"
-    found: Verdict = await asking.chat.completions.create(model=MODEL, messages=ask(words), response_model=Verdict, max_retries=1)
-    return found
+async def test_instructor_streams_an_object_that_grows() -> None:
+    async with tools_and_client(ToolServer()) as client:
+        asking = instructor.from_openai(async_openai_client(client))
+        stream = asking.chat.completions.create_partial(model=MODEL, messages=ask(), response_model=Person)
+        states = [each async for each in stream]
+        assert len(states) > 2
+        assert (states[-1].name, states[-1].age) == ("Ada", 36)
 
 
 def test_instructor_without_await() -> None:

@@ -6,7 +6,6 @@ import asyncio
 import importlib
 import math
 import os
-import random
 import sys
 import time
 from collections.abc import Iterator
@@ -18,34 +17,27 @@ import pytest
 import torch
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.utils.agent import AgentExecutorBase, SingleTurnAgentExecutor
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from slow_tools import byte_tokenizer, narrow_and_wide, peaks, went_wrong
 from trainers_tools import settings_of
-from transformers import PreTrainedTokenizerFast
 
 from qreward.integrations import openrlhf
 from qreward.integrations.trainers.rewarder import close_all
-from qreward.testing import FakeEndpoint, FakeFleet, Faults, Latency
+from qreward.testing import FakeFleet
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("default")]  # the framework's own warnings are not ours
 SAMPLES = 64
 THREADS = min(32, (os.cpu_count() or 1) + 4)
-SLOW = Latency(base=1.0)
-"""Longer than it takes to send all, so that those that may be in flight at once are."""
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerFast:
-    """Bytes and two special tokens."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    raw = Tokenizer(models.BPE(vocab={token: at for at, token in enumerate(alphabet)}, merges=[]))
-    raw.pre_tokenizer, raw.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False), decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=raw, additional_special_tokens=["<|im_start|>", "<|im_end|>"], eos_token="<|im_end|>")
+def tokenizer() -> Any:
+    return byte_tokenizer()
 
 
 class Engine:
     """Answers ``a + b?`` rightly, or for an odd ``a`` wrongly."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+    def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
 
     async def generate(self, prompt_token_ids: list[int], sampling_params: Any, multi_modal_data: Any = None) -> Any:
@@ -57,16 +49,7 @@ class Engine:
 
 @pytest.fixture
 def fleet() -> Iterator[FakeFleet]:
-    """One judge that rejects what is more than 8 at once, and one that does not; a tenth of what they take fails or hangs."""
-    seed = random.randrange(10**6)
-    print(f"seed {seed}")
-    faults = {"error_500": 0.05, "hang": 0.05}
-    with FakeFleet(
-        [
-            FakeEndpoint("narrow", responder="judge", latency=SLOW, max_concurrency=8, faults=Faults(**faults, seed=seed)),
-            FakeEndpoint("wide", responder="judge", latency=SLOW, faults=Faults(**faults, seed=seed + 1)),
-        ]
-    ) as made:
+    with narrow_and_wide(1.0) as made:  # longer than it takes to send all, so that those that may be in flight at once are
         yield made
 
 
@@ -89,7 +72,7 @@ def agent() -> Any:
     return module.AgentExecutor()
 
 
-async def executed(executor: Any, tokenizer: PreTrainedTokenizerFast, samples: int = SAMPLES) -> list[dict[str, Any]]:
+async def executed(executor: Any, tokenizer: Any, samples: int = SAMPLES) -> list[dict[str, Any]]:
     params = SimpleNamespace(max_tokens=16, logprobs=None)
     prompts = [f"<|im_start|>user\n{at} + {at}?<|im_end|>\n<|im_start|>assistant\n" for at in range(samples)]
     calls = [
@@ -98,44 +81,21 @@ async def executed(executor: Any, tokenizer: PreTrainedTokenizerFast, samples: i
     return list(await asyncio.gather(*calls))
 
 
-def at_once(fleet: FakeFleet) -> list[int]:
-    return [fleet.seen(name).peak_in_flight for name in fleet.names]
-
-
-def went_wrong(fleet: FakeFleet) -> int:
-    seen = [fleet.seen(name) for name in fleet.names]
-    return sum(each.rejected + each.errors.get("error_500", 0) + each.errors.get("hang", 0) for each in seen)
-
-
 @pytest.mark.parametrize("way", ["function", "executor"])
-def test_all_samples_are_rewarded_and_threads_bound_the_function_alone(
-    way: str, fleet: FakeFleet, settings: Path, tokenizer: PreTrainedTokenizerFast
-) -> None:
+def test_all_samples_are_rewarded_and_threads_bound_the_function_alone(way: str, fleet: FakeFleet, settings: Path, tokenizer: Any) -> None:
     executor = agent() if way == "executor" else SingleTurnAgentExecutor(openrlhf.reward_func_path())
     begun = time.monotonic()
     outputs = asyncio.run(executed(executor, tokenizer))
-    print(f"{way}: {time.monotonic() - begun:.2f} s, in flight {at_once(fleet)}, {went_wrong(fleet)} went wrong, {THREADS} threads")
+    print(f"{way}: {time.monotonic() - begun:.2f} s, in flight {peaks(fleet)}, {went_wrong(fleet)} went wrong, {THREADS} threads")
 
     assert [output["reward"] for output in outputs] == [float(at % 2 == 0) for at in range(SAMPLES)]
     assert all(type(output["reward"]) is float and output["scores"] == output["reward"] for output in outputs)
     assert {tuple(output["extra_logs"]) for output in outputs} == {("judge_ok", "judge_seconds")}
     assert went_wrong(fleet) > 0
     if way == "function":
-        assert sum(at_once(fleet)) <= THREADS + 4  # hedges of a few are sent beside them
+        assert sum(peaks(fleet)) <= THREADS + 4  # hedges of a few are sent beside them
     else:
-        assert sum(at_once(fleet)) >= 48
-
-
-@pytest.mark.parametrize("way", ["function", "executor"])
-def test_a_judge_that_is_down_gives_what_the_user_chose_and_no_none(
-    way: str, fleet: FakeFleet, settings: Path, tokenizer: PreTrainedTokenizerFast, tmp_path: Path
-) -> None:
-    for name in fleet.names:
-        fleet.set(name, faults=Faults(error_500=1.0), latency=Latency())
-    settings_of(fleet, tmp_path, deadline=2.0, on_failure=-1.0)
-    executor = agent() if way == "executor" else SingleTurnAgentExecutor(openrlhf.reward_func_path())
-    outputs = asyncio.run(executed(executor, tokenizer, samples=8))
-    assert [(output["reward"], output["scores"], output["extra_logs"]["judge_ok"]) for output in outputs] == [(-1.0, -1.0, 0.0)] * 8
+        assert sum(peaks(fleet)) >= 48
 
 
 # what OpenRLHF makes of a failure for which no number was chosen

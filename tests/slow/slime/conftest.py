@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from qreward.testing import FakeEndpoint, FakeFleet, Faults, Latency
+from qreward.testing import FakeEndpoint, FakeFleet, Faults
 
 SOURCE = os.path.abspath(os.environ["QREWARD_SLIME_SOURCE"]) if os.environ.get("QREWARD_SLIME_SOURCE") else ""  # noqa: PTH100
 
@@ -28,18 +28,6 @@ def source() -> str:
     if not SOURCE:
         pytest.skip("QREWARD_SLIME_SOURCE names no checkout of github.com/THUDM/slime")
     return SOURCE
-
-
-@pytest.fixture
-def troubled() -> Iterator[FakeFleet]:
-    """Three judges: one breaks, one hangs, one limits; together a tenth of what is sent goes wrong."""
-    endpoints = [
-        FakeEndpoint("breaks", responder="judge", latency=Latency(base=0.02), faults=Faults(error_500=0.1, seed=1)),
-        FakeEndpoint("hangs", responder="judge", latency=Latency(base=0.02), faults=Faults(hang=0.1, seed=2)),
-        FakeEndpoint("limits", responder="judge", latency=Latency(base=0.02), rpm=6000, burst=5),
-    ]
-    with FakeFleet(endpoints) as running:
-        yield running
 
 
 @pytest.fixture

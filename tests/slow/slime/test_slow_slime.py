@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from qreward.testing import FakeEndpoint, FakeFleet, Faults
+from qreward.testing import FakeEndpoint, FakeFleet
 from qreward.testing.responders import judge
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.filterwarnings("ignore")]  # what torch and transformers warn of is not ours
@@ -93,23 +93,6 @@ def poisoned(messages: list[Any]) -> str:
     return judge(messages)
 
 
-def test_no_failed_judgement_becomes_a_plain_0_that_trains(run: Any, settings: Settings) -> None:
-    from slime.rollout.rm_hub import async_rm
-
-    async def all_at_once(given: list[Any]) -> list[float]:
-        return await asyncio.gather(*(async_rm(arguments(), sample) for sample in given))
-
-    with FakeFleet([FakeEndpoint("poisoned", responder=poisoned)]) as fleet:
-        settings(fleet, deadline=2)
-        batch = samples(64)
-        rewards = run(all_at_once(batch))
-    failed = [at for at in range(64) if at % 10 == 3]
-    assert [at for at, sample in enumerate(batch) if sample.remove_sample] == failed
-    assert [reward for at, reward in enumerate(rewards) if at not in failed] == [1.0 - at % 2 for at in range(64) if at not in failed]
-    assert all(rewards[at] != 0.0 for at in failed)
-    assert all(batch[at].metadata["qreward"]["reason"] for at in failed)
-
-
 def test_a_group_through_slimes_hub_gets_the_mean_of_its_judged_for_a_failure(run: Any, settings: Settings) -> None:
     from slime.rollout.rm_hub import batched_async_rm
 
@@ -130,17 +113,6 @@ def test_a_list_of_samples_and_a_reward_key_go_through_slimes_hub(run: Any, sett
     for sample, reward in zip(batch, run(batched_async_rm(args, batch)), strict=True):
         sample.reward = reward
     assert [sample.get_reward_value(args) for sample in batch] == [1.0, 0.0, 1.0, 0.0]
-
-
-def test_a_dead_fleet_raises_if_that_was_chosen(run: Any, settings: Settings) -> None:
-    from slime.rollout.rm_hub import async_rm
-
-    from qreward.errors import QRewardError
-
-    with FakeFleet([FakeEndpoint("broken", faults=Faults(error_500=1.0))]) as fleet:
-        settings(fleet, deadline=1, on_failure="raise")
-        with pytest.raises(QRewardError):
-            run(async_rm(arguments(), samples(1)[0]))
 
 
 def test_normalised_rewards_are_slimes_where_all_were_judged() -> None:

@@ -137,12 +137,6 @@ def test_alone_a_failed_completion_has_no_reward_and_moves_nothing(fleet: FakeFl
     assert [name for name in told["threads"] if "qreward" in name.lower()] == []  # all ran in the trainer's own loop
 
 
-def test_beside_a_plain_function_both_columns_are_right(fleet: FakeFleet, tmp_path: Path) -> None:
-    told = trained(fleet, tmp_path, "beside")
-    assert differing(told["columns"]["correctness"], expected(told), told) == []
-    assert told["columns"]["brevity"] == [100.0 + len(said(completion)) for completion in told["columns"]["completion"]]
-
-
 def test_combined_a_failed_completion_is_left_out_whatever_the_other_function_says(fleet: FakeFleet, tmp_path: Path) -> None:
     told = trained(fleet, tmp_path, "combined")
     wanted = expected(told)

@@ -2,7 +2,7 @@
 
 python training.py FOLDER SETTINGS KIND
 
-KIND: alone, beside, combined; ranks, where the process is one of several, by the environment; or save, for a model and data to train the
+KIND: alone, combined; ranks, where the process is one of several, by the environment; or save, for a model and data to train the
 example with.
 """
 
@@ -64,8 +64,6 @@ def functions(kind: str, settings: str) -> Any:
         return combined(reward(settings, name="correctness"), first_rank_alone)
     if kind == "combined":
         return combined(reward(settings, name="correctness"), brevity, weights=[1.0, 0.5])
-    if kind == "beside":
-        return [reward(settings, name="correctness", on_failure="none"), brevity]
     return reward(settings, name="correctness")
 
 

@@ -5,24 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import random
 import re
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import verifiers.v1 as vf
 from pydantic import BaseModel
+from slow_tools import narrow_and_wide, peaks, went_wrong
 from trainers_tools import ended_quietly, settings_of
 from verifiers.v1.trace import TraceTask
-from verifiers.v1.utils.loaders import judge_class, load_judge
 
-from qreward.errors import AuthenticationFailed, ConfigError, InvalidResponse, QRewardError
+from qreward.errors import ConfigError
 from qreward.integrations.trainers.clients import close_clients
 from qreward.integrations.trainers.rewarder import close_all
 from qreward.integrations.verifiers import (
@@ -32,12 +30,11 @@ from qreward.integrations.verifiers import (
     FleetReferenceJudgeConfig,
     FleetRubricJudge,
     FleetRubricJudgeConfig,
-    RewardJudge,
-    RewardJudgeConfig,
 )
-from qreward.testing import FakeEndpoint, FakeFleet, Faults, Latency
+from qreward.testing import FakeFleet, Faults
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("default")]  # the framework's own warnings are not ours
+# the framework's own warnings are not ours
+pytestmark = [pytest.mark.timeout(300), pytest.mark.real_time, pytest.mark.filterwarnings("default")]
 CALLS = 32
 PAGE = Path(__file__).parents[3] / "docs" / "verifiers.md"
 QUESTION = re.compile(r"Question: (\d+) \+ (\d+)")
@@ -68,15 +65,7 @@ class CorrectnessJudge(FleetJudge[bool]):
 
 @pytest.fixture
 def fleet() -> Iterator[FakeFleet]:
-    """One judge rejects what is more than 8 at once; a tenth of what both take fails or hangs."""
-    seed = random.randrange(10**6)
-    print(f"seed {seed}")
-    faults, slow = {"error_500": 0.05, "hang": 0.05}, Latency(base=0.5)
-    endpoints = [
-        FakeEndpoint("narrow", responder=verdict, latency=slow, max_concurrency=8, faults=Faults(**faults, seed=seed)),
-        FakeEndpoint("wide", responder=verdict, latency=slow, faults=Faults(**faults, seed=seed + 1)),
-    ]
-    with FakeFleet(endpoints) as made:
+    with narrow_and_wide(0.5, verdict) as made:
         yield made
     close_all()
     close_clients()
@@ -105,10 +94,6 @@ class Trace:
         self.info[name] = value
 
 
-def peak(fleet: FakeFleet) -> int:
-    return sum(fleet.seen(name).peak_in_flight for name in fleet.names)
-
-
 async def evaluated(judge: Any, calls: int = CALLS, traces: list[Any] | None = None) -> list[Any]:
     async def one(at: int) -> Any:
         fields = {"question": f"{at} + {at}", "answer": 2 * at, "response": 2 * at + at % 2}
@@ -117,15 +102,14 @@ async def evaluated(judge: Any, calls: int = CALLS, traces: list[Any] | None = N
     return list(await asyncio.gather(*(one(at) for at in range(calls))))
 
 
-def test_thirty_two_calls_share_one_client_and_have_right_verdicts_and_records(fleet: FakeFleet, client_file: Path) -> None:
+async def test_thirty_two_calls_share_one_client_and_have_right_verdicts_and_records(fleet: FakeFleet, client_file: Path) -> None:
     judge = CorrectnessJudge(FleetJudgeConfig(model="judge-7b", fleet=client_file, deadline=30))
     traces = [Trace() for _ in range(CALLS)]
     begun = time.monotonic()
-    found = asyncio.run(evaluated(judge, traces=traces))
-    wrong = sum(each.rejected + sum(each.errors.values()) for each in map(fleet.seen, fleet.names))
-    print(f"{CALLS} calls in {time.monotonic() - begun:.2f} s, {peak(fleet)} in flight, {wrong} went wrong")
+    found = await evaluated(judge, traces=traces)
+    print(f"{CALLS} calls in {time.monotonic() - begun:.2f} s, {peaks(fleet)} in flight, {went_wrong(fleet)} went wrong")
     assert found == [at % 2 == 0 for at in range(CALLS)]
-    assert peak(fleet) >= CALLS - 8
+    assert sum(peaks(fleet)) >= CALLS - 8
     for at, trace in enumerate(traces):
         (record,) = trace.info["judge_calls"]
         assert record["name"] == "correctness"
@@ -136,7 +120,7 @@ def test_thirty_two_calls_share_one_client_and_have_right_verdicts_and_records(f
     assert CorrectnessJudge(judge.config).client is judge.client
 
 
-def test_the_same_judge_of_verifiers_own_makes_the_same_records(fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_same_judge_of_verifiers_own_makes_the_same_records(fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_KEY", "k")
     for name in fleet.names:
         fleet.set(name, faults=Faults())
@@ -148,32 +132,9 @@ def test_the_same_judge_of_verifiers_own_makes_the_same_records(fleet: FakeFleet
     records = []
     for judge in (Own(vf.JudgeConfig(**given)), CorrectnessJudge(FleetJudgeConfig(**given))):
         traces = [Trace() for _ in range(2)]
-        asyncio.run(evaluated(judge, calls=2, traces=traces))
+        await evaluated(judge, calls=2, traces=traces)
         records.append([(trace.info, trace.extra_usage) for trace in traces])
     assert records[0] == records[1]
-
-
-def test_an_answer_that_cannot_be_parsed_raises_and_is_recorded(fleet: FakeFleet, client_file: Path) -> None:
-    trace = Trace()
-    judge = CorrectnessJudge(FleetJudgeConfig(model="judge-7b", fleet=client_file, deadline=30))
-    with pytest.raises(KeyError, match="maybe"):
-        asyncio.run(judge.evaluate(trace=trace, question="2 + 2", answer=4, response=1000))
-    assert trace.info["judge_calls"][0]["response"]["message"]["content"] == "maybe"
-    assert len(trace.extra_usage) == 1
-
-
-def test_a_failed_judge_raises_and_is_no_zero(fleet: FakeFleet, client_file: Path) -> None:
-    for name in fleet.names:
-        fleet.set(name, faults=Faults(error_500=0.5, hang=0.5), latency=Latency())
-    trace = Trace()
-    judge = CorrectnessJudge(FleetJudgeConfig(model="judge-7b", fleet=client_file, deadline=1))
-
-    async def main() -> list[Any]:
-        calls = [judge.evaluate(trace=trace, question=f"{at} + 2", answer=4, response=4) for at in range(CALLS)]
-        return await asyncio.gather(*calls, return_exceptions=True)
-
-    assert all(isinstance(error, QRewardError) for error in asyncio.run(main()))
-    assert trace.info == {}
 
 
 class Opinion(BaseModel):
@@ -185,17 +146,13 @@ class OpinionJudge(FleetJudge[Opinion]):
     prompt, schema = "Question: {question}", Opinion
 
 
-@pytest.mark.parametrize(("said", "good"), [('{"verdict": "yes", "score": 1}', True), ('{"verdict": "yes"}', False), ("yes", False)])
-def test_structured_output_is_asked_for_and_checked(fleet: FakeFleet, client_file: Path, said: str, good: bool) -> None:
+async def test_structured_output_is_asked_for(fleet: FakeFleet, client_file: Path) -> None:
+    said = '{"verdict": "yes", "score": 1}'
     for name in fleet.names:
         fleet.set(name, responder=lambda messages: said, faults=Faults())
     trace = Trace()
     call = OpinionJudge(FleetJudgeConfig(model="judge-7b", fleet=client_file)).evaluate(trace=trace, question="2 + 2")
-    if good:
-        assert asyncio.run(call).parsed == Opinion(verdict="yes", score=1)
-    else:
-        with pytest.raises(InvalidResponse, match="not a valid Opinion"):
-            asyncio.run(call)
+    assert (await call).parsed == Opinion(verdict="yes", score=1)
     assert trace.info["judge_calls"][0]["response"]["message"]["content"] == said
 
 
@@ -208,9 +165,9 @@ def task(**fields: Any) -> Any:
     return Data(**{"idx": 0, "prompt": "42 + 42", **fields})
 
 
-def test_the_built_in_judges_ask_the_fleet(fleet: FakeFleet, client_file: Path, tmp_path: Path) -> None:
+async def test_the_built_in_judges_ask_the_fleet(fleet: FakeFleet, client_file: Path, tmp_path: Path) -> None:
     reference = FleetReferenceJudge(FleetReferenceJudgeConfig(model="judge-7b", fleet=client_file))
-    assert asyncio.run(reference.score(task(), Trace("84"))) == 1.0
+    assert await reference.score(task(), Trace("84")) == 1.0
     criteria = tmp_path / "criteria.json"
     criteria.write_text(
         json.dumps([{"name": "right", "text": "It is right."}, {"name": "short", "text": "It is short."}]), encoding="utf-8"
@@ -218,38 +175,9 @@ def test_the_built_in_judges_ask_the_fleet(fleet: FakeFleet, client_file: Path, 
     rubric = FleetRubricJudge(FleetRubricJudgeConfig(model="judge-7b", fleet=client_file, path=criteria))
     assert rubric.reward_name == "rubric"
     trace = Trace("84")
-    assert asyncio.run(rubric.score(task(), trace)) == 1.0
+    assert await rubric.score(task(), trace) == 1.0
     assert (trace.info["rubric/right"], trace.info["rubric/short"]) == (1.0, 1.0)
     assert sum(fleet.seen(name).answered for name in fleet.names) >= 2
-
-
-def test_a_module_that_exports_one_is_a_plug_in(fleet: FakeFleet, client_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = ModuleType("fleet_reference")
-    vars(module).update(FleetReferenceJudge=FleetReferenceJudge, __all__=["FleetReferenceJudge"], __spec__=SimpleNamespace())
-    monkeypatch.setitem(sys.modules, "fleet_reference", module)
-    assert judge_class("fleet-reference") is FleetReferenceJudge
-    judge = load_judge(FleetReferenceJudgeConfig(id="fleet-reference", model="judge-7b", fleet=client_file))
-    assert asyncio.run(judge.score(task(), Trace("84"))) == 1.0
-
-
-def test_a_scorer_of_qrewards_judges_rollouts_and_its_failure_raises(
-    fleet: FakeFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in fleet.names:
-        fleet.set(name, responder="judge")
-    monkeypatch.setenv("QREWARD_REWARD", str(settings_of(fleet, tmp_path)))
-    judge = RewardJudge(RewardJudgeConfig(name="grade"))
-    assert judge.reward_name == "grade"
-    assert asyncio.run(judge.score(task(), Trace("84"))) == 1.0
-    assert asyncio.run(judge.score(task(), Trace("85"))) == 0.0
-    for name in fleet.names:
-        fleet.set(name, faults=Faults(error_500=1.0))
-    settings = settings_of(fleet, tmp_path, deadline=1.0)
-    with pytest.raises(QRewardError):
-        asyncio.run(RewardJudge(RewardJudgeConfig(settings=settings)).score(task(), Trace("86")))
-    chosen = tmp_path / "chosen.json"
-    chosen.write_text(json.dumps({**json.loads(settings.read_text()), "on_failure": -1.0}), encoding="utf-8")
-    assert asyncio.run(RewardJudge(RewardJudgeConfig(settings=chosen)).score(task(), Trace("86"))) == -1.0
 
 
 class Data(vf.TaskData):  # type: ignore[misc]
@@ -260,7 +188,7 @@ class Sum(vf.Task[Data, vf.State, vf.TaskConfig]):  # type: ignore[misc]
     """A task of verifiers without rewards of its own."""
 
 
-def test_what_a_scorer_answered_is_recorded_on_the_trace_of_a_task(
+async def test_what_a_scorer_answered_is_recorded_on_the_trace_of_a_task(
     fleet: FakeFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in fleet.names:
@@ -271,7 +199,7 @@ def test_what_a_scorer_answered_is_recorded_on_the_trace_of_a_task(
     judged = Sum(Data(idx=0, prompt="42 + 42"), vf.TaskConfig(judges=[judge]))
     trace = vf.Trace(task=TraceTask(type="Sum", data=judged.data), agent=vf.AgentInfo(config=vf.AgentConfig()))
     trace.root_reply = "84"
-    asyncio.run(judged.score(trace))
+    await judged.score(trace)
     assert trace.rewards["grade"].value == 2.0
     (call,) = trace.info["judge_calls"]
     assert call["request"] == {"model": "judge-7b", "prompt": "42 + 42", "response": "84", "reference": "84"}
@@ -279,7 +207,7 @@ def test_what_a_scorer_answered_is_recorded_on_the_trace_of_a_task(
     for name in fleet.names:
         fleet.set(name, responder=lambda messages: "I cannot say")
     with pytest.raises(vf.TaskError, match=r"InvalidResponse: .*I cannot say"):
-        asyncio.run(judged.score(trace))
+        await judged.score(trace)
     assert trace.rewards == {"grade": None}
     paid = json.loads(trace.model_dump_json())["extra_usage"]
     assert [usage["completion_tokens"] > 0 for usage in paid] == [True, True]
@@ -344,28 +272,13 @@ def test_a_judge_that_sends_its_own_requests_is_refused() -> None:
         type("FleetDecisionJudge", (FleetJudge, vf.DecisionJudge), {})
 
 
-def test_settings_come_from_the_environment_or_are_verifiers_own(monkeypatch: pytest.MonkeyPatch, client_file: Path) -> None:
-    monkeypatch.delenv("QREWARD_CONFIG", raising=False)
+def test_without_a_fleet_the_key_and_the_headers_are_those_of_verifiers_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAKE_KEY", "sk-secret-of-the-fleet")
     own = CorrectnessJudge(FleetJudgeConfig(base_url="http://127.0.0.1:9/v1", api_key_var="FAKE_KEY", headers={"X-Team": "sk-team"}))
     (endpoint,) = own.client.config.endpoints
     assert endpoint.api_key.get_secret_value() == "sk-secret-of-the-fleet"
     assert endpoint.headers["X-Team"].get_secret_value() == "sk-team"
-    assert "secret" not in f"{own.client!r}{own.client.config!r}"
-    assert "sk-team" not in f"{own.client!r}{own.client.config!r}"
-    monkeypatch.setenv("QREWARD_CONFIG", str(client_file))
-    assert FleetJudgeConfig().fleet == client_file
-    with pytest.raises(ConfigError, match="takes a FleetJudgeConfig"):
-        CorrectnessJudge(vf.JudgeConfig())
-
-
-def test_a_wrong_key_is_an_error_without_the_key(fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    fleet.set("wide", api_key="right", faults=Faults())
-    monkeypatch.setenv("FAKE_KEY", "sk-wrong-key")
-    judge = CorrectnessJudge(FleetJudgeConfig(base_url=fleet.urls["wide"], api_key_var="FAKE_KEY"))
-    with pytest.raises(AuthenticationFailed) as raised:
-        asyncio.run(judge.evaluate(question="2 + 2", answer=4, response=4))
-    assert "sk-wrong-key" not in str(raised.value)
+    assert "sk-" not in f"{own.client!r}{own.client.config!r}"
 
 
 def test_a_process_that_judged_ends_quietly(fleet: FakeFleet, client_file: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slow_tools import went_wrong
 
 from qreward.testing import FakeEndpoint, FakeFleet, Faults, Latency
 
@@ -92,11 +93,6 @@ def check(results: list[dict[str, Any]], failure: float) -> None:
     assert all(result["judge_tokens"] > 0 for result in results)  # an answer that could not be read was paid for, too
 
 
-def went_wrong(fleet: FakeFleet) -> int:
-    seen = [fleet.seen(name) for name in fleet.names]
-    return sum(each.rejected + sum(each.errors.get(kind, 0) for kind in ("error_500", "hang")) for each in seen)
-
-
 @pytest.mark.parametrize("which", ["function", "manager", "old keys"])
 def test_the_loaded_manager_gives_the_judges_scores_and_the_chosen_number_for_failures(
     fleet: FakeFleet, tmp_path: Path, which: str
@@ -111,12 +107,6 @@ def test_the_loaded_manager_gives_the_judges_scores_and_the_chosen_number_for_fa
     assert [result["reward_score"] for result in results] == [result["reward_extra_info"]["score"] for result in results]
     check([result["reward_extra_info"] for result in results], -1.0)
     assert went_wrong(fleet) > 0
-
-
-def test_by_default_a_failure_is_an_error_and_never_a_number(fleet: FakeFleet, tmp_path: Path) -> None:
-    results = told(tmp_path, "alone", *FUNCTION, QREWARD_REWARD=str(settings_of(fleet, tmp_path)))
-    assert [at for at, result in enumerate(results) if result == "InvalidResponse"] == [at for at in range(SAMPLES) if opinion(at) is None]
-    assert all(isinstance(result, dict) or result == "InvalidResponse" for result in results)
 
 
 @pytest.mark.parametrize("which", ["function", "manager"])

@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator
 from weakref import ref
 
 import pytest
-from reload_tools import MODEL, Servers, ask, begin, config_of, endpoint, run
+from engine_tools import MODEL
+from reload_tools import ask, begin, config_of, endpoint, over
 
 from qreward import NoEndpoint, QRewardClient, Route
 from qreward.settings.client import ClientConfig
@@ -43,24 +44,20 @@ STAYS: list[tuple[str, ClientConfig, ClientConfig]] = [
 ]
 
 
-def test_what_waits_on_a_route_follows_it() -> None:
+async def test_what_waits_on_a_route_follows_it() -> None:
     for case, before, after in STAYS:
-
-        async def test(client: QRewardClient, servers: Servers) -> None:
+        async with over(before) as (client, servers):
             batch, singles = begin(client, 20), [ask(client) for _ in range(3)]
             await asyncio.sleep(0.5)
-            client.reload(after)  # noqa: B023
+            client.reload(after)
             assert (await batch).stats.ok == 20
             await asyncio.gather(*singles)
-            assert servers.hosts(after=0.5) == {"b"}, case  # noqa: B023
             await begin(client, 2)
-            assert servers.hosts(after=0.5) == {"b"}, case  # noqa: B023
-
-        run(before, test)
+            assert servers.hosts(after=0.5) == {"b"}, case
 
 
-def test_what_waits_on_a_route_that_is_gone_fails_with_the_reason_and_what_is_in_flight_does_not() -> None:
-    async def test(client: QRewardClient, servers: Servers) -> None:
+async def test_what_waits_on_a_route_that_is_gone_fails_with_the_reason_and_what_is_in_flight_does_not() -> None:
+    async with over(routed(a=["judge-*"])) as (client, _):
         batch = begin(client, 10)
         await asyncio.sleep(0.5)
         client.reload(routed(a=["rm-*"]))
@@ -70,11 +67,9 @@ def test_what_waits_on_a_route_that_is_gone_fails_with_the_reason_and_what_is_in
         with pytest.raises(NoEndpoint, match="there are routes for 'rm-"):
             await ask(client)
 
-    run(routed(a=["judge-*"]), test)
 
-
-def test_what_waits_follows_its_model_over_several_changes_of_its_route() -> None:
-    async def test(client: QRewardClient, servers: Servers) -> None:
+async def test_what_waits_follows_its_model_over_several_changes_of_its_route() -> None:
+    async with over(routed(a=["*"])) as (client, servers):
         batches = []
         for number, patterns in enumerate((["*"], ["judge-*"], ["*-7b"], ["judge-7?"], ["judge-7b"])):
             client.reload(routed(**{f"host-{number}": patterns}))
@@ -82,8 +77,6 @@ def test_what_waits_follows_its_model_over_several_changes_of_its_route() -> Non
             await asyncio.sleep(0.5)
         assert [batch.stats.ok for batch in await asyncio.gather(*batches)] == [20] * 5
         assert servers.hosts(after=2.1) == {"host-4"}
-
-    run(routed(a=["*"]), test)
 
 
 def test_routes_that_come_and_go_again_and_again_leave_nothing_behind() -> None:
@@ -100,8 +93,8 @@ def test_routes_that_come_and_go_again_and_again_leave_nothing_behind() -> None:
     assert {source.name: len(source.pools) for source in client._runtime.fleet.sources()} == pools
 
 
-def test_pools_of_endpoints_that_were_removed_or_of_patterns_that_are_gone_are_freed() -> None:
-    async def test(client: QRewardClient, _servers: Servers) -> None:
+async def test_pools_of_endpoints_that_were_removed_or_of_patterns_that_are_gone_are_freed() -> None:
+    async with over(routed(a=["judge-*"])) as (client, _):
         pools = []
         for number in range(20):
             client.add_endpoint(endpoint(f"e{number}", models=[f"m{number}"]))
@@ -117,16 +110,14 @@ def test_pools_of_endpoints_that_were_removed_or_of_patterns_that_are_gone_are_f
         (source,) = client._runtime.fleet.sources()
         assert len(source.pools) <= 4
 
-    run(routed(a=["judge-*"]), test)
 
-
-def test_a_batch_whose_input_pauses_while_its_pattern_goes_is_served_by_the_endpoints_of_its_model_then() -> None:
+async def test_a_batch_whose_input_pauses_while_its_pattern_goes_is_served_by_the_endpoints_of_its_model_then() -> None:
     async def slowly() -> AsyncIterator[list[dict[str, str]]]:
         for number in range(6):
             await asyncio.sleep(10)
             yield [{"role": "user", "content": str(number)}]
 
-    async def test(client: QRewardClient, servers: Servers) -> None:
+    async with over(routed(a=["j*"])) as (client, servers):
         batch = asyncio.ensure_future(client.batch_chat_completion(slowly(), MODEL))
         for pattern in ("judge-7*", "judge-?b", "judge-*"):
             await asyncio.sleep(15)
@@ -134,25 +125,6 @@ def test_a_batch_whose_input_pauses_while_its_pattern_goes_is_served_by_the_endp
             client.reload(routed(b=[pattern]))
         assert (await batch).stats.ok == 6
         assert servers.hosts(after=20) == {"b"}
-
-    run(routed(a=["j*"]), test)
-
-
-def test_live_changes_work_as_ever_after_a_reload() -> None:
-    async def test(client: QRewardClient, servers: Servers) -> None:
-        client.reload(routed(Route(pattern="judge-*", endpoints=("b",)), a=["judge-*"], b=["z"]))
-        batch = begin(client, 10)
-        await asyncio.sleep(0.5)
-        client.add_endpoint(endpoint("c", models=["judge-7b"]))
-        client.register_model_route("judge-*", ["b", "c"])
-        assert (await batch).stats.ok == 10
-        client.remove_endpoint("b")
-        client.remove_endpoint("c")
-        assert [(route.pattern, route.endpoints) for route in client.list_routes()] == [("judge-*", ("a",))]
-        await ask(client)
-        assert servers.hosts() == {"a", "b", "c"} and servers.sent[-1][0] == "http://a.example/v1"  # noqa: PT018
-
-    run(routed(a=["judge-*"]), test)
 
 
 def test_a_balancer_that_is_not_changed_goes_on_where_it_was() -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from reload_tools import MODEL, Servers, ask, begin, config_of, endpoint, run, source_of
+from engine_tools import MODEL
+from reload_tools import Servers, ask, begin, config_of, endpoint, over, source_of
 
 from qreward import ConfigError, Hedge, Limits, NoEndpoint, QRewardClient, QueueFull, Retry, Route, SyncQRewardClient, Timeouts
 from qreward.errors import ServerError
@@ -20,9 +21,6 @@ from qreward.scheduler.limits.concurrency import AdaptiveLimit
 from qreward.scheduler.limits.headers import HeaderRateLimit
 from qreward.scheduler.outcome import Failure, FailureKind
 from qreward.settings.client import ClientConfig
-
-# what is said of it
-
 
 BEFORE = config_of(
     endpoint("a", api_key="sk-a"),
@@ -86,15 +84,6 @@ def test_a_wrong_configuration_changes_nothing() -> None:
         assert client._runtime.fleet.sources() == sources
 
 
-def test_what_was_changed_live_gives_way_to_the_configuration() -> None:
-    client = QRewardClient.from_config(BEFORE)
-    client.add_endpoint(endpoint("c", models=["z"]))
-    client.register_model_route("y-*", ["c"])
-    client.remove_endpoint("b")
-    assert client.reload(BEFORE) == {"b", "c", "routes"}
-    assert client.config == BEFORE
-
-
 def test_an_endpoint_that_was_marked_unhealthy_stays_so_even_if_it_is_replaced() -> None:
     client = QRewardClient.from_config(BEFORE)
     client.mark_unhealthy("a")
@@ -105,11 +94,8 @@ def test_an_endpoint_that_was_marked_unhealthy_stays_so_even_if_it_is_replaced()
     assert not source_of(client, "a").health.marked_unhealthy, "one that was removed is forgotten"
 
 
-# while it works
-
-
-def test_what_is_in_flight_is_finished_and_what_waits_goes_to_the_new_endpoints() -> None:
-    async def test(client: QRewardClient, servers: Servers) -> None:
+async def test_what_is_in_flight_is_finished_and_what_waits_goes_to_the_new_endpoints() -> None:
+    async with over(config_of(endpoint("a"))) as (client, servers):
         batch = begin(client, 20)
         await asyncio.sleep(2.5)
         assert client.reload(config_of(endpoint("b", 3), endpoint("c", 1))) == {"a", "b", "c"}
@@ -117,27 +103,23 @@ def test_what_is_in_flight_is_finished_and_what_waits_goes_to_the_new_endpoints(
         await asyncio.sleep(0)
         assert servers.live == {"a": 2, "b": 3, "c": 1}
         assert (await batch).stats.ok == 20
-        assert servers.cancelled == 0
+        assert servers.cancelled == []
         assert servers.hosts(after=2.5) == {"b", "c"}
 
-    run(config_of(endpoint("a")), test)
 
-
-def test_an_endpoint_that_is_replaced_keeps_its_name_and_its_work() -> None:
-    async def test(client: QRewardClient, servers: Servers) -> None:
+async def test_an_endpoint_that_is_replaced_keeps_its_name_and_its_work() -> None:
+    async with over(config_of(endpoint("a"))) as (client, servers):
         batch, single = begin(client, 10), ask(client)
         await asyncio.sleep(1.5)
         assert client.reload(config_of(endpoint("a", host="moved"))) == {"a"}
         assert (await batch).stats.ok == 10
         await single
         assert servers.hosts(after=1.5) == {"moved"}
-        assert servers.cancelled == 0
-
-    run(config_of(endpoint("a")), test)
+        assert servers.cancelled == []
 
 
-def test_limits_weight_price_models_and_timeouts_change_without_a_new_beginning() -> None:
-    async def test(client: QRewardClient, servers: Servers) -> None:
+async def test_limits_weight_price_models_and_timeouts_change_without_a_new_beginning() -> None:
+    async with over(config_of(endpoint("a"))) as (client, servers):
         await begin(client, 10)
         source = source_of(client, "a")
         seconds = source.latency.mean
@@ -158,25 +140,9 @@ def test_limits_weight_price_models_and_timeouts_change_without_a_new_beginning(
         client.reload(config_of(endpoint("a")))
         assert (await begin(client, 1)).cost is None
 
-    run(config_of(endpoint("a")), test)
 
-
-def test_a_lower_limit_holds_at_once_and_stops_nothing() -> None:
-    async def test(client: QRewardClient, servers: Servers) -> None:
-        batch = begin(client, 30)
-        await asyncio.sleep(0.5)
-        client.reload(config_of(endpoint("a", 2)))
-        assert servers.live == {"a": 8}
-        await asyncio.sleep(1)
-        assert servers.live == {"a": 2}
-        assert (await batch).stats.ok == 30
-        assert servers.cancelled == 0
-
-    run(config_of(endpoint("a", 8)), test)
-
-
-def test_a_rate_may_come_change_and_go() -> None:
-    async def test(client: QRewardClient, servers: Servers) -> None:
+async def test_a_rate_may_come_change_and_go() -> None:
+    async with over(config_of(endpoint("a", 10))) as (client, servers):
         batch = begin(client, 400)
         counts = []
         for rpm in (None, 120, 600, None):
@@ -187,8 +153,6 @@ def test_a_rate_may_come_change_and_go() -> None:
             counts.append(len(servers.sent) - sent)
         assert counts == [100, pytest.approx(20, abs=1), pytest.approx(100, abs=2), 100]
         assert (await batch).stats.ok == 400
-
-    run(config_of(endpoint("a", 10)), test)
 
 
 def test_what_a_server_told_of_its_rate_is_kept_beside_the_operators() -> None:
@@ -241,15 +205,12 @@ def test_another_address_key_dialect_or_way_of_finding_limits_is_a_new_beginning
         assert (source.removed, source.pools) == (True, [])
 
 
-# settings
-
-
 def failing(_: str) -> Failure:
     return Failure(FailureKind.TRANSIENT, ServerError("it answered 500", status_code=500))
 
 
-def test_retries_are_counted_by_the_new_policy_also_for_what_is_under_way() -> None:
-    async def test(client: QRewardClient, servers: Servers) -> None:
+async def test_retries_are_counted_by_the_new_policy_also_for_what_is_under_way() -> None:
+    async with over(config_of(endpoint("a"), retry=Retry(attempts=9)), Servers(failing)) as (client, servers):
         call = ask(client)
         await asyncio.sleep(0.5)
         client.reload(config_of(endpoint("a"), retry=Retry(attempts=2, base=0.01)))
@@ -257,17 +218,9 @@ def test_retries_are_counted_by_the_new_policy_also_for_what_is_under_way() -> N
             await call
         assert len(servers.sent) == 2
 
-    run(config_of(endpoint("a"), retry=Retry(attempts=9)), test, Servers(failing))
 
-
-def test_the_budget_for_retries_is_that_of_the_new_fleet() -> None:
-    client = QRewardClient([endpoint("a", 4)])
-    client.reload(config_of(endpoint("a", 8), endpoint("b", 3), retry=Retry(budget=0.5)))
-    assert client._runtime.engine.scheduler._failure_policy.budget.capacity == 11
-
-
-def test_a_request_whose_last_try_is_under_way_is_hedged_once_it_may_be_tried_more_often() -> None:
-    async def test(client: QRewardClient, servers: Servers) -> None:
+async def test_a_request_whose_last_try_is_under_way_is_hedged_once_it_may_be_tried_more_often() -> None:
+    async with over(config_of(endpoint("a"), endpoint("b"), hedge=Hedge(after=1.5), retry=Retry(attempts=1))) as (client, servers):
         fleet = [endpoint("a"), endpoint("b")]
         await asyncio.gather(ask(client), ask(client))
         servers.seconds = 30.0
@@ -279,11 +232,9 @@ def test_a_request_whose_last_try_is_under_way_is_hedged_once_it_may_be_tried_mo
         assert servers.live.total() == 2
         await call
 
-    run(config_of(endpoint("a"), endpoint("b"), hedge=Hedge(after=1.5), retry=Retry(attempts=1)), test)
 
-
-def test_hedges_begin_and_end_with_the_policy_also_for_what_is_under_way() -> None:
-    async def test(client: QRewardClient, servers: Servers) -> None:
+async def test_hedges_begin_and_end_with_the_policy_also_for_what_is_under_way() -> None:
+    async with over(config_of(endpoint("a"), endpoint("b"), hedge=None)) as (client, servers):
         fleet = [endpoint("a"), endpoint("b")]
         await asyncio.gather(ask(client), ask(client))
         servers.seconds = 30.0
@@ -299,11 +250,9 @@ def test_hedges_begin_and_end_with_the_policy_also_for_what_is_under_way() -> No
         assert servers.live.total() == 1
         await call
 
-    run(config_of(endpoint("a"), endpoint("b"), hedge=None), test)
 
-
-def test_the_queue_and_the_time_of_calls_are_bounded_by_the_new_settings() -> None:
-    async def test(client: QRewardClient, servers: Servers) -> None:
+async def test_the_queue_and_the_time_of_calls_are_bounded_by_the_new_settings() -> None:
+    async with over(config_of(endpoint("a", 1))) as (client, servers):
         calls = [ask(client) for _ in range(5)]
         await asyncio.sleep(0.5)
         client.reload(config_of(endpoint("a", 1), max_queued=4, timeout=0.9))
@@ -313,8 +262,6 @@ def test_the_queue_and_the_time_of_calls_are_bounded_by_the_new_settings() -> No
         servers.seconds = 1.0
         with pytest.raises(TimeoutError):
             await ask(client)
-
-    run(config_of(endpoint("a", 1)), test)
 
 
 def test_other_threads_may_reload_a_client_that_works() -> None:
@@ -338,11 +285,11 @@ def test_other_threads_may_reload_a_client_that_works() -> None:
             thread.join()
         assert client.config in configs
     assert batch.texts() == [f"re: {number}" for number in range(300)]
-    assert servers.cancelled == 0
+    assert servers.cancelled == []
     assert len(servers.hosts()) > 1
 
 
-def test_nothing_is_lost_while_configurations_change_at_random() -> None:
+async def test_nothing_is_lost_while_configurations_change_at_random() -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     rng = random.Random(seed)
@@ -363,7 +310,8 @@ def test_nothing_is_lost_while_configurations_change_at_random() -> None:
 
     servers = Servers(answer)
 
-    async def test(client: QRewardClient, _: Servers) -> None:
+    async with over(some_config(), servers) as (client, _):
+
         async def meddle() -> None:
             while True:
                 await asyncio.sleep(rng.uniform(0, 0.4))
@@ -379,5 +327,3 @@ def test_nothing_is_lost_while_configurations_change_at_random() -> None:
         for batch in batches:
             assert all(result.ok or len(result.attempts) >= 4 for result in batch), seed
             assert not any(isinstance(error, NoEndpoint) for error in batch.errors.values()), seed
-
-    run(some_config(), test, servers)

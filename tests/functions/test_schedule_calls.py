@@ -1,18 +1,35 @@
-"""``retry_*``, ``exception_types``, ``timeout`` and ``default_result`` as calls see them, for both kinds of functions."""
+"""Calls of scheduled functions, blocking and async. The rules of limits, hedges and retries are in tests/scheduler/functions."""
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import httpx
 import pytest
 from schedule_runs import KINDS, SLACK, at_times, kind_name
 
-from qreward.functions.config import UNSET
+from qreward.functions.config import UNSET, CompiledSettings, ScheduleConfig
 from qreward.functions.function import no_waiting
+from qreward.scheduler.functions.limits import Adapting, Breaking, FunctionOptions, Hedging, Pause, Rate
 
-pytestmark = pytest.mark.parametrize("kind", KINDS, ids=kind_name)
+both = pytest.mark.parametrize("kind", KINDS, ids=kind_name)
+
+
+def test_each_setting_reaches_the_scheduler() -> None:
+    config = ScheduleConfig(
+        timeout=9, retry_times=2, retry_interval=3, retry_max_interval=4, limit_size=5, limit_window=6, max_concurrency=7,
+        hedged_request_time=8, hedged_request_max_times=2, hedged_request_proportion=0.5, speed_up_max_multiply=3,
+        circuit_breaker_threshold=4, circuit_breaker_recovery=10, adaptive_limit=True, adaptive_limit_min=11, adaptive_limit_max=12,
+        adaptive_error_threshold=0.25, adaptive_latency_threshold=1.5, priority="low", debug=True,
+    )  # fmt: skip
+    expected = FunctionOptions(
+        level=9, timeout=9, retries=2, pause=Pause(3, 4), rate=Rate(5, 6), most=7, hedging=Hedging(8, 0.0, 2, 0.5), parallel_tries=3,
+        breaking=Breaking(4, 10), adapting=Adapting(11, 12, 0.25, 1.5), noted=True,
+    )  # fmt: skip
+    assert CompiledSettings(config).options == expected
+    config.update(hedged_request_time="p95", limit_size=None, circuit_breaker_threshold=None, adaptive_limit=False, max_concurrency=None)
+    changed = {"hedging": Hedging(None, 0.95, 2, 0.5), "rate": None, "breaking": None, "adapting": None, "most": None}
+    assert CompiledSettings(config).options == expected._replace(**changed)
 
 
 def fails(times: int, seconds: float = 1.0, error: BaseException | None = None) -> Any:
@@ -24,6 +41,7 @@ def fails(times: int, seconds: float = 1.0, error: BaseException | None = None) 
     return behave
 
 
+@both
 def test_a_call_is_tried_until_it_returns_or_its_retries_are_used_up(kind: Any) -> None:
     outcome = kind.run(fails(2), at_times([0]), retry_times=2, retry_interval=0)
     assert outcome.values == [2]
@@ -32,6 +50,7 @@ def test_a_call_is_tried_until_it_returns_or_its_retries_are_used_up(kind: Any) 
     assert str(outcome.calls[0].error) == "try 2", "the last one is raised, as it was"
 
 
+@both
 def test_without_retries_a_failure_is_raised_at_once_and_unchanged(kind: Any) -> None:
     error = ValueError("mine")
     outcome = kind.run(fails(1, error=error), at_times([0]))
@@ -40,23 +59,13 @@ def test_without_retries_a_failure_is_raised_at_once_and_unchanged(kind: Any) ->
     assert error.__cause__ is None
 
 
-def test_waits_double_and_are_drawn_below_their_bounds(kind: Any) -> None:
-    drawn: list[list[float]] = [[], [], [], []]
-    for _ in range(40):
-        outcome = kind.run(fails(4, 0.0), at_times([0]), retry_times=4, retry_interval=1.0, retry_max_interval=3.0)
-        for place, (one, other) in enumerate(pairwise(outcome.times)):
-            drawn[place].append(other - one)
-    for waits, bound in zip(drawn, (1.0, 2.0, 3.0, 3.0), strict=True):
-        assert max(waits) <= bound + SLACK
-        assert bound / 2 < max(waits), "full jitter: somewhere in the upper half in one of forty"
-        assert min(waits) < bound / 2
-
-
+@both
 def test_what_is_not_one_of_the_exception_types_is_raised_at_once(kind: Any) -> None:
     outcome = kind.run(fails(5, error=KeyError("x")), at_times([0]), retry_times=5, exception_types=(ConnectionError, TimeoutError))
     assert (outcome.errors, len(outcome.starts)) == (["KeyError"], 1)
 
 
+@both
 def test_a_function_of_the_exception_says_whether_it_is_retried_and_after_how_long(kind: Any) -> None:
     said = {0: True, 1: 2.5, 2: False}
     outcome = kind.run(
@@ -70,6 +79,7 @@ def test_a_function_of_the_exception_says_whether_it_is_retried_and_after_how_lo
     assert outcome.times[2] - outcome.times[1] == pytest.approx(2.5, abs=SLACK)
 
 
+@both
 def test_retry_after_is_obeyed_and_others_of_the_key_wait_too(kind: Any) -> None:
     request = httpx.Request("POST", "http://judge.example")
     reply = httpx.Response(429, headers={"retry-after": "7"}, request=request)
@@ -81,8 +91,12 @@ def test_retry_after_is_obeyed_and_others_of_the_key_wait_too(kind: Any) -> None
     assert outcome.errors == ["-", "-", "-"]
     assert min(outcome.times[1:]) == pytest.approx(7.0, abs=SLACK)
     assert outcome.stats.overloaded == 1
+    reply.headers["x-should-retry"] = "false"
+    outcome = kind.run(behave, at_times([0]), retry_times=1)
+    assert (outcome.errors, len(outcome.starts)) == (["HTTPStatusError"], 1), "the server does not want another try"
 
 
+@both
 def test_the_timeout_is_one_for_the_whole_call(kind: Any) -> None:
     outcome = kind.run(lambda *_: (4.0, ConnectionError()), at_times([0]), retry_times=99, retry_interval=0, timeout=10)
     assert outcome.errors == ["RequestTimeout"]
@@ -93,13 +107,7 @@ def test_the_timeout_is_one_for_the_whole_call(kind: Any) -> None:
     assert outcome.cancelled == ([2] if kind.cancels else [])
 
 
-def test_the_timeout_counts_waiting(kind: Any) -> None:
-    outcome = kind.run(lambda *_: (1.0, "done"), at_times([0, 0, 0]), max_concurrency=1, timeout=2.5)
-    assert sorted(outcome.errors) == ["-", "-", "RequestTimeout"]
-    assert max(end.at for end in outcome.calls) == pytest.approx(2.5, abs=SLACK)
-    assert len(outcome.starts) <= 3
-
-
+@both
 def test_a_call_that_timed_out_holds_its_place_until_it_has_really_ended(kind: Any) -> None:
     outcome = kind.run(lambda number, *_: (9.0 if number == 0 else 1.0, number), [(0,), (3,)], max_concurrency=1, timeout=2)
     if kind.cancels:
@@ -109,6 +117,7 @@ def test_a_call_that_timed_out_holds_its_place_until_it_has_really_ended(kind: A
     assert outcome.most == 1
 
 
+@both
 def test_a_default_is_returned_instead_of_an_exception(kind: Any) -> None:
     table: list[tuple[Any, Any]] = [(7, 7), (None, None), (lambda answer, weight: (answer, weight), ("a", 2)), (0.0, 0.0)]
     for default, value in table:
@@ -117,6 +126,7 @@ def test_a_default_is_returned_instead_of_an_exception(kind: Any) -> None:
         assert run.stats.failed == 1, "it is not counted as a success"
 
 
+@both
 def test_a_default_stands_for_time_limits_and_open_circuits_but_not_for_other_exceptions(kind: Any) -> None:
     outcome = kind.run(lambda *_: (5.0, 1), at_times([0]), timeout=1, default_result="late")
     assert outcome.values == ["late"]
@@ -126,6 +136,7 @@ def test_a_default_stands_for_time_limits_and_open_circuits_but_not_for_other_ex
     assert outcome.errors == ["KeyError"]
 
 
+@both
 def test_a_function_of_exceptions_is_called_once_for_each_exception(kind: Any) -> None:
     table: list[tuple[Any, list[bool], str]] = [
         (1, [True, True], "-"),
@@ -143,6 +154,7 @@ def test_a_function_of_exceptions_is_called_once_for_each_exception(kind: Any) -
         assert (outcome.errors, len(asked)) == ([error], 2), (default, answers)
 
 
+@both
 def test_exits_and_interrupts_are_never_retried_nor_replaced(kind: Any) -> None:
     class Stop(BaseException):
         pass
@@ -151,21 +163,60 @@ def test_exits_and_interrupts_are_never_retried_nor_replaced(kind: Any) -> None:
     assert (outcome.errors, len(outcome.starts)) == (["Stop"], 1)
 
 
-def test_several_tries_run_at_once_while_a_call_is_retried(kind: Any) -> None:
-    def behave(number: int, *_: Any) -> tuple[float, Any]:
-        return (1.0, ConnectionError()) if number < 2 else (100.0, ConnectionError()) if number < 4 else (1.0, "done")
-
-    alone = kind.run(behave, at_times([0]), retry_times=9, retry_interval=0.1, retry_max_interval=0.1)
-    parallel_tries = kind.run(behave, at_times([0]), retry_times=9, retry_interval=0.1, retry_max_interval=0.1, speed_up_max_multiply=3)
-    assert alone.most == 1
-    assert parallel_tries.most == 3
-    assert parallel_tries.values == ["done"]
-    assert parallel_tries.calls[0].at < 5
-    assert alone.calls[0].at > 200
-
-
+@both
 def test_no_waiting_switches_all_waits_off(kind: Any) -> None:
     with no_waiting():
         outcome = kind.run(fails(3, 0.0), at_times([0, 0]), retry_times=3, retry_interval=60, limit_size=1, limit_window=3600)
     assert outcome.errors == ["-", "-"]
     assert max(end.at for end in outcome.calls) < 2 * SLACK
+
+
+@both
+def test_the_first_result_counts_and_the_other_try_is_cancelled_or_dropped(kind: Any) -> None:
+    outcome = kind.run(lambda number, *_: (100.0 if number == 0 else 1.0, number), at_times([0]), hedged_request_time=0.5)
+    assert outcome.values == [1]
+    assert outcome.calls[0].at == pytest.approx(1.5, abs=SLACK), "the loser delays nobody"
+    assert outcome.cancelled == ([0] if kind.cancels else [])
+    assert (outcome.stats.hedges, outcome.stats.hedges_won) == (1, 1)
+
+
+@both
+def test_a_percentile_is_that_of_the_functions_own_times(kind: Any) -> None:
+    stuck: list[int] = []
+
+    def behave(number: int, place: int) -> tuple[float, Any]:
+        if place == 60:
+            stuck.append(number)
+        return 50.0 if stuck == [number] else 1.0 + place % 10 / 10, number
+
+    outcome = kind.run(behave, [*((2 * n, n) for n in range(60)), (200, 60)], hedged_request_time="p90")
+    assert 1.7 < outcome.times[-1] - 200 < 2.1, "about the 90th percentile of 1.0 to 1.9"
+    assert outcome.calls[-1].at < 204
+
+
+@both
+def test_settings_that_change_hold_at_once_for_what_waits(kind: Any) -> None:
+    outcome = kind.run(
+        lambda number, *_: (1.0, number),
+        at_times([0] * 9),
+        [(0.5, lambda function: function.config.update(max_concurrency=8))],
+        max_concurrency=1,
+    )
+    assert sorted(round(time, 2) for time in outcome.times) == [0, *[0.5] * 7, 1.0]
+    outcome = kind.run(
+        lambda number, *_: (0.0, number),
+        at_times([0] * 4),
+        [(5, lambda function: function.config.update(limit_size=None))],
+        limit_size=1,
+        limit_window=60,
+    )
+    assert sorted(round(time, 2) for time in outcome.times) == [0, 5, 5, 5]
+
+
+@both
+def test_a_reset_closes_breakers_and_forgets_what_was_counted(kind: Any) -> None:
+    outcome = kind.run(
+        lambda n, *_: (0.0, n or ConnectionError()), at_times([0, 1, 3]), [(2, lambda f: f.reset())], circuit_breaker_threshold=1
+    )
+    assert outcome.errors == ["ConnectionError", "CircuitOpen", "-"]
+    assert (outcome.stats.calls, outcome.stats.failed, outcome.stats.open_circuits) == (1, 0, 0)

@@ -77,6 +77,19 @@ def test_the_example_for_verl_scores_raises_or_gives_the_number_that_was_chosen(
     assert errors == ""
 
 
+def test_the_drop_in_judges_by_the_sdk_over_two_endpoints() -> None:
+    printed, errors = said_by(EXAMPLES / "openai_drop_in.py")
+    judged, sent, stream, facade = printed.splitlines()
+    assert errors == ""
+    assert judged == "60 judged: 30 correct, 30 incorrect"
+    shares = [int(count) for count in re.findall(r"judge-\d (\d+)", sent)]
+    assert len(shares) == 2
+    assert sum(shares) > 60  # some failed, and were sent again
+    assert stream.count("|") > 20
+    assert '"verdict": "correct"' in stream.replace("|", "")
+    assert facade.startswith('without the SDK: {"verdict": "correct"')
+
+
 @pytest.fixture
 def judges(monkeypatch: pytest.MonkeyPatch) -> None:
     """The environment that the settings of the examples and the pages name."""

@@ -14,10 +14,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from batching_tools import until
 from hypothesis import given
 from hypothesis import strategies as st
-from server_tools import Lengths, until
-from shared_tools import each, run
+from shared_tools import Lengths, each, run
 
 from qreward.batching.reward_buffer import RewardBuffer, ScoreResult
 from qreward.batching.reward_buffer.schemas import InvalidScores, read_scores
@@ -105,24 +105,24 @@ def test_a_scorer_may_take_completions_alone() -> None:
     assert rewards(run(scores(lambda completions, **others: [2.0] * len(completions), "a"))) == [2.0]
 
 
-@each("wrong", [None, "module:function", Callable_, list, lambda a, b, c: [], 3])
-def test_what_cannot_be_called_so_is_refused_when_the_buffer_is_made(wrong: Any) -> None:
-    with pytest.raises(TypeError, match="a scorer "):
+def yields(completions: list[str]) -> Any:
+    yield 1.0
+
+
+async def streams(completions: list[str]) -> Any:
+    yield 1.0
+
+
+NO_SCORERS = (None, "module:function", Callable_, list, lambda a, b, c: [], 3)
+
+
+@each("wrong, message", [*((wrong, "a scorer ") for wrong in NO_SCORERS), (yields, "not yield"), (streams, "not yield")])
+def test_what_cannot_be_called_so_is_refused_when_the_buffer_is_made(wrong: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
         RewardBuffer(wrong)
 
 
-def test_a_generator_is_no_scorer() -> None:
-    def yields(completions: list[str]) -> Any:
-        yield 1.0
-
-    async def streams(completions: list[str]) -> Any:
-        yield 1.0
-
-    for wrong in (yields, streams):
-        with pytest.raises(TypeError, match="not yield"):
-            RewardBuffer(wrong)
-
-
+@pytest.mark.real_time
 async def test_a_plain_scorer_runs_in_another_thread_and_sees_the_neutral_context_only() -> None:
     variable = contextvars.ContextVar("variable", default="neutral")
 
@@ -379,13 +379,3 @@ async def test_what_a_scorer_changes_in_nested_metadata_reaches_neither_a_retry_
         assert rewards(await buffer.score("abcd", metadata)) == [0.0, None, 2.0, 3.0]
     assert metadata == [{**given(number), "model": model} for number in range(4)]
     assert set(seen) == {(OrderedDict, Notes, True)}
-
-
-def test_a_scorer_that_changes_its_metadata_and_fails_is_given_it_anew() -> None:
-    async def scorer(completions: list[str], metadata: list[dict[str, Any]]) -> list[float]:
-        numbers = [meta.pop("n") for meta in metadata]
-        if 1 in numbers:
-            raise ValueError("one")
-        return [float(number) for number in numbers]
-
-    assert rewards(run(scores(scorer, *"abcd"))) == [0.0, None, 2.0, 3.0]

@@ -1,0 +1,57 @@
+"""What every trainer's adapter makes of a row and of a missing reward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from adapter_fakes import FakeScorer, made_of, number_or_late
+
+from qreward.errors import ConfigError, RequestTimeout
+from qreward.integrations.trainers import Adapter, RewardConfig
+
+ADAPTER = Adapter("mine", 60.0, {"prompt": ("question", "prompt"), "response": ("text",), "reference": ("answer",)}, missing="none")
+JUDGE = {"model": "j", "prompt": "{rubric} {prompt} {response} {topic} {tenant} {unknown}", "system": "Be {{fair}} on {source}."}
+
+
+def test_columns_that_the_settings_name_come_first_then_the_default_ones_then_those_of_the_prompts_fields() -> None:
+    row = {"question": "2 + 2?", "prompt": "other", "text": "4", "answer": "four", "extra": {"text": "deep", "a.b": 1}, "rubric": "strict"}
+    row |= {"source": "sums", "fair": 2, "tenant": "x", "a.b": "dotted"}
+    table: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({"reward_model": "rm"}, {"prompt": "2 + 2?", "response": "4", "reference": "four"}),
+        ({"reward_model": "rm", "columns": {"prompt": "extra.text"}}, {"prompt": "deep", "response": "4", "reference": "four"}),
+        ({"reward_model": "rm", "columns": {"response": "a.b"}}, {"prompt": "2 + 2?", "response": "dotted", "reference": "four"}),
+        (
+            {"judge": JUDGE, "columns": {"topic": "question"}},
+            {"prompt": "2 + 2?", "response": "4", "reference": "four", "rubric": "strict", "topic": "2 + 2?", "source": "sums"},
+        ),
+    ]
+    wrong = [(given, found) for given, wanted in table if (found := ADAPTER.item(row, RewardConfig(**given))) != wanted]
+    assert wrong == []
+    assert ADAPTER.item({"text": "4"}, RewardConfig(judge={"model": "j", "prompt": "{response}"})) == {"prompt": "", "response": "4"}
+
+
+def test_a_column_that_is_not_there_is_a_wrong_setting_and_those_there_are_are_listed() -> None:
+    for columns, says in (
+        ({}, "the data has no column with the prompt"),
+        ({"prompt": "asked"}, "prompt is mapped to 'asked', which the data does not have"),
+        ({"topic": "a.b"}, "topic is mapped to 'a.b'"),
+    ):
+        with pytest.raises(ConfigError, match=rf"{says}.*There are 'a', 'text'\.") as caught:
+            ADAPTER.item({"text": "4", "a": 1}, RewardConfig(reward_model="rm", columns=columns))
+        assert caught.value
+
+
+async def test_a_missing_reward_is_logged_with_its_effect_and_is_what_was_chosen(caplog: pytest.LogCaptureFixture) -> None:
+    for on_failure, wanted in (("default", None), ("none", None), (0.0, 0.0), (-1.0, -1.0)):
+        made = made_of(FakeScorer(number_or_late), on_failure=on_failure)
+        rows = [{"prompt": "p", "text": text} for text in ("0.5", "late", None)]
+        found = [ADAPTER.reward(scored, made.config, "; so it is") for scored in await ADAPTER.score(made, rows)]
+        assert found == [0.5, wanted, wanted], on_failure
+    assert [record.getMessage() for record in caplog.records][:2] == [
+        "no reward: RequestTimeout: no answer in time (on_failure: default); so it is",
+        "no reward: BadRequest: there is no response to score: it is None (on_failure: default); so it is",
+    ]
+    made = made_of(FakeScorer(number_or_late), on_failure="raise")
+    with pytest.raises(RequestTimeout):
+        ADAPTER.reward(*await ADAPTER.score(made, [{"prompt": "p", "text": "late"}]), made.config)

@@ -1,0 +1,47 @@
+"""What the suites share: the helpers of the fast tests, a fleet of which a tenth goes wrong, and a small Ray."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qreward.testing import FakeEndpoint, FakeFleet, Faults, Latency
+
+SLOW = Path(__file__).parent
+sys.path[:0] = [str(SLOW), str(SLOW.parent / "integrations")]
+
+
+@pytest.fixture
+def troubled() -> Iterator[FakeFleet]:
+    """Three judges: one breaks, one hangs, one limits; together a tenth of what is sent goes wrong."""
+    endpoints = [
+        FakeEndpoint("breaks", responder="judge", latency=Latency(base=0.02), faults=Faults(error_500=0.1, seed=1)),
+        FakeEndpoint("hangs", responder="judge", latency=Latency(base=0.02), faults=Faults(hang=0.1, seed=2)),
+        FakeEndpoint("limits", responder="judge", latency=Latency(base=0.02), rpm=6000, burst=5),
+    ]
+    with FakeFleet(endpoints) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Any]:
+    """The module ``ray``, connected to a small Ray on this machine, whose workers import what the suites run."""
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_DEDUP_LOGS": "1"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what Ray warns of is not ours
+        import ray
+
+        folders = os.pathsep.join(str(SLOW / suite) for suite in ("on_ray", "sharing"))
+        quiet = {"log_to_driver": False, "logging_level": "ERROR", "include_dashboard": False}
+        store = 100 * 2**20  # bytes; the least that Ray takes is 75 MiB
+        ray.init(num_cpus=4, object_store_memory=store, runtime_env={"env_vars": {"PYTHONPATH": folders}}, **quiet)
+    try:
+        yield ray
+    finally:
+        ray.shutdown()

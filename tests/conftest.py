@@ -17,19 +17,24 @@ from shared_tools import run
 
 from qreward.testing.virtual_time import run_in_virtual_time
 
-hypothesis.settings.register_profile("qreward", deadline=None, print_blob=True, max_examples=30 * SCALE, derandomize=True)
+TOO_SLOW = [hypothesis.HealthCheck.too_slow]  # a busy machine is no fault of a test
+hypothesis.settings.register_profile(
+    "qreward", deadline=None, print_blob=True, max_examples=30 * SCALE, derandomize=True, suppress_health_check=TOO_SLOW
+)
 hypothesis.settings.load_profile("qreward")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it to what it runs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+TESTS = Path(__file__).parent
+BENCHMARKS = TESTS.parent / "benchmarks"
 SOCKETS = ("acceptance", "client", "codecs", "server", "testing", "transport")
-"""Folders whose tests use sockets."""
+"""Folders whose tests use sockets, but for those marked ``virtual_time``."""
 _OUTSIDE = ("OPENAI_", "QREWARD_", "OTEL_", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "virtual_time: a coroutine without sockets or threads, in a folder whose others have them")
     config.addinivalue_line("markers", "real_time(seconds): a coroutine with sockets or threads, which know no virtual time, and its limit")
 
 
@@ -54,8 +59,10 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         return None
     test = pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames})
     marker = pyfuncitem.get_closest_marker("real_time")
-    if marker is not None or pyfuncitem.path.parent.name in SOCKETS:
-        run(test, *(marker.args if marker is not None else ()))
+    if marker is not None:
+        run(test, *marker.args)
+    elif pyfuncitem.path.relative_to(TESTS).parts[0] in SOCKETS and pyfuncitem.get_closest_marker("virtual_time") is None:
+        run(test)
     else:
         run_in_virtual_time(test)
     return True

@@ -12,6 +12,7 @@ from typing import Any
 from batching_tools import turns
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scale import SCALE
 
 from qreward.batching import BatchQueue
 from qreward.errors import ClientClosed, QueueFull, RequestTimeout
@@ -165,7 +166,7 @@ def check(world: World, watch: Watch, order: list[int], found: list[Any]) -> Non
 
 
 @given(WORLDS)
-@settings(max_examples=60)
+@settings(max_examples=60 * SCALE)
 def test_each_item_has_exactly_one_outcome_and_every_limit_holds(world: World) -> None:
     run_in_virtual_time(play(world))
 

@@ -12,6 +12,7 @@ import pytest
 from batching_tools import Streaming, kinds, now, outcomes, turns, virtually
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scale import SCALE
 
 from qreward.batching import BatchQueue, batch
 from qreward.batching.streaming import AHEAD, KEPT
@@ -364,7 +365,7 @@ READERS = st.lists(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=40 * SCALE)
 @given(readers=READERS, length=st.sampled_from([0, 2, 2 * AHEAD, 2 * KEPT]), size=st.integers(1, 4), slots=st.integers(1, 2))
 @virtually
 async def test_whatever_readers_do_pieces_come_in_order_and_closing_ends(

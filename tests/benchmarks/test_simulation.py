@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scale import SCALE
 
 from qreward.errors import RateLimited
 from qreward.scheduler.outcome import CANCELLED
@@ -114,7 +115,7 @@ def test_an_admission_stalls_everything(sim: Any) -> None:
 
 
 @given(seed=st.integers(0, 10_000))
-@settings(max_examples=30)
+@settings(max_examples=30 * SCALE)
 def test_a_shared_engine_without_contention_is_the_separate_one(sim: Any, seed: int) -> None:
     rng = Random(seed)
     plan = [(rng.uniform(0, 5), f"r{place}", rng.uniform(0.1, 5), rng.uniform(0, 9)) for place in range(12)]

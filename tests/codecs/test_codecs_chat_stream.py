@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from scale import SCALE
 from shared_tools import each
 
 from qreward.codecs.base import EmbeddedError, Malformed
@@ -382,7 +383,7 @@ _DOCUMENTS = st.fixed_dictionaries({"choices": st.lists(_CHOICES | _TREES, max_s
 
 
 @given(documents=st.lists(_DOCUMENTS, max_size=5))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60 * SCALE, deadline=None)
 def test_whatever_json_comes_is_taken_or_refused_as_malformed_and_what_is_taken_can_be_built(documents: list[Any]) -> None:
     assembly = StreamAccumulator("m")
     for document in documents:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scale import SCALE
 from shared_tools import each
 
 from qreward.codecs.sse import MOST_BYTES, Event, EventTooLong, Parser
@@ -156,7 +157,7 @@ _PLACES = st.lists(st.integers(0, 400), max_size=12)
 
 
 @given(stream=_LIKE_SSE | st.binary(max_size=60), cuts=_PLACES, most=st.sampled_from([8, 20, MOST_BYTES]))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200 * SCALE, deadline=None)
 def test_any_bytes_cut_at_any_places_give_what_the_standard_says(stream: bytes, cuts: list[int], most: int) -> None:
     places = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
     pieces = [stream[begin:end] for begin, end in itertools.pairwise(places)]

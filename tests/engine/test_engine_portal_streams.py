@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scale import SCALE
 
 from qreward import ClientClosed
 from qreward.engine.portal import Portal, portal
@@ -68,7 +69,7 @@ def test_all_items_come_in_their_order_and_then_no_more() -> None:
         assert source.closed.is_set(), (count, ahead, patient)
 
 
-@settings(max_examples=30)
+@settings(max_examples=30 * SCALE)
 @given(count=st.integers(0, 80), ahead=st.integers(1, 12), taken=st.integers(0, 90), patient=st.booleans())
 def test_a_reader_that_stops_has_the_first_items_and_closes_the_source(count: int, ahead: int, taken: int, patient: bool) -> None:
     source = Source(count, patient=patient)

@@ -9,6 +9,7 @@ from unittest.mock import Mock
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scale import SCALE
 
 from qreward.errors import RateLimited
 from qreward.functions.overload import LINKS, Overload, overload_of
@@ -279,7 +280,7 @@ TREES = st.recursive(ODD, lambda inner: st.lists(inner) | st.dictionaries(st.tex
 NAMES = st.sampled_from(["status_code", "status", "code", "body", "response", "headers", "reason", "retry_after", "_content"])
 
 
-@settings(max_examples=40)
+@settings(max_examples=40 * SCALE)
 @given(st.dictionaries(NAMES, TREES | st.builds(lambda given: SimpleNamespace(**given), st.dictionaries(NAMES, TREES))))
 def test_whatever_an_exception_carries_looking_at_it_never_raises_and_waits_are_seconds(carried: dict[str, Any]) -> None:
     found = overload_of(Carrying(**carried))

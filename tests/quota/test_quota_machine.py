@@ -8,6 +8,7 @@ from math import ceil, inf
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from scale import SCALE
 
 from qreward.quota.ledger import TURN, Ledger
 from qreward.quota.messages import LEASE, MINUTE, Demand, RenewReply, RenewRequest
@@ -148,5 +149,5 @@ class Machine(RuleBasedStateMachine):
         assert sum(member.hold for member in self.members) == self.permits
 
 
-Machine.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+Machine.TestCase.settings = settings(max_examples=40 * SCALE, stateful_step_count=40, deadline=None)
 TestMachine = Machine.TestCase

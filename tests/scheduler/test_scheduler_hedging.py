@@ -7,6 +7,7 @@ from itertools import product
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scale import SCALE
 from scheduler_driver import Driver
 from scheduler_warm import PACE, copy, live, warm, warm_all
 
@@ -160,7 +161,7 @@ kinds = st.sampled_from(["submit", "submit", "bulk", "wait", "wait", "ok", "fail
 moves = st.lists(st.tuples(kinds, st.integers(0, 99)), min_size=20, max_size=60)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=30 * SCALE)
 @given(moves, st.sampled_from([0.0, 0.05, 0.5]), st.integers(0, 4), st.booleans())
 def test_copies_never_exceed_the_budget_nor_is_a_task_ever_more_than_twice_under_way(
     moves: list[tuple[str, int]], budget: float, reserve: int, known: bool

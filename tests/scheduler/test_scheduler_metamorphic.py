@@ -10,8 +10,8 @@ from functools import cache
 from random import Random
 from typing import Any
 
+from scale import seeds
 from scheduler_driver import Driver, failure
-from scheduler_seeds import seeds
 from simulator import Server, Simulation
 
 from qreward.scheduler.limits.concurrency import AdaptiveLimit

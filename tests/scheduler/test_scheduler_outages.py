@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
+from scale import seeds
 from scheduler_driver import Driver
-from scheduler_seeds import seeds
 from simulator import Server, Simulation
 
 from qreward.errors import CircuitOpen, NoEndpoint, QRewardError

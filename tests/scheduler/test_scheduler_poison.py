@@ -7,10 +7,10 @@ from math import inf
 from random import Random
 
 import pytest
+from scale import seeds
 from scheduler_driver import Driver
 from scheduler_queue import A, B, C, order, queue
 from scheduler_queue import task as waiting
-from scheduler_seeds import seeds
 from scheduler_warm import live
 from simulator import Server, Simulation
 

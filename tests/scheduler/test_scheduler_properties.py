@@ -19,8 +19,8 @@ import pytest
 import scheduler_watch
 from hypothesis import given
 from hypothesis import strategies as st
+from scale import seeds
 from scheduler_driver import Driver, failure
-from scheduler_seeds import seeds
 from simulator import Server, Simulation
 
 from qreward.scheduler.limits.concurrency import TUNING, AdaptiveLimit, FixedLimit

@@ -9,9 +9,9 @@ from math import inf
 from random import Random
 
 import pytest
+from scale import seeds
 from scheduler_driver import Driver
 from scheduler_scenarios import random_simulation
-from scheduler_seeds import seeds
 from simulator import Server, Simulation
 
 from qreward.scheduler.health import LONGEST_OPEN

@@ -8,8 +8,8 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scale import seeds
 from scheduler_memory import bytes_left_by
-from scheduler_seeds import seeds
 
 from qreward.scheduler.stats import ENOUGH, LONG, REFRESH, STRETCH, LatencyStats, OutputLengths, Quantiles
 

@@ -25,6 +25,7 @@ from merge_tools import (
     refused,
     texts,
 )
+from scale import SCALE
 
 from qreward import BatchResult, Retry
 from qreward.errors import (
@@ -286,7 +287,7 @@ async def test_a_list_that_moves_to_an_endpoint_of_shorter_lists_leaves_the_rest
     assert max(len(items) for name, _, items in backend.sent if name == "tei") <= 32
 
 
-@settings(max_examples=30)
+@settings(max_examples=30 * SCALE)
 @given(
     count=st.integers(1, 120),
     bad=st.sets(st.integers(0, 119), max_size=6),

@@ -14,6 +14,7 @@ import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scale import SCALE
 from server_tools import Lengths, served
 
 PATHS = st.sampled_from(["/get_reward", "/classify", "/score", "/v1/score"])
@@ -59,26 +60,26 @@ def check(client: httpx.Client, path: str, body: bytes) -> None:
         assert document["error"]["code"] == answer.status_code
 
 
-@settings(max_examples=80)
+@settings(max_examples=80 * SCALE)
 @given(path=PATHS, body=BODIES | VALUES)
 def test_any_json_is_answered(client: httpx.Client, path: str, body: Any) -> None:
     check(client, path, json.dumps(body).encode())
 
 
-@settings(max_examples=60)
+@settings(max_examples=60 * SCALE)
 @given(path=PATHS, body=st.binary(max_size=60) | st.text(max_size=40).map(str.encode))
 def test_any_bytes_are_answered(client: httpx.Client, path: str, body: bytes) -> None:
     check(client, path, body)
 
 
-@settings(max_examples=40)
+@settings(max_examples=40 * SCALE)
 @given(path=PATHS, body=BODIES, at=st.integers(0, 200), junk=st.binary(min_size=1, max_size=3))
 def test_a_body_that_was_damaged_on_its_way_is_answered(client: httpx.Client, path: str, body: Any, at: int, junk: bytes) -> None:
     whole = json.dumps(body).encode()
     check(client, path, whole[:at] + junk + whole[at + 1 :])
 
 
-@settings(max_examples=40)
+@settings(max_examples=40 * SCALE)
 @given(
     path=st.text(st.characters(codec="ascii", exclude_categories=["Cc"]), max_size=12),
     method=st.sampled_from(["GET", "POST", "PUT", "DELETE"]),

@@ -14,7 +14,7 @@ from qreward.testing import FakeEndpoint, run_in_virtual_time
 from qreward.testing.admission import Bucket, Rates, RequestAdmission, duration
 from qreward.testing.responses import hint
 
-run_async_test = run_in_virtual_time
+pytestmark = pytest.mark.virtual_time
 
 
 @given(rpm=st.floats(1, 1e5), burst=st.integers(1, 50), gaps=st.lists(st.floats(0, 5), min_size=1, max_size=60))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scale import SCALE
 
 from qreward.engine.threads import CLOCK, REAL_TIME, BlockingTime
 from qreward.testing import virtual_threads
@@ -96,7 +97,7 @@ def test_sleepers_wake_at_once_by_their_times_and_at_one_time_in_the_order_in_wh
     assert run_in_virtual_threads(main) == [*at_three, ("hour", 3600.0), ("day", 86_400.0)]
 
 
-@settings(max_examples=50)
+@settings(max_examples=50 * SCALE)
 @given(st.lists(st.lists(st.integers(0, 3), max_size=5), max_size=6))
 def test_each_thread_wakes_at_the_sums_of_its_sleeps_and_each_run_is_like_the_other(plans: list[list[int]]) -> None:
     def main(threads: VirtualThreads) -> list[tuple[float, int, int]]:

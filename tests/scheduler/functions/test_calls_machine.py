@@ -9,7 +9,7 @@ from calls_driver import AT_ONCE, Adapting, Breaking, Broken, Driver, FunctionOp
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from scheduler_seeds import SCALE
+from scale import SCALE
 
 from qreward.scheduler.functions.state import CallFailure
 from qreward.scheduler.outcome import CANCELLED, Answer

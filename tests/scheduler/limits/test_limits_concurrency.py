@@ -7,7 +7,7 @@ from random import Random
 from types import ModuleType
 from typing import Any
 
-from scheduler_seeds import seeds
+from scale import seeds
 
 from qreward.scheduler.limits.concurrency import PATIENCE, TUNING, AdaptiveLimit, FixedLimit
 

@@ -9,8 +9,8 @@ from random import Random
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from scale import SCALE
 from scheduler_driver import Driver
-from scheduler_seeds import SCALE
 from scheduler_warm import live
 
 from qreward.scheduler.limits.headers import DOUBT, FORGOTTEN, LONGEST_WAIT, HeaderRateLimit, near_usual

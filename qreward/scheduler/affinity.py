@@ -73,7 +73,7 @@ class Group(Generic[T]):
         """List an inner group that no source has."""
         if self.free is None:
             self.free = []
-        size = (len(group.tasks) + group.inner).bit_length()
+        size = int((len(group.tasks) + group.inner) * group.length).bit_length()
         while len(self.free) <= size:
             self.free.append(OrderedDict())
         group.place = self.free[size]

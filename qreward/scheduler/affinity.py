@@ -124,11 +124,11 @@ class AffineQueue(Generic[T]):
 
     def popleft(self) -> T:
         """Remove and return the oldest task."""
-        if self._line and not self._ahead:
-            task = next(iter(self._line))
-            self.discard(task)
-            return task
-        return (self._ahead or self._unfiled).popleft()
+        if not self._line or self._ahead:
+            return (self._ahead or self._unfiled).popleft()
+        task = next(iter(self._line))
+        self.discard(task)
+        return task
 
     def pop(self) -> T:
         """Remove and return the newest task."""
@@ -181,7 +181,7 @@ class AffineQueue(Generic[T]):
             look_ahead: how many tasks, in order of arrival, it chooses among; 0 for the oldest.
             homes: which sources have which prefixes.
         """
-        if self._ahead or not look_ahead or not (self._line or self._unfiled[0].prefix is not None):
+        if self._ahead or not look_ahead or (not self._line and self._unfiled[0].prefix is None):
             return self.popleft()
         if self._unfiled and len(self._line) < look_ahead - look_ahead // BATCH:
             self._file(look_ahead, homes)

@@ -1,0 +1,103 @@
+"""The scheduler as a whole with prefixes: every invariant holds, and servers with prefix caches compute less."""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from itertools import count
+from random import Random
+from typing import Any
+
+import pytest
+from scheduler_driver import Driver
+from scheduler_scenarios import random_simulation
+from scheduler_seeds import seeds
+
+from qreward.scheduler.outcome import Answer
+from qreward.scheduler.prefixes import Prefix
+from qreward.scheduler.state import Attempt, BatchFeed, Task
+
+PROMPT, SHARED = 1000, 900
+"""Tokens of a prompt, and of the question in it."""
+CACHE = 8_000
+"""Tokens that the prefix cache of a server holds."""
+
+
+def prefixed(task: Task) -> Task:
+    """Give a task one of a few prefixes, or none."""
+    rng = Random(task.index)
+    path = (rng.randrange(2), rng.randrange(5), rng.randrange(20))[: rng.randrange(4)]
+    if path:
+        keys = tuple(hash(path[: place + 1]) for place in range(len(path)))
+        task.prefix = Prefix(keys, tuple(1000.0 * place for place in range(1, len(keys) + 1)), 5000.0, rng.random() < 0.5)
+    return task
+
+
+@pytest.mark.parametrize("seed", seeds(12))
+def test_every_invariant_holds_when_tasks_have_prefixes(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Driver.task
+    monkeypatch.setattr(Driver, "task", lambda self, *given, **more: prefixed(plain(self, *given, **more)))
+    random_simulation(4000 + seed).run()
+
+
+class CachingServer:
+    """Computes a prompt at 1,000 tokens a second, one after another, and remembers the latest questions."""
+
+    def __init__(self) -> None:
+        self.cached: dict[int, None] = {}
+        self.computed = 0
+        self.free_at = 0.0
+
+    def reply(self, now: float, prefix: Prefix) -> tuple[float, Answer]:
+        known = prefix.keys[-1] in self.cached
+        self.cached.pop(prefix.keys[-1], None)
+        self.cached[prefix.keys[-1]] = None
+        if len(self.cached) > CACHE // SHARED:
+            del self.cached[next(iter(self.cached))]
+        tokens = PROMPT - SHARED * known
+        self.computed += tokens
+        self.free_at = max(self.free_at, now) + tokens / 1000
+        return self.free_at, Answer("yes", PROMPT, 1, cached_tokens=SHARED * known)
+
+
+def bulk(groups: int, size: int, *, affine: bool, told: bool = True) -> tuple[float, int, Driver]:
+    """Judge so many answers each to so many questions, shuffled. Returns the seconds, the tokens computed, and the driver."""
+    driver = Driver(dict.fromkeys("abcd", 8), thorough=False)
+    servers = {name: CachingServer() for name in driver.sources}
+    feed = BatchFeed(driver.pool, 5, None, 0.0, affine=affine)
+    driver.watch.feeds[feed] = None
+    questions = [number % groups for number in range(groups * size)]
+    Random(3).shuffle(questions)
+    for number, question in enumerate(questions):
+        task = driver.task()
+        keys = (1, 10 + question) if told else (1, 10 + question, 10_000 + number)
+        task.prefix = Prefix(keys, (200.0, 4.0 * SHARED, 4.0 * PROMPT)[: len(keys)], 4.0 * PROMPT, told) if affine else None
+        task.payload = Prefix((question,), (1.0,), 1.0)
+        feed.buffer.append(task)
+    feed.ended = True
+    driver.scheduler.refill(0.0, feed)
+    seen, agenda, numbers = 0, list[tuple[float, int, Attempt, Any]](), count()
+    while True:
+        driver._after()
+        for _, attempt in driver.watch.sends[seen:]:
+            at, answer = servers[attempt.source.name].reply(driver.now, attempt.task.payload)
+            heappush(agenda, (at, next(numbers), attempt, answer))
+        seen = len(driver.watch.sends)
+        if not agenda:
+            break
+        at, _, attempt, answer = heappop(agenda)
+        driver.until(at)
+        driver.report(attempt, answer)
+    assert len(driver.watch.finished) == groups * size
+    return driver.now, sum(server.computed for server in servers.values()), driver
+
+
+def test_servers_with_prefix_caches_compute_each_question_once() -> None:
+    groups, size = 60, 16
+    least = groups * (SHARED + size * (PROMPT - SHARED))
+    plain, plain_tokens, _ = bulk(groups, size, affine=False)
+    for told in (True, False):
+        affine, tokens, driver = bulk(groups, size, affine=True, told=told)
+        caches = [source.prefix_cache for source in driver.sources.values()]
+        assert tokens <= 1.1 * least < plain_tokens / 3
+        assert affine < plain / 3
+        assert sum(cache.predicted_tokens for cache in caches) == pytest.approx(sum(cache.cached_tokens for cache in caches), rel=0.1)

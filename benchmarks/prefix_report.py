@@ -20,8 +20,8 @@ ASKED = {
 }  # fmt: skip
 """The gain that was asked of the whole look-ahead on 8 replicas."""
 LEAST, PREFILL, FOUND, GAIN, ERROR = 0.98, {"told-all": 1.1, "told-512": 1.5}, 0.9, 0.05, 0.1
-"""Asked elsewhere: the gain anywhere, prefill over ideal, the share of the gain of told groups that found ones reach where that is more than
-5 %, the error of the predicted cached tokens."""
+"""Asked elsewhere: the gain anywhere, prefill over ideal, the share of the gain of told groups that found ones reach, the least such gain
+that is compared, the error of the predicted cached tokens."""
 
 
 def cell_of(record: Record) -> Cell:

@@ -16,15 +16,19 @@ Groups are nested, as prefixes are. The tree of groups holds those in which task
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
 from itertools import chain, islice
+from math import log2
 from typing import Any, Generic
 
-from qreward.scheduler.prefixes import Cached, Homes
+from qreward.scheduler.prefixes import Cached, Homes, Prefix
 from qreward.scheduler.shared_blocks import Levels, SharedBlocks, T
 
+RUNGS = 4
+"""Classes of size per factor of two."""
 COMPARED = 16
 """Groups of other sources of which the largest is chosen."""
 BATCH = 16
@@ -40,10 +44,11 @@ Shelf = list[tuple[float, int, "Group[T]"]]
 class Group(Generic[T]):
     """Waiting tasks with a common prefix: those that share no more than it, and inner groups."""
 
-    __slots__ = ("asleep", "depth", "free", "homes", "inner", "key", "length", "parent", "place", "tasks")
+    __slots__ = ("asleep", "depth", "found", "free", "homes", "inner", "key", "length", "parent", "place", "tasks")
 
     def __init__(self, key: int, length: float, parent: Group[T] | None) -> None:
         self.key, self.length, self.parent = key, length, parent
+        self.found: Prefix | None = None  # the prefix of one of its tasks, if nobody has told the group
         self.depth: int = 0 if parent is None else parent.depth + 1
         self.tasks: deque[T] = deque()  # those that are in no inner group; the first one waits, others may have left
         self.inner = 0  # how many inner groups there are
@@ -57,7 +62,7 @@ class Group(Generic[T]):
         return bool(self.tasks) or (self.free is not None and self.largest() is not None)
 
     def largest(self) -> Group[T] | None:
-        """Return one of the largest inner groups that no source has, to within a factor of two; of those the first."""
+        """Return one of the largest inner groups that no source has, by the text that it saves; of those alike the first."""
         free = self.free
         while free:
             for group in free[-1]:
@@ -73,7 +78,7 @@ class Group(Generic[T]):
         """List an inner group that no source has."""
         if self.free is None:
             self.free = []
-        size = int((len(group.tasks) + group.inner) * group.length).bit_length()
+        size = int(RUNGS * log2(1.0 + (len(group.tasks) + group.inner) * group.length))
         while len(self.free) <= size:
             self.free.append(OrderedDict())
         group.place = self.free[size]
@@ -85,12 +90,17 @@ class Group(Generic[T]):
             self.place = None
 
 
+def _block_after(group: Group[T], found: Prefix) -> int:
+    """Return the key of the first block after a group, on the way to an inner one."""
+    return found.keys[bisect_right(found.lengths, group.length)]
+
+
 class AffineQueue(Generic[T]):
     """Waiting tasks in order of arrival, for one pool."""
 
     __slots__ = (
-        "_ahead", "_blocks", "_foreign", "_groups", "_line", "_own", "_pushes", "_root", "_sweep_at", "_taken", "_turns", "_unfiled",
-        "append", "extend",
+        "_ahead", "_blocks", "_branches", "_foreign", "_groups", "_line", "_own", "_pushes", "_root", "_sweep_at", "_taken", "_turns",
+        "_unfiled", "append", "extend",
     )  # fmt: skip
 
     def __init__(self, tasks: Iterable[T] = ()) -> None:
@@ -99,6 +109,7 @@ class AffineQueue(Generic[T]):
         self._unfiled: deque[T] = deque(tasks)  # those behind them
         self._root: Group[T] = Group(0, 0.0, None)  # of all groups; its own tasks are those without one
         self._groups: dict[int, Group[T]] = {}
+        self._branches: dict[int, Group[T]] = {}  # found groups, by the first block that is not in their parent
         self._sweep_at = SWEEP
         self._own: dict[Cached, list[Shelf[T]]] = {}  # groups that a source has and that may have work, by depth
         self._pushes = 0  # entries that were put on shelves
@@ -267,7 +278,7 @@ class AffineQueue(Generic[T]):
         levels, first = self._blocks.find(task, task.prefix, homes)
         if not levels:
             return self._root
-        group = self._groups.get(levels[-1][0]) or self._group(levels, homes)
+        group = self._groups.get(levels[-1][0]) or self._group(levels, homes, task.prefix)
         if first is not None and (before := first.group) is not None and before is not group:
             first.group = group
             group.tasks.append(first)
@@ -275,8 +286,8 @@ class AffineQueue(Generic[T]):
                 before.tasks.popleft()
         return group
 
-    def _group(self, levels: Levels, homes: Homes[Any]) -> Group[T]:
-        """Return the innermost of these groups, which are created if needed."""
+    def _group(self, levels: Levels, homes: Homes[Any], found: Prefix | None = None) -> Group[T]:
+        """Return the innermost of these groups, which are created if needed, for a task whose prefix was perhaps ``found``."""
         parent = self._root
         for key, length in levels:
             group = self._groups.get(key)
@@ -285,8 +296,27 @@ class AffineQueue(Generic[T]):
                 parent.inner += 1
                 for source in homes.of(key):
                     self._visit(group, source)
+                if found is not None:
+                    self._insert(group, parent, found)
             parent = group
         return parent
+
+    def _insert(self, group: Group[T], parent: Group[T], found: Prefix) -> None:
+        """Move the group below a new one that was created before anybody knew that there is something between it and its parent."""
+        group.found = found
+        branch = _block_after(parent, found)
+        below = self._branches.get(branch)
+        if below is not None and below.length <= group.length:
+            return
+        self._branches[branch] = group
+        if below is None or below.parent is not parent or below.found is None:
+            return
+        self._branches[_block_after(group, below.found)] = below
+        below.unlist()
+        below.parent, below.depth = group, group.depth + 1
+        parent.inner -= 1
+        group.inner += 1
+        self._list(below)
 
     def _list(self, group: Group[T]) -> None:
         """List a group where sources look for it: those that have it and those that do not."""
@@ -335,6 +365,8 @@ class AffineQueue(Generic[T]):
             del self._groups[group.key]
             group.unlist()
             assert group.parent is not None
+            if group.found is not None and self._branches.get(branch := _block_after(group.parent, group.found)) is group:
+                del self._branches[branch]
             group.parent.inner -= 1
             group.homes.clear()
         self._sweep_at = SWEEP + 2 * len(self._groups)

@@ -7,8 +7,8 @@ import os
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -23,6 +23,9 @@ from qreward.testing import FakeEndpoint, FakeFleet, Seen, echo_of
 START_TIMEOUT = 60.0  # seconds that a client may take until its first call is done
 GRACE = 20.0  # seconds beyond the cap after which an unresponsive client is killed
 WARM_UP = "warm-up"
+
+
+Front = Callable[[Sequence[str]], AbstractContextManager[Sequence[str]]]
 
 
 class ClientProcess:
@@ -69,9 +72,10 @@ class ClientProcess:
         return f"status {status}: {said[0]}"
 
 
-def run_bulk(client: Client, plan: Plan, cap: float, cores: tuple[int | None, int | None]) -> dict[str, Any]:
+def run_bulk(client: Client, plan: Plan, cap: float, cores: tuple[int | None, int | None], front: Front = nullcontext) -> dict[str, Any]:
     """Run the batch with a client and return the record. The client is stopped after ``cap`` times the lower bound.
 
+    ``front`` starts what stands between the client and the endpoints, and yields the URLs that the client gets.
     ``load_before`` in the record is the load average of the machine. Above about 2, other processes were using the cores.
 
     Raises:
@@ -81,8 +85,9 @@ def run_bulk(client: Client, plan: Plan, cap: float, cores: tuple[int | None, in
     busy = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     with _on_core(server_core), FakeFleet([*plan.endpoints, FakeEndpoint(WARM_UP)], process=True) as servers:
         urls = dict(servers.urls)
-        job = {"warm_up": urls.pop(WARM_UP), "urls": list(urls.values()), "settings": client.settings, "cap": cap * plan.bound}
-        with ClientProcess(client.python(), client.script, client_core) as process:
+        warm_up = urls.pop(WARM_UP)
+        with front(list(urls.values())) as reached, ClientProcess(client.python(), client.script, client_core) as process:
+            job = {"warm_up": warm_up, "urls": list(reached), "settings": client.settings, "cap": cap * plan.bound}
             process.ask(json.dumps(job | {"conversations": plan.work}), START_TIMEOUT)
             servers.reset()
             said = process.ask("go", cap * plan.bound + GRACE)

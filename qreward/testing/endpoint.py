@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from qreward.testing.admission import Rates, RequestAdmission
+from qreward.testing.live_model import LiveModel
 from qreward.testing.lower_bound import Timeline
 from qreward.testing.responders import writer_of
 from qreward.testing.spec import FakeEndpoint, Phase
@@ -35,6 +36,7 @@ class Seen(msgspec.Struct, frozen=True):
         duplicates: requests with the same messages, or the same input, as an earlier request.
         tokens: prompt and completion tokens of the successful responses, as counted against ``tpm``. For chats and embeddings this
             is the ``usage`` of the response; for all other routes, and for kind ``nim``, it is the prompt tokens alone.
+        computed, cached: prompt tokens that its model server computed, and that it found in its prefix cache.
         first_request, last_request: time of arrival in seconds since the start; None if there was none.
     """
 
@@ -48,6 +50,8 @@ class Seen(msgspec.Struct, frozen=True):
     disconnects: int = 0
     duplicates: int = 0
     tokens: int = 0
+    computed: int = 0
+    cached: int = 0
     first_request: float | None = None
     last_request: float | None = None
 
@@ -110,6 +114,7 @@ class FakeEndpointState:
         self.rates = Rates(self.spec)
         self.timeline = Timeline(self.spec.phases, self.epoch)
         self._seed_faults()
+        self._start_model()
         self.phases_changed()
 
     def configure(self, spec: FakeEndpoint) -> None:
@@ -124,11 +129,14 @@ class FakeEndpointState:
             self.timeline = Timeline(spec.phases, self.epoch)
         if before.faults != spec.faults:
             self._seed_faults()
+        if before.prefix_cache != spec.prefix_cache:
+            self._start_model()
         self.phases_changed()
 
     def kill(self, killed: bool = True) -> None:
-        """Make the endpoint dead until it is revived by ``kill(False)``."""
+        """Make the endpoint dead until it is revived by ``kill(False)``. Its prefix cache is lost."""
         self.killed = killed
+        self._start_model()
         self.phases_changed()
 
     def arrived(self) -> None:
@@ -164,6 +172,8 @@ class FakeEndpointState:
     def seen(self) -> Seen:
         counters, admission = self.counters, self.admission
         counts: dict[str, Any] = dict(counters.counts)
+        if self.live_model is not None:
+            counts |= {"computed": self.live_model.server.prefilled, "cached": self.live_model.server.hits}
         return Seen(
             self.spec.name,
             errors=dict(counters.errors),
@@ -173,6 +183,10 @@ class FakeEndpointState:
             last_request=counters.last_request,
             **counts,
         )
+
+    def _start_model(self) -> None:
+        """Start a model server with an empty cache. Requests in flight stay with the one before."""
+        self.live_model = None if self.spec.prefix_cache is None else LiveModel(self.spec.prefix_cache)
 
     def _seed_faults(self) -> None:
         self._rates_of_faults = self.spec.faults.rates()

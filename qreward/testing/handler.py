@@ -19,7 +19,7 @@ from qreward.testing.lower_bound import refuses
 from qreward.testing.openai_api import Chunks
 from qreward.testing.responses import JSON, FaultPlan, Incoming, Pace, deliver, end, forever, hint, sleep_until, stream
 from qreward.testing.server_kinds import SERVER_KINDS, ErrorResponse, FakeServerKind, Job, Route, RouteCall, ServerState, Traffic
-from qreward.testing.text import encode
+from qreward.testing.text import canonical, encode
 
 _FAILURES = {500: "The server had an error while processing the request.", 503: "The server is not ready."}
 
@@ -97,6 +97,7 @@ class Handler:
         name = state.draw()
         if name is not None and FAULTS[name].at_once:
             await self._fail(request, name)
+        cached = await self._computed(job)
         pace = Pace(time.monotonic(), state.spec.latency, state.timeline, job.length)
         slot.due = state.timeline.plan(pace.begin, job.service)[0]
 
@@ -105,7 +106,7 @@ class Handler:
                 slot.free()
             state.counters.ended_in(problem, job.tokens)
 
-        content, used = self._content(job), openai_api.usage(job.prompt, job.completion)
+        content, used = self._content(job), openai_api.usage(job.prompt, job.completion, cached)
         streams = chat is not None and bool(chat.stream)
         ready, error = state.timeline.plan(pace.begin, state.spec.latency.base if streams else job.service)
         await sleep_until(ready)
@@ -120,6 +121,16 @@ class Handler:
             body = encode(openai_api.chat_completion(chat, job.digest, content, used))
         finish(plan.problem)
         return await deliver(request, body, headers, plan)
+
+    async def _computed(self, job: Job) -> int | None:
+        """Let the model server compute a chat. Returns the prompt tokens that were cached; None without a model server."""
+        model, chat = self._state.live_model, job.chat
+        if model is None or chat is None:
+            return None
+        try:
+            return await model.serve(chat.model, canonical(chat.messages), job.prompt, job.length)
+        except ValueError as error:
+            raise ErrorResponse(400, str(error), "bad_request", code="context_length_exceeded") from None
 
     def _content(self, job: Job) -> str:
         """The text of the response to a chat."""
@@ -166,7 +177,9 @@ class Handler:
         self._check_key(request)
         content_type, text = self._kind.status[path]
         return web.Response(
-            text=text(ServerState(state.spec, self._traffic, len(self.under_way))), content_type=content_type, headers=self._headers()
+            text=text(ServerState(state.spec, self._traffic, len(self.under_way), state.live_model)),
+            content_type=content_type,
+            headers=self._headers(),
         )
 
     def _headers(self) -> dict[str, str]:

@@ -79,11 +79,13 @@ def read(kind: type[R], body: bytes) -> R:
     return found
 
 
-def usage(prompt: int, completion: int) -> dict[str, int]:
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+def usage(prompt: int, completion: int, cached: int | None = None) -> dict[str, Any]:
+    """Used tokens. ``cached``: prompt tokens read from a prefix cache; None if there is none."""
+    used = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    return used if cached is None else {**used, "prompt_tokens_details": {"cached_tokens": cached}}
 
 
-def chat_completion(request: ChatRequest, digest: bytes, content: str, used: dict[str, int]) -> dict[str, Any]:
+def chat_completion(request: ChatRequest, digest: bytes, content: str, used: dict[str, Any]) -> dict[str, Any]:
     message = {"role": "assistant", "content": content, "refusal": None}
     choices = [{"index": index, "message": message, "logprobs": None, "finish_reason": "stop"} for index in range(request.n or 1)]
     return _head(request.model, digest, "chat.completion") | {"choices": choices, "usage": used}
@@ -95,7 +97,7 @@ class Chunks:
     The text is split into ``tokens`` pieces. If it has fewer characters than that, some pieces are empty.
     """
 
-    def __init__(self, request: ChatRequest, digest: bytes, content: str, used: dict[str, int]) -> None:
+    def __init__(self, request: ChatRequest, digest: bytes, content: str, used: dict[str, Any]) -> None:
         self._head = _head(request.model, digest, "chat.completion.chunk")
         self._indices = range(request.n or 1)
         self._content = content

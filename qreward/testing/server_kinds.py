@@ -16,6 +16,7 @@ from hashlib import sha256
 from typing import Any, NamedTuple, TypeVar
 
 from qreward.testing import openai_api
+from qreward.testing.live_model import LiveModel
 from qreward.testing.openai_api import ChatRequest, EmbeddingsRequest
 from qreward.testing.rewards import NAN, REFUSED, logits_of, probabilities_of, score_of, softmax
 from qreward.testing.spec import FakeEndpoint
@@ -100,15 +101,24 @@ class Traffic:
 
 
 class ServerState(NamedTuple):
-    """The state of a server for its status routes: its settings, its load in items, and its requests in flight."""
+    """The state of a server for its status routes: its settings, its load in items, its requests in flight, and its model server."""
 
     spec: FakeEndpoint
     traffic: Traffic
     requests: int
+    live_model: LiveModel | None = None
 
     @property
     def labels(self) -> tuple[str, ...]:
         return self.spec.scoring.labels or ("LABEL_0",)
+
+    @property
+    def load(self) -> tuple[float, float, float]:
+        """Running items, waiting items, and the used share of the cache."""
+        if self.live_model is None:
+            return float(self.traffic.running), float(self.traffic.waiting), 0.25
+        server = self.live_model.server
+        return float(server.running), float(len(server.waiting)), server.load
 
 
 Route = Callable[["RouteCall"], Job]
@@ -232,7 +242,7 @@ def _gauges(names: str, labels: str = "") -> Status:
     """Gauges in the Prometheus text format: names of the running items, the waiting items, and of the used share of the cache."""
 
     def text(state: ServerState) -> str:
-        values = zip(names.split(), (float(state.traffic.running), float(state.traffic.waiting), 0.25), strict=False)
+        values = zip(names.split(), state.load, strict=False)
         return "".join(f"# HELP {name} .\n# TYPE {name} gauge\n{name}{labels} {value}\n" for name, value in values)
 
     return text
@@ -300,6 +310,24 @@ _OPENAI = FakeServerKind(
 
 
 # vLLM
+
+_VLLM_LABELS = '{engine="0",model_name="fake"}'
+_vllm_gauges = _gauges("vllm:num_requests_running vllm:num_requests_waiting vllm:kv_cache_usage_perc", _VLLM_LABELS)
+
+
+def _vllm_metrics(state: ServerState) -> str:
+    """With a model server also the tokens that were looked up in its prefix cache, those that were found, and its size."""
+    text = _vllm_gauges(state)
+    if state.live_model is None:
+        return text
+    server = state.live_model.server
+    for name, value in (("queries", server.queried), ("hits", server.hits)):
+        full = f"vllm:prefix_cache_{name}_total"
+        text += f"# HELP {full} .\n# TYPE {full} counter\n{full}{_VLLM_LABELS} {float(value)}\n"
+    block, info = server.model.block, "vllm:cache_config_info"
+    labels = f'{{block_size="{block}",cache_dtype="auto",engine="0",num_gpu_blocks="{server.model.cache_tokens // block}"}}'
+    return text + f"# HELP {info} .\n# TYPE {info} gauge\n{info}{labels} 1.0\n"
+
 
 _VLLM_TYPES = {
     400: "BadRequestError",
@@ -384,9 +412,7 @@ _VLLM = replace(
         **_OPENAI.status,
         "/load": _json(lambda state: {"server_load": state.requests}),
         "/version": (JSON, lambda _: '{"version":"0.29.0"}'),
-        "/metrics": (PLAIN, _gauges(
-            "vllm:num_requests_running vllm:num_requests_waiting vllm:kv_cache_usage_perc", '{engine="0",model_name="fake"}'
-        )),
+        "/metrics": (PLAIN, _vllm_metrics),
     },
 )  # fmt: skip
 

@@ -18,6 +18,7 @@ from qreward.errors import ConfigError
 from qreward.settings.base import Policy, check_glob, expand_variables
 from qreward.settings.files import read_settings
 from qreward.testing.faults import FAULTS
+from qreward.testing.model_server import MODELS, ServedModel
 
 Behaviour = Literal["dead", "hang", "error_503", "error_500", "slow"]
 Responder = Callable[[list[Any]], str]
@@ -197,6 +198,10 @@ class FakeEndpoint(Policy):
             A request for which the responder raises gets HTTP 500 at each attempt.
         kind: kind of server to imitate, as ``Endpoint.kind``; see ``qreward.testing.rewards``.
         scoring: see ``qreward.testing.rewards.Scoring``.
+        prefix_cache: chats are computed by a model server with a prefix cache, as ``"8B"``, ``"70B"`` or a
+            :class:`~qreward.testing.model_server.ServedModel`; a mapping may name one of the two as ``model`` and change some fields.
+            Its time is added to ``latency``, which gives the number of output tokens; a stream begins when all is computed.
+            Usage reports the cached tokens, and ``/metrics`` of kind ``vllm`` the state of the cache. Phases do not slow it.
         port: port to listen on; 0 for any free port.
 
     Example:
@@ -222,6 +227,7 @@ class FakeEndpoint(Policy):
     responder: str | Responder = "echo"
     kind: Literal["openai", "vllm", "sglang", "tei", "openrlhf", "nim"] = "openai"
     scoring: Scoring = Scoring()
+    prefix_cache: ServedModel | None = None
     port: int = Field(default=0, ge=0, le=65535)
 
     def __init__(self, name: str | None = None, **data: Any) -> None:
@@ -233,6 +239,16 @@ class FakeEndpoint(Policy):
     @classmethod
     def _expand(cls, value: object) -> object:
         return expand_variables(value)
+
+    @field_validator("prefix_cache", mode="before")
+    @classmethod
+    def _named_model(cls, value: object) -> object:
+        changes = {"model": value} if isinstance(value, str) else value
+        if not isinstance(changes, Mapping) or "model" not in changes:
+            return value
+        if (model := MODELS.get(str(changes["model"]))) is None:
+            raise ValueError(f"must be {', '.join(map(repr, MODELS))} or a ServedModel")
+        return {**model.model_dump(), **{name: each for name, each in changes.items() if name != "model"}}
 
     @field_validator("models")
     @classmethod

@@ -1,0 +1,71 @@
+"""Runs a model server against the clock of the event loop, for chats of a fake endpoint with a prefix cache. Knows nothing of HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from math import inf
+
+from qreward.testing.model_server import ModelRequest, ModelServer, ServedModel
+
+_BYTES = 4  # of a token, as ``text.count_tokens`` estimates
+_SHORTEST = 0.0005  # seconds of a timer, because some loops round to milliseconds
+
+
+class LiveModel:
+    """One replica of a model. Bound to the running event loop."""
+
+    def __init__(self, model: ServedModel) -> None:
+        self.server = ModelServer(model)
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def serve(self, model: str, text: bytes, prompt: int, output: int) -> int:
+        """Wait until a request is served. Returns the prompt tokens that were cached.
+
+        Args:
+            model: name of the model; different models share nothing.
+            text: the prompt, of which equal beginnings are shared.
+            prompt, output: tokens.
+
+        Raises:
+            ValueError: it needs more than the whole cache.
+        """
+        size = self.server.model.block
+        done = asyncio.get_running_loop().create_future()
+        keys = chain(model, text, size * _BYTES)
+        request = ModelRequest(prompt, output, keys, [size * (place + 1) for place in range(len(keys))], done)
+        self._run()
+        self.server.submit(time.monotonic(), request)
+        self._plan(0.0)  # not at once: all requests of this iteration of the loop share the next step
+        try:
+            await done
+        except asyncio.CancelledError:
+            self._run()
+            self.server.cancel(time.monotonic(), request)
+            self._run()
+            raise
+        assert request.cached is not None
+        return request.cached
+
+    def _run(self) -> None:
+        """End the steps that are over, and wait for the next."""
+        for request in self.server.run(time.monotonic()):
+            if not request.handle.done():
+                request.handle.set_result(None)
+        self._plan(self.server.next_at)
+
+    def _plan(self, when: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        left = when - time.monotonic()
+        delay = max(left, _SHORTEST) if left > 0 else 0.0
+        self._timer = None if when == inf else asyncio.get_running_loop().call_later(delay, self._run)
+
+
+def chain(model: str, text: bytes, size: int) -> list[int]:
+    """A hash for each full block of a text: equal hashes mean equal text from the beginning, for one model."""
+    keys, previous = [], hash(model)
+    for begin in range(0, len(text) - size + 1, size):
+        previous = hash((previous, text[begin : begin + size]))
+        keys.append(previous)
+    return keys

@@ -1,0 +1,343 @@
+"""A model server with continuous batching and a prefix cache, in virtual time. Pure: the time and requests in, finished requests and the
+time of its next step out. Knows nothing of HTTP, clocks and loops.
+
+It follows the scheduler of vLLM (v1), simplified. A step gives each running request a token and spends the rest of its token budget on
+prompts, first come first served; a prompt that does not fit continues in the next step. A request is admitted when budget, a place among
+the sequences and blocks of the KV cache are left, and reserves blocks for its prompt and its output, so nothing is ever preempted. Full
+blocks of prompts can be shared from the step that computes them, and stay cached until their space is needed, those used least recently
+first. Of a prompt at least one token is computed.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Hashable, Sequence
+from heapq import heappop, heappush
+from itertools import count
+from math import ceil, inf
+from typing import Any
+
+from pydantic import Field
+
+from qreward.settings.base import Policy
+
+_SECONDS = Field(ge=0, allow_inf_nan=False)
+
+
+class ServedModel(Policy):
+    """Speed and memory of one replica of a model. A step takes ``time_scale * (step + prefill * p + decode * d)`` seconds, where p prompt
+    tokens are computed and d requests get a token.
+
+    Args:
+        step: seconds of any step.
+        prefill: seconds for each prompt token.
+        decode: seconds for each running request.
+        cache_tokens: tokens that its KV cache can hold.
+        budget: most tokens of a step.
+        sequences: most requests that run at once.
+        block: tokens of a block of the cache.
+        caching: reuse the blocks of equal prefixes.
+        time_scale: factor of all times; 2 is a server of half the speed, 0.01 one for tests.
+
+    Example:
+        >>> MODELS["8B"].model_copy(update={"time_scale": 2.0}).cache_tokens
+        300000
+    """
+
+    step: float = _SECONDS
+    prefill: float = _SECONDS
+    decode: float = _SECONDS
+    cache_tokens: int = Field(ge=1)
+    budget: int = Field(default=2048, ge=1)
+    sequences: int = Field(default=256, ge=1)
+    block: int = Field(default=16, ge=1)
+    caching: bool = True
+    time_scale: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+
+
+MODELS = {
+    "8B": ServedModel(step=0.010, prefill=0.00006, decode=0.00005, cache_tokens=300_000),
+    "70B": ServedModel(step=0.025, prefill=0.0003, decode=0.0001, cache_tokens=120_000),
+}
+"""Orders of magnitude of an 8B model on one GPU (16,000 prompt tokens a second), and of a 70B model on several (3,300)."""
+
+
+class ModelRequest:
+    """One request to a model server.
+
+    Args:
+        prompt: prompt tokens, at least 1.
+        output: output tokens, at least 1.
+        keys: one hash per nested part of the prompt: equal keys mean equal text from the beginning up to the end of the part.
+        ends: prompt tokens up to the end of each part, increasing.
+        handle: belongs to the caller.
+
+    Attributes:
+        cached: prompt tokens that were read from the cache; None until the request is admitted.
+        admitted_at, first_at: when it was admitted, and the end of the step that gave its first token, in seconds.
+    """
+
+    __slots__ = (
+        "admitted_at", "blocks", "cached", "ends", "first_at", "handle", "keys", "left", "nodes", "output", "over", "private", "prompt",
+    )  # fmt: skip
+
+    def __init__(self, prompt: int, output: int, keys: Sequence[Hashable] = (), ends: Sequence[int] = (), handle: Any = None) -> None:
+        self.prompt, self.output, self.keys, self.ends, self.handle = max(1, prompt), max(1, output), keys, ends, handle
+        self.cached: int | None = None
+        self.admitted_at = self.first_at = inf
+        self.left = 0  # prompt tokens still to be computed
+        self.blocks = self.private = 0  # blocks that it needs, and those that it holds alone
+        self.nodes: list[_Node] = []  # the nodes that it pins, from the outermost to the innermost
+        self.over = False  # cancelled or finished
+
+
+class _Node:
+    """The cached blocks of one part of prompts. The path to it is part of its key."""
+
+    __slots__ = ("cached", "end", "key", "pins", "size")
+
+    def __init__(self, key: Hashable, size: int, end: int) -> None:
+        self.key, self.size, self.end = key, size, end  # blocks of the part, and up to its end
+        self.cached = self.pins = 0  # blocks that are cached, and requests that use them
+
+
+class BlockCache:
+    """The blocks of a KV cache: shared ones by the key of their part, private ones by number. Pinned blocks are never evicted.
+
+    Attributes:
+        used: blocks that hold anything.
+        spare: those of them that may be evicted.
+    """
+
+    def __init__(self, capacity: float, block: int, *, caching: bool = True) -> None:
+        self.capacity, self.block = capacity, block
+        self.used = self.spare = 0
+        self._caching = caching
+        self._nodes: dict[Hashable, _Node] = {}
+        self._idle: OrderedDict[_Node, None] = OrderedDict()  # unpinned nodes, least recently used first, children before parents
+
+    def admit(self, request: ModelRequest) -> bool:
+        """Reserve the blocks of a request and find what of its prompt is cached. False if there is no room."""
+        path = self._path(request) if self._caching else []
+        hit, free = 0, self.capacity - self.used + self.spare
+        for node in path:
+            hit += node.cached
+            if node.cached < node.size:
+                break
+        hit = min(hit, (request.prompt - 1) // self.block)
+        blocks = ceil((request.prompt + request.output) / self.block)
+        if blocks - hit > free - sum(node.cached for node in path if not node.pins):
+            return False
+        for node in path:
+            if not node.pins:
+                self._nodes[node.key] = node
+                self._idle.pop(node, None)
+                self.spare -= node.cached
+            node.pins += 1
+        request.nodes, request.private = path, blocks - hit
+        request.cached = hit * self.block
+        request.left = request.prompt - request.cached
+        self._evict(request.private)
+        self.used += request.private
+        return True
+
+    def computed(self, request: ModelRequest) -> None:
+        """Share the full blocks of a prompt that are computed by now."""
+        done = (request.prompt - request.left) // self.block
+        for node in request.nodes:
+            begin = node.end - node.size
+            if done <= begin:
+                break
+            if (more := min(done - begin, node.size) - node.cached) > 0:
+                node.cached += more
+                request.private -= more
+
+    def release(self, request: ModelRequest) -> None:
+        """Free the private blocks of a request, and unpin the shared ones."""
+        self.used -= request.private
+        for node in reversed(request.nodes):  # the end of a prompt is evicted before its beginning
+            node.pins -= 1
+            if node.pins:
+                continue
+            if node.cached:
+                self._idle[node] = None
+                self.spare += node.cached
+            else:
+                del self._nodes[node.key]
+        request.nodes, request.private = [], 0
+
+    def _path(self, request: ModelRequest) -> list[_Node]:
+        """The nodes of a request; new ones are not entered yet."""
+        path, begin, block, nodes = [], 0, self.block, self._nodes
+        for key, tokens in zip(request.keys, request.ends, strict=True):
+            end = min(tokens, request.prompt) // block
+            if end > begin:
+                path.append(nodes.get(key) or _Node(key, end - begin, end))
+                begin = end
+        return path
+
+    def _evict(self, need: int) -> None:
+        while (short := self.used + need - self.capacity) > 0:
+            node = next(iter(self._idle))
+            gone = int(min(short, node.cached))
+            node.cached -= gone
+            self.used -= gone
+            self.spare -= gone
+            if not node.cached:
+                del self._idle[node], self._nodes[node.key]
+
+
+class ModelServer:
+    """One replica. Call ``submit`` and ``cancel`` as requests come and go, then ``run`` once for all that happened at one time, and again
+    at ``next_at``.
+
+    Attributes:
+        next_at: when a step ends, in seconds; inf while nothing runs.
+        queried, hits: prompt tokens of admitted requests, and those of them that were cached.
+        prefilled, decoded, steps: prompt tokens computed, output tokens, and steps.
+    """
+
+    def __init__(self, model: ServedModel) -> None:
+        self.model = model
+        self.next_at = inf
+        self.queried = self.hits = self.prefilled = self.decoded = self.steps = 0
+        self.waiting: deque[ModelRequest] = deque()
+        self.running = 0
+        self._budget, self._sequences = model.budget, model.sequences
+        self._step, self._prefill, self._decode = (model.time_scale * each for each in (model.step, model.prefill, model.decode))
+        self._number = count().__next__
+        self._ends: list[tuple[int, int, ModelRequest]] = []  # (last step, order, request) of those past their prompt
+        self._decoding = 0  # requests that get a token in the present step
+        self._starting: list[ModelRequest] = []  # those whose prompt the present step completes
+        self._partial: ModelRequest | None = None  # the request whose prompt is computed in part
+        self._begun = 0.0  # when the present steps began
+        self._planned = 0  # steps until ``next_at``, all alike
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget the cache, as after a restart. Only while nothing runs."""
+        self.cache = BlockCache(self.model.cache_tokens // self.model.block, self.model.block, caching=self.model.caching)
+
+    @property
+    def load(self) -> float:
+        """The share of the KV cache that running requests hold, from 0 to 1."""
+        return (self.cache.used - self.cache.spare) / self.cache.capacity
+
+    def submit(self, now: float, request: ModelRequest) -> None:
+        """Queue a request.
+
+        Raises:
+            ValueError: it needs more than the whole cache.
+        """
+        if request.prompt + request.output > self.cache.capacity * self.model.block:
+            raise ValueError(f"{request.prompt} prompt tokens and {request.output} output tokens do not fit into the KV cache")
+        if not self.waiting and self.running < self._sequences:
+            self._cut(now)
+        self.waiting.append(request)
+
+    def cancel(self, now: float, request: ModelRequest) -> None:
+        """Drop a request, wherever it is. Tokens of the present step are computed all the same."""
+        if request.over:
+            return
+        request.over = True
+        if request.cached is None:
+            self.waiting.remove(request)
+            return
+        self._cut(now)
+        self._leave(request)
+        if request is self._partial:
+            self._partial = None
+        elif request in self._starting:
+            self._starting.remove(request)
+        else:
+            self._decoding -= 1
+
+    def run(self, now: float) -> list[ModelRequest]:
+        """End the steps that are over by ``now`` and begin the next. Returns the requests that finished, in order."""
+        done: list[ModelRequest] = []
+        while self.next_at <= now:
+            at = self.next_at
+            self._end(at, done)
+            self._begin(at)
+        if self.next_at == inf and self.waiting:
+            self._begin(now)
+        return done
+
+    def _end(self, at: float, done: list[ModelRequest]) -> None:
+        """The planned steps are over."""
+        self.steps += self._planned
+        self.decoded += self._decoding * self._planned + len(self._starting)
+        for request in self._starting:
+            request.first_at = at
+            heappush(self._ends, (self.steps + request.output - 1, self._number(), request))
+        self._decoding += len(self._starting)
+        self._starting.clear()
+        ends = self._ends
+        while ends and (ends[0][0] <= self.steps or ends[0][2].over):
+            request = heappop(ends)[2]
+            if not request.over:
+                request.over = True
+                self._decoding -= 1
+                self._leave(request)
+                done.append(request)
+
+    def _begin(self, at: float) -> None:
+        """Plan the next step, or all steps until the next request ends if they are alike."""
+        budget = self._budget - self._decoding
+        spent = self._compute(self._partial, budget) if self._partial is not None else 0
+        while self.waiting and spent < budget and self._partial is None and self.running < self._sequences:
+            request = self.waiting[0]
+            if not self.cache.admit(request):
+                break
+            self.waiting.popleft()
+            self._enter(at, request)
+            spent += self._compute(request, budget - spent)
+        if not self.running:
+            self.next_at = inf
+            return
+        self.prefilled += spent
+        self._planned = 1 if spent else max(1, self._ends[0][0] - self.steps)
+        self._begun = at
+        self.next_at = at + self._planned * (self._step + self._prefill * spent + self._decode * self._decoding)
+
+    def _enter(self, at: float, request: ModelRequest) -> None:
+        self.running += 1
+        request.admitted_at = at
+        self.queried += request.prompt
+        self.hits += request.cached or 0
+
+    def _compute(self, request: ModelRequest, budget: int) -> int:
+        """Compute of a prompt what the budget allows. Returns the tokens."""
+        tokens = min(budget, request.left)
+        request.left -= tokens
+        self.cache.computed(request)
+        if request.left:
+            self._partial = request
+        else:
+            self._partial = None
+            self._starting.append(request)
+        return tokens
+
+    def _leave(self, request: ModelRequest) -> None:
+        self.running -= 1
+        self.cache.release(request)
+
+    def _cut(self, now: float) -> None:
+        """Something changes at ``now``: the next plan is made when the present step ends."""
+        if self._planned > 1 and now < self.next_at < inf:
+            each = (self.next_at - self._begun) / self._planned
+            self._planned = min(self._planned, max(1, ceil((now - self._begun) / each - 1e-9)))
+            self.next_at = self._begun + self._planned * each
+
+
+def ideal_prefill(requests: Sequence[ModelRequest], block: int = 16) -> int:
+    """The fewest prompt tokens that any number of servers must compute for these requests: each distinct prefix once, in whole blocks."""
+    cache, tokens = BlockCache(inf, block), 0
+    for given in requests:
+        request = ModelRequest(given.prompt, given.output, given.keys, given.ends)
+        cache.admit(request)
+        tokens += request.left
+        request.left = 0
+        cache.computed(request)
+        cache.release(request)
+    return tokens

@@ -1,0 +1,234 @@
+"""The prefix benchmark: every request is served once whoever sends it, its bounds hold, its routers do what they say, its quick form runs.
+
+No time of a real clock is judged, and nothing here asks how good a policy is.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from qreward.testing.model_server import MODELS, ServedModel
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+SMALL = ServedModel(step=0.01, prefill=0.0001, decode=0.0001, cache_tokens=4096, budget=256, sequences=16)
+Import = Callable[[str], ModuleType]
+
+
+def job(workloads: Any, *names: str, tokens: int = 100, output: int = 3, shared: int = 2) -> Any:
+    return workloads.PrefixJob(tuple((name, tokens) for name in names), output, shared)
+
+
+# prompts
+
+
+def test_prefixes_agree_exactly_as_far_as_the_texts_do(module: Import) -> None:
+    workloads = module("prefix_workloads")
+    first, second, third = (job(workloads, *names) for names in (("r", "q", "a"), ("r", "q", "b"), ("r", "p", "a")))
+    for prefix, shared in ((workloads.told, (2, 1)), (workloads.found, (3, 1))):  # 800 characters are three blocks of 256, 400 are one
+        mine = prefix(first)
+        for other, expected in zip((second, third), shared, strict=True):
+            equal = [ours == theirs for ours, theirs in zip(mine.keys, prefix(other).keys, strict=True)]
+            assert equal == [place < expected for place in range(len(equal))], (prefix, other.path)
+        assert mine.total == 1200
+        assert list(mine.lengths) == sorted(mine.lengths)
+    assert workloads.found(first).lengths == (256, 512, 768, 1024)
+    assert workloads.told(first).lengths == (400, 800)
+
+
+def test_blocks_of_text_get_longer_so_that_a_long_text_has_few(module: Import) -> None:
+    workloads = module("prefix_workloads")
+    ends, end = [], 0
+    while end < 16_384:
+        ends.append(end := workloads.block_end(end))
+    assert ends[:16] == list(range(256, 4097, 256))
+    assert ends[16:24] == list(range(4608, 8193, 512))
+    assert ends[24:] == list(range(9216, 16385, 1024))
+
+
+def test_workloads_are_the_same_for_a_seed_and_their_orders_have_the_same_jobs(module: Import) -> None:
+    workloads = module("prefix_workloads")
+    for workload in workloads.WORKLOADS:
+        grouped, shuffled, again, other = (
+            [each.path for each in workload.jobs(seed, order, 0.02)]
+            for seed, order in ((1, "grouped"), (1, "shuffled"), (1, "shuffled"), (2, "grouped"))
+        )
+        assert sorted(grouped) == sorted(shuffled), workload.name
+        assert shuffled == again, workload.name
+        assert grouped != other, workload.name
+        assert (workloads.ideal(workload.jobs(1, "grouped", 0.02)) < sum(tokens for path in grouped for _, tokens in path)) == (
+            workload.name != "nothing"
+        ), workload.name
+
+
+# worlds
+
+
+SHAPES = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(0, 5), st.integers(1, 40)), min_size=1, max_size=60)
+
+
+@given(shapes=SHAPES, policy=st.sampled_from(["pull", "told", "found", "calls-told", "chwbl", "sglang", "llm-d"]), dies=st.booleans())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_every_request_is_served_once_within_the_bounds(module: Import, shapes: list, policy: str, dies: bool) -> None:
+    benchmark, workloads, world = module("prefix"), module("prefix_workloads"), module("prefix_world")
+    jobs = [
+        workloads.PrefixJob((("r", 64), (f"q{rubric}", 90 + rubric), (f"a{question}.{rubric}", 50 + 30 * answer)), output, 3)
+        for rubric, question, answer, output in shapes
+    ]
+    fleet = world.Fleet("test", 3, slow=2.0, dies=dies)
+    models, dies_after = fleet.models(SMALL), len(jobs) // 2 if dies else None
+    if policy in benchmark.ROUTERS:
+        played = world.RoutedWorld(models, benchmark.ROUTERS[policy](jobs, SMALL.cache_tokens))
+    else:
+        played = world.PulledWorld("1", models, benchmark.OURS[policy])
+    ledger = played.play(jobs, dies_after)
+    assert ledger.ended == len(jobs)
+    assert not ledger.failed
+    record = benchmark.measured(played, ledger)
+    assert record["prefill"] >= workloads.ideal(jobs)
+    assert record["makespan"] >= world.bound(jobs, models) * (1 - 1e-9)
+    if not dies:
+        assert record["prefill"] + record["cached"] == sum(each.prompt for each in jobs)
+    if policy in benchmark.OURS:
+        assert sorted(played.sent) == list(range(len(jobs)))
+    assert played.replicas[0].dead == bool(dies_after)
+    assert not any(replica.held for replica in played.replicas)
+
+
+def test_the_bound_is_reached_by_one_replica_that_has_room_for_all(module: Import) -> None:
+    workloads, world = module("prefix_workloads"), module("prefix_world")
+    jobs = [job(workloads, "r", f"a{number}", tokens=1024, output=1) for number in range(100)]
+    played = world.PulledWorld("1", [MODELS["8B"]], world.Pull())
+    assert played.play(jobs, None).last == pytest.approx(world.bound(jobs, [MODELS["8B"]]), rel=0.02)
+
+
+# routers
+
+
+class Hashable(SimpleNamespace):
+    __hash__ = object.__hash__
+
+
+def views(*inflight: int) -> list[Any]:
+    return [Hashable(name=f"r{number}", inflight=count, waiting=0, load=0.0) for number, count in enumerate(inflight)]
+
+
+def test_bounded_hashing_keeps_a_group_together_until_its_replica_is_full(module: Import) -> None:
+    workloads, routers = module("prefix_workloads"), module("prefix_routers")
+    group = [job(workloads, "r", "q", f"a{number}") for number in range(4)]
+    choose, all_of = routers.BoundedHash(group), views(0, 0, 0, 0)
+    (home,) = {choose(each, all_of).name for each in group}
+    next(each for each in all_of if each.name == home).inflight = 100
+    assert choose(group[0], all_of).name != home, "100 of 100 are more than 1.25 of the mean"
+    rest = [each for each in all_of if each.name != home]
+    assert choose(group[0], rest) in rest, "a dead replica is passed"
+
+
+def test_cache_aware_follows_a_match_unless_the_loads_differ_too_much(module: Import) -> None:
+    workloads, routers = module("prefix_workloads"), module("prefix_routers")
+    choose, all_of = routers.CacheAware(), views(5, 0)
+    first, sibling = job(workloads, "r", "q", "a"), job(workloads, "r", "q", "b")
+    assert choose(first, all_of) is all_of[1]
+    all_of[1].inflight = 20
+    assert choose(sibling, all_of) is all_of[1], "two thirds match"
+    assert choose(job(workloads, "other", "q", "b"), all_of) is all_of[0]
+    all_of[1].inflight = 80
+    assert choose(sibling, all_of) is all_of[0], "80 - 5 > 64 and 80 > 1.5 x 5"
+
+
+def test_approximate_prefix_weighs_matches_against_queues_and_forgets_what_is_old(module: Import) -> None:
+    workloads, routers = module("prefix_workloads"), module("prefix_routers")
+    first, sibling = job(workloads, "r", "q", "a"), job(workloads, "r", "q", "b")
+    choose, all_of = routers.ApproximatePrefix(500), views(0, 0)
+    home = choose(first, all_of)
+    other = next(each for each in all_of if each is not home)
+    assert choose(sibling, all_of) is home
+    home.waiting, home.load = 9, 0.5  # a match of two thirds counts 2, a queue 2 and the KV cache 1
+    assert choose(job(workloads, "r", "q", "c"), all_of) is other
+    home.waiting, home.load = 0, 0.0
+    for number in range(5):
+        choose(job(workloads, f"x{number}", "y"), [home])
+    assert choose(job(workloads, "r", "q", "d"), all_of) is other, "it remembers 500 tokens"
+
+
+# the report and the command
+
+
+def test_the_report_shows_medians_over_the_seeds(module: Import) -> None:
+    report = module("prefix_report")
+    usual = {"workload": "w", "model": "8B", "order": "grouped", "fleet": "4", "ideal": 100, "bound": 5.0, "cached": 50}
+    records = [
+        usual | {"policy": policy, "seed": seed, "makespan": span, "prefill": prefill, **more}
+        for seed, spans in ((1, (10.0, 5.0)), (2, (10.0, 4.0)), (3, (12.0, 4.0)))
+        for policy, span, prefill, more in (
+            ("pull", spans[0], 300, {}), ("told", spans[1], 110, {"predicted": 99.0, "reported": 90}),
+        )
+    ]  # fmt: skip
+    text = report.tables({"records": records})
+    assert report.gain(records, "told") == 2.5
+    assert "| w 8B grouped " in text
+    assert "2.50 / 1.10, 1.10" in text
+    assert "| 2.00 | 1.00 / 3.00 " in text
+
+
+def test_the_report_lists_what_was_asked_and_is_not_reached(module: Import) -> None:
+    report = module("prefix_report")
+    usual = {"workload": "grpo", "model": "8B", "order": "shuffled", "fleet": "8", "ideal": 100, "bound": 5.0, "seed": 1}
+
+    def missed(**policies: tuple[float, int, int]) -> list[str]:
+        records = [
+            usual
+            | {"policy": policy.replace("_", "-"), "makespan": span, "prefill": prefill, "predicted": float(predicted), "reported": 100}
+            for policy, (span, prefill, predicted) in {"pull": (10.0, 300, 0), **policies}.items()
+        ]
+        return [text.removeprefix("grpo, 8B, shuffled, 8: ") for text in report.misses({"records": records})]
+
+    assert missed(told_all=(5.0, 110, 109), found_all=(5.1, 115, 91), llm_d=(5.2, 100, 0)) == []
+    assert missed(told_all=(6.0, 110, 100)) == ["told-all gains 1.67, asked 1.70"]
+    assert missed(told_all=(5.0, 120, 100)) == ["told-all computes 1.20 of the ideal, asked 1.10"]
+    assert missed(told=(5.0, 120, 80)) == ["told predicts 20% wrong"]
+    assert missed(told=(5.0, 120, 100), sglang=(4.0, 100, 0)) == ["told gains 2.000, sglang 2.500"]
+    assert missed(told=(5.0, 120, 100), found=(6.0, 120, 100)) == ["found gains 1.67, told 2.00"]
+    assert missed(told=(10.5, 120, 100)) == ["told gains 0.952, asked 0.980"]
+
+
+def test_the_conversations_over_sockets_have_the_tokens_of_the_jobs_and_share_what_they_share(module: Import) -> None:
+    sockets, workloads = module("prefix_sockets"), module("prefix_workloads")
+    jobs = workloads.WORKLOADS[0].jobs(1, "grouped", 0.01)
+    plan = sockets.plan_of(jobs, "8B", 1)
+    assert len(plan.work) == len(jobs)
+    for conversation, each in zip(plan.work, jobs, strict=True):
+        assert sum(len(message["content"]) for message in conversation) == 4 * each.prompt
+    assert sockets.ideal(plan.work) == pytest.approx(workloads.ideal(jobs), rel=0.03)
+    record = {"workload": "w", "seed": 1, "ideal": 100, "right": 5, "lost": 0, "wrong": 0, "cpu_s": 1.0}
+    endpoints = [{"computed": 120, "cached": 30}, {"computed": 30, "cached": 120}]
+    text = sockets.report([
+        record | {"client": "qreward", "wall_s": 2.0, "endpoints": endpoints},
+        record | {"client": "openai", "wall_s": 5.0, "endpoints": endpoints},
+        {"workload": "w", "seed": 1, "client": "sglang-router", "error": "it ended"},
+    ])  # fmt: skip
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
+    assert cells[2] == ["w, qreward", "2.0", "2.50", "1.50", "50%", "5", "0", "1.0"]
+    assert cells[4][:2] == ["w, sglang-router", "failed"]
+
+
+def test_the_quick_benchmark_runs_and_writes_its_records(tmp_path: Path) -> None:
+    path = tmp_path / "prefix.json"
+    command = [sys.executable, str(BENCHMARKS / "prefix.py"), "--quick", "--json", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    records = json.loads(path.read_text())["records"]
+    assert {record["policy"] for record in records} >= {"pull", "told", "found", "chwbl", "sglang", "llm-d"}
+    for record in records:
+        assert record["prefill"] >= record["ideal"]
+        assert record["makespan"] >= record["bound"]
+    assert "grpo 8B shuffled" in done.stdout

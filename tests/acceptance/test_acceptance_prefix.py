@@ -1,0 +1,78 @@
+"""Prefix affinity over real sockets: a fleet whose fake model servers cache prefixes computes each one about once."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+
+from qreward import BatchResult, Judge, QRewardClient
+from qreward.testing import FakeEndpoint, FakeFleet, Latency
+from qreward.testing.model_server import MODELS
+
+RUBRIC = "Judge the answer by its correctness alone. " * 20
+QUESTIONS, ANSWERS = 24, 8
+FAST = MODELS["8B"].model_copy(update={"time_scale": 0.02})
+
+
+def fleet() -> FakeFleet:
+    endpoints = [FakeEndpoint(name, prefix_cache=FAST, responder="judge", latency=Latency(tokens=10), max_concurrency=8) for name in "abcd"]
+    return FakeFleet(endpoints)
+
+
+def items() -> list[tuple[str, str]]:
+    pairs = [(f"Question {q}: {'how much is it? ' * 120}", f"answer {a} of {q} " * 20) for q in range(QUESTIONS) for a in range(ANSWERS)]
+    random.Random(1).shuffle(pairs)
+    return pairs
+
+
+def conversation(pair: tuple[str, str]) -> list[dict[str, str]]:
+    return [{"role": "system", "content": RUBRIC}, {"role": "user", "content": pair[0]}, {"role": "user", "content": pair[1]}]
+
+
+def computed(running: FakeFleet) -> int:
+    """Prompt tokens that the servers computed."""
+    return sum(running.seen(name).computed for name in "abcd")
+
+
+async def judged(group: Any = None, **settings: Any) -> tuple[BatchResult[Any], int, dict[str, tuple[int, int]]]:
+    with fleet() as running:
+        async with QRewardClient(running.endpoints, hedge=None, **settings) as client:
+            batch = await client.batch_chat_completion(map(conversation, items()), model="judge", group=group)
+            batch.raise_for_errors()
+            stats = {name: (each.predicted_tokens, each.cached_tokens) for name, each in client.stats().items()}
+        return batch, computed(running), stats
+
+
+async def test_each_question_is_computed_about_once_whether_its_group_is_named_or_found() -> None:
+    _, plainly, _ = await judged(prefix_affinity=None)
+    for group in (None, lambda messages: ("rubric", messages[1]["content"])):
+        batch, with_affinity, stats = await judged(group)
+        assert with_affinity < 0.6 * plainly, (with_affinity, plainly)
+        predicted, cached = (sum(counts) for counts in zip(*stats.values(), strict=True))
+        assert predicted == pytest.approx(cached, rel=0.25)
+        assert "prefix cache: " in str(batch.stats)
+
+
+async def test_the_votes_of_a_judge_share_what_their_prompts_share() -> None:
+    found = []
+    for settings in ({"prefix_affinity": None}, {}):
+        with fleet() as running:
+            async with QRewardClient(running.endpoints, hedge=None, **settings) as client:
+                judge = Judge(client, model="judge", samples=2, temperature=0.5)
+                batch = await judge.batch(items())
+            assert not batch.errors
+            found.append(computed(running))
+    assert found[1] < 0.7 * found[0], found
+
+
+async def test_single_calls_that_wait_are_sent_where_their_prefix_is() -> None:
+    found = []
+    for settings in ({"prefix_affinity": None}, {}):
+        with fleet() as running:
+            async with QRewardClient(running.endpoints, hedge=None, **settings) as client:
+                await asyncio.gather(*(client.chat_completion(conversation(pair), "judge") for pair in items()))
+            found.append(computed(running))
+    assert found[1] < 0.6 * found[0], found

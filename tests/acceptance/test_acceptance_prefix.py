@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from qreward import BatchResult, Judge, QRewardClient
+from qreward import BatchResult, Judge, Limits, QRewardClient
 from qreward.testing import FakeEndpoint, FakeFleet, Latency
 from qreward.testing.model_server import MODELS
 
@@ -18,18 +18,24 @@ FAST = MODELS["8B"].model_copy(update={"time_scale": 0.02})
 
 
 def fleet() -> FakeFleet:
-    endpoints = [FakeEndpoint(name, prefix_cache=FAST, responder="judge", latency=Latency(tokens=10), max_concurrency=8) for name in "abcd"]
+    endpoints = [FakeEndpoint(name, prefix_cache=FAST, responder="judge", latency=Latency(tokens=10)) for name in "abcd"]
     return FakeFleet(endpoints)
 
 
 def items() -> list[tuple[str, str]]:
-    pairs = [(f"Question {q}: {'how much is it? ' * 120}", f"answer {a} of {q} " * 20) for q in range(QUESTIONS) for a in range(ANSWERS)]
+    pairs = [(f"Question {q}: {'how much is it? ' * 120}", f"answer {a} of {q} " * 4) for q in range(QUESTIONS) for a in range(ANSWERS)]
     random.Random(1).shuffle(pairs)
     return pairs
 
 
 def conversation(pair: tuple[str, str]) -> list[dict[str, str]]:
     return [{"role": "system", "content": RUBRIC}, {"role": "user", "content": pair[0]}, {"role": "user", "content": pair[1]}]
+
+
+def client_of(running: FakeFleet, **settings: Any) -> QRewardClient:
+    """A client that has four requests in flight at each endpoint, so that most of them wait."""
+    few = {"limits": Limits(max_concurrency=4, adaptive=False)}
+    return QRewardClient([endpoint.model_copy(update=few) for endpoint in running.endpoints], hedge=None, **settings)
 
 
 def computed(running: FakeFleet) -> int:
@@ -39,7 +45,7 @@ def computed(running: FakeFleet) -> int:
 
 async def judged(group: Any = None, **settings: Any) -> tuple[BatchResult[Any], int, dict[str, tuple[int, int]]]:
     with fleet() as running:
-        async with QRewardClient(running.endpoints, hedge=None, **settings) as client:
+        async with client_of(running, **settings) as client:
             batch = await client.batch_chat_completion(map(conversation, items()), model="judge", group=group)
             batch.raise_for_errors()
             stats = {name: (each.predicted_tokens, each.cached_tokens) for name, each in client.stats().items()}
@@ -60,9 +66,9 @@ async def test_the_votes_of_a_judge_share_what_their_prompts_share() -> None:
     found = []
     for settings in ({"prefix_affinity": None}, {}):
         with fleet() as running:
-            async with QRewardClient(running.endpoints, hedge=None, **settings) as client:
+            async with client_of(running, **settings) as client:
                 judge = Judge(client, model="judge", samples=2, temperature=0.5)
-                batch = await judge.batch(items())
+                batch = await judge.batch_score(items())
             assert not batch.errors
             found.append(computed(running))
     assert found[1] < 0.7 * found[0], found
@@ -72,7 +78,7 @@ async def test_single_calls_that_wait_are_sent_where_their_prefix_is() -> None:
     found = []
     for settings in ({"prefix_affinity": None}, {}):
         with fleet() as running:
-            async with QRewardClient(running.endpoints, hedge=None, **settings) as client:
+            async with client_of(running, **settings) as client:
                 await asyncio.gather(*(client.chat_completion(conversation(pair), "judge") for pair in items()))
             found.append(computed(running))
     assert found[1] < 0.6 * found[0], found

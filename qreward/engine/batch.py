@@ -26,6 +26,9 @@ MOST_AT_ONCE = 256
 BEAT = 0.25
 """Seconds between two refreshes of the progress display, so that it is updated even when no item finishes."""
 
+FILL = 0.05
+"""Seconds for which a batch whose prompts have prefixes reads ahead before it sends the first item."""
+
 _END: Any = object()
 
 Prepare = Callable[[Any], Any]
@@ -103,6 +106,7 @@ class BatchWaiter(Waiter):
         """
         driver, clock = self.driver, self.driver.engine.clock
         began = clock()
+        self._fill_until = began + FILL
         self._feed = BatchFeed(self._pool, self._terms.level, self, began, self._terms.tenant, self._terms.timeout)
         self._feed.left = self._size
         expiry = driver.loop.call_later(self._deadline, self._expire) if self._deadline is not None else None
@@ -244,10 +248,14 @@ class BatchWaiter(Waiter):
                 self._fail(error)
         if feed.ended:
             self._end_if_done()
-        elif not feed.buffer and feed.failing is None:
+        elif feed.failing is None and (not feed.buffer or self._is_filling(feed)):
             self.driver.loop.call_soon(self._read_on, feed)
             return False
         return True
+
+    def _is_filling(self, feed: BatchFeed) -> bool:
+        """Return True while the batch begins and reads ahead before anything is sent, so that endpoints do not divide groups."""
+        return feed.affine and self._room(feed) > 0 and self.driver.engine.clock() < self._fill_until
 
     def _room(self, feed: BatchFeed) -> int:
         """Return the number of items that may be read now."""

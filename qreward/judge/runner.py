@@ -141,7 +141,8 @@ class BatchRunner(Caller, BatchWaiter):
 
     def _read_now(self, feed: BatchFeed) -> bool:
         if self._feed.ended or self._room(feed) > 0:  # else another model's queue is full, and only the buffer is left
-            super()._read_now(self._feed)
+            if not super()._read_now(self._feed) and self._feed.buffer:
+                return False
             self._refill(but=feed)
             return bool(feed.buffer) or feed.failing is not None
         return bool(feed.buffer)

@@ -21,14 +21,12 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
 from itertools import chain, islice
-from math import log2
 from typing import Any, Generic
 
+from qreward.scheduler.heap import IndexedHeap
 from qreward.scheduler.prefixes import Cached, Homes, Prefix
 from qreward.scheduler.shared_blocks import Levels, SharedBlocks, T
 
-RUNGS = 4
-"""Classes of size per factor of two."""
 COMPARED = 16
 """Groups of other sources of which the largest is chosen."""
 BATCH = 16
@@ -52,42 +50,37 @@ class Group(Generic[T]):
         self.depth: int = 0 if parent is None else parent.depth + 1
         self.tasks: deque[T] = deque()  # those that are in no inner group; the first one waits, others may have left
         self.inner = 0  # how many inner groups there are
-        self.free: list[Groups[T]] | None = None  # those that no source has and that may have work, by the logarithm of their size
+        self.free: IndexedHeap[Group[T]] | None = None  # those that no source has and that may have work, the largest first
         self.homes: dict[Cached, Shelf[T]] = {}  # the sources that have it, or had when they last looked, and their groups of this depth
         self.asleep: dict[Cached, None] = {}  # of them, those that found nothing to do here
-        self.place: Groups[T] | None = None  # where it is listed as work for sources that do not have it
+        self.place: Groups[T] | IndexedHeap[Group[T]] | None = None  # where it is listed as work for sources that do not have it
 
     def has_work(self) -> bool:
         """Return whether a source that has it would find something to do here: a task of its own, or an inner group that no source has."""
         return bool(self.tasks) or (self.free is not None and self.largest() is not None)
 
     def largest(self) -> Group[T] | None:
-        """Return one of the largest inner groups that no source has, by the text that it saves; of those alike the first."""
+        """Return the inner group that no source has and that saves most text, or None."""
         free = self.free
-        while free:
-            for group in free[-1]:
-                if group.has_work():
-                    return group
-                group.unlist()
-                break
-            else:
-                free.pop()
+        while free is not None and (group := free.first()) is not None:
+            if group.has_work():
+                return group
+            group.unlist()
         return None
 
     def enlist(self, group: Group[T]) -> None:
         """List an inner group that no source has."""
         if self.free is None:
-            self.free = []
-        size = int(RUNGS * log2(1.0 + (len(group.tasks) + group.inner) * group.length))
-        while len(self.free) <= size:
-            self.free.append(OrderedDict())
-        group.place = self.free[size]
-        group.place[group] = None
+            self.free = IndexedHeap()
+        self.free.put(group, -(len(group.tasks) + group.inner) * group.length)
+        group.place = self.free
 
     def unlist(self) -> None:
-        if self.place is not None:
-            del self.place[self]
-            self.place = None
+        place, self.place = self.place, None
+        if isinstance(place, IndexedHeap):
+            place.drop(self)
+        elif place is not None:
+            del place[self]
 
 
 def _block_after(group: Group[T], found: Prefix) -> int:
@@ -332,7 +325,8 @@ class AffineQueue(Generic[T]):
                 group.place = self._foreign
                 self._foreign[group] = None
         else:
-            group.unlist()
+            if group.place is self._foreign:
+                group.unlist()
             parent.enlist(group)
             if parent.place is None or parent.asleep:
                 self._list(parent)

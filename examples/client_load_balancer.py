@@ -1,4 +1,4 @@
-"""The five load-balancing strategies over the same three endpoints, and taking one endpoint out of service.
+"""The load-balancing strategies over the same three endpoints, and taking one endpoint out of service.
 
 A strategy says who takes an item while several endpoints have room. When none has, the first to get room pulls the next.
 """

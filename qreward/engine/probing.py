@@ -112,6 +112,8 @@ class ProbingEngine(Engine[Scheduler]):
         schedule.busy_until = -inf
         if self._on_result is not None:
             self._on_result(source, result)
+        if result.cache_tokens is not None:
+            source.prefix_cache.report_capacity(result.cache_tokens)
         effect = schedule.state.take(now, source, result, interval)
         if effect is ProbeEffect.LOST:
             self.scheduler.on_source_lost(now, source)

@@ -62,6 +62,7 @@ class ProbeResult:
     waiting: float | None = None  # items that wait inside it
     most: float | None = None  # items that it works on at once at most
     items: int | None = None  # maximum items of one list
+    cache_tokens: int | None = None  # tokens that its prefix cache holds
     trouble: str | None = None  # why the probe failed, if a wrong setting is the cause
 
 

@@ -74,7 +74,7 @@ class PrefixCache:
     """
 
     __slots__ = (
-        "_cold", "_learns", "_sent_at", "_sweep_at", "_used", "_warm", "cached_tokens", "capacity", "characters", "clock",
+        "_cold", "_learns", "_reported", "_sent_at", "_sweep_at", "_used", "_warm", "cached_tokens", "capacity", "characters", "clock",
         "predicted_tokens", "prompt_tokens", "unreported_tokens",
     )  # fmt: skip
 
@@ -95,6 +95,12 @@ class PrefixCache:
         """Set how many tokens the cache holds, or None to learn it."""
         self._learns = tokens is None
         self.capacity = CAPACITY if tokens is None else tokens
+        self._reported = 0.0  # the last size that the server reported
+
+    def report_capacity(self, tokens: float) -> None:
+        """The server reports how many tokens its cache holds. Learning goes on from there."""
+        if self._learns and tokens != self._reported:
+            self._reported = self.capacity = tokens
 
     def is_warm(self, key: int) -> bool:
         """Return whether a prefix is expected to be cached."""

@@ -108,7 +108,8 @@ class EndpointConnection:
                 except TransportError:  # the next probe tries again
                     pass
         items = None if self.info is None else self.info.limits.list_items
-        return ProbeResult(load.ready, load.running, load.waiting, load.limits.concurrency, items, _trouble(kind.name, load, statuses))
+        trouble, limits = _trouble(kind.name, load, statuses), load.limits
+        return ProbeResult(load.ready, load.running, load.waiting, limits.concurrency, items, limits.cache_tokens, trouble)
 
     async def get(self, path: str) -> Reply:
         """GET a path under the server's root. For kind ``openai``, the list of models is fetched under the endpoint's ``base_url``."""

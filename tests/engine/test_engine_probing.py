@@ -185,6 +185,23 @@ def test_one_loop_probes_an_endpoint_and_always_the_same_until_it_is_late() -> N
     assert claimed(first, 13.0 + LATE) is False
 
 
+def test_a_probe_sets_the_size_of_a_prefix_cache_unless_it_is_configured() -> None:
+    now = [0.0]
+    engine = ProbingEngine(Scheduler(Retry(), Random(0)), FakeWire, clock=lambda: now[0])
+    source = make_source("a", Random(0), Limits())
+    source.handle = endpoint("a", 1.0)
+    engine.watch_over(lambda: [source])
+    sizes = []
+    for at, configured in enumerate([None, None, 5_000]):
+        now[0] = 10.0 + at
+        if configured:
+            source.prefix_cache.set_capacity(configured)
+        engine.claim("a round")  # type: ignore[arg-type]
+        engine.seen(source, ProbeResult(ready=True, cache_tokens=300_000 - 100_000 * at))
+        sizes.append(source.prefix_cache.capacity)
+    assert sizes == [300_000, 200_000, 5_000]
+
+
 def test_when_a_loop_ends_another_takes_its_probes_over() -> None:
     looks: list[int] = []
     begun, ended = threading.Barrier(2), threading.Event()

@@ -25,7 +25,13 @@ ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 DATA = EXAMPLES / "data"
 NAMES = ["single_call.py", "batch_call.py", "sync_call.py"]
-NAMES += ["client_load_balancer.py", "client_model_router.py", "client_streaming.py", "client_batch_streaming.py"]
+NAMES += [
+    "client_prefix_affinity.py",
+    "client_load_balancer.py",
+    "client_model_router.py",
+    "client_streaming.py",
+    "client_batch_streaming.py",
+]
 LINES = [json.loads(line) for line in INPUT.read_text(encoding="utf-8").splitlines()]
 RUNNER = """
 import contextlib, io, json, os, runpy, sys, traceback
@@ -145,13 +151,28 @@ def test_the_batch_call_judges_all_rollouts_and_knows_the_wrong_half(said: dict[
 
 def test_the_load_balancer_shows_each_strategy_and_spares_an_unhealthy_endpoint(said: dict[str, str]) -> None:
     lines = said["client_load_balancer.py"].splitlines()
-    labels = ["expected_finish", "round_robin", "weighted_round_robin", "least_connections", "power_of_two", "without gpu-0"]
+    labels = [
+        "expected_finish",
+        "round_robin",
+        "weighted_round_robin",
+        "least_connections",
+        "power_of_two",
+        "consistent_hash",
+        "without gpu-0",
+    ]
     assert [line[:22].strip() for line in lines] == labels
     shares = {line[:22].strip(): Counter({name: int(count) for name, count in re.findall(r"(gpu-\d) (\d+)", line[22:])}) for line in lines}
     assert all(share.total() == 20 for share in shares.values())
     assert sorted(shares["round_robin"].values()) == [6, 7, 7]
     assert shares["weighted_round_robin"]["gpu-0"] == 12  # three of five
     assert shares["without gpu-0"]["gpu-0"] == 0
+
+
+def test_prefix_affinity_computes_far_fewer_prompt_tokens(said: dict[str, str]) -> None:
+    without, affine = (
+        int(text.replace(",", "")) for text in re.findall(r"([\d,]+) prompt tokens computed", said["client_prefix_affinity.py"])
+    )
+    assert affine < 0.6 * without
 
 
 def test_the_model_router_prefers_the_exact_name_then_the_most_specific_glob(said: dict[str, str]) -> None:

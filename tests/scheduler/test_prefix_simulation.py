@@ -8,9 +8,9 @@ from random import Random
 from typing import Any
 
 import pytest
+from scale import seeds
 from scheduler_driver import Driver
 from scheduler_scenarios import random_simulation
-from scheduler_seeds import seeds
 
 from qreward.scheduler.outcome import Answer
 from qreward.scheduler.prefixes import Prefix

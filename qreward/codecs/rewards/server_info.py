@@ -21,13 +21,15 @@ MODELS = "/v1/models"
 class ServerLimits(msgspec.Struct, frozen=True):
     """The limits that a server reports; None for a limit it does not report.
 
-    They are the items of one request, the requests in flight (for TEI, the items), the tokens of one item, and those processed at once.
+    They are the items of one request, the requests in flight (for TEI, the items), the tokens of one item, those processed at once, and
+    those that the prefix cache holds.
     """
 
     items: int | None = None
     concurrency: int | None = None
     input_tokens: int | None = None
     batch_tokens: int | None = None
+    cache_tokens: int | None = None
 
     @property
     def list_items(self) -> int | None:
@@ -79,18 +81,27 @@ _METRICS = {
     **dict.fromkeys((b"vllm:num_requests_waiting", b"sglang:num_queue_reqs", b"te_queue_size"), "waiting"),
 }
 """Names of metrics, and what they count."""
-_NAMES = tuple(_METRICS)
+_CACHE = b"vllm:cache_config_info{"
+"""Start of a metric whose labels are the settings of the prefix cache; one for each engine of the server."""
+_NAMES = (*_METRICS, _CACHE)
+_SIZES = re.compile(rb'[{,](block_size|num_gpu_blocks)="(\d{1,12})"')
 _SAMPLE = re.compile(rb'([A-Za-z_:][\w:]*)(?:\{(?:[^"}]|"(?:[^"\\]|\\.)*")*\})?[ \t]+(\S+)')
 
 
 def _of_metrics(body: bytes) -> Load:
     """Add up the finite samples of a Prometheus text. It may have several hundred kilobytes, so only lines of these metrics are parsed."""
     found: dict[str, float] = {}
+    cached = 0
     for line in body.split(b"\n"):
-        if line.startswith(_NAMES) and (match := _SAMPLE.match(line)) and (value := _finite(match[2])) is not None:
+        if not line.startswith(_NAMES):
+            continue
+        if line.startswith(_CACHE):
+            sizes = dict(_SIZES.findall(line))
+            cached += int(sizes.get(b"block_size", 0)) * int(sizes.get(b"num_gpu_blocks", 0))
+        elif (match := _SAMPLE.match(line)) and (value := _finite(match[2])) is not None:
             count = _METRICS.get(match[1], "")
             found[count] = found.get(count, 0.0) + value
-    return Load(running=found.get("running"), waiting=found.get("waiting"))
+    return Load(running=found.get("running"), waiting=found.get("waiting"), limits=ServerLimits(cache_tokens=cached or None))
 
 
 def _of_loads(body: bytes) -> Load:

@@ -21,6 +21,11 @@ vllm:num_requests_waiting_by_reason{engine="0",reason="capacity"} 99.0
 vllm:kv_cache_usage_perc{engine="0"} 0.25
 vllm:kv_cache_usage_perc{engine="1"} 0.75
 """
+CACHE = b"""vllm:num_requests_running{engine="0"} 1.0
+vllm:cache_config_info{block_size="16",cache_dtype="auto",engine="0",num_gpu_blocks="18750"} 1.0
+vllm:cache_config_info{num_gpu_blocks="1000",engine="1",block_size="32"} 1.0
+vllm:cache_config_info{block_size="16",num_gpu_blocks="None"} 1.0
+"""
 SGLANG = b"""sglang:num_running_reqs{model_name="m"} 4
 sglang:num_queue_reqs{model_name="m"} 5
 sglang:token_usage{model_name="m"} 0.5 1700000000
@@ -42,6 +47,7 @@ INFO = {
 
 TOLD: list[tuple[str, Any, Load]] = [
     ("/metrics", VLLM, Load(running=5.0, waiting=7.0)),
+    ("/metrics", CACHE, Load(running=1.0, limits=ServerLimits(cache_tokens=16 * 18_750 + 32 * 1_000))),
     ("/metrics", SGLANG, Load(running=4.0, waiting=5.0)),
     ("/metrics", b"# TYPE te_queue_size gauge\r\nte_queue_size 6\r\n", Load(waiting=6.0)),
     ("/v1/loads", LOADS, Load(running=10.0, waiting=7.0, limits=ServerLimits(concurrency=128))),

@@ -1,0 +1,40 @@
+"""What prefix affinity gives: many answers to each of a few long questions, judged with it and without it.
+
+The fake endpoints behave like model servers with a prefix cache: they compute each beginning of a prompt once as long as they keep it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from connect import MODEL, conversation
+
+from qreward import Limits, QRewardClient
+from qreward.testing import FakeEndpoint, FakeFleet, Latency
+
+QUESTIONS = [f"Task {number}. {f'Fact {number} of this task is of no use. ' * 60} What is {number} plus {number}?" for number in range(16)]
+ROLLOUTS = [conversation(question, str(2 * n), str(guess)) for guess in range(12) for n, question in enumerate(QUESTIONS)]
+
+
+async def judge(label: str, **settings: None) -> None:
+    """Judge all rollouts over four endpoints and print the time and the work of the servers."""
+    fakes = [
+        FakeEndpoint(f"gpu-{n}", responder="judge", latency=Latency(tokens=5), prefix_cache={"model": "70B", "time_scale": 0.25})
+        for n in range(4)
+    ]
+    with FakeFleet(fakes) as fleet:
+        few = Limits(max_concurrency=4, adaptive=False)  # so that most rollouts wait, as they do in a larger batch
+        async with QRewardClient([endpoint.model_copy(update={"limits": few}) for endpoint in fleet.endpoints], **settings) as client:
+            batch = await client.batch_chat_completion(ROLLOUTS, model=MODEL, temperature=0, timeout=60, hedge=False)
+        computed = sum(fleet.seen(fake.name).computed for fake in fakes)
+    print(f"{label:8} {batch.stats.ok} judged in {batch.stats.seconds:.1f} s, {computed:,} prompt tokens computed")
+    print(f"{'':8} {str(batch.stats).splitlines()[0]}")
+
+
+async def main() -> None:
+    await judge("without", prefix_affinity=None)
+    await judge("with")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -16,7 +16,6 @@ Groups are nested, as prefixes are. The tree of groups holds those in which task
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
@@ -42,11 +41,10 @@ Shelf = list[tuple[float, int, "Group[T]"]]
 class Group(Generic[T]):
     """Waiting tasks with a common prefix: those that share no more than it, and inner groups."""
 
-    __slots__ = ("asleep", "depth", "found", "free", "homes", "inner", "key", "length", "parent", "place", "tasks")
+    __slots__ = ("asleep", "depth", "free", "homes", "inner", "key", "length", "parent", "place", "tasks")
 
     def __init__(self, key: int, length: float, parent: Group[T] | None) -> None:
         self.key, self.length, self.parent = key, length, parent
-        self.found: Prefix | None = None  # the prefix of one of its tasks, if nobody has told the group
         self.depth: int = 0 if parent is None else parent.depth + 1
         self.tasks: deque[T] = deque()  # those that are in no inner group; the first one waits, others may have left
         self.inner = 0  # how many inner groups there are
@@ -58,6 +56,21 @@ class Group(Generic[T]):
     def has_work(self) -> bool:
         """Return whether a source that has it would find something to do here: a task of its own, or an inner group that no source has."""
         return bool(self.tasks) or (self.free is not None and self.largest() is not None)
+
+    def narrowed(self, prefix: Prefix) -> Prefix:
+        """Return the found prefix of one of its tasks without the blocks at which no tasks are known to part.
+
+        What a source has of the others follows from these (see ``Homes.part``), so it need not be remembered.
+        """
+        keys, lengths = [prefix.keys[-1]], [prefix.lengths[-1]]
+        group = self
+        if group.key == keys[0] and group.parent is not None:
+            group = group.parent
+        while group.parent is not None:
+            keys.append(group.key)
+            lengths.append(group.length)
+            group = group.parent
+        return Prefix(tuple(keys[::-1]), tuple(lengths[::-1]), prefix.total)
 
     def largest(self) -> Group[T] | None:
         """Return the inner group that no source has and that saves most text, or None."""
@@ -83,16 +96,11 @@ class Group(Generic[T]):
             del place[self]
 
 
-def _block_after(group: Group[T], found: Prefix) -> int:
-    """Return the key of the first block after a group, on the way to an inner one."""
-    return found.keys[bisect_right(found.lengths, group.length)]
-
-
 class AffineQueue(Generic[T]):
     """Waiting tasks in order of arrival, for one pool."""
 
     __slots__ = (
-        "_ahead", "_blocks", "_branches", "_foreign", "_groups", "_line", "_own", "_pushes", "_root", "_sweep_at", "_taken", "_turns",
+        "_ahead", "_blocks", "_foreign", "_groups", "_line", "_own", "_pushes", "_root", "_sweep_at", "_taken", "_turns",
         "_unfiled", "append", "extend",
     )  # fmt: skip
 
@@ -102,7 +110,6 @@ class AffineQueue(Generic[T]):
         self._unfiled: deque[T] = deque(tasks)  # those behind them
         self._root: Group[T] = Group(0, 0.0, None)  # of all groups; its own tasks are those without one
         self._groups: dict[int, Group[T]] = {}
-        self._branches: dict[int, Group[T]] = {}  # found groups, by the first block that is not in their parent
         self._sweep_at = SWEEP
         self._own: dict[Cached, list[Shelf[T]]] = {}  # groups that a source has and that may have work, by depth
         self._pushes = 0  # entries that were put on shelves
@@ -153,12 +160,12 @@ class AffineQueue(Generic[T]):
         tasks = group.tasks
         while tasks and tasks[0].group is not group:
             tasks.popleft()
-        if self._blocks is not None and task.prefix is not None:
-            self._blocks.left(task.prefix, group.length)
+        if task.alone is not None:
+            task.alone.task = task.alone = None
 
     def clear(self) -> None:
         for task in self._line:
-            task.group = None
+            task.group = task.alone = None
         self.__init__()  # type: ignore[misc]
 
     def keep(self, tasks: list[T]) -> None:
@@ -205,6 +212,8 @@ class AffineQueue(Generic[T]):
         if source not in group.homes:
             self._visit(group, source)
         self.discard(task)
+        if task.prefix is not None and not task.prefix.told:
+            task.prefix = group.narrowed(task.prefix)
         return task
 
     def _warm(self, source: Cached) -> Group[T] | None:
@@ -268,10 +277,14 @@ class AffineQueue(Generic[T]):
         if self._blocks is None:
             self._blocks = SharedBlocks()
         assert task.prefix is not None
-        levels, first = self._blocks.find(task, task.prefix, homes)
+        levels, first, parted = self._blocks.find(task, task.prefix, homes)
         if not levels:
             return self._root
-        group = self._groups.get(levels[-1][0]) or self._group(levels, homes, task.prefix)
+        if parted is not None:
+            homes.part(*parted)
+        group = self._groups.get(levels[-1][0]) or self._group(levels, homes)
+        if parted is not None and (below := self._groups.get(parted[1])) is not None:
+            self._insert(self._groups[parted[0]], below)
         if first is not None and (before := first.group) is not None and before is not group:
             first.group = group
             group.tasks.append(first)
@@ -279,8 +292,8 @@ class AffineQueue(Generic[T]):
                 before.tasks.popleft()
         return group
 
-    def _group(self, levels: Levels, homes: Homes[Any], found: Prefix | None = None) -> Group[T]:
-        """Return the innermost of these groups, which are created if needed, for a task whose prefix was perhaps ``found``."""
+    def _group(self, levels: Levels, homes: Homes[Any]) -> Group[T]:
+        """Return the innermost of these groups, which are created if needed."""
         parent = self._root
         for key, length in levels:
             group = self._groups.get(key)
@@ -289,22 +302,14 @@ class AffineQueue(Generic[T]):
                 parent.inner += 1
                 for source in homes.of(key):
                     self._visit(group, source)
-                if found is not None:
-                    self._insert(group, parent, found)
             parent = group
         return parent
 
-    def _insert(self, group: Group[T], parent: Group[T], found: Prefix) -> None:
-        """Move the group below a new one that was created before anybody knew that there is something between it and its parent."""
-        group.found = found
-        branch = _block_after(parent, found)
-        below = self._branches.get(branch)
-        if below is not None and below.length <= group.length:
+    def _insert(self, group: Group[T], below: Group[T]) -> None:
+        """Move a group below a new one, which nobody knew to be between it and its parent."""
+        parent = group.parent
+        if parent is None or below.parent is not parent:
             return
-        self._branches[branch] = group
-        if below is None or below.parent is not parent or below.found is None:
-            return
-        self._branches[_block_after(group, below.found)] = below
         below.unlist()
         below.parent, below.depth = group, group.depth + 1
         parent.inner -= 1
@@ -359,8 +364,6 @@ class AffineQueue(Generic[T]):
             del self._groups[group.key]
             group.unlist()
             assert group.parent is not None
-            if group.found is not None and self._branches.get(branch := _block_after(group.parent, group.found)) is group:
-                del self._branches[branch]
             group.parent.inner -= 1
             group.homes.clear()
         self._sweep_at = SWEEP + 2 * len(self._groups)

@@ -152,6 +152,11 @@ class PrefixCache:
         """Return the time of an answer whose prefix is cached, relative to one whose prefix is not."""
         return min(WARM, self._warm / self._cold) if self._warm and self._cold else UNKNOWN
 
+    def part(self, key: int, longer: int) -> None:
+        """Remember a prefix as being as old as a longer one of which it is the beginning."""
+        if longer in self._used:
+            self._used.setdefault(key, self._used[longer])
+
     def forget(self) -> None:
         """The source has lost its cache: it was restarted, or was silent for long."""
         self._used.clear()
@@ -219,6 +224,14 @@ class Homes(Generic[S]):
                 recent[key] = (*(homes if len(homes) < MOST_HOMES else self.of(key)), source)[-MOST_HOMES:] if homes else (source,)
             elif key not in recent:
                 recent[key] = homes
+
+    def part(self, key: int, longer: int) -> None:
+        """Remember the homes of a prefix, which nobody knew to be shared, as those of a longer one of which it is the beginning."""
+        homes = self._recent.get(longer) or self._before.get(longer, ())
+        if key not in self and homes:
+            self._recent[key] = homes
+            for source in homes:
+                source.prefix_cache.part(key, longer)
 
     def of(self, key: int) -> tuple[S, ...]:
         """Return the sources that have a prefix."""

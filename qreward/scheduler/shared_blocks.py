@@ -1,20 +1,20 @@
 """Finds which prompts begin alike, from the hashes of their blocks of text: where nobody has told the groups of a batch.
 
-The group of a task is its deepest block that another task has too. Tasks are told apart one after another, so the first of a group looks
-as if it were alone; when the second comes, ``find`` names the first again. The module does not know sources or queues.
+The blocks of all recent tasks form a radix tree: a ``Run`` is a row of blocks that the same tasks have, and where tasks part, a run ends. So
+a task costs a look-up per run instead of one per block. The group of a task is the innermost run that another task has too. Tasks come one
+after another, so the first of a group looks as if it were alone; when the second comes, ``find`` names the first again. The module does not
+know sources or queues.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Container
-from itertools import islice
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from qreward.scheduler.prefixes import Prefix
 
-REMEMBERED = 16_384
-"""Blocks that are remembered at least, and twice as many at most."""
+REMEMBERED = 4096
+"""Runs that are remembered at least, and twice as many at most."""
 
 Levels = list[tuple[int, float]]
 """Nested groups from the outermost to the innermost: the key of each, and its length in characters."""
@@ -25,77 +25,100 @@ class Waiting(Protocol):
 
     prefix: Prefix | None
     group: Any  # the ``Group`` in which it waits, or None
+    alone: Any  # the ``Run`` that only this task has, while it waits
     turn: int
 
 
 T = TypeVar("T", bound=Waiting)
 
 
-class SharedBlocks(Generic[T]):
-    """How many recent tasks have each block."""
+class Run(Generic[T]):
+    """Blocks that the same tasks have."""
 
-    __slots__ = ("_alone", "_before", "_counts")
+    __slots__ = ("end", "prefix", "task")
+
+    def __init__(self, prefix: Prefix, end: int, task: T | None) -> None:
+        self.prefix = prefix  # of one of these tasks
+        self.end = end  # how many blocks of that prefix there are up to the end of this run
+        self.task = task  # the only one that has had it, while it waits
+
+
+class Shared(NamedTuple, Generic[T]):
+    """What is known of a task after a look at its blocks."""
+
+    levels: Levels  # its groups
+    first: T | None = None  # the waiting task that belongs to the innermost of them from now on
+    parted: tuple[int, int] | None = None  # a group that is new because tasks part inside of a run, and the end of that run: their keys
+
+
+class SharedBlocks(Generic[T]):
+    """The blocks of recent tasks."""
+
+    __slots__ = ("_before", "_runs")
 
     def __init__(self) -> None:
-        self._counts: dict[int, int] = {}  # recent blocks
-        self._before: dict[int, int] = {}  # those before them
-        self._alone: dict[int, T] = {}  # the waiting task that is the only one to have a block, by the first such block of the task
+        self._runs: dict[int, Run[T]] = {}  # by their first block. Its hash tells all that precedes it, so no run needs to know the next ones
+        self._before: dict[int, Run[T]] = {}  # those that were not needed lately
 
-    def find(self, task: T, prefix: Prefix, warm: Container[int]) -> tuple[Levels, T | None]:
-        """Return the groups of a task, and the waiting task that belongs to the innermost of them from now on.
+    def find(self, task: T, prefix: Prefix, warm: Container[int]) -> Shared[T]:
+        """Return the groups of a task, which is remembered.
 
         Args:
-            task: the task, which is remembered.
+            task: the task.
             prefix: its prefix.
             warm: the blocks that a source has, perhaps from tasks of long ago.
         """
-        keys, lengths = prefix.keys, prefix.lengths
-        places, single = self._shared(keys)
-        first = None if single < 0 else self._alone.pop(keys[single], None)
-        place = places[-1] if places else 0
-        if place < len(keys):
-            self._remember(keys, place)
-            while first is None and place < len(keys) and keys[place] in warm:
-                place += 1
-            if place < len(keys):
-                self._alone[keys[place]] = task
-            if place and (not places or places[-1] != place):
-                places.append(place)
-        if first is not None and first.prefix is not None and place < len(first.prefix.keys):
-            self._alone[first.prefix.keys[place]] = first
-        return [(keys[place - 1], lengths[place - 1]) for place in places], first
-
-    def _shared(self, keys: tuple[int, ...]) -> tuple[list[int], int]:
-        """Count the blocks that other tasks have too.
-
-        Returns how many blocks each nested group has, and the place of the first block that only one other task has, or -1.
-        """
-        counts, before = self._counts, self._before
-        places: list[int] = []
-        fewest, single, place = 0, -1, 0
-        for key in keys:
-            count = counts.get(key) or (before and before.get(key))
-            if not count:
+        runs, keys, lengths = self._runs, prefix.keys, prefix.lengths
+        count, place = len(keys), 0
+        levels: Levels = []
+        first, parted = None, None
+        while place < count:
+            run = runs.get(keys[place]) or self._recall(keys[place])
+            if run is None:
+                self._add(task, prefix, place, levels, warm)
                 break
-            if count == 1 and single < 0:
-                single = place
-            if count < fewest:
-                places.append(place)
-            fewest = count
-            counts[key] = count + 1
-            place += 1
-        if place:
-            places.append(place)
-        return places, single
+            end, others = run.end, run.prefix.keys
+            if run.task is not None:
+                first = run.task
+            if end > count or keys[end - 1] != others[end - 1]:
+                end = _parting(keys, others, place + 1, min(end, count))
+                parted = keys[end - 1], others[run.end - 1]
+                runs[others[end]] = run
+                runs[keys[place]] = Run(prefix, end, None)
+            elif first is not None:
+                first.alone = run.task = None
+            levels.append((keys[end - 1], lengths[end - 1]))
+            place = end
+        return Shared(levels, first, parted)
 
-    def _remember(self, keys: tuple[int, ...], place: int) -> None:
-        """Remember the blocks from ``place`` on, which no other task has."""
-        if len(self._counts) > REMEMBERED:
-            self._before, self._counts = self._counts, {}
-        self._counts.update(dict.fromkeys(islice(keys, place, None), 1))
+    def _add(self, task: T, prefix: Prefix, place: int, levels: Levels, warm: Container[int]) -> None:
+        """Remember the blocks from ``place`` on, which no other recent task has. Those that a source has are a group."""
+        if len(self._runs) > REMEMBERED:
+            self._before = self._runs.copy()
+            self._runs.clear()
+        keys = prefix.keys
+        for last in range(len(keys) - 1, place - 1, -1):
+            if keys[last] in warm:
+                levels.append((keys[last], prefix.lengths[last]))
+                self._runs[keys[place]] = Run(prefix, last + 1, None)
+                place = last + 1
+                break
+        if place < len(keys):
+            task.alone = self._runs[keys[place]] = Run(prefix, len(keys), task)
 
-    def left(self, prefix: Prefix, length: float) -> None:
-        """A task no longer waits; its innermost group was of this length."""
-        place = bisect_right(prefix.lengths, length)
-        if place < len(prefix.keys):
-            self._alone.pop(prefix.keys[place], None)
+    def _recall(self, key: int) -> Run[T] | None:
+        run = self._before.get(key)
+        if run is not None:
+            self._runs[key] = run
+        return run
+
+
+def _parting(keys: tuple[int, ...], others: tuple[int, ...], low: int, high: int) -> int:
+    """Return how many blocks two tasks have in common, which is between ``low`` and ``high``."""
+    while low < high:
+        middle = (low + high + 1) // 2
+        if keys[middle - 1] == others[middle - 1]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

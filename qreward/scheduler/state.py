@@ -22,6 +22,7 @@ from qreward.scheduler.limits.headers import DOUBT, HeaderRateLimit
 from qreward.scheduler.limits.rate import Gcra, LearnedRate
 from qreward.scheduler.outcome import Answer, Failure, RateLimitInfo
 from qreward.scheduler.prefixes import COLD, Expected, Homes, Prefix, PrefixCache
+from qreward.scheduler.shared_blocks import Run
 from qreward.scheduler.stats import LONG, LatencyStats, OutputLengths, StallDetector, StreamTiming
 from qreward.settings.policies import Limits
 
@@ -100,7 +101,8 @@ class Task:
     excluded: tuple[Source, ...] = ()  # sources it should not go to now
     unfit: tuple[Source, ...] = ()  # of them, those that can never serve it
     prefix: Prefix | None = None  # what its prompt begins with; None: unknown, it takes part in no affinity
-    group: Group[Task] | None = None  # the waiting tasks with the same prefix that it is among; this and the next belong to ``AffineQueue``
+    group: Group[Task] | None = None  # the waiting tasks with the same prefix that it is among; this and the next two belong to ``AffineQueue``
+    alone: Run[Task] | None = None  # the blocks of its prefix that no other task has
     turn: int = 0  # how many tasks may leave its line before it must
     trail: list[AttemptRecord] | None = None  # one record per attempt that failed or lost to another
     last_error: QRewardError | None = None

@@ -57,7 +57,9 @@ class SharedBlocks(Generic[T]):
     __slots__ = ("_before", "_runs")
 
     def __init__(self) -> None:
-        self._runs: dict[int, Run[T]] = {}  # by their first block. Its hash tells all that precedes it, so no run needs to know the next ones
+        self._runs: dict[
+            int, Run[T]
+        ] = {}  # by their first block. Its hash tells all that precedes it, so no run needs to know the next ones
         self._before: dict[int, Run[T]] = {}  # those that were not needed lately
 
     def find(self, task: T, prefix: Prefix, warm: Container[int]) -> Shared[T]:

@@ -101,7 +101,9 @@ class Task:
     excluded: tuple[Source, ...] = ()  # sources it should not go to now
     unfit: tuple[Source, ...] = ()  # of them, those that can never serve it
     prefix: Prefix | None = None  # what its prompt begins with; None: unknown, it takes part in no affinity
-    group: Group[Task] | None = None  # the waiting tasks with the same prefix that it is among; this and the next two belong to ``AffineQueue``
+    group: Group[Task] | None = (
+        None  # the waiting tasks with the same prefix that it is among; this and the next two belong to ``AffineQueue``
+    )
     alone: Run[Task] | None = None  # the blocks of its prefix that no other task has
     turn: int = 0  # how many tasks may leave its line before it must
     trail: list[AttemptRecord] | None = None  # one record per attempt that failed or lost to another
@@ -193,7 +195,7 @@ class BatchFeed:
     with it instead of appending the item to a non-empty buffer."""
     due: int = -1  # belongs to the timer wheel
     postponed: bool = False  # used by ``outages``
-    affine: bool = False  # its tasks have prefixes, so that more are read ahead
+    read_ahead: int = READ_AHEAD  # tasks that the buffer should hold; more if they have prefixes
 
     def __post_init__(self) -> None:
         self.served = self.opened_at
@@ -201,12 +203,8 @@ class BatchFeed:
     def read(self, task: Task) -> None:
         """Append a task that was read from the input."""
         self.buffer.append(task)
-        self.affine = self.affine or task.prefix is not None
-
-    @property
-    def read_ahead(self) -> int:
-        """How many tasks the buffer should hold."""
-        return max(self.pool.look_ahead, READ_AHEAD) if self.affine and self.pool.affine else READ_AHEAD
+        if task.prefix is not None and self.read_ahead == READ_AHEAD:
+            self.read_ahead = max(READ_AHEAD, self.pool.look_ahead)
 
 
 ATTEMPT_FIRST = 120.0

@@ -1,9 +1,9 @@
 """Finds which prompts begin alike, from the hashes of their blocks of text: where nobody has told the groups of a batch.
 
-The blocks of all recent tasks form a radix tree: a ``Run`` is a row of blocks that the same tasks have, and where tasks part, a run ends. So
-a task costs a look-up per run instead of one per block. The group of a task is the innermost run that another task has too. Tasks come one
-after another, so the first of a group looks as if it were alone; when the second comes, ``find`` names the first again. The module does not
-know sources or queues.
+The blocks of all recent tasks form a radix tree: a ``Run`` is a row of blocks that the same tasks have. It ends where they part. So a task
+costs a look-up per run instead of one per block. The group of a task is the innermost run that another task has too. Tasks come one after
+another, so the first of a group looks as if it were alone; when the second comes, ``find`` names the first again. The module does not know
+sources or queues.
 """
 
 from __future__ import annotations
@@ -57,9 +57,7 @@ class SharedBlocks(Generic[T]):
     __slots__ = ("_before", "_runs")
 
     def __init__(self) -> None:
-        self._runs: dict[
-            int, Run[T]
-        ] = {}  # by their first block. Its hash tells all that precedes it, so no run needs to know the next ones
+        self._runs: dict[int, Run[T]] = {}  # by the key of their first block, which tells all that precedes it
         self._before: dict[int, Run[T]] = {}  # those that were not needed lately
 
     def find(self, task: T, prefix: Prefix, warm: Container[int]) -> Shared[T]:
@@ -70,6 +68,8 @@ class SharedBlocks(Generic[T]):
             prefix: its prefix.
             warm: the blocks that a source has, perhaps from tasks of long ago.
         """
+        if len(self._runs) > REMEMBERED:
+            self._before, self._runs = self._runs, {}
         runs, keys, lengths = self._runs, prefix.keys, prefix.lengths
         count, place = len(keys), 0
         levels: Levels = []
@@ -95,9 +95,6 @@ class SharedBlocks(Generic[T]):
 
     def _add(self, task: T, prefix: Prefix, place: int, levels: Levels, warm: Container[int]) -> None:
         """Remember the blocks from ``place`` on, which no other recent task has. Those that a source has are a group."""
-        if len(self._runs) > REMEMBERED:
-            self._before = self._runs.copy()
-            self._runs.clear()
         keys = prefix.keys
         for last in range(len(keys) - 1, place - 1, -1):
             if keys[last] in warm:

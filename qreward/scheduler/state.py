@@ -102,7 +102,7 @@ class Task:
     unfit: tuple[Source, ...] = ()  # of them, those that can never serve it
     prefix: Prefix | None = None  # what its prompt begins with; None: unknown, it takes part in no affinity
     group: Group[Task] | None = (
-        None  # the waiting tasks with the same prefix that it is among; this and the next two belong to ``AffineQueue``
+        None  # the waiting tasks with the same prefix that it is among; this and two more belong to ``AffineQueue``:
     )
     alone: Run[Task] | None = None  # the blocks of its prefix that no other task has
     turn: int = 0  # how many tasks may leave its line before it must

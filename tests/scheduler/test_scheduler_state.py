@@ -65,6 +65,16 @@ def test_it_is_worth_waiting_for_if_it_can_take_work_within_a_second() -> None:
     assert not removed.available_soon(0.0)
 
 
+def test_it_is_essential_unless_half_of_the_others_are_in_service() -> None:
+    first, second, third = (Source(name, Random(0)) for name in "abc")
+    Pool("p", [first, second, third], ExpectedFinish(), Queue())
+    assert not first.is_essential()
+    second.health.eject(0.0, 60.0)
+    assert not first.is_essential()
+    third.health.eject(0.0, 60.0)
+    assert first.is_essential()
+
+
 def test_the_expected_finish_grows_as_the_window_fills() -> None:
     loaded = source(Limits(max_concurrency=4))
     assert loaded.expected_finish() == 0.0

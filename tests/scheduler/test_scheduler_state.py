@@ -39,6 +39,7 @@ def test_the_time_limit_of_an_attempt_is_long_until_the_source_has_shown_its_spe
     assert new.attempt_limit(5000) > 480.0
     assert fast.attempt_limit(0) == ATTEMPT_LEAST
     assert slow.attempt_limit(0) == pytest.approx(8 * 5.0, rel=0.06)
+    assert [slow.attempt_limit(overdue) / slow.attempt_limit(0) for overdue in range(4)] == [1, 1, 2, 4]
     assert fixed.attempt_limit(0) == fixed.attempt_limit(4) == 3.0
 
 

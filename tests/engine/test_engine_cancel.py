@@ -45,6 +45,15 @@ async def test_a_caller_that_once_ignored_a_cancel_is_not_taken_for_cancelled_no
             await caller
 
 
+async def test_a_request_that_timed_out_leaves_its_caller_uncancelled() -> None:
+    me = asyncio.current_task()
+    assert me is not None
+    async with client_of(FakeWire(seconds=100.0)) as client:
+        with pytest.raises(RequestTimeout):
+            await ask(client, 0, timeout=1)
+        assert me.cancelling() == 0
+
+
 @pytest.mark.parametrize("limit", [1, 2, 5])
 async def test_a_caller_whose_own_time_limit_passes_together_with_the_requests_hears_of_one_of_them(limit: int) -> None:
     async def hangs(_: str, __: str) -> str:

@@ -10,10 +10,31 @@ import pytest
 from engine_tools import MODEL, FakeWire, ask, broken, chats, client_of, endpoints
 
 from qreward import CircuitOpen, NoEndpoint, QRewardClient
+from qreward.engine.snapshots import load_of
 
 
 def begin(client: QRewardClient, count: int = 100, **settings: Any) -> asyncio.Future[Any]:
     return asyncio.ensure_future(client.batch_chat_completion(chats(count), MODEL, **settings))
+
+
+async def test_an_endpoint_that_is_tried_again_counts_as_capacity_once_it_has_answered() -> None:
+    alive, tried = False, asyncio.Event()
+
+    async def script(_: str, prompt: str) -> Any:
+        tried.set()
+        await asyncio.sleep(0.5)
+        return f"re: {prompt}" if alive else broken()
+
+    async with client_of(FakeWire(script), {"a": 2}) as client:
+        batch, pool = begin(client, 20), client._runtime.fleet.pool(MODEL)
+        assert load_of(pool).window == 2
+        await asyncio.sleep(20)
+        tried.clear()
+        await tried.wait()
+        assert load_of(pool) == (1, 0, 1, 1)
+        alive = True
+        await batch
+        assert load_of(pool) == (0, 2, 0, 1)
 
 
 @pytest.mark.parametrize("out", ["remove_endpoint", "mark_unhealthy"])

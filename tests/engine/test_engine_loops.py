@@ -17,6 +17,7 @@ import pytest
 from engine_tools import MODEL, FakeWire, Said, ask, chats, client_of, endpoints, leftovers, prompt_of
 
 from qreward import ClientClosed, QRewardClient, RequestTimeout, Retry, Timeouts
+from qreward.engine.background import run_in_background
 from qreward.scheduler.outcome import Answer
 
 
@@ -179,6 +180,43 @@ def close_with_work_in_flight(turns: int) -> None:
 
     assert asyncio.run(again()) == expected(30)
     assert not any(task.done() for task in abandoned)
+
+
+def test_a_slot_that_falls_to_a_call_of_a_closed_loop_goes_to_the_next() -> None:
+    client = client_of(FakeWire(seconds=0.01), {"a": 1})
+    loop, closed = asyncio.new_event_loop(), asyncio.new_event_loop()
+
+    def begin(where: asyncio.AbstractEventLoop, number: int) -> asyncio.Task[Any]:
+        asking = where.create_task(ask(client, number, timeout=5))
+        where.run_until_complete(asyncio.sleep(0))
+        return asking
+
+    first, lost, last = begin(loop, 1), begin(closed, 2), begin(loop, 3)
+    lost._log_destroy_pending = False  # type: ignore[attr-defined]  # on purpose here
+    closed.close()
+    try:
+        assert loop.run_until_complete(asyncio.gather(first, last)) == ["re: 1", "re: 3"]
+        loop.run_until_complete(client.aclose())
+    finally:
+        loop.close()
+    assert not lost.done()
+
+
+def test_an_exit_in_the_background_ends_the_loop_and_is_not_reported_as_an_error() -> None:
+    reported: list[dict[str, Any]] = []
+
+    async def leaves() -> None:
+        raise SystemExit(3)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: reported.append(context))
+        run_in_background(loop, leaves())
+        await asyncio.sleep(10)
+
+    with pytest.raises(SystemExit):
+        asyncio.run(main())
+    assert reported == []
 
 
 def test_the_connections_of_a_loop_that_was_just_closed_are_closed_by_the_next_or_with_the_client() -> None:

@@ -126,6 +126,26 @@ def test_what_a_status_says_of_readiness() -> None:
     assert asyncio.run(test()) == expected
 
 
+def test_what_a_server_says_of_itself_is_asked_anew_after_it_was_not_ready() -> None:
+    state = {"status": 200, "most": 8}
+
+    async def answers(request: web.BaseRequest) -> web.Response:
+        body = {"max_client_batch_size": state["most"]} if request.path == "/info" else {}
+        return web.json_response(body, status=state["status"])
+
+    async def test() -> list[int | None]:
+        found = []
+        async with server(answers) as url:
+            endpoint, wire = Endpoint(url, kind="tei", proxy=""), HttpBackend()
+            for status, most in ((200, 8), (200, 9), (503, 9), (200, 16)):
+                state.update(status=status, most=most)
+                found.append((await wire.look(endpoint)).items)
+            await wire.aclose()
+        return found
+
+    assert asyncio.run(test()) == [8, 8, None, 16]
+
+
 def test_the_models_are_below_the_apis_path_and_the_rest_beside_it_and_the_key_goes_along() -> None:
     asked = []
 

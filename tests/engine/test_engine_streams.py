@@ -185,6 +185,17 @@ async def test_final_alone_keeps_nothing_back() -> None:
         assert await heard(stream) == []
 
 
+async def test_final_reads_on_what_had_stopped_for_a_slow_consumer() -> None:
+    async with client_of(StreamWire(words(1000, gap=0.0)), {"a": 1}) as client:
+        stream = ask(client)
+        reader = aiter(stream)
+        assert await anext(reader) == "0 "
+        await asyncio.sleep(5)
+        whole = await stream.final()
+        assert whole.endswith(" 998 999 ")
+        assert now() < 7
+
+
 async def test_two_tasks_cannot_read_one_stream() -> None:
     async with client_of(StreamWire()) as client:
         stream = ask(client)

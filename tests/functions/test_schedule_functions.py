@@ -281,6 +281,32 @@ def test_a_forked_child_begins_anew() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
+def test_a_caller_that_is_interrupted_while_it_waits_does_not_stop_the_clock_of_the_others() -> None:
+    class Interrupted(VirtualThreads):
+        def wait(self, lock: Any, timeout: float | None) -> bool:
+            if threading.current_thread().name == "impatient":
+                self.sleep(1.0)
+                raise KeyboardInterrupt
+            return super().wait(lock, timeout)
+
+    with Interrupted() as threads, replaced_time(threads):
+
+        @schedule(key_func=None, limit_size=1, limit_window=10.0)
+        def score() -> float:
+            return threads.now()
+
+        assert score() == 0.0
+
+        def impatient() -> None:
+            with pytest.raises(KeyboardInterrupt):
+                score()
+
+        first = threads.spawn(impatient, "impatient")
+        second = threads.spawn(score)
+        first.join()
+        assert second.join() == pytest.approx(10.0, abs=0.1)
+
+
 def test_without_a_free_thread_a_hedge_is_left_out_and_a_call_is_refused() -> None:
     with VirtualThreads(most=1) as threads, replaced_time(threads):
 

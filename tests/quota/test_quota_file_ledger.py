@@ -82,6 +82,18 @@ def test_a_member_that_leaves_leaves_nothing_behind_but_the_ledger(place: Path, 
     assert place.stat().st_mode & 0o777 == 0o700
 
 
+def test_a_member_that_leaves_takes_its_own_file_away_even_if_the_ledger_cannot_be_written(
+    place: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transport = FileTransport(place, clock)
+    transport.renew(KEY, "a", asked())
+    monkeypatch.setattr(file_ledger, "SLOT", 20)
+    with pytest.raises(OSError, match="too many members"):
+        transport.leave(KEY, "a", asked())
+    transport.close()
+    assert [path.name for path in place.iterdir()] == [ledger_file(place).name]
+
+
 def test_a_killed_process_is_noticed_long_before_its_lease_runs_out(place: Path) -> None:
     assert FRESH < LEASE
     transport = FileTransport(place)

@@ -121,6 +121,19 @@ def test_bulks_neither_fill_the_queue_nor_are_refused() -> None:
     assert not any(task.feed for task in driver.watch.finished)
 
 
+def test_an_item_of_a_bulk_that_is_tried_again_leaves_no_further_place_in_the_queue() -> None:
+    driver = Driver({"a": 1}, most_waiting=1, retry=Retry(base=0.01))
+    driver.feed(1)
+    (item,) = driver.at("a")
+    driver.fail(item, K.TRANSIENT)
+    first = driver.submit()
+    driver.wait(0.1)
+    driver.ok(live(first))
+    assert driver.where(item.task) == "a"
+    assert driver.outcome(driver.submit()) is None
+    assert isinstance(driver.outcome(driver.submit()), QueueFull)
+
+
 # slots kept for single calls
 
 

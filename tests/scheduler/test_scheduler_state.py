@@ -39,6 +39,7 @@ def test_the_time_limit_of_an_attempt_is_long_until_the_source_has_shown_its_spe
     assert new.attempt_limit(5000) > 480.0
     assert fast.attempt_limit(0) == ATTEMPT_LEAST
     assert slow.attempt_limit(0) == pytest.approx(8 * 5.0, rel=0.06)
+    assert [slow.attempt_limit(overdue) / slow.attempt_limit(0) for overdue in range(4)] == [1, 1, 2, 4]
     assert fixed.attempt_limit(0) == fixed.attempt_limit(4) == 3.0
 
 
@@ -63,6 +64,16 @@ def test_it_is_worth_waiting_for_if_it_can_take_work_within_a_second() -> None:
     removed = source()
     removed.removed = True
     assert not removed.available_soon(0.0)
+
+
+def test_it_is_essential_unless_half_of_the_others_are_in_service() -> None:
+    first, second, third = (Source(name, Random(0)) for name in "abc")
+    Pool("p", [first, second, third], ExpectedFinish(), Queue())
+    assert not first.is_essential()
+    second.health.eject(0.0, 60.0)
+    assert not first.is_essential()
+    third.health.eject(0.0, 60.0)
+    assert first.is_essential()
 
 
 def test_the_expected_finish_grows_as_the_window_fills() -> None:

@@ -144,6 +144,15 @@ def test_a_source_that_tells_no_tokens_is_taken_to_give_answers_of_the_mean_leng
     assert lengths.p99 == pytest.approx(60, rel=0.25), "one that takes 3 s of a usual 2 s is half as long again"
 
 
+def test_answers_from_before_a_source_told_tokens_do_not_count_in_its_seconds_per_token() -> None:
+    latency = LatencyStats()
+    for _ in range(20):
+        latency.add(2.0)
+    assert latency.seconds_per_token == pytest.approx(2.0)
+    latency.add(2.0, 100)
+    assert latency.seconds_per_token == pytest.approx(0.02)
+
+
 def test_where_no_source_tells_tokens_a_length_is_a_multiple_of_the_usual_time() -> None:
     for tokens in (None, 0):
         lengths, latency, rng = OutputLengths(), LatencyStats(), Random(1)

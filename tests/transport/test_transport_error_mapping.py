@@ -69,6 +69,7 @@ TABLE: list[tuple[int, Any, FailureKind, type[QRewardError], bool]] = [
     (429, openai("Billing hard limit has been reached", "insufficient_quota", "billing_hard_limit_reached"), QUOTA, RateLimited, False),
     (400, openai("Billing hard limit has been reached", "invalid_request_error", "billing_hard_limit_reached"), QUOTA, RateLimited, False),
     (403, openai("no credit", code="insufficient_quota"), QUOTA, RateLimited, False),
+    (400, openai("Wrong key; too many requests came with it", code="invalid_api_key"), UNSUITABLE, AuthenticationFailed, True),
     (402, {"error": {"message": "Insufficient Balance"}}, QUOTA, RateLimited, False),
     (
         429,

@@ -53,12 +53,12 @@ async def test_what_is_still_sent_to_an_endpoint_that_is_not_kept_is_answered_an
         assert len(server.connections) == 3
 
 
-async def test_a_request_under_way_to_an_endpoint_that_is_not_kept_any_more_is_finished_first() -> None:
-    begun, go_on = asyncio.Event(), asyncio.Event()
+async def test_all_requests_under_way_to_an_endpoint_that_is_not_kept_any_more_are_finished_first() -> None:
+    begun, go_on = asyncio.Event(), asyncio.Semaphore(0)
 
     async def slow(_: Request, connection: Connection) -> None:
         begun.set()
-        await go_on.wait()
+        await go_on.acquire()
         await connection.send(OK)
 
     async with backend_to(slow) as (server, endpoint, backend):
@@ -66,8 +66,9 @@ async def test_a_request_under_way_to_an_endpoint_that_is_not_kept_any_more_is_f
         async with asyncio.timeout(PATIENCE):
             await begun.wait()
             backend.keep([])
-            go_on.set()
-            assert all(isinstance(outcome, Answer) for outcome in await asyncio.gather(*asked))
+            for outcome in asyncio.as_completed(asked):
+                go_on.release()
+                assert isinstance(await outcome, Answer)
         await all_closed(backend, server)
 
 

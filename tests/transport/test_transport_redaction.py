@@ -72,6 +72,11 @@ def test_the_credentials_of_a_proxy_are_secret(monkeypatch: pytest.MonkeyPatch, 
     assert hidden == "*** | *** | *** | ***"
 
 
+def test_a_token_in_place_of_a_proxys_user_is_secret_however_it_is_written() -> None:
+    secrets = secrets_of(Endpoint("https://judge.example/v1", proxy="http://to%2Bken%2F1@proxy.example:1"))
+    assert secrets.hide("to%2Bken%2F1 | to+ken/1") == "*** | ***"
+
+
 def _says(text: str) -> list[bytes]:
     """Every way in which a server may give a text back."""
     told = {"error": {"message": f"bad {text}", "type": text, "code": text}}

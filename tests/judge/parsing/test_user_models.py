@@ -156,6 +156,10 @@ def test_a_validator_of_the_users_may_change_a_score_but_not_to_what_is_no_numbe
         read("Score: 0", Picky, scale=(0, 10))
 
 
+def test_a_large_whole_score_keeps_its_last_digits() -> None:
+    assert read('{"score": 9007199254740993}', Closed).score == 9007199254740993
+
+
 def test_a_refusal_quotes_nothing_of_the_answer() -> None:
     check(Closed, score=(7, '{"score": "7"}', "Score: 7"))
     with pytest.raises(Unreadable, match="extra forbidden") as refused:

@@ -52,6 +52,12 @@ def test_slow_tries_make_it_fall_if_that_was_asked_for() -> None:
     assert (slow.limit, any_pace.limit) == (20, 40)
 
 
+def test_tries_that_fail_do_not_make_the_others_pass_for_quick() -> None:
+    limit = AimdLimit(TERMS._replace(seconds=1.0), 40)
+    rounds(limit, 1, failing=0.25, seconds=1.2)
+    assert limit.limit == 20
+
+
 def test_what_began_under_another_limit_says_nothing_of_this_one() -> None:
     limit = AimdLimit(TERMS, 32)
     for _ in range(32):

@@ -6,6 +6,7 @@ READY := $(VENV)/.ready
 PYTEST := $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=worksteal
 LONG := acceptance benchmarks examples
 SUITES := $(notdir $(patsubst %/,%,$(dir $(wildcard tests/slow/*/requirements.txt))))
+TEST_TOOLS := $(sort $(dir $(filter-out tests/slow/% tests/typing/%,$(wildcard $(addsuffix /*.py,tests tests/* tests/*/*))))) benchmarks
 SOURCES := qreward tests benchmarks examples setup.py
 
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
@@ -35,6 +36,7 @@ check: $(READY) ## lint, format and types
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/mypy
 	$(BIN)/mypy tests/typing
+	MYPYPATH=$$(echo $(TEST_TOOLS) | tr ' ' ':') $(BIN)/mypy --config-file=tests/mypy.ini
 	$(BIN)/pyright --pythonpath $(BIN)/python tests/typing
 
 soak: $(READY) ## play 10,000 random simulations of the scheduler

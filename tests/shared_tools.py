@@ -34,7 +34,7 @@ def run(main: Coroutine[Any, Any, T], seconds: float = 110.0 * SCALE) -> T:
     return asyncio.run(guarded())
 
 
-async def until(condition: Callable[[], Any], seconds: float = 30.0) -> Any:
+async def until(condition: Callable[..., Any], seconds: float = 30.0) -> Any:
     """Wait until something is true, on a real clock, and return it."""
     async with asyncio.timeout(seconds):
         while not (found := condition()):  # noqa: ASYNC110 - nobody would set an event
@@ -73,7 +73,7 @@ def each(names: str, cases: Iterable[Any]) -> Callable[[Callable[..., Any]], Cal
         others = [parameter for name, parameter in signature.parameters.items() if name not in wanted]
         wrapped = functools.wraps(test)(asynchronously if inspect.iscoroutinefunction(test) else plainly)
         wrapped.__signature__ = signature.replace(parameters=others)  # type: ignore[attr-defined]
-        del wrapped.__wrapped__  # type: ignore[attr-defined] - pytest would ask for the parameters of the cases
+        del wrapped.__wrapped__  # type: ignore[attr-defined]  # pytest would ask for the parameters of the cases
         return wrapped
 
     return decorate

@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import inspect
 import pickle
+from typing import Any
 
 from qreward import errors
 from qreward.errors import ConfigError, NoEndpoint, QRewardError, Rejected, RequestError, RequestTimeout
 from qreward.results import AttemptRecord, BatchInterrupted, BatchResult, BatchStats, Result
 
-CLASSES = [thing for _, thing in inspect.getmembers(errors, inspect.isclass) if thing.__module__ == errors.__name__]
+CLASSES: list[Any] = [thing for _, thing in inspect.getmembers(errors, inspect.isclass) if thing.__module__ == errors.__name__]
 REQUEST_ERRORS = [kind for kind in CLASSES if issubclass(kind, RequestError)]
 PLAIN_ERRORS = [kind for kind in CLASSES if not issubclass(kind, RequestError | BatchInterrupted)]
 TRAIL = (AttemptRecord("gpu-0", "transient", 0.25, 500, "boom"), AttemptRecord("gpu-1", "timeout", 2.0))

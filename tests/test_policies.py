@@ -57,7 +57,7 @@ REFUSED: list[tuple[str, Callable[[], Policy], tuple[str, ...]]] = [
     ("unknown setting inside", endpoint(limits={"rpmm": 3}), ("Endpoint: limits: unknown setting 'rpmm'", "did you mean 'rpm'?")),
     (
         "unknown setting like no other",
-        lambda: Limits(zzz=1),
+        lambda: Limits(zzz=1),  # type: ignore[call-arg]
         ("unknown setting 'zzz'", "the settings are 'adaptive', 'connects_per_second'"),
     ),  # type: ignore[call-arg]
     ("true for a number of requests", lambda: Limits(max_concurrency=True), ("max_concurrency: ", "not true or false")),

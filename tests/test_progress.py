@@ -205,9 +205,10 @@ async def async_function(_: Progress) -> None:
 
 
 def test_anything_else_is_an_error() -> None:
-    for wanted in (1, 0, "yes", [], async_function):
+    refused: list[Any] = [1, 0, "yes", [], async_function]
+    for wanted in refused:
         with pytest.raises(ConfigError, match="progress must be True, False, None or a plain function"):
-            start_progress(wanted)  # type: ignore[arg-type]
+            start_progress(wanted)
 
 
 def test_only_the_first_of_many_ranks_shows_something(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,7 +323,7 @@ def test_a_terminal_without_tqdm_has_a_line_within_two_seconds_that_says_how_to_
     clock = Clock()
     meter = meter_of(True, title="judge-7b", clock=clock)
     meter.refresh()
-    shown_at = []
+    shown_at: list[Any] = []
     for _ in range(60):
         clock.now += 0.25
         meter.add(good())

@@ -52,14 +52,14 @@ def test_what_cannot_be_decorated_is_refused_and_bare_batch_takes_no_plain_funct
 async def test_arguments_by_position_and_by_name_in_any_order_may_be_in_one_batch_and_keep_their_values() -> None:
     batches = []
 
+    async def function(k1: list[str], k2: list[str], k3: list[str]) -> list[tuple[str, str, str]]:
+        batches.append((k1, k2, k3))
+        return list(zip(k1, k2, k3, strict=True))
+
     class C:
         @batch
         async def method(self, k1: list[str], k2: list[str], *, k3: list[str]) -> list[tuple[str, str, str]]:
             return await function(k1, k2, k3)
-
-    async def function(k1: list[str], k2: list[str], k3: list[str]) -> list[tuple[str, str, str]]:
-        batches.append((k1, k2, k3))
-        return list(zip(k1, k2, k3, strict=True))
 
     for call in (batch(function), C().method):
         calls: Any = [
@@ -146,7 +146,7 @@ async def test_callers_that_give_other_names_or_numbers_of_arguments_are_in_othe
     def kinds_of(found: list[Any]) -> list[Any]:
         return [type(one) for one in found]
 
-    assert await asyncio.gather(function(1, 2), function(3, 4), function(5), function(6, b=1, a=2), function(7, a=3, b=1)) == [
+    assert await asyncio.gather(function(1, 2), function(3, 4), function(5), function(6, b=1, a=2), function(7, a=3, b=1)) == [  # type: ignore[call-arg]
         3,
         7,
         5,
@@ -154,7 +154,7 @@ async def test_callers_that_give_other_names_or_numbers_of_arguments_are_in_othe
         11,
     ]
     assert seen == [(([1, 3], [2, 4]), {}), (([5],), {}), (([6, 7],), {"a": [2, 3], "b": [1, 1]})]
-    assert kinds_of(await outcomes([function()])) == [TypeError]
+    assert kinds_of(await outcomes([function()])) == [TypeError]  # type: ignore[call-arg]
 
 
 async def test_a_function_without_a_parameter_for_a_list_fails_when_it_is_called() -> None:
@@ -186,6 +186,7 @@ def test_a_partial_an_object_and_a_function_that_returns_a_coroutine_can_be_batc
     async def test() -> None:
         assert await BatchQueue(functools.partial(add, 5)).submit(1) == 6
         assert await BatchQueue(Noted()).submit(1) == 1
-        assert await BatchQueue(lambda items: add(7, items)).submit(1) == 8
+        queue: BatchQueue[int, int] = BatchQueue(lambda items: add(7, items))
+        assert await queue.submit(1) == 8
 
     asyncio.run(test())

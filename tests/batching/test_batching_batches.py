@@ -164,7 +164,7 @@ async def test_the_size_of_a_batch_is_what_the_function_says_of_the_first_argume
             return [f"{text}/{len(texts)}" for text in texts]
 
     c = C()
-    found = await asyncio.gather(c.method("aaaa", 1), c.method("bbbb", 2), c.method(others=3, texts="cccc"), c.method("dd", 4))
+    found = await asyncio.gather(c.method("aaaa", 1), c.method("bbbb", 2), c.method(others=3, texts="cccc"), c.method("dd", 4))  # type: ignore[call-arg]
     assert found == ["aaaa/2", "bbbb/2", "cccc/2", "dd/2"]
     assert all(isinstance(text, str) for items in seen for text in items)
 
@@ -244,6 +244,6 @@ async def test_a_size_function_that_raises_or_gives_no_number_is_the_error_of_th
     assert found == [0, 1, 2, 3, 4]
     assert noted.sizes[2:] == [2, 2, 1]
     for size in (-1, float("nan"), "x", None):
-        queue = BatchQueue(Noted(), batch_size_fn=lambda items, size=size: size if items == ["bad"] else len(items))
+        queue = BatchQueue(Noted(), batch_size_fn=lambda items, size=size: size if items == ["bad"] else len(items))  # type: ignore[misc]
         assert await outcomes(start(queue.submit, "good", "fine")) == ["good", "fine"]
         assert isinstance((await outcomes(start(queue.submit, "bad")))[0], ValueError | TypeError), size

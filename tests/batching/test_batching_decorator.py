@@ -62,7 +62,7 @@ async def test_the_wrapper_looks_like_the_function_and_works_wherever_it_is_defi
     c: Any = C()
     assert await asyncio.gather(c.method(1), C.method(c, 2), D().method(3)) == [2, 3, 4]  # type: ignore[call-arg, arg-type]
     assert await asyncio.gather(c.static(1), C.static(2), D.static(3)) == [3, 4, 5]
-    assert await asyncio.gather(c.of_class(1), D.of_class(2)) == [("C", 1), ("D", 2)]
+    assert await asyncio.gather(c.of_class(1), D.of_class(2)) == [("C", 1), ("D", 2)]  # type: ignore[call-arg, arg-type]
     assert await asyncio.gather(c.swapped(1), c(1)) == [4, 5]
     assert (C.method.__name__, C.method.__doc__) == ("method", "Says what it does.")
     assert inspect.iscoroutinefunction(C.method)

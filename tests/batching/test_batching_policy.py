@@ -46,7 +46,8 @@ def test_with_several_slots_a_batch_that_is_not_full_is_paced() -> None:
 
 def test_before_any_batch_has_ended_the_pause_doubles_so_that_single_items_do_not_take_all_slots() -> None:
     settings = BatchSettings(max_concurrent_batches=8)
-    rules, gone = forming(1), []
+    rules = forming(1)
+    gone: list[tuple[float, int]] = []
     for now in (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0):
         if now:
             rules.backlog.put(Item(now, now))

@@ -40,7 +40,7 @@ async def test_a_priority_may_be_a_name_and_a_wrong_priority_or_timeout_is_refus
     queue = BatchQueue(Noted())
     for priority in ("high", "NORMAL", "low", 3):
         assert await queue.submit(4, priority=priority) == 4, priority
-    wrong = [*({"priority": value} for value in (10, -1, True, 1.0)), {"timeout": 0}, {"timeout": "1"}]
+    wrong: list[dict[str, Any]] = [*({"priority": value} for value in (10, -1, True, 1.0)), {"timeout": 0}, {"timeout": "1"}]
     found = await outcomes([queue.submit(1, **settings) for settings in wrong])
     refused = [isinstance(one, ConfigError | TypeError) and name in str(one) for one, (name,) in zip(found, wrong, strict=True)]
     assert refused == [True] * len(wrong), found

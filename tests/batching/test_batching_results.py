@@ -14,7 +14,7 @@ from qreward.batching import BatchQueue
 from qreward.errors import InvalidResponse, RequestError, ServerError
 
 
-def returning(make: Callable[[list[Any]], Any]) -> BatchQueue[Any, Any]:
+def returning(make: Callable[..., Any]) -> BatchQueue[Any, Any]:
     async def function(items: list[Any]) -> Any:
         return make(items)
 

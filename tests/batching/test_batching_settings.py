@@ -56,7 +56,7 @@ def test_a_wrong_setting_is_refused_by_its_name() -> None:
 
 def test_a_right_setting_is_kept_and_a_size_as_a_whole_number() -> None:
     for right in (1.0, 2.0, 3):
-        kept = settings_of(batch(max_batch_size=right)(echo)).max_batch_size  # type: ignore[call-overload]
+        kept = settings_of(batch(max_batch_size=right)(echo)).max_batch_size  # type: ignore[arg-type]
         assert (kept, type(kept)) == (right, int)
     for wait in (0, 0.0, 2):
         assert settings_of(batch(batch_wait_timeout_s=wait)(echo)).batch_wait_timeout_s == wait

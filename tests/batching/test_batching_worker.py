@@ -187,7 +187,8 @@ def test_a_loop_may_be_closed_with_items_pending(monkeypatch: pytest.MonkeyPatch
     unraisable: list[Any] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda found: unraisable.append(found.exc_value))
     with Blocked() as blocked:
-        for function, running in itertools.product((Noted(seconds=1000), blocked, slow_stream), (False, True)):
+        functions: list[Any] = [Noted(seconds=1000), blocked, slow_stream]
+        for function, running in itertools.product(functions, (False, True)):
             queue: Any = BatchQueue(function, batch_wait_timeout_s=0 if running else 1000)
             loop = asyncio.new_event_loop()
             callers = [loop.create_task(read(queue.stream, item) if function is slow_stream else queue.submit(item)) for item in range(3)]

@@ -21,6 +21,11 @@ def query(*completions: str, **members: Any) -> dict[str, Any]:
     return {"query": list(completions), "metadata": [{} for _ in completions], **members}
 
 
+async def ask(buffer: RewardBuffer, query: Any) -> Any:
+    """Either kind of answer."""
+    return await buffer.add_query(query)
+
+
 async def test_the_answer_has_the_shape_of_the_query() -> None:
     async with RewardBuffer(Lengths()) as buffer:
         assert await buffer.add_query({"query": "abc", "metadata": {}}) == SingletonAnswer(3.0, None, {}, None)
@@ -38,9 +43,9 @@ async def test_the_mode_fixes_the_shape(mode: Any) -> None:
 async def test_queries_share_batches_and_each_gets_its_own_rewards() -> None:
     scorer = Lengths(1.0)
     async with RewardBuffer(scorer, max_batch_size=5) as buffer:
-        first = asyncio.ensure_future(buffer.add_query(query("x")))
+        first = asyncio.ensure_future(ask(buffer, query("x")))
         await asyncio.sleep(0.1)
-        answers = await asyncio.gather(*(buffer.add_query(query(*("y" * n for n in range(at, at + 3)))) for at in (1, 4, 7)))
+        answers = await asyncio.gather(*(ask(buffer, query(*("y" * n for n in range(at, at + 3)))) for at in (1, 4, 7)))
         assert (await first).rewards == [1.0]
         assert [answer.rewards for answer in answers] == [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [7.0, 8.0, 9.0]]
         assert [len(batch) for batch in scorer.batches] == [1, 5, 4]
@@ -60,7 +65,7 @@ async def test_metadata_and_prompts_reach_the_scorer_with_their_completion() -> 
 
 async def test_a_poisonous_completion_fails_alone() -> None:
     async with RewardBuffer(Lengths()) as buffer:
-        answers = await asyncio.gather(*(buffer.add_query(query(word, "good")) for word in ("a", "poison", "bbb")))
+        answers = await asyncio.gather(*(ask(buffer, query(word, "good")) for word in ("a", "poison", "bbb")))
         assert [answer.rewards for answer in answers] == [[1.0, 4.0], [None, 4.0], [3.0, 4.0]]
         assert answers[1].errors == ["ValueError: poison was found", None]
         assert answers[1].error == "1 of 2 completions have no reward; the first has index 0: ValueError: poison was found"
@@ -82,9 +87,9 @@ async def test_an_exit_of_the_scorer_ends_one_call_and_not_those_to_come(error: 
         return [1.0] * len(completions)
 
     async with RewardBuffer(scorer) as buffer:
-        answers = await asyncio.gather(*(buffer.add_query(query(word)) for word in ("good", "bad")))
+        answers = await asyncio.gather(*(ask(buffer, query(word)) for word in ("good", "bad")))
         assert [answer.rewards for answer in answers] == [[1.0], [None]]
-        assert (await buffer.add_query(query("later"))).rewards == [1.0]
+        assert (await ask(buffer, query("later"))).rewards == [1.0]
 
 
 @each("mode", ["auto", "batch"])
@@ -119,7 +124,7 @@ async def test_a_query_that_was_admitted_is_not_refused_when_a_batch_that_is_not
         lone = asyncio.ensure_future(buffer.score(["a"]))
         for _ in range(turns):
             await asyncio.sleep(0)
-        others = await asyncio.gather(buffer.score(["a"] * 4), buffer.score(["a"] * 3), return_exceptions=True)
+        others: Any = await asyncio.gather(buffer.score(["a"] * 4), buffer.score(["a"] * 3), return_exceptions=True)
         scored = [one for each in others if not isinstance(each, QueueFull) for one in each]
         assert scored
         assert [one.error for one in [*scored, *await lone]] == [None] * (len(scored) + 1)
@@ -137,10 +142,10 @@ async def test_the_suggested_wait_follows_the_pace_of_the_scorer() -> None:
 
 async def test_time_and_closing_end_what_waits_with_an_error_and_leave_nothing_behind() -> None:
     buffer = RewardBuffer(Lengths(10.0), timeout=1.0)
-    late = await buffer.add_query(query("a"))
+    late = await ask(buffer, query("a"))
     assert late.rewards == [None]
     assert "within the timeout of 1 s" in late.errors[0]
-    caller = asyncio.ensure_future(buffer.add_query(query("b")))
+    caller = asyncio.ensure_future(ask(buffer, query("b")))
     await asyncio.sleep(0.1)
     await buffer.close(drain=False)
     assert "closed before the item was done" in (await caller).errors[0]
@@ -180,11 +185,11 @@ async def test_a_dead_actor_fails_its_batch_at_once_and_is_asked_again_by_the_ne
 
     method = Method()
     async with RewardBuffer(method) as buffer:
-        answer = await buffer.add_query(query(*"abcd"))
+        answer = await ask(buffer, query(*"abcd"))
         assert answer.rewards == [None] * 4
         assert len(calls) == 1  # halves would fail as well
         method.alive = True
-        assert (await buffer.add_query(query("e"))).rewards == [1.0]
+        assert (await ask(buffer, query("e"))).rewards == [1.0]
 
 
 @each(
@@ -202,7 +207,8 @@ async def test_a_dead_actor_fails_its_batch_at_once_and_is_asked_again_by_the_ne
 )
 async def test_a_query_of_another_shape_is_refused_with_the_place_and_spoils_no_other(bad: Any, words: str) -> None:
     async with RewardBuffer(Lengths()) as buffer:
-        wrong, right = await asyncio.gather(buffer.add_query(bad), buffer.add_query(query("abc")), return_exceptions=True)
+        answers: Any = await asyncio.gather(ask(buffer, bad), ask(buffer, query("abc")), return_exceptions=True)
+        wrong, right = answers
         assert isinstance(wrong, BadRequest)
         assert words in str(wrong)
         assert right.rewards == [3.0]

@@ -115,7 +115,7 @@ async def streams(completions: list[str]) -> Any:
     yield 1.0
 
 
-NO_SCORERS = (None, "module:function", Callable_, list, lambda a, b, c: [], 3)
+NO_SCORERS: tuple[Any, ...] = (None, "module:function", Callable_, list, lambda a, b, c: [], 3)
 
 
 @each("wrong, message", [*((wrong, "a scorer ") for wrong in NO_SCORERS), (yields, "not yield"), (streams, "not yield")])
@@ -144,7 +144,7 @@ async def test_the_method_of_an_actor_is_awaited_while_the_loop_goes_on() -> Non
         await until(lambda: method.pending)
         assert not caller.done()
         method.answer()
-        answer = await caller
+        answer: Any = await caller
         assert answer.rewards == [1.0, 7.0]
         assert answer.metas == [{"parsed_answers": "a"}, {"parsed_answers": "bb"}]
 

@@ -150,7 +150,7 @@ def test_each_seed_begins_with_another_client(module: Any) -> None:
 def test_a_row_is_the_median_over_the_seeds_with_its_spread_and_says_what_did_not_end_was_incomplete_or_failed(module: Any) -> None:
     row = row_of(module, record(ratio=1.2), record(seed=2, ratio=1.8, worked=110), record(seed=3, ratio=1.4, worked=100))
     assert row == ["ours", "1.40 (1.20-1.80)", "14.0 (12.0-18.0)", "12.0", "100", "0", "7", "3.0% (0.0%-10.0%)", "1.0"]
-    stopped = {"finished": False, "worked": 70, "right": 60, "open_upstream": 4, "reached_s": {"99%": None}}
+    stopped: dict[str, Any] = {"finished": False, "worked": 70, "right": 60, "open_upstream": 4, "reached_s": {"99%": None}}
     row = row_of(module, record(ratio=12, **stopped))
     assert row == ["ours", "did not finish: 60 of 100", "-", "-", "60", "0", "7", "6.0%", "1.0"]
     mixed = row_of(module, record(), record(seed=2), record(seed=3, ratio=12, **stopped))

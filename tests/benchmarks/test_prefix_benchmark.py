@@ -115,7 +115,7 @@ def test_the_bound_is_reached_by_one_replica_that_has_room_for_all(module: Impor
 
 
 class Hashable(SimpleNamespace):
-    __hash__ = object.__hash__
+    __hash__ = object.__hash__  # type: ignore[assignment]
 
 
 def views(*inflight: int) -> list[Any]:

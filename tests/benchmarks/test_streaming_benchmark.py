@@ -78,7 +78,8 @@ def test_a_paced_stream_comes_chunk_by_chunk_and_a_stream_without_pause_is_the_s
         assert b"".join(bodies(whole)) == b"".join(reads)
         assert server.stats()["served"] == 2
     assert len(reads) > server.chunks / 2, "a machine that is busy may let some come together"
-    *events, done = [json.loads(event.data) if event.data != b"[DONE]" else None for event in Parser().feed(b"".join(reads))]
+    said: list[Any] = [json.loads(event.data) if event.data != b"[DONE]" else None for event in Parser().feed(b"".join(reads))]
+    *events, done = said
     assert done is None
     assert len(events) == server.chunks
     *texts, last, usage = events

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from client_tools import HI, MODEL, Recorder, completion, endpoint, use
 
-from qreward import InvalidResponse, QRewardClient, StreamInterrupted
+from qreward import InvalidResponse, QRewardClient, Retry, StreamInterrupted
 
 FAILED = ("abort", "error", "content_filter", "odd")
 
@@ -45,7 +45,7 @@ def streaming(reason: str) -> Callable[[httpx.Request], httpx.Response]:
 
 def test_in_a_batch_a_cut_answer_is_one_and_says_so_and_one_that_was_given_up_or_withheld_is_an_error() -> None:
     reasons = ["stop", "tool_calls", "length", *FAILED]
-    client = QRewardClient([endpoint(Recorder(ending))], retry={"attempts": 1})
+    client = QRewardClient([endpoint(Recorder(ending))], retry=Retry(attempts=1))
     batch = use(client, lambda client: client.batch_chat_completion(map(chat, reasons), MODEL))
     assert [result.ok for result in batch] == [True] * 3 + [False] * 4
     assert [result.finish_reason for result in batch] == ["stop", "tool_calls", "length"] + [None] * 4
@@ -68,7 +68,7 @@ def test_a_stream_that_the_server_gave_up_is_interrupted_and_keeps_its_text() ->
                 await stream.final()
             return caught.value
 
-        error = use(QRewardClient([endpoint(Recorder(streaming(reason)))], retry={"attempts": 1}), read)
+        error = use(QRewardClient([endpoint(Recorder(streaming(reason)))], retry=Retry(attempts=1)), read)
         assert (error.text, "".join(seen)) == ("Score: 1", "Score: 1"), reason
         assert reason in str(error.__cause__)
 

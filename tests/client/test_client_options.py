@@ -109,7 +109,7 @@ def test_every_call_refuses_a_misspelt_option_before_anything_is_sent() -> None:
 def test_an_option_of_other_calls_is_refused_and_not_sent_as_a_parameter() -> None:
     recorder = Recorder()
     with pytest.raises(ConfigError, match="'deadline' is an option of other calls, not of this one; only batches have a deadline"):
-        use(QRewardClient([endpoint(recorder)]), lambda client: client.chat_completion(HI, MODEL, deadline=3))
+        use(QRewardClient([endpoint(recorder)]), lambda client: client.chat_completion(HI, MODEL, deadline=3))  # type: ignore[call-arg]
     assert recorder.requests == []
 
 

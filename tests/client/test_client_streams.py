@@ -71,7 +71,8 @@ async def test_a_stream_gives_texts_chunks_and_the_whole_completion_with_its_usa
 
 @pytest.mark.parametrize("fault", ["reset", "error_500"])
 async def test_a_failure_before_the_first_token_is_not_seen(fault: str) -> None:
-    sick = FakeEndpoint("a", latency=QUICK, faults=Faults(**{fault: 1.0}))
+    faults: dict[str, Any] = {fault: 1.0}
+    sick = FakeEndpoint("a", latency=QUICK, faults=Faults(**faults))
     async with fleet_of(sick, FakeEndpoint("b", latency=QUICK)) as (fleet, client):
         for _ in range(4):
             assert "".join([token async for token in client.stream_chat_completion(HI, MODEL)]) == echo_of(HI)
@@ -81,7 +82,8 @@ async def test_a_failure_before_the_first_token_is_not_seen(fault: str) -> None:
 
 @pytest.mark.parametrize("fault", ["cut", "truncated", "error_in_200", "malformed"])
 async def test_a_stream_that_breaks_off_is_an_error_with_its_text(fault: str) -> None:
-    sick = FakeEndpoint("a", latency=Latency(per_token=0.005, tokens=40), faults=Faults(**{fault: 1.0}))
+    faults: dict[str, Any] = {fault: 1.0}
+    sick = FakeEndpoint("a", latency=Latency(per_token=0.005, tokens=40), faults=Faults(**faults))
     async with fleet_of(sick) as (_, client):
         said: list[str] = []
 

@@ -19,7 +19,8 @@ Found = tuple[list[Event], bool]
 
 def parsed(pieces: Iterable[bytes], most: int = MOST_BYTES) -> Found:
     """All events, and whether one was too long."""
-    parser, events = Parser(most), []
+    parser = Parser(most)
+    events: list[Event] = []
     try:
         for piece in pieces:
             events.extend(parser.feed(piece))

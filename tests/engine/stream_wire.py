@@ -108,7 +108,7 @@ class StreamWire(FakeWire):
         opened = False
         try:
             while steps and isinstance(steps[0], float | int | Failure):
-                step = steps.pop(0)
+                step: Any = steps.pop(0)
                 if isinstance(step, Failure):
                     return step
                 await asyncio.sleep(step)

@@ -41,7 +41,7 @@ def play(name: str, seed: int, probe: float | None, *, honest: bool = True, **ch
     run = fleets.Run.prepare(scenario, "ours", seed, shell=True)
     stage = run.world
 
-    class Wire(world.Wire):  # type: ignore[misc]
+    class Wire(world.Wire):  # type: ignore[name-defined]
         async def look(self, endpoint: Any) -> ProbeResult:
             await asyncio.sleep(ON_THE_LINE)
             self._pump.enter()

@@ -48,6 +48,7 @@ async def test_the_tokens_of_all_streams_come_as_they_arrive_each_streams_in_ord
         batch = await stream.results()
         assert isinstance(batch, BatchResult)
         assert batch.texts() == [f"re: {number}" for number in range(10)]
+        assert batch[3].usage is not None
         assert (batch.stats.ok, batch[3].usage.completion_tokens) == (10, 3)
         assert client.stats()["a"].won + client.stats()["b"].won == 10
         assert await heard(stream) == []

@@ -194,11 +194,11 @@ def test_the_streams_come_token_by_token_break_off_and_begin_anew(said: dict[str
     assert re.fullmatch(r"as chunks: 3\d of openai's ChatCompletionChunk", chunks)
     assert left.startswith('left at:   {"verdict": "correct",')
     assert verdict.startswith(left.removeprefix("left at:   "))
-    said = re.fullmatch(r"broke off: (.*) \(ConnectionFailed\)", broke)
-    assert said
-    assert verdict.startswith(said[1])
-    assert 0 < len(said[1]) < len(verdict)
-    assert anew == f"begun anew after {len(said[1])} characters, which are void"
+    before = re.fullmatch(r"broke off: (.*) \(ConnectionFailed\)", broke)
+    assert before
+    assert verdict.startswith(before[1])
+    assert 0 < len(before[1]) < len(verdict)
+    assert anew == f"begun anew after {len(before[1])} characters, which are void"
     assert again == f"and whole: {verdict}"
 
 

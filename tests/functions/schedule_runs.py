@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from qreward.engine.threads import replaced_time
@@ -164,8 +165,8 @@ class Blocking:
                 threads.sleep(at)
                 do(function)
 
-            spawned = [threads.spawn(lambda each=each: call(*each)) for each in calls]
-            happening = [threads.spawn(lambda each=each: event(*each)) for each in events]
+            spawned = [threads.spawn(partial(call, *each)) for each in calls]
+            happening = [threads.spawn(partial(event, *each)) for each in events]
             outcome.calls = [thread.join() for thread in spawned]
             for thread in happening:
                 thread.join()

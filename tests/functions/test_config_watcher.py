@@ -7,6 +7,7 @@ import logging
 import os
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -199,7 +200,7 @@ def test_a_callback_that_gives_no_mapping_or_wrong_settings_is_reported_once() -
     ]
     for answers, said in table:
         given, errors = iter(answers), list[Exception]()
-        watcher = ConfigWatcher(ScheduleConfig(), callback=lambda given=given: next(given), on_error=errors.append)
+        watcher = ConfigWatcher(ScheduleConfig(), callback=partial(next, given), on_error=errors.append)
         changed = [watcher.poll_once() for _ in answers]
         assert changed == [answers[0] == {"timeout": 5}, False], answers
         (error,) = errors
@@ -245,7 +246,7 @@ def test_a_decorated_function_is_watched_by_its_config() -> None:
     for function in (score, Judge.score, Judge().score):
         before = function.config.timeout
         answers: list[Any] = [{"timeout": 5}, {}]
-        watcher = ConfigWatcher(function, callback=lambda answers=answers: answers.pop(0))
+        watcher = ConfigWatcher(function, callback=partial(answers.pop, 0))
         assert watcher.poll_once()
         assert function.config.timeout == 5.0
         assert watcher.poll_once()

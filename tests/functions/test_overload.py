@@ -19,7 +19,7 @@ from qreward.results import AttemptRecord
 class Carrying(Exception):
     """An exception with what a library's may carry."""
 
-    def __init__(self, message: str = "failed", **carried: Any) -> None:
+    def __init__(self, message: str = "failed", /, **carried: Any) -> None:
         super().__init__(message)
         self.__dict__.update(carried)
 
@@ -182,7 +182,7 @@ def test_what_an_exception_was_raised_from_counts() -> None:
 
     def raised_while_something_else_was_handled() -> None:
         try:
-            _ = {}["cache"]
+            _ = dict[str, int]()["cache"]
         except KeyError:
             refuse()
 

@@ -26,7 +26,8 @@ class Server:
 
     def __init__(self, grpc: Any) -> None:
         self.grpc = grpc
-        self.code, self.trailing = grpc.StatusCode.OK, ()
+        self.code = grpc.StatusCode.OK
+        self.trailing: tuple[tuple[str, Any], ...] = ()
         self._server = grpc.server(concurrent.futures.ThreadPoolExecutor(1))
         method = grpc.unary_unary_rpc_method_handler(self._refuse)
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("judge.Judge", {"Score": method}),))

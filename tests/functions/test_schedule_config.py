@@ -256,7 +256,7 @@ def test_a_parameter_cannot_be_assigned() -> None:
 
 def test_a_configuration_is_read_from_any_kind_of_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECONDS", "30")
-    table = [
+    table: list[tuple[str, str, dict[str, Any]]] = [
         ("s.json", '{"timeout": "${SECONDS}", "hedged_request_time": "p95", "default_result": null}', {"default_result": None}),
         ("s.yaml", "timeout: ${SECONDS}\nhedged_request_time: p95\ndefault_result: null\n", {"default_result": None}),
         ("s.toml", 'timeout = "${SECONDS}"\nhedged_request_time = "p95"\n', {}),  # which has no word for nothing

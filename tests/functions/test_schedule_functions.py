@@ -61,8 +61,8 @@ def test_all_kinds_of_methods_are_called_as_before(settings: dict[str, Any]) -> 
     scorer = Scorer()
     assert scorer.method(1, plus=5) == 7
     assert Scorer.method(scorer, 1) == 2
-    assert (scorer.static(1), Scorer.static(1), scorer.static_inside(1), Scorer.static_inside(1)) == (1, 1, 1, 1)
-    assert (scorer.of_class(1), Scorer.of_class_inside(1)) == (2, 2)
+    assert (scorer.static(1), Scorer.static(1), scorer.static_inside(1), Scorer.static_inside(1)) == (1, 1, 1, 1)  # type: ignore[call-arg]
+    assert (scorer.of_class(1), Scorer.of_class_inside(1)) == (2, 2)  # type: ignore[call-arg, arg-type]
     assert asyncio.run(scorer.awaited(1)) == 2
     assert scorer.method.stats().calls == 2
 
@@ -101,7 +101,8 @@ async def async_generator() -> AsyncIterator[int]:
 
 
 def test_what_is_no_function_is_refused_clearly() -> None:
-    for what, words in ((generator, "generator"), (async_generator, "generator"), (int, "class"), (7, "int")):
+    table: list[tuple[Any, str]] = [(generator, "generator"), (async_generator, "generator"), (int, "class"), (7, "int")]
+    for what, words in table:
         with pytest.raises(ConfigError, match=words):
             schedule(retry_times=1)(what)
 

@@ -129,7 +129,7 @@ def test_the_promises_hold_together(kind: Any) -> None:
         outcome = kind.run(faulty(rng), calls, **settings)
         faults += [(row, fault, settings) for fault in broken(outcome, calls, settings, cancels=kind.cancels)]
         counted = {True: outcome.stats.ok, False: outcome.stats.failed}
-        for seen in (records, exporter and exporter.records):
+        for seen in (records, exporter.records if exporter else None):
             if seen is not None and Counter(record.outcome == "ok" for record in seen) != Counter(counted):
                 faults.append((row, f"{len(seen)} records for {counted}", settings))
     assert faults == []

@@ -39,7 +39,7 @@ class FakeScorer:
         self._attributes = attributes
 
     async def score(
-        self, prompt: Any, response: Any, *, reference: Any = None, timeout: Any = None, priority: int = 5, **fields: Any
+        self, prompt: Any, response: Any, *, reference: Any = None, timeout: Any = None, priority: Any = 5, **fields: Any
     ) -> Verdict:
         self.asked.append({"prompt": prompt, "response": response, "reference": reference, **fields})
         self.timeouts.append(timeout)
@@ -70,8 +70,9 @@ def number_or_late(response: str) -> float | Exception:
 
 def made_of(scorer: Any, deadline: float = 5.0, **settings: Any) -> Rewarder:
     """A rewarder with these settings; who judges is the scorer, whatever they say."""
-    config = RewardConfig(**({"reward_model": "rm"} if not {"judge", "reward_model"} & settings.keys() else {}), **settings)
-    return Rewarder(scorer, deadline, config=config)
+    if not {"judge", "reward_model"} & settings.keys():
+        settings["reward_model"] = "rm"
+    return Rewarder(scorer, deadline, config=RewardConfig(**settings))
 
 
 def configured(monkeypatch: pytest.MonkeyPatch, folder: Path, **changes: Any) -> None:

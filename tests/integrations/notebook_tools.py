@@ -96,8 +96,12 @@ def chat(prompt: str) -> list[dict[str, str]]:
 
 def speaking(scripts: dict[str, list[Sequence[Step]]]) -> QRewardClient:
     """A client of one endpoint, on the time of the running loop."""
+
+    def wire() -> Any:
+        return Speaking(scripts)
+
     made = [Endpoint("http://gpu-0.example/v1", name="gpu-0", limits=Limits(max_concurrency=64, adaptive=False))]
-    return QRewardClient(made, retry=Retry(base=0.001), wire_factory=lambda: Speaking(scripts), clock=clock())
+    return QRewardClient(made, retry=Retry(base=0.001), wire_factory=wire, clock=clock())
 
 
 def clock() -> Any:

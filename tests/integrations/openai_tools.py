@@ -24,7 +24,7 @@ NEW = int(openai.__version__.partition(".")[0]) >= 3
 LIBRARIES = ["httpx", "httpx2"] if NEW and find_spec("httpx2") else ["httpx"]
 """What the installed SDK takes an ``http_client`` of."""
 
-PERSON = {"name": "Ada", "age": 36}
+PERSON: dict[str, Any] = {"name": "Ada", "age": 36}
 _FIELDS = {"name": {"type": "string"}, "age": {"type": "integer"}}
 SCHEMA = {"type": "object", "properties": _FIELDS, "required": ["name", "age"], "additionalProperties": False}
 TOOL: Any = {"type": "function", "function": {"name": "person", "description": "A person.", "parameters": SCHEMA, "strict": True}}

@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-NAMES = ("NodeDiedError", "WorkerCrashedError", "OutOfMemoryError", "ObjectLostError", "LocalRayletDiedError")
+NAMES: tuple[str, ...] = ("NodeDiedError", "WorkerCrashedError", "OutOfMemoryError", "ObjectLostError", "LocalRayletDiedError")
 NAMES += ("RuntimeEnvSetupError", "ActorUnschedulableError", "TaskCancelledError")
 
 

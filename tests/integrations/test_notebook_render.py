@@ -82,7 +82,7 @@ def test_a_batch_says_how_many_how_fast_at_which_endpoints_and_what_went_wrong()
 
 
 def test_a_batch_that_kept_no_results_or_had_none_shows_its_statistics() -> None:
-    empty = BatchResult([], BatchStats(7, 7, 0, 1.0, {"gpu-0": EndpointStats(sent=7, won=7)}))
+    empty: BatchResult[Any] = BatchResult([], BatchStats(7, 7, 0, 1.0, {"gpu-0": EndpointStats(sent=7, won=7)}))
     page = page_of(empty)
     assert words(page).startswith("7 items · 7 ok · 0 failed")
     assert "<svg" not in page

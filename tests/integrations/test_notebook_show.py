@@ -194,7 +194,7 @@ async def test_what_is_no_stream_is_refused_and_the_right_function_is_named() ->
         with pytest.raises(ConfigError, match="show takes a single"):
             show_batch(client.stream_chat_completion(chat("hi"), MODEL))  # type: ignore[call-overload]
         with pytest.raises(ConfigError, match="cards"):
-            show_batch(client.batch_stream_chat_completion([], MODEL), cards=-1)
+            show_batch(client.batch_stream_chat_completion([], MODEL), cards=-1)  # type: ignore[unused-coroutine]
 
 
 async def test_outside_a_notebook_the_text_is_printed_as_it_comes_and_a_line_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:

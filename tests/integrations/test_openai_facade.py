@@ -66,7 +66,7 @@ async def test_tools_and_unknown_parameters_go_into_the_body_and_blanks_do_not()
     async with tools_and_client(server) as client:
         arguments: Any = {"tools": [TOOL], "guided_regex": "a|b", "extra_body": {"top_k": 5}, **blanks}
         answer = await client.chat.completions.create(model=MODEL, messages=ask(), **arguments)
-        (call,) = answer.choices[0].message.tool_calls or ()
+        (call,) = answer.choices[0].message.tool_calls or []
         assert call.function.arguments == f"{PERSON}".replace("'", '"')
         with pytest.raises(ConfigError, match="extra_query"):
             await client.chat.completions.create(model=MODEL, messages=ask(), extra_query={"a": 1})

@@ -72,8 +72,9 @@ async def test_what_was_sent_goes_on_unchanged_and_what_came_back_is_kept_whole(
         raw = await ours.chat.completions.with_raw_response.create(model=MODEL, messages=sent["messages"], extra_body=sent)
         assert server.bodies == [sent]
         assert json.loads(raw.text if isinstance(raw.text, str) else raw.http_response.text)["x_extra"] == {"kept": [1, None]}
-        assert raw.parse().x_extra == {"kept": [1, None]}
-        assert len(raw.parse().choices) == 2
+        parsed: Any = raw.parse()
+        assert parsed.x_extra == {"kept": [1, None]}
+        assert len(parsed.choices) == 2
 
 
 async def test_headers_of_the_program_are_passed_on_but_not_its_key_nor_what_the_sdk_adds() -> None:
@@ -93,11 +94,12 @@ async def test_headers_of_the_program_are_passed_on_but_not_its_key_nor_what_the
 async def test_tools_are_called_at_once_and_in_pieces(library: str) -> None:
     async with tools_and_client(ToolServer()) as client, sdk(client, library) as ours:
         answer = await ours.chat.completions.create(model=MODEL, messages=ask(), tools=[TOOL])
-        (call,) = answer.choices[0].message.tool_calls or ()
+        (call,) = answer.choices[0].message.tool_calls or []
+        assert call.type == "function"
         assert json.loads(call.function.arguments) == PERSON
         async with ours.chat.completions.stream(model=MODEL, messages=ask(), tools=[TOOL]) as stream:
             final = await stream.get_final_completion()
-        (call,) = final.choices[0].message.tool_calls or ()
+        (call,) = final.choices[0].message.tool_calls or []
         assert call.function.name == "person"
         assert json.loads(call.function.arguments) == PERSON
 
@@ -118,7 +120,7 @@ async def test_a_server_that_does_not_stream_is_heard_as_one_chunk() -> None:
         (chunk,) = [chunk async for chunk in await ours.chat.completions.create(model=MODEL, messages=ask(), stream=True)]
         assert (chunk.object, chunk.choices[0].delta.content) == ("chat.completion.chunk", "hello")
         (chunk,) = [chunk async for chunk in await ours.chat.completions.create(model=MODEL, messages=ask(), stream=True, tools=[TOOL])]
-        (call,) = chunk.choices[0].delta.tool_calls or ()
+        (call,) = chunk.choices[0].delta.tool_calls or []
         assert (call.index, call.id) == (0, "call-1")
 
 

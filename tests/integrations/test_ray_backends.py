@@ -63,7 +63,7 @@ def test_what_cannot_score_is_refused_and_what_a_factory_makes_when_it_is_made()
 
 
 def test_a_scorer_is_given_as_many_lists_as_it_takes() -> None:
-    columns = (["a"], [{}])
+    columns: tuple[list[Any], ...] = (["a"], [{}])
     assert accepted(plain, columns) == (["a"],)
     assert accepted(lambda texts, metas: None, columns) == columns
     assert accepted(lambda texts, metas=None: None, columns) == columns
@@ -96,7 +96,7 @@ async def test_exceptions_that_cannot_travel_say_the_same_in_another_type() -> N
         pass
 
     held = ValueError(threading.Lock())
-    results = [1, ValueError("fine"), Unpicklable("a", "b"), Local("here"), held]
+    results: list[Any] = [1, ValueError("fine"), Unpicklable("a", "b"), Local("here"), held]
     well, given = await ScorerActor(ScorerSpec(lambda items: results), 1).run((["a"],))
     assert well
     assert [type(one) for one in given] == [int, ValueError, RuntimeError, RuntimeError, RuntimeError]

@@ -50,11 +50,12 @@ async def test_without_ray_the_scorer_of_a_class_or_a_factory_is_in_this_process
 
 async def test_a_buffer_gives_what_the_scorer_takes_and_takes_columns_back() -> None:
     async with ScorerPool(Model, method="columns", actors=3) as pool, pool.buffer(max_batch_size=2) as buffer:
-        answer = await buffer.add_query({"query": ["a", "bb", "ccc"], "metadata": [{"reward": at} for at in (5, 6, 7)]})
+        answer: Any = await buffer.add_query({"query": ["a", "bb", "ccc"], "metadata": [{"reward": at} for at in (5, 6, 7)]})
         assert answer.rewards == [5.0, 6.0, 7.0]
         assert answer.metas == [{"length": 1}, {"length": 2}, {"length": 3}]
     async with ScorerPool(Model, method="score") as pool, pool.buffer() as buffer:  # of completions alone
-        assert (await buffer.add_query({"query": "abc", "metadata": {"x": 1}})).reward == 3.0
+        answer = await buffer.add_query({"query": "abc", "metadata": {"x": 1}})
+        assert answer.reward == 3.0
 
 
 async def test_errors_reach_their_own_callers_as_they_were_raised() -> None:

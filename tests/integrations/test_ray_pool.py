@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -55,7 +55,7 @@ async def awaited(texts: list[str]) -> list[int]:
     return [len(text) for text in texts]
 
 
-def kinds(outcomes: list[Any]) -> list[Any]:
+def kinds(outcomes: Iterable[Any]) -> list[Any]:
     return [type(one) if isinstance(one, BaseException) else one for one in outcomes]
 
 
@@ -74,7 +74,7 @@ async def test_a_batch_is_scored_by_an_actor_and_comes_back_in_order(ray: FakeRa
 
 
 async def test_what_is_asked_of_ray_for_each_actor_is_passed_on(ray: FakeRay) -> None:
-    asked = {"num_cpus": 2, "num_gpus": 0.5, "resources": {"tpu": 1}, "runtime_env": {"pip": ["x"]}}
+    asked: dict[str, Any] = {"num_cpus": 2, "num_gpus": 0.5, "resources": {"tpu": 1}, "runtime_env": {"pip": ["x"]}}
     async with ScorerPool(Scorer, max_concurrent_batches=3, ray_options={"memory": 7}, **asked) as pool:
         await pool(["a"])
         own = {"max_concurrency": 4, "max_restarts": 0, "max_task_retries": 0}

@@ -33,7 +33,8 @@ async def test_scores_come_in_order_with_a_number_for_each_row_in_each_metric() 
 
 async def test_a_failed_judge_never_becomes_0_unless_the_user_chose_it() -> None:
     given = rows("1", "what?", "0.5")
-    for settings in ({}, {"on_failure": "raise"}, {"on_failure": "default"}):
+    chosen: list[dict[str, Any]] = [{}, {"on_failure": "raise"}, {"on_failure": "default"}]
+    for settings in chosen:
         with pytest.raises(RewardUnavailable, match="1 of 3 rewards could not be had; the first: RequestTimeout: no answer"):
             await judged(made_of(FakeScorer(number_or_late), **settings), given)
     scores, metrics = await judged(made_of(FakeScorer(number_or_late), on_failure=-0.5), given)

@@ -15,7 +15,8 @@ JUDGE = {"model": "j", "prompt": "{rubric} {prompt} {response} {topic} {tenant} 
 
 
 def test_columns_that_the_settings_name_come_first_then_the_default_ones_then_those_of_the_prompts_fields() -> None:
-    row = {"question": "2 + 2?", "prompt": "other", "text": "4", "answer": "four", "extra": {"text": "deep", "a.b": 1}, "rubric": "strict"}
+    row: dict[str, Any] = {"question": "2 + 2?", "prompt": "other", "text": "4", "answer": "four"}
+    row |= {"extra": {"text": "deep", "a.b": 1}, "rubric": "strict"}
     row |= {"source": "sums", "fair": 2, "tenant": "x", "a.b": "dotted"}
     table: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({"reward_model": "rm"}, {"prompt": "2 + 2?", "response": "4", "reference": "four"}),
@@ -28,7 +29,8 @@ def test_columns_that_the_settings_name_come_first_then_the_default_ones_then_th
     ]
     wrong = [(given, found) for given, wanted in table if (found := ADAPTER.item(row, RewardConfig(**given))) != wanted]
     assert wrong == []
-    assert ADAPTER.item({"text": "4"}, RewardConfig(judge={"model": "j", "prompt": "{response}"})) == {"prompt": "", "response": "4"}
+    judge: Any = {"model": "j", "prompt": "{response}"}
+    assert ADAPTER.item({"text": "4"}, RewardConfig(judge=judge)) == {"prompt": "", "response": "4"}
 
 
 def test_a_column_that_is_not_there_is_a_wrong_setting_and_those_there_are_are_listed() -> None:
@@ -53,5 +55,6 @@ async def test_a_missing_reward_is_logged_with_its_effect_and_is_what_was_chosen
         "no reward: BadRequest: there is no response to score: it is None (on_failure: default); so it is",
     ]
     made = made_of(FakeScorer(number_or_late), on_failure="raise")
+    (late,) = await ADAPTER.score(made, [{"prompt": "p", "text": "late"}])
     with pytest.raises(RequestTimeout):
-        ADAPTER.reward(*await ADAPTER.score(made, [{"prompt": "p", "text": "late"}]), made.config)
+        ADAPTER.reward(late, made.config)

@@ -56,7 +56,8 @@ async def test_a_rank_without_a_value_logs_the_names_that_the_others_log_for_trl
     made = combined(reward(SETTINGS), some)
     ranks: list[tuple[dict[str, float], dict[str, Any]]] = []
     for completions in (["1", "2"], ["0.5", "3"], ["late", "late"]):
-        metrics, columns = {}, {}
+        metrics: dict[str, float] = {}
+        columns: dict[str, Any] = {}
         await called(made, *completions, log_metric=metrics.__setitem__, log_extra=columns.__setitem__)
         ranks.append((metrics, columns))
     logged = [(list(metrics), list(columns)) for metrics, columns in ranks]

@@ -93,7 +93,7 @@ async def from_file(folder: Path, solution: str = "1", settings: dict[str, Any] 
     """Scored with a file of settings, and with what stands beside it."""
     file = folder / "reward.json"
     file.write_text(json.dumps({**SETTINGS, **(settings or {})}), encoding="utf-8")
-    given = {"data_source": "sums", "solution_str": solution, "ground_truth": "4", "extra_info": {"question": "2 + 2?"}}
+    given: dict[str, Any] = {"data_source": "sums", "solution_str": solution, "ground_truth": "4", "extra_info": {"question": "2 + 2?"}}
     return (await compute_score(**given, config=str(file), **kwargs))["score"]
 
 

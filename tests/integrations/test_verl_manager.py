@@ -130,7 +130,7 @@ async def test_a_failed_judge_ends_the_managers_sample_unless_a_number_was_chose
 
 async def test_columns_of_the_data_of_extra_info_and_of_tools_can_be_named(scorer: FakeScorer) -> None:
     judge = {"model": "j", "prompt": "{prompt} {response} {depth} {uid} {tool}"}
-    columns = {"extra_info": {"depth": 3}, "tool_extra_fields": {"tool": "calculator"}, "uid": "u1", "raw_prompt": "?"}
+    columns: dict[str, Any] = {"extra_info": {"depth": 3}, "tool_extra_fields": {"tool": "calculator"}, "uid": "u1", "raw_prompt": "?"}
     await manager_of(verl_config(judge=judge)).run_single(Data([sequence("1", **columns)]))
     assert scorer.asked[0].items() >= {"depth": 3, "uid": "u1", "tool": "calculator"}.items()
 

@@ -53,9 +53,9 @@ Script = Callable[[Sent], Awaitable[Any]]
 """From a request to the text of its answer, a whole message as a dict (with ``finish_reason``, if it is to have one), or an outcome."""
 
 
-def always(text: str, seconds: float = 1.0) -> Script:
+def always(answer: Any, seconds: float = 1.0) -> Script:
     """The same answer to all."""
-    return in_turn(text, seconds=seconds)
+    return in_turn(answer, seconds=seconds)
 
 
 def in_turn(*answers: Any, seconds: float = 1.0) -> Script:

@@ -132,7 +132,7 @@ def test_a_batch_asks_only_what_is_not_there_and_keeps_its_order(tmp_path: Path)
 
     first, second = JudgeBackend(script), JudgeBackend(script)
     cached(tmp_path / "cache", first, lambda judge: judge.batch_score(items(150)))
-    batch = cached(tmp_path / "cache", second, lambda judge: judge.batch_score([*items(200), ("q",), *items(3)]))
+    batch = cached(tmp_path / "cache", second, lambda judge: judge.batch_score([*items(200), ("q",), *items(3)]))  # type: ignore[list-item]
     assert [verdict.score if verdict else None for verdict in batch.values()] == [n % 10 / 10 for n in range(200)] + [None, 0.0, 0.1, 0.2]
     assert len(second.sent) == batch.stats.endpoints["a"].won == 50
     assert sum(verdict.cached for verdict in batch.values() if verdict) == 153
@@ -171,6 +171,7 @@ def test_an_input_that_raises_ends_the_batch_after_what_it_gave_before(tmp_path:
     with pytest.raises(BatchInterrupted) as caught:
         cached(tmp_path / "cache", quick(score(7)), lambda judge: judge.batch_score(faulty()))
     assert isinstance(caught.value.__cause__, LookupError)
+    assert caught.value.results is not None
     assert caught.value.results.stats.ok == 70
 
 
@@ -422,6 +423,6 @@ def test_a_namespace_finds_only_its_own(tmp_path: Path) -> None:
 
 
 def test_what_servers_say_oddly_of_themselves_is_no_obstacle() -> None:
-    odd = [None, 1, 1.5, [], {}, {"weight_version": None}, {"weight_version": {"x": 1}}, "\ud800"]
+    odd: list[Any] = [None, 1, 1.5, [], {}, {"weight_version": None}, {"weight_version": {"x": 1}}, "\ud800"]
     texts = [fingerprint_of(one, other, third) for one in odd for other in odd for third in odd]
     assert all(text.encode() for text in texts)

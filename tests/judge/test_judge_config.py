@@ -96,7 +96,7 @@ def test_a_verdict_is_found_in_the_working_directory(tmp_path: Path, monkeypatch
 
 
 def test_a_scorer_is_made_of_settings_or_of_a_name_and_a_judge_over_a_client_that_awaits() -> None:
-    assert isinstance(make_scorer(some_client(), JudgeConfig(model="m")), Judge)
+    assert isinstance(make_scorer(some_client(), JudgeConfig(model="m")), Judge)  # type: ignore[arg-type]
     assert isinstance(make_scorer(some_client(), "rm-7b"), RewardModelScorer)
     for wrong in (None, "", 7):
         with pytest.raises(ConfigError):
@@ -106,7 +106,7 @@ def test_a_scorer_is_made_of_settings_or_of_a_name_and_a_judge_over_a_client_tha
 
 
 async def test_closing_a_scorer_closes_its_client_only_if_it_owns_that() -> None:
-    by_name, by_settings = partial(make_scorer, scorer="rm-7b"), partial(make_scorer, scorer=JudgeConfig(model="m"))
+    by_name, by_settings = partial(make_scorer, scorer="rm-7b"), partial(make_scorer, scorer=JudgeConfig(model="m"))  # type: ignore[arg-type]
     for make, (given, owned) in product(
         (partial(Judge, model="m"), partial(RewardModelScorer, model="m"), by_name, by_settings),
         (({"owns_client": True}, True), ({"owns_client": False}, False), ({}, None)),
@@ -134,7 +134,7 @@ def test_judges_and_reward_models_pickle_by_their_settings(tmp_path: Path) -> No
             await judge.aclose()  # its answers are in the file then
             again = await revived.score(*RIGHT, reference="42")
             assert (first.score, again.score, again.cached) == (100.0, 100.0, True)
-            config: Any = make_scorer(client, JudgeConfig(model="m", verdict="yes_no", samples=3, params={"temperature": 0}))
+            config: Any = make_scorer(client, JudgeConfig(model="m", verdict="yes_no", samples=3, params={"temperature": 0}))  # type: ignore[arg-type]
             assert pickle.loads(pickle.dumps(config))._config == config._config
             scorer = pickle.loads(pickle.dumps(RewardModelScorer(client, "rm", range=(0, 1), owns_client=True, user="u")))
             assert (scorer._model, scorer._range, scorer._owns_client, scorer._params) == ("rm", (0.0, 1.0), True, {"user": "u"})
@@ -146,7 +146,7 @@ def test_judges_and_reward_models_pickle_by_their_settings(tmp_path: Path) -> No
 
 def test_no_secret_is_in_the_words_about_a_judge() -> None:
     judge = Judge(some_client(), model="m", extra_headers={"x-key": "hunter22"})
-    config = JudgeConfig(model="m", params={"extra_headers": {"x-key": "hunter22"}})
+    config = JudgeConfig(model="m", params={"extra_headers": {"x-key": "hunter22"}})  # type: ignore[arg-type]
     for shown in (repr(judge), str(judge), repr(config), repr(judge._config), repr(make_scorer(some_client(), config))):
         assert "hunter22" not in shown
 

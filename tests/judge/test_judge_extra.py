@@ -27,7 +27,7 @@ async def by_response(sent: Any) -> str:
 def test_other_fields_of_an_item_are_not_sent_and_come_back_with_its_result() -> None:
     backend = JudgeBackend(by_response)
     told: list[Any] = []
-    items = [item(0, source={"file": "a.jsonl"}), item(1), ("q", "answer 2"), {"response": "answer 3", "id": 3}]
+    items: list[Any] = [item(0, source={"file": "a.jsonl"}), item(1), ("q", "answer 2"), {"response": "answer 3", "id": 3}]
     batch = judging(backend, lambda judge: judge.batch_score(items, on_result=told.append), reasks=0)
     assert [result.extra for result in batch] == [{"id": 0, "source": {"file": "a.jsonl"}}, {"id": 1}, {}, {"id": 3}]
     assert [type(result.error) for result in batch] == [type(None), InvalidResponse, type(None), ConfigError]

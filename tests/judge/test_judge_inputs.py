@@ -194,7 +194,8 @@ def test_settings_that_are_none_and_settings_among_the_params_are_refused() -> N
 
 
 async def test_a_prompt_function_that_gives_no_messages_is_an_error_before_anything_is_sent() -> None:
-    cases = [(built, ConfigError, "prompt function") for built in (None, "text", {"role": "user", "content": "x"}, 5)]
+    cases: list[tuple[Any, Any, str]] = []
+    cases += [(built, ConfigError, "prompt function") for built in (None, "text", {"role": "user", "content": "x"}, 5)]
     cases += [(built, BadRequest, "message") for built in ([], [7], [{"content": "x"}])]
     for built, kind, words in cases:
         backend = JudgeBackend(always(score(7)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import methodcaller
 from typing import Any
 
 import pytest
@@ -66,7 +67,7 @@ def test_an_unused_field_and_a_missing_one_are_refused_by_name_before_anything_i
     for fields, settings, words in cases:
         backend = JudgeBackend(always(score(5)))
         with pytest.raises(ConfigError, match=words):
-            judging(backend, lambda judge, fields=fields: judge.score(**fields), **settings)
+            judging(backend, methodcaller("score", **fields), **settings)
         assert backend.sent == []
 
 

@@ -201,6 +201,7 @@ async def test_an_input_or_on_result_that_raises_stops_the_batch_and_what_is_und
                 await judge.batch_score(given, **how)  # type: ignore[arg-type]
         assert isinstance(caught.value.__cause__, LookupError)
         assert len(told) == len(how)
+        assert caught.value.results is not None
         assert least <= caught.value.results.stats.ok <= most
         assert caught.value.results.stats.failed == 0
 

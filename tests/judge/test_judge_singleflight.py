@@ -28,7 +28,7 @@ async def test_equal_calls_at_the_same_time_share_one_request_and_later_ones_do_
         assert len(backend.sent) == 2
     assert {verdict.score for verdict in verdicts} == {0.8}
     assert [verdict.cached for verdict in verdicts] == [False] + [True] * 19
-    assert sum(verdict.usage.total_tokens for verdict in verdicts if verdict.usage) == 15
+    assert [verdict.usage.total_tokens for verdict in verdicts if verdict.usage] == [15]
 
 
 async def test_what_differs_in_words_or_in_urgency_is_not_shared() -> None:
@@ -68,7 +68,7 @@ async def test_each_caller_has_its_own_time_and_goes_on_when_that_of_the_first_i
     for timeouts, late, sent in (((30, 3, 60), 1, 1), ((5, 60, 60), 0, 2)):
         backend = JudgeBackend(always(score(8), seconds=10))
         async with judge_over(backend) as judge:
-            found = await asyncio.gather(*(asking(judge, timeout=timeout) for timeout in timeouts), return_exceptions=True)
+            found: list[Any] = await asyncio.gather(*(asking(judge, timeout=timeout) for timeout in timeouts), return_exceptions=True)
         assert isinstance(found.pop(late), RequestTimeout)
         assert [verdict.score for verdict in found] == [0.8, 0.8]
         assert len(backend.sent) == sent

@@ -80,7 +80,7 @@ def test_a_batch_takes_what_a_judge_takes_and_keeps_its_order() -> None:
 
 
 def test_a_field_that_no_reward_model_knows_is_refused_in_a_single_call_and_carried_through_a_batch() -> None:
-    items = [PAIR, {**ASKED, "id": 7}, ("q",), {"prompt": "q", "id": 8}, {**ASKED, "refrence": "x"}, PAIR]
+    items: list[Any] = [PAIR, {**ASKED, "id": 7}, ("q",), {"prompt": "q", "id": 8}, {**ASKED, "refrence": "x"}, PAIR]
 
     async def use(scorer: Scorer, _client: QRewardClient) -> Any:
         with pytest.raises(ConfigError, match="'rubric'"):

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from math import inf
 from sys import float_info
-from typing import Any
+from typing import Any, cast
 
 from qreward.errors import QRewardError
 from qreward.scheduler.limits.rate import Gcra
 from qreward.scheduler.outcome import Answer, Failure, FailureKind, Outcome
+from qreward.scheduler.queue import Queue
 from qreward.scheduler.scheduler import CANCEL, FINISH, LOOK_LATER, MORE, SEND, Command, Scheduler
 from qreward.scheduler.state import Attempt, BatchFeed, CancelReason, Pool, Source, Task, TaskState
 from qreward.scheduler.timer_wheel import PER_SECOND
@@ -217,7 +218,8 @@ class Watch:
 
 def _may_hold_back(now: float, pool: Pool, source: Source) -> bool:
     """Whether a pool keeps bulks from a source, or did until its last look."""
-    ending = all(feed.ended or feed.left is not None for feed in pool.queue._feeds())  # or there are only retries of its items
+    feeds = cast("Queue", pool.queue)._feeds()
+    ending = all(feed.ended or feed.left is not None for feed in feeds)  # or there are only retries of its items
     if pool.due >= 0 and (ending or now < pool.interactive_until + LOOK_LATER + DAWDLE):
         return True
     return not pool.allows_batch(now, source)

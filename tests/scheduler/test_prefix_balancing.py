@@ -127,8 +127,8 @@ def test_a_call_with_a_found_prefix_is_hashed_by_the_beginning_of_its_prompt() -
     driver = Driver(dict.fromkeys("abcde", 64))
     balancer = make_balancer(LoadBalanceStrategy.CONSISTENT_HASH, {}, driver.rng)
     names = set()
-    for source in driver.sources.values():
-        balancer.offer(source)
+    for each in driver.sources.values():
+        balancer.offer(each)
     for answer in range(20):
         task = driver.task()
         task.prefix = Prefix((5, 6, 100 + answer), (512.0, HASHED, 1536.0), 2000.0)

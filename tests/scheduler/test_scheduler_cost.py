@@ -17,7 +17,7 @@ HELD = 64
 Module = Callable[[str], ModuleType]
 
 
-def operations(work: Callable[[], object]) -> int:
+def operations(work: Callable[..., object]) -> int:
     """Bytecodes that are carried out, in all functions that are called."""
     count = 0
 

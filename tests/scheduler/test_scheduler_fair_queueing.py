@@ -66,7 +66,7 @@ def test_between_tenants_that_both_wait_the_service_differs_by_at_most_two_reque
     waiting = queue()
     fill(waiting, "one", ones, one)
     fill(waiting, "other", others, other)
-    left = {"one": len(ones), "other": len(others)}
+    left: dict[str | None, int] = {"one": len(ones), "other": len(others)}
     given_to: dict[str, list[float]] = {"one": [], "other": []}
     take = 0
     while all(left.values()):
@@ -236,7 +236,7 @@ def shares(ratios: dict[str, float], *, answers: int, slots: int = 64, retried: 
             assert done.feed is not None
             owner = owners[done.feed]
             cost = ratios[owner] * float(done.payload)
-            used[owner] += cost
+            used[owner] += cost  # type: ignore[assignment]
             waiting.settle(done, cost)
         entry = waiting.take(A, 0.0)
         assert entry is not None

@@ -274,8 +274,9 @@ def test_how_long_a_source_is_left_alone_after_rejects() -> None:
     wrong = {}
     for name, (events, opens_at) in COOLDOWNS.items():
         closed = cooldown()
+        happens: dict[str, Any] = {"send": partial(send, closed), "ok": closed.ok, "reject": closed.rejected}
         for what, *arguments in events:
-            {"send": partial(send, closed), "ok": closed.ok, "reject": closed.rejected}[what](*arguments)
+            happens[what](*arguments)
         if closed.opens_at != pytest.approx(opens_at):
             wrong[name] = closed.opens_at
     assert not wrong

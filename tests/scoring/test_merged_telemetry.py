@@ -7,9 +7,10 @@ from typing import Any
 
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import Span
 
 from qreward import Limits, QRewardClient, RewardModel, Telemetry
 from qreward.testing import FakeEndpoint, FakeFleet, Latency
@@ -18,9 +19,10 @@ MODEL = "rm-7b"
 FAKE = FakeEndpoint("gpu-0", models=["rm-*"], kind="vllm", max_concurrency=1, latency=Latency(base=0.05))
 
 
-async def score_at_once(telemetry: Telemetry, provider: TracerProvider) -> list[ReadableSpan]:
+async def score_at_once(telemetry: Telemetry, provider: TracerProvider) -> list[Span]:
     """Six scores that share a request; returns their callers' spans."""
-    tracer, callers = provider.get_tracer("test"), []
+    tracer = provider.get_tracer("test")
+    callers: list[Span] = []
 
     async def caller(client: QRewardClient, answer: str) -> None:
         with tracer.start_as_current_span(f"rollout {answer}") as span:
@@ -54,6 +56,7 @@ def test_each_call_hangs_below_its_caller_and_the_request_links_to_all_and_alone
 def counts(reader: InMemoryMetricReader) -> dict[str, int]:
     """How often the metrics in question were recorded."""
     data = reader.get_metrics_data()
-    found = [metric for each in data.resource_metrics for scope in each.scope_metrics for metric in scope.metrics] if data else []
+    scopes: list[Any] = [scope for each in data.resource_metrics for scope in each.scope_metrics] if data else []
+    found = [metric for scope in scopes for metric in scope.metrics]
     wanted = {"gen_ai.client.operation.duration", "qreward.client.batch.size", "qreward.client.attempt.duration"}
     return {metric.name: sum(point.count for point in metric.data.data_points) for metric in found if metric.name in wanted}

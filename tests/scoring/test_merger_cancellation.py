@@ -159,6 +159,7 @@ async def test_a_callback_that_raises_ends_reading_and_drops_what_waits() -> Non
     async with client_of(backend, endpoint("tei", 1, "tei")) as client:
         with pytest.raises(BatchInterrupted) as caught:
             await client.batch_score(texts(500), MODEL, on_result=seen)
+        assert caught.value.results is not None
         assert 40 in {result.index for result in caught.value.results}
         assert leftovers(client) == {}
     assert len(backend.sent) <= 3
@@ -174,7 +175,8 @@ async def test_closing_the_client_ends_what_waits_what_is_under_way_and_what_is_
     asked.append(asyncio.create_task(client.batch_score(texts(2000), MODEL)))
     await asyncio.sleep(0.3)
     await client.aclose()
-    *singles, batch = await asyncio.gather(*asked, return_exceptions=True)
+    found: list[Any] = await asyncio.gather(*asked, return_exceptions=True)
+    *singles, batch = found
     assert {type(each) for each in singles} == {ClientClosed}
     assert len(batch) == 2000
     assert {type(error) for error in batch.errors.values()} == {ClientClosed}

@@ -35,7 +35,8 @@ async def one_by_one(items: list[Any]) -> AsyncIterator[Any]:
 
 async def test_all_items_fail_about_one_timeout_after_the_endpoints_have_died() -> None:
     """A quarter of the timeout more, if one was sent last."""
-    for method, kind in product(("batch_score", "batch_embeddings"), (list, iter, one_by_one)):
+    kinds: list[Any] = [list, iter, one_by_one]
+    for method, kind in product(("batch_score", "batch_embeddings"), kinds):
         backend, start = ListBackend(refuses), now()
         async with client_of(backend, endpoint("a", 4), endpoint("b", 4)) as client:
             batch = await getattr(client, method)(kind(texts(MANY)), MODEL, timeout=12)

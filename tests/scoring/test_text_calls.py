@@ -61,7 +61,7 @@ def test_moderations_tell_of_each_input() -> None:
 def test_what_is_no_prompt_is_refused_before_anything_is_sent() -> None:
     async def test(client: QRewardClient, fleet: FakeFleet) -> int:
         with pytest.raises(BadRequest):
-            await client.text_completion({"prompt": 1}, model="davinci")  # type: ignore[arg-type]
+            await client.text_completion({"prompt": 1}, model="davinci")  # type: ignore[dict-item]
         with pytest.raises(BadRequest, match="n must be"):
             await client.text_completion("x", model="davinci", n=0)
         return fleet.seen("api").requests

@@ -47,7 +47,7 @@ def test_only_a_host_that_others_reach_needs_a_token() -> None:
     for host in ("0.0.0.0", "::", "10.0.0.5", "gpu-0", ""):
         with pytest.raises(ConfigError, match=r"can be reached from other machines; set a token .* --token-env NAME"):
             ServerConfig(host=host)
-        assert ServerConfig(host=host, token=TOKEN).host == host
+        assert ServerConfig(host=host, token=TOKEN).host == host  # type: ignore[arg-type]
     for host in ("127.0.0.1", "127.1.2.3", "::1", "localhost"):
         assert ServerConfig(host=host).token is None
 
@@ -57,8 +57,8 @@ def test_an_app_without_a_token_that_somebody_serves_to_all_refuses_all() -> Non
         with pytest.raises(HTTPError) as refused:
             check_caller({"server": server, "headers": []}, ServerConfig())
         assert refused.value.status == 403
-    for server in (("127.0.0.1", 80), ("::1", 80), ("/run/reward.sock", None), None):
-        check_caller({"server": server, "headers": []}, ServerConfig())
+    for local in (("127.0.0.1", 80), ("::1", 80), ("/run/reward.sock", None), None):
+        check_caller({"server": local, "headers": []}, ServerConfig())
 
 
 @each(
@@ -86,7 +86,7 @@ async def test_no_secret_is_shown_or_logged(caplog: pytest.LogCaptureFixture, ca
     async with served(Lengths(), token=TOKEN) as server:
         await server.post("/get_reward", {"query": ["poison"]}, authorization=f"Bearer {TOKEN}")
         await server.post("/get_reward", BODY, authorization="Bearer other-secret")
-    config = ServerConfig(token=TOKEN)
+    config = ServerConfig(token=TOKEN)  # type: ignore[arg-type]
     shown = [repr(config), str(config), config.model_dump_json(), caplog.text, *capsys.readouterr()]
     ours = [record.getMessage() for record in caplog.records if not record.name.startswith(("httpcore", "httpx"))]
     assert "the scorer failed on a batch of 1: ValueError: poison was found" in ours

@@ -13,7 +13,8 @@ from qreward import Telemetry, TelemetryExporter, schedule
 
 def points(reader: InMemoryMetricReader) -> dict[tuple[str, str | None], Any]:
     data = reader.get_metrics_data()
-    found = [metric for each in data.resource_metrics for scope in each.scope_metrics for metric in scope.metrics] if data else []
+    scopes: list[Any] = [scope for each in data.resource_metrics for scope in each.scope_metrics] if data else []
+    found = [metric for scope in scopes for metric in scope.metrics]
     assert {(metric.name, metric.unit) for metric in found} <= {("qreward.schedule.duration", "s")}
     return {
         (str(p.attributes["code.function.name"]), p.attributes.get("error.type")): p for metric in found for p in metric.data.data_points

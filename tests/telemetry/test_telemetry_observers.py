@@ -129,8 +129,7 @@ async def test_an_observer_is_given_the_same_error_for_a_time_out_as_the_caller(
     caught: list[Any] = []
 
     async def fail(client: Any) -> None:
-        (error,) = await asyncio.gather(client.chat_completion(chat(), MODEL), return_exceptions=True)
-        caught.append(error)
+        caught.extend(await asyncio.gather(client.chat_completion(chat(), MODEL), return_exceptions=True))
 
     diary = await hear(fail, {"a": [Do(200)]}, names="a", retry=Retry(attempts=1))
     (attempt,) = [event for event in diary.heard if isinstance(event, AttemptEnded)]

@@ -284,7 +284,7 @@ ALWAYS = {
 
 
 def test_spans_and_points_are_those_of_the_table() -> None:
-    wrong = []
+    wrong: list[Any] = []
     for case in CASES:
         with played(case) as seen:
             wrong += mismatches(case, seen)

@@ -17,7 +17,7 @@ from qreward.testing import FakeEndpoint, Faults, Latency, Seen
 from qreward.testing.endpoint import FakeEndpointState
 
 
-def faulty(**rates: float) -> FakeEndpoint:
+def faulty(**rates: Any) -> FakeEndpoint:
     return FakeEndpoint("a", faults=Faults(**rates), latency=Latency(tokens=20), max_concurrency=8)
 
 

@@ -82,7 +82,7 @@ DIFFERENT = [
 
 
 def test_answers_are_the_same_however_they_are_written_and_others_are_not() -> None:
-    judged = {pair: (same_answer(*pair), same_answer(*reversed(pair))) for pair in [*SAME, *DIFFERENT]}
+    judged = {pair: (same_answer(*pair), same_answer(*pair[::-1])) for pair in [*SAME, *DIFFERENT]}
     assert [pair for pair in SAME if not all(judged[pair])] == []
     assert [pair for pair in DIFFERENT if judged[pair] != (None, None)] == []
 

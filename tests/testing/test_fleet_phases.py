@@ -8,6 +8,7 @@ import math
 import socket
 from email.utils import parsedate_to_datetime
 from time import time
+from typing import Any
 
 import aiohttp
 import pytest
@@ -71,9 +72,12 @@ def test_a_phase_after_so_many_requests_begins_with_that_request() -> None:
     assert timeline.next_change(21) == 22
 
 
+LONGER: list[Any] = ["slow", "hang"]
+
+
 @given(
     phases=st.lists(
-        st.tuples(st.sampled_from(["slow", "hang"]), st.floats(0, 10), st.floats(0.1, 10), st.floats(1, 20)).map(
+        st.tuples(st.sampled_from(LONGER), st.floats(0, 10), st.floats(0.1, 10), st.floats(1, 20)).map(
             lambda drawn: Phase(behaviour=drawn[0], start=drawn[1], end=drawn[1] + drawn[2], factor=drawn[3])
         ),
         max_size=5,

@@ -233,7 +233,7 @@ def test_tokens_are_conserved_and_memory_is_bounded_whatever_comes_and_goes(spec
         assert 0 <= each.cached < each.prompt
         assert each.cached % SMALL.block == 0
     if not cancelled:
-        assert server.prefilled == sum(each.prompt - each.cached for each in requests)
+        assert server.prefilled == sum(each.prompt - (each.cached or 0) for each in requests)
         assert server.decoded == sum(each.output for each in requests)
     assert server.hits <= server.queried
     admitted = [each.admitted_at for each in done]
@@ -269,9 +269,9 @@ def test_no_server_computes_less_than_the_ideal(specs: list) -> None:
     scattered = [ModelServer(SMALL) for _ in range(3)]
     for place, each in enumerate(requests):
         scattered[place % 3].submit(0.0, ModelRequest(each.prompt, each.output, each.keys, each.ends))
-    for each in scattered:
-        each.run(0.0)
-        finish(each)
+    for one in scattered:
+        one.run(0.0)
+        finish(one)
     assert sum(each.prefilled for each in scattered) >= ideal_prefill(requests)
 
 

@@ -24,6 +24,10 @@ def held() -> threading.Lock:
     return lock
 
 
+def nothing_after(_: object) -> None:
+    """What a job returns that has done its work."""
+
+
 def hedged(time: BlockingTime, bodies: list[Callable[[], Any]], after: float) -> Any:
     """The first answer of several bodies, each begun when those before were silent for a while."""
     answered, answers = held(), []
@@ -184,7 +188,7 @@ def test_a_wait_ends_when_it_is_woken_or_when_its_time_has_come() -> None:
 def test_a_time_that_a_thread_waited_for_means_nothing_when_the_thread_has_ended() -> None:
     with VirtualThreads(patience=5) as threads:
         lock = held()
-        threads.run(lambda: threads.wait(lock, 5) and None)
+        threads.run(lambda: nothing_after(threads.wait(lock, 5)))
         threads.sleep(1)
         threads.wake(lock)
         threads.sleep(10)
@@ -287,9 +291,9 @@ def test_a_spawned_thread_is_joined_for_what_it_returned_or_raised_by_as_many_as
 def test_a_function_returns_its_value_and_raises_its_error_or_that_of_a_thread_that_nobody_joined() -> None:
     assert run_in_virtual_threads(lambda threads: threads.now()) == 0.0
     with pytest.raises(KeyError, match="mine"):
-        run_in_virtual_threads(lambda threads: {}["mine"])
+        run_in_virtual_threads(lambda threads: dict[str, int]()["mine"])
     with pytest.raises(KeyError, match="mine"):
-        run_in_virtual_threads(lambda threads: threads.spawn(lambda: {}["mine"]))
+        run_in_virtual_threads(lambda threads: threads.spawn(lambda: dict[str, int]()["mine"]))
 
 
 # what would hang
@@ -298,7 +302,7 @@ def test_a_function_returns_its_value_and_raises_its_error_or_that_of_a_thread_t
 def test_waiting_for_what_cannot_happen_is_a_deadlock_that_names_who_waits_where() -> None:
     def main(threads: VirtualThreads) -> None:
         threads.spawn(lambda: threads.wait(held(), None), "caller")
-        threads.run(lambda: threads.wait(held(), float("inf")))
+        threads.run(lambda: nothing_after(threads.wait(held(), float("inf"))))
         threads.sleep(1)
         threads.wait(held(), None)
 
@@ -311,7 +315,7 @@ def test_a_deadlock_names_the_error_of_a_thread_that_nobody_joined_and_the_main_
     with pytest.raises(KeyError, match="mine"), VirtualThreads() as threads:  # noqa: PT012 - its end raises
         lock = held()
         waiter = threads.spawn(lambda: threads.wait(lock, None))
-        threads.spawn(lambda: {}["mine"])
+        threads.spawn(lambda: dict[str, int]()["mine"])
         with pytest.raises(Deadlock) as caught:
             threads.wait(held(), None)
         assert isinstance(caught.value.__cause__, KeyError)
@@ -381,7 +385,7 @@ def test_asking_again_and_again_at_one_time_is_an_error(monkeypatch: pytest.Monk
 def test_a_thread_that_blocks_in_real_time_is_named() -> None:
     real, problem = held(), r"'worker-1' has kept the turn for 0.01 seconds of real time at .*test_virtual_threads"
     with pytest.raises(RuntimeError, match=problem), VirtualThreads(patience=0.01) as threads:  # noqa: PT012
-        threads.run(lambda: real.acquire(timeout=30) and None)
+        threads.run(lambda: nothing_after(real.acquire(timeout=30)))
         threads.sleep(1)
     real.release()
 

@@ -57,6 +57,7 @@ async def test_an_outcome_brings_the_rate_limits_that_the_server_states(engine: 
         outcome = await backend.send(endpoint, call())
     assert isinstance(outcome, Answer if status == 200 else Failure)
     assert outcome.limits is not None
+    assert outcome.limits.requests is not None
     assert (outcome.limits.requests.limit, outcome.limits.requests.remaining) == (5000, 4999)
 
 

@@ -239,7 +239,7 @@ async def test_a_server_that_is_faster_than_its_reader_waits(engine: str) -> Non
     async def script(_: Request, connection: Connection) -> None:
         nonlocal sent
         await connection.send(START)
-        for _ in range(400):
+        for _number in range(400):
             await connection.send(flood)
             sent += 1
         await connection.send(END)

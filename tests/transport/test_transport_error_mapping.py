@@ -216,7 +216,8 @@ def test_long_words_are_cut(body: Any) -> None:
     ],
 )
 def test_a_redirect_names_the_host_it_points_to_and_nothing_else(location: str | None, shown: str) -> None:
-    text = str(failure(307, b"", **({"location": location} if location else {})).error)
+    headers: dict[str, Any] = {"location": location} if location else {}
+    text = str(failure(307, b"", **headers).error)
     assert text == f"endpoint 'gpu-0' answered 307 for model 'judge-7b': {shown}; set base_url of endpoint 'gpu-0' to the final address"
 
 
@@ -283,7 +284,7 @@ HINTS: list[tuple[dict[str, str], float | None]] = [
 
 
 @each("headers, seconds", HINTS)
-def test_how_long_to_stay_away(headers: dict[str, str], seconds: float | None) -> None:
+def test_how_long_to_stay_away(headers: dict[str, Any], seconds: float | None) -> None:
     assert retry_after(CIMultiDict(headers), NOW) == (None if seconds is None else pytest.approx(seconds))
     assert failure(429, **headers).retry_after == (None if seconds is None else pytest.approx(seconds))
 
@@ -316,7 +317,7 @@ def test_no_body_is_too_odd_to_be_a_failure(seed: int) -> None:
 
 def _odd(dice: random.Random, depth: int) -> Any:
     names = ["error", "message", "detail", "code", "type", "status", "error_type", "loc", "msg", "metadata"]
-    leaf = dice.choice([None, True, -1, 429, 1e400, "429", "", "words", "rate_limit_exceeded", "\ud800", {}, []])
+    leaf: Any = dice.choice([None, True, -1, 429, 1e400, "429", "", "words", "rate_limit_exceeded", "\ud800", {}, []])
     kind = dice.randrange(3) if depth else 0
     if kind == 0:
         return leaf

@@ -44,6 +44,7 @@ def test_a_stream_gives_its_words_and_ends_in_the_whole_answer(engine: str) -> N
     assert (outcome.value.text(), outcome.prompt_tokens, outcome.output_tokens) == ("yes", 12, 3)
     built = outcome.value.build()
     assert type(built) is ChatCompletion
+    assert built.usage is not None
     assert (built.choices[0].message.content, built.choices[0].finish_reason, built.usage.total_tokens) == ("yes", "stop", 15)
     expected = {"model": "org/judge", "messages": MESSAGES, "temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
     assert request.json == expected
@@ -69,7 +70,7 @@ async def test_chunks_come_as_soon_as_they_are_sent_and_keep_alives_are_signs_of
         for data, texts in expected:
             sent.put_nowait(data)
             chunks = await stream.read()
-            assert (chunks and [chunk.text for chunk in chunks]) == texts
+            assert ([chunk.text for chunk in chunks] if chunks else chunks) == texts
         assert isinstance(stream.outcome, Answer)
         sent.put_nowait(b"")
         await stream.aclose()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import Any
 
 from openai.types.chat import ChatCompletion
 from shared_tools import PATIENCE, completion, each
@@ -52,7 +53,8 @@ def test_a_stream_that_breaks_off_is_a_passing_failure_unless_the_answer_was_com
     text, outcome, _ = outcome_of(begun(said("ye") + said("s"), then), engine)
     assert isinstance(outcome, Failure)
     assert (text, outcome.kind, type(outcome.error)) == ("yes", FailureKind.TRANSIENT, ConnectionFailed)
-    assert (outcome.error.endpoint, outcome.error.model) == ("gpu-0", "judge-7b")
+    raised: Any = outcome.error
+    assert (raised.endpoint, raised.model) == ("gpu-0", "judge-7b")
     text, outcome, _ = outcome_of(begun(said("yes") + ENDED, then), engine)
     assert isinstance(outcome, Answer)
     assert (text, outcome.value.text(), outcome.prompt_tokens, outcome.output_tokens) == ("yes", "yes", None, None)
@@ -86,7 +88,8 @@ def test_an_error_in_a_stream_is_its_failure_after_the_text_before_it(engine: st
         text, outcome, _ = outcome_of(always(sse(said("ye") + body + end)), engine)
         assert isinstance(outcome, Failure)
         assert (text, outcome.kind, type(outcome.error)) == ("ye", kind, error)
-        assert (outcome.error.request_id, outcome.error.status_code) == ("r-1", 200)
+        raised: Any = outcome.error
+        assert (raised.request_id, raised.status_code) == ("r-1", 200)
 
 
 async def test_an_error_leaves_at_once_what_the_server_still_wants_to_say() -> None:

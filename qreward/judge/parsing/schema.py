@@ -53,7 +53,7 @@ class ScoreVerdict(BaseModel):
         7.0
     """
 
-    reason: str = Field("", description="why, in a few sentences")
+    reason: str = Field(default="", description="why, in a few sentences")
     score: float
 
 
@@ -65,7 +65,7 @@ class YesNoVerdict(BaseModel):
         1.0
     """
 
-    reason: str = Field("", description="why, in a few sentences")
+    reason: str = Field(default="", description="why, in a few sentences")
     verdict: Literal["yes", "no"]
 
     @field_validator("verdict", mode="before")
@@ -89,7 +89,7 @@ class PreferenceVerdict(BaseModel):
         0.5
     """
 
-    reason: str = Field("", description="why, in a few sentences")
+    reason: str = Field(default="", description="why, in a few sentences")
     preferred: Literal["A", "B", "tie"]
 
     @property

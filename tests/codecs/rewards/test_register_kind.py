@@ -17,7 +17,7 @@ import pytest
 from aiohttp import web
 from shared_tools import each
 
-from qreward import ConfigError, Endpoint, ListCodec, MergeLimits, QRewardClient, RewardModel, ServerKind, register_kind
+from qreward import ConfigError, Endpoint, ListCodec, MergeLimits, QRewardClient, Retry, RewardModel, ServerKind, register_kind
 from qreward.codecs.base import Malformed, WireRequest
 from qreward.codecs.rewards import registry
 from qreward.codecs.rewards.server_info import Load, ServerLimits
@@ -118,7 +118,7 @@ async def test_a_route_of_it_may_take_pairs_in_a_body_of_its_own() -> None:
 async def test_a_reply_in_another_form_is_an_error_and_no_score(reply: Any) -> None:
     server = Acme()
     server.reply = reply
-    async with server.running() as url, QRewardClient([Endpoint(url, kind="acme", proxy="")], retry={"attempts": 1}) as client:
+    async with server.running() as url, QRewardClient([Endpoint(url, kind="acme", proxy="")], retry=Retry(attempts=1)) as client:
         batch = await client.batch_score(["a", "b"], model="rm")
         assert [result.ok for result in batch] == [False, False]
 

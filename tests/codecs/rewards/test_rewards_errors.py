@@ -112,7 +112,8 @@ async def test_the_key_of_an_endpoint_goes_to_its_own_routes_too() -> None:
     ],
 )
 def test_faults_are_understood_from_every_kind_of_server(kind: str, fault: str, expected: FailureKind) -> None:
-    faulty = FakeEndpoint("gpu-0", kind=kind, faults=Faults(**{fault: 1.0}))
+    faults: dict[str, Any] = {fault: 1.0}
+    faulty = FakeEndpoint("gpu-0", kind=kind, faults=Faults(**faults))
     assert failed(faulty, call(SCORE, [("q", "a")] if kind == "nim" else ["a"])).kind is expected
 
 

@@ -170,6 +170,9 @@ def test_a_score_is_a_float_that_survives_copies() -> None:
     assert (score + 1, repr(score), Score(2).attributes) == (2.25, "1.25", {})
 
 
+NOT_TO_EMBED: list[Any] = [[""], [[]], [[1, "a"]], [[True]], [None]]
+
+
 @each(
     "operation, given, message",
     [
@@ -182,7 +185,7 @@ def test_a_score_is_a_float_that_survives_copies() -> None:
         (SCORE, [{"prompt": "q"}], "'prompt' and 'response'"),
         (SCORE, [[]], "messages is empty"),
         (SCORE, [{"messages": "x"}], "messages is a text"),
-        *((EMBED, given, "item 0") for given in ([""], [[]], [[1, "a"]], [[True]], [None])),
+        *((EMBED, given, "item 0") for given in NOT_TO_EMBED),
     ],
 )
 def test_a_wrong_item_is_refused_with_its_place_before_anything_is_sent(operation: Operation, given: Any, message: str) -> None:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scheduler_driver import Driver
 
+from qreward.scheduler.limits.rate import Gcra
 from qreward.scheduler.limits.tokens import FIRST_OUTPUT
 from qreward.scheduler.outcome import FailureKind
 from qreward.scheduler.state import Task
@@ -29,7 +30,7 @@ def driver(estimate: Estimate | None = None, *, reserved: bool = False, tpm: flo
 
 def ready_at(driver: Driver) -> float:
     tokens = driver["a"].tokens
-    assert tokens is not None
+    assert isinstance(tokens, Gcra)
     return tokens.ready_at + tokens.burst
 
 

@@ -17,14 +17,14 @@ Groups are nested, as prefixes are. The tree of groups holds those in which task
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import chain, islice
 from math import log2
 from typing import Any, Generic
 
 from qreward.scheduler.prefixes import Cached, Homes, Prefix
-from qreward.scheduler.shared_blocks import Levels, SharedBlocks, T
+from qreward.scheduler.shared_blocks import SharedBlocks, T
 
 COMPARED = 16
 """Groups of other sources of which the largest is chosen."""
@@ -294,7 +294,7 @@ class AffineQueue(Generic[T]):
                 group = self._root
             elif prefix.told:
                 known = groups.get(prefix.keys[-1])
-                group = known or self._group(list(zip(prefix.keys, prefix.lengths, strict=True)), homes)
+                group = known or self._group(prefix, range(1, len(prefix.keys) + 1), homes)
             else:
                 group = self._found(task, homes)
             task.group = group
@@ -309,13 +309,14 @@ class AffineQueue(Generic[T]):
         """Return the group of a task whose group nobody has told, after its first sibling was moved there."""
         if self._blocks is None:
             self._blocks = SharedBlocks()
-        assert task.prefix is not None
-        levels, first, parted = self._blocks.find(task, task.prefix, homes)
-        if not levels:
+        prefix = task.prefix
+        assert prefix is not None
+        ends, first, parted = self._blocks.find(task, prefix, homes)
+        if not ends:
             return self._root
         if parted is not None:
             homes.part(*parted)
-        group = self._groups.get(levels[-1][0]) or self._group(levels, homes)
+        group = self._groups.get(prefix.keys[ends[-1] - 1]) or self._group(prefix, ends, homes)
         if parted is not None and (below := self._groups.get(parted[1])) is not None:
             self._insert(self._groups[parted[0]], below)
         if first is not None and (before := first.group) is not None and before is not group:
@@ -325,13 +326,14 @@ class AffineQueue(Generic[T]):
                 before.tasks.popleft()
         return group
 
-    def _group(self, levels: Levels, homes: Homes[Any]) -> Group[T]:
-        """Return the innermost of these groups, which are created if needed."""
+    def _group(self, prefix: Prefix, ends: Sequence[int], homes: Homes[Any]) -> Group[T]:
+        """Return the innermost of the groups that are so many keys of a prefix; they are created if needed."""
         parent = self._root
-        for key, length in levels:
+        for end in ends:
+            key = prefix.keys[end - 1]
             group = self._groups.get(key)
             if group is None:
-                group = self._groups[key] = Group(key, length, parent)
+                group = self._groups[key] = Group(key, prefix.lengths[end - 1], parent)
                 parent.inner += 1
                 for source in homes.of(key):
                     self._visit(group, source)

@@ -208,7 +208,7 @@ class BatchFeed:
     @property
     def read_ahead(self) -> int:
         """How many tasks the buffer should hold."""
-        return max(self.pool.look_ahead, READ_AHEAD) if self.affine and self.pool.affine else READ_AHEAD
+        return self.pool.read_ahead if self.affine else READ_AHEAD
 
 
 ATTEMPT_FIRST = 120.0
@@ -583,6 +583,7 @@ class Pool:
         self.homes: Homes[Source] = Homes()  # which of its sources have which prefixes
         self.affine = False  # several sources choose among the oldest ``look_ahead`` tasks of each batch and tenant by their prefix caches
         self.look_ahead = LOOK_AHEAD
+        self.read_ahead = READ_AHEAD  # tasks that the buffer of a batch should hold if they have prefixes
         self.down_since = inf  # since when no source is alive while batches wait; inf while one is alive, or without batches
         self.due = -1  # belongs to the timer wheel
         self.prefix_of: Callable[[Any], Prefix | None] | None = None  # what a payload's prompt begins with; None: no prefix affinity
@@ -621,6 +622,7 @@ class Pool:
         """Set how many waiting tasks its sources choose among by prefix affinity; 0 turns it off."""
         self.look_ahead = tasks
         self.affine = tasks > 0 and len(self.sources) > 1
+        self.read_ahead = max(tasks, READ_AHEAD) if self.affine else READ_AHEAD
 
     def is_alive(self) -> bool:
         """Return whether any source is alive."""

@@ -5,7 +5,7 @@ A source takes, among the oldest ``look_ahead`` tasks:
 1. a task whose prefix it has: of several the one with the longest, and of those the one it came to last, so that it finishes a group before
    its cache loses it;
 2. a group that no source has, the largest first: inside of a group that it has (the questions of its rubric), else anywhere;
-3. a task without a prefix;
+3. a task that has no prefix, or is the only one known to have it;
 4. when nothing else is left, a task of a large group that other sources have.
 
 So each prefix is computed once, while no source is ever idle for it, and nothing is bound to a source before it is sent. A task with n
@@ -62,7 +62,7 @@ class Group(Generic[T]):
         return bool(self.tasks) or (self.free is not None and self.largest() is not None)
 
     def narrowed(self, prefix: Prefix) -> Prefix:
-        """Return the found prefix of one of its tasks without the blocks at which no tasks are known to part.
+        """Return the prefix of one of its tasks without the keys at which no tasks are known to part.
 
         What a source has of the others follows from these (see ``Homes.part``), so it need not be remembered.
         """
@@ -74,7 +74,7 @@ class Group(Generic[T]):
             keys.append(group.key)
             lengths.append(group.length)
             group = group.parent
-        return Prefix(tuple(keys[::-1]), tuple(lengths[::-1]), prefix.total)
+        return Prefix(tuple(keys[::-1]), tuple(lengths[::-1]), prefix.total, prefix.told)
 
     def largest(self) -> Group[T] | None:
         """Return an inner group that no source has and that saves most text, or None."""
@@ -245,7 +245,7 @@ class AffineQueue(Generic[T]):
         if source not in group.homes:
             self._visit(group, source)
         self.discard(task)
-        if task.prefix is not None and not task.prefix.told:
+        if task.prefix is not None and len(task.prefix.keys) > 1:
             task.prefix = group.narrowed(task.prefix)
         return task
 
@@ -293,8 +293,7 @@ class AffineQueue(Generic[T]):
             if prefix is None:
                 group = self._root
             elif prefix.told:
-                known = groups.get(prefix.keys[-1])
-                group = known or self._group(prefix, range(1, len(prefix.keys) + 1), homes)
+                group = groups.get(prefix.keys[-1]) or self._found(task, homes)
             else:
                 group = self._found(task, homes)
             task.group = group
@@ -306,7 +305,7 @@ class AffineQueue(Generic[T]):
             self._sweep()
 
     def _found(self, task: T, homes: Homes[Any]) -> Group[T]:
-        """Return the group of a task whose group nobody has told, after its first sibling was moved there."""
+        """Return the group of a task, after its first sibling was moved there."""
         if self._blocks is None:
             self._blocks = SharedBlocks()
         prefix = task.prefix
@@ -343,7 +342,7 @@ class AffineQueue(Generic[T]):
     def _insert(self, group: Group[T], below: Group[T]) -> None:
         """Move a group below a new one, which nobody knew to be between it and its parent."""
         parent = group.parent
-        if parent is None or below.parent is not parent:
+        if parent is None or below is group or below.parent is not parent:
             return
         below.unlist()
         below.parent, below.depth = group, group.depth + 1

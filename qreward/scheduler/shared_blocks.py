@@ -1,4 +1,4 @@
-"""Finds which prompts begin alike, from the hashes of their blocks of text: where nobody has told the groups of a batch.
+"""Finds which prompts begin alike, from the hashes of their blocks of text, or from the groups that the caller has told.
 
 The blocks of all recent tasks form a radix tree: a ``Run`` is a row of blocks that the same tasks have. It ends where they part. So a task
 costs a look-up per run instead of one per block. The group of a task is the innermost run that another task has too. Tasks come one after
@@ -69,7 +69,7 @@ class SharedBlocks(Generic[T]):
         first, parted = None, None
         while place < count:
             run = runs.get(keys[place]) or self._recall(keys[place])
-            if run is None:
+            if run is None or run.end <= place or run.prefix.keys[place] != keys[place]:  # or another run has an equal key by chance
                 self._add(task, prefix, place, ends, homes)
                 break
             end, others = run.end, run.prefix.keys

@@ -66,15 +66,12 @@ class Group(Generic[T]):
 
         What a source has of the others follows from these (see ``Homes.part``), so it need not be remembered.
         """
-        keys, lengths = [prefix.keys[-1]], [prefix.lengths[-1]]
-        group = self
-        if group.key == keys[0] and group.parent is not None:
+        keys, lengths = prefix.keys[-1:], prefix.lengths[-1:]
+        group = self if self.key != keys[0] else self.parent
+        while group is not None and group.parent is not None:
+            keys, lengths = (group.key, *keys), (group.length, *lengths)
             group = group.parent
-        while group.parent is not None:
-            keys.append(group.key)
-            lengths.append(group.length)
-            group = group.parent
-        return Prefix(tuple(keys[::-1]), tuple(lengths[::-1]), prefix.total, prefix.told)
+        return Prefix(keys, lengths, prefix.total, prefix.told)
 
     def largest(self) -> Group[T] | None:
         """Return an inner group that no source has and that saves most text, or None."""
@@ -225,8 +222,10 @@ class AffineQueue(Generic[T]):
             look_ahead: how many tasks, in order of arrival, it chooses among; 0 for the oldest.
             homes: which sources have which prefixes.
         """
-        if self._ahead or not look_ahead or (not self._line and self._unfiled[0].prefix is None):
+        if self._ahead or not look_ahead:
             return self.popleft()
+        if not self._line and self._unfiled[0].prefix is None:
+            return self._unfiled.popleft()
         if self._unfiled and len(self._line) < look_ahead - look_ahead // BATCH:
             self._file(look_ahead, homes)
         task = next(iter(self._line))
@@ -245,7 +244,7 @@ class AffineQueue(Generic[T]):
         if source not in group.homes:
             self._visit(group, source)
         self.discard(task)
-        if task.prefix is not None and len(task.prefix.keys) > 1:
+        if task.prefix is not None and len(task.prefix.keys) > group.depth:
             task.prefix = group.narrowed(task.prefix)
         return task
 

@@ -23,7 +23,7 @@ from qreward.scheduler.limits.concurrency import AdaptiveLimit, ConcurrencyLimit
 from qreward.scheduler.outcome import Answer, Outcome
 from qreward.scheduler.prefixes import Prefix
 from qreward.scheduler.scheduler import Scheduler
-from qreward.scheduler.state import Attempt, Pool, Source, Task
+from qreward.scheduler.state import READ_AHEAD, Attempt, Pool, Source, Task
 from qreward.settings.policies import Hedge, Retry
 from qreward.testing.model_server import ModelRequest, ModelServer, ServedModel
 
@@ -154,7 +154,8 @@ class AheadBulk(Bulk):
     def __init__(self, jobs: Sequence[PrefixJob], pool: Pool, prefix: Callable[[PrefixJob], Prefix] | None) -> None:
         super().__init__(jobs, pool, 0.0, len(jobs))
         self._size, self._prefix = len(jobs), prefix
-        self.feed.affine = prefix is not None
+        if prefix is not None:
+            self.feed.read_ahead = max(READ_AHEAD, pool.look_ahead)
         self.on_ended: Callable[[], None] = lambda: None
 
     @property

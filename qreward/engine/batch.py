@@ -18,7 +18,7 @@ from qreward.engine.snapshots import Tallies, result_of
 from qreward.errors import BadRequest, ClientClosed, DeadlineExceeded, QRewardError
 from qreward.results import BatchInterrupted, BatchResult, BatchStats, Result
 from qreward.scheduler.outcome import Answer, Outcome
-from qreward.scheduler.state import Attempt, BatchFeed, Pool, RequestOptions, Source, Task
+from qreward.scheduler.state import READ_AHEAD, Attempt, BatchFeed, Pool, RequestOptions, Source, Task
 
 MOST_AT_ONCE = 256
 """Maximum number of items that are read, or that fail unread, in one turn of the event loop."""
@@ -255,7 +255,7 @@ class BatchWaiter(Waiter):
 
     def _is_filling(self, feed: BatchFeed) -> bool:
         """Return True while the batch begins and reads ahead before anything is sent, so that endpoints do not divide groups."""
-        return feed.affine and self._room(feed) > 0 and self.driver.engine.clock() < self._fill_until
+        return feed.read_ahead > READ_AHEAD and self._room(feed) > 0 and self.driver.engine.clock() < self._fill_until
 
     def _room(self, feed: BatchFeed) -> int:
         """Return the number of items that may be read now."""

@@ -527,7 +527,7 @@ class Scheduler:
         if task.pool.down_since < inf and task.timeout is not None:
             task.deadline = deadline(now, source, task.pool, task.timeout, feed.opened_at)
             self.wheel.move(task, task.deadline)
-        if not feed.more_requested and len(feed.buffer) < (feed.pool.read_ahead - READ_AHEAD + LOW if feed.affine else LOW):
+        if not feed.more_requested and len(feed.buffer) < feed.read_ahead - READ_AHEAD + LOW:
             self._ask(feed)
 
     def _cost(self, task: Task) -> float:

@@ -195,7 +195,7 @@ class BatchFeed:
     with it instead of appending the item to a non-empty buffer."""
     due: int = -1  # belongs to the timer wheel
     postponed: bool = False  # used by ``outages``
-    affine: bool = False  # its tasks have prefixes, so that more are read ahead
+    read_ahead: int = READ_AHEAD  # tasks that the buffer should hold; more if they have prefixes
 
     def __post_init__(self) -> None:
         self.served = self.opened_at
@@ -203,12 +203,8 @@ class BatchFeed:
     def read(self, task: Task) -> None:
         """Append a task that was read from the input."""
         self.buffer.append(task)
-        self.affine = self.affine or task.prefix is not None
-
-    @property
-    def read_ahead(self) -> int:
-        """How many tasks the buffer should hold."""
-        return self.pool.read_ahead if self.affine else READ_AHEAD
+        if task.prefix is not None and self.read_ahead == READ_AHEAD:
+            self.read_ahead = max(READ_AHEAD, self.pool.look_ahead)
 
 
 ATTEMPT_FIRST = 120.0
@@ -583,7 +579,6 @@ class Pool:
         self.homes: Homes[Source] = Homes()  # which of its sources have which prefixes
         self.affine = False  # several sources choose among the oldest ``look_ahead`` tasks of each batch and tenant by their prefix caches
         self.look_ahead = LOOK_AHEAD
-        self.read_ahead = READ_AHEAD  # tasks that the buffer of a batch should hold if they have prefixes
         self.down_since = inf  # since when no source is alive while batches wait; inf while one is alive, or without batches
         self.due = -1  # belongs to the timer wheel
         self.prefix_of: Callable[[Any], Prefix | None] | None = None  # what a payload's prompt begins with; None: no prefix affinity
@@ -622,7 +617,6 @@ class Pool:
         """Set how many waiting tasks its sources choose among by prefix affinity; 0 turns it off."""
         self.look_ahead = tasks
         self.affine = tasks > 0 and len(self.sources) > 1
-        self.read_ahead = max(tasks, READ_AHEAD) if self.affine else READ_AHEAD
 
     def is_alive(self) -> bool:
         """Return whether any source is alive."""

@@ -253,7 +253,7 @@ def played(driver: Driver, keys: list[int | None], *, singles: bool) -> list[int
             driver.watch.open[task] = None
             driver.scheduler.submit(driver.now, task)
     else:
-        feed = BatchFeed(driver.pool, 5, None, driver.now, affine=True)
+        feed = BatchFeed(driver.pool, 5, None, driver.now, read_ahead=driver.pool.look_ahead)
         driver.watch.feeds[feed] = None
         feed.buffer.extend(tasks)
         feed.ended = True

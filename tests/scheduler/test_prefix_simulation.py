@@ -14,7 +14,7 @@ from scheduler_scenarios import random_simulation
 
 from qreward.scheduler.outcome import Answer
 from qreward.scheduler.prefixes import Prefix
-from qreward.scheduler.state import Attempt, BatchFeed, Task
+from qreward.scheduler.state import READ_AHEAD, Attempt, BatchFeed, Task
 
 PROMPT, SHARED = 1000, 900
 """Tokens of a prompt, and of the question in it."""
@@ -63,7 +63,7 @@ def bulk(groups: int, size: int, *, affine: bool, told: bool = True) -> tuple[fl
     """Judge so many answers each to so many questions, shuffled. Returns the seconds, the tokens computed, and the driver."""
     driver = Driver(dict.fromkeys("abcd", 8), thorough=False)
     servers = {name: CachingServer() for name in driver.sources}
-    feed = BatchFeed(driver.pool, 5, None, 0.0, affine=affine)
+    feed = BatchFeed(driver.pool, 5, None, 0.0, read_ahead=driver.pool.look_ahead if affine else READ_AHEAD)
     driver.watch.feeds[feed] = None
     questions = [number % groups for number in range(groups * size)]
     Random(3).shuffle(questions)

@@ -121,8 +121,8 @@ class PrefixCache:
             self.forget()
         self._sent_at = now
         expected = self._expected(prefix)
-        self.clock += prefix.total / self.characters - expected.tokens
-        used, clock = self._used, self.clock
+        used = self._used
+        clock = self.clock = self.clock + prefix.total / self.characters - expected.tokens
         for key in prefix.keys:
             used[key] = clock
         if len(used) > self._sweep_at:
@@ -214,21 +214,22 @@ class Homes(Generic[S]):
     def add(self, prefix: Prefix, source: S) -> None:
         """A source was sent a request with this prefix."""
         recent, before = self._recent, self._before
-        if source in recent.get(prefix.keys[-1], ()):
-            return
         if len(recent) > REMEMBERED:
             self._before, self._recent = before, recent = recent, {}
-        for key in prefix.keys:
-            homes = recent.get(key) or before.get(key, ())
-            if source not in homes:
-                recent[key] = (*(homes if len(homes) < MOST_HOMES else self.of(key)), source)[-MOST_HOMES:] if homes else (source,)
-            elif key not in recent:
+        for key in reversed(prefix.keys):
+            homes = recent.get(key, ())
+            if source in homes:  # and so it is in those of the outer prefixes
+                return
+            homes = homes or before.get(key, ())
+            if source in homes:
                 recent[key] = homes
+            else:
+                recent[key] = (*(homes if len(homes) < MOST_HOMES else self.of(key)), source)[-MOST_HOMES:] if homes else (source,)
 
     def part(self, key: int, longer: int) -> None:
         """Remember the homes of a prefix, which nobody knew to be shared, as those of a longer one of which it is the beginning."""
         homes = self._recent.get(longer) or self._before.get(longer, ())
-        if key not in self and homes:
+        if homes and key not in self._recent and key not in self._before:
             self._recent[key] = homes
             for source in homes:
                 source.prefix_cache.part(key, longer)
@@ -237,6 +238,11 @@ class Homes(Generic[S]):
         """Return the sources that have a prefix."""
         return tuple([source for source in self._recent.get(key) or self._before.get(key, ()) if source.prefix_cache.is_warm(key)])
 
-    def __contains__(self, key: object) -> bool:
-        """Return whether any source may have a prefix."""
-        return key in self._recent or key in self._before
+    def last_known(self, keys: tuple[int, ...], place: int) -> int:
+        """Return the number of keys up to the innermost that any source may have, or ``place``, before which no key is looked at."""
+        recent, before = self._recent, self._before
+        for end in range(len(keys), place, -1):
+            key = keys[end - 1]
+            if key in recent or key in before:
+                return end
+        return place

@@ -1,4 +1,4 @@
-"""Finds which prompts begin alike, from the hashes of their blocks of text: where nobody has told the groups of a batch.
+"""Finds which prompts begin alike, from the hashes of their blocks of text, or from the groups that the caller has told.
 
 The blocks of all recent tasks form a radix tree: a ``Run`` is a row of blocks that the same tasks have. It ends where they part. So a task
 costs a look-up per run instead of one per block. The group of a task is the innermost run that another task has too. Tasks come one after
@@ -8,16 +8,12 @@ sources or queues.
 
 from __future__ import annotations
 
-from collections.abc import Container
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
-from qreward.scheduler.prefixes import Prefix
+from qreward.scheduler.prefixes import Homes, Prefix
 
 REMEMBERED = 4096
 """Runs that are remembered at least, and twice as many at most."""
-
-Levels = list[tuple[int, float]]
-"""Nested groups from the outermost to the innermost: the key of each, and its length in characters."""
 
 
 class Waiting(Protocol):
@@ -43,14 +39,6 @@ class Run(Generic[T]):
         self.task = task  # the only one that has had it, while it waits
 
 
-class Shared(NamedTuple, Generic[T]):
-    """What is known of a task after a look at its blocks."""
-
-    levels: Levels  # its groups
-    first: T | None = None  # the waiting task that belongs to the innermost of them from now on
-    parted: tuple[int, int] | None = None  # a group that is new because tasks part inside of a run, and the end of that run: their keys
-
-
 class SharedBlocks(Generic[T]):
     """The blocks of recent tasks."""
 
@@ -60,24 +48,29 @@ class SharedBlocks(Generic[T]):
         self._runs: dict[int, Run[T]] = {}  # by the key of their first block, which tells all that precedes it
         self._before: dict[int, Run[T]] = {}  # those that were not needed lately
 
-    def find(self, task: T, prefix: Prefix, warm: Container[int]) -> Shared[T]:
+    def find(self, task: T, prefix: Prefix, homes: Homes[Any]) -> tuple[list[int], T | None, tuple[int, int] | None]:
         """Return the groups of a task, which is remembered.
 
         Args:
             task: the task.
             prefix: its prefix.
-            warm: the blocks that a source has, perhaps from tasks of long ago.
+            homes: who has which blocks, perhaps from tasks of long ago.
+
+        Returns:
+            How many blocks each of its nested groups has, from the outermost to the innermost.
+            The waiting task that belongs to the innermost of them from now on, if any.
+            If one of them is new because tasks part inside of a run: its key, and that of the end of the run.
         """
         if len(self._runs) > REMEMBERED:
             self._before, self._runs = self._runs, {}
-        runs, keys, lengths = self._runs, prefix.keys, prefix.lengths
+        runs, keys = self._runs, prefix.keys
         count, place = len(keys), 0
-        levels: Levels = []
+        ends: list[int] = []
         first, parted = None, None
         while place < count:
             run = runs.get(keys[place]) or self._recall(keys[place])
-            if run is None:
-                self._add(task, prefix, place, levels, warm)
+            if run is None or run.end <= place or run.prefix.keys[place] != keys[place]:  # or another run has an equal key by chance
+                self._add(task, prefix, place, ends, homes)
                 break
             end, others = run.end, run.prefix.keys
             if run.task is not None:
@@ -89,19 +82,18 @@ class SharedBlocks(Generic[T]):
                 runs[keys[place]] = Run(prefix, end, None)
             elif first is not None:
                 first.alone = run.task = None
-            levels.append((keys[end - 1], lengths[end - 1]))
+            ends.append(end)
             place = end
-        return Shared(levels, first, parted)
+        return ends, first, parted
 
-    def _add(self, task: T, prefix: Prefix, place: int, levels: Levels, warm: Container[int]) -> None:
+    def _add(self, task: T, prefix: Prefix, place: int, ends: list[int], homes: Homes[Any]) -> None:
         """Remember the blocks from ``place`` on, which no other recent task has. Those that a source has are a group."""
         keys = prefix.keys
-        for last in range(len(keys) - 1, place - 1, -1):
-            if keys[last] in warm:
-                levels.append((keys[last], prefix.lengths[last]))
-                self._runs[keys[place]] = Run(prefix, last + 1, None)
-                place = last + 1
-                break
+        end = homes.last_known(keys, place)
+        if end > place:
+            ends.append(end)
+            self._runs[keys[place]] = Run(prefix, end, None)
+            place = end
         if place < len(keys):
             task.alone = self._runs[keys[place]] = Run(prefix, len(keys), task)
 

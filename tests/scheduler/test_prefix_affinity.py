@@ -222,6 +222,17 @@ def test_each_of_a_burst_goes_after_at_most_twice_as_many_as_were_before_it_and_
     assert all(place <= 2 * number + 8 for number, place in places.items())
 
 
+@given(st.lists(st.tuples(st.lists(st.integers(0, 4), min_size=1, max_size=4), st.booleans(), st.integers(-1, 2)), max_size=60))
+def test_nothing_is_lost_if_keys_are_equal_by_chance(steps: list[tuple[list[int], bool, int]]) -> None:
+    scene, taken = Scene(ahead=8), []
+    for keys, told, taker in steps:
+        scene.add(*keys, told=told)
+        if taker >= 0:
+            taken.append(scene.take(taker))
+    taken += [scene.take(number % 3) for number in range(len(scene.line))]
+    assert sorted(taken) == list(range(len(steps)))
+
+
 @given(st.lists(st.just(()), max_size=40), st.lists(st.integers(0, 2), min_size=40, max_size=40))
 def test_without_prefixes_the_order_is_that_of_arrival(burst: list[tuple[int, ...]], takers: list[int]) -> None:
     scene = Scene()

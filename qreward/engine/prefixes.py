@@ -43,9 +43,16 @@ class PrefixFinder:
     def __init__(self) -> None:
         self._common: dict[int, str] = {}  # by key of a named group: what its prompts have in common so far
 
-    def __call__(self, call: WireRequest) -> Prefix | None:
-        """Return the prefix of a request, or None if its inputs are no prompt, such as those of a reward model, or shorter than a block."""
+    def __call__(self, call: WireRequest, named_only: bool = False) -> Prefix | None:
+        """Return the prefix of a request, or None if its inputs are no prompt, such as those of a reward model, or shorter than a block.
+
+        Args:
+            call: the request.
+            named_only: return None unless the caller has named a group.
+        """
         inputs = call.inputs
+        if named_only and call.group is None:
+            return None
         if isinstance(inputs, str):
             text = inputs
         elif isinstance(inputs, list) and inputs and isinstance(inputs[0], Mapping) and "role" in inputs[0]:

@@ -310,6 +310,8 @@ class AffineQueue(Generic[T]):
         prefix = task.prefix
         assert prefix is not None
         ends, first, parted = self._blocks.find(task, prefix, homes)
+        if not prefix.told:
+            homes.alone = 0 if ends else homes.alone + 1
         if not ends:
             return self._root
         if parted is not None:

@@ -205,9 +205,10 @@ S = TypeVar("S", bound=Cached)
 class Homes(Generic[S]):
     """Which sources of a pool were sent a prefix and still have it."""
 
-    __slots__ = ("_before", "_recent")
+    __slots__ = ("_before", "_recent", "alone")
 
     def __init__(self) -> None:
+        self.alone = 0  # tasks in a row whose prompts, as far as they were compared, shared nothing with others
         self._recent: dict[int, tuple[S, ...]] = {}
         self._before: dict[int, tuple[S, ...]] = {}
 

@@ -94,10 +94,12 @@ def unservable_error(pool: Pool) -> QRewardError | None:
 
 
 def described(outcome: Failure | Cancelled) -> str:
-    """Describe what ended an attempt, for a log message."""
-    if isinstance(outcome, Failure):
-        return f"{type(outcome.error).__name__}: {outcome.error}"
-    return "requests were given up without an answer"
+    """Describe what ended an attempt, for a log message. What the server wrote is left out, because it may quote the request."""
+    if not isinstance(outcome, Failure):
+        return "requests were given up without an answer"
+    error = outcome.error
+    status = getattr(error, "status_code", None)
+    return f"{type(error).__name__}: {error if status is None else f'it answered {status}'}"
 
 
 def unsuitable_error(task: Task) -> QRewardError | None:

@@ -563,6 +563,10 @@ def reserve(window: int) -> int:
     return ceil(RESERVE * window) if window >= LEAST_WINDOW else 0
 
 
+ALONE, EACH = 2048, 8
+"""After so many tasks in a row whose prompts share nothing only each eighth prompt is looked at, until one shares something."""
+
+
 class Pool:
     """One route at run time. A source may be in several pools; its limits apply to all of them together."""
 
@@ -581,7 +585,9 @@ class Pool:
         self.look_ahead = LOOK_AHEAD
         self.down_since = inf  # since when no source is alive while batches wait; inf while one is alive, or without batches
         self.due = -1  # belongs to the timer wheel
-        self.prefix_of: Callable[[Any], Prefix | None] | None = None  # what a payload's prompt begins with; None: no prefix affinity
+        self.prefix_of: Callable[[Any, bool], Prefix | None] | None = None
+        """What a payload's prompt begins with, or only the group that its caller named. None: no prefix affinity."""
+        self._looked = 0  # counts payloads, up to ``EACH``
         self.sources: list[Source] = []
         self.in_service = self.back = 0  # how many of its sources are ``in_service``, and how many ``is_back``; see ``Health``
         self._found = 0  # index of the last source found to be available soon
@@ -591,7 +597,10 @@ class Pool:
 
     def prefix_of_task(self, payload: Any) -> Prefix | None:
         """Return what a task's prompt begins with, or None if there is one endpoint at most, to which all tasks go."""
-        return self.prefix_of(payload) if self.affine and self.prefix_of is not None else None
+        if not self.affine or self.prefix_of is None:
+            return None
+        self._looked = (self._looked + 1) % EACH
+        return self.prefix_of(payload, self._looked > 0 and self.homes.alone >= ALONE)
 
     def join(self, source: Source) -> None:
         self.sources.append(source)

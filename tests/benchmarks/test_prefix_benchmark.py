@@ -100,7 +100,7 @@ def test_every_request_is_served_once_within_the_bounds(module: Import, shapes: 
         assert record["prefill"] + record["cached"] == sum(each.prompt for each in jobs)
     if policy in benchmark.OURS:
         assert sorted(played.sent) == list(range(len(jobs)))
-    assert played.replicas[0].dead == bool(dies_after)
+    assert played.replicas[0].dead <= bool(dies_after), "all may have been sent before one was to die"
     assert not any(replica.held for replica in played.replicas)
 
 

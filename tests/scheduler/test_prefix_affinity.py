@@ -13,7 +13,7 @@ from scheduler_driver import Driver
 from qreward.scheduler.affinity import AffineQueue
 from qreward.scheduler.outcome import Answer
 from qreward.scheduler.prefixes import Homes, Prefix
-from qreward.scheduler.state import BatchFeed, Source, Task, TaskState
+from qreward.scheduler.state import ALONE, EACH, BatchFeed, Source, Task, TaskState
 
 AHEAD = 16
 
@@ -287,6 +287,34 @@ def test_with_one_source_or_without_prefixes_the_order_is_that_of_arrival_in_the
     for singles in (False, True):
         assert played(Driver({"a": 2}), [number % 4 for number in range(40)], singles=singles) == list(range(40))
         assert played(Driver({"a": 2, "b": 3}), [None] * 40, singles=singles) == list(range(40))
+
+
+def test_prompts_are_looked_at_seldom_while_they_share_nothing_and_all_of_them_again_when_one_does() -> None:
+    driver = Driver({"a": 1, "b": 1})
+    pool, looked = driver.pool, []
+    pool.prefix_of = lambda payload, named_only: None if named_only else looked.append(payload)
+    pool.homes.alone = ALONE
+    for number in range(5 * EACH):
+        pool.prefix_of_task(number)
+    assert len(looked) == 5
+    pool.homes.alone = 0
+    for number in range(EACH):
+        pool.prefix_of_task(number)
+    assert len(looked) == 5 + EACH
+
+
+def test_a_line_counts_the_prompts_in_a_row_that_share_nothing() -> None:
+    line: AffineQueue[Any] = AffineQueue()
+    homes: Homes[Any] = Homes()
+    driver = Driver({"a": 1})
+    counts = []
+    for key in (1, 2, 3, 3, 4):
+        task = driver.task()
+        task.prefix = Prefix((key,), (2000.0,), 2400.0)
+        line.append(task)
+        line._file(100, homes)
+        counts.append(homes.alone)
+    assert counts == [1, 2, 3, 0, 1]
 
 
 def test_a_single_call_that_ends_while_it_waits_leaves_its_line() -> None:

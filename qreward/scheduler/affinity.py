@@ -317,8 +317,10 @@ class AffineQueue(Generic[T]):
         if parted is not None:
             homes.part(*parted)
         group = self._groups.get(prefix.keys[ends[-1] - 1]) or self._group(prefix, ends, homes)
-        if parted is not None and (below := self._groups.get(parted[1])) is not None:
-            self._insert(self._groups[parted[0]], below)
+        if parted is not None:
+            above, below = self._groups.get(parted[0]), self._groups.get(parted[1])
+            if above is not None and below is not None:  # else keys are equal by chance
+                self._insert(above, below)
         if first is not None and (before := first.group) is not None and before is not group:
             first.group = group
             group.tasks.append(first)

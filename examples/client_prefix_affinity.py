@@ -6,6 +6,7 @@ The fake endpoints behave like model servers with a prefix cache: they compute e
 from __future__ import annotations
 
 import asyncio
+import random
 
 from connect import MODEL, conversation
 
@@ -14,6 +15,7 @@ from qreward.testing import FakeEndpoint, FakeFleet, Latency
 
 QUESTIONS = [f"Task {number}. {f'Fact {number} of this task is of no use. ' * 60} What is {number} plus {number}?" for number in range(16)]
 ROLLOUTS = [conversation(question, str(2 * n), str(guess)) for guess in range(12) for n, question in enumerate(QUESTIONS)]
+random.Random(0).shuffle(ROLLOUTS)  # noqa: S311 - an order, as training data have it
 
 
 async def judge(label: str, **settings: None) -> None:

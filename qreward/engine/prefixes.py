@@ -1,11 +1,13 @@
 """What the prompt of a request begins with, for the scheduler's prefix affinity.
 
 Where the caller names a group, the group is the prefix. Else the text of the prompt is cut into blocks, and each block is hashed together
-with all that precedes it, as the prefix caches of servers do. Images and other parts count as their JSON does. There is no tokenizer.
+with all that precedes it, as the prefix caches of servers do. Content that is not a text, such as an image, counts as its ``repr``.
+There is no tokenizer.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from zlib import crc32
@@ -85,14 +87,7 @@ class PrefixFinder:
 
 def common_length(one: str, other: str) -> int:
     """Return the number of characters with which both texts begin."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[:middle] == other[:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    return bisect_left(range(1, min(len(one), len(other)) + 1), True, key=lambda length: one[:length] != other[:length])
 
 
 def _found(call: WireRequest, text: str) -> Prefix | None:

@@ -101,7 +101,7 @@ class DeadlineQueue:
             return head
         late = now - head.born > PASSED_OVER * (due(head) - head.born)
         pool = head.pool
-        return self.line.popleft() if late else self.line.take(source, pool.look_ahead if pool.affine else 0, pool.homes)
+        return self.line.popleft() if late else self.line.take(source, pool.compared, pool.homes)
 
     def sweep(self) -> None:
         """Drop all tasks that have ended."""
@@ -312,7 +312,7 @@ class PriorityLevel:
     ) -> tuple[Task, BatchFeed]:
         feed = batch.feed
         pool = feed.pool
-        task = feed.buffer.take(source, pool.look_ahead if pool.affine else 0, pool.homes)
+        task = feed.buffer.take(source, pool.compared, pool.homes)
         task.feed = feed
         feed.served = now
         if not feed.buffer:

@@ -8,6 +8,7 @@ sources or queues.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import Any, Generic, Protocol, TypeVar
 
 from qreward.scheduler.prefixes import Homes, Prefix
@@ -106,10 +107,4 @@ class SharedBlocks(Generic[T]):
 
 def _parting(keys: tuple[int, ...], others: tuple[int, ...], low: int, high: int) -> int:
     """Return how many blocks two tasks have in common, which is between ``low`` and ``high``."""
-    while low < high:
-        middle = (low + high + 1) // 2
-        if keys[middle - 1] == others[middle - 1]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    return low + bisect_left(range(low + 1, high + 1), True, key=lambda count: keys[count - 1] != others[count - 1])

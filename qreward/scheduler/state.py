@@ -581,7 +581,7 @@ class Pool:
         self.interactive_until = -inf  # interactive requests are expected until then
         self.feeds: dict[BatchFeed, None] = {}  # the open batches
         self.homes: Homes[Source] = Homes()  # which of its sources have which prefixes
-        self.affine = False  # several sources choose among the oldest ``look_ahead`` tasks of each batch and tenant by their prefix caches
+        self.compared = 0  # oldest tasks of a batch or tenant among which a source chooses by its prefix cache; 0 for a single source
         self.look_ahead = LOOK_AHEAD
         self.down_since = inf  # since when no source is alive while batches wait; inf while one is alive, or without batches
         self.due = -1  # belongs to the timer wheel
@@ -597,7 +597,7 @@ class Pool:
 
     def prefix_of_task(self, payload: Any) -> Prefix | None:
         """Return what a task's prompt begins with, or None if there is one endpoint at most, to which all tasks go."""
-        if not self.affine or self.prefix_of is None:
+        if not self.compared or self.prefix_of is None:
             return None
         self._looked = (self._looked + 1) % EACH
         return self.prefix_of(payload, self._looked > 0 and self.homes.alone >= ALONE)
@@ -625,7 +625,7 @@ class Pool:
     def set_look_ahead(self, tasks: int) -> None:
         """Set how many waiting tasks its sources choose among by prefix affinity; 0 turns it off."""
         self.look_ahead = tasks
-        self.affine = tasks > 0 and len(self.sources) > 1
+        self.compared = tasks if len(self.sources) > 1 else 0
 
     def is_alive(self) -> bool:
         """Return whether any source is alive."""

@@ -34,7 +34,7 @@ _HOMES = {
     "qreward.sync_client": ("SyncQRewardClient",),
     "qreward.telemetry": ("Telemetry", "TelemetryExporter"),
     "qreward.tuning": ("tune_gc",),
-    "qreward.codecs.rewards.answers": ("Score",),
+    "qreward.codecs.rewards.answers": ("RewardScore",),
     "qreward.codecs.rewards.base": ("ListCodec", "MergeLimits", "ServerKind"),
     "qreward.codecs.rewards.registry": ("register_kind",),
     "qreward.errors": (
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from qreward.batching import batch as batch
     from qreward.batching.reward_buffer import RewardBuffer as RewardBuffer
     from qreward.client import QRewardClient as QRewardClient
-    from qreward.codecs.rewards.answers import Score as Score
+    from qreward.codecs.rewards.answers import RewardScore as RewardScore
     from qreward.codecs.rewards.base import ListCodec as ListCodec
     from qreward.codecs.rewards.base import MergeLimits as MergeLimits
     from qreward.codecs.rewards.base import ServerKind as ServerKind

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
 from qreward.chat_namespace import ChatNamespace
 from qreward.codecs.chat import CHAT
-from qreward.codecs.rewards.answers import Score
+from qreward.codecs.rewards.answers import RewardScore
 from qreward.codecs.rewards.base import Operation
 from qreward.codecs.rewards.registry import CLASSIFY, COMPLETE, MODERATE, RERANK, SCORE
 from qreward.engine.snapshots import stats_of
@@ -228,7 +228,7 @@ class QRewardClient:
         prepare = given.preparer(CHAT, model)
         return self._runtime.stream_many(prepare, model, batch_items("batch_messages", batch_messages), given.options)
 
-    async def score(self, prompt: Any, response: str = DEFAULT, *, model: str, **options: Unpack[CallOptions]) -> Score:
+    async def score(self, prompt: Any, response: str = DEFAULT, *, model: str, **options: Unpack[CallOptions]) -> RewardScore:
         """Score one response with a reward model.
 
         Calls with the same model and parameters that wait at the same time share a request, if the server accepts lists.
@@ -252,11 +252,11 @@ class QRewardClient:
             ...     return await client.score(prompt, response, model="rm-7b")
         """
         item = prompt if response is DEFAULT else (prompt, response)
-        return cast("Score", await self._merged_one(SCORE, model, item, options))
+        return cast("RewardScore", await self._merged_one(SCORE, model, item, options))
 
     async def batch_score(
         self, pairs: Iterable[Any] | AsyncIterable[Any], model: str, **options: Unpack[BatchOptions]
-    ) -> BatchResult[Score]:
+    ) -> BatchResult[RewardScore]:
         """Score many responses with a reward model.
 
         The responses are merged into requests that are as large as the servers accept and small enough to keep all endpoints busy.

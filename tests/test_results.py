@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from qreward import AttemptRecord, BatchResult, BatchStats, EndpointStats, NoEndpoint, QRewardError, RateLimited, Result, Usage
-from qreward.codecs.rewards.answers import Score
+from qreward.codecs.rewards.answers import RewardScore
 from qreward.records import retries
 from qreward.results import FleetStats, with_trail
 
@@ -187,7 +187,7 @@ def holding(*values: Any) -> list[Result[Any]]:
 
 
 def test_scores_are_the_rewards_as_floats() -> None:
-    made = batch(*holding(Score(0.25, {"help": 0.25}), Judged(0.75), 1.0))
+    made = batch(*holding(RewardScore(0.25, {"help": 0.25}), Judged(0.75), 1.0))
     assert made.scores() == [0.25, 0.75, 1.0]
     assert {type(score) for score in made.scores()} == {float}
 

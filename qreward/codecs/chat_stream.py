@@ -28,7 +28,7 @@ from qreward.results import Usage
 NOTHING = msgspec.Raw(b"null")
 
 
-class Choice(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+class ChunkChoice(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     """One choice of a chunk. ``more`` holds the members that are not in the OpenAI API, such as ``stop_reason`` and ``token_ids``.
 
     ``logprobs`` are undecoded JSON, ``null`` if there are none: they are seldom read and far longer than the text.
@@ -47,7 +47,7 @@ class Choice(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 
 
 class _Usual(msgspec.Struct, gc=False):
-    choices: list[Choice] = []
+    choices: list[ChunkChoice] = []
     usage: Usage | None = None
     error: Any = None
 
@@ -60,7 +60,7 @@ class ChatChunk(msgspec.Struct, gc=False):
 
     body: bytes
     model: str
-    choices: list[Choice]
+    choices: list[ChunkChoice]
     usage: Usage | None
     text: str
 
@@ -107,7 +107,7 @@ def whole_chunk(body: bytes, model: str) -> ChatChunk:
     return chunk
 
 
-def _text(choices: list[Choice]) -> str:
+def _text(choices: list[ChunkChoice]) -> str:
     for choice in choices:
         if choice.index == 0:
             content = choice.delta.get("content")
@@ -135,14 +135,14 @@ def _read_leniently(event: Event, model: str) -> ChatChunk | None:
     return ChatChunk(body, model, choices, usage, _text(choices))
 
 
-def _lenient_choice(raw: dict[str, Any]) -> Choice:
+def _lenient_choice(raw: dict[str, Any]) -> ChunkChoice:
     members = {name: value for name, value in raw.items() if value is not None}
     if error := members.pop("error", None):
         raise EmbeddedError(error)
     index, delta = members.pop("index", 0), _delta(members)
     finish, logprobs = members.pop("finish_reason", None), members.pop("logprobs", None)
     raw_logprobs = NOTHING if logprobs is None else msgspec.Raw(json.dumps(logprobs).encode())
-    return Choice(index if type(index) is int else 0, delta, finish, raw_logprobs, members or None)
+    return ChunkChoice(index if type(index) is int else 0, delta, finish, raw_logprobs, members or None)
 
 
 def _delta(members: dict[str, Any]) -> dict[str, Any]:
@@ -183,7 +183,7 @@ class _Choice:
         self.logprobs: list[Raw] = []
         self.more: dict[str, Any] = {}
 
-    def add(self, choice: Choice, length: int) -> int:
+    def add(self, choice: ChunkChoice, length: int) -> int:
         """Merge the choice of a chunk of ``length`` bytes. Return roughly how many bytes are kept of it."""
         kept = 0
         for name, value in choice.delta.items():

@@ -8,7 +8,7 @@ from itertools import count
 from typing import Any, Unpack
 
 from qreward.client import QRewardClient
-from qreward.codecs.rewards.answers import Score
+from qreward.codecs.rewards.answers import RewardScore
 from qreward.codecs.rewards.registry import SCORE
 from qreward.errors import ConfigError
 from qreward.judge.config import JudgeConfig
@@ -103,7 +103,7 @@ class RewardModelScorer:
         on_result, keep = callback("on_result", options.get("on_result")), options.get("keep_results", True)
         extras: dict[int, Mapping[str, Any]] = {}
 
-        def as_verdict(result: Result[Score]) -> Result[Verdict]:
+        def as_verdict(result: Result[RewardScore]) -> Result[Verdict]:
             return self._result(result, extras.get(result.index) if keep else extras.pop(result.index, None))
 
         given: dict[str, Any] = self._with_hedge(options)
@@ -151,13 +151,13 @@ class RewardModelScorer:
     def __repr__(self) -> str:
         return f"<RewardModelScorer {self._model}>"
 
-    def _verdict(self, score: Score, usage: Usage | None) -> Verdict:
+    def _verdict(self, score: RewardScore, usage: Usage | None) -> Verdict:
         number = float(score)
         if self._range is not None:
             number = min(max(number, self._range[0]), self._range[1])
         return Verdict(number, (Vote(number, model=self._model),), score.attributes or None, usage)
 
-    def _result(self, result: Result[Score], extra: Mapping[str, Any] | None) -> Result[Verdict]:
+    def _result(self, result: Result[RewardScore], extra: Mapping[str, Any] | None) -> Result[Verdict]:
         answer = JudgeAnswer(self._verdict(result.value, result.usage), estimated=result.usage_is_estimated) if result.ok else None
         trail = result.attempts[:-1] if result.ok and result.endpoint is not None else result.attempts
         return Result(result.index, answer, result.error, result.endpoint, result.latency, result.queued, trail, extra)

@@ -9,7 +9,7 @@ from typing import Any
 from leftovers import leftovers  # noqa: F401 - for the tests
 
 from qreward import Endpoint, Limits, QRewardClient
-from qreward.codecs.rewards.answers import ListAnswer, Score
+from qreward.codecs.rewards.answers import ListAnswer, RewardScore
 from qreward.codecs.rewards.registry import bound
 from qreward.errors import BadRequest, InvalidResponse, RateLimited, ServerError
 from qreward.results import Usage
@@ -90,7 +90,7 @@ def value_of(item: Any) -> float:
 
 
 def good(items: list[Any], missing: frozenset[Any] = frozenset()) -> Answer:
-    values = [InvalidResponse("it has none") if item in missing else Score(value_of(item)) for item in items]
+    values = [InvalidResponse("it has none") if item in missing else RewardScore(value_of(item)) for item in items]
     return Answer(ListAnswer(values, Usage(10 * len(items), None, 10 * len(items)), None, [1.0] * len(items)), 10 * len(items), None)
 
 

@@ -10,7 +10,7 @@ import pytest
 from merge_tools import MODEL, ListBackend, client_of, endpoint, good, refused, texts
 
 from qreward import Limits, Priority
-from qreward.codecs.rewards.answers import Score
+from qreward.codecs.rewards.answers import RewardScore
 from qreward.codecs.rewards.base import Conversation, Pair
 from qreward.errors import BadRequest, ConfigError, NoEndpoint
 from qreward.observers import AttemptEnded, CallEnded, CallStarted, Observer
@@ -32,7 +32,7 @@ async def test_a_score_takes_a_pair_a_text_a_dict_or_a_conversation() -> None:
         backend = ListBackend(work)
         async with client_of(backend) as client:
             found = await client.score(*given, model=MODEL)
-        assert (found, type(found)) == (1.0, Score)
+        assert (found, type(found)) == (1.0, RewardScore)
         assert pickle.loads(pickle.dumps(found)) == 1.0
         (sent,) = backend.lists[0]
         if item is None:

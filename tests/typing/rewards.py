@@ -13,7 +13,7 @@ from qreward import (
     QRewardClient,
     Result,
     RewardModel,
-    Score,
+    RewardScore,
     ServerKind,
     SyncQRewardClient,
     register_kind,
@@ -39,15 +39,15 @@ def use_a_kind_of_ones_own() -> None:
 
 async def use() -> None:
     async with QRewardClient([ENDPOINT]) as client:
-        assert_type(await client.score("6 x 7?", "42", model="rm"), Score)
+        assert_type(await client.score("6 x 7?", "42", model="rm"), RewardScore)
         batch = await client.batch_score(PAIRS, model="rm", timeout=60)
-        assert_type(batch, BatchResult[Score])
-        assert_type(batch[0], Result[Score])
+        assert_type(batch, BatchResult[RewardScore])
+        assert_type(batch[0], Result[RewardScore])
         assert_type(await client.classify("42", model="rm"), dict[str, float])
         assert_type(await client.rerank("6 x 7?", ["42", "41"], model="rm"), list[float])
 
 
 def use_blocking() -> None:
     with SyncQRewardClient([ENDPOINT]) as client:
-        assert_type(client.score("6 x 7?", "42", model="rm"), Score)
-        assert_type(client.batch_score(PAIRS, model="rm"), BatchResult[Score])
+        assert_type(client.score("6 x 7?", "42", model="rm"), RewardScore)
+        assert_type(client.batch_score(PAIRS, model="rm"), BatchResult[RewardScore])

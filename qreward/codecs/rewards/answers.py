@@ -17,27 +17,27 @@ from qreward.results import Usage
 _MOST = 2**53  # beyond it, floats skip whole numbers
 
 
-class Score(float):
+class RewardScore(float):
     """A reward: a float, with the other numbers that the server returned.
 
     Attributes:
         attributes: name -> number, such as ``helpfulness`` and ``correctness``. Empty if the server returns only one number.
 
     Example:
-        >>> score = Score(1.25, {"helpfulness": 1.25, "correctness": 0.43})
+        >>> score = RewardScore(1.25, {"helpfulness": 1.25, "correctness": 0.43})
         >>> score + 1, score.attributes["correctness"]
         (2.25, 0.43)
     """
 
     attributes: dict[str, float]
 
-    def __new__(cls, value: float, attributes: dict[str, float] | None = None) -> Score:
+    def __new__(cls, value: float, attributes: dict[str, float] | None = None) -> RewardScore:
         score = super().__new__(cls, value)
         score.attributes = attributes or {}
         return score
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Score, (float(self), self.attributes)
+        return RewardScore, (float(self), self.attributes)
 
 
 class ItemAnswer(msgspec.Struct, gc=False):

@@ -17,7 +17,7 @@ from qreward.codecs import json as jsonio
 from qreward.codecs.base import Malformed, WireRequest
 from qreward.codecs.chat import CHARS_PER_TOKEN, CHAT, is_missing, joined, most_output
 from qreward.codecs.rewards import parsing
-from qreward.codecs.rewards.answers import ItemAnswer, ListAnswer, Score
+from qreward.codecs.rewards.answers import ItemAnswer, ListAnswer, RewardScore
 from qreward.codecs.rewards.server_info import Load
 from qreward.errors import BadRequest, ConnectionFailed, InvalidResponse, RequestError, RequestTimeout, ServerError
 from qreward.results import Usage
@@ -408,7 +408,7 @@ class ListCodec:
 
     def value(self, row: Any) -> Any:
         """Return the value of a row. Raises ``InvalidRow``."""
-        return Score(parsing.number(parsing.row_of(row).get(self.value_in) if isinstance(row, dict) else row))
+        return RewardScore(parsing.number(parsing.row_of(row).get(self.value_in) if isinstance(row, dict) else row))
 
     def usages(self, rows: list[Any]) -> list[Usage] | None:  # noqa: ARG002 - for subclasses
         """Return the usage of each item (prompt tokens), or None if the rows do not contain it."""
@@ -444,10 +444,10 @@ class NumberCodec(ListCodec):
 
     last: ClassVar[bool] = False
 
-    def value(self, row: Any) -> Score:
+    def value(self, row: Any) -> RewardScore:
         settings, name = self.settings, self.value_in
         values = parsing.numbers(parsing.row_of(row).get(name), name)
-        return Score(parsing.by_position(values, settings.label, settings.labels, last=self.last, what=name))
+        return RewardScore(parsing.by_position(values, settings.label, settings.labels, last=self.last, what=name))
 
 
 @dataclass(frozen=True)

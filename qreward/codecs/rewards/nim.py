@@ -8,7 +8,7 @@ from typing import Any
 from qreward.codecs.base import Malformed, WireRequest
 from qreward.codecs.chat import joined
 from qreward.codecs.rewards import parsing
-from qreward.codecs.rewards.answers import Score
+from qreward.codecs.rewards.answers import RewardScore
 from qreward.codecs.rewards.base import ALONE, ListCodec, ServerKind
 from qreward.codecs.rewards.parsing import InvalidRow
 
@@ -34,12 +34,12 @@ class NimReward(ListCodec):
             raise Malformed("the answer has no choices")
         return parsing.in_order(choices[:1], len(call.inputs))
 
-    def value(self, row: Any) -> Score:
+    def value(self, row: Any) -> RewardScore:
         row = parsing.row_of(row)
         parsing.check_ending(row.get("finish_reason"))  # "length" is usual here, and the text of numbers is still complete
         message = row.get("message")
         attributes = attributes_of(joined(message.get("content")) if isinstance(message, dict) else "")
-        return Score(parsing.by_name(attributes, self.settings.label, "reward"), attributes)
+        return RewardScore(parsing.by_name(attributes, self.settings.label, "reward"), attributes)
 
 
 def attributes_of(text: str) -> dict[str, float]:

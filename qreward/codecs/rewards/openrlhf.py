@@ -6,7 +6,7 @@ from typing import Any
 
 from qreward.codecs.base import WireRequest
 from qreward.codecs.rewards import parsing
-from qreward.codecs.rewards.answers import Score
+from qreward.codecs.rewards.answers import RewardScore
 from qreward.codecs.rewards.base import ListCodec, Pair, ServerKind
 from qreward.codecs.rewards.parsing import InvalidRow
 
@@ -38,11 +38,11 @@ class OpenRlhfReward(ListCodec):
         whole = {name: column for name, column in columns.items() if isinstance(column, list) and len(column) == count}
         return [dict(zip(whole, row, strict=True)) for row in zip(*whole.values(), strict=True)]
 
-    def value(self, row: Any) -> Score:
+    def value(self, row: Any) -> RewardScore:
         wanted = "reward" if self.settings.label is None else self.settings.label
         if wanted not in row:
             raise InvalidRow(f"it has {parsing.safe_names(row)}; RewardModel(label=...) must be one of them")
-        return Score(parsing.number(row[wanted], "reward"), {name: float(raw) for name, raw in row.items() if parsing.is_number(raw)})
+        return RewardScore(parsing.number(row[wanted], "reward"), {name: float(raw) for name, raw in row.items() if parsing.is_number(raw)})
 
 
 OPENRLHF = ServerKind("openrlhf", {"score": OpenRlhfReward})

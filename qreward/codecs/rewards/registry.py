@@ -38,7 +38,7 @@ def _check_choices(params: Mapping[str, Any]) -> None:
 
 
 SCORE = Operation("score", pair_item)
-"""A reward for each item: ``(prompt, response)``, a conversation, or a text. -> ``Score``, which is a float."""
+"""A reward for each item: ``(prompt, response)``, a conversation, or a text. -> ``RewardScore``, which is a float."""
 CLASSIFY = Operation("classify", pair_item)
 """The probability of each label for each item. Items are those of ``SCORE``. -> ``dict[str, float]``"""
 RERANK = Operation("rerank", text_item, _check_ranking)

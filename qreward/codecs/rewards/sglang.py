@@ -9,7 +9,7 @@ from typing import Any
 
 from qreward.codecs import json as jsonio
 from qreward.codecs.finish_reason import ABORTED, described, ending_of
-from qreward.codecs.rewards.answers import Score
+from qreward.codecs.rewards.answers import RewardScore
 from qreward.codecs.rewards.base import NumberCodec, ServerKind
 from qreward.codecs.rewards.openai import CompletionList, EmbeddingList, Rerank, VectorScore
 from qreward.codecs.rewards.parsing import InvalidRow
@@ -26,7 +26,7 @@ class SglangClassify(NumberCodec):
     rows_in = ""
     value_in = "embedding"
 
-    def value(self, row: Any) -> Score:
+    def value(self, row: Any) -> RewardScore:
         ending = ending_of(_meta(row).get("finish_reason"))
         if ending in ABORTED:
             raise InvalidRow(described(ending))

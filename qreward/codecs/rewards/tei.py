@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from qreward.codecs.rewards import parsing
-from qreward.codecs.rewards.answers import Score
+from qreward.codecs.rewards.answers import RewardScore
 from qreward.codecs.rewards.base import ListCodec, MergeLimits, Pair, ServerKind
 from qreward.codecs.rewards.openai import EmbeddingList, Rerank
 from qreward.codecs.rewards.parsing import InvalidRow
@@ -42,9 +42,9 @@ class TeiPredict(TeiLabels):
     def defaults(self) -> dict[str, Any]:
         return {"raw_scores": not self.settings.activation}
 
-    def value(self, row: Any) -> Score:
+    def value(self, row: Any) -> RewardScore:
         scores = parsing.labelled(row)
-        return Score(parsing.by_name(scores, self._label(), ""), scores if len(scores) > 1 else None)
+        return RewardScore(parsing.by_name(scores, self._label(), ""), scores if len(scores) > 1 else None)
 
     def _label(self) -> str | None:
         """Return the name of the label. A position refers to the classes of the model: those in the settings, or ``LABEL_0``, ..."""

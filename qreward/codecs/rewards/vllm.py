@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from qreward.codecs.rewards import parsing
-from qreward.codecs.rewards.answers import Score
+from qreward.codecs.rewards.answers import RewardScore
 from qreward.codecs.rewards.base import ListCodec, NumberCodec, ServerKind
 from qreward.codecs.rewards.openai import CompletionList, EmbeddingList, Rerank, VectorScore
 from qreward.codecs.rewards.parsing import InvalidRow
@@ -63,7 +63,7 @@ class VllmPooling(VllmClassify):
     def defaults(self) -> dict[str, Any]:
         return {**super().defaults(), "encoding_format": "float"}
 
-    def value(self, row: Any) -> Score:
+    def value(self, row: Any) -> RewardScore:
         row = parsing.row_of(row)
         data = row.get("data")
         return super().value({"data": data[-1]} if isinstance(data, list) and data and isinstance(data[-1], list) else row)

@@ -13,7 +13,7 @@ from reward_tools import call, codec, written
 from shared_tools import each
 
 from qreward.codecs.base import WireRequest
-from qreward.codecs.rewards.answers import ItemAnswer, ListAnswer, Score, share
+from qreward.codecs.rewards.answers import ItemAnswer, ListAnswer, RewardScore, share
 from qreward.codecs.rewards.base import SPLITTING, MergeLimits, Operation, Pair, splits, tokens_in
 from qreward.codecs.rewards.registry import CLASSIFY, COMPLETE, EMBED, RERANK, SCORE, codec_of, server_root
 from qreward.errors import BadRequest, ConfigError, InvalidResponse, RequestError
@@ -164,10 +164,10 @@ def test_a_failed_item_keeps_its_place_and_its_error() -> None:
 
 
 def test_a_score_is_a_float_that_survives_copies() -> None:
-    score = Score(1.25, {"helpfulness": 1.25})
+    score = RewardScore(1.25, {"helpfulness": 1.25})
     for same in (pickle.loads(pickle.dumps(score)), copy.deepcopy(score), copy.copy(score)):
-        assert (type(same), same, same.attributes) == (Score, 1.25, {"helpfulness": 1.25})
-    assert (score + 1, repr(score), Score(2).attributes) == (2.25, "1.25", {})
+        assert (type(same), same, same.attributes) == (RewardScore, 1.25, {"helpfulness": 1.25})
+    assert (score + 1, repr(score), RewardScore(2).attributes) == (2.25, "1.25", {})
 
 
 NOT_TO_EMBED: list[Any] = [[""], [[]], [[1, "a"]], [[True]], [None]]

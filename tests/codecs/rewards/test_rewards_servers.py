@@ -8,7 +8,7 @@ import pytest
 from reward_tools import answered, call, codec, failed
 from shared_tools import each
 
-from qreward.codecs.rewards.answers import Score
+from qreward.codecs.rewards.answers import RewardScore
 from qreward.codecs.rewards.base import Operation
 from qreward.codecs.rewards.registry import BUILT_IN, CLASSIFY, COMPLETE, EMBED, MODERATE, RERANK, SCORE
 from qreward.errors import BadRequest, ConfigError
@@ -47,7 +47,7 @@ def test_each_text_gets_its_own_raw_score_and_a_template_makes_one_text_of_each_
 ) -> None:
     answer = answered(fake(kind, scoring=scoring), call(SCORE, TEXTS), RewardModel(**settings))
     assert answer.items == [pytest.approx(score_of(text)) for text in TEXTS]
-    assert all(type(item) is Score for item in answer.items)
+    assert all(type(item) is RewardScore for item in answer.items)
     answer = answered(fake(kind, scoring=scoring), call(SCORE, PAIRS), RewardModel(template=TEMPLATE, **settings))
     assert answer.items == [pytest.approx(score_of(f"<u>{prompt}<a>{response}")) for prompt, response in PAIRS]
 

@@ -30,6 +30,7 @@ _HOMES = {
     ),
     "qreward.streaming.handles": ("BatchStream", "Stream"),
     "qreward.streaming.sync": ("SyncBatchStream", "SyncStream"),
+    "qreward.decisions": ("Choice", "Decision", "DecisionAnswer", "Score", "YesNo"),
     "qreward.engine.stream_sink": ("StreamRestarted",),
     "qreward.sync_client": ("SyncQRewardClient",),
     "qreward.telemetry": ("Telemetry", "TelemetryExporter"),
@@ -58,6 +59,11 @@ if TYPE_CHECKING:
     from qreward.codecs.rewards.base import MergeLimits as MergeLimits
     from qreward.codecs.rewards.base import ServerKind as ServerKind
     from qreward.codecs.rewards.registry import register_kind as register_kind
+    from qreward.decisions import Choice as Choice
+    from qreward.decisions import Decision as Decision
+    from qreward.decisions import DecisionAnswer as DecisionAnswer
+    from qreward.decisions import Score as Score
+    from qreward.decisions import YesNo as YesNo
     from qreward.engine.stream_sink import StreamRestarted as StreamRestarted
     from qreward.errors import AuthenticationFailed as AuthenticationFailed
     from qreward.errors import BadRequest as BadRequest

@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LAYERS: list[tuple[str, ...]] = [
-    ("records", "errors", "results", "observers", "settings", "spelling", "tuning"),
+    ("records", "errors", "results", "decisions", "observers", "settings", "spelling", "tuning"),
     ("scheduler", "quota.ledger", "quota.lease", "quota.messages"),
     ("codecs",),
     ("transport",),

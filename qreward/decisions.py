@@ -1,0 +1,297 @@
+"""Typed questions about one input, and their answers with a probability for every option.
+
+Values only: this module knows no server and no codec.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import overload
+
+from qreward.errors import ConfigError, QRewardError
+from qreward.records import Usage
+
+Option = str | bool
+"""An option of a question: ``True`` or ``False``, the label of a level, or a choice."""
+
+
+def _check_text(kind: str, what: str, value: object) -> None:
+    if not isinstance(value, str) or not value.strip():
+        raise ConfigError(f"{kind}: {what} must be a text, not {value!r}")
+
+
+def _options(kind: str, what: str, given: Sequence[Option] | Mapping[Option, str]) -> tuple[tuple[Option, ...], tuple[str, ...]]:
+    """Return the options and their descriptions. Raises ``ConfigError``."""
+    if isinstance(given, str) or not isinstance(given, Sequence | Mapping):
+        raise ConfigError(f"{kind}: {what} must be a list such as ['bad', 'good'], or a mapping to descriptions, not {given!r}")
+    options = tuple(given)
+    if len(options) < 2:
+        raise ConfigError(f"{kind}: {what} must be at least two, not {len(options)}")
+    for option in options:
+        if not isinstance(option, bool):
+            _check_text(kind, f"each of {what}", option)
+    if len({(type(option), option) for option in options}) < len(options):
+        raise ConfigError(f"{kind}: {what} must differ from each other")
+    descriptions = tuple(given.values()) if isinstance(given, Mapping) else ("",) * len(options)
+    if not all(isinstance(description, str) for description in descriptions):
+        raise ConfigError(f"{kind}: the descriptions of {what} must be texts")
+    return options, descriptions
+
+
+@dataclass(frozen=True)
+class YesNo:
+    """A statement about the input, or a question with the answer yes or no.
+
+    Args:
+        instructions: the statement or question.
+        name: name of the answer in the :class:`Decision`; None for none.
+        yes, no: what each means, where the statement alone does not say.
+
+    Example:
+        >>> YesNo("The response answers the question.").options
+        (True, False)
+    """
+
+    instructions: str
+    name: str | None = None
+    yes: str = ""
+    no: str = ""
+
+    def __post_init__(self) -> None:
+        _check_text("YesNo", "instructions", self.instructions)
+
+    @property
+    def options(self) -> tuple[Option, ...]:
+        """``(True, False)``."""
+        return True, False
+
+    @property
+    def descriptions(self) -> tuple[str, ...]:
+        """What each option means; ``""`` where nothing is said."""
+        return self.yes, self.no
+
+
+@dataclass(frozen=True)
+class Score:
+    """A rating on ordered levels.
+
+    Args:
+        instructions: what to rate.
+        levels: labels of the levels, from the lowest to the highest: a list, or a mapping from labels to descriptions. 2 to 10 of them.
+        name: name of the answer in the :class:`Decision`; None for none.
+
+    Example:
+        >>> Score("How clear is the response?", levels=["unclear", "readable", "clear"]).options
+        ('unclear', 'readable', 'clear')
+    """
+
+    instructions: str
+    levels: Sequence[str] | Mapping[str, str]
+    name: str | None = None
+    options: tuple[Option, ...] = field(init=False, repr=False, compare=False)
+    descriptions: tuple[str, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        _check_text("Score", "instructions", self.instructions)
+        options, descriptions = _options("Score", "levels", self.levels)  # type: ignore[arg-type]
+        if len(options) > 10 or any(isinstance(option, bool) for option in options):
+            raise ConfigError(f"Score: levels must be 2 to 10 texts, not {len(options)} of them")
+        object.__setattr__(self, "options", options)
+        object.__setattr__(self, "descriptions", descriptions)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A choice between options that have no order.
+
+    Args:
+        instructions: what to choose by.
+        choices: the options: a list of texts or bools, or a mapping from options to descriptions. 2 to 255 of them, as at OpenAI; vLLM
+            and SGLang read 26 at most, chat models 20.
+        name: name of the answer in the :class:`Decision`; None for none.
+
+    Example:
+        >>> Choice("What is the tone?", choices={"calm": "factual and polite", "rude": ""}).options
+        ('calm', 'rude')
+    """
+
+    instructions: str
+    choices: Sequence[Option] | Mapping[Option, str]
+    name: str | None = None
+    options: tuple[Option, ...] = field(init=False, repr=False, compare=False)
+    descriptions: tuple[str, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        _check_text("Choice", "instructions", self.instructions)
+        options, descriptions = _options("Choice", "choices", self.choices)
+        if len(options) > 255:
+            raise ConfigError(f"Choice: choices must be 2 to 255, not {len(options)}")
+        object.__setattr__(self, "options", options)
+        object.__setattr__(self, "descriptions", descriptions)
+
+
+Question = YesNo | Score | Choice
+
+
+@dataclass(frozen=True)
+class DecisionAnswer:
+    """The answer to one question. If the question was refused or failed, all but ``question``, ``error`` and ``ok`` raise the error.
+
+    Attributes:
+        question: the question.
+        error: why there is no answer; None if there is one.
+
+    Example:
+        >>> answer = DecisionAnswer(YesNo("It is right."), (0.9, 0.1), label_mass=0.98)
+        >>> answer.probability, answer.choice, round(answer.confidence, 3)
+        (0.9, True, 0.882)
+    """
+
+    question: Question
+    _probabilities: tuple[float, ...] = field(default=(), repr=False)
+    _label_mass: float | None = field(default=None, repr=False)
+    _confidence: float | None = field(default=None, repr=False)
+    error: QRewardError | None = None
+
+    def __init__(
+        self,
+        question: Question,
+        probabilities: Sequence[float] = (),
+        *,
+        label_mass: float | None = None,
+        confidence: float | None = None,
+        error: QRewardError | None = None,
+    ) -> None:
+        """Args:
+        probabilities: one for each option of the question, in their order; their sum is 1.
+        label_mass: probability of all options together among everything that the model could have answered. None if the server does
+            not report it.
+        confidence: as the server reports it. None computes it.
+        """
+        for name, value in {
+            "question": question,
+            "_probabilities": tuple(probabilities),
+            "_label_mass": label_mass,
+            "_confidence": confidence,
+            "error": error,
+        }.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def ok(self) -> bool:
+        """True if there is an answer."""
+        return self.error is None
+
+    @property
+    def probabilities(self) -> dict[Option, float]:
+        """The probability of each option, in the order of the question's options."""
+        return dict(zip(self.question.options, self._numbers(), strict=True))
+
+    @property
+    def probability(self) -> float:
+        """Of a :class:`YesNo`: the probability of yes."""
+        if not isinstance(self.question, YesNo):
+            raise AttributeError(f"only the answer to a YesNo has a probability; this one is to a {type(self.question).__name__}")
+        return self._numbers()[0]
+
+    @property
+    def score(self) -> float:
+        """Of a :class:`Score`: the expected level, where the lowest level is 0 and each next one is 1 more."""
+        if not isinstance(self.question, Score):
+            raise AttributeError(f"only the answer to a Score has a score; this one is to a {type(self.question).__name__}")
+        return sum(level * number for level, number in enumerate(self._numbers()))
+
+    @property
+    def choice(self) -> Option:
+        """The most probable option."""
+        numbers = self._numbers()
+        return self.question.options[numbers.index(max(numbers))]
+
+    @property
+    def confidence(self) -> float:
+        """Probability of the most probable option, multiplied by ``label_mass`` if that is known; or what the server reports as it."""
+        numbers = self._numbers()
+        if self._confidence is not None:
+            return self._confidence
+        return max(numbers) * (1.0 if self._label_mass is None else self._label_mass)
+
+    @property
+    def label_mass(self) -> float | None:
+        """Probability of all options together among everything that the model could have answered; None if the server does not report it.
+
+        A low value means that the model would rather have written something else.
+        """
+        self._numbers()
+        return self._label_mass
+
+    def _numbers(self) -> tuple[float, ...]:
+        if self.error is not None:
+            raise self.error
+        return self._probabilities
+
+
+@dataclass(frozen=True)
+class Decision(Sequence[DecisionAnswer]):
+    """The answers to all questions about one input, in the order of the questions.
+
+    Attributes:
+        answers: the answers.
+        model: name of the model that answered.
+        usage: tokens of all requests; None if no server reported usage.
+
+    Example:
+        >>> decision = Decision((DecisionAnswer(YesNo("It is right.", name="right"), (0.9, 0.1)),), "judge-7b")
+        >>> decision["right"].probability, decision[0].probability, len(decision)
+        (0.9, 0.9, 1)
+    """
+
+    answers: tuple[DecisionAnswer, ...]
+    model: str = ""
+    usage: Usage | None = None
+
+    @cached_property
+    def _by_name(self) -> dict[str, DecisionAnswer]:
+        return {answer.question.name: answer for answer in self.answers if answer.question.name is not None}
+
+    @overload
+    def __getitem__(self, place: int | str) -> DecisionAnswer: ...
+    @overload
+    def __getitem__(self, place: slice) -> tuple[DecisionAnswer, ...]: ...
+    def __getitem__(self, place: int | str | slice) -> DecisionAnswer | tuple[DecisionAnswer, ...]:
+        """Return the answer at a position, or to the question with a name."""
+        return self._by_name[place] if isinstance(place, str) else self.answers[place]
+
+    def __len__(self) -> int:
+        return len(self.answers)
+
+    def __iter__(self) -> Iterator[DecisionAnswer]:
+        return iter(self.answers)
+
+    @property
+    def errors(self) -> dict[int, QRewardError]:
+        """Position -> error, of the questions that were refused or failed."""
+        return {place: answer.error for place, answer in enumerate(self.answers) if answer.error is not None}
+
+    def raise_for_errors(self) -> None:
+        """Raise the error of the first question that was refused or failed, if there is one."""
+        for error in self.errors.values():
+            raise error
+
+
+def check_questions(questions: object) -> tuple[Question, ...]:
+    """Return the questions as a tuple. Raises ``ConfigError`` for anything else, for none, and for a name that stands twice."""
+    if isinstance(questions, YesNo | Score | Choice):
+        raise ConfigError(f"questions must be a list, such as [{type(questions).__name__}(...)]")
+    if isinstance(questions, str | Mapping) or not isinstance(questions, Sequence) or not questions:
+        raise ConfigError(f"questions must be a list with at least one YesNo, Score or Choice, not {questions!r}")
+    names: set[str] = set()
+    for place, question in enumerate(questions):
+        if not isinstance(question, YesNo | Score | Choice):
+            raise ConfigError(f"questions[{place}] must be a YesNo, Score or Choice, not a {type(question).__name__}")
+        if question.name is not None and question.name in names:
+            raise ConfigError(f"questions[{place}] has the name {question.name!r}, which another question has")
+        if question.name is not None:
+            names.add(question.name)
+    return tuple(questions)

@@ -319,16 +319,13 @@ def test_a_line_counts_the_prompts_in_a_row_that_share_nothing() -> None:
     assert counts == [1, 2, 3, 0, 1]
 
 
+def told(key: int) -> Prefix:
+    return Prefix((key,), (2000.0,), 2400.0, told=True)
+
+
 def test_a_single_call_that_ends_while_it_waits_leaves_its_line() -> None:
     driver = Driver({"a": 1, "b": 1})
-    tasks = []
-    for number in range(8):
-        task = driver.task()
-        task.prefix = Prefix((number % 2,), (2000.0,), 2400.0, told=True)
-        driver.watch.open[task] = None
-        driver.scheduler.submit(driver.now, task)
-        driver._after()
-        tasks.append(task)
+    tasks = [driver.submit(prefix=told(number % 2)) for number in range(8)]
     driver.ok(driver.at("a")[0])
     waiting = [task for task in tasks if task.state is TaskState.QUEUED]
     assert any(task.group is not None for task in waiting)
@@ -344,12 +341,7 @@ def test_a_call_that_ends_before_it_is_in_a_group_is_not_sent() -> None:
         for left in (True, False):
             driver, tasks = Driver({"a": 1, "b": 1}), []
             for number, key in enumerate(keys):
-                task = driver.task(timeout=None if left or number != ends else 5.0)
-                task.prefix = Prefix((key,), (2000.0,), 2400.0, told=True)
-                driver.watch.open[task] = None
-                driver.scheduler.submit(driver.now, task)
-                driver._after()
-                tasks.append(task)
+                tasks.append(driver.submit(timeout=None if left or number != ends else 5.0, prefix=told(key)))
             if left:
                 driver.withdraw(tasks[ends])
             else:
@@ -363,14 +355,7 @@ def test_a_call_that_ends_before_it_is_in_a_group_is_not_sent() -> None:
 
 def test_calls_that_remain_when_those_that_ended_are_swept_away_may_end_or_be_taken() -> None:
     driver = Driver({"a": 1, "b": 1})
-    tasks = []
-    for number in range(2 * SWEEP):
-        task = driver.task()
-        task.prefix = Prefix((number % 4,), (2000.0,), 2400.0, told=True)
-        driver.watch.open[task] = None
-        driver.scheduler.submit(driver.now, task)
-        driver._after()
-        tasks.append(task)
+    tasks = [driver.submit(prefix=told(number % 4)) for number in range(2 * SWEEP)]
     driver.ok(driver.at("a")[0])
     waiting = [task for task in tasks if task.state is TaskState.QUEUED]
     driver.withdraw(*waiting[:SWEEP])
@@ -384,14 +369,7 @@ def test_calls_that_remain_when_those_that_ended_are_swept_away_may_end_or_be_ta
 
 def test_a_single_call_that_has_waited_for_half_of_its_timeout_is_no_longer_passed_over() -> None:
     driver = Driver({"a": 1, "b": 1})
-    tasks = []
-    for key in (1, 2, 3, 1, 1, 1):
-        task = driver.task(timeout=100.0)
-        task.prefix = Prefix((key,), (2000.0,), 2400.0, told=True)
-        driver.watch.open[task] = None
-        driver.scheduler.submit(driver.now, task)
-        driver._after()
-        tasks.append(task)
+    tasks = [driver.submit(timeout=100.0, prefix=told(key)) for key in (1, 2, 3, 1, 1, 1)]
     driver.ok(driver.at("a")[0])
     assert driver.where(tasks[3]) == "a"
     driver.ok(driver.at("a")[0], after=55.0)

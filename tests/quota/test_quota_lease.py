@@ -53,6 +53,19 @@ def test_a_large_request_does_not_delay_the_use_of_the_next_grant() -> None:
     assert lease.tokens.ready_at <= 0.5 + RENEW
 
 
+def test_a_grant_is_spread_over_the_time_until_the_next_renewal() -> None:
+    lease = Lease(Limits(rpm=600), FixedLimit())
+    lease.take_over(0.0, 0.0, RenewReply(1, requests=Grant(600, 60, 10)))
+    assert lease.requests is not None
+    now, sent = 0.0, []
+    while lease.requests.ready_at < inf:
+        now = max(now, lease.requests.ready_at)
+        lease.requests.take(now)
+        sent.append(now)
+    assert len(sent) == 10
+    assert 0.5 * RENEW <= sent[-1] <= RENEW
+
+
 def test_a_request_waits_for_the_lease_and_calls_for_it_once() -> None:
     calls: list[None] = []
     lease = Lease(Limits(max_concurrency=4, rpm=60), FixedLimit())

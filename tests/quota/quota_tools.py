@@ -31,6 +31,7 @@ class PlayedTransport:
         self.ledgers: dict[str, Ledger] = {}
         self.away = False
         self.renewals = 0
+        self.asked: list[float] = []  # when a renewal was asked for, also while it is away
         self.leaves = 0
         self.trace: list[tuple[float, str, float, float]] = []  # of each renewal: when, whose, slots that it held and that it got
         self.left: list[str] = []
@@ -38,6 +39,7 @@ class PlayedTransport:
 
     def renew(self, key: str, member: str, ask: RenewRequest) -> RenewReply:
         self.renewals += 1
+        self.asked.append(now())
         if self.away:
             raise OSError("nobody is there")
         reply = self.ledger(key).renew(now(), member, ask)

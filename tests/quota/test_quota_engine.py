@@ -14,7 +14,7 @@ from qreward import ConfigError, Limits, QRewardClient
 from qreward.quota.file_ledger import VARIABLE
 from qreward.quota.lease import NEWCOMER
 from qreward.quota.messages import LEASE, MINUTE, PERIOD, RENEW
-from qreward.quota.renewal import SOON
+from qreward.quota.renewal import AGAIN, RETRY, SOON
 
 ENDPOINT = {"base_url": "http://a.example/v1", "name": "a", "api_key": "k"}
 
@@ -73,6 +73,19 @@ async def test_a_client_asks_early_for_a_share_that_it_lacks_but_not_at_once_aga
     await asyncio.gather(*(call(client, number) for number in range(40)))
     assert wire.sent[0][2] - began < 0.01
     assert processes.transport.renewals <= 2 + (now() - began) / SOON
+
+
+@shared
+async def test_a_renewal_that_failed_is_tried_again_soon_once_and_then_every_second(processes: Processes) -> None:
+    client, _ = processes.client(max_concurrency=4)
+    work = busy(client)
+    await asyncio.sleep(3)
+    processes.transport.away, seen = True, len(processes.transport.asked)
+    await asyncio.sleep(6)
+    await stop(work)
+    pauses = [round(after - before, 2) for before, after in pairwise(processes.transport.asked[seen:])]
+    assert pauses == [AGAIN, *[RETRY] * (len(pauses) - 1)]
+    assert len(pauses) >= 4
 
 
 @shared

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf
 from random import Random
 
 from qreward.quota.lease import Lease
-from qreward.quota.messages import LEASE, MINUTE, RENEW, Grant, RenewReply, RenewRequest
+from qreward.quota.messages import LEASE, MINUTE, RENEW, Demand, Grant, RenewReply, RenewRequest
 from qreward.quota.renewal import AHEAD, IDLE, DemandTracker
 from qreward.scheduler.limits.concurrency import FixedLimit
+from qreward.scheduler.load_balancing import ExpectedFinish
 from qreward.scheduler.outcome import Answer
-from qreward.scheduler.state import Attempt, Source, Task, make_source
+from qreward.scheduler.queue import Queue
+from qreward.scheduler.state import LOW, Attempt, Pool, Source, Task, make_source
 from qreward.settings.policies import Limits
 
 
@@ -80,6 +83,36 @@ def test_a_request_waits_for_the_lease_and_calls_for_it_once() -> None:
     assert lease.is_short()
 
 
+def test_a_member_alone_without_a_share_takes_one_eighth_or_its_part_if_there_are_more_members() -> None:
+    taken = {}
+    for members in (0, 3, 20):
+        lease = Lease(Limits(rpm=600), FixedLimit())
+        lease.members = members
+        lease.go_alone(0.0, RenewRequest(requests=Demand(600)), "away")
+        assert lease.requests is not None
+        taken[members] = lease.requests.share
+    assert taken == {0: 75.0, 3: 75.0, 20: 30.0}
+
+
+def test_a_member_alone_gives_up_what_it_was_granted() -> None:
+    lease = Lease(Limits(rpm=600), FixedLimit())
+    lease.take_over(0.0, 0.0, RenewReply(1, requests=Grant(600, 60, 10)))
+    lease.go_alone(1.0, RenewRequest(requests=Demand(600)), "away")
+    assert lease.requests is not None
+    demand = lease.requests.need(600, lapsed=False, want=0, rate=0)
+    assert (demand.left, demand.hold) == (0.0, 60)
+
+
+def test_tokens_that_an_answer_did_not_use_go_back_to_all_members() -> None:
+    lease = Lease(Limits(tpm=60_000), FixedLimit())
+    lease.take_over(0.0, 0.0, RenewReply(1, tokens=Grant(60_000, 60_000, 2000)))
+    assert lease.tokens is not None
+    lease.tokens.take(0.0, 500)
+    lease.tokens.settle(500, 300)
+    demand = lease.tokens.need(60_000, lapsed=False, want=0, rate=0)
+    assert (demand.left, demand.spent, demand.returned) == (1500, 500, 200)
+
+
 # what a source asks for
 
 
@@ -138,6 +171,26 @@ def test_a_source_asks_for_half_as_much_again_as_it_used_since_its_last_renewal(
     assert (first.spent, second.spent) == (40.0, 40.0)
     assert (first.want, second.want) == (AHEAD * 40 + 1, 0)
     assert (first.rate, second.rate) == (AHEAD * 40 / 0.5 * MINUTE + 1, 0.0)
+
+
+def test_how_many_tasks_wait_for_a_source_counts_only_if_it_could_take_them() -> None:
+    def waiting(tasks: int, change: Callable[[Source], object] = lambda _: None) -> float:
+        demands = Demands(Limits(rpm=6000, shared="local"))
+        pool = Pool("p", [demands.source], ExpectedFinish(), Queue())
+        for number in range(tasks):
+            pool.queue.put(Task(None, pool, 5, None, None, number))
+        change(demands.source)
+        return demands.tracker.waiting(0.0)
+
+    assert [waiting(count) for count in (0, 1, LOW - 1, LOW, 10 * LOW)] == [0, 1, LOW - 1, inf, inf]
+    obstacles: dict[str, Callable[[Source], object]] = {
+        "removed": lambda source: setattr(source, "removed", True),
+        "marked unhealthy": lambda source: source.health.mark_unhealthy(),
+        "cooling down": lambda source: source.cooldown.hold(0.0, RENEW + 0.1),
+        "being probed": lambda source: (source.health.eject(-9.0, 1.0), source.health.sent(0.0), setattr(source, "inflight", 1)),
+    }
+    assert {name: waiting(3, change) for name, change in obstacles.items()} == dict.fromkeys(obstacles, 0)
+    assert waiting(3, lambda source: source.cooldown.hold(0.0, RENEW)) == 3, "it is over by the next renewal"
 
 
 def test_a_source_is_idle_two_seconds_after_its_last_work() -> None:

@@ -173,6 +173,23 @@ def test_a_member_that_is_slow_but_within_its_lease_is_not_charged_twice() -> No
         assert (ledger.requests.counted() > grant) is charged_twice, late
 
 
+def test_nothing_is_kept_for_a_member_that_is_slow() -> None:
+    ledger, got, spent = Ledger(), dict.fromkeys("ab", 0.0), dict.fromkeys("ab", 0.0)
+
+    def renewed(now: float, name: str) -> float:
+        grant = part_of(ledger.renew(now, name, rate(spent=spent[name])).requests).grant
+        spent[name] += grant
+        got[name] += grant
+        return grant
+
+    for turn in range(20):
+        for name in "ab":
+            renewed(turn / 2, name)
+    assert got["a"] == pytest.approx(got["b"], rel=0.1)
+    slow = [renewed(9.5 + turn / 2, "a") for turn in range(1, 8)]
+    assert sum(slow[3:]) >= 0.9 * 4 * 0.5 * ledger.requests.rate, slow
+
+
 def test_what_proves_unused_later_is_taken_off_what_was_used_first() -> None:
     ledger = Ledger()
     grant = part_of(ledger.renew(0.0, "a", rate()).requests).grant

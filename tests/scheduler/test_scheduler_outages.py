@@ -160,8 +160,8 @@ def test_the_deadline_of_an_item_counts_from_the_outage_or_from_its_batch_whiche
     for (down_since, since, now, slow), expected in cases.items():
         driver = Driver({"a": 1})
         source, driver.pool.down_since = driver["a"], down_since
-        for _ in range(200 if slow else 0):
-            source.latency.add(slow, 10)
+        for _ in range(0 if slow is None else 200):
+            source.latency.add(slow or 0.0, 10)
         found = deadline(now, source, driver.pool, 20.0, since)
         if abs(found - expected) > 0.05 * (slow or 0.0):  # a quantile is exact to some percent
             wrong[down_since, since, now, slow] = found

@@ -17,6 +17,7 @@ from shared_tools import PATIENCE, completion, each
 from transport_server import ENGINES, PATH, WAYS, Connection, Request, Server, always, answer, send, transport_of
 
 from qreward.codecs.base import TransportError
+from qreward.settings.policies import Timeouts
 
 OK = answer(completion())
 

@@ -195,7 +195,7 @@ def _vllm_system_one(call: RouteCall) -> Job:
     return _job(call, DecisionCall(request.model, _as_text(request.state).strip(), asked, answer))
 
 
-def _vllm_noul(name: str, question: schemas.VllmNoul) -> Asked:
+def _vllm_noul(name: str, question: schemas.VllmSystemOneQuestion) -> Asked:
     """A question of vLLM's ``/v1/systemone``, checked as ``decisions/question_types.py`` does."""
     if question.model_extra:
         raise _bad(f"question {name!r}: unknown field(s) {sorted(question.model_extra)}")

@@ -78,7 +78,7 @@ class VllmNamed(ClosedBody):
         return self
 
 
-class VllmPredicate(VllmNamed):
+class VllmPredicateQuestion(VllmNamed):
     type: Literal["predicate"]
 
 
@@ -87,12 +87,12 @@ class ChoiceValue(ClosedBody):
     description: Text = ""
 
 
-class VllmChoice(VllmNamed):
+class VllmChoiceQuestion(VllmNamed):
     type: Literal["choice"]
     choices: list[ChoiceValue] = Field(min_length=2, max_length=255)
 
     @model_validator(mode="after")
-    def _distinct(self) -> VllmChoice:
+    def _distinct(self) -> VllmChoiceQuestion:
         if len({(type(each.value), each.value) for each in self.choices}) < len(self.choices):
             raise ValueError("choice values must be distinct")
         return self
@@ -103,7 +103,7 @@ class ScoreLevel(ClosedBody):
     description: Text = ""
 
 
-class VllmScore(VllmNamed):
+class VllmScoreQuestion(VllmNamed):
     type: Literal["score"]
     levels: list[ScoreLevel] = Field(min_length=2, max_length=10)
 
@@ -113,7 +113,9 @@ class VllmDecision(ClosedBody):
 
     model: Text
     input: LongText | Annotated[list[VllmMessage], Field(max_length=131072)]
-    questions: list[Annotated[VllmPredicate | VllmChoice | VllmScore, Discriminator("type")]] = Field(min_length=1, max_length=200)
+    questions: list[Annotated[VllmPredicateQuestion | VllmChoiceQuestion | VllmScoreQuestion, Discriminator("type")]] = Field(
+        min_length=1, max_length=200
+    )
     safety_identifier: Annotated[StrictStr, Field(max_length=128)] | None = None
     joint: StrictBool = False
     cache_salt: str | None = Field(default=None, min_length=1, max_length=1024)
@@ -138,16 +140,16 @@ class OpenAiNamed(ClosedBody):
     name: str | None = None
 
 
-class OpenAiPredicate(OpenAiNamed):
+class OpenAiPredicateQuestion(OpenAiNamed):
     type: Literal["predicate"]
 
 
-class OpenAiChoice(OpenAiNamed):
+class OpenAiChoiceQuestion(OpenAiNamed):
     type: Literal["choice"]
     choices: list[ChoiceValue] = Field(min_length=2, max_length=255)
 
 
-class OpenAiScore(OpenAiNamed):
+class OpenAiScoreQuestion(OpenAiNamed):
     type: Literal["score"]
     levels: list[ScoreLevel] = Field(min_length=2)
 
@@ -157,7 +159,9 @@ class OpenAiDecision(ClosedBody):
 
     model: str
     input: str | list[OpenAiMessage]
-    questions: list[Annotated[OpenAiPredicate | OpenAiChoice | OpenAiScore, Discriminator("type")]] = Field(min_length=1, max_length=400)
+    questions: list[Annotated[OpenAiPredicateQuestion | OpenAiChoiceQuestion | OpenAiScoreQuestion, Discriminator("type")]] = Field(
+        min_length=1, max_length=400
+    )
     prompt_cache_key: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
     safety_identifier: str | None = None
@@ -172,7 +176,7 @@ class OpenBody(BaseModel):
     model_config = ConfigDict(extra="allow")
 
 
-class VllmNoul(OpenBody):
+class VllmSystemOneQuestion(OpenBody):
     type: str
     instructions: Any = ""
     criteria: Any = None
@@ -183,7 +187,7 @@ class VllmSystemOne(ClosedBody):
 
     model: str | None = None
     state: Any
-    questions: dict[str, VllmNoul]
+    questions: dict[str, VllmSystemOneQuestion]
     instructions: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     joint: StrictBool = False
@@ -238,14 +242,14 @@ class SglangOption(ClosedBody):
     description: Structured | None = None
 
 
-class SglangChoice(ClosedBody):
+class SglangChoiceQuestion(ClosedBody):
     id: NotBlank
     type: Literal["choice"]
     question: Told
     options: list[SglangOption] = Field(min_length=2, max_length=26)
 
     @model_validator(mode="after")
-    def _distinct(self) -> SglangChoice:
+    def _distinct(self) -> SglangChoiceQuestion:
         try:
             _check_names(option.name for option in self.options)
         except ValueError as error:
@@ -253,14 +257,14 @@ class SglangChoice(ClosedBody):
         return self
 
 
-class SglangScore(ClosedBody):
+class SglangScoreQuestion(ClosedBody):
     id: NotBlank
     type: Literal["score"]
     question: Told
     levels: list[Told] = Field(min_length=2, max_length=10)
 
 
-class SglangYesNo(ClosedBody):
+class SglangYesNoQuestion(ClosedBody):
     id: NotBlank
     type: Literal["yes_no"]
     question: Told
@@ -273,7 +277,9 @@ class SglangDecision(ClosedBody):
 
     input: Told
     images: list[Any] = []
-    questions: list[Annotated[SglangChoice | SglangScore | SglangYesNo, Discriminator("type")]] = Field(min_length=1)
+    questions: list[Annotated[SglangChoiceQuestion | SglangScoreQuestion | SglangYesNoQuestion, Discriminator("type")]] = Field(
+        min_length=1
+    )
     temperature: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     chat_template_kwargs: dict[str, Any] = {}
     prompt_format_version: int | None = None
@@ -296,20 +302,20 @@ class NoulMeanings(ClosedBody):
     false: Structured | None = None
 
 
-class SystemOneNoul(ClosedBody):
+class SystemOneNoulQuestion(ClosedBody):
     type: Literal["noul"]
     instructions: Structured | None = None
     criteria: NoulMeanings | None = None
 
     @model_validator(mode="after")
-    def _asks_something(self) -> SystemOneNoul:
+    def _asks_something(self) -> SystemOneNoulQuestion:
         given = (self.instructions, *((self.criteria.true, self.criteria.false) if self.criteria else ()))
         if not any(value.strip() if isinstance(value, str) else value for value in given):
             raise ValueError("a noul question needs instructions or a true or false description to decide on")
         return self
 
 
-class SystemOneChoice(ClosedBody):
+class SystemOneChoiceQuestion(ClosedBody):
     type: Literal["choice"]
     instructions: Structured | None = None
     criteria: dict[str, Structured | None] = Field(min_length=1, max_length=255)
@@ -321,7 +327,7 @@ class SystemOneChoice(ClosedBody):
         return criteria
 
 
-class SystemOneScore(ClosedBody):
+class SystemOneScoreQuestion(ClosedBody):
     type: Literal["score"]
     instructions: Structured | None = None
     criteria: list[Told] = Field(min_length=1, max_length=10)
@@ -332,7 +338,9 @@ class SglangSystemOne(BaseModel):
 
     state: Structured
     model: str
-    questions: dict[str, Annotated[SystemOneNoul | SystemOneChoice | SystemOneScore, Discriminator("type")]] = Field(min_length=1)
+    questions: dict[str, Annotated[SystemOneNoulQuestion | SystemOneChoiceQuestion | SystemOneScoreQuestion, Discriminator("type")]] = (
+        Field(min_length=1)
+    )
     chat_template_kwargs: dict[str, Any] = {}
     temperature: Any = None
     prompt_format_version: Any = None
@@ -368,9 +376,8 @@ def parse(kind: type[Body], body: bytes) -> Body:
     except ValueError as error:
         at = getattr(error, "pos", 0)
         context = {"error": getattr(error, "msg", str(error))}
-        raise InvalidBody(
-            [{"type": "json_invalid", "loc": ("body", at), "msg": "JSON decode error", "input": {}, "ctx": context}]
-        ) from None
+        fault = {"type": "json_invalid", "loc": ("body", at), "msg": "JSON decode error", "input": {}, "ctx": context}
+        raise InvalidBody([fault]) from None
     try:
         return kind.model_validate(given)
     except ValidationError as error:
@@ -378,12 +385,11 @@ def parse(kind: type[Body], body: bytes) -> Body:
 
 
 def openai_message(faults: Faults) -> tuple[str, str | None, str]:
-    """VllmMessage, ``param`` and ``code`` of OpenAI's error for the first fault, in the words of its other routes."""
+    """Message, ``param`` and ``code`` of OpenAI's error for the first fault, in the words of its other routes."""
     fault = faults[0]
     kind, context = fault["type"], fault.get("ctx", {})
-    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in fault["loc"][1:] if part not in _TAGS).removeprefix(
-        "."
-    )
+    parts = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in fault["loc"][1:] if part not in _TAGS]
+    place = "".join(parts).removeprefix(".")
     if kind == "missing":
         return f"Missing required parameter: '{place}'.", place, "missing_required_parameter"
     if kind == "extra_forbidden":
@@ -405,7 +411,7 @@ _INTERNAL = frozenset({"str", "int", "float", "bool", "list", "dict", "none", "n
 
 
 def vllm_message(faults: Faults) -> tuple[str, str]:
-    """VllmMessage and ``param`` of vLLM's error; see ``serve/exception_handling/handlers/validation.py``."""
+    """Message and ``param`` of vLLM's error; see ``serve/exception_handling/handlers/validation.py``."""
     word = "error" if len(faults) == 1 else "errors"
     lines = [f"{len(faults)} validation {word}:"]
     for fault in faults[:_MOST_FAULTS]:
@@ -420,17 +426,16 @@ def _place(loc: tuple[Any, ...]) -> str:
     return ".".join(str(part) for part in loc if not re.search(r"[\[\]{}()]", str(part)) and str(part).lower() not in _INTERNAL)
 
 
-def _summary(value: Any) -> Any:
+def _summary(value: Any) -> str:
     """A value, shortened if it is long."""
     if isinstance(value, list | tuple | set | dict):
         return f"<{type(value).__name__} of {len(value)} items>"
     text = str(value)
-    short = text if len(text) <= _MOST_VALUE else f"{text[:_MOST_VALUE]}...[truncated]"
-    return short if isinstance(value, str) or short != text else text
+    return text if len(text) <= _MOST_VALUE else f"{text[:_MOST_VALUE]}...[truncated]"
 
 
 def sglang_message(faults: Faults, function: str, path: str) -> str:
-    """VllmMessage of SGLang's error under ``/v1/``: FastAPI's text, and the list of faults once more; see ``http_server.py``."""
+    """Message of SGLang's error under ``/v1/``: FastAPI's text, and the list of faults once more; see ``http_server.py``."""
     listed = "".join(f"  {fault}\n" for fault in faults)
     where = f'\n  File "/sgl-workspace/sglang/python/sglang/srt/entrypoints/http_server.py", line 2058, in {function}\n    POST {path}'
     return f"{len(faults)} validation error{'s' if len(faults) != 1 else ''}:\n{listed}{where} {faults}"

@@ -158,7 +158,7 @@ def _check_members(value: dict[Any, object], path: str) -> None:
         _check(inner, f"{path}.{key}" if path else str(key))
 
 
-def _write_slowly(payload: dict[str, Any]) -> bytes:
+def _write_slowly(payload: Any) -> bytes:
     """Encode with the standard library, which can escape lone surrogates. Raise ``BadRequest`` if that fails too."""
     try:
         check(payload, "")

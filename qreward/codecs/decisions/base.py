@@ -9,6 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
+from unicodedata import category
 
 import msgspec
 
@@ -22,6 +23,8 @@ from qreward.settings.policies import Endpoint
 
 Kind = type[YesNo] | type[Score] | type[Choice]
 
+ALL_KINDS = ("openai", "vllm", "sglang", "systemone", "chat")
+"""Names of the dialects that take every kind of question."""
 ROLES = ("system", "developer", "user", "assistant")
 """Roles of the messages of an input."""
 SUM_TOLERANCE = 0.02
@@ -55,11 +58,14 @@ class DecisionReply(msgspec.Struct, gc=False):
 
 
 class InvalidAnswer(Exception):
-    """The answer to one question is not valid. The message describes the fault."""
+    """The answer to one question is not valid, by a fault of the server. The message describes the fault."""
 
 
-class Declined(Exception):
-    """The model declined to answer a question."""
+class NoAnswer(Exception):
+    """The server is not at fault, but there is no answer to a question. The message says why."""
+
+
+DECLINED = "the model declined to answer"
 
 
 class Dialect(ABC):
@@ -71,8 +77,9 @@ class Dialect(ABC):
         native: False if ``path`` is relative to the endpoint's ``base_url``; True if it is relative to the root of the server.
         most_questions, most_options, most_levels: largest number of questions in a request, options of a ``Choice``, levels of a ``Score``.
         kinds: the kinds of questions that the API takes.
-        member: name of the member of the body that holds the input.
+        input_member, questions_member: names of the members of the body that hold the input and the questions.
         reserved: members of the body that no parameter may have.
+        extra: further members of the body, which the caller's parameters replace.
     """
 
     name: str
@@ -82,10 +89,12 @@ class Dialect(ABC):
     most_options: int
     most_levels: int = 10
     kinds: tuple[Kind, ...] = (YesNo, Score, Choice)
-    member: ClassVar[str] = "input"
+    input_member: ClassVar[str] = "input"
+    questions_member: ClassVar[str] = "questions"
     reserved: frozenset[str] = frozenset({"model", "input", "questions"})
 
-    def __init__(self) -> None:
+    def __init__(self, extra: Mapping[str, Any] | None = None) -> None:
+        self.extra = extra or {}
         self._written: dict[int, tuple[Question, bytes]] = {}
 
     def at(self, endpoint: Endpoint) -> Dialect:  # noqa: ARG002 - for subclasses
@@ -93,8 +102,8 @@ class Dialect(ABC):
         return self
 
     @abstractmethod
-    def write(self, question: Question) -> dict[str, Any]:
-        """Return a question as the members of a JSON object."""
+    def write(self, question: Question) -> Any:
+        """Return a question as it stands in the body."""
 
     @abstractmethod
     def rows(self, document: dict[str, Any], count: int) -> Sequence[Any]:
@@ -102,16 +111,16 @@ class Dialect(ABC):
 
     @abstractmethod
     def read(self, question: Question, row: Any) -> DecisionAnswer:
-        """Return the answer to a question. Raises ``InvalidAnswer`` or ``Declined``."""
+        """Return the answer to a question. Raises ``InvalidAnswer`` or ``NoAnswer``."""
 
     def encode(self, call: WireRequest, model: str) -> bytes:
         """Return the JSON body. Raises ``BadRequest`` for questions that this dialect cannot ask, and for values that JSON cannot hold."""
         inputs: DecisionInput = call.inputs
-        self.check(inputs.questions)
-        if call.params and (taken := self.reserved & call.params.keys()):
-            raise BadRequest(f"{min(taken)!r} is set by decide() itself for {self.path}; leave it out of the parameters")
-        body = jsonio.write(model, self.member, self.input_of(inputs.input), call.params, all_text=True)
-        return b"".join((body[:-1], b',"questions":', self.join([self.written(question) for question in inputs.questions]), b"}"))
+        self.check(inputs.questions, call.params)
+        params = {**self.extra, **call.params} if self.extra else call.params
+        body = jsonio.write(model, self.input_member, self.input_of(inputs.input), params, all_text=True)
+        questions = self.join([self.written(question) for question in inputs.questions])
+        return b'%b,"%b":%b}' % (body[:-1], self.questions_member.encode(), questions)
 
     def input_of(self, given: str | list[dict[str, str]]) -> Any:
         """Return the input in the form that the API takes. By default it is one text."""
@@ -130,16 +139,20 @@ class Dialect(ABC):
             found = self._written[id(question)] = question, jsonio.dumps(self.write(question))  # the id is taken while the question lives
         return found[1]
 
-    def check(self, questions: Sequence[Question]) -> None:
-        """Raise ``BadRequest`` for questions that this dialect cannot ask in one request."""
+    def check(self, questions: Sequence[Question], params: Mapping[str, Any]) -> None:
+        """Raise ``BadRequest`` for questions that this dialect cannot ask in one request, and for parameters that it sets itself."""
+        if params and (taken := self.reserved & params.keys()):
+            raise BadRequest(f"{min(taken)!r} is set by decide() itself for {self.path}; leave it out of the parameters")
         if len(questions) > self.most_questions:
             raise BadRequest(f"{self.path} takes {self.most_questions} questions per request, not {len(questions)}")
         for place, question in enumerate(questions):
             most = self.most_levels if isinstance(question, Score) else self.most_options
             if not isinstance(question, self.kinds):
-                names = ", ".join(each.__name__ for each in self.kinds)
+                takes = " and ".join(each.__name__ for each in self.kinds)
+                others = ", ".join(repr(name) for name in ALL_KINDS)
                 raise BadRequest(
-                    f"questions[{place}] is a {type(question).__name__}; an endpoint with decisions={self.name!r} takes {names}"
+                    f"questions[{place}] is a {type(question).__name__}; an endpoint with decisions={self.name!r} takes {takes} only, "
+                    f"one with {others} takes all"
                 )
             if len(question.options) > most:
                 what = "levels" if isinstance(question, Score) else "choices"
@@ -159,8 +172,8 @@ class Dialect(ABC):
         for question, row in zip(questions, rows, strict=True):
             try:
                 answers.append(self.read(question, row))
-            except Declined:
-                answers.append(failed(question, f"the model declined to answer {shown(question)}", call))
+            except NoAnswer as reason:
+                answers.append(failed(question, f"no answer to {shown(question)}: {reason}", call))
             except InvalidAnswer as fault:
                 faults.append(str(fault))
                 answers.append(failed(question, f"the answer to {shown(question)} is not valid: {fault}", call))
@@ -260,6 +273,23 @@ def usage_of(raw: object) -> Usage | None:
     return read
 
 
+def answers_by_id(document: dict[str, Any], count: int) -> list[Any]:
+    """Return the answers of a mapping whose keys are the places of the questions. Raises ``Malformed``."""
+    found = document.get("answers")
+    if not isinstance(found, dict):
+        raise Malformed("the answer has no mapping of answers")
+    if len(found) != count or any(str(place) not in found for place in range(count)):
+        raise Malformed(f"the answer has {len(found)} answers, which are not those to the {count} questions")
+    return [found[str(place)] for place in range(count)]
+
+
+def named_numbers(raw: object, names: Sequence[str]) -> list[object]:
+    """Return the number of each name. Raises ``InvalidAnswer`` for a mapping with other names."""
+    if not isinstance(raw, dict) or raw.keys() != set(names):
+        raise InvalidAnswer("its probabilities are not those of the options")
+    return [raw[name] for name in names]
+
+
 def as_text(messages: Sequence[Mapping[str, str]]) -> str:
     """Return messages as one text, for APIs that take no conversation. The text of a single message is the message's.
 
@@ -282,7 +312,8 @@ def unique_names(options: Sequence[str | bool]) -> list[str]:
     names: list[str] = []
     seen: set[str] = set()
     for option in options:
-        name = base = ("false", "true")[option] if isinstance(option, bool) else " ".join(option.split())
+        shown = ("false", "true")[option] if isinstance(option, bool) else option
+        name = base = " ".join("".join(" " if category(char) == "Cc" else char for char in shown).split()) or "?"
         number = 1
         while name.casefold() in seen:
             number += 1
@@ -327,28 +358,45 @@ def _text_message(message: dict[str, Any], place: int) -> dict[str, str]:
 
 
 def refused_by(status: int, body: bytes) -> str | None:
-    """Return the name of the dialect that an error response to a request for decisions points to; None if it says nothing about it."""
-    text = body.decode("utf-8", "replace").lower()
+    """Return the name of the dialect that an error response to a request for decisions points to; None if it says nothing about it.
+
+    The words are those of vLLM 0.33 and SGLang 0.5.23. A server may also repeat the request, so words of the request count as well.
+
+    Example:
+        >>> refused_by(404, b'{"detail":"Not Found"}'), refused_by(404, b'{"error":{"message":"The model `m` does not exist."}}')
+        ('chat', None)
+    """
     if status in (405, 501):
         return "chat"
+    text = body.decode("utf-8", "replace").lower()
     if status == 404:
-        return None if "model" in text and "url" not in text else "chat"
+        return None if "model" in text and any(words in text for words in _NO_MODEL) else "chat"
     if status not in (400, 422):
         return None
-    for words, name in _POINTERS:
-        if all(word in text for word in words):
-            return name
-    return None
+    return next((name for words, name in _POINTERS if all(word in text for word in words)), None)
 
 
 _EXAMPLE = "[{'role': 'user', 'content': '...'}]"
 _SHOWN = 60  # characters of a question that an error message shows
+_NO_MODEL = ("does not exist", "not found", "model_not_found")
 _POINTERS = (
     (("use /v1/systemone",), "systemone"),
-    (("expected tags", "yes_no"), "sglang"),
-    (("expected tags", "predicate"), "vllm"),
+    (("/v1/decisions requires a generation model",), "systemone"),  # of SGLang: such checkpoints may have a head for decisions
+    (("/v1/decisions requires",), "chat"),
+    (("/v1/decisions does not support",), "chat"),
+    (("/v1/decisions renders",), "chat"),
+    (("/v1/decisions places",), "chat"),
+    (("/v1/systemone requires",), "chat"),
+    (("/v1/systemone does not support",), "chat"),
+    (("is not one distinct token",), "chat"),
+    (("expected tags: 'choice', 'score', 'yes_no'",), "sglang"),
+    (("expected tags: 'predicate', 'choice', 'score'",), "vllm"),
+    (("extra inputs are not permitted", "'question'", "field required"), "sglang"),
     (("extra inputs are not permitted",), "vllm"),
     (("input should be 'user'",), "vllm"),
     (("questions: at most",), "vllm"),
+    (("list should have at most 200 items",), "vllm"),
     (("choices per question",), "vllm"),
+    (("not supported", "decisions"), "chat"),
 )
+"""Words of an error message, all of them in lower case -> the dialect that they point to. The first that fits is taken."""

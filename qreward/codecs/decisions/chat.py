@@ -14,10 +14,11 @@ from qreward.codecs import finish_reason
 from qreward.codecs import json as jsonio
 from qreward.codecs.base import EmbeddedError, Malformed, Unfinished, WireRequest
 from qreward.codecs.decisions.base import (
+    DECLINED,
     DecisionInput,
-    Declined,
     Dialect,
     InvalidAnswer,
+    NoAnswer,
     as_text,
     described,
     distribution,
@@ -26,7 +27,6 @@ from qreward.codecs.decisions.base import (
     unique_names,
 )
 from qreward.decisions import Choice, DecisionAnswer, Question, Score, YesNo
-from qreward.errors import BadRequest
 from qreward.settings.policies import Endpoint
 
 TOP = 20
@@ -47,7 +47,10 @@ _THINKING = frozenset({"vllm", "sglang"})  # kinds whose chat templates take ena
 
 
 class ChatDialect(Dialect):
-    """``POST /chat/completions`` with ``logprobs``. ``extra`` are further members, which the caller's parameters replace."""
+    """``POST /chat/completions`` with ``logprobs``.
+
+    The temperature is 1, as SGLang divides the logits by it before it computes log probabilities (``srt/layers/sampler.py``).
+    """
 
     name = "chat"
     path = "/chat/completions"
@@ -56,23 +59,19 @@ class ChatDialect(Dialect):
     reserved = frozenset({"model", "messages", "input", "questions", "logprobs", "stream", "n"})
 
     def __init__(self, extra: dict[str, Any]) -> None:
-        super().__init__()
-        self._extra = {"temperature": 1.0, "top_logprobs": TOP, **extra}
+        super().__init__({"logprobs": True, "top_logprobs": TOP, "temperature": 1.0, **extra})
 
     def at(self, endpoint: Endpoint) -> Dialect:
         return CHAT_WITHOUT_THINKING if endpoint.kind in _THINKING else CHAT_DECISIONS
 
-    def write(self, question: Question) -> dict[str, Any]:
-        return {"question": asked(question)}
+    def write(self, question: Question) -> str:
+        return asked(question)
 
     def encode(self, call: WireRequest, model: str) -> bytes:
         inputs: DecisionInput = call.inputs
-        self.check(inputs.questions)
-        if taken := self.reserved & call.params.keys():
-            raise BadRequest(f"{min(taken)!r} is set by decide() itself for {self.path}; leave it out of the parameters")
+        self.check(inputs.questions, call.params)
         length = {} if "max_completion_tokens" in call.params else {"max_tokens": 1}
-        params = {**length, "logprobs": True, **self._extra, **call.params}
-        return jsonio.write(model, "messages", _messages(inputs), params, all_text=True)
+        return jsonio.write(model, "messages", _messages(inputs), {**length, **self.extra, **call.params}, all_text=True)
 
     def rows(self, document: dict[str, Any], count: int) -> Sequence[Any]:  # noqa: ARG002 - always one
         choices = document.get("choices")
@@ -88,14 +87,14 @@ class ChatDialect(Dialect):
     def read(self, question: Question, row: Any) -> DecisionAnswer:
         message = row.get("message")
         if row.get("finish_reason") == "content_filter" or (isinstance(message, dict) and message.get("refusal")):
-            raise Declined
+            raise NoAnswer(DECLINED)
         found, seen, least = _sum_up(_tokens(row), labels_of(question))
         whole = mass(math.fsum(found.values()))
         if not whole:
-            raise InvalidAnswer("the model's first token is none of the labels (a model that thinks first cannot be asked in this way)")
+            raise NoAnswer("the model's first token is none of the labels (a model that thinks first cannot be asked in this way)")
         unseen = min(least, 1.0 - seen) if len(found) < len(question.options) else 0.0
         if unseen > UNSEEN:
-            raise InvalidAnswer(f"the server returned too few tokens: a label that is missing may have a probability of {unseen:.2f}")
+            raise NoAnswer(f"the server returned too few tokens: a label that is missing may have a probability of {unseen:.2f}")
         numbers = [found.get(label, 0.0) / whole for label in labels_of(question)]
         return DecisionAnswer(question, distribution(numbers, len(numbers)), label_mass=whole)
 
@@ -142,7 +141,7 @@ def _tokens(choice: dict[str, Any]) -> list[tuple[str, float]]:
     logprobs = choice.get("logprobs")
     content = logprobs.get("content") if isinstance(logprobs, dict) else None
     if not isinstance(content, list) or not content:
-        raise InvalidAnswer("the server returned no log probabilities")
+        raise NoAnswer("the server returned no log probabilities")
     chosen = member(content[0], "token"), content[0].get("logprob")
     top = content[0].get("top_logprobs")
     pairs = [(member(each, "token"), each.get("logprob")) for each in top] if isinstance(top, list) else []

@@ -6,12 +6,17 @@ from collections.abc import Iterable, Mapping
 
 from qreward.codecs.decisions.base import DecisionInput, Dialect
 from qreward.codecs.decisions.chat import CHAT_DECISIONS
+from qreward.codecs.decisions.generative_scoring import GENERATIVE_SCORING
 from qreward.codecs.decisions.openai import OPENAI, VLLM
+from qreward.codecs.decisions.sglang import SGLANG
+from qreward.codecs.decisions.systemone import SYSTEMONE
 from qreward.decisions import YesNo
 from qreward.errors import ConfigError
 from qreward.settings.policies import Endpoint
 
-DIALECTS: Mapping[str, Dialect] = {dialect.name: dialect for dialect in (OPENAI, VLLM, CHAT_DECISIONS)}
+DIALECTS: Mapping[str, Dialect] = {
+    dialect.name: dialect for dialect in (OPENAI, VLLM, SGLANG, SYSTEMONE, GENERATIVE_SCORING, CHAT_DECISIONS)
+}
 """Every dialect, by its name."""
 EXPECTED: Mapping[str, str] = {"sglang": "sglang", "vllm": "vllm"}
 """Kind of an endpoint -> the dialect that it is taken to speak until it is known; ``openai`` for all others."""

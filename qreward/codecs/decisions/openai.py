@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from qreward.codecs.base import Malformed
-from qreward.codecs.decisions.base import Declined, Dialect, InvalidAnswer, distribution, member, probability
+from qreward.codecs.decisions.base import DECLINED, Dialect, InvalidAnswer, NoAnswer, distribution, member, probability
 from qreward.decisions import Choice, DecisionAnswer, Question, Score, YesNo
 
 _TYPES = {YesNo: "predicate", Score: "score", Choice: "choice"}
@@ -47,7 +47,7 @@ class OpenAIDialect(Dialect):
         if name is not None and name != question.name:
             raise InvalidAnswer(f"it has the name {name!r} of another question")
         if kind == "refusal":
-            raise Declined
+            raise NoAnswer(DECLINED)
         if kind != _TYPES[type(question)]:
             raise InvalidAnswer(f"it has the type {kind!r}")
         if isinstance(question, YesNo):
@@ -65,13 +65,18 @@ class OpenAIDialect(Dialect):
         """Return the probability of each option, by its typed value, or by the number of its level."""
         if not isinstance(raw, list):
             raise InvalidAnswer("it has no list of probabilities")
-        options: Sequence[object] = range(len(question.options)) if isinstance(question, Score) else question.options
-        found: dict[tuple[type, object], Any] = {
-            (type(value := member(row, "value")), value if isinstance(value, str | bool | int) else None): row for row in raw
-        }
-        if len(found) != len(raw) or found.keys() != {(type(option), option) for option in options}:
+        labels = isinstance(question, Score)
+        wanted: list[tuple[type, object]] = [(int, place) if labels else (type(it), it) for place, it in enumerate(question.options)]
+        found: dict[tuple[type, object], Any] = {}
+        for row in raw:
+            value = member(row, "value")
+            found[type(value), value if isinstance(value, str | int) else None] = row
+        if len(raw) != len(wanted) or found.keys() != set(wanted):
             raise InvalidAnswer("its probabilities are not those of the options")
-        return [found[type(option), option].get("probability") for option in options]
+        rows = [found[key] for key in wanted]
+        if labels and any(row.get("label", option) != option for row, option in zip(rows, question.options, strict=True)):
+            raise InvalidAnswer("its levels are not those of the question")
+        return [row.get("probability") for row in rows]
 
 
 class VLLMDialect(OpenAIDialect):

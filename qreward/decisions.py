@@ -288,10 +288,10 @@ def check_questions(questions: object) -> tuple[Question, ...]:
         raise ConfigError(f"questions must be a list with at least one YesNo, Score or Choice, not {questions!r}")
     names: set[str] = set()
     for place, question in enumerate(questions):
-        if not isinstance(question, YesNo | Score | Choice):
+        if not isinstance(question, Question):
             raise ConfigError(f"questions[{place}] must be a YesNo, Score or Choice, not a {type(question).__name__}")
-        if question.name is not None and question.name in names:
-            raise ConfigError(f"questions[{place}] has the name {question.name!r}, which another question has")
         if question.name is not None:
+            if question.name in names:
+                raise ConfigError(f"questions[{place}] has the name {question.name!r}, which another question has")
             names.add(question.name)
     return tuple(questions)

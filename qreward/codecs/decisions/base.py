@@ -334,9 +334,12 @@ def described(name: str, description: str) -> str:
 
 
 def valid_input(inputs: Any) -> DecisionInput:
-    """Return input and questions, ready to be sent. Raises ``BadRequest`` or ``ConfigError`` with what to change."""
+    """Return input and questions, ready to be sent. Raises ``BadRequest`` or ``ConfigError`` with what to change.
+
+    The questions of a ``DecisionInput`` are taken to be checked.
+    """
     given, questions = inputs
-    checked = check_questions(questions)
+    checked = questions if type(inputs) is DecisionInput else check_questions(questions)
     if isinstance(given, str):
         if not given.strip():
             raise BadRequest("the input is empty; give the text that the questions are about")
@@ -348,6 +351,8 @@ def valid_input(inputs: Any) -> DecisionInput:
 
 def _text_message(message: dict[str, Any], place: int) -> dict[str, str]:
     role, content = message["role"], message.get("content")
+    if role in ROLES and type(content) is str and len(message) == 2 and content.strip():
+        return message
     if role not in ROLES:
         raise BadRequest(f"messages[{place}] has the role {role!r}; the messages of an input have the role {', '.join(ROLES)}")
     parts = content if isinstance(content, list) else []

@@ -170,14 +170,9 @@ class DecisionAnswer:
             not report it.
         confidence: as the server reports it. None computes it.
         """
-        for name, value in {
-            "question": question,
-            "_probabilities": tuple(probabilities),
-            "_label_mass": label_mass,
-            "_confidence": confidence,
-            "error": error,
-        }.items():
-            object.__setattr__(self, name, value)
+        self.__dict__.update(
+            question=question, _probabilities=tuple(probabilities), _label_mass=label_mass, _confidence=confidence, error=error
+        )
 
     @property
     def ok(self) -> bool:

@@ -196,7 +196,8 @@ class FakeEndpoint(Policy):
         api_key: the bearer token that requests must send; others get HTTP 401.
         faults: see :class:`Faults`.
         phases: see :class:`Phase`.
-        responder: ``echo``, ``judge``, ``"module:function"`` or a function from messages to the text of the response.
+        responder: ``echo``, ``judge``, ``synthetic``, ``"module:function"`` or a function from messages to the text of the response.
+            ``synthetic`` is the ``synthetic_judge``, which writes the JSON object that a prompt of ``qreward.judge.Judge`` describes.
             A request for which the responder raises gets HTTP 500 at each attempt.
         kind: kind of server to imitate, as ``Endpoint.kind``; see ``qreward.testing.rewards``.
         scoring: see ``qreward.testing.rewards.Scoring``.
@@ -280,8 +281,8 @@ class FakeEndpoint(Policy):
     @field_validator("responder")
     @classmethod
     def _known_responder(cls, value: str | Responder) -> str | Responder:
-        if isinstance(value, str) and value not in ("echo", "judge") and ":" not in value:
-            raise ValueError("must be 'echo', 'judge', 'module:function' or a function")
+        if isinstance(value, str) and value not in ("echo", "judge", "synthetic") and ":" not in value:
+            raise ValueError("must be 'echo', 'judge', 'synthetic', 'module:function' or a function")
         return value
 
     @model_validator(mode="after")

@@ -5,10 +5,12 @@ Knows questions and texts, nothing of JSON, HTTP or dialects.
 The truth of an input stands in its text, and judges look at nothing else:
 
 - ``truth=0.8`` holds for all questions. For a ``YesNo`` it is the probability that the answer is yes, for a ``Score`` the place between the
-  lowest level (0) and the highest (1). For a ``Choice`` between responses, the lines of the input belong to the options in their order, and
-  the option with the highest number is the true one; with equal numbers it is each of them, or the option after them (a tie).
-- ``truth[right]=0.8`` holds for the question with this name or these instructions, and has precedence. The value may also be an option,
-  which has precedence over a number: ``yes``, ``no``, the label of a level, or a choice.
+  lowest level (0) and the highest (1). For a ``Choice``, several of them belong to the options in their order, as the responses that are
+  compared do: the option with the highest number is the true one; with equal numbers it is each of them, or the option after them (a tie).
+- ``truth[right]=0.8`` holds for the question with this name, or with this first line of its instructions, and has precedence. The value may
+  also be an option, which has precedence over a number: ``yes``, ``no``, the label of a level, or a choice.
+
+A value ends at the end of the line, a semicolon, a double quote or a backslash. Of several that hold, the first counts.
 
 Without such a line the truth is drawn from a hash of input and question. :func:`truth_of` is a distribution over the options, and
 :func:`true_answer` an option drawn from it: the gold label.
@@ -61,6 +63,11 @@ class Asked(NamedTuple):
             return question
         kind: Any = "yes_no" if isinstance(question, YesNo) else "score" if isinstance(question, Score) else "choice"
         return cls(kind, question.instructions, question.options, question.name)
+
+    @property
+    def key(self) -> str:
+        """The first line of the instructions, by which a judge knows the question: dialects add descriptions of options below it."""
+        return self.text.strip().partition("\n")[0].strip()
 
     def places(self) -> list[float]:
         """The place of each option between 0 and 1, along which a bias pushes: of a choice, the first is at 1 and all others at 0."""
@@ -133,7 +140,8 @@ class SyntheticJudge(Policy):
         asked, text = Asked.of(question), text_of(given)
         logits = self._seen(text, asked)
         if self.flip and _uniform("flip", self.seed, text, asked) < self.flip:
-            logits = _flipped(logits, asked, _uniform("to", self.seed, text, asked))
+            compared = len(_lines(text, asked)[1]) or len(logits)
+            logits = _flipped(logits, asked, compared, _uniform("to", self.seed, text, asked))
         biased = [(logit + self.bias * place) / self.temperature for logit, place in zip(logits, asked.places(), strict=True)]
         refused = self.refuse > 0 and _uniform("refuse", self.seed, text, asked) < self.refuse
         return JudgeRead(tuple(softmax(biased)), self.label_mass * (_REFUSED_MASS if refused else 1.0), refused)
@@ -164,12 +172,10 @@ def truth_of(given: str | Sequence[Mapping[str, Any]], question: Question | Aske
         (0.0, 0.5, 0.5)
     """
     asked, text = Asked.of(question), text_of(given)
-    lines = _TRUTH.findall(text)
-    own = next((value for name, value in lines if name and name in (asked.name, asked.text)), None)
-    general = [value for name, value in lines if not name]
+    own, general = _lines(text, asked)
     if own is not None:
         return _stated(own, asked)
-    if general and asked.kind == "choice":
+    if asked.kind == "choice" and general:
         return _best([_number(value, asked) for value in general], asked)
     return _placed(_number(general[0], asked), asked) if general else _hashed(text, asked)
 
@@ -197,6 +203,23 @@ def softmax(logits: Sequence[float]) -> list[float]:
     top = max(logits)
     powers = [math.exp(logit - top) for logit in logits]
     return [power / sum(powers) for power in powers]
+
+
+def _lines(text: str, asked: Asked) -> tuple[str | None, list[str]]:
+    """The value of the truth that names a question, and the values of the truths for all questions.
+
+    One such truth alone says nothing about a choice, and one that names the question replaces them.
+    """
+    found = _truths(text)
+    own = next((value for name, value in found if name and name in (asked.name, asked.key)), None)
+    general = [value for name, value in found if not name]
+    return own, [] if own is not None or (asked.kind == "choice" and len(general) < 2) else general
+
+
+@lru_cache(maxsize=1024)
+def _truths(text: str) -> tuple[tuple[str, str], ...]:
+    """Each truth in a text: its question, or "", and its value."""
+    return tuple(_TRUTH.findall(text)) if "truth" in text else ()
 
 
 def _content(content: Any) -> str:
@@ -267,17 +290,21 @@ def _drawn(truth: Sequence[float], text: str, asked: Asked) -> int:
     return max(range(len(truth)), key=truth.__getitem__)
 
 
-def _flipped(logits: list[float], asked: Asked, draw: float) -> list[float]:
-    """The logits with another option in the place of the true one: mirrored, or, of a choice, moved on by a number of options."""
+def _flipped(logits: list[float], asked: Asked, compared: int, draw: float) -> list[float]:
+    """The logits mirrored, or, of a choice, with the best one exchanged for another of the first ``compared`` options."""
     if asked.kind != "choice":
         return logits[::-1]
-    steps = 1 + int(draw * (len(logits) - 1))
-    return [logits[(place - steps) % len(logits)] for place in range(len(logits))]
+    best = logits.index(max(logits))
+    others = [place for place in range(min(compared, len(logits))) if place != best]
+    other = others[int(draw * len(others))]
+    flipped = list(logits)
+    flipped[best], flipped[other] = logits[other], logits[best]
+    return flipped
 
 
 def _uniform(use: str, seed: int, text: str, asked: Asked) -> float:
     """A number from 0 to 1, exclusive, that depends on the arguments alone: the kind and the options of a question do not count."""
-    digest = blake2b(f"{seed}/{use}".encode(), key=_key(text, asked.text.strip()), digest_size=8).digest()
+    digest = blake2b(f"{seed}/{use}".encode(), key=_key(text, asked.key), digest_size=8).digest()
     return (int.from_bytes(digest, "big") + 0.5) / 2**64
 
 

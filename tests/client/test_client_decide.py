@@ -30,6 +30,7 @@ from qreward import (
 )
 from qreward.observers import CallEnded, Observer
 from qreward.testing import FakeEndpoint, FakeFleet, Latency, SyntheticJudge
+from qreward.testing.next_token import TOKENIZER
 
 TEXT = "The capital of France is Paris. truth=0.75"
 RIGHT = YesNo("The text is right.", name="right")
@@ -37,14 +38,15 @@ CLEAR = Score("How clear is the text?", levels=["unclear", "readable", "clear"],
 TONE = Choice("What is the tone?", choices={"calm": "factual", "rude": ""}, name="tone")
 ALL = [RIGHT, CLEAR, TONE]
 SPEAKS = {
-    "openai": "openai",
-    "vllm": "vllm",
-    "sglang": "sglang",
-    "systemone": "systemone",
-    "vllm_unsupported": "chat",
-    None: "chat",
+    "openai": ("openai", "openai"),
+    "vllm": ("vllm", "vllm"),
+    "sglang": ("sglang", "sglang"),
+    "systemone": ("sglang", "systemone"),
+    "vllm_unsupported": ("vllm", "chat"),
+    "generative_scoring": ("vllm", "chat"),
+    None: ("openai", "chat"),
 }
-"""Routes of a fake server -> the dialect in which it should be asked."""
+"""Routes of a fake server -> the kind of its endpoint, and the dialect in which it should be asked."""
 
 
 def answer(request: httpx.Request) -> httpx.Response:
@@ -62,9 +64,9 @@ def recorded(**settings: Any) -> tuple[Recorder, QRewardClient]:
 
 
 @asynccontextmanager
-async def fake(decisions: Any, count: int = 1, **settings: Any) -> AsyncIterator[tuple[FakeFleet, QRewardClient]]:
+async def fake(decisions: Any, count: int = 1, kind: str = "openai", **settings: Any) -> AsyncIterator[tuple[FakeFleet, QRewardClient]]:
     fakes = [FakeEndpoint(f"gpu-{number}", decisions=decisions, latency=Latency(), **settings) for number in range(count)]
-    async with FakeFleet(fakes) as fleet, QRewardClient(fleet.endpoints) as client:
+    async with FakeFleet(fakes) as fleet, QRewardClient([each.model_copy(update={"kind": kind}) for each in fleet.endpoints]) as client:
         yield fleet, client
 
 
@@ -168,7 +170,7 @@ def test_the_settings_of_an_endpoint_are_checked() -> None:
         "needs decision_labels": {"decisions": "generative_scoring"},
         "have an effect only with decisions='generative_scoring'": {"decision_labels": (1, 2)},
         "must be the token ids of yes and of no": {"decisions": "generative_scoring", "decision_labels": [1]},
-        "must be a whole number": {"decisions": "generative_scoring", "decision_labels": ["yes", "no"]},
+        "'yes' is not a whole number": {"decisions": "generative_scoring", "decision_labels": ["yes", "no"]},
     }
     for words, settings in cases.items():
         with pytest.raises(ConfigError) as caught:
@@ -185,7 +187,7 @@ def test_the_settings_are_read_from_a_file_and_survive_pickling_and_copying() ->
     }
     for client in (
         QRewardClient.from_config(config),
-        pickle.loads(pickle.dumps(QRewardClient.from_config(config))),  # noqa: S301 - our own
+        pickle.loads(pickle.dumps(QRewardClient.from_config(config))),
         copy.copy(QRewardClient.from_config(config)),
     ):
         found = [(each.decisions, each.decision_labels) for each in client.config.endpoints]
@@ -197,8 +199,8 @@ def test_the_settings_are_read_from_a_file_and_survive_pickling_and_copying() ->
 
 async def test_every_dialect_is_found_out_with_one_request_more_and_answers_alike() -> None:
     faults = []
-    for routes, name in SPEAKS.items():
-        async with fake(routes) as (fleet, client):
+    for routes, (kind, name) in SPEAKS.items():
+        async with fake(routes, kind=kind) as (fleet, client):
             single = await client.decide(TEXT, ALL, model=MODEL)
             batch = await client.batch_decide([TEXT] * 5, ALL, model=MODEL)
             requests = fleet.seen("gpu-0").requests
@@ -206,7 +208,7 @@ async def test_every_dialect_is_found_out_with_one_request_more_and_answers_alik
         each = 3 if name == "chat" else 1
         if found is None or found.name != name:
             faults.append(f"{routes}: asked as {found}")
-        if requests != 1 + 6 * each:
+        if not 6 * each <= requests <= 1 + 6 * each:  # a route that the server does not have is not counted
             faults.append(f"{routes}: {requests} requests for 6 decisions")
         for decision in [single, *batch.values()]:
             values = [decision["right"].probability, decision["clear"].score, *decision["tone"].probabilities.values()]
@@ -217,9 +219,12 @@ async def test_every_dialect_is_found_out_with_one_request_more_and_answers_alik
 
 
 async def test_endpoints_of_different_dialects_serve_one_batch() -> None:
-    fakes = [FakeEndpoint(f"gpu-{routes}", decisions=routes, latency=Latency(), max_concurrency=2) for routes in SPEAKS]  # type: ignore[arg-type]
-    async with FakeFleet(fakes) as fleet, QRewardClient(fleet.endpoints) as client:
-        batch = await client.batch_decide([TEXT] * 60, [RIGHT], model=MODEL)
+    fakes = [FakeEndpoint(f"gpu-{routes}", decisions=routes, latency=Latency()) for routes in SPEAKS]  # type: ignore[arg-type]
+    async with FakeFleet(fakes) as fleet:
+        kinds = zip(fleet.endpoints, SPEAKS.values(), strict=True)
+        client = QRewardClient([endpoint.model_copy(update={"kind": kind}) for endpoint, (kind, _) in kinds])
+        async with client:
+            batch = await client.batch_decide([TEXT] * 60, [RIGHT], model=MODEL)
         requests = {name: fleet.seen(name).requests for name in fleet.names}
     assert [round(result.value[0].probability, 2) for result in batch] == [0.75] * 60
     assert sum(requests.values()) <= 60 + len(fakes)
@@ -228,10 +233,7 @@ async def test_endpoints_of_different_dialects_serve_one_batch() -> None:
 
 async def test_a_hundred_questions_are_divided_by_the_limit_of_the_server() -> None:
     questions = [YesNo(f"Criterion {number} is met.", name=f"c{number}") for number in range(100)]
-    async with fake("vllm") as (fleet, client):
-        client.reload(
-            client.config.model_copy(update={"endpoints": tuple(each.model_copy(update={"kind": "vllm"}) for each in fleet.endpoints)})
-        )
+    async with fake("vllm", kind="vllm") as (fleet, client):
         decision = await client.decide(TEXT, questions, model=MODEL)
         assert fleet.seen("gpu-0").requests == 3
     assert [answer.question for answer in decision] == questions
@@ -268,8 +270,10 @@ async def test_an_endpoint_that_takes_a_question_is_sent_it_where_another_one_do
 
 async def test_a_chat_server_without_log_probabilities_is_an_error_that_says_so() -> None:
     async with fake(None, logprobs=False) as (_, client):
-        with pytest.raises(InvalidResponse, match="log"):
-            await client.decide(TEXT, [RIGHT], model=MODEL)
+        decision = await client.decide(TEXT, [RIGHT], model=MODEL)
+    with pytest.raises(InvalidResponse) as caught:
+        decision.raise_for_errors()
+    assert "endpoint 'gpu-0', model 'judge-7b': no answer to 'right': the server returned no log probabilities" in str(caught.value)
 
 
 async def test_a_question_that_the_model_declines_is_an_error_of_its_answer() -> None:
@@ -281,11 +285,7 @@ async def test_a_question_that_the_model_declines_is_an_error_of_its_answer() ->
 
 
 async def test_generative_scoring_is_used_where_it_is_set() -> None:
-    from qreward.testing.next_token import TOKENIZER  # noqa: PLC0415
-
-    labels = tuple(TOKENIZER.encode(word)[0] for word in ("yes", "no")) if hasattr(TOKENIZER, "encode") else None
-    if labels is None:
-        pytest.skip("the fake tokenizer has no encode")
+    labels = tuple(TOKENIZER.ids(word)[0] for word in ("yes", "no"))
     async with FakeFleet([FakeEndpoint("gpu-0", decisions="generative_scoring", latency=Latency())]) as fleet:
         told = [each.model_copy(update={"decisions": "generative_scoring", "decision_labels": labels}) for each in fleet.endpoints]
         async with QRewardClient(told) as client:

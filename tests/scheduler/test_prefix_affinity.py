@@ -312,7 +312,7 @@ def test_a_line_counts_the_prompts_in_a_row_that_share_nothing() -> None:
         task = driver.task()
         task.prefix = Prefix((key,), (2000.0,), 2400.0)
         line.append(task)
-        line._file(100, homes)
+        line.file(100, homes)
         counts.append(homes.alone)
     assert counts == [1, 2, 3, 0, 1]
 

@@ -171,7 +171,17 @@ class AffineQueue(Generic[T]):
 
     def first(self) -> T | None:
         """Return the oldest task, or None."""
-        return next(iter(self), None)
+        if self._ahead:
+            return self._ahead[0]
+        if self._filed > self._taken:
+            return self._oldest()
+        return self._unfiled[0] if self._unfiled else None
+
+    def head(self) -> T:
+        """Return the oldest task of a line that is not empty."""
+        first = self.first()
+        assert first is not None
+        return first
 
     def popleft(self) -> T:
         """Remove and return the oldest task."""
@@ -202,6 +212,12 @@ class AffineQueue(Generic[T]):
             tasks.popleft()
         if task.alone is not None:
             task.alone.task = task.alone = None
+
+    def empty(self) -> list[T]:
+        """Remove and return all tasks, oldest first."""
+        tasks = list(self)
+        self.clear()
+        return tasks
 
     def clear(self) -> None:
         for task in self._waiting():

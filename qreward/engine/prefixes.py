@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from zlib import crc32
 
 from qreward.codecs.base import WireRequest, hash_of_group
+from qreward.codecs.decisions.base import DecisionInput
 from qreward.scheduler.prefixes import Prefix, make_prefix
 
 BLOCK = 256
@@ -32,15 +33,13 @@ def _ends() -> Iterator[int]:
         at, step = 2 * at, 2 * step
 
 
-K = TypeVar("K")
-V = TypeVar("V")
-
 ENDS = tuple(_ends())
 """Positions at which blocks end."""
-
-
 MOST_GROUPS = 1024
 """Named groups that are remembered."""
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 class PrefixFinder:
@@ -58,6 +57,8 @@ class PrefixFinder:
             named_only: return None unless the caller has named a group.
         """
         inputs = call.inputs
+        if type(inputs) is DecisionInput:
+            inputs = inputs.input
         if named_only and call.group is None:
             return None
         if isinstance(inputs, str):

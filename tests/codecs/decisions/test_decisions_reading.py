@@ -185,8 +185,8 @@ def test_a_body_without_an_answer_to_each_question_is_malformed() -> None:
         more: Any = {**rows, "9": rows["0"]} if isinstance(rows, dict) else [*rows, rows[0]]
         less: Any = {place: row for place, row in rows.items() if place != "0"} if isinstance(rows, dict) else rows[1:]
         other: Any = {f"q{place}": row for place, row in rows.items()} if isinstance(rows, dict) else "yes"
-        faults: tuple[Any, ...] = (more, less, other, None, 1, [], {}, [None] * len(rows))
-        for wrong in faults:
+        bad: tuple[Any, ...] = (more, less, other, None, 1, [], {}, [None] * len(rows))
+        for wrong in bad:
             if dialect is CHAT_DECISIONS and wrong is more:
                 continue
             try:

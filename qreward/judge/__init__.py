@@ -9,10 +9,11 @@ from qreward.judge.config import JudgeConfig
 from qreward.judge.judge import Judge, SyncJudge
 from qreward.judge.parsing import PreferenceVerdict, ScoreVerdict, YesNoVerdict
 from qreward.judge.reward_model import RewardModelScorer, make_scorer
-from qreward.judge.types import Comparison, Item, Pair, Scorer, Verdict, Vote
+from qreward.judge.types import Comparison, CriterionResult, Item, Pair, Scorer, Verdict, Vote
 
 __all__ = [
     "Comparison",
+    "CriterionResult",
     "Item",
     "Judge",
     "JudgeConfig",

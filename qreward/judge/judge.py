@@ -22,7 +22,7 @@ from qreward.engine.portal import BlockingTwin, blocking
 from qreward.errors import ConfigError
 from qreward.judge import config as settings_of
 from qreward.judge.cache import Cache
-from qreward.judge.config import JudgeConfig, ResponseFormat, Settle
+from qreward.judge.config import MIN_LABEL_MASS, JudgeConfig, Method, ResponseFormat, Settle
 from qreward.judge.parsing import PreferenceVerdict, ScoreVerdict
 from qreward.judge.prompts import Builder
 from qreward.judge.requests import RequestBuilder
@@ -30,7 +30,6 @@ from qreward.judge.runner import BatchRunner, SingleCall
 from qreward.judge.singleflight import SingleFlight
 from qreward.judge.types import Comparison, Item, Pair, Verdict, check_batch_options
 from qreward.judge.verdict_parser import VerdictParser, verdict_named
-from qreward.judge.writing import JudgeModel
 from qreward.options import DEFAULT, JudgeBatchOptions, batch_items, request_options
 from qreward.results import BatchResult
 from qreward.runtime import runtime_of

@@ -19,7 +19,6 @@ from qreward.judge.requests import RequestBuilder
 from qreward.judge.sampling import JudgeRequest, ReadItem
 from qreward.judge.singleflight import Caller, JudgeItem, SampleTask, SharedRequest, SingleFlight
 from qreward.judge.types import Comparison, Verdict, Vote
-from qreward.judge.writing import JudgeModel
 from qreward.results import Result
 from qreward.scheduler.outcome import Answer, Outcome
 from qreward.scheduler.state import Attempt, BatchFeed, Pool, RequestOptions, Source, Task
@@ -36,7 +35,7 @@ class SingleCall(Caller):
         driver: LoopDriver,
         flights: SingleFlight,
         options: RequestOptions,
-        pools: Mapping[JudgeModel, Pool],
+        pools: Mapping[str, Pool],
         builder: RequestBuilder,
         born: float,
     ) -> None:
@@ -125,7 +124,7 @@ class BatchRunner(Caller, BatchWaiter):
         *,
         builder: RequestBuilder,
         options: RequestOptions,
-        pools: Mapping[JudgeModel, Pool],
+        pools: Mapping[str, Pool],
         size: int | None,
         **kwargs: Any,
     ) -> None:
@@ -170,7 +169,7 @@ class BatchRunner(Caller, BatchWaiter):
         """An upper bound: items may share requests."""
         if self._size is None:
             return None
-        return self._size * self._builder.per_item * list(self.pools.values()).count(pool) // len(self.pools)
+        return self._size * sum(each for model, each in self._builder.per_model.items() if self.pools[model] is pool)
 
     def _refill(self, but: BatchFeed | None = None) -> None:
         for feed in self._feeds():

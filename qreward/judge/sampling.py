@@ -8,38 +8,35 @@ from typing import Any, NamedTuple
 from qreward.codecs.base import WireRequest
 from qreward.codecs.finish_reason import LENGTH
 from qreward.errors import InvalidResponse, QRewardError
+from qreward.judge.asking import JudgeModel
 from qreward.judge.codec import ModelReply
 from qreward.judge.parsing import Unreadable
-from qreward.judge.prompts import Messages
 from qreward.judge.types import Vote
 from qreward.judge.verdict_parser import ScoreFunctionError
-from qreward.judge.writing import JudgeModel
 from qreward.records import AttemptRecord, PromptTokensDetails, Usage
 from qreward.results import with_trail
 from qreward.scheduler.outcome import Answer
 from qreward.scheduler.state import Source, Task
-from qreward.transport.error_mapping import one_line
-
-SHOWN = 200
-"""Characters of an unreadable answer in its error message."""
 
 
 class JudgeRequest(NamedTuple):
     """One request about an item to one judge model.
 
     Attributes:
-        judge_model: the judge model.
-        messages: the messages to send.
+        judge_model: the question to a judge model.
+        asked: what is sent: the messages, or the input and the questions of a decision.
         sample: number of the sample, from 0.
         swapped: the responses of a pair are shown in reverse order, so the model's score is that of the second.
         key: digest of the request without its headers, and of the verdict's form. Requests with equal keys can share an answer.
+        group: named group of requests with a common prefix, for prefix affinity; None for none.
     """
 
     judge_model: JudgeModel
-    messages: Messages
+    asked: Any
     sample: int
     swapped: bool
     key: bytes
+    group: object = None
 
 
 class ReadItem(NamedTuple):
@@ -67,10 +64,10 @@ class SampleRequest:
         error: the last error.
     """
 
-    __slots__ = ("_answers", "_cut", "_form", "_messages", "_reasks", "_request", "endpoint", "error", "reply", "trail", "usage")
+    __slots__ = ("_answers", "_asked", "_cut", "_form", "_reasks", "_request", "endpoint", "error", "reply", "trail", "usage")
 
     def __init__(self, request: JudgeRequest) -> None:
-        self._request, self._messages = request, request.messages
+        self._request, self._asked = request, request.asked
         self._reasks = request.judge_model.reasks
         self._form = request.judge_model.format
         self._answers = 0
@@ -82,12 +79,14 @@ class SampleRequest:
         self.endpoint: str | None = None
 
     def call(self) -> WireRequest:
-        """The next request, in the response format that is used now."""
+        """The next request, in the form that is used now."""
         self._form = self._request.judge_model.format
-        return self._request.judge_model.prepare(self._request.sample)(self._messages)
+        call = self._request.judge_model.prepare(self._request.sample)(self._asked)
+        call.group = self._request.group
+        return call
 
     def is_stale(self) -> bool:
-        """True if the response format for this model has changed since the request was created."""
+        """True if the form of requests to this model has changed since the request was created."""
         return self._form != self._request.judge_model.format
 
     def evaluate(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> Vote | QRewardError | None:
@@ -97,7 +96,7 @@ class SampleRequest:
             self.trail += tuple(task.trail)
             self.endpoint = self.trail[-1].endpoint
         if not isinstance(outcome, Answer):
-            self.error = with_trail(outcome, self.trail)
+            self.error = with_trail(self._about(outcome), self.trail)
             return None if request.judge_model.fall_back(self._form, outcome) else self.error
         assert source is not None
         self.endpoint = source.name
@@ -122,24 +121,24 @@ class SampleRequest:
         self._cut = self._cut or reply.ending == LENGTH
         judge_model = self._request.judge_model
         times = "" if self._answers == 1 else f" in {self._answers} answers"
-        self.error = self._invalid(f"no verdict could be read from model {judge_model.model!r}{times}: {reason}{_beginning(reply)}")
+        self.error = self._invalid(f"no verdict could be read from model {judge_model.model!r}{times}: {reason}{judge_model.shown(reply)}")
         if self._reasks <= 0 or hopeless:
             return self.error
         self._reasks -= 1
-        self._messages = judge_model.repeated(self._messages, reply, reason)
+        self._asked = judge_model.repeated(self._asked, reply, reason)
         return None
 
     def _invalid(self, message: str) -> InvalidResponse:
         error = InvalidResponse(message, endpoint=self.endpoint, model=self._request.judge_model.model)
         error.attempts = self.trail
+        self._about(error)
         return error
 
-
-def _beginning(reply: ModelReply) -> str:
-    text = one_line(reply.refusal or reply.text)
-    if not text:
-        return "; the answer is empty"
-    return f"; the answer begins: {text if len(text) <= SHOWN else text[: SHOWN - 3] + '...'}"
+    def _about(self, error: QRewardError) -> QRewardError:
+        """The error, which begins with the name of the criterion if the request is about one."""
+        if name := self._request.judge_model.about:
+            error.args = (f"criterion {name!r}: {error}", *error.args[1:])
+        return error
 
 
 def added(one: Usage | None, other: Usage | None) -> Usage | None:

@@ -9,10 +9,12 @@ from qreward.judge.config import JudgeConfig
 from qreward.judge.judge import Judge, SyncJudge
 from qreward.judge.parsing import PreferenceVerdict, ScoreVerdict, YesNoVerdict
 from qreward.judge.reward_model import RewardModelScorer, make_scorer
+from qreward.judge.rubric import Criterion, Rubric
 from qreward.judge.types import Comparison, CriterionResult, Item, Pair, Scorer, Verdict, Vote
 
 __all__ = [
     "Comparison",
+    "Criterion",
     "CriterionResult",
     "Item",
     "Judge",
@@ -20,6 +22,7 @@ __all__ = [
     "Pair",
     "PreferenceVerdict",
     "RewardModelScorer",
+    "Rubric",
     "ScoreVerdict",
     "Scorer",
     "SyncJudge",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from statistics import mean, median, median_low
-
 from typing import NamedTuple
 
 from qreward.decisions import Option
@@ -65,10 +64,10 @@ def quorum_error(outcomes: Sequence[SampleOutcome]) -> QRewardError | None:
 def agreement(score: float, votes: Sequence[Vote], how: Settle, width: float | None) -> float | None:
     """The confidence in a score that was aggregated from votes, from 0 to 1; None for a single written vote.
 
-    The confidence of a single decision is its own. Of several votes it is the share that agrees with the score, where a decision counts with
-    its own confidence and a written vote with 1. A written vote agrees with a ``majority`` if its score is equal. Other votes agree if they
-    are nearer to the score than half the width of the range: of 1, 1 and 0 with the mean 0.67 both ones agree. Votes that were not waited
-    for do not count.
+    The confidence of a single decision is its own. Of several votes it is the share that agrees with the score, where a decision counts
+    with its own confidence and a written vote with 1. A written vote agrees with a ``majority`` if its score is equal. Other votes agree
+    if they are nearer to the score than half the width of the range: of 1, 1 and 0 with the mean 0.67 both ones agree. Votes that were not
+    waited for do not count.
 
     Args:
         width: width of the range of scores. None if it is not known, as with a ``score`` function: then only equal votes agree.

@@ -143,6 +143,13 @@ def check_params(params: Mapping[str, Any]) -> None:
             )
 
 
+def check_rubric(**given: bool) -> None:
+    """Raise ``ConfigError`` for an argument that is given together with a rubric, whose criteria say how they are answered."""
+    for name, is_given in given.items():
+        if is_given:
+            raise ConfigError(f"{name} cannot be set together with rubric, whose criteria say how they are answered; leave one of them out")
+
+
 def config_of(config: object) -> JudgeConfig:
     """The settings as a ``JudgeConfig``, from one or from a mapping. Raises ``ConfigError``."""
     if isinstance(config, Mapping):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
 from qreward.codecs.chat import CHAT
 from qreward.errors import ConfigError
@@ -84,15 +84,27 @@ class ItemPrompt:
         return noted(messages, question) if question and self._appends else messages
 
 
+class ModelQuestions(NamedTuple):
+    """What one model is asked about an item.
+
+    Attributes:
+        prompt: the prompt.
+        questions: the questions; each is one request.
+    """
+
+    prompt: ItemPrompt
+    questions: Sequence[JudgeModel]
+
+
 class RequestBuilder:
     """Builds the requests of one judge, for single responses or for pairs.
 
     Args:
-        prompt: the prompt of the judge.
-        models: for each model its questions about an item; each is one request.
+        models: what each model is asked. All prompts are for single responses, or all for pairs.
         samples: requests per question.
         decide: aggregates the outcomes of all requests of an item. They are in the order of models, samples, questions, and the two orders
             of a pair.
+        instead: builds the requests to models that turn out to give no probabilities. None if there are none.
 
     Attributes:
         per_item: requests per item.
@@ -100,65 +112,82 @@ class RequestBuilder:
         decide: see above.
     """
 
-    def __init__(self, prompt: ItemPrompt, models: Sequence[Sequence[JudgeModel]], samples: int, decide: Decide) -> None:
-        self._prompt, self._models, self._samples, self.decide = prompt, models, samples, decide
-        each = samples * (2 if prompt.pairs else 1)
-        self.per_model = {questions[0].model: len(questions) * each for questions in models}
+    def __init__(self, models: Sequence[ModelQuestions], samples: int, decide: Decide, instead: RequestBuilder | None = None) -> None:
+        self._models, self._samples, self.decide, self._instead = models, samples, decide, instead
+        self._names, self._pairs = models[0].prompt.names, models[0].prompt.pairs
+        each = samples * (2 if self._pairs else 1)
+        self.per_model = {questions[0].model: len(questions) * each for _, questions in models}
         self.per_item = sum(self.per_model.values())
-        self._grouped = any(len(questions) > 1 for questions in models)
+        self._grouped = any(len(questions) > 1 for _, questions in models)
 
     def read(self, item: object) -> ReadItem:
         """The requests for an item of a batch. An exception, which may come from the item's own code, becomes the item's result."""
-        extra, names = None, self._prompt.names
+        extra = None
         try:
-            extra = extra_of(item, names)
-            return ReadItem(self.requests(fields_of(item, names), extra=True), (), extra)
+            extra = extra_of(item, self._names)
+            return ReadItem(self.requests(fields_of(item, self._names), extra=True), (), extra)
         except Exception as error:
             return ReadItem(error, (), extra)
 
     def requests(self, fields: Mapping[str, Any], *, extra: bool = False) -> list[JudgeRequest]:
         """The requests for an item. Raises ``ConfigError`` for a missing or, without ``extra``, an unused field; and ``BadRequest``."""
-        orders = [_Order(self._prompt, fields, extra, grouped=self._grouped)]
-        if self._prompt.pairs:
-            turned = {**fields, "first": fields["second"], "second": fields["first"]}
-            orders.append(_Order(self._prompt, turned, extra, grouped=self._grouped, swapped=True))
+        group = tuple(map(_digest, (fields.get("prompt"), fields))) if self._grouped else None
+        found: list[JudgeRequest] = []
+        orders: dict[ItemPrompt, list[ItemInOrder]] = {}
+        for prompt, questions in self._models:
+            if prompt not in orders:
+                orders[prompt] = self._orders(prompt, fields, extra)
+            found += [
+                JudgeRequest(question, *order.asked(question, sample), sample, order.swapped, group)
+                for sample in range(self._samples)
+                for question in questions
+                for order in orders[prompt]
+            ]
+        if self._instead is None:
+            return found
         return [
-            order.request(judge_model, sample)
-            for questions in self._models
-            for sample in range(self._samples)
-            for judge_model in questions
-            for order in orders
+            one._replace(instead=other) if one.judge_model is not other.judge_model else one
+            for one, other in zip(found, self._instead.requests(fields, extra=extra), strict=True)
         ]
+
+    def _orders(self, prompt: ItemPrompt, fields: Mapping[str, Any], extra: bool) -> list[ItemInOrder]:
+        first = ItemInOrder(prompt, fields, extra, swapped=False)
+        if not self._pairs:
+            return [first]
+        return [first, ItemInOrder(prompt, {**fields, "first": fields["second"], "second": fields["first"]}, extra, swapped=True)]
 
     def result(self, decided: Aggregate, usage: Usage | None, *, cached: bool) -> Verdict | Comparison:
         """The result of an item for the user."""
         score, votes, confidence = decided
-        if not self._prompt.pairs:
+        if not self._pairs:
             return Verdict(score, votes, None, usage, cached, confidence)
         preference: Preference = "first" if score > 0.5 else "second" if score < 0.5 else "tie"
         return Comparison(preference, score, votes, usage, cached, confidence)
 
 
-class _Order:
+class ItemInOrder:
     """An item as it is shown, of a pair in one of its orders. What several questions share is made once."""
 
-    __slots__ = ("_asked", "_base", "_extra", "_fields", "_group", "_prompt", "_swapped")
+    __slots__ = ("_base", "_extra", "_fields", "_made", "_prompt", "swapped")
 
-    def __init__(self, prompt: ItemPrompt, fields: Mapping[str, Any], extra: bool, *, grouped: bool, swapped: bool = False) -> None:
-        self._prompt, self._fields, self._extra, self._swapped = prompt, fields, extra, swapped
+    def __init__(self, prompt: ItemPrompt, fields: Mapping[str, Any], extra: bool, *, swapped: bool) -> None:
+        self._prompt, self._fields, self._extra, self.swapped = prompt, fields, extra, swapped
         self._base = None if prompt.has_place else prompt.messages(fields, extra=extra)
-        self._asked: dict[str, tuple[Messages, bytes]] = {}
-        self._group = tuple(map(_digest, (fields.get("prompt"), fields))) if grouped else None
+        self._made: dict[str, tuple[Messages, bytes]] = {}
 
-    def request(self, judge_model: JudgeModel, sample: int) -> JudgeRequest:
+    def asked(self, judge_model: JudgeModel, sample: int) -> tuple[Any, bytes]:
+        """What is sent to ask a question, and its key."""
         question = judge_model.question
-        if question not in self._asked:
+        if question not in self._made:
             base = self._prompt.messages(self._fields, extra=self._extra, question=question) if self._base is None else self._base
             messages = self._prompt.asking(base, question)
-            self._asked[question] = messages, _digest(messages)
-        messages, digest = self._asked[question]
-        key = blake2b(judge_model.identity + sample.to_bytes(4, "big") + digest, digest_size=16).digest()
-        return JudgeRequest(judge_model, judge_model.asked(messages), sample, self._swapped, key, self._group)
+            self._made[question] = messages, _digest(messages)
+        messages, digest = self._made[question]
+        return judge_model.asked(messages), _key(judge_model.identity, sample, digest)
+
+
+def _key(identity: bytes, sample: int, digest: bytes) -> bytes:
+    return blake2b(identity + sample.to_bytes(4, "big") + digest, digest_size=16).digest()
 
 
 def _digest(value: object) -> bytes:
@@ -175,8 +204,8 @@ def compared(config: JudgeConfig) -> Decide:
     return partial(aggregate_comparisons, how=config.settle)
 
 
-def by_rubric(config: JudgeConfig, models: Sequence[Sequence[JudgeModel]]) -> Decide:
+def by_rubric(config: JudgeConfig, models: Sequence[ModelQuestions]) -> Decide:
     """Aggregates the outcomes of the criteria of a rubric."""
     assert config.rubric is not None
-    sizes = tuple(len(questions) for questions in models for _ in range(config.samples))
+    sizes = tuple(len(questions) for _, questions in models for _ in range(config.samples))
     return partial(aggregate_rubrics, how=config.settle, rubric=config.rubric, sizes=sizes, bounds=config.range or (0.0, 1.0))

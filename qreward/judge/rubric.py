@@ -101,7 +101,9 @@ class Criterion(Policy):
         if self.weight == 0 and self.gate is None:
             raise ValueError("weight: 0 has no effect without a gate; leave the criterion out, or set its gate")
         if self.weight < 0 and self.gate is not None:
-            raise ValueError("gate: cannot be set with a negative weight; state the criterion so that yes is good, with a weight of at least 0")
+            raise ValueError(
+                "gate: cannot be set with a negative weight; state the criterion so that yes is good, with a weight of at least 0"
+            )
         try:
             assert self.question
         except ConfigError as error:
@@ -143,8 +145,8 @@ class Rubric:
 
     The score is the sum of weight times value over all criteria, divided by the sum of the positive weights, and clipped to 0..1. The value
     of a criterion is its probability of yes, its expected level from 0 to 1, or the expected worth of its choices. The formula is that of
-    HealthBench (https://arxiv.org/abs/2505.08775, section 3), where values are 0 or 1. If the value of a criterion is below its ``gate``, the
-    score is 0.
+    HealthBench (https://arxiv.org/abs/2505.08775), where values are 0 or 1. If the value of a criterion is below its ``gate``, the score
+    is 0.
 
     Args:
         criteria: at least one with a positive weight. Names must differ.
@@ -173,6 +175,12 @@ class Rubric:
     def questions(self) -> tuple[Question, ...]:
         """The questions of all criteria, in their order."""
         return tuple(each.question for each in self.criteria)
+
+    def in_words(self) -> str:
+        """All criteria with their weights, for a question that asks for one answer by all of them."""
+        return "\n".join(
+            ["Judge by these criteria, each with its weight:", *(f"- {each.instructions} ({each.weight:g})" for each in self.criteria)]
+        )
 
     def score(self, values: Sequence[float]) -> float:
         """The score, from 0 to 1, of the values of all criteria, in their order."""
@@ -210,7 +218,8 @@ class Rubric:
             ConfigError: the settings are invalid or cannot be read. The message names the file and the setting.
 
         Example:
-            >>> [each.name for each in Rubric.load({"right": "It is right.", "clear": {"instructions": "It is clear.", "weight": 2}}).criteria]
+            >>> rubric = Rubric.load({"right": "It is right.", "clear": {"instructions": "It is clear.", "weight": 2}})
+            >>> [each.name for each in rubric.criteria]
             ['right', 'clear']
         """
         if isinstance(source, str | Path):
@@ -225,6 +234,7 @@ def rubric_or_faults(source: object) -> Rubric | list[Fault]:
     """The rubric in settings other than a file, or what is wrong with them: each fault with its path and without it in the text."""
     if isinstance(source, Rubric):
         return source
+    entries: list[tuple[tuple[str | int, ...], object]]
     if isinstance(source, Mapping):
         entries = [((str(name),), _named(str(name), settings)) for name, settings in source.items()]
         if strays := [path for path, settings in entries if isinstance(settings, Mapping) and settings.get("name") != path[0]]:
@@ -273,7 +283,9 @@ def _dotted(path: Sequence[str | int]) -> str:
 def _of_file(path: str | Path) -> Rubric:
     content, place = read_settings(path, empty="it must hold a rubric", known="with the key rubric")
     if content.keys() != {"rubric"}:
-        raise ConfigError(f"{place}: must have one key, rubric, with a list of criteria, not {', '.join(map(repr, sorted(content))) or 'none'}")
+        raise ConfigError(
+            f"{place}: must have one key, rubric, with a list of criteria, not {', '.join(map(repr, sorted(content))) or 'none'}"
+        )
     found = rubric_or_faults(content["rubric"])
     if isinstance(found, Rubric):
         return found

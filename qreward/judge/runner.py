@@ -94,6 +94,7 @@ class BatchRunner(Caller, BatchWaiter):
         items: the items, or ``ReadItem`` objects whose votes were looked up.
         builder: makes the requests of an item.
         size: number of items, if known.
+        waited: seconds of the deadline that have passed.
     """
 
     has_feed = True
@@ -108,13 +109,14 @@ class BatchRunner(Caller, BatchWaiter):
         options: RequestOptions,
         pools: Mapping[str, Pool],
         size: int | None,
+        waited: float = 0.0,
         **kwargs: Any,
     ) -> None:
         BatchWaiter.__init__(self, driver, next(iter(pools.values())), items, builder.read, terms=options, **kwargs)
         self.flights, self.options, self.pools, self.decide = flights, options, pools, builder.decide
         self.carry = self._send_timed if builder.per_item > 1 else None
         self._tallies: ItemTallies = ItemTallies()
-        self._size, self._builder = size, builder
+        self._size, self._builder, self._waited = size, builder, waited
         self._open: dict[JudgeItem, None] = {}
         self._others: dict[Pool, BatchFeed] = {}  # of the models whose pool is not that of the first model
 

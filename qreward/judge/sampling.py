@@ -25,18 +25,20 @@ class JudgeRequest(NamedTuple):
     Attributes:
         judge_model: the question to a judge model.
         asked: what is sent: the messages, or the input and the questions of a decision.
+        key: digest of the request without its headers, and of the verdict's form. Requests with equal keys can share an answer.
         sample: number of the sample, from 0.
         swapped: the responses of a pair are shown in reverse order, so the model's score is that of the second.
-        key: digest of the request without its headers, and of the verdict's form. Requests with equal keys can share an answer.
         group: named group of requests with a common prefix, for prefix affinity; None for none.
+        instead: the request that replaces this one if the model turns out to give no probabilities; None for none.
     """
 
     judge_model: JudgeModel
     asked: Any
+    key: bytes
     sample: int
     swapped: bool
-    key: bytes
     group: object = None
+    instead: JudgeRequest | None = None
 
 
 class ReadItem(NamedTuple):
@@ -57,6 +59,7 @@ class SampleRequest:
     """A request until there is a vote or a final error. It may be sent several times.
 
     Attributes:
+        request: the request, or the one that has replaced it.
         usage: tokens of all answers; None if no server reported usage.
         trail: the failed attempts, oldest first.
         endpoint: name of the endpoint that answered or failed last.
@@ -64,10 +67,10 @@ class SampleRequest:
         error: the last error.
     """
 
-    __slots__ = ("_answers", "_asked", "_cut", "_form", "_reasks", "_request", "endpoint", "error", "reply", "trail", "usage")
+    __slots__ = ("_answers", "_asked", "_cut", "_form", "_reasks", "endpoint", "error", "reply", "request", "trail", "usage")
 
     def __init__(self, request: JudgeRequest) -> None:
-        self._request, self._asked = request, request.asked
+        self.request, self._asked = request, request.asked
         self._reasks = request.judge_model.reasks
         self._form = request.judge_model.format
         self._answers = 0
@@ -80,24 +83,27 @@ class SampleRequest:
 
     def call(self) -> WireRequest:
         """The next request, in the form that is used now."""
-        self._form = self._request.judge_model.format
-        call = self._request.judge_model.prepare(self._request.sample)(self._asked)
-        call.group = self._request.group
+        if not self.request.judge_model.format and self.request.instead is not None:
+            self.request = self.request.instead
+            self._asked, self._reasks = self.request.asked, self.request.judge_model.reasks
+        self._form = self.request.judge_model.format
+        call = self.request.judge_model.prepare(self.request.sample)(self._asked)
+        call.group = self.request.group
         return call
 
     def is_stale(self) -> bool:
         """True if the form of requests to this model has changed since the request was created."""
-        return self._form != self._request.judge_model.format
+        return self._form != self.request.judge_model.format
 
     def evaluate(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> Vote | QRewardError | None:
         """The vote or final error that an answer or error comes to; None if the request is to be sent again."""
-        request = self._request
+        request = self.request
         if task.trail:
             self.trail += tuple(task.trail)
             self.endpoint = self.trail[-1].endpoint
         if not isinstance(outcome, Answer):
-            self.error = with_trail(self._about(outcome), self.trail)
-            return None if request.judge_model.fall_back(self._form, outcome) else self.error
+            self.error = with_trail(outcome, self.trail)
+            return None if request.judge_model.fall_back(self._form, outcome) else self._about(self.error)
         assert source is not None
         self.endpoint = source.name
         self._answers += 1
@@ -119,9 +125,11 @@ class SampleRequest:
         self.trail += (AttemptRecord(self.endpoint or "", "unreadable", seconds, 200, reason + tokens),)
         hopeless = reply.ending == LENGTH and self._cut
         self._cut = self._cut or reply.ending == LENGTH
-        judge_model = self._request.judge_model
+        judge_model = self.request.judge_model
         times = "" if self._answers == 1 else f" in {self._answers} answers"
         self.error = self._invalid(f"no verdict could be read from model {judge_model.model!r}{times}: {reason}{judge_model.shown(reply)}")
+        if judge_model.fall_back(self._form, self.error):
+            return None
         if self._reasks <= 0 or hopeless:
             return self.error
         self._reasks -= 1
@@ -129,13 +137,13 @@ class SampleRequest:
         return None
 
     def _invalid(self, message: str) -> InvalidResponse:
-        error = InvalidResponse(message, endpoint=self.endpoint, model=self._request.judge_model.model)
+        error = InvalidResponse(message, endpoint=self.endpoint, model=self.request.judge_model.model)
         error.attempts = self.trail
         self._about(error)
         return error
 
     def _about(self, error: QRewardError) -> QRewardError:
         """The error, which begins with the name of the criterion if the request is about one."""
-        if name := self._request.judge_model.about:
+        if name := self.request.judge_model.about:
             error.args = (f"criterion {name!r}: {error}", *error.args[1:])
         return error

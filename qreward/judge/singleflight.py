@@ -330,8 +330,9 @@ class SharedRequest(Waiter):
         if self.flights.keep is not None and isinstance(outcome, Answer):
             assert self.sample.reply is not None
             assert source is not None
-            key = self.request.key if isinstance(evaluated, Vote) else None
-            self.flights.keep(CacheEntry(self.request.judge_model.cached_as, source.name, self.sample.reply, key))
+            request = self.sample.request
+            key = request.key if isinstance(evaluated, Vote) else None
+            self.flights.keep(CacheEntry(request.judge_model.cached_as, source.name, self.sample.reply, key))
         if evaluated is None and self.driver.engine.clock() < self.latest():
             self.send(again=True)
         elif isinstance(evaluated, RequestTimeout):

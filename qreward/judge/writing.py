@@ -52,19 +52,21 @@ class WritingModel(JudgeModel):
 
     Args:
         ladder: shared by all questions to the model.
-        criterion: the criterion that the question is about, if it is one of a rubric.
+        about: the criterion that the question is about, if it is one of a rubric; or all of them, for a comparison.
 
     Raises:
         ConfigError: the parameters cannot be sent.
     """
 
     def __init__(
-        self, model: str, parser: VerdictParser, config: JudgeConfig, ladder: FormatLadder, criterion: Criterion | None = None
+        self, model: str, parser: VerdictParser, config: JudgeConfig, ladder: FormatLadder, about: Criterion | Rubric | None = None
     ) -> None:
         super().__init__(model, config)
-        self.reasks, self._parser, self._ladder, self._criterion = config.reasks, parser, ladder, criterion
-        self.question = parser.instruction if criterion is None else f"{in_words(criterion)}\n\n{parser.instruction}"
-        self.about = "" if criterion is None else criterion.name
+        self.reasks, self._parser, self._ladder = config.reasks, parser, ladder
+        self._criterion = about if isinstance(about, Criterion) else None
+        self.about = self._criterion.name if self._criterion else ""
+        words = about.in_words() if isinstance(about, Rubric) else in_words(about) if about else ""
+        self.question = f"{words}\n\n{parser.instruction}" if words else parser.instruction
         schema = {"name": parser.model.__name__, "schema": parser.schema, "strict": True}
         self._formats = {"json_schema": {"type": "json_schema", "json_schema": schema}, "json_object": {"type": "json_object"}}
         self._params = {name: value for name, value in config.params.items() if name not in ("extra_headers", "hedge")}
@@ -134,9 +136,8 @@ class WritingModel(JudgeModel):
         return f"; the answer begins: {text if len(text) <= SHOWN else text[: SHOWN - 3] + '...'}"
 
 
-def criterion_models(model: str, rubric: Rubric, config: JudgeConfig) -> tuple[WritingModel, ...]:
+def criterion_models(model: str, rubric: Rubric, config: JudgeConfig, ladder: FormatLadder) -> tuple[WritingModel, ...]:
     """A question to a model for each criterion of a rubric."""
-    ladder = FormatLadder(config)
     return tuple(WritingModel(model, parser_of(each), config, ladder, each) for each in rubric.criteria)
 
 
@@ -153,9 +154,9 @@ def parser_of(criterion: Criterion) -> VerdictParser:
 @lru_cache(maxsize=32)
 def _choice_verdict(count: int) -> type[BaseModel]:
     """The model of a written choice: a letter, as labels may be long, and may differ by case only."""
-    reason = (str, Field(default="", description="why, in a few sentences"))
-    choice = Literal[tuple(ascii_uppercase[:count])]  # type: ignore[valid-type]
-    return create_model(f"ChoiceOf{count}", __doc__="One of the options, and why.", reason=reason, choice=(choice, ...))
+    letters: Any = Literal[tuple(ascii_uppercase[:count])]
+    fields: Any = {"reason": (str, Field(default="", description="why, in a few sentences")), "choice": (letters, ...)}
+    return create_model(f"ChoiceOf{count}", __doc__="One of the options, and why.", **fields)
 
 
 def in_words(criterion: Criterion) -> str:

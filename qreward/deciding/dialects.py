@@ -32,6 +32,9 @@ MOST_MODELS = 4096
 NEEDS_LABELS = "generative_scoring"
 """The dialect that an endpoint speaks only if its settings say so."""
 
+ANY = "openai"
+"""The kind of an endpoint whose settings do not say what server it is."""
+
 Key = tuple[str, str, str]
 """Name and address of an endpoint, and a model."""
 
@@ -79,7 +82,7 @@ class DialectFinder:
             until = driver.loop.time() + min(TIMEOUT, inf if seconds is None else seconds)
             while waits and not self._known(endpoints, model) and (left := until - driver.loop.time()) > 0:
                 _, waits = await asyncio.wait(waits, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-        if all(probe.done.done() for probe in pending):
+        if self._assume(endpoints, model) and all(probe.done.done() for probe in pending):
             self._settle(endpoints, model, changes)
 
     def _ask(self, driver: LoopDriver, endpoints: Sequence[Endpoint], model: str) -> list[Probe]:
@@ -103,16 +106,24 @@ class DialectFinder:
     def _known(self, endpoints: Sequence[Endpoint], model: str) -> bool:
         return any(endpoint.decisions is not None or self.table.known(endpoint, model) is not None for endpoint in endpoints)
 
+    def _assume(self, endpoints: Sequence[Endpoint], model: str) -> bool:
+        """Take each endpoint that is not known to speak what a known one speaks, preferably one of its kind. False if none is known."""
+        known: dict[str, str] = {}  # kind -> dialect
+        for endpoint in endpoints:
+            found = self.table.known(endpoint, model)
+            name = endpoint.decisions or (None if found is None else found.name)
+            if name is not None:
+                known.setdefault(endpoint.kind, name)
+        for endpoint in endpoints:
+            if endpoint.decisions is None and self.table.known(endpoint, model) is None:
+                name = known.get(endpoint.kind) or (next(iter(known.values()), None) if endpoint.kind == ANY else None)
+                if name is not None and name != NEEDS_LABELS:
+                    self.table.assume(endpoint, model, name)
+                    LOG.debug("endpoint %r, model %r: taken to speak the dialect %r of decisions", endpoint.name, model, name)
+        return bool(known)
+
     def _settle(self, endpoints: Sequence[Endpoint], model: str, changes: int) -> None:
-        """All endpoints were asked. The others are taken to speak what the first known one speaks."""
-        names = [endpoint.decisions or getattr(self.table.known(endpoint, model), "name", None) for endpoint in endpoints]
-        known = next((name for name in names if name not in (None, NEEDS_LABELS)), None)
-        if known is None and None in names:
-            return
-        for endpoint, name in zip(endpoints, names, strict=True):
-            if name is None and known is not None:
-                self.table.remember(endpoint, model, known)
-                LOG.debug("endpoint %r, model %r: taken to speak the dialect %r of decisions", endpoint.name, model, known)
+        """All endpoints were asked: nothing is left to find out."""
         if len(self.most) >= MOST_MODELS:
             self.most.clear()
         if changes == self._changes:

@@ -227,7 +227,7 @@ def distribution(numbers: Sequence[object], count: int) -> list[float]:
         raise InvalidAnswer(f"it has {len(numbers)} probabilities for {count} options")
     checked = [probability(number) for number in numbers]
     whole = math.fsum(checked)
-    if abs(whole - 1.0) > SUM_TOLERANCE:
+    if abs(whole - 1.0) > SUM_TOLERANCE + _ROUNDING:
         raise InvalidAnswer(f"the sum of its probabilities is {whole:.4g}")
     return checked if whole == 1.0 else [number / whole for number in checked]
 

@@ -41,6 +41,7 @@ _REPLY = {
     YesNo: "Reply with yes or no, and nothing else.",
 }
 _LEADS = {Choice: "Question", Score: "Rate", YesNo: "Is this true"}
+_LEAST = -1e4  # of a log probability; vLLM writes -9999 for minus infinity
 _ROUNDING = 1e-3  # of a log probability of float32
 _SPACES = string.whitespace + "▁Ġ"  # the last two stand for a space in tokens of SentencePiece and byte-level BPE
 _THINKING = frozenset({"vllm", "sglang"})  # kinds whose chat templates take enable_thinking
@@ -156,7 +157,7 @@ def _tokens(choice: dict[str, Any]) -> list[tuple[str, float]]:
 def _sum_up(tokens: list[tuple[str, float]], labels: Sequence[str]) -> tuple[dict[str, float], float, float]:
     """Return the probability of each label found, that of all tokens together, and that of the least probable token."""
     found: dict[str, float] = {}
-    numbers = [math.exp(min(number, 0.0)) for _, number in tokens]
+    numbers = [math.exp(min(max(number, _LEAST), 0.0)) for _, number in tokens]
     wanted = {label.casefold(): label for label in labels}
     for (token, _), number in zip(tokens, numbers, strict=True):
         label = wanted.get(token.strip(_SPACES).casefold())

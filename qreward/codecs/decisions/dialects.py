@@ -37,6 +37,7 @@ class DialectTable:
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, str, str], str] = {}
+        self._assumed: dict[tuple[str, str, str], str] = {}
 
     def known(self, endpoint: Endpoint, model: str) -> Dialect | None:
         """Return the dialect that an endpoint was found to speak for a model; None if that is not known."""
@@ -44,9 +45,16 @@ class DialectTable:
         return None if name is None else DIALECTS[name].at(endpoint)
 
     def expected(self, endpoint: Endpoint, model: str) -> Dialect:
-        """Return the dialect of the setting ``Endpoint.decisions``, else the one known, else that of most servers of its kind."""
-        name = endpoint.decisions or self._known.get((endpoint.name, endpoint.base_url, model)) or EXPECTED.get(endpoint.kind, "openai")
+        """Return the dialect of the setting ``Endpoint.decisions``, else the one known or assumed, else that which its kind suggests."""
+        key = endpoint.name, endpoint.base_url, model
+        name = endpoint.decisions or self._known.get(key) or self._assumed.get(key) or EXPECTED.get(endpoint.kind, "openai")
         return DIALECTS[name].at(endpoint)
+
+    def assume(self, endpoint: Endpoint, model: str, name: str) -> None:
+        """Take an endpoint to speak a dialect until it is known."""
+        if len(self._assumed) >= MOST_KNOWN:
+            self._assumed.clear()
+        self._assumed[endpoint.name, endpoint.base_url, model] = name
 
     def remember(self, endpoint: Endpoint, model: str, name: str) -> Dialect:
         """Note which dialect an endpoint speaks for a model, and return it. Raises ``ConfigError`` for a name that is not known."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from qreward.codecs.base import Malformed
 from qreward.codecs.decisions.base import (
     Dialect,
     InvalidAnswer,
@@ -60,9 +61,12 @@ class SystemOneDialect(Dialect):
         return b"{" + b",".join([b'"%d":%b' % (place, each) for place, each in enumerate(written)]) + b"}"
 
     def rows(self, document: dict[str, Any], count: int) -> Sequence[Any]:
-        told = document.get("diagnostics")
-        diagnostics = told if isinstance(told, dict) else {}
-        return [(row, diagnostics.get(str(place))) for place, row in enumerate(answers_by_id(document, count))]
+        told, rows = document.get("diagnostics"), answers_by_id(document, count)
+        if told is None:
+            return [(row, None) for row in rows]
+        if not isinstance(told, dict):
+            raise Malformed("the diagnostics of the answer are no mapping")
+        return [(row, told.get(str(place), "")) for place, row in enumerate(rows)]
 
     def read(self, question: Question, row: Any) -> DecisionAnswer:
         answer, diagnostics = row

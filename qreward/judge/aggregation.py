@@ -149,9 +149,10 @@ def _whole(parts: Sequence[SampleOutcome], rubric: Rubric, bounds: tuple[float, 
     votes = [part for part in parts if isinstance(part, Vote)]
     if len(votes) < len(parts):
         return None
-    found = {name: result for vote in votes for name, result in (vote.criteria or {}).items()}
-    criteria = {each.name: found[each.name] for each in rubric.criteria}
-    results = list(criteria.values())
+    criteria = (
+        votes[0].criteria or {} if len(votes) == 1 else {name: each for vote in votes for name, each in (vote.criteria or {}).items()}
+    )
+    results = list(criteria.values())  # the requests are in the order of the criteria
     low, high = bounds
     score = low + (high - low) * rubric.score([result.score for result in results])
     return Vote(score, model=votes[0].model, confidence=rubric.confidence(results), criteria=criteria)

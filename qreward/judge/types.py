@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Unpack
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Unpack
 
 from qreward.decisions import Option
 from qreward.errors import ConfigError
@@ -24,8 +24,7 @@ Item = tuple[Any, Any] | tuple[Any, Any, Any] | Mapping[str, Any]
 ``reference``, and the other fields that a prompt template names. A prompt is a text or a list of messages, a response is a text."""
 
 
-@dataclass(frozen=True, slots=True)
-class CriterionResult:
+class CriterionResult(NamedTuple):
     """The outcome of one criterion of a rubric.
 
     Attributes:

@@ -149,10 +149,8 @@ def _whole(parts: Sequence[SampleOutcome], rubric: Rubric, bounds: tuple[float, 
     votes = [part for part in parts if isinstance(part, Vote)]
     if len(votes) < len(parts):
         return None
-    criteria = (
-        votes[0].criteria or {} if len(votes) == 1 else {name: each for vote in votes for name, each in (vote.criteria or {}).items()}
-    )
-    results = list(criteria.values())  # the requests are in the order of the criteria
+    criteria = {name: result for vote in votes for name, result in (vote.criteria or {}).items()}  # in the order of the rubric
+    results = list(criteria.values())
     low, high = bounds
     score = low + (high - low) * rubric.score([result.score for result in results])
     return Vote(score, model=votes[0].model, confidence=rubric.confidence(results), criteria=criteria)

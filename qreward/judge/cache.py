@@ -1,7 +1,7 @@
 """A persistent cache of models' answers in a SQLite file. Any number of processes may share one file.
 
-The cache stores the text of an answer under a digest of its request, and no verdict: a cached answer is parsed again. The text of a decision
-is the list of its probabilities.
+The cache stores the text of an answer under a digest of its request, and no verdict: a cached answer is parsed again. The text of a
+decision is the list of its probabilities.
 
 Each answer has a fingerprint of the weights that wrote it, as far as servers report them (see ``codec.fingerprint_of``). The file also
 stores the fingerprint that each endpoint sent last. When an endpoint sends its first fingerprint, or one that differs from its last, the

@@ -97,7 +97,7 @@ class DecidedReply:
 
     @property
     def text(self) -> str:
-        """Its form in the cache, which is the same for all dialects: of each answer the confidence, the label mass and the probabilities."""
+        """Its form in the cache, the same for all dialects: of each answer the confidence, the label mass and the probabilities."""
         rows = [[each.confidence, each.label_mass, *each.probabilities.values()] for each in self.answers]
         return msgspec.json.encode(rows).decode()
 

@@ -135,7 +135,8 @@ class Criterion(Policy):
         """
         if self.kind is YesNo:
             return distribution[True]
-        return min(1.0, max(0.0, sum(map(mul, distribution.values(), self.worths))))  # rounding may exceed the ends
+        expected: float = sum(map(mul, distribution.values(), self.worths))
+        return min(1.0, max(0.0, expected))  # rounding may exceed the ends
 
     def result(self, answer: DecisionAnswer) -> CriterionResult:
         """The outcome of the criterion by a decision. Raises the error of an answer that has one."""
@@ -201,7 +202,8 @@ class Rubric:
         if any(values[place] < gate for place, gate in self._gates):
             return 0.0
         weights, best, _ = self._weights
-        return min(1.0, max(0.0, sum(map(mul, weights, values)) / best))
+        total: float = sum(map(mul, weights, values))
+        return min(1.0, max(0.0, total / best))
 
     def confidence(self, results: Sequence[CriterionResult]) -> float | None:
         """The confidence in the score, from the outcomes of all criteria in their order; None if an outcome has none.

@@ -16,7 +16,7 @@ from qreward.codecs.decisions.base import as_text
 from qreward.codecs.decisions.chat import labels_of
 from qreward.codecs.rewards.registry import bound
 from qreward.decisions import Question, Score, YesNo
-from qreward.errors import InvalidResponse
+from qreward.errors import BadRequest, InvalidResponse
 from qreward.judge import Criterion, Judge, Rubric
 from qreward.scheduler.outcome import Answer, Failure, FailureKind
 from qreward.testing.virtual_time import run_in_virtual_time
@@ -72,12 +72,16 @@ class DecisionBackend:
 
     async def send(self, endpoint: Endpoint, call: Any) -> Any:
         call, path, _ = bound(call, endpoint)
-        body = json.loads(call.codec.encode(call, call.model))
+        try:
+            body = json.loads(call.codec.encode(call, call.model))
+        except BadRequest as error:  # as ``HttpBackend`` does
+            return Failure(FailureKind.UNSUITABLE, error)
         decides = hasattr(call.inputs, "questions")
         questions = call.inputs.questions if decides else ()
         given = call.inputs.input if decides else str(call.inputs[-1]["content"])
         at = round(asyncio.get_running_loop().time(), 3)
-        self.sent.append(Asked(str(endpoint.name), path, at, given, questions, body, call.group, call.headers))
+        asked = Asked(str(endpoint.name), path, at, given, questions, body, call.group, call.headers)
+        self.sent.append(asked)
         try:
             await asyncio.sleep(self._seconds)
         except asyncio.CancelledError:
@@ -86,8 +90,7 @@ class DecisionBackend:
         if not decides:
             written = self._writes(given) if callable(self._writes) else self._writes
             return written if isinstance(written, Failure) else Answer(call.codec.decode(answer(written), call), 10, 5)
-        text = self.sent[-1].text
-        rows = [self._says(question, text) for question in questions]
+        rows = [self._says(question, asked.text) for question in questions]
         if failure := next((row for row in rows if isinstance(row, Failure)), None):
             return failure
         reply = chat_reply(questions[0], rows[0], self._logprobs) if path == "/chat/completions" else openai_reply(questions, rows)

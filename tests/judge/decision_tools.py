@@ -49,7 +49,7 @@ class Asked(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The input as one text; of a written verdict the last message."""
+        """The input as one text; of a written verdict all messages."""
         return self.input if isinstance(self.input, str) else as_text(self.input)
 
 
@@ -63,9 +63,9 @@ def always(numbers: Any) -> Says:
 
 
 class DecisionBackend:
-    """Notes what it is asked. ``writes`` is the text of every written answer, or a function from the last message to it."""
+    """Notes what it is asked. ``writes`` is the text of a written answer; it and ``logprobs`` may be functions of the request."""
 
-    def __init__(self, says: Says, writes: Any = "", seconds: float = 1.0, logprobs: bool = True) -> None:
+    def __init__(self, says: Says, writes: Any = "", seconds: float = 1.0, logprobs: Any = True) -> None:
         self._says, self._writes, self._seconds, self._logprobs = says, writes, seconds, logprobs
         self.sent: list[Asked] = []
         self.cancelled = 0
@@ -78,7 +78,7 @@ class DecisionBackend:
             return Failure(FailureKind.UNSUITABLE, error)
         decides = hasattr(call.inputs, "questions")
         questions = call.inputs.questions if decides else ()
-        given = call.inputs.input if decides else str(call.inputs[-1]["content"])
+        given = call.inputs.input if decides else "\n\n".join(str(message["content"]) for message in call.inputs)
         at = round(asyncio.get_running_loop().time(), 3)
         asked = Asked(str(endpoint.name), path, at, given, questions, body, call.group, call.headers)
         self.sent.append(asked)
@@ -88,12 +88,13 @@ class DecisionBackend:
             self.cancelled += 1
             raise
         if not decides:
-            written = self._writes(given) if callable(self._writes) else self._writes
+            written = self._writes(asked) if callable(self._writes) else self._writes
             return written if isinstance(written, Failure) else Answer(call.codec.decode(answer(written), call), 10, 5)
         rows = [self._says(question, asked.text) for question in questions]
         if failure := next((row for row in rows if isinstance(row, Failure)), None):
             return failure
-        reply = chat_reply(questions[0], rows[0], self._logprobs) if path == "/chat/completions" else openai_reply(questions, rows)
+        logprobs = self._logprobs(asked) if callable(self._logprobs) else self._logprobs
+        reply = chat_reply(questions[0], rows[0], logprobs) if path == "/chat/completions" else openai_reply(questions, rows)
         try:
             return Answer(call.codec.decode(reply, call), 10, len(rows))
         except Malformed as error:

@@ -152,9 +152,9 @@ class DecidingModel(JudgeModel):
             if answer.error is not None:
                 raise Unreadable(f"{name}{answer.error}")
             if answer.label_mass is not None and answer.label_mass < self._least:
-                mass = f"all options together have a probability of {answer.label_mass:.3g}"
+                mass = f"all options together have a probability of {answer.label_mass:.4g}"
                 raise Unreadable(f"{name}{mass}, which is less than min_label_mass={self._least:g}: the model would answer something else")
-        if self._auto is not None:
+        if self._auto is not None and isinstance(reply, DecidedReply):  # a cached answer says nothing about the servers of today
             self._auto.settle(works=True, why="it answers with probabilities")
         if self._single is not None:
             return _single_vote(self._single, answers[0], self.model, swapped=swapped)
@@ -185,8 +185,10 @@ def _single_vote(asks: SingleQuestion, answer: DecisionAnswer, model: str, *, sw
 
 
 def _lacks_probabilities(error: QRewardError) -> bool:
-    text = str(error).lower()
-    return "logprob" in text or "log prob" in text or "none of the labels" in text
+    """Whether the answer of a chat model had no probabilities, or its server rejects the request for them."""
+    if isinstance(error, BadRequest):
+        return error.status_code is not None and "logprob" in str(error).lower()
+    return str(error).endswith("the server returned no log probabilities") or "first token is none of the labels (" in str(error)
 
 
 LEVELS = 10

@@ -89,10 +89,11 @@ def test_a_model_that_has_decided_once_never_writes() -> None:
 
 
 def test_a_refusal_and_a_low_label_mass_do_not_make_a_model_write() -> None:
+    about = Rubric([Criterion("a", "It explains that the server returned no log probabilities, as a logprob is missing.")])
     for says in (None, ((0.9, 0.1), 0.2)):
         backend = DecisionBackend(always(says), YES)
         with pytest.raises(InvalidResponse):
-            auto(backend, lambda judge: judge.score(*QUESTION))
+            auto(backend, lambda judge: judge.score(*QUESTION), rubric=about)
         assert written(backend) == []
 
 

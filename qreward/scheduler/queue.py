@@ -99,9 +99,12 @@ class DeadlineQueue:
         if self.early is not None and head in self.early:
             self.early.drop(head)
             return head
-        late = now - head.born > PASSED_OVER * (due(head) - head.born)
+        if now - head.born > PASSED_OVER * (due(head) - head.born):
+            return self.line.popleft()
         pool = head.pool
-        return self.line.popleft() if late else self.line.take(source, pool.compared, pool.homes)
+        while (task := self.line.take(source, pool.compared, pool.homes)).state is not QUEUED:  # it ended before it was in a group
+            pass
+        return task
 
     def sweep(self) -> None:
         """Drop all tasks that have ended."""

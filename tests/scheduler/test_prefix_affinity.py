@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import product
 from random import Random
 from typing import Any
 
@@ -13,6 +14,7 @@ from scheduler_driver import Driver
 from qreward.scheduler.affinity import AffineQueue
 from qreward.scheduler.outcome import Answer
 from qreward.scheduler.prefixes import Homes, Prefix
+from qreward.scheduler.queue import SWEEP
 from qreward.scheduler.state import ALONE, EACH, BatchFeed, Source, Task, TaskState
 
 AHEAD = 16
@@ -317,16 +319,13 @@ def test_a_line_counts_the_prompts_in_a_row_that_share_nothing() -> None:
     assert counts == [1, 2, 3, 0, 1]
 
 
+def told(key: int) -> Prefix:
+    return Prefix((key,), (2000.0,), 2400.0, told=True)
+
+
 def test_a_single_call_that_ends_while_it_waits_leaves_its_line() -> None:
     driver = Driver({"a": 1, "b": 1})
-    tasks = []
-    for number in range(8):
-        task = driver.task()
-        task.prefix = Prefix((number % 2,), (2000.0,), 2400.0, told=True)
-        driver.watch.open[task] = None
-        driver.scheduler.submit(driver.now, task)
-        driver._after()
-        tasks.append(task)
+    tasks = [driver.submit(prefix=told(number % 2)) for number in range(8)]
     driver.ok(driver.at("a")[0])
     waiting = [task for task in tasks if task.state is TaskState.QUEUED]
     assert any(task.group is not None for task in waiting)
@@ -336,16 +335,41 @@ def test_a_single_call_that_ends_while_it_waits_leaves_its_line() -> None:
     assert {task for task in tasks if task not in driver.watch.finished} == set(waiting[1:3])
 
 
+def test_a_call_that_ends_before_it_is_in_a_group_is_not_sent() -> None:
+    """Neither one that its caller has left nor one whose time is over, wherever it stands in the line."""
+    for ends, keys in product((2, 3, 4, 5), ((1, 2, 2, 1, 1, 2), (1, 2, 1, 2, 2, 1), (1, 2, 2, 1, 2, 1))):
+        for left in (True, False):
+            driver, tasks = Driver({"a": 1, "b": 1}), []
+            for number, key in enumerate(keys):
+                tasks.append(driver.submit(timeout=None if left or number != ends else 5.0, prefix=told(key)))
+            if left:
+                driver.withdraw(tasks[ends])
+            else:
+                driver.wait(5.1)
+            while driver.watch.live:
+                driver.ok(next(iter(driver.watch.live)))
+            sent = {task.index for task in tasks if task.sent_at is not None}
+            assert sent == {task.index for task in tasks} - {tasks[ends].index}, (ends, keys, left)
+            assert driver.pool.queue.waiting == 0, (ends, keys, left)
+
+
+def test_calls_that_remain_when_those_that_ended_are_swept_away_may_end_or_be_taken() -> None:
+    driver = Driver({"a": 1, "b": 1})
+    tasks = [driver.submit(prefix=told(number % 4)) for number in range(2 * SWEEP)]
+    driver.ok(driver.at("a")[0])
+    waiting = [task for task in tasks if task.state is TaskState.QUEUED]
+    driver.withdraw(*waiting[:SWEEP])
+    rest = [task for task in waiting if task.state is TaskState.QUEUED]
+    assert len(driver.pool.queue) == len(rest)
+    driver.withdraw(*rest[::2])
+    while driver.watch.live:
+        driver.ok(next(iter(driver.watch.live)))
+    assert {task for task in waiting if task not in driver.watch.finished} == {*waiting[:SWEEP], *rest[::2]}
+
+
 def test_a_single_call_that_has_waited_for_half_of_its_timeout_is_no_longer_passed_over() -> None:
     driver = Driver({"a": 1, "b": 1})
-    tasks = []
-    for key in (1, 2, 3, 1, 1, 1):
-        task = driver.task(timeout=100.0)
-        task.prefix = Prefix((key,), (2000.0,), 2400.0, told=True)
-        driver.watch.open[task] = None
-        driver.scheduler.submit(driver.now, task)
-        driver._after()
-        tasks.append(task)
+    tasks = [driver.submit(timeout=100.0, prefix=told(key)) for key in (1, 2, 3, 1, 1, 1)]
     driver.ok(driver.at("a")[0])
     assert driver.where(tasks[3]) == "a"
     driver.ok(driver.at("a")[0], after=55.0)

@@ -9,6 +9,7 @@ from math import log
 from typing import Any, NamedTuple
 
 from judge_tools import answer, client_of, endpoint
+from leftovers import leftovers
 
 from qreward import Endpoint
 from qreward.codecs.base import Malformed
@@ -139,6 +140,10 @@ def deciding(backend: DecisionBackend, use: Callable[[Judge], Any], dialect: str
 
     async def run() -> Any:
         async with client_of(backend, endpoint("a", 64, decisions=dialect)) as client:
-            return await use(Judge(client, **{"model": "judge-7b", "method": "decide", **settings}))
+            judge = Judge(client, **{"model": "judge-7b", "method": "decide", **settings})
+            try:
+                return await use(judge)
+            finally:
+                assert leftovers(client, judge) == {}
 
     return run_in_virtual_time(run())

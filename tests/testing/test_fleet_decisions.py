@@ -221,7 +221,9 @@ async def test_a_refusal_has_the_form_and_the_words_of_its_server() -> None:
 
 
 async def test_sglangs_systemone_refuses_with_a_list_of_faults() -> None:
-    for change in ({"temperature": 1}, {"questions": {}}, {"questions": {"a": {"type": "noul"}}}, {"questions": {"a": {**NOUL, "x": 1}}}):
+    wrong = ({}, {"a": {"type": "noul"}}, {"a": {**NOUL, "x": 1}})
+    changes: list[dict[str, Any]] = [{"temperature": 1}, *({"questions": each} for each in wrong)]
+    for change in changes:
         async with serving(*fakes()) as client:
             answer = await post(client, "sglang", SYSTEM_ONE, {**ONE, **change})
         (fault,) = json.loads(answer.body)["detail"]

@@ -9,16 +9,20 @@ from qreward.judge.config import JudgeConfig
 from qreward.judge.judge import Judge, SyncJudge
 from qreward.judge.parsing import PreferenceVerdict, ScoreVerdict, YesNoVerdict
 from qreward.judge.reward_model import RewardModelScorer, make_scorer
-from qreward.judge.types import Comparison, Item, Pair, Scorer, Verdict, Vote
+from qreward.judge.rubric import Criterion, Rubric
+from qreward.judge.types import Comparison, CriterionResult, Item, Pair, Scorer, Verdict, Vote
 
 __all__ = [
     "Comparison",
+    "Criterion",
+    "CriterionResult",
     "Item",
     "Judge",
     "JudgeConfig",
     "Pair",
     "PreferenceVerdict",
     "RewardModelScorer",
+    "Rubric",
     "ScoreVerdict",
     "Scorer",
     "SyncJudge",

@@ -8,13 +8,15 @@ judges that give probabilities.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations, pairwise
 from statistics import correlation, fmean
 from typing import Any, NamedTuple, Unpack
 
 from qreward.errors import ConfigError, InvalidResponse
+from qreward.judge.aggregation import side_of
+from qreward.judge.calibrated import ScoreRange
 from qreward.judge.gold import Items, PlacedItem, read_items
 from qreward.judge.judge import Judge
 from qreward.judge.types import Comparison, Scorer, Vote
@@ -185,10 +187,10 @@ def both_orders(votes: Sequence[Vote]) -> Iterator[tuple[Vote, Vote]]:
 def position_bias(comparisons: Sequence[Comparison]) -> tuple[float | None, float | None]:
     """The shares ``order_changes`` and ``first_place`` of :class:`JudgeReport`. Votes that saw one order only do not count."""
     both = [pair for comparison in comparisons for pair in both_orders(comparison.votes)]
-    sides = [(side(one), side(other)) for one, other in both]
+    sides = [(side_of(one), side_of(other)) for one, other in both]
     changes = [float(one != other) for one, other in sides]
-    # A side is that of the first response, which stands second where the order is reversed.
-    wins = [float(stands_first) for one, other in sides for stands_first in (one > 0, other < 0)]
+    # A side is that of the response given first, which is shown second where the order is reversed.
+    wins = [float(shown > 0) for one, other in sides for shown in (one, -other) if shown]
     return (fmean(changes) if changes else None), (fmean(wins) if wins else None)
 
 
@@ -320,7 +322,8 @@ def _named(judges: Mapping[str, Scorer] | Sequence[Scorer]) -> dict[str, Scorer]
 
 def _sorted_out(items: Sequence[PlacedItem]) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
     """The items to score, and the pairs to compare."""
-    points, pairs = [], []
+    points: list[Mapping[str, Any]] = []
+    pairs: list[Mapping[str, Any]] = []
     for place, fields in items:
         is_point, is_pair = "response" in fields, "first" in fields and "second" in fields
         if is_point == is_pair:
@@ -334,8 +337,13 @@ def _sorted_out(items: Sequence[PlacedItem]) -> tuple[list[Mapping[str, Any]], l
 async def _judge(judge: Any, points: Sequence[Any], pairs: Sequence[Any], options: JudgeBatchOptions) -> Judged:
     scored: BatchResult[Any] | Sequence[Any] = await judge.batch_score(points, **options) if points else ()
     compared: BatchResult[Any] | Sequence[Any] = await judge.batch_compare(pairs, **options) if pairs else ()
-    to_unit = judge.unit_scale.to_unit if isinstance(judge, Judge) else float
+    to_unit = _to_unit(judge)
     errors = [result.error for result in (*scored, *compared) if result.error is not None]
     unreadable = sum(isinstance(error, InvalidResponse) for error in errors)
     scores = [to_unit(result.value.score) if result.ok else None for result in scored]
     return Judged(scores, [result.value if result.ok else None for result in compared], unreadable, len(errors) - unreadable)
+
+
+def _to_unit(judge: object) -> Callable[[float], float]:
+    ends = judge.score_range if isinstance(judge, Judge) else None
+    return float if ends is None or ends[0] == ends[1] else ScoreRange(*ends).to_unit

@@ -6,7 +6,7 @@ This module sends nothing, and does not know how a curve is fitted.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from qreward.errors import ConfigError
@@ -22,18 +22,20 @@ _IRRELEVANT = ("model", "range", "reasks", "min_label_mass", "cache", "cache_nam
 """Settings that do not change the score of an item, and those that ``identity_of`` is given apart."""
 
 
-def identity_of(config: JudgeConfig, others: Mapping[str, Any]) -> JudgeIdentity:
+def identity_of(config: JudgeConfig, others: Mapping[str, Any], weights: Iterable[str] = ()) -> JudgeIdentity:
     """The identity of a judge. Settings at their default are left out, so that a new setting does not change older identities.
 
     Args:
         config: its settings.
         others: name -> value of what is not in the settings, such as the prompt and the JSON schema of a verdict. None is a default.
+        weights: fingerprints of the weights that answered.
     """
     values = {name: getattr(config, name) for name in JudgeConfig.model_fields if name not in (*_IRRELEVANT, "params")}
     values = {name: value for name, value in values.items() if value != JudgeConfig.model_fields[name].default}
     values |= {name: value for name, value in others.items() if value is not None}
     values |= {name: value for name, value in config.params.items() if name not in ("extra_headers", "hedge")}
-    return JudgeIdentity(models=config.model, settings={name: digest(value) for name, value in sorted(values.items())})
+    digests = {name: digest(value) for name, value in sorted(values.items())}
+    return JudgeIdentity(models=config.model, settings=digests, weights=tuple(sorted(weights)))
 
 
 class ScoreRange(NamedTuple):
@@ -51,10 +53,20 @@ class ScoreRange(NamedTuple):
         return self.low + (self.high - self.low) * place
 
 
-def score_range(ends: tuple[float, float] | None) -> ScoreRange:
-    """The ends of a judge's scores. Raises ``ConfigError`` if they are not known, or equal."""
+def range_to_calibrate(method: str, ends: tuple[float, float] | None) -> ScoreRange:
+    """The range of the scores of a judge that has, or gets, a calibration.
+
+    Args:
+        method: the judge's method.
+        ends: its lowest and highest score; None if they are not known.
+
+    Raises:
+        ConfigError: the judge cannot be calibrated. One that may decide or write has two kinds of scores, and a calibration fits one.
+    """
+    if method == "auto":
+        raise ConfigError("calibration: method='auto' may decide or write, which gives different scores; set method to 'decide' or 'write'")
     if ends is None:
-        raise ConfigError("calibration: the ends of the scores must be known; a judge with a score function has none, leave out score")
+        raise ConfigError("calibration: a score function gives scores without known ends; leave out score, or the calibration")
     if ends[0] == ends[1]:
         raise ConfigError(f"calibration: range ({ends[0]:g}, {ends[1]:g}) makes all scores equal; give it two ends")
     return ScoreRange(*ends)
@@ -66,21 +78,26 @@ class Calibrator:
     Attributes:
         calibration: the calibration; None for none.
         weights: fingerprints of the weights that answered, the earliest first.
-
-    Raises:
-        ConfigError: the calibration was made for another judge, or the ends of the scores are not known.
     """
 
-    def __init__(self, calibration: Calibration | None, identity: JudgeIdentity, ends: tuple[float, float] | None) -> None:
-        self.calibration, self.weights = calibration, dict[str, None]()
-        if calibration is None:
-            return
-        self._range, self._warned = score_range(ends), False
+    def __init__(self) -> None:
+        self.calibration: Calibration | None = None
+        self.weights: dict[str, None] = {}
+        self._range, self._warned = ScoreRange(0.0, 1.0), False
+
+    def use(self, calibration: Calibration, identity: JudgeIdentity, scores: ScoreRange) -> Callable[[float], float]:
+        """Use a calibration for a judge with this identity and range of scores. Returns the function that calibrates a score.
+
+        Raises:
+            ConfigError: it was made for another judge.
+        """
         if calibration.judge is not None and (changed := calibration.judge.differences(identity)):
             raise ConfigError(
                 f"calibration: it was made for another judge; what differs: {', '.join(changed)}. "
                 "Calibrate this judge (`qreward judge calibrate`), or restore the setting"
             )
+        self.calibration, self._range = calibration, scores
+        return self.apply
 
     def apply(self, score: float) -> float:
         """The calibrated score, in the same range."""

@@ -162,15 +162,15 @@ class _Pool(NamedTuple):
     lowest: float
     highest: float
     targets: float
-    count: int
+    size: int
 
     @property
     def mean(self) -> float:
-        return self.targets / self.count
+        return self.targets / self.size
 
     def __add__(self, other: object) -> _Pool:
         assert isinstance(other, _Pool)
-        return _Pool(self.lowest, other.highest, self.targets + other.targets, self.count + other.count)
+        return _Pool(self.lowest, other.highest, self.targets + other.targets, self.size + other.size)
 
 
 def _isotonic(scores: Sequence[float], targets: Sequence[float]) -> Curve:

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Unpack
 
 from qreward.errors import ConfigError, QRewardError, RequestError
+from qreward.judge.calibrated import range_to_calibrate
 from qreward.judge.calibration import Calibration, check_labels
 from qreward.judge.calibration_fit import Method
-from qreward.judge.judge import Judge, SyncJudge
+from qreward.judge.judge import Judge
 from qreward.judge.types import Verdict
 from qreward.judge.verdict_parser import bounds
 from qreward.options import JudgeBatchOptions
@@ -108,7 +109,8 @@ def labelled(source: Items, scale: tuple[float, float] = (0.0, 1.0)) -> tuple[li
     low, high = bounds("scale", scale)
     if low >= high:
         raise ConfigError(f"scale must be (lowest, highest), such as (0, 10), not ({low:g}, {high:g})")
-    items, labels = [], []
+    items: list[Mapping[str, Any]] = []
+    labels: list[float] = []
     for place, fields in read_items(source, "gold"):
         labels.append(_label(place, fields, low, high))
         items.append({name: value for name, value in fields.items() if name != LABEL})
@@ -159,13 +161,13 @@ async def calibrate(
         >>> async def make(judge):
         ...     (await calibrate(judge, "gold.jsonl", timeout=60)).save("calibration.json")
     """
-    if isinstance(judge, SyncJudge) or not isinstance(judge, Judge):
+    if not isinstance(judge, Judge):
         raise ConfigError(f"judge must be a Judge, not a {type(judge).__name__}")
     if judge.calibration is not None:
         raise ConfigError("the judge has a calibration already; calibrate a judge without one")
     if not options.get("keep_results", True):
         raise ConfigError("keep_results cannot be False here: the scores are needed")
-    to_unit = judge.unit_scale.to_unit
+    to_unit = range_to_calibrate(judge.method, judge.score_range).to_unit
     items, labels = labelled(gold, scale)
     check_labels(labels)
     batch = await judge.batch_score(items, **options)

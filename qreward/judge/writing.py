@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field, create_model
 from qreward.codecs.base import WireRequest
 from qreward.errors import BadRequest, ConfigError, QRewardError
 from qreward.judge.asking import JudgeModel, encoded
-from qreward.judge.codec import JUDGE, ModelReply, parse_reply, refuses_format
+from qreward.judge.codec import JUDGE, ModelReply, Reply, parse_reply, refuses_format
 from qreward.judge.config import JudgeConfig, ResponseFormat
 from qreward.judge.parsing import ScoreVerdict, YesNoVerdict
 from qreward.judge.prompts import Messages
@@ -107,15 +107,16 @@ class WritingModel(JudgeModel):
     def parse(self, answer: Any) -> ModelReply:
         return parse_reply(answer)
 
-    def vote(self, reply: ModelReply, *, swapped: bool) -> Vote:
+    def vote(self, reply: Reply, *, swapped: bool) -> Vote:
         """The answer as a vote. Raises ``Unreadable`` and ``ScoreFunctionError``; see :meth:`VerdictParser.read`."""
+        assert isinstance(reply, ModelReply)
         score, verdict = self._parser.read(reply)
         if (each := self._criterion) is None:
             return Vote(1 - score if swapped else score, verdict, reply.text, self.model, swapped)
         result = CriterionResult(score, each.weight, text=reply.text)
         return Vote(score, verdict, reply.text, self.model, criteria={each.name: result})
 
-    def repeated(self, asked: Messages, reply: ModelReply, reason: str) -> Messages:
+    def repeated(self, asked: Messages, reply: Reply, reason: str) -> Messages:
         """The messages of a repeated request, after an answer that could not be read.
 
         The conversation continues with the answer and the reason why it was rejected, so that the model corrects the form of its own
@@ -128,12 +129,10 @@ class WritingModel(JudgeModel):
             return [*asked, {"role": "assistant", "content": reply.text[-SENT_BACK:]}, {"role": "user", "content": note}]
         return noted(asked, f"(An earlier answer could not be used: {reason}. Be brief. {form})")
 
-    def shown(self, reply: ModelReply) -> str:
-        """The beginning of the answer."""
+    def without_verdict(self, reply: Reply, reason: str, times: str) -> str:
         text = one_line(reply.refusal or reply.text)
-        if not text:
-            return "; the answer is empty"
-        return f"; the answer begins: {text if len(text) <= SHOWN else text[: SHOWN - 3] + '...'}"
+        shown = f"the answer begins: {text if len(text) <= SHOWN else text[: SHOWN - 3] + '...'}" if text else "the answer is empty"
+        return f"no verdict could be read from model {self.model!r}{times}: {reason}; {shown}"
 
 
 def criterion_models(model: str, rubric: Rubric, config: JudgeConfig, ladder: FormatLadder) -> tuple[WritingModel, ...]:

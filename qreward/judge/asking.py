@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -33,7 +33,6 @@ class JudgeModel(ABC):
         cached_as: name of the model in the cache, including the namespace.
         identity: the part of the key that all its requests share. Headers are left out, as they may contain an API key.
         question: what follows the material in the prompt: what is asked, and how to answer. ``""`` for nothing.
-        about: the name of the criterion that is asked about, where a rubric has several requests; else ``""``.
     """
 
     model: str
@@ -42,7 +41,6 @@ class JudgeModel(ABC):
     cached_as: str
     identity: bytes
     question: str
-    about: str
 
     def __init__(self, model: str, config: JudgeConfig) -> None:
         self.model = model
@@ -51,6 +49,10 @@ class JudgeModel(ABC):
     @abstractmethod
     def asked(self, messages: Messages) -> Any:
         """What is sent about these messages, which end with the question. Raises ``BadRequest`` if it cannot be sent."""
+
+    @abstractmethod
+    def about(self, asked: Any) -> str:
+        """The name of the criterion that a request is about, if it is one of several; else ``""``."""
 
     @abstractmethod
     def prepare(self, sample: int) -> Callable[[Any], WireRequest]:
@@ -67,6 +69,14 @@ class JudgeModel(ABC):
     @abstractmethod
     def vote(self, reply: Reply, *, swapped: bool) -> Vote:
         """The reply as a vote. Raises ``Unreadable`` and ``ScoreFunctionError``."""
+
+    def divided(self, asked: Any, error: QRewardError) -> Sequence[Any]:  # noqa: ARG002 - for subclasses
+        """The parts in which a request that failed is sent instead, one after the other; none if it is not."""
+        return ()
+
+    def joined(self, replies: Sequence[Reply]) -> Reply:
+        """The reply to a request from those to its parts."""
+        raise NotImplementedError
 
     @abstractmethod
     def repeated(self, asked: Any, reply: Reply, reason: str) -> Any:

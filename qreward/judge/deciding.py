@@ -94,10 +94,7 @@ class DecidingModel(JudgeModel):
         self._criteria = () if isinstance(asks, SingleQuestion) else tuple(asks)
         self._questions = (asks.question,) if isinstance(asks, SingleQuestion) else tuple(each.question for each in asks)
         self._decide, self._auto, self._least = decide, auto, config.min_label_mass
-        assert config.rubric is None or self._criteria
-        alone = config.rubric is not None and 1 == len(self._criteria) < len(config.rubric.criteria)
-        self.about = self._criteria[0].name if alone else ""
-        self._names = [""] if alone or self._single else [f"criterion {each.name!r}: " for each in self._criteria]
+        self._names = [""] if len(self._questions) == 1 else [f"criterion {each.name!r}: " for each in self._criteria]
         given = {} if config.method == "auto" else {name: value for name, value in config.params.items() if name != "hedge"}
         self._headers, body = config.params.get("extra_headers"), given.pop("extra_body", None)
         given.pop("extra_headers", None)
@@ -119,6 +116,11 @@ class DecidingModel(JudgeModel):
             return DecisionInput(only, self._questions)
         return valid_input((messages, self._questions))
 
+    def about(self, asked: DecisionInput) -> str:
+        if len(asked.questions) > 1:
+            return ""
+        return next((each.name for each in self._criteria if each.question is asked.questions[0]), "")
+
     def prepare(self, sample: int) -> Callable[[Any], WireRequest]:  # noqa: ARG002 - all samples are alike
         return self._sample
 
@@ -131,6 +133,17 @@ class DecidingModel(JudgeModel):
 
     def parse(self, answer: DecisionReply) -> DecidedReply:
         return DecidedReply(answer.answers, fingerprint_of(answer.model, None, None))
+
+    def divided(self, asked: DecisionInput, error: QRewardError) -> Sequence[DecisionInput]:
+        """The halves of a request with more questions than a server takes, which may turn out only when it is sent."""
+        count = len(asked.questions)
+        if count < 2 or not isinstance(error, BadRequest) or error.status_code is not None:
+            return ()
+        return [asked._replace(questions=part) for part in (asked.questions[: count // 2], asked.questions[count // 2 :])]
+
+    def joined(self, replies: Sequence[Reply]) -> DecidedReply:
+        parts = [reply for reply in replies if isinstance(reply, DecidedReply)]
+        return DecidedReply(tuple(answer for part in parts for answer in part.answers), parts[-1].fingerprint)
 
     def vote(self, reply: Reply, *, swapped: bool) -> Vote:
         """The expected score. Raises ``Unreadable`` for a question without an answer, or with too low a label mass."""

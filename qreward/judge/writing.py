@@ -64,7 +64,6 @@ class WritingModel(JudgeModel):
         super().__init__(model, config)
         self.reasks, self._parser, self._ladder = config.reasks, parser, ladder
         self._criterion = about if isinstance(about, Criterion) else None
-        self.about = self._criterion.name if self._criterion else ""
         words = about.in_words() if isinstance(about, Rubric) else in_words(about) if about else ""
         self.question = f"{words}\n\n{parser.instruction}" if words else parser.instruction
         schema = {"name": parser.model.__name__, "schema": parser.schema, "strict": True}
@@ -87,6 +86,9 @@ class WritingModel(JudgeModel):
 
     def asked(self, messages: Messages) -> Messages:
         return messages
+
+    def about(self, asked: Messages) -> str:  # noqa: ARG002 - always the same
+        return "" if self._criterion is None else self._criterion.name
 
     def prepare(self, sample: int) -> Callable[[Any], WireRequest]:
         """See :meth:`JudgeModel.prepare`. A ``seed`` is increased by one for each sample, so that samples differ."""

@@ -129,14 +129,15 @@ class Judge:
         self._given: dict[str, Any] = others
         self._schema = parser.schema
         self._ends = (range or (0.0, 1.0)) if rubric is not None else parser.ends
-        self._calibrator, calibrate = Calibrator(), None
-        if calibration is not None:
-            scores = range_to_calibrate(method, self._ends)
-            calibrate = self._calibrator.use(Calibration.load(calibration), self.identity, scores)
+        self._calibrator = Calibrator()
+        calibrate = None if calibration is None else self._use(Calibration.load(calibration))
         self._builders = Builders(self._config, others, parser, runtime_of(client).dialects.decide, calibrate)
         self._cache = None if cache is None else Cache(cache)
         self._reset_process_state()
         background.watch(self, Judge._reset_process_state)
+
+    def _use(self, calibration: Calibration) -> Callable[[float], float]:
+        return self._calibrator.use(calibration, self.identity, range_to_calibrate(self._config.method, self._ends))
 
     def _reset_process_state(self) -> object:
         """Create the state that belongs to one process. Returns the parent's after a fork."""

@@ -66,6 +66,7 @@ class Identified(Protocol):
     @property
     def identity(self) -> JudgeIdentity:
         """What its scores depend on."""
+        raise NotImplementedError
 
 
 def digest(value: object) -> str:

@@ -43,7 +43,7 @@ def test_alpha_is_that_of_the_published_example_and_of_its_definition() -> None:
 def test_alpha_is_that_of_the_krippendorff_package() -> None:
     package = pytest.importorskip("krippendorff")
     rng = Random(1)
-    ratings = [[rng.randrange(5) for _ in range(50)] for _ in range(3)]
+    ratings: list[list[float | None]] = [[rng.randrange(5) for _ in range(50)] for _ in range(3)]
     assert krippendorff_alpha(ratings) == pytest.approx(package.alpha(ratings))
 
 

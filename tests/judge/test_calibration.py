@@ -125,6 +125,10 @@ def test_a_save_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path, 
     path = tmp_path / "c.json"
     fitted().save(path)
     before = path.read_bytes()
+    with path.open("rb") as reader:  # has opened the old file, and finds it whole although another one is there now
+        fitted(method="platt", judge=IDENTITY).save(path)
+        assert reader.read() == before
+    before = path.read_bytes()
 
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")

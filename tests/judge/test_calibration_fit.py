@@ -48,10 +48,10 @@ def test_temperature_and_platt_are_where_no_small_step_lowers_the_log_loss() -> 
         targets = smoothed(labels)
         for method, steps in (("temperature", [(1e-3, 0)]), ("platt", [(1e-3, 0), (0, 1e-3)])):
             curve = fit(method, scores, labels)  # type: ignore[arg-type]
-            loss = sum(fits.log_losses(list(map(curve, scores)), targets))
+            loss = sum(fits.log_losses([curve(score) for score in scores], targets))
             for slope, intercept in [*steps, *((-a, -b) for a, b in steps)]:
                 near = Curve(curve.slope + slope, curve.intercept + intercept)
-                assert sum(fits.log_losses(list(map(near, scores)), targets)) > loss, (seed, method, slope, intercept)
+                assert sum(fits.log_losses([near(score) for score in scores], targets)) > loss, (seed, method, slope, intercept)
 
 
 def test_temperature_does_not_shift_and_platt_finds_slope_and_shift_of_many_labels() -> None:
@@ -127,7 +127,8 @@ def test_an_item_that_is_held_out_does_not_move_its_own_probability() -> None:
         whole = fit(method, [s for at, s in enumerate(scores) if at != 17], [y for at, y in enumerate(labels) if at != 17])
         assert after != before, method
         assert abs(before[17] - whole(scores[17])) < 0.2, method
-        assert sum(fits.log_losses(before, labels)) > sum(fits.log_losses(list(map(fit(method, scores, labels), scores)), labels)), method
+        curve = fit(method, scores, labels)
+        assert sum(fits.log_losses(before, labels)) > sum(fits.log_losses([curve(score) for score in scores], labels)), method
 
 
 def test_the_method_that_fits_the_judge_is_chosen() -> None:

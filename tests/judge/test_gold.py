@@ -79,10 +79,11 @@ async def test_a_file_that_cannot_be_read_is_named_with_the_line(tmp_path: Path)
         if not said.startswith(words):
             wrong.append((words, said))
     assert wrong == []
+    wrong_item: Any = 3
     path.write_bytes(b"\xff")
     assert await refusal(lambda: labelled(str(path))) == f"{path}: is not UTF-8 text"
     assert await refusal(lambda: labelled(tmp_path / "gone")) == f"{tmp_path / 'gone'}: cannot be read: No such file or directory"
-    assert await refusal(lambda: labelled([{"label": 1}, 3])) == (  # type: ignore[list-item]
+    assert await refusal(lambda: labelled([{"label": 1}, wrong_item])) == (
         'gold[1]: must be a mapping of fields, such as {"prompt": ..., "response": ...}, not a int'
     )
     assert "must be the path of a JSONL file or a list of mappings, not a dict" in await refusal(lambda: labelled({"label": 1}))  # type: ignore[arg-type]
@@ -200,11 +201,12 @@ async def test_a_calibration_for_another_judge_is_an_error_that_names_what_diffe
     assert "sk-1" not in calibration.model_dump_json()
 
 
-def of_weights(version: str) -> Any:
-    """A judge whose answers say which weights wrote them."""
+def of_weights(*versions: str) -> Any:
+    """A judge whose answers say which weights wrote them: those of each version in turn."""
 
     async def script(sent: Sent) -> Any:
-        return {"content": score(number_of(sent) % 10), "weights": version}
+        number = number_of(sent)
+        return {"content": score(number % 10), "weights": versions[number % len(versions)]}
 
     return script
 
@@ -231,7 +233,11 @@ async def test_other_weights_are_said_in_the_log_once(caplog: pytest.LogCaptureF
         async with judge_over(JudgeBackend(of_weights("step-2")), **settings(calibration=calibration)) as judge:
             await judge.batch_score([("q", f"a{number}") for number in range(5)])
             assert calibration.changed(judge) == ("weights",)
-    (said,) = caplog.messages
+        async with judge_over(JudgeBackend(of_weights("step-2", "step-3")), **settings(calibration=calibration)) as judge:
+            await judge.batch_score([("q", f"a{number}") for number in range(5)])
+            assert len(judge.identity.weights) == 2
+    said, again = caplog.messages
+    assert said == again
     assert said == (
         "the calibration of the judge judge-7b was made with other weights: now ('m', None, 'step-2') answers, then ('m', None, 'step-1') "
         "did; calibrate it again"
@@ -243,7 +249,7 @@ async def test_the_calibration_is_a_setting_that_survives_files_and_pickles(tmp_
     calibration.save(tmp_path / "c.json")
     async with client_of(JudgeBackend(digit)) as client:
         for given in (tmp_path / "c.json", str(tmp_path / "c.json"), calibration):
-            judge = Judge.from_config(client, JudgeConfig(model="judge-7b", scale=(0, 9), calibration=given))
+            judge = Judge.from_config(client, JudgeConfig(**{"model": "judge-7b", "scale": (0, 9), "calibration": given}))
             assert judge.calibration == calibration
             rebuilt, arguments = judge.__reduce__()
             assert rebuilt(*arguments).calibration == calibration

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field, field_serializer, field_validator
 
 from qreward.errors import ConfigError
 from qreward.judge.calibration import Calibration
@@ -96,6 +96,10 @@ class JudgeConfig(Policy):
         if isinstance(found, list):
             raise wrong(*found)
         return found
+
+    @field_serializer("rubric")
+    def _as_settings(self, value: Rubric | None) -> list[dict[str, Any]] | None:
+        return None if value is None else value.settings()
 
     @field_validator("model", mode="before")
     @classmethod

@@ -181,6 +181,11 @@ class Rubric:
         """The questions of all criteria, in their order."""
         return tuple(each.question for each in self.criteria)
 
+    def settings(self) -> list[dict[str, Any]]:
+        """The criteria as settings: plain values, of which :meth:`load` makes an equal rubric."""
+        names = {kind: name for name, kind in KINDS.items()}
+        return [{**each.model_dump(exclude_defaults=True), "kind": names[each.kind]} for each in self.criteria]
+
     @cached_property
     def _gates(self) -> tuple[tuple[int, float], ...]:
         return tuple((place, each.gate) for place, each in enumerate(self.criteria) if each.gate is not None)

@@ -16,7 +16,7 @@ from qreward.codecs.decisions.base import as_text
 from qreward.codecs.decisions.chat import labels_of
 from qreward.codecs.rewards.registry import bound
 from qreward.decisions import Question, Score, YesNo
-from qreward.errors import InvalidResponse
+from qreward.errors import BadRequest, InvalidResponse
 from qreward.judge import Criterion, Judge, Rubric
 from qreward.scheduler.outcome import Answer, Failure, FailureKind
 from qreward.testing.virtual_time import run_in_virtual_time
@@ -49,7 +49,7 @@ class Asked(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The input as one text; of a written verdict the last message."""
+        """The input as one text; of a written verdict all messages."""
         return self.input if isinstance(self.input, str) else as_text(self.input)
 
 
@@ -63,34 +63,38 @@ def always(numbers: Any) -> Says:
 
 
 class DecisionBackend:
-    """Notes what it is asked. ``writes`` is the text of every written answer, or a function from the last message to it."""
+    """Notes what it is asked. ``writes`` is the text of a written answer; it and ``logprobs`` may be functions of the request."""
 
-    def __init__(self, says: Says, writes: Any = "", seconds: float = 1.0, logprobs: bool = True) -> None:
+    def __init__(self, says: Says, writes: Any = "", seconds: float = 1.0, logprobs: Any = True) -> None:
         self._says, self._writes, self._seconds, self._logprobs = says, writes, seconds, logprobs
         self.sent: list[Asked] = []
         self.cancelled = 0
 
     async def send(self, endpoint: Endpoint, call: Any) -> Any:
         call, path, _ = bound(call, endpoint)
-        body = json.loads(call.codec.encode(call, call.model))
+        try:
+            body = json.loads(call.codec.encode(call, call.model))
+        except BadRequest as error:  # as ``HttpBackend`` does
+            return Failure(FailureKind.UNSUITABLE, error)
         decides = hasattr(call.inputs, "questions")
         questions = call.inputs.questions if decides else ()
-        given = call.inputs.input if decides else str(call.inputs[-1]["content"])
+        given = call.inputs.input if decides else "\n\n".join(str(message["content"]) for message in call.inputs)
         at = round(asyncio.get_running_loop().time(), 3)
-        self.sent.append(Asked(str(endpoint.name), path, at, given, questions, body, call.group, call.headers))
+        asked = Asked(str(endpoint.name), path, at, given, questions, body, call.group, call.headers)
+        self.sent.append(asked)
         try:
             await asyncio.sleep(self._seconds)
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
         if not decides:
-            written = self._writes(given) if callable(self._writes) else self._writes
+            written = self._writes(asked) if callable(self._writes) else self._writes
             return written if isinstance(written, Failure) else Answer(call.codec.decode(answer(written), call), 10, 5)
-        text = self.sent[-1].text
-        rows = [self._says(question, text) for question in questions]
+        rows = [self._says(question, asked.text) for question in questions]
         if failure := next((row for row in rows if isinstance(row, Failure)), None):
             return failure
-        reply = chat_reply(questions[0], rows[0], self._logprobs) if path == "/chat/completions" else openai_reply(questions, rows)
+        logprobs = self._logprobs(asked) if callable(self._logprobs) else self._logprobs
+        reply = chat_reply(questions[0], rows[0], logprobs) if path == "/chat/completions" else openai_reply(questions, rows)
         try:
             return Answer(call.codec.decode(reply, call), 10, len(rows))
         except Malformed as error:

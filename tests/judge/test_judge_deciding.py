@@ -83,7 +83,7 @@ def test_a_refusal_is_an_error_that_names_the_criterion() -> None:
     for dialect in ("openai", "chat"):
         assert "the model declined to answer" in error_of(None, dialect, **FIVE)
         backend = DecisionBackend(by_text({"It insults.": None, "How clear is it?": (0, 0, 1), "What is the tone?": (1, 0, 0)}))
-        with pytest.raises(InvalidResponse, match="criterion 'rude': .*declined") as caught:
+        with pytest.raises(InvalidResponse, match=r"criterion 'rude': .*declined") as caught:
             deciding(backend, lambda judge: judge.score(*QUESTION), dialect, rubric=MIXED)
         assert [attempt.outcome for attempt in caught.value.attempts] == ["unreadable"]
         assert caught.value.usage is not None
@@ -95,18 +95,11 @@ def test_no_probability_is_made_up() -> None:
         assert error_of({**row, "probability": number}, verdict=YesNoVerdict)
     for numbers in ((0.5, 0.5, 0.5, 0.5, 0.5), (1.0,), (0.2, 0.2, 0.2, 0.2), (1.5, -0.5, 0.0, 0.0, 0.0)):
         assert error_of(numbers, **FIVE)
-    assert (
-        "criterion 'c0'" in error_of({"type": "predicate", "probability": None}, rubric=Rubric([TEN.criteria[0]]), verdict=None)
-        if 0
-        else True
-    )
 
 
 def test_ten_criteria_are_one_request_and_ten_where_there_is_only_chat() -> None:
-    for dialect, requests in (("openai", 1), ("vllm", 1), ("chat", 10)):
+    for dialect, requests in (("openai", 1), ("chat", 10)):
         backend = DecisionBackend(by_text({f"It meets condition {number}.": (number / 10, 1 - number / 10) for number in range(10)}))
-        if dialect == "vllm":
-            continue
         verdict = deciding(backend, lambda judge: judge.score(*QUESTION), dialect, rubric=TEN)
         assert len(backend.sent) == requests
         assert verdict.score == pytest.approx(0.45)
@@ -156,7 +149,7 @@ def test_forms_that_cannot_be_decided_are_config_errors_that_say_what_to_do() ->
         ({"rubric": TEN, **FIVE}, "scale cannot be set together with rubric"),
         ({"rubric": TEN, "verdict": YesNoVerdict}, "verdict cannot be set together with rubric"),
         ({"rubric": TEN, "score": float}, "score cannot be set together with rubric"),
-        ({"rubrik": TEN}, "did you mean 'rubric'?"),
+        ({"rubrics": TEN}, "did you mean 'rubric'?"),
     ]
     wrong = []
     for settings, wanted in cases:
@@ -201,7 +194,7 @@ def compared(first: Any, second: Any, **settings: Any) -> Any:
     """The comparison by a judge that prefers so in the first order, and so in the second."""
 
     def says(_question: Question, text: str) -> Any:
-        return first if text.index("one") < text.index("two") else second
+        return first if text.index("\none\n") < text.index("\ntwo\n") else second
 
     return deciding(DecisionBackend(says), lambda judge: judge.compare("q", "one", "two"), **{"rubric": TEN, **settings})
 
@@ -229,17 +222,15 @@ def test_the_question_for_a_pair_lists_the_criteria_of_a_rubric() -> None:
 
 
 def test_samples_and_models_ask_all_criteria_and_settle_on_the_total() -> None:
-    def says(_question: Question, _text: str) -> Any:
-        return (0.25, 0.75) if len(backend.sent) % 2 else (0.75, 0.25)
-
-    for settle, score in (("mean", 0.5), ("median", 0.5), ("majority", 0.25)):
-        backend = DecisionBackend(says, seconds=0.0)
+    for settle, score in (("mean", 0.45), ("median", 0.4), ("majority", 0.2)):
+        numbers = iter([0.2, 0.8, 0.2, 0.6])
+        backend = DecisionBackend(lambda _question, _text, numbers=numbers: (number := next(numbers), 1 - number), seconds=0.0)
         settings = {"rubric": Rubric([TEN.criteria[0]]), "settle": settle, "model": ["a", "b"], "samples": 2}
         verdict = deciding(backend, lambda judge: judge.score(*QUESTION), **settings)
-        assert len(backend.sent) == len(verdict.votes) == 4
+        assert (verdict.score, len(verdict.votes), len(backend.sent)) == (pytest.approx(score), 4, 4)
         assert {vote.model for vote in verdict.votes} == {"a", "b"}
-        assert 0.0 <= verdict.confidence <= 0.75
-        assert verdict.score in (score, 0.25, 0.75, 0.5)
+        agreeing = [vote for vote in verdict.votes if abs(vote.score - score) < 0.5]
+        assert verdict.confidence == pytest.approx(sum(vote.confidence for vote in agreeing) / 4)
 
 
 def test_decisions_are_found_in_the_cache_by_their_questions_and_weights_apply_anew(tmp_path: Path) -> None:
@@ -266,24 +257,22 @@ def test_decisions_are_found_in_the_cache_by_their_questions_and_weights_apply_a
     assert (lighter.score, sent) == (pytest.approx(0.7), 0)
     assert run(Rubric([right, Criterion("rude", "It insults!")]))[1] == 1
     assert run(Rubric([right, rude]), cache_namespace="other")[1] == 1
-    assert run(Rubric([right, rude]), method="write" if 0 else "auto")[1] == 0
 
 
 def test_an_error_is_not_kept(tmp_path: Path) -> None:
-    for dialect in ("chat",):
-        for _ in range(2):
-            backend = DecisionBackend(always(None), seconds=0.0)
+    for _ in range(2):
+        backend = DecisionBackend(always(None), seconds=0.0)
 
-            async def use(backend: DecisionBackend = backend, dialect: str = dialect) -> None:
-                async with (
-                    client_of(backend, endpoint("a", 64, decisions=dialect)) as client,
-                    Judge(client, model="m", method="decide", rubric=TEN, cache=tmp_path / "c") as judge,
-                ):
-                    with pytest.raises(InvalidResponse):
-                        await judge.score(*QUESTION)
+        async def use(backend: DecisionBackend = backend) -> None:
+            async with (
+                client_of(backend, endpoint("a", 64, decisions="chat")) as client,
+                Judge(client, model="m", method="decide", rubric=TEN, cache=tmp_path / "c") as judge,
+            ):
+                with pytest.raises(InvalidResponse):
+                    await judge.score(*QUESTION)
 
-            asyncio.run(use())
-            assert backend.sent
+        asyncio.run(use())
+        assert backend.sent
 
 
 def test_equal_items_are_one_request() -> None:
@@ -340,6 +329,7 @@ def test_a_deciding_judge_pickles_and_blocks() -> None:
         copy.close()
 
 
+@pytest.mark.real_time
 async def test_every_dialect_gives_the_verdict_that_the_synthetic_judge_has_in_mind() -> None:
     """No verdict is unreadable; ``TEST_SCALE=10`` asks ten times as many."""
     synthetic = SyntheticJudge(temperature=0.7, bias=0.4, label_mass=0.9)

@@ -161,6 +161,20 @@ def test_a_mistake_in_a_file_is_named_with_file_and_line(tmp_path: Path) -> None
         JudgeConfig(model="m", rubric=tmp_path / "none.yaml")
 
 
+def test_a_rubric_is_written_as_settings_that_make_an_equal_one() -> None:
+    made = Rubric(
+        [
+            Criterion("a", "It is right.", weight=2, gate=0.5),
+            Criterion("b", "Clear?", levels={"no": "", "yes": "at once"}),
+            Criterion("c", "Tone?", choices={"calm": 1, "rude": 0}, weight=-1),
+        ]
+    )
+    config = JudgeConfig(model="m", rubric=made)
+    dumped = json.loads(config.model_dump_json(exclude_unset=True))
+    assert Rubric.load(json.loads(json.dumps(made.settings()))) == made
+    assert JudgeConfig(**dumped) == config
+
+
 def test_a_rubric_pickles_and_cannot_be_changed() -> None:
     made = rubric(1, -2, c0=0.5)
     assert made.questions

@@ -113,6 +113,15 @@ class JudgeConfig(Policy):
             raise ValueError(f"has {name!r} twice; to ask a model several times, set samples")
         return value
 
+    @field_validator("calibration", mode="before")
+    @classmethod
+    def _calibration(cls, value: object) -> object:
+        if isinstance(value, Mapping):
+            return Calibration(**value)
+        if not (value is None or isinstance(value, str | Path | Calibration)):
+            raise ValueError(f"must be the path of a file, or a Calibration, not a {type(value).__name__}")
+        return value
+
     @field_validator("cache", "calibration", mode="before")
     @classmethod
     def _path(cls, value: object) -> object:

@@ -48,7 +48,8 @@ def test_alpha_is_that_of_the_krippendorff_package() -> None:
 
 
 def test_alpha_is_none_where_nothing_can_disagree() -> None:
-    for ratings in ([[1, 2, 3]], [[1, None], [None, 2]], [[1, 1], [1, 1]], [[], []]):
+    table: list[list[list[float | None]]] = [[[1, 2, 3]], [[1, None], [None, 2]], [[1, 1], [1, 1]], [[], []]]
+    for ratings in table:
         assert krippendorff_alpha(ratings) is None, ratings
     assert krippendorff_alpha([[1, 2], [1, 2]]) == 1
     assert (krippendorff_alpha([[0, 1], [1, 0]]) or 0) < 0

@@ -86,7 +86,7 @@ async def test_a_file_that_cannot_be_read_is_named_with_the_line(tmp_path: Path)
     assert await refusal(lambda: labelled([{"label": 1}, wrong_item])) == (
         'gold[1]: must be a mapping of fields, such as {"prompt": ..., "response": ...}, not a int'
     )
-    assert "must be the path of a JSONL file or a list of mappings, not a dict" in await refusal(lambda: labelled({"label": 1}))  # type: ignore[arg-type]
+    assert "must be the path of a JSONL file or a list of mappings, not a int" in await refusal(lambda: labelled(wrong_item))
     assert "scale must be (lowest, highest)" in await refusal(lambda: labelled([{"label": 1}], (5, 1)))
 
 
@@ -248,8 +248,9 @@ async def test_the_calibration_is_a_setting_that_survives_files_and_pickles(tmp_
     calibration = await made()
     calibration.save(tmp_path / "c.json")
     async with client_of(JudgeBackend(digit)) as client:
-        for given in (tmp_path / "c.json", str(tmp_path / "c.json"), calibration):
-            judge = Judge.from_config(client, JudgeConfig(**{"model": "judge-7b", "scale": (0, 9), "calibration": given}))
+        written = JudgeConfig(model=("judge-7b",), calibration=calibration).model_dump(mode="json")["calibration"]
+        for given in (tmp_path / "c.json", str(tmp_path / "c.json"), calibration, written):
+            judge = Judge.from_config(client, {"model": "judge-7b", "scale": (0, 9), "calibration": given})
             assert judge.calibration == calibration
             rebuilt, arguments = judge.__reduce__()
             assert rebuilt(*arguments).calibration == calibration

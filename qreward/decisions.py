@@ -170,9 +170,10 @@ class DecisionAnswer:
             not report it.
         confidence: as the server reports it. None computes it.
         """
-        self.__dict__.update(
-            question=question, _probabilities=tuple(probabilities), _label_mass=label_mass, _confidence=confidence, error=error
-        )
+        members = self.__dict__  # the attributes cannot be set, and this is called for each question
+        members["question"], members["error"] = question, error
+        members["_probabilities"] = tuple(probabilities)
+        members["_label_mass"], members["_confidence"] = label_mass, confidence
 
     @property
     def ok(self) -> bool:

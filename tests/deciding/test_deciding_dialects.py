@@ -147,6 +147,18 @@ async def test_a_server_without_any_known_path_is_an_error_that_says_how_to_name
     assert "set decisions= of endpoint 'gpu-3'" in str(caught.value)
 
 
+async def test_a_server_whose_responses_point_in_a_circle_fails_after_two_requests() -> None:
+    circle = {
+        "/decisions": httpx.Response(404, json={"detail": "Not Found"}),
+        "/chat/completions": refused("Extra inputs are not permitted"),
+    }
+    server = DecisionServer(reply=lambda path, _: circle[path])
+    async with client_of({"a": server}) as client:
+        with pytest.raises(BadRequest):
+            await client.decide("text", questions(1), model=MODEL)
+    assert sorted(path for path, _ in server.asked) == ["/chat/completions", "/decisions"]
+
+
 async def test_the_setting_of_an_endpoint_stands_whatever_its_responses_point_to() -> None:
     server = DecisionServer("chat")
     async with client_of({"a": server}, decisions="openai") as client:

@@ -31,6 +31,7 @@ SUM_TOLERANCE = 0.02
 """Probabilities whose sum differs by more from 1 are no distribution. Servers round them, some to two decimals."""
 _ROUNDING = 1e-6  # of one probability
 _MASS_ROUNDING = 1e-3  # of a sum of exponentials of float32
+_MOST_ASKED = 64
 _MOST_KEPT = 4096  # questions
 
 
@@ -102,6 +103,7 @@ class Dialect(ABC):
     def __init__(self, extra: Mapping[str, Any] | None = None) -> None:
         self.extra = extra or {}
         self._kept: dict[int, _Kept] = {}
+        self._asked: dict[int, tuple[tuple[Question, ...], bytes]] = {}
 
     def at(self, endpoint: Endpoint) -> Dialect:  # noqa: ARG002 - for subclasses
         """Return the dialect with what the settings of an endpoint say about it."""
@@ -122,11 +124,20 @@ class Dialect(ABC):
     def encode(self, call: WireRequest, model: str) -> bytes:
         """Return the JSON body. Raises ``BadRequest`` for questions that this dialect cannot ask, and for values that JSON cannot hold."""
         inputs: DecisionInput = call.inputs
-        self.check(inputs.questions, call.params)
+        asked = self._asked.get(id(inputs.questions))
+        if asked is None or call.params:
+            self.check(inputs.questions, call.params)
         params = {**self.extra, **call.params} if self.extra else call.params
         body = jsonio.write(model, self.input_member, self.input_of(inputs.input), params, all_text=True)
-        questions = self.join([self.kept(question).json for question in inputs.questions])
-        return b'%b,"%b":%b}' % (body[:-1], self.questions_member.encode(), questions)
+        return b"".join((body[:-1], (asked or self._keep(inputs.questions))[1], b"}"))
+
+    def _keep(self, questions: tuple[Question, ...]) -> tuple[tuple[Question, ...], bytes]:
+        """Return checked questions and their member of the body. They are kept, as the items of a batch mostly have the same ones."""
+        if len(self._asked) >= _MOST_ASKED:
+            self._asked.clear()
+        member = b',"%b":%b' % (self.questions_member.encode(), self.join([self.kept(question).json for question in questions]))
+        kept = self._asked[id(questions)] = questions, member  # holding the questions keeps their id from being used again
+        return kept
 
     def input_of(self, given: str | list[dict[str, str]]) -> Any:
         """Return the input in the form that the API takes. By default it is one text."""

@@ -8,11 +8,40 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from qreward.codecs.base import Malformed
-from qreward.codecs.decisions.base import DECLINED, Dialect, InvalidAnswer, NoAnswer, distribution, member, probability
+import msgspec
+
+from qreward.codecs import json as jsonio
+from qreward.codecs.base import Malformed, WireRequest
+from qreward.codecs.decisions.base import DECLINED, DecisionReply, Dialect, InvalidAnswer, NoAnswer, distribution, member, probability
 from qreward.decisions import Choice, DecisionAnswer, Question, Score, YesNo
 
 _TYPES = {YesNo: "predicate", Score: "score", Choice: "choice"}
+
+
+class _Option(msgspec.Struct, gc=False):
+    value: bool | int | str
+    probability: float
+    label: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class _Answer(msgspec.Struct, gc=False):
+    type: str
+    name: str | None = None
+    probability: float | None = None
+    probabilities: list[_Option] | None = None
+    confidence: float | None = None
+
+
+class _Decision(msgspec.Struct, gc=False):
+    """A response as it should be."""
+
+    answers: list[_Answer]
+    model: str = ""
+    usage: Any = None
+    error: Any = None
+
+
+_DECODER = msgspec.json.Decoder(_Decision)
 
 
 class OpenAIDialect(Dialect):
@@ -35,6 +64,38 @@ class OpenAIDialect(Dialect):
         key, options = ("label", "levels") if isinstance(question, Score) else ("value", "choices")
         pairs = zip(question.options, question.descriptions, strict=True)
         return {**asked, options: [{key: option, **({"description": text} if text else {})} for option, text in pairs]}
+
+    def decode(self, body: bytes, call: WireRequest) -> DecisionReply:
+        """Return the answers of a response as it should be by a short way, and of any other one as all dialects do."""
+        questions = call.inputs.questions
+        try:
+            found = _DECODER.decode(body)
+            if not found.error and len(found.answers) == len(questions):
+                answers = tuple(map(self._read_usual, questions, found.answers))
+                return DecisionReply(answers, found.model or call.model, self.usage({"usage": found.usage}))
+        except (*jsonio.REFUSED, InvalidAnswer):
+            pass
+        return super().decode(body, call)
+
+    def _read_usual(self, question: Question, row: _Answer) -> DecisionAnswer:
+        """Return the answer to a question. Raises ``InvalidAnswer`` for anything unusual, without saying what it is."""
+        if row.type != _TYPES[type(question)] or (row.name is not None and row.name != question.name):
+            raise InvalidAnswer
+        if isinstance(question, YesNo):
+            yes = probability(row.probability)
+            return DecisionAnswer(question, (yes, 1.0 - yes))
+        labels, options = question.options, row.probabilities
+        if options is None or len(options) != len(labels):
+            raise InvalidAnswer
+        values = range(len(labels)) if isinstance(question, Score) else labels
+        for option, value, label in zip(options, values, labels, strict=True):
+            if option.value != value or type(option.value) is not type(value):
+                raise InvalidAnswer
+            if values is not labels and option.label is not msgspec.UNSET and option.label != label:
+                raise InvalidAnswer
+        numbers = distribution([option.probability for option in options], len(labels))
+        confidence = probability(row.confidence)
+        return DecisionAnswer(question, numbers, confidence=confidence, label_mass=self.label_mass(confidence, max(numbers)))
 
     def rows(self, document: dict[str, Any], count: int) -> Sequence[Any]:  # noqa: ARG002 - checked by the caller
         found = document.get("answers")

@@ -5,7 +5,10 @@
 
 from __future__ import annotations
 
+from qreward.judge.agreement import AgreementReport, agreement
+from qreward.judge.calibration import Calibration
 from qreward.judge.config import JudgeConfig
+from qreward.judge.gold import calibrate
 from qreward.judge.judge import Judge, SyncJudge
 from qreward.judge.parsing import PreferenceVerdict, ScoreVerdict, YesNoVerdict
 from qreward.judge.reward_model import RewardModelScorer, make_scorer
@@ -13,6 +16,8 @@ from qreward.judge.rubric import Criterion, Rubric
 from qreward.judge.types import Comparison, CriterionResult, Item, Pair, Scorer, Verdict, Vote
 
 __all__ = [
+    "AgreementReport",
+    "Calibration",
     "Comparison",
     "Criterion",
     "CriterionResult",
@@ -29,5 +34,7 @@ __all__ = [
     "Verdict",
     "Vote",
     "YesNoVerdict",
+    "agreement",
+    "calibrate",
     "make_scorer",
 ]

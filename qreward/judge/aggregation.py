@@ -179,17 +179,17 @@ def _agreed(one: SampleOutcome, other: SampleOutcome) -> SampleOutcome:
         if isinstance(outcome, QRewardError):
             return outcome
     for outcome in (one, other):
-        if isinstance(outcome, Vote) and _side(outcome) == 0:
+        if isinstance(outcome, Vote) and side_of(outcome) == 0:
             return Vote(0.5, confidence=outcome.confidence)
     if not isinstance(one, Vote) or not isinstance(other, Vote):
         return None
     sure = None if one.confidence is None or other.confidence is None else (one.confidence + other.confidence) / 2
-    if _side(one) != _side(other):
+    if side_of(one) != side_of(other):
         return Vote(0.5, confidence=None if sure is None else 0.0)
     return Vote((one.score + other.score) / 2, confidence=sure)
 
 
-def _side(vote: Vote) -> int:
+def side_of(vote: Vote) -> int:
     """1 for the first response, -1 for the second, 0 for a tie. Of a decision the most probable option says it."""
     if vote.distribution is None:
         return (vote.score > 0.5) - (vote.score < 0.5)

@@ -6,7 +6,7 @@ Sends nothing.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -14,7 +14,7 @@ from qreward.codecs.decisions.operation import Decide
 from qreward.errors import ConfigError
 from qreward.judge.config import JudgeConfig
 from qreward.judge.deciding import WRITING_ONLY, AutoMethod, DecidingModel, SingleQuestion, preference_question, question_of
-from qreward.judge.parsing import PreferenceVerdict, ScoreVerdict
+from qreward.judge.parsing import PreferenceVerdict
 from qreward.judge.requests import ItemPrompt, ModelQuestions, RequestBuilder, by_rubric, compared, scored
 from qreward.judge.rubric import Criterion
 from qreward.judge.verdict_parser import VerdictParser
@@ -32,6 +32,7 @@ class Builders:
         given: ``prompt``, ``pair_prompt``, ``verdict`` and ``score`` of the judge.
         parser: parser of a written verdict without a rubric.
         decide: the codec of the client's decisions.
+        calibrate: see :class:`~qreward.judge.requests.RequestBuilder`.
 
     Attributes:
         autos: for each model what is known of its answers, with the method ``auto``.
@@ -40,8 +41,15 @@ class Builders:
         ConfigError: a setting is invalid, or does not fit the method or the rubric.
     """
 
-    def __init__(self, config: JudgeConfig, given: dict[str, Any], parser: VerdictParser, decide: Decide) -> None:
-        self._config, self._given, self._parser, self._decide = config, given, parser, decide
+    def __init__(
+        self,
+        config: JudgeConfig,
+        given: dict[str, Any],
+        parser: VerdictParser,
+        decide: Decide,
+        calibrate: Callable[[float], float] | None = None,
+    ) -> None:
+        self._config, self._given, self._parser, self._decide, self._calibrate = config, given, parser, decide, calibrate
         self.autos = {model: AutoMethod(model) for model in config.model}
         self._ladders = {model: FormatLadder(config) for model in config.model}
         self._prompts: dict[tuple[bool, bool], ItemPrompt] = {}
@@ -84,7 +92,7 @@ class Builders:
             for model, most in zip(config.model, limits, strict=True)
         ]
         decide = compared(config) if pairs else scored(config, self._width) if config.rubric is None else by_rubric(config, models)
-        return RequestBuilder(models, config.samples, decide, self._instead(models, limits, pairs))
+        return RequestBuilder(models, config.samples, decide, self._instead(models, limits, pairs), self._calibrate)
 
     def _instead(self, models: Sequence[ModelQuestions], limits: Limits, pairs: bool) -> RequestBuilder | None:
         """The builder of written requests, as long as a model may turn out to give no probabilities."""
@@ -102,10 +110,8 @@ class Builders:
     @property
     def _width(self) -> float | None:
         """The width of the range of rewards; None if it is not known."""
-        if self._given["score"] is not None:
-            return None
-        low, high = self._config.range or (self._parser.scale if self._given["verdict"] is ScoreVerdict else (0.0, 1.0))
-        return high - low
+        ends = self._parser.ends
+        return None if ends is None else ends[1] - ends[0]
 
     def _prompt(self, pairs: bool, *, apart: bool) -> ItemPrompt:
         if (pairs, apart) not in self._prompts:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_serializer, field_validator
 
 from qreward.errors import ConfigError
+from qreward.judge.calibration import Calibration
 from qreward.judge.rubric import Rubric, rubric_or_faults
 from qreward.settings.base import Many, Number, Policy, repeated, wrong
 from qreward.spelling import TYPO, closest
@@ -53,6 +54,8 @@ class JudgeConfig(Policy):
         reasks: how often a request is sent again after an answer that cannot be parsed, within the item's timeout.
         response_format: how servers are asked for JSON: ``json_schema``, ``json_object`` or ``none``. ``auto`` finds out what the
             servers of each model accept.
+        calibration: a :class:`~qreward.judge.calibration.Calibration` that was made for this judge, or the path of its file. It maps the
+            score of a response to a probability, before ``range`` is applied. Comparisons are not changed. None leaves scores as they are.
         cache: path of a file that keeps answers across runs. None disables the cache.
         cache_namespace: answers are found only under the namespace under which they were stored. Change it when something changes that
             requests do not show, such as the weights behind a model name.
@@ -77,6 +80,7 @@ class JudgeConfig(Policy):
     settle: Settle = "majority"
     reasks: Many = 1
     response_format: ResponseFormat = "auto"
+    calibration: Calibration | str | None = None
     cache: str | None = None
     cache_namespace: str = ""
     params: dict[str, Any] = Field(default_factory=dict, repr=False)
@@ -109,7 +113,16 @@ class JudgeConfig(Policy):
             raise ValueError(f"has {name!r} twice; to ask a model several times, set samples")
         return value
 
-    @field_validator("cache", mode="before")
+    @field_validator("calibration", mode="before")
+    @classmethod
+    def _calibration(cls, value: object) -> object:
+        if isinstance(value, Mapping):
+            return Calibration(**value)
+        if not (value is None or isinstance(value, str | Path | Calibration)):
+            raise ValueError(f"must be the path of a file, or a Calibration, not a {type(value).__name__}")
+        return value
+
+    @field_validator("cache", "calibration", mode="before")
     @classmethod
     def _path(cls, value: object) -> object:
         path = str(value) if isinstance(value, Path) else value

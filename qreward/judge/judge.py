@@ -22,7 +22,9 @@ from qreward.engine.portal import BlockingTwin, blocking
 from qreward.errors import ConfigError
 from qreward.judge import config as settings_of
 from qreward.judge.builders import Builders
-from qreward.judge.cache import Cache
+from qreward.judge.cache import Cache, CacheEntry
+from qreward.judge.calibrated import Calibrator, identity_of, range_to_calibrate
+from qreward.judge.calibration import Calibration, JudgeIdentity
 from qreward.judge.config import MIN_LABEL_MASS, JudgeConfig, Method, ResponseFormat, Settle
 from qreward.judge.parsing import ScoreVerdict
 from qreward.judge.prompts import Builder
@@ -55,7 +57,7 @@ class Judge:
         prompt, pair_prompt: as in :class:`~qreward.judge.config.JudgeConfig`; or a list of messages whose contents are templates; or a
             function from an item's fields to messages.
         verdict: the pydantic model that an answer is parsed into. Its ``score`` is the score.
-        system, scale, range, method, rubric, min_label_mass, samples, settle, reasks, cache, cache_namespace: as in
+        system, scale, range, method, rubric, min_label_mass, samples, settle, reasks, calibration, cache, cache_namespace: as in
             :class:`~qreward.judge.config.JudgeConfig`.
         response_format: as there. With ``none`` and a custom prompt no instruction is appended: the prompt must say how to answer.
         score: a function from a verdict to its reward, which is used as it is: ``scale`` and ``range`` do not apply to it. It returns None
@@ -65,7 +67,7 @@ class Judge:
             work as in :meth:`QRewardClient.chat_completion`. A ``seed`` is increased by one for each sample.
 
     Raises:
-        ConfigError: a setting is invalid.
+        ConfigError: a setting is invalid, or the calibration was made for another judge.
 
     Example:
         >>> from qreward import QRewardClient
@@ -93,6 +95,7 @@ class Judge:
         reasks: int = 1,
         response_format: ResponseFormat = "auto",
         score: Callable[[Any], float | None] | None = None,
+        calibration: Calibration | str | Path | None = None,
         cache: str | Path | None = None,
         cache_namespace: str = "",
         owns_client: bool = False,
@@ -117,16 +120,24 @@ class Judge:
             settle=settle,
             reasks=reasks,
             response_format=response_format,
+            calibration=calibration,  # type: ignore[arg-type]
             cache=cache,  # type: ignore[arg-type]
             cache_namespace=cache_namespace,
             params=params,
         )
         others = {"prompt": prompt, "pair_prompt": pair_prompt, "verdict": verdict, "score": score, "owns_client": owns_client}
         self._given: dict[str, Any] = others
-        self._builders = Builders(self._config, others, parser, runtime_of(client).dialects.decide)
+        self._schema = parser.schema
+        self._ends = (range or (0.0, 1.0)) if rubric is not None else parser.ends
+        self._calibrator = Calibrator()
+        calibrate = None if calibration is None else self._use(Calibration.load(calibration))
+        self._builders = Builders(self._config, others, parser, runtime_of(client).dialects.decide, calibrate)
         self._cache = None if cache is None else Cache(cache)
         self._reset_process_state()
         background.watch(self, Judge._reset_process_state)
+
+    def _use(self, calibration: Calibration) -> Callable[[float], float]:
+        return self._calibrator.use(calibration, self.identity, range_to_calibrate(self._config.method, self._ends))
 
     def _reset_process_state(self) -> object:
         """Create the state that belongs to one process. Returns the parent's after a fork."""
@@ -236,6 +247,28 @@ class Judge:
         """
         return await self._many(pairs, options, pairs=True)
 
+    @property
+    def method(self) -> Method:
+        """``write``, ``decide`` or ``auto``."""
+        return self._config.method
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """The calibration that is applied to scores; None if there is none."""
+        return self._calibrator.calibration
+
+    @property
+    def identity(self) -> JudgeIdentity:
+        """What the scores of this judge depend on, with the weights that have answered so far."""
+        others = {name: self._given[name] for name in ("prompt", "score")}
+        verdict = [self._given["verdict"], self._schema] if self._config.rubric is None else None
+        return identity_of(self._config, {**others, "verdict": verdict}, self._calibrator.weights)
+
+    @property
+    def score_range(self) -> tuple[float, float] | None:
+        """The lowest and the highest score. None if they are not known, as with a ``score`` function."""
+        return self._ends
+
     async def aclose(self) -> None:
         """Write pending cache entries, and close the client if the judge owns it. Otherwise the judge can be used again."""
         if self._cache is not None:
@@ -306,8 +339,14 @@ class Judge:
         flights = self._flights.get(driver)
         if flights is None:
             with self._lock:
-                flights = self._flights.setdefault(driver, SingleFlight(None if self._cache is None else self._cache.keep))
+                flights = self._flights.setdefault(driver, SingleFlight(self._keep))
         return driver, flights
+
+    def _keep(self, entry: CacheEntry) -> None:
+        """Note an answer of a model: which weights wrote it, and in the cache, if there is one."""
+        self._calibrator.note(entry.reply.fingerprint)
+        if self._cache is not None:
+            self._cache.keep(entry)
 
 
 class SyncJudge(BlockingTwin[Judge]):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -105,6 +105,7 @@ class RequestBuilder:
         decide: aggregates the outcomes of all requests of an item. They are in the order of models, samples, questions, and the two orders
             of a pair.
         instead: builds the requests to models that turn out to give no probabilities. None if there are none.
+        calibrate: maps the score of a single response to its calibrated score. None leaves scores as they are.
 
     Attributes:
         per_item: requests per item.
@@ -112,8 +113,15 @@ class RequestBuilder:
         decide: see above.
     """
 
-    def __init__(self, models: Sequence[ModelQuestions], samples: int, decide: Decide, instead: RequestBuilder | None = None) -> None:
-        self._models, self._samples, self.decide, self._instead = models, samples, decide, instead
+    def __init__(
+        self,
+        models: Sequence[ModelQuestions],
+        samples: int,
+        decide: Decide,
+        instead: RequestBuilder | None = None,
+        calibrate: Callable[[float], float] | None = None,
+    ) -> None:
+        self._models, self._samples, self.decide, self._instead, self._calibrate = models, samples, decide, instead, calibrate
         self._names, self._pairs = models[0].prompt.names, models[0].prompt.pairs
         each = samples * (2 if self._pairs else 1)
         self.per_model = {questions[0].model: len(questions) * each for _, questions in models}
@@ -160,7 +168,8 @@ class RequestBuilder:
         """The result of an item for the user."""
         score, votes, confidence = decided
         if not self._pairs:
-            return Verdict(score, votes, None, usage, cached, confidence)
+            calibrated = score if self._calibrate is None else self._calibrate(score)
+            return Verdict(calibrated, votes, None, usage, cached, confidence, calibrated=self._calibrate is not None)
         preference: Preference = "first" if score > 0.5 else "second" if score < 0.5 else "tie"
         return Comparison(preference, score, votes, usage, cached, confidence)
 

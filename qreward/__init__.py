@@ -18,6 +18,7 @@ _HOMES = {
     "qreward.judge.config": ("JudgeConfig",),
     "qreward.judge.judge": ("Judge", "SyncJudge"),
     "qreward.judge.parsing": ("PreferenceVerdict", "ScoreVerdict", "YesNoVerdict"),
+    "qreward.judge.ranking": ("Ranking",),
     "qreward.judge.reward_model": ("RewardModelScorer", "make_scorer"),
     "qreward.judge.types": ("Comparison", "Scorer", "Verdict", "Vote"),
     "qreward.observers": ("MetricsCallback", "Observer"),
@@ -93,6 +94,7 @@ if TYPE_CHECKING:
     from qreward.judge.parsing import PreferenceVerdict as PreferenceVerdict
     from qreward.judge.parsing import ScoreVerdict as ScoreVerdict
     from qreward.judge.parsing import YesNoVerdict as YesNoVerdict
+    from qreward.judge.ranking import Ranking as Ranking
     from qreward.judge.reward_model import RewardModelScorer as RewardModelScorer
     from qreward.judge.reward_model import make_scorer as make_scorer
     from qreward.judge.types import Comparison as Comparison

@@ -8,6 +8,7 @@ from __future__ import annotations
 from qreward.judge.config import JudgeConfig
 from qreward.judge.judge import Judge, SyncJudge
 from qreward.judge.parsing import PreferenceVerdict, ScoreVerdict, YesNoVerdict
+from qreward.judge.ranking import Ranking
 from qreward.judge.reward_model import RewardModelScorer, make_scorer
 from qreward.judge.types import Comparison, CriterionResult, Item, Pair, Scorer, Verdict, Vote
 
@@ -19,6 +20,7 @@ __all__ = [
     "JudgeConfig",
     "Pair",
     "PreferenceVerdict",
+    "Ranking",
     "RewardModelScorer",
     "ScoreVerdict",
     "Scorer",

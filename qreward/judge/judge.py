@@ -23,8 +23,10 @@ from qreward.errors import ConfigError
 from qreward.judge import config as settings_of
 from qreward.judge.cache import Cache
 from qreward.judge.config import JudgeConfig, ResponseFormat, Settle
+from qreward.judge.group_ranking import Ranker, Responses
 from qreward.judge.parsing import PreferenceVerdict, ScoreVerdict
 from qreward.judge.prompts import Builder
+from qreward.judge.ranking import Ranking
 from qreward.judge.requests import RequestBuilder
 from qreward.judge.runner import BatchRunner, SingleCall
 from qreward.judge.singleflight import SingleFlight
@@ -232,6 +234,59 @@ class Judge:
         """
         return await self._many(self._pairs, pairs, options)
 
+    async def rank(
+        self,
+        /,
+        prompt: Any,
+        responses: Sequence[Any],
+        *,
+        comparisons: int | None = None,
+        reference: Any = None,
+        timeout: float | None = DEFAULT,
+        priority: Priority | int | str = Priority.NORMAL,
+        tenant: str | None = None,
+        **fields: Any,
+    ) -> Ranking:
+        """Rank the responses to one prompt by comparing pairs of them, in rounds that depend on the answers so far.
+
+        Each pair is compared in both orders, as by :meth:`compare`. Identical responses are not compared: they share a rank. A comparison
+        that fails is left out and counted. Fewer than two different responses need no request.
+
+        Args:
+            responses: at most 64 different ones, in any order.
+            comparisons: number of pairs to compare, at least ``n - 1`` for ``n`` different responses; None is about ``n * log2(n)``, or all
+                pairs if these are fewer.
+            timeout: seconds for all rounds together, queueing included. The client's by default; None waits for ever.
+            prompt, reference, priority, tenant, fields: as in :meth:`score`.
+
+        Raises:
+            InvalidResponse: comparisons failed, and the others do not connect all responses.
+            RequestTimeout: the time was over before the last round ended.
+            RequestError, NoEndpoint: at most half of the comparisons succeeded.
+            ConfigError: a response is None, ``comparisons`` is too small, or a field is missing or unknown. Nothing was sent.
+        """
+        item = {**fields, "prompt": prompt, "responses": responses, "reference": reference}
+        return await self._ranker(comparisons).one(item, {"timeout": timeout, "priority": priority, "tenant": tenant})
+
+    async def batch_rank(
+        self,
+        groups: Iterable[Responses] | AsyncIterable[Responses],
+        *,
+        comparisons: int | None = None,
+        **options: Unpack[JudgeBatchOptions],
+    ) -> BatchResult[Ranking]:
+        """Rank many groups of responses. All comparisons are in flight together, and no group waits for another's round.
+
+        Options and errors are those of :meth:`batch_score`, but ``timeout`` is for each comparison. A group that is not ranked by the
+        ``deadline`` fails with ``DeadlineExceeded``. The progress and the counts of the statistics are of groups.
+
+        Args:
+            groups: ``(prompt, responses)``, ``(prompt, responses, reference)`` or mappings of fields. The result of a mapping has all
+                fields but these three in ``extra``.
+            comparisons: number of pairs for each group, as in :meth:`rank`.
+        """
+        return await self._ranker(comparisons).many(groups, options)
+
     async def aclose(self) -> None:
         """Write pending cache entries, and close the client if the judge owns it. Otherwise the judge can be used again."""
         if self._cache is not None:
@@ -273,6 +328,9 @@ class Judge:
             **runtime_of(self._client).collecting(options, next(iter(pools.values())), items, ", ".join(self._config.model)),
         )
         return await batch.run()
+
+    def _ranker(self, comparisons: int | None) -> Ranker:
+        return Ranker(self._client, self.batch_compare, self._pairs, comparisons, ", ".join(self._config.model))
 
     def _pools(self, builder: RequestBuilder) -> dict[JudgeModel, Pool]:
         return {judge_model: runtime_of(self._client).pool(judge_model.model) for judge_model in builder.judge_models}
@@ -321,6 +379,8 @@ class SyncJudge(BlockingTwin[Judge]):
     compare = blocking(Judge.compare)
     batch_score = blocking(Judge.batch_score)
     batch_compare = blocking(Judge.batch_compare)
+    rank = blocking(Judge.rank)
+    batch_rank = blocking(Judge.batch_rank)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _blocking, (self._async,)

@@ -15,6 +15,7 @@ from qreward.engine.batch import BatchWaiter
 from qreward.engine.driver import LoopDriver
 from qreward.engine.snapshots import Tallies, result_of
 from qreward.errors import BadRequest, QRewardError
+from qreward.judge.ranking import Ranking
 from qreward.judge.requests import RequestBuilder
 from qreward.judge.sampling import JudgeRequest, ReadItem
 from qreward.judge.singleflight import Caller, JudgeItem, SampleTask, SharedRequest, SingleFlight
@@ -71,14 +72,14 @@ class SingleCall(Caller):
 
 
 class JudgeAnswer:
-    """A verdict or comparison in the form in which ``Result`` takes an answer."""
+    """A verdict, comparison or ranking in the form in which ``Result`` takes an answer."""
 
     __slots__ = ("estimated", "usage", "value")
 
-    def __init__(self, value: Verdict | Comparison, *, estimated: bool = False) -> None:
+    def __init__(self, value: Verdict | Comparison | Ranking, *, estimated: bool = False) -> None:
         self.value, self.usage, self.estimated = value, value.usage, estimated
 
-    def build(self) -> Verdict | Comparison:
+    def build(self) -> Verdict | Comparison | Ranking:
         return self.value
 
     def text(self) -> str:

@@ -15,6 +15,7 @@ _HOMES = {
     "qreward.functions.config": ("ScheduleConfig",),
     "qreward.functions.function": ("ScheduleMetrics", "ScheduleStats", "schedule"),
     "qreward.functions.watcher": ("ConfigWatcher",),
+    "qreward.judge.cascade": ("Cascade", "CascadeConfig", "CascadeStats", "SyncScorer"),
     "qreward.judge.config": ("JudgeConfig",),
     "qreward.judge.judge": ("Judge", "SyncJudge"),
     "qreward.judge.parsing": ("PreferenceVerdict", "ScoreVerdict", "YesNoVerdict"),
@@ -88,6 +89,10 @@ if TYPE_CHECKING:
     from qreward.functions.function import ScheduleStats as ScheduleStats
     from qreward.functions.function import schedule as schedule
     from qreward.functions.watcher import ConfigWatcher as ConfigWatcher
+    from qreward.judge.cascade import Cascade as Cascade
+    from qreward.judge.cascade import CascadeConfig as CascadeConfig
+    from qreward.judge.cascade import CascadeStats as CascadeStats
+    from qreward.judge.cascade import SyncScorer as SyncScorer
     from qreward.judge.config import JudgeConfig as JudgeConfig
     from qreward.judge.judge import Judge as Judge
     from qreward.judge.judge import SyncJudge as SyncJudge

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from qreward.judge.cascade import Cascade, CascadeConfig, CascadeStats, SyncScorer
 from qreward.judge.config import JudgeConfig
 from qreward.judge.judge import Judge, SyncJudge
 from qreward.judge.parsing import PreferenceVerdict, ScoreVerdict, YesNoVerdict
@@ -13,6 +14,9 @@ from qreward.judge.reward_model import RewardModelScorer, make_scorer
 from qreward.judge.types import Comparison, CriterionResult, Item, Pair, Scorer, Verdict, Vote
 
 __all__ = [
+    "Cascade",
+    "CascadeConfig",
+    "CascadeStats",
     "Comparison",
     "CriterionResult",
     "Item",
@@ -25,6 +29,7 @@ __all__ = [
     "ScoreVerdict",
     "Scorer",
     "SyncJudge",
+    "SyncScorer",
     "Verdict",
     "Vote",
     "YesNoVerdict",

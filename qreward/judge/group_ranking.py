@@ -12,9 +12,10 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from qreward.client import QRewardClient
+from qreward.engine.batch import BatchProgress
 from qreward.errors import BadRequest, ClientClosed, ConfigError, DeadlineExceeded, InvalidResponse, QRewardError, RequestTimeout
 from qreward.judge.aggregation import quorum_error
 from qreward.judge.prompts import in_words
@@ -32,14 +33,6 @@ GROUP_NAMES = ("prompt", "responses", "reference")
 Responses = tuple[Any, Sequence[Any]] | tuple[Any, Sequence[Any], Any] | Mapping[str, Any]
 """The responses to one prompt: ``(prompt, responses)``, ``(prompt, responses, reference)``, or a mapping with these fields and those that a
 prompt template names."""
-
-
-class Progress(Protocol):
-    """Shows the progress of a batch; see :class:`~qreward.engine.batch.BatchProgress`."""
-
-    def add(self, result: Result[Any]) -> None: ...
-    def refresh(self) -> None: ...
-    def close(self) -> None: ...
 
 
 def responses_of(fields: Mapping[str, Any]) -> tuple[list[Any], list[int]]:
@@ -69,7 +62,7 @@ def pair_fields(fields: Mapping[str, Any], first: Any, second: Any) -> dict[str,
     return {**shared, "first": first, "second": second}
 
 
-class Group:
+class ResponseGroup:
     """The responses to one prompt, until they are ranked.
 
     Args:
@@ -163,7 +156,7 @@ class GroupRunner:
 
     Args:
         compare: compares many pairs.
-        read: makes a ``Group`` of an item, or raises.
+        read: makes a ``ResponseGroup`` of an item, or raises.
         groups: the items.
         on_result, progress, keep: as of other batches.
         clock: the time in seconds.
@@ -172,11 +165,11 @@ class GroupRunner:
     def __init__(
         self,
         compare: Compare,
-        read: Callable[[Any], Group],
+        read: Callable[[Any], ResponseGroup],
         groups: Iterable[Any] | AsyncIterable[Any],
         *,
         on_result: Callable[[Result[Any]], object] | None,
-        progress: Progress | None,
+        progress: BatchProgress | None,
         keep: bool,
         clock: Callable[[], float],
     ) -> None:
@@ -186,10 +179,10 @@ class GroupRunner:
         self._input: Iterator[Any] | AsyncIterator[Any] = aiter(groups) if isinstance(groups, AsyncIterable) else iter(groups)
         self._count = self._ok = self._failed = 0
         self._results: dict[int, Result[Ranking]] = {}
-        self._ready: deque[tuple[Group, Place, dict[str, Any]]] = deque()
-        self._sent: dict[int, tuple[Group, Place]] = {}
+        self._ready: deque[tuple[ResponseGroup, Place, dict[str, Any]]] = deque()
+        self._sent: dict[int, tuple[ResponseGroup, Place]] = {}
         self._pairs_read = 0
-        self._open: dict[Group, None] = {}
+        self._open: dict[ResponseGroup, None] = {}
         self._ended = False
         self._failure: Exception | None = None
         self._stopped: QRewardError | None = None
@@ -301,7 +294,7 @@ class GroupRunner:
         if not group.pending and self._stopped is None:
             self._advance(group)
 
-    def _advance(self, group: Group) -> None:
+    def _advance(self, group: ResponseGroup) -> None:
         """Begin the next round of a group, or end it."""
         pairs = group.next_round()
         self._ready.extend((group, place, fields) for place, fields in pairs)
@@ -309,7 +302,7 @@ class GroupRunner:
             self._end(group, group.outcome())
         self._wake.set()
 
-    def _end(self, group: Group, outcome: Ranking | QRewardError) -> None:
+    def _end(self, group: ResponseGroup, outcome: Ranking | QRewardError) -> None:
         del self._open[group]
         error = outcome if isinstance(outcome, QRewardError) else None
         answer = JudgeAnswer(outcome) if isinstance(outcome, Ranking) else None
@@ -388,5 +381,5 @@ class Ranker:
         ours = ("on_result", "progress", "keep_results")
         return await runner.run({name: value for name, value in options.items() if name not in ours})
 
-    def _group(self, fields: Mapping[str, Any], *, extra: bool = True) -> Group:
-        return Group(fields, self._comparisons, partial(self._pairs.requests, extra=extra))
+    def _group(self, fields: Mapping[str, Any], *, extra: bool = True) -> ResponseGroup:
+        return ResponseGroup(fields, self._comparisons, partial(self._pairs.requests, extra=extra))

@@ -194,6 +194,7 @@ class Scorer(Protocol):
 
     async def score(
         self,
+        /,
         prompt: Any,
         response: Any,
         *,

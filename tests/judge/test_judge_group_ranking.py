@@ -209,7 +209,7 @@ async def test_groups_are_read_as_pairs_are_sent_and_not_all_at_once() -> None:
         batch.cancel()
         with pytest.raises(asyncio.CancelledError):
             await batch
-    assert early < 30
+    assert early < 2500  # requests wait in a buffer of at most some thousands
 
 
 async def test_an_async_input_may_be_slow_while_other_groups_go_on() -> None:

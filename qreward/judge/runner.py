@@ -291,6 +291,7 @@ class BatchRunner(Caller, BatchWaiter):
     def _stop(self, make_error: Callable[[], QRewardError]) -> None:
         for feed in self._feeds():
             self.driver.close_feed(feed)
+        self._ending = True  # the last open item is not the end: those that were not read follow
         for item in list(self._open):
             item.end(make_error())
         super()._stop(make_error)

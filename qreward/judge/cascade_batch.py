@@ -183,7 +183,8 @@ class CascadeBatch:
             answer = JudgeAnswer(before.verdict(stage.name, result.value), estimated=after.estimated)
         else:
             before.charged(error)
-        self._settle(Result(index, answer, error, result.endpoint, after.latency, after.queued, after.trail, result.extra or None))
+        trail = after.trail[:-1] if result.ok and result.endpoint is not None else after.trail  # a ``Result`` adds its last attempt itself
+        self._settle(Result(index, answer, error, result.endpoint, after.latency, after.queued, trail, result.extra or None))
 
     def _settle(self, result: Result[Verdict]) -> None:
         self._ok += result.ok

@@ -87,10 +87,10 @@ class Decided:
 
     def with_result(self, result: Result[Verdict]) -> Decided:
         """The same with the times and attempts of one more result."""
-        answered = result.ok and result.endpoint is not None  # a ``Result`` adds its last, successful attempt to its trail itself
-        trail = self.trail + (result.attempts[:-1] if answered else result.attempts)
         latency, queued = self.latency + result.latency, self.queued + result.queued
-        return replace(self, latency=latency, queued=queued, trail=trail, estimated=self.estimated or result.usage_is_estimated)
+        return replace(
+            self, latency=latency, queued=queued, trail=self.trail + result.attempts, estimated=self.estimated or result.usage_is_estimated
+        )
 
     def verdict(self, stage: str, verdict: Verdict) -> Verdict:
         """The verdict of a stage as that of the cascade."""

@@ -78,7 +78,8 @@ BESIDE = {BULK: BULK, JUDGE: BULK, THRICE: BULK, MAJORITY: THRICE, MEAN: THRICE,
 def work_of(count: int, judge: Judge) -> Work:
     items = [(PROMPT.format(index=index), RESPONSE.format(index=index), f"{index / 9:g} minutes") for index in range(900, 900 + count)]
     fields = ("prompt", "response", "reference")
-    return Work(items, [judge._points.requests(dict(zip(fields, item, strict=True)))[0].messages for item in items])
+    builder = judge._builders.get(judge._builders.written, pairs=False)
+    return Work(items, [builder.requests(dict(zip(fields, item, strict=True)))[0].asked for item in items])
 
 
 def ways(client: QRewardClient, sdk: AsyncOpenAI) -> list[Way]:

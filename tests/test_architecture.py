@@ -21,7 +21,19 @@ LAYERS: list[tuple[str, ...]] = [
     ("codecs",),
     ("transport",),
     ("engine", "quota"),
-    ("options", "progress", "notebook", "streaming", "scoring", "batching", "functions", "server", "telemetry", "chat_namespace"),
+    (
+        "options",
+        "progress",
+        "notebook",
+        "streaming",
+        "scoring",
+        "deciding",
+        "batching",
+        "functions",
+        "server",
+        "telemetry",
+        "chat_namespace",
+    ),
     ("runtime", "client", "sync_client"),
     ("judge",),
     ("integrations",),
@@ -41,8 +53,8 @@ UPWARD = {
 
 OUTSIDE = {
     "asyncio": {
-        "engine", "transport", "quota", "client", "sync_client", "streaming", "scoring", "testing", "cli", "functions", "batching",
-        "judge", "integrations", "server", "notebook", "chat_namespace",
+        "engine", "transport", "quota", "client", "sync_client", "streaming", "scoring", "testing", "cli", "functions",
+        "batching", "deciding", "judge", "integrations", "server", "notebook", "chat_namespace",
     },
     "aiohttp": {"transport", "testing"},
     "openai": {"codecs", "integrations.openai.transports"},

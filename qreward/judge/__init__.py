@@ -11,6 +11,7 @@ from qreward.judge.judge import Judge, SyncJudge
 from qreward.judge.parsing import PreferenceVerdict, ScoreVerdict, YesNoVerdict
 from qreward.judge.ranking import Ranking
 from qreward.judge.reward_model import RewardModelScorer, make_scorer
+from qreward.judge.rubric import Criterion, Rubric
 from qreward.judge.types import Comparison, CriterionResult, Item, Pair, Scorer, Verdict, Vote
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "CascadeConfig",
     "CascadeStats",
     "Comparison",
+    "Criterion",
     "CriterionResult",
     "Item",
     "Judge",
@@ -26,6 +28,7 @@ __all__ = [
     "PreferenceVerdict",
     "Ranking",
     "RewardModelScorer",
+    "Rubric",
     "ScoreVerdict",
     "Scorer",
     "SyncJudge",

@@ -8,8 +8,8 @@ from math import isfinite
 from typing import NamedTuple
 
 from qreward.errors import ClientClosed, ConfigError, DeadlineExceeded, InvalidResponse, NoEndpoint, QRewardError
-from qreward.judge.sampling import added
 from qreward.judge.types import Scorer, Verdict
+from qreward.records import added
 from qreward.results import AttemptRecord, Result, Usage
 
 Confidence = Callable[[Verdict], float | None]

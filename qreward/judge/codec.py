@@ -14,6 +14,7 @@ from qreward.codecs import json as jsonio
 from qreward.codecs.base import Malformed, WireRequest
 from qreward.codecs.chat import ChatAnswer, ChatCodec, joined
 from qreward.codecs.finish_reason import ABORTED, is_whole
+from qreward.decisions import DecisionAnswer
 from qreward.errors import BadRequest, QRewardError
 
 _ABOUT_FORM = re.compile(r"(?i)response.?format|json.?schema|json.?object|guided|structured.?output|grammar|xgrammar|outlines")
@@ -65,6 +66,7 @@ class ModelReply(NamedTuple):
         refusal: the refusal message if the model declined, else ``""``.
         ending: its ``finish_reason``; None if the server sent none.
         fingerprint: identifies the weights that wrote it; see :func:`fingerprint_of`.
+        answers: of a decision its answers, of which ``text`` is the form in the cache; None for a text that was written or cached.
     """
 
     text: str
@@ -72,6 +74,7 @@ class ModelReply(NamedTuple):
     refusal: str = ""
     ending: str | None = None
     fingerprint: str = ""
+    answers: tuple[DecisionAnswer, ...] | None = None
 
     @property
     def whole(self) -> bool:

@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator
 
 from qreward.errors import ConfigError
-from qreward.settings.base import Many, Number, Policy, repeated
+from qreward.judge.rubric import Rubric, rubric_or_faults
+from qreward.settings.base import Many, Number, Policy, repeated, wrong
 from qreward.spelling import TYPO, closest
 
 ResponseFormat = Literal["auto", "json_schema", "json_object", "none"]
@@ -21,6 +22,9 @@ MOST_SAMPLES = 100
 more samples, and the limit keeps a typing error cheap."""
 
 Settle = Literal["majority", "mean", "median"]
+Method = Literal["write", "decide", "auto"]
+MIN_LABEL_MASS = 0.5
+"""Below it a model would more probably have answered something that is none of the options."""
 
 
 class JudgeConfig(Policy):
@@ -33,6 +37,13 @@ class JudgeConfig(Policy):
             such placeholder.
         system: template of the system message. None sends none.
         pair_prompt: the same as ``prompt``, for pairs, with ``{first}`` and ``{second}``. The template must call them A and B.
+        method: ``write`` asks for a written verdict. ``decide`` asks for the probability of each possible answer, and the score is the
+            expected value. ``auto`` decides where the servers of a model answer with probabilities, and writes elsewhere.
+        rubric: the criteria by which responses are judged, in place of ``verdict`` and ``scale``: a :class:`~qreward.judge.rubric.Rubric`,
+            or what ``Rubric.load`` accepts. None asks one question.
+        min_label_mass: the least probability, from 0 to 1, that all options of a decision must have together, where the server reports it.
+            A decision below it is an error. The default is ``MIN_LABEL_MASS``, one half: below it the model would more probably have
+            answered something that is none of the options, so that its answer says little about them.
         verdict: the form of an answer: ``score``, ``yes_no``, or ``module:Class`` of a pydantic model.
         scale: lowest and highest score that a judge may give. An answer outside the scale is rejected. If it is not set, the limits of
             the verdict's own field apply (``ge`` and ``le``, or the numbers of its literal or enum).
@@ -56,6 +67,9 @@ class JudgeConfig(Policy):
     prompt: str | None = None
     system: str | None = None
     pair_prompt: str | None = None
+    method: Method = "write"
+    rubric: Rubric | None = None
+    min_label_mass: Annotated[float, BeforeValidator(Number(least=0, most=1))] = MIN_LABEL_MASS
     verdict: str = "score"
     scale: tuple[float, float] = (0.0, 10.0)
     range: tuple[float, float] | None = (0.0, 1.0)
@@ -66,6 +80,18 @@ class JudgeConfig(Policy):
     cache: str | None = None
     cache_namespace: str = ""
     params: dict[str, Any] = Field(default_factory=dict, repr=False)
+
+    @field_validator("rubric", mode="before")
+    @classmethod
+    def _loaded(cls, value: object) -> object:
+        if value is None:
+            return None
+        if isinstance(value, str | Path):
+            return Rubric.load(value)
+        found = rubric_or_faults(value)
+        if isinstance(found, list):
+            raise wrong(*found)
+        return found
 
     @field_validator("model", mode="before")
     @classmethod
@@ -115,6 +141,13 @@ def check_params(params: Mapping[str, Any]) -> None:
                 f"{name!r} is not a setting of a judge; did you mean {near[0]!r}? "
                 f"A parameter of the server with this name goes into extra_body={{{name!r}: ...}}"
             )
+
+
+def check_rubric(**given: bool) -> None:
+    """Raise ``ConfigError`` for an argument that is given together with a rubric, whose criteria say how they are answered."""
+    for name, is_given in given.items():
+        if is_given:
+            raise ConfigError(f"{name} cannot be set together with rubric, whose criteria say how they are answered; leave one of them out")
 
 
 def config_of(config: object) -> JudgeConfig:

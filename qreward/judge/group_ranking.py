@@ -20,11 +20,11 @@ from qreward.errors import BadRequest, ClientClosed, ConfigError, DeadlineExceed
 from qreward.judge.aggregation import quorum_error
 from qreward.judge.prompts import in_words
 from qreward.judge.ranking import MOST_RESPONSES, PairChooser, Place, Ranking, budget_of, scored
-from qreward.judge.requests import RequestBuilder, extra_of, fields_of
+from qreward.judge.requests import extra_of, fields_of
 from qreward.judge.runner import JudgeAnswer
-from qreward.judge.sampling import added
 from qreward.judge.types import Comparison, check_batch_options
 from qreward.options import batch_items
+from qreward.records import added
 from qreward.results import BatchInterrupted, BatchResult, BatchStats, Result, Usage
 from qreward.runtime import runtime_of
 
@@ -348,13 +348,16 @@ class Ranker:
     Args:
         client: the client of the judge.
         compare: ``Judge.batch_compare``.
-        pairs: builds the requests for a pair.
+        check: builds the requests for a pair, or raises.
+        models: the judge models.
         comparisons: the number of pairs to compare in each group.
-        title: title of the progress.
     """
 
-    def __init__(self, client: QRewardClient, compare: Compare, pairs: RequestBuilder, comparisons: int | None, title: str) -> None:
-        self._client, self._compare, self._pairs, self._comparisons, self._title = client, compare, pairs, comparisons, title
+    def __init__(
+        self, client: QRewardClient, compare: Compare, check: Callable[..., object], models: Sequence[str], comparisons: int | None
+    ) -> None:
+        self._client, self._compare, self._check, self._models, self._comparisons = client, compare, check, models, comparisons
+        self._title = ", ".join(models)
 
     async def one(self, fields: Mapping[str, Any], options: Mapping[str, Any]) -> Ranking:
         """Rank one group. Raises its error."""
@@ -374,7 +377,7 @@ class Ranker:
         check_batch_options(options)
         groups, runtime = batch_items("groups", groups), runtime_of(self._client)
         budget_of(1, self._comparisons)
-        pool = runtime.pool(self._pairs.judge_models[0].model)
+        pool = runtime.pool(self._models[0])
         collecting = runtime.collecting(options, pool, groups, self._title)
         given = {name: collecting[name] for name in ("on_result", "progress", "keep")}
         runner = GroupRunner(self._compare, lambda item: self._group(fields_of(item, GROUP_NAMES)), groups, **given, clock=runtime.clock)
@@ -382,4 +385,4 @@ class Ranker:
         return await runner.run({name: value for name, value in options.items() if name not in ours})
 
     def _group(self, fields: Mapping[str, Any], *, extra: bool = True) -> ResponseGroup:
-        return ResponseGroup(fields, self._comparisons, partial(self._pairs.requests, extra=extra))
+        return ResponseGroup(fields, self._comparisons, partial(self._check, extra=extra))

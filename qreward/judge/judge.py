@@ -9,9 +9,9 @@ import asyncio
 import threading
 import weakref
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence, Sized
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 from pydantic import BaseModel
 
@@ -21,19 +21,20 @@ from qreward.engine.driver import LoopDriver
 from qreward.engine.portal import BlockingTwin, blocking
 from qreward.errors import ConfigError
 from qreward.judge import config as settings_of
+from qreward.judge.builders import Builders
 from qreward.judge.cache import Cache
-from qreward.judge.config import JudgeConfig, ResponseFormat, Settle
+from qreward.judge.config import MIN_LABEL_MASS, JudgeConfig, Method, ResponseFormat, Settle
 from qreward.judge.group_ranking import Ranker, Responses
-from qreward.judge.parsing import PreferenceVerdict, ScoreVerdict
+from qreward.judge.parsing import ScoreVerdict
 from qreward.judge.prompts import Builder
 from qreward.judge.ranking import Ranking
 from qreward.judge.requests import RequestBuilder
+from qreward.judge.rubric import Rubric
 from qreward.judge.runner import BatchRunner, SingleCall
 from qreward.judge.singleflight import SingleFlight
 from qreward.judge.types import Comparison, Item, Pair, Verdict, check_batch_options
 from qreward.judge.verdict_parser import VerdictParser, verdict_named
-from qreward.judge.writing import JudgeModel
-from qreward.options import DEFAULT, JudgeBatchOptions, batch_items, request_options
+from qreward.options import DEFAULT, JudgeBatchOptions, batch_items, request_options, seconds
 from qreward.results import BatchResult
 from qreward.runtime import runtime_of
 from qreward.scheduler.state import Pool, RequestOptions
@@ -56,7 +57,8 @@ class Judge:
         prompt, pair_prompt: as in :class:`~qreward.judge.config.JudgeConfig`; or a list of messages whose contents are templates; or a
             function from an item's fields to messages.
         verdict: the pydantic model that an answer is parsed into. Its ``score`` is the score.
-        system, scale, range, samples, settle, reasks, cache, cache_namespace: as in :class:`~qreward.judge.config.JudgeConfig`.
+        system, scale, range, method, rubric, min_label_mass, samples, settle, reasks, cache, cache_namespace: as in
+            :class:`~qreward.judge.config.JudgeConfig`.
         response_format: as there. With ``none`` and a custom prompt no instruction is appended: the prompt must say how to answer.
         score: a function from a verdict to its reward, which is used as it is: ``scale`` and ``range`` do not apply to it. It returns None
             for an answer that is not a verdict.
@@ -85,6 +87,9 @@ class Judge:
         verdict: type[BaseModel] = ScoreVerdict,
         scale: tuple[float, float] | None = None,
         range: tuple[float, float] | None = (0.0, 1.0),  # noqa: A002 - the name in the settings
+        method: Method = "write",
+        rubric: Rubric | Sequence[Any] | Mapping[str, Any] | str | Path | None = None,
+        min_label_mass: float = MIN_LABEL_MASS,
         samples: int = 1,
         settle: Settle = "majority",
         reasks: int = 1,
@@ -99,12 +104,17 @@ class Judge:
             raise ConfigError(f"client must be a QRewardClient, not a {type(client).__name__}; for SyncQRewardClient use SyncJudge")
         settings_of.check_params(params)
         self._client, self._hedge = client, request_options({"hedge": params.get("hedge", True)}, None).hedge
+        if rubric is not None:
+            settings_of.check_rubric(verdict=verdict is not ScoreVerdict, scale=scale is not None, score=score is not None)
         parser = VerdictParser(verdict, scale=scale, range=range, score=score)
         self._config = JudgeConfig(
             model=model,  # type: ignore[arg-type]  # validated and converted there
             system=system,
-            scale=parser.scale,
+            **({} if rubric is not None else cast("Any", {"scale": parser.scale})),
             range=range,
+            method=method,
+            rubric=rubric,  # type: ignore[arg-type]
+            min_label_mass=min_label_mass,
             samples=samples,
             settle=settle,
             reasks=reasks,
@@ -115,16 +125,10 @@ class Judge:
         )
         others = {"prompt": prompt, "pair_prompt": pair_prompt, "verdict": verdict, "score": score, "owns_client": owns_client}
         self._given: dict[str, Any] = others
-        self._points = RequestBuilder(prompt, parser, self._config)
-        if pair_prompt is not None:
-            assert self._pairs  # created now, so that an invalid pair_prompt raises here
+        self._builders = Builders(self._config, others, parser, runtime_of(client).dialects.decide)
         self._cache = None if cache is None else Cache(cache)
         self._reset_process_state()
         background.watch(self, Judge._reset_process_state)
-
-    @cached_property
-    def _pairs(self) -> RequestBuilder:
-        return RequestBuilder(self._given["pair_prompt"], VerdictParser(PreferenceVerdict), self._config, pairs=True)
 
     def _reset_process_state(self) -> object:
         """Create the state that belongs to one process. Returns the parent's after a fork."""
@@ -176,7 +180,7 @@ class Judge:
             ConfigError: the response is None, a field that the template names is missing, or a field is unknown. Nothing was sent.
         """
         item = {**fields, "prompt": prompt, "response": response, "reference": reference}
-        verdict: Verdict = await self._one(self._points, item, {"timeout": timeout, "priority": priority, "tenant": tenant})
+        verdict: Verdict = await self._one(item, {"timeout": timeout, "priority": priority, "tenant": tenant})
         return verdict
 
     async def compare(
@@ -198,7 +202,7 @@ class Judge:
         are those of :meth:`score`.
         """
         pair = {**fields, "prompt": prompt, "first": first, "second": second, "reference": reference}
-        comparison: Comparison = await self._one(self._pairs, pair, {"timeout": timeout, "priority": priority, "tenant": tenant})
+        comparison: Comparison = await self._one(pair, {"timeout": timeout, "priority": priority, "tenant": tenant}, pairs=True)
         return comparison
 
     async def batch_score(self, items: Iterable[Item] | AsyncIterable[Item], **options: Unpack[JudgeBatchOptions]) -> BatchResult[Verdict]:
@@ -222,7 +226,7 @@ class Judge:
             NoEndpoint, ConfigError: before anything is sent.
             BatchInterrupted: the input or ``on_result`` raised. The error holds the results that are done.
         """
-        return await self._many(self._points, items, options)
+        return await self._many(items, options)
 
     async def batch_compare(
         self, pairs: Iterable[Pair] | AsyncIterable[Pair], **options: Unpack[JudgeBatchOptions]
@@ -232,7 +236,7 @@ class Judge:
         Args:
             pairs: ``(prompt, first, second)``, ``(prompt, first, second, reference)`` or mappings of fields.
         """
-        return await self._many(self._pairs, pairs, options)
+        return await self._many(pairs, options, pairs=True)
 
     async def rank(
         self,
@@ -307,17 +311,21 @@ class Judge:
     def __repr__(self) -> str:
         return f"<Judge {', '.join(self._config.model)}>"
 
-    async def _one(self, builder: RequestBuilder, fields: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
-        born, request_options, pools = runtime_of(self._client).clock(), self._request_options(options), self._pools(builder)
+    async def _one(self, fields: Mapping[str, Any], options: Mapping[str, Any], *, pairs: bool = False) -> Any:
+        born, request_options, pools = runtime_of(self._client).clock(), self._request_options(options), self._pools()
+        builder = await self._builder(pools, request_options.timeout, pairs=pairs)
         requests = builder.requests(fields)
         known = () if self._cache is None else await self._cache.votes(requests)
         return await SingleCall(*self._here(), request_options, pools, builder, born).run(requests, known)
 
     async def _many(
-        self, builder: RequestBuilder, items: Iterable[Any] | AsyncIterable[Any], options: Mapping[str, Any]
+        self, items: Iterable[Any] | AsyncIterable[Any], options: Mapping[str, Any], *, pairs: bool = False
     ) -> BatchResult[Any]:
         check_batch_options(options)
-        items, request_options, pools = batch_items("items", items), self._request_options(options), self._pools(builder)
+        runtime, began = runtime_of(self._client), runtime_of(self._client).clock()
+        items, request_options, pools = batch_items("items", items), self._request_options(options), self._pools()
+        collecting = runtime.collecting(options, next(iter(pools.values())), items, ", ".join(self._config.model))
+        builder = await self._builder(pools, seconds("deadline", options.get("deadline")), pairs=pairs)
         batch = BatchRunner(
             *self._here(),
             items if self._cache is None else self._cache.with_votes(items, builder.read),
@@ -325,15 +333,28 @@ class Judge:
             options=request_options,
             pools=pools,
             size=len(items) if isinstance(items, Sized) else None,
-            **runtime_of(self._client).collecting(options, next(iter(pools.values())), items, ", ".join(self._config.model)),
+            waited=runtime.clock() - began,
+            **collecting,
         )
         return await batch.run()
 
     def _ranker(self, comparisons: int | None) -> Ranker:
-        return Ranker(self._client, self.batch_compare, self._pairs, comparisons, ", ".join(self._config.model))
+        check = self._builders.get(self._builders.written, pairs=True).requests
+        return Ranker(self._client, self.batch_compare, check, self._config.model, comparisons)
 
-    def _pools(self, builder: RequestBuilder) -> dict[JudgeModel, Pool]:
-        return {judge_model: runtime_of(self._client).pool(judge_model.model) for judge_model in builder.judge_models}
+    async def _builder(self, pools: Mapping[str, Pool], timeout: float | None, *, pairs: bool) -> RequestBuilder:
+        """What builds the requests now. Finds out what the servers of each model take, if it is not known; waits ``timeout`` at most."""
+        if self._config.method == "write":
+            return self._builders.get(self._builders.written, pairs=pairs)
+        dialects, driver = runtime_of(self._client).dialects, runtime_of(self._client).driver()
+        autos = self._builders.autos
+        asked = [model for model in pools if not autos[model].given_up and model not in dialects.most]
+        await asyncio.gather(*(dialects.find(driver, pools[model], model, timeout) for model in asked))
+        limits = tuple(0 if autos[model].given_up else dialects.most_questions(pool, model) for model, pool in pools.items())
+        return self._builders.get(limits, pairs=pairs)
+
+    def _pools(self) -> dict[str, Pool]:
+        return {model: runtime_of(self._client).pool(model) for model in self._config.model}
 
     def _request_options(self, options: Mapping[str, Any]) -> RequestOptions:
         return runtime_of(self._client).request_options({**options, "hedge": self._hedge})

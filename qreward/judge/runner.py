@@ -13,14 +13,13 @@ from typing import Any
 
 from qreward.engine.batch import BatchWaiter
 from qreward.engine.driver import LoopDriver
-from qreward.engine.snapshots import Tallies, result_of
+from qreward.engine.snapshots import ItemTallies, result_of
 from qreward.errors import BadRequest, QRewardError
 from qreward.judge.ranking import Ranking
 from qreward.judge.requests import RequestBuilder
 from qreward.judge.sampling import JudgeRequest, ReadItem
 from qreward.judge.singleflight import Caller, JudgeItem, SampleTask, SharedRequest, SingleFlight
 from qreward.judge.types import Comparison, Verdict, Vote
-from qreward.judge.writing import JudgeModel
 from qreward.results import Result
 from qreward.scheduler.outcome import Answer, Outcome
 from qreward.scheduler.state import Attempt, BatchFeed, Pool, RequestOptions, Source, Task
@@ -37,7 +36,7 @@ class SingleCall(Caller):
         driver: LoopDriver,
         flights: SingleFlight,
         options: RequestOptions,
-        pools: Mapping[JudgeModel, Pool],
+        pools: Mapping[str, Pool],
         builder: RequestBuilder,
         born: float,
     ) -> None:
@@ -88,24 +87,6 @@ class JudgeAnswer:
         return votes[0].text if votes else ""
 
 
-class _Tallies(Tallies):
-    """Counts items in the totals, and requests in the statistics of endpoints."""
-
-    def add(self, result: Result[object]) -> None:
-        self.ok += result.error is None
-        self.failed += result.error is not None
-
-    def add_request(self, result: Result[object]) -> None:
-        ok, failed = self.ok, self.failed
-        super().add(result)
-        self.ok, self.failed = ok, failed
-
-    def add_cancelled(self, attempts: Iterable[Attempt | None]) -> None:
-        for attempt in attempts:
-            if attempt is not None:
-                self._of(attempt.source.name).cancelled += 1
-
-
 class BatchRunner(Caller, BatchWaiter):
     """Judges a batch of items. See :class:`BatchWaiter` for the other arguments.
 
@@ -114,6 +95,7 @@ class BatchRunner(Caller, BatchWaiter):
         items: the items, or ``ReadItem`` objects whose votes were looked up.
         builder: makes the requests of an item.
         size: number of items, if known.
+        waited: seconds of the deadline that have passed.
     """
 
     has_feed = True
@@ -126,15 +108,16 @@ class BatchRunner(Caller, BatchWaiter):
         *,
         builder: RequestBuilder,
         options: RequestOptions,
-        pools: Mapping[JudgeModel, Pool],
+        pools: Mapping[str, Pool],
         size: int | None,
+        waited: float = 0.0,
         **kwargs: Any,
     ) -> None:
         BatchWaiter.__init__(self, driver, next(iter(pools.values())), items, builder.read, terms=options, **kwargs)
         self.flights, self.options, self.pools, self.decide = flights, options, pools, builder.decide
         self.carry = self._send_timed if builder.per_item > 1 else None
-        self._tallies: _Tallies = _Tallies()
-        self._size, self._builder = size, builder
+        self._tallies: ItemTallies = ItemTallies()
+        self._size, self._builder, self._waited = size, builder, waited
         self._open: dict[JudgeItem, None] = {}
         self._others: dict[Pool, BatchFeed] = {}  # of the models whose pool is not that of the first model
 
@@ -171,7 +154,7 @@ class BatchRunner(Caller, BatchWaiter):
         """An upper bound: items may share requests."""
         if self._size is None:
             return None
-        return self._size * self._builder.per_item * list(self.pools.values()).count(pool) // len(self.pools)
+        return self._size * sum(each for model, each in self._builder.per_model.items() if self.pools[model] is pool)
 
     def _refill(self, but: BatchFeed | None = None) -> None:
         for feed in self._feeds():

@@ -16,7 +16,7 @@ from qreward.codecs.rewards.answers import RewardScore
 from qreward.codecs.rewards.base import Operation
 from qreward.codecs.rewards.registry import CLASSIFY, COMPLETE, MODERATE, RERANK, SCORE
 from qreward.deciding.requests import decision_preparer
-from qreward.decisions import Decision, Question, check_questions
+from qreward.decisions import Decision, Question
 from qreward.engine.snapshots import stats_of
 from qreward.errors import ConfigError
 from qreward.options import (
@@ -343,7 +343,7 @@ class QRewardClient:
             ...     return decision[0].probability, decision[1].score
         """
         given = arguments_of(ChatOptions, options)
-        call = decision_preparer(self._runtime.dialects.decide, given, model, check_questions(questions))(input)
+        call = decision_preparer(self._runtime.dialects.decide, given, model)((input, questions))
         return await self._runtime.decide(call, self._runtime.request_options(given.options))
 
     async def batch_decide(

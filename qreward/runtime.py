@@ -16,7 +16,7 @@ from qreward import options
 from qreward.codecs.base import WireRequest
 from qreward.deciding.batch import DecisionBatch
 from qreward.deciding.dialects import DialectFinder
-from qreward.deciding.single import SingleDecision
+from qreward.deciding.single import DividedDecision
 from qreward.decisions import Decision
 from qreward.engine import background
 from qreward.engine.batch import BatchWaiter
@@ -206,15 +206,21 @@ class Runtime:
 
     async def decide(self, call: WireRequest, request_options: RequestOptions) -> Decision:
         """Send one decision, in parts if needed. Raises the error of its request, or of the first part if all failed."""
-        pool = self.pool(call.model)
-        request_options = await self._known_dialects(pool, call.model, request_options)
-        send = SingleDecision(self.one, partial(self.dialects.most_questions, pool, call.model), request_options, self.clock)
-        return await send.result(call)
+        model, began = call.model, self.clock()
+        pool, dialects = self.pool(model), self.dialects
+        if model not in dialects.most:
+            request_options = await self._find_dialects(pool, model, request_options)
+            began = self.clock()
+        result = None
+        if len(call.inputs.questions) <= dialects.most_questions(pool, model):
+            result = await self.one(call, request_options)
+            if result.error is None:
+                return cast("Decision", result.value)
+        most = partial(dialects.most_questions, pool, model)
+        return await DividedDecision(self.one, most, request_options, self.clock, began).result(call, result)
 
-    async def _known_dialects(self, pool: Pool, model: str, request_options: RequestOptions) -> RequestOptions:
-        """Find out what the endpoints speak, if that is not known. Returns the options with what is left of the timeout."""
-        if model in self.dialects.most:
-            return request_options
+    async def _find_dialects(self, pool: Pool, model: str, request_options: RequestOptions) -> RequestOptions:
+        """Find out what the endpoints speak. Returns the options with what is left of the timeout."""
         began, timeout = self.clock(), request_options.timeout
         await self.dialects.find(self.driver(), pool, model, timeout)
         if timeout is None:
@@ -222,7 +228,7 @@ class Runtime:
         left = timeout - (self.clock() - began)
         if left <= 0:
             raise RequestTimeout(
-                f"no answer within the timeout of {timeout:g} s: no endpoint of {pool.name} has shown how it takes decisions"
+                f"no answer within the timeout of {timeout:g} s: which dialect of decisions {pool.name} speaks is not known yet"
             )
         return request_options._replace(timeout=left)
 

@@ -13,7 +13,7 @@ from qreward.errors import BadRequest
 from qreward.options import Arguments, preparer
 
 
-def decision_preparer(decide: Decide, given: Arguments, model: str, questions: object) -> Callable[[Any], WireRequest]:
+def decision_preparer(decide: Decide, given: Arguments, model: str, questions: object = None) -> Callable[[Any], WireRequest]:
     """Return a function that makes a request of one item. What the items share is checked here, once.
 
     Args:
@@ -27,16 +27,16 @@ def decision_preparer(decide: Decide, given: Arguments, model: str, questions: o
     """
     options = given.options
     group: Any = options.get("group")
-    of_input = (lambda inputs: group(inputs.input)) if callable(group) else group
+    of_input = (lambda inputs: group(inputs[0])) if callable(group) else group
     prepare = preparer(decide, model, given.params, options.get("extra_headers"), options.get("extra_body"), of_input)
     if questions is None:
-        return lambda item: prepare(_with_questions(item))
+        return lambda item: prepare(_pair(item))
     checked = check_questions(questions)
     return lambda item: prepare(DecisionInput(item, checked))
 
 
-def _with_questions(item: object) -> DecisionInput:
+def _pair(item: object) -> object:
     if not isinstance(item, tuple | list) or len(item) != 2:
         given = f"{len(item)} values" if isinstance(item, tuple) else f"a {type(item).__name__}"
         raise BadRequest(f"without questions= an item is (input, questions), not {given}; pass questions= if all items have the same ones")
-    return DecisionInput(item[0], check_questions(item[1]))
+    return item

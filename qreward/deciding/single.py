@@ -17,49 +17,56 @@ Send = Callable[[WireRequest, RequestOptions], Awaitable[Result[Any]]]
 """Sends one request. The error of the request is in its result."""
 
 
-class SingleDecision:
-    """Sends one decision.
+class DividedDecision:
+    """Sends one decision in parts.
 
     Args:
         send: sends one request.
         most: returns the largest number of questions in a request, as far as is known now.
-        options: the scheduling options of the requests. Their timeout is that of the call, from now.
+        options: the scheduling options of the requests. Their timeout is that of the call, from ``began``.
         clock: returns monotonic seconds.
+        began: when the call began.
     """
 
-    def __init__(self, send: Send, most: Callable[[], int], options: RequestOptions, clock: Callable[[], float]) -> None:
-        self._send, self._most, self._options, self._clock = send, most, options, clock
-        self._born = clock()
+    def __init__(self, send: Send, most: Callable[[], int], options: RequestOptions, clock: Callable[[], float], began: float) -> None:
+        self._send, self._most, self._options, self._clock, self._began = send, most, options, clock, began
 
-    async def result(self, call: WireRequest) -> Decision:
+    async def result(self, call: WireRequest, failed: Result[Any] | None = None) -> Decision:
         """Return the decision.
+
+        Args:
+            call: the request.
+            failed: the result of sending it as a whole, with an error; None if it was not sent.
 
         Raises the error of the request, or that of the first part if all parts failed. If the caller is cancelled, the requests are too.
         """
-        outcome = await self._decided(call, self._options)
+        calls = divided(call, self._most()) if failed is None else self._smaller(call, failed)
+        outcome = await self._joined(calls)
         if isinstance(outcome, QRewardError):
             raise outcome
         return outcome
 
-    async def _decided(self, call: WireRequest, options: RequestOptions) -> Outcome:
-        calls = divided(call, self._most())
-        if len(calls) == 1:
-            try:
-                result = await self._send(call, options)
-            except QRewardError as error:  # the client was closed, for example
-                return error
-            if result.error is None:
-                decision: Decision = result.value
-                return decision
-            calls = smaller(call, result.error, result.attempts, self._most())
-            if not calls:
-                return result.error
-            options = self._left()
+    def _smaller(self, call: WireRequest, failed: Result[Any]) -> list[WireRequest]:
+        """Return the parts in which a request is sent again. Raises its error if it is not."""
+        assert failed.error is not None
+        calls = smaller(call, failed.error, failed.attempts, self._most())
+        if not calls:
+            raise failed.error
+        return calls
+
+    async def _joined(self, calls: list[WireRequest]) -> Outcome:
         async with asyncio.TaskGroup() as group:
-            parts = [group.create_task(self._decided(part, options)) for part in calls]
+            parts = [group.create_task(self._part(call)) for call in calls]
         return joined(calls, [part.result() for part in parts])
 
-    def _left(self) -> RequestOptions:
+    async def _part(self, call: WireRequest) -> Outcome:
+        try:
+            result = await self._send(call, self._options_now())
+            return result.value if result.error is None else await self._joined(self._smaller(call, result))
+        except QRewardError as error:
+            return error
+
+    def _options_now(self) -> RequestOptions:
         """Return the options with what is left of the timeout."""
         timeout = self._options.timeout
-        return self._options if timeout is None else self._options._replace(timeout=max(self._born + timeout - self._clock(), 1e-3))
+        return self._options if timeout is None else self._options._replace(timeout=max(self._began + timeout - self._clock(), 1e-3))

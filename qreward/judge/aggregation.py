@@ -149,8 +149,7 @@ def _whole(parts: Sequence[SampleOutcome], rubric: Rubric, bounds: tuple[float, 
     votes = [part for part in parts if isinstance(part, Vote)]
     if len(votes) < len(parts):
         return None
-    found = {name: result for vote in votes for name, result in (vote.criteria or {}).items()}
-    criteria = {each.name: found[each.name] for each in rubric.criteria}
+    criteria = {name: result for vote in votes for name, result in (vote.criteria or {}).items()}  # in the order of the rubric
     results = list(criteria.values())
     low, high = bounds
     score = low + (high - low) * rubric.score([result.score for result in results])

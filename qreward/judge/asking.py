@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
 from qreward.codecs.base import WireRequest
 from qreward.errors import QRewardError
-from qreward.judge.codec import ModelReply
+from qreward.judge.codec import Reply
 from qreward.judge.config import JudgeConfig
 from qreward.judge.prompts import Messages
 from qreward.judge.types import Vote
@@ -33,7 +33,6 @@ class JudgeModel(ABC):
         cached_as: name of the model in the cache, including the namespace.
         identity: the part of the key that all its requests share. Headers are left out, as they may contain an API key.
         question: what follows the material in the prompt: what is asked, and how to answer. ``""`` for nothing.
-        about: the name of the criterion that is asked about, where a rubric has several requests; else ``""``.
     """
 
     model: str
@@ -42,7 +41,6 @@ class JudgeModel(ABC):
     cached_as: str
     identity: bytes
     question: str
-    about: str
 
     def __init__(self, model: str, config: JudgeConfig) -> None:
         self.model = model
@@ -53,6 +51,10 @@ class JudgeModel(ABC):
         """What is sent about these messages, which end with the question. Raises ``BadRequest`` if it cannot be sent."""
 
     @abstractmethod
+    def about(self, asked: Any) -> str:
+        """The name of the criterion that a request is about, if it is one of several; else ``""``."""
+
+    @abstractmethod
     def prepare(self, sample: int) -> Callable[[Any], WireRequest]:
         """The function that makes a request from what :meth:`asked` returned. Raises ``ConfigError`` or ``BadRequest``."""
 
@@ -61,20 +63,28 @@ class JudgeModel(ABC):
         """Whether a request that failed in this form should be sent again in another. If so, new requests use the other form."""
 
     @abstractmethod
-    def parse(self, answer: Any) -> ModelReply:
+    def parse(self, answer: Any) -> Reply:
         """The reply in a decoded response."""
 
     @abstractmethod
-    def vote(self, reply: ModelReply, *, swapped: bool) -> Vote:
+    def vote(self, reply: Reply, *, swapped: bool) -> Vote:
         """The reply as a vote. Raises ``Unreadable`` and ``ScoreFunctionError``."""
 
+    def divided(self, asked: Any, error: QRewardError) -> Sequence[Any]:  # noqa: ARG002 - for subclasses
+        """The parts in which a request that failed is sent instead, one after the other; none if it is not."""
+        return ()
+
+    def joined(self, replies: Sequence[Reply]) -> Reply:
+        """The reply to a request from those to its parts."""
+        raise NotImplementedError
+
     @abstractmethod
-    def repeated(self, asked: Any, reply: ModelReply, reason: str) -> Any:
+    def repeated(self, asked: Any, reply: Reply, reason: str) -> Any:
         """What is sent after a reply that could not be read, for a reason."""
 
-    def shown(self, reply: ModelReply) -> str:  # noqa: ARG002 - for subclasses
-        """The end of the message about a reply that could not be read."""
-        return ""
+    def without_verdict(self, reply: Reply, reason: str, times: str) -> str:  # noqa: ARG002 - for subclasses
+        """The message about a reply without a verdict. ``times`` says how many replies there were, if several."""
+        return f"model {self.model!r} gave no verdict: {reason}"
 
 
 _ENCODER = msgspec.json.Encoder(enc_hook=repr)

@@ -1,4 +1,4 @@
-"""The codec of a judge's requests: their encoding, the refusal of a response format, and what is read from an answer.
+"""The codec of a judge's written verdicts: their encoding, the refusal of a response format; and what is read from all answers.
 
 This module knows no prompt and no verdict.
 """
@@ -66,7 +66,6 @@ class ModelReply(NamedTuple):
         refusal: the refusal message if the model declined, else ``""``.
         ending: its ``finish_reason``; None if the server sent none.
         fingerprint: identifies the weights that wrote it; see :func:`fingerprint_of`.
-        answers: of a decision its answers, of which ``text`` is the form in the cache; None for a text that was written or cached.
     """
 
     text: str
@@ -74,12 +73,37 @@ class ModelReply(NamedTuple):
     refusal: str = ""
     ending: str | None = None
     fingerprint: str = ""
-    answers: tuple[DecisionAnswer, ...] | None = None
 
     @property
     def whole(self) -> bool:
         """True if the model ended the answer itself and nothing is missing. Other answers are not parsed."""
         return is_whole(self.ending)
+
+
+class DecidedReply:
+    """The decisions in one response; see :class:`ModelReply`.
+
+    Attributes:
+        answers: the answers, in the order of the questions.
+    """
+
+    __slots__ = ("answers", "fingerprint")
+    reasoning = refusal = ""
+    ending = None
+    whole = True
+
+    def __init__(self, answers: tuple[DecisionAnswer, ...], fingerprint: str) -> None:
+        self.answers, self.fingerprint = answers, fingerprint
+
+    @property
+    def text(self) -> str:
+        """Its form in the cache, the same for all dialects: of each answer the confidence, the label mass and the probabilities."""
+        rows = [[each.confidence, each.label_mass, *each.probabilities.values()] for each in self.answers]
+        return msgspec.json.encode(rows).decode()
+
+
+Reply = ModelReply | DecidedReply
+"""What a judge reads from a response."""
 
 
 def fingerprint_of(model: object, system_fingerprint: object, metadata: object) -> str:

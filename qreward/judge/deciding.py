@@ -19,7 +19,7 @@ from qreward.codecs.decisions.operation import Decide
 from qreward.decisions import Choice, DecisionAnswer, Option, Question, Score, YesNo
 from qreward.errors import BadRequest, ConfigError, QRewardError
 from qreward.judge.asking import JudgeModel, encoded
-from qreward.judge.codec import ModelReply, fingerprint_of
+from qreward.judge.codec import DecidedReply, Reply, fingerprint_of
 from qreward.judge.config import JudgeConfig
 from qreward.judge.parsing import ScoreVerdict, Unreadable, YesNoVerdict
 from qreward.judge.prompts import Messages
@@ -94,10 +94,7 @@ class DecidingModel(JudgeModel):
         self._criteria = () if isinstance(asks, SingleQuestion) else tuple(asks)
         self._questions = (asks.question,) if isinstance(asks, SingleQuestion) else tuple(each.question for each in asks)
         self._decide, self._auto, self._least = decide, auto, config.min_label_mass
-        assert config.rubric is None or self._criteria
-        alone = config.rubric is not None and 1 == len(self._criteria) < len(config.rubric.criteria)
-        self.about = self._criteria[0].name if alone else ""
-        self._names = [""] if alone or self._single else [f"criterion {each.name!r}: " for each in self._criteria]
+        self._names = [""] if len(self._questions) == 1 else [f"criterion {each.name!r}: " for each in self._criteria]
         given = {} if config.method == "auto" else {name: value for name, value in config.params.items() if name != "hedge"}
         self._headers, body = config.params.get("extra_headers"), given.pop("extra_body", None)
         given.pop("extra_headers", None)
@@ -119,6 +116,11 @@ class DecidingModel(JudgeModel):
             return DecisionInput(only, self._questions)
         return valid_input((messages, self._questions))
 
+    def about(self, asked: DecisionInput) -> str:
+        if len(asked.questions) > 1:
+            return ""
+        return next((each.name for each in self._criteria if each.question is asked.questions[0]), "")
+
     def prepare(self, sample: int) -> Callable[[Any], WireRequest]:  # noqa: ARG002 - all samples are alike
         return self._sample
 
@@ -126,17 +128,26 @@ class DecidingModel(JudgeModel):
         """True for an error that says that the model gives no probabilities, as long as no answer had any, if it may write instead."""
         if self._auto is None or self._auto.works or form != DECISION or not _lacks_probabilities(error):
             return False
-        self._auto.settle(works=False, why=str(error))
+        self._auto.settle(works=False, why="its servers return no probabilities")  # their words may quote the prompt
         return True
 
-    def parse(self, answer: DecisionReply) -> ModelReply:
-        rows = [None if each.error is not None else [*_numbers(each)] for each in answer.answers]
-        text = msgspec.json.encode(rows).decode()
-        return ModelReply(text, fingerprint=fingerprint_of(answer.model, None, None), answers=answer.answers)
+    def parse(self, answer: DecisionReply) -> DecidedReply:
+        return DecidedReply(answer.answers, fingerprint_of(answer.model, None, None))
 
-    def vote(self, reply: ModelReply, *, swapped: bool) -> Vote:
+    def divided(self, asked: DecisionInput, error: QRewardError) -> Sequence[DecisionInput]:
+        """The halves of a request with more questions than a server takes, which may turn out only when it is sent."""
+        count = len(asked.questions)
+        if count < 2 or not isinstance(error, BadRequest) or error.status_code is not None:
+            return ()
+        return [asked._replace(questions=part) for part in (asked.questions[: count // 2], asked.questions[count // 2 :])]
+
+    def joined(self, replies: Sequence[Reply]) -> DecidedReply:
+        parts = [reply for reply in replies if isinstance(reply, DecidedReply)]
+        return DecidedReply(tuple(answer for part in parts for answer in part.answers), parts[-1].fingerprint)
+
+    def vote(self, reply: Reply, *, swapped: bool) -> Vote:
         """The expected score. Raises ``Unreadable`` for a question without an answer, or with too low a label mass."""
-        answers = self._from_text(reply.text) if reply.answers is None else reply.answers
+        answers = reply.answers if isinstance(reply, DecidedReply) else self._from_text(reply.text)
         for name, answer in zip(self._names, answers, strict=True):
             if answer.error is not None:
                 raise Unreadable(f"{name}{answer.error}")
@@ -147,10 +158,7 @@ class DecidingModel(JudgeModel):
             self._auto.settle(works=True, why="it answers with probabilities")
         if self._single is not None:
             return _single_vote(self._single, answers[0], self.model, swapped=swapped)
-        criteria = {
-            each.name: each.result(tuple(answer.probabilities.values()), answer.confidence)
-            for each, answer in zip(self._criteria, answers, strict=True)
-        }
+        criteria = {each.name: each.result(answer) for each, answer in zip(self._criteria, answers, strict=True)}
         return Vote(0.0, model=self.model, criteria=criteria)  # its score comes from all requests of the sample
 
     def _from_text(self, text: str) -> tuple[DecisionAnswer, ...]:
@@ -162,12 +170,8 @@ class DecidingModel(JudgeModel):
             answers.append(DecisionAnswer(question, numbers, label_mass=mass, confidence=confidence))
         return tuple(answers)
 
-    def repeated(self, asked: DecisionInput, reply: ModelReply, reason: str) -> DecisionInput:  # noqa: ARG002 - never called, as reasks is 0
+    def repeated(self, asked: DecisionInput, reply: Reply, reason: str) -> DecisionInput:  # noqa: ARG002 - never called, as reasks is 0
         return asked
-
-
-def _numbers(answer: DecisionAnswer) -> tuple[float | None, ...]:
-    return answer.confidence, answer.label_mass, *answer.probabilities.values()
 
 
 def _single_vote(asks: SingleQuestion, answer: DecisionAnswer, model: str, *, swapped: bool) -> Vote:

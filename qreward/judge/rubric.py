@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import mul
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from qreward.decisions import Choice, Option, Question, Score, YesNo
+from qreward.decisions import Choice, DecisionAnswer, Option, Question, Score, YesNo
 from qreward.errors import ConfigError, Fault
 from qreward.judge.types import CriterionResult
 from qreward.settings.base import Number, Policy, repeated, with_faults
@@ -47,7 +48,8 @@ class Criterion(Policy):
         ConfigError: an argument is missing or invalid.
 
     Example:
-        >>> Criterion("tone", "What is the tone?", choices={"calm": 1, "dry": 0.5, "rude": 0}).value((0.5, 0.5, 0.0))
+        >>> tone = Criterion("tone", "What is the tone?", choices={"calm": 1, "dry": 0.5, "rude": 0})
+        >>> tone.value({"calm": 0.5, "dry": 0.5, "rude": 0.0})
         0.75
     """
 
@@ -125,18 +127,21 @@ class Criterion(Policy):
         steps = len(self.question.options) - 1
         return (1.0, 0.0) if self.levels is None else tuple(level / steps for level in range(steps + 1))
 
-    def value(self, probabilities: Sequence[float]) -> float:
+    def value(self, distribution: Mapping[Option, float]) -> float:
         """The expected worth, from 0 to 1.
 
         Args:
-            probabilities: one for each option of the question, in their order.
+            distribution: the probability of each option of the question, in their order.
         """
-        return min(1.0, max(0.0, sum(probability * worth for probability, worth in zip(probabilities, self.worths, strict=True))))
+        if self.kind is YesNo:
+            return distribution[True]
+        expected: float = sum(map(mul, distribution.values(), self.worths))
+        return min(1.0, max(0.0, expected))  # rounding may exceed the ends
 
-    def result(self, probabilities: Sequence[float], confidence: float | None = None) -> CriterionResult:
-        """The outcome of the criterion by a decision."""
-        distribution: dict[Option, float] = dict(zip(self.question.options, probabilities, strict=True))
-        return CriterionResult(self.value(probabilities), self.weight, confidence, distribution)
+    def result(self, answer: DecisionAnswer) -> CriterionResult:
+        """The outcome of the criterion by a decision. Raises the error of an answer that has one."""
+        distribution = answer.probabilities
+        return CriterionResult(self.value(distribution), self.weight, answer.confidence, distribution)
 
 
 @dataclass(frozen=True)
@@ -176,6 +181,16 @@ class Rubric:
         """The questions of all criteria, in their order."""
         return tuple(each.question for each in self.criteria)
 
+    @cached_property
+    def _gates(self) -> tuple[tuple[int, float], ...]:
+        return tuple((place, each.gate) for place, each in enumerate(self.criteria) if each.gate is not None)
+
+    @cached_property
+    def _weights(self) -> tuple[tuple[float, ...], float, float]:
+        """The weights, the sum of the positive ones, and that of all absolute ones."""
+        weights = tuple(each.weight for each in self.criteria)
+        return weights, sum(weight for weight in weights if weight > 0), sum(map(abs, weights))
+
     def in_words(self) -> str:
         """All criteria with their weights, for a question that asks for one answer by all of them."""
         return "\n".join(
@@ -184,11 +199,11 @@ class Rubric:
 
     def score(self, values: Sequence[float]) -> float:
         """The score, from 0 to 1, of the values of all criteria, in their order."""
-        pairs = list(zip(self.criteria, values, strict=True))
-        if any(each.gate is not None and value < each.gate for each, value in pairs):
+        if any(values[place] < gate for place, gate in self._gates):
             return 0.0
-        total = sum(each.weight * value for each, value in pairs)
-        return min(1.0, max(0.0, total / sum(each.weight for each in self.criteria if each.weight > 0)))
+        weights, best, _ = self._weights
+        total: float = sum(map(mul, weights, values))
+        return min(1.0, max(0.0, total / best))
 
     def confidence(self, results: Sequence[CriterionResult]) -> float | None:
         """The confidence in the score, from the outcomes of all criteria in their order; None if an outcome has none.
@@ -196,15 +211,14 @@ class Rubric:
         It is the mean of the confidences, weighted by the absolute weights, and at most the confidence of each criterion with a gate. If a
         gate makes the score 0, it is the confidence of that criterion, of several the highest.
         """
-        pairs = [(each, result.score, result.confidence) for each, result in zip(self.criteria, results, strict=True)]
-        known = [(each, value, confidence) for each, value, confidence in pairs if confidence is not None]
-        if len(known) < len(pairs):
+        known = [result.confidence for result in results if result.confidence is not None]
+        if len(known) < len(results):
             return None
-        gates = [(each.gate, value, confidence) for each, value, confidence in known if each.gate is not None]
-        if shut := [confidence for gate, value, confidence in gates if value < gate]:
+        if shut := [known[place] for place, gate in self._gates if results[place].score < gate]:
             return max(shut)
-        mean = sum(abs(each.weight) * confidence for each, _, confidence in known) / sum(abs(each.weight) for each in self.criteria)
-        return min([mean, *(confidence for _, _, confidence in gates)])
+        weights, _, most = self._weights
+        mean = sum(abs(weight) * confidence for weight, confidence in zip(weights, known, strict=True)) / most
+        return min([mean, *(known[place] for place, _ in self._gates)])
 
     @classmethod
     def load(cls, source: Rubric | Sequence[Any] | Mapping[str, Any] | str | Path) -> Rubric:

@@ -9,7 +9,7 @@ from qreward.codecs.base import WireRequest
 from qreward.codecs.finish_reason import LENGTH
 from qreward.errors import InvalidResponse, QRewardError
 from qreward.judge.asking import JudgeModel
-from qreward.judge.codec import ModelReply
+from qreward.judge.codec import Reply
 from qreward.judge.parsing import Unreadable
 from qreward.judge.types import Vote
 from qreward.judge.verdict_parser import ScoreFunctionError
@@ -67,7 +67,9 @@ class SampleRequest:
         error: the last error.
     """
 
-    __slots__ = ("_answers", "_asked", "_cut", "_form", "_reasks", "endpoint", "error", "reply", "request", "trail", "usage")
+    __slots__ = (
+        "_answers", "_asked", "_cut", "_form", "_parts", "_reasks", "_rest", "endpoint", "error", "reply", "request", "trail", "usage",
+    )  # fmt: skip
 
     def __init__(self, request: JudgeRequest) -> None:
         self.request, self._asked = request, request.asked
@@ -75,7 +77,9 @@ class SampleRequest:
         self._form = request.judge_model.format
         self._answers = 0
         self._cut = False
-        self.reply: ModelReply | None = None
+        self._parts: list[Reply] = []  # the replies to the parts of a request that was divided
+        self._rest: list[Any] = []  # its parts that are still to be sent
+        self.reply: Reply | None = None
         self.error: QRewardError | None = None
         self.usage: Usage | None = None
         self.trail: tuple[AttemptRecord, ...] = ()
@@ -103,12 +107,20 @@ class SampleRequest:
             self.endpoint = self.trail[-1].endpoint
         if not isinstance(outcome, Answer):
             self.error = with_trail(outcome, self.trail)
-            return None if request.judge_model.fall_back(self._form, outcome) else self._about(self.error)
+            return None if self._falls_back(outcome) or self._divides(outcome) else self._about(self.error)
         assert source is not None
         self.endpoint = source.name
         self._answers += 1
         self.usage = added(self.usage, outcome.value.usage)
         reply = self.reply = request.judge_model.parse(outcome.value)
+        if self._rest:
+            self._parts.append(reply)
+            self._asked = self._rest.pop(0)
+            return None
+        if self._parts:
+            reply = self.reply = request.judge_model.joined([*self._parts, reply])
+        if request.instead is not None and not request.judge_model.format:
+            return None  # meanwhile the model is asked to write, and the answers to one item should not be of two kinds
         try:
             return request.judge_model.vote(reply, swapped=request.swapped)
         except Unreadable as unreadable:
@@ -119,7 +131,21 @@ class SampleRequest:
             error.__cause__ = fault.__cause__
             return error
 
-    def _unread(self, reply: ModelReply, reason: str, usage: Usage | None, seconds: float) -> QRewardError | None:
+    def _falls_back(self, error: QRewardError) -> bool:
+        """Whether the request is to be sent again in another form."""
+        return self.request.judge_model.fall_back(self._form, error) and (
+            bool(self.request.judge_model.format) or self.request.instead is not None
+        )
+
+    def _divides(self, error: QRewardError) -> bool:
+        """Whether the request is to be sent in parts instead."""
+        parts = self.request.judge_model.divided(self._asked, error)
+        if not parts:
+            return False
+        self._asked, self._rest = parts[0], [*parts[1:], *self._rest]
+        return True
+
+    def _unread(self, reply: Reply, reason: str, usage: Usage | None, seconds: float) -> QRewardError | None:
         """The error of an answer that cannot be read; None if the request is to be sent again."""
         tokens = "" if usage is None or usage.total_tokens is None else f" ({usage.total_tokens} tokens)"
         self.trail += (AttemptRecord(self.endpoint or "", "unreadable", seconds, 200, reason + tokens),)
@@ -127,8 +153,8 @@ class SampleRequest:
         self._cut = self._cut or reply.ending == LENGTH
         judge_model = self.request.judge_model
         times = "" if self._answers == 1 else f" in {self._answers} answers"
-        self.error = self._invalid(f"no verdict could be read from model {judge_model.model!r}{times}: {reason}{judge_model.shown(reply)}")
-        if judge_model.fall_back(self._form, self.error):
+        self.error = self._invalid(judge_model.without_verdict(reply, reason, times))
+        if self._falls_back(self.error):
             return None
         if self._reasks <= 0 or hopeless:
             return self.error
@@ -143,7 +169,7 @@ class SampleRequest:
         return error
 
     def _about(self, error: QRewardError) -> QRewardError:
-        """The error, which begins with the name of the criterion if the request is about one."""
-        if name := self.request.judge_model.about:
+        """The error, which begins with the name of the criterion if the request is about one of several."""
+        if name := self.request.judge_model.about(self._asked):
             error.args = (f"criterion {name!r}: {error}", *error.args[1:])
         return error

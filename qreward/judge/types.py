@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Unpack
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Unpack
 
 from qreward.decisions import Option
 from qreward.errors import ConfigError
@@ -24,8 +24,7 @@ Item = tuple[Any, Any] | tuple[Any, Any, Any] | Mapping[str, Any]
 ``reference``, and the other fields that a prompt template names. A prompt is a text or a list of messages, a response is a text."""
 
 
-@dataclass(frozen=True, slots=True)
-class CriterionResult:
+class CriterionResult(NamedTuple):
     """The outcome of one criterion of a rubric.
 
     Attributes:
@@ -175,10 +174,12 @@ _SHOWN = 60
 
 
 def _shown(of: Verdict | Comparison, outcome: str) -> str:
-    """The ``repr``: the outcome, the votes if there are several, the models, and the beginning of the first answer."""
+    """The ``repr``: the outcome, the votes if there are several, the models, and the beginning of the first answer or its criteria."""
     scores = f" from {len(of.votes)} votes ({', '.join(f'{vote.score:g}' for vote in of.votes[:8])})" if len(of.votes) > 1 else ""
     models = ", ".join(dict.fromkeys(vote.model for vote in of.votes if vote.model))
-    text = " ".join(of.votes[0].text[: 4 * _SHOWN].split()) if of.votes else ""
+    criteria = (of.votes[0].criteria or {}) if of.votes else {}
+    said = ", ".join(f"{name} {result.score:g}" for name, result in criteria.items()) or (of.votes[0].text if of.votes else "")
+    text = " ".join(said[: 4 * _SHOWN].split())
     begins = text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
     return "".join([
         f"<{type(of).__name__} {outcome}{scores}",

@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field, create_model
 from qreward.codecs.base import WireRequest
 from qreward.errors import BadRequest, ConfigError, QRewardError
 from qreward.judge.asking import JudgeModel, encoded
-from qreward.judge.codec import JUDGE, ModelReply, parse_reply, refuses_format
+from qreward.judge.codec import JUDGE, ModelReply, Reply, parse_reply, refuses_format
 from qreward.judge.config import JudgeConfig, ResponseFormat
 from qreward.judge.parsing import ScoreVerdict, YesNoVerdict
 from qreward.judge.prompts import Messages
@@ -64,7 +64,6 @@ class WritingModel(JudgeModel):
         super().__init__(model, config)
         self.reasks, self._parser, self._ladder = config.reasks, parser, ladder
         self._criterion = about if isinstance(about, Criterion) else None
-        self.about = self._criterion.name if self._criterion else ""
         words = about.in_words() if isinstance(about, Rubric) else in_words(about) if about else ""
         self.question = f"{words}\n\n{parser.instruction}" if words else parser.instruction
         schema = {"name": parser.model.__name__, "schema": parser.schema, "strict": True}
@@ -88,6 +87,9 @@ class WritingModel(JudgeModel):
     def asked(self, messages: Messages) -> Messages:
         return messages
 
+    def about(self, asked: Messages) -> str:  # noqa: ARG002 - always the same
+        return "" if self._criterion is None else self._criterion.name
+
     def prepare(self, sample: int) -> Callable[[Any], WireRequest]:
         """See :meth:`JudgeModel.prepare`. A ``seed`` is increased by one for each sample, so that samples differ."""
         key = self.format, sample if self._seed is not None else 0
@@ -107,15 +109,16 @@ class WritingModel(JudgeModel):
     def parse(self, answer: Any) -> ModelReply:
         return parse_reply(answer)
 
-    def vote(self, reply: ModelReply, *, swapped: bool) -> Vote:
+    def vote(self, reply: Reply, *, swapped: bool) -> Vote:
         """The answer as a vote. Raises ``Unreadable`` and ``ScoreFunctionError``; see :meth:`VerdictParser.read`."""
+        assert isinstance(reply, ModelReply)
         score, verdict = self._parser.read(reply)
         if (each := self._criterion) is None:
             return Vote(1 - score if swapped else score, verdict, reply.text, self.model, swapped)
         result = CriterionResult(score, each.weight, text=reply.text)
         return Vote(score, verdict, reply.text, self.model, criteria={each.name: result})
 
-    def repeated(self, asked: Messages, reply: ModelReply, reason: str) -> Messages:
+    def repeated(self, asked: Messages, reply: Reply, reason: str) -> Messages:
         """The messages of a repeated request, after an answer that could not be read.
 
         The conversation continues with the answer and the reason why it was rejected, so that the model corrects the form of its own
@@ -128,12 +131,10 @@ class WritingModel(JudgeModel):
             return [*asked, {"role": "assistant", "content": reply.text[-SENT_BACK:]}, {"role": "user", "content": note}]
         return noted(asked, f"(An earlier answer could not be used: {reason}. Be brief. {form})")
 
-    def shown(self, reply: ModelReply) -> str:
-        """The beginning of the answer."""
+    def without_verdict(self, reply: Reply, reason: str, times: str) -> str:
         text = one_line(reply.refusal or reply.text)
-        if not text:
-            return "; the answer is empty"
-        return f"; the answer begins: {text if len(text) <= SHOWN else text[: SHOWN - 3] + '...'}"
+        shown = f"the answer begins: {text if len(text) <= SHOWN else text[: SHOWN - 3] + '...'}" if text else "the answer is empty"
+        return f"no verdict could be read from model {self.model!r}{times}: {reason}; {shown}"
 
 
 def criterion_models(model: str, rubric: Rubric, config: JudgeConfig, ladder: FormatLadder) -> tuple[WritingModel, ...]:

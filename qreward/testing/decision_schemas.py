@@ -371,6 +371,8 @@ class InvalidBody(Exception):
 
 def parse(kind: type[Body], body: bytes) -> Body:
     """The body as a request. Raises :class:`InvalidBody`."""
+    if not body:
+        raise InvalidBody([{"type": "missing", "loc": ("body",), "msg": "Field required", "input": None}])
     try:
         given = json.loads(body)
     except ValueError as error:
@@ -379,7 +381,7 @@ def parse(kind: type[Body], body: bytes) -> Body:
         fault = {"type": "json_invalid", "loc": ("body", at), "msg": "JSON decode error", "input": {}, "ctx": context}
         raise InvalidBody([fault]) from None
     try:
-        return kind.model_validate(given)
+        return kind.model_validate(given, from_attributes=True)  # as FastAPI does, which shows in a message
     except ValidationError as error:
         raise InvalidBody([{**each, "loc": ("body", *each["loc"])} for each in error.errors(include_url=False)]) from None
 

@@ -10,7 +10,7 @@ The truth of an input stands in its text, and judges look at nothing else:
 - ``truth[right]=0.8`` holds for the question with this name, or with this first line of its instructions, and has precedence. The value may
   also be an option, which has precedence over a number: ``yes``, ``no``, the label of a level, or a choice.
 
-A value ends at the end of the line, a semicolon, a double quote or a backslash. Of several that hold, the first counts.
+A value ends at the end of the line, the next truth, a semicolon, a double quote or a backslash. Of several that hold, the first counts.
 
 Without such a line the truth is drawn from a hash of input and question. :func:`truth_of` is a distribution over the options, and
 :func:`true_answer` an option drawn from it: the gold label.
@@ -34,7 +34,7 @@ from qreward.settings.base import Policy
 
 __all__ = ["Asked", "SyntheticJudge", "text_of", "true_answer", "truth_of"]
 
-_TRUTH = re.compile(r"(?<![\w.])truth(?:\[([^\]\n]*)\])?=([^\n\"\\;]*)")
+_TRUTH = re.compile(r"(?<![\w.])truth(?:\[([^\]\n]*)\])?=((?:(?!\btruth[\[=])[^\n\"\\;])*)")
 _WORDS = {"yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
 _LEAST = 1e-6  # of a probability, so that each has a logarithm
 _SPREAD = 2.0  # standard deviation of the logits of a truth that is drawn

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from qreward.codecs import rate_limit_headers
 from qreward.codecs.base import EmbeddedError, Malformed, Reply, TransportError, Unfinished, WireRequest
-from qreward.codecs.decisions.base import Dialect
+from qreward.codecs.decisions.base import DecisionReply, Dialect
 from qreward.codecs.rewards.registry import kind_of, server_root
 from qreward.codecs.rewards.server_info import MODELS, Load, read_load
 from qreward.errors import BadRequest, ClientClosed, ConfigError, RequestError
@@ -77,10 +77,19 @@ class EndpointConnection:
             value = call.codec.decode(reply.body, call)
         except (Malformed, EmbeddedError, Unfinished) as error:
             return self.failure_from_body(error, reply, call)
+        if isinstance(value, DecisionReply):
+            self._name_in_errors(value)
         usage, limits = value.usage, rate_limit_headers.read(reply.headers)
         if usage is None:
             return Answer(value, limits=limits)
         return Answer(value, usage.prompt_tokens, usage.completion_tokens, limits, usage.cached_tokens)
+
+    def _name_in_errors(self, reply: DecisionReply) -> None:
+        """Name the endpoint in the errors of questions that were not answered."""
+        for answer in reply.answers:
+            error = answer.error
+            if isinstance(error, RequestError):
+                error.endpoint, error.args = self.name, (f"endpoint {self.name!r}, model {error.model!r}: {error}",)
 
     def failure_from_reply(self, reply: Reply, call: WireRequest) -> Failure:
         return failure_from_reply(reply, self.name, call.model, self.secrets.and_headers(call.headers))

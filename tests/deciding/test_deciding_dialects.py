@@ -70,7 +70,7 @@ async def test_where_no_endpoint_answers_a_call_goes_on_after_ten_seconds() -> N
 async def test_the_timeout_of_a_call_includes_finding_out() -> None:
     server = DecisionServer(seconds=NO_ANSWER)
     async with client_of({"a": server}) as client:
-        with pytest.raises(RequestTimeout, match=r"timeout of 2 s: no endpoint of '\*' has shown how it takes decisions"):
+        with pytest.raises(RequestTimeout, match=r"timeout of 2 s: which dialect of decisions .\*. speaks is not known yet"):
             await client.decide("text", questions(2), model=MODEL, timeout=2)
         assert now() == 2.0
         server.seconds = 1.0

@@ -18,7 +18,7 @@ from qreward.codecs.base import EmbeddedError, Malformed, WireRequest
 from qreward.codecs.chat import CHARS_PER_TOKEN, CHAT, joined
 from qreward.decisions import Choice, Decision, DecisionAnswer, Question, Score, YesNo, check_questions
 from qreward.errors import BadRequest, InvalidResponse
-from qreward.records import Usage
+from qreward.records import PromptTokensDetails, Usage
 from qreward.settings.policies import Endpoint
 
 Kind = type[YesNo] | type[Score] | type[Choice]
@@ -31,7 +31,7 @@ SUM_TOLERANCE = 0.02
 """Probabilities whose sum differs by more from 1 are no distribution. Servers round them, some to two decimals."""
 _ROUNDING = 1e-6  # of one probability
 _MASS_ROUNDING = 1e-3  # of a sum of exponentials of float32
-_MOST_WRITTEN = 4096  # questions of which the JSON is kept
+_MOST_KEPT = 4096  # questions
 
 
 class DecisionInput(NamedTuple):
@@ -68,6 +68,12 @@ class NoAnswer(Exception):
 DECLINED = "the model declined to answer"
 
 
+class _Kept(NamedTuple):
+    question: Question
+    json: bytes
+    names: tuple[str, ...]
+
+
 class Dialect(ABC):
     """How decisions are asked of one kind of API. Subclasses set the attributes and say what a question and an answer look like.
 
@@ -95,7 +101,7 @@ class Dialect(ABC):
 
     def __init__(self, extra: Mapping[str, Any] | None = None) -> None:
         self.extra = extra or {}
-        self._written: dict[int, tuple[Question, bytes]] = {}
+        self._kept: dict[int, _Kept] = {}
 
     def at(self, endpoint: Endpoint) -> Dialect:  # noqa: ARG002 - for subclasses
         """Return the dialect with what the settings of an endpoint say about it."""
@@ -119,7 +125,7 @@ class Dialect(ABC):
         self.check(inputs.questions, call.params)
         params = {**self.extra, **call.params} if self.extra else call.params
         body = jsonio.write(model, self.input_member, self.input_of(inputs.input), params, all_text=True)
-        questions = self.join([self.written(question) for question in inputs.questions])
+        questions = self.join([self.kept(question).json for question in inputs.questions])
         return b'%b,"%b":%b}' % (body[:-1], self.questions_member.encode(), questions)
 
     def input_of(self, given: str | list[dict[str, str]]) -> Any:
@@ -130,14 +136,19 @@ class Dialect(ABC):
         """Return the JSON of all questions."""
         return b"[" + b",".join(written) + b"]"
 
-    def written(self, question: Question) -> bytes:
-        """Return the JSON of a question. It is kept, as the questions of a judge are the same for all items."""
-        found = self._written.get(id(question))
+    def names(self, question: Question) -> tuple[str, ...]:  # noqa: ARG002 - for subclasses
+        """Return the names by which the server calls the options of a question in its answer, if it does."""
+        return ()
+
+    def kept(self, question: Question) -> _Kept:
+        """Return the JSON of a question and the names of its options. They are kept, as a judge asks the same questions about all items."""
+        found = self._kept.get(id(question))
         if found is None:
-            if len(self._written) >= _MOST_WRITTEN:
-                self._written.clear()
-            found = self._written[id(question)] = question, jsonio.dumps(self.write(question))  # the id is taken while the question lives
-        return found[1]
+            if len(self._kept) >= _MOST_KEPT:
+                self._kept.clear()
+            # holding the question keeps its id from being used again
+            found = self._kept[id(question)] = _Kept(question, jsonio.dumps(self.write(question)), self.names(question))
+        return found
 
     def check(self, questions: Sequence[Question], params: Mapping[str, Any]) -> None:
         """Raise ``BadRequest`` for questions that this dialect cannot ask in one request, and for parameters that it sets itself."""
@@ -190,7 +201,7 @@ class Dialect(ABC):
         """Estimate the prompt by the characters of input and questions, and the output as one token per question."""
         given, questions = call.inputs
         size = len(given) if isinstance(given, str) else sum(len(message["content"]) for message in given)
-        return (size + sum(len(self.written(question)) for question in questions)) / CHARS_PER_TOKEN, float(len(questions))
+        return (size + sum([len(self.kept(question).json) for question in questions])) / CHARS_PER_TOKEN, float(len(questions))
 
     def validate(self, inputs: Any) -> DecisionInput:
         """Return input and questions, ready to be sent. Raises ``BadRequest`` or ``ConfigError``."""
@@ -225,7 +236,7 @@ def distribution(numbers: Sequence[object], count: int) -> list[float]:
     """
     if len(numbers) != count:
         raise InvalidAnswer(f"it has {len(numbers)} probabilities for {count} options")
-    checked = [probability(number) for number in numbers]
+    checked = [number if type(number) is float and 0.0 <= number <= 1.0 else probability(number) for number in numbers]
     whole = math.fsum(checked)
     if abs(whole - 1.0) > SUM_TOLERANCE + _ROUNDING:
         raise InvalidAnswer(f"the sum of its probabilities is {whole:.4g}")
@@ -234,6 +245,8 @@ def distribution(numbers: Sequence[object], count: int) -> list[float]:
 
 def probability(number: object, rounding: float = _ROUNDING) -> float:
     """Return a number from 0 to 1; one that is outside by no more than ``rounding`` becomes 0 or 1. Raises ``InvalidAnswer``."""
+    if type(number) is float and 0.0 <= number <= 1.0:
+        return number
     if type(number) is not float and type(number) is not int:
         raise InvalidAnswer(f"a probability is {'missing' if number is None else f'a {type(number).__name__}'}")
     if not -rounding <= number <= 1.0 + rounding:  # also true of NaN
@@ -257,20 +270,14 @@ def usage_of(raw: object) -> Usage | None:
     """Return the usage of a response, with the names of OpenAI's Responses API (``input_tokens``) or those of its chat API."""
     if not isinstance(raw, dict) or "input_tokens" not in raw:
         return jsonio.usage_of(raw)
-    read = jsonio.usage_of(
-        {
-            "prompt_tokens": raw["input_tokens"],
-            "completion_tokens": raw.get("output_tokens"),
-            "total_tokens": raw.get("total_tokens"),
-            "prompt_tokens_details": raw.get("input_tokens_details"),
-        }
-    )
-    assert read is not None
-    if read.total_tokens is None and read.prompt_tokens is not None:
-        return Usage(
-            read.prompt_tokens, read.completion_tokens, read.prompt_tokens + (read.completion_tokens or 0), read.prompt_tokens_details
-        )
-    return read
+    prompt, output, details = raw["input_tokens"], raw.get("output_tokens"), raw.get("input_tokens_details")
+    total = raw.get("total_tokens")
+    if type(prompt) is not int or type(output) is not int:
+        names = {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": total, "prompt_tokens_details": details}
+        return jsonio.usage_of(names)
+    cached = details.get("cached_tokens") if isinstance(details, dict) else None
+    whole = total if type(total) is int else prompt + output
+    return Usage(prompt, output, whole, PromptTokensDetails(cached) if type(cached) is int else None)
 
 
 def answers_by_id(document: dict[str, Any], count: int) -> list[Any]:
@@ -285,9 +292,12 @@ def answers_by_id(document: dict[str, Any], count: int) -> list[Any]:
 
 def named_numbers(raw: object, names: Sequence[str]) -> list[object]:
     """Return the number of each name. Raises ``InvalidAnswer`` for a mapping with other names."""
-    if not isinstance(raw, dict) or raw.keys() != set(names):
-        raise InvalidAnswer("its probabilities are not those of the options")
-    return [raw[name] for name in names]
+    if type(raw) is dict and len(raw) == len(names):
+        try:
+            return [raw[name] for name in names]
+        except KeyError:
+            pass
+    raise InvalidAnswer("its probabilities are not those of the options")
 
 
 def as_text(messages: Sequence[Mapping[str, str]]) -> str:
@@ -334,9 +344,12 @@ def described(name: str, description: str) -> str:
 
 
 def valid_input(inputs: Any) -> DecisionInput:
-    """Return input and questions, ready to be sent. Raises ``BadRequest`` or ``ConfigError`` with what to change."""
+    """Return input and questions, ready to be sent. Raises ``BadRequest`` or ``ConfigError`` with what to change.
+
+    The questions of a ``DecisionInput`` are taken to be checked.
+    """
     given, questions = inputs
-    checked = check_questions(questions)
+    checked = questions if type(inputs) is DecisionInput else check_questions(questions)
     if isinstance(given, str):
         if not given.strip():
             raise BadRequest("the input is empty; give the text that the questions are about")
@@ -348,6 +361,8 @@ def valid_input(inputs: Any) -> DecisionInput:
 
 def _text_message(message: dict[str, Any], place: int) -> dict[str, str]:
     role, content = message["role"], message.get("content")
+    if role in ROLES and type(content) is str and len(message) == 2 and content.strip():
+        return message
     if role not in ROLES:
         raise BadRequest(f"messages[{place}] has the role {role!r}; the messages of an input have the role {', '.join(ROLES)}")
     parts = content if isinstance(content, list) else []

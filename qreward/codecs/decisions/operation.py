@@ -56,12 +56,7 @@ class Decide:
         )
 
     def validate(self, inputs: Any) -> DecisionInput:
-        """Return input and questions, ready to be sent. Raises ``BadRequest`` or ``ConfigError``.
-
-        The questions of a ``DecisionInput`` are taken to be checked.
-        """
-        if type(inputs) is DecisionInput and type(inputs.input) is str and inputs.input.strip():
-            return inputs
+        """See :func:`valid_input`."""
         return valid_input(inputs)
 
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:

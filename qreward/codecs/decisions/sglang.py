@@ -42,6 +42,9 @@ class SGLangDialect(Dialect):
             return asked | {"levels": [described(name, text) for name, text in pairs]}
         return asked | {"options": [{"name": name, **({"description": text} if text else {})} for name, text in pairs]}
 
+    def names(self, question: Question) -> tuple[str, ...]:
+        return names_of(question)
+
     def join(self, written: list[bytes]) -> bytes:
         return b"[" + b",".join([b'{"id":"%d",%b' % (place, each[1:]) for place, each in enumerate(written)]) + b"]"
 
@@ -52,15 +55,15 @@ class SGLangDialect(Dialect):
         kind = member(row, "type")
         if kind != _TYPES[type(question)]:
             raise InvalidAnswer(f"it has the type {kind!r}")
-        numbers = named_numbers(row.get("probabilities"), names_of(question))
+        numbers = named_numbers(row.get("probabilities"), self.kept(question).names)
         return DecisionAnswer(question, distribution(numbers, len(numbers)), label_mass=mass(row.get("label_mass")))
 
 
-def names_of(question: Question) -> list[str]:
+def names_of(question: Question) -> tuple[str, ...]:
     """Return the names by which the server calls the options of a question in its answer."""
     if isinstance(question, Choice):
-        return unique_names(question.options)
-    return ["yes", "no"] if isinstance(question, YesNo) else [str(level) for level in range(len(question.options))]
+        return tuple(unique_names(question.options))
+    return ("yes", "no") if isinstance(question, YesNo) else tuple(str(level) for level in range(len(question.options)))
 
 
 SGLANG = SGLangDialect()

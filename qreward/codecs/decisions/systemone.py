@@ -57,6 +57,9 @@ class SystemOneDialect(Dialect):
             return asked | {"criteria": [described(name, text) for name, text in pairs]}
         return asked | {"criteria": {name: text or None for name, text in pairs}}
 
+    def names(self, question: Question) -> tuple[str, ...]:
+        return names_of(question)
+
     def join(self, written: list[bytes]) -> bytes:
         return b"{" + b",".join([b'"%d":%b' % (place, each) for place, each in enumerate(written)]) + b"}"
 
@@ -77,7 +80,7 @@ class SystemOneDialect(Dialect):
             yes = probability(answer.get("noul"))
             numbers: Sequence[float] = (yes, 1.0 - yes)
         else:
-            numbers = distribution(named_numbers(answer.get("probabilities"), names_of(question)), len(question.options))
+            numbers = distribution(named_numbers(answer.get("probabilities"), self.kept(question).names), len(question.options))
         told = answer.get("x_label_mass") if diagnostics is None else member(diagnostics, "label_mass")
         return DecisionAnswer(question, numbers, label_mass=mass(told))
 

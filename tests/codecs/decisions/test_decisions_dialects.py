@@ -137,6 +137,8 @@ def test_what_yes_and_no_mean_is_sent_in_every_dialect() -> None:
     question = YesNo("Is it polite?", yes="no insult in it", no="one insult or more")
     for dialect in ALL:
         assert all(text in json.dumps(body_of(dialect, [question])) for text in ("no insult in it", "one insult or more")), dialect
+    means = {"true": "no insult in it", "false": "one insult or more"}
+    assert body_of(SYSTEMONE, [question])["questions"]["0"]["criteria"] == means
 
 
 def test_messages_are_sent_as_they_are_to_openai_and_as_one_text_to_others() -> None:

@@ -273,6 +273,44 @@ def test_a_chat_that_was_given_up_is_unfinished() -> None:
         chat(RIGHT, [], error={"message": "overloaded"})
 
 
+# error responses
+
+
+def test_error_responses_point_to_the_dialect_that_the_server_speaks() -> None:
+    """The texts are those of vLLM 0.33 and SGLang 0.5.23; ``tests/slow/decisions`` makes them with the models of the servers."""
+    checkpoint = "/v1/decisions does not serve decision checkpoints, use /v1/systemone, which renders the prompt and answer codes they were"
+    tag = "Input tag '{}' found using 'type' does not match any of the expected tags: {}"
+    cases: list[tuple[int, str, str | None]] = [
+        (404, '{"detail":"Not Found"}', "chat"),
+        (404, "404 page not found", "chat"),
+        (404, "Invalid URL (POST /v1/decisions)", "chat"),
+        (404, "The model `m` does not exist. Valid aliases: judge.", None),
+        (404, '{"error":{"code":"model_not_found","message":"The model m is not there"}}', None),
+        (404, "model 'm' not found, try pulling it first", None),
+        (405, '{"detail":"Method Not Allowed"}', "chat"),
+        (501, "The model does not support the Decisions API", "chat"),
+        (501, "The model does not support the structured decision API", "chat"),
+        (400, checkpoint, "systemone"),
+        (400, "/v1/decisions requires a generation model", "systemone"),
+        (400, "/v1/decisions requires the server tokenizer", "chat"),
+        (400, "/v1/decisions does not support chat templates that always reason before answering", "chat"),
+        (400, "/v1/systemone requires a generation model", "chat"),
+        (400, tag.format("predicate", "'choice', 'score', 'yes_no'"), "sglang"),
+        (400, tag.format("yes_no", "'predicate', 'choice', 'score'"), "vllm"),
+        (400, "1 validation error: {'type': 'extra_forbidden', 'msg': 'Extra inputs are not permitted'}", "vllm"),
+        (400, "{'type': 'literal_error', 'loc': 'body.input.0.role', 'msg': \"Input should be 'user'\"}", "vllm"),
+        (400, "questions: at most 64 for this model", "vllm"),
+        (400, "This model supports at most 26 choices per question", "vllm"),
+        (400, "question '0': label 'A' is not one distinct token for this model", "chat"),
+        (400, "This model's maximum context length is 8192 tokens", None),
+        (422, '{"detail":[{"type":"missing","loc":["body","state"],"msg":"Field required"}]}', None),
+        *[(status, "use /v1/systemone", None) for status in (200, 401, 403, 408, 413, 429, 500, 503)],
+    ]
+    faults = [f"{status} {text}: {found}" for status, text, name in cases if (found := refused_by(status, text.encode())) != name]
+    assert not faults, "\n".join(faults)
+    assert VLLM.refused_by(400, b"questions: at most 64 for this model") is None
+
+
 # properties
 
 LEAVES = st.one_of(

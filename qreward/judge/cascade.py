@@ -27,6 +27,9 @@ from qreward.server.import_string import load_object
 from qreward.settings.base import Policy
 from qreward.settings.policies import Priority
 
+AnyScorer = Scorer | BlockingTwin[Any]
+"""A scorer, or the blocking twin of one, such as a ``SyncJudge``."""
+
 
 class CascadeConfig(Policy):
     """The settings of a :class:`Cascade`, without its clients.
@@ -89,7 +92,7 @@ class Cascade:
 
     def __init__(
         self,
-        stages: Sequence[Scorer] | Mapping[str, Scorer],
+        stages: Sequence[AnyScorer] | Mapping[str, AnyScorer],
         *,
         min_confidence: float | Sequence[float] = 0.8,
         confidence: Confidence | Sequence[Confidence | None] | None = None,

@@ -199,8 +199,6 @@ class CascadeBatch:
             self._on_result(result)
         except BaseException as error:
             self._failure, self._is_stopped = error, True
-            for queue in self._queues:
-                queue.stop()
             raise
 
     def _end_rest(self) -> None:
@@ -249,11 +247,6 @@ class _Queue:
         """No item will come."""
         self._ended = True
         self._wake.set()
-
-    def stop(self) -> None:
-        """Drop the items that wait."""
-        self._waiting.clear()
-        self.end()
 
     async def items(self) -> AsyncIterator[Any]:
         while self._waiting or not self._ended:

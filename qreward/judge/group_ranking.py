@@ -11,13 +11,15 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from qreward.client import QRewardClient
 from qreward.engine.batch import BatchProgress
 from qreward.errors import BadRequest, ClientClosed, ConfigError, DeadlineExceeded, InvalidResponse, QRewardError, RequestTimeout
 from qreward.judge.aggregation import quorum_error
+from qreward.judge.listwise import GROUP_NAMES
 from qreward.judge.prompts import in_words
 from qreward.judge.ranking import MOST_RESPONSES, PairChooser, Place, Ranking, budget_of, scored
 from qreward.judge.requests import extra_of, fields_of
@@ -28,8 +30,7 @@ from qreward.records import added
 from qreward.results import BatchInterrupted, BatchResult, BatchStats, Result, Usage
 from qreward.runtime import runtime_of
 
-GROUP_NAMES = ("prompt", "responses", "reference")
-
+RankMethod = Literal["pairs", "listwise"]
 Responses = tuple[Any, Sequence[Any]] | tuple[Any, Sequence[Any], Any] | Mapping[str, Any]
 """The responses to one prompt: ``(prompt, responses)``, ``(prompt, responses, reference)``, or a mapping with these fields and those that a
 prompt template names."""
@@ -147,8 +148,56 @@ class ResponseGroup:
         return unconnected
 
 
-Compare = Callable[..., Awaitable[BatchResult[Comparison]]]
-"""``Judge.batch_compare``."""
+class ListGroup:
+    """The responses to one prompt, until one request has ranked them. Has the members of :class:`ResponseGroup`.
+
+    Args:
+        fields: the fields of the group.
+        check: raises the error of a list that cannot be judged.
+    """
+
+    def __init__(self, fields: Mapping[str, Any], check: Callable[[Mapping[str, Any]], object]) -> None:
+        self.index, self.born, self.pending = 0, 0.0, 0
+        different, self._places = responses_of(fields)
+        self._fields = {**fields, "responses": different}
+        self._result: Result[Ranking] | None = None
+        self._is_due = len(different) > 1
+        check(self._fields)
+
+    @property
+    def extra(self) -> Mapping[str, Any] | None:
+        """The fields that are not judged."""
+        return extra_of(self._fields, GROUP_NAMES)
+
+    def next_round(self) -> list[tuple[Place, dict[str, Any]]]:
+        """The list, once; nothing if there are not two different responses."""
+        due, self._is_due = self._is_due, False
+        self.pending = int(due)
+        return [((0, 0), self._fields)] if due else []
+
+    def record(self, place: Place, result: Result[Any]) -> None:  # noqa: ARG002 - there is one
+        """Record the result of the list."""
+        self.pending -= 1
+        self._result = result
+
+    def outcome(self) -> Ranking | QRewardError:
+        """The ranking or the error."""
+        if self._result is None:
+            return Ranking((0.5,) * len(self._places), (0.0,) * len(self._places))
+        if self._result.error is not None:
+            return self._result.error
+        ranking = self._result.value
+        scores, errors = (tuple(values[place] for place in self._places) for values in (ranking.scores, ranking.errors))
+        return replace(ranking, scores=scores, errors=errors)
+
+    def charged(self, error: QRewardError) -> QRewardError:
+        """The error with the tokens that were spent on the group."""
+        error.usage = None if self._result is None else self._result.usage
+        return error
+
+
+Compare = Callable[..., Awaitable[BatchResult[Any]]]
+"""``Judge.batch_compare``, or the same for lists."""
 
 
 class GroupRunner:
@@ -165,7 +214,7 @@ class GroupRunner:
     def __init__(
         self,
         compare: Compare,
-        read: Callable[[Any], ResponseGroup],
+        read: Callable[[Any], ResponseGroup | ListGroup],
         groups: Iterable[Any] | AsyncIterable[Any],
         *,
         on_result: Callable[[Result[Any]], object] | None,
@@ -179,10 +228,10 @@ class GroupRunner:
         self._input: Iterator[Any] | AsyncIterator[Any] = aiter(groups) if isinstance(groups, AsyncIterable) else iter(groups)
         self._count = self._ok = self._failed = 0
         self._results: dict[int, Result[Ranking]] = {}
-        self._ready: deque[tuple[ResponseGroup, Place, dict[str, Any]]] = deque()
-        self._sent: dict[int, tuple[ResponseGroup, Place]] = {}
+        self._ready: deque[tuple[ResponseGroup | ListGroup, Place, dict[str, Any]]] = deque()
+        self._sent: dict[int, tuple[ResponseGroup | ListGroup, Place]] = {}
         self._pairs_read = 0
-        self._open: dict[ResponseGroup, None] = {}
+        self._open: dict[ResponseGroup | ListGroup, None] = {}
         self._ended = False
         self._failure: Exception | None = None
         self._stopped: QRewardError | None = None
@@ -284,7 +333,7 @@ class GroupRunner:
 
     # results
 
-    def _on_comparison(self, result: Result[Comparison]) -> None:
+    def _on_comparison(self, result: Result[Any]) -> None:
         group, place = self._sent.pop(result.index)
         group.record(place, result)
         if isinstance(result.error, ClientClosed | DeadlineExceeded):
@@ -294,7 +343,7 @@ class GroupRunner:
         if not group.pending and self._stopped is None:
             self._advance(group)
 
-    def _advance(self, group: ResponseGroup) -> None:
+    def _advance(self, group: ResponseGroup | ListGroup) -> None:
         """Begin the next round of a group, or end it."""
         pairs = group.next_round()
         self._ready.extend((group, place, fields) for place, fields in pairs)
@@ -302,7 +351,7 @@ class GroupRunner:
             self._end(group, group.outcome())
         self._wake.set()
 
-    def _end(self, group: ResponseGroup, outcome: Ranking | QRewardError) -> None:
+    def _end(self, group: ResponseGroup | ListGroup, outcome: Ranking | QRewardError) -> None:
         del self._open[group]
         error = outcome if isinstance(outcome, QRewardError) else None
         answer = JudgeAnswer(outcome) if isinstance(outcome, Ranking) else None
@@ -347,22 +396,21 @@ class Ranker:
 
     Args:
         client: the client of the judge.
-        compare: ``Judge.batch_compare``.
-        check: builds the requests for a pair, or raises.
+        compare: ``Judge.batch_compare``, or the same for lists.
+        read: makes the group of an item's fields, with ``extra`` of fields that are not judged allowed; or raises.
         models: the judge models.
-        comparisons: the number of pairs to compare in each group.
     """
 
     def __init__(
-        self, client: QRewardClient, compare: Compare, check: Callable[..., object], models: Sequence[str], comparisons: int | None
+        self, client: QRewardClient, compare: Compare, read: Callable[..., ResponseGroup | ListGroup], models: Sequence[str]
     ) -> None:
-        self._client, self._compare, self._check, self._models, self._comparisons = client, compare, check, models, comparisons
+        self._client, self._compare, self._read, self._models = client, compare, read, models
         self._title = ", ".join(models)
 
     async def one(self, fields: Mapping[str, Any], options: Mapping[str, Any]) -> Ranking:
         """Rank one group. Raises its error."""
         runtime = runtime_of(self._client)
-        group, timeout = self._group(fields, extra=False), runtime.request_options(options).timeout
+        group, timeout = self._read(fields, extra=False), runtime.request_options(options).timeout
         runner = GroupRunner(self._compare, lambda group: group, [group], on_result=None, progress=None, keep=True, clock=runtime.clock)
         batch = await runner.run({**options, "deadline": timeout})
         error = batch[0].error
@@ -376,13 +424,32 @@ class Ranker:
         """Rank many groups."""
         check_batch_options(options)
         groups, runtime = batch_items("groups", groups), runtime_of(self._client)
-        budget_of(1, self._comparisons)
         pool = runtime.pool(self._models[0])
         collecting = runtime.collecting(options, pool, groups, self._title)
         given = {name: collecting[name] for name in ("on_result", "progress", "keep")}
-        runner = GroupRunner(self._compare, lambda item: self._group(fields_of(item, GROUP_NAMES)), groups, **given, clock=runtime.clock)
+        runner = GroupRunner(
+            self._compare, lambda item: self._read(fields_of(item, GROUP_NAMES), extra=True), groups, **given, clock=runtime.clock
+        )
         ours = ("on_result", "progress", "keep_results")
         return await runner.run({name: value for name, value in options.items() if name not in ours})
 
-    def _group(self, fields: Mapping[str, Any], *, extra: bool = True) -> ResponseGroup:
-        return ResponseGroup(fields, self._comparisons, partial(self._check, extra=extra))
+
+def by_pairs(check: Callable[..., object], comparisons: int | None) -> Callable[..., ResponseGroup]:
+    """What reads groups whose responses are compared in pairs.
+
+    Args:
+        check: builds the requests for a pair, or raises.
+        comparisons: the number of pairs to compare in each group.
+
+    Raises:
+        ConfigError: ``comparisons`` is no number of pairs.
+    """
+    budget_of(1, comparisons)
+    return lambda fields, *, extra: ResponseGroup(fields, comparisons, partial(check, extra=extra))
+
+
+def by_list(check: Callable[..., object], comparisons: int | None) -> Callable[..., ListGroup]:
+    """What reads groups that are ranked in one request. Raises ``ConfigError`` if ``comparisons`` is given."""
+    if comparisons is not None:
+        raise ConfigError("comparisons is a number of pairs, and method='listwise' compares none; leave it out")
+    return lambda fields, *, extra: ListGroup(fields, partial(check, extra=extra))

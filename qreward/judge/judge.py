@@ -9,7 +9,7 @@ import asyncio
 import threading
 import weakref
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence, Sized
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Unpack, cast
 
@@ -24,7 +24,8 @@ from qreward.judge import config as settings_of
 from qreward.judge.builders import Builders
 from qreward.judge.cache import Cache
 from qreward.judge.config import MIN_LABEL_MASS, JudgeConfig, Method, ResponseFormat, Settle
-from qreward.judge.group_ranking import Ranker, Responses
+from qreward.judge.group_ranking import Ranker, RankMethod, Responses, by_list, by_pairs
+from qreward.judge.listwise import ListwiseBuilder
 from qreward.judge.parsing import ScoreVerdict
 from qreward.judge.prompts import Builder
 from qreward.judge.ranking import Ranking
@@ -244,6 +245,7 @@ class Judge:
         prompt: Any,
         responses: Sequence[Any],
         *,
+        method: RankMethod = "pairs",
         comparisons: int | None = None,
         reference: Any = None,
         timeout: float | None = DEFAULT,
@@ -258,6 +260,8 @@ class Judge:
 
         Args:
             responses: at most 64 different ones, in any order.
+            method: ``pairs``; or ``listwise``, which shows all responses, at most 26 different ones, in one request, and in the opposite
+                order in another. It has a built-in prompt and needs a judge that writes. An incomplete or repeated order is no vote.
             comparisons: number of pairs to compare, at least ``n - 1`` for ``n`` different responses; None is about ``n * log2(n)``, or all
                 pairs if these are fewer.
             timeout: seconds for all rounds together, queueing included. The client's by default; None waits for ever.
@@ -270,12 +274,13 @@ class Judge:
             ConfigError: a response is None, ``comparisons`` is too small, or a field is missing or unknown. Nothing was sent.
         """
         item = {**fields, "prompt": prompt, "responses": responses, "reference": reference}
-        return await self._ranker(comparisons).one(item, {"timeout": timeout, "priority": priority, "tenant": tenant})
+        return await self._ranker(method, comparisons).one(item, {"timeout": timeout, "priority": priority, "tenant": tenant})
 
     async def batch_rank(
         self,
         groups: Iterable[Responses] | AsyncIterable[Responses],
         *,
+        method: RankMethod = "pairs",
         comparisons: int | None = None,
         **options: Unpack[JudgeBatchOptions],
     ) -> BatchResult[Ranking]:
@@ -287,9 +292,9 @@ class Judge:
         Args:
             groups: ``(prompt, responses)``, ``(prompt, responses, reference)`` or mappings of fields. The result of a mapping has all
                 fields but these three in ``extra``.
-            comparisons: number of pairs for each group, as in :meth:`rank`.
+            method, comparisons: as in :meth:`rank`, for each group.
         """
-        return await self._ranker(comparisons).many(groups, options)
+        return await self._ranker(method, comparisons).many(groups, options)
 
     async def aclose(self) -> None:
         """Write pending cache entries, and close the client if the judge owns it. Otherwise the judge can be used again."""
@@ -319,13 +324,19 @@ class Judge:
         return await SingleCall(*self._here(), request_options, pools, builder, born).run(requests, known)
 
     async def _many(
-        self, items: Iterable[Any] | AsyncIterable[Any], options: Mapping[str, Any], *, pairs: bool = False
+        self,
+        items: Iterable[Any] | AsyncIterable[Any],
+        options: Mapping[str, Any],
+        *,
+        pairs: bool = False,
+        builder: RequestBuilder | None = None,
     ) -> BatchResult[Any]:
         check_batch_options(options)
         runtime, began = runtime_of(self._client), runtime_of(self._client).clock()
         items, request_options, pools = batch_items("items", items), self._request_options(options), self._pools()
         collecting = runtime.collecting(options, next(iter(pools.values())), items, ", ".join(self._config.model))
-        builder = await self._builder(pools, seconds("deadline", options.get("deadline")), pairs=pairs)
+        if builder is None:
+            builder = await self._builder(pools, seconds("deadline", options.get("deadline")), pairs=pairs)
         batch = BatchRunner(
             *self._here(),
             items if self._cache is None else self._cache.with_votes(items, builder.read),
@@ -338,9 +349,18 @@ class Judge:
         )
         return await batch.run()
 
-    def _ranker(self, comparisons: int | None) -> Ranker:
+    def _ranker(self, method: RankMethod, comparisons: int | None) -> Ranker:
+        if method == "listwise":
+            compare, read = partial(self._many, builder=self._lists), by_list(self._lists.requests, comparisons)
+            return Ranker(self._client, lambda items, **options: compare(items, options), read, self._config.model)
+        if method != "pairs":
+            raise ConfigError(f"method must be 'pairs' or 'listwise', not {method!r}")
         check = self._builders.get(self._builders.written, pairs=True).requests
-        return Ranker(self._client, self.batch_compare, check, self._config.model, comparisons)
+        return Ranker(self._client, self.batch_compare, by_pairs(check, comparisons), self._config.model)
+
+    @cached_property
+    def _lists(self) -> ListwiseBuilder:
+        return ListwiseBuilder(self._config)
 
     async def _builder(self, pools: Mapping[str, Pool], timeout: float | None, *, pairs: bool) -> RequestBuilder:
         """What builds the requests now. Finds out what the servers of each model take, if it is not known; waits ``timeout`` at most."""

@@ -65,6 +65,7 @@ def fit(size: int, scores: Mapping[Place, float], start: Sequence[float] | None 
         [1.04, 0.0, -1.04]
     """
     strengths = [0.0] * size if start is None else list(start)
+    covariance: Matrix = []
     precision = 1 / PRIOR_DEVIATION**2
     for _ in range(_STEPS):
         slope = [-precision * strength for strength in strengths]
@@ -239,7 +240,6 @@ class PairChooser:
                 if len(chosen) < width and taken.isdisjoint(pair) and (not connecting or components.join(*pair)):
                     chosen.append(pair)
                     taken.update(pair)
-            width = min(width, left - (components.parts - 1))  # the rest of the budget must suffice to connect all
         return chosen
 
     def _by_information(self) -> list[Place]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import pickle
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from math import exp
-from random import Random
 from typing import Any
 
 import pytest
@@ -14,7 +12,7 @@ from judge_tools import JudgeBackend, Sent, always, broken, client_of, endpoint,
 from leftovers import leftovers
 from scale import seeds
 
-from qreward import QRewardClient, SyncQRewardClient
+from qreward import QRewardClient, SyncQRewardClient, YesNo, YesNoVerdict
 from qreward.errors import (
     AuthenticationFailed,
     BadRequest,
@@ -30,6 +28,7 @@ from qreward.errors import (
 from qreward.judge import Cascade, CascadeConfig, Judge, JudgeConfig, RewardModelScorer, SyncJudge, SyncScorer, Verdict, Vote, make_scorer
 from qreward.judge.runner import JudgeAnswer
 from qreward.results import BatchInterrupted, BatchResult, BatchStats, Result, Usage
+from qreward.testing import FakeEndpoint, FakeFleet, SyntheticJudge
 from qreward.testing.virtual_time import run_in_virtual_time
 
 USAGE = Usage(10, 5, 15)
@@ -98,7 +97,7 @@ async def test_a_sure_verdict_stands_and_an_unsure_one_goes_on() -> None:
         (AuthenticationFailed("no key"), "strong", 0.25),
         (BadRequest("too long"), "strong", 0.25),
     ]
-    faults = []
+    faults: list[Any] = []
     for said, by, number in cases:
         small, strong = says(said), says(0.25, None)
         async with Cascade({"small": small, "strong": strong}) as cascade:
@@ -430,7 +429,8 @@ def test_settings_make_a_cascade() -> None:
     assert repr(cascade) == "<Cascade rm-7b -> judge-7b -> judge-70b+judge-9b>"
     assert [stage.min_confidence for stage in cascade._stages] == [0.3, 0.9, None]
     assert cascade._stages[0].confidence(Verdict(-2.0, (Vote(-2.0),))) == 2.0
-    from_file = CascadeConfig(stages={"quick": {"model": "judge-7b"}, "good": "rm-70b"}, min_confidence=0.9)
+    quick: Any = {"model": "judge-7b"}
+    from_file = CascadeConfig(stages={"quick": quick, "good": "rm-70b"}, min_confidence=0.9)
     named: Any = make_scorer(some_client(), from_file)
     assert repr(named) == "<Cascade quick -> good>"
     assert isinstance(named._stages[1].scorer, RewardModelScorer)
@@ -481,28 +481,35 @@ async def test_the_blocking_twin_scores_and_closes() -> None:
 # what a cascade is for
 
 
-def simulated(seed: int, count: int = 400) -> tuple[float, float]:
+RIGHT = YesNo("The answer is right.")
+
+
+def simulated(seed: int, least: float = 0.85, count: int = 400) -> tuple[float, float]:
     """The accuracy of a cascade as a share of that of its strong judge, and the share of items that the strong judge was asked about.
 
-    Items differ in how clear they are. The small judge is right with a probability that it states as its confidence, the strong one is
-    right more often about each item.
+    Both judges are calibrated. The small one is right about 89 of 100 items, the strong one about 98.
     """
-    random = Random(seed)
-    clear = [random.expovariate(1) for _ in range(count)]
-    truth = [random.randint(0, 1) for _ in range(count)]
-    probability = [1 / (1 + exp(-4 * amount)) for amount in clear]
-    small_says = [truth[n] if random.random() < probability[n] else 1 - truth[n] for n in range(count)]
-    strong_says = [truth[n] if random.random() < max(0.9, probability[n]) else 1 - truth[n] for n in range(count)]
-    small = Scripted(lambda _, n: (float(small_says[n]), probability[n]), 0.0)
-    strong = Scripted(lambda _, n: (float(strong_says[n]), None), 0.0)
+    truth = [(7 * number + seed) % 10 < 5 for number in range(count)]
+    texts = [f"Seed {seed}, item {number}. truth={int(right)}" for number, right in enumerate(truth)]
 
-    async def run() -> list[float]:
-        return (await Cascade([small, strong]).batch_score([("p", n) for n in range(count)])).scores()
+    def decides(judge: SyntheticJudge) -> Scripted:
+        def answer(_: Any, text: str) -> tuple[float, float]:
+            yes, no = judge.distribution(text, RIGHT)
+            return yes, max(yes, no)
 
-    scores = run_in_virtual_time(run())
-    right = sum(number == true for number, true in zip(scores, truth, strict=True))
-    right_alone = sum(said == true for said, true in zip(strong_says, truth, strict=True))
-    return right / right_alone, len(strong.asked) / count
+        return Scripted(answer, 0.0)
+
+    small, strong = decides(SyntheticJudge(noise=0.4, seed=1)), decides(SyntheticJudge(noise=0.25, seed=2))
+
+    async def run() -> tuple[list[float], list[float]]:
+        items = [("p", text) for text in texts]
+        cascade = Cascade([small, strong], min_confidence=least)
+        return (await cascade.batch_score(items)).scores(), [strong.answer("p", text)[0] for text in texts]
+
+    right, alone = (
+        sum((number > 0.5) == true for number, true in zip(scores, truth, strict=True)) for scores in run_in_virtual_time(run())
+    )
+    return right / alone, len(strong.asked) / count
 
 
 def test_a_cascade_keeps_the_accuracy_of_the_strong_judge_at_a_third_of_its_calls() -> None:
@@ -511,6 +518,25 @@ def test_a_cascade_keeps_the_accuracy_of_the_strong_judge_at_a_third_of_its_call
     kept, asked = (sum(values) / len(found) for values in zip(*found, strict=True))
     assert kept >= 0.98, (used, kept, asked)
     assert asked <= 0.30, (used, kept, asked)
+
+
+@pytest.mark.real_time(60)
+async def test_a_cascade_of_deciding_judges_over_servers_escalates_what_they_are_not_sure_of() -> None:
+    fakes = [
+        FakeEndpoint("small", models=["judge-7b"], decisions="vllm", synthetic_judge=SyntheticJudge(noise=0.4, seed=1)),
+        FakeEndpoint("strong", models=["judge-70b"], decisions="sglang", synthetic_judge=SyntheticJudge(noise=0.25, seed=2)),
+    ]
+    given = {"method": "decide", "verdict": YesNoVerdict}
+    truth = [number % 3 == 0 for number in range(150)]
+    async with FakeFleet(fakes) as fleet, QRewardClient(fleet.endpoints) as client:
+        small, strong = (Judge(client, model=model, **given) for model in ("judge-7b", "judge-70b"))  # type: ignore[arg-type]
+        cascade = Cascade([small, strong])
+        asked = [("Is it right?", f"Item {number}. truth={int(right)}") for number, right in enumerate(truth)]
+        batch = await cascade.batch_score(asked)
+    right = sum((number > 0.5) == true for number, true in zip(batch.scores(), truth, strict=True))
+    assert right >= 135
+    assert 0.1 < batch.stats.escalated < 0.35
+    assert {verdict.decided_by for verdict in batch.values()} == {"judge-7b", "judge-70b"}
 
 
 def test_a_small_judge_that_is_never_sure_costs_all_calls_of_the_strong_one() -> None:

@@ -161,7 +161,12 @@ async def test_the_rounds_of_groups_interleave_and_results_come_in_the_order_of_
         return prefers("A" if first > second else "B")
 
     responses = [str(number) for number in range(8)]
-    groups = [("slow", responses), (PROMPT, responses[::-1]), {"prompt": PROMPT, "responses": responses[:4], "id": 7}, (PROMPT, ["1"])]
+    groups: list[Any] = [
+        ("slow", responses),
+        (PROMPT, responses[::-1]),
+        {"prompt": PROMPT, "responses": responses[:4], "id": 7},
+        (PROMPT, ["1"]),
+    ]
     seen: list[tuple[int, float]] = []
     async with judge_over(JudgeBackend(script)) as judge:
         batch = await judge.batch_rank(groups, on_result=lambda result: seen.append((result.index, now())))
@@ -227,13 +232,17 @@ async def test_an_async_input_may_be_slow_while_other_groups_go_on() -> None:
 
 
 async def test_groups_that_are_not_ranked_by_the_deadline_fail_with_it() -> None:
-    groups = [(PROMPT, ["1", "2"]), *[(PROMPT, [str(number) for number in range(16)])] * 3]
+    wide = [str(number) for number in range(16)]
+    groups = [(PROMPT, ["1", "2"]), *((f"{number}. question", wide) for number in range(700))]
     async with judge_over(JudgeBackend(larger), endpoint(slots=8)) as judge:
         batch = await judge.batch_rank(groups, deadline=4)
         when = now()
     assert when == 4
-    assert [type(result.error) for result in batch] == [type(None), *[DeadlineExceeded] * 3]
+    assert [result.index for result in batch] == list(range(701))  # more than were read
+    assert [type(result.error) for result in batch] == [type(None), *[DeadlineExceeded] * 700]
     assert batch[1].usage is not None
+    assert batch[700].usage is None
+    assert (batch.stats.items, batch.stats.failed) == (701, 700)
 
 
 async def test_an_exception_of_the_input_or_of_on_result_ends_the_batch_with_what_is_done() -> None:

@@ -40,7 +40,7 @@ def quorum(size: int) -> int:
     return size // 2 + 1
 
 
-def quorum_error(outcomes: Sequence[SampleOutcome]) -> QRewardError | None:
+def quorum_error(outcomes: Sequence[SampleOutcome], what: str = "votes") -> QRewardError | None:
     """The error of an item that can no longer reach its quorum; None if it still can.
 
     The error lists the errors of all failed requests. The error of an item's only request is returned unchanged.
@@ -53,7 +53,7 @@ def quorum_error(outcomes: Sequence[SampleOutcome]) -> QRewardError | None:
     kinds = {type(error) for error in errors}
     kind = kinds.pop() if len(kinds) == 1 else RequestError
     reasons = "; ".join(dict.fromkeys(f"{type(error).__name__}: {error}" for error in errors))
-    message = f"{len(errors)} of {len(outcomes)} votes failed, and more than half are needed: {reasons}"
+    message = f"{len(errors)} of {len(outcomes)} {what} failed, and more than half are needed: {reasons}"
     if not issubclass(kind, RequestError):
         return kind(message)
     error = kind(message, **{name: getattr(errors[-1], name, None) for name in ("endpoint", "model", "status_code")})

@@ -9,7 +9,7 @@ import asyncio
 import threading
 import weakref
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence, Sized
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Unpack, cast
 
@@ -26,8 +26,11 @@ from qreward.judge.cache import Cache, CacheEntry
 from qreward.judge.calibrated import Calibrator, identity_of, range_to_calibrate
 from qreward.judge.calibration import Calibration, JudgeIdentity
 from qreward.judge.config import MIN_LABEL_MASS, JudgeConfig, Method, ResponseFormat, Settle
+from qreward.judge.group_ranking import Ranker, RankMethod, Responses, by_list, by_pairs
+from qreward.judge.listwise import ListwiseBuilder
 from qreward.judge.parsing import ScoreVerdict
 from qreward.judge.prompts import Builder
+from qreward.judge.ranking import Ranking
 from qreward.judge.requests import RequestBuilder
 from qreward.judge.rubric import Rubric
 from qreward.judge.runner import BatchRunner, SingleCall
@@ -269,6 +272,63 @@ class Judge:
         """The lowest and the highest score. None if they are not known, as with a ``score`` function."""
         return self._ends
 
+    async def rank(
+        self,
+        /,
+        prompt: Any,
+        responses: Sequence[Any],
+        *,
+        method: RankMethod = "pairs",
+        comparisons: int | None = None,
+        reference: Any = None,
+        timeout: float | None = DEFAULT,
+        priority: Priority | int | str = Priority.NORMAL,
+        tenant: str | None = None,
+        **fields: Any,
+    ) -> Ranking:
+        """Rank the responses to one prompt by comparing pairs of them, in rounds that depend on the answers so far.
+
+        Each pair is compared in both orders, as by :meth:`compare`. Identical responses are not compared: they share a rank. A comparison
+        that fails is left out and counted. Fewer than two different responses need no request.
+
+        Args:
+            responses: at most 64 different ones, in any order.
+            method: ``pairs``; or ``listwise``, which shows all responses, at most 26 different ones, in one request, and in the opposite
+                order in another. It has a built-in prompt and needs a judge that writes. An incomplete or repeated order is no vote.
+            comparisons: number of pairs to compare, at least ``n - 1`` for ``n`` different responses; None is about ``n * log2(n)``, or all
+                pairs if these are fewer.
+            timeout: seconds for all rounds together, queueing included. The client's by default; None waits for ever.
+            prompt, reference, priority, tenant, fields: as in :meth:`score`.
+
+        Raises:
+            InvalidResponse: comparisons failed, and the others do not connect all responses.
+            RequestTimeout: the time was over before the last round ended.
+            RequestError, NoEndpoint: at most half of the comparisons succeeded.
+            ConfigError: a response is None, ``comparisons`` is too small, or a field is missing or unknown. Nothing was sent.
+        """
+        item = {**fields, "prompt": prompt, "responses": responses, "reference": reference}
+        return await self._ranker(method, comparisons).one(item, {"timeout": timeout, "priority": priority, "tenant": tenant})
+
+    async def batch_rank(
+        self,
+        groups: Iterable[Responses] | AsyncIterable[Responses],
+        *,
+        method: RankMethod = "pairs",
+        comparisons: int | None = None,
+        **options: Unpack[JudgeBatchOptions],
+    ) -> BatchResult[Ranking]:
+        """Rank many groups of responses. All comparisons are in flight together, and no group waits for another's round.
+
+        Options and errors are those of :meth:`batch_score`, but ``timeout`` is for each comparison. A group that is not ranked by the
+        ``deadline`` fails with ``DeadlineExceeded``. The progress and the counts of the statistics are of groups.
+
+        Args:
+            groups: ``(prompt, responses)``, ``(prompt, responses, reference)`` or mappings of fields. The result of a mapping has all
+                fields but these three in ``extra``.
+            method, comparisons: as in :meth:`rank`, for each group.
+        """
+        return await self._ranker(method, comparisons).many(groups, options)
+
     async def aclose(self) -> None:
         """Write pending cache entries, and close the client if the judge owns it. Otherwise the judge can be used again."""
         if self._cache is not None:
@@ -297,13 +357,19 @@ class Judge:
         return await SingleCall(*self._here(), request_options, pools, builder, born).run(requests, known)
 
     async def _many(
-        self, items: Iterable[Any] | AsyncIterable[Any], options: Mapping[str, Any], *, pairs: bool = False
+        self,
+        items: Iterable[Any] | AsyncIterable[Any],
+        options: Mapping[str, Any],
+        *,
+        pairs: bool = False,
+        builder: RequestBuilder | None = None,
     ) -> BatchResult[Any]:
         check_batch_options(options)
         runtime, began = runtime_of(self._client), runtime_of(self._client).clock()
         items, request_options, pools = batch_items("items", items), self._request_options(options), self._pools()
         collecting = runtime.collecting(options, next(iter(pools.values())), items, ", ".join(self._config.model))
-        builder = await self._builder(pools, seconds("deadline", options.get("deadline")), pairs=pairs)
+        if builder is None:
+            builder = await self._builder(pools, seconds("deadline", options.get("deadline")), pairs=pairs)
         batch = BatchRunner(
             *self._here(),
             items if self._cache is None else self._cache.with_votes(items, builder.read),
@@ -315,6 +381,19 @@ class Judge:
             **collecting,
         )
         return await batch.run()
+
+    def _ranker(self, method: RankMethod, comparisons: int | None) -> Ranker:
+        if method == "listwise":
+            compare, read = partial(self._many, builder=self._lists), by_list(self._lists.requests, comparisons)
+            return Ranker(self._client, lambda items, **options: compare(items, options), read, self._config.model)
+        if method != "pairs":
+            raise ConfigError(f"method must be 'pairs' or 'listwise', not {method!r}")
+        check = self._builders.get(self._builders.written, pairs=True).requests
+        return Ranker(self._client, self.batch_compare, by_pairs(check, comparisons), self._config.model)
+
+    @cached_property
+    def _lists(self) -> ListwiseBuilder:
+        return ListwiseBuilder(self._config)
 
     async def _builder(self, pools: Mapping[str, Pool], timeout: float | None, *, pairs: bool) -> RequestBuilder:
         """What builds the requests now. Finds out what the servers of each model take, if it is not known; waits ``timeout`` at most."""
@@ -380,6 +459,8 @@ class SyncJudge(BlockingTwin[Judge]):
     compare = blocking(Judge.compare)
     batch_score = blocking(Judge.batch_score)
     batch_compare = blocking(Judge.batch_compare)
+    rank = blocking(Judge.rank)
+    batch_rank = blocking(Judge.batch_rank)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _blocking, (self._async,)

@@ -15,6 +15,7 @@ from qreward.engine.batch import BatchWaiter
 from qreward.engine.driver import LoopDriver
 from qreward.engine.snapshots import ItemTallies, result_of
 from qreward.errors import BadRequest, QRewardError
+from qreward.judge.ranking import Ranking
 from qreward.judge.requests import RequestBuilder
 from qreward.judge.sampling import JudgeRequest, ReadItem
 from qreward.judge.singleflight import Caller, JudgeItem, SampleTask, SharedRequest, SingleFlight
@@ -70,14 +71,14 @@ class SingleCall(Caller):
 
 
 class JudgeAnswer:
-    """A verdict or comparison in the form in which ``Result`` takes an answer."""
+    """A verdict, comparison or ranking in the form in which ``Result`` takes an answer."""
 
     __slots__ = ("estimated", "usage", "value")
 
-    def __init__(self, value: Verdict | Comparison, *, estimated: bool = False) -> None:
+    def __init__(self, value: Verdict | Comparison | Ranking, *, estimated: bool = False) -> None:
         self.value, self.usage, self.estimated = value, value.usage, estimated
 
-    def build(self) -> Verdict | Comparison:
+    def build(self) -> Verdict | Comparison | Ranking:
         return self.value
 
     def text(self) -> str:
@@ -273,6 +274,7 @@ class BatchRunner(Caller, BatchWaiter):
     def _stop(self, make_error: Callable[[], QRewardError]) -> None:
         for feed in self._feeds():
             self.driver.close_feed(feed)
+        self._ending = True  # the last open item is not the end: those that were not read follow
         for item in list(self._open):
             item.end(make_error())
         super()._stop(make_error)

@@ -195,6 +195,7 @@ class Scorer(Protocol):
 
     async def score(
         self,
+        /,
         prompt: Any,
         response: Any,
         *,

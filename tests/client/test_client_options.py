@@ -11,7 +11,7 @@ from client_tools import HI, MODEL, Recorder, endpoint, use
 from openai.types import CompletionCreateParams, EmbeddingCreateParams, ModerationCreateParams
 from openai.types.chat import completion_create_params
 
-from qreward import ConfigError, Judge, Priority, QRewardClient, RewardModelScorer, SyncQRewardClient
+from qreward import ConfigError, Judge, Priority, QRewardClient, RewardModelScorer, SyncQRewardClient, YesNo
 from qreward.options import OPTIONS, ModelParams, check_params, level
 
 MISSPELT = {
@@ -97,7 +97,8 @@ def test_every_call_refuses_a_misspelt_option_before_anything_is_sent() -> None:
     known = {name.partition(".")[2] for name, _ in methods()}
     wrong = {}
     for name in sorted(known):
-        given = ("query", ["document"]) if name == "rerank" else ([HI] if name.startswith("batch") else HI,)
+        others = {"rerank": ("query", ["document"]), "decide": ("text", [YesNo("It is true.")])}
+        given = others.get(name, ([HI] if name.startswith("batch") else HI,))
         said = refusal(lambda: use(QRewardClient([endpoint(recorder)]), lambda it: getattr(it, name)(*given, model=MODEL, time_out=3)))  # noqa: B023
         if "did you mean 'timeout'" not in said:
             wrong[name] = said

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from decision_tools import TEN, DecisionBackend, always, deciding
+from decided_tools import TEN, DecisionBackend, always, deciding
 from judge_tools import QUESTION
 
 from qreward import QRewardClient

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from decision_tools import MIXED, TEN, DecisionBackend, always, by_text, deciding
+from decided_tools import MIXED, TEN, DecisionBackend, always, by_text, deciding
 from judge_tools import QUESTION, client_of, endpoint
 from pydantic import BaseModel
 from scale import seeds
@@ -23,7 +24,7 @@ from qreward.testing import FakeEndpoint, FakeFleet
 from qreward.testing.synthetic_judge import SyntheticJudge
 
 ONE_OF_FIVE = (0.1, 0.0, 0.0, 0.4, 0.5)
-FIVE = {"scale": (1, 5)}
+FIVE: dict[str, Any] = {"scale": (1, 5)}
 
 
 def decided(says: Any, dialect: str = "openai", **settings: Any) -> Any:
@@ -69,7 +70,7 @@ def test_a_decision_has_a_distribution_and_a_confidence_and_no_text() -> None:
 
 
 def test_a_label_mass_below_the_least_is_no_verdict_and_its_number_is_in_the_message() -> None:
-    yes = {"verdict": YesNoVerdict}
+    yes: dict[str, Any] = {"verdict": YesNoVerdict}
     assert "have a probability of 0.3, which is less than min_label_mass=0.5" in error_of(((0.9, 0.1), 0.3), "chat", **yes)
     for says, least in (((0.9, 0.1), 0.51), 0.5), (((0.9, 0.1), 0.3), 0.29), (((0.9, 0.1), 0.1), 0):
         assert decided(says, "chat", **yes, min_label_mass=least).score == pytest.approx(0.9)
@@ -224,8 +225,13 @@ def test_the_question_for_a_pair_lists_the_criteria_of_a_rubric() -> None:
 def test_samples_and_models_ask_all_criteria_and_settle_on_the_total() -> None:
     for settle, score in (("mean", 0.45), ("median", 0.4), ("majority", 0.2)):
         numbers = iter([0.2, 0.8, 0.2, 0.6])
-        backend = DecisionBackend(lambda _question, _text, numbers=numbers: (number := next(numbers), 1 - number), seconds=0.0)
-        settings = {"rubric": Rubric([TEN.criteria[0]]), "settle": settle, "model": ["a", "b"], "samples": 2}
+
+        def says(_question: object, _text: object, numbers: Iterator[float] = numbers) -> tuple[float, float]:
+            number = next(numbers)
+            return number, 1 - number
+
+        backend = DecisionBackend(says, seconds=0.0)
+        settings: dict[str, Any] = {"rubric": Rubric([TEN.criteria[0]]), "settle": settle, "model": ["a", "b"], "samples": 2}
         verdict = deciding(backend, lambda judge: judge.score(*QUESTION), **settings)
         assert (verdict.score, len(verdict.votes), len(backend.sent)) == (pytest.approx(score), 4, 4)
         assert {vote.model for vote in verdict.votes} == {"a", "b"}
@@ -340,7 +346,7 @@ async def test_every_dialect_gives_the_verdict_that_the_synthetic_judge_has_in_m
                 batch = await Judge(client, model="m", method="decide", rubric=MIXED).batch_score(items)
         assert batch.errors == {}, decisions
         for result, (prompt, response) in zip(batch, items, strict=True):
-            criteria = result.value.criteria
+            criteria: Any = result.value.criteria
             values = [criteria[each.name].score for each in MIXED.criteria]
             assert result.value.score == pytest.approx(MIXED.score(values)), (decisions, prompt, response)
             assert all(sum(each.distribution.values()) == pytest.approx(1.0) for each in criteria.values())

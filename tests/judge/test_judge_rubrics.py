@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from decision_tools import MIXED, TEN, Asked, DecisionBackend, always, deciding
+from decided_tools import MIXED, TEN, Asked, DecisionBackend, always, deciding
 from judge_tools import QUESTION, refused
 
 from qreward.errors import InvalidResponse

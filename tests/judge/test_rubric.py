@@ -14,6 +14,7 @@ from scale import seeds
 from qreward.decisions import Choice, DecisionAnswer, Score, YesNo
 from qreward.errors import ConfigError
 from qreward.judge import Criterion, CriterionResult, JudgeConfig, Rubric
+from qreward.judge.config import config_of
 
 
 def rubric(*weights: float, **gates: float) -> Rubric:
@@ -111,7 +112,7 @@ def test_every_mistake_is_a_config_error_that_names_the_setting() -> None:
     ]
     wrong = []
     for source, wanted in cases:
-        for load in (Rubric.load, lambda given: JudgeConfig(model="m", rubric=given)):
+        for load in (Rubric.load, lambda given: config_of({"model": "m", "rubric": given})):
             try:
                 load(source)
                 wrong.append((source, "no error"))
@@ -123,7 +124,7 @@ def test_every_mistake_is_a_config_error_that_names_the_setting() -> None:
 
 def test_a_judges_settings_name_the_whole_path_of_a_mistake() -> None:
     with pytest.raises(ConfigError, match=r"JudgeConfig: rubric\.1\.weight: 'x' is not a number"):
-        JudgeConfig(model="m", rubric=[{"name": "a", "instructions": "?"}, {"name": "b", "instructions": "?", "weight": "x"}])
+        config_of({"model": "m", "rubric": [{"name": "a", "instructions": "?"}, {"name": "b", "instructions": "?", "weight": "x"}]})
 
 
 def test_a_rubric_is_read_from_a_list_a_mapping_and_files(tmp_path: Path) -> None:
@@ -144,7 +145,7 @@ def test_a_rubric_is_read_from_a_list_a_mapping_and_files(tmp_path: Path) -> Non
         '[rubric.clear]\ninstructions = "Clear?"\nlevels = ["no", "yes"]\ngate = 0.5\n'
     )
     for source in (*sources, toml):
-        assert Rubric.load(source) == JudgeConfig(model="m", rubric=source).rubric == wanted, source
+        assert Rubric.load(source) == config_of({"model": "m", "rubric": source}).rubric == wanted, source
     assert Rubric.load({"right": "It is right."}) == Rubric([Criterion("right", "It is right.")])
 
 
@@ -158,7 +159,7 @@ def test_a_mistake_in_a_file_is_named_with_file_and_line(tmp_path: Path) -> None
         with pytest.raises(ConfigError, match=wanted):
             Rubric.load(path)
     with pytest.raises(ConfigError, match="cannot be read"):
-        JudgeConfig(model="m", rubric=tmp_path / "none.yaml")
+        config_of({"model": "m", "rubric": tmp_path / "none.yaml"})
 
 
 def test_a_rubric_is_written_as_settings_that_make_an_equal_one() -> None:
@@ -169,7 +170,7 @@ def test_a_rubric_is_written_as_settings_that_make_an_equal_one() -> None:
             Criterion("c", "Tone?", choices={"calm": 1, "rude": 0}, weight=-1),
         ]
     )
-    config = JudgeConfig(model="m", rubric=made)
+    config = config_of({"model": "m", "rubric": made})
     dumped = json.loads(config.model_dump_json(exclude_unset=True))
     assert Rubric.load(json.loads(json.dumps(made.settings()))) == made
     assert JudgeConfig(**dumped) == config

@@ -78,7 +78,7 @@ class DecisionBackend:
         except BadRequest as error:  # as ``HttpBackend`` does
             return Failure(FailureKind.UNSUITABLE, error)
         decides = hasattr(call.inputs, "questions")
-        questions = call.inputs.questions if decides else ()
+        questions: tuple[Question, ...] = call.inputs.questions if decides else ()
         given = call.inputs.input if decides else "\n\n".join(str(message["content"]) for message in call.inputs)
         at = round(asyncio.get_running_loop().time(), 3)
         asked = Asked(str(endpoint.name), path, at, given, questions, body, call.group, call.headers)
@@ -91,7 +91,7 @@ class DecisionBackend:
         if not decides:
             written = self._writes(asked) if callable(self._writes) else self._writes
             return written if isinstance(written, Failure) else Answer(call.codec.decode(answer(written), call), 10, 5)
-        rows = [self._says(question, asked.text) for question in questions]
+        rows: list[Any] = [self._says(question, asked.text) for question in questions]
         if failure := next((row for row in rows if isinstance(row, Failure)), None):
             return failure
         logprobs = self._logprobs(asked) if callable(self._logprobs) else self._logprobs

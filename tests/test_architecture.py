@@ -24,6 +24,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("options", "progress", "notebook", "streaming", "scoring", "batching", "functions", "server", "telemetry", "chat_namespace"),
     ("runtime", "client", "sync_client"),
     ("judge",),
+    ("bulk",),
     ("integrations",),
     ("testing",),
     ("cli", "__main__"),
@@ -42,7 +43,7 @@ UPWARD = {
 OUTSIDE = {
     "asyncio": {
         "engine", "transport", "quota", "client", "sync_client", "streaming", "scoring", "testing", "cli", "functions", "batching",
-        "judge", "integrations", "server", "notebook", "chat_namespace",
+        "judge", "bulk", "integrations", "server", "notebook", "chat_namespace",
     },
     "aiohttp": {"transport", "testing"},
     "openai": {"codecs", "integrations.openai.transports"},

@@ -8,6 +8,7 @@ from typing import Any
 
 from qreward.codecs.base import WireRequest
 from qreward.codecs.embeddings import EMBEDDINGS
+from qreward.codecs.passthrough import PassthroughCodec
 from qreward.codecs.rewards.base import ListCodec, Operation, ServerKind, pair_item, parts_item, text_item, token_item
 from qreward.codecs.rewards.nim import NIM
 from qreward.codecs.rewards.openai import OPENAI, EmbeddingList
@@ -142,7 +143,7 @@ def bound(call: WireRequest, endpoint: Endpoint) -> tuple[WireRequest, str, bool
     if codec is EMBEDDINGS:
         place = kind_of(endpoint.kind).routes(EMBED.name).get("", EmbeddingList)
         return call, place.path, place.native
-    return call, codec.path, isinstance(codec, ListCodec) and codec.native
+    return call, codec.path, isinstance(codec, ListCodec | PassthroughCodec) and codec.native
 
 
 def server_root(base_url: str) -> str:

@@ -35,6 +35,10 @@ PURE = ("scheduler", "quota.ledger", "quota.lease", "quota.messages")
 """They take the time and randomness as arguments, and do no I/O."""
 
 UPWARD = {
+    ("client", "bulk.start"): "client.run; most programs run no bulk",
+    ("client", "bulk.inputs"): "for types only",
+    ("client", "bulk.report"): "for types only",
+    ("client", "judge.types"): "for types only",
     ("results", "notebook.render"): "a result draws itself when a notebook asks for it",
     ("quota.renewal", "integrations.ray.limit_actor"): "Ray is an extra, imported when limits are shared over a cluster",
 }

@@ -24,7 +24,7 @@ class Spent(NamedTuple):
     cost: float = 0.0
 
 
-class Budget:
+class SpendingLimit:
     """The limits of a run, what it has spent, and what is reserved.
 
     Args:
@@ -33,7 +33,7 @@ class Budget:
         price: the highest price of the endpoints; needed for ``max_cost``.
 
     Example:
-        >>> budget = Budget(max_tokens=100)
+        >>> budget = SpendingLimit(max_tokens=100)
         >>> budget.reserve(Spent(80)), budget.reserve(Spent(80))
         (True, False)
         >>> budget.settle(Spent(80), Spent(30))

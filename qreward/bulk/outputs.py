@@ -13,7 +13,7 @@ import msgspec
 
 from qreward.codecs import json as jsonio
 from qreward.errors import ConfigError, QRewardError
-from qreward.results import Result
+from qreward.judge.types import Verdict
 
 ROWS = 1024
 """Rows of a Parquet file that are written at once."""
@@ -32,19 +32,20 @@ def success_line(custom_id: str, identifier: str, body: bytes) -> bytes:
     return msgspec.json.encode(line)
 
 
+def verdict_line(custom_id: str, identifier: str, verdict: Verdict) -> bytes:
+    """Return the line of a verdict, without line break."""
+    votes = [{"score": vote.score, "text": vote.text, "model": vote.model} for vote in verdict.votes]
+    usage = None if verdict.usage is None else msgspec.structs.asdict(verdict.usage)
+    found = {"score": verdict.score, "votes": votes, "attributes": dict(verdict.attributes or {}), "usage": usage, "cached": verdict.cached}
+    return msgspec.json.encode({"id": identifier, "custom_id": custom_id, "verdict": found, "error": None})
+
+
 def failure_line(custom_id: str, identifier: str, error: QRewardError) -> bytes:
     """Return the line of a request that failed, without line break."""
     details = {"code": type(error).__name__, "message": str(error), "status_code": getattr(error, "status_code", None)}
     attempts = [msgspec.structs.asdict(attempt) for attempt in getattr(error, "attempts", ())]
     line = {"id": identifier, "custom_id": custom_id, "response": None, "error": {**details, "attempts": attempts}}
     return msgspec.json.encode(line)
-
-
-def body_of(result: Result[Any]) -> bytes:
-    """Return the undecoded body of a response."""
-    answer = result._answer  # the engine's answers keep the body; everything else about them is public
-    body: bytes = answer.body  # type: ignore[union-attr]
-    return body
 
 
 def _one_line(body: bytes) -> bytes:

@@ -6,10 +6,10 @@ row of a table, from which a template makes the prompt.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from qreward.bulk.inputs import InputLine
+from qreward.bulk.settings import BulkSettings
 from qreward.codecs.base import WireRequest
 from qreward.codecs.chat import CHAT
 from qreward.codecs.embeddings import EMBEDDINGS
@@ -41,28 +41,32 @@ class RequestReader:
     """Makes requests from lines.
 
     Args:
-        model: the model of lines that name none.
-        params: parameters of the body for lines that do not set them, such as ``max_tokens``.
-        template: makes the prompt of a row; ``{column}`` is replaced with its value, and doubled braces are braces.
-        system: system message of plain lines and rows; None for none.
+        settings: ``model``, ``params``, ``template``, ``system`` and ``columns`` of the run.
 
     Raises:
         ConfigError: the template is invalid, or a parameter is an option of the run.
     """
 
-    def __init__(
-        self,
-        *,
-        model: str | None = None,
-        params: Mapping[str, Any] | None = None,
-        template: str | None = None,
-        system: str | None = None,
-    ) -> None:
-        check_params(params or {})
-        self._model, self._params, self._system = model, dict(params or {}), system
-        self._template = None if template is None else Prompt(template, system, needed=(), known=None, what="template")
+    def __init__(self, settings: BulkSettings) -> None:
+        check_params(settings.params)
+        self._model, self._params, self._system, self._columns = settings.model, settings.params, settings.system, settings.columns
+        text = settings.template
+        self._template = None if text is None else Prompt(text, self._system, needed=(), known=None, what="template")
         if self._template is not None and not self._template.names:
             raise ConfigError("the template names no column; write {column} where its value goes")
+
+    def read_item(self, line: InputLine, ordinal: int) -> tuple[str, dict[str, Any]]:
+        """Return the identifier and the fields of a line that a scorer takes. Raises ``BadRequest``."""
+        try:
+            fields = line.fields()
+        except ValueError as error:
+            raise BadRequest(f"{line.place}: {error}") from None
+        custom_id = _identifier_of(fields, ordinal)
+        for field, column in self._columns.items():
+            if column not in fields:
+                raise BadRequest(f"{line.place}: it has no {column!r}, which columns names; it has {', '.join(map(repr, sorted(fields)))}")
+            fields[field] = fields[column] if field == column else fields.pop(column)
+        return custom_id, fields
 
     def read(self, line: InputLine, ordinal: int) -> BulkRequest:
         """Return the request of a line. Raises ``BadRequest``, whose message begins with the place of the line."""
@@ -74,7 +78,7 @@ class RequestReader:
     def _read(self, fields: dict[str, Any], ordinal: int) -> BulkRequest:
         if "body" in fields or "url" in fields:
             return self._batch_line(fields, ordinal)
-        custom_id = next((str(fields.pop(name)) for name in IDS if fields.get(name) is not None), str(ordinal + 1))
+        custom_id = _identifier_of(fields, ordinal)
         if self._template is not None:
             messages, fields = self._template.messages(fields, extra=True), {name: fields[name] for name in ("model",) if name in fields}
         elif "messages" in fields or "prompt" in fields:
@@ -113,3 +117,8 @@ class RequestReader:
             return WireRequest(EMBEDDINGS, model, EMBEDDINGS.validate(params.pop("input", None)), params, None)
         text = next((params[name] for name in ("input", "prompt", "query") if isinstance(params.get(name), str)), "")
         return WireRequest(passthrough(url), model, text, params, None)
+
+
+def _identifier_of(fields: dict[str, Any], ordinal: int) -> str:
+    """Take the identifier out of the fields of a line; by default its number."""
+    return next((str(fields.pop(name)) for name in IDS if fields.get(name) is not None), str(ordinal + 1))

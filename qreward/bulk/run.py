@@ -7,98 +7,37 @@ batch. A run can be stopped at any time; the same run again goes on where it sto
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from qreward.bulk.budget import Budget, Spent, most_of, spent_by
+from qreward.bulk.batches import Entry, ModelBatch, ScorerBatch
+from qreward.bulk.budget import SpendingLimit, Spent, most_of, spent_by
 from qreward.bulk.inputs import Input, InputLine
 from qreward.bulk.journal import Journal
-from qreward.bulk.outputs import OutputFile, body_of, failure_line, success_line
+from qreward.bulk.outputs import OutputFile, failure_line, success_line, verdict_line
 from qreward.bulk.report import BulkReport
-from qreward.bulk.requests import BulkRequest, RequestReader
+from qreward.bulk.requests import RequestReader
 from qreward.bulk.settings import BulkSettings
 from qreward.codecs.base import WireRequest
-from qreward.engine.batch import BatchWaiter
 from qreward.engine.snapshots import load_of
 from qreward.errors import BadRequest, ConfigError, QRewardError
+from qreward.judge.types import Scorer
 from qreward.progress import ProgressMeter, start_progress
 from qreward.results import EndpointStats, Result, RouteLoad
 from qreward.runtime import Runtime
-from qreward.scheduler.outcome import Outcome
-from qreward.scheduler.state import Attempt, BatchFeed, Pool
+from qreward.scheduler.state import Pool
 
 READ_AT_ONCE = 1024
 """Lines that are read at once, in a thread."""
-WAITING = 1024
-"""Lines of one model that wait to be taken by its batch. Reading goes no further while a model has so many."""
 BEAT = 0.25
 """Seconds between two refreshes of the progress."""
 HOPELESS = 100
 """If so many lines have failed and none has succeeded, the run stops: the fault is not in the lines."""
+FREE = ("ok", "overloaded", "unreachable", "cancelled")
+"""Outcomes of attempts that cost nothing beside the answer: the server did not work on them, or the answer's usage counts."""
 _COUNTS = ("sent", "won", "rejected", "retried", "hedged", "failed", "cancelled", "prompt_tokens", "completion_tokens", "cached_tokens")
-
-
-class Entry:
-    """A line that is being sent."""
-
-    __slots__ = ("call", "custom_id", "digest", "ordinal", "place", "reserved", "started")
-
-    def __init__(self, ordinal: int, line: InputLine, request: BulkRequest, reserved: Spent) -> None:
-        self.ordinal, self.digest, self.place = ordinal, line.digest, line.place
-        self.custom_id, self.call = request
-        self.reserved, self.started = reserved, False
-
-
-class ModelBatch(BatchWaiter):
-    """The batch of one model. A line counts as sent from just before its first attempt."""
-
-    def __init__(self, run: BulkRun, model: str, pool: Pool) -> None:
-        runtime = run.runtime
-        super().__init__(
-            runtime.driver(),
-            pool,
-            self._lines(),
-            lambda entry: entry.call,
-            terms=run.request_options,
-            **runtime.collecting({"on_result": self._on_line, "progress": False, "keep_results": False}, pool, (), model),
-        )
-        self._bulk = run
-        self.carry = self._send
-        self.waiting: deque[Entry] = deque()
-        self.changed = asyncio.Event()
-        self.is_last = False
-        self._entries: dict[int, Entry] = {}
-
-    async def _lines(self) -> AsyncIterator[Entry]:
-        while True:
-            while self.waiting:
-                entry = self.waiting.popleft()
-                if len(self.waiting) < WAITING:
-                    self._bulk.read_on.set()
-                yield entry
-            if self.is_last:
-                return
-            self.changed.clear()
-            await self.changed.wait()
-
-    def _add(self, feed: BatchFeed, item: Any) -> None:
-        self._entries[self._read] = item
-        super()._add(feed, item)
-
-    async def _send(self, attempt: Attempt) -> Outcome:
-        entry = self._entries.get(attempt.task.index)
-        if entry is not None and not entry.started and not self._bulk.start(entry):
-            await asyncio.get_running_loop().create_future()  # until the batch is cancelled
-        return await self.driver.backend.send(attempt.source.handle, attempt.task.payload)
-
-    def _on_line(self, result: Result[Any]) -> None:
-        self._bulk.finish(self._entries.pop(result.index), result)
-
-    def endpoints(self) -> dict[str, EndpointStats]:
-        return self._tallies.stats()
 
 
 class BulkRun:
@@ -106,20 +45,31 @@ class BulkRun:
 
     Args:
         runtime: that of the client.
-        source, output, journal: where lines come from and where results go. The journal is closed by the run.
+        source: where lines come from.
+        outputs: the file of results, and that of failures.
+        journal: closed by the run.
         settings: see :class:`BulkSettings`.
+        scorer: makes a verdict of each line; None sends each line as a request.
     """
 
     def __init__(
-        self, runtime: Runtime, source: Input, output: OutputFile, failures: OutputFile, journal: Journal, settings: BulkSettings
+        self,
+        runtime: Runtime,
+        source: Input,
+        outputs: tuple[OutputFile, OutputFile],
+        journal: Journal,
+        settings: BulkSettings,
+        scorer: Scorer | None = None,
     ) -> None:
-        self.runtime, self._source, self._output, self._failures, self._journal = runtime, source, output, failures, journal
-        self._settings = settings
-        self._reader = RequestReader(model=settings.model, params=settings.params, template=settings.template, system=settings.system)
-        self._budget = Budget(settings.max_cost, settings.max_tokens)
+        self.runtime, self._source, self._journal = runtime, source, journal
+        self._output, self._failures = outputs
+        self._settings, self._scorer = settings, scorer
+        self._reader = RequestReader(settings)
+        self._budget = SpendingLimit(settings.max_cost, settings.max_tokens)
         hedge = {} if not self._budget.is_limited else {"hedge": False}  # a copy would cost what is not reserved
-        self.request_options = runtime.request_options({**settings.scheduling(), **hedge})
-        self._batches: dict[Pool, ModelBatch] = {}
+        self.scheduling: Mapping[str, Any] = settings.scheduling()
+        self.request_options = runtime.request_options({**self.scheduling, **hedge})
+        self._batches: dict[Pool | None, ModelBatch | ScorerBatch] = {}
         self._tasks: set[asyncio.Task[Any]] = set()  # one reads, and each batch has one
         self.read_on = asyncio.Event()
         self._over = asyncio.Event()
@@ -127,6 +77,7 @@ class BulkRun:
         self._error: BaseException | None = None
         self._ok = self._failed = self._read = self._taken = self._sent = self._sent_again = 0
         self._flushing = self._is_read = False
+        self._attempts = runtime.config.retry.attempts
         self._done_before = journal.done
         self._meter: ProgressMeter | None = None
 
@@ -186,8 +137,10 @@ class BulkRun:
         self._budget.settle(entry.reserved, self._cost_of(entry, result))
         if self._meter is not None:
             self._meter.add(result)
-        if error is None:
-            text = success_line(entry.custom_id, _identifier(entry.ordinal), body_of(result))
+        if error is None and self._scorer is not None:
+            text = verdict_line(entry.custom_id, _identifier(entry.ordinal), result.value)
+        elif error is None:
+            text = success_line(entry.custom_id, _identifier(entry.ordinal), result.body)
         else:
             text = failure_line(entry.custom_id, _identifier(entry.ordinal), _placed(error, entry.place))
         self._record(entry.ordinal, entry.digest, text, ok=error is None)
@@ -209,13 +162,14 @@ class BulkRun:
         self._journal.flush()
 
     def _cost_of(self, entry: Entry, result: Result[Any]) -> Spent:
-        """What a line cost: that of its answer, and all that an attempt without an answer may have cost."""
+        """What a line cost: that of its answer, and all that each attempt without an answer may have cost."""
         if not entry.started:
             return Spent()
-        unknown = sum(attempt.outcome not in ("ok", "overloaded", "unreachable", "cancelled") for attempt in result.attempts)
+        most = Spent(entry.reserved.tokens // self._attempts, entry.reserved.cost / self._attempts)
+        unknown = sum(attempt.outcome not in FREE for attempt in result.attempts)
         price = self.runtime.prices.get(result.endpoint or "")
-        answer = spent_by(result.usage, price, entry.reserved) if result.ok else Spent()
-        return Spent(answer.tokens + unknown * entry.reserved.tokens, answer.cost + unknown * entry.reserved.cost)
+        answer = spent_by(result.usage, price, most) if result.ok else Spent()
+        return Spent(answer.tokens + unknown * most.tokens, answer.cost + unknown * most.cost)
 
     # reading
 
@@ -239,8 +193,7 @@ class BulkRun:
         finally:
             self._read = ordinal
             for batch in self._batches.values():
-                batch.is_last = True
-                batch.changed.set()
+                batch.queue.complete()
 
     def _is_ours(self, ordinal: int) -> bool:
         shard = self._settings.shard
@@ -253,34 +206,47 @@ class BulkRun:
         if known is not None and known == line.digest:
             return
         try:
-            request = self._reader.read(line, ordinal)
-            pool = self.runtime.pool(request.call.model)
-            reserved = await self._reserve(pool, request.call)
+            entry, pool = await self._entry(ordinal, line)
         except QRewardError as error:
             self._record(ordinal, line.digest, failure_line(str(ordinal + 1), _identifier(ordinal), _placed(error, line.place)), ok=False)
             return
-        if reserved is not None:
-            await self._hand_over(Entry(ordinal, line, request, reserved), pool)
+        if entry is not None:
+            await self._hand_over(entry, pool)
 
-    async def _hand_over(self, entry: Entry, pool: Pool) -> None:
-        """Give a line to the batch of its model, as soon as that has room for it."""
+    async def _entry(self, ordinal: int, line: InputLine) -> tuple[Entry | None, Pool | None]:
+        """Return a line with the endpoints that serve it, as soon as the budget allows it; None if it never will."""
+        if self._scorer is not None:
+            return Entry(ordinal, line, *self._reader.read_item(line, ordinal), Spent()), None
+        custom_id, call = self._reader.read(line, ordinal)
+        pool = self.runtime.pool(call.model)
+        reserved = await self._reserve(pool, call)
+        return None if reserved is None else Entry(ordinal, line, custom_id, call, reserved), pool
+
+    async def _hand_over(self, entry: Entry, pool: Pool | None) -> None:
+        """Give a line to the batch of its model or to that of the scorer, as soon as its queue has room."""
         batch = self._batches.get(pool)
         if batch is None:
-            batch = self._batches[pool] = ModelBatch(self, entry.call.model, pool)
+            batch = self._batches[pool] = self._new_batch(entry, pool)
             self._begin(batch.run())
-        while len(batch.waiting) >= WAITING and self._reason is None:
+        while batch.queue.is_full and self._reason is None:
             self.read_on.clear()
             await self.read_on.wait()
         self._taken += 1
-        batch.waiting.append(entry)
-        batch.changed.set()
+        batch.queue.add(entry)
+
+    def _new_batch(self, entry: Entry, pool: Pool | None) -> ModelBatch | ScorerBatch:
+        if pool is not None:
+            return ModelBatch(self, entry.content.model, pool)
+        assert self._scorer is not None
+        return ScorerBatch(self, self._scorer)
 
     async def _reserve(self, pool: Pool, call: WireRequest) -> Spent | None:
         """Reserve what a line can cost at most. Returns None if the budget does not allow it, and stops the run."""
         if not self._budget.is_limited:
             return Spent()
         prices = [price for source in pool.sources if (price := self.runtime.prices.get(source.name)) is not None]
-        most = most_of(call, max(prices, default=None))
+        one = most_of(call, max(prices, default=None))
+        most = Spent(one.tokens * self._attempts, one.cost * self._attempts)
         while not self._budget.reserve(most):
             if self._budget.is_idle:
                 self.stop("the next line could pass max_cost or max_tokens")
@@ -330,7 +296,7 @@ class BulkRun:
         )
 
     def _load(self) -> RouteLoad:
-        loads = [load_of(pool) for pool in self._batches]
+        loads = [load_of(pool) for pool in self._batches if pool is not None]
         return RouteLoad(*map(sum, zip(*loads, strict=True))) if loads else RouteLoad()
 
     async def _refresh(self) -> None:

@@ -20,6 +20,8 @@ class BulkSettings(Policy):
         params: parameters of the body for lines that do not set them, such as ``{"max_tokens": 512}``.
         template: makes the prompt of a row; ``{column}`` is replaced with its value.
         system: system message of plain lines and rows.
+        columns: field of an item (``prompt``, ``response``, ``reference`` or one that the judge's prompt names) -> the column that holds
+            it. For a scorer only; a field that is not listed has the name of its column.
         timeout: seconds per line, queueing included. None sets no limit.
         priority, tenant: as in :meth:`QRewardClient.batch_chat_completion`.
         deadline: seconds after which nothing more is sent. What is in flight then is finished.
@@ -43,6 +45,7 @@ class BulkSettings(Policy):
     params: dict[str, Any] = Field(default_factory=dict)
     template: str | None = None
     system: str | None = None
+    columns: dict[str, str] = Field(default_factory=dict)
     timeout: Seconds | None = 600.0
     priority: Level = Priority.NORMAL
     tenant: str | None = None
@@ -67,7 +70,7 @@ class BulkSettings(Policy):
         """The options of each request."""
         return {"timeout": self.timeout, "priority": self.priority, "tenant": self.tenant}
 
-    def of_the_journal(self, names: tuple[str, ...]) -> Mapping[str, Any]:
-        """What all runs on one journal have in common: the input, and what makes the requests."""
-        shared = {name: getattr(self, name) for name in ("model", "params", "template", "system", "shard")}
-        return {"input": list(names), **{name: value for name, value in shared.items() if value}}
+    def of_the_journal(self, names: tuple[str, ...], scorer: str | None) -> Mapping[str, Any]:
+        """What all runs on one journal have in common: the input, the scorer, and what makes the requests."""
+        shared = {name: getattr(self, name) for name in ("model", "params", "template", "system", "columns", "shard")}
+        return {"input": list(names), "scorer": scorer, **{name: value for name, value in shared.items() if value}}

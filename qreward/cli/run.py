@@ -24,9 +24,7 @@ _NAMES = ("model", "template", "system", "timeout", "deadline", "max_cost", "max
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add(
-        "input", nargs="+", metavar="INPUT", help="files, globs in quotes, or - (standard input): .jsonl .csv .tsv .parquet .gz .zst"
-    )
+    add("input", nargs="+", metavar="INPUT", help="files, globs in quotes, or - (standard input): .jsonl .csv .tsv .parquet .gz .zst")
     add("--output", required=True, metavar="PATH", help="where the results go: .jsonl, or .parquet")
     add("--config", metavar="FILE", help="the client's settings (default: QREWARD_CONFIG, or OPENAI_BASE_URL and OPENAI_API_KEY)")
     add("--model", metavar="NAME", help="the model of lines that name none")

@@ -92,7 +92,7 @@ async def test_a_stream_that_is_left_is_stopped_upstream(library: str) -> None:
 
 
 def test_many_threads_share_one_blocking_sdk() -> None:
-    with FakeFleet([quick("a"), quick("b")]) as fleet, SyncQRewardClient(fleet.endpoints) as client, sync_sdk(client) as ours:
+    with FakeFleet([quick("a"), quick("b")]) as fleet, SyncQRewardClient(fleet.endpoints, hedge=None) as client, sync_sdk(client) as ours:
 
         def call(number: int) -> str:
             if number % 2:

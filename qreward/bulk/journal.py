@@ -266,7 +266,10 @@ class Journal:
     def _read(self, offset: int) -> Line:
         data = os.pread(self._file, self._largest, offset)
         while (end := data.find(b"\n")) < 0:
-            data += os.pread(self._file, CHUNK, offset + len(data))
+            more = os.pread(self._file, CHUNK, offset + len(data))
+            if not more:
+                raise QRewardError(f"{str(self.path)!r} was changed by another program while it was in use")
+            data += more
         return Line(data[9] == _D, data[_HEAD:end])
 
     def start(self, ordinal: int, digest: int) -> None:

@@ -24,6 +24,7 @@ from qreward.options import (
     Arguments,
     BatchOptions,
     BatchStreamOptions,
+    BulkOptions,
     CallOptions,
     ChatBatchOptions,
     ChatOptions,
@@ -46,6 +47,9 @@ if TYPE_CHECKING:
     from openai.types import CompletionChoice, CreateEmbeddingResponse, Moderation
     from openai.types.chat import ChatCompletion
 
+    from qreward.bulk.inputs import Inputs
+    from qreward.bulk.report import BulkReport
+    from qreward.judge.types import Scorer
     from qreward.telemetry import Telemetry
 
 Items = Iterable[Any] | AsyncIterable[Any]
@@ -448,6 +452,35 @@ class QRewardClient:
         Arguments and errors are those of :meth:`batch_chat_completion`.
         """
         return await self._merged_many(MODERATE, model, "inputs", inputs, options)
+
+    async def run(self, source: Inputs, output: str | Path, *, scorer: Scorer | None = None, **options: Unpack[BulkOptions]) -> BulkReport:
+        """Send the requests of files, and write the results to a file. The same call again goes on where it stopped.
+
+        Results are kept in a journal beside the output (``<output>.journal``) as they arrive. After a crash or an interruption, only
+        requests that were in flight may be sent again.
+
+        Args:
+            source: paths and globs of ``.jsonl``, ``.csv``, ``.tsv``, ``.parquet``, ``.gz`` or ``.zst`` files, ``-`` for standard input, or
+                an iterable of mappings. A line is one of OpenAI's Batch API, or has ``messages`` or ``prompt``.
+            output: file of the results, in the format of OpenAI's Batch API, or ``.parquet``. It appears when all lines are done. Lines
+                that failed are in ``<output>.failed.jsonl``.
+            scorer: a judge or reward model of this client: each line is an item, and its result a verdict.
+            options: see :class:`~qreward.bulk.settings.BulkSettings`.
+
+        Returns:
+            What was done. ``report.reason`` says why the run stopped before the end; None if everything is done.
+
+        Raises:
+            ConfigError: an argument is invalid, another run writes to the same output, or the input or the settings have changed.
+
+        Example:
+            >>> async def judge_file(client):
+            ...     report = await client.run("requests.jsonl", "results.jsonl", max_cost=20)
+            ...     print(report)
+        """
+        from qreward.bulk.start import run_bulk  # noqa: PLC0415 - most programs run no bulk
+
+        return await run_bulk(self, source, output, options, scorer=scorer)
 
     async def _merged_one(self, operation: Operation | None, model: str, item: Any, options: Mapping[str, Any]) -> Any:
         given = arguments_of(CallOptions, options)

@@ -174,6 +174,28 @@ class JudgeBatchOptions(SchedulingOptions, ResultOptions, total=False):
     """Options of a batch of a judge."""
 
 
+class BulkOptions(TypedDict, total=False):
+    """Options of a bulk run; see :class:`~qreward.bulk.settings.BulkSettings`, which validates them."""
+
+    model: str | None
+    params: Mapping[str, Any]
+    template: str | None
+    system: str | None
+    columns: Mapping[str, str]
+    timeout: float | None
+    priority: Priority | int | str
+    tenant: str | None
+    deadline: float | None
+    max_cost: float | None
+    max_tokens: int | None
+    sample: int | None
+    shard: tuple[int, int] | None
+    order: Literal["input", "any"]
+    retry_failed: bool
+    resume: Literal["auto", "force"]
+    progress: bool | Callable[[Progress], object] | None
+
+
 class StreamOptions(ChatOptions, total=False):
     """Options of a stream: those of one call, and one more.
 

@@ -111,6 +111,12 @@ class Result(Generic[T]):
         return self._answered().text()
 
     @property
+    def body(self) -> bytes:
+        """The undecoded JSON of the response; ``b""`` for an item that shared its request. Raises the error of a failed item."""
+        body: bytes = getattr(self._answered(), "body", b"")
+        return body
+
+    @property
     def finish_reason(self) -> str | None:
         """Why the generation ended: ``"stop"``, ``"tool_calls"``, or ``"length"`` if it was cut off at its token limit.
 

@@ -75,6 +75,7 @@ class SyncQRewardClient(BlockingTwin[QRewardClient]):
     batch_text_completion = blocking(QRewardClient.batch_text_completion)
     moderation = blocking(QRewardClient.moderation)
     batch_moderation = blocking(QRewardClient.batch_moderation)
+    run = blocking(QRewardClient.run)
 
     register_model_route = forwarded(QRewardClient.register_model_route, same)
     list_routes = forwarded(QRewardClient.list_routes, same)

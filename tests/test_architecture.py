@@ -36,6 +36,7 @@ LAYERS: list[tuple[str, ...]] = [
     ),
     ("runtime", "client", "sync_client"),
     ("judge",),
+    ("bulk",),
     ("integrations",),
     ("testing",),
     ("cli", "__main__"),
@@ -46,6 +47,10 @@ PURE = ("scheduler", "quota.ledger", "quota.lease", "quota.messages")
 """They take the time and randomness as arguments, and do no I/O."""
 
 UPWARD = {
+    ("client", "bulk.start"): "client.run; most programs run no bulk",
+    ("client", "bulk.inputs"): "for types only",
+    ("client", "bulk.report"): "for types only",
+    ("client", "judge.types"): "for types only",
     ("results", "notebook.render"): "a result draws itself when a notebook asks for it",
     ("quota.renewal", "integrations.ray.limit_actor"): "Ray is an extra, imported when limits are shared over a cluster",
 }
@@ -54,7 +59,7 @@ UPWARD = {
 OUTSIDE = {
     "asyncio": {
         "engine", "transport", "quota", "client", "sync_client", "streaming", "scoring", "testing", "cli", "functions",
-        "batching", "deciding", "judge", "integrations", "server", "notebook", "chat_namespace",
+        "batching", "deciding", "judge", "bulk", "integrations", "server", "notebook", "chat_namespace",
     },
     "aiohttp": {"transport", "testing"},
     "openai": {"codecs", "integrations.openai.transports"},

@@ -19,6 +19,7 @@ CLOSED_PIPE = 141
 """Exit status if the reader of standard output has closed the pipe, as a shell reports it for SIGPIPE."""
 VERBS = {
     "demo": ("qreward.cli.demo", "judge a bulk on fake judges, one of which dies on the way"),
+    "run": ("qreward.cli.run", "send the requests of files and write the results; the same command goes on where it stopped"),
     "check": ("qreward.cli.check", "reach each endpoint of a configuration, and say what to change where it cannot serve"),
     "route": ("qreward.cli.route", "say which endpoints serve a model, and why"),
     "serve": ("qreward.cli.serve", "serve a scoring function as a reward server, until SIGTERM or Ctrl-C"),

@@ -1,0 +1,150 @@
+"""The batches of a bulk run: one of the client per model, or one of a scorer. They take lines from a queue as they can send them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Protocol
+
+from qreward.bulk.budget import Spent
+from qreward.bulk.inputs import InputLine
+from qreward.engine.batch import BatchWaiter
+from qreward.judge.types import Scorer, Verdict
+from qreward.results import EndpointStats, Result
+from qreward.runtime import Runtime
+from qreward.scheduler.outcome import Outcome
+from qreward.scheduler.state import Attempt, BatchFeed, Pool, RequestOptions
+
+WAITING = 1024
+"""Lines of one model that wait to be taken by its batch. Reading goes no further while a model has so many."""
+SCORING = 2048
+"""Lines that a scorer has at once. They count as sent, so the run after a killed one may send as many again."""
+
+
+class RunProtocol(Protocol):
+    """What a batch needs of the run to which it belongs.
+
+    Attributes:
+        runtime: that of the client.
+        request_options: scheduling options of each request.
+        scheduling: the same as options of a call.
+        read_on: set when lines were taken or are done, so that more can be read.
+    """
+
+    runtime: Runtime
+    request_options: RequestOptions
+    scheduling: Mapping[str, Any]
+    read_on: asyncio.Event
+
+    def start(self, entry: Entry) -> bool:
+        """Record that a line is sent now. Returns False if it must not be."""
+
+    def finish(self, entry: Entry, result: Result[Any]) -> None:
+        """Take in the result of a line."""
+
+
+class Entry:
+    """A line that is being sent: a request, or the fields of an item for a scorer."""
+
+    __slots__ = ("content", "custom_id", "digest", "ordinal", "place", "reserved", "started")
+
+    def __init__(self, ordinal: int, line: InputLine, custom_id: str, content: Any, reserved: Spent) -> None:
+        self.ordinal, self.digest, self.place = ordinal, line.digest, line.place
+        self.custom_id, self.content = custom_id, content
+        self.reserved, self.started = reserved, False
+
+
+class LineQueue:
+    """Lines that wait to be taken by a batch, as its asynchronous input."""
+
+    def __init__(self, run: RunProtocol) -> None:
+        self._run = run
+        self._waiting: deque[Entry] = deque()
+        self._changed = asyncio.Event()
+        self._is_complete = False
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._waiting) >= WAITING
+
+    def add(self, entry: Entry) -> None:
+        self._waiting.append(entry)
+        self._changed.set()
+
+    def complete(self) -> None:
+        """There are no further lines."""
+        self._is_complete = True
+        self._changed.set()
+
+    async def __aiter__(self) -> AsyncIterator[Entry]:
+        while True:
+            while self._waiting:
+                entry = self._waiting.popleft()
+                self._run.read_on.set()
+                yield entry
+            if self._is_complete:
+                return
+            self._changed.clear()
+            await self._changed.wait()
+
+
+class ModelBatch(BatchWaiter):
+    """The batch of one model. A line counts as sent from just before its first attempt."""
+
+    def __init__(self, run: RunProtocol, model: str, pool: Pool) -> None:
+        runtime, self.queue = run.runtime, LineQueue(run)
+        collecting = runtime.collecting({"on_result": self._on_line, "progress": False, "keep_results": False}, pool, (), model)
+        super().__init__(runtime.driver(), pool, self.queue, lambda entry: entry.content, terms=run.request_options, **collecting)
+        self._bulk = run
+        self.carry = self._send
+        self._entries: dict[int, Entry] = {}
+
+    def _add(self, feed: BatchFeed, item: Any) -> None:
+        self._entries[self._read] = item
+        super()._add(feed, item)
+
+    async def _send(self, attempt: Attempt) -> Outcome:
+        entry = self._entries.get(attempt.task.index)
+        if entry is not None and not entry.started and not self._bulk.start(entry):
+            await asyncio.get_running_loop().create_future()  # until the batch is cancelled
+        return await self.driver.backend.send(attempt.source.handle, attempt.task.payload)
+
+    def _on_line(self, result: Result[Any]) -> None:
+        self._bulk.finish(self._entries.pop(result.index), result)
+
+    def endpoints(self) -> dict[str, EndpointStats]:
+        return self._tallies.stats()
+
+
+class ScorerBatch:
+    """The batch of a judge or a reward model. A line counts as sent from when the scorer reads it, as it may need several requests."""
+
+    def __init__(self, run: RunProtocol, scorer: Scorer) -> None:
+        self._bulk, self._scorer, self.queue = run, scorer, LineQueue(run)
+        self._entries: dict[int, Entry] = {}
+        self._done = asyncio.Event()
+        self._stats: Mapping[str, EndpointStats] = {}
+
+    async def run(self) -> None:
+        batch = await self._scorer.batch_score(self._items(), on_result=self._on_line, keep_results=False, **self._bulk.scheduling)
+        self._stats = batch.stats.endpoints
+
+    async def _items(self) -> AsyncIterator[Mapping[str, Any]]:
+        index = 0
+        async for entry in self.queue:
+            while len(self._entries) >= SCORING:
+                self._done.clear()
+                await self._done.wait()
+            if not self._bulk.start(entry):
+                return
+            self._entries[index] = entry
+            index += 1
+            yield entry.content
+
+    def _on_line(self, result: Result[Verdict]) -> None:
+        self._done.set()
+        self._bulk.finish(self._entries.pop(result.index), result)
+
+    def endpoints(self) -> Mapping[str, EndpointStats]:
+        return self._stats

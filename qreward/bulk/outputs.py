@@ -1,0 +1,129 @@
+"""Output of a bulk run: the lines of OpenAI's Batch API, made of results, and written to a file at once and as a whole."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Iterable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from qreward.codecs import json as jsonio
+from qreward.errors import ConfigError, QRewardError
+from qreward.judge.types import Verdict
+
+ROWS = 1024
+"""Rows of a Parquet file that are written at once."""
+
+
+def success_line(custom_id: str, identifier: str, body: bytes) -> bytes:
+    """Return the line of a response, without line break.
+
+    Args:
+        custom_id: as in the input.
+        identifier: the line's own, unique in the output.
+        body: the JSON of the response.
+    """
+    name = msgspec.json.encode(custom_id)
+    response = b'"response":{"status_code":200,"request_id":"%b","body":%b}' % (identifier.encode(), _one_line(body))
+    return b'{"id":"%b","custom_id":%b,%b,"error":null}' % (identifier.encode(), name, response)
+
+
+def verdict_line(custom_id: str, identifier: str, verdict: Verdict) -> bytes:
+    """Return the line of a verdict, without line break."""
+    votes = [{"score": vote.score, "text": vote.text, "model": vote.model} for vote in verdict.votes]
+    usage = None if verdict.usage is None else msgspec.structs.asdict(verdict.usage)
+    found = {"score": verdict.score, "votes": votes, "attributes": dict(verdict.attributes or {}), "usage": usage, "cached": verdict.cached}
+    return msgspec.json.encode({"id": identifier, "custom_id": custom_id, "verdict": found, "error": None})
+
+
+def failure_line(custom_id: str, identifier: str, error: QRewardError) -> bytes:
+    """Return the line of a request that failed, without line break."""
+    details = {"code": type(error).__name__, "message": str(error), "status_code": getattr(error, "status_code", None)}
+    attempts = [msgspec.structs.asdict(attempt) for attempt in getattr(error, "attempts", ())]
+    line = {"id": identifier, "custom_id": custom_id, "response": None, "error": {**details, "attempts": attempts}}
+    return msgspec.json.encode(line)
+
+
+def _one_line(body: bytes) -> bytes:
+    """Return a body without line breaks, and valid: servers may send JSON that is indented, or has a byte order mark or NaN."""
+    try:
+        msgspec.json.decode(body, type=msgspec.Raw)
+    except jsonio.REFUSED:
+        return msgspec.json.encode(jsonio.read_leniently(body))
+    return msgspec.json.format(body, indent=-1) if b"\n" in body else body
+
+
+class OutputFile:
+    """A file that appears under its name when it is complete.
+
+    Args:
+        path: its name. ``.parquet`` writes a table with the columns ``id``, ``custom_id``, ``response`` and ``error`` (both JSON texts).
+
+    Raises:
+        ConfigError: it cannot be written, or needs a package that is not installed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._parquet = _pyarrow(path) if path.suffix == ".parquet" else None
+        if not path.parent.is_dir():
+            raise ConfigError(f"there is no folder {str(path.parent)!r} for the output; make it, or name another")
+        if path.is_dir():
+            raise ConfigError(f"the output {str(path)!r} is a folder; name a file in it")
+
+    def write(self, lines: Iterable[bytes]) -> int:
+        """Write all lines and return their number. If there are none, no file is left.
+
+        Raises:
+            OSError: the disk is full, for example. The file under the name is then that of before.
+        """
+        unfinished = self.path.with_name(f".{self.path.name}.unfinished")
+        try:
+            count = self._write_text(unfinished, lines) if self._parquet is None else self._write_table(unfinished, lines)
+            if count:
+                unfinished.replace(self.path)
+            else:
+                self.path.unlink(missing_ok=True)
+        finally:
+            unfinished.unlink(missing_ok=True)
+        return count
+
+    def _write_text(self, path: Path, lines: Iterable[bytes]) -> int:
+        count = 0
+        with path.open("wb", buffering=1 << 20) as file:
+            for count, line in enumerate(lines, 1):  # noqa: B007 - the count of all lines is returned
+                file.write(line)
+                file.write(b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        return count
+
+    def _write_table(self, path: Path, lines: Iterable[bytes]) -> int:
+        pyarrow, parquet = self._parquet  # type: ignore[misc]
+        schema = pyarrow.schema([(name, pyarrow.string()) for name in ("id", "custom_id", "response", "error")])
+        count, rows = 0, iter(lines)
+        with parquet.ParquetWriter(path, schema) as writer:
+            while chunk := [_row(line) for line in islice(rows, ROWS)]:
+                writer.write_table(pyarrow.Table.from_pylist(chunk, schema))
+                count += len(chunk)
+        return count
+
+
+def _row(line: bytes) -> dict[str, str | None]:
+    raw = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
+    row: dict[str, str | None] = {name: msgspec.json.decode(raw[name]) for name in ("id", "custom_id") if name in raw}
+    for name, value in raw.items():
+        if name not in ("id", "custom_id"):
+            row["error" if name == "error" else "response"] = None if bytes(value) == b"null" else bytes(value).decode()
+    return row
+
+
+def _pyarrow(path: Path) -> tuple[Any, Any]:
+    try:
+        return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
+    except ImportError:
+        raise ConfigError(f"{path} needs the package pyarrow; install it with pip install 'qreward[bulk]'") from None

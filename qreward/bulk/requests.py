@@ -1,0 +1,124 @@
+"""What a line of a bulk asks for: its identifier, its model, and the request to send.
+
+Three forms are read: a line of OpenAI's Batch API (``custom_id``, ``url``, ``body``), a plain line with ``messages`` or ``prompt``, and a
+row of a table, from which a template makes the prompt.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from qreward.bulk.inputs import InputLine
+from qreward.bulk.settings import BulkSettings
+from qreward.codecs.base import WireRequest
+from qreward.codecs.chat import CHAT
+from qreward.codecs.embeddings import EMBEDDINGS
+from qreward.codecs.passthrough import passthrough
+from qreward.errors import BadRequest, ConfigError
+from qreward.judge.prompts import Prompt
+from qreward.options import check_params
+from qreward.spelling import did_you_mean
+
+CHATS, EMBEDDED = "/v1/chat/completions", "/v1/embeddings"
+BATCH_FIELDS = ("custom_id", "method", "url", "body")
+IDS = ("custom_id", "id")
+"""Fields of a plain line or row that identify it, in this order; else its number does."""
+
+
+class BulkRequest(NamedTuple):
+    """One request of a bulk.
+
+    Attributes:
+        custom_id: identifies it in the output.
+        call: the request.
+    """
+
+    custom_id: str
+    call: WireRequest
+
+
+class RequestReader:
+    """Makes requests from lines.
+
+    Args:
+        settings: ``model``, ``params``, ``template``, ``system`` and ``columns`` of the run.
+
+    Raises:
+        ConfigError: the template is invalid, or a parameter is an option of the run.
+    """
+
+    def __init__(self, settings: BulkSettings) -> None:
+        check_params(settings.params)
+        self._model, self._params, self._system, self._columns = settings.model, settings.params, settings.system, settings.columns
+        text = settings.template
+        self._template = None if text is None else Prompt(text, self._system, needed=(), known=None, what="template")
+        if self._template is not None and not self._template.names:
+            raise ConfigError("the template names no column; write {column} where its value goes")
+
+    def read_item(self, line: InputLine, ordinal: int) -> tuple[str, dict[str, Any]]:
+        """Return the identifier and the fields of a line that a scorer takes. Raises ``BadRequest``."""
+        try:
+            fields = line.fields()
+        except ValueError as error:
+            raise BadRequest(f"{line.place}: {error}") from None
+        custom_id = _identifier_of(fields, ordinal)
+        for field, column in self._columns.items():
+            if column not in fields:
+                raise BadRequest(f"{line.place}: it has no {column!r}, which columns names; it has {', '.join(map(repr, sorted(fields)))}")
+            fields[field] = fields[column] if field == column else fields.pop(column)
+        return custom_id, fields
+
+    def read(self, line: InputLine, ordinal: int) -> BulkRequest:
+        """Return the request of a line. Raises ``BadRequest``, whose message begins with the place of the line."""
+        try:
+            return self._read(line.fields(), ordinal)
+        except (ValueError, BadRequest, ConfigError) as error:
+            raise BadRequest(f"{line.place}: {error}") from None
+
+    def _read(self, fields: dict[str, Any], ordinal: int) -> BulkRequest:
+        if "body" in fields or "url" in fields:
+            return self._batch_line(fields, ordinal)
+        custom_id = _identifier_of(fields, ordinal)
+        if self._template is not None:
+            messages, fields = self._template.messages(fields, extra=True), {name: fields[name] for name in ("model",) if name in fields}
+        elif "messages" in fields or "prompt" in fields:
+            prompt = {"role": "user", "content": fields.pop("prompt", None)}
+            messages = fields.pop("messages", None) or [prompt]
+            messages = messages if self._system is None else [{"role": "system", "content": self._system}, *messages]
+        else:
+            hint = "give the line messages or prompt, or the run a template that names its columns"
+            raise ValueError(f"it has {', '.join(map(repr, sorted(fields))) or 'no fields'}; {hint}")
+        return BulkRequest(custom_id, self._call(CHATS, {"messages": messages, **fields}))
+
+    def _batch_line(self, fields: dict[str, Any], ordinal: int) -> BulkRequest:
+        if unknown := sorted(fields.keys() - {*BATCH_FIELDS}):
+            raise ValueError(f"unknown field {unknown[0]!r}; {did_you_mean(unknown[0], BATCH_FIELDS)}")
+        if str(fields.get("method", "POST")).upper() != "POST":
+            raise ValueError(f"method is {fields['method']!r}; only POST is possible")
+        url, body = fields.get("url", CHATS), fields.get("body")
+        if not isinstance(url, str) or not url.startswith("/"):
+            raise ValueError(f"url is {url!r}; it must be the route of the server, such as {CHATS!r}")
+        if not isinstance(body, dict):
+            raise ValueError(f"body is a {type(body).__name__}; it must be an object")
+        custom_id = fields.get("custom_id")
+        return BulkRequest(str(ordinal + 1 if custom_id is None else custom_id), self._call(url, body))
+
+    def _call(self, url: str, body: dict[str, Any]) -> WireRequest:
+        params = {**self._params, **body}
+        model = params.pop("model", None) or self._model
+        if not isinstance(model, str):
+            raise ValueError("it names no model; give the line one, or the run model=")
+        if params.get("stream"):
+            raise ValueError("stream is true; a bulk takes whole answers, leave it out")
+        if url == CHATS:
+            messages = params.pop("messages", None)
+            return WireRequest(CHAT, model, CHAT.validate(messages), params, None)
+        if url == EMBEDDED:
+            return WireRequest(EMBEDDINGS, model, EMBEDDINGS.validate(params.pop("input", None)), params, None)
+        text = next((params[name] for name in ("input", "prompt", "query") if isinstance(params.get(name), str)), "")
+        return WireRequest(passthrough(url), model, text, params, None)
+
+
+def _identifier_of(fields: dict[str, Any], ordinal: int) -> str:
+    """Take the identifier out of the fields of a line; by default its number."""
+    return next((str(fields.pop(name)) for name in IDS if fields.get(name) is not None), str(ordinal + 1))

@@ -1,0 +1,373 @@
+"""One bulk run: reads the input, sends what is not done, keeps the journal, and writes the output when everything is done.
+
+The requests themselves are batches of the client, one per model, so limits, retries, load balancing and prefix affinity are those of any
+batch. A run can be stopped at any time; the same run again goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from qreward.bulk.batches import Entry, ModelBatch, ScorerBatch
+from qreward.bulk.budget import SpendingLimit, Spent, most_of, spent_by
+from qreward.bulk.inputs import Input, InputLine
+from qreward.bulk.journal import Journal
+from qreward.bulk.outputs import OutputFile, failure_line, success_line, verdict_line
+from qreward.bulk.report import BulkReport
+from qreward.bulk.requests import RequestReader
+from qreward.bulk.settings import BulkSettings
+from qreward.codecs.base import WireRequest
+from qreward.engine.snapshots import load_of
+from qreward.errors import BadRequest, ConfigError, QRewardError
+from qreward.judge.types import Scorer
+from qreward.progress import ProgressMeter, start_progress
+from qreward.results import EndpointStats, Result, RouteLoad
+from qreward.runtime import Runtime
+from qreward.scheduler.state import Pool
+
+READ_AT_ONCE = 1024
+"""Lines that are read at once, in a thread."""
+BEAT = 0.25
+"""Seconds between two refreshes of the progress."""
+HOPELESS = 100
+"""If so many lines have failed and none has succeeded, the run stops: the fault is not in the lines."""
+FREE = ("ok", "overloaded", "unreachable", "cancelled")
+"""Outcomes of attempts that cost nothing beside the answer: the server did not work on them, or the answer's usage counts."""
+_COUNTS = ("sent", "won", "rejected", "retried", "hedged", "failed", "cancelled", "prompt_tokens", "completion_tokens", "cached_tokens")
+
+
+class BulkRun:
+    """One run.
+
+    Args:
+        runtime: that of the client.
+        source: where lines come from.
+        outputs: the file of results, and that of failures.
+        journal: closed by the run.
+        settings: see :class:`BulkSettings`.
+        scorer: makes a verdict of each line; None sends each line as a request.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        source: Input,
+        outputs: tuple[OutputFile, OutputFile],
+        journal: Journal,
+        settings: BulkSettings,
+        scorer: Scorer | None = None,
+    ) -> None:
+        self.runtime, self._source, self._journal = runtime, source, journal
+        self._output, self._failures = outputs
+        self._settings, self._scorer = settings, scorer
+        self._reader = RequestReader(settings)
+        self._budget = SpendingLimit(settings.max_cost, settings.max_tokens)
+        hedge = {} if not self._budget.is_limited else {"hedge": False}  # a copy would cost what is not reserved
+        self.scheduling: Mapping[str, Any] = settings.scheduling()
+        self.request_options = runtime.request_options({**self.scheduling, **hedge})
+        self._batches: dict[Pool | None, ModelBatch | ScorerBatch] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()  # one reads, and each batch has one
+        self.read_on = asyncio.Event()
+        self._over = asyncio.Event()
+        self._reason: str | None = None
+        self._error: BaseException | None = None
+        self._ok = self._failed = self._read = self._taken = self._sent = self._sent_again = 0
+        self._flushing = self._is_read = False
+        self._attempts = runtime.config.retry.attempts
+        self._counts_cost = self._budget.is_limited or bool(runtime.prices)
+        self._done_before = journal.done
+        self._meter: ProgressMeter | None = None
+
+    # stopping
+
+    def stop(self, reason: str) -> None:
+        """Send nothing more. The run ends when what is in flight is done."""
+        if self._reason is None:
+            self._reason = reason
+            self.read_on.set()
+            self._end_if_over()
+
+    def stop_now(self) -> None:
+        """End the run. What is in flight is cancelled, and may have been paid."""
+        self.stop("it was interrupted")
+        self._over.set()
+
+    def _end_if_over(self) -> None:
+        if (self._reason is not None and not self._journal.started) or not self._tasks:
+            self._over.set()
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._error = self._error or error
+            self.stop(str(error))
+        self._end_if_over()
+
+    def _begin(self, work: Coroutine[Any, Any, Any]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    # lines
+
+    def start(self, entry: Entry) -> bool:
+        """Record that a line is sent now. Returns False if it must not be."""
+        if self._reason is not None:
+            return False
+        try:
+            self._journal.start(entry.ordinal, entry.digest)
+        except QRewardError as error:  # the disk is full, for example
+            self.stop(str(error))
+            return False
+        entry.started = True
+        self._sent += 1
+        self._sent_again += entry.ordinal in self._journal.unfinished
+        return True
+
+    def finish(self, entry: Entry, result: Result[Any]) -> None:
+        """Take in the result of a line."""
+        error = result.error
+        if error is not None and not entry.started and not isinstance(error, BadRequest | ConfigError):
+            self._budget.settle(entry.reserved, Spent())
+            self.stop(str(error))  # the line was never sent, so it is not the line's fault
+            return
+        if self._counts_cost:
+            self._budget.settle(entry.reserved, self._cost_of(entry, result))
+        if self._meter is not None:
+            self._meter.add(result)
+        if error is None and self._scorer is not None:
+            text = verdict_line(entry.custom_id, _identifier(entry.ordinal), result.value)
+        elif error is None:
+            text = success_line(entry.custom_id, _identifier(entry.ordinal), result.body)
+        else:
+            text = failure_line(entry.custom_id, _identifier(entry.ordinal), _placed(error, entry.place))
+        self._record(entry.ordinal, entry.digest, text, ok=error is None)
+        if self._failed >= HOPELESS and not self._ok and not self._done_before:
+            self.stop(f"the first {self._failed} lines have all failed; the last one: {error}")
+
+    def _record(self, ordinal: int, digest: int, text: bytes, *, ok: bool) -> None:
+        self._ok += ok
+        self._failed += not ok
+        self._journal.finish(ordinal, digest, text, ok=ok)
+        if not self._flushing:
+            self._flushing = True
+            asyncio.get_running_loop().call_soon(self._flush)
+        self.read_on.set()
+        self._end_if_over()
+
+    def _flush(self) -> None:
+        self._flushing = False
+        self._journal.flush()
+
+    def _cost_of(self, entry: Entry, result: Result[Any]) -> Spent:
+        """What a line cost: that of its answer, and all that each attempt without an answer may have cost."""
+        if not entry.started:
+            return Spent()
+        most = Spent(entry.reserved.tokens // self._attempts, entry.reserved.cost / self._attempts)
+        unknown = sum(attempt.outcome not in FREE for attempt in result.attempts)
+        price = self.runtime.prices.get(result.endpoint or "")
+        answer = spent_by(result.usage, price, most) if result.ok else Spent()
+        return Spent(answer.tokens + unknown * most.tokens, answer.cost + unknown * most.cost)
+
+    # reading
+
+    async def _read_all(self) -> None:
+        """Read the input and hand each line that is not done to the batch of its model."""
+        ordinal, lines, sample = 0, self._source.lines(), self._settings.sample
+        try:
+            while chunk := await asyncio.to_thread(_take, lines):
+                for line in chunk:
+                    if self._is_ours(ordinal):
+                        await self._take_line(ordinal, line)
+                    if self._reason is not None or self._taken == sample:
+                        return
+                    ordinal += 1
+            if self._journal.size > ordinal and self._settings.resume != "force":
+                raise ConfigError(
+                    f"the input has {ordinal} lines, and had {self._journal.size} or more when the journal was written; "
+                    "name another output, or go on with resume=force"
+                )
+            self._is_read = True
+        finally:
+            self._read = ordinal
+            for batch in self._batches.values():
+                batch.queue.complete()
+
+    def _is_ours(self, ordinal: int) -> bool:
+        shard = self._settings.shard
+        return shard is None or ordinal % shard[1] == shard[0] - 1
+
+    async def _take_line(self, ordinal: int, line: InputLine) -> None:
+        known = self._journal.digest(ordinal)
+        if known is not None and known != line.digest and self._settings.resume != "force":
+            raise ConfigError(f"{line.place} has changed since its result was received; name another output, or go on with resume=force")
+        if known is not None and known == line.digest:
+            return
+        try:
+            entry, pool = await self._entry(ordinal, line)
+        except QRewardError as error:
+            self._record(ordinal, line.digest, failure_line(str(ordinal + 1), _identifier(ordinal), _placed(error, line.place)), ok=False)
+            return
+        if entry is not None:
+            await self._hand_over(entry, pool)
+
+    async def _entry(self, ordinal: int, line: InputLine) -> tuple[Entry | None, Pool | None]:
+        """Return a line with the endpoints that serve it, as soon as the budget allows it; None if it never will."""
+        if self._scorer is not None:
+            return Entry(ordinal, line, *self._reader.read_item(line, ordinal), Spent()), None
+        custom_id, call = self._reader.read(line, ordinal)
+        pool = self.runtime.pool(call.model)
+        reserved = await self._reserve(pool, call)
+        return None if reserved is None else Entry(ordinal, line, custom_id, call, reserved), pool
+
+    async def _hand_over(self, entry: Entry, pool: Pool | None) -> None:
+        """Give a line to the batch of its model or to that of the scorer, as soon as its queue has room."""
+        batch = self._batches.get(pool)
+        if batch is None:
+            batch = self._batches[pool] = self._new_batch(entry, pool)
+            self._begin(batch.run())
+        while batch.queue.is_full and self._reason is None:
+            self.read_on.clear()
+            await self.read_on.wait()
+        self._taken += 1
+        batch.queue.add(entry)
+
+    def _new_batch(self, entry: Entry, pool: Pool | None) -> ModelBatch | ScorerBatch:
+        if pool is not None:
+            return ModelBatch(self, entry.content.model, pool)
+        assert self._scorer is not None
+        return ScorerBatch(self, self._scorer)
+
+    async def _reserve(self, pool: Pool, call: WireRequest) -> Spent | None:
+        """Reserve what a line can cost at most. Returns None if the budget does not allow it, and stops the run."""
+        if not self._budget.is_limited:
+            return Spent()
+        prices = [price for source in pool.sources if (price := self.runtime.prices.get(source.name)) is not None]
+        one = most_of(call, max(prices, default=None))
+        most = Spent(one.tokens * self._attempts, one.cost * self._attempts)
+        while not self._budget.reserve(most):
+            if self._budget.is_idle:
+                self.stop("the next line could pass max_cost or max_tokens")
+            if self._reason is not None:
+                return None
+            self.read_on.clear()
+            await self.read_on.wait()
+        return most
+
+    # the run
+
+    async def run(self) -> BulkReport:
+        """Run to the end, or until stopped.
+
+        Raises:
+            ConfigError: the input cannot be read to its end, or has changed. What was in flight is done, and in the journal.
+        """
+        loop, began = asyncio.get_running_loop(), self.runtime.clock()
+        deadline = None if self._settings.deadline is None else loop.call_later(self._settings.deadline, self.stop, "its deadline has come")
+        self._meter = self._progress()
+        beat = loop.create_task(self._refresh())
+        self._begin(self._read_all())
+        try:
+            await self._over.wait()
+        finally:
+            if deadline is not None:
+                deadline.cancel()
+            tasks = {beat, *self._tasks}
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            if self._meter is not None:
+                self._meter.close()
+            self._journal.flush()
+        try:
+            if self._error is not None:
+                raise self._error
+            if self._reason is None and not self._is_read:
+                self._reason = f"its sample of {self._taken} lines is done"
+            return await self._report(self.runtime.clock() - began)
+        finally:
+            self._journal.close()
+
+    def _progress(self) -> ProgressMeter | None:
+        return start_progress(
+            self._settings.progress, self._source.count(), title="qreward run", prices=self.runtime.prices, load=self._load
+        )
+
+    def _load(self) -> RouteLoad:
+        loads = [load_of(pool) for pool in self._batches if pool is not None]
+        return RouteLoad(*map(sum, zip(*loads, strict=True))) if loads else RouteLoad()
+
+    async def _refresh(self) -> None:
+        while True:
+            await asyncio.sleep(BEAT)
+            if self._meter is not None:
+                self._meter.refresh()
+
+    async def _report(self, seconds: float) -> BulkReport:
+        journal = self._journal
+        written: tuple[Path | None, Path | None] = None, None
+        if self._reason is None:
+            written = await asyncio.to_thread(self._write)
+        endpoints = self._endpoints()
+        prompt, completion, cached = (sum(getattr(stats, name) for stats in endpoints.values()) for name in _COUNTS[-3:])
+        return BulkReport(
+            lines=self._read,
+            done=journal.done,
+            failed=journal.failed,
+            resumed=self._done_before,
+            sent=self._sent,
+            sent_again=self._sent_again,
+            in_flight=journal.started,
+            torn=journal.torn,
+            seconds=seconds,
+            tokens=prompt + completion,
+            prompt_tokens=prompt,
+            cached_tokens=cached,
+            cost=self._budget.spent.cost if self.runtime.prices else None,
+            endpoints=endpoints,
+            output=written[0],
+            failures=written[1],
+            reason=self._reason,
+        )
+
+    def _endpoints(self) -> dict[str, EndpointStats]:
+        """The statistics of all batches. An endpoint that serves several models has the sum of its counts, and no quantiles."""
+        found: dict[str, EndpointStats] = {}
+        for batch in self._batches.values():
+            for name, stats in batch.endpoints().items():
+                found[name] = stats if name not in found else _sum(found[name], stats)
+        return found
+
+    def _write(self) -> tuple[Path | None, Path | None]:
+        """Write the results and the failures; None for a file that would be empty."""
+        ok, failed = (self._output.write(self._lines(ok=True)), self._failures.write(self._lines(ok=False)))
+        return self._output.path if ok else None, self._failures.path if failed else None
+
+    def _lines(self, *, ok: bool) -> Iterator[bytes]:
+        in_order = self._settings.order == "input"
+        for line in self._journal.in_order() if in_order else self._journal.as_done():
+            if line.ok == ok:
+                yield line.result
+
+
+def _sum(one: EndpointStats, other: EndpointStats) -> EndpointStats:
+    counts = {name: getattr(one, name) + getattr(other, name) for name in _COUNTS}
+    return EndpointStats(**counts)
+
+
+def _take(lines: Iterator[InputLine]) -> list[InputLine]:
+    return list(islice(lines, READ_AT_ONCE))
+
+
+def _identifier(ordinal: int) -> str:
+    return f"qreward-{ordinal + 1}"
+
+
+def _placed(error: QRewardError, place: str) -> QRewardError:
+    if not str(error).startswith(place):
+        error.args = (f"{place}: {error}", *error.args[1:])
+    return error

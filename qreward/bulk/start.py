@@ -1,0 +1,55 @@
+"""``run_bulk``: opens what a run needs, and runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from qreward.bulk.inputs import Input, Inputs
+from qreward.bulk.journal import Journal
+from qreward.bulk.outputs import OutputFile
+from qreward.bulk.report import BulkReport
+from qreward.bulk.run import BulkRun
+from qreward.bulk.settings import BulkSettings
+from qreward.errors import ConfigError
+from qreward.judge.types import Scorer
+from qreward.runtime import Client, runtime_of
+
+
+async def run_bulk(
+    client: Client,
+    source: Inputs,
+    output: str | Path,
+    settings: Mapping[str, Any],
+    *,
+    scorer: Scorer | None = None,
+    identity: str | None = None,
+    on_start: Callable[[BulkRun], object] = lambda _: None,
+) -> BulkReport:
+    """Run a bulk; see :meth:`QRewardClient.run`.
+
+    Args:
+        client: the client that sends the requests; that of the scorer if there is one.
+        scorer: a judge or reward model that makes a verdict of each line. None sends each line as a request.
+        identity: describes the scorer, so that a run with another one is refused; by default its ``repr``.
+        on_start: receives the run, which it may stop.
+    """
+    checked = BulkSettings(**settings)
+    runtime, lines, path = runtime_of(client), Input(source), Path(output)
+    if checked.max_cost is not None and not runtime.prices:
+        raise ConfigError(
+            "max_cost needs the price of the endpoints; set Endpoint(price=(dollars for a million prompt tokens, completion tokens))"
+        )
+    if scorer is not None and (checked.max_cost is not None or checked.max_tokens is not None):
+        raise ConfigError("max_cost and max_tokens hold for requests; what a judge will use is not known before. Leave them out")
+    written, failures = OutputFile(path), OutputFile(path.with_name(f"{path.stem}.failed.jsonl"))
+    journal = Journal(
+        path.with_name(f"{path.name}.journal"),
+        checked.of_the_journal(lines.names, identity or (None if scorer is None else repr(scorer))),
+        force=checked.resume == "force",
+        retry_failed=checked.retry_failed,
+    )
+    run = BulkRun(runtime, lines, (written, failures), journal, checked, scorer)
+    on_start(run)
+    return await run.run()

@@ -1,0 +1,84 @@
+"""The codec of requests whose body is sent as it is, to a route of the server that the caller names.
+
+Of the response it knows that it is a JSON object, and whether it is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from qreward.codecs import json as jsonio
+from qreward.codecs.base import EmbeddedError, Malformed, WireRequest
+from qreward.codecs.chat import CHARS_PER_TOKEN, most_output
+from qreward.results import Usage
+
+
+class PassthroughAnswer(msgspec.Struct, gc=False):
+    """A response: the undecoded body, and its usage if it has one."""
+
+    body: bytes
+    usage: Usage | None
+
+    def text(self) -> str:
+        return ""
+
+    def build(self) -> Any:
+        """Return the response as a mapping."""
+        return jsonio.read_object(self.body)
+
+
+class PassthroughCodec:
+    """``POST`` to any route of a server. The parameters of a request are its body, without ``model``; its inputs are not sent.
+
+    Args:
+        path: the route, relative to the server's root, such as ``/v1/score``.
+    """
+
+    native = True
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def encode(self, call: WireRequest, model: str) -> bytes:
+        return jsonio.write(model, "model", model, call.params, all_text=True)
+
+    def decode(self, body: bytes, call: WireRequest) -> PassthroughAnswer:  # noqa: ARG002 - part of the protocol
+        document = jsonio.read_object(body)
+        if document.get("error"):
+            raise EmbeddedError(document["error"])
+        if not document:
+            raise Malformed("the answer is an empty object")
+        return PassthroughAnswer(body, _usage(document.get("usage")))
+
+    def validate(self, inputs: Any) -> Any:
+        return inputs
+
+    def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
+        return len(repr(call.params)) / CHARS_PER_TOKEN, most_output(call.params)
+
+
+def _usage(raw: object) -> Usage | None:
+    """Usage as chats report it, or as responses and decisions do (``input_tokens``)."""
+    if isinstance(raw, Mapping) and "prompt_tokens" not in raw and "input_tokens" in raw:
+        raw = {
+            "prompt_tokens": raw.get("input_tokens"),
+            "completion_tokens": raw.get("output_tokens"),
+            "total_tokens": raw.get("total_tokens"),
+            "prompt_tokens_details": raw.get("input_tokens_details"),
+        }
+    return jsonio.usage_of(raw)
+
+
+@lru_cache(maxsize=256)
+def passthrough(path: str) -> PassthroughCodec:
+    """Return the codec of a route. Equal routes have the same codec.
+
+    Example:
+        >>> passthrough("/v1/score") is passthrough("/v1/score")
+        True
+    """
+    return PassthroughCodec(path)

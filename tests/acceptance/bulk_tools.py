@@ -1,0 +1,138 @@
+"""Inputs, a fleet that counts what it served, and runs in a process of their own that can be killed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+MODEL = "judge-7b"
+
+
+def chat_line(number: int, **body: Any) -> dict[str, Any]:
+    """A line of OpenAI's Batch API."""
+    messages = [{"role": "user", "content": f"item {number}"}]
+    line = {"custom_id": f"id-{number}", "method": "POST", "url": "/v1/chat/completions"}
+    return {**line, "body": {"model": MODEL, "messages": messages, **body}}
+
+
+def write_lines(path: Path, lines: list[Any]) -> Path:
+    path.write_text("".join(line if isinstance(line, str) else json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+class CountingServer:
+    """An OpenAI server in a thread that counts how often it has answered each text.
+
+    Attributes:
+        url: its base URL.
+        served: text of the last message -> times that it was answered, or would have been had the client not left.
+    """
+
+    def __init__(self, seconds: float = 0.0, seed: int = 0) -> None:
+        self.served: Counter[str] = Counter()
+        self._seconds, self._dice = seconds, random.Random(seed)
+        self._ready = threading.Event()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+        self._ready.wait()
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        text = body["messages"][-1]["content"]
+        self.served[text] += 1
+        await asyncio.sleep(self._dice.random() * 2 * self._seconds)
+        message = {"role": "assistant", "content": f"answer to {text}"}
+        usage = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        head = {"id": "1", "object": "chat.completion", "created": 1, "model": MODEL}
+        return web.json_response({**head, "choices": [choice], "usage": usage})
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_until_complete(self._open())
+        self._ready.set()
+        self._loop.run_forever()
+        self._loop.run_until_complete(self._runner.cleanup())
+        self._loop.close()
+
+    async def _open(self) -> None:
+        app = web.Application()
+        app.router.add_post("/v1/chat/completions", self._answer)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}/v1"
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+
+@contextmanager
+def counting_server(seconds: float = 0.0, seed: int = 0) -> Iterator[CountingServer]:
+    server = CountingServer(seconds, seed)
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def command(source: Path, output: Path, *options: str) -> list[str]:
+    return [sys.executable, "-m", "qreward", "run", str(source), "--output", str(output), "--progress", "none", *options]
+
+
+def environment(url: str) -> dict[str, str]:
+    return {**os.environ, "OPENAI_BASE_URL": url, "OPENAI_API_KEY": "key-of-the-test"}
+
+
+def start(source: Path, output: Path, url: str, *options: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command(source, output, *options), env=environment(url), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def finish(source: Path, output: Path, url: str, *options: str) -> tuple[int, str]:
+    """Run to the end. Returns the exit code and what was printed."""
+    process = start(source, output, url, *options)
+    printed, _ = process.communicate(timeout=300)
+    return process.returncode, printed
+
+
+def kill_after(process: subprocess.Popen[str], records: int, journal: Path, number: int = signal.SIGKILL) -> str:
+    """Send a signal as soon as the journal has so many records, and wait for the end. Returns what was printed."""
+    while process.poll() is None:
+        if journal.exists() and journal.read_bytes().count(b"\n") > records:
+            process.send_signal(number)
+            break
+    printed, _ = process.communicate(timeout=300)
+    return printed
+
+
+def in_flight(journal: Path) -> set[int]:
+    """The lines that were sent and have no result, by a journal that was left behind."""
+    sent: set[int] = set()
+    for record in journal.read_bytes().split(b"\n")[1:]:
+        if record[9:10] == b"S" and len(record) == 39:
+            sent.add(int(record[10:22]))
+        elif record[9:10] in (b"D", b"F"):
+            sent.discard(int(record[10:22]))
+    return sent

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -181,7 +180,7 @@ def test_a_header_that_was_cut_off_in_writing_is_written_again(tmp_path: Path) -
     path = tmp_path / "j"
     header = filled(path, {})
     for end in range(len(header)):
-        for zeros in (0, RESERVED):
+        for zeros in (0, 4096):
             path.write_bytes(header[:end] + bytes(zeros))
             with opened(path) as journal:
                 journal.finish(0, 100, b"a", ok=True)
@@ -332,8 +331,7 @@ def start_until_it_is_full(journal: Journal) -> int:
     for ordinal in range(100_000):
         try:
             journal.start(ordinal, ordinal + 100)
-        except JournalFull as error:
-            assert re.search("no space is left for .*; make room and run the same command again", str(error))
+        except JournalFull:
             return ordinal
         if ordinal >= 3:
             journal.finish(ordinal, ordinal + 100, b"%d" % ordinal, ok=True)
@@ -360,7 +358,7 @@ def test_results_that_do_not_fit_are_counted_when_the_journal_is_closed(tmp_path
         for ordinal in range(9):
             journal.finish(ordinal, ordinal + 100, b"z" * 900, ok=ordinal != 7)
             assert journal.flush() == (ordinal < 4), ordinal
-        with pytest.raises(JournalFull):
+        with pytest.raises(JournalFull, match=r"no space is left for .*; make room and run the same command again"):
             journal.start(11, 111)
         assert not journal.flush()
         with pytest.raises(JournalFull):
@@ -420,7 +418,7 @@ def test_a_temporary_folder_without_space_for_the_index_is_said_before_the_line_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with opened(tmp_path / "j") as journal:
-        with full_disk(monkeypatch, 1 << 20), pytest.raises(JournalFull, match="for the index of the journal .* set TMPDIR"):
+        with full_disk(monkeypatch, 1 << 20), pytest.raises(JournalFull, match=r"for the index of the journal .* set TMPDIR"):
             journal.start(70_000, 1)
         assert journal.started == 0
         journal.start(0, 1)

@@ -27,9 +27,9 @@ def success_line(custom_id: str, identifier: str, body: bytes) -> bytes:
         identifier: the line's own, unique in the output.
         body: the JSON of the response.
     """
-    response = {"status_code": 200, "request_id": identifier, "body": msgspec.Raw(_one_line(body))}
-    line = {"id": identifier, "custom_id": custom_id, "response": response, "error": None}
-    return msgspec.json.encode(line)
+    name = msgspec.json.encode(custom_id)
+    response = b'"response":{"status_code":200,"request_id":"%b","body":%b}' % (identifier.encode(), _one_line(body))
+    return b'{"id":"%b","custom_id":%b,%b,"error":null}' % (identifier.encode(), name, response)
 
 
 def verdict_line(custom_id: str, identifier: str, verdict: Verdict) -> bytes:

@@ -78,6 +78,7 @@ class BulkRun:
         self._ok = self._failed = self._read = self._taken = self._sent = self._sent_again = 0
         self._flushing = self._is_read = False
         self._attempts = runtime.config.retry.attempts
+        self._counts_cost = self._budget.is_limited or bool(runtime.prices)
         self._done_before = journal.done
         self._meter: ProgressMeter | None = None
 
@@ -134,7 +135,8 @@ class BulkRun:
             self._budget.settle(entry.reserved, Spent())
             self.stop(str(error))  # the line was never sent, so it is not the line's fault
             return
-        self._budget.settle(entry.reserved, self._cost_of(entry, result))
+        if self._counts_cost:
+            self._budget.settle(entry.reserved, self._cost_of(entry, result))
         if self._meter is not None:
             self._meter.add(result)
         if error is None and self._scorer is not None:

@@ -27,6 +27,7 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from mmap import mmap
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -394,7 +395,7 @@ class Journal:
         self._dirty.set()
         self._syncer.join()
         trouble = self._trouble
-        for step in (self._put, lambda: os.ftruncate(self._file, self._end), lambda: os.fsync(self._file)):
+        for step in (self._put, self._cut_off_reserved, partial(os.fsync, self._file)):
             try:
                 step()
             except OSError as error:
@@ -406,6 +407,9 @@ class Journal:
         self.failed -= sum(record[9] == _F for record in self._unwritten)
         if trouble is not None:
             raise self._unusable(trouble)
+
+    def _cut_off_reserved(self) -> None:
+        os.ftruncate(self._file, self._end)
 
 
 _S, _D, _F = b"SDF"

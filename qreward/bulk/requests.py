@@ -68,6 +68,13 @@ class RequestReader:
             fields[field] = fields[column] if field == column else fields.pop(column)
         return custom_id, fields
 
+    def identifier(self, line: InputLine, ordinal: int) -> str:
+        """Return the identifier of a line that could not be read; its number if it has none."""
+        try:
+            return _identifier_of(line.fields(), ordinal)
+        except ValueError:
+            return str(ordinal + 1)
+
     def read(self, line: InputLine, ordinal: int) -> BulkRequest:
         """Return the request of a line. Raises ``BadRequest``, whose message begins with the place of the line."""
         try:

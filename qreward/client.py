@@ -15,6 +15,8 @@ from qreward.codecs.chat import CHAT
 from qreward.codecs.rewards.answers import RewardScore
 from qreward.codecs.rewards.base import Operation
 from qreward.codecs.rewards.registry import CLASSIFY, COMPLETE, MODERATE, RERANK, SCORE
+from qreward.deciding.requests import decision_preparer
+from qreward.decisions import Decision, Question
 from qreward.engine.snapshots import stats_of
 from qreward.errors import ConfigError
 from qreward.options import (
@@ -309,6 +311,77 @@ class QRewardClient:
         spec = _merge_spec(RERANK, model, given._replace(params={**given.params, "query": query}))
         scheduling = self._runtime.request_options(given.options)
         return [result.value for result in await self._runtime.merged(spec, spec.calls("documents", documents), scheduling)]
+
+    async def decide(
+        self,
+        input: str | Sequence[Mapping[str, Any]],  # noqa: A002 - the API's name
+        questions: Sequence[Question],
+        *,
+        model: str,
+        **options: Unpack[ChatOptions],
+    ) -> Decision:
+        """Ask typed questions about one input. Each answer is a probability for every option.
+
+        All questions go in one request, or in several at the same time if the server takes fewer. The endpoints may speak different
+        APIs; which one an endpoint speaks is set by ``Endpoint(decisions=...)``, or found out with one small request before the first call
+        for a model.
+
+        Args:
+            input: what the questions are about: a text, or messages with texts.
+            questions: :class:`YesNo`, :class:`Score` and :class:`Choice`; at least one.
+            model: name of the model; selects the route.
+            options: see :class:`~qreward.options.ChatOptions`. Any other name is a member of the JSON body, such as ``prompt_cache_key``.
+
+        Returns:
+            The answers in the order of the questions. A question that was refused or failed is an answer with an error.
+
+        Raises:
+            RequestError: no question was answered; see its subclasses. ``BadRequest`` for a question that no endpoint of the route takes.
+            Rejected, NoEndpoint, ConfigError: as in :meth:`chat_completion`.
+
+        Example:
+            >>> from qreward import Score, YesNo
+            >>> async def judge(client, text):
+            ...     questions = [YesNo("It is true."), Score("How clear is it?", levels=["unclear", "readable", "clear"])]
+            ...     decision = await client.decide(text, questions, model="judge-7b")
+            ...     return decision[0].probability, decision[1].score
+        """
+        given = arguments_of(ChatOptions, options)
+        call = decision_preparer(self._runtime.dialects.decide, given, model)((input, questions))
+        return await self._runtime.decide(call, self._runtime.request_options(given.options))
+
+    async def batch_decide(
+        self,
+        inputs: Iterable[Any] | AsyncIterable[Any],
+        questions: Sequence[Question] | None = None,
+        *,
+        model: str,
+        **options: Unpack[ChatBatchOptions],
+    ) -> BatchResult[Decision]:
+        """Ask typed questions about many inputs, distributed over all endpoints of the route.
+
+        Args:
+            inputs: the inputs, as in :meth:`decide`: a list, an iterator or an async iterator. Without ``questions`` the items are
+                ``(input, questions)``. It is read no faster than its items are sent.
+            questions: the questions about every input; None if each item has its own.
+            model: name of the model; selects the route.
+            options: see :class:`~qreward.options.ChatBatchOptions`. Any other name is a member of the JSON body.
+
+        Returns:
+            Results in the order of the input. An item is a ``Result`` with an error if none of its questions was answered.
+
+        Raises:
+            NoEndpoint, ConfigError, BatchInterrupted: as in :meth:`batch_chat_completion`.
+
+        Example:
+            >>> from qreward import YesNo
+            >>> async def correct(client, texts):
+            ...     batch = await client.batch_decide(texts, [YesNo("The text is correct.")], model="judge-7b")
+            ...     return [result.value[0].probability if result.ok else None for result in batch]
+        """
+        given = arguments_of(ChatBatchOptions, options)
+        prepare = decision_preparer(self._runtime.dialects.decide, given, model, questions)
+        return await self._runtime.decide_many(prepare, model, batch_items("inputs", inputs), given.options)
 
     async def embeddings(
         self,

@@ -170,14 +170,10 @@ class DecisionAnswer:
             not report it.
         confidence: as the server reports it. None computes it.
         """
-        for name, value in {
-            "question": question,
-            "_probabilities": tuple(probabilities),
-            "_label_mass": label_mass,
-            "_confidence": confidence,
-            "error": error,
-        }.items():
-            object.__setattr__(self, name, value)
+        members = self.__dict__  # the attributes cannot be set, and this is called for each question
+        members["question"], members["error"] = question, error
+        members["_probabilities"] = tuple(probabilities)
+        members["_label_mass"], members["_confidence"] = label_mass, confidence
 
     @property
     def ok(self) -> bool:
@@ -288,10 +284,10 @@ def check_questions(questions: object) -> tuple[Question, ...]:
         raise ConfigError(f"questions must be a list with at least one YesNo, Score or Choice, not {questions!r}")
     names: set[str] = set()
     for place, question in enumerate(questions):
-        if not isinstance(question, YesNo | Score | Choice):
+        if not isinstance(question, Question):
             raise ConfigError(f"questions[{place}] must be a YesNo, Score or Choice, not a {type(question).__name__}")
-        if question.name is not None and question.name in names:
-            raise ConfigError(f"questions[{place}] has the name {question.name!r}, which another question has")
         if question.name is not None:
+            if question.name in names:
+                raise ConfigError(f"questions[{place}] has the name {question.name!r}, which another question has")
             names.add(question.name)
     return tuple(questions)

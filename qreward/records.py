@@ -28,6 +28,20 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
         return None if details is None else details.cached_tokens
 
 
+def added(one: Usage | None, other: Usage | None) -> Usage | None:
+    """Return the sum of two usages. What only one of them reports counts as it is."""
+    if one is None or other is None:
+        return one or other
+    prompt, completion, total, cached = (
+        _sum(getattr(one, name), getattr(other, name)) for name in ("prompt_tokens", "completion_tokens", "total_tokens", "cached_tokens")
+    )
+    return Usage(prompt, completion, total, None if cached is None else PromptTokensDetails(cached))
+
+
+def _sum(one: int | None, other: int | None) -> int | None:
+    return one if other is None else other if one is None else one + other
+
+
 class AttemptRecord(msgspec.Struct, frozen=True, gc=False):
     """One attempt to send a request to one endpoint.
 

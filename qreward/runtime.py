@@ -14,6 +14,10 @@ from typing import Any, Protocol, cast
 
 from qreward import options
 from qreward.codecs.base import WireRequest
+from qreward.deciding.batch import DecisionBatch
+from qreward.deciding.dialects import DialectFinder
+from qreward.deciding.single import DividedDecision
+from qreward.decisions import Decision
 from qreward.engine import background
 from qreward.engine.batch import BatchWaiter
 from qreward.engine.driver import Backend, LoopDriver
@@ -24,7 +28,7 @@ from qreward.engine.single import Single
 from qreward.engine.snapshots import ClientState, load_of, state_of
 from qreward.engine.stream_batch import BatchStreamSink
 from qreward.engine.stream_sink import SingleStreamSink
-from qreward.errors import ConfigError
+from qreward.errors import ConfigError, RequestTimeout
 from qreward.options import DEFAULT
 from qreward.progress import start_progress
 from qreward.quota.renewal import Sharing
@@ -56,6 +60,7 @@ class Runtime:
     Attributes:
         engine: the asyncio engine, of all event loops in which the client is used.
         fleet: the endpoints and routes.
+        dialects: which dialect of decisions the endpoints speak.
         prices: endpoint name -> US dollars for a million prompt and completion tokens.
     """
 
@@ -85,6 +90,7 @@ class Runtime:
         self.fleet = Fleet(self.engine, config.endpoints, config.routes, config.prefix_affinity)
         self._mergers: dict[Hashable, RequestMerger] = {}
         self._list_limits = LearnedLimits()
+        self.dialects = DialectFinder()
         self.engine.watch_over(self.fleet.sources, self._list_limits.apply_probe)
         self._sharing = Sharing(self.engine, self.fleet.sources)
         self.prices: dict[str, tuple[float, float]] = {}
@@ -118,21 +124,25 @@ class Runtime:
     def register(self, route: Route) -> None:
         with self._changing:
             self.fleet.register(route)
+            self.dialects.changed()
 
     def add(self, endpoint: Endpoint) -> None:
         with self._changing:
             self.fleet.add(endpoint)
+            self.dialects.changed()
             self._set_prices((endpoint,))
         self._look_around()
 
     def remove(self, name: str) -> None:
         with self._changing:
             self.fleet.remove(name)
+            self.dialects.changed()
 
     def reload(self, wanted: ClientConfig) -> frozenset[str]:
         """Replace the settings. Returns the names of what changed."""
         with self._changing:
             changed, self._config = self.fleet.reload(self.config, wanted), wanted
+            self.dialects.changed()
             self._set_prices(wanted.endpoints)
         self._look_around()
         return changed
@@ -192,6 +202,53 @@ class Runtime:
         pool, request_options = self.pool(model), self.request_options(given)
         collecting = self.collecting(given, pool, items, model)
         waiter = BatchWaiter(self.driver(), pool, items, prepare, terms=request_options, **collecting)
+        return await waiter.run()
+
+    async def decide(self, call: WireRequest, request_options: RequestOptions) -> Decision:
+        """Send one decision, in parts if needed. Raises the error of its request, or of the first part if all failed."""
+        model, began = call.model, self.clock()
+        pool, dialects = self.pool(model), self.dialects
+        if model not in dialects.most:
+            request_options = await self._find_dialects(pool, model, request_options)
+            began = self.clock()
+        result = None
+        if len(call.inputs.questions) <= dialects.most_questions(pool, model):
+            result = await self.one(call, request_options)
+            if result.error is None:
+                return cast("Decision", result.value)
+        most = partial(dialects.most_questions, pool, model)
+        return await DividedDecision(self.one, most, request_options, self.clock, began).result(call, result)
+
+    async def _find_dialects(self, pool: Pool, model: str, request_options: RequestOptions) -> RequestOptions:
+        """Find out what the endpoints speak. Returns the options with what is left of the timeout."""
+        began, timeout = self.clock(), request_options.timeout
+        await self.dialects.find(self.driver(), pool, model, timeout)
+        if timeout is None:
+            return request_options
+        left = timeout - (self.clock() - began)
+        if left <= 0:
+            raise RequestTimeout(
+                f"no answer within the timeout of {timeout:g} s: which dialect of decisions {pool.name} speaks is not known yet"
+            )
+        return request_options._replace(timeout=left)
+
+    async def decide_many(self, prepare: Prepare, model: str, items: Items, given: Mapping[str, Any]) -> BatchResult[Decision]:
+        """Send the decisions of a batch. Their questions are divided among several requests if needed."""
+        pool, request_options, began = self.pool(model), self.request_options(given), self.clock()
+        deadline = options.seconds("deadline", given.get("deadline"))
+        options.callback("on_result", given.get("on_result"))
+        if model not in self.dialects.most:
+            await self.dialects.find(self.driver(), pool, model, deadline)
+        waiter = DecisionBatch(
+            self.driver(),
+            pool,
+            items,
+            prepare,
+            most=partial(self.dialects.most_questions, pool, model),
+            waited=self.clock() - began,
+            terms=request_options,
+            **self.collecting(given, pool, items, model),
+        )
         return await waiter.run()
 
     async def merged(self, spec: MergeSpec, calls: list[WireRequest], request_options: RequestOptions) -> list[Result[Any]]:

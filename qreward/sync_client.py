@@ -67,6 +67,8 @@ class SyncQRewardClient(BlockingTwin[QRewardClient]):
     classify = blocking(QRewardClient.classify)
     batch_classify = blocking(QRewardClient.batch_classify)
     rerank = blocking(QRewardClient.rerank)
+    decide = blocking(QRewardClient.decide)
+    batch_decide = blocking(QRewardClient.batch_decide)
     embeddings = blocking(QRewardClient.embeddings)
     batch_embeddings = blocking(QRewardClient.batch_embeddings)
     text_completion = blocking(QRewardClient.text_completion)

@@ -21,7 +21,19 @@ LAYERS: list[tuple[str, ...]] = [
     ("codecs",),
     ("transport",),
     ("engine", "quota"),
-    ("options", "progress", "notebook", "streaming", "scoring", "batching", "functions", "server", "telemetry", "chat_namespace"),
+    (
+        "options",
+        "progress",
+        "notebook",
+        "streaming",
+        "scoring",
+        "deciding",
+        "batching",
+        "functions",
+        "server",
+        "telemetry",
+        "chat_namespace",
+    ),
     ("runtime", "client", "sync_client"),
     ("judge",),
     ("bulk",),
@@ -46,8 +58,8 @@ UPWARD = {
 
 OUTSIDE = {
     "asyncio": {
-        "engine", "transport", "quota", "client", "sync_client", "streaming", "scoring", "testing", "cli", "functions", "batching",
-        "judge", "bulk", "integrations", "server", "notebook", "chat_namespace",
+        "engine", "transport", "quota", "client", "sync_client", "streaming", "scoring", "testing", "cli", "functions",
+        "batching", "deciding", "judge", "bulk", "integrations", "server", "notebook", "chat_namespace",
     },
     "aiohttp": {"transport", "testing"},
     "openai": {"codecs", "integrations.openai.transports"},

@@ -286,7 +286,7 @@ class Journal:
         while (end := data.find(b"\n")) < 0:
             more = os.pread(self._file, CHUNK, offset + len(data))
             if not more:
-                raise QRewardError(f"the journal {str(self.path)!r} ends before byte {offset}; another program has changed it")
+                raise QRewardError(f"{str(self.path)!r} was changed by another program while it was in use")
             data += more
         return Line(data[9] == _D, data[_HEAD:end])
 

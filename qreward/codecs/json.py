@@ -47,6 +47,14 @@ def write(model: str, name: str, inputs: Any, params: Mapping[str, Any], *, all_
         return _write_slowly({"model": model, name: inputs, **params})
 
 
+def dumps(value: Any) -> bytes:
+    """Return a part of a request as JSON. Raises ``BadRequest`` for a value that JSON cannot hold."""
+    try:
+        return _ENCODER.encode(value)
+    except (TypeError, ValueError):
+        return _write_slowly(value)
+
+
 def check(value: object, path: str) -> None:
     """Raise ``BadRequest`` if ``value`` contains something that JSON cannot hold, with its position (``messages[1].content``).
 
@@ -150,7 +158,7 @@ def _check_members(value: dict[Any, object], path: str) -> None:
         _check(inner, f"{path}.{key}" if path else str(key))
 
 
-def _write_slowly(payload: dict[str, Any]) -> bytes:
+def _write_slowly(payload: Any) -> bytes:
     """Encode with the standard library, which can escape lone surrogates. Raise ``BadRequest`` if that fails too."""
     try:
         check(payload, "")

@@ -63,6 +63,7 @@ class BatchWaiter(Waiter):
     """
 
     carry: Callable[[Attempt], Awaitable[Outcome]] | None = None
+    _waited = 0.0  # seconds of the deadline that had passed before it was run
 
     def __init__(
         self,
@@ -109,7 +110,7 @@ class BatchWaiter(Waiter):
         self._fill_until = began + FILL
         self._feed = BatchFeed(self._pool, self._terms.level, self, began, self._terms.tenant, self._terms.timeout)
         self._feed.left = self._size
-        expiry = driver.loop.call_later(self._deadline, self._expire) if self._deadline is not None else None
+        expiry = driver.loop.call_later(self._deadline - self._waited, self._expire) if self._deadline is not None else None
         if isinstance(self._items, AsyncIterator):
             self._reader = driver.loop.create_task(self._read_async(self._items))
             self._reader.add_done_callback(report_error)
@@ -312,6 +313,10 @@ class BatchWaiter(Waiter):
         except Exception as error:  # may come from the item's own code, such as a message object that cannot be read
             self._settle(Result(index, None, _as_ours(error, index), None, 0.0, 0.0))
             return
+        self._put(feed, index, payload)
+
+    def _put(self, feed: BatchFeed, index: int, payload: Any) -> None:
+        """Append the task of an item to the feed."""
         task = self._terms.task(payload, self._pool, self, index)
         self._live[task] = None
         feed.read(task)
@@ -342,6 +347,10 @@ class BatchWaiter(Waiter):
         if self._on_result is not None and not self._call(self._on_result, result):
             self._on_result = None
 
+    def _end_task(self, task: Task, result: Result[Any]) -> None:  # noqa: ARG002 - for subclasses
+        """Take the result of a task, which is that of its item."""
+        self._settle(result)
+
     def _drop_unstarted(self) -> None:
         for task in self.driver.close_feed(self._feed):
             self._live.pop(task, None)
@@ -360,7 +369,7 @@ class BatchWaiter(Waiter):
         self.driver.withdraw(left, make_error())
         self._ending = True
         for task in left:
-            self._settle(result_of(task, make_error(), None, 0.0))
+            self._end_task(task, result_of(task, make_error(), None, 0.0))
         self._end_unread(make_error)
 
     def _end_unread(self, make_error: Callable[[], QRewardError]) -> None:

@@ -37,7 +37,9 @@ from qreward.settings.policies import Endpoint, Limits, LoadBalanceStrategy, Pre
 from qreward.spelling import did_you_mean
 
 SETTINGS = ("retry", "hedge", "prefix_affinity", "max_queued", "timeout")
-ADJUSTABLE = frozenset({"limits", "weight", "price", "models", "timeouts", "max_response_bytes", "keepalive", "probe"})
+ADJUSTABLE = frozenset({
+    "limits", "weight", "price", "models", "timeouts", "max_response_bytes", "keepalive", "probe", "decisions", "decision_labels",
+})  # fmt: skip
 """Settings of an endpoint that may change while it stays the same server."""
 MAX_MODELS = 1000
 """Maximum number of requested models that a pool remembers. It is bounded because the names come from callers."""

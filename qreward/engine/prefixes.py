@@ -13,6 +13,7 @@ from typing import Any
 from zlib import crc32
 
 from qreward.codecs.base import WireRequest
+from qreward.codecs.decisions.base import DecisionInput
 from qreward.scheduler.prefixes import Prefix
 
 BLOCK = 256
@@ -53,6 +54,8 @@ class PrefixFinder:
             named_only: return None unless the caller has named a group.
         """
         inputs = call.inputs
+        if type(inputs) is DecisionInput:
+            inputs = inputs.input
         if named_only and call.group is None:
             return None
         if isinstance(inputs, str):

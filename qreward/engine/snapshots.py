@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import inf
 from typing import Any, NamedTuple, cast
 
@@ -12,7 +12,7 @@ from qreward.records import AttemptRecord, retries
 from qreward.results import EndpointState, EndpointStats, Result, RouteLoad, with_trail
 from qreward.scheduler.outcome import Answer
 from qreward.scheduler.scheduler import Scheduler
-from qreward.scheduler.state import Pool, Source, Task, standing
+from qreward.scheduler.state import Attempt, Pool, Source, Task, standing
 from qreward.scheduler.stats import LatencyStats, Quantiles
 from qreward.settings.policies import Endpoint
 
@@ -126,6 +126,24 @@ class Tallies:
 
     def stats(self) -> dict[str, EndpointStats]:
         return {name: counters.stats() for name, counters in self._by_name.items()}
+
+
+class ItemTallies(Tallies):
+    """The statistics of a batch whose items may need several requests: items in the totals, requests in those of endpoints."""
+
+    def add(self, result: Result[object]) -> None:
+        self.ok += result.error is None
+        self.failed += result.error is not None
+
+    def add_request(self, result: Result[object]) -> None:
+        ok, failed = self.ok, self.failed
+        super().add(result)
+        self.ok, self.failed = ok, failed
+
+    def add_cancelled(self, attempts: Iterable[Attempt | None]) -> None:
+        for attempt in attempts:
+            if attempt is not None:
+                self._of(attempt.source.name).cancelled += 1
 
 
 class _Counters:

@@ -13,7 +13,7 @@ from typing import Any
 
 from qreward.engine.batch import BatchWaiter
 from qreward.engine.driver import LoopDriver
-from qreward.engine.snapshots import Tallies, result_of
+from qreward.engine.snapshots import ItemTallies, result_of
 from qreward.errors import BadRequest, QRewardError
 from qreward.judge.requests import RequestBuilder
 from qreward.judge.sampling import JudgeRequest, ReadItem
@@ -87,24 +87,6 @@ class JudgeAnswer:
         return votes[0].text if votes else ""
 
 
-class _Tallies(Tallies):
-    """Counts items in the totals, and requests in the statistics of endpoints."""
-
-    def add(self, result: Result[object]) -> None:
-        self.ok += result.error is None
-        self.failed += result.error is not None
-
-    def add_request(self, result: Result[object]) -> None:
-        ok, failed = self.ok, self.failed
-        super().add(result)
-        self.ok, self.failed = ok, failed
-
-    def add_cancelled(self, attempts: Iterable[Attempt | None]) -> None:
-        for attempt in attempts:
-            if attempt is not None:
-                self._of(attempt.source.name).cancelled += 1
-
-
 class BatchRunner(Caller, BatchWaiter):
     """Judges a batch of items. See :class:`BatchWaiter` for the other arguments.
 
@@ -132,7 +114,7 @@ class BatchRunner(Caller, BatchWaiter):
         BatchWaiter.__init__(self, driver, next(iter(pools.values())), items, builder.read, terms=options, **kwargs)
         self.flights, self.options, self.pools, self.decide = flights, options, pools, builder.decide
         self.carry = self._send_timed if builder.per_item > 1 else None
-        self._tallies: _Tallies = _Tallies()
+        self._tallies: ItemTallies = ItemTallies()
         self._size, self._builder = size, builder
         self._open: dict[JudgeItem, None] = {}
         self._others: dict[Pool, BatchFeed] = {}  # of the models whose pool is not that of the first model

@@ -14,7 +14,7 @@ from qreward.judge.prompts import Messages
 from qreward.judge.types import Vote
 from qreward.judge.verdict_parser import ScoreFunctionError
 from qreward.judge.writing import JudgeModel
-from qreward.records import AttemptRecord, PromptTokensDetails, Usage
+from qreward.records import AttemptRecord, Usage, added
 from qreward.results import with_trail
 from qreward.scheduler.outcome import Answer
 from qreward.scheduler.state import Source, Task
@@ -140,17 +140,3 @@ def _beginning(reply: ModelReply) -> str:
     if not text:
         return "; the answer is empty"
     return f"; the answer begins: {text if len(text) <= SHOWN else text[: SHOWN - 3] + '...'}"
-
-
-def added(one: Usage | None, other: Usage | None) -> Usage | None:
-    """The sum of two usages."""
-    if one is None or other is None:
-        return one or other
-    prompt, completion, total, cached = (
-        _sum(getattr(one, name), getattr(other, name)) for name in ("prompt_tokens", "completion_tokens", "total_tokens", "cached_tokens")
-    )
-    return Usage(prompt, completion, total, None if cached is None else PromptTokensDetails(cached))
-
-
-def _sum(one: int | None, other: int | None) -> int | None:
-    return one if other is None else other if one is None else one + other

@@ -17,9 +17,10 @@ from qreward.engine.driver import LoopDriver, Waiter
 from qreward.errors import ClientClosed, QRewardError, RequestTimeout
 from qreward.judge.aggregation import Decide, SampleOutcome
 from qreward.judge.cache import CacheEntry
-from qreward.judge.sampling import JudgeRequest, SampleRequest, added
+from qreward.judge.sampling import JudgeRequest, SampleRequest
 from qreward.judge.types import Vote
 from qreward.judge.writing import JudgeModel
+from qreward.records import added
 from qreward.results import AttemptRecord, Usage, with_trail
 from qreward.scheduler.outcome import Answer
 from qreward.scheduler.state import Attempt, Pool, RequestOptions, Source, Task, TaskState

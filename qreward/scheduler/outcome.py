@@ -93,6 +93,7 @@ class Failure:
     should_retry: bool | None = None  # value of the endpoint's ``x-should-retry`` header, or None
     misconfigured: bool = False  # the endpoint itself seems to be configured wrongly (401, 403, 404, ...), not just this request
     limits: RateLimitInfo | None = None  # rate limits that the response advertises, or None
+    dialect: str | None = None  # of a decision: the dialect that the response points to, or None; opaque to the scheduler
 
 
 class Cancelled:

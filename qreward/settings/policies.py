@@ -326,6 +326,12 @@ def _two_prices(value: object) -> object:
     return value
 
 
+def _two_labels(value: object) -> object:
+    if value is not None and (not isinstance(value, list | tuple) or len(value) != 2):
+        raise ValueError("must be the token ids of yes and of no, such as [9693, 2201]")
+    return value
+
+
 def _readable_name(value: str) -> str:
     if value != value.strip() or not value.isprintable():
         raise ValueError("must be a text without blanks around it or line breaks")
@@ -349,6 +355,10 @@ def _known_kind(value: str) -> str:
     return value
 
 
+DecisionDialect = Literal["openai", "vllm", "sglang", "systemone", "generative_scoring", "chat"]
+"""The APIs of decisions. Each has a codec of the same name in ``qreward.codecs.decisions``."""
+
+
 class Endpoint(Policy):
     """One server that serves requests.
 
@@ -365,6 +375,9 @@ class Endpoint(Policy):
         limits: see :class:`Limits`.
         timeouts: see :class:`Timeouts`.
         reward: properties of its reward model that the server does not report; see :class:`RewardModel`.
+        decisions: API by which the server answers the questions of ``decide``: ``openai``, ``vllm``, ``sglang``, ``systemone``,
+            ``generative_scoring``, or ``chat`` (log probabilities of chat completions). None finds it out with one small request.
+        decision_labels: for ``decisions="generative_scoring"``: the token ids of the answers yes and no in the model's vocabulary.
         price: US dollars for a million prompt tokens and for a million completion tokens. Used to report costs; it does not affect
             scheduling.
         headers: additional HTTP headers of each request. Values may contain ``${VAR}`` and are never shown.
@@ -394,6 +407,8 @@ class Endpoint(Policy):
     limits: Limits = Limits()
     timeouts: Timeouts = Timeouts()
     reward: RewardModel | None = None
+    decisions: DecisionDialect | None = None
+    decision_labels: Annotated[tuple[Many, Many] | None, BeforeValidator(_two_labels)] = None
     price: Annotated[tuple[Dollars, Dollars] | None, BeforeValidator(_two_prices)] = None
     headers: Annotated[dict[str, SecretStr], BeforeValidator(_expand_headers)] = Field(default_factory=dict)
     group_header: Annotated[str | None, AfterValidator(_header_name)] = None
@@ -419,6 +434,15 @@ class Endpoint(Policy):
         if ours or self.limits.connects_per_second is not None:
             names = ", ".join(ours) or "limits.connects_per_second"
             raise ValueError(f"{names} cannot be set together with http_client; set it in the client you pass")
+        return self
+
+    @model_validator(mode="after")
+    def _with_labels(self) -> Endpoint:
+        scoring = self.decisions == "generative_scoring"
+        if scoring and self.decision_labels is None:
+            raise ValueError("decisions='generative_scoring' needs decision_labels: the token ids of yes and of no, such as [9693, 2201]")
+        if self.decision_labels is not None and not scoring:
+            raise ValueError("decision_labels have an effect only with decisions='generative_scoring'; set it, or leave them out")
         return self
 
     @model_validator(mode="after")

@@ -9,6 +9,7 @@ from qreward.functions.function import no_waiting
 from qreward.testing.endpoint import Seen
 from qreward.testing.fleet import FakeFleet
 from qreward.testing.spec import FakeEndpoint, Faults, Latency, Phase
+from qreward.testing.synthetic_judge import SyntheticJudge, true_answer, truth_of
 from qreward.testing.text import echo_of
 from qreward.testing.virtual_threads import VirtualThreads, run_in_virtual_threads
 from qreward.testing.virtual_time import Deadlock, VirtualTimeLoop, run_in_virtual_time
@@ -21,10 +22,13 @@ __all__ = [
     "Latency",
     "Phase",
     "Seen",
+    "SyntheticJudge",
     "VirtualThreads",
     "VirtualTimeLoop",
     "echo_of",
     "no_waiting",
     "run_in_virtual_threads",
     "run_in_virtual_time",
+    "true_answer",
+    "truth_of",
 ]

@@ -35,7 +35,8 @@ class Seen(msgspec.Struct, frozen=True):
         disconnects: requests whose client disconnected before it had the response.
         duplicates: requests with the same messages, or the same input, as an earlier request.
         tokens: prompt and completion tokens of the successful responses, as counted against ``tpm``. For chats and embeddings this
-            is the ``usage`` of the response; for all other routes, and for kind ``nim``, it is the prompt tokens alone.
+            is the ``usage`` of the response, for decisions the prompts and one token per question; for all other routes, and for kind
+            ``nim``, it is the prompt tokens alone.
         computed, cached: prompt tokens that its model server computed, and that it found in its prefix cache.
         first_request, last_request: time of arrival in seconds since the start; None if there was none.
     """
@@ -100,7 +101,7 @@ class FakeEndpointState:
 
     def __init__(self, spec: FakeEndpoint) -> None:
         self.spec = spec
-        self.write = writer_of(spec.responder)
+        self.write = writer_of(spec.responder, spec.synthetic_judge)
         self.admission = RequestAdmission(spec.max_concurrency)
         self.killed = False
         self.phases_changed: Callable[[], None] = lambda: None  # called when the active phase may be another one
@@ -120,7 +121,7 @@ class FakeEndpointState:
     def configure(self, spec: FakeEndpoint) -> None:
         """Change the settings. State that does not depend on a changed setting is kept."""
         before, self.spec = self.spec, spec
-        self.write = writer_of(spec.responder)
+        self.write = writer_of(spec.responder, spec.synthetic_judge)
         self.admission.limit = spec.max_concurrency
         self.admission.hand_over()
         if any(getattr(before, name) != getattr(spec, name) for name in ("rpm", "tpm", "burst", "burst_tokens")):

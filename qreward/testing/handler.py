@@ -13,13 +13,14 @@ from aiohttp import web
 
 from qreward.testing import openai_api
 from qreward.testing.admission import Slot
+from qreward.testing.decision_routes import FAKE_DECISIONS
 from qreward.testing.endpoint import FakeEndpointState
 from qreward.testing.faults import FAULTS, NO_FAULT
 from qreward.testing.lower_bound import refuses
 from qreward.testing.openai_api import Chunks
 from qreward.testing.responses import JSON, FaultPlan, Incoming, Pace, deliver, end, forever, hint, sleep_until, stream
 from qreward.testing.server_kinds import SERVER_KINDS, ErrorResponse, FakeServerKind, Job, Route, RouteCall, ServerState, Traffic
-from qreward.testing.text import canonical, encode
+from qreward.testing.text import canonical, count_tokens, encode
 
 _FAILURES = {500: "The server had an error while processing the request.", 503: "The server is not ready."}
 
@@ -38,7 +39,8 @@ class Handler:
         return SERVER_KINDS[self._state.spec.kind]
 
     async def __call__(self, request: Incoming) -> web.StreamResponse:
-        route = self._kind.routes.get(request.path)
+        decisions = FAKE_DECISIONS[self._state.spec.decisions]
+        route = decisions.routes.get(request.path) or self._kind.routes.get(request.path)
         try:
             if route is not None and request.method == "POST":
                 return await self._counted(request, route)
@@ -47,7 +49,8 @@ class Handler:
             headers = self._headers()
             if error.ready_at is not None:
                 headers |= hint(self._state.spec.retry_after, max(0.0, error.ready_at - time.monotonic()))
-            body = self._kind.error(request.path, error)
+            write = decisions.error if request.path in decisions.routes else self._kind.error
+            body = write(request.path, error)
             return web.Response(status=error.status, body=body, content_type=JSON, headers=headers)
 
     async def _counted(self, request: Incoming, route: Route) -> web.StreamResponse:
@@ -114,27 +117,31 @@ class Handler:
             await self._fail(request, error)
         headers, plan = self._headers(), FaultPlan(name, state.point(), state.spec.faults.trickle_gap)
         if chat is None:
-            body = job.body()
+            body = job.body(cached)
         elif streams:
             return await stream(request, headers, Chunks(chat, job.digest, content, used), pace, plan, finish)
         else:
-            body = encode(openai_api.chat_completion(chat, job.digest, content, used))
+            body = encode(openai_api.chat_completion(chat, job.digest, content, used, job.label))
         finish(plan.problem)
         return await deliver(request, body, headers, plan)
 
     async def _computed(self, job: Job) -> int | None:
-        """Let the model server compute a chat. Returns the prompt tokens that were cached; None without a model server."""
+        """Let the model server compute the prompts. Returns the prompt tokens that were cached; None without a model server."""
         model, chat = self._state.live_model, job.chat
-        if model is None or chat is None:
+        if model is None or (chat is None and not job.prompts):
             return None
+        prompts = [(canonical(chat.messages), job.prompt)] if chat is not None else [(text, count_tokens(text)) for text in job.prompts]
         try:
-            return await model.serve(chat.model, canonical(chat.messages), job.prompt, job.length)
+            served = (model.serve(job.model or "", text, tokens, job.length or 1) for text, tokens in prompts)
+            return sum(await asyncio.gather(*served))
         except ValueError as error:
             raise ErrorResponse(400, str(error), "bad_request", code="context_length_exceeded") from None
 
     def _content(self, job: Job) -> str:
         """The text of the response to a chat."""
         try:
+            if job.label is not None:
+                return job.label.content
             return self._state.write(job.chat.messages, job.digest) if job.chat is not None else ""
         except Exception as error:
             raise ErrorResponse(500, f"the responder raised {error!r}", "responder", "server_error") from error

@@ -13,7 +13,7 @@ import struct
 import sys
 import time
 from hashlib import shake_256
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -36,10 +36,20 @@ class ChatRequest(msgspec.Struct):
     stream: bool | None = False
     n: int | None = 1
     stream_options: StreamOptionsBody | None = None
+    logprobs: bool | None = False
+    top_logprobs: int | None = None
+    logprob_token_ids: list[int] | None = None
 
     def __post_init__(self) -> None:
         if not self.messages or not 1 <= (self.n or 1) <= 128:
             raise ValueError("'messages' must not be empty and 'n' must be from 1 to 128")
+
+
+class ChatLabel(NamedTuple):
+    """A chat response of one token: the token, and the member ``logprobs``."""
+
+    content: str
+    logprobs: dict[str, Any] | None
 
 
 class EmbeddingsRequest(msgspec.Struct):
@@ -85,9 +95,13 @@ def usage(prompt: int, completion: int, cached: int | None = None) -> dict[str, 
     return used if cached is None else {**used, "prompt_tokens_details": {"cached_tokens": cached}}
 
 
-def chat_completion(request: ChatRequest, digest: bytes, content: str, used: dict[str, Any]) -> dict[str, Any]:
+def chat_completion(
+    request: ChatRequest, digest: bytes, content: str, used: dict[str, Any], label: ChatLabel | None = None
+) -> dict[str, Any]:
+    """The body of a chat response. ``label`` is its only token, if it has one token only."""
     message = {"role": "assistant", "content": content, "refusal": None}
-    choices = [{"index": index, "message": message, "logprobs": None, "finish_reason": "stop"} for index in range(request.n or 1)]
+    logprobs, reason = (None, "stop") if label is None else (label.logprobs, "length")
+    choices = [{"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason} for index in range(request.n or 1)]
     return _head(request.model, digest, "chat.completion") | {"choices": choices, "usage": used}
 
 

@@ -1,4 +1,4 @@
-"""The texts of a fake endpoint's responses: the echo, the judge, or the user's own function.
+"""The texts of a fake endpoint's responses: the echo, the judge, the synthetic judge, or the user's own function.
 
 The judge needs no model. It compares a reference answer with a candidate answer, and is deterministic, so a reward computed from it can be
 checked. The comparison ignores case, punctuation, articles, thousands separators and the notation of numbers. It understands simple units
@@ -17,6 +17,8 @@ from typing import Any
 from qreward.errors import ConfigError
 from qreward.server.import_string import load_object
 from qreward.testing.spec import Responder
+from qreward.testing.synthetic_judge import SyntheticJudge
+from qreward.testing.synthetic_writer import write_verdict
 from qreward.testing.text import digest_of, echo_text
 
 _ONES = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen"
@@ -229,10 +231,12 @@ Write = Callable[[list[Any], bytes], str]
 """Maps messages and their digest to the text of the response."""
 
 
-def writer_of(responder: str | Responder) -> Write:
+def writer_of(responder: str | Responder, synthetic: SyntheticJudge) -> Write:
     """The function for the setting ``responder``. Raises ``ConfigError`` if it cannot be imported."""
     if responder == "echo":
         return lambda _messages, digest: echo_text(digest)
+    if responder == "synthetic":
+        return lambda messages, _digest: write_verdict(messages, synthetic)
     function: Any = judge if responder == "judge" else responder
     if isinstance(function, str):
         function = load_object(function, "responder", "my_fakes:answer")

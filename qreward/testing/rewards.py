@@ -16,6 +16,7 @@ from hashlib import sha256
 from typing import Any
 
 from qreward.testing.spec import Scoring
+from qreward.testing.synthetic_judge import softmax
 from qreward.testing.text import canonical
 
 __all__ = ["NAN", "REFUSED", "Scoring", "logits_of", "probabilities_of", "score_of"]
@@ -47,10 +48,3 @@ def probabilities_of(logits: Sequence[float]) -> list[float]:
     if len(logits) == 1:
         return [1 / (1 + math.exp(-logits[0]))]
     return softmax(logits)
-
-
-def softmax(logits: Sequence[float]) -> list[float]:
-    """The softmax of any number of logits; 1.0 for a single one."""
-    top = max(logits)
-    powers = [math.exp(logit - top) for logit in logits]
-    return [power / sum(powers) for power in powers]

@@ -8,22 +8,26 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 from typing import Any, NamedTuple, TypeVar
 
+from qreward.errors import ConfigError
 from qreward.testing import openai_api
 from qreward.testing.live_model import LiveModel
-from qreward.testing.openai_api import ChatRequest, EmbeddingsRequest
-from qreward.testing.rewards import NAN, REFUSED, logits_of, probabilities_of, score_of, softmax
+from qreward.testing.next_token import NextToken, read_prompt
+from qreward.testing.openai_api import ChatLabel, ChatRequest, EmbeddingsRequest
+from qreward.testing.rewards import NAN, REFUSED, logits_of, probabilities_of, score_of
 from qreward.testing.spec import FakeEndpoint
+from qreward.testing.synthetic_judge import softmax
 from qreward.testing.text import canonical, count_tokens, echo_text, encode
 
 JSON, PLAIN = "application/json", "text/plain"
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
+MOST_LOGPROBS = 20  # of a chat, at OpenAI, and at vLLM unless it is started with --max-logprobs
 
 R = TypeVar("R", ChatRequest, EmbeddingsRequest)
 
@@ -65,7 +69,10 @@ class Job(NamedTuple):
         length: output tokens of one choice.
         completion: output tokens of all choices.
         chat: the request, if it is a chat.
-        body: makes the body of the response, if it is not a chat. Raises :class:`ErrorResponse`.
+        label: the token that is the whole response to a chat, if it asks for one.
+        prompts: what a model server computes, with one output token each, if it is not a chat.
+        body: makes the body of the response from the number of cached prompt tokens (None without a model server), if it is not a chat.
+            Raises :class:`ErrorResponse`.
     """
 
     model: str | None
@@ -76,7 +83,9 @@ class Job(NamedTuple):
     length: int = 0
     completion: int = 0
     chat: ChatRequest | None = None
-    body: Callable[[], bytes] = bytes
+    label: ChatLabel | None = None
+    prompts: Sequence[bytes] = ()
+    body: Callable[[int | None], bytes] = lambda _cached: b""
 
     @property
     def tokens(self) -> int:
@@ -193,7 +202,7 @@ class RouteCall:
         if self.kind.nan is not None and any(_is_nan(item) for item in items):
             failure = ErrorResponse(*self.kind.nan, "backend")
 
-        def body() -> bytes:
+        def body(_cached: int | None) -> bytes:
             if failure is not None:
                 raise failure
             return encode(made(prompt))
@@ -259,7 +268,8 @@ def _chat(call: RouteCall) -> Job:
     request, latency = call.read(ChatRequest), call.spec.latency
     encoded = canonical(request.messages)
     digest = sha256(encoded).digest()
-    length = latency.draw(digest)
+    label = _label(call, request)
+    length = latency.draw(digest) if label is None else 1
     return Job(
         request.model,
         digest,
@@ -268,7 +278,25 @@ def _chat(call: RouteCall) -> Job:
         length=length,
         completion=length * (request.n or 1),
         chat=request,
+        label=label,
     )
+
+
+def _label(call: RouteCall, request: ChatRequest) -> ChatLabel | None:
+    """The response to a chat that asks for one label of several, and for log probabilities; else None."""
+    spec, most, ids = call.spec, request.top_logprobs or 0, request.logprob_token_ids
+    if spec.logprobs and most and not request.logprobs:
+        raise call.invalid("when using `top_logprobs`, `logprobs` must be set to true.")
+    if spec.logprobs and not 0 <= most <= MOST_LOGPROBS:
+        raise call.invalid(f"Invalid value for 'top_logprobs': must be from 0 to {MOST_LOGPROBS}, not {most}.")
+    prompt = read_prompt(request.messages) if request.logprobs and not request.stream else None
+    if prompt is None:
+        return None
+    try:
+        token = NextToken.of(prompt, spec.synthetic_judge)
+    except ConfigError as error:
+        raise ErrorResponse(500, f"the synthetic judge: {error}", "responder", "server_error") from None
+    return ChatLabel(token.content, token.logprobs(most, ids or () if spec.kind == "vllm" else ()) if spec.logprobs else None)
 
 
 def _embeddings(call: RouteCall) -> Job:
@@ -276,7 +304,12 @@ def _embeddings(call: RouteCall) -> Job:
     items = request.items()
     prompt, digest = sum(count_tokens(canonical(each)) for each in items), sha256(canonical(request.input)).digest()
     return Job(
-        request.model, digest, prompt, call.spec.latency.base, len(items), body=lambda: encode(openai_api.embeddings(request, prompt))
+        request.model,
+        digest,
+        prompt,
+        call.spec.latency.base,
+        len(items),
+        body=lambda _cached: encode(openai_api.embeddings(request, prompt)),
     )
 
 

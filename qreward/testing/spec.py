@@ -19,8 +19,10 @@ from qreward.settings.base import Policy, check_glob, expand_variables
 from qreward.settings.files import read_settings
 from qreward.testing.faults import FAULTS
 from qreward.testing.model_server import MODELS, ServedModel
+from qreward.testing.synthetic_judge import SyntheticJudge
 
 Behaviour = Literal["dead", "hang", "error_503", "error_500", "slow"]
+DecisionRoutes = Literal["openai", "vllm", "vllm_unsupported", "generative_scoring", "sglang", "systemone"]
 Responder = Callable[[list[Any]], str]
 
 _RATE = Field(default=0.0, ge=0, le=1)
@@ -194,7 +196,8 @@ class FakeEndpoint(Policy):
         api_key: the bearer token that requests must send; others get HTTP 401.
         faults: see :class:`Faults`.
         phases: see :class:`Phase`.
-        responder: ``echo``, ``judge``, ``"module:function"`` or a function from messages to the text of the response.
+        responder: ``echo``, ``judge``, ``synthetic``, ``"module:function"`` or a function from messages to the text of the response.
+            ``synthetic`` is the ``synthetic_judge``, which writes the JSON object that a prompt of ``qreward.judge.Judge`` describes.
             A request for which the responder raises gets HTTP 500 at each attempt.
         kind: kind of server to imitate, as ``Endpoint.kind``; see ``qreward.testing.rewards``.
         scoring: see ``qreward.testing.rewards.Scoring``.
@@ -202,6 +205,23 @@ class FakeEndpoint(Policy):
             :class:`~qreward.testing.model_server.ServedModel`; a mapping may name one of the two as ``model`` and change some fields.
             Its time is added to ``latency``, which gives the number of output tokens; a stream begins when all is computed.
             Usage reports the cached tokens, and ``/metrics`` of kind ``vllm`` the state of the cache. Phases do not slow it.
+        decisions: the routes for typed questions, as the server has them:
+
+            - None: none; HTTP 404.
+            - ``openai``: ``/v1/decisions`` in OpenAI's form, 400 questions and 255 options, with refusals.
+            - ``vllm``: ``/v1/decisions`` in vLLM's form (64 questions, 26 options, 10 levels, text of users only, no unknown member),
+              ``/v1/systemone``, ``/generative_scoring`` and ``/tokenize``.
+            - ``vllm_unsupported``: vLLM with a model that it cannot read; the first two answer HTTP 501.
+            - ``generative_scoring``: an older vLLM, which has the last two only.
+            - ``sglang``: ``/v1/decisions`` in SGLang's form, and ``/v1/systemone``.
+            - ``systemone``: SGLang with a model that was trained for decisions: ``/v1/systemone`` only, without label mass;
+              ``/v1/decisions`` answers HTTP 400.
+
+            A request takes the time of a chat with one output token per question. With ``prefix_cache``, the model server computes one
+            prompt per question (OpenAI: one for all), which begins with the input.
+        synthetic_judge: who answers them, and chats that list labelled options, ask for one of them, and set ``logprobs``; see
+            :class:`~qreward.testing.synthetic_judge.SyntheticJudge`.
+        logprobs: False is a server that ignores ``logprobs`` in a chat and returns none.
         port: port to listen on; 0 for any free port.
 
     Example:
@@ -228,6 +248,9 @@ class FakeEndpoint(Policy):
     kind: Literal["openai", "vllm", "sglang", "tei", "openrlhf", "nim"] = "openai"
     scoring: Scoring = Scoring()
     prefix_cache: ServedModel | None = None
+    decisions: DecisionRoutes | None = None
+    synthetic_judge: SyntheticJudge = SyntheticJudge()
+    logprobs: bool = True
     port: int = Field(default=0, ge=0, le=65535)
 
     def __init__(self, name: str | None = None, **data: Any) -> None:
@@ -258,8 +281,8 @@ class FakeEndpoint(Policy):
     @field_validator("responder")
     @classmethod
     def _known_responder(cls, value: str | Responder) -> str | Responder:
-        if isinstance(value, str) and value not in ("echo", "judge") and ":" not in value:
-            raise ValueError("must be 'echo', 'judge', 'module:function' or a function")
+        if isinstance(value, str) and value not in ("echo", "judge", "synthetic") and ":" not in value:
+            raise ValueError("must be 'echo', 'judge', 'synthetic', 'module:function' or a function")
         return value
 
     @model_validator(mode="after")

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from functools import partial
 
 from qreward.codecs.base import WireRequest
+from qreward.codecs.decisions.operation import Decide
 from qreward.codecs.rewards.registry import bound
 from qreward.errors import ClientClosed, ConfigError
 from qreward.scheduler.outcome import Answer, Failure, ProbeResult
@@ -45,13 +46,18 @@ class HttpBackend:
                 connection = self._enter(endpoint)
             else:
                 connection.in_flight += 1  # the usual case, without a call
-            call, path, native = bound(call, endpoint)
-            transport = connection.root_transport() if native else connection.transport
-            body = call.codec.encode(call, connection.renamed.get(call.model, call.model))
-            if call.headers is not None:
-                connection_settings.check_call_headers(call.headers, call.model)
-            reply = await transport.post(path, body, connection_settings.call_headers(endpoint, call))
-            return connection.outcome_of(reply, call)
+            asked, decide = call, call.codec if isinstance(call.codec, Decide) else None
+            while True:
+                call, path, native = bound(asked, endpoint)
+                transport = connection.root_transport() if native else connection.transport
+                body = call.codec.encode(call, connection.renamed.get(call.model, call.model))
+                if call.headers is not None:
+                    connection_settings.check_call_headers(call.headers, call.model)
+                reply = await transport.post(path, body, connection_settings.call_headers(endpoint, call))
+                outcome = connection.outcome_of(reply, call)
+                if decide is None or isinstance(outcome, Answer) or not _speaks_otherwise(decide, endpoint, call, outcome):
+                    return outcome
+                decide = None  # the request is sent once more
         except Exception as error:
             return failure_of(error, endpoint, call, connection)
         finally:
@@ -151,3 +157,11 @@ class HttpBackend:
     def _end(self, connection: EndpointConnection) -> None:
         closing = self._dismissed[connection] = asyncio.get_running_loop().create_task(connection.aclose())
         closing.add_done_callback(lambda _: self._dismissed.pop(connection, None))
+
+
+def _speaks_otherwise(decide: Decide, endpoint: Endpoint, sent: WireRequest, failure: Failure) -> bool:
+    """Return whether the response to a decision points to another dialect, which is noted. If not, the error says how to name it."""
+    if decide.learns(endpoint, sent.model, failure.dialect):
+        return decide.dialect_at(endpoint, sent.model) is not sent.codec
+    failure.error.args = (f"{failure.error}{decide.advice(endpoint, sent.model, failure.error)}",)
+    return False

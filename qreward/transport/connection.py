@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from qreward.codecs import rate_limit_headers
 from qreward.codecs.base import EmbeddedError, Malformed, Reply, TransportError, Unfinished, WireRequest
+from qreward.codecs.decisions.base import DecisionReply, Dialect
 from qreward.codecs.rewards.registry import kind_of, server_root
 from qreward.codecs.rewards.server_info import MODELS, Load, read_load
 from qreward.errors import BadRequest, ClientClosed, ConfigError, RequestError
@@ -19,7 +20,7 @@ from qreward.transport.error_mapping import failure_from_body, failure_from_repl
 from qreward.transport.httpx_backend import HttpxTransport
 from qreward.transport.redaction import secrets_of
 
-SHAREABLE = frozenset({"weight", "price", "models", "probe", "limits", "timeouts"})
+SHAREABLE = frozenset({"weight", "price", "models", "probe", "limits", "timeouts", "decisions", "decision_labels"})
 """Settings of an endpoint on which its connections do not depend, except some of the limits and timeouts; see ``_of_connections``."""
 PASSING = frozenset({408, 425, 429})
 """Temporary statuses, which say nothing about the endpoint's settings."""
@@ -68,15 +69,27 @@ class EndpointConnection:
     def outcome_of(self, reply: Reply, call: WireRequest) -> Answer | Failure:
         """Return the answer in a reply, or the failure if it is an error or malformed."""
         if not 200 <= reply.status < 300:
-            return self.failure_from_reply(reply, call)
+            failure = self.failure_from_reply(reply, call)
+            if isinstance(call.codec, Dialect):
+                failure.dialect = call.codec.refused_by(reply.status, reply.body)
+            return failure
         try:
             value = call.codec.decode(reply.body, call)
         except (Malformed, EmbeddedError, Unfinished) as error:
             return self.failure_from_body(error, reply, call)
+        if isinstance(value, DecisionReply):
+            self._name_in_errors(value)
         usage, limits = value.usage, rate_limit_headers.read(reply.headers)
         if usage is None:
             return Answer(value, limits=limits)
         return Answer(value, usage.prompt_tokens, usage.completion_tokens, limits, usage.cached_tokens)
+
+    def _name_in_errors(self, reply: DecisionReply) -> None:
+        """Name the endpoint in the errors of questions that were not answered."""
+        for answer in reply.answers:
+            error = answer.error
+            if isinstance(error, RequestError):
+                error.endpoint, error.args = self.name, (f"endpoint {self.name!r}, model {error.model!r}: {error}",)
 
     def failure_from_reply(self, reply: Reply, call: WireRequest) -> Failure:
         return failure_from_reply(reply, self.name, call.model, self.secrets.and_headers(call.headers))
@@ -128,6 +141,9 @@ def failure_of(error: Exception, endpoint: Endpoint, call: WireRequest, connecti
     match error:
         case TransportError() if connection is not None:
             return failure_from_transport(error, connection.name, call.model, connection.secrets.and_headers(call.headers))
+        case BadRequest() if isinstance(call.codec, Dialect):  # more questions or options than this server takes
+            error.endpoint, error.model = endpoint.name, call.model
+            return Failure(FailureKind.UNSUITABLE, error)
         case BadRequest():
             error.model = error.model or call.model
             return Failure(FailureKind.UNSENDABLE, error)

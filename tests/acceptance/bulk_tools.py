@@ -24,12 +24,8 @@ MODEL = "judge-7b"
 def chat_line(number: int, **body: Any) -> dict[str, Any]:
     """A line of OpenAI's Batch API."""
     messages = [{"role": "user", "content": f"item {number}"}]
-    return {
-        "custom_id": f"id-{number}",
-        "method": "POST",
-        "url": "/v1/chat/completions",
-        "body": {"model": MODEL, "messages": messages, **body},
-    }
+    line = {"custom_id": f"id-{number}", "method": "POST", "url": "/v1/chat/completions"}
+    return {**line, "body": {"model": MODEL, "messages": messages, **body}}
 
 
 def write_lines(path: Path, lines: list[Any]) -> Path:
@@ -66,9 +62,8 @@ class CountingServer:
         message = {"role": "assistant", "content": f"answer to {text}"}
         usage = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
-        return web.json_response(
-            {"id": "1", "object": "chat.completion", "created": 1, "model": MODEL, "choices": [choice], "usage": usage}
-        )
+        head = {"id": "1", "object": "chat.completion", "created": 1, "model": MODEL}
+        return web.json_response({**head, "choices": [choice], "usage": usage})
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)

@@ -410,7 +410,7 @@ def test_a_journal_that_another_program_has_shortened_is_an_error_and_no_endless
     filled(path, {0: "a", 1: "b"})
     with opened(path) as journal:
         os.truncate(path, path.stat().st_size - 5)
-        with pytest.raises(QRewardError, match="another program has changed it"):
+        with pytest.raises(QRewardError, match="was changed by another program"):
             list(journal.in_order())
 
 

@@ -31,6 +31,7 @@ NAMES += [
     "client_model_router.py",
     "client_streaming.py",
     "client_batch_streaming.py",
+    "client_decide.py",
 ]
 LINES = [json.loads(line) for line in INPUT.read_text(encoding="utf-8").splitlines()]
 RUNNER = """

@@ -1,0 +1,428 @@
+"""The base of all dialects of decisions: the input of a call, its encoding, and the checks of every number of an answer.
+
+Knows no particular server's API. A dialect is a ``Codec`` whose calls have a ``DecisionInput`` as ``inputs``.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
+from unicodedata import category
+
+import msgspec
+
+from qreward.codecs import json as jsonio
+from qreward.codecs.base import EmbeddedError, Malformed, WireRequest
+from qreward.codecs.chat import CHARS_PER_TOKEN, CHAT, joined
+from qreward.decisions import Choice, Decision, DecisionAnswer, Question, Score, YesNo, check_questions
+from qreward.errors import BadRequest, InvalidResponse
+from qreward.records import PromptTokensDetails, Usage
+from qreward.settings.policies import Endpoint
+
+Kind = type[YesNo] | type[Score] | type[Choice]
+
+ALL_KINDS = ("openai", "vllm", "sglang", "systemone", "chat")
+"""Names of the dialects that take every kind of question."""
+ROLES = ("system", "developer", "user", "assistant")
+"""Roles of the messages of an input."""
+SUM_TOLERANCE = 0.02
+"""Probabilities whose sum differs by more from 1 are no distribution. Servers round them, some to two decimals."""
+_ROUNDING = 1e-6  # of one probability
+_MASS_ROUNDING = 1e-3  # of a sum of exponentials of float32
+_MOST_ASKED = 64
+_MOST_KEPT = 4096  # questions
+
+
+class DecisionInput(NamedTuple):
+    """What a call asks: questions about one input, which is a text or a list of messages with a text as content."""
+
+    input: str | list[dict[str, str]]
+    questions: tuple[Question, ...]
+
+
+class DecisionReply(msgspec.Struct, gc=False):
+    """A decoded response: one answer per question, in their order. Implements ``qreward.results.Answered``."""
+
+    answers: tuple[DecisionAnswer, ...]
+    model: str
+    usage: Usage | None = None
+
+    def text(self) -> str:
+        """Return ``""``: nothing was written."""
+        return ""
+
+    def build(self) -> Decision:
+        """Return the answers with model and usage."""
+        return Decision(self.answers, self.model, self.usage)
+
+
+class InvalidAnswer(Exception):
+    """The answer to one question is not valid, by a fault of the server. The message describes the fault."""
+
+
+class NoAnswer(Exception):
+    """The server is not at fault, but there is no answer to a question. The message says why."""
+
+
+DECLINED = "the model declined to answer"
+
+
+class _Kept(NamedTuple):
+    question: Question
+    json: bytes
+    names: tuple[str, ...]
+
+
+class Dialect(ABC):
+    """How decisions are asked of one kind of API. Subclasses set the attributes and say what a question and an answer look like.
+
+    Attributes:
+        name: value of ``Endpoint.decisions``.
+        path: path of the API.
+        native: False if ``path`` is relative to the endpoint's ``base_url``; True if it is relative to the root of the server.
+        most_questions, most_options, most_levels: largest number of questions in a request, options of a ``Choice``, levels of a ``Score``.
+        kinds: the kinds of questions that the API takes.
+        input_member, questions_member: names of the members of the body that hold the input and the questions.
+        reserved: members of the body that no parameter may have.
+        extra: further members of the body, which the caller's parameters replace.
+    """
+
+    name: str
+    path: str
+    native: ClassVar[bool] = False
+    most_questions: int
+    most_options: int
+    most_levels: int = 10
+    kinds: tuple[Kind, ...] = (YesNo, Score, Choice)
+    input_member: ClassVar[str] = "input"
+    questions_member: ClassVar[str] = "questions"
+    reserved: frozenset[str] = frozenset({"model", "input", "questions"})
+
+    def __init__(self, extra: Mapping[str, Any] | None = None) -> None:
+        self.extra = extra or {}
+        self._kept: dict[int, _Kept] = {}
+        self._asked: dict[int, tuple[tuple[Question, ...], bytes]] = {}
+
+    def at(self, endpoint: Endpoint) -> Dialect:  # noqa: ARG002 - for subclasses
+        """Return the dialect with what the settings of an endpoint say about it."""
+        return self
+
+    @abstractmethod
+    def write(self, question: Question) -> Any:
+        """Return a question as it stands in the body."""
+
+    @abstractmethod
+    def rows(self, document: dict[str, Any], count: int) -> Sequence[Any]:
+        """Return what a response says to each of ``count`` questions, in their order. Raises ``Malformed``."""
+
+    @abstractmethod
+    def read(self, question: Question, row: Any) -> DecisionAnswer:
+        """Return the answer to a question. Raises ``InvalidAnswer`` or ``NoAnswer``."""
+
+    def encode(self, call: WireRequest, model: str) -> bytes:
+        """Return the JSON body. Raises ``BadRequest`` for questions that this dialect cannot ask, and for values that JSON cannot hold."""
+        inputs: DecisionInput = call.inputs
+        asked = self._asked.get(id(inputs.questions))
+        if asked is None or call.params:
+            self.check(inputs.questions, call.params)
+        params = {**self.extra, **call.params} if self.extra else call.params
+        body = jsonio.write(model, self.input_member, self.input_of(inputs.input), params, all_text=True)
+        return b"".join((body[:-1], (asked or self._keep(inputs.questions))[1], b"}"))
+
+    def _keep(self, questions: tuple[Question, ...]) -> tuple[tuple[Question, ...], bytes]:
+        """Return checked questions and their member of the body. They are kept, as the items of a batch mostly have the same ones."""
+        if len(self._asked) >= _MOST_ASKED:
+            self._asked.clear()
+        member = b',"%b":%b' % (self.questions_member.encode(), self.join([self.kept(question).json for question in questions]))
+        kept = self._asked[id(questions)] = questions, member  # holding the questions keeps their id from being used again
+        return kept
+
+    def input_of(self, given: str | list[dict[str, str]]) -> Any:
+        """Return the input in the form that the API takes. By default it is one text."""
+        return given if isinstance(given, str) else as_text(given)
+
+    def join(self, written: list[bytes]) -> bytes:
+        """Return the JSON of all questions."""
+        return b"[" + b",".join(written) + b"]"
+
+    def names(self, question: Question) -> tuple[str, ...]:  # noqa: ARG002 - for subclasses
+        """Return the names by which the server calls the options of a question in its answer, if it does."""
+        return ()
+
+    def kept(self, question: Question) -> _Kept:
+        """Return the JSON of a question and the names of its options. They are kept, as a judge asks the same questions about all items."""
+        found = self._kept.get(id(question))
+        if found is None:
+            if len(self._kept) >= _MOST_KEPT:
+                self._kept.clear()
+            # holding the question keeps its id from being used again
+            found = self._kept[id(question)] = _Kept(question, jsonio.dumps(self.write(question)), self.names(question))
+        return found
+
+    def check(self, questions: Sequence[Question], params: Mapping[str, Any]) -> None:
+        """Raise ``BadRequest`` for questions that this dialect cannot ask in one request, and for parameters that it sets itself."""
+        if params and (taken := self.reserved & params.keys()):
+            raise BadRequest(f"{min(taken)!r} is set by decide() itself for {self.path}; leave it out of the parameters")
+        if len(questions) > self.most_questions:
+            raise BadRequest(f"{self.path} takes {self.most_questions} questions per request, not {len(questions)}")
+        for place, question in enumerate(questions):
+            most = self.most_levels if isinstance(question, Score) else self.most_options
+            if not isinstance(question, self.kinds):
+                takes = " and ".join(each.__name__ for each in self.kinds)
+                others = ", ".join(repr(name) for name in ALL_KINDS)
+                raise BadRequest(
+                    f"questions[{place}] is a {type(question).__name__}; an endpoint with decisions={self.name!r} takes {takes} only, "
+                    f"one with {others} takes all"
+                )
+            if len(question.options) > most:
+                what = "levels" if isinstance(question, Score) else "choices"
+                raise BadRequest(
+                    f"questions[{place}] has {len(question.options)} {what}; an endpoint with decisions={self.name!r} takes {most}"
+                )
+
+    def decode(self, body: bytes, call: WireRequest) -> DecisionReply:
+        """Return the answers. Raises ``EmbeddedError``, or ``Malformed`` if no answer can be read."""
+        document, questions = jsonio.read_object(body), call.inputs.questions
+        if document.get("error"):
+            raise EmbeddedError(document["error"])
+        rows = self.rows(document, len(questions))
+        if len(rows) != len(questions):
+            raise Malformed(f"the answer has {len(rows)} answers to {len(questions)} question{'s'[: len(questions) != 1]}")
+        answers, faults = [], []
+        for question, row in zip(questions, rows, strict=True):
+            try:
+                answers.append(self.read(question, row))
+            except NoAnswer as reason:
+                answers.append(failed(question, f"no answer to {shown(question)}: {reason}", call))
+            except InvalidAnswer as fault:
+                faults.append(str(fault))
+                answers.append(failed(question, f"the answer to {shown(question)} is not valid: {fault}", call))
+        if len(faults) == len(answers):
+            raise Malformed(f"the answer has no valid answer to any question: {faults[0]}")
+        model = document.get("model")
+        return DecisionReply(tuple(answers), model if isinstance(model, str) and model else call.model, self.usage(document))
+
+    def usage(self, document: dict[str, Any]) -> Usage | None:
+        """Return the usage of a response."""
+        return usage_of(document.get("usage"))
+
+    def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
+        """Estimate the prompt by the characters of input and questions, and the output as one token per question."""
+        given, questions = call.inputs
+        size = len(given) if isinstance(given, str) else sum(len(message["content"]) for message in given)
+        return (size + sum([len(self.kept(question).json) for question in questions])) / CHARS_PER_TOKEN, float(len(questions))
+
+    def validate(self, inputs: Any) -> DecisionInput:
+        """Return input and questions, ready to be sent. Raises ``BadRequest`` or ``ConfigError``."""
+        return valid_input(inputs)
+
+    def refused_by(self, status: int, body: bytes) -> str | None:
+        """Return the name of the dialect that an error response points to; None if it says nothing about the dialect."""
+        found = refused_by(status, body)
+        return None if found == self.name else found
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name}>"
+
+
+def failed(question: Question, why: str, call: WireRequest) -> DecisionAnswer:
+    """Return the answer to a question that has none."""
+    return DecisionAnswer(question, error=InvalidResponse(why, model=call.model))
+
+
+def shown(question: Question) -> str:
+    """Return a question for an error message: its name, or the beginning of its text."""
+    text = question.name or question.instructions
+    return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "...")
+
+
+def distribution(numbers: Sequence[object], count: int) -> list[float]:
+    """Return probabilities whose sum is 1. Raises ``InvalidAnswer`` for numbers that are no distribution over ``count`` options.
+
+    Example:
+        >>> distribution([0.25, 0.74], 2)
+        [0.25252525252525254, 0.7474747474747475]
+    """
+    if len(numbers) != count:
+        raise InvalidAnswer(f"it has {len(numbers)} probabilities for {count} options")
+    checked = [number if type(number) is float and 0.0 <= number <= 1.0 else probability(number) for number in numbers]
+    whole = math.fsum(checked)
+    if abs(whole - 1.0) > SUM_TOLERANCE + _ROUNDING:
+        raise InvalidAnswer(f"the sum of its probabilities is {whole:.4g}")
+    return checked if whole == 1.0 else [number / whole for number in checked]
+
+
+def probability(number: object, rounding: float = _ROUNDING) -> float:
+    """Return a number from 0 to 1; one that is outside by no more than ``rounding`` becomes 0 or 1. Raises ``InvalidAnswer``."""
+    if type(number) is float and 0.0 <= number <= 1.0:
+        return number
+    if type(number) is not float and type(number) is not int:
+        raise InvalidAnswer(f"a probability is {'missing' if number is None else f'a {type(number).__name__}'}")
+    if not -rounding <= number <= 1.0 + rounding:  # also true of NaN
+        raise InvalidAnswer(f"a probability is {number}")
+    return min(max(float(number), 0.0), 1.0)
+
+
+def mass(number: object) -> float | None:
+    """Return a label mass, or None if there is none. Raises ``InvalidAnswer`` for anything but a probability."""
+    return None if number is None else probability(number, _MASS_ROUNDING)
+
+
+def member(row: object, name: str) -> Any:
+    """Return a member of an answer. Raises ``InvalidAnswer`` if the answer is no object; a member that is missing is None."""
+    if not isinstance(row, dict):
+        raise InvalidAnswer(f"it is a JSON {type(row).__name__} instead of an object")
+    return row.get(name)
+
+
+def usage_of(raw: object) -> Usage | None:
+    """Return the usage of a response, with the names of OpenAI's Responses API (``input_tokens``) or those of its chat API."""
+    if not isinstance(raw, dict) or "input_tokens" not in raw:
+        return jsonio.usage_of(raw)
+    prompt, output, details = raw["input_tokens"], raw.get("output_tokens"), raw.get("input_tokens_details")
+    total = raw.get("total_tokens")
+    if type(prompt) is not int or type(output) is not int:
+        names = {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": total, "prompt_tokens_details": details}
+        return jsonio.usage_of(names)
+    cached = details.get("cached_tokens") if isinstance(details, dict) else None
+    whole = total if type(total) is int else prompt + output
+    return Usage(prompt, output, whole, PromptTokensDetails(cached) if type(cached) is int else None)
+
+
+def answers_by_id(document: dict[str, Any], count: int) -> list[Any]:
+    """Return the answers of a mapping whose keys are the places of the questions. Raises ``Malformed``."""
+    found = document.get("answers")
+    if not isinstance(found, dict):
+        raise Malformed("the answer has no mapping of answers")
+    if len(found) != count or any(str(place) not in found for place in range(count)):
+        raise Malformed(f"the answer has {len(found)} answers, which are not those to the {count} questions")
+    return [found[str(place)] for place in range(count)]
+
+
+def named_numbers(raw: object, names: Sequence[str]) -> list[object]:
+    """Return the number of each name. Raises ``InvalidAnswer`` for a mapping with other names."""
+    if type(raw) is dict and len(raw) == len(names):
+        try:
+            return [raw[name] for name in names]
+        except KeyError:
+            pass
+    raise InvalidAnswer("its probabilities are not those of the options")
+
+
+def as_text(messages: Sequence[Mapping[str, str]]) -> str:
+    """Return messages as one text, for APIs that take no conversation. The text of a single message is the message's.
+
+    Example:
+        >>> as_text([{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}])
+        'user: 2 + 2?\n\nassistant: 4'
+    """
+    if len(messages) == 1:
+        return messages[0]["content"]
+    return "\n\n".join(f"{message['role']}: {message['content']}" for message in messages)
+
+
+def unique_names(options: Sequence[str | bool]) -> list[str]:
+    """Return a different name for each option, in one line, for APIs whose options are texts that differ by more than case.
+
+    Example:
+        >>> unique_names([True, "true", "two\nlines"])
+        ['true', 'true (2)', 'two lines']
+    """
+    names: list[str] = []
+    seen: set[str] = set()
+    for option in options:
+        shown = ("false", "true")[option] if isinstance(option, bool) else option
+        name = base = " ".join("".join(" " if category(char) == "Cc" else char for char in shown).split()) or "?"
+        number = 1
+        while name.casefold() in seen:
+            number += 1
+            name = f"{base} ({number})"
+        seen.add(name.casefold())
+        names.append(name)
+    return names
+
+
+def described(name: str, description: str) -> str:
+    """Return the text of an option with its description, if it has one.
+
+    Example:
+        >>> described("calm", "factual and polite"), described("rude", "")
+        ('calm: factual and polite', 'rude')
+    """
+    return f"{name}: {description}" if description else name
+
+
+def valid_input(inputs: Any) -> DecisionInput:
+    """Return input and questions, ready to be sent. Raises ``BadRequest`` or ``ConfigError`` with what to change.
+
+    The questions of a ``DecisionInput`` are taken to be checked.
+    """
+    given, questions = inputs
+    checked = questions if type(inputs) is DecisionInput else check_questions(questions)
+    if isinstance(given, str):
+        if not given.strip():
+            raise BadRequest("the input is empty; give the text that the questions are about")
+        return DecisionInput(given, checked)
+    if not isinstance(given, list | tuple):
+        raise BadRequest(f"the input is a {type(given).__name__}; give a text, or messages such as {_EXAMPLE}")
+    return DecisionInput([_text_message(message, place) for place, message in enumerate(CHAT.validate(list(given)))], checked)
+
+
+def _text_message(message: dict[str, Any], place: int) -> dict[str, str]:
+    role, content = message["role"], message.get("content")
+    if role in ROLES and type(content) is str and len(message) == 2 and content.strip():
+        return message
+    if role not in ROLES:
+        raise BadRequest(f"messages[{place}] has the role {role!r}; the messages of an input have the role {', '.join(ROLES)}")
+    parts = content if isinstance(content, list) else []
+    text = joined(content)
+    if any(not isinstance(part, dict) or not isinstance(part.get("text"), str) for part in parts) or not text.strip():
+        raise BadRequest(f"messages[{place}] has no content that is a text; the input of decisions holds texts only")
+    return {"role": role, "content": text}
+
+
+def refused_by(status: int, body: bytes) -> str | None:
+    """Return the name of the dialect that an error response to a request for decisions points to; None if it says nothing about it.
+
+    The words are those of vLLM 0.33 and SGLang 0.5.23. A server may also repeat the request, so words of the request count as well.
+
+    Example:
+        >>> refused_by(404, b'{"detail":"Not Found"}'), refused_by(404, b'{"error":{"message":"The model `m` does not exist."}}')
+        ('chat', None)
+    """
+    if status in (405, 501):
+        return "chat"
+    text = body.decode("utf-8", "replace").lower()
+    if status == 404:
+        return None if "model" in text and any(words in text for words in _NO_MODEL) else "chat"
+    if status not in (400, 422):
+        return None
+    return next((name for words, name in _POINTERS if all(word in text for word in words)), None)
+
+
+_EXAMPLE = "[{'role': 'user', 'content': '...'}]"
+_SHOWN = 60  # characters of a question that an error message shows
+_NO_MODEL = ("does not exist", "not found", "model_not_found")
+_POINTERS = (
+    (("use /v1/systemone",), "systemone"),
+    (("/v1/decisions requires a generation model",), "systemone"),  # of SGLang: such checkpoints may have a head for decisions
+    (("/v1/decisions requires",), "chat"),
+    (("/v1/decisions does not support",), "chat"),
+    (("/v1/decisions renders",), "chat"),
+    (("/v1/decisions places",), "chat"),
+    (("/v1/systemone requires",), "chat"),
+    (("/v1/systemone does not support",), "chat"),
+    (("is not one distinct token",), "chat"),
+    (("expected tags: 'choice', 'score', 'yes_no'",), "sglang"),
+    (("expected tags: 'predicate', 'choice', 'score'",), "vllm"),
+    (("extra inputs are not permitted", "'question'", "field required"), "sglang"),
+    (("extra inputs are not permitted",), "vllm"),
+    (("input should be 'user'",), "vllm"),
+    (("questions: at most",), "vllm"),
+    (("list should have at most 200 items",), "vllm"),
+    (("choices per question",), "vllm"),
+    (("not supported", "decisions"), "chat"),
+)
+"""Words of an error message, all of them in lower case -> the dialect that they point to. The first that fits is taken."""

@@ -1,0 +1,73 @@
+"""``Decide``: the codec of a decision before an endpoint is chosen for it. Each endpoint is then sent its own dialect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from qreward.codecs.base import WireRequest
+from qreward.codecs.decisions.base import DecisionInput, DecisionReply, Dialect, valid_input
+from qreward.codecs.decisions.dialects import DialectTable
+from qreward.settings.policies import Endpoint
+
+NO_SUCH_PATH = frozenset({404, 405, 501})
+"""Statuses of servers that do not have a path."""
+OTHER_BODY = frozenset({400, 422})
+"""Statuses of servers that expect another body."""
+
+
+class Decide:
+    """The codec of a ``WireRequest`` whose ``inputs`` are a ``DecisionInput``.
+
+    Args:
+        table: which endpoint speaks which dialect.
+        learned: called after an error response has shown that an endpoint speaks another dialect than was known.
+    """
+
+    name = "decide"
+    path = ""
+
+    def __init__(self, table: DialectTable, learned: Callable[[], object] = lambda: None) -> None:
+        self.table, self._learned = table, learned
+
+    def dialect_at(self, endpoint: Endpoint, model: str) -> Dialect:
+        """Return the dialect in which an endpoint is asked now."""
+        return self.table.expected(endpoint, model)
+
+    def learns(self, endpoint: Endpoint, model: str, name: str | None) -> bool:
+        """Note the dialect that an error response points to. Returns True if the request should be sent again, in that dialect.
+
+        The setting of an endpoint stands: if it names a dialect, the error is the caller's.
+        """
+        if name is None or endpoint.decisions is not None:
+            return False
+        self.table.remember(endpoint, model, name)
+        self._learned()
+        return True
+
+    def advice(self, endpoint: Endpoint, model: str, error: Exception) -> str:
+        """Return what an error of an endpoint adds where its dialect may be the fault: how to name the right one; else ``""``."""
+        status = getattr(error, "status_code", None)
+        if status not in NO_SUCH_PATH and (status not in OTHER_BODY or endpoint.decisions or self.table.known(endpoint, model)):
+            return ""
+        name = self.dialect_at(endpoint, model).name
+        return (
+            f"; it was asked in the dialect {name!r} of decisions; if it speaks another one, set decisions= of endpoint {endpoint.name!r}"
+        )
+
+    def validate(self, inputs: Any) -> DecisionInput:
+        """See :func:`valid_input`."""
+        return valid_input(inputs)
+
+    def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
+        """Estimate as the default dialect does; the others differ by little."""
+        return self.table.default.estimate_tokens(call)
+
+    def encode(self, call: WireRequest, model: str) -> bytes:  # noqa: ARG002 - as all codecs have it
+        raise TypeError("the body of a decision depends on the endpoint; bind the call to an endpoint first")
+
+    def decode(self, body: bytes, call: WireRequest) -> DecisionReply:  # noqa: ARG002 - as all codecs have it
+        raise TypeError("the response to a decision depends on the endpoint; bind the call to an endpoint first")
+
+    def __repr__(self) -> str:
+        return "<Decide>"

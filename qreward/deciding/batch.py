@@ -1,0 +1,135 @@
+"""A batch of decisions. An item with more questions than a server takes needs several requests, which are sent at the same time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+from typing import Any
+
+from qreward.codecs.base import WireRequest
+from qreward.deciding.parts import JoinedAnswer, Outcome, divided, joined, smaller
+from qreward.engine.batch import BatchWaiter
+from qreward.engine.snapshots import ItemTallies, result_of
+from qreward.errors import QRewardError
+from qreward.records import AttemptRecord
+from qreward.results import Result
+from qreward.scheduler.outcome import Answer
+from qreward.scheduler.state import BatchFeed, Source, Task
+
+
+class DividedItem:
+    """An item that is sent in parts, which may be divided again.
+
+    Attributes:
+        index: its position in the batch.
+        under_way: requests that have not ended.
+    """
+
+    __slots__ = ("_calls", "_failed", "_results", "index", "under_way")
+
+    def __init__(self, index: int) -> None:
+        self.index, self.under_way = index, 0
+        self._calls: dict[tuple[int, ...], WireRequest] = {}  # by place: (1, 0) is the first half of the second part
+        self._results: dict[tuple[int, ...], Result[Any]] = {}
+        self._failed: list[AttemptRecord] = []  # of requests that were divided after they had failed
+
+    def divided(self, place: tuple[int, ...], calls: list[WireRequest], attempts: tuple[AttemptRecord, ...] = ()) -> None:
+        """Replace the request at a place by parts. ``attempts`` are those of the request, if it was sent."""
+        self._calls.pop(place, None)
+        self._calls |= {(*place, number): call for number, call in enumerate(calls)}
+        self._failed += attempts
+        self.under_way += len(calls)
+
+    def add(self, place: tuple[int, ...], result: Result[Any]) -> None:
+        """Add the result of one part."""
+        self._results[place] = result
+        self.under_way -= 1
+
+    def result(self) -> Result[Any]:
+        """Return the result of the item, after its last request."""
+        places = sorted(self._calls)
+        results = [self._results[place] for place in places]
+        outcomes: list[Outcome] = [each.value if each.error is None else each.error for each in results]
+        joint = joined([self._calls[place] for place in places], outcomes)
+        last = max(results, key=lambda each: (each.ok, each.latency))  # its last attempt stands for the item
+        others = [attempt for each in results if each is not last for attempt in each.attempts]
+        trail = (*self._failed, *others, *(last.attempts[:-1] if last.ok else last.attempts))
+        queued = min(each.queued for each in results)
+        if isinstance(joint, QRewardError):
+            return Result(self.index, None, joint, last.endpoint, 0.0, queued, trail)
+        return Result(self.index, JoinedAnswer(joint), None, last.endpoint, last.latency, queued, trail)
+
+
+class DecisionBatch(BatchWaiter):
+    """The waiter of a batch of decisions. See :class:`BatchWaiter` for the other arguments.
+
+    Args:
+        most: returns the largest number of questions in a request, as far as is known now.
+        waited: seconds of the deadline that have passed.
+    """
+
+    def __init__(self, *args: Any, most: Callable[[], int], waited: float, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._most, self._waited = most, waited
+        self._tallies: ItemTallies = ItemTallies()
+        self._parts: dict[Task, tuple[DividedItem, tuple[int, ...]]] = {}
+
+    def _put(self, feed: BatchFeed, index: int, payload: WireRequest) -> None:
+        calls = divided(payload, self._most())
+        if len(calls) == 1:
+            super()._put(feed, index, payload)
+            return
+        item = DividedItem(index)
+        item.divided((), calls)
+        for number, call in enumerate(calls):
+            feed.read(self._part(item, (number,), call, self._terms.timeout))
+        if feed.left is not None:
+            feed.left += len(calls) - 1
+
+    def _part(self, item: DividedItem, place: tuple[int, ...], call: WireRequest, timeout: float | None) -> Task:
+        task = self._terms._replace(timeout=timeout).task(call, self._pool, self, item.index)
+        self._live[task] = None
+        self._parts[task] = item, place
+        return task
+
+    def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
+        self._live.pop(task, None)
+        result = result_of(task, outcome, source, seconds)
+        if result.error is None or not self._send_again(task, result):
+            self._end_task(task, result)
+        self._end_if_done()
+
+    def _send_again(self, task: Task, result: Result[Any]) -> bool:
+        """Divide a request that failed because of one of its questions, or of their number. Returns False if it failed for good."""
+        assert result.error is not None
+        if self._ending or self._error is not None:
+            return False
+        calls = smaller(task.payload, result.error, result.attempts, self._most())
+        if not calls:
+            return False
+        self._tallies.add_request(result)
+        item, place = self._parts.pop(task) if task in self._parts else (DividedItem(result.index), ())
+        item.under_way -= bool(place)
+        item.divided(place, calls, result.attempts)
+        left = None if task.deadline == inf else max(task.deadline - self.driver.engine.clock(), 1e-3)
+        tasks = [self._part(item, (*place, number), call, left) for number, call in enumerate(calls)]
+        for part in reversed(tasks):
+            self._feed.buffer.appendleft(part)
+        if self._feed.left is not None:
+            self._feed.left += len(tasks)
+        self.driver.refill(self._feed)
+        return True
+
+    def _end_task(self, task: Task, result: Result[Any]) -> None:
+        self._tallies.add_request(result)
+        if task in self._parts:
+            item, place = self._parts.pop(task)
+            item.add(place, result)
+            if item.under_way:
+                return
+            result = item.result()
+        self._settle(result)
+
+    def _drop_unstarted(self) -> None:
+        super()._drop_unstarted()
+        self._parts = {task: part for task, part in self._parts.items() if task in self._live}

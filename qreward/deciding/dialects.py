@@ -1,0 +1,203 @@
+"""Finds out which dialect of decisions the endpoints of a model speak, with one small request to each.
+
+It is safe over event loops and threads: concurrent calls share the requests. It must not know how a dialect looks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from contextvars import Context
+from math import inf
+from typing import cast
+
+from qreward.codecs.base import WireRequest
+from qreward.codecs.decisions.dialects import PROBE, DialectTable
+from qreward.codecs.decisions.operation import Decide
+from qreward.engine.background import report_error
+from qreward.engine.driver import LoopDriver
+from qreward.engine.instrumentation import LOG
+from qreward.errors import ClientClosed
+from qreward.scheduler.outcome import Answer, Failure, FailureKind
+from qreward.scheduler.state import Pool, Task
+from qreward.settings.policies import Endpoint
+
+TIMEOUT = 10.0
+"""Seconds after which an endpoint that does not answer is taken to speak what the others speak."""
+MOST_MODELS = 4096
+"""Endpoints and models that are remembered. It is bounded because the names of models come from callers."""
+
+NEEDS_LABELS = "generative_scoring"
+"""The dialect that an endpoint speaks only if its settings say so."""
+
+ANY = "openai"
+"""The kind of an endpoint whose settings do not say what server it is."""
+
+Key = tuple[str, str, str]
+"""Name and address of an endpoint, and a model."""
+
+
+class DialectFinder:
+    """The dialects of a client's endpoints.
+
+    Attributes:
+        table: what is known.
+        decide: the codec of the client's decisions.
+        most: model -> largest number of questions that all of its endpoints take. A model is in it once nothing is left to find out.
+    """
+
+    def __init__(self) -> None:
+        self.table = DialectTable()
+        self.decide = Decide(self.table, self.changed)
+        self.most: dict[str, int] = {}
+        self._lock = threading.Lock()
+        self._probes: dict[Key, Probe] = {}
+        self._changes = 0
+
+    def changed(self) -> None:
+        """Look at the endpoints of every model again, because endpoints, routes or what is known of them have changed."""
+        self._changes += 1
+        self.most.clear()
+
+    def most_questions(self, pool: Pool, model: str) -> int:
+        """Return how many questions every endpoint of a pool takes in one request."""
+        known = self.most.get(model)
+        return self._most(endpoints_of(pool), model) if known is None else known
+
+    async def find(self, driver: LoopDriver, pool: Pool, model: str, seconds: float | None = None) -> None:
+        """Wait until the dialect of one endpoint is known, or nothing more can be found out. Every endpoint is asked once for a model.
+
+        Args:
+            driver: runs the requests.
+            pool: the endpoints.
+            model: the model.
+            seconds: wait no longer than this; None for ``TIMEOUT``.
+        """
+        changes, endpoints = self._changes, endpoints_of(pool)
+        pending = self._ask(driver, endpoints, model)
+        if pending and not self._known(endpoints, model):
+            waits = {asyncio.wrap_future(probe.done) for probe in pending}
+            until = driver.loop.time() + min(TIMEOUT, inf if seconds is None else seconds)
+            while waits and not self._known(endpoints, model) and (left := until - driver.loop.time()) > 0:
+                _, waits = await asyncio.wait(waits, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        if self._assume(endpoints, model) and all(probe.done.done() for probe in pending):
+            self._settle(endpoints, model, changes)
+
+    def _ask(self, driver: LoopDriver, endpoints: Sequence[Endpoint], model: str) -> list[Probe]:
+        """Return the probes of the endpoints that are under way, started now where there was none."""
+        pending = []
+        with self._lock:
+            known = self._known(endpoints, model)
+            if len(self._probes) >= MOST_MODELS:
+                self._probes = {key: probe for key, probe in self._probes.items() if not probe.done.done()}
+            for endpoint in endpoints:
+                if endpoint.decisions is not None or self.table.known(endpoint, model) is not None:
+                    continue
+                key = endpoint.name, endpoint.base_url, model
+                probe = self._probes.get(key)
+                if probe is None or (probe.unreached and probe.done.done() and not known):
+                    probe = self._probes[key] = Probe(driver, endpoint, model, self.table)
+                if not probe.done.done():
+                    pending.append(probe)
+        return pending
+
+    def _known(self, endpoints: Sequence[Endpoint], model: str) -> bool:
+        return any(endpoint.decisions is not None or self.table.known(endpoint, model) is not None for endpoint in endpoints)
+
+    def _assume(self, endpoints: Sequence[Endpoint], model: str) -> bool:
+        """Take each endpoint that is not known to speak what a known one speaks, preferably one of its kind. False if none is known."""
+        known: dict[str, str] = {}  # kind -> dialect
+        for endpoint in endpoints:
+            found = self.table.known(endpoint, model)
+            name = endpoint.decisions or (None if found is None else found.name)
+            if name is not None:
+                known.setdefault(endpoint.kind, name)
+        for endpoint in endpoints:
+            if endpoint.decisions is None and self.table.known(endpoint, model) is None:
+                name = known.get(endpoint.kind) or (next(iter(known.values()), None) if endpoint.kind == ANY else None)
+                if name is not None and name != NEEDS_LABELS:
+                    self.table.assume(endpoint, model, name)
+                    LOG.debug("endpoint %r, model %r: taken to speak the dialect %r of decisions", endpoint.name, model, name)
+        return bool(known)
+
+    def _settle(self, endpoints: Sequence[Endpoint], model: str, changes: int) -> None:
+        """All endpoints were asked: nothing is left to find out."""
+        if len(self.most) >= MOST_MODELS:
+            self.most.clear()
+        if changes == self._changes:
+            self.most[model] = self._most(endpoints, model)
+
+    def _most(self, endpoints: Sequence[Endpoint], model: str) -> int:
+        return self.table.limits(endpoints, model)[0] if endpoints else 1
+
+
+class Probe:
+    """One small request that shows which dialect an endpoint speaks. It is not of any caller, and ends with its event loop.
+
+    Attributes:
+        done: set when it has ended.
+        unreached: the endpoint could not be reached, so that it was sent nothing.
+    """
+
+    def __init__(self, driver: LoopDriver, endpoint: Endpoint, model: str, table: DialectTable) -> None:
+        self._driver, self._endpoint, self._model, self._table = driver, endpoint, model, table
+        self.done: Future[None] = Future()
+        self.done.set_running_or_notify_cancel()  # from now on no caller can cancel it
+        self.unreached = False
+        self._task = driver.loop.create_task(self._run(), context=Context())
+        self._task.add_done_callback(report_error)
+        self._task.add_done_callback(lambda _: self._end())
+        driver.waiters[self] = None  # type: ignore[index]
+
+    async def _run(self) -> None:
+        dialect = self._table.expected(self._endpoint, self._model)
+        call = WireRequest(dialect, self._model, PROBE, {}, None)
+        try:
+            async with asyncio.timeout(TIMEOUT):
+                outcome = await self._driver.backend.send(self._endpoint, call)
+        except TimeoutError:
+            self._log(f"did not answer within {TIMEOUT:g} s")
+            return
+        if isinstance(outcome, Answer):
+            self._remember(dialect.name, "answered")
+        elif outcome.dialect is not None:
+            self._remember(outcome.dialect, f"refused {dialect.name!r}")
+        else:
+            self.unreached = outcome.kind is FailureKind.UNREACHABLE and not isinstance(outcome.error, ClientClosed)
+            self._log(_described(outcome))
+
+    def _remember(self, name: str, why: str) -> None:
+        self._table.remember(self._endpoint, self._model, name)
+        LOG.debug("endpoint %r, model %r: speaks the dialect %r of decisions (%s)", self._endpoint.name, self._model, name, why)
+
+    def _log(self, why: str) -> None:
+        LOG.debug("endpoint %r, model %r: its dialect of decisions is not known: it %s", self._endpoint.name, self._model, why)
+
+    def _end(self) -> None:
+        self._driver.waiters.pop(self, None)  # type: ignore[call-overload]
+        if not self.done.done():
+            self.done.set_result(None)
+
+    # as the loop driver calls its waiters
+
+    def close(self) -> None:
+        """End it, because the client is closed."""
+        self._task.cancel()
+
+    def abandon(self) -> list[Task]:
+        """End it, because its event loop was closed."""
+        self._end()
+        return []
+
+
+def endpoints_of(pool: Pool) -> list[Endpoint]:
+    """Return the endpoints of a pool."""
+    return [cast("Endpoint", source.handle) for source in tuple(pool.sources)]
+
+
+def _described(failure: Failure) -> str:
+    """Describe a failure without what the server wrote."""
+    status = getattr(failure.error, "status_code", None)
+    return f"failed with {type(failure.error).__name__}" if status is None else f"answered {status}"

@@ -1,0 +1,322 @@
+"""A synthetic judge: probabilities for typed questions, with known truth, bias, temperature and errors. Pure and repeatable.
+
+Knows questions and texts, nothing of JSON, HTTP or dialects.
+
+The truth of an input stands in its text, and judges look at nothing else:
+
+- ``truth=0.8`` holds for all questions. For a ``YesNo`` it is the probability that the answer is yes, for a ``Score`` the place between the
+  lowest level (0) and the highest (1). For a ``Choice``, several of them belong to the options in their order, as the responses that are
+  compared do: the option with the highest number is the true one; with equal numbers it is each of them, or the option after them (a tie).
+- ``truth[right]=0.8`` holds for the question with this name, or with this first line of its instructions, and has precedence. The value may
+  also be an option, which has precedence over a number: ``yes``, ``no``, the label of a level, or a choice.
+
+A value ends at the end of the line, the next truth, a semicolon, a double quote or a backslash. Of several that hold, the first counts.
+
+Without such a line the truth is drawn from a hash of input and question. :func:`truth_of` is a distribution over the options, and
+:func:`true_answer` an option drawn from it: the gold label.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from hashlib import blake2b
+from statistics import NormalDist
+from typing import Any, Literal, NamedTuple
+
+from pydantic import Field
+
+from qreward.decisions import Option, Question, Score, YesNo
+from qreward.errors import ConfigError
+from qreward.settings.base import Policy
+
+__all__ = ["Asked", "SyntheticJudge", "text_of", "true_answer", "truth_of"]
+
+_TRUTH = re.compile(r"(?<![\w.])truth(?:\[([^\]\n]*)\])?=((?:(?!\btruth[\[=])[^\n\"\\;])*)")
+_WORDS = {"yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
+_LEAST = 1e-6  # of a probability, so that each has a logarithm
+_SPREAD = 2.0  # standard deviation of the logits of a truth that is drawn
+_REFUSED_MASS = 0.001  # share of the label mass that is left where a server has no form for a refusal
+_NORMAL = NormalDist()
+
+
+class Asked(NamedTuple):
+    """A question as a judge reads it.
+
+    Attributes:
+        kind: ``yes_no``, ``score`` or ``choice``.
+        text: its instructions.
+        options: its options; of ``yes_no`` True and False, of ``score`` from the lowest level to the highest.
+        name: its name; None for none.
+    """
+
+    kind: Literal["yes_no", "score", "choice"]
+    text: str
+    options: tuple[Option, ...]
+    name: str | None = None
+
+    @classmethod
+    def of(cls, question: Question | Asked) -> Asked:
+        if isinstance(question, Asked):
+            return question
+        kind: Any = "yes_no" if isinstance(question, YesNo) else "score" if isinstance(question, Score) else "choice"
+        return cls(kind, question.instructions, question.options, question.name)
+
+    @property
+    def key(self) -> str:
+        """The first line of the instructions, by which a judge knows the question: dialects add descriptions of options below it."""
+        return self.text.strip().partition("\n")[0].strip()
+
+    def places(self) -> list[float]:
+        """The place of each option between 0 and 1, along which a bias pushes: of a choice, the first is at 1 and all others at 0."""
+        count = len(self.options)
+        if self.kind == "score":
+            return [level / max(1, count - 1) for level in range(count)]
+        return [1.0] + [0.0] * (count - 1)
+
+
+class JudgeRead(NamedTuple):
+    """What a judge reads off for one question.
+
+    Attributes:
+        probabilities: one for each option, in their order; their sum is 1.
+        label_mass: probability of all options together among everything that it could answer.
+        refused: it declines to answer.
+    """
+
+    probabilities: tuple[float, ...]
+    label_mass: float
+    refused: bool
+
+    @property
+    def place(self) -> int:
+        """The place of the most probable option."""
+        return self.probabilities.index(max(self.probabilities))
+
+
+class SyntheticJudge(Policy):
+    """A judge with known faults. Its answers depend on ``seed``, the input and the question alone.
+
+    Args:
+        bias: added to the logit of yes, of the highest level (in proportion on the levels below), and of the first choice.
+        temperature: divides all logits. Below 1 the judge is overconfident, above 1 underconfident, by this factor.
+        noise: None is a judge that knows :func:`truth_of` and reports it. A number is one that sees the true answer through normal noise
+            with this standard deviation, where options are 1 apart, and reports what it can conclude: it is calibrated, and right with
+            probability ``Phi(1 / (2 * noise))`` about a ``YesNo`` (0.99 at 0.215, 0.9 at 0.39, 0.75 at 0.74).
+        flip: probability that it takes another option for the true one. It is as sure of it as it would be of the true one.
+        label_mass: probability of all options together. The rest goes to other tokens.
+        refuse: probability that it declines a question. Where the server has no form for a refusal, almost no probability is left to
+            the options.
+        seed: judges with the same noise and different seeds err about different inputs.
+
+    Example:
+        >>> right = YesNo("The answer is right.")
+        >>> [round(number, 3) for number in SyntheticJudge().distribution("It is 4. truth=0.8", right)]
+        [0.8, 0.2]
+        >>> [round(number, 3) for number in SyntheticJudge(temperature=0.5).distribution("It is 4. truth=0.8", right)]
+        [0.941, 0.059]
+    """
+
+    bias: float = Field(default=0.0, allow_inf_nan=False)
+    temperature: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    noise: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    flip: float = Field(default=0.0, ge=0, le=1)
+    label_mass: float = Field(default=1.0, gt=0, le=1)
+    refuse: float = Field(default=0.0, ge=0, le=1)
+    seed: int = 0
+
+    def distribution(self, given: str | Sequence[Mapping[str, Any]], question: Question | Asked) -> tuple[float, ...]:
+        """The probability of each option, in the order of the question's options; their sum is 1.
+
+        Raises:
+            ConfigError: the input has a truth that does not fit the question.
+        """
+        return self.read(given, question).probabilities
+
+    def read(self, given: str | Sequence[Mapping[str, Any]], question: Question | Asked) -> JudgeRead:
+        """The distribution, the label mass and whether the judge refuses. Raises ``ConfigError`` like :meth:`distribution`."""
+        asked, text = Asked.of(question), text_of(given)
+        logits = self._seen(text, asked)
+        if self.flip and _uniform("flip", self.seed, text, asked) < self.flip:
+            compared = len(_lines(text, asked)[1]) or len(logits)
+            logits = _flipped(logits, asked, compared, _uniform("to", self.seed, text, asked))
+        biased = [(logit + self.bias * place) / self.temperature for logit, place in zip(logits, asked.places(), strict=True)]
+        refused = self.refuse > 0 and _uniform("refuse", self.seed, text, asked) < self.refuse
+        return JudgeRead(tuple(softmax(biased)), self.label_mass * (_REFUSED_MASS if refused else 1.0), refused)
+
+    def _seen(self, text: str, asked: Asked) -> list[float]:
+        """The logit of each option, before flips, bias and temperature."""
+        truth = truth_of(text, asked)
+        if self.noise is None:
+            return [math.log(max(number, _LEAST)) for number in truth]
+        true, square = _drawn(truth, text, asked), self.noise**2
+        if asked.kind == "score":
+            seen = true + self.noise * _normal("noise", self.seed, text, asked)
+            return [-((seen - level) ** 2) / (2 * square) for level in range(len(truth))]
+        # Options are the corners of a simplex with edges of length 1; the posterior of equally likely corners under normal noise.
+        corner = math.sqrt(0.5)
+        seen_at = [corner * (place == true) + self.noise * _normal(f"noise {place}", self.seed, text, asked) for place in range(len(truth))]
+        return [corner * seen / square for seen in seen_at]
+
+
+def truth_of(given: str | Sequence[Mapping[str, Any]], question: Question | Asked) -> tuple[float, ...]:
+    """The true probability of each option, in the order of the question's options; see the head of this module.
+
+    Raises:
+        ConfigError: the input has a truth that does not fit the question.
+
+    Example:
+        >>> truth_of("It is 4. truth=0.75", Score("How good?", levels=["bad", "fair", "good"]))
+        (0.0, 0.5, 0.5)
+    """
+    asked, text = Asked.of(question), text_of(given)
+    own, general = _lines(text, asked)
+    if own is not None:
+        return _stated(own, asked)
+    if asked.kind == "choice" and general:
+        return _best([_number(value, asked) for value in general], asked)
+    return _placed(_number(general[0], asked), asked) if general else _hashed(text, asked)
+
+
+def true_answer(given: str | Sequence[Mapping[str, Any]], question: Question | Asked) -> Option:
+    """The true option: the gold label. It is drawn from :func:`truth_of` by a hash of input and question. Raises ``ConfigError``.
+
+    Example:
+        >>> true_answer("It is 4. truth=1", YesNo("The answer is right."))
+        True
+    """
+    asked, text = Asked.of(question), text_of(given)
+    return asked.options[_drawn(truth_of(text, asked), text, asked)]
+
+
+def text_of(given: str | Sequence[Mapping[str, Any]]) -> str:
+    """An input as the text that a judge reads: the contents of messages with empty lines between them, as vLLM joins them."""
+    if isinstance(given, str):
+        return given.strip()
+    return "\n\n".join(_content(message.get("content")) for message in given).strip()
+
+
+def softmax(logits: Sequence[float]) -> list[float]:
+    """The softmax of any number of logits; 1.0 for a single one."""
+    top = max(logits)
+    powers = [math.exp(logit - top) for logit in logits]
+    return [power / sum(powers) for power in powers]
+
+
+def _lines(text: str, asked: Asked) -> tuple[str | None, list[str]]:
+    """The value of the truth that names a question, and the values of the truths for all questions.
+
+    One such truth alone says nothing about a choice, and one that names the question replaces them.
+    """
+    found = _truths(text)
+    own = next((value for name, value in found if name and name in (asked.name, asked.key)), None)
+    general = [value for name, value in found if not name]
+    return own, [] if own is not None or (asked.kind == "choice" and len(general) < 2) else general
+
+
+@lru_cache(maxsize=1024)
+def _truths(text: str) -> tuple[tuple[str, str], ...]:
+    """Each truth in a text: its question, or "", and its value."""
+    return tuple(_TRUTH.findall(text)) if "truth" in text else ()
+
+
+def _content(content: Any) -> str:
+    if isinstance(content, list):
+        return "\n".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
+    return "" if content is None else str(content)
+
+
+def _stated(value: str, asked: Asked) -> tuple[float, ...]:
+    """The distribution for the value of a truth that names its question."""
+    wanted, names = value.strip().lower(), [str(option).lower() for option in asked.options]
+    if asked.kind != "yes_no":  # a prompt may show an option with its description
+        named = (
+            [name == wanted for name in names] if wanted in names else [name.startswith((f"{wanted}: ", f"{wanted} - ")) for name in names]
+        )
+        if any(named):
+            return tuple(map(float, named))
+    if asked.kind == "choice":
+        raise ConfigError(f"truth={value!r} is not one of the choices of {asked.text!r}: {asked.options}")
+    return _placed(_number(value, asked), asked)
+
+
+def _number(value: str, asked: Asked) -> float:
+    if asked.kind == "yes_no" and (word := _WORDS.get(value.strip().lower())) is not None:
+        return word
+    try:
+        number = float(value.split(maxsplit=1)[0])
+    except (ValueError, IndexError):
+        number = math.nan
+    if not 0 <= number <= 1:
+        raise ConfigError(f"truth={value!r} is neither an option of {asked.text!r} nor a number from 0 to 1")
+    return number
+
+
+def _placed(place: float, asked: Asked) -> tuple[float, ...]:
+    """A place between the lowest option (0) and the highest (1) as a distribution over the two options around it."""
+    if asked.kind == "yes_no":
+        return place, 1 - place
+    at = place * (len(asked.options) - 1)
+    return tuple(max(0.0, 1 - abs(at - level)) for level in range(len(asked.options)))
+
+
+def _best(numbers: list[float], asked: Asked) -> tuple[float, ...]:
+    """The highest of the numbers, which belong to the first options."""
+    if len(numbers) > len(asked.options):
+        raise ConfigError(f"the input has {len(numbers)} lines truth=, more than {asked.text!r} has options")
+    best = [place for place, number in enumerate(numbers) if number == max(numbers)]
+    if len(best) > 1 and len(asked.options) > len(numbers):
+        best = [len(numbers)]
+    return tuple((place in best) / len(best) for place in range(len(asked.options)))
+
+
+def _hashed(text: str, asked: Asked) -> tuple[float, ...]:
+    """A truth that is drawn from a hash."""
+    if asked.kind == "choice":
+        return tuple(softmax([_SPREAD * _normal(f"truth {place}", 0, text, asked) for place in range(len(asked.options))]))
+    spread = _SPREAD * math.sqrt(2) if asked.kind == "yes_no" else 1.0  # as the difference of two
+    return _placed(1 / (1 + math.exp(-spread * _normal("truth", 0, text, asked))), asked)
+
+
+def _drawn(truth: Sequence[float], text: str, asked: Asked) -> int:
+    """The place of the true option."""
+    left = _uniform("answer", 0, text, asked)
+    for place, number in enumerate(truth):
+        left -= number
+        if left < 0:
+            return place
+    return max(range(len(truth)), key=truth.__getitem__)
+
+
+def _flipped(logits: list[float], asked: Asked, compared: int, draw: float) -> list[float]:
+    """The logits mirrored, or, of a choice, with the best one exchanged for another of the first ``compared`` options."""
+    if asked.kind != "choice":
+        return logits[::-1]
+    best = logits.index(max(logits))
+    others = [place for place in range(min(compared, len(logits))) if place != best]
+    other = others[int(draw * len(others))]
+    flipped = list(logits)
+    flipped[best], flipped[other] = logits[other], logits[best]
+    return flipped
+
+
+def _uniform(use: str, seed: int, text: str, asked: Asked) -> float:
+    """A number from 0 to 1, exclusive, that depends on the arguments alone: the kind and the options of a question do not count."""
+    digest = blake2b(f"{seed}/{use}".encode(), key=_key(text, asked.key), digest_size=8).digest()
+    return (int.from_bytes(digest, "big") + 0.5) / 2**64
+
+
+@lru_cache(maxsize=4096)
+def _key(*texts: str) -> bytes:
+    """A digest of texts."""
+    digest = blake2b(digest_size=16)
+    for text in texts:
+        encoded = text.encode(errors="surrogatepass")
+        digest.update(len(encoded).to_bytes(8, "big") + encoded)
+    return digest.digest()
+
+
+def _normal(use: str, seed: int, text: str, asked: Asked) -> float:
+    return _NORMAL.inv_cdf(_uniform(use, seed, text, asked))

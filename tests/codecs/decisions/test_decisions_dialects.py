@@ -1,0 +1,307 @@
+"""What each dialect sends, and that what its servers answer is read as it was meant."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from decision_tools import ALL, CLEAR, QUESTIONS, RIGHT, SCORING, TONE, TYPED, answer, body_of, call, in_groups
+
+from qreward.codecs.base import EmbeddedError, WireRequest
+from qreward.codecs.decisions.base import DecisionInput, Dialect, as_text, unique_names
+from qreward.codecs.decisions.chat import CHAT_DECISIONS, CHAT_WITHOUT_THINKING
+from qreward.codecs.decisions.dialects import DIALECTS, EXPECTED, PROBE, DialectTable
+from qreward.codecs.decisions.generative_scoring import GENERATIVE_SCORING
+from qreward.codecs.decisions.openai import OPENAI, VLLM, OpenAIDialect
+from qreward.codecs.decisions.sglang import SGLANG
+from qreward.codecs.decisions.systemone import SYSTEMONE, SYSTEMONE_OF_SGLANG
+from qreward.decisions import Choice, Question, Score, YesNo
+from qreward.errors import BadRequest, ConfigError
+from qreward.settings.policies import Endpoint
+
+TALK = [{"role": "system", "content": "Be strict."}, {"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]
+AS_ONE = "system: Be strict.\n\nuser: 2 + 2?\n\nassistant: 4"
+NUMBERS = {
+    RIGHT.instructions: (0.75, 0.25), CLEAR.instructions: (0.125, 0.25, 0.625), TONE.instructions: (0.875, 0.125),
+    TYPED.instructions: (0.0625, 0.5, 0.1875, 0.25),
+}  # fmt: skip
+
+
+def numbers_of(questions: Sequence[Question]) -> list[tuple[float, ...]]:
+    return [NUMBERS[question.instructions] for question in questions]
+
+
+def check(faults: list[str]) -> None:
+    assert not faults, "\n".join(faults)
+
+
+def test_every_question_comes_back_with_its_distribution_in_every_dialect() -> None:
+    faults = []
+    for dialect in ALL:
+        for questions in in_groups(dialect):
+            numbers = numbers_of(questions)
+            asked = call(dialect, questions)
+            reply = dialect.decode(json.dumps(answer(dialect, questions, numbers)).encode(), asked)
+            for question, found, wanted in zip(questions, reply.build(), numbers, strict=True):
+                if found.question is not question or found.probabilities != pytest.approx(dict(zip(question.options, wanted, strict=True))):
+                    faults.append(f"{dialect!r} {question}: {found.error or found.probabilities}")
+    check(faults)
+
+
+def test_label_mass_is_read_wherever_a_server_tells_it() -> None:
+    """OpenAI tells none; vLLM tells it by the confidence of choices and scores; below any threshold it is still told."""
+    told: dict[str, tuple[type, ...]] = {"openai": (), "vllm": (Score, Choice), "generative_scoring": ()}
+    faults = []
+    for dialect in ALL:
+        for questions in in_groups(dialect):
+            for mass in (0.9, 0.01):
+                numbers = numbers_of(questions)
+                reply = dialect.decode(json.dumps(answer(dialect, questions, numbers, mass)).encode(), call(dialect, questions))
+                for question, found in zip(questions, reply.answers, strict=True):
+                    wanted = mass if isinstance(question, told.get(dialect.name, (YesNo, Score, Choice))) else None
+                    if found.label_mass != (wanted if wanted is None else pytest.approx(wanted)):
+                        faults.append(f"{dialect!r} {question}: {found.label_mass} instead of {wanted}")
+    check(faults)
+
+
+def test_the_confidence_of_system_one_is_ours_as_its_servers_compute_different_ones() -> None:
+    for dialect in (SYSTEMONE, SYSTEMONE_OF_SGLANG):
+        body = json.dumps(answer(dialect, [TONE], [(0.875, 0.125)], 0.5)).encode()
+        assert dialect.decode(body, call(dialect, [TONE])).answers[0].confidence == 0.875 * 0.5
+
+
+def test_usage_and_model_are_those_of_the_server() -> None:
+    wanted: dict[str, tuple[int, int, int, int | None]] = {
+        "openai": (40, 4, 44, 16), "vllm": (40, 4, 44, 16), "sglang": (40, 0, 40, None), "chat": (40, 1, 41, None),
+        "generative_scoring": (40, 4, 44, None),
+    }  # fmt: skip
+    for dialect in ALL:
+        questions = in_groups(dialect)[0]
+        body = json.dumps(answer(dialect, questions, numbers_of(questions))).encode()
+        decision = dialect.decode(body, call(dialect, questions)).build()
+        usage, output = decision.usage, 4 if dialect is SYSTEMONE else 0
+        assert usage is not None
+        counts = usage.prompt_tokens, usage.completion_tokens, usage.total_tokens, usage.cached_tokens
+        assert (counts, decision.model) == (wanted.get(dialect.name, (40, output, 40 + output, None)), "served"), dialect
+
+
+def test_questions_are_sent_as_each_server_takes_them() -> None:
+    tone = {"type": "choice", "name": "tone", "instructions": "Which tone?"}
+    labelled = [
+        {"label": "bad", "description": "nobody understands it"},
+        {"label": "fair"},
+        {"label": "good", "description": "a child does"},
+    ]
+    levels = ["bad: nobody understands it", "fair", "good: a child does"]
+    both = {
+        "model": "served", "input": "2 + 2 = 4",
+        "questions": [
+            {"type": "predicate", "name": "right", "instructions": "The sum is right."},
+            {"type": "score", "name": "clear", "instructions": "How clear is it?", "levels": labelled},
+            {**tone, "choices": [{"value": "calm", "description": "factual"}, {"value": "rude"}]},
+            {"type": "choice", "instructions": "Which value?", "choices": [{"value": each} for each in (True, "true", False, "True")]},
+        ],
+    }  # fmt: skip
+    names = ["true", "true (2)", "false", "True (3)"]
+    sglang = [
+        {"id": "0", "type": "yes_no", "question": "The sum is right."},
+        {"id": "1", "type": "score", "question": "How clear is it?", "levels": levels},
+        {"id": "2", "type": "choice", "question": "Which tone?", "options": [{"name": "calm", "description": "factual"}, {"name": "rude"}]},
+        {"id": "3", "type": "choice", "question": "Which value?", "options": [{"name": name} for name in names]},
+    ]
+    systemone = {
+        "0": {"type": "noul", "instructions": "The sum is right."},
+        "1": {"type": "score", "instructions": "How clear is it?", "criteria": levels},
+        "2": {"type": "choice", "instructions": "Which tone?", "criteria": {"calm": "factual", "rude": None}},
+        "3": {"type": "choice", "instructions": "Which value?", "criteria": dict.fromkeys(names)},
+    }
+    assert body_of(OPENAI, QUESTIONS) == both
+    assert body_of(VLLM, QUESTIONS) == both
+    assert body_of(SGLANG, QUESTIONS) == {"model": "served", "input": "2 + 2 = 4", "questions": sglang}
+    assert body_of(SYSTEMONE, QUESTIONS) == {"model": "served", "state": "2 + 2 = 4", "questions": systemone}
+    assert body_of(SCORING, [RIGHT]) == {
+        "model": "served", "query": "2 + 2 = 4", "label_token_ids": [9693, 2201], "apply_softmax": True,
+        "items": ["\n\nIs this true: The sum is right.\nReply with yes or no, and nothing else.\nAnswer:"],
+    }  # fmt: skip
+    prompt = "Question: Which tone?\nA: calm: factual\nB: rude\nReply with the letter of one option, and nothing else."
+    assert body_of(CHAT_DECISIONS, [TONE]) == {
+        "model": "served", "max_tokens": 1, "logprobs": True, "top_logprobs": 20, "temperature": 1.0,
+        "messages": [{"role": "user", "content": f"2 + 2 = 4\n\n{prompt}"}],
+    }  # fmt: skip
+
+
+def test_what_yes_and_no_mean_is_sent_in_every_dialect() -> None:
+    question = YesNo("Is it polite?", yes="no insult in it", no="one insult or more")
+    for dialect in ALL:
+        assert all(text in json.dumps(body_of(dialect, [question])) for text in ("no insult in it", "one insult or more")), dialect
+    means = {"true": "no insult in it", "false": "one insult or more"}
+    assert body_of(SYSTEMONE, [question])["questions"]["0"]["criteria"] == means
+
+
+def test_messages_are_sent_as_they_are_to_openai_and_as_one_text_to_others() -> None:
+    assert body_of(OPENAI, [RIGHT], TALK)["input"] == TALK
+    for dialect in (VLLM, SGLANG, SYSTEMONE, SCORING):
+        assert body_of(dialect, [RIGHT], TALK)[dialect.input_member] == AS_ONE
+    messages = body_of(CHAT_DECISIONS, [RIGHT], TALK)["messages"]
+    assert messages[0] == TALK[0]
+    assert [each["role"] for each in messages] == ["system", "user"]
+    assert messages[1]["content"].startswith("user: 2 + 2?\n\nassistant: 4\n\nIs this true: The sum is right.")
+    assert as_text(TALK[1:2]) == "2 + 2?"
+
+
+def test_all_questions_about_an_input_share_their_prefix_in_chat() -> None:
+    texts = [body_of(CHAT_DECISIONS, [question])["messages"][0]["content"] for question in QUESTIONS]
+    assert {text[: len("2 + 2 = 4\n\n")] for text in texts} == {"2 + 2 = 4\n\n"}
+
+
+def test_thinking_is_switched_off_where_the_kind_of_server_knows_how() -> None:
+    for kind, wanted in {
+        "openai": CHAT_DECISIONS,
+        "tei": CHAT_DECISIONS,
+        "vllm": CHAT_WITHOUT_THINKING,
+        "sglang": CHAT_WITHOUT_THINKING,
+    }.items():
+        for dialect in (CHAT_DECISIONS, CHAT_WITHOUT_THINKING):
+            assert dialect.at(Endpoint("http://a", kind=kind)) is wanted
+    assert body_of(CHAT_WITHOUT_THINKING, [RIGHT])["chat_template_kwargs"] == {"enable_thinking": False}
+    assert SYSTEMONE.at(Endpoint("http://a", kind="sglang")).most_options == 255
+
+
+def test_parameters_of_the_caller_are_sent_but_not_those_that_the_call_sets() -> None:
+    assert body_of(VLLM, [RIGHT], cache_salt="s")["cache_salt"] == "s"
+    chat = body_of(CHAT_WITHOUT_THINKING, [RIGHT], max_completion_tokens=4, top_logprobs=5, chat_template_kwargs={"a": 1})
+    assert ("max_tokens" in chat, chat["top_logprobs"], chat["chat_template_kwargs"]) == (False, 5, {"a": 1})
+    reserved = {
+        "openai": "questions",
+        "vllm": "input",
+        "sglang": "model",
+        "systemone": "state",
+        "generative_scoring": "items",
+        "chat": "logprobs",
+    }
+    for dialect in ALL:
+        with pytest.raises(BadRequest, match=f"'{reserved[dialect.name]}' is set by decide"):
+            dialect.encode(call(dialect, [RIGHT], **{reserved[dialect.name]: 1}), "m")
+
+
+def test_options_get_names_that_differ_by_more_than_case_and_fit_a_line() -> None:
+    cases: list[tuple[list[str | bool], list[str]]] = [
+        ([True, False], ["true", "false"]),
+        (["Yes", "yes", "YES"], ["Yes", "yes (2)", "YES (3)"]),
+        (["a", "a (2)", "A"], ["a", "a (2)", "A (3)"]),
+        (["two\nlines", "two lines", "\x00\x1b"], ["two lines", "two lines (2)", "?"]),
+        (["a\u2028b"], ["a b"]),
+    ]
+    assert [unique_names(options) for options, _ in cases] == [names for _, names in cases]
+
+
+def test_what_a_dialect_cannot_ask_is_refused_with_what_can() -> None:
+    many = Choice("Which?", choices=[f"c{at}" for at in range(30)])
+    cases: list[tuple[Dialect, list[Question], str]] = [
+        (
+            SCORING,
+            [RIGHT, CLEAR],
+            r"questions\[1\] is a Score; .*'generative_scoring' takes YesNo only, one with 'openai', .*'chat' takes all",
+        ),
+        (SCORING, [TONE], "takes YesNo only"),
+        (GENERATIVE_SCORING, [RIGHT], r"set Endpoint\(decision_labels=\(yes, no\)\)"),
+        (CHAT_DECISIONS, [RIGHT, TONE], "takes 1 questions per request, not 2"),
+        (VLLM, [RIGHT] * 65, "takes 64 questions per request, not 65"),
+        *[(dialect, [many], r"questions\[0\] has 30 choices; .* takes 2") for dialect in (VLLM, SGLANG, SYSTEMONE, CHAT_DECISIONS)],
+    ]
+    for dialect, questions, words in cases:
+        with pytest.raises(BadRequest, match=words):
+            dialect.encode(WireRequest(dialect, "m", DecisionInput("2", tuple(questions)), {}, None), "m")
+    assert len(body_of(OPENAI, [many] * 3)["questions"]) == 3
+    assert len(body_of(SYSTEMONE_OF_SGLANG, [many])["questions"]["0"]["criteria"]) == 30
+
+
+def test_a_bad_input_is_refused_with_what_to_change() -> None:
+    image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
+    cases: list[tuple[Any, Any, type[Exception], str]] = [
+        ("", [RIGHT], BadRequest, "the input is empty"),
+        (" \n", [RIGHT], BadRequest, "the input is empty"),
+        (None, [RIGHT], BadRequest, "the input is a NoneType; give a text, or messages"),
+        ({"role": "user"}, [RIGHT], BadRequest, "the input is a dict; give a text, or messages"),
+        ([], [RIGHT], BadRequest, "messages is empty"),
+        ([{"content": "x"}], [RIGHT], BadRequest, r"messages\[0\] has no 'role'"),
+        ([{"role": "tool", "content": "x"}], [RIGHT], BadRequest, r"messages\[0\] has the role 'tool'"),
+        (image, [RIGHT], BadRequest, r"messages\[0\] has no content that is a text"),
+        ([{"role": "user", "content": ""}], [RIGHT], BadRequest, r"messages\[0\] has no content that is a text"),
+        ("2", [], ConfigError, "at least one"),
+        ("2", RIGHT, ConfigError, "must be a list"),
+    ]
+    for given, questions, kind, words in cases:
+        for dialect in ALL:
+            with pytest.raises(kind, match=words):
+                dialect.validate((given, questions))
+    parts = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]
+    assert OPENAI.validate((parts, [RIGHT])).input == [{"role": "user", "content": "ab"}]
+
+
+def test_texts_that_utf8_cannot_hold_are_sent_escaped() -> None:
+    question = YesNo("Is \ud800 in it?")
+    for dialect in ALL:
+        assert b"\\ud800" in dialect.encode(call(dialect, [question], "a \ud800"), "m"), dialect
+
+
+def test_equal_questions_of_two_judges_are_written_apart_and_a_kept_question_is_written_once() -> None:
+    written = []
+
+    class Counting(OpenAIDialect):
+        def write(self, question: Question) -> Any:
+            written.append(question)
+            return super().write(question)
+
+    dialect, questions = Counting(), (RIGHT, CLEAR)
+    first = [dialect.encode(call(dialect, questions), "m") for _ in range(3)]
+    assert (len(set(first)), written) == (1, [RIGHT, CLEAR])
+    for at in range(5000):
+        dialect.encode(call(dialect, [YesNo(f"It is {at}.")]), "m")
+    assert dialect.encode(call(dialect, questions), "m") == first[0]
+    assert json.loads(dialect.encode(call(dialect, [YesNo("It is 3.")]), "m"))["questions"][0]["instructions"] == "It is 3."
+
+
+def test_tokens_are_estimated_by_input_and_questions() -> None:
+    for dialect in ALL:
+        short, output = dialect.estimate_tokens(call(dialect, [RIGHT], "x" * 350))
+        long, _ = dialect.estimate_tokens(call(dialect, [RIGHT], "x" * 700))
+        assert (long - short, output) == (pytest.approx(100), 1.0)
+        assert dialect.estimate_tokens(call(dialect, [RIGHT], TALK))[0] < short
+
+
+def test_an_error_in_a_successful_response_is_one() -> None:
+    for dialect in ALL:
+        with pytest.raises(EmbeddedError):
+            dialect.decode(b'{"error": {"message": "overloaded"}}', call(dialect, [RIGHT]))
+
+
+def test_the_table_remembers_an_endpoint_for_a_model_and_forgets() -> None:
+    table, endpoint, other = DialectTable(), Endpoint("http://a", name="a"), Endpoint("http://b", name="b", kind="sglang")
+    assert (table.known(endpoint, "m"), table.expected(endpoint, "m"), table.expected(other, "m")) == (None, OPENAI, SGLANG)
+    assert table.expected(Endpoint("http://c", kind="vllm"), "m") is VLLM
+    assert table.remember(endpoint, "m", "chat") is CHAT_DECISIONS
+    assert (table.known(endpoint, "m"), table.known(endpoint, "other"), table.known(other, "m")) == (CHAT_DECISIONS, None, None)
+    assert table.remember(other, "m", "chat") is CHAT_WITHOUT_THINKING
+    assert table.limits([endpoint, Endpoint("http://c", kind="vllm")], "m") == (1, 20)
+    table.forget(endpoint, "m")
+    table.forget(endpoint, "m")
+    assert table.limits([endpoint, Endpoint("http://c", kind="vllm")], "m") == (64, 26)
+    with pytest.raises(ConfigError, match="no dialect 'x' of decisions; known are openai, vllm"):
+        table.remember(endpoint, "m", "x")
+
+
+def test_every_dialect_is_listed_by_its_name_and_the_probe_is_valid() -> None:
+    assert set(DIALECTS) == {"openai", "vllm", "sglang", "systemone", "generative_scoring", "chat"}
+    assert all(DIALECTS[name].name == name for name in [*DIALECTS, *EXPECTED.values()])
+    assert OPENAI.validate(PROBE) == PROBE
+
+
+def test_the_error_of_an_answer_survives_pickling() -> None:
+    reply = OPENAI.decode(b'{"answers": [{"type": "refusal"}]}', call(OPENAI, [RIGHT]))
+    error = pickle.loads(pickle.dumps(reply.answers[0].error))
+    assert "the model declined to answer" in str(error)
+    assert error.model == "judge-7b"

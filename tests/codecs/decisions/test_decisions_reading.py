@@ -1,0 +1,430 @@
+"""Reading answers: whatever a body holds, it is a distribution for each question, an error for it, or no response at all."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from typing import Any
+
+import pytest
+from decision_tools import ALL, CLEAR, QUESTIONS, RIGHT, SCORING, TONE, TYPED, answer, call, completion, in_groups, rest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qreward.codecs.base import EmbeddedError, Malformed, Unfinished
+from qreward.codecs.decisions.base import DecisionReply, Dialect, refused_by
+from qreward.codecs.decisions.chat import CHAT_DECISIONS
+from qreward.codecs.decisions.openai import OPENAI, VLLM
+from qreward.codecs.decisions.sglang import SGLANG
+from qreward.codecs.decisions.systemone import SYSTEMONE, SYSTEMONE_OF_SGLANG
+from qreward.decisions import Choice, DecisionAnswer, Question, YesNo
+from qreward.errors import InvalidResponse
+
+Numbers = tuple[float, ...]
+WRONG: tuple[Any, ...] = (None, "0.5", True, [0.5], {}, -0.1, 1.1, math.nan, math.inf, -math.inf, 10**400, 2)
+
+
+def read(dialect: Dialect, questions: tuple[Question, ...], document: Any) -> DecisionReply:
+    return dialect.decode(json.dumps(document).encode(), call(dialect, questions))
+
+
+def why(dialect: Dialect, question: Question, document: Any) -> str:
+    """Why the answer to the first of two questions is none; the second question, which is right, must keep its answer."""
+    if dialect.most_questions == 1:
+        error = read(dialect, (question,), document).answers[0].error
+    else:
+        first, second = read(dialect, (question, RIGHT), document).answers
+        assert second.probability == 0.25
+        error = first.error
+    assert error is None or isinstance(error, InvalidResponse)
+    return "" if error is None else str(error)
+
+
+def two(dialect: Dialect, question: Question, numbers: Numbers) -> dict[str, Any]:
+    """The answers to a question and to RIGHT."""
+    return answer(dialect, (question, RIGHT), (numbers, (0.25, 0.75)))
+
+
+def first(document: dict[str, Any]) -> dict[str, Any]:
+    answers = document.get("answers", document.get("data"))
+    found: dict[str, Any] = answers["0"] if isinstance(answers, dict) else answers[0]
+    return found
+
+
+def test_a_number_that_is_no_probability_is_an_error_of_that_answer_alone() -> None:
+    faults = []
+    for dialect in ALL:
+        for question in (RIGHT, TONE) if dialect is not CHAT_DECISIONS else ():
+            if not isinstance(question, dialect.kinds):
+                continue
+            for wrong in WRONG:
+                document = two(dialect, YesNo("Another.") if question is RIGHT else question, (0.5, 0.5))
+                row = first(document)
+                inner = row.get("probabilities")
+                holder, key = (row, next(k for k in ("probability", "noul", "score") if k in row)) if inner is None else (inner, "calm")
+                if isinstance(inner, list):
+                    holder, key = inner[0], "probability"
+                elif inner is not None and key not in inner:
+                    key = "yes"
+                holder[key] = wrong
+                asked = YesNo("Another.") if question is RIGHT else question
+                if "is not valid" not in why(dialect, asked, document):
+                    faults.append(f"{dialect!r} {asked}: {wrong!r} was believed")
+    assert not faults, "\n".join(faults)
+
+
+def test_probabilities_are_normalised_if_they_are_rounded_and_an_error_if_they_are_not() -> None:
+    faults = []
+    cases = {(0.33, 0.33, 0.33): True, (0.34, 0.34, 0.34): True, (0.3, 0.3, 0.3): False, (0.35, 0.35, 0.35): False}
+    for dialect in (OPENAI, VLLM, SGLANG, SYSTEMONE, SYSTEMONE_OF_SGLANG):
+        for numbers, ok in cases.items():
+            document = two(dialect, CLEAR, numbers)
+            error = why(dialect, CLEAR, document)
+            found = read(dialect, (CLEAR, RIGHT), document).answers[0]
+            if ok and (not found.ok or list(found.probabilities.values()) != pytest.approx([1 / 3] * 3)):
+                faults.append(f"{dialect!r} did not normalise {numbers}: {error}")
+            if not ok and "the sum of its probabilities is" not in error:
+                faults.append(f"{dialect!r} believed {numbers}: {error}")
+    assert not faults, "\n".join(faults)
+
+
+def test_rounding_of_floats_is_forgiven() -> None:
+    assert read(OPENAI, (RIGHT,), answer(OPENAI, (RIGHT,), [(1.0000001, 0.0)])).answers[0].probability == 1.0
+    assert read(SGLANG, (RIGHT,), answer(SGLANG, (RIGHT,), [(0.5, 0.5)], 1.0004)).answers[0].label_mass == 1.0
+
+
+def test_a_label_mass_that_is_none_is_not_taken_for_one() -> None:
+    for wrong in ("0.5", True, -0.1, 1.1, math.nan, 10**400):
+        for dialect in (SGLANG, SYSTEMONE, SYSTEMONE_OF_SGLANG):
+            document = two(dialect, TONE, (0.5, 0.5))
+            row = document["diagnostics"]["0"] if dialect is SYSTEMONE else first(document)
+            row["x_label_mass" if dialect is SYSTEMONE_OF_SGLANG else "label_mass"] = wrong
+            assert "is not valid" in why(dialect, TONE, document), (dialect, wrong)
+    document = two(SYSTEMONE, TONE, (0.5, 0.5))
+    assert "is not valid" in why(SYSTEMONE, TONE, {**document, "diagnostics": {"1": document["diagnostics"]["1"]}})
+    with pytest.raises(Malformed, match="diagnostics"):
+        read(SYSTEMONE, (TONE, RIGHT), {**document, "diagnostics": []})
+    document = two(SYSTEMONE_OF_SGLANG, TONE, (0.5, 0.5))
+    del first(document)["x_label_mass"]
+    assert read(SYSTEMONE_OF_SGLANG, (TONE, RIGHT), document).answers[0].label_mass is None
+
+
+def test_the_answer_to_another_question_is_not_taken() -> None:
+    changes: list[tuple[Dialect, Question, dict[str, Any], str]] = [
+        (OPENAI, TONE, {"name": "clear"}, "has the name 'clear' of another question"),
+        (OPENAI, TYPED, {"name": "tone"}, "has the name 'tone' of another question"),
+        (OPENAI, TONE, {"type": "score"}, "has the type 'score'"),
+        (OPENAI, TONE, {"type": None}, "has the type None"),
+        (OPENAI, TONE, {"confidence": None}, "a probability is missing"),
+        (OPENAI, TONE, {"probabilities": {"calm": 0.5, "rude": 0.5}}, "no list of probabilities"),
+        (OPENAI, TONE, {"probabilities": [{"value": "calm", "probability": 1.0}]}, "not those of the options"),
+        (OPENAI, TONE, {"probabilities": [{"value": each, "probability": 0.5} for each in ("calm", "Rude")]}, "not those of the options"),
+        (OPENAI, TONE, {"probabilities": [{"value": each, "probability": 0.5} for each in ("calm", "calm")]}, "not those of the options"),
+        (OPENAI, TONE, {"probabilities": [{"value": each, "probability": 0.5} for each in ("calm", ["rude"])]}, "not those of the options"),
+        (OPENAI, TONE, {"probabilities": [1, 2]}, "a JSON int instead of an object"),
+        (SGLANG, TONE, {"type": "yes_no"}, "has the type 'yes_no'"),
+        (SGLANG, TONE, {"probabilities": {"calm": 1.0}}, "not those of the options"),
+        (SGLANG, TONE, {"probabilities": {"calm": 0.5, "rude": 0.5, "other": 0.0}}, "not those of the options"),
+        (SGLANG, TONE, {"probabilities": [0.5, 0.5]}, "not those of the options"),
+        (SYSTEMONE, TONE, {"type": "noul"}, "has the type 'noul'"),
+        (SYSTEMONE, TONE, {"probabilities": {"A": 0.5, "B": 0.5}}, "not those of the options"),
+    ]
+    for dialect, question, change, words in changes:
+        document = two(dialect, question, (1 / len(question.options),) * len(question.options))
+        first(document).update(change)
+        assert words in why(dialect, question, document), (dialect, change)
+    for row in (None, 1, "yes", []):
+        document = two(OPENAI, TONE, (0.5, 0.5))
+        document["answers"][0] = row
+        assert "instead of an object" in why(OPENAI, TONE, document)
+
+
+def test_levels_in_another_order_are_not_taken_for_ours() -> None:
+    document = two(OPENAI, CLEAR, (0.1, 0.2, 0.7))
+    rows = first(document)["probabilities"]
+    rows.reverse()
+    assert list(read(OPENAI, (CLEAR, RIGHT), document).answers[0].probabilities.values()) == pytest.approx([0.1, 0.2, 0.7])
+    for row, label in zip(rows, ("bad", "fair", "good"), strict=True):
+        row["label"] = label
+    assert "its levels are not those of the question" in why(OPENAI, CLEAR, document)
+
+
+def test_values_of_a_choice_are_told_apart_by_their_type() -> None:
+    document = two(OPENAI, TYPED, (0.0625, 0.5, 0.1875, 0.25))
+    first(document)["probabilities"].reverse()
+    found = read(OPENAI, (TYPED, RIGHT), document).answers[0].probabilities
+    assert [(type(key), key, number) for key, number in found.items()] == [
+        (bool, True, 0.0625), (str, "true", 0.5), (bool, False, 0.1875), (str, "True", 0.25),
+    ]  # fmt: skip
+    for row in first(document)["probabilities"]:
+        row["value"] = str(row["value"])
+    assert "not those of the options" in why(OPENAI, TYPED, document)
+
+
+def test_a_refusal_is_the_error_of_its_question_and_no_fault_of_the_server() -> None:
+    document = two(OPENAI, TONE, (0.5, 0.5))
+    document["answers"][0] = {"type": "refusal", "name": "tone"}
+    assert why(OPENAI, TONE, document) == "no answer to 'tone': the model declined to answer"
+    alone = read(OPENAI, (TONE,), {"answers": [{"type": "refusal"}]})
+    assert [str(answer.error) for answer in alone.answers] == ["no answer to 'tone': the model declined to answer"]
+    for choice in ({"finish_reason": "content_filter"}, {"message": {"refusal": "I cannot judge this."}}):
+        refused = read(CHAT_DECISIONS, (RIGHT,), completion([("yes", 0.5), ("no", 0.5)], **choice))
+        assert "the model declined to answer" in str(refused.answers[0].error)
+
+
+def test_a_body_without_an_answer_to_each_question_is_malformed() -> None:
+    faults = []
+    for dialect in ALL:
+        questions = in_groups(dialect)[0]
+        numbers = [(1 / len(question.options),) * len(question.options) for question in questions]
+        whole = answer(dialect, questions, numbers)
+        key = next(name for name in ("answers", "data", "choices") if name in whole)
+        rows = whole[key]
+        more: Any = {**rows, "9": rows["0"]} if isinstance(rows, dict) else [*rows, rows[0]]
+        less: Any = {place: row for place, row in rows.items() if place != "0"} if isinstance(rows, dict) else rows[1:]
+        other: Any = {f"q{place}": row for place, row in rows.items()} if isinstance(rows, dict) else "yes"
+        for wrong in (more, less, other, None, 1, [], {}, [None] * len(rows)):
+            if dialect is CHAT_DECISIONS and wrong is more:
+                continue
+            try:
+                read(dialect, questions, {**whole, key: wrong})
+                faults.append(f"{dialect!r} read {wrong}")
+            except Malformed:
+                pass
+        for body in (b"", b"[]", b"null", b'"x"', b"{", b"<html>", b"{}"):
+            try:
+                dialect.decode(body, call(dialect, questions))
+                faults.append(f"{dialect!r} read {body!r}")
+            except Malformed:
+                pass
+    assert not faults, "\n".join(faults)
+
+
+def test_a_body_in_which_no_answer_is_valid_is_malformed() -> None:
+    with pytest.raises(Malformed, match="no valid answer to any question: a probability is 7"):
+        read(OPENAI, (RIGHT, YesNo("Else.")), {"answers": [{"type": "predicate", "probability": 7}] * 2})
+
+
+def test_scores_of_items_in_another_order_are_malformed() -> None:
+    whole = answer(SCORING, (RIGHT, YesNo("Else.")), [(0.5, 0.5), (0.2, 0.8)])
+    whole["data"].reverse()
+    with pytest.raises(Malformed, match="no list of scores of 2 items"):
+        read(SCORING, (RIGHT, YesNo("Else.")), whole)
+
+
+# chat
+
+
+def chat(question: Question, tokens: list[tuple[str, float]], **choice: Any) -> DecisionAnswer:
+    return read(CHAT_DECISIONS, (question,), completion(tokens, **choice)).answers[0]
+
+
+def test_tokens_of_one_label_add_up_whatever_their_case_and_blanks() -> None:
+    found = chat(RIGHT, [("Yes", 0.3), (" yes", 0.2), ("YES\n", 0.05), ("▁yes", 0.05), ("No", 0.1), ("no", 0.1), *rest(0.2)])
+    assert found.probability == pytest.approx(0.75)
+    assert found.label_mass == pytest.approx(0.8)
+    assert found.confidence == pytest.approx(0.6)
+
+
+def test_a_label_that_is_not_among_twenty_tokens_has_probability_zero() -> None:
+    found = chat(TONE, [("A", 0.8), *rest(0.19)])
+    assert found.probabilities == {"calm": 1.0, "rude": 0.0}
+    assert found.label_mass == pytest.approx(0.8)
+
+
+def test_a_label_that_may_be_beyond_a_short_list_of_tokens_is_an_error() -> None:
+    for tokens in ([("Yes", 0.6)], [("Yes", 0.5), ("Maybe", 0.2), ("Well", 0.1)]):
+        assert "the server returned too few tokens" in str(chat(RIGHT, tokens).error), tokens
+    assert chat(RIGHT, [("Yes", 0.97)]).probability == 1.0
+
+
+def test_a_first_token_that_is_no_label_is_an_error() -> None:
+    for tokens in ([("<think>", 0.99)], [("I", 0.9), ("As", 0.05)], [("", 1.0)], []):
+        assert "the model's first token is none of the labels" in str(chat(RIGHT, tokens).error), tokens
+
+
+def test_the_chosen_token_counts_if_it_is_not_among_the_most_probable_ones() -> None:
+    document = completion([("yes", 0.6), ("no", 0.3)])
+    first_token = document["choices"][0]["logprobs"]["content"][0]
+    first_token |= {"token": " yes", "logprob": math.log(0.1)}
+    assert read(CHAT_DECISIONS, (RIGHT,), document).answers[0].probability == pytest.approx(0.7)
+
+
+def test_log_probabilities_that_are_none_are_an_error() -> None:
+    for logprobs in (None, {}, [], {"content": None}, {"content": []}, {"content": "yes"}, {"tokens": ["yes"], "token_logprobs": [-0.1]}):
+        error = read(CHAT_DECISIONS, (RIGHT,), completion([], logprobs=logprobs)).answers[0].error
+        assert "the server returned no log probabilities" in str(error), logprobs
+    for wrong in (None, "x", True, 0.1, math.nan, math.inf, [1]):
+        top = [{"token": "yes", "logprob": wrong}, {"token": "no", "logprob": -0.1}]
+        with pytest.raises(Malformed, match="no valid log probability"):
+            read(CHAT_DECISIONS, (RIGHT,), completion([], logprobs={"content": [{"token": "no", "logprob": -0.1, "top_logprobs": top}]}))
+
+
+def test_more_probability_than_one_is_an_error() -> None:
+    with pytest.raises(Malformed, match=r"a probability is 1\.5"):
+        chat(RIGHT, [("yes", 0.9), ("Yes", 0.6)])
+
+
+def test_a_chat_that_was_given_up_is_unfinished() -> None:
+    with pytest.raises(Unfinished):
+        chat(RIGHT, [("yes", 0.5), ("no", 0.5)], finish_reason="abort")
+    with pytest.raises(EmbeddedError):
+        chat(RIGHT, [], error={"message": "overloaded"})
+
+
+# error responses
+
+
+def test_error_responses_point_to_the_dialect_that_the_server_speaks() -> None:
+    """The texts are those of vLLM 0.33 and SGLang 0.5.23; ``tests/slow/decisions`` makes them with the models of the servers."""
+    checkpoint = "/v1/decisions does not serve decision checkpoints, use /v1/systemone, which renders the prompt and answer codes they were"
+    tag = "Input tag '{}' found using 'type' does not match any of the expected tags: {}"
+    cases: list[tuple[int, str, str | None]] = [
+        (404, '{"detail":"Not Found"}', "chat"),
+        (404, "404 page not found", "chat"),
+        (404, "Invalid URL (POST /v1/decisions)", "chat"),
+        (404, "The model `m` does not exist. Valid aliases: judge.", None),
+        (404, '{"error":{"code":"model_not_found","message":"The model m is not there"}}', None),
+        (404, "model 'm' not found, try pulling it first", None),
+        (405, '{"detail":"Method Not Allowed"}', "chat"),
+        (501, "The model does not support the Decisions API", "chat"),
+        (501, "The model does not support the structured decision API", "chat"),
+        (400, checkpoint, "systemone"),
+        (400, "/v1/decisions requires a generation model", "systemone"),
+        (400, "/v1/decisions requires the server tokenizer", "chat"),
+        (400, "/v1/decisions does not support chat templates that always reason before answering", "chat"),
+        (400, "/v1/systemone requires a generation model", "chat"),
+        (400, tag.format("predicate", "'choice', 'score', 'yes_no'"), "sglang"),
+        (400, tag.format("yes_no", "'predicate', 'choice', 'score'"), "vllm"),
+        (400, "1 validation error: {'type': 'extra_forbidden', 'msg': 'Extra inputs are not permitted'}", "vllm"),
+        (400, "{'type': 'literal_error', 'loc': 'body.input.0.role', 'msg': \"Input should be 'user'\"}", "vllm"),
+        (400, "questions: at most 64 for this model", "vllm"),
+        (400, "This model supports at most 26 choices per question", "vllm"),
+        (400, "question '0': label 'A' is not one distinct token for this model", "chat"),
+        (400, "This model's maximum context length is 8192 tokens", None),
+        (422, '{"detail":[{"type":"missing","loc":["body","state"],"msg":"Field required"}]}', None),
+        *[(status, "use /v1/systemone", None) for status in (200, 401, 403, 408, 413, 429, 500, 503)],
+    ]
+    faults = [f"{status} {text}: {found}" for status, text, name in cases if (found := refused_by(status, text.encode())) != name]
+    assert not faults, "\n".join(faults)
+    assert VLLM.refused_by(400, b"questions: at most 64 for this model") is None
+
+
+# properties
+
+LEAVES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-2, 3),
+    st.sampled_from([10**400, -(10**400), 2**64]),
+    st.floats(),
+    st.floats(0, 1),
+    st.sampled_from(["", "yes", "no", "calm", "rude", "A", "0", "refusal", "predicate", "choice", "score", "noul", "yes_no", "\ud800"]),
+)
+NAMES = [
+    "answers", "data", "choices", "usage", "error", "type", "name", "probability", "probabilities", "confidence", "noul", "score",
+    "label_mass", "x_label_mass",
+    "diagnostics", "index", "value", "label", "logprobs", "content", "token", "logprob", "top_logprobs", "finish_reason",
+    "message", "refusal", "input_tokens", "input_tokens_details", "cached_tokens", "prompt_tokens", "model", "0", "1", "2", "yes", "no",
+    "calm", "rude",
+]  # fmt: skip
+DOCUMENTS = st.recursive(
+    LEAVES,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(NAMES), inner, max_size=5),
+    max_leaves=25,
+)
+DISTRIBUTIONS = st.lists(st.floats(1e-6, 1), min_size=4, max_size=4)
+
+
+def places(document: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The paths of everything in a document."""
+    inner: Any = document.items() if isinstance(document, dict) else enumerate(document) if isinstance(document, list) else ()
+    return [path, *(deeper for key, each in inner for deeper in places(each, (*path, key)))]
+
+
+def changed(document: Any, path: tuple[Any, ...], value: Any) -> Any:
+    if not path:
+        return value
+    document = copy.copy(document)
+    document[path[0]] = changed(document[path[0]], path[1:], value)
+    return document
+
+
+def valid_or_refused(dialect: Dialect, questions: tuple[Question, ...], document: Any) -> DecisionReply | None:
+    try:
+        reply = read(dialect, questions, document)
+    except (Malformed, EmbeddedError, Unfinished):
+        return None
+    assert [found.question for found in reply.answers] == list(questions)
+    for found in reply.answers:
+        if found.error is not None:
+            assert isinstance(found.error, InvalidResponse)
+            continue
+        numbers = list(found.probabilities.values())
+        assert all(type(number) is float and 0.0 <= number <= 1.0 for number in numbers)
+        assert math.fsum(numbers) == pytest.approx(1.0, abs=1e-9)
+        assert 0.0 <= found.confidence <= 1.0
+        assert found.label_mass is None or 0.0 <= found.label_mass <= 1.0
+    assert reply.usage is None or reply.build().usage is reply.usage
+    return reply
+
+
+def normalised(raw: list[float], question: Question) -> tuple[float, ...]:
+    taken = raw[: len(question.options)]
+    return tuple(number / math.fsum(taken) for number in taken)
+
+
+@given(st.sampled_from(ALL), DOCUMENTS, st.data())
+def test_any_document_is_a_distribution_for_each_question_or_an_error(dialect: Dialect, document: Any, data: st.DataObject) -> None:
+    valid_or_refused(dialect, data.draw(st.sampled_from(in_groups(dialect))), document)
+
+
+@given(st.sampled_from(ALL), DISTRIBUTIONS, st.floats(0.5, 1), LEAVES, st.data())
+def test_an_answer_with_one_thing_wrong_is_right_or_an_error(
+    dialect: Dialect, raw: list[float], mass: float, wrong: Any, data: st.DataObject
+) -> None:
+    """The distribution of a question is that of the server, or one that the changed number itself makes; the others keep theirs."""
+    questions = data.draw(st.sampled_from(in_groups(dialect)))
+    numbers = [normalised(raw, question) for question in questions]
+    whole = answer(dialect, questions, numbers, mass)
+    right = valid_or_refused(dialect, questions, whole)
+    assert right is not None
+    for question, found, wanted in zip(questions, right.answers, numbers, strict=True):
+        assert list(found.probabilities.values()) == pytest.approx(list(wanted), abs=1e-6), question
+    path = data.draw(st.sampled_from(places(whole)))
+    reply = valid_or_refused(dialect, questions, changed(whole, path, wrong))
+    if reply is None:
+        return
+    places_of = {"0": 0, "1": 1, "2": 2, "3": 3}
+    at = next((places_of.get(part, part) for part in path[1:2] if path[0] in ("answers", "data", "choices", "diagnostics")), None)
+    for place, (found, before) in enumerate(zip(reply.answers, right.answers, strict=True)):
+        if place != at:
+            assert found.probabilities == before.probabilities
+
+
+@given(st.integers(100, 599), st.binary() | DOCUMENTS.map(lambda document: json.dumps(document).encode()))
+def test_any_error_body_can_be_asked_for_the_dialect_that_it_points_to(status: int, body: bytes) -> None:
+    assert refused_by(status, body) in (None, "openai", "vllm", "sglang", "systemone", "chat")
+
+
+@given(st.lists(st.text(min_size=1).filter(str.strip) | st.booleans(), min_size=2, max_size=6), st.data())
+def test_any_choice_comes_back_with_its_own_values(options: list[Any], data: st.DataObject) -> None:
+    unique = list({(type(option), option): option for option in options}.values())
+    if len(unique) < 2:
+        return
+    question, numbers = Choice("Which?", choices=unique), tuple(1 / len(unique) for _ in unique)
+    rows = [{"value": value, "probability": number} for value, number in zip(unique, numbers, strict=True)]
+    rows = data.draw(st.permutations(rows))
+    found = read(OPENAI, (question,), {"answers": [{"type": "choice", "confidence": 0.5, "probabilities": rows}]}).answers[0]
+    assert list(found.probabilities) == unique
+    for dialect in (SGLANG, SYSTEMONE):
+        body = json.loads(dialect.encode(call(dialect, [question]), "m"))["questions"]
+        names = list(body["0"]["criteria"]) if dialect is SYSTEMONE else [option["name"] for option in body[0]["options"]]
+        assert len({name.strip().casefold() for name in names}) == len(unique)
+        row = {"type": "choice", "probabilities": dict(zip(names, numbers, strict=True)), "label_mass": 1.0}
+        assert list(read(dialect, (question,), {"answers": {"0": row}}).answers[0].probabilities) == unique
+
+
+def test_all_questions_are_in_the_round_trips() -> None:
+    assert {type(question) for question in QUESTIONS} == {type(RIGHT), type(CLEAR), type(TONE)}

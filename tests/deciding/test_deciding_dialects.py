@@ -1,0 +1,253 @@
+"""Finding out which dialect an endpoint speaks: one request each, shared by all callers, and never in the way of known endpoints."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+
+import httpx
+import pytest
+from deciding_tools import MODEL, DecisionServer, client_of, endpoint, expected, now, questions, read, refused
+
+from qreward import BadRequest, ConnectionFailed, QRewardClient, RequestTimeout
+from qreward.deciding.dialects import TIMEOUT
+
+NO_ANSWER = 1e6
+
+
+async def test_each_endpoint_is_asked_once_however_many_calls_begin_together() -> None:
+    servers = {"a": DecisionServer("openai"), "b": DecisionServer("chat"), "c": DecisionServer("openai")}
+    async with client_of(servers) as client:
+        decisions = await asyncio.gather(*(client.decide("text", questions(1), model=MODEL) for _ in range(30)))
+        await client.batch_decide(["text"] * 30, questions(1), model=MODEL)
+    assert [server.probes for server in servers.values()] == [["/decisions"]] * 3
+    assert all(read(decision) == expected(1) for decision in decisions)
+    assert {name: {path for path, _ in server.asked} for name, server in servers.items()} == {
+        "a": {"/decisions"},
+        "b": {"/chat/completions"},
+        "c": {"/decisions"},
+    }
+
+
+async def test_models_are_found_out_apart_because_a_server_may_serve_them_differently() -> None:
+    server = DecisionServer(
+        "openai", reply=lambda path, body: httpx.Response(501) if path == "/decisions" and body["model"] == "b" else None
+    )
+    async with client_of({"a": server}) as client:
+        for model in ("a", "b", "a", "b"):
+            await client.decide("text", questions(2), model=model)
+    assert server.probes == ["/decisions"] * 2
+    assert server.asked == [("/decisions", 2), *[("/chat/completions", 1)] * 2] * 2
+
+
+async def test_an_endpoint_whose_dialect_is_set_is_not_asked() -> None:
+    server = DecisionServer("chat")
+    async with client_of({"a": server}, decisions="chat") as client:
+        assert read(await client.decide("text", questions(3), model=MODEL)) == expected(3)
+    assert server.probes == []
+
+
+async def test_an_endpoint_that_does_not_answer_delays_nothing_once_another_one_is_known() -> None:
+    servers = {"well": DecisionServer(), "hangs": DecisionServer(seconds=NO_ANSWER)}
+    async with client_of(servers) as client:
+        client.mark_unhealthy("hangs")
+        await client.batch_decide(["text"] * 8, questions(3), model=MODEL)
+        assert now() == 2.0
+
+
+async def test_where_no_endpoint_answers_a_call_goes_on_after_ten_seconds() -> None:
+    server = DecisionServer(reply=lambda path, body: None)
+    server.seconds = NO_ANSWER
+    async with client_of({"a": server}) as client:
+        call = asyncio.ensure_future(client.decide("text", questions(2), model=MODEL))
+        await asyncio.sleep(TIMEOUT + 1)
+        assert server.asked == [("/decisions", 2)]
+        call.cancel()
+        await asyncio.wait([call])
+
+
+async def test_the_timeout_of_a_call_includes_finding_out() -> None:
+    server = DecisionServer(seconds=NO_ANSWER)
+    async with client_of({"a": server}) as client:
+        with pytest.raises(RequestTimeout, match=r"timeout of 2 s: which dialect of decisions .\*. speaks is not known yet"):
+            await client.decide("text", questions(2), model=MODEL, timeout=2)
+        assert now() == 2.0
+        server.seconds = 1.0
+
+
+async def test_the_deadline_of_a_batch_includes_finding_out() -> None:
+    async with client_of({"a": DecisionServer(seconds=NO_ANSWER)}) as client:
+        batch = await client.batch_decide(["text"] * 3, questions(2), model=MODEL, deadline=12)
+        assert now() == 12.0
+        assert {str(error) for error in batch.errors.values()} == {"not done within the batch's deadline of 12 s"}
+
+
+async def test_what_cannot_be_found_out_is_taken_to_be_as_the_others_and_is_not_asked_again() -> None:
+    for status in (401, 403, 429, 500, 503):
+        answers = iter([httpx.Response(status, json={"error": {"message": "not now"}})])
+        servers = {"chat": DecisionServer("chat", seconds=0.1), "later": DecisionServer("chat", reply=lambda *_, a=answers: next(a, None))}
+        async with client_of(servers, most=1) as client:
+            await client.batch_decide(["text"] * 12, questions(2), model=MODEL)
+            await client.batch_decide(["text"] * 12, questions(2), model=MODEL)
+        assert servers["later"].probes == ["/decisions"], status
+        assert {path for path, _ in servers["later"].asked} == {"/chat/completions"}, status
+
+
+async def test_an_endpoint_that_could_not_be_reached_is_asked_by_a_later_call_if_nothing_is_known() -> None:
+    class Refuses(DecisionServer):
+        refuses = True
+
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            if self.refuses:
+                raise httpx.ConnectError("refused")
+            return await super().handle_async_request(request)
+
+    server = Refuses("chat")
+    async with client_of({"a": server}) as client:
+        with pytest.raises(ConnectionFailed):
+            await client.decide("text", questions(1), model=MODEL)
+        server.refuses = False
+        assert read(await client.decide("text", questions(2), model=MODEL)) == expected(2)
+    assert server.probes == ["/decisions"]
+    assert server.asked == [("/chat/completions", 1)] * 2
+
+
+async def test_when_a_server_is_replaced_the_request_is_sent_again_once_in_the_new_dialect() -> None:
+    server = DecisionServer("openai")
+    async with client_of({"a": server}) as client:
+        await client.decide("text", questions(1), model=MODEL)
+        server.speaks, server.asked = "chat", []
+        assert read(await client.decide("text", questions(1), model=MODEL)) == expected(1)
+        assert server.asked == [("/decisions", 1), ("/chat/completions", 1)]
+        server.asked.clear()
+        assert read(await client.decide("text", questions(3), model=MODEL)) == expected(3)
+        assert server.asked == [("/chat/completions", 1)] * 3
+    assert server.probes == ["/decisions"]
+
+
+async def test_a_request_that_does_not_fit_the_new_dialect_is_divided() -> None:
+    server = DecisionServer("openai")
+    async with client_of({"a": server}) as client:
+        await client.decide("text", questions(1), model=MODEL)
+        server.speaks, server.asked = "chat", []
+        assert read(await client.decide("text", questions(5), model=MODEL)) == expected(5)
+        batch = await client.batch_decide(["text"], questions(5), model=MODEL)
+        assert read(batch[0].value) == expected(5)
+    assert server.asked == [("/decisions", 5), *[("/chat/completions", 1)] * 10]
+
+
+async def test_a_server_without_any_known_path_is_an_error_that_says_how_to_name_its_dialect() -> None:
+    server = DecisionServer(None)
+    async with client_of({"gpu-3": server}) as client:
+        with pytest.raises(BadRequest) as caught:
+            await client.decide("text", questions(2), model=MODEL)
+    assert "endpoint 'gpu-3' answered 404 for model 'judge-7b'" in str(caught.value)
+    assert "asked in the dialect 'chat' of decisions" in str(caught.value)
+    assert "set decisions= of endpoint 'gpu-3'" in str(caught.value)
+
+
+async def test_a_server_whose_responses_point_in_a_circle_fails_after_two_requests() -> None:
+    circle = {
+        "/decisions": httpx.Response(404, json={"detail": "Not Found"}),
+        "/chat/completions": refused("Extra inputs are not permitted"),
+    }
+    server = DecisionServer(reply=lambda path, _: circle[path])
+    async with client_of({"a": server}) as client:
+        with pytest.raises(BadRequest):
+            await client.decide("text", questions(1), model=MODEL)
+    assert sorted(path for path, _ in server.asked) == ["/chat/completions", "/decisions"]
+
+
+async def test_the_setting_of_an_endpoint_stands_whatever_its_responses_point_to() -> None:
+    server = DecisionServer("chat")
+    async with client_of({"a": server}, decisions="openai") as client:
+        for _ in range(2):
+            with pytest.raises(BadRequest, match="asked in the dialect 'openai' of decisions"):
+                await client.decide("text", questions(2), model=MODEL)
+    assert {path for path, _ in server.asked} == {"/decisions"}
+
+
+async def test_an_endpoint_that_is_added_is_found_out_by_the_next_call() -> None:
+    servers = {"a": DecisionServer("openai"), "b": DecisionServer("chat")}
+    async with client_of({"a": servers["a"]}) as client:
+        await client.decide("text", questions(1), model=MODEL)
+        client.add_endpoint(endpoint("b", servers["b"]))
+        client.mark_unhealthy("a")
+        assert read(await client.decide("text", questions(2), model=MODEL)) == expected(2)
+    assert (servers["a"].probes, servers["b"].probes) == (["/decisions"], ["/decisions"])
+
+
+async def test_a_reload_that_sets_the_dialect_or_moves_the_endpoint_takes_effect() -> None:
+    first, second = DecisionServer("openai"), DecisionServer("chat")
+    async with client_of({"a": first}) as client:
+        await client.decide("text", questions(1), model=MODEL)
+        set_to = client.config.model_copy(update={"endpoints": (endpoint("a", first, decisions="chat"),)})
+        client.reload(set_to)
+        await client.decide("text", questions(1), model=MODEL)
+        assert first.asked == [("/decisions", 1), ("/chat/completions", 1)]
+        moved = endpoint("a", second).model_copy(update={"base_url": "http://elsewhere.example/v1"})
+        client.reload(client.config.model_copy(update={"endpoints": (moved,)}))
+        await client.decide("text", questions(1), model=MODEL)
+    assert second.probes == ["/decisions"]
+    assert second.asked == [("/chat/completions", 1)]
+
+
+async def test_a_caller_that_is_cancelled_takes_the_finding_out_from_no_other() -> None:
+    server = DecisionServer("openai")
+    async with client_of({"a": server}) as client:
+        first = asyncio.ensure_future(client.decide("text", questions(1), model=MODEL))
+        await asyncio.sleep(0.5)
+        second = asyncio.ensure_future(client.decide("text", questions(1), model=MODEL))
+        await asyncio.sleep(0)
+        first.cancel()
+        assert read(await second) == expected(1)
+        assert now() == 2.0
+    assert server.probes == ["/decisions"]
+    assert server.asked == [("/decisions", 1)]
+
+
+async def test_closing_the_client_ends_the_finding_out() -> None:
+    server = DecisionServer(seconds=NO_ANSWER)
+    client = client_of({"a": server})
+    call = asyncio.ensure_future(client.decide("text", questions(1), model=MODEL))
+    await asyncio.sleep(1)
+    await client.aclose()
+    await asyncio.wait([call])
+    assert type(call.exception()).__name__ == "ClientClosed"
+    assert (server.live, now()) == (0, 1.0)
+
+
+async def test_what_was_found_out_is_in_the_log_and_no_secret_is(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "qreward")
+    secret = "key-of-the-endpoint"
+    servers = {"a": DecisionServer("openai"), "b": DecisionServer("openai", reply=lambda *_: refused(f"the key {secret} is wrong", 401))}
+    clients = [endpoint(name, server, api_key=secret) for name, server in servers.items()]
+    async with QRewardClient(clients, clock=asyncio.get_running_loop().time) as client:
+        await client.batch_decide(["text"] * 4, questions(1), model=MODEL)
+        await asyncio.sleep(2)
+        await client.decide("text", questions(1), model=MODEL)
+    assert "endpoint 'a', model 'judge-7b': speaks the dialect 'openai' of decisions (answered)" in caplog.text
+    assert "endpoint 'b', model 'judge-7b': its dialect of decisions is not known: it answered 401" in caplog.text
+    assert "endpoint 'b', model 'judge-7b': taken to speak the dialect 'openai' of decisions" in caplog.text
+    assert secret not in caplog.text
+
+
+@pytest.mark.real_time(20.0)
+async def test_threads_share_the_finding_out() -> None:
+    server = DecisionServer("chat", seconds=0.05)
+    client, read_by = client_of({"a": server}), list[object]()
+    gate = threading.Barrier(4)
+
+    async def decide() -> None:
+        gate.wait()
+        read_by.append(read(await client.decide("text", questions(2), model=MODEL)))
+
+    threads = [threading.Thread(target=asyncio.run, args=[decide()]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    await asyncio.gather(*(asyncio.to_thread(thread.join) for thread in threads))
+    await client.aclose()
+    assert read_by == [expected(2)] * 4
+    assert server.probes == ["/decisions"]
+    assert server.asked == [("/chat/completions", 1)] * 8

@@ -1,0 +1,70 @@
+"""The responder ``synthetic``: verdicts in the form that a prompt describes, and comparisons of responses."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from fleet_tools import serving, user
+from scale import SCALE
+
+from qreward import QRewardClient
+from qreward.errors import ConfigError
+from qreward.judge import Judge
+from qreward.judge.parsing import YesNoVerdict
+from qreward.testing import FakeEndpoint, FakeFleet, SyntheticJudge
+from qreward.testing.synthetic_writer import REFUSAL, write_verdict
+
+HEAD = "Answer with one JSON object and nothing else, with these members in this order:"
+FORMS: list[tuple[str, str, Any]] = [
+    ("truth=0.8", '"reason": text, why\n"score": number, from 0 to 10', {"reason": "So it seems.", "score": 8.0}),
+    ("truth=0.75", '"score": whole number, at least 1, at most 5; from 1 to 5', {"score": 4}),
+    ("truth=0", '"score": number, from -1 to 1', {"score": -1.0}),
+    ("truth=0.2", '"verdict": one of "yes", "no"', {"verdict": "no"}),
+    ("truth=1", '"right": true or false\n"steps": list of text', {"right": True, "steps": []}),
+    ("truth=0.2\ntruth=0.3", '"preferred": one of "A", "B", "tie"', {"preferred": "B"}),
+    ("truth[safe]=no truth[score]=0.5;", '"safe": one of "yes", "no"\n"score": number, from 0 to 1', {"safe": "no", "score": 0.5}),
+]
+
+
+def test_a_verdict_has_the_form_that_the_prompt_describes() -> None:
+    found = [(json.loads(write_verdict(user(f"{text}\n\n{HEAD}\n{form}"), SyntheticJudge())), wanted) for text, form, wanted in FORMS]
+    assert [pair for pair in found if pair[0] != pair[1]] == []
+
+
+def test_a_prompt_with_labelled_options_is_answered_with_a_label() -> None:
+    assert write_verdict(user("truth=1\n\nIs this true: It is right.\nReply with yes or no."), SyntheticJudge()) == "yes"
+
+
+def test_a_prompt_without_a_form_is_an_error_and_a_refusal_is_no_verdict() -> None:
+    with pytest.raises(ConfigError, match="JSON object"):
+        write_verdict(user("How good is it?"), SyntheticJudge())
+    assert write_verdict(user(f"truth=1\n{HEAD}\n{FORMS[0][1]}"), SyntheticJudge(refuse=1)) == REFUSAL
+
+
+async def test_a_judge_reads_the_verdicts_and_a_share_of_its_comparisons_is_flipped() -> None:
+    qualities = [place / 10 for place in range(11)]
+    pairs = [("t", f"{place} truth=0.{place % 7}1", f"{place} truth=0.{place % 5}2") for place in range(150 * SCALE)]
+    fake = FakeEndpoint("a", responder="synthetic", synthetic_judge=SyntheticJudge(flip=0.1))
+    async with FakeFleet([fake]) as fleet, QRewardClient(fleet.endpoints) as client:
+        batch = await Judge(client, model="m").batch_compare(pairs)
+        fleet.set("a", synthetic_judge=SyntheticJudge())
+        scored = await Judge(client, model="m").batch_score([("t", f"truth={quality}") for quality in qualities])
+        decided = await Judge(client, model="m", verdict=YesNoVerdict).batch_score([("t", "truth=0.9"), ("t", "truth=0.1")])
+    assert [verdict.score for verdict in scored.values()] == pytest.approx(qualities)
+    assert [verdict.score for verdict in decided.values()] == [1.0, 0.0]
+    votes = [
+        (vote.score > 0.5) == (float(first.split("=")[1]) > float(second.split("=")[1]))
+        for (_, first, second), comparison in zip(pairs, batch.values(), strict=True)
+        for vote in comparison.votes
+    ]
+    assert sum(votes) / len(votes) == pytest.approx(0.9, abs=0.06)
+
+
+async def test_a_truth_that_does_not_fit_is_an_error_of_the_responder() -> None:
+    async with serving(FakeEndpoint("a", responder="synthetic")) as client:
+        answer = await client.chat("a", f"truth=2\n{HEAD}\n{FORMS[0][1]}")
+        assert answer.status == 500
+        assert b"truth='2'" in answer.body
+        assert client.fleet.seen("a").errors == {"responder": 1}

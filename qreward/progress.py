@@ -152,7 +152,6 @@ class ProgressMeter:
                 counts["prompt_tokens"] += prompt
                 counts["completion_tokens"] += completion
                 counts["cached_tokens"] += usage.cached_tokens or 0
-                counts["cached_tokens"] += usage.cached_tokens or 0
                 if (price := self._prices.get(result.endpoint or "")) is not None:
                     self._cost += dollars(price, prompt, completion)
         else:
@@ -163,6 +162,10 @@ class ProgressMeter:
             counts["retried"] += any(True for _ in retries(attempts))
             counts["rejected"] += any(attempt.outcome == "overloaded" for attempt in attempts)
         self.refresh()
+
+    def expect(self, total: int | None) -> None:
+        """Set the number of items, which was not known at the start."""
+        self._total = total
 
     def refresh(self) -> None:
         """Show the counts if they are due. Called regularly, because the requests in flight change while no item has a result."""
@@ -285,6 +288,7 @@ class _Bar:
         if self._bar is None:  # with mininterval and miniters 0 it draws on each update
             self._bar = self._kind(total=progress.total, desc=self._title, unit="req", dynamic_ncols=True, mininterval=0, miniters=0)
             self._bar.leave = not self._bar.pos
+        self._bar.total = progress.total
         self._bar.set_postfix_str(self._fitting(progress), refresh=False)
         if new := progress.done - self._bar.n:
             self._bar.update(new)
@@ -345,7 +349,6 @@ def details(progress: Progress, least: int = 0) -> list[str]:
         (1, f"hedged {_percent(progress.hedged / done)}" if progress.hedged else ""),
         (6, f"err {_percent(progress.failed / done)}" if progress.failed else ""),
         (0, f"{_short(tokens / progress.elapsed)} tok/s" if tokens and progress.elapsed > 0 else ""),
-        (0, f"cached {_percent(progress.cached_tokens / progress.prompt_tokens)}" if progress.cached_tokens else ""),
         (0, f"cached {_percent(progress.cached_tokens / progress.prompt_tokens)}" if progress.cached_tokens else ""),
         (4, f"${progress.cost:.{2 if progress.cost >= 0.1 else 4}f}" if progress.cost is not None else ""),
     )

@@ -76,6 +76,7 @@ class Input:
 
     def __init__(self, source: Inputs) -> None:
         self._rows: Iterable[Mapping[str, Any]] | None = None
+        self._is_closed = False
         self.names: tuple[str, ...] = ()
         if isinstance(source, str | Path):
             source = [source]
@@ -107,7 +108,20 @@ class Input:
             return len(self._rows) if isinstance(self._rows, Sequence) else None
         if any(name == STANDARD_INPUT or _suffix(name) not in _TEXT for name in self.names):
             return None
-        return sum(map(_count, self.names))
+        return sum(map(self._count, self.names))
+
+    def _count(self, name: str) -> int:
+        """Return the number of line breaks, and 1 for an unfinished last line. Blank lines count too: it is for the progress only."""
+        lines, last = 0, b"\n"
+        with Path(name).open("rb") as file:
+            while not self._is_closed and (data := file.read(1 << 20)):
+                lines += data.count(b"\n")
+                last = data[-1:]
+        return lines + (last != b"\n")
+
+    def close(self) -> None:
+        """End a ``count`` that runs in another thread."""
+        self._is_closed = True
 
 
 def _matching(name: str) -> list[str]:
@@ -118,16 +132,6 @@ def _matching(name: str) -> list[str]:
         return found
     what = "no file matches" if glob.has_magic(name) else "there is no file"
     raise ConfigError(f"{what} {name!r}; name a file, a glob in quotes, or - for standard input")
-
-
-def _count(name: str) -> int:
-    """Return the number of line breaks, and 1 for an unfinished last line. Blank lines count too: it is for the progress only."""
-    lines, last = 0, b"\n"
-    with Path(name).open("rb") as file:
-        while data := file.read(1 << 20):
-            lines += data.count(b"\n")
-            last = data[-1:]
-    return lines + (last != b"\n")
 
 
 # lines

@@ -23,7 +23,7 @@ from qreward.bulk.requests import RequestReader
 from qreward.bulk.settings import BulkSettings
 from qreward.codecs.base import WireRequest
 from qreward.engine.snapshots import load_of
-from qreward.errors import BadRequest, ConfigError, QRewardError
+from qreward.errors import BadRequest, ClientClosed, ConfigError, NoEndpoint, QRewardError, RequestTimeout
 from qreward.judge.types import Scorer
 from qreward.progress import ProgressMeter, start_progress
 from qreward.results import EndpointStats, Result, RouteLoad
@@ -136,9 +136,9 @@ class BulkRun:
     def finish(self, entry: Entry, result: Result[Any]) -> None:
         """Take in the result of a line."""
         error = result.error
-        if error is not None and not entry.started and not isinstance(error, BadRequest | ConfigError):
+        if error is not None and _is_not_its_fault(entry, result):
             self._budget.settle(entry.reserved, Spent())
-            self.stop(f"no line can be sent: {error}")  # it is not the line's fault
+            self.stop(f"no line can be sent: {error}")
             return
         if self._counts_cost:
             self._budget.settle(entry.reserved, self._cost_of(entry, result))
@@ -302,17 +302,18 @@ class BulkRun:
         loop, seconds = asyncio.get_running_loop(), self._settings.deadline
         self._meter = self._progress()
         deadline = None if seconds is None else loop.call_later(seconds, self.stop, f"its deadline of {seconds:g} s has come")
-        beat = loop.create_task(self._refresh())
+        beats = set() if self._meter is None else {loop.create_task(self._refresh(self._meter))}
         self._reading = self._begin(self._read_all())
         try:
             await self._over.wait()
         finally:
             if deadline is not None:
                 deadline.cancel()
-            tasks = {beat, *self._tasks}
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
+            self._source.close()
+            if tasks := beats | self._tasks:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks)
             if self._meter is not None:
                 self._meter.close()
             self._over.set()
@@ -336,19 +337,26 @@ class BulkRun:
             return None, None
 
     def _progress(self) -> ProgressMeter | None:
-        return start_progress(
-            self._settings.progress, self._source.count(), title="qreward run", prices=self.runtime.prices, load=self._load
-        )
+        wanted, prices = self._settings.progress, self.runtime.prices
+        return start_progress(wanted, title="qreward run", prices=prices, load=self._load, clock=self.runtime.clock)
+
+    async def _total(self) -> int | None:
+        """Return the number of lines that this run may send, as far as it can be known before."""
+        lines, shard = await asyncio.to_thread(self._source.count), self._settings.shard
+        if lines is None:
+            return self._settings.sample
+        ours = lines if shard is None else len(range(shard[0] - 1, lines, shard[1]))
+        return min(max(0, ours - self._done_before), self._settings.sample or ours)
 
     def _load(self) -> RouteLoad:
         loads = [load_of(pool) for pool in self._batches if pool is not None]
         return RouteLoad(*map(sum, zip(*loads, strict=True))) if loads else RouteLoad()
 
-    async def _refresh(self) -> None:
+    async def _refresh(self, meter: ProgressMeter) -> None:
+        meter.expect(await self._total())
         while True:
+            meter.refresh()
             await asyncio.sleep(BEAT)
-            if self._meter is not None:
-                self._meter.refresh()
 
     def _report(self, seconds: float, output: Path | None, failures: Path | None) -> BulkReport:
         journal = self._journal
@@ -397,6 +405,15 @@ class BulkRun:
 def _sum(one: EndpointStats, other: EndpointStats) -> EndpointStats:
     counts = {name: getattr(one, name) + getattr(other, name) for name in _COUNTS}
     return EndpointStats(**counts)
+
+
+def _is_not_its_fault(entry: Entry, result: Result[Any]) -> bool:
+    """Return whether a failed line was certainly never processed, so that it may be sent again when the endpoints are back."""
+    if isinstance(result.error, BadRequest | ConfigError):
+        return False
+    outcomes = {attempt.outcome for attempt in result.attempts}
+    never_sent = not outcomes and isinstance(result.error, RequestTimeout | NoEndpoint | ClientClosed)
+    return not entry.started or never_sent or outcomes == {"unreachable"}
 
 
 def _take(lines: Iterator[InputLine]) -> list[InputLine]:

@@ -45,10 +45,14 @@ async def run_bulk(
     if scorer is not None and (checked.max_cost is not None or checked.max_tokens is not None):
         raise ConfigError("max_cost and max_tokens hold for requests; what a judge will use is not known before. Leave them out")
     written, failures = OutputFile(path), OutputFile(path.with_name(f"{path.stem}.failed.jsonl"))
+    journal_path = path.with_name(f"{path.name}.journal")
+    for written_to in (path, failures.path, journal_path):
+        if any(Path(name).resolve() == written_to.resolve() for name in lines.names):
+            raise ConfigError(f"{str(written_to)!r} is an input; name another output")
     reader = RequestReader(checked)
     try:
         journal = Journal(
-            path.with_name(f"{path.name}.journal"),
+            journal_path,
             checked.of_the_journal(lines.names, identity or (None if scorer is None else repr(scorer))),
             force=checked.resume == "force",
             retry_failed=checked.retry_failed,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from qreward.bulk.batches import Entry, ModelBatch, ScorerBatch
-from qreward.bulk.budget import SpendingLimit, Spent, most_of, spent_by
+from qreward.bulk.budget import SpendingLimit, Spent, highest, most_of, spent_by
 from qreward.bulk.inputs import Input, InputLine
 from qreward.bulk.journal import Journal, JournalFull
 from qreward.bulk.outputs import OutputFile, failure_line, success_line, verdict_line
@@ -36,7 +36,7 @@ BEAT = 0.25
 """Seconds between two refreshes of the progress."""
 HOPELESS = 100
 """If so many lines have failed and none has succeeded, the run stops: the fault is not in the lines."""
-FREE = ("ok", "overloaded", "unreachable", "cancelled")
+FREE = ("ok", "overloaded", "unreachable", "cancelled", "quota", "unsuitable", "unsendable", "local")
 """Outcomes of attempts that cost nothing beside the answer: the server did not work on them, or the answer's usage counts."""
 _COUNTS = ("sent", "won", "rejected", "retried", "hedged", "failed", "cancelled", "prompt_tokens", "completion_tokens", "cached_tokens")
 
@@ -264,7 +264,7 @@ class BulkRun:
         if not self._budget.is_limited:
             return Spent()
         prices = [price for source in pool.sources if (price := self.runtime.prices.get(source.name)) is not None]
-        one = most_of(call, max(prices, default=None))
+        one = most_of(call, highest(prices))
         most = Spent(one.tokens * self._attempts, one.cost * self._attempts)
         while not self._budget.reserve(most):
             if self._budget.is_idle:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +46,7 @@ async def run_bulk(
         raise ConfigError("max_cost and max_tokens hold for requests; what a judge will use is not known before. Leave them out")
     written, failures = OutputFile(path), OutputFile(path.with_name(f"{path.stem}.failed.jsonl"))
     journal_path = path.with_name(f"{path.name}.journal")
-    for written_to in (path, failures.path, journal_path):
-        if any(Path(name).resolve() == written_to.resolve() for name in lines.names):
-            raise ConfigError(f"{str(written_to)!r} is an input; name another output")
+    _check_apart(lines.names, (path, failures.path, journal_path))
     reader = RequestReader(checked)
     try:
         journal = Journal(
@@ -62,3 +60,11 @@ async def run_bulk(
     run = BulkRun(runtime, lines, (written, failures), journal, checked, reader, scorer)
     on_start(run)
     return await run.run()
+
+
+def _check_apart(inputs: Iterable[str], written: Iterable[Path]) -> None:
+    """Raise ``ConfigError`` if a file is both read and written."""
+    read = {Path(name).resolve() for name in inputs}
+    for path in written:
+        if path.resolve() in read:
+            raise ConfigError(f"{str(path)!r} is an input; name another output")

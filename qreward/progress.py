@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from inspect import iscoroutinefunction
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from qreward.errors import ConfigError
 from qreward.records import retries
@@ -80,7 +80,7 @@ class ProgressView(Protocol):
 
 
 def start_progress(
-    wanted: bool | Callable[[Progress], object] | None,
+    wanted: bool | Literal["plain"] | Callable[[Progress], object] | None,
     total: int | None = None,
     *,
     title: str = "qreward",
@@ -94,7 +94,8 @@ def start_progress(
         wanted: True shows a bar on a terminal and in a notebook. Elsewhere, and where tqdm is not installed, it writes a line
             after 2 seconds and then every 10 seconds: to the logger ``qreward`` at level INFO, or to standard error where
             logging is not configured. False shows nothing. None shows progress if the environment variable ``QREWARD_PROGRESS``
-            is 1. A function is called with a :class:`Progress` at most four times a second, and once at the end.
+            is 1. ``"plain"`` writes the lines on a terminal too. A function is called with a :class:`Progress` at most four times a second,
+            and once at the end.
             A process whose ``RANK`` or ``LOCAL_RANK`` is above 0 shows nothing, but calls the function.
         total: number of items, if known.
         title: label of the progress, such as the model.
@@ -206,10 +207,12 @@ def _view(wanted: object, title: str) -> ProgressView | None:
         wanted = os.environ.get(VARIABLE, "").strip().lower() in ("1", "true", "yes", "on")
     if callable(wanted) and not iscoroutinefunction(wanted):
         return _Plain(0.25, wanted)
-    if not isinstance(wanted, bool):
+    if not isinstance(wanted, bool) and wanted != "plain":
         raise ConfigError(f"progress must be True, False, None or a plain function that takes a Progress, not {wanted!r}")
     if not wanted or _is_another_rank():
         return None
+    if wanted == "plain":
+        return _Lines(title)
     if is_notebook():
         return _Bar(bar, title) if _has_widgets() and (bar := _bar()) is not None else _Plain(0.5, _cell_line(title))
     if sys.stderr is None or not sys.stderr.isatty():

@@ -233,6 +233,7 @@ def _csv(name: str) -> Iterator[InputLine]:
     csv.field_size_limit(max(csv.field_size_limit(), LONGEST_LINE))  # the default, 128 KB, is less than a long prompt
     delimiter = "\t" if ".tsv" in _suffixes(name) else ","
     number = 0
+    damaged: tuple[type[Exception], ...] = (*_unreadable(), csv.Error, UnicodeDecodeError)
     try:
         with _opened(name) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
             reader = csv.reader(text, delimiter=delimiter, strict=True)
@@ -242,7 +243,7 @@ def _csv(name: str) -> Iterator[InputLine]:
             for row in filter(None, reader):
                 number = reader.line_num
                 yield _table_row(f"{name}:{number}", columns, row)
-    except (*_unreadable(), csv.Error, UnicodeDecodeError) as error:
+    except damaged as error:
         raise ConfigError(f"{name} cannot be read after line {number}: {error}") from None
 
 

@@ -26,7 +26,7 @@ from qreward.engine.snapshots import load_of
 from qreward.errors import BadRequest, ClientClosed, ConfigError, NoEndpoint, QRewardError, RequestTimeout
 from qreward.judge.types import Scorer
 from qreward.progress import ProgressMeter, start_progress
-from qreward.results import EndpointStats, Result, RouteLoad
+from qreward.results import EndpointStats, Result, RouteLoad, dollars
 from qreward.runtime import Runtime
 from qreward.scheduler.state import Pool
 
@@ -190,7 +190,7 @@ class BulkRun:
         try:
             while chunk := await asyncio.to_thread(_take, lines):
                 for line in chunk:
-                    if self._is_ours(ordinal) and not self._is_known(ordinal, line):
+                    if self._settings.takes(ordinal) and not self._is_known(ordinal, line):
                         if self._reason is not None or self._taken == sample:
                             return
                         await self._take_line(ordinal, line)
@@ -202,10 +202,6 @@ class BulkRun:
             self._read = ordinal
             for batch in self._batches.values():
                 batch.queue.complete()
-
-    def _is_ours(self, ordinal: int) -> bool:
-        shard = self._settings.shard
-        return shard is None or ordinal % shard[1] == shard[0] - 1
 
     def _shorten(self, lines: int) -> None:
         if self._settings.resume != "force":
@@ -375,12 +371,19 @@ class BulkRun:
             tokens=prompt + completion,
             prompt_tokens=prompt,
             cached_tokens=cached,
-            cost=self._budget.spent.cost if self.runtime.prices else None,
+            cost=self._cost(endpoints) if self.runtime.prices else None,
             endpoints=endpoints,
             output=output,
             failures=failures,
             reason=self._reason,
         )
+
+    def _cost(self, endpoints: Mapping[str, EndpointStats]) -> float:
+        """US dollars of the requests; for a scorer those of all answers, as an item may take several."""
+        if self._scorer is None:
+            return self._budget.spent.cost
+        priced = [(self.runtime.prices[name], stats) for name, stats in endpoints.items() if name in self.runtime.prices]
+        return sum(dollars(price, stats.prompt_tokens, stats.completion_tokens) for price, stats in priced)
 
     def _endpoints(self) -> dict[str, EndpointStats]:
         """The statistics of all batches. An endpoint that serves several models has the sum of its counts, and no quantiles."""

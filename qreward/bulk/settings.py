@@ -65,6 +65,10 @@ class BulkSettings(Policy):
             raise ValueError(f"must be (i, n) with i from 1 to n, not {value}")
         return value
 
+    def takes(self, ordinal: int) -> bool:
+        """Return whether a line belongs to the shard of this run."""
+        return self.shard is None or ordinal % self.shard[1] == self.shard[0] - 1
+
     def scheduling(self) -> dict[str, Any]:
         """The options of each request."""
         return {"timeout": self.timeout, "priority": self.priority, "tenant": self.tenant}

@@ -201,11 +201,10 @@ class Journal:
 
     def _check_header(self, line: bytes, settings: Mapping[str, Any], *, force: bool) -> None:
         try:
-            header = json.loads(line[9:])
-            known = header.pop("format") == HEADER
-        except (ValueError, LookupError, TypeError, AttributeError):
-            known = False
-        if not known:
+            header = dict(json.loads(line[9:]))
+        except (ValueError, TypeError):
+            header = {}
+        if header.pop("format", None) != HEADER:
             raise ConfigError(f"{str(self.path)!r} is not a journal of this version of qreward; name another output, or remove the file")
         now = json.loads(json.dumps(settings))
         for name in sorted(header.keys() | now.keys()):
@@ -217,18 +216,19 @@ class Journal:
 
     def _take_all(self, records: Sequence[bytes], settings: Mapping[str, Any], *, force: bool) -> bool:
         """Take in the records that follow ``_seen``, but for damaged ones. Returns False if the first of all is not valid."""
-        offset, started, index, check = self._seen, self._started, self._index, crc32
+        offset, end, started, index, check = self._seen, self._end, self._started, self._index, crc32
         for record in records:
             try:
                 is_valid = int(record[:8], 16) == check(memoryview(record)[9:])
             except ValueError:
                 is_valid = False
             if not is_valid:
-                if not self._end:
+                if not end:
                     return False
                 offset += len(record) + 1
                 continue
-            self.torn += offset - self._end  # passed over
+            if offset != end:  # damaged records were passed over
+                self.torn += offset - end
             if not offset:
                 self._check_header(record, settings, force=force)
             elif record[9] == _S:
@@ -236,13 +236,14 @@ class Journal:
             else:
                 ordinal = int(record[10:22])
                 started.discard(ordinal)
-                self._forget(ordinal)
+                if ordinal < index.size:
+                    self._forget(ordinal)
                 if record[9] == _D or not self._retry_failed:
                     self.done += 1
                     self.failed += record[9] == _F
                 index[ordinal] = offset, int(record[23:39], 16)
-            self._end = offset = offset + len(record) + 1
-        self._seen = offset
+            end = offset = offset + len(record) + 1
+        self._seen, self._end = offset, end
         return True
 
     def _forget(self, ordinal: int) -> None:
@@ -313,7 +314,8 @@ class Journal:
         record = _record(b"%c%012d %016x %b" % (_D if ok else _F, ordinal, digest, result))
         size = len(record)
         self._started.discard(ordinal)
-        self._forget(ordinal)
+        if ordinal < self._index.size:
+            self._forget(ordinal)
         self._index[ordinal] = self._end + self._waiting, digest
         self._unwritten.append(record)
         self._waiting += size

@@ -88,8 +88,9 @@ class Backend:
         """Nothing is open."""
 
 
-def broken(status: int = 500) -> Failure:
-    return Failure(FailureKind.TRANSIENT, ServerError(f"the server answered {status}", endpoint="a", status_code=status))
+def broken(status: int = 500, after: float | None = None) -> Failure:
+    error = ServerError(f"the server answered {status}", endpoint="a", status_code=status)
+    return Failure(FailureKind.TRANSIENT, error, retry_after=after)
 
 
 def refused() -> Failure:

@@ -22,7 +22,6 @@ from bulk_fakes import (
     failures,
     line,
     lines,
-    overloaded,
     read,
     refused,
     unreachable,

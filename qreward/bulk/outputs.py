@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,8 @@ import msgspec
 
 from qreward.codecs import json as jsonio
 from qreward.errors import ConfigError, QRewardError
-from qreward.judge.types import Verdict
+from qreward.judge.types import CriterionResult, Verdict
 
-DETAILS = ("confidence", "distribution", "criteria", "decided_by", "calibrated")
-"""Fields of a verdict that are written if it has them."""
 ROWS = 1024
 """Rows of a Parquet file that are written at once."""
 
@@ -40,10 +38,22 @@ def verdict_line(custom_id: str, identifier: str, verdict: Verdict) -> bytes:
     votes = [{"score": vote.score, "text": vote.text, "model": vote.model} for vote in verdict.votes]
     usage = None if verdict.usage is None else msgspec.structs.asdict(verdict.usage)
     found = {"score": verdict.score, "votes": votes, "attributes": dict(verdict.attributes or {}), "usage": usage, "cached": verdict.cached}
-    for name in DETAILS:
-        if value := getattr(verdict, name, None):
-            found[name] = value
+    criteria = None if verdict.criteria is None else {name: _criterion(each) for name, each in verdict.criteria.items()}
+    more: dict[str, Any] = {"confidence": verdict.confidence, "distribution": _distribution(verdict.distribution), "criteria": criteria}
+    more |= {"decided_by": verdict.decided_by or None, "calibrated": verdict.calibrated or None}
+    found |= {name: value for name, value in more.items() if value is not None}
     return _encoded({"id": identifier, "custom_id": custom_id, "verdict": found, "error": None})
+
+
+def _criterion(found: CriterionResult) -> dict[str, Any]:
+    return {**found._asdict(), "distribution": _distribution(found.distribution)}
+
+
+def _distribution(found: Mapping[Any, float] | None) -> dict[str, float] | None:
+    """Return a distribution with keys that JSON can have: ``true``, ``3`` or the text."""
+    if found is None:
+        return None
+    return {option if isinstance(option, str) else json.dumps(option): probability for option, probability in found.items()}
 
 
 def failure_line(custom_id: str, identifier: str, error: QRewardError) -> bytes:

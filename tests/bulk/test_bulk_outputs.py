@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict
 
 from qreward.bulk.outputs import OutputFile, failure_line, success_line, verdict_line
 from qreward.errors import BadRequest, ConfigError, QRewardError, ServerError
-from qreward.judge.types import Verdict, Vote
+from qreward.judge.types import CriterionResult, Verdict, Vote
 from qreward.records import AttemptRecord
 from qreward.results import Usage
 
@@ -121,14 +121,16 @@ def test_a_verdict_is_written_with_its_votes_and_with_what_else_it_has() -> None
 
 
 def test_a_verdict_with_confidence_criteria_and_a_distribution_has_them_in_its_line() -> None:
-    class Richer(Verdict):
-        confidence = 0.75
-        distribution = {"yes": 0.75, "no": 0.25}  # noqa: RUF012 - as the property of a later class
-        criteria = None
-
-    found = strictly(verdict_line("id-1", "qreward-1", Richer(0.5, (Vote(0.5),))))
-    assert (found["verdict"]["confidence"], found["verdict"]["distribution"]) == (0.75, {"yes": 0.75, "no": 0.25})
-    assert "criteria" not in found["verdict"]
+    criterion = CriterionResult(0.9, 2.0, 0.0, {True: 0.9, False: 0.1})
+    vote = Vote(0.5, confidence=0.0, distribution={True: 0.5, 3: 0.25, "so": 0.25}, criteria={"clear": criterion})
+    found = strictly(verdict_line("id-1", "qreward-1", Verdict(0.5, (vote,), confidence=0.0, decided_by="small")))["verdict"]
+    assert (found["confidence"], found["decided_by"]) == (0.0, "small")
+    assert found["distribution"] == {"true": 0.5, "3": 0.25, "so": 0.25}
+    clear = {"score": 0.9, "weight": 2.0, "confidence": 0.0, "distribution": {"true": 0.9, "false": 0.1}, "text": ""}
+    assert found["criteria"] == {"clear": clear}
+    assert "calibrated" not in found
+    plain = strictly(verdict_line("id-1", "qreward-1", Verdict(0.5, (Vote(0.5),))))["verdict"]
+    assert plain.keys() == {"score", "votes", "attributes", "usage", "cached"}
 
 
 def test_a_file_appears_as_a_whole_or_not_at_all(tmp_path: Path) -> None:

@@ -40,7 +40,8 @@ def passed(url: str, **body: Any) -> dict[str, Any]:
     st.none() | st.floats(0.01, 20),
 )
 def test_no_limit_is_ever_passed(steps: Any, max_tokens: int | None, max_cost: float | None) -> None:
-    budget, held = SpendingLimit(max_cost, max_tokens), []
+    budget = SpendingLimit(max_cost, max_tokens)
+    held: list[Any] = []
     for reserves, tokens, cost, share in steps:
         if reserves or not held:
             reserved = Spent(tokens + 1, cost)
@@ -135,6 +136,7 @@ async def test_max_cost_is_never_passed_and_nearly_all_of_it_is_used(tmp_path: P
         report = await folder.run(backend, *endpoints, max_cost=1.0)
         assert report.exit_code == 75, seed
         assert "could pass max_cost" in str(report.reason), seed
+        assert report.cost is not None
         assert backend.cost <= report.cost <= 1.0, (seed, backend.cost, report.cost)
         assert report.cost >= 0.97, (seed, report.cost)
 

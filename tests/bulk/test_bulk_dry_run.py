@@ -38,7 +38,7 @@ async def test_it_counts_requests_tokens_and_cost_by_model_with_the_endpoints(tm
 
 
 async def test_bad_lines_are_shown_with_their_places_the_first_twenty_of_them(tmp_path: Path) -> None:
-    rows = ["{oops", line(0), line(1, model="unknown"), *["[]"] * 30]
+    rows: list[Any] = ["{oops", line(0), line(1, model="unknown"), *["[]"] * 30]
     result = await found(write(tmp_path / "in.jsonl", rows), endpoint(models=[MODEL]))
     assert (result.lines, result.bad, len(result.faults)) == (33, 32, SHOWN)
     assert "in.jsonl:1: it is not JSON" in result.faults[0]

@@ -154,7 +154,7 @@ def test_a_row_with_other_columns_is_its_own_failure(tmp_path: Path) -> None:
 
 
 def test_a_table_that_cannot_be_read_is_refused_with_its_last_line(tmp_path: Path) -> None:
-    cases = {
+    cases: dict[str | bytes, str] = {
         'a,b\n1,"x\n': "cannot be read after line 0",
         'a,b\n1,2\n1,"x"y\n': "cannot be read after line 2",
         "a,a\n1,2\n": ":1 names the column 'a' twice; rename one",
@@ -214,7 +214,8 @@ def test_rows_of_a_program_are_read_and_their_order_of_fields_does_not_matter() 
     assert [line.digest for line in Input([one]).lines()] == [line.digest for line in Input(iter([other])).lines()]
     assert places(iter([one, one])) == ["item:1", "item:2"]
     assert read([]) == []
-    assert refusal([one, 5]) == "item:2 is a int, not a mapping"
+    odd: Any = [one, 5]
+    assert refusal(odd) == "item:2 is a int, not a mapping"
 
 
 def test_a_row_that_json_cannot_hold_is_its_own_failure() -> None:

@@ -288,7 +288,11 @@ def test_a_journal_cut_at_any_byte_gives_back_exactly_what_was_completely_writte
 def test_other_settings_are_refused_by_name_unless_forced(tmp_path: Path) -> None:
     path = tmp_path / "j"
     filled(path, {0: "a"})
-    cases = {"model": {**SETTINGS, "model": "judge-70b"}, "input": {**SETTINGS, "input": []}, "params": {**SETTINGS, "params": {"a": 1}}}
+    cases: dict[str, dict[str, Any]] = {
+        "model": {**SETTINGS, "model": "judge-70b"},
+        "input": {**SETTINGS, "input": []},
+        "params": {**SETTINGS, "params": {"a": 1}},
+    }
     for name, settings in cases.items():
         with pytest.raises(ConfigError, match=f"^{name} has changed since the run .*resume=force"):
             Journal(path, settings)

@@ -122,7 +122,8 @@ def test_a_verdict_is_written_with_its_votes_and_with_what_else_it_has() -> None
 
 def test_a_verdict_with_confidence_criteria_and_a_distribution_has_them_in_its_line() -> None:
     criterion = CriterionResult(0.9, 2.0, 0.0, {True: 0.9, False: 0.1})
-    vote = Vote(0.5, confidence=0.0, distribution={True: 0.5, 3: 0.25, "so": 0.25}, criteria={"clear": criterion})
+    odd: Any = {True: 0.5, 3: 0.25, "so": 0.25}
+    vote = Vote(0.5, confidence=0.0, distribution=odd, criteria={"clear": criterion})
     found = strictly(verdict_line("id-1", "qreward-1", Verdict(0.5, (vote,), confidence=0.0, decided_by="small")))["verdict"]
     assert (found["confidence"], found["decided_by"]) == (0.0, "small")
     assert found["distribution"] == {"true": 0.5, "3": 0.25, "so": 0.25}

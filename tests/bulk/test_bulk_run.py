@@ -291,7 +291,8 @@ async def test_a_sample_stops_after_so_many_lines_and_the_next_one_goes_on(tmp_p
 
 
 async def test_shards_divide_the_input_among_them(tmp_path: Path) -> None:
-    backend, found = Backend(), {}
+    backend = Backend()
+    found: dict[str, Any] = {}
     for index in (1, 2, 3):
         folder = Folder(tmp_path, lines(10))
         folder.output = tmp_path / f"out-{index}.jsonl"
@@ -384,13 +385,14 @@ async def test_a_shorter_input_is_refused_and_if_forced_its_own_lines_are_writte
 async def test_other_settings_are_refused_by_name_and_those_that_change_no_request_are_not(tmp_path: Path) -> None:
     folder, backend = Folder(tmp_path, lines(10)), Backend()
     await folder.run(backend, sample=3)
-    for name, value in {"params": {"max_tokens": 5}, "model": "m", "system": "be brief", "shard": (1, 2)}.items():
+    changes: dict[str, Any] = {"params": {"max_tokens": 5}, "model": "m", "system": "be brief", "shard": (1, 2)}
+    for name, value in changes.items():
         with pytest.raises(ConfigError, match=f"^{name} has changed"):
             await folder.run(backend, **{name: value})
     other = write(tmp_path / "other.jsonl", lines(10))
     with pytest.raises(ConfigError, match=r"^input has changed"):
         await folder.run(backend, source=[folder.source, other])
-    free = {"timeout": 9.0, "priority": 1, "deadline": 99.0, "order": "any", "max_tokens": None, "retry_failed": True}
+    free: dict[str, Any] = {"timeout": 9.0, "priority": 1, "deadline": 99.0, "order": "any", "max_tokens": None, "retry_failed": True}
     report = await folder.run(backend, **free)
     assert (report.done, report.exit_code) == (10, 0)
 

@@ -84,7 +84,7 @@ async def test_an_item_that_fails_is_that_line_and_missing_columns_are_said(tmp_
     async def script(sent: Sent) -> Any:
         return refused() if "a3\n" in sent.text else await scores(sent)
 
-    rows = [*items(6), {"id": "id-6", "question": "?"}, "{oops"]
+    rows: list[Any] = [*items(6), {"id": "id-6", "question": "?"}, "{oops"]
     folder = Folder(tmp_path, rows)
     report = await folder.run(Backend(script), scorer=judge_of(scale=(0, 9)), columns=COLUMNS)
     assert (report.done, report.failed, report.exit_code) == (8, 3, 1)

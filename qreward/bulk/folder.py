@@ -43,7 +43,7 @@ class KeyedLine(NamedTuple):
 
 
 def keyed_line(row: Mapping[str, Any]) -> KeyedLine:
-    """Return a row with the hash of its content. The order of the columns does not matter, nor does a missing value: tables have null for it.
+    """Return a row with the hash of its content. The order of columns does not matter, and null is as good as no value.
 
     Raises:
         TypeError: a value cannot be written as JSON.

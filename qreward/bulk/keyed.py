@@ -1,7 +1,7 @@
 """Sends rows that arrive in batches, and knows each by its content: the part of a bulk that is one process's, where several work on one.
 
-The requests are batches of the client, one per model, as in :mod:`qreward.bulk.run`. What is done is in the journals of the folder, so a row
-is paid once, whichever process receives it and however often. Knows nothing of Ray.
+The requests are batches of the client, one per model, as in :mod:`qreward.bulk.run`. What is done is in the journals of the folder, so a
+row is paid once, whichever process receives it and however often. Knows nothing of Ray.
 """
 
 from __future__ import annotations

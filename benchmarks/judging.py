@@ -28,12 +28,13 @@ from openai import AsyncOpenAI
 from openai.types.shared_params import ResponseFormatJSONObject
 
 from qreward import Endpoint, Limits, QRewardClient
-from qreward.judge import Judge
+from qreward.judge import Criterion, Judge, Rubric
 from qreward.testing import FakeEndpoint, FakeFleet
 
 MODEL, IN_FLIGHT = "judge-7b", 64
 PARAMS: dict[str, Any] = {"temperature": 0, "max_tokens": 512}
-SERVER = FakeEndpoint("judge", responder="judge")
+SERVER = FakeEndpoint("judge", responder="judge", decisions="openai")
+CRITERIA = Rubric([Criterion(f"c{number}", f"The answer meets condition {number} of the task.") for number in range(10)])
 PROMPT = (
     "A tank holds {index} litres. It is filled at 12 litres a minute and leaks 3. How long until it is full, and how long without the leak?"
 )
@@ -70,15 +71,16 @@ class Way:
 
 
 BULK, THRICE, JUDGE, HAND = "batch_chat_completion", "the same, each three times", "Judge.batch_score", "by hand"
-MAJORITY, MEAN = "Judge, samples=3, majority", "Judge, samples=3, mean"
-BESIDE = {BULK: BULK, JUDGE: BULK, THRICE: BULK, MAJORITY: THRICE, MEAN: THRICE, HAND: JUDGE}
+MAJORITY, MEAN, DECIDED = "Judge, samples=3, majority", "Judge, samples=3, mean", "Judge, ten criteria decided"
+BESIDE = {BULK: BULK, JUDGE: BULK, THRICE: BULK, MAJORITY: THRICE, MEAN: THRICE, DECIDED: JUDGE, HAND: JUDGE}
 """Row -> the row with which it is compared."""
 
 
 def work_of(count: int, judge: Judge) -> Work:
     items = [(PROMPT.format(index=index), RESPONSE.format(index=index), f"{index / 9:g} minutes") for index in range(900, 900 + count)]
     fields = ("prompt", "response", "reference")
-    return Work(items, [judge._points.requests(dict(zip(fields, item, strict=True)))[0].messages for item in items])
+    builder = judge._builders.get(judge._builders.written, pairs=False)
+    return Work(items, [builder.requests(dict(zip(fields, item, strict=True)))[0].asked for item in items])
 
 
 def ways(client: QRewardClient, sdk: AsyncOpenAI) -> list[Way]:
@@ -101,12 +103,18 @@ def ways(client: QRewardClient, sdk: AsyncOpenAI) -> list[Way]:
 
         return run
 
+    async def decided(work: Work) -> int:
+        batch = await decider.batch_score(work.items)
+        return sum(len(result.value.criteria or ()) == len(CRITERIA.criteria) for result in batch)
+
+    decider = Judge(client, model=MODEL, method="decide", rubric=CRITERIA)
     return [
         Way(BULK, bulk(1)),
         Way(JUDGE, judged()),
         Way(THRICE, bulk(3)),
         Way(MAJORITY, judged(samples=3)),
         Way(MEAN, judged(samples=3, settle="mean")),
+        Way(DECIDED, decided),
         Way(HAND, by_hand(sdk), share=0.25),
     ]
 
@@ -145,7 +153,7 @@ async def measure(rounds: int, items: int) -> list[dict[str, dict[str, float]]]:
     async with AsyncExitStack() as stack:
         fleet = await stack.enter_async_context(FakeFleet([SERVER], process=True))
         url, limits = fleet.urls[SERVER.name], Limits(max_concurrency=IN_FLIGHT, adaptive=False)
-        client = await stack.enter_async_context(QRewardClient([Endpoint(url, limits=limits, proxy="")]))
+        client = await stack.enter_async_context(QRewardClient([Endpoint(url, limits=limits, proxy="", decisions="openai")]))
         sdk = await stack.enter_async_context(AsyncOpenAI(base_url=url, api_key="none"))
         all_ways, work = ways(client, sdk), work_of(items, Judge(client, model=MODEL))
         records = []

@@ -110,10 +110,9 @@ def predicted(world: PulledWorld) -> dict[str, Any]:
     Cached tokens that it predicted and that answers reported, requests that it sent twice, and by how much a request went later than twice
     its place in the input: at most the look-ahead.
     """
-    caches = [source.prefix_cache for source in world.sources]
     return {
-        "predicted": sum(cache.predicted_tokens for cache in caches),
-        "reported": sum(cache.cached_tokens for cache in caches),
+        "predicted": sum(source.prefix_cache.predicted_tokens for source in world.sources),
+        "reported": sum(source.tally.cached_tokens for source in world.sources),
         "late": max(rank - 2 * place for rank, place in enumerate(world.sent)),
         "hedged": sum(source.tally.hedged for source in world.sources),
     }

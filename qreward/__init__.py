@@ -16,9 +16,11 @@ _HOMES = {
     "qreward.functions.config": ("ScheduleConfig",),
     "qreward.functions.function": ("ScheduleMetrics", "ScheduleStats", "schedule"),
     "qreward.functions.watcher": ("ConfigWatcher",),
+    "qreward.judge.cascade": ("Cascade", "CascadeConfig", "CascadeStats", "SyncScorer"),
     "qreward.judge.config": ("JudgeConfig",),
     "qreward.judge.judge": ("Judge", "SyncJudge"),
     "qreward.judge.parsing": ("PreferenceVerdict", "ScoreVerdict", "YesNoVerdict"),
+    "qreward.judge.ranking": ("Ranking",),
     "qreward.judge.reward_model": ("RewardModelScorer", "make_scorer"),
     "qreward.judge.types": ("Comparison", "Scorer", "Verdict", "Vote"),
     "qreward.observers": ("MetricsCallback", "Observer"),
@@ -89,12 +91,17 @@ if TYPE_CHECKING:
     from qreward.functions.function import ScheduleStats as ScheduleStats
     from qreward.functions.function import schedule as schedule
     from qreward.functions.watcher import ConfigWatcher as ConfigWatcher
+    from qreward.judge.cascade import Cascade as Cascade
+    from qreward.judge.cascade import CascadeConfig as CascadeConfig
+    from qreward.judge.cascade import CascadeStats as CascadeStats
+    from qreward.judge.cascade import SyncScorer as SyncScorer
     from qreward.judge.config import JudgeConfig as JudgeConfig
     from qreward.judge.judge import Judge as Judge
     from qreward.judge.judge import SyncJudge as SyncJudge
     from qreward.judge.parsing import PreferenceVerdict as PreferenceVerdict
     from qreward.judge.parsing import ScoreVerdict as ScoreVerdict
     from qreward.judge.parsing import YesNoVerdict as YesNoVerdict
+    from qreward.judge.ranking import Ranking as Ranking
     from qreward.judge.reward_model import RewardModelScorer as RewardModelScorer
     from qreward.judge.reward_model import make_scorer as make_scorer
     from qreward.judge.types import Comparison as Comparison

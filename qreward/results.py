@@ -254,6 +254,7 @@ class BatchStats:
         seconds: from the start of the batch to its last result.
         endpoints: endpoint name -> its statistics for this batch.
         cost: US dollars; see :attr:`BatchResult.cost`.
+        decided_by: of a cascade the name of each stage -> number of items whose verdict or error it gave; otherwise empty.
     """
 
     items: int = 0
@@ -262,6 +263,13 @@ class BatchStats:
     seconds: float = 0.0
     endpoints: Mapping[str, EndpointStats] = field(default_factory=dict)
     cost: float | None = None
+    decided_by: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def escalated(self) -> float:
+        """Of a cascade the share of items that went beyond the first stage, from 0 to 1; otherwise 0.0."""
+        counts = list(self.decided_by.values())
+        return sum(counts[1:]) / sum(counts) if any(counts) else 0.0
 
     def __str__(self) -> str:
         cost = "" if self.cost is None else f", ${self.cost:.4f}"
@@ -269,6 +277,8 @@ class BatchStats:
         if cached := sum(stats.cached_tokens for stats in self.endpoints.values()):
             prompt = sum(stats.prompt_tokens for stats in self.endpoints.values())
             summary += f", prefix cache: {cached / max(prompt, 1):.0%} of prompt tokens"
+        if decided := sum(self.decided_by.values()):
+            summary += f", decided by {', '.join(f'{name} {count / decided:.0%}' for name, count in self.decided_by.items())}"
         return f"{summary}\n{endpoints_table(self.endpoints)}" if self.endpoints else summary
 
 

@@ -23,6 +23,7 @@ VERBS = {
     "check": ("qreward.cli.check", "reach each endpoint of a configuration, and say what to change where it cannot serve"),
     "route": ("qreward.cli.route", "say which endpoints serve a model, and why"),
     "serve": ("qreward.cli.serve", "serve a scoring function as a reward server, until SIGTERM or Ctrl-C"),
+    "judge": ("qreward.cli.judge", "calibrate a judge with labelled items, or compare judges"),
     "fleet": ("qreward.cli.fleet", "run fake LLM judges on this machine, until Ctrl-C"),
 }
 """Verb -> its module, and its help text."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Protocol
+from zlib import crc32
 
 from qreward.codecs import finish_reason
 from qreward.results import Answered
@@ -36,6 +37,11 @@ class WireRequest:
         self.params = params
         self.headers = headers
         self.group = group
+
+
+def hash_of_group(group: object, start: int = 0) -> int:
+    """Return a hash of what the caller says a prompt begins with; the same in all processes. ``start`` is the hash of what is around it."""
+    return crc32(repr(group).encode("utf-8", "backslashreplace"), start)
 
 
 class Codec(Protocol):

@@ -20,7 +20,7 @@ from qreward.results import BatchInterrupted, BatchResult, BatchStats, Result
 from qreward.scheduler.outcome import Answer, Outcome
 from qreward.scheduler.state import READ_AHEAD, Attempt, BatchFeed, Pool, RequestOptions, Source, Task
 
-MOST_AT_ONCE = 256
+MOST_AT_ONCE = 128
 """Maximum number of items that are read, or that fail unread, in one turn of the event loop."""
 
 BEAT = 0.25
@@ -250,6 +250,8 @@ class BatchWaiter(Waiter):
         if feed.ended:
             self._end_if_done()
         elif feed.failing is None and (not feed.buffer or self._is_filling(feed)):
+            with self.driver.engine.lock:
+                feed.file()
             self.driver.loop.call_soon(self._read_on, feed)
             return False
         return True

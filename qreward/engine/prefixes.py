@@ -7,14 +7,15 @@ There is no tokenizer.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from itertools import accumulate
+from typing import Any, TypeVar
 from zlib import crc32
 
-from qreward.codecs.base import WireRequest
+from qreward.codecs.base import WireRequest, hash_of_group
 from qreward.codecs.decisions.base import DecisionInput
-from qreward.scheduler.prefixes import Prefix
+from qreward.scheduler.prefixes import Prefix, make_prefix
 
 BLOCK = 256
 """Characters of a block, about 64 tokens. Servers cache blocks of 16 tokens (vLLM); smaller blocks cost more time than they find."""
@@ -34,17 +35,19 @@ def _ends() -> Iterator[int]:
 
 ENDS = tuple(_ends())
 """Positions at which blocks end."""
-
-
 MOST_GROUPS = 1024
-"""Named groups whose common beginning is remembered."""
+"""Named groups that are remembered."""
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 class PrefixFinder:
     """Finds what the prompts of requests begin with. Can be called from any thread."""
 
     def __init__(self) -> None:
-        self._common: dict[int, str] = {}  # by key of a named group: what its prompts have in common so far
+        self._keys: dict[tuple[str, str], tuple[int, ...]] = {}  # by model and group: the key of each nested group
+        self._common: dict[int, str] = {}  # by key: what the prompts of the group have in common so far
 
     def __call__(self, call: WireRequest, named_only: bool = False) -> Prefix | None:
         """Return the prefix of a request, or None if its inputs are no prompt, such as those of a reward model, or shorter than a block.
@@ -60,7 +63,7 @@ class PrefixFinder:
             return None
         if isinstance(inputs, str):
             text = inputs
-        elif isinstance(inputs, list) and inputs and isinstance(inputs[0], Mapping) and "role" in inputs[0]:
+        elif isinstance(inputs, list) and inputs and _is_message(inputs[0]):
             text = _text(inputs)
         else:
             return None
@@ -68,24 +71,34 @@ class PrefixFinder:
 
     def _named(self, call: WireRequest, text: str) -> Prefix:
         """Return the prefix of a named group. A tuple is nested groups, the outermost first. The keys are the same in all processes."""
-        nested = call.group if isinstance(call.group, tuple) else (call.group,)
-        key = crc32(call.model.encode("utf-8", "backslashreplace"))
-        keys, lengths, begin = [], [], 0.0
-        for each in nested:
-            key = crc32(repr(each).encode("utf-8", "backslashreplace"), key)
-            begin = max(begin, self._length(key, text))
-            keys.append(key)
-            lengths.append(begin)
-        return Prefix(tuple(keys), tuple(lengths), float(len(text)), told=True)
+        name = call.model, repr(call.group)
+        keys = self._keys.get(name)
+        if keys is None:
+            keys = _remember(self._keys, name, _keys(call))
+        lengths, longest = [], 0
+        for key in keys:
+            common = self._common.get(key)
+            if common is None:
+                common = _remember(self._common, key, text)
+            elif not text.startswith(common):
+                common = self._common[key] = common[: common_length(common, text)]
+            longest = max(longest, len(common))
+            lengths.append(float(longest))
+        return make_prefix(Prefix, (keys, tuple(lengths), float(len(text)), True))
 
-    def _length(self, key: int, text: str) -> float:
-        """Return the characters that the prompts of a group have in common so far. Of the first prompt of a group that is all of it."""
-        common = self._common.get(key)
-        if common is None and len(self._common) >= MOST_GROUPS:
-            self._common.pop(next(iter(self._common)), None)
-        if common is None or not text.startswith(common):
-            common = self._common[key] = text if common is None else common[: common_length(common, text)]
-        return float(len(common))
+
+def _remember(known: dict[K, V], key: K, value: V) -> V:
+    """Add an entry to a dict that holds ``MOST_GROUPS`` at most. Returns the value."""
+    if len(known) >= MOST_GROUPS:
+        known.pop(next(iter(known)), None)
+    known[key] = value
+    return value
+
+
+def _keys(call: WireRequest) -> tuple[int, ...]:
+    nested = call.group if isinstance(call.group, tuple) else (call.group,)
+    start = crc32(call.model.encode("utf-8", "backslashreplace"))
+    return tuple(accumulate(nested, lambda key, each: hash_of_group(each, key), initial=start))[1:]
 
 
 def common_length(one: str, other: str) -> int:
@@ -95,16 +108,20 @@ def common_length(one: str, other: str) -> int:
 
 def _found(call: WireRequest, text: str) -> Prefix | None:
     params = call.params
-    key = hash((call.model, repr(params.get("prompt_cache_key")), repr(params.get("cache_salt"))))
+    key = hash(call.model)
+    if "prompt_cache_key" in params or "cache_salt" in params:
+        key = hash((key, repr(params.get("prompt_cache_key")), repr(params.get("cache_salt"))))
     begin, keys = 0, []
-    size = len(text)
-    for end in ENDS:
-        if end > size:
-            break
+    ends = ENDS[: bisect_right(ENDS, len(text))]
+    for end in ends:
         key = hash((key, text[begin:end]))
         keys.append(key)
         begin = end
-    return Prefix(tuple(keys), ENDS[: len(keys)], float(size)) if keys else None
+    return make_prefix(Prefix, (tuple(keys), ends, float(len(text)), False)) if keys else None
+
+
+def _is_message(value: Any) -> bool:
+    return (type(value) is dict or isinstance(value, Mapping)) and "role" in value  # the test of the type is much quicker
 
 
 def _text(messages: Sequence[Mapping[str, Any]]) -> str:

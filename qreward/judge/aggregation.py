@@ -5,16 +5,31 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from statistics import mean, median, median_low
+from typing import NamedTuple
 
+from qreward.decisions import Option
 from qreward.errors import QRewardError, RequestError
 from qreward.judge.config import Settle
+from qreward.judge.rubric import Rubric
 from qreward.judge.types import Vote
 
 SampleOutcome = Vote | QRewardError | None
 """The outcome of one request; None while it is pending."""
 
-Aggregate = tuple[float, tuple[Vote, ...]]
-"""The aggregated score, and the votes."""
+
+class Aggregate(NamedTuple):
+    """The outcome of an item.
+
+    Attributes:
+        score: the aggregated score.
+        votes: the votes.
+        confidence: the confidence in the score, from 0 to 1; None for a single written vote. See :func:`agreement`.
+    """
+
+    score: float
+    votes: tuple[Vote, ...]
+    confidence: float | None = None
+
 
 Decide = Callable[[Sequence[SampleOutcome]], Aggregate | QRewardError | None]
 """From the known outcomes to the item's aggregate, its error, or None while it is undecided."""
@@ -25,7 +40,7 @@ def quorum(size: int) -> int:
     return size // 2 + 1
 
 
-def quorum_error(outcomes: Sequence[SampleOutcome]) -> QRewardError | None:
+def quorum_error(outcomes: Sequence[SampleOutcome], what: str = "votes") -> QRewardError | None:
     """The error of an item that can no longer reach its quorum; None if it still can.
 
     The error lists the errors of all failed requests. The error of an item's only request is returned unchanged.
@@ -38,7 +53,7 @@ def quorum_error(outcomes: Sequence[SampleOutcome]) -> QRewardError | None:
     kinds = {type(error) for error in errors}
     kind = kinds.pop() if len(kinds) == 1 else RequestError
     reasons = "; ".join(dict.fromkeys(f"{type(error).__name__}: {error}" for error in errors))
-    message = f"{len(errors)} of {len(outcomes)} votes failed, and more than half are needed: {reasons}"
+    message = f"{len(errors)} of {len(outcomes)} {what} failed, and more than half are needed: {reasons}"
     if not issubclass(kind, RequestError):
         return kind(message)
     error = kind(message, **{name: getattr(errors[-1], name, None) for name in ("endpoint", "model", "status_code")})
@@ -46,35 +61,99 @@ def quorum_error(outcomes: Sequence[SampleOutcome]) -> QRewardError | None:
     return error
 
 
-def aggregate_scores(outcomes: Sequence[SampleOutcome], how: Settle) -> Aggregate | QRewardError | None:
+def agreement(score: float, votes: Sequence[Vote], how: Settle, width: float | None) -> float | None:
+    """The confidence in a score that was aggregated from votes, from 0 to 1; None for a single written vote.
+
+    The confidence of a single decision is its own. Of several votes it is the share that agrees with the score, where a decision counts
+    with its own confidence and a written vote with 1. A written vote agrees with a ``majority`` if its score is equal. Other votes agree
+    if they are nearer to the score than half the width of the range: of 1, 1 and 0 with the mean 0.67 both ones agree. Votes that were not
+    waited for do not count.
+
+    Args:
+        width: width of the range of scores. None if it is not known, as with a ``score`` function: then only equal votes agree.
+
+    Example:
+        >>> agreement(1.0, [Vote(1.0), Vote(0.0), Vote(1.0), Vote(1.0)], "majority", 1.0)
+        0.75
+        >>> agreement(0.8, [Vote(0.9, confidence=0.9), Vote(0.7, confidence=0.7)], "mean", 1.0)
+        0.8
+    """
+    if len(votes) == 1:
+        return votes[0].confidence
+    sure = 0.0
+    for vote in votes:
+        equal = width is None or (how == "majority" and vote.confidence is None)
+        if vote.score == score if equal else abs(vote.score - score) < (width or 0.0) / 2:
+            sure += 1.0 if vote.confidence is None else vote.confidence
+    return sure / len(votes)
+
+
+def aggregate_scores(outcomes: Sequence[SampleOutcome], how: Settle, width: float | None = None) -> Aggregate | QRewardError | None:
     """The aggregated score with the votes, those closest to it first; the error; or None while it is undecided.
 
     ``majority`` is the most frequent score. Among equally frequent scores it is their median, and of two middle ones the lower, so that the
     result is always a score from a vote. It is decided when no pending vote can change it. ``mean`` and ``median`` wait until every
     request has a vote or an error. All three need votes from more than half of the requests.
+
+    Args:
+        width: see :func:`agreement`.
     """
     if len(outcomes) == 1:
         only = outcomes[0]
-        return (only.score, (only,)) if isinstance(only, Vote) else only
+        return Aggregate(only.score, (only,), only.confidence) if isinstance(only, Vote) else only
     score = _aggregate(outcomes, how, median_low)
     if score is None or isinstance(score, QRewardError):
         return score
     votes = [outcome for outcome in outcomes if isinstance(outcome, Vote)]
-    return score, tuple(sorted(votes, key=lambda vote: abs(vote.score - score)))
+    return Aggregate(score, tuple(sorted(votes, key=lambda vote: abs(vote.score - score))), agreement(score, votes, how, width))
 
 
 def aggregate_comparisons(outcomes: Sequence[SampleOutcome], how: Settle) -> Aggregate | QRewardError | None:
     """The aggregated score of the first response, with the votes; the error; or None while it is undecided.
 
     Each pair was shown in both orders: the requests 2k and 2k + 1 belong together. If the two orders disagree, they count as a tie. If one
-    of them is a tie, the other cannot change that. Several judges or samples are aggregated like scores, except that equally frequent
-    preferences make a tie.
+    of them is a tie, the other cannot change that. Two decisions that agree count as their mean. Several judges or samples are aggregated
+    like scores, except that equally frequent preferences make a tie.
     """
     pairs = [_agreed(outcomes[place], outcomes[place + 1]) for place in range(0, len(outcomes), 2)]
     score = _aggregate(pairs, how, lambda _: 0.5)
     if score is None or isinstance(score, QRewardError):
         return score
-    return score, tuple(outcome for outcome in outcomes if isinstance(outcome, Vote))
+    agreed = [pair for pair in pairs if isinstance(pair, Vote)]
+    votes = tuple(outcome for outcome in outcomes if isinstance(outcome, Vote))
+    return Aggregate(score, votes, agreement(score, agreed, how, 1.0))
+
+
+def aggregate_rubrics(
+    outcomes: Sequence[SampleOutcome], how: Settle, rubric: Rubric, sizes: Sequence[int], bounds: tuple[float, float]
+) -> Aggregate | QRewardError | None:
+    """The aggregated score of a rubric, like :func:`aggregate_scores`. Each vote is made from the outcomes of one or more requests.
+
+    Args:
+        rubric: the rubric, which every vote answers as a whole.
+        sizes: the number of requests of each vote. The outcomes are in the order of the votes.
+        bounds: lowest and highest reward.
+    """
+    votes, begin = list[SampleOutcome](), 0
+    for size in sizes:
+        votes.append(_whole(outcomes[begin : begin + size], rubric, bounds))
+        begin += size
+    return aggregate_scores(votes, how, bounds[1] - bounds[0])
+
+
+def _whole(parts: Sequence[SampleOutcome], rubric: Rubric, bounds: tuple[float, float]) -> SampleOutcome:
+    """The vote of one sample on all criteria, from its requests. A request that failed is an error: no criterion can be left out."""
+    for part in parts:
+        if isinstance(part, QRewardError):
+            return part
+    votes = [part for part in parts if isinstance(part, Vote)]
+    if len(votes) < len(parts):
+        return None
+    criteria = {name: result for vote in votes for name, result in (vote.criteria or {}).items()}  # in the order of the rubric
+    results = list(criteria.values())
+    low, high = bounds
+    score = low + (high - low) * rubric.score([result.score for result in results])
+    return Vote(score, model=votes[0].model, confidence=rubric.confidence(results), criteria=criteria)
 
 
 def _aggregate(outcomes: Sequence[SampleOutcome], how: Settle, choose: Callable[[Sequence[float]], float]) -> float | QRewardError | None:
@@ -100,8 +179,21 @@ def _agreed(one: SampleOutcome, other: SampleOutcome) -> SampleOutcome:
         if isinstance(outcome, QRewardError):
             return outcome
     for outcome in (one, other):
-        if isinstance(outcome, Vote) and outcome.score == 0.5:
-            return outcome
+        if isinstance(outcome, Vote) and side_of(outcome) == 0:
+            return Vote(0.5, confidence=outcome.confidence)
     if not isinstance(one, Vote) or not isinstance(other, Vote):
         return None
-    return one if one.score == other.score else Vote(0.5)
+    sure = None if one.confidence is None or other.confidence is None else (one.confidence + other.confidence) / 2
+    if side_of(one) != side_of(other):
+        return Vote(0.5, confidence=None if sure is None else 0.0)
+    return Vote((one.score + other.score) / 2, confidence=sure)
+
+
+def side_of(vote: Vote) -> int:
+    """1 for the first response, -1 for the second, 0 for a tie. Of a decision the most probable option says it."""
+    if vote.distribution is None:
+        return (vote.score > 0.5) - (vote.score < 0.5)
+    return _SIDES[max(vote.distribution, key=vote.distribution.__getitem__)]
+
+
+_SIDES: dict[Option, int] = {"first": 1, "second": -1, "tie": 0}

@@ -1,6 +1,7 @@
 """A persistent cache of models' answers in a SQLite file. Any number of processes may share one file.
 
-The cache stores the text of an answer under a digest of its request, and no verdict: a cached answer is parsed again.
+The cache stores the text of an answer under a digest of its request, and no verdict: a cached answer is parsed again. The text of a
+decision is the list of its probabilities.
 
 Each answer has a fingerprint of the weights that wrote it, as far as servers report them (see ``codec.fingerprint_of``). The file also
 stores the fingerprint that each endpoint sent last. When an endpoint sends its first fingerprint, or one that differs from its last, the
@@ -28,7 +29,7 @@ from time import monotonic, sleep
 from typing import Any, NamedTuple
 
 from qreward.engine import background
-from qreward.judge.codec import ModelReply
+from qreward.judge.codec import ModelReply, Reply
 from qreward.judge.sampling import JudgeRequest, ReadItem
 from qreward.judge.types import Vote
 
@@ -62,7 +63,7 @@ class CacheEntry(NamedTuple):
 
     model: str
     endpoint: str
-    reply: ModelReply
+    reply: Reply
     key: bytes | None = None
 
 

@@ -1,4 +1,4 @@
-"""The codec of a judge's requests: their encoding, the refusal of a response format, and what is read from an answer.
+"""The codec of a judge's written verdicts: their encoding, the refusal of a response format; and what is read from all answers.
 
 This module knows no prompt and no verdict.
 """
@@ -14,6 +14,7 @@ from qreward.codecs import json as jsonio
 from qreward.codecs.base import Malformed, WireRequest
 from qreward.codecs.chat import ChatAnswer, ChatCodec, joined
 from qreward.codecs.finish_reason import ABORTED, is_whole
+from qreward.decisions import DecisionAnswer
 from qreward.errors import BadRequest, QRewardError
 
 _ABOUT_FORM = re.compile(r"(?i)response.?format|json.?schema|json.?object|guided|structured.?output|grammar|xgrammar|outlines")
@@ -77,6 +78,32 @@ class ModelReply(NamedTuple):
     def whole(self) -> bool:
         """True if the model ended the answer itself and nothing is missing. Other answers are not parsed."""
         return is_whole(self.ending)
+
+
+class DecidedReply:
+    """The decisions in one response; see :class:`ModelReply`.
+
+    Attributes:
+        answers: the answers, in the order of the questions.
+    """
+
+    __slots__ = ("answers", "fingerprint")
+    reasoning = refusal = ""
+    ending = None
+    whole = True
+
+    def __init__(self, answers: tuple[DecisionAnswer, ...], fingerprint: str) -> None:
+        self.answers, self.fingerprint = answers, fingerprint
+
+    @property
+    def text(self) -> str:
+        """Its form in the cache, the same for all dialects: of each answer the confidence, the label mass and the probabilities."""
+        rows = [[each.confidence, each.label_mass, *each.probabilities.values()] for each in self.answers]
+        return msgspec.json.encode(rows).decode()
+
+
+Reply = ModelReply | DecidedReply
+"""What a judge reads from a response."""
 
 
 def fingerprint_of(model: object, system_fingerprint: object, metadata: object) -> str:

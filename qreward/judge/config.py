@@ -9,10 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field, field_serializer, field_validator
 
 from qreward.errors import ConfigError
-from qreward.settings.base import Many, Number, Policy, repeated
+from qreward.judge.calibration import Calibration
+from qreward.judge.rubric import Rubric, rubric_or_faults
+from qreward.settings.base import Many, Number, Policy, repeated, wrong
 from qreward.spelling import TYPO, closest
 
 ResponseFormat = Literal["auto", "json_schema", "json_object", "none"]
@@ -21,6 +23,9 @@ MOST_SAMPLES = 100
 more samples, and the limit keeps a typing error cheap."""
 
 Settle = Literal["majority", "mean", "median"]
+Method = Literal["write", "decide", "auto"]
+MIN_LABEL_MASS = 0.5
+"""Below it a model would more probably have answered something that is none of the options."""
 
 
 class JudgeConfig(Policy):
@@ -33,6 +38,13 @@ class JudgeConfig(Policy):
             such placeholder.
         system: template of the system message. None sends none.
         pair_prompt: the same as ``prompt``, for pairs, with ``{first}`` and ``{second}``. The template must call them A and B.
+        method: ``write`` asks for a written verdict. ``decide`` asks for the probability of each possible answer, and the score is the
+            expected value. ``auto`` decides where the servers of a model answer with probabilities, and writes elsewhere.
+        rubric: the criteria by which responses are judged, in place of ``verdict`` and ``scale``: a :class:`~qreward.judge.rubric.Rubric`,
+            or what ``Rubric.load`` accepts. None asks one question.
+        min_label_mass: the least probability, from 0 to 1, that all options of a decision must have together, where the server reports it.
+            A decision below it is an error. The default is ``MIN_LABEL_MASS``, one half: below it the model would more probably have
+            answered something that is none of the options, so that its answer says little about them.
         verdict: the form of an answer: ``score``, ``yes_no``, or ``module:Class`` of a pydantic model.
         scale: lowest and highest score that a judge may give. An answer outside the scale is rejected. If it is not set, the limits of
             the verdict's own field apply (``ge`` and ``le``, or the numbers of its literal or enum).
@@ -42,6 +54,8 @@ class JudgeConfig(Policy):
         reasks: how often a request is sent again after an answer that cannot be parsed, within the item's timeout.
         response_format: how servers are asked for JSON: ``json_schema``, ``json_object`` or ``none``. ``auto`` finds out what the
             servers of each model accept.
+        calibration: a :class:`~qreward.judge.calibration.Calibration` that was made for this judge, or the path of its file. It maps the
+            score of a response to a probability, before ``range`` is applied. Comparisons are not changed. None leaves scores as they are.
         cache: path of a file that keeps answers across runs. None disables the cache.
         cache_namespace: answers are found only under the namespace under which they were stored. Change it when something changes that
             requests do not show, such as the weights behind a model name.
@@ -56,6 +70,9 @@ class JudgeConfig(Policy):
     prompt: str | None = None
     system: str | None = None
     pair_prompt: str | None = None
+    method: Method = "write"
+    rubric: Rubric | None = None
+    min_label_mass: Annotated[float, BeforeValidator(Number(least=0, most=1))] = MIN_LABEL_MASS
     verdict: str = "score"
     scale: tuple[float, float] = (0.0, 10.0)
     range: tuple[float, float] | None = (0.0, 1.0)
@@ -63,9 +80,26 @@ class JudgeConfig(Policy):
     settle: Settle = "majority"
     reasks: Many = 1
     response_format: ResponseFormat = "auto"
+    calibration: Calibration | str | None = None
     cache: str | None = None
     cache_namespace: str = ""
     params: dict[str, Any] = Field(default_factory=dict, repr=False)
+
+    @field_validator("rubric", mode="before")
+    @classmethod
+    def _loaded(cls, value: object) -> object:
+        if value is None:
+            return None
+        if isinstance(value, str | Path):
+            return Rubric.load(value)
+        found = rubric_or_faults(value)
+        if isinstance(found, list):
+            raise wrong(*found)
+        return found
+
+    @field_serializer("rubric")
+    def _as_settings(self, value: Rubric | None) -> list[dict[str, Any]] | None:
+        return None if value is None else value.settings()
 
     @field_validator("model", mode="before")
     @classmethod
@@ -79,7 +113,16 @@ class JudgeConfig(Policy):
             raise ValueError(f"has {name!r} twice; to ask a model several times, set samples")
         return value
 
-    @field_validator("cache", mode="before")
+    @field_validator("calibration", mode="before")
+    @classmethod
+    def _calibration(cls, value: object) -> object:
+        if isinstance(value, Mapping):
+            return Calibration(**value)
+        if not (value is None or isinstance(value, str | Path | Calibration)):
+            raise ValueError(f"must be the path of a file, or a Calibration, not a {type(value).__name__}")
+        return value
+
+    @field_validator("cache", "calibration", mode="before")
     @classmethod
     def _path(cls, value: object) -> object:
         path = str(value) if isinstance(value, Path) else value
@@ -115,6 +158,13 @@ def check_params(params: Mapping[str, Any]) -> None:
                 f"{name!r} is not a setting of a judge; did you mean {near[0]!r}? "
                 f"A parameter of the server with this name goes into extra_body={{{name!r}: ...}}"
             )
+
+
+def check_rubric(**given: bool) -> None:
+    """Raise ``ConfigError`` for an argument that is given together with a rubric, whose criteria say how they are answered."""
+    for name, is_given in given.items():
+        if is_given:
+            raise ConfigError(f"{name} cannot be set together with rubric, whose criteria say how they are answered; leave one of them out")
 
 
 def config_of(config: object) -> JudgeConfig:

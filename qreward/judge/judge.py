@@ -11,7 +11,7 @@ import weakref
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence, Sized
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 from pydantic import BaseModel
 
@@ -21,17 +21,23 @@ from qreward.engine.driver import LoopDriver
 from qreward.engine.portal import BlockingTwin, blocking
 from qreward.errors import ConfigError
 from qreward.judge import config as settings_of
-from qreward.judge.cache import Cache
-from qreward.judge.config import JudgeConfig, ResponseFormat, Settle
-from qreward.judge.parsing import PreferenceVerdict, ScoreVerdict
+from qreward.judge.builders import Builders
+from qreward.judge.cache import Cache, CacheEntry
+from qreward.judge.calibrated import Calibrator, identity_of, range_to_calibrate
+from qreward.judge.calibration import Calibration, JudgeIdentity
+from qreward.judge.config import MIN_LABEL_MASS, JudgeConfig, Method, ResponseFormat, Settle
+from qreward.judge.group_ranking import Ranker, RankMethod, Responses, by_list, by_pairs
+from qreward.judge.listwise import ListwiseBuilder
+from qreward.judge.parsing import ScoreVerdict
 from qreward.judge.prompts import Builder
+from qreward.judge.ranking import Ranking
 from qreward.judge.requests import RequestBuilder
+from qreward.judge.rubric import Rubric
 from qreward.judge.runner import BatchRunner, SingleCall
 from qreward.judge.singleflight import SingleFlight
 from qreward.judge.types import Comparison, Item, Pair, Verdict, check_batch_options
 from qreward.judge.verdict_parser import VerdictParser, verdict_named
-from qreward.judge.writing import JudgeModel
-from qreward.options import DEFAULT, JudgeBatchOptions, batch_items, request_options
+from qreward.options import DEFAULT, JudgeBatchOptions, batch_items, request_options, seconds
 from qreward.results import BatchResult
 from qreward.runtime import runtime_of
 from qreward.scheduler.state import Pool, RequestOptions
@@ -54,7 +60,8 @@ class Judge:
         prompt, pair_prompt: as in :class:`~qreward.judge.config.JudgeConfig`; or a list of messages whose contents are templates; or a
             function from an item's fields to messages.
         verdict: the pydantic model that an answer is parsed into. Its ``score`` is the score.
-        system, scale, range, samples, settle, reasks, cache, cache_namespace: as in :class:`~qreward.judge.config.JudgeConfig`.
+        system, scale, range, method, rubric, min_label_mass, samples, settle, reasks, calibration, cache, cache_namespace: as in
+            :class:`~qreward.judge.config.JudgeConfig`.
         response_format: as there. With ``none`` and a custom prompt no instruction is appended: the prompt must say how to answer.
         score: a function from a verdict to its reward, which is used as it is: ``scale`` and ``range`` do not apply to it. It returns None
             for an answer that is not a verdict.
@@ -63,7 +70,7 @@ class Judge:
             work as in :meth:`QRewardClient.chat_completion`. A ``seed`` is increased by one for each sample.
 
     Raises:
-        ConfigError: a setting is invalid.
+        ConfigError: a setting is invalid, or the calibration was made for another judge.
 
     Example:
         >>> from qreward import QRewardClient
@@ -83,11 +90,15 @@ class Judge:
         verdict: type[BaseModel] = ScoreVerdict,
         scale: tuple[float, float] | None = None,
         range: tuple[float, float] | None = (0.0, 1.0),  # noqa: A002 - the name in the settings
+        method: Method = "write",
+        rubric: Rubric | Sequence[Any] | Mapping[str, Any] | str | Path | None = None,
+        min_label_mass: float = MIN_LABEL_MASS,
         samples: int = 1,
         settle: Settle = "majority",
         reasks: int = 1,
         response_format: ResponseFormat = "auto",
         score: Callable[[Any], float | None] | None = None,
+        calibration: Calibration | str | Path | None = None,
         cache: str | Path | None = None,
         cache_namespace: str = "",
         owns_client: bool = False,
@@ -97,32 +108,39 @@ class Judge:
             raise ConfigError(f"client must be a QRewardClient, not a {type(client).__name__}; for SyncQRewardClient use SyncJudge")
         settings_of.check_params(params)
         self._client, self._hedge = client, request_options({"hedge": params.get("hedge", True)}, None).hedge
+        if rubric is not None:
+            settings_of.check_rubric(verdict=verdict is not ScoreVerdict, scale=scale is not None, score=score is not None)
         parser = VerdictParser(verdict, scale=scale, range=range, score=score)
         self._config = JudgeConfig(
             model=model,  # type: ignore[arg-type]  # validated and converted there
             system=system,
-            scale=parser.scale,
+            **({} if rubric is not None else cast("Any", {"scale": parser.scale})),
             range=range,
+            method=method,
+            rubric=rubric,  # type: ignore[arg-type]
+            min_label_mass=min_label_mass,
             samples=samples,
             settle=settle,
             reasks=reasks,
             response_format=response_format,
+            calibration=calibration,  # type: ignore[arg-type]
             cache=cache,  # type: ignore[arg-type]
             cache_namespace=cache_namespace,
             params=params,
         )
         others = {"prompt": prompt, "pair_prompt": pair_prompt, "verdict": verdict, "score": score, "owns_client": owns_client}
         self._given: dict[str, Any] = others
-        self._points = RequestBuilder(prompt, parser, self._config)
-        if pair_prompt is not None:
-            assert self._pairs  # created now, so that an invalid pair_prompt raises here
+        self._schema = parser.schema
+        self._ends = (range or (0.0, 1.0)) if rubric is not None else parser.ends
+        self._calibrator = Calibrator()
+        calibrate = None if calibration is None else self._use(Calibration.load(calibration))
+        self._builders = Builders(self._config, others, parser, runtime_of(client).dialects.decide, calibrate)
         self._cache = None if cache is None else Cache(cache)
         self._reset_process_state()
         background.watch(self, Judge._reset_process_state)
 
-    @cached_property
-    def _pairs(self) -> RequestBuilder:
-        return RequestBuilder(self._given["pair_prompt"], VerdictParser(PreferenceVerdict), self._config, pairs=True)
+    def _use(self, calibration: Calibration) -> Callable[[float], float]:
+        return self._calibrator.use(calibration, self.identity, range_to_calibrate(self._config.method, self._ends))
 
     def _reset_process_state(self) -> object:
         """Create the state that belongs to one process. Returns the parent's after a fork."""
@@ -174,7 +192,7 @@ class Judge:
             ConfigError: the response is None, a field that the template names is missing, or a field is unknown. Nothing was sent.
         """
         item = {**fields, "prompt": prompt, "response": response, "reference": reference}
-        verdict: Verdict = await self._one(self._points, item, {"timeout": timeout, "priority": priority, "tenant": tenant})
+        verdict: Verdict = await self._one(item, {"timeout": timeout, "priority": priority, "tenant": tenant})
         return verdict
 
     async def compare(
@@ -196,7 +214,7 @@ class Judge:
         are those of :meth:`score`.
         """
         pair = {**fields, "prompt": prompt, "first": first, "second": second, "reference": reference}
-        comparison: Comparison = await self._one(self._pairs, pair, {"timeout": timeout, "priority": priority, "tenant": tenant})
+        comparison: Comparison = await self._one(pair, {"timeout": timeout, "priority": priority, "tenant": tenant}, pairs=True)
         return comparison
 
     async def batch_score(self, items: Iterable[Item] | AsyncIterable[Item], **options: Unpack[JudgeBatchOptions]) -> BatchResult[Verdict]:
@@ -220,7 +238,7 @@ class Judge:
             NoEndpoint, ConfigError: before anything is sent.
             BatchInterrupted: the input or ``on_result`` raised. The error holds the results that are done.
         """
-        return await self._many(self._points, items, options)
+        return await self._many(items, options)
 
     async def batch_compare(
         self, pairs: Iterable[Pair] | AsyncIterable[Pair], **options: Unpack[JudgeBatchOptions]
@@ -230,7 +248,86 @@ class Judge:
         Args:
             pairs: ``(prompt, first, second)``, ``(prompt, first, second, reference)`` or mappings of fields.
         """
-        return await self._many(self._pairs, pairs, options)
+        return await self._many(pairs, options, pairs=True)
+
+    @property
+    def method(self) -> Method:
+        """``write``, ``decide`` or ``auto``."""
+        return self._config.method
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """The calibration that is applied to scores; None if there is none."""
+        return self._calibrator.calibration
+
+    @property
+    def identity(self) -> JudgeIdentity:
+        """What the scores of this judge depend on, with the weights that have answered so far."""
+        others = {name: self._given[name] for name in ("prompt", "score")}
+        verdict = [self._given["verdict"], self._schema] if self._config.rubric is None else None
+        return identity_of(self._config, {**others, "verdict": verdict}, self._calibrator.weights)
+
+    @property
+    def score_range(self) -> tuple[float, float] | None:
+        """The lowest and the highest score. None if they are not known, as with a ``score`` function."""
+        return self._ends
+
+    async def rank(
+        self,
+        /,
+        prompt: Any,
+        responses: Sequence[Any],
+        *,
+        method: RankMethod = "pairs",
+        comparisons: int | None = None,
+        reference: Any = None,
+        timeout: float | None = DEFAULT,
+        priority: Priority | int | str = Priority.NORMAL,
+        tenant: str | None = None,
+        **fields: Any,
+    ) -> Ranking:
+        """Rank the responses to one prompt by comparing pairs of them, in rounds that depend on the answers so far.
+
+        Each pair is compared in both orders, as by :meth:`compare`. Identical responses are not compared: they share a rank. A comparison
+        that fails is left out and counted. Fewer than two different responses need no request.
+
+        Args:
+            responses: at most 64 different ones, in any order.
+            method: ``pairs``; or ``listwise``, which shows all responses, at most 26 different ones, in one request, and in the opposite
+                order in another. It has a built-in prompt and needs a judge that writes. An incomplete or repeated order is no vote.
+            comparisons: number of pairs to compare, at least ``n - 1`` for ``n`` different responses; None is about ``n * log2(n)``, or all
+                pairs if these are fewer.
+            timeout: seconds for all rounds together, queueing included. The client's by default; None waits for ever.
+            prompt, reference, priority, tenant, fields: as in :meth:`score`.
+
+        Raises:
+            InvalidResponse: comparisons failed, and the others do not connect all responses.
+            RequestTimeout: the time was over before the last round ended.
+            RequestError, NoEndpoint: at most half of the comparisons succeeded.
+            ConfigError: a response is None, ``comparisons`` is too small, or a field is missing or unknown. Nothing was sent.
+        """
+        item = {**fields, "prompt": prompt, "responses": responses, "reference": reference}
+        return await self._ranker(method, comparisons).one(item, {"timeout": timeout, "priority": priority, "tenant": tenant})
+
+    async def batch_rank(
+        self,
+        groups: Iterable[Responses] | AsyncIterable[Responses],
+        *,
+        method: RankMethod = "pairs",
+        comparisons: int | None = None,
+        **options: Unpack[JudgeBatchOptions],
+    ) -> BatchResult[Ranking]:
+        """Rank many groups of responses. All comparisons are in flight together, and no group waits for another's round.
+
+        Options and errors are those of :meth:`batch_score`, but ``timeout`` is for each comparison. A group that is not ranked by the
+        ``deadline`` fails with ``DeadlineExceeded``. The progress and the counts of the statistics are of groups.
+
+        Args:
+            groups: ``(prompt, responses)``, ``(prompt, responses, reference)`` or mappings of fields. The result of a mapping has all
+                fields but these three in ``extra``.
+            method, comparisons: as in :meth:`rank`, for each group.
+        """
+        return await self._ranker(method, comparisons).many(groups, options)
 
     async def aclose(self) -> None:
         """Write pending cache entries, and close the client if the judge owns it. Otherwise the judge can be used again."""
@@ -252,17 +349,27 @@ class Judge:
     def __repr__(self) -> str:
         return f"<Judge {', '.join(self._config.model)}>"
 
-    async def _one(self, builder: RequestBuilder, fields: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
-        born, request_options, pools = runtime_of(self._client).clock(), self._request_options(options), self._pools(builder)
+    async def _one(self, fields: Mapping[str, Any], options: Mapping[str, Any], *, pairs: bool = False) -> Any:
+        born, request_options, pools = runtime_of(self._client).clock(), self._request_options(options), self._pools()
+        builder = await self._builder(pools, request_options.timeout, pairs=pairs)
         requests = builder.requests(fields)
         known = () if self._cache is None else await self._cache.votes(requests)
         return await SingleCall(*self._here(), request_options, pools, builder, born).run(requests, known)
 
     async def _many(
-        self, builder: RequestBuilder, items: Iterable[Any] | AsyncIterable[Any], options: Mapping[str, Any]
+        self,
+        items: Iterable[Any] | AsyncIterable[Any],
+        options: Mapping[str, Any],
+        *,
+        pairs: bool = False,
+        builder: RequestBuilder | None = None,
     ) -> BatchResult[Any]:
         check_batch_options(options)
-        items, request_options, pools = batch_items("items", items), self._request_options(options), self._pools(builder)
+        runtime, began = runtime_of(self._client), runtime_of(self._client).clock()
+        items, request_options, pools = batch_items("items", items), self._request_options(options), self._pools()
+        collecting = runtime.collecting(options, next(iter(pools.values())), items, ", ".join(self._config.model))
+        if builder is None:
+            builder = await self._builder(pools, seconds("deadline", options.get("deadline")), pairs=pairs)
         batch = BatchRunner(
             *self._here(),
             items if self._cache is None else self._cache.with_votes(items, builder.read),
@@ -270,12 +377,37 @@ class Judge:
             options=request_options,
             pools=pools,
             size=len(items) if isinstance(items, Sized) else None,
-            **runtime_of(self._client).collecting(options, next(iter(pools.values())), items, ", ".join(self._config.model)),
+            waited=runtime.clock() - began,
+            **collecting,
         )
         return await batch.run()
 
-    def _pools(self, builder: RequestBuilder) -> dict[JudgeModel, Pool]:
-        return {judge_model: runtime_of(self._client).pool(judge_model.model) for judge_model in builder.judge_models}
+    def _ranker(self, method: RankMethod, comparisons: int | None) -> Ranker:
+        if method == "listwise":
+            compare, read = partial(self._many, builder=self._lists), by_list(self._lists.requests, comparisons)
+            return Ranker(self._client, lambda items, **options: compare(items, options), read, self._config.model)
+        if method != "pairs":
+            raise ConfigError(f"method must be 'pairs' or 'listwise', not {method!r}")
+        check = self._builders.get(self._builders.written, pairs=True).requests
+        return Ranker(self._client, self.batch_compare, by_pairs(check, comparisons), self._config.model)
+
+    @cached_property
+    def _lists(self) -> ListwiseBuilder:
+        return ListwiseBuilder(self._config)
+
+    async def _builder(self, pools: Mapping[str, Pool], timeout: float | None, *, pairs: bool) -> RequestBuilder:
+        """What builds the requests now. Finds out what the servers of each model take, if it is not known; waits ``timeout`` at most."""
+        if self._config.method == "write":
+            return self._builders.get(self._builders.written, pairs=pairs)
+        dialects, driver = runtime_of(self._client).dialects, runtime_of(self._client).driver()
+        autos = self._builders.autos
+        asked = [model for model in pools if not autos[model].given_up and model not in dialects.most]
+        await asyncio.gather(*(dialects.find(driver, pools[model], model, timeout) for model in asked))
+        limits = tuple(0 if autos[model].given_up else dialects.most_questions(pool, model) for model, pool in pools.items())
+        return self._builders.get(limits, pairs=pairs)
+
+    def _pools(self) -> dict[str, Pool]:
+        return {model: runtime_of(self._client).pool(model) for model in self._config.model}
 
     def _request_options(self, options: Mapping[str, Any]) -> RequestOptions:
         return runtime_of(self._client).request_options({**options, "hedge": self._hedge})
@@ -286,8 +418,14 @@ class Judge:
         flights = self._flights.get(driver)
         if flights is None:
             with self._lock:
-                flights = self._flights.setdefault(driver, SingleFlight(None if self._cache is None else self._cache.keep))
+                flights = self._flights.setdefault(driver, SingleFlight(self._keep))
         return driver, flights
+
+    def _keep(self, entry: CacheEntry) -> None:
+        """Note an answer of a model: which weights wrote it, and in the cache, if there is one."""
+        self._calibrator.note(entry.reply.fingerprint)
+        if self._cache is not None:
+            self._cache.keep(entry)
 
 
 class SyncJudge(BlockingTwin[Judge]):
@@ -321,6 +459,8 @@ class SyncJudge(BlockingTwin[Judge]):
     compare = blocking(Judge.compare)
     batch_score = blocking(Judge.batch_score)
     batch_compare = blocking(Judge.batch_compare)
+    rank = blocking(Judge.rank)
+    batch_rank = blocking(Judge.batch_rank)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _blocking, (self._async,)

@@ -15,6 +15,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import lru_cache
+from string import ascii_uppercase
 from typing import Any, TypeGuard
 
 from qreward.codecs.chat import is_missing, joined
@@ -237,22 +238,52 @@ def fenced(text: str) -> str:
     return f"{fence}\n{text}\n{fence}"
 
 
+def _material(fields: Mapping[str, Any], titles: Mapping[str, str]) -> str:
+    return "\n\n".join(f"{title}:\n{fenced(in_words(fields[name], name))}" for name, title in titles.items() if name in fields)
+
+
+def _notes(fields: Mapping[str, Any]) -> str:
+    return f"{_AGREEMENT} {_CAUTION}" if "reference" in fields else _CAUTION
+
+
 def _asked(fields: Mapping[str, Any], titles: Mapping[str, str], question: str) -> list[dict[str, Any]]:
-    parts = [f"{title}:\n{fenced(in_words(fields[name], name))}" for name, title in titles.items() if name in fields]
-    agreement = f" {_AGREEMENT}" if "reference" in fields else ""
-    parts.append(f"Question: {question}{agreement} {_CAUTION}")
-    return [{"role": "user", "content": "\n\n".join(parts)}]
+    return [{"role": "user", "content": f"{_material(fields, titles)}\n\nQuestion: {question} {_notes(fields)}"}]
+
+
+def _unasked(fields: Mapping[str, Any], titles: Mapping[str, str]) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": f"{_material(fields, titles)}\n\n{_notes(fields)}"}]
 
 
 _POINT = {"prompt": "Task", "reference": "Reference answer", "response": "Candidate answer"}
 _PAIR = {"prompt": "Task", "reference": "Reference answer", "first": "Answer A", "second": "Answer B"}
+POINT_QUESTION = "how good is the candidate answer to the task?"
+LIST_QUESTION = "which answers to the task are better than which? Order all of them. The order in which they stand means nothing."
+PAIR_QUESTION = "which answer to the task is better, A or B? Their order means nothing."
 
 
 def point(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The built-in prompt for one response."""
-    return _asked(fields, _POINT, "how good is the candidate answer to the task?")
+    return _asked(fields, _POINT, POINT_QUESTION)
 
 
 def pair(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The built-in prompt for a pair."""
-    return _asked(fields, _PAIR, "which answer to the task is better, A or B? Their order means nothing.")
+    return _asked(fields, _PAIR, PAIR_QUESTION)
+
+
+def listed(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The built-in prompt for a list of responses, with the letters of the alphabet as labels."""
+    labelled = {f"Answer {label}": response for label, response in zip(ascii_uppercase, fields["responses"], strict=False)}
+    shown = {name: value for name, value in fields.items() if name in ("prompt", "reference")}
+    titles = {"prompt": "Task", "reference": "Reference answer", **{title: title for title in labelled}}
+    return _asked({**shown, **labelled}, titles, LIST_QUESTION)
+
+
+def point_input(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What the built-in prompt shows of one response, for questions that follow it. All of them have it as a common prefix."""
+    return _unasked(fields, _POINT)
+
+
+def pair_input(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The same for a pair."""
+    return _unasked(fields, _PAIR)

@@ -1,26 +1,26 @@
-"""Build the requests for an item: which models, which messages, how many samples. Sends nothing."""
+"""Build the requests for an item: which models, which questions, which messages, how many samples. Sends nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
 from qreward.codecs.chat import CHAT
 from qreward.errors import ConfigError
 from qreward.judge import prompts
-from qreward.judge.aggregation import Aggregate, Decide, aggregate_comparisons, aggregate_scores
+from qreward.judge.aggregation import Aggregate, Decide, aggregate_comparisons, aggregate_rubrics, aggregate_scores
+from qreward.judge.asking import JudgeModel, encoded
 from qreward.judge.config import JudgeConfig
 from qreward.judge.prompts import Messages, Prompt
 from qreward.judge.sampling import JudgeRequest, ReadItem
 from qreward.judge.types import Comparison, Preference, Verdict
-from qreward.judge.verdict_parser import VerdictParser
-from qreward.judge.writing import JudgeModel, encoded, noted
+from qreward.judge.writing import noted
 from qreward.results import Usage
 
 ANSWER_FORM = "answer_form"
-"""The template field that is replaced by the instruction how to answer."""
+"""The template field that is replaced by what is asked and how to answer."""
 POINT_NAMES = ("prompt", "response", "reference")
 PAIR_NAMES = ("prompt", "first", "second", "reference")
 
@@ -45,36 +45,88 @@ def extra_of(item: object, names: Sequence[str] = POINT_NAMES) -> Mapping[str, A
     return {name: value for name, value in item.items() if name not in names} or None
 
 
+class ItemPrompt:
+    """The prompt of a judge for single responses, or for pairs: the messages of an item, without and with a question.
+
+    Args:
+        prompt: the user's prompt; None is the built-in one.
+        config: the system message, and the response format.
+        pairs: the prompt shows two responses.
+        apart: the built-in prompt shows the material alone, as several questions follow it, or questions that say everything.
+
+    Attributes:
+        names: names of the fields of an item.
+        pairs: see above.
+    """
+
+    def __init__(self, prompt: object, config: JudgeConfig, *, pairs: bool, apart: bool) -> None:
+        self.pairs, self.names = pairs, PAIR_NAMES if pairs else POINT_NAMES
+        whole, material = (prompts.pair, prompts.pair_input) if pairs else (prompts.point, prompts.point_input)
+        self._prompt = Prompt(
+            (material if apart else whole) if prompt is None else prompt,
+            config.system,
+            needed=self.names[:-1] if prompt is None else self.names[1:-1],  # the built-in prompts show the task
+            known=None if callable(prompt) else self.names,
+            what="pair_prompt" if pairs else "prompt",
+        )
+        self.has_place = ANSWER_FORM in self._prompt.names
+        self._appends = not self.has_place and (apart or prompt is None or config.response_format != "none")
+
+    def messages(self, fields: Mapping[str, Any], *, extra: bool, question: str = "") -> Messages:
+        """The messages for one item. ``question`` stands where the template names it. Raises ``ConfigError`` and ``BadRequest``."""
+        validated: Messages = CHAT.validate(
+            self._prompt.messages({**fields, ANSWER_FORM: question} if self.has_place else fields, extra=extra)
+        )
+        return validated
+
+    def asking(self, messages: Messages, question: str) -> Messages:
+        """These messages with the question at the end, if the template names no place for it."""
+        return noted(messages, question) if question and self._appends else messages
+
+
+class ModelQuestions(NamedTuple):
+    """What one model is asked about an item.
+
+    Attributes:
+        prompt: the prompt.
+        questions: the questions; each is one request.
+    """
+
+    prompt: ItemPrompt
+    questions: Sequence[JudgeModel]
+
+
 class RequestBuilder:
     """Builds the requests of one judge, for single responses or for pairs.
 
     Args:
-        prompt: the user's prompt; None is the built-in one.
-        parser: parser of the answers.
-        config: models, samples, aggregation and request parameters.
-        pairs: compare two responses, each pair in both orders.
+        models: what each model is asked. All prompts are for single responses, or all for pairs.
+        samples: requests per question.
+        decide: aggregates the outcomes of all requests of an item. They are in the order of models, samples, questions, and the two orders
+            of a pair.
+        instead: builds the requests to models that turn out to give no probabilities. None if there are none.
+        calibrate: maps the score of a single response to its calibrated score. None leaves scores as they are.
 
     Attributes:
-        judge_models: the judge models.
         per_item: requests per item.
-        decide: aggregates the votes of an item.
+        per_model: requests per item to each model.
+        decide: see above.
     """
 
-    def __init__(self, prompt: object, parser: VerdictParser, config: JudgeConfig, *, pairs: bool = False) -> None:
-        self._pairs, self._form, self._samples = pairs, parser.instruction, config.samples
-        self._names = names = PAIR_NAMES if pairs else POINT_NAMES
-        self._prompt = Prompt(
-            (prompts.pair if pairs else prompts.point) if prompt is None else prompt,
-            config.system,
-            needed=names[:-1] if prompt is None else names[1:-1],  # the built-in prompts show the task
-            known=None if callable(prompt) else names,
-            what="pair_prompt" if pairs else "prompt",
-        )
-        self._names_form = ANSWER_FORM in self._prompt.names
-        self._appends_form = not self._names_form and (prompt is None or config.response_format != "none")
-        self.judge_models = tuple(JudgeModel(model, parser, config) for model in config.model)
-        self.per_item = len(self.judge_models) * config.samples * (2 if pairs else 1)
-        self.decide: Decide = partial(aggregate_comparisons if pairs else aggregate_scores, how=config.settle)
+    def __init__(
+        self,
+        models: Sequence[ModelQuestions],
+        samples: int,
+        decide: Decide,
+        instead: RequestBuilder | None = None,
+        calibrate: Callable[[float], float] | None = None,
+    ) -> None:
+        self._models, self._samples, self.decide, self._instead, self._calibrate = models, samples, decide, instead, calibrate
+        self._names, self._pairs = models[0].prompt.names, models[0].prompt.pairs
+        each = samples * (2 if self._pairs else 1)
+        self.per_model = {questions[0].model: len(questions) * each for _, questions in models}
+        self.per_item = sum(self.per_model.values())
+        self._grouped = any(len(questions) > 1 for _, questions in models)
 
     def read(self, item: object) -> ReadItem:
         """The requests for an item of a batch. An exception, which may come from the item's own code, becomes the item's result."""
@@ -87,30 +139,82 @@ class RequestBuilder:
 
     def requests(self, fields: Mapping[str, Any], *, extra: bool = False) -> list[JudgeRequest]:
         """The requests for an item. Raises ``ConfigError`` for a missing or, without ``extra``, an unused field; and ``BadRequest``."""
-        orders = [(self._messages(fields, extra), False)]
-        if self._pairs:
-            orders.append((self._messages({**fields, "first": fields["second"], "second": fields["first"]}, extra), True))
-        digests = [(messages, swapped, blake2b(encoded(messages), digest_size=16).digest()) for messages, swapped in orders]
+        group = tuple(map(_digest, (fields.get("prompt"), fields))) if self._grouped else None
+        found: list[JudgeRequest] = []
+        orders: dict[ItemPrompt, list[ItemInOrder]] = {}
+        for prompt, questions in self._models:
+            if prompt not in orders:
+                orders[prompt] = self._orders(prompt, fields, extra)
+            found += [
+                JudgeRequest(question, *order.asked(question, sample), sample, order.swapped, group)
+                for sample in range(self._samples)
+                for question in questions
+                for order in orders[prompt]
+            ]
+        if self._instead is None:
+            return found
         return [
-            JudgeRequest(judge_model, messages, sample, swapped, _key(judge_model.identity, sample, digest))
-            for judge_model in self.judge_models
-            for sample in range(self._samples)
-            for messages, swapped, digest in digests
+            one._replace(instead=other) if one.judge_model is not other.judge_model else one
+            for one, other in zip(found, self._instead.requests(fields, extra=extra), strict=True)
         ]
+
+    def _orders(self, prompt: ItemPrompt, fields: Mapping[str, Any], extra: bool) -> list[ItemInOrder]:
+        first = ItemInOrder(prompt, fields, extra, swapped=False)
+        if not self._pairs:
+            return [first]
+        return [first, ItemInOrder(prompt, {**fields, "first": fields["second"], "second": fields["first"]}, extra, swapped=True)]
 
     def result(self, decided: Aggregate, usage: Usage | None, *, cached: bool) -> Verdict | Comparison:
         """The result of an item for the user."""
-        score, votes = decided
+        score, votes, confidence = decided
         if not self._pairs:
-            return Verdict(score, votes, None, usage, cached)
+            calibrated = score if self._calibrate is None else self._calibrate(score)
+            return Verdict(calibrated, votes, None, usage, cached, confidence, calibrated=self._calibrate is not None)
         preference: Preference = "first" if score > 0.5 else "second" if score < 0.5 else "tie"
-        return Comparison(preference, score, votes, usage, cached)
+        return Comparison(preference, score, votes, usage, cached, confidence)
 
-    def _messages(self, fields: Mapping[str, Any], extra: bool) -> Messages:
-        messages = self._prompt.messages({**fields, ANSWER_FORM: self._form} if self._names_form else fields, extra=extra)
-        validated: Messages = CHAT.validate(messages)
-        return noted(validated, self._form) if self._appends_form else validated
+
+class ItemInOrder:
+    """An item as it is shown, of a pair in one of its orders. What several questions share is made once."""
+
+    __slots__ = ("_base", "_extra", "_fields", "_made", "_prompt", "swapped")
+
+    def __init__(self, prompt: ItemPrompt, fields: Mapping[str, Any], extra: bool, *, swapped: bool) -> None:
+        self._prompt, self._fields, self._extra, self.swapped = prompt, fields, extra, swapped
+        self._base = None if prompt.has_place else prompt.messages(fields, extra=extra)
+        self._made: dict[str, tuple[Messages, bytes]] = {}
+
+    def asked(self, judge_model: JudgeModel, sample: int) -> tuple[Any, bytes]:
+        """What is sent to ask a question, and its key."""
+        question = judge_model.question
+        if question not in self._made:
+            base = self._prompt.messages(self._fields, extra=self._extra, question=question) if self._base is None else self._base
+            messages = self._prompt.asking(base, question)
+            self._made[question] = messages, _digest(messages)
+        messages, digest = self._made[question]
+        return judge_model.asked(messages), _key(judge_model.identity, sample, digest)
 
 
 def _key(identity: bytes, sample: int, digest: bytes) -> bytes:
     return blake2b(identity + sample.to_bytes(4, "big") + digest, digest_size=16).digest()
+
+
+def _digest(value: object) -> bytes:
+    return blake2b(encoded(value), digest_size=16).digest()
+
+
+def scored(config: JudgeConfig, width: float | None) -> Decide:
+    """Aggregates single scores in a range of this width."""
+    return partial(aggregate_scores, how=config.settle, width=width)
+
+
+def compared(config: JudgeConfig) -> Decide:
+    """Aggregates comparisons."""
+    return partial(aggregate_comparisons, how=config.settle)
+
+
+def by_rubric(config: JudgeConfig, models: Sequence[ModelQuestions]) -> Decide:
+    """Aggregates the outcomes of the criteria of a rubric."""
+    assert config.rubric is not None
+    sizes = tuple(len(questions) for _, questions in models for _ in range(config.samples))
+    return partial(aggregate_rubrics, how=config.settle, rubric=config.rubric, sizes=sizes, bounds=config.range or (0.0, 1.0))

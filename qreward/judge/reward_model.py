@@ -11,6 +11,7 @@ from qreward.client import QRewardClient
 from qreward.codecs.rewards.answers import RewardScore
 from qreward.codecs.rewards.registry import SCORE
 from qreward.errors import ConfigError
+from qreward.judge.cascade import Cascade, CascadeConfig
 from qreward.judge.config import JudgeConfig
 from qreward.judge.judge import Judge
 from qreward.judge.prompts import check_extra
@@ -172,12 +173,12 @@ def _item(item: object) -> dict[str, Any]:
     return {**named, "label": fields["reference"]} if "reference" in given else named
 
 
-def make_scorer(client: QRewardClient, scorer: JudgeConfig | str | None, *, owns_client: bool = True) -> Scorer:
-    """Create a judge from its settings, or a reward model scorer from a model name.
+def make_scorer(client: QRewardClient, scorer: JudgeConfig | CascadeConfig | str | None, *, owns_client: bool = True) -> Scorer:
+    """Create a judge or a cascade from its settings, or a reward model scorer from a model name.
 
     Args:
         client: the client that sends the requests.
-        scorer: the settings of a judge, or the name of a reward model.
+        scorer: the settings of a judge or a cascade, or the name of a reward model.
         owns_client: closing the scorer also closes the client.
 
     Raises:
@@ -189,6 +190,8 @@ def make_scorer(client: QRewardClient, scorer: JudgeConfig | str | None, *, owns
     """
     if isinstance(scorer, JudgeConfig):
         return Judge.from_config(client, scorer, owns_client=owns_client)
+    if isinstance(scorer, CascadeConfig):
+        return Cascade.from_config(scorer, partial(make_scorer, client, owns_client=owns_client))
     if isinstance(scorer, str) and scorer:
         return RewardModelScorer(client, scorer, owns_client=owns_client)
-    raise ConfigError(f"a scorer is made from JudgeConfig or the name of a reward model, not {scorer!r}")
+    raise ConfigError(f"a scorer is made from JudgeConfig, CascadeConfig or the name of a reward model, not {scorer!r}")

@@ -15,11 +15,11 @@ from qreward.engine.batch import BatchWaiter
 from qreward.engine.driver import LoopDriver
 from qreward.engine.snapshots import ItemTallies, result_of
 from qreward.errors import BadRequest, QRewardError
+from qreward.judge.ranking import Ranking
 from qreward.judge.requests import RequestBuilder
 from qreward.judge.sampling import JudgeRequest, ReadItem
 from qreward.judge.singleflight import Caller, JudgeItem, SampleTask, SharedRequest, SingleFlight
 from qreward.judge.types import Comparison, Verdict, Vote
-from qreward.judge.writing import JudgeModel
 from qreward.results import Result
 from qreward.scheduler.outcome import Answer, Outcome
 from qreward.scheduler.state import Attempt, BatchFeed, Pool, RequestOptions, Source, Task
@@ -36,7 +36,7 @@ class SingleCall(Caller):
         driver: LoopDriver,
         flights: SingleFlight,
         options: RequestOptions,
-        pools: Mapping[JudgeModel, Pool],
+        pools: Mapping[str, Pool],
         builder: RequestBuilder,
         born: float,
     ) -> None:
@@ -71,14 +71,14 @@ class SingleCall(Caller):
 
 
 class JudgeAnswer:
-    """A verdict or comparison in the form in which ``Result`` takes an answer."""
+    """A verdict, comparison or ranking in the form in which ``Result`` takes an answer."""
 
     __slots__ = ("estimated", "usage", "value")
 
-    def __init__(self, value: Verdict | Comparison, *, estimated: bool = False) -> None:
+    def __init__(self, value: Verdict | Comparison | Ranking, *, estimated: bool = False) -> None:
         self.value, self.usage, self.estimated = value, value.usage, estimated
 
-    def build(self) -> Verdict | Comparison:
+    def build(self) -> Verdict | Comparison | Ranking:
         return self.value
 
     def text(self) -> str:
@@ -95,6 +95,7 @@ class BatchRunner(Caller, BatchWaiter):
         items: the items, or ``ReadItem`` objects whose votes were looked up.
         builder: makes the requests of an item.
         size: number of items, if known.
+        waited: seconds of the deadline that have passed.
     """
 
     has_feed = True
@@ -107,15 +108,16 @@ class BatchRunner(Caller, BatchWaiter):
         *,
         builder: RequestBuilder,
         options: RequestOptions,
-        pools: Mapping[JudgeModel, Pool],
+        pools: Mapping[str, Pool],
         size: int | None,
+        waited: float = 0.0,
         **kwargs: Any,
     ) -> None:
         BatchWaiter.__init__(self, driver, next(iter(pools.values())), items, builder.read, terms=options, **kwargs)
         self.flights, self.options, self.pools, self.decide = flights, options, pools, builder.decide
         self.carry = self._send_timed if builder.per_item > 1 else None
         self._tallies: ItemTallies = ItemTallies()
-        self._size, self._builder = size, builder
+        self._size, self._builder, self._waited = size, builder, waited
         self._open: dict[JudgeItem, None] = {}
         self._others: dict[Pool, BatchFeed] = {}  # of the models whose pool is not that of the first model
 
@@ -152,7 +154,7 @@ class BatchRunner(Caller, BatchWaiter):
         """An upper bound: items may share requests."""
         if self._size is None:
             return None
-        return self._size * self._builder.per_item * list(self.pools.values()).count(pool) // len(self.pools)
+        return self._size * sum(each for model, each in self._builder.per_model.items() if self.pools[model] is pool)
 
     def _refill(self, but: BatchFeed | None = None) -> None:
         for feed in self._feeds():
@@ -272,6 +274,7 @@ class BatchRunner(Caller, BatchWaiter):
     def _stop(self, make_error: Callable[[], QRewardError]) -> None:
         for feed in self._feeds():
             self.driver.close_feed(feed)
+        self._ending = True  # the last open item is not the end: those that were not read follow
         for item in list(self._open):
             item.end(make_error())
         super()._stop(make_error)

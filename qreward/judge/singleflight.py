@@ -19,7 +19,6 @@ from qreward.judge.aggregation import Decide, SampleOutcome
 from qreward.judge.cache import CacheEntry
 from qreward.judge.sampling import JudgeRequest, SampleRequest
 from qreward.judge.types import Vote
-from qreward.judge.writing import JudgeModel
 from qreward.records import added
 from qreward.results import AttemptRecord, Usage, with_trail
 from qreward.scheduler.outcome import Answer
@@ -45,7 +44,7 @@ class Caller:
         driver: driver of the event loop.
         flights: the requests in flight in this event loop.
         options: options of each request; ``timeout`` is that of an item, in seconds.
-        pools: the pool of endpoints of each judge model.
+        pools: the pool of endpoints of each judge model, by its name.
         decide: aggregates the outcomes of an item's requests that are known so far.
         context: context variables of the caller.
     """
@@ -54,7 +53,7 @@ class Caller:
     driver: LoopDriver
     flights: SingleFlight
     options: RequestOptions
-    pools: Mapping[JudgeModel, Pool]
+    pools: Mapping[str, Pool]
     decide: Decide
     context: Context
 
@@ -230,7 +229,7 @@ class SharedRequest(Waiter):
     def __init__(self, key: Hashable, request: JudgeRequest, caller: Caller) -> None:
         self._key, self.request, self.sample = key, request, SampleRequest(request)
         self.flights, self.driver = caller.flights, caller.driver
-        self.options, self.pool, self.context = caller.options, caller.pools[request.judge_model], caller.context
+        self.options, self.pool, self.context = caller.options, caller.pools[request.judge_model.model], caller.context
         self.waiters: list[tuple[JudgeItem, int]] = []
         self.batch: Caller | None = caller if caller.has_feed else None
         self.task: SampleTask | None = None
@@ -331,8 +330,9 @@ class SharedRequest(Waiter):
         if self.flights.keep is not None and isinstance(outcome, Answer):
             assert self.sample.reply is not None
             assert source is not None
-            key = self.request.key if isinstance(evaluated, Vote) else None
-            self.flights.keep(CacheEntry(self.request.judge_model.cached_as, source.name, self.sample.reply, key))
+            request = self.sample.request
+            key = request.key if isinstance(evaluated, Vote) else None
+            self.flights.keep(CacheEntry(request.judge_model.cached_as, source.name, self.sample.reply, key))
         if evaluated is None and self.driver.engine.clock() < self.latest():
             self.send(again=True)
         elif isinstance(evaluated, RequestTimeout):

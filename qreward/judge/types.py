@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Unpack
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Unpack
 
+from qreward.decisions import Option
 from qreward.errors import ConfigError
 from qreward.options import DEFAULT, JudgeBatchOptions
 from qreward.results import BatchResult, Usage
@@ -23,16 +24,42 @@ Item = tuple[Any, Any] | tuple[Any, Any, Any] | Mapping[str, Any]
 ``reference``, and the other fields that a prompt template names. A prompt is a text or a list of messages, a response is a text."""
 
 
+class CriterionResult(NamedTuple):
+    """The outcome of one criterion of a rubric.
+
+    Attributes:
+        score: how far the criterion is met, from 0 to 1.
+        weight: the weight of the criterion in the score of the rubric.
+        confidence: of a decision its confidence, from 0 to 1; None for a written answer.
+        distribution: of a decision the probability of each option; None for a written answer.
+        text: the answer as received; ``""`` for a decision.
+
+    Example:
+        >>> CriterionResult(0.9, weight=2.0, confidence=0.9, distribution={True: 0.9, False: 0.1}).score
+        0.9
+    """
+
+    score: float
+    weight: float = 1.0
+    confidence: float | None = None
+    distribution: Mapping[Option, float] | None = None
+    text: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """One parsed answer of one judge.
+    """One parsed answer of one judge. With a rubric it is made from the answers to all criteria.
 
     Attributes:
         score: the score, in the judge's ``range``.
-        verdict: the answer as an instance of the judge's ``verdict`` model; None for a reward model.
-        text: the answer as received.
+        verdict: the answer as an instance of the judge's ``verdict`` model; None for a decision, a rubric and a reward model.
+        text: the answer as received; ``""`` for a decision and a rubric.
         model: name of the model.
         swapped: True if the responses of a pair were shown in reverse order.
+        confidence: of a decision its confidence, from 0 to 1; None for a written answer and a reward model.
+        distribution: of a decision with one question the probability of each option, else None. Of a pair the options are ``first``,
+            ``second`` and ``tie``, in whichever order the responses were shown.
+        criteria: the outcome of each criterion of a rubric, by name; None without a rubric.
     """
 
     score: float
@@ -40,6 +67,9 @@ class Vote:
     text: str = ""
     model: str = ""
     swapped: bool = False
+    confidence: float | None = None
+    distribution: Mapping[Option, float] | None = None
+    criteria: Mapping[str, CriterionResult] | None = None
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -52,6 +82,10 @@ class Verdict:
         attributes: the numbers of a reward model that returns several, by name.
         usage: tokens of all answers to this item, including answers that could not be parsed. None if no server reported usage.
         cached: True if no request was sent for this item.
+        confidence: from 0 to 1. Of a single decision its confidence. Of several votes the share that agrees with the score; see
+            :func:`~qreward.judge.aggregation.agreement`. None for a single written answer and a reward model.
+        decided_by: name of the scorer that gave the verdict, where several could have; ``""`` if there is only one.
+        calibrated: True if a calibration was applied to the score.
 
     Example:
         >>> Verdict(0.75, (Vote(0.75, text="Score: 7.5"),)).text
@@ -65,6 +99,19 @@ class Verdict:
     attributes: Mapping[str, float] | None = None
     usage: Usage | None = None
     cached: bool = False
+    confidence: float | None = None
+    decided_by: str = ""
+    calibrated: bool = False
+
+    @property
+    def distribution(self) -> Mapping[Option, float] | None:
+        """The first vote's probability of each option. None if it is not a decision with one question."""
+        return self.votes[0].distribution if self.votes else None
+
+    @property
+    def criteria(self) -> Mapping[str, CriterionResult] | None:
+        """The first vote's outcome of each criterion, by name. None without a rubric."""
+        return self.votes[0].criteria if self.votes else None
 
     @property
     def verdict(self) -> BaseModel | None:
@@ -103,6 +150,7 @@ class Comparison:
         votes: the answers it was aggregated from. The ``score`` of each is that of the first response, in whichever order they were shown.
         usage: tokens of all answers. None if no server reported usage.
         cached: True if no request was sent for this pair.
+        confidence: as in :class:`Verdict`; the votes are the pairs of both orders.
     """
 
     preference: Preference
@@ -110,6 +158,7 @@ class Comparison:
     votes: tuple[Vote, ...]
     usage: Usage | None = None
     cached: bool = False
+    confidence: float | None = None
 
     def __repr__(self) -> str:
         return _shown(self, self.preference)
@@ -125,10 +174,12 @@ _SHOWN = 60
 
 
 def _shown(of: Verdict | Comparison, outcome: str) -> str:
-    """The ``repr``: the outcome, the votes if there are several, the models, and the beginning of the first answer."""
+    """The ``repr``: the outcome, the votes if there are several, the models, and the beginning of the first answer or its criteria."""
     scores = f" from {len(of.votes)} votes ({', '.join(f'{vote.score:g}' for vote in of.votes[:8])})" if len(of.votes) > 1 else ""
     models = ", ".join(dict.fromkeys(vote.model for vote in of.votes if vote.model))
-    text = " ".join(of.votes[0].text[: 4 * _SHOWN].split()) if of.votes else ""
+    criteria = (of.votes[0].criteria or {}) if of.votes else {}
+    said = ", ".join(f"{name} {result.score:g}" for name, result in criteria.items()) or (of.votes[0].text if of.votes else "")
+    text = " ".join(said[: 4 * _SHOWN].split())
     begins = text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
     return "".join([
         f"<{type(of).__name__} {outcome}{scores}",
@@ -144,6 +195,7 @@ class Scorer(Protocol):
 
     async def score(
         self,
+        /,
         prompt: Any,
         response: Any,
         *,

@@ -81,6 +81,13 @@ class VerdictParser:
         """JSON schema of an answer."""
         return schema_of(self.model, self.scale)
 
+    @property
+    def ends(self) -> tuple[float, float] | None:
+        """Lowest and highest reward. None if they are not known, as a score function gives the reward."""
+        if self._score is not None:
+            return None
+        return self._range or (self.scale if self._is_number else (0.0, 1.0))
+
     def read(self, reply: ModelReply) -> tuple[float, BaseModel]:
         """The reward and the verdict of an answer.
 

@@ -1,54 +1,71 @@
-"""Ask a model to write its verdict: the request, the response format that its servers accept, and the reading of the answer.
-
-This is one way of asking. Another one, such as an endpoint that answers with probabilities, is a class with the public members of
-:class:`JudgeModel`, through which the other modules send questions and read answers.
-"""
+"""Ask a model to write its verdict: the request, the response format that its servers accept, and the reading of the answer."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from typing import Any
+from functools import lru_cache
+from string import ascii_uppercase
+from typing import Any, Literal
 
-import msgspec
+from pydantic import BaseModel, Field, create_model
 
 from qreward.codecs.base import WireRequest
 from qreward.errors import BadRequest, ConfigError, QRewardError
-from qreward.judge.codec import JUDGE, ModelReply, parse_reply, refuses_format
+from qreward.judge.asking import JudgeModel, encoded
+from qreward.judge.codec import JUDGE, ModelReply, Reply, parse_reply, refuses_format
 from qreward.judge.config import JudgeConfig, ResponseFormat
+from qreward.judge.parsing import ScoreVerdict, YesNoVerdict
 from qreward.judge.prompts import Messages
-from qreward.judge.types import Vote
+from qreward.judge.rubric import Criterion, Rubric
+from qreward.judge.types import CriterionResult, Vote
 from qreward.judge.verdict_parser import VerdictParser
 from qreward.options import preparer
+from qreward.transport.error_mapping import one_line
 
 SENT_BACK = 4000
 """Characters of an unreadable answer that are sent back to the model: its end, where the verdict is."""
+SHOWN = 200
+"""Characters of an unreadable answer in its error message."""
 LADDER: tuple[ResponseFormat, ...] = ("json_schema", "json_object", "none")
 """Response formats, from the strictest to the one that every server accepts."""
 
 
-class JudgeModel:
-    """One model of a judge, with the parser of its answers and the response format that its servers accept.
+class FormatLadder:
+    """The response format that the servers of a model accept. All questions to the model share it.
 
     ``auto`` starts with the first format of ``LADDER`` and moves to the next one when a server rejects it. If the endpoints of a route
     differ, all are sent the first format that every one of them accepts.
+    """
 
-    Attributes:
-        model: name of the model.
-        reasks: how often a request is sent again after an answer that cannot be read.
-        format: the response format of new requests.
-        cached_as: name of the model in the cache, including the namespace.
-        identity: the part of the key that all its requests share. Headers are left out, as they may contain an API key.
+    def __init__(self, config: JudgeConfig) -> None:
+        self.is_auto = config.response_format == "auto"
+        self.format: ResponseFormat = LADDER[0] if self.is_auto else config.response_format
+
+    def leave(self, form: str) -> None:
+        """Leave a format that was rejected, unless this has happened already."""
+        if self.format == form:
+            self.format = LADDER[LADDER.index(self.format) + 1]
+
+
+class WritingModel(JudgeModel):
+    """A question to one model that writes its answer.
+
+    Args:
+        ladder: shared by all questions to the model.
+        about: the criterion that the question is about, if it is one of a rubric; or all of them, for a comparison.
 
     Raises:
         ConfigError: the parameters cannot be sent.
     """
 
-    def __init__(self, model: str, parser: VerdictParser, config: JudgeConfig) -> None:
-        self.model, self.reasks, self._parser = model, config.reasks, parser
-        self.cached_as = json.dumps([config.cache_namespace, model])
-        self._is_auto = config.response_format == "auto"
-        self.format: ResponseFormat = LADDER[0] if self._is_auto else config.response_format
+    def __init__(
+        self, model: str, parser: VerdictParser, config: JudgeConfig, ladder: FormatLadder, about: Criterion | Rubric | None = None
+    ) -> None:
+        super().__init__(model, config)
+        self.reasks, self._parser, self._ladder = config.reasks, parser, ladder
+        self._criterion = about if isinstance(about, Criterion) else None
+        words = about.in_words() if isinstance(about, Rubric) else in_words(about) if about else ""
+        self.question = f"{words}\n\n{parser.instruction}" if words else parser.instruction
         schema = {"name": parser.model.__name__, "schema": parser.schema, "strict": True}
         self._formats = {"json_schema": {"type": "json_schema", "json_schema": schema}, "json_object": {"type": "json_object"}}
         self._params = {name: value for name, value in config.params.items() if name not in ("extra_headers", "hedge")}
@@ -56,17 +73,25 @@ class JudgeModel:
         self._headers, self._body = config.params.get("extra_headers"), self._params.pop("extra_body", None)
         seed = self._params.get("seed")
         self._seed = seed if isinstance(seed, int) else None
-        self._prepare: dict[tuple[ResponseFormat, int], Callable[[Any], WireRequest]] = {}
+        self._prepare: dict[tuple[str, int], Callable[[Any], WireRequest]] = {}
         try:
             self.prepare(0)
         except BadRequest as error:
             raise ConfigError(str(error)) from None
 
-    def prepare(self, sample: int) -> Callable[[Any], WireRequest]:
-        """The function that makes a request from messages. Raises ``ConfigError`` or ``BadRequest`` for invalid parameters.
+    @property
+    def format(self) -> str:  # type: ignore[override]
+        """The response format of new requests."""
+        return self._ladder.format
 
-        A ``seed`` is increased by one for each sample, so that samples differ.
-        """
+    def asked(self, messages: Messages) -> Messages:
+        return messages
+
+    def about(self, asked: Messages) -> str:  # noqa: ARG002 - always the same
+        return "" if self._criterion is None else self._criterion.name
+
+    def prepare(self, sample: int) -> Callable[[Any], WireRequest]:
+        """See :meth:`JudgeModel.prepare`. A ``seed`` is increased by one for each sample, so that samples differ."""
         key = self.format, sample if self._seed is not None else 0
         if key not in self._prepare:
             form = {"response_format": self._formats[self.format]} if self.format in self._formats else {}
@@ -74,22 +99,26 @@ class JudgeModel:
             self._prepare[key] = preparer(JUDGE, self.model, {**form, **self._params, **seed}, self._headers, self._body)
         return self._prepare[key]
 
-    def fall_back(self, form: ResponseFormat, error: QRewardError) -> bool:
+    def fall_back(self, form: str, error: QRewardError) -> bool:
         """Whether a request that failed in this format should be sent again in the next one. If so, new requests use the next format."""
-        if not self._is_auto or form == LADDER[-1] or not refuses_format(error, self.model):
+        if not self._ladder.is_auto or form == LADDER[-1] or not refuses_format(error, self.model):
             return False
-        if self.format == form:
-            self.format = LADDER[LADDER.index(form) + 1]
+        self._ladder.leave(form)
         return True
 
-    parse = staticmethod(parse_reply)
+    def parse(self, answer: Any) -> ModelReply:
+        return parse_reply(answer)
 
-    def vote(self, reply: ModelReply, *, swapped: bool) -> Vote:
+    def vote(self, reply: Reply, *, swapped: bool) -> Vote:
         """The answer as a vote. Raises ``Unreadable`` and ``ScoreFunctionError``; see :meth:`VerdictParser.read`."""
+        assert isinstance(reply, ModelReply)
         score, verdict = self._parser.read(reply)
-        return Vote(1 - score if swapped else score, verdict, reply.text, self.model, swapped)
+        if (each := self._criterion) is None:
+            return Vote(1 - score if swapped else score, verdict, reply.text, self.model, swapped)
+        result = CriterionResult(score, each.weight, text=reply.text)
+        return Vote(score, verdict, reply.text, self.model, criteria={each.name: result})
 
-    def repeated(self, messages: Messages, reply: ModelReply, reason: str) -> Messages:
+    def repeated(self, asked: Messages, reply: Reply, reason: str) -> Messages:
         """The messages of a repeated request, after an answer that could not be read.
 
         The conversation continues with the answer and the reason why it was rejected, so that the model corrects the form of its own
@@ -99,8 +128,54 @@ class JudgeModel:
         form = self._parser.instruction
         if reply.whole and not reply.refusal and reply.text.strip():
             note = f"This answer cannot be read: {reason}. Give your verdict again. {form}"
-            return [*messages, {"role": "assistant", "content": reply.text[-SENT_BACK:]}, {"role": "user", "content": note}]
-        return noted(messages, f"(An earlier answer could not be used: {reason}. Be brief. {form})")
+            return [*asked, {"role": "assistant", "content": reply.text[-SENT_BACK:]}, {"role": "user", "content": note}]
+        return noted(asked, f"(An earlier answer could not be used: {reason}. Be brief. {form})")
+
+    def without_verdict(self, reply: Reply, reason: str, times: str) -> str:
+        text = one_line(reply.refusal or reply.text)
+        shown = f"the answer begins: {text if len(text) <= SHOWN else text[: SHOWN - 3] + '...'}" if text else "the answer is empty"
+        return f"no verdict could be read from model {self.model!r}{times}: {reason}; {shown}"
+
+
+def criterion_models(model: str, rubric: Rubric, config: JudgeConfig, ladder: FormatLadder) -> tuple[WritingModel, ...]:
+    """A question to a model for each criterion of a rubric."""
+    return tuple(WritingModel(model, parser_of(each), config, ladder, each) for each in rubric.criteria)
+
+
+def parser_of(criterion: Criterion) -> VerdictParser:
+    """The parser of a written answer to a criterion. Its score is what the answer is worth, from 0 to 1."""
+    if criterion.levels is not None:
+        return VerdictParser(ScoreVerdict, scale=(1.0, float(len(criterion.levels))))
+    if criterion.choices is None:
+        return VerdictParser(YesNoVerdict)
+    worths = dict(zip(ascii_uppercase, criterion.worths, strict=False))
+    return VerdictParser(_choice_verdict(len(worths)), score=lambda verdict: worths[verdict.choice])
+
+
+@lru_cache(maxsize=32)
+def _choice_verdict(count: int) -> type[BaseModel]:
+    """The model of a written choice: a letter, as labels may be long, and may differ by case only."""
+    letters: Any = Literal[tuple(ascii_uppercase[:count])]
+    fields: Any = {"reason": (str, Field(default="", description="why, in a few sentences")), "choice": (letters, ...)}
+    return create_model(f"ChoiceOf{count}", __doc__="One of the options, and why.", **fields)
+
+
+def in_words(criterion: Criterion) -> str:
+    """A criterion as it is asked, with a line for each level or choice.
+
+    Example:
+        >>> print(in_words(Criterion("clear", "How clear is it?", levels={"unclear": "", "clear": "at first reading"})))
+        Question: How clear is it?
+        1: unclear
+        2: clear (at first reading)
+    """
+    question = criterion.question
+    marks = map(str, range(1, 11)) if criterion.levels is not None else ascii_uppercase if criterion.choices is not None else ()
+    lines = [
+        f"{mark}: {option} ({meaning})" if meaning else f"{mark}: {option}"
+        for mark, option, meaning in zip(marks, question.options, question.descriptions, strict=False)
+    ]
+    return "\n".join([f"Question{'' if lines else ', to be answered yes or no'}: {question.instructions}", *lines])
 
 
 def noted(messages: Messages, note: str) -> Messages:
@@ -111,14 +186,3 @@ def noted(messages: Messages, note: str) -> Messages:
         return [*messages, {"role": "user", "content": note}]
     more = f"{content}\n\n{note}" if isinstance(content, str) else [*content, {"type": "text", "text": note}]
     return [*messages[:-1], {**last, "content": more}]
-
-
-_ENCODER = msgspec.json.Encoder(enc_hook=repr)
-
-
-def encoded(value: object) -> bytes:
-    """JSON, equal for equal values. A lone surrogate cannot be encoded as UTF-8, so it is escaped, as in the request itself."""
-    try:
-        return _ENCODER.encode(value)
-    except UnicodeEncodeError:
-        return json.dumps(msgspec.to_builtins(value, enc_hook=repr), default=repr).encode()

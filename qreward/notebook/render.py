@@ -245,7 +245,9 @@ def verdict_html(verdict: Any, outcome: str, attributes: Mapping[str, float] | N
         Column("value", "as the reward model returned it", lambda row: f"{row[1]:g}"),
     )
     named = table(columns, list(attributes.items())) if attributes else ""
-    return frame(f"<b>{escape(outcome)}</b>{' · ' if line else ''}{line}", named, table(_VOTES, verdict.votes))
+    criteria = getattr(verdict, "criteria", None)
+    answered = table(_CRITERIA, list(criteria.items())) if criteria else ""
+    return frame(f"<b>{escape(outcome)}</b>{' · ' if line else ''}{line}", named, answered, table(_VOTES, verdict.votes))
 
 
 def _reason(vote: Any) -> str:
@@ -254,6 +256,12 @@ def _reason(vote: Any) -> str:
     return escape(clip(reason if isinstance(reason, str) and reason else vote.text, MOST_ANSWER))
 
 
+_CRITERIA = (
+    Column("criterion", "its name", lambda row: escape(row[0]), words=True),
+    Column("score", "from 0 to 1, of the first vote", lambda row: f"{row[1].score:g}"),
+    Column("weight", "in the score of the rubric", lambda row: f"{row[1].weight:g}"),
+    Column("confidence", "of a decision", lambda row: "" if row[1].confidence is None else f"{row[1].confidence:.2f}"),
+)
 _VOTES = (
     Column("model", "the judge model", lambda vote: escape(vote.model), words=True),
     Column("score", "the score of its answer", lambda vote: f"{vote.score:g}"),

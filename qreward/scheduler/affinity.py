@@ -23,7 +23,7 @@ from itertools import chain, islice
 from math import log2
 from typing import Any, Generic
 
-from qreward.scheduler.prefixes import Cached, Homes, Prefix
+from qreward.scheduler.prefixes import Cached, Homes, Prefix, make_prefix
 from qreward.scheduler.shared_blocks import SharedBlocks, T
 
 COMPARED = 16
@@ -31,13 +31,16 @@ COMPARED = 16
 CLASSES = 1024
 """Classes of size of the groups that no source has, for each doubling of the size. With fewer the order is worse: 3 % of time with 16."""
 BATCH = 16
-"""Tasks are sorted into groups when this part of the look-ahead is free, because several at once cost less."""
+"""More tasks are sorted into groups when this part of the look-ahead is free, because several at once cost less."""
 SLICE = 256
-"""Groups that are looked at in one go when some are dropped, so that no task waits for it."""
+"""Tasks that are sorted into groups in one go, and groups that are looked at when some are dropped, so that no task waits for it."""
 SWEEP = 1024
 """Groups that are kept before those that are of no use are dropped, and as many as are of use."""
 
 Groups = OrderedDict["Group[T]", None]
+Path = tuple[int, tuple[int, ...], tuple[float, ...]]
+"""Keys and lengths of a group and of those around it, and how many groups had been inserted between others by then."""
+NO_PATH: Path = (-1, (), ())
 Shelf = list[tuple[float, int, "Group[T]"]]
 """Heap of the groups that a source has at one depth, the one that it used last first. A group may be in it twice."""
 
@@ -45,7 +48,7 @@ Shelf = list[tuple[float, int, "Group[T]"]]
 class Group(Generic[T]):
     """Waiting tasks with a common prefix: those that share no more than it, and inner groups."""
 
-    __slots__ = ("asleep", "depth", "free", "homes", "inner", "key", "length", "parent", "place", "tasks")
+    __slots__ = ("asleep", "depth", "free", "homes", "inner", "key", "length", "parent", "path", "place", "tasks")
 
     def __init__(self, key: int, length: float, parent: Group[T] | None) -> None:
         self.key, self.length, self.parent = key, length, parent
@@ -56,22 +59,30 @@ class Group(Generic[T]):
         self.homes: dict[Cached, Shelf[T]] = {}  # the sources that have it, or had when they last looked, and their groups of this depth
         self.asleep: dict[Cached, None] = {}  # of them, those that found nothing to do here
         self.place: Groups[T] | None = None  # where it is listed as work for sources that do not have it
+        self.path: Path = NO_PATH
 
     def has_work(self) -> bool:
         """Return whether a source that has it would find something to do here: a task of its own, or an inner group that no source has."""
         return bool(self.tasks) or (self.free is not None and self.largest() is not None)
 
-    def narrowed(self, prefix: Prefix) -> Prefix:
+    def narrowed(self, prefix: Prefix, inserts: int) -> Prefix:
         """Return the prefix of one of its tasks without the keys at which no tasks are known to part.
 
         What a source has of the others follows from these (see ``Homes.part``), so it need not be remembered.
         """
-        keys, lengths = prefix.keys[-1:], prefix.lengths[-1:]
-        group = self if self.key != keys[0] else self.parent
-        while group is not None and group.parent is not None:
-            keys, lengths = (group.key, *keys), (group.length, *lengths)
-            group = group.parent
-        return Prefix(keys, lengths, prefix.total, prefix.told)
+        keys, lengths, total, told = prefix
+        if self.path[0] != inserts:
+            self.path = (inserts, *self._path())
+        _, before, ends = self.path
+        if before and before[-1] == keys[-1]:
+            return make_prefix(Prefix, (before, ends, total, told))
+        return make_prefix(Prefix, (before + keys[-1:], ends + lengths[-1:], total, told))
+
+    def _path(self) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        if self.parent is None:
+            return (), ()
+        keys, lengths = self.parent._path()
+        return (*keys, self.key), (*lengths, self.length)
 
     def largest(self) -> Group[T] | None:
         """Return an inner group that no source has and that saves most text, or None."""
@@ -129,23 +140,26 @@ class AffineQueue(Generic[T]):
     """Waiting tasks in order of arrival, for one pool."""
 
     __slots__ = (
-        "_ahead", "_blocks", "_foreign", "_groups", "_line", "_old", "_own", "_pushes", "_root", "_sweep_at", "_taken", "_turns",
-        "_unfiled", "append", "extend",
+        "_ahead", "_blocks", "_filed", "_foreign", "_groups", "_head", "_inserts", "_last", "_line", "_old", "_own", "_pushes", "_root",
+        "_sweep_at", "_taken", "_unfiled", "append", "extend",
     )  # fmt: skip
 
     def __init__(self, tasks: Iterable[T] = ()) -> None:
         self._ahead: deque[T] = deque()  # to be taken before all others
-        self._line: OrderedDict[T, None] = OrderedDict()  # those that are filed in groups, oldest first
+        self._line: list[T | None] = []  # those that are filed in groups, oldest first, and None for those that have left
+        self._head = 0  # the place in it of the oldest, unless that has left
+        self._filed = self._taken = 0  # tasks that were filed, and those of them that have left
         self._unfiled: deque[T] = deque(tasks)  # those behind them
         self._root: Group[T] = Group(0, 0.0, None)  # of all groups; its own tasks are those without one
         self._groups: dict[int, Group[T]] = {}
         self._sweep_at = SWEEP
         self._old: list[Group[T]] = []  # those that are to be looked at before the sweep ends
+        self._last: dict[Cached, Group[T]] = {}  # the group from which a source took last
         self._own: dict[Cached, list[Shelf[T]]] = {}  # groups that a source has and that may have work, by depth
         self._pushes = 0  # entries that were put on shelves
         self._foreign: Groups[T] = OrderedDict()  # groups that some source has and that may have work
+        self._inserts = 0  # groups that were inserted between others
         self._blocks: SharedBlocks[T] | None = None  # made when it is needed first
-        self._turns = self._taken = 0  # tasks that were filed, and those of them that have left
         self.append = self._unfiled.append
         self.extend = self._unfiled.extend
 
@@ -159,25 +173,31 @@ class AffineQueue(Generic[T]):
         """Return the oldest task, or None."""
         if self._ahead:
             return self._ahead[0]
-        if self._line:
-            return next(iter(self._line))
+        if self._filed > self._taken:
+            return self._oldest()
         return self._unfiled[0] if self._unfiled else None
+
+    def head(self) -> T:
+        """Return the oldest task of a line that is not empty."""
+        first = self.first()
+        assert first is not None
+        return first
 
     def popleft(self) -> T:
         """Remove and return the oldest task."""
-        if not self._line or self._ahead:
+        if self._ahead or self._filed == self._taken:
             return (self._ahead or self._unfiled).popleft()
-        task = next(iter(self._line))
+        task = self._oldest()
         self.discard(task)
         return task
 
     def pop(self) -> T:
         """Remove and return the newest task."""
-        if self._line and not self._unfiled:
-            task = next(reversed(self._line))
-            self.discard(task)
-            return task
-        return (self._unfiled or self._ahead).pop()
+        if self._unfiled or self._filed == self._taken:
+            return (self._unfiled or self._ahead).pop()
+        task = next(task for task in reversed(self._line) if task is not None)
+        self.discard(task)
+        return task
 
     def discard(self, task: T) -> None:
         """Remove a task if it is filed."""
@@ -185,7 +205,7 @@ class AffineQueue(Generic[T]):
         if group is None:
             return
         task.group = None
-        del self._line[task]
+        self._line[task.filed - self._filed] = None
         self._taken += 1
         tasks = group.tasks
         while tasks and tasks[0].group is not group:
@@ -193,8 +213,14 @@ class AffineQueue(Generic[T]):
         if task.alone is not None:
             task.alone.task = task.alone = None
 
+    def empty(self) -> list[T]:
+        """Remove and return all tasks, oldest first."""
+        tasks = list(self)
+        self.clear()
+        return tasks
+
     def clear(self) -> None:
-        for task in self._line:
+        for task in self._waiting():
             task.group = task.alone = None
         self.__init__()  # type: ignore[misc]
 
@@ -204,13 +230,25 @@ class AffineQueue(Generic[T]):
         self.extend(tasks)
 
     def __iter__(self) -> Iterator[T]:
-        return chain(self._ahead, self._line, self._unfiled)
+        return chain(self._ahead, self._waiting(), self._unfiled)
 
     def __len__(self) -> int:
-        return len(self._ahead) + len(self._line) + len(self._unfiled)
+        return len(self._ahead) + self._filed - self._taken + len(self._unfiled)
 
     def __bool__(self) -> bool:
-        return bool(self._unfiled or self._line or self._ahead)
+        return bool(self._unfiled or self._filed > self._taken or self._ahead)
+
+    def _waiting(self) -> Iterator[T]:
+        """Yield the tasks that are filed, oldest first."""
+        return (task for task in islice(self._line, self._head, None) if task is not None)
+
+    def _oldest(self) -> T:
+        """Return the oldest of the tasks that are filed, of which there must be one."""
+        line, head = self._line, self._head
+        while (task := line[head]) is None:
+            head += 1
+        self._head = head
+        return task
 
     # by affinity
 
@@ -224,29 +262,41 @@ class AffineQueue(Generic[T]):
         """
         if self._ahead or not look_ahead:
             return self.popleft()
-        if not self._line and self._unfiled[0].prefix is None:
-            return self._unfiled.popleft()
-        if self._unfiled and len(self._line) < look_ahead - look_ahead // BATCH:
-            self._file(look_ahead, homes)
-        task = next(iter(self._line))
+        unfiled, waiting = self._unfiled, self._filed - self._taken
+        if not waiting and unfiled[0].prefix is None:
+            return unfiled.popleft()
+        if unfiled and waiting < look_ahead - look_ahead // BATCH:
+            self.file(look_ahead, homes)
+        task = self._line[self._head] or self._oldest()
         if self._taken < task.turn:
-            group = self._warm(source)
-            if group is None:
-                group = self._cold()
-            while group.free and (inner := group.largest()) is not None:
-                group = inner
+            group = self._last.get(source)
+            if group is None or group.free is not None or not group.tasks:  # else it stays with its group
+                group = self._choose(source)
             task = group.tasks[0]
         else:
             group = task.group
             assert group is not None
-            if source in group.homes:  # it comes first on its shelf
-                self._put(group, group.homes[source], source.prefix_cache.clock)
-        if source not in group.homes:
-            self._visit(group, source)
+            self._join(group, source)
         self.discard(task)
-        if task.prefix is not None and len(task.prefix.keys) > group.depth:
-            task.prefix = group.narrowed(task.prefix)
+        prefix = task.prefix
+        if prefix is not None and len(prefix.keys) > group.depth:
+            task.prefix = group.narrowed(prefix, self._inserts)
         return task
+
+    def _choose(self, source: Cached) -> Group[T]:
+        """Return the group from which a source takes from now on. It has tasks of its own."""
+        group = self._warm(source) or self._cold()
+        while group.free is not None and (inner := group.largest()) is not None:
+            group = inner
+        self._join(group, source)
+        return group
+
+    def _join(self, group: Group[T], source: Cached) -> None:
+        """A source takes from a group."""
+        if group.parent is not None:
+            self._last[source] = group
+            if source not in group.homes:
+                self._visit(group, source)
 
     def _warm(self, source: Cached) -> Group[T] | None:
         """Return the innermost group with work that a source has, or None."""
@@ -278,37 +328,43 @@ class AffineQueue(Generic[T]):
 
     # the tree of groups
 
-    def _file(self, ahead: int, homes: Homes[Any]) -> None:
-        """Sort the oldest tasks into groups."""
-        unfiled, line, groups = self._unfiled, self._line, self._groups
-        waiting = len(line)
-        while unfiled and waiting < ahead:
+    def file(self, look_ahead: int, homes: Homes[Any]) -> None:
+        """Sort some of the oldest tasks into groups. Tasks without a prefix stay in order if there are no others."""
+        unfiled, filed = self._unfiled, self._filed
+        waiting = filed - self._taken
+        if not unfiled or not look_ahead or (not waiting and unfiled[0].prefix is None):
+            return
+        line, groups = self._line, self._groups
+        if 2 * self._head > len(line) or not waiting:
+            del line[: self._head if waiting else None]
+            self._head = 0
+        turn = filed + waiting + look_ahead
+        for _ in range(min(SLICE, len(unfiled), look_ahead - waiting)):
             task = unfiled.popleft()
             prefix = task.prefix
-            line[task] = None
-            task.turn = self._turns + waiting + ahead
-            waiting += 1
-            self._turns += 1
+            line.append(task)
+            task.filed = filed
+            task.turn = turn
+            filed += 1
+            turn += 2
             if prefix is None:
                 group = self._root
-            elif prefix.told:
-                group = groups.get(prefix.keys[-1]) or self._found(task, homes)
             else:
-                group = self._found(task, homes)
+                group = (groups.get(prefix.keys[-1]) if prefix.told else None) or self._found(task, prefix, homes)
             task.group = group
-            group.tasks.append(task)
-            size = len(group.tasks)
+            tasks = group.tasks
+            tasks.append(task)
+            size = len(tasks)
             if size & (size - 1) == 0:  # its first task, or the logarithm of its size has changed
                 self._list(group)
+        self._filed = filed
         if len(groups) > self._sweep_at:
             self._sweep()
 
-    def _found(self, task: T, homes: Homes[Any]) -> Group[T]:
+    def _found(self, task: T, prefix: Prefix, homes: Homes[Any]) -> Group[T]:
         """Return the group of a task, after its first sibling was moved there."""
         if self._blocks is None:
             self._blocks = SharedBlocks()
-        prefix = task.prefix
-        assert prefix is not None
         ends, first, parted = self._blocks.find(task, prefix, homes)
         if not prefix.told:
             homes.alone = 0 if ends else homes.alone + 1
@@ -349,6 +405,7 @@ class AffineQueue(Generic[T]):
             return
         below.unlist()
         below.parent, below.depth = group, group.depth + 1
+        self._inserts += 1
         parent.inner -= 1
         group.inner += 1
         self._list(below)

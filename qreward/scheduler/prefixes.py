@@ -60,7 +60,7 @@ class Expected(NamedTuple):
 
 
 COLD = Expected(0.0, 0.0, 0.0)
-_new = tuple.__new__  # a third of the time: hot path
+make_prefix = _new = tuple.__new__  # a third of the time: hot path
 
 
 class PrefixCache:
@@ -74,8 +74,8 @@ class PrefixCache:
     """
 
     __slots__ = (
-        "_cold", "_learns", "_reported", "_sent_at", "_sweep_at", "_used", "_warm", "cached_tokens", "capacity", "characters", "clock",
-        "predicted_tokens", "prompt_tokens", "unreported_tokens",
+        "_cold", "_learns", "_reported", "_sent_at", "_sweep_at", "_used", "_warm", "capacity", "characters", "clock",
+        "predicted_tokens",
     )  # fmt: skip
 
     def __init__(self, capacity: float | None = None) -> None:
@@ -86,9 +86,6 @@ class PrefixCache:
         self.characters = CHARACTERS  # per token
         self._warm = self._cold = 0.0  # mean seconds of an answer whose prefix was cached, and of one whose prefix was not; 0 if unknown
         self.predicted_tokens = 0.0  # tokens expected from the cache, over the answers that report how many were
-        self.cached_tokens = 0  # tokens that these answers report
-        self.prompt_tokens = 0  # all prompt tokens of these answers
-        self.unreported_tokens = 0.0  # tokens expected from the cache, over the answers that report nothing
         self.set_capacity(capacity)
 
     def set_capacity(self, tokens: float | None) -> None:
@@ -111,19 +108,19 @@ class PrefixCache:
         """Return the clock when a prefix was last used."""
         return self._used.get(key, 0.0)
 
-    def predicted(self, prefix: Prefix) -> float:
-        """Return the prompt tokens that a request is expected to find in the cache."""
-        return self._expected(prefix).tokens
-
     def use(self, now: float, prefix: Prefix) -> Expected:
         """A request with this prefix is sent. Returns what it is expected to find in the cache."""
         if now - self._sent_at > IDLE:
             self.forget()
         self._sent_at = now
-        expected = self._expected(prefix)
-        used = self._used
-        clock = self.clock = self.clock + prefix.total / self.characters - expected.tokens
-        for key in prefix.keys:
+        keys, lengths, total, _ = prefix
+        used, expected, place = self._used, COLD, len(keys) - 1
+        while keys[place] not in used and place:
+            place -= 1
+        if keys[place] in used:
+            expected = self._expected(keys, lengths, place)
+        clock = self.clock = self.clock + total / self.characters - expected[0]
+        for key in keys:
             used[key] = clock
         if len(used) > self._sweep_at:
             self._sweep()
@@ -132,20 +129,18 @@ class PrefixCache:
     def answered(self, prefix: Prefix, expected: Expected, answer: Answer, seconds: float) -> None:
         """A request was answered."""
         prompt, cached = answer.prompt_tokens, answer.cached_tokens
+        tokens, age, _ = expected
         self.clock += answer.output_tokens or 0
-        if expected.tokens:
+        if tokens:
             self._warm += WEIGHT * (seconds - self._warm) if self._warm else seconds
         else:
             self._cold += WEIGHT * (seconds - self._cold) if self._cold else seconds
         if prompt:
             self.characters += WEIGHT * (prefix.total / prompt - self.characters)
         if cached is None:
-            self.unreported_tokens += expected.tokens
             return
-        self.predicted_tokens += expected.tokens
-        self.cached_tokens += cached
-        self.prompt_tokens += prompt or 0
-        if self._learns and expected.age > SOON * self.capacity:
+        self.predicted_tokens += tokens
+        if self._learns and age > SOON * self.capacity:
             self._learn(expected, cached)
 
     def warm_share(self) -> float:
@@ -161,21 +156,14 @@ class PrefixCache:
         """The source has lost its cache: it was restarted, or was silent for long."""
         self._used.clear()
 
-    def _expected(self, prefix: Prefix) -> Expected:
-        used, clock, keys, lengths = self._used, self.clock, prefix.keys, prefix.lengths
-        place = len(keys) - 1
-        while (then := used.get(keys[place])) is None:
-            if not place:
-                return COLD
-            place -= 1
-        age = clock - then
-        least = (lengths[place] + (lengths[place - 1] if place else 0.0)) / 2 / self.characters
-        while clock - then >= self.capacity:  # it was evicted; perhaps an outer one was not
-            if not place:
-                return Expected(0.0, age, least)
-            place -= 1
-            then = used.get(keys[place], -inf)
-        return _new(Expected, (lengths[place] / self.characters, age, least))
+    def _expected(self, keys: tuple[int, ...], lengths: tuple[float, ...], place: int) -> Expected:
+        """Return what a request is expected to find, whose innermost prefix that was ever used is at ``place``."""
+        used, clock, characters = self._used, self.clock, self.characters
+        age = clock - used[keys[place]]
+        least = (lengths[place] + (lengths[place - 1] if place else 0.0)) / 2 / characters
+        if age >= self.capacity:  # it was evicted; perhaps an outer one was not
+            place = next((outer for outer in range(place - 1, -1, -1) if clock - used.get(keys[outer], -inf) < self.capacity), -1)
+        return _new(Expected, (lengths[place] / characters if place >= 0 else 0.0, age, least))
 
     def _learn(self, expected: Expected, cached: int) -> None:
         """Move the capacity towards an age at which a prefix was found although it was too old, or missed although it was not."""
@@ -242,6 +230,9 @@ class Homes(Generic[S]):
     def last_known(self, keys: tuple[int, ...], place: int) -> int:
         """Return the number of keys up to the innermost that any source may have, or ``place``, before which no key is looked at."""
         recent, before = self._recent, self._before
+        rest = keys[place:]
+        if recent.keys().isdisjoint(rest) and before.keys().isdisjoint(rest):  # as a rule; quicker than one after another
+            return place
         for end in range(len(keys), place, -1):
             key = keys[end - 1]
             if key in recent or key in before:

@@ -10,7 +10,6 @@ Tasks that ended while they waited are dropped when the queue encounters them.
 from __future__ import annotations
 
 from bisect import insort
-from collections import deque
 from collections.abc import Callable
 from itertools import chain, islice
 from math import inf
@@ -18,7 +17,7 @@ from math import inf
 from qreward.scheduler.affinity import AffineQueue
 from qreward.scheduler.fair_queueing import Fair, FairHeap, Flow
 from qreward.scheduler.heap import IndexedHeap
-from qreward.scheduler.state import BatchFeed, Source, Task, TaskState
+from qreward.scheduler.state import BatchFeed, Pool, Source, Task, TaskState
 
 QUEUED = TaskState.QUEUED
 PATIENCE = 600.0
@@ -53,6 +52,13 @@ def rank(task: Task, source: Source) -> float:
     of service.
     """
     return task.born if source.health.half_open_limit > 1 else task.born + LAST * len(task.failures)
+
+
+def take_queued(line: AffineQueue[Task], source: Source, pool: Pool) -> Task:
+    """Remove and return the task of a line that a source should take. At least one of its tasks must not have ended."""
+    while (task := line.take(source, pool.compared, pool.homes)).state is not QUEUED:
+        pass
+    return task
 
 
 class DeadlineQueue:
@@ -100,8 +106,7 @@ class DeadlineQueue:
             self.early.drop(head)
             return head
         late = now - head.born > PASSED_OVER * (due(head) - head.born)
-        pool = head.pool
-        return self.line.popleft() if late else self.line.take(source, pool.compared, pool.homes)
+        return self.line.popleft() if late else take_queued(self.line, source, head.pool)
 
     def sweep(self) -> None:
         """Drop all tasks that have ended."""
@@ -130,48 +135,55 @@ class RetryQueue:
 
     def __init__(self) -> None:
         self.most_avoided = -1  # most sources that one task avoids; -1 without tasks. May be too large, never too small
-        self.groups: dict[tuple[tuple[Source, ...], int], deque[Task]] = {}
+        self.groups: dict[tuple[tuple[Source, ...], int], AffineQueue[Task]] = {}
 
     def put(self, task: Task) -> None:
         self.most_avoided = max(self.most_avoided if self.groups else -1, len(task.excluded))
-        self.groups.setdefault((task.excluded, len(task.failures)), deque()).append(task)
+        key = task.excluded, len(task.failures)
+        if key not in self.groups:
+            self.groups[key] = AffineQueue()
+        self.groups[key].append(task)
 
-    def first(self, source: Source) -> deque[Task] | None:
+    def first(self, source: Source) -> AffineQueue[Task] | None:
         """Return the group with the oldest head among those that a source may take; a bounded number of groups is checked."""
-        best: deque[Task] | None = None
+        best: AffineQueue[Task] | None = None
         least = inf
-        for group, line in list(islice(self.groups.items(), MOST_GROUPS)):
-            if self._waits(group, line) and source not in group[0] and (by := rank(line[0], source)) < least:
-                best, least = line, by
+        for group in list(islice(self.groups, MOST_GROUPS)):
+            head = self._head(group)
+            if head is not None and source not in group[0] and (by := rank(head, source)) < least:
+                best, least = self.groups[group], by
         return best
 
     def waits(self) -> bool:
         """Return whether any task waits."""
         while self.groups:
-            if self._waits(*next(iter(self.groups.items()))):
+            if self._head(next(iter(self.groups))) is not None:
                 return True
         return False
 
     def reclaim(self, usable: tuple[Source, ...]) -> list[Task]:
         """Remove and return the tasks that avoid all of the usable sources."""
         stuck = [group for group in self.groups if all(source in group[0] for source in usable)]
-        return [task for group in stuck for task in self.groups.pop(group) if task.state is QUEUED]
+        return [task for group in stuck for task in self.groups.pop(group).empty() if task.state is QUEUED]
 
     def sweep(self) -> None:
         """Drop all tasks that have ended."""
-        groups = {group: deque(task for task in line if task.state is QUEUED) for group, line in self.groups.items()}
-        self.groups = {group: line for group, line in groups.items() if line}
+        for line in self.groups.values():
+            line.keep([task for task in line if task.state is QUEUED])
+        self.groups = {group: line for group, line in self.groups.items() if line}
 
     def all(self) -> list[Task]:
         """Return the tasks that still wait."""
         return [task for task in chain.from_iterable(self.groups.values()) if task.state is QUEUED]
 
-    def _waits(self, group: tuple[tuple[Source, ...], int], line: deque[Task]) -> bool:
-        while line and line[0].state is not QUEUED:
+    def _head(self, group: tuple[tuple[Source, ...], int]) -> Task | None:
+        """Return the oldest task of a group, or None after the group was removed because none is left."""
+        line = self.groups[group]
+        while (head := line.first()) is not None and head.state is not QUEUED:
             line.popleft()
-        if not line:
+        if head is None:
             del self.groups[group]
-        return bool(line)
+        return head
 
     def __len__(self) -> int:
         return sum(map(len, self.groups.values()))
@@ -224,7 +236,7 @@ class TenantFlow(Flow):
         return self.singles.head() is not None
 
 
-Found = Task | BatchFlow | deque[Task] | None
+Found = Task | BatchFlow | AffineQueue[Task] | None
 """A single task, a batch whose next item is to be taken, or a group of retries whose head is to be taken."""
 
 
@@ -288,7 +300,7 @@ class PriorityLevel:
             age = age if single is None else min(age, single.born)
         if self.again.groups or self.items_again.groups:
             line = self._retried(source)
-            if line is not None and (retried := rank(line[0], source)) <= first:
+            if line is not None and (retried := rank(line.head(), source)) <= first:
                 age, found = min(age, retried), line
         return age, found
 
@@ -296,8 +308,8 @@ class PriorityLevel:
         """Remove and return the entry that ``best`` has just found, or another of the same line that suits the source better."""
         if found is None:
             return None
-        if isinstance(found, deque):
-            return found.popleft(), None
+        if isinstance(found, AffineQueue):
+            return take_queued(found, source, found.head().pool), None
         alone = self._tenants.alone
         tenant = alone or self._tenants.flows[found.tenant]
         if not isinstance(found, Task):
@@ -328,10 +340,10 @@ class PriorityLevel:
         tenant = self._tenants.first() if allow_batch else self._online.first()
         return None if tenant is None else tenant.next(allow_batch)
 
-    def _retried(self, source: Source) -> deque[Task] | None:
+    def _retried(self, source: Source) -> AffineQueue[Task] | None:
         line = self.again.first(source)
         items = self.items_again.first(source)
-        return items if line is None or (items is not None and rank(items[0], source) < rank(line[0], source)) else line
+        return items if line is None or (items is not None and rank(items.head(), source) < rank(line.head(), source)) else line
 
     # costs
 
@@ -371,7 +383,7 @@ class PriorityLevel:
 
     def discard(self, task: Task) -> None:
         """Remove a task that has ended, if it is in the line of its tenant."""
-        if task.group is not None:
+        if task.group is not None and task.sent_at is None:  # else it is among the retries, which drop it when they encounter it
             self._tenants.flows[task.tenant].singles.line.discard(task)
 
     def drop_feed(self, feed: BatchFeed) -> None:

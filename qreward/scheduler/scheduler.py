@@ -189,6 +189,8 @@ class Scheduler:
         if feed.failing is not None:
             self._fail_waiting(now, feed, feed.failing)
         if feed.buffer:
+            if feed.read_ahead > READ_AHEAD:
+                feed.file()
             feed.pool.queue.put_feed(feed)
             self._check(now, feed.pool)
             self.pump(now, feed.pool)
@@ -529,7 +531,7 @@ class Scheduler:
         if task.pool.down_since < inf and task.timeout is not None:
             task.deadline = deadline(now, source, task.pool, task.timeout, feed.opened_at)
             self.wheel.move(task, task.deadline)
-        if not feed.more_requested and len(feed.buffer) < feed.read_ahead - READ_AHEAD + LOW:
+        if not feed.more_requested and not feed.ended and len(feed.buffer) < feed.read_ahead - READ_AHEAD + LOW:
             self._ask(feed)
 
     def _cost(self, task: Task) -> float:

@@ -23,6 +23,7 @@ class Waiting(Protocol):
     prefix: Prefix | None
     group: Any  # the ``Group`` in which it waits, or None
     alone: Any  # the ``Run`` that only this task has, while it waits
+    filed: int
     turn: int
 
 
@@ -32,11 +33,11 @@ T = TypeVar("T", bound=Waiting)
 class Run(Generic[T]):
     """Blocks that the same tasks have."""
 
-    __slots__ = ("end", "prefix", "task")
+    __slots__ = ("end", "keys", "task")
 
-    def __init__(self, prefix: Prefix, end: int, task: T | None) -> None:
-        self.prefix = prefix  # of one of these tasks
-        self.end = end  # how many blocks of that prefix there are up to the end of this run
+    def __init__(self, keys: tuple[int, ...], end: int, task: T | None) -> None:
+        self.keys = keys  # of one of these tasks
+        self.end = end  # how many of them there are up to the end of this run
         self.task = task  # the only one that has had it, while it waits
 
 
@@ -69,37 +70,36 @@ class SharedBlocks(Generic[T]):
         ends: list[int] = []
         first, parted = None, None
         while place < count:
-            run = runs.get(keys[place]) or self._recall(keys[place])
-            if run is None or run.end <= place or run.prefix.keys[place] != keys[place]:  # or another run has an equal key by chance
-                self._add(task, prefix, place, ends, homes)
+            key = keys[place]
+            run = runs.get(key) or self._recall(key)
+            if run is None or (end := run.end) <= place or (others := run.keys)[place] != key:  # or another has an equal key by chance
+                self._add(task, keys, place, ends, homes)
                 break
-            end, others = run.end, run.prefix.keys
             if run.task is not None:
                 first = run.task
             if end > count or keys[end - 1] != others[end - 1]:
                 end = _parting(keys, others, place + 1, min(end, count))
                 parted = keys[end - 1], others[run.end - 1]
                 runs[others[end]] = run
-                runs[keys[place]] = Run(prefix, end, None)
+                runs[key] = Run(keys, end, None)
             elif first is not None:
                 first.alone = run.task = None
             ends.append(end)
             place = end
         return ends, first, parted
 
-    def _add(self, task: T, prefix: Prefix, place: int, ends: list[int], homes: Homes[Any]) -> None:
+    def _add(self, task: T, keys: tuple[int, ...], place: int, ends: list[int], homes: Homes[Any]) -> None:
         """Remember the blocks from ``place`` on, which no other recent task has. Those that a source has are a group."""
-        keys = prefix.keys
         end = homes.last_known(keys, place)
         if end > place:
             ends.append(end)
-            self._runs[keys[place]] = Run(prefix, end, None)
+            self._runs[keys[place]] = Run(keys, end, None)
             place = end
         if place < len(keys):
-            task.alone = self._runs[keys[place]] = Run(prefix, len(keys), task)
+            task.alone = self._runs[keys[place]] = Run(keys, len(keys), task)
 
     def _recall(self, key: int) -> Run[T] | None:
-        run = self._before.get(key)
+        run = self._before.pop(key, None)
         if run is not None:
             self._runs[key] = run
         return run

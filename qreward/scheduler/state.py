@@ -101,10 +101,10 @@ class Task:
     excluded: tuple[Source, ...] = ()  # sources it should not go to now
     unfit: tuple[Source, ...] = ()  # of them, those that can never serve it
     prefix: Prefix | None = None  # what its prompt begins with; None: unknown, it takes part in no affinity
-    group: Group[Task] | None = (
-        None  # the waiting tasks with the same prefix that it is among; this and two more belong to ``AffineQueue``:
-    )
+    # the next four belong to ``AffineQueue``:
+    group: Group[Task] | None = None  # the waiting tasks with the same prefix that it is among
     alone: Run[Task] | None = None  # the blocks of its prefix that no other task has
+    filed: int = 0  # how many tasks were filed in its line before it
     turn: int = 0  # how many tasks may leave its line before it must
     trail: list[AttemptRecord] | None = None  # one record per attempt that failed or lost to another
     last_error: QRewardError | None = None
@@ -205,6 +205,10 @@ class BatchFeed:
         self.buffer.append(task)
         if task.prefix is not None and self.read_ahead == READ_AHEAD:
             self.read_ahead = max(READ_AHEAD, self.pool.look_ahead)
+
+    def file(self) -> None:
+        """Sort tasks that were read into groups of equal prefixes, so that a source that takes one need not."""
+        self.buffer.file(self.pool.compared, self.pool.homes)
 
 
 ATTEMPT_FIRST = 120.0
@@ -563,7 +567,7 @@ def reserve(window: int) -> int:
     return ceil(RESERVE * window) if window >= LEAST_WINDOW else 0
 
 
-ALONE, EACH = 2048, 8
+ALONE, EACH = 256, 8
 """After so many tasks in a row whose prompts share nothing only each eighth prompt is looked at, until one shares something."""
 
 

@@ -7,9 +7,8 @@ import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
-from zlib import crc32
 
-from qreward.codecs.base import WireRequest
+from qreward.codecs.base import WireRequest, hash_of_group
 from qreward.errors import BadRequest, ConfigError
 from qreward.observers import with_carried
 from qreward.settings.base import check_header
@@ -51,7 +50,7 @@ def call_headers(endpoint: Endpoint, call: WireRequest) -> Mapping[str, str] | N
     headers = with_carried(call.headers)
     if endpoint.group_header is None or call.group is None:
         return headers
-    return {**(headers or {}), endpoint.group_header: f"{crc32(repr(call.group).encode('utf-8', 'backslashreplace')):08x}"}
+    return {**(headers or {}), endpoint.group_header: f"{hash_of_group(call.group):08x}"}
 
 
 def configured_proxy(endpoint: Endpoint) -> str:

@@ -67,10 +67,12 @@ class Ordeal:
 def is_right(number: int, outcome: Any) -> bool:
     """Whether it is what this item must come to.
 
-    A completion without an answer is to blame itself, unless it was the first that a new server saw, which cannot know.
+    A completion without an answer is to blame itself. Its server cannot know that if it has scored nothing else just before: the first that
+    a new server sees, and those that come one after another when the bulk ends. Such a completion ends with the server's error 500.
     """
     if is_poison(number):
-        return isinstance(outcome, BadRequest | ServerError) and "ValueError: no answer" in str(outcome)
+        known = isinstance(outcome, BadRequest) or (isinstance(outcome, ServerError) and outcome.status_code == 500)
+        return known and "ValueError: no answer" in str(outcome)
     return isinstance(outcome, float) and outcome == -number
 
 
@@ -163,7 +165,8 @@ def check(found: Ordeal, memory: int) -> None:
     """Each item has one outcome, its own; nothing is left; the memory was bounded."""
     assert set(found.told) == {1}, Counter(found.told)
     assert not found.wrong, (len(found.wrong), Counter(map(repr, found.wrong.values())).most_common(5))
-    assert found.unsure < 10
+    poison = sum(map(is_poison, range(len(found.told))))
+    assert found.unsure < max(10, poison / 20), (found.unsure, poison)
     assert set(found.singles) <= {"right", "poison", "cancelled"}, found.singles
     assert found.singles.total() == found.called
     assert min(found.singles["right"], found.singles["cancelled"]) > 20, found.singles

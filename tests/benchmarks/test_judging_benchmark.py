@@ -18,8 +18,8 @@ def test_the_quick_run_judges_in_all_ways_with_as_many_requests_as_each_takes(mo
     assert set(record) == set(judging.BESIDE)
     assert all(way["us"] > 0 for way in record.values())
     assert said.strip() in judging.section(found)
-    assert {name: record[name]["requests"] for name in (judging.BULK, judging.JUDGE, judging.HAND)} == dict.fromkeys(
-        (judging.BULK, judging.JUDGE, judging.HAND), 1.0
+    assert {name: record[name]["requests"] for name in (judging.BULK, judging.JUDGE, judging.DECIDED, judging.HAND)} == dict.fromkeys(
+        (judging.BULK, judging.JUDGE, judging.DECIDED, judging.HAND), 1.0
     )
     assert record[judging.THRICE]["requests"] == record[judging.MEAN]["requests"] == 3.0
     assert 2.0 <= record[judging.MAJORITY]["requests"] <= 3.0, "two that agree settle it"
@@ -28,13 +28,13 @@ def test_the_quick_run_judges_in_all_ways_with_as_many_requests_as_each_takes(mo
 def test_a_judge_is_compared_with_the_same_messages_of_the_same_round(module: Any) -> None:
     judging = module("judging")
     slow, quick = (
-        {name: {"us": base * factor, "requests": 1.0} for name, factor in zip(judging.BESIDE, (1, 2, 3, 6, 9, 20), strict=True)}
+        {name: {"us": base * factor, "requests": 1.0} for name, factor in zip(judging.BESIDE, (1, 2, 3, 6, 9, 3, 20), strict=True)}
         for base in (100.0, 50.0)
     )
     rows = [cells(line) for line in judging.report([slow, quick]).splitlines()[2:]]
     assert [(row[0], row[3], row[4]) for row in rows] == [
         (name, f"{ratio:.2f} ({ratio:.2f}-{ratio:.2f})", judging.BESIDE[name])
-        for name, ratio in zip(judging.BESIDE, (1, 2, 3, 2, 3, 10), strict=True)
+        for name, ratio in zip(judging.BESIDE, (1, 2, 3, 2, 3, 1.5, 10), strict=True)
     ]
     assert rows[1][1] == "150 (100-200)"
 

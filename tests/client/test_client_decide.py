@@ -28,6 +28,7 @@ from qreward import (
     SyncQRewardClient,
     YesNo,
 )
+from qreward.decisions import Question
 from qreward.observers import CallEnded, Observer
 from qreward.testing import FakeEndpoint, FakeFleet, Latency, SyntheticJudge
 from qreward.testing.next_token import TOKENIZER
@@ -36,7 +37,7 @@ TEXT = "The capital of France is Paris. truth=0.75"
 RIGHT = YesNo("The text is right.", name="right")
 CLEAR = Score("How clear is the text?", levels=["unclear", "readable", "clear"], name="clear")
 TONE = Choice("What is the tone?", choices={"calm": "factual", "rude": ""}, name="tone")
-ALL = [RIGHT, CLEAR, TONE]
+ALL: list[Question] = [RIGHT, CLEAR, TONE]
 SPEAKS = {
     "openai": ("openai", "openai"),
     "vllm": ("vllm", "vllm"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
@@ -11,7 +12,7 @@ from client_tools import HI, MODEL, Recorder, endpoint, use
 from openai.types import CompletionCreateParams, EmbeddingCreateParams, ModerationCreateParams
 from openai.types.chat import completion_create_params
 
-from qreward import ConfigError, Judge, Priority, QRewardClient, RewardModelScorer, SyncQRewardClient
+from qreward import ConfigError, Judge, Priority, QRewardClient, RewardModelScorer, SyncQRewardClient, YesNo
 from qreward.options import OPTIONS, ModelParams, check_params, level
 
 MISSPELT = {
@@ -92,12 +93,13 @@ def test_a_misspelt_option_of_any_call_is_refused_with_its_right_name_and_with_t
     assert not wrong
 
 
-def test_every_call_refuses_a_misspelt_option_before_anything_is_sent() -> None:
+def test_every_call_refuses_a_misspelt_option_before_anything_is_sent(tmp_path: Path) -> None:
     recorder = Recorder()
     known = {name.partition(".")[2] for name, _ in methods()}
     wrong = {}
     for name in sorted(known):
-        given = ("query", ["document"]) if name == "rerank" else ([HI] if name.startswith("batch") else HI,)
+        others = {"rerank": ("query", ["document"]), "decide": ("text", [YesNo("It is true.")]), "run": ([], tmp_path / "out.jsonl")}
+        given = others.get(name, ([HI] if name.startswith("batch") else HI,))
         said = refusal(lambda: use(QRewardClient([endpoint(recorder)]), lambda it: getattr(it, name)(*given, model=MODEL, time_out=3)))  # noqa: B023
         if "did you mean 'timeout'" not in said:
             wrong[name] = said

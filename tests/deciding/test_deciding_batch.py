@@ -34,7 +34,7 @@ async def test_the_totals_count_items_and_the_endpoints_requests() -> None:
     assert sum(stats.prompt_tokens for stats in batch.stats.endpoints.values()) == 600
     assert {name: stats.won for name, stats in fleet.items()} == {name: stats.won for name, stats in batch.stats.endpoints.items()}
     assert (progress[-1].done, progress[-1].total) == (10, 10)
-    assert all(result.usage.total_tokens == 66 for result in batch)
+    assert [result.usage and result.usage.total_tokens for result in batch] == [66] * 10
 
 
 async def test_results_are_in_the_order_of_the_input_and_come_when_the_last_part_is_done() -> None:

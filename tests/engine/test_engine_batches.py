@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
+import weakref
 from collections.abc import AsyncIterator, Iterator
+from types import NoneType
 from typing import Any
 from unittest.mock import ANY
 
 import pytest
 from engine_tools import MODEL, FakeWire, Said, chat, chats, client_of, leftovers, now
 
-from qreward import AttemptRecord, BatchInterrupted, BatchResult, DeadlineExceeded, EndpointStats, Result
+from qreward import AttemptRecord, BatchInterrupted, BatchResult, DeadlineExceeded, EndpointStats, QRewardClient, Result
 from qreward.engine.snapshots import Tallies
 from qreward.scheduler.state import READ_AHEAD
 
@@ -201,6 +204,53 @@ async def test_at_the_deadline_an_input_of_unknown_length_ends_where_it_was_read
     assert batch.texts()[:8] == expected(8)
     assert set(batch.errors) == set(range(8, source.read))
     assert all(isinstance(error, DeadlineExceeded) for error in batch.errors.values())
+
+
+async def test_at_the_deadline_every_item_of_a_sized_input_has_an_error_even_if_its_reading_ends_meanwhile() -> None:
+    class Sized:
+        """Items that cannot be sent, of which nothing but the deadline stops the reading."""
+
+        read = 0
+
+        def __len__(self) -> int:
+            return 5000
+
+        async def __aiter__(self) -> AsyncIterator[Any]:
+            for number in range(5000):
+                self.read = number + 1
+                yield "no conversation"
+
+    items = Sized()
+    async with client_of(FakeWire()) as client:
+        batch = await client.batch_chat_completion(items, MODEL, deadline=1e-9)
+    assert 0 < items.read < 5000, "the deadline passes amid the reading"
+    assert len(batch) == batch.stats.failed == 5000
+    assert [result.index for result in batch] == list(range(5000))
+
+
+async def test_a_batch_that_has_ended_is_not_kept_until_its_deadline() -> None:
+    async def run(client: QRewardClient, way: str) -> weakref.ref[Any]:
+        def on_result(_: Result[Any]) -> None:
+            if way == "on_result raises":
+                raise ValueError("enough")
+
+        batch = asyncio.ensure_future(client.batch_chat_completion(chats(8), MODEL, deadline=1e6, on_result=on_result))
+        await asyncio.sleep(1.5)
+        if way == "it is cancelled":
+            batch.cancel()
+        await asyncio.wait([batch])
+        assert batch.cancelled() or isinstance(batch.exception(), BatchInterrupted | NoneType)
+        return weakref.ref(on_result)
+
+    kept = []
+    async with client_of(FakeWire(), {"a": 4}) as client:
+        for way in ("it is done", "on_result raises", "it is cancelled"):
+            held = await run(client, way)
+            await asyncio.sleep(10)
+            gc.collect()
+            if held() is not None:
+                kept.append(way)
+    assert kept == []
 
 
 async def test_one_bad_item_fails_alone() -> None:

@@ -233,6 +233,12 @@ def test_the_connections_of_a_loop_that_was_just_closed_are_closed_by_the_next_o
 
 
 def test_what_one_loop_waits_for_is_timed_although_the_loop_that_freed_the_slot_is_gone() -> None:
+    """Closed as by ``asyncio.run``, or only not run any more."""
+    for closed in (True, False):
+        wait_for_what_another_loop_freed(closed=closed)
+
+
+def wait_for_what_another_loop_freed(*, closed: bool) -> None:
     patient, strict = ({"timeouts": Timeouts(attempt=seconds)} for seconds in (30, 0.05))
     fleet = [*endpoints({"patient": 1}, **patient), *endpoints({"strict": 1}, **strict)]
 
@@ -249,12 +255,16 @@ def test_what_one_loop_waits_for_is_timed_although_the_loop_that_freed_the_slot_
     first.run_until_complete(asyncio.wait(holders[1:]))  # gives the strict endpoint to the other loop
     holders[0].cancel()
     first.run_until_complete(asyncio.wait(holders))
-    first.run_until_complete(first.shutdown_asyncgens())
-    first.close()
+    if closed:
+        first.run_until_complete(first.shutdown_asyncgens())
+        first.close()
     with pytest.raises(RequestTimeout, match="no answer from endpoint"):
         second.run_until_complete(asyncio.wait_for(waiter, 5))
     assert isinstance(holders[1].exception(), RequestTimeout)
     second.run_until_complete(client.aclose())
+    if not closed:
+        first.run_until_complete(first.shutdown_asyncgens())
+        first.close()
     second.close()
     assert leftovers(client) == {}
 

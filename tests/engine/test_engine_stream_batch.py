@@ -159,6 +159,18 @@ async def test_results_alone_drain_and_tell_of_errors() -> None:
         assert await stream.results() is batch
 
 
+async def test_results_alone_drain_streams_that_a_slow_consumer_had_stopped() -> None:
+    wire = StreamWire(words(500, gap=0.0))
+    async with client_of(wire, {"a": 8}) as client:
+        stream = ask(client, chats(8))
+        reader = aiter(stream)
+        await anext(reader)
+        await asyncio.sleep(300)
+        assert sum(wire.reads.values()) <= AHEAD + 2 * 8
+        batch = await asyncio.wait_for(stream.results(), 100)
+        assert (batch.stats.ok, batch.stats.failed) == (8, 0)
+
+
 async def test_streams_restart_one_by_one() -> None:
     wire = StreamWire()
 

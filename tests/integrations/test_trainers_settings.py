@@ -193,3 +193,31 @@ def test_settings_pickle_with_what_they_hold() -> None:
     assert again == config
     assert again.place == config.place
     assert again.client.endpoints[0].api_key.get_secret_value() == KEY
+
+
+def test_a_method_and_a_rubric_come_from_the_file_and_a_mistake_in_them_is_named_with_its_line(tmp_path: Path) -> None:
+    criteria = tmp_path / "criteria.yaml"
+    criteria.write_text("rubric:\n  right: It is right.\n  clear: {instructions: Is it clear, levels: [bad, good], weight: 2}\n")
+    wrong = []
+    cases = (
+        (f"rubric: {criteria}", ""),
+        ("rubric:\n    right: It is right.\n    clear: {instructions: Is it clear, levels: [bad, good], weight: 2}", ""),
+        (
+            "rubric:\n    - {name: right, instructions: x}\n    - {name: clear, weight: 2}",
+            r"line 5: judge\.rubric\.1\.instructions: is required",
+        ),
+        (f"rubric: {tmp_path / 'gone.yaml'}", r"line 3: judge\.rubric: .*gone\.yaml: cannot be read"),
+        ("method: decides", r"line 3: judge\.method: must be .* did you mean 'decide'"),
+        ("method: decide", r"judge: a decision gives a score on at most 10 whole-number levels"),
+        ("method: decide\n  verdict: yes_no\n  params: {temperature: 0}", "judge: temperature has no effect with method='decide'"),
+        ("method: decide\n  scale: [1, 5]\n  rubric: {a: x}", "judge: scale cannot be set together with rubric"),
+    )
+    for number, (judge, wanted) in enumerate(cases):
+        file = tmp_path / f"{number}.yaml"  # rewarders are kept by their file
+        file.write_text(f"judge:\n  model: judge-7b\n  {judge}\nclient:\n  endpoints: [{json.dumps(ENDPOINT)}]\n")
+        said = refusal(partial(rewarder, file, deadline=1.0))
+        if bool(said) != bool(wanted) or not re.search(wanted, said):
+            wrong.append((judge, said))
+    assert wrong == []
+    rubric = load_reward_config({**GOOD, "judge": {"model": "judge-7b", "rubric": str(criteria)}}).judge.rubric  # type: ignore[union-attr]
+    assert [(each.name, each.weight) for each in rubric.criteria] == [("right", 1.0), ("clear", 2.0)]  # type: ignore[union-attr]

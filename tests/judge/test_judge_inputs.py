@@ -52,7 +52,8 @@ async def test_a_lone_surrogate_is_judged_like_any_other_text() -> None:
 
 
 def test_two_different_lone_surrogates_are_two_questions() -> None:
-    asks = [made()._points.requests({"prompt": "q", "response": text}) for text in ("\ud83d", "\ud83e", "\\ud83d", "\ud83d")]
+    builder = made()._builders.get((0,), pairs=False)
+    asks = [builder.requests({"prompt": "q", "response": text}) for text in ("\ud83d", "\ud83e", "\\ud83d", "\ud83d")]
     keys = [ask[0].key for ask in asks]
     assert keys[0] == keys[3]
     assert len(set(keys)) == 3

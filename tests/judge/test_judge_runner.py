@@ -172,6 +172,15 @@ async def test_an_items_time_begins_when_it_could_be_sent_and_holds_for_all_its_
     assert isinstance(batch[0].error, RequestTimeout)
 
 
+async def test_at_the_deadline_items_that_were_never_read_have_a_result_too() -> None:
+    async with judge_over(JudgeBackend(always(score(5), seconds=3)), endpoint(slots=4)) as judge:
+        batch = await judge.batch_score(items(200), deadline=5)
+    assert [result.index for result in batch] == list(range(200))
+    assert [result.ok for result in batch] == [True] * 4 + [False] * 196
+    assert {type(error) for error in batch.errors.values()} == {DeadlineExceeded}
+    assert (batch.stats.items, batch.stats.failed) == (200, 196)
+
+
 async def test_at_the_deadline_what_is_missing_is_a_value_and_is_cancelled() -> None:
     backend = JudgeBackend(always(score(5), seconds=4))
     async with judge_over(backend, endpoint(slots=3)) as judge:

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from judge_tools import QUESTION, JudgeBackend, Sent, always, broken, endpoint, judge_over, judging, now, score
+from judge_tools import QUESTION, JudgeBackend, Sent, always, broken, endpoint, in_turn, judge_over, judging, now, score
 
 from qreward.errors import QRewardError, RequestError, RequestTimeout, ServerError
 from qreward.judge import Judge, Verdict, Vote
-from qreward.judge.aggregation import aggregate_comparisons, aggregate_scores, quorum
+from qreward.judge.aggregation import aggregate_comparisons, aggregate_scores, agreement, quorum
 
 
 def voting(*answers: tuple[float, Any]) -> Callable[[Sent], Any]:
@@ -164,3 +164,31 @@ def compared(scores: list[float | None], how: Any = "majority") -> float | None:
     """The aggregated score of these requests, None where there is none yet."""
     decided: Any = aggregate_comparisons([None if score is None else Vote(score) for score in scores], how)
     return None if decided is None else decided[0]
+
+
+def test_the_confidence_of_several_votes_is_the_share_that_agrees_with_the_score() -> None:
+    written, sure = [Vote(1.0), Vote(1.0), Vote(0.0)], [Vote(0.9, confidence=0.9), Vote(0.6, confidence=0.6)]
+    cases: list[tuple[float, list[Vote], Any, float | None, float | None]] = [
+        (1.0, [Vote(1.0)], "majority", 1.0, None),
+        (0.9, sure[:1], "majority", 1.0, 0.9),
+        (1.0, written, "majority", 1.0, 2 / 3),
+        (0.9, [Vote(0.9), Vote(0.8)], "majority", 1.0, 0.5),
+        (2 / 3, written, "mean", 1.0, 2 / 3),
+        (0.5, written[1:], "mean", 1.0, 0.0),
+        (0.75, sure, "mean", 1.0, 0.75),
+        (0.6, sure, "majority", 1.0, 0.75),
+        (20.0, [Vote(30.0), Vote(10.0)], "mean", None, 0.0),
+        (20.0, [Vote(20.0), Vote(20.0)], "mean", None, 1.0),
+        (3.0, [Vote(4.0), Vote(2.0)], "mean", 4.0, 1.0),
+    ]
+    found = [agreement(score, votes, how, width) for score, votes, how, width, _ in cases]
+    assert found == [None if wanted is None else pytest.approx(wanted) for *_, wanted in cases]
+
+
+async def test_a_written_judge_with_several_votes_has_a_confidence() -> None:
+    async with judge_over(JudgeBackend(in_turn(score(7), score(7), score(2))), samples=3, temperature=1) as judge:
+        verdict = await judge.score(*QUESTION)
+    assert verdict.score == 0.7
+    assert verdict.confidence == pytest.approx(sum(vote.score == 0.7 for vote in verdict.votes) / len(verdict.votes))
+    async with judge_over(JudgeBackend(in_turn(score(7)))) as judge:
+        assert (await judge.score(*QUESTION)).confidence is None

@@ -31,16 +31,24 @@ class PlayedTransport:
         self.ledgers: dict[str, Ledger] = {}
         self.away = False
         self.renewals = 0
+        self.asked: list[float] = []  # when a renewal was asked for, also while it is away
+        self.leaves = 0
+        self.trace: list[tuple[float, str, float, float]] = []  # of each renewal: when, whose, slots that it held and that it got
         self.left: list[str] = []
         self.closed = 0
 
     def renew(self, key: str, member: str, ask: RenewRequest) -> RenewReply:
         self.renewals += 1
+        self.asked.append(now())
         if self.away:
             raise OSError("nobody is there")
-        return self.ledger(key).renew(now(), member, ask)
+        reply = self.ledger(key).renew(now(), member, ask)
+        if ask.permits is not None and reply.permits is not None:
+            self.trace.append((now(), member, ask.permits.hold, reply.permits.hold))
+        return reply
 
     def leave(self, key: str, member: str, ask: RenewRequest) -> None:
+        self.leaves += 1
         if self.away:
             raise OSError("nobody is there")
         self.left.append(member)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from qreward import ConfigError, Limits, QRewardClient
 from qreward.quota.file_ledger import VARIABLE
 from qreward.quota.lease import NEWCOMER
 from qreward.quota.messages import LEASE, MINUTE, PERIOD, RENEW
+from qreward.quota.renewal import AGAIN, RETRY, SOON
 
 ENDPOINT = {"base_url": "http://a.example/v1", "name": "a", "api_key": "k"}
 
@@ -45,6 +47,58 @@ async def test_a_share_grows_when_another_has_nothing_more_to_do_and_shrinks_whe
     await asyncio.sleep(3)
     assert (first.live["a"], second.live["a"]) == (4, 4)
     await stop(*work)
+
+
+@shared
+async def test_a_busy_client_renews_every_half_second_and_at_once_after_it_has_given_up_a_part(processes: Processes) -> None:
+    (one, _), (other, _) = processes.client(max_concurrency=8), processes.client(max_concurrency=8)
+    work = [busy(one)]
+    await asyncio.sleep(5.3)
+    first = processes.transport.trace[-1][1]
+    seen = len(processes.transport.trace)
+    work.append(busy(other))
+    await asyncio.sleep(5)
+    await stop(*work)
+    renewals = [(when, held, got) for when, member, held, got in processes.transport.trace[seen - 1 :] if member == first]
+    pauses = [(round(after[0] - before[0], 3), before[2] < before[1]) for before, after in pairwise(renewals)]
+    assert (SOON, True) in pauses
+    assert {pause for pause, gave_up in pauses if not gave_up} == {RENEW}, pauses
+    assert {pause for pause, gave_up in pauses if gave_up} == {SOON}, pauses
+
+
+@shared
+async def test_a_client_asks_early_for_a_share_that_it_lacks_but_not_at_once_again(processes: Processes) -> None:
+    client, wire = processes.client(rpm=600)
+    began = now()
+    await asyncio.gather(*(call(client, number) for number in range(40)))
+    assert wire.sent[0][2] - began < 0.01
+    assert processes.transport.renewals <= 2 + (now() - began) / SOON
+
+
+@shared
+async def test_a_renewal_that_failed_is_tried_again_soon_once_and_then_every_second(processes: Processes) -> None:
+    client, _ = processes.client(max_concurrency=4)
+    work = busy(client)
+    await asyncio.sleep(3)
+    processes.transport.away, seen = True, len(processes.transport.asked)
+    await asyncio.sleep(6)
+    await stop(work)
+    pauses = [round(after - before, 2) for before, after in pairwise(processes.transport.asked[seen:])]
+    assert pauses == [AGAIN, *[RETRY] * (len(pauses) - 1)]
+    assert len(pauses) >= 4
+
+
+@shared
+async def test_an_idle_client_does_not_leave_a_ledger_that_did_not_answer(processes: Processes) -> None:
+    client, _ = processes.client(rpm=600)
+    await call(client, 1)
+    processes.transport.away = True
+    for number in range(4):
+        await call(client, number)
+        await asyncio.sleep(0.5)
+    await asyncio.sleep(10)
+    assert processes.transport.leaves == 0
+    assert sharing(client) != "idle"
 
 
 @shared

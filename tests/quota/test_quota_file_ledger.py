@@ -164,6 +164,21 @@ def test_what_was_half_written_is_as_if_it_had_not_been_begun(place: Path, clock
     transport.close()
 
 
+def test_a_write_that_a_full_disk_cut_short_fails_the_renewal_and_leaves_the_state_before(
+    place: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transport = FileTransport(place, clock)
+    transport.renew(KEY, "a", asked())
+    write = os.pwrite
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", lambda file, content, at: write(file, content[:-1], at))
+        with pytest.raises(OSError, match="disk full"):
+            transport.renew(KEY, "b", asked())
+    assert transport.renew(KEY, "a", asked()).members == 1
+    assert transport.renew(KEY, "c", asked()).members == 2
+    transport.close()
+
+
 @pytest.mark.parametrize("content", [b"", b"nonsense" * 100, b"\0" * 5000])
 def test_a_damaged_ledger_begins_anew_and_waits_for_those_who_may_hold_something(place: Path, clock: Clock, content: bytes) -> None:
     old, new = FileTransport(place, clock), FileTransport(place, clock)

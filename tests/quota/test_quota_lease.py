@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf
+from random import Random
 
 from qreward.quota.lease import Lease
-from qreward.quota.messages import LEASE, Grant, RenewReply
+from qreward.quota.messages import LEASE, MINUTE, RENEW, Demand, Grant, RenewReply, RenewRequest
+from qreward.quota.renewal import AHEAD, IDLE, DemandTracker
 from qreward.scheduler.limits.concurrency import FixedLimit
+from qreward.scheduler.load_balancing import ExpectedFinish
+from qreward.scheduler.outcome import Answer
+from qreward.scheduler.queue import Queue
+from qreward.scheduler.state import LOW, Attempt, Pool, Source, Task, make_source
 from qreward.settings.policies import Limits
 
 
@@ -31,3 +38,167 @@ def test_tokens_beyond_the_estimate_are_taken_from_what_is_left() -> None:
     lease.tokens.take(1.0, 500)
     lease.tokens.settle(500, 1500)
     assert lease.tokens.ready_at == inf
+
+
+def test_a_lease_counts_from_when_its_renewal_was_sent_not_from_when_the_reply_came() -> None:
+    lease = Lease(Limits(max_concurrency=4), FixedLimit())
+    lease.take_over(3.0, 1.0, RenewReply(1, permits=Grant(4, 4)))
+    assert lease.may_send(1.0 + LEASE - 0.01)
+    assert not lease.may_send(1.0 + LEASE)
+
+
+def test_a_large_request_does_not_delay_the_use_of_the_next_grant() -> None:
+    lease = Lease(Limits(tpm=60_000), FixedLimit())
+    lease.take_over(0.0, 0.0, RenewReply(1, tokens=Grant(60_000, 6000, 300)))
+    assert lease.tokens is not None
+    lease.tokens.take(0.0, 3000)
+    lease.take_over(0.5, 0.5, RenewReply(1, tokens=Grant(60_000, 60_000, 10_000)))
+    assert lease.tokens.ready_at <= 0.5 + RENEW
+
+
+def test_a_grant_is_spread_over_the_time_until_the_next_renewal() -> None:
+    lease = Lease(Limits(rpm=600), FixedLimit())
+    lease.take_over(0.0, 0.0, RenewReply(1, requests=Grant(600, 60, 10)))
+    assert lease.requests is not None
+    now, sent = 0.0, []
+    while lease.requests.ready_at < inf:
+        now = max(now, lease.requests.ready_at)
+        lease.requests.take(now)
+        sent.append(now)
+    assert len(sent) == 10
+    assert 0.5 * RENEW <= sent[-1] <= RENEW
+
+
+def test_a_request_waits_for_the_lease_and_calls_for_it_once() -> None:
+    calls: list[None] = []
+    lease = Lease(Limits(max_concurrency=4, rpm=60), FixedLimit())
+    lease.call = lambda: calls.append(None)
+    assert not lease.may_send(0.0)
+    assert not lease.may_send(0.1)
+    assert len(calls) == 1
+    lease.take_over(0.5, 0.5, RenewReply(1, requests=Grant(60, 60, 0), permits=Grant(4, 0)))
+    lease.missed = False
+    assert not lease.may_send(0.6), "a share without a slot"
+    assert len(calls) == 2
+    assert lease.is_short()
+
+
+def test_a_member_alone_without_a_share_takes_one_eighth_or_its_part_if_there_are_more_members() -> None:
+    taken = {}
+    for members in (0, 3, 20):
+        lease = Lease(Limits(rpm=600), FixedLimit())
+        lease.members = members
+        lease.go_alone(0.0, RenewRequest(requests=Demand(600)), "away")
+        assert lease.requests is not None
+        taken[members] = lease.requests.share
+    assert taken == {0: 75.0, 3: 75.0, 20: 30.0}
+
+
+def test_a_member_alone_gives_up_what_it_was_granted() -> None:
+    lease = Lease(Limits(rpm=600), FixedLimit())
+    lease.take_over(0.0, 0.0, RenewReply(1, requests=Grant(600, 60, 10)))
+    lease.go_alone(1.0, RenewRequest(requests=Demand(600)), "away")
+    assert lease.requests is not None
+    demand = lease.requests.need(600, lapsed=False, want=0, rate=0)
+    assert (demand.left, demand.hold) == (0.0, 60)
+
+
+def test_tokens_that_an_answer_did_not_use_go_back_to_all_members() -> None:
+    lease = Lease(Limits(tpm=60_000), FixedLimit())
+    lease.take_over(0.0, 0.0, RenewReply(1, tokens=Grant(60_000, 60_000, 2000)))
+    assert lease.tokens is not None
+    lease.tokens.take(0.0, 500)
+    lease.tokens.settle(500, 300)
+    demand = lease.tokens.need(60_000, lapsed=False, want=0, rate=0)
+    assert (demand.left, demand.spent, demand.returned) == (1500, 500, 200)
+
+
+# what a source asks for
+
+
+class Demands:
+    """A source whose requests are sent and answered by hand, and what it asks the ledger for."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.source: Source = make_source("a", Random(0), limits)
+        assert self.source.lease is not None
+        self.lease = self.source.lease
+        self.tracker = DemandTracker(self.source, self.lease)
+        self.under_way: list[Attempt] = []
+
+    def send(self, now: float, count: int) -> None:
+        for _ in range(count):
+            attempt = Attempt(Task(None, None, 5, None, None, 0), self.source, now)  # type: ignore[arg-type]
+            self.source.sent(now, attempt)
+            self.under_way.append(attempt)
+
+    def answer(self, now: float) -> None:
+        for attempt in self.under_way:
+            self.source.ended(attempt)
+            self.source.answered(now, attempt.sent_at, Answer("yes", 1, 1))
+        self.under_way.clear()
+
+    def ask(self, now: float) -> RenewRequest:
+        return self.tracker.request(now, self.limits)
+
+
+def test_a_source_asks_for_as_many_slots_as_it_used_since_its_last_renewal_and_a_few_more() -> None:
+    demands = Demands(Limits(max_concurrency=64, shared="local"))
+    asked = []
+    for now, count in ((0.0, 6), (0.5, 20), (1.0, 0), (1.5, 0)):
+        demands.send(now, count)
+        demands.answer(now + 0.2)
+        permits = demands.ask(now + 0.25).permits
+        assert permits is not None
+        asked.append((permits.rate, permits.using))
+    assert asked == [(8, 0), (25, 0), (0, 0), (0, 0)]
+    demands.send(2.0, 5)
+    for now in (2.25, 2.75):  # what is in flight the whole time counts in each
+        permits = demands.ask(now).permits
+        assert permits is not None
+        assert (permits.rate, permits.using) == (7, 5)
+
+
+def test_a_source_asks_for_half_as_much_again_as_it_used_since_its_last_renewal() -> None:
+    demands = Demands(Limits(rpm=6000, shared="local"))
+    demands.ask(0.0)
+    demands.send(0.1, 40)
+    demands.answer(0.3)
+    first, second = demands.ask(0.5).requests, demands.ask(1.0).requests
+    assert first is not None
+    assert second is not None
+    assert (first.spent, second.spent) == (40.0, 40.0)
+    assert (first.want, second.want) == (AHEAD * 40 + 1, 0)
+    assert (first.rate, second.rate) == (AHEAD * 40 / 0.5 * MINUTE + 1, 0.0)
+
+
+def test_how_many_tasks_wait_for_a_source_counts_only_if_it_could_take_them() -> None:
+    def waiting(tasks: int, change: Callable[[Source], object] = lambda _: None) -> float:
+        demands = Demands(Limits(rpm=6000, shared="local"))
+        pool = Pool("p", [demands.source], ExpectedFinish(), Queue())
+        for number in range(tasks):
+            pool.queue.put(Task(None, pool, 5, None, None, number))
+        change(demands.source)
+        return demands.tracker.waiting(0.0)
+
+    assert [waiting(count) for count in (0, 1, LOW - 1, LOW, 10 * LOW)] == [0, 1, LOW - 1, inf, inf]
+    obstacles: dict[str, Callable[[Source], object]] = {
+        "removed": lambda source: setattr(source, "removed", True),
+        "marked unhealthy": lambda source: source.health.mark_unhealthy(),
+        "cooling down": lambda source: source.cooldown.hold(0.0, RENEW + 0.1),
+        "being probed": lambda source: (source.health.eject(-9.0, 1.0), source.health.sent(0.0), setattr(source, "inflight", 1)),
+    }
+    assert {name: waiting(3, change) for name, change in obstacles.items()} == dict.fromkeys(obstacles, 0)
+    assert waiting(3, lambda source: source.cooldown.hold(0.0, RENEW)) == 3, "it is over by the next renewal"
+
+
+def test_a_source_is_idle_two_seconds_after_its_last_work() -> None:
+    demands = Demands(Limits(rpm=6000, shared="local"))
+    assert demands.tracker.is_idle(0.0), "nothing has ever been sent"
+    demands.send(1.0, 1)
+    assert not demands.tracker.is_idle(1.0)
+    demands.answer(9.0)
+    demands.ask(9.0)
+    assert not demands.tracker.is_idle(9.0 + IDLE)
+    assert demands.tracker.is_idle(9.1 + IDLE)

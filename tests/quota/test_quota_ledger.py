@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from qreward.quota.ledger import TURN, Ledger, water_level
-from qreward.quota.messages import LEASE, LINGER, MINUTE, PERIOD, Demand, Grant, RenewReply, RenewRequest
+from qreward.quota.messages import FRESH, LEASE, LINGER, MINUTE, PERIOD, Demand, Grant, RenewReply, RenewRequest
 
 
 def slots(limit: int = 8, want: float = inf, hold: float = 0, using: int = 0) -> RenewRequest:
@@ -150,6 +150,60 @@ def test_a_member_that_gives_back_what_it_got_is_not_charged_for_it() -> None:
         ledger.renew(turn / 2, "b", rate(want=0))
     assert ledger.requests.accounts["a"].served <= ledger.requests.most + ledger.requests.clock
     assert ledger.requests.accounts["a"].served == pytest.approx(ledger.requests.accounts["a"].out)
+
+
+def test_a_share_that_shrinks_is_not_given_to_others_before_its_member_has_reported_that_it_knows() -> None:
+    ledger = Ledger()
+
+    def renewed(now: float, name: str, hold: float) -> float:
+        return part_of(ledger.renew(now, name, slots(hold=hold)).permits).hold
+
+    assert (renewed(0.0, "a", 0), renewed(0.1, "b", 0)) == (8, 0)
+    assert (renewed(0.5, "a", 8), renewed(0.6, "b", 0)) == (4, 0)
+    assert (renewed(1.0, "a", 8), renewed(1.1, "b", 0)) == (4, 0), "the reply was lost: it still holds all"
+    assert (renewed(1.5, "a", 4), renewed(1.6, "b", 0)) == (4, 4)
+
+
+def test_a_member_that_is_slow_but_within_its_lease_is_not_charged_twice() -> None:
+    for late, charged_twice in ((FRESH + 0.5, False), (LEASE - 0.1, False), (LEASE + 0.1, True)):
+        ledger = Ledger()
+        grant = part_of(ledger.renew(0.0, "a", rate()).requests).grant
+        ledger.renew(late, "b", rate(want=0))
+        ledger.renew(late, "a", rate(want=0, spent=1.0, left=grant - 1))
+        assert (ledger.requests.counted() > grant) is charged_twice, late
+
+
+def test_nothing_is_kept_for_a_member_that_is_slow() -> None:
+    ledger, got, spent = Ledger(), dict.fromkeys("ab", 0.0), dict.fromkeys("ab", 0.0)
+
+    def renewed(now: float, name: str) -> float:
+        grant = part_of(ledger.renew(now, name, rate(spent=spent[name])).requests).grant
+        spent[name] += grant
+        got[name] += grant
+        return grant
+
+    for turn in range(20):
+        for name in "ab":
+            renewed(turn / 2, name)
+    assert got["a"] == pytest.approx(got["b"], rel=0.1)
+    slow = [renewed(9.5 + turn / 2, "a") for turn in range(1, 8)]
+    assert sum(slow[3:]) >= 0.9 * 4 * 0.5 * ledger.requests.rate, slow
+
+
+def test_what_proves_unused_later_is_taken_off_what_was_used_first() -> None:
+    ledger = Ledger()
+    grant = part_of(ledger.renew(0.0, "a", rate()).requests).grant
+    assert grant >= 8
+    ledger.renew(0.5, "a", rate(want=0, spent=4.0, left=grant - 4))
+    ledger.renew(3.5, "a", rate(want=0, spent=4.0, left=grant - 4))
+    ledger.renew(7.0, "a", rate(want=0, spent=8.0, left=0.0))
+    assert ledger.requests.counted() == 8
+    ledger.renew(7.5, "a", rate(want=0, spent=8.0, returned=5.0))
+    assert ledger.requests.counted() == 3
+    ledger.renew(63.0, "b", rate(want=0))
+    assert ledger.requests.counted() == 3, "what was used first would not count any more"
+    ledger.renew(69.0, "b", rate(want=0))
+    assert ledger.requests.counted() == 0
 
 
 def test_of_different_limits_the_smallest_counts() -> None:

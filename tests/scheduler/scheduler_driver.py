@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import cycle, islice
 from random import Random
 from typing import Any
 
@@ -22,6 +23,7 @@ from qreward.errors import (
 )
 from qreward.scheduler.load_balancing import make_balancer
 from qreward.scheduler.outcome import CANCELLED, Answer, Failure, FailureKind, Outcome
+from qreward.scheduler.prefixes import Prefix
 from qreward.scheduler.queue import Queue
 from qreward.scheduler.scheduler import Scheduler
 from qreward.scheduler.state import Attempt, BatchFeed, Pool, Source, Task
@@ -135,24 +137,47 @@ class Driver:
 
     # work
 
-    def task(self, level: int = NORMAL, timeout: float | None = None, pool: Pool | None = None, payload: Any = None) -> Task:
+    def task(
+        self,
+        level: int = NORMAL,
+        timeout: float | None = None,
+        pool: Pool | None = None,
+        payload: Any = None,
+        prefix: Prefix | None = None,
+    ) -> Task:
         self._tasks += 1
-        return Task(payload, pool or self.pool, level, timeout, None, self._tasks)
+        task = Task(payload, pool or self.pool, level, timeout, None, self._tasks)
+        task.prefix = prefix
+        return task
 
-    def submit(self, level: int = NORMAL, timeout: float | None = None, pool: Pool | None = None, payload: Any = None) -> Task:
-        task = self.task(level, timeout, pool, payload)
+    def submit(
+        self,
+        level: int = NORMAL,
+        timeout: float | None = None,
+        pool: Pool | None = None,
+        payload: Any = None,
+        prefix: Prefix | None = None,
+    ) -> Task:
+        task = self.task(level, timeout, pool, payload, prefix)
         self.watch.open[task] = None
         self.scheduler.submit(self.now, task)
         self._after()
         return task
 
     def feed(
-        self, count: int, level: int = NORMAL, timeout: float | None = None, pool: Pool | None = None, *, told: bool = False
+        self,
+        count: int,
+        level: int = NORMAL,
+        timeout: float | None = None,
+        pool: Pool | None = None,
+        *,
+        told: bool = False,
+        prefixes: Sequence[Prefix | None] = (None,),
     ) -> BatchFeed:
-        """Open a bulk of so many tasks; ``told``: its size is known beforehand."""
+        """Open a bulk of so many tasks; ``told``: its size is known beforehand; ``prefixes``: of the tasks in turn."""
         feed = BatchFeed(pool or self.pool, level, len(self._input), self.now, timeout=timeout)
         feed.left = count if told else None
-        self._input[feed] = [self.task(level, timeout, feed.pool) for _ in range(count)][::-1]
+        self._input[feed] = [self.task(level, timeout, feed.pool, prefix=prefix) for prefix in islice(cycle(prefixes), count)][::-1]
         self.watch.feeds[feed] = None
         self.scheduler.open(self.now, feed)
         self._after()

@@ -29,6 +29,15 @@ def copy(task: Task) -> Attempt:
     return task.copy
 
 
+def awaited(driver: Driver, task: Task, step: float = 0.1) -> Attempt:
+    """What is under way of a task, once it is: time passes in such steps until then."""
+    for _ in range(10_000):
+        if task.attempt is not None:
+            return task.attempt
+        driver.wait(step)
+    raise AssertionError("it is never sent")
+
+
 def warm(driver: Driver, name: str, pace: float = PACE, lengths: Sequence[int] = (TOKENS,), answers: int = 128) -> None:
     """Let a source give so many answers, of these lengths in turn, at so many seconds a token, while the others rest."""
     others = [other for other in driver.sources if other != name]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import product
 from random import Random
 from typing import Any
 
@@ -10,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scheduler_driver import Driver
 
-from qreward.scheduler.affinity import AffineQueue
+from qreward.scheduler.affinity import SLICE, AffineQueue
 from qreward.scheduler.outcome import Answer
 from qreward.scheduler.prefixes import Homes, Prefix
+from qreward.scheduler.queue import SWEEP
 from qreward.scheduler.state import ALONE, EACH, BatchFeed, Source, Task, TaskState
 
 AHEAD = 16
@@ -312,21 +314,18 @@ def test_a_line_counts_the_prompts_in_a_row_that_share_nothing() -> None:
         task = driver.task()
         task.prefix = Prefix((key,), (2000.0,), 2400.0)
         line.append(task)
-        line._file(100, homes)
+        line.file(100, homes)
         counts.append(homes.alone)
     assert counts == [1, 2, 3, 0, 1]
 
 
+def told(key: int) -> Prefix:
+    return Prefix((key,), (2000.0,), 2400.0, told=True)
+
+
 def test_a_single_call_that_ends_while_it_waits_leaves_its_line() -> None:
     driver = Driver({"a": 1, "b": 1})
-    tasks = []
-    for number in range(8):
-        task = driver.task()
-        task.prefix = Prefix((number % 2,), (2000.0,), 2400.0, told=True)
-        driver.watch.open[task] = None
-        driver.scheduler.submit(driver.now, task)
-        driver._after()
-        tasks.append(task)
+    tasks = [driver.submit(prefix=told(number % 2)) for number in range(8)]
     driver.ok(driver.at("a")[0])
     waiting = [task for task in tasks if task.state is TaskState.QUEUED]
     assert any(task.group is not None for task in waiting)
@@ -336,17 +335,97 @@ def test_a_single_call_that_ends_while_it_waits_leaves_its_line() -> None:
     assert {task for task in tasks if task not in driver.watch.finished} == set(waiting[1:3])
 
 
+def test_a_call_that_ends_before_it_is_in_a_group_is_not_sent() -> None:
+    """Neither one that its caller has left nor one whose time is over, wherever it stands in the line."""
+    for ends, keys in product((2, 3, 4, 5), ((1, 2, 2, 1, 1, 2), (1, 2, 1, 2, 2, 1), (1, 2, 2, 1, 2, 1))):
+        for left in (True, False):
+            driver, tasks = Driver({"a": 1, "b": 1}), []
+            for number, key in enumerate(keys):
+                tasks.append(driver.submit(timeout=None if left or number != ends else 5.0, prefix=told(key)))
+            if left:
+                driver.withdraw(tasks[ends])
+            else:
+                driver.wait(5.1)
+            while driver.watch.live:
+                driver.ok(next(iter(driver.watch.live)))
+            sent = {task.index for task in tasks if task.sent_at is not None}
+            assert sent == {task.index for task in tasks} - {tasks[ends].index}, (ends, keys, left)
+            assert driver.pool.queue.waiting == 0, (ends, keys, left)
+
+
+def test_calls_that_remain_when_those_that_ended_are_swept_away_may_end_or_be_taken() -> None:
+    driver = Driver({"a": 1, "b": 1})
+    tasks = [driver.submit(prefix=told(number % 4)) for number in range(2 * SWEEP)]
+    driver.ok(driver.at("a")[0])
+    waiting = [task for task in tasks if task.state is TaskState.QUEUED]
+    driver.withdraw(*waiting[:SWEEP])
+    rest = [task for task in waiting if task.state is TaskState.QUEUED]
+    assert len(driver.pool.queue) == len(rest)
+    driver.withdraw(*rest[::2])
+    while driver.watch.live:
+        driver.ok(next(iter(driver.watch.live)))
+    assert {task for task in waiting if task not in driver.watch.finished} == {*waiting[:SWEEP], *rest[::2]}
+
+
 def test_a_single_call_that_has_waited_for_half_of_its_timeout_is_no_longer_passed_over() -> None:
     driver = Driver({"a": 1, "b": 1})
-    tasks = []
-    for key in (1, 2, 3, 1, 1, 1):
-        task = driver.task(timeout=100.0)
-        task.prefix = Prefix((key,), (2000.0,), 2400.0, told=True)
-        driver.watch.open[task] = None
-        driver.scheduler.submit(driver.now, task)
-        driver._after()
-        tasks.append(task)
+    tasks = [driver.submit(timeout=100.0, prefix=told(key)) for key in (1, 2, 3, 1, 1, 1)]
     driver.ok(driver.at("a")[0])
     assert driver.where(tasks[3]) == "a"
     driver.ok(driver.at("a")[0], after=55.0)
     assert driver.where(tasks[2]) == "a"
+
+
+def submitted(driver: Driver, keys: list[int]) -> list[Task]:
+    """Single calls of these groups."""
+    tasks = []
+    for key in keys:
+        task = driver.task()
+        task.prefix = Prefix((key,), (2000.0,), 2400.0, told=True)
+        driver.watch.open[task] = None
+        driver.scheduler.submit(driver.now, task)
+        driver.scheduler.out.clear()
+        tasks.append(task)
+    return tasks
+
+
+def test_a_call_that_was_withdrawn_before_it_was_sorted_into_a_group_is_not_sent() -> None:
+    driver = Driver({"a": 1, "b": 1})
+    tasks = submitted(driver, [0, 1, 1, 0, 0])
+    driver.scheduler.withdraw(driver.now, [tasks[3]])
+    source = driver["a"]
+    driver.scheduler.event(driver.now, next(iter(source.attempts)), Answer("yes", 600, 5))
+    assert [attempt.task for attempt in source.attempts] == [tasks[4]]
+
+
+def test_retries_of_a_group_go_to_one_source() -> None:
+    driver = Driver({"a": 6, "b": 3, "c": 3})
+    pool, (lost, *others) = driver.pool, driver.sources.values()
+    for number in range(6):
+        task = driver.task()
+        task.prefix = Prefix(((0, 0, 1, 1, 0, 1)[number],), (2000.0,), 2400.0, told=True)
+        task.sent_at, task.excluded = 0.0, (lost,)
+        pool.queue.put(task)
+    keys: dict[Source, list[int]] = {source: [] for source in others}
+    for place in range(6):
+        source = others[place % 2]
+        taken = pool.queue.take(source, 0.0)
+        assert taken is not None
+        prefix = taken[0].prefix
+        assert prefix is not None
+        source.prefix_cache.use(0.0, prefix)
+        pool.homes.add(prefix, source)
+        keys[source].append(prefix.keys[0])
+    assert sorted(keys.values()) == [[0, 0, 0], [1, 1, 1]]
+
+
+def test_few_tasks_are_sorted_in_one_go_and_the_order_is_the_same_when_all_are() -> None:
+    scene = Scene(ahead=1024)
+    for number in range(4 * SLICE):
+        scene.add(1, 100 + number * 7 % 50)
+    for turn in range(1, 5):
+        scene.line.file(1024, scene.homes)
+        assert sum(task.group is not None for task in scene.added) == turn * SLICE
+    assert [task.index for task in scene.line] == list(range(4 * SLICE))
+    group = [number for number in range(4 * SLICE) if number * 7 % 50 == 0]
+    assert [scene.take(0) for _ in group] == group

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from scheduler_driver import Driver
+from scheduler_warm import live
 
 from qreward.scheduler.load_balancing import BOUND, HASHED, make_balancer
 from qreward.scheduler.prefixes import Prefix
@@ -14,13 +15,7 @@ from qreward.settings.policies import Hedge, LoadBalanceStrategy
 
 def submit(driver: Driver, key: int | None, share: float = 0.9) -> Task:
     """Submit a task whose group makes up this share of its prompt."""
-    task = driver.task()
-    if key is not None:
-        task.prefix = Prefix((key,), (10_000.0 * share,), 10_000.0, told=True)
-    driver.watch.open[task] = None
-    driver.scheduler.submit(driver.now, task)
-    driver._after()
-    return task
+    return driver.submit(prefix=None if key is None else Prefix((key,), (10_000.0 * share,), 10_000.0, told=True))
 
 
 def placed(driver: Driver, *keys: int | None) -> list[str | None]:
@@ -78,18 +73,22 @@ def test_copies_go_elsewhere_although_the_prefix_is_not_there() -> None:
     assert task.copy.cached.tokens == 0
 
 
+def homes_of(driver: Driver, groups: int) -> dict[int, str | None]:
+    """The source to which a task of each group goes, one after the other."""
+    homes = {}
+    for key in range(groups):
+        task = submit(driver, key)
+        homes[key] = driver.where(task)
+        driver.ok(live(task))
+    return homes
+
+
 def test_consistent_hashing_keeps_groups_together_and_agrees_between_clients() -> None:
     names = "abcde"
     found = []
     for order in (names, names[::-1]):
         driver = Driver(dict.fromkeys(order, 64), strategy=LoadBalanceStrategy.CONSISTENT_HASH)
-        homes = {}
-        for key in range(100):
-            task = submit(driver, key)
-            homes[key] = driver.where(task)
-            assert task.attempt is not None
-            driver.ok(task.attempt)
-        found.append(homes)
+        found.append(homes_of(driver, 100))
     assert found[0] == found[1]
     assert min(Counter(found[0].values()).values()) > 8
 
@@ -98,13 +97,7 @@ def test_a_source_that_leaves_moves_its_groups_only() -> None:
     driver = Driver(dict.fromkeys("abcde", 64), strategy=LoadBalanceStrategy.CONSISTENT_HASH)
     homes = []
     for _ in range(2):
-        where = {}
-        for key in range(60):
-            task = submit(driver, key)
-            where[key] = driver.where(task)
-            assert task.attempt is not None
-            driver.ok(task.attempt)
-        homes.append(where)
+        homes.append(homes_of(driver, 60))
         if "c" in {source.name for source in driver.pool.sources}:
             driver.remove("c")
     assert all(now == before for before, now in zip(homes[0].values(), homes[1].values(), strict=True) if before != "c")

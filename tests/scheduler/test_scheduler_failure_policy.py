@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scheduler_driver import ERRORS, Driver, failure
-from scheduler_warm import live
+from scheduler_warm import awaited, live
 
 from qreward.errors import BadRequest, ClientClosed, RequestTimeout, ServerError
 from qreward.scheduler.failure_policy import RULES, Budget, backoff, rule_for
@@ -64,15 +64,11 @@ def test_overload_costs_the_task_no_attempt_the_source_no_health_and_the_budget_
         pass
     task = driver.submit()
     for _ in range(30):
-        while task.attempt is None:
-            driver.wait(0.1)
-        driver.fail(task.attempt, K.OVERLOADED)
+        driver.fail(awaited(driver, task), K.OVERLOADED)
     assert task.tries == 0
     assert driver.now < 30 * 3.2 * 1.5 + 30, "the gate alone holds it back, not a budget"
     assert driver["a"].health.in_service
-    while task.attempt is None:
-        driver.wait(0.1)
-    driver.ok(task.attempt)
+    driver.ok(awaited(driver, task))
     assert isinstance(driver.outcome(task), Answer)
 
 
@@ -142,9 +138,7 @@ def test_a_task_that_failed_at_two_sources_is_not_held_against_the_third() -> No
     for _ in range(20):
         poison = driver.submit()
         for _ in range(3):
-            while poison.attempt is None:
-                driver.wait(0.1)
-            driver.fail(live(poison), K.TRANSIENT)
+            driver.fail(awaited(driver, poison), K.TRANSIENT)
         assert driver.path(poison)[2] == "c"
         assert isinstance(driver.outcome(poison), ServerError)
         for task in [driver.submit() for _ in range(8)]:
@@ -158,13 +152,9 @@ def test_a_failed_probe_is_not_charged_to_the_task() -> None:
     driver["a"].health.eject(driver.now, 2.0)
     task = driver.submit()
     for _ in range(20):
-        while task.attempt is None:
-            driver.wait(0.1)
-        driver.fail(task.attempt, K.UNREACHABLE)
+        driver.fail(awaited(driver, task), K.UNREACHABLE)
     assert task.tries == 0
-    while task.attempt is None:
-        driver.wait(0.1)
-    driver.ok(task.attempt)
+    driver.ok(awaited(driver, task))
     assert isinstance(driver.outcome(task), Answer)
 
 
@@ -248,12 +238,8 @@ def test_the_trail_names_each_failure_and_a_long_outage_does_not_fill_it() -> No
     driver = Driver({"a": 4})
     task = driver.submit()
     for _ in range(150):
-        while task.attempt is None:
-            driver.wait(1.0)
-        driver.fail(task.attempt, K.OVERLOADED, after=0.25)
-    while task.attempt is None:
-        driver.wait(1.0)
-    driver.fail(live(task), K.REFUSED)
+        driver.fail(awaited(driver, task, 1.0), K.OVERLOADED, after=0.25)
+    driver.fail(awaited(driver, task, 1.0), K.REFUSED)
     assert task.trail is not None
     assert len(task.trail) == 101
     assert (task.trail[0].endpoint, task.trail[0].outcome) == ("a", "overloaded")

@@ -11,6 +11,7 @@ from scale import SCALE
 from scheduler_driver import Driver, failure
 
 from qreward.scheduler.outcome import CANCELLED, Answer, FailureKind, Outcome
+from qreward.scheduler.prefixes import Prefix
 from qreward.scheduler.state import Attempt, Task
 from qreward.settings.policies import Limits, LoadBalanceStrategy, Retry
 
@@ -18,6 +19,14 @@ NAMES = ("a", "b", "c", "d")
 MOST_WAKES = 5_000
 
 picks = st.integers(0, 1000)
+levels = st.one_of(st.just(5), st.integers(0, 9))
+prefixes = st.sampled_from(
+    [
+        None,
+        *(Prefix((key,), (2000.0,), 2400.0, told=True) for key in (1, 2, 3)),
+        *(Prefix((9, 10 * key, 10 * key + key), (500.0, 1000.0, 2000.0), 2400.0) for key in (4, 5)),
+    ]
+)
 seconds = st.sampled_from([0.0, 0.001, 0.01, 1 / 64, 0.1, 0.5, 2.0, 15.0, 200.0])
 limits = st.builds(Limits, max_concurrency=st.integers(1, 3), rpm=st.sampled_from([None, None, 60.0, 6000.0]))
 strategies = st.sampled_from(list(LoadBalanceStrategy))
@@ -44,13 +53,20 @@ class Machine(RuleBasedStateMachine):
 
     # callers
 
-    @rule(pick=picks, level=st.integers(0, 9), timeout=st.sampled_from([None, 0.01, 1.0, 30.0]))
-    def submit(self, pick: int, level: int, timeout: float | None) -> None:
-        self.driver.submit(level, timeout, self.pools[pick % 2])
+    @rule(pick=picks, level=levels, timeout=st.sampled_from([None, 0.01, 1.0, 30.0]), prefix=prefixes)
+    def submit(self, pick: int, level: int, timeout: float | None, prefix: Prefix | None) -> None:
+        self.driver.submit(level, timeout, self.pools[pick % 2], prefix=prefix)
 
-    @rule(pick=picks, level=st.integers(0, 9), timeout=st.sampled_from([None, 1.0, 30.0]), size=st.integers(0, 40))
-    def open_feed(self, pick: int, level: int, timeout: float | None, size: int) -> None:
-        self.driver.feed(size, level, timeout, self.pools[pick % 2])
+    @rule(pick=picks, timeout=st.sampled_from([None, 1.0]), many=st.lists(prefixes, min_size=4, max_size=12))
+    def submit_many(self, pick: int, timeout: float | None, many: list[Prefix | None]) -> None:
+        for prefix in many:
+            self.driver.submit(timeout=timeout, pool=self.pools[pick % 2], prefix=prefix)
+
+    @rule(
+        pick=picks, level=levels, timeout=st.sampled_from([None, 1.0, 30.0]), size=st.integers(0, 40), mixed=st.lists(prefixes, min_size=1)
+    )
+    def open_feed(self, pick: int, level: int, timeout: float | None, size: int, mixed: list[Prefix | None]) -> None:
+        self.driver.feed(size, level, timeout, self.pools[pick % 2], prefixes=mixed)
 
     @precondition(lambda self: self.driver.watch.asked)
     @rule(pick=picks, most=st.integers(1, 12))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from math import inf
 
 from scale import seeds
 from scheduler_driver import Driver
 from simulator import Server, Simulation
 
 from qreward.errors import CircuitOpen, NoEndpoint, QRewardError
+from qreward.scheduler.outages import deadline
 from qreward.scheduler.outcome import Answer, FailureKind
 from qreward.settings.policies import Limits
 
@@ -139,6 +141,31 @@ def test_an_item_sent_in_an_outage_has_the_time_that_answers_usually_take() -> N
     assert isinstance(driver.outcome(probe.task), Answer)
     assert feed.failing is None
     assert not [end for end in driver.watch.finished.values() if str(end).startswith("never sent")]
+
+
+def test_the_deadline_of_an_item_counts_from_the_outage_or_from_its_batch_whichever_began_later() -> None:
+    """(since when no source is alive, when the batch came, when a source takes the item, 99th percentile) -> deadline, of 20 s each."""
+    cases = {
+        (inf, 0.0, 50.0, None): 70.0,
+        (0.0, 0.0, 5.0, None): 20.0,
+        (10.0, 0.0, 11.0, None): 30.0,
+        (0.0, 12.0, 13.0, None): 32.0,
+        (0.0, 12.0, 26.0, None): 32.0,
+        (0.0, 12.0, 30.0, None): 35.0,  # without any answer a quarter of the timeout is allowed
+        (0.0, 0.0, 18.0, 8.0): 26.0,
+        (0.0, 0.0, 18.0, 1.0): 20.0,
+        (0.0, 0.0, 18.0, 100.0): 38.0,
+    }
+    wrong = {}
+    for (down_since, since, now, slow), expected in cases.items():
+        driver = Driver({"a": 1})
+        source, driver.pool.down_since = driver["a"], down_since
+        for _ in range(0 if slow is None else 200):
+            source.latency.add(slow or 0.0, 10)
+        found = deadline(now, source, driver.pool, 20.0, since)
+        if abs(found - expected) > 0.05 * (slow or 0.0):  # a quantile is exact to some percent
+            wrong[down_since, since, now, slow] = found
+    assert wrong == {}
 
 
 SIGNS: dict[str, Callable[[Driver], object]] = {

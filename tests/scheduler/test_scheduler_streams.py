@@ -133,6 +133,30 @@ def test_a_wait_for_the_caller_is_not_the_sources() -> None:
         assert window.answers == answers
 
 
+def test_a_configured_time_limit_leaves_out_the_time_in_which_a_stream_waited_for_its_reader() -> None:
+    """(begun, seconds held before, still held) -> seconds after which it is cancelled, of 10 s allowed; None for not within 100 s."""
+    cases = {
+        (False, 0.0, False): 10.0,
+        (True, 0.0, False): 10.0,
+        (True, 5.0, False): 15.0,
+        (True, 5.0, True): None,
+        (True, 0.0, True): None,
+    }
+    wrong = {}
+    for (begun, held, holds), expected in cases.items():
+        driver = Driver()
+        driver.add("a", attempt_timeout=10.0)
+        attempt = live(driver.submit())
+        assert not begun or commit(driver, attempt)
+        attempt.held, attempt.holds_since = held, driver.now if holds else None
+        while driver.now < 100.0 and not driver.is_cancelled(attempt):
+            driver.wait(0.25)
+        found = driver.now if driver.is_cancelled(attempt) else None
+        if (found is None) != (expected is None) or (found is not None and expected is not None and not 0 <= found - expected <= 1.5):
+            wrong[begun, held, holds] = found
+    assert wrong == {}
+
+
 @pytest.mark.parametrize("begun", [False, True])
 def test_a_stream_that_is_left_late_says_nothing_against_its_source(begun: bool) -> None:
     driver = Driver({"a": 1, "b": 1})

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from merge_tools import MODEL, ListBackend, client_of, endpoint, flat, good, leftovers, now, texts, value_of
 
-from qreward import Hedge, Limits, Priority, RewardModel
+from qreward import Hedge, Limits, Priority, QRewardClient, RewardModel
 from qreward.codecs.rewards.base import Conversation
 
 
@@ -194,14 +194,19 @@ async def test_a_batch_reads_any_input_no_faster_than_it_is_sent_and_keeps_the_o
         assert max(ahead) < 2000
 
 
+async def score_one_by_one(client: QRewardClient, count: int) -> None:
+    """So many single calls, one every 10 ms."""
+    asked = []
+    for number in range(count):
+        asked.append(asyncio.create_task(client.score(f"x {number}", model=MODEL)))
+        await asyncio.sleep(0.01)
+    await asyncio.gather(*asked)
+
+
 async def test_singles_are_paced_when_the_pool_is_busy_so_that_the_last_slots_do_not_go_to_one_each() -> None:
     backend = ListBackend(seconds=1.0)
     async with client_of(backend, endpoint(slots=8)) as client:
-        asked = []
-        for number in range(400):
-            asked.append(asyncio.create_task(client.score(f"x {number}", model=MODEL)))
-            await asyncio.sleep(0.01)
-        await asyncio.gather(*asked)
+        await score_one_by_one(client, 400)
     sizes = backend.sizes
     assert sum(size == 1 for size in sizes) < 16
     assert len(sizes) < 60
@@ -210,11 +215,7 @@ async def test_singles_are_paced_when_the_pool_is_busy_so_that_the_last_slots_do
 async def test_with_idle_slots_and_little_to_do_each_item_goes_at_once() -> None:
     backend = ListBackend(seconds=0.1)
     async with client_of(backend, endpoint(slots=64)) as client:
-        asked = []
-        for number in range(50):
-            asked.append(asyncio.create_task(client.score(f"x {number}", model=MODEL)))
-            await asyncio.sleep(0.01)
-        await asyncio.gather(*asked)
+        await score_one_by_one(client, 50)
     assert backend.sizes == [1] * 50
     assert [round(at - 0.01 * number, 2) for number, (_, at, _) in enumerate(backend.sent)] == [0.0] * 50
 

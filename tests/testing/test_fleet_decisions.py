@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from fleet_tools import Answer, Client, serving, user
 
-from qreward.decisions import Choice, Score, YesNo
+from qreward.decisions import Choice, Question, Score, YesNo
 from qreward.errors import ConfigError
 from qreward.testing import FakeEndpoint, Latency, SyntheticJudge
 from qreward.testing.next_token import TOKENIZER
@@ -221,7 +221,9 @@ async def test_a_refusal_has_the_form_and_the_words_of_its_server() -> None:
 
 
 async def test_sglangs_systemone_refuses_with_a_list_of_faults() -> None:
-    for change in ({"temperature": 1}, {"questions": {}}, {"questions": {"a": {"type": "noul"}}}, {"questions": {"a": {**NOUL, "x": 1}}}):
+    wrong: tuple[dict[str, Any], ...] = ({}, {"a": {"type": "noul"}}, {"a": {**NOUL, "x": 1}})
+    changes: list[dict[str, Any]] = [{"temperature": 1}, *({"questions": each} for each in wrong)]
+    for change in changes:
         async with serving(*fakes()) as client:
             answer = await post(client, "sglang", SYSTEM_ONE, {**ONE, **change})
         (fault,) = json.loads(answer.body)["detail"]
@@ -295,7 +297,7 @@ def chat(question: str, **params: Any) -> dict[str, Any]:
     return {"messages": user(f"{TEXT}\n\n{question}"), "max_tokens": 1, "logprobs": True, "top_logprobs": 20, **params}
 
 
-CHATS = [
+CHATS: list[tuple[Question, str, tuple[str, ...]]] = [
     (RIGHT, "Is this true: It is right.\nReply with yes or no, and nothing else.", ("yes", "no")),
     (CLEAR, "Rate: How clear?\n0: bad\n1: fair\n2: good\nReply with one number.", ("0", "1", "2")),
     (TONE, "Question: Tone?\nA: calm\nB: rude: x\nReply with one letter.", ("A", "B")),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from statistics import NormalDist, fmean
+from typing import Any
 
 import pytest
 from scale import SCALE
@@ -43,7 +44,10 @@ TRUTHS: list[tuple[str, Question, tuple[float, ...]]] = [
 def test_the_truth_of_an_input_stands_in_its_text() -> None:
     found = [(text, truth_of(text, question), wanted) for text, question, wanted in TRUTHS]
     assert [each for each in found if each[1] != pytest.approx(each[2])] == []
-    messages = [{"role": "system", "content": "Judge."}, {"role": "user", "content": [{"type": "text", "text": "truth=0.8"}]}]
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": "Judge."},
+        {"role": "user", "content": [{"type": "text", "text": "truth=0.8"}]},
+    ]
     assert truth_of(messages, RIGHT) == truth_of("truth=0.8", RIGHT)
     assert truth_of("1\n\ntruth[T]=calm", Asked("choice", "T", ("calm: factual", "rude"))) == (1, 0), "with its description"
 
@@ -114,11 +118,9 @@ def test_a_bias_is_added_to_the_logits() -> None:
     def logit(numbers: tuple[float, ...], high: int, low: int) -> float:
         return math.log(numbers[high] / numbers[low])
 
+    settings: tuple[dict[str, Any], ...] = ({}, {"bias": 0.7}, {"bias": 0.7, "temperature": 0.5})
     for question, high, low in ((RIGHT, 0, 1), (CLEAR, 2, 0), (TONE, 0, 1), (TONE, 0, 2)):
-        plain, biased, sharp = (
-            logit(SyntheticJudge(**faults).distribution("item 1", question), high, low)
-            for faults in ({}, {"bias": 0.7}, {"bias": 0.7, "temperature": 0.5})
-        )
+        plain, biased, sharp = (logit(SyntheticJudge(**faults).distribution("item 1", question), high, low) for faults in settings)
         assert biased - plain == pytest.approx(0.7)
         assert sharp == pytest.approx(2 * biased)
     assert logit(SyntheticJudge(bias=0.7).distribution("truth=0.5 ", CLEAR), 2, 0) == pytest.approx(0.7)
@@ -157,4 +159,4 @@ def test_a_strong_judge_and_a_small_one_judge_by_the_same_gold_labels() -> None:
 def test_invalid_settings_are_errors() -> None:
     for name, value in (("temperature", 0), ("noise", -1), ("flip", 1.1), ("label_mass", 0), ("refuse", -0.1), ("bias", math.inf)):
         with pytest.raises(ConfigError, match=name):
-            SyntheticJudge(**{name: value})
+            SyntheticJudge(**{name: value})  # type: ignore[arg-type]  # the name is one of many

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import errno
 import inspect
+from contextlib import suppress
 from typing import Any
 
 import aiohttp
@@ -50,6 +51,26 @@ async def test_few_connections_are_opened_at_a_time(monkeypatch: pytest.MonkeyPa
     async with Server(always(OK)) as server, transport_of("aiohttp", server.url) as transport:
         await asyncio.gather(*(transport.post(PATH, b"{}") for _ in range(3 * CONNECTS_AT_ONCE)))
     assert most == CONNECTS_AT_ONCE
+
+
+async def test_nothing_is_kept_of_responses_that_are_over() -> None:
+    """Whole, refused as too long, or cut off: what is over need not be closed with the transport."""
+
+    async def cut(_: Request, connection: Connection) -> None:
+        await connection.send(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nhalf")
+        connection.reset()
+
+    kept = {}
+    for name, script in {"whole": always(OK), "too long": always(answer({"text": "x" * 5000})), "cut off": cut}.items():
+        async with Server(script) as server, transport_of("aiohttp", server.url, max_response_bytes=2000) as transport:
+            for _ in range(3):
+                with suppress(TransportError):
+                    await transport.post(PATH, b"{}")
+                with suppress(TransportError):
+                    await transport.get(PATH)
+            assert isinstance(transport, AiohttpTransport)
+            kept[name] = len(transport._arriving)
+    assert kept == {"whole": 0, "too long": 0, "cut off": 0}
 
 
 def test_waiting_for_ones_turn_to_connect_counts_against_no_timeout(monkeypatch: pytest.MonkeyPatch) -> None:

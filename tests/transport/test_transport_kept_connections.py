@@ -9,7 +9,7 @@ from shared_tools import PATIENCE, completion
 from stream_tools import MESSAGES, call
 from transport_server import Connection, Request, Server, always, answer, backend_to, endpoint_of
 
-from qreward import QRewardClient
+from qreward import QRewardClient, RewardModel
 from qreward.scheduler.outcome import Answer
 from qreward.settings.client import ClientConfig
 from qreward.settings.policies import Endpoint, Limits, Timeouts
@@ -86,7 +86,19 @@ async def test_an_endpoint_of_another_weight_keeps_its_connections_and_one_of_ot
             "timeouts.connect": ({"timeouts": Timeouts(connect=3.0)}, False),
             "keepalive": ({"keepalive": 3.0}, False),
             "api_key": ({"api_key": "k"}, False),
+            "headers": ({"headers": {"x-team": "a"}}, False),
+            "proxy": ({"proxy": server.url.removesuffix("/v1")}, False),
+            "verify": ({"verify": False}, False),
+            "max_response_bytes": ({"max_response_bytes": 1 << 20}, False),
+            "model_names": ({"model_names": {"judge-7b": "other"}}, False),
+            "kind": ({"kind": "vllm"}, False),
+            "reward": ({"reward": RewardModel(template="{prompt}{response}")}, False),
+            "group_header": ({"group_header": "x-group"}, False),
+            "decisions": ({"decisions": "chat"}, True),
+            "decision_labels": ({"decisions": "generative_scoring", "decision_labels": [1, 2]}, True),
         }
+        untold = Endpoint.model_fields.keys() - {what.partition(".")[0] for what in table} - {"base_url", "name", "http_client"}
+        assert untold == set(), "say whether connections depend on it"
         wrong = []
         for what, (change, kept) in table.items():
             backend, before = HttpBackend(), len(server.connections)

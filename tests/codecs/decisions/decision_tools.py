@@ -87,7 +87,9 @@ def rest(mass: float) -> list[tuple[str, float]]:
 
 def completion(tokens: Sequence[tuple[str, float]], **choice: Any) -> dict[str, Any]:
     """A chat completion whose first token has these alternatives, with their probabilities."""
-    top = [{"token": token, "logprob": math.log(number) if number > 0 else -9999.0, "bytes": None} for token, number in tokens]
+    top: list[dict[str, Any]] = [
+        {"token": token, "logprob": math.log(number) if number > 0 else -9999.0, "bytes": None} for token, number in tokens
+    ]
     first = max(top, key=lambda each: each["logprob"]) if top else {"token": "", "logprob": 0.0}
     logprobs = {"content": [{**first, "top_logprobs": top}]}
     message = {"role": "assistant", "content": first["token"], "refusal": None}

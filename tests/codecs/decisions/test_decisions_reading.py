@@ -47,7 +47,7 @@ def two(dialect: Dialect, question: Question, numbers: Numbers) -> dict[str, Any
 
 
 def first(document: dict[str, Any]) -> dict[str, Any]:
-    answers = document.get("answers", document.get("data"))
+    answers: Any = document.get("answers", document.get("data"))
     found: dict[str, Any] = answers["0"] if isinstance(answers, dict) else answers[0]
     return found
 
@@ -134,7 +134,8 @@ def test_the_answer_to_another_question_is_not_taken() -> None:
         document = two(dialect, question, (1 / len(question.options),) * len(question.options))
         first(document).update(change)
         assert words in why(dialect, question, document), (dialect, change)
-    for row in (None, 1, "yes", []):
+    rows: tuple[Any, ...] = (None, 1, "yes", [])
+    for row in rows:
         document = two(OPENAI, TONE, (0.5, 0.5))
         document["answers"][0] = row
         assert "instead of an object" in why(OPENAI, TONE, document)
@@ -184,7 +185,8 @@ def test_a_body_without_an_answer_to_each_question_is_malformed() -> None:
         more: Any = {**rows, "9": rows["0"]} if isinstance(rows, dict) else [*rows, rows[0]]
         less: Any = {place: row for place, row in rows.items() if place != "0"} if isinstance(rows, dict) else rows[1:]
         other: Any = {f"q{place}": row for place, row in rows.items()} if isinstance(rows, dict) else "yes"
-        for wrong in (more, less, other, None, 1, [], {}, [None] * len(rows)):
+        bad: tuple[Any, ...] = (more, less, other, None, 1, [], {}, [None] * len(rows))
+        for wrong in bad:
             if dialect is CHAT_DECISIONS and wrong is more:
                 continue
             try:
@@ -252,7 +254,9 @@ def test_the_chosen_token_counts_if_it_is_not_among_the_most_probable_ones() -> 
 
 
 def test_log_probabilities_that_are_none_are_an_error() -> None:
-    for logprobs in (None, {}, [], {"content": None}, {"content": []}, {"content": "yes"}, {"tokens": ["yes"], "token_logprobs": [-0.1]}):
+    other = {"tokens": ["yes"], "token_logprobs": [-0.1]}
+    cases: tuple[Any, ...] = (None, {}, [], {"content": None}, {"content": []}, {"content": "yes"}, other)
+    for logprobs in cases:
         error = read(CHAT_DECISIONS, (RIGHT,), completion([], logprobs=logprobs)).answers[0].error
         assert "the server returned no log probabilities" in str(error), logprobs
     for wrong in (None, "x", True, 0.1, math.nan, math.inf, [1]):

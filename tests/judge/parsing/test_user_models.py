@@ -120,6 +120,18 @@ def test_the_scale_is_the_given_one_or_the_fields_own_limits() -> None:
     check(ScoreVerdict, scale=(-5, 5), score=(3, "Score: +3/5"))
 
 
+def test_of_two_ranges_of_one_field_what_both_allow_is_the_scale() -> None:
+    """A number that only one of them allows may be meant on the other."""
+    few, many = Annotated[int, Field(ge=1, le=5)], Annotated[float, Field(ge=0, le=10)]
+    for annotation in (few | many, many | few):
+        check(one(annotation), grade=(4, "Grade: 4", "Grade: 4/5", '{"grade": 4}'))
+        check(one(annotation), refused=("Grade: 7", "Grade: 0.5", "Grade: 4/10", '{"grade": 7}', '{"grade": 0.5}'))
+    low, high = Annotated[float, Field(ge=0, le=5)], Annotated[float, Field(ge=3, le=10)]
+    for annotation in (low | high, high | low):
+        check(one(annotation), grade=(4, "Grade: 4", "Grade: 4/5"), refused=("Grade: 2", "Grade: 6", "Grade: 4/10"))
+    check(one(Annotated[int, Field(ge=1)] | Annotated[float, Field(ge=0)]), grade=(70, "Grade: 70"))
+
+
 def test_two_fields_that_could_decide_leave_objects_alone() -> None:
     two = '{"helpful": 3, "honest": 4} {"helpful": 3, "honest": 5}'
     check(Two, honest=(4, 'It is fine.\n{"helpful": 3, "honest": 4}'), refused=("helpful: 3", 'so: {"helpful": 3, "honest": 4}', two))

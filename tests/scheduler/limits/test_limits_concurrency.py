@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from random import Random
 from types import ModuleType
 from typing import Any
@@ -115,3 +116,92 @@ def test_a_hint_or_nothing_left_in_flight_means_that_the_source_wants_to_be_left
         answers(window, 8)
         assert window.rejected(1.0, 0.5, hint, others), (hint, others)
         assert window.limit == 8
+
+
+def capped(limit: int = 20) -> tuple[AdaptiveLimit, float]:
+    """A window whose source has rejected what was more than ``limit``, and the time."""
+    window = AdaptiveLimit(Random(0), 40)
+    assert not window.rejected(1.0, 0.9, None, limit), "the first among good answers is noise"
+    assert window.rejected(1.1, 1.0, None, limit)
+    assert window.limit == limit
+    return window, 1.1
+
+
+def tried(window: AdaptiveLimit, now: float) -> float:
+    """Answer to a full window until it tries more, for 300 s at most. Returns when that was; inf if it did not."""
+    limit, until = window.limit, now + 300.0
+    while window.limit <= limit and now < until:
+        now += 0.1
+        window.ok(now, now - 0.5, 10, window.limit - 1)
+    return now if window.limit > limit else inf
+
+
+def test_after_a_reject_it_tries_one_more_and_doubles_the_step_while_that_succeeds() -> None:
+    window, now = capped()
+    steps = []
+    for _ in range(4):
+        before, began = window.limit, now
+        now = tried(window, now)
+        steps.append((window.limit - before, round(now - began)))
+    assert steps[0] == (1, 10), "after a hundred answers"
+    assert [step for step, _ in steps[1:3]] == [2, 4]
+    assert all(1 <= seconds <= 2 for _, seconds in steps[1:]), "not before the last one has settled"
+
+
+def test_a_try_that_fails_is_taken_back_and_costs_twenty_times_the_wait_that_it_brought() -> None:
+    """The wait that the reject of a try asked for -> least seconds until the next try."""
+    wrong = {}
+    for hint, least in ((None, 9.0), (1.0, 20.0), (5.0, 100.0), (10.0, 200.0)):
+        window, now = capped()
+        now = tried(window, now)
+        assert not window.rejected(now + 0.1, now, hint, 20), "the source is not away: the try was too much"
+        assert window.limit in (19, 20), hint
+        after = tried(window, now + 0.1) - (now + 0.1)
+        if not least <= after <= least + 2.0:
+            wrong[hint] = after
+    assert not wrong
+
+
+def test_a_reject_long_after_a_try_is_news_about_the_capacity() -> None:
+    window, now = capped()
+    now = tried(window, now)
+    assert not window.rejected(now + 2.0, now + 1.5, None, 12), "one among good answers is noise"
+    assert window.rejected(now + 2.1, now + 1.6, None, 12)
+    assert window.limit in (11, 12)
+
+
+def test_without_any_request_served_twice_in_a_row_the_source_is_away_and_it_starts_again() -> None:
+    window, now = capped(4)
+    window.rejected(now + 1.0, now, None, 0)
+    assert window.limit < 4
+    assert window.rejected(now + 2.0, now + 1.0, None, 0)
+    assert window.limit == 40
+    window, now = capped(4)
+    window.rejected(now + 1.0, now, None, 0)
+    window.ok(now + 2.0, now + 1.0, 10, 0)
+    window.rejected(now + 3.0, now + 2.0, None, 0)
+    assert window.limit < 4, "an answer in between shows that it is there"
+
+
+def test_while_requests_are_known_to_wait_inside_the_server_nothing_more_is_tried() -> None:
+    window, now = capped()
+    window.crowd(now + 100.0)
+    assert tried(window, now) >= now + 100.0
+
+
+def test_a_source_that_is_back_starts_at_half_of_what_it_held_before() -> None:
+    window, now = capped(4)
+    window.returned(now, 0)
+    assert window.limit == 40
+    window, now = AdaptiveLimit(Random(0)), 0.0
+    while window.limit < 200:  # each answer takes a second, however many are in flight
+        limit, now = window.limit, now + 1.0
+        window.sent(now - 1.0, limit)
+        for _ in range(limit):
+            window.ok(now, now - 1.0, 10, limit)
+    held = window.limit
+    for number in range(2):
+        window.rejected(now + number, now + number - 0.1, None, 3)
+    assert window.limit <= 3
+    window.returned(now + 2.0, 0)
+    assert held / 4 <= window.limit <= held / 2

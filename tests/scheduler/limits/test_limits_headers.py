@@ -436,6 +436,15 @@ def test_a_server_that_says_when_to_come_back_is_asked_then_by_one_request_whate
     assert meter.ready_at == pytest.approx(4.1)
 
 
+def test_a_wait_that_comes_without_headers_makes_the_next_question_earlier_but_never_later() -> None:
+    for hint, asked_at in ((5.0, 7.0), (58.0, 60.0), (59.0, 61.0), (300.0, 61.0)):
+        meter = meter_after(100, 0, 360.0)
+        meter.take(1.0)
+        assert meter.ready_at == 1.0 + LONGEST_WAIT
+        meter.update(2.0, 1.0, None, answered=False, hint=hint)
+        assert meter.ready_at == asked_at, hint
+
+
 def test_headers_of_a_reject_are_forgotten_when_a_later_request_is_answered_without_them() -> None:
     told = meter_after(100, 0, 20.0)
     told.update(1.5, 0.5, None, answered=True)  # others go on telling

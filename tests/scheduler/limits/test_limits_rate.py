@@ -89,6 +89,7 @@ def test_it_is_raised_after_clean_seconds_the_raises_double_and_a_reject_takes_b
     pace.hinted(now, 1.0)
     assert pace.rate < inf
     rates = [pace.rate]
+    pace.ok(now + 0.5)
     pace.hinted(now + 0.9, 1.0)
     assert pace.rate == rates[0], "rejects within a second count once"
     for later in (21, 27, 33, 39, 45, 51):

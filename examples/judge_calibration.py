@@ -1,0 +1,50 @@
+"""Calibrate a judge with labelled items, use the calibration, and compare two judges.
+
+The judges are fake: one is too sure of itself and likes to say yes, the other is not. What they judge says in its text how good it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from pathlib import Path
+from random import Random
+
+from connect import connect
+
+from qreward.judge import Calibration, Judge, YesNoVerdict, agreement, calibrate
+from qreward.testing import FakeEndpoint, SyntheticJudge
+
+FLEET = tuple(
+    FakeEndpoint(name, models=[name], decisions="openai", synthetic_judge=judge)
+    for name, judge in {
+        "hasty": SyntheticJudge(noise=0.6, temperature=0.4, bias=1.5),
+        "sober": SyntheticJudge(noise=0.5, seed=1),
+    }.items()
+)
+RNG = Random(0)  # noqa: S311 - no secret
+
+
+def item(number: int) -> dict[str, object]:
+    good = RNG.random() < 0.5
+    return {"prompt": f"Question {number}?", "response": f"Answer {number}.\ntruth={int(good)}", "label": good}
+
+
+async def main() -> None:
+    gold, fresh = [item(number) for number in range(300)], [item(number) for number in range(300, 1300)]
+    labels = [each.pop("label") for each in fresh]
+    path = Path(tempfile.mkdtemp()) / "calibration.json"
+    async with connect(*FLEET) as client:
+        hasty, sober = (Judge(client, model=name, verdict=YesNoVerdict, method="decide") for name in ("hasty", "sober"))
+        (await calibrate(hasty, gold, timeout=60)).save(path)
+        print(Calibration.load(path))
+        calibrated = Judge(client, model="hasty", verdict=YesNoVerdict, method="decide", calibration=path)
+        for name, judge in {"as it is": hasty, "calibrated": calibrated}.items():
+            scores = (await judge.batch_score(fresh, timeout=60)).scores()
+            said = [label for score, label in zip(scores, labels, strict=True) if 0.6 <= score < 0.8]
+            print(f"{name}: of {len(said)} responses with a score of 0.6 to 0.8, {sum(said) / len(said):.0%} are good")
+        print(await agreement({"hasty": hasty, "sober": sober}, fresh, timeout=60))
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,114 @@
+"""``qreward judge calibrate GOLD`` and ``qreward judge report ITEMS``: calibrate a judge with labelled items, and compare judges.
+
+The configuration is the settings file of a trainer (docs/trainers.md), so that what is calibrated is what the trainer uses.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+from qreward.client import QRewardClient
+from qreward.errors import ConfigError
+from qreward.integrations.trainers.settings import RewardConfig, check, load_reward_config, name_source_in_errors
+from qreward.judge import Judge, make_scorer
+from qreward.judge.agreement import AgreementReport, agreement
+from qreward.judge.calibration import Calibration
+from qreward.judge.calibration_fit import METHODS
+from qreward.judge.gold import calibrate
+from qreward.judge.types import Scorer
+from qreward.settings.client import config_from_env
+
+OUTPUT = Path("calibration.json")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    fitting = actions.add_parser(
+        "calibrate", help="fit a calibration to labelled items", description="Fit a calibration to labelled items."
+    )
+    fitting.add_argument("gold", metavar="GOLD", help="a .jsonl file: one item with a 'label' in each line; see docs/calibration.md")
+    fitting.add_argument("--config", required=True, metavar="FILE", help="settings with client and judge: see docs/trainers.md")
+    fitting.add_argument("--output", type=Path, default=OUTPUT, metavar="PATH", help="where the calibration goes (default: %(default)s)")
+    fitting.add_argument("--method", choices=("auto", *METHODS), default="auto", help="default: %(default)s")
+    fitting.add_argument(
+        "--scale", type=float, nargs=2, default=(0.0, 1.0), metavar=("LOW", "HIGH"), help="lowest and highest label (default: 0 1)"
+    )
+    comparing = actions.add_parser(
+        "report",
+        help="say how far judges agree, and what biases they have",
+        description="Say how far judges agree, and what biases they have.",
+    )
+    comparing.add_argument("items", metavar="ITEMS", help="a .jsonl file of items with a 'response', or with 'first' and 'second'")
+    comparing.add_argument(
+        "--config", required=True, action="append", metavar="FILE", help="settings with client and judge; once for each judge"
+    )
+    for each in (fitting, comparing):
+        each.add_argument("--timeout", type=float, default=120.0, metavar="SECONDS", help="for each item (default: %(default)g)")
+        each.add_argument("--json", action="store_true", help="print one JSON document instead of text")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the action; 0 if it succeeds. Raises ``ConfigError`` for an invalid file or item, ``RequestError`` if too many items fail."""
+    if not 0 < args.timeout < float("inf"):
+        raise ConfigError(f"--timeout must be more than 0 seconds, not {args.timeout:g}")
+    if args.action == "calibrate":
+        _check_output(args.output)
+        calibration = asyncio.run(_calibrated(args))
+        calibration.save(args.output)
+        print(calibration.model_dump_json(indent=2) if args.json else f"{calibration}\nwritten {args.output}")
+    else:
+        report = asyncio.run(_compared(args.items, args.config, args.timeout))
+        print(json.dumps(report.as_dict(), indent=2) if args.json else report)
+    return 0
+
+
+def _check_output(path: Path) -> None:
+    """Raise ``ConfigError`` before anything is sent if the calibration could not be written at the end."""
+    folder = path.expanduser().parent
+    if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+        reason = "it is a directory" if path.is_dir() else f"{str(folder)!r} is no directory that can be written to"
+        raise ConfigError(f"cannot write the calibration to {str(path)!r}: {reason}; name another file with --output")
+
+
+async def _calibrated(args: argparse.Namespace) -> Calibration:
+    config = load_reward_config(args.config)
+    if config.judge is None:
+        raise ConfigError(f"{config.place}: a calibration needs a judge; it has reward_model instead")
+    bare = config.judge.model_copy(update={"calibration": None})  # the file may name the calibration that is made here
+    async with AsyncExitStack() as stack:
+        judge = await _scorer(config.model_copy(update={"judge": bare}), stack)
+        assert isinstance(judge, Judge)
+        return await calibrate(judge, args.gold, method=args.method, scale=tuple(args.scale), timeout=args.timeout, progress=not args.json)
+
+
+async def _compared(items: str, configs: Sequence[str], timeout: float) -> AgreementReport:
+    names = _names(configs)
+    async with AsyncExitStack() as stack:
+        judges = {name: await _scorer(load_reward_config(config), stack) for name, config in zip(names, configs, strict=True)}
+        return await agreement(judges, items, timeout=timeout)
+
+
+def _names(configs: Sequence[str]) -> Sequence[str]:
+    """The names of the files without folder and ending, if these differ; else their paths. Raises ``ConfigError`` for one given twice."""
+    short = [Path(config).stem for config in configs]
+    names = short if len(set(short)) == len(short) else list(configs)
+    if len(set(names)) < len(names):
+        raise ConfigError("--config names a file twice; name one file for each judge")
+    return names
+
+
+async def _scorer(config: RewardConfig, stack: AsyncExitStack) -> Scorer:
+    """The judge or reward model of the settings. It and its client are closed with the stack."""
+    client = await stack.enter_async_context(QRewardClient.from_config(config.client or config_from_env()))
+    with name_source_in_errors(config):
+        check(config, [route.pattern for route in client.list_routes()])
+        scorer: Any = make_scorer(client, config.judge or config.reward_model, owns_client=False)
+    stack.push_async_callback(scorer.aclose)
+    return scorer  # type: ignore[no-any-return]

@@ -1,0 +1,349 @@
+"""``agreement``: how far judges agree with each other, and what moves their scores besides quality: position and length.
+
+The measures are pure functions of scores and comparisons. They need no extra package: the interval form of Krippendorff's alpha is a few
+sums. The ``krippendorff`` package makes arrays of items by distinct scores by distinct scores, which are 5 GB for 300 items and three
+judges that give probabilities.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import combinations, pairwise
+from statistics import correlation, fmean
+from typing import Any, NamedTuple, Unpack
+
+from qreward.errors import ConfigError, InvalidResponse
+from qreward.judge.aggregation import side_of
+from qreward.judge.calibrated import ScoreRange
+from qreward.judge.gold import Items, PlacedItem, read_items
+from qreward.judge.judge import Judge
+from qreward.judge.types import Comparison, Scorer, Vote
+from qreward.options import JudgeBatchOptions
+from qreward.results import BatchResult
+
+LEAST_ITEMS = 3
+"""The fewest items for a correlation. Two always lie on a line."""
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeReport:
+    """What is known of one judge. A measure is None if there is nothing to measure it by.
+
+    Attributes:
+        name: name of the judge.
+        items: number of items and pairs.
+        unreadable: share of them without a result because no answer could be read as a verdict, or the model declined.
+        failed: share of them without a result for other reasons, such as a timeout.
+        mean: mean score.
+        length_bias: Spearman correlation of score and length of the response in characters. Longer responses may be better, so compare
+            it with that of other judges, or of labels.
+        order_changes: share of pairs whose preference changes when the responses change places.
+        first_place: share of the preferences, in both orders, that are for the response shown first. 0.5 is no bias.
+    """
+
+    name: str
+    items: int
+    unreadable: float
+    failed: float
+    mean: float | None = None
+    length_bias: float | None = None
+    order_changes: float | None = None
+    first_place: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JudgePairReport:
+    """How far two judges agree. A measure is None if there is nothing to measure it by.
+
+    Attributes:
+        first, second: names of the judges.
+        alpha: Krippendorff's alpha of their scores.
+        correlation: Spearman correlation of their scores: whether they put responses into the same order.
+        difference: mean of the first judge's score minus the second's.
+        same_preference: share of pairs for which they give the same preference.
+    """
+
+    first: str
+    second: str
+    alpha: float | None = None
+    correlation: float | None = None
+    difference: float | None = None
+    same_preference: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AgreementReport:
+    """How far judges agree, and their biases. ``print`` shows it as tables.
+
+    Attributes:
+        alpha: Krippendorff's alpha of all judges' scores, as in :func:`krippendorff_alpha`. None for one judge, or if all scores are equal.
+        preference_alpha: the same for preferences, where a tie is half-way between the two responses.
+        judges: each judge.
+        pairs: each two judges.
+    """
+
+    alpha: float | None
+    preference_alpha: float | None
+    judges: tuple[JudgeReport, ...]
+    pairs: tuple[JudgePairReport, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report as JSON holds it."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        rows: list[Sequence[object]] = [
+            ("judge", "items", "unreadable", "failed", "mean", "length bias", "order changes", "first place"),
+            *((j.name, j.items, j.unreadable, j.failed, j.mean, j.length_bias, j.order_changes, j.first_place) for j in self.judges),
+        ]
+        lines = [*_table(rows)]
+        if self.pairs:
+            heads: Sequence[object] = ("judges", "alpha", "correlation", "difference", "same preference")
+            pairs = [(f"{p.first} and {p.second}", p.alpha, p.correlation, p.difference, p.same_preference) for p in self.pairs]
+            lines += ["", *_table([heads, *pairs])]
+            lines += [
+                "",
+                f"Krippendorff's alpha of all judges: {_cell(self.alpha)} of scores, {_cell(self.preference_alpha)} of preferences",
+            ]
+        return "\n".join(lines)
+
+
+def _table(rows: Sequence[Sequence[object]]) -> Iterator[str]:
+    cells = [[_cell(value) for value in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for first, *others in cells:
+        yield "  ".join([first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True))])
+
+
+def _cell(value: object) -> str:
+    return "-" if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+# measures
+
+
+def krippendorff_alpha(ratings: Sequence[Sequence[float | None]]) -> float | None:
+    """Krippendorff's alpha for numbers (the interval metric): 1 minus the observed over the expected disagreement.
+
+    1 is full agreement, 0 that of chance. Krippendorff asks for at least 0.8, or 0.667 for tentative conclusions ("Content Analysis", 2004,
+    p. 241).
+
+    Args:
+        ratings: for each rater the ratings of all items, in one order. None is a missing rating.
+
+    Returns:
+        None if no item has two ratings, or all ratings are equal.
+
+    Example:
+        >>> krippendorff_alpha([[1, 2, 3, 4], [1, 2, 3, 4]])
+        1.0
+        >>> krippendorff_alpha([[1, 1, 1], [1, 1, None]]) is None
+        True
+    """
+    items = [[rating for rating in column if rating is not None] for column in zip(*ratings, strict=True)]
+    items = [column for column in items if len(column) > 1]
+    every = [rating for column in items for rating in column]
+    if len(set(every)) < 2:
+        return None
+    # The sum of squared differences of all ordered pairs of n numbers is 2 n times their squared deviations from the mean.
+    observed = sum(_deviations(column) * len(column) / (len(column) - 1) for column in items)
+    expected = _deviations(every) * len(every) / (len(every) - 1)
+    return 1 - observed / expected
+
+
+def _deviations(numbers: Sequence[float]) -> float:
+    mean = fmean(numbers)
+    return sum((number - mean) ** 2 for number in numbers)
+
+
+def spearman(ones: Sequence[float], others: Sequence[float]) -> float | None:
+    """The Spearman rank correlation; equal numbers share their mean rank. None for fewer than three pairs, or if one side is constant.
+
+    Example:
+        >>> spearman([1, 2, 3, 4], [1, 4, 9, 16])
+        1.0
+    """
+    if len(ones) < LEAST_ITEMS or len(set(ones)) < 2 or len(set(others)) < 2:
+        return None
+    return correlation(_ranks(ones), _ranks(others))
+
+
+def _ranks(numbers: Sequence[float]) -> list[float]:
+    places: dict[float, list[int]] = {}
+    for place, number in enumerate(sorted(numbers)):
+        places.setdefault(number, []).append(place)
+    return [fmean(places[number]) for number in numbers]
+
+
+def both_orders(votes: Sequence[Vote]) -> Iterator[tuple[Vote, Vote]]:
+    """The votes of each model and sample that saw both orders: the one in the order given, and the one in reverse."""
+    for one, other in pairwise(votes):
+        if one.model == other.model and not one.swapped and other.swapped:
+            yield one, other
+
+
+def position_bias(comparisons: Sequence[Comparison]) -> tuple[float | None, float | None]:
+    """The shares ``order_changes`` and ``first_place`` of :class:`JudgeReport`. Votes that saw one order only do not count."""
+    both = [pair for comparison in comparisons for pair in both_orders(comparison.votes)]
+    sides = [(side_of(one), side_of(other)) for one, other in both]
+    changes = [float(one != other) for one, other in sides]
+    # A side is that of the response given first, which is shown second where the order is reversed.
+    wins = [float(shown > 0) for one, other in sides for shown in (one, -other) if shown]
+    return (fmean(changes) if changes else None), (fmean(wins) if wins else None)
+
+
+class Judged(NamedTuple):
+    """What one judge said of all items and pairs, in their order; None where it said nothing.
+
+    Attributes:
+        scores: scores of the items.
+        comparisons: comparisons of the pairs.
+        unreadable, failed: numbers of items and pairs without a result, by the reason.
+    """
+
+    scores: list[float | None]
+    comparisons: list[Comparison | None]
+    unreadable: int = 0
+    failed: int = 0
+
+
+def report_of(judged: Mapping[str, Judged], lengths: Sequence[int]) -> AgreementReport:
+    """Compare what judges said.
+
+    Args:
+        judged: name of a judge -> what it said.
+        lengths: length of each item's response in characters.
+    """
+    pairs = [_of_two((name, judged[name]), (other, judged[other])) for name, other in combinations(judged, 2)]
+    return AgreementReport(
+        alpha=krippendorff_alpha([each.scores for each in judged.values()]) if pairs else None,
+        preference_alpha=krippendorff_alpha([_preferences(each) for each in judged.values()]) if pairs else None,
+        judges=tuple(_of_one(name, each, lengths) for name, each in judged.items()),
+        pairs=tuple(pairs),
+    )
+
+
+_PLACES = {"first": 1.0, "tie": 0.5, "second": 0.0}
+
+
+def _preferences(judged: Judged) -> list[float | None]:
+    return [None if comparison is None else _PLACES[comparison.preference] for comparison in judged.comparisons]
+
+
+def _of_one(name: str, judged: Judged, lengths: Sequence[int]) -> JudgeReport:
+    count = len(judged.scores) + len(judged.comparisons)
+    known = [(score, length) for score, length in zip(judged.scores, lengths, strict=True) if score is not None]
+    scores = [score for score, _ in known]
+    order_changes, first_place = position_bias([comparison for comparison in judged.comparisons if comparison is not None])
+    return JudgeReport(
+        name,
+        count,
+        unreadable=judged.unreadable / count,
+        failed=judged.failed / count,
+        mean=fmean(scores) if scores else None,
+        length_bias=spearman(scores, [length for _, length in known]),
+        order_changes=order_changes,
+        first_place=first_place,
+    )
+
+
+def _of_two(one: tuple[str, Judged], other: tuple[str, Judged]) -> JudgePairReport:
+    (first, left), (second, right) = one, other
+    both = [(a, b) for a, b in zip(left.scores, right.scores, strict=True) if a is not None and b is not None]
+    preferences = [float(a == b) for a, b in zip(_preferences(left), _preferences(right), strict=True) if a is not None and b is not None]
+    return JudgePairReport(
+        first,
+        second,
+        alpha=krippendorff_alpha([left.scores, right.scores]),
+        correlation=spearman([a for a, _ in both], [b for _, b in both]),
+        difference=fmean(a - b for a, b in both) if both else None,
+        same_preference=fmean(preferences) if preferences else None,
+    )
+
+
+# asking the judges
+
+
+async def agreement(judges: Mapping[str, Scorer] | Sequence[Scorer], items: Items, **options: Unpack[JudgeBatchOptions]) -> AgreementReport:
+    """Let all judges judge the same items, and report how far they agree and what biases they have.
+
+    Args:
+        judges: the judges by name, or in a list, where each is called as it prints itself. One judge has no agreement, but biases.
+        items: the path of a JSONL file, or mappings. One with ``prompt`` and ``response`` is scored. One with ``prompt``, ``first`` and
+            ``second`` is compared, which only a :class:`~qreward.judge.judge.Judge` can do; position bias is known from these.
+        options: as in :meth:`Judge.batch_score`.
+
+    Returns:
+        The report. Scores of a ``Judge`` are compared in 0..1, whatever its ``range``; those of other scorers as they are.
+
+    Raises:
+        ConfigError: before anything is sent, if there is no judge, or an item is neither for a score nor a pair.
+        NoEndpoint, BatchInterrupted: as in :meth:`Judge.batch_score`.
+
+    Example:
+        >>> async def compare(small, large):
+        ...     print(await agreement({"small": small, "large": large}, "items.jsonl", timeout=60))
+    """
+    named = _named(judges)
+    if not options.get("keep_results", True):
+        raise ConfigError("keep_results cannot be False here: the scores are needed")
+    points, pairs = _sorted_out(read_items(items))
+    if pairs and (unable := [name for name, judge in named.items() if not hasattr(judge, "batch_compare")]):
+        raise ConfigError(f"{unable[0]!r} cannot compare responses; leave out the items with 'first' and 'second', or give a Judge")
+    tasks = [asyncio.ensure_future(_judge(judge, points, pairs, options)) for judge in named.values()]
+    try:
+        judged = await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return report_of(dict(zip(named, judged, strict=True)), [len(str(fields["response"])) for fields in points])
+
+
+def _named(judges: Mapping[str, Scorer] | Sequence[Scorer]) -> dict[str, Scorer]:
+    if isinstance(judges, Mapping):
+        named = dict(judges)
+    elif isinstance(judges, Sequence) and not isinstance(judges, str):
+        named = {}
+        for place, judge in enumerate(judges, 1):
+            name = repr(judge)
+            named[f"{name} ({place})" if name in named else name] = judge
+    else:
+        raise ConfigError(f"judges must be a list of judges, or a mapping from their names, not a {type(judges).__name__}")
+    if not named:
+        raise ConfigError("judges is empty; give at least one judge")
+    for name, judge in named.items():
+        if not asyncio.iscoroutinefunction(getattr(judge, "batch_score", None)):
+            raise ConfigError(f"{name!r} must be a judge whose batch_score is awaited, such as a Judge, not a {type(judge).__name__}")
+    return named
+
+
+def _sorted_out(items: Sequence[PlacedItem]) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
+    """The items to score, and the pairs to compare."""
+    points: list[Mapping[str, Any]] = []
+    pairs: list[Mapping[str, Any]] = []
+    for place, fields in items:
+        is_point, is_pair = "response" in fields, "first" in fields and "second" in fields
+        if is_point == is_pair:
+            raise ConfigError(
+                f"{place}: must have either 'response', or 'first' and 'second'; it has {', '.join(map(repr, fields)) or 'nothing'}"
+            )
+        (points if is_point else pairs).append(fields)
+    return points, pairs
+
+
+async def _judge(judge: Any, points: Sequence[Any], pairs: Sequence[Any], options: JudgeBatchOptions) -> Judged:
+    scored: BatchResult[Any] | Sequence[Any] = await judge.batch_score(points, **options) if points else ()
+    compared: BatchResult[Any] | Sequence[Any] = await judge.batch_compare(pairs, **options) if pairs else ()
+    to_unit = _to_unit(judge)
+    errors = [result.error for result in (*scored, *compared) if result.error is not None]
+    unreadable = sum(isinstance(error, InvalidResponse) for error in errors)
+    scores = [to_unit(result.value.score) if result.ok else None for result in scored]
+    return Judged(scores, [result.value if result.ok else None for result in compared], unreadable, len(errors) - unreadable)
+
+
+def _to_unit(judge: object) -> Callable[[float], float]:
+    ends = judge.score_range if isinstance(judge, Judge) else None
+    return float if ends is None or ends[0] == ends[1] else ScoreRange(*ends).to_unit

@@ -1,0 +1,120 @@
+"""What a ``Judge`` needs to apply a calibration: its identity, the ends of its scores, and a watch on the weights that answer.
+
+This module sends nothing, and does not know how a curve is fitted.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from qreward.errors import ConfigError
+from qreward.judge.calibration import Calibration, JudgeIdentity, digest
+from qreward.judge.config import JudgeConfig
+
+MOST_WEIGHTS = 100
+"""The most fingerprints that are remembered. A fleet has a few; an API may change its fingerprint often."""
+
+_log = logging.getLogger("qreward")
+
+_IRRELEVANT = ("model", "range", "reasks", "min_label_mass", "cache", "cache_namespace", "calibration", "pair_prompt", "prompt", "verdict")
+"""Settings that do not change the score of an item, and those that ``identity_of`` is given apart."""
+
+
+def identity_of(config: JudgeConfig, others: Mapping[str, Any], weights: Iterable[str] = ()) -> JudgeIdentity:
+    """The identity of a judge. Settings at their default are left out, so that a new setting does not change older identities.
+
+    Args:
+        config: its settings.
+        others: name -> value of what is not in the settings, such as the prompt and the JSON schema of a verdict. None is a default.
+        weights: fingerprints of the weights that answered.
+    """
+    values = {name: getattr(config, name) for name in JudgeConfig.model_fields if name not in (*_IRRELEVANT, "params")}
+    values = {name: value for name, value in values.items() if value != JudgeConfig.model_fields[name].default}
+    values |= {name: value for name, value in others.items() if value is not None}
+    values |= {name: value for name, value in config.params.items() if name not in ("extra_headers", "hedge")}
+    digests = {name: digest(value) for name, value in sorted(values.items())}
+    return JudgeIdentity(models=config.model, settings=digests, weights=tuple(sorted(weights)))
+
+
+class ScoreRange(NamedTuple):
+    """The lowest and highest score of a judge."""
+
+    low: float
+    high: float
+
+    def to_unit(self, score: float) -> float:
+        """The place of a score between the ends, in 0..1."""
+        return min(max((score - self.low) / (self.high - self.low), 0.0), 1.0)
+
+    def from_unit(self, place: float) -> float:
+        """The score at a place."""
+        return self.low + (self.high - self.low) * place
+
+
+def range_to_calibrate(method: str, ends: tuple[float, float] | None) -> ScoreRange:
+    """The range of the scores of a judge that has, or gets, a calibration.
+
+    Args:
+        method: the judge's method.
+        ends: its lowest and highest score; None if they are not known.
+
+    Raises:
+        ConfigError: the judge cannot be calibrated. One that may decide or write has two kinds of scores, and a calibration fits one.
+    """
+    if method == "auto":
+        raise ConfigError("calibration: method='auto' may decide or write, which gives different scores; set method to 'decide' or 'write'")
+    if ends is None:
+        raise ConfigError("calibration: a score function gives scores without known ends; leave out score, or the calibration")
+    if ends[0] == ends[1]:
+        raise ConfigError(f"calibration: range ({ends[0]:g}, {ends[1]:g}) makes all scores equal; give it two ends")
+    return ScoreRange(*ends)
+
+
+class Calibrator:
+    """Applies a calibration to the scores of a judge, and remembers which weights answered. Without a calibration it only remembers.
+
+    Attributes:
+        calibration: the calibration; None for none.
+        weights: fingerprints of the weights that answered, the earliest first.
+    """
+
+    def __init__(self) -> None:
+        self.calibration: Calibration | None = None
+        self.weights: dict[str, None] = {}
+        self._range, self._warned = ScoreRange(0.0, 1.0), False
+
+    def use(self, calibration: Calibration, identity: JudgeIdentity, scores: ScoreRange) -> Callable[[float], float]:
+        """Use a calibration for a judge with this identity and range of scores. Returns the function that calibrates a score.
+
+        Raises:
+            ConfigError: it was made for another judge.
+        """
+        if calibration.judge is not None and (changed := calibration.judge.differences(identity)):
+            raise ConfigError(
+                f"calibration: it was made for another judge; what differs: {', '.join(changed)}. "
+                "Calibrate this judge (`qreward judge calibrate`), or restore the setting"
+            )
+        self.calibration, self._range = calibration, scores
+        return self.apply
+
+    def apply(self, score: float) -> float:
+        """The calibrated score, in the same range."""
+        assert self.calibration is not None
+        return self._range.from_unit(self.calibration.apply(self._range.to_unit(score)))
+
+    def note(self, fingerprint: str) -> None:
+        """Note which weights wrote an answer. If the calibration was made with others, the log says so once."""
+        if fingerprint in self.weights or len(self.weights) >= MOST_WEIGHTS:
+            return
+        self.weights[fingerprint] = None
+        made_for = None if self.calibration is None else self.calibration.judge
+        if made_for is not None and not self._warned and made_for.has_other_weights(fingerprint):
+            self._warned = True
+            _log.warning(
+                "the calibration of the judge %s was made with other weights: now %s answers, then %s did; calibrate it again",
+                ", ".join(made_for.models),
+                fingerprint,
+                ", ".join(made_for.weights),
+            )

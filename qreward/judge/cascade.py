@@ -1,0 +1,308 @@
+"""``Cascade``: several scorers in turn. What one is not sure of goes to the next.
+
+The stages are scorers of any kind. This module knows their interface only: no prompt, no model, no request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
+from functools import partial
+from math import isfinite
+from typing import Any, NamedTuple, Unpack
+
+from pydantic import Field
+
+from qreward.engine.portal import BlockingTwin, blocking
+from qreward.errors import ConfigError, InvalidResponse, QRewardError, RequestTimeout
+from qreward.judge.cascade_batch import CascadeBatch
+from qreward.judge.cascade_stage import Confidence, Decided, Stage
+from qreward.judge.config import JudgeConfig
+from qreward.judge.types import Item, Scorer, Verdict, check_batch_options
+from qreward.options import DEFAULT, JudgeBatchOptions, batch_items, seconds
+from qreward.results import BatchResult
+from qreward.runtime import runtime_of
+from qreward.server.import_string import load_object
+from qreward.settings.base import Policy
+from qreward.settings.policies import Priority
+
+AnyScorer = Scorer | BlockingTwin[Any]
+"""A scorer, or the blocking twin of one, such as a ``SyncJudge``."""
+
+
+class CascadeConfig(Policy):
+    """The settings of a :class:`Cascade`, without its clients.
+
+    Args:
+        stages: the scorers, the cheapest first: settings of a judge, or the name of a reward model. A mapping gives them names.
+        min_confidence: the least confidence with which a verdict stands; one number, or one for each stage but the last.
+        confidence: name of a stage -> ``module:function``, a function from a verdict to its confidence, instead of the verdict's own.
+
+    Example:
+        >>> CascadeConfig(stages=("rm-7b", JudgeConfig(model="judge-70b")), confidence={"rm-7b": "my_rewards:distance"}).min_confidence
+        0.8
+    """
+
+    stages: tuple[JudgeConfig | str, ...] | dict[str, JudgeConfig | str] = Field(min_length=2)
+    min_confidence: float | tuple[float, ...] = 0.8
+    confidence: dict[str, str] = Field(default_factory=dict)
+
+
+class CascadeStats(NamedTuple):
+    """What the stages of a cascade decided since it was created.
+
+    Attributes:
+        decided_by: name of each stage -> number of items whose verdict or error it gave.
+        escalated: share of the items that went beyond the first stage; 0.0 before the first item.
+    """
+
+    decided_by: Mapping[str, int]
+    escalated: float
+
+
+class Cascade:
+    """Score responses with the first of several scorers that is sure. A ``Scorer`` itself.
+
+    A verdict stands if its confidence is at least ``min_confidence``. An item whose verdict has less, or no confidence, goes to the next
+    scorer, and so does an item that failed, as with ``InvalidResponse``, a rate limit, a timeout or a dead endpoint. What the last scorer
+    returns or raises stands. A ``ConfigError``, ``NoEndpoint``, ``ClientClosed`` or ``DeadlineExceeded`` always stands.
+
+    A cascade can be created without a running event loop, used from several event loops and threads, and pickled; a copy starts with empty
+    statistics.
+
+    Args:
+        stages: two or more scorers, the cheapest first, or a mapping of names to scorers. Without a mapping, a stage has the name of its
+            model. A ``SyncJudge`` is taken too.
+        min_confidence: one number, or one for each stage but the last, from 0 to 1. With a ``confidence`` function any number. The default
+            is the threshold at which 199 of 201 answers of a decision model were right, according to its makers.
+        confidence: a function from a verdict to its confidence, for stages whose verdicts have none, such as a reward model. One function,
+            or one or None for each stage but the last.
+
+    Raises:
+        ConfigError: an argument is invalid.
+
+    Example:
+        >>> from qreward import Judge, QRewardClient, RewardModelScorer
+        >>> client = QRewardClient(["http://gpu-0:8000/v1"])
+        >>> small, strong = RewardModelScorer(client, "rm-7b"), Judge(client, model="judge-70b")
+        >>> Cascade([small, strong], confidence=lambda verdict: min(1, abs(verdict.score)))
+        <Cascade rm-7b -> judge-70b>
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[AnyScorer] | Mapping[str, AnyScorer],
+        *,
+        min_confidence: float | Sequence[float] = 0.8,
+        confidence: Confidence | Sequence[Confidence | None] | None = None,
+    ) -> None:
+        self._given: dict[str, Any] = {"min_confidence": min_confidence, "confidence": confidence}
+        scorers = list(map(_unblocked, _listed(stages)))
+        names = [*stages] if isinstance(stages, Mapping) else _names(scorers)
+        functions = _each("confidence", confidence, len(scorers) - 1)
+        least = _each("min_confidence", min_confidence, len(scorers) - 1)
+        for name, number, function in zip(names, least, functions, strict=False):
+            if function is not None and not callable(function):
+                raise ConfigError(f"confidence of stage {name!r} must be a function from a verdict to a number, not {function!r}")
+            _check_least(name, number, function is None)
+        shares = [0.5 ** (place + 1) for place in range(len(scorers) - 1)]
+        self._stages = tuple(map(Stage, names, scorers, [*least, None], [*functions, None], [*shares, shares[-1]]))
+        self._counts = dict.fromkeys(names, 0)
+        self._lock = threading.Lock()
+
+    @classmethod
+    def from_config(cls, config: CascadeConfig, make: Callable[[JudgeConfig | str], Scorer]) -> Cascade:
+        """Create a cascade from its settings.
+
+        Args:
+            config: the settings.
+            make: makes the scorer of a stage from its settings; see :func:`~qreward.judge.reward_model.make_scorer`.
+
+        Raises:
+            ConfigError: a setting is invalid, or ``confidence`` names a function or a stage that does not exist.
+        """
+        given = config.stages
+        stages = {name: make(stage) for name, stage in given.items()} if isinstance(given, Mapping) else [make(stage) for stage in given]
+        names = [*stages] if isinstance(stages, Mapping) else _names(stages)
+        for name in config.confidence:
+            if name not in names[:-1]:
+                raise ConfigError(f"confidence: {name!r} is not a stage before the last; these are {', '.join(map(repr, names[:-1]))}")
+        functions = [load_object(config.confidence[name], "confidence", "my_rewards:distance") if name in config.confidence else None
+                     for name in names[:-1]]  # fmt: skip
+        return cls(stages, min_confidence=config.min_confidence, confidence=functions if config.confidence else None)
+
+    def stats(self) -> CascadeStats:
+        """What the stages decided since the cascade was created."""
+        with self._lock:
+            counts = dict(self._counts)
+        total = sum(counts.values())
+        return CascadeStats(counts, 1 - counts[self._stages[0].name] / total if total else 0.0)
+
+    def _count(self, name: str) -> None:
+        with self._lock:
+            self._counts[name] += 1
+
+    async def score(
+        self,
+        prompt: Any,
+        response: Any,
+        *,
+        reference: Any = None,
+        timeout: float | None = DEFAULT,
+        priority: Priority | int | str = Priority.NORMAL,
+        tenant: str | None = None,
+        **fields: Any,
+    ) -> Verdict:
+        """Score one response.
+
+        Args:
+            timeout: seconds for all stages together. The default is that of the first stage's client; None waits for ever. A stage with a
+                successor uses at most half of the time that is left, so that a dead endpoint leaves the successor time.
+            prompt, response, reference, priority, tenant, fields: passed to the stages.
+
+        Returns:
+            The verdict of the first stage that is sure, or of the last one. ``decided_by`` is the name of the stage, ``usage`` that of all
+            stages together.
+
+        Raises:
+            QRewardError: the error of the last stage, or one that stands. Its notes tell what earlier stages raised.
+        """
+        given = {"reference": reference, "priority": priority, "tenant": tenant, **fields}
+        limit = self._limit(timeout)
+        clock = asyncio.get_running_loop().time
+        until = None if limit is None or limit is DEFAULT else clock() + limit
+        before = Decided()
+        for stage in self._stages:
+            left: Any = limit
+            if until is not None:
+                left = until - clock()
+                if left <= 0:
+                    raise before.charged(RequestTimeout(f"no sure verdict within {limit:g} s, which were over before stage {stage.name!r}"))
+                left = left if stage.min_confidence is None else left / 2
+            try:
+                verdict = await stage.scorer.score(prompt, response, timeout=left, **given)
+            except QRewardError as error:
+                if stage.stands(error):
+                    self._count(stage.name)
+                    raise before.charged(error) from error.__cause__
+                before = before.after(stage.name, error, error.usage)
+                continue
+            try:
+                sure = stage.is_sure(verdict)
+            except InvalidResponse as error:
+                self._count(stage.name)
+                error.usage = verdict.usage
+                raise before.charged(error) from error.__cause__
+            if sure:
+                self._count(stage.name)
+                return before.verdict(stage.name, verdict)
+            before = before.after(stage.name, None, verdict.usage, cached=verdict.cached)
+        raise AssertionError("the last stage is always sure")
+
+    def _limit(self, timeout: float | None) -> Any:
+        """The time limit of an item in seconds, None for none, ``DEFAULT`` if the first stage does not tell its default."""
+        if timeout is not DEFAULT:
+            return seconds("timeout", timeout)
+        first = self._stages[0].scorer
+        if isinstance(first, Cascade):
+            return first._limit(timeout)
+        client = getattr(first, "_client", None)
+        return DEFAULT if client is None else runtime_of(client).request_options({}).timeout
+
+    async def batch_score(self, items: Iterable[Item] | AsyncIterable[Item], **options: Unpack[JudgeBatchOptions]) -> BatchResult[Verdict]:
+        """Score many responses. Each item goes on as soon as a stage is not sure of it, while the stage judges further items.
+
+        Options and errors are those of :meth:`Judge.batch_score`. ``timeout`` is for all stages together: of the seconds in which a stage
+        works at an item, the first has at most half, and each other one at most half of the rest. ``deadline`` is for the whole batch. The
+        ``latency`` and the ``attempts`` of a result are those of all its stages. ``stats.decided_by`` counts the items of each stage.
+        """
+        check_batch_options(options)
+        limit = self._limit(options.get("timeout", DEFAULT))
+        batch = CascadeBatch(self._stages, batch_items("items", items), options, limit=limit, count=self._count)
+        return await batch.run()
+
+    async def aclose(self) -> None:
+        """Close all stages."""
+        for stage in self._stages:
+            await stage.scorer.aclose()
+
+    async def __aenter__(self) -> Cascade:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(Cascade, {stage.name: stage.scorer for stage in self._stages}, **self._given), ()
+
+    def __repr__(self) -> str:
+        return f"<Cascade {' -> '.join(stage.name for stage in self._stages)}>"
+
+
+class SyncScorer(BlockingTwin[Scorer]):
+    """A scorer whose methods block: a ``Cascade``, a ``RewardModelScorer`` or your own.
+
+    Results and errors are those of the scorer. See :class:`SyncQRewardClient` for the background thread that does the work.
+
+    Args:
+        scorer: the scorer, which ``close()`` closes.
+
+    Example:
+        >>> from qreward import SyncJudge, SyncQRewardClient
+        >>> with SyncQRewardClient(["http://gpu-0:8000/v1"]) as client:
+        ...     SyncScorer(Cascade([SyncJudge(client, model="judge-7b"), SyncJudge(client, model="judge-70b")]))
+        <SyncCascade judge-7b -> judge-70b>
+    """
+
+    score = blocking(Scorer.score)
+    batch_score = blocking(Scorer.batch_score)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SyncScorer, (self._async,)
+
+
+def _listed(stages: object) -> list[Any]:
+    values = list(stages.values()) if isinstance(stages, Mapping) else list(stages) if isinstance(stages, list | tuple) else []
+    if len(values) < 2:
+        raise ConfigError(f"stages must be a list of two or more scorers, or a mapping of names to them, not {stages!r}")
+    for name in stages if isinstance(stages, Mapping) else ():
+        if not isinstance(name, str) or not name:
+            raise ConfigError(f"the name of a stage must be a text, not {name!r}")
+    return values
+
+
+def _unblocked(stage: Any) -> Scorer:
+    scorer = stage._async if isinstance(stage, BlockingTwin) else stage
+    missing = [name for name in ("score", "batch_score", "aclose") if not callable(getattr(scorer, name, None))]
+    if missing:
+        raise ConfigError(f"a stage must be a scorer, such as a Judge; {stage!r} has no method {missing[0]!r}")
+    return scorer  # type: ignore[no-any-return]
+
+
+def _names(scorers: Sequence[Any]) -> list[str]:
+    """The names of stages: of their models, or of their classes. Equal ones are numbered."""
+    names: list[str] = []
+    for scorer in scorers:
+        inner = getattr(scorer, "_async", scorer)
+        models = getattr(getattr(inner, "_config", None), "model", None) or getattr(inner, "_model", None) or type(inner).__name__
+        name = models if isinstance(models, str) else "+".join(models)
+        number = 1 + sum(other == name or other.startswith(f"{name} #") for other in names)
+        names.append(name if number == 1 else f"{name} #{number}")
+    return names
+
+
+def _each(what: str, given: Any, count: int) -> list[Any]:
+    """One value for each stage but the last, from one value or a list of them."""
+    if not isinstance(given, list | tuple):
+        return [given] * count
+    if len(given) != count:
+        raise ConfigError(f"{what} must be one value, or one for each stage but the last ({count}), not {len(given)}")
+    return list(given)
+
+
+def _check_least(name: str, number: object, is_share: bool) -> None:
+    if isinstance(number, bool) or not isinstance(number, int | float) or not isfinite(number):
+        raise ConfigError(f"min_confidence of stage {name!r} must be a number, not {number!r}")
+    if is_share and not 0 <= number <= 1:
+        raise ConfigError(f"min_confidence of stage {name!r} must be from 0 to 1, not {number:g}; the confidence of a verdict is")

@@ -1,0 +1,242 @@
+"""Ask a model for decisions: questions with a probability for every option, from which a score is computed as an expected value.
+
+No answer is parsed here, and no probability is ever made up: what has none is an error.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+import msgspec
+
+from qreward.codecs.base import WireRequest
+from qreward.codecs.decisions.base import DecisionInput, DecisionReply, valid_input
+from qreward.codecs.decisions.operation import Decide
+from qreward.decisions import Choice, DecisionAnswer, Option, Question, Score, YesNo
+from qreward.errors import BadRequest, ConfigError, QRewardError
+from qreward.judge.asking import JudgeModel, encoded
+from qreward.judge.codec import DecidedReply, Reply, fingerprint_of
+from qreward.judge.config import JudgeConfig
+from qreward.judge.parsing import ScoreVerdict, Unreadable, YesNoVerdict
+from qreward.judge.prompts import Messages
+from qreward.judge.rubric import Criterion, Rubric
+from qreward.judge.types import Vote
+from qreward.options import preparer
+
+_log = logging.getLogger("qreward")
+
+DECISION = "decision"
+"""The form of requests for decisions."""
+WRITING_ONLY = frozenset({
+    "frequency_penalty", "logprobs", "max_completion_tokens", "max_tokens", "min_p", "min_tokens", "n", "presence_penalty",
+    "reasoning_effort", "repetition_penalty", "response_format", "seed", "stop", "temperature", "top_k", "top_logprobs", "top_p",
+})  # fmt: skip
+"""Parameters that say how a model writes. A decision writes nothing."""
+
+
+@dataclass(frozen=True)
+class SingleQuestion:
+    """The only question of a judge without a rubric.
+
+    Attributes:
+        question: what is asked.
+        worths: the reward of each option.
+        names: name of each option in the distribution of a vote. Of a pair they are those of the first order.
+    """
+
+    question: Question
+    worths: tuple[float, ...]
+    names: tuple[Option, ...]
+
+
+class AutoMethod:
+    """Whether a model answers with probabilities, which the first answer shows. All questions to the model share it.
+
+    Attributes:
+        works: True once an answer had probabilities.
+        given_up: True once an answer had none: from then on the model writes.
+    """
+
+    def __init__(self, model: str) -> None:
+        self._model, self.works, self.given_up = model, False, False
+
+    def settle(self, *, works: bool, why: str) -> None:
+        """Note how the model is asked from now on, and log it once."""
+        if not self.works and not self.given_up:
+            self.works, self.given_up = works, not works
+            _log.info("the judge model %r is asked %s: %s", self._model, "for decisions" if works else "to write its verdicts", why)
+
+
+class DecidingModel(JudgeModel):
+    """One request for decisions to one model: one question, or some or all criteria of a rubric.
+
+    Args:
+        asks: the question, or the criteria.
+        decide: the codec of the client's decisions.
+        auto: set if the model is asked to write as soon as it turns out that it does not answer with probabilities.
+
+    Raises:
+        ConfigError: the parameters cannot be sent.
+    """
+
+    reasks = 0  # the same questions would have the same answers
+    question = ""
+
+    def __init__(
+        self, model: str, asks: SingleQuestion | Sequence[Criterion], config: JudgeConfig, decide: Decide, auto: AutoMethod | None = None
+    ) -> None:
+        super().__init__(model, config)
+        self._single = asks if isinstance(asks, SingleQuestion) else None
+        self._criteria = () if isinstance(asks, SingleQuestion) else tuple(asks)
+        self._questions = (asks.question,) if isinstance(asks, SingleQuestion) else tuple(each.question for each in asks)
+        self._decide, self._auto, self._least = decide, auto, config.min_label_mass
+        self._names = [""] if len(self._questions) == 1 else [f"criterion {each.name!r}: " for each in self._criteria]
+        given = {} if config.method == "auto" else {name: value for name, value in config.params.items() if name != "hedge"}
+        self._headers, body = config.params.get("extra_headers"), given.pop("extra_body", None)
+        given.pop("extra_headers", None)
+        described = [[type(each).__name__, each.instructions, each.options, each.descriptions] for each in self._questions]
+        self.identity = encoded([DECISION, self.cached_as, given, body, described])
+        try:
+            self._sample = preparer(decide, model, given, self._headers, body)
+        except BadRequest as error:
+            raise ConfigError(str(error)) from None
+
+    @property
+    def format(self) -> str:  # type: ignore[override]
+        """``DECISION``, or ``""`` if the model turned out to give no probabilities."""
+        return "" if self._auto is not None and self._auto.given_up else DECISION
+
+    def asked(self, messages: Messages) -> DecisionInput:
+        only = messages[0]["content"] if len(messages) == 1 and messages[0].get("role") == "user" else messages
+        if type(only) is str and only.strip():
+            return DecisionInput(only, self._questions)
+        return valid_input((messages, self._questions))
+
+    def about(self, asked: DecisionInput) -> str:
+        if len(asked.questions) > 1:
+            return ""
+        return next((each.name for each in self._criteria if each.question is asked.questions[0]), "")
+
+    def prepare(self, sample: int) -> Callable[[Any], WireRequest]:  # noqa: ARG002 - all samples are alike
+        return self._sample
+
+    def fall_back(self, form: str, error: QRewardError) -> bool:
+        """True for an error that says that the model gives no probabilities, as long as no answer had any, if it may write instead."""
+        if self._auto is None or self._auto.works or form != DECISION or not _lacks_probabilities(error):
+            return False
+        self._auto.settle(works=False, why="its servers return no probabilities")  # their words may quote the prompt
+        return True
+
+    def parse(self, answer: DecisionReply) -> DecidedReply:
+        return DecidedReply(answer.answers, fingerprint_of(answer.model, None, None))
+
+    def divided(self, asked: DecisionInput, error: QRewardError) -> Sequence[DecisionInput]:
+        """The halves of a request with more questions than a server takes, which may turn out only when it is sent."""
+        count = len(asked.questions)
+        if count < 2 or not isinstance(error, BadRequest) or error.status_code is not None:
+            return ()
+        return [asked._replace(questions=part) for part in (asked.questions[: count // 2], asked.questions[count // 2 :])]
+
+    def joined(self, replies: Sequence[Reply]) -> DecidedReply:
+        parts = [reply for reply in replies if isinstance(reply, DecidedReply)]
+        return DecidedReply(tuple(answer for part in parts for answer in part.answers), parts[-1].fingerprint)
+
+    def vote(self, reply: Reply, *, swapped: bool) -> Vote:
+        """The expected score. Raises ``Unreadable`` for a question without an answer, or with too low a label mass."""
+        answers = reply.answers if isinstance(reply, DecidedReply) else self._from_text(reply.text)
+        for name, answer in zip(self._names, answers, strict=True):
+            if answer.error is not None:
+                raise Unreadable(f"{name}{answer.error}")
+            if answer.label_mass is not None and answer.label_mass < self._least:
+                mass = f"all options together have a probability of {answer.label_mass:.4g}"
+                raise Unreadable(f"{name}{mass}, which is less than min_label_mass={self._least:g}: the model would answer something else")
+        if self._auto is not None and isinstance(reply, DecidedReply):  # a cached answer says nothing about the servers of today
+            self._auto.settle(works=True, why="it answers with probabilities")
+        if self._single is not None:
+            return _single_vote(self._single, answers[0], self.model, swapped=swapped)
+        criteria = {each.name: each.result(answer) for each, answer in zip(self._criteria, answers, strict=True)}
+        return Vote(0.0, model=self.model, criteria=criteria)  # its score comes from all requests of the sample
+
+    def _from_text(self, text: str) -> tuple[DecisionAnswer, ...]:
+        """The answers in a text from the cache. Raises ``ValueError`` or ``TypeError`` if it is not of these questions."""
+        answers = []
+        for question, (confidence, mass, *numbers) in zip(self._questions, msgspec.json.decode(text), strict=True):
+            if len(numbers) != len(question.options) or not all(0.0 <= number <= 1.0 and isfinite(number) for number in numbers):
+                raise ValueError("the answer is to another question")
+            answers.append(DecisionAnswer(question, numbers, label_mass=mass, confidence=confidence))
+        return tuple(answers)
+
+    def repeated(self, asked: DecisionInput, reply: Reply, reason: str) -> DecisionInput:  # noqa: ARG002 - never called, as reasks is 0
+        return asked
+
+
+def _single_vote(asks: SingleQuestion, answer: DecisionAnswer, model: str, *, swapped: bool) -> Vote:
+    numbers = tuple(answer.probabilities.values())
+    if swapped:
+        numbers = (numbers[1], numbers[0], *numbers[2:])
+    expected = sum(number * worth for number, worth in zip(numbers, asks.worths, strict=True))
+    score = min(max(expected, min(asks.worths)), max(asks.worths))  # rounding may exceed the ends
+    distribution = dict(zip(asks.names, numbers, strict=True))
+    return Vote(score, model=model, swapped=swapped, confidence=answer.confidence, distribution=distribution)
+
+
+def _lacks_probabilities(error: QRewardError) -> bool:
+    """Whether the answer of a chat model had no probabilities, or its server rejects the request for them."""
+    if isinstance(error, BadRequest):
+        return error.status_code is not None and "logprob" in str(error).lower()
+    return str(error).endswith("the server returned no log probabilities") or "first token is none of the labels (" in str(error)
+
+
+LEVELS = 10
+"""The most levels of a score: servers take no more, and chat models answer with one digit."""
+
+
+def question_of(verdict: type[Any], scale: tuple[float, float], bounds: tuple[float, float] | None, *, built_in: bool) -> SingleQuestion:
+    """The question for the form of a verdict.
+
+    Args:
+        verdict: ``ScoreVerdict`` or ``YesNoVerdict``.
+        scale: lowest and highest score.
+        bounds: lowest and highest reward; None leaves scores unchanged.
+        built_in: the question is that of the built-in prompt. Else a prompt of the user's own asks it.
+
+    Raises:
+        ConfigError: a decision cannot have this form.
+    """
+    if verdict is YesNoVerdict:
+        low, high = bounds or (0.0, 1.0)
+        text = "The candidate answer is a good answer to the task." if built_in else "The verdict on what is asked above is yes."
+        return SingleQuestion(YesNo(text), (high, low), (True, False))
+    if verdict is not ScoreVerdict:
+        raise ConfigError(
+            f"a decision has no form for the verdict {verdict.__name__}; use ScoreVerdict or YesNoVerdict (in settings score or yes_no), "
+            "a rubric, or method='write'"
+        )
+    first, last = scale
+    if not (first.is_integer() and last.is_integer() and last - first < LEVELS):
+        count = f"{last - first + 1:g} levels" if first.is_integer() and last.is_integer() else "other than whole numbers as ends"
+        raise ConfigError(
+            f"a decision gives a score on at most {LEVELS} whole-number levels, and scale=({first:g}, {last:g}) has {count}; "
+            "set scale to (1, 5) or (1, 10), use a rubric, or method='write'"
+        )
+    labels = tuple(str(level) for level in range(int(first), int(last) + 1))
+    subject = "How good is the candidate answer to the task?" if built_in else "What is the score that is asked for above?"
+    low, high = bounds or scale
+    steps = len(labels) - 1
+    worths = tuple(low + (high - low) * (place / steps) for place in range(steps + 1))
+    return SingleQuestion(Score(f"{subject} {labels[0]} is the lowest score, {labels[-1]} the highest.", labels), worths, labels)
+
+
+def preference_question(*, built_in: bool, rubric: Rubric | None) -> SingleQuestion:
+    """The question for a pair, which is shown as A and B."""
+    subject = (
+        "Which answer to the task is better? Their order means nothing." if built_in else "Which one is better, by what is asked above?"
+    )
+    if rubric is not None:
+        subject = f"{subject}\n{rubric.in_words()}"
+    choices: dict[Option, str] = {"A": "A is better", "B": "B is better", "tie": "both are equally good"}
+    return SingleQuestion(Choice(subject, choices), (1.0, 0.0, 0.5), ("first", "second", "tie"))

@@ -1,0 +1,199 @@
+"""Labelled items: read them from JSONL, judge them, and calibrate the judge with them.
+
+This module knows files and judges; how a curve is fitted is known to ``calibration_fit`` alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from math import isfinite
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Unpack
+
+from qreward.errors import ConfigError, QRewardError, RequestError
+from qreward.judge.calibrated import range_to_calibrate
+from qreward.judge.calibration import Calibration, check_labels
+from qreward.judge.calibration_fit import Method
+from qreward.judge.judge import Judge
+from qreward.judge.types import Verdict
+from qreward.judge.verdict_parser import bounds
+from qreward.options import JudgeBatchOptions
+from qreward.results import BatchResult
+from qreward.settings.base import repeated, shown
+
+LABEL = "label"
+"""The field of an item that holds its label. It is not shown to the judge."""
+MOST_FAILED = 0.2
+"""The largest share of items that may fail. Those that fail are no fair sample: long ones fail more often. More of them would bias it."""
+
+Items = str | Path | Iterable[Mapping[str, Any]]
+"""The path of a JSONL file, or mappings of fields."""
+
+
+class PlacedItem(NamedTuple):
+    """An item, and where it stands, for error messages: ``gold.jsonl, line 3``, or ``items[2]``."""
+
+    place: str
+    fields: Mapping[str, Any]
+
+
+def read_items(source: Items, name: str = "items") -> list[PlacedItem]:
+    """Read items from a JSONL file or from an iterable of mappings. Empty lines of a file are skipped.
+
+    Args:
+        source: the path of a file with one JSON object per line, or mappings.
+        name: name of the argument in error messages.
+
+    Raises:
+        ConfigError: the file cannot be read, a line or item is not a mapping, or there are none. The message names file and line.
+    """
+    if isinstance(source, str | Path):
+        found = _of_file(Path(source).expanduser())
+    elif isinstance(source, Mapping) or not isinstance(source, Iterable):
+        raise ConfigError(f"{name} must be the path of a JSONL file or a list of mappings, not a {type(source).__name__}")
+    else:
+        found = [PlacedItem(f"{name}[{place}]", item) for place, item in enumerate(source)]
+    for place, item in found:
+        if not isinstance(item, Mapping):
+            raise ConfigError(f'{place}: must be a mapping of fields, such as {{"prompt": ..., "response": ...}}, not {_kind(item)}')
+    if not found:
+        raise ConfigError(f"{source}: is empty" if isinstance(source, str | Path) else f"{name} is empty")
+    return found
+
+
+def _of_file(path: Path) -> list[PlacedItem]:
+    try:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")  # not splitlines: a JSON string may hold U+2028
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError:
+        raise ConfigError(f"{path}: is not UTF-8 text") from None
+    return [
+        PlacedItem(place, _parsed(line, place))
+        for number, line in enumerate(lines, 1)
+        if line.strip() and (place := f"{path}, line {number}")
+    ]
+
+
+def _parsed(line: str, place: str) -> Any:
+    try:
+        return json.loads(line, object_pairs_hook=_without_repeats)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{place}: is not valid JSON: {error.msg} (column {error.colno}); write one object per line") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{place}: cannot be read: {error}") from None
+
+
+def _without_repeats(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    if double := repeated(name for name, _ in pairs):
+        raise ValueError(f"the name {double!r} is there twice; keep one")
+    return dict(pairs)
+
+
+def _kind(value: object) -> str:
+    return "null" if value is None else f"a {type(value).__name__}"
+
+
+def labelled(source: Items, scale: tuple[float, float] = (0.0, 1.0)) -> tuple[list[Mapping[str, Any]], list[float]]:
+    """The items of a gold set without their labels, and the labels in 0..1.
+
+    Args:
+        source: see :func:`read_items`.
+        scale: the numbers that mean no and yes, or the lowest and the highest grade. ``True`` and ``False`` are always yes and no.
+
+    Raises:
+        ConfigError: see :func:`read_items`; or a label is missing, or is not true, false or a number within the scale.
+    """
+    low, high = bounds("scale", scale)
+    if low >= high:
+        raise ConfigError(f"scale must be (lowest, highest), such as (0, 10), not ({low:g}, {high:g})")
+    items: list[Mapping[str, Any]] = []
+    labels: list[float] = []
+    for place, fields in read_items(source, "gold"):
+        labels.append(_label(place, fields, low, high))
+        items.append({name: value for name, value in fields.items() if name != LABEL})
+    return items, labels
+
+
+def _label(place: str, fields: Mapping[str, Any], low: float, high: float) -> float:
+    if LABEL not in fields:
+        raise ConfigError(f"{place}: has no {LABEL!r}; give true, false or a number from {low:g} to {high:g}")
+    label = fields[LABEL]
+    if isinstance(label, bool):
+        return float(label)
+    if not isinstance(label, int | float) or not isfinite(label):
+        raise ConfigError(f"{place}: {LABEL!r} must be true, false or a number from {low:g} to {high:g}, not {shown(label)}")
+    if not low <= label <= high:
+        raise ConfigError(f"{place}: the label {label:g} is not from {low:g} to {high:g}; set scale to the lowest and highest label")
+    return (label - low) / (high - low)
+
+
+async def calibrate(
+    judge: Judge,
+    gold: Items,
+    *,
+    method: Method | Literal["auto"] = "auto",
+    scale: tuple[float, float] = (0.0, 1.0),
+    **options: Unpack[JudgeBatchOptions],
+) -> Calibration:
+    """Judge labelled items, and fit a calibration to the scores and labels.
+
+    Args:
+        judge: the judge, without a calibration.
+        gold: the labelled items: the path of a JSONL file, or mappings. Each has ``prompt``, ``response``, the other fields that the
+            judge's prompt names, and ``label``: True or False, or a number on ``scale``, such as the share of people who said yes.
+        method: ``temperature``, ``platt``, ``isotonic`` or ``auto``; see :meth:`Calibration.fit`.
+        scale: lowest and highest label. Give (1, 5) if people gave one to five stars.
+        options: as in :meth:`Judge.batch_score`.
+
+    Returns:
+        The calibration. Items that could not be judged are left out, and counted in its ``failed``.
+
+    Raises:
+        ConfigError: before anything is sent, if the judge has a calibration or no known range of scores, or a label is missing or invalid,
+            or there are too few labels. Afterwards, if the scores say nothing about the labels.
+        RequestError: more than a fifth of the items could not be judged.
+        NoEndpoint, BatchInterrupted: as in :meth:`Judge.batch_score`.
+
+    Example:
+        >>> async def make(judge):
+        ...     (await calibrate(judge, "gold.jsonl", timeout=60)).save("calibration.json")
+    """
+    if not isinstance(judge, Judge):
+        raise ConfigError(f"judge must be a Judge, not a {type(judge).__name__}")
+    if judge.calibration is not None:
+        raise ConfigError("the judge has a calibration already; calibrate a judge without one")
+    if not options.get("keep_results", True):
+        raise ConfigError("keep_results cannot be False here: the scores are needed")
+    to_unit = range_to_calibrate(judge.method, judge.score_range).to_unit
+    items, labels = labelled(gold, scale)
+    check_labels(labels)
+    batch = await judge.batch_score(items, **options)
+    check_failures(batch)
+    judged = [(result.value, label) for result, label in zip(batch, labels, strict=True) if result.ok]
+    return Calibration.fit(
+        [to_unit(verdict.score) for verdict, _ in judged],
+        [label for _, label in judged],
+        method=method,
+        failed=len(labels) - len(judged),
+        judge=judge.identity,
+    )
+
+
+def check_failures(batch: BatchResult[Verdict]) -> None:
+    """Raise ``RequestError`` if more than ``MOST_FAILED`` of the items failed, with the reasons."""
+    errors = list(batch.errors.values())
+    if len(errors) <= MOST_FAILED * len(batch):
+        return
+    raise RequestError(
+        f"{len(errors)} of {len(batch)} labelled items could not be judged, and at most a fifth may fail: {reasons(errors)}"
+    ) from errors[0]
+
+
+def reasons(errors: Sequence[QRewardError]) -> str:
+    """The kinds of errors with their numbers, and the first message of the most frequent kind."""
+    kinds = Counter(type(error).__name__ for error in errors).most_common()
+    first = next(error for error in errors if type(error).__name__ == kinds[0][0])
+    return f"{', '.join(f'{count} {kind}' for kind, count in kinds)}; the first {kinds[0][0]}: {first}"

@@ -1,0 +1,455 @@
+"""Run the comparisons of many groups of responses at once, each group in its own rounds.
+
+All pairs of all groups are the input of one batch of comparisons: an async iterator that yields the pairs of groups in progress first, then
+reads another group. The result of a pair may begin the next round of its group, without waiting for other groups.
+
+This module gets the batch of comparisons as a function. It knows no prompt and no model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal
+
+from qreward.client import QRewardClient
+from qreward.engine.batch import BatchProgress
+from qreward.errors import BadRequest, ClientClosed, ConfigError, DeadlineExceeded, InvalidResponse, QRewardError, RequestTimeout
+from qreward.judge.aggregation import quorum_error
+from qreward.judge.listwise import GROUP_NAMES
+from qreward.judge.prompts import in_words
+from qreward.judge.ranking import MOST_RESPONSES, PairChooser, Place, Ranking, budget_of, scored
+from qreward.judge.requests import extra_of, fields_of
+from qreward.judge.runner import JudgeAnswer
+from qreward.judge.types import Comparison, check_batch_options
+from qreward.options import batch_items
+from qreward.records import added
+from qreward.results import BatchInterrupted, BatchResult, BatchStats, Result, Usage
+from qreward.runtime import runtime_of
+
+RankMethod = Literal["pairs", "listwise"]
+Responses = tuple[Any, Sequence[Any]] | tuple[Any, Sequence[Any], Any] | Mapping[str, Any]
+"""The responses to one prompt: ``(prompt, responses)``, ``(prompt, responses, reference)``, or a mapping with these fields and those that a
+prompt template names."""
+
+
+def responses_of(fields: Mapping[str, Any]) -> tuple[list[Any], list[int]]:
+    """The different responses of a group, and of each response its place among them. Raises ``ConfigError``."""
+    responses = fields["responses"]
+    if isinstance(responses, str | bytes | Mapping) or not isinstance(responses, Sequence):
+        raise ConfigError(f"responses must be a list of responses to one prompt, not a {type(responses).__name__}")
+    different: list[Any] = []
+    found: dict[str, int] = {}
+    places = []
+    for index, response in enumerate(responses):
+        if response is None:
+            raise ConfigError(f"responses[{index}] is None, so there is nothing to judge; leave it out")
+        words = in_words(response, f"responses[{index}]")
+        if words not in found:
+            found[words] = len(different)
+            different.append(response)
+        places.append(found[words])
+    if len(different) > MOST_RESPONSES:
+        raise ConfigError(f"a group may have {MOST_RESPONSES} different responses, not {len(different)}; rank parts of it")
+    return different, places
+
+
+def pair_fields(fields: Mapping[str, Any], first: Any, second: Any) -> dict[str, Any]:
+    """The fields of a pair, from those of its group."""
+    shared = {name: value for name, value in fields.items() if name != "responses"}
+    return {**shared, "first": first, "second": second}
+
+
+class ResponseGroup:
+    """The responses to one prompt, until they are ranked.
+
+    Args:
+        fields: the fields of the group.
+        comparisons: the number of pairs to compare; see :func:`~qreward.judge.ranking.budget_of`.
+        check: raises the error of a pair that cannot be judged. It is called so that each response is checked before anything is sent.
+
+    Attributes:
+        index: position in the batch.
+        born: when the group was read, in seconds of the caller's clock.
+        pending: pairs of the current round without a result.
+    """
+
+    def __init__(self, fields: Mapping[str, Any], comparisons: int | None, check: Callable[[Mapping[str, Any]], object]) -> None:
+        self.index, self.born, self.pending = 0, 0.0, 0
+        self._fields = fields
+        self._responses, self._places = responses_of(fields)
+        self._chooser = PairChooser(len(self._responses), budget_of(len(self._responses), comparisons))
+        self._done: dict[Place, Comparison] = {}
+        self._errors: list[QRewardError] = []
+        self._usage: Usage | None = None
+        self._round_failed = False
+        for first in range(0, len(self._responses), 2):
+            check(self._pair((first, min(first + 1, len(self._responses) - 1))))
+
+    @property
+    def extra(self) -> Mapping[str, Any] | None:
+        """The fields that are not judged."""
+        return extra_of(self._fields, GROUP_NAMES)
+
+    def _pair(self, place: Place) -> dict[str, Any]:
+        return pair_fields(self._fields, self._responses[place[0]], self._responses[place[1]])
+
+    def next_round(self) -> list[tuple[Place, dict[str, Any]]]:
+        """The next pairs to compare. Empty if the budget is spent, or if each comparison of the last round failed."""
+        pairs = [] if self._round_failed else self._chooser.next_round()
+        self.pending, self._round_failed = len(pairs), bool(pairs)
+        return [(pair, self._pair(pair)) for pair in pairs]
+
+    def record(self, place: Place, result: Result[Comparison]) -> None:
+        """Record the result of a pair."""
+        self.pending -= 1
+        self._usage = added(self._usage, result.usage)
+        if result.error is not None:
+            self._errors.append(result.error)
+            self._chooser.record(place, None)
+            return
+        comparison = result.value
+        self._round_failed = False
+        self._done[place] = comparison
+        self._chooser.record(place, comparison.score)
+
+    def outcome(self) -> Ranking | QRewardError:
+        """The ranking; or the error, if too many comparisons failed."""
+        error = self._error()
+        if error is not None:
+            return self.charged(error)
+        scores, errors = scored(self._chooser.fitted(), self._places) if self._places else ((), ())
+        shown = [self._places.index(place) for place in range(len(self._responses))]  # of identical responses the first stands for all
+        comparisons = {(shown[first], shown[second]): comparison for (first, second), comparison in self._done.items()}
+        cached = bool(comparisons) and all(comparison.cached for comparison in comparisons.values())
+        return Ranking(scores, errors, comparisons, self._chooser.failed, (), self._usage, cached)
+
+    def charged(self, error: QRewardError) -> QRewardError:
+        """The error with the tokens that were spent on the group."""
+        error.usage = self._usage
+        return error
+
+    def _error(self) -> QRewardError | None:
+        if not self._errors:
+            return None
+        if (error := quorum_error([*[None] * len(self._done), *self._errors], "comparisons")) is not None:
+            return error
+        if self._chooser.is_connected():
+            return None
+        reasons = "; ".join(dict.fromkeys(f"{type(error).__name__}: {error}" for error in self._errors))
+        asked, size = self._chooser.asked, len(self._responses)
+        unconnected = InvalidResponse(
+            f"{len(self._errors)} of {asked} comparisons failed, and the others do not connect all {size} responses: {reasons}"
+        )
+        unconnected.__cause__ = self._errors[0]
+        return unconnected
+
+
+class ListGroup:
+    """The responses to one prompt, until one request has ranked them. Has the members of :class:`ResponseGroup`.
+
+    Args:
+        fields: the fields of the group.
+        check: raises the error of a list that cannot be judged.
+    """
+
+    def __init__(self, fields: Mapping[str, Any], check: Callable[[Mapping[str, Any]], object]) -> None:
+        self.index, self.born, self.pending = 0, 0.0, 0
+        different, self._places = responses_of(fields)
+        self._fields = {**fields, "responses": different}
+        self._result: Result[Ranking] | None = None
+        self._is_due = len(different) > 1
+        check(self._fields)
+
+    @property
+    def extra(self) -> Mapping[str, Any] | None:
+        """The fields that are not judged."""
+        return extra_of(self._fields, GROUP_NAMES)
+
+    def next_round(self) -> list[tuple[Place, dict[str, Any]]]:
+        """The list, once; nothing if there are not two different responses."""
+        due, self._is_due = self._is_due, False
+        self.pending = int(due)
+        return [((0, 0), self._fields)] if due else []
+
+    def record(self, place: Place, result: Result[Any]) -> None:  # noqa: ARG002 - there is one
+        """Record the result of the list."""
+        self.pending -= 1
+        self._result = result
+
+    def outcome(self) -> Ranking | QRewardError:
+        """The ranking or the error."""
+        if self._result is None:
+            return Ranking((0.5,) * len(self._places), (0.0,) * len(self._places))
+        if self._result.error is not None:
+            return self._result.error
+        ranking = self._result.value
+        scores, errors = (tuple(values[place] for place in self._places) for values in (ranking.scores, ranking.errors))
+        return replace(ranking, scores=scores, errors=errors)
+
+    def charged(self, error: QRewardError) -> QRewardError:
+        """The error with the tokens that were spent on the group."""
+        error.usage = None if self._result is None else self._result.usage
+        return error
+
+
+Compare = Callable[..., Awaitable[BatchResult[Any]]]
+"""``Judge.batch_compare``, or the same for lists."""
+
+
+class GroupRunner:
+    """Ranks the groups of one batch.
+
+    Args:
+        compare: compares many pairs.
+        read: makes a ``ResponseGroup`` of an item, or raises.
+        groups: the items.
+        on_result, progress, keep: as of other batches.
+        clock: the time in seconds.
+    """
+
+    def __init__(
+        self,
+        compare: Compare,
+        read: Callable[[Any], ResponseGroup | ListGroup],
+        groups: Iterable[Any] | AsyncIterable[Any],
+        *,
+        on_result: Callable[[Result[Any]], object] | None,
+        progress: BatchProgress | None,
+        keep: bool,
+        clock: Callable[[], float],
+    ) -> None:
+        self._compare, self._read, self._clock = compare, read, clock
+        self._on_result, self._progress, self._keep = on_result, progress, keep
+        self._size = len(groups) if isinstance(groups, Sized) else None
+        self._input: Iterator[Any] | AsyncIterator[Any] = aiter(groups) if isinstance(groups, AsyncIterable) else iter(groups)
+        self._count = self._ok = self._failed = 0
+        self._results: dict[int, Result[Ranking]] = {}
+        self._ready: deque[tuple[ResponseGroup | ListGroup, Place, dict[str, Any]]] = deque()
+        self._sent: dict[int, tuple[ResponseGroup | ListGroup, Place]] = {}
+        self._pairs_read = 0
+        self._open: dict[ResponseGroup | ListGroup, None] = {}
+        self._ended = False
+        self._failure: Exception | None = None
+        self._stopped: QRewardError | None = None
+        self._wake = asyncio.Event()
+
+    async def run(self, options: Mapping[str, Any]) -> BatchResult[Ranking]:
+        """Rank all groups. Raises ``BatchInterrupted`` as other batches do, with the rankings that are done."""
+        try:
+            batch = await self._compare(self._pairs(), **options, on_result=self._on_comparison, progress=False, keep_results=False)
+        except BatchInterrupted as error:
+            stats = BatchStats() if error.results is None else error.results.stats
+            raise self._interrupted(error.__cause__ or error, stats) from error.__cause__
+        finally:
+            if self._progress is not None:
+                self._progress.close()
+        try:
+            self._end_rest()
+        except Exception as error:
+            raise self._interrupted(error, batch.stats) from error
+        return self._collected(batch.stats)
+
+    def _interrupted(self, error: BaseException, stats: BatchStats) -> BatchInterrupted:
+        what = f"{type(error).__name__}: {error}"
+        message = f"the batch stopped after {self._count} groups ({what}); .results holds what is done"
+        return BatchInterrupted(message, self._collected(stats))
+
+    def _collected(self, stats: BatchStats) -> BatchResult[Ranking]:
+        counted = BatchStats(self._count, self._ok, self._failed, stats.seconds, stats.endpoints, stats.cost)
+        return BatchResult([self._results[index] for index in sorted(self._results)], counted)
+
+    # the input of the batch of comparisons
+
+    async def _pairs(self) -> AsyncIterator[dict[str, Any]]:
+        """The pairs to compare. The groups that were read before an exception of the input are still ranked."""
+        reading: asyncio.Task[None] | None = None
+        try:
+            while self._ready or self._open or not self._ended:
+                if self._ready:
+                    group, place, fields = self._ready.popleft()
+                    self._sent[self._pairs_read] = group, place
+                    self._pairs_read += 1
+                    yield fields
+                    continue
+                if not self._ended:
+                    reading = reading or asyncio.create_task(self._read_group())
+                await self._woken(reading)
+                if reading is not None and reading.done():
+                    done, reading = reading, None
+                    done.result()
+        finally:
+            if reading is not None:
+                reading.cancel()
+                await asyncio.wait([reading])
+            await self._close_input()
+        if self._failure is not None:
+            raise self._failure
+
+    async def _woken(self, reading: asyncio.Task[None] | None) -> None:
+        """Wait until a pair is ready, the last group has ended, or ``reading`` is done."""
+        self._wake.clear()
+        if reading is None:
+            await self._wake.wait()
+            return
+        reading.add_done_callback(lambda _: self._wake.set())
+        if not reading.done():
+            await self._wake.wait()
+
+    async def _read_group(self) -> None:
+        try:
+            item = await anext(self._input) if isinstance(self._input, AsyncIterator) else next(self._input, _END)
+        except StopAsyncIteration:
+            item = _END
+        except Exception as error:
+            self._failure, item = error, _END
+        if item is _END:
+            self._ended = True
+        else:
+            self._begin(item)
+
+    async def _close_input(self) -> None:
+        if isinstance(self._input, AsyncIterator):
+            if (aclose := getattr(self._input, "aclose", None)) is not None:
+                await aclose()
+        elif (close := getattr(self._input, "close", None)) is not None:
+            close()
+
+    def _begin(self, item: Any) -> None:
+        index, self._count = self._count, self._count + 1
+        extra = None
+        try:
+            extra = extra_of(item, GROUP_NAMES)
+            group = self._read(item)
+        except Exception as error:
+            self._settle(Result(index, None, _as_ours(error, index), None, 0.0, 0.0, extra=extra))
+            return
+        group.index, group.born = index, self._clock()
+        self._open[group] = None
+        self._advance(group)
+
+    # results
+
+    def _on_comparison(self, result: Result[Any]) -> None:
+        group, place = self._sent.pop(result.index)
+        group.record(place, result)
+        if isinstance(result.error, ClientClosed | DeadlineExceeded):
+            self._stopped = result.error
+        if self._progress is not None:
+            self._progress.refresh()
+        if not group.pending and self._stopped is None:
+            self._advance(group)
+
+    def _advance(self, group: ResponseGroup | ListGroup) -> None:
+        """Begin the next round of a group, or end it."""
+        pairs = group.next_round()
+        self._ready.extend((group, place, fields) for place, fields in pairs)
+        if not pairs:
+            self._end(group, group.outcome())
+        self._wake.set()
+
+    def _end(self, group: ResponseGroup | ListGroup, outcome: Ranking | QRewardError) -> None:
+        del self._open[group]
+        error = outcome if isinstance(outcome, QRewardError) else None
+        answer = JudgeAnswer(outcome) if isinstance(outcome, Ranking) else None
+        self._settle(Result(group.index, answer, error, None, self._clock() - group.born, 0.0, (), group.extra))
+
+    def _settle(self, result: Result[Ranking]) -> None:
+        self._ok += result.ok
+        self._failed += not result.ok
+        if self._keep:
+            self._results[result.index] = result
+        if self._progress is not None:
+            self._progress.add(result)
+        if self._on_result is not None:
+            self._on_result(result)
+
+    def _end_rest(self) -> None:
+        """Give an error to each group that was not ranked before the deadline, or before the client was closed."""
+        kind = ClientClosed if isinstance(self._stopped, ClientClosed) else DeadlineExceeded
+        what = "before this group was ranked"
+        message = f"the client was closed {what}" if kind is ClientClosed else f"the deadline of the batch passed {what}"
+        for group in list(self._open):
+            self._end(group, group.charged(kind(message)))
+        for index in range(self._count, self._size or 0):
+            self._count += 1
+            self._settle(Result(index, None, kind(message), None, 0.0, 0.0))
+
+
+_END: Any = object()
+
+
+def _as_ours(error: Exception, index: int) -> QRewardError:
+    if isinstance(error, QRewardError):
+        error.args = (f"group {index}: {error}", *error.args[1:])
+        return error
+    wrapped = BadRequest(f"group {index} cannot be ranked ({type(error).__name__}: {error}); see __cause__")
+    wrapped.__cause__ = error
+    return wrapped
+
+
+class Ranker:
+    """What ``Judge.rank`` and ``Judge.batch_rank`` do, for one judge.
+
+    Args:
+        client: the client of the judge.
+        compare: ``Judge.batch_compare``, or the same for lists.
+        read: makes the group of an item's fields, with ``extra`` of fields that are not judged allowed; or raises.
+        models: the judge models.
+    """
+
+    def __init__(
+        self, client: QRewardClient, compare: Compare, read: Callable[..., ResponseGroup | ListGroup], models: Sequence[str]
+    ) -> None:
+        self._client, self._compare, self._read, self._models = client, compare, read, models
+        self._title = ", ".join(models)
+
+    async def one(self, fields: Mapping[str, Any], options: Mapping[str, Any]) -> Ranking:
+        """Rank one group. Raises its error."""
+        runtime = runtime_of(self._client)
+        group, timeout = self._read(fields, extra=False), runtime.request_options(options).timeout
+        runner = GroupRunner(self._compare, lambda group: group, [group], on_result=None, progress=None, keep=True, clock=runtime.clock)
+        batch = await runner.run({**options, "deadline": timeout})
+        error = batch[0].error
+        if isinstance(error, DeadlineExceeded):
+            late = RequestTimeout(f"no ranking within {timeout:g} s; model {self._title!r}")
+            late.usage = error.usage
+            raise late
+        return batch[0].value
+
+    async def many(self, groups: Iterable[Any] | AsyncIterable[Any], options: Mapping[str, Any]) -> BatchResult[Ranking]:
+        """Rank many groups."""
+        check_batch_options(options)
+        groups, runtime = batch_items("groups", groups), runtime_of(self._client)
+        pool = runtime.pool(self._models[0])
+        collecting = runtime.collecting(options, pool, groups, self._title)
+        given = {name: collecting[name] for name in ("on_result", "progress", "keep")}
+        runner = GroupRunner(
+            self._compare, lambda item: self._read(fields_of(item, GROUP_NAMES), extra=True), groups, **given, clock=runtime.clock
+        )
+        ours = ("on_result", "progress", "keep_results")
+        return await runner.run({name: value for name, value in options.items() if name not in ours})
+
+
+def by_pairs(check: Callable[..., object], comparisons: int | None) -> Callable[..., ResponseGroup]:
+    """What reads groups whose responses are compared in pairs.
+
+    Args:
+        check: builds the requests for a pair, or raises.
+        comparisons: the number of pairs to compare in each group.
+
+    Raises:
+        ConfigError: ``comparisons`` is no number of pairs.
+    """
+    budget_of(1, comparisons)
+    return lambda fields, *, extra: ResponseGroup(fields, comparisons, partial(check, extra=extra))
+
+
+def by_list(check: Callable[..., object], comparisons: int | None) -> Callable[..., ListGroup]:
+    """What reads groups that are ranked in one request. Raises ``ConfigError`` if ``comparisons`` is given."""
+    if comparisons is not None:
+        raise ConfigError("comparisons is a number of pairs, and method='listwise' compares none; leave it out")
+    return lambda fields, *, extra: ListGroup(fields, partial(check, extra=extra))

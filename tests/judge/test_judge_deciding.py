@@ -1,0 +1,362 @@
+"""Judges that decide: the score is the expected value over probabilities, and what has none is an error."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from decided_tools import MIXED, TEN, DecisionBackend, always, by_text, deciding
+from judge_tools import QUESTION, client_of, endpoint
+from pydantic import BaseModel
+from scale import seeds
+
+from qreward import QRewardClient
+from qreward.decisions import Question
+from qreward.errors import BadRequest, ConfigError, InvalidResponse, QRewardError
+from qreward.judge import Criterion, Judge, Rubric, SyncJudge, YesNoVerdict
+from qreward.scheduler.outcome import Failure, FailureKind
+from qreward.testing import FakeEndpoint, FakeFleet
+from qreward.testing.synthetic_judge import SyntheticJudge
+
+ONE_OF_FIVE = (0.1, 0.0, 0.0, 0.4, 0.5)
+FIVE: dict[str, Any] = {"scale": (1, 5)}
+
+
+def decided(says: Any, dialect: str = "openai", **settings: Any) -> Any:
+    """The verdict of one item."""
+    return deciding(DecisionBackend(always(says)), lambda judge: judge.score(*QUESTION), dialect, **settings)
+
+
+def error_of(says: Any, dialect: str = "openai", **settings: Any) -> str:
+    with pytest.raises(InvalidResponse) as caught:
+        decided(says, dialect, **settings)
+    return str(caught.value)
+
+
+def test_the_score_is_the_expected_value_mapped_to_the_range() -> None:
+    cases: list[tuple[Any, dict[str, Any], float]] = [
+        (ONE_OF_FIVE, FIVE, 0.8),
+        (ONE_OF_FIVE, {**FIVE, "range": None}, 4.2),
+        (ONE_OF_FIVE, {**FIVE, "range": (-1.0, 1.0)}, 0.6),
+        (ONE_OF_FIVE, {**FIVE, "range": (1.0, 0.0)}, 0.2),
+        ((0.0, 1.0), {"scale": (-3, -2)}, 1.0),
+        ((0.3, 0.7), {"verdict": YesNoVerdict}, 0.3),
+        ((0.3, 0.7), {"verdict": YesNoVerdict, "range": (-1.0, 1.0)}, -0.4),
+        ((0.3, 0.7), {"verdict": YesNoVerdict, "range": None}, 0.3),
+    ]
+    wrong = []
+    for says, settings, wanted in cases:
+        for dialect in ("openai", "chat"):
+            verdict = decided(says, dialect, **settings)
+            if verdict.score != pytest.approx(wanted):
+                wrong.append((dialect, settings, verdict.score))
+    assert wrong == []
+
+
+def test_a_decision_has_a_distribution_and_a_confidence_and_no_text() -> None:
+    verdict = decided(ONE_OF_FIVE, **FIVE)
+    assert verdict.distribution == dict(zip("12345", ONE_OF_FIVE, strict=True))
+    assert (verdict.confidence, verdict.text, verdict.verdict, verdict.criteria) == (0.5, "", None, None)
+    assert repr(verdict) == "<Verdict 0.8 by judge-7b>"
+    yes = decided((0.25, 0.75), verdict=YesNoVerdict)
+    assert (yes.distribution, yes.confidence) == ({True: 0.25, False: 0.75}, 0.75)
+    sure = decided(((0.9, 0.1), 0.8), "chat", verdict=YesNoVerdict)
+    assert sure.confidence == pytest.approx(0.72)
+
+
+def test_a_label_mass_below_the_least_is_no_verdict_and_its_number_is_in_the_message() -> None:
+    yes: dict[str, Any] = {"verdict": YesNoVerdict}
+    assert "have a probability of 0.3, which is less than min_label_mass=0.5" in error_of(((0.9, 0.1), 0.3), "chat", **yes)
+    for says, least in (((0.9, 0.1), 0.51), 0.5), (((0.9, 0.1), 0.3), 0.29), (((0.9, 0.1), 0.1), 0):
+        assert decided(says, "chat", **yes, min_label_mass=least).score == pytest.approx(0.9)
+    assert "criterion 'c3'" in error_of(((0.9, 0.1), 0.3), "chat", rubric=Rubric([TEN.criteria[3], TEN.criteria[4]]))
+    for wrong in (-0.1, 1.1, "half", float("nan")):
+        with pytest.raises(ConfigError, match="min_label_mass"):
+            decided((1, 0), **yes, min_label_mass=wrong)
+
+
+def test_a_refusal_is_an_error_that_names_the_criterion() -> None:
+    for dialect in ("openai", "chat"):
+        assert "the model declined to answer" in error_of(None, dialect, **FIVE)
+        backend = DecisionBackend(by_text({"It insults.": None, "How clear is it?": (0, 0, 1), "What is the tone?": (1, 0, 0)}))
+        with pytest.raises(InvalidResponse, match=r"criterion 'rude': .*declined") as caught:
+            deciding(backend, lambda judge: judge.score(*QUESTION), dialect, rubric=MIXED)
+        assert [attempt.outcome for attempt in caught.value.attempts] == ["unreadable"]
+        assert caught.value.usage is not None
+
+
+def test_no_probability_is_made_up() -> None:
+    row: dict[str, Any] = {"type": "predicate"}
+    for number in (None, "0.9", float("nan"), -0.1, 1.2, True):
+        assert error_of({**row, "probability": number}, verdict=YesNoVerdict)
+    for numbers in ((0.5, 0.5, 0.5, 0.5, 0.5), (1.0,), (0.2, 0.2, 0.2, 0.2), (1.5, -0.5, 0.0, 0.0, 0.0)):
+        assert error_of(numbers, **FIVE)
+
+
+def test_ten_criteria_are_one_request_and_ten_where_there_is_only_chat() -> None:
+    for dialect, requests in (("openai", 1), ("chat", 10)):
+        backend = DecisionBackend(by_text({f"It meets condition {number}.": (number / 10, 1 - number / 10) for number in range(10)}))
+        verdict = deciding(backend, lambda judge: judge.score(*QUESTION), dialect, rubric=TEN)
+        assert len(backend.sent) == requests
+        assert verdict.score == pytest.approx(0.45)
+        assert {name: round(each.score, 6) for name, each in verdict.criteria.items()} == {f"c{n}": n / 10 for n in range(10)}
+        assert list(verdict.criteria) == [each.name for each in TEN.criteria]
+        assert len({each.text for each in backend.sent}) == 1  # all begin with the same input
+        assert {each.at for each in backend.sent} == {0.0}
+        assert len({each.group for each in backend.sent}) == 1
+
+
+def test_a_server_that_takes_fewer_questions_gets_parts_of_about_the_same_size() -> None:
+    many = Rubric([Criterion(f"c{number}", f"Condition {number}.") for number in range(450)])
+    backend = DecisionBackend(lambda question, _: (int(question.instructions[10:-1]) / 450, 1 - int(question.instructions[10:-1]) / 450))
+    verdict = deciding(backend, lambda judge: judge.score(*QUESTION), rubric=many)
+    assert [len(each.questions) for each in backend.sent] == [225, 225]
+    assert verdict.criteria["c449"].score == pytest.approx(449 / 450)
+    assert verdict.usage.total_tokens == 2 * 10 + 450
+
+
+def test_a_rubric_mixes_kinds_weights_and_gates() -> None:
+    says = {
+        "It is right.": (0.9, 0.1),
+        "How clear is it?": (0.0, 1.0, 0.0),
+        "What is the tone?": (0.5, 0.5, 0.0),
+        "It insults.": (0.2, 0.8),
+    }
+    for dialect in ("openai", "chat"):
+        verdict = deciding(DecisionBackend(by_text(says)), lambda judge: judge.score(*QUESTION), dialect, rubric=MIXED, range=(0.0, 10.0))
+        assert verdict.score == pytest.approx(10 * (3 * 0.9 + 0.5 + 0.75 - 0.2) / 5)
+        assert verdict.criteria["tone"].distribution == pytest.approx({"calm": 0.5, "dry": 0.5, "rude": 0.0})
+        assert verdict.confidence == pytest.approx((3 * 0.9 + 1.0 + 0.5 + 0.8) / 6)
+        assert (verdict.distribution, verdict.text) == (None, "")
+
+
+def test_forms_that_cannot_be_decided_are_config_errors_that_say_what_to_do() -> None:
+    class Own(BaseModel):
+        score: float
+
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({}, "scale=(0, 10) has 11 levels; set scale to (1, 5)"),
+        ({"scale": (0, 0.5)}, "whole-number levels"),
+        ({"verdict": Own, "scale": (1, 5)}, "no form for the verdict Own"),
+        ({**FIVE, "score": lambda verdict: verdict.score}, "score is a function of a written verdict"),
+        ({**FIVE, "temperature": 0}, "temperature has no effect with method='decide'"),
+        ({**FIVE, "max_tokens": 5}, "max_tokens has no effect"),
+        ({**FIVE, "method": "decides"}, "method: must be"),
+        ({"rubric": TEN, **FIVE}, "scale cannot be set together with rubric"),
+        ({"rubric": TEN, "verdict": YesNoVerdict}, "verdict cannot be set together with rubric"),
+        ({"rubric": TEN, "score": float}, "score cannot be set together with rubric"),
+        ({"rubrics": TEN}, "did you mean 'rubric'?"),
+    ]
+    wrong = []
+    for settings, wanted in cases:
+        try:
+            decided((1, 0), **settings)
+            wrong.append((settings, "no error"))
+        except ConfigError as error:
+            if wanted not in str(error):
+                wrong.append((settings, str(error)))
+    assert wrong == []
+
+
+def test_the_built_in_prompt_shows_the_material_and_the_question_is_a_question() -> None:
+    backend = DecisionBackend(always((1.0, 0.0)))
+    deciding(backend, lambda judge: judge.score("6 x 7?", "42", reference="42"), rubric=TEN, system="Be strict.")
+    (sent,) = backend.sent
+    assert [message["role"] for message in sent.input] == ["system", "user"]
+    for words in ("Task:\n```\n6 x 7?\n```", "Reference answer:", "Candidate answer:\n```\n42\n```", "counts for nothing"):
+        assert words in sent.text
+    assert "JSON" not in json.dumps(sent.body)
+    assert "Question:" not in sent.text
+    plain = DecisionBackend(always(ONE_OF_FIVE))
+    deciding(plain, lambda judge: judge.score("6 x 7?", "42"), **FIVE)
+    assert isinstance(plain.sent[0].input, str)
+    assert plain.sent[0].questions[0].instructions == (
+        "How good is the candidate answer to the task? 1 is the lowest score, 5 the highest."
+    )
+
+
+def test_a_template_of_ones_own_is_the_input_without_how_to_answer() -> None:
+    backend = DecisionBackend(always((1.0, 0.0)))
+    deciding(backend, lambda judge: judge.score("q", "r"), verdict=YesNoVerdict, prompt="Is {response} kind? {answer_form}Say.")
+    deciding(backend, lambda judge: judge.score("q", "r"), verdict=YesNoVerdict, prompt=lambda fields: [{"role": "user", "content": "x"}])
+    assert [each.input for each in backend.sent] == ["Is r kind? Say.", "x"]
+    assert backend.sent[0].questions[0].instructions == "The verdict on what is asked above is yes."
+    image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}]
+    with pytest.raises(BadRequest, match="holds texts only"):
+        deciding(backend, lambda judge: judge.score("q", "r"), verdict=YesNoVerdict, prompt=lambda fields: image)
+
+
+def compared(first: Any, second: Any, **settings: Any) -> Any:
+    """The comparison by a judge that prefers so in the first order, and so in the second."""
+
+    def says(_question: Question, text: str) -> Any:
+        return first if text.index("\none\n") < text.index("\ntwo\n") else second
+
+    return deciding(DecisionBackend(says), lambda judge: judge.compare("q", "one", "two"), **{"rubric": TEN, **settings})
+
+
+def test_a_pair_is_decided_in_both_orders() -> None:
+    comparison = compared((0.8, 0.1, 0.1), (0.2, 0.6, 0.2))
+    assert (comparison.preference, comparison.score) == ("first", pytest.approx((0.85 + 0.7) / 2))
+    assert comparison.confidence == pytest.approx((0.8 + 0.6) / 2)
+    assert comparison.votes[1].distribution == pytest.approx({"first": 0.6, "second": 0.2, "tie": 0.2})
+    cases = [
+        ((0.8, 0.1, 0.1), (0.8, 0.1, 0.1), "tie", 0.5, 0.0),  # always A: the order decides
+        ((0.2, 0.2, 0.6), (0.1, 0.8, 0.1), "tie", 0.5, 0.6),
+        ((0.1, 0.7, 0.2), (0.9, 0.0, 0.1), "second", 0.125, 0.8),
+    ]
+    for first, second, preference, score, confidence in cases:
+        found = compared(first, second)
+        assert (found.preference, found.score, found.confidence) == (preference, pytest.approx(score), pytest.approx(confidence))
+
+
+def test_the_question_for_a_pair_lists_the_criteria_of_a_rubric() -> None:
+    backend = DecisionBackend(always((0.8, 0.1, 0.1)))
+    deciding(backend, lambda judge: judge.compare("q", "one", "two"), rubric=MIXED)
+    assert "- It is right. (3)" in backend.sent[0].questions[0].instructions
+    assert len(backend.sent) == 2
+
+
+def test_samples_and_models_ask_all_criteria_and_settle_on_the_total() -> None:
+    for settle, score in (("mean", 0.45), ("median", 0.4), ("majority", 0.2)):
+        numbers = iter([0.2, 0.8, 0.2, 0.6])
+
+        def says(_question: object, _text: object, numbers: Iterator[float] = numbers) -> tuple[float, float]:
+            number = next(numbers)
+            return number, 1 - number
+
+        backend = DecisionBackend(says, seconds=0.0)
+        settings: dict[str, Any] = {"rubric": Rubric([TEN.criteria[0]]), "settle": settle, "model": ["a", "b"], "samples": 2}
+        verdict = deciding(backend, lambda judge: judge.score(*QUESTION), **settings)
+        assert (verdict.score, len(verdict.votes), len(backend.sent)) == (pytest.approx(score), 4, 4)
+        assert {vote.model for vote in verdict.votes} == {"a", "b"}
+        agreeing = [vote for vote in verdict.votes if abs(vote.score - score) < 0.5]
+        assert verdict.confidence == pytest.approx(sum(vote.confidence for vote in agreeing) / 4)
+
+
+def test_decisions_are_found_in_the_cache_by_their_questions_and_weights_apply_anew(tmp_path: Path) -> None:
+    def run(rubric: Rubric, dialect: str = "openai", **settings: Any) -> tuple[Any, int]:
+        backend = DecisionBackend(by_text({"It is right.": (0.9, 0.1), "It insults.": (0.5, 0.5)}), seconds=0.0)
+
+        async def use() -> Any:
+            async with (
+                client_of(backend, endpoint("a", 64, decisions=dialect)) as client,
+                Judge(client, model="m", method="decide", rubric=rubric, cache=tmp_path / "c", **settings) as judge,
+            ):
+                return await judge.score(*QUESTION)
+
+        return asyncio.run(use()), len(backend.sent)
+
+    right, rude = Criterion("right", "It is right.", weight=3), Criterion("rude", "It insults.", weight=-1)
+    first, sent = run(Rubric([right, rude]))
+    assert (first.score, first.cached, sent) == (pytest.approx((2.7 - 0.5) / 3), False, 1)
+    again, sent = run(Rubric([right, rude]), "vllm")
+    assert (again.score, again.cached, sent) == (pytest.approx((2.7 - 0.5) / 3), True, 0)
+    assert again.criteria == first.criteria
+    assert again.confidence == first.confidence
+    lighter, sent = run(Rubric([Criterion("r", "It is right."), Criterion("s", "It insults.")]))
+    assert (lighter.score, sent) == (pytest.approx(0.7), 0)
+    assert run(Rubric([right, Criterion("rude", "It insults!")]))[1] == 1
+    assert run(Rubric([right, rude]), cache_namespace="other")[1] == 1
+
+
+def test_an_error_is_not_kept(tmp_path: Path) -> None:
+    for _ in range(2):
+        backend = DecisionBackend(always(None), seconds=0.0)
+
+        async def use(backend: DecisionBackend = backend) -> None:
+            async with (
+                client_of(backend, endpoint("a", 64, decisions="chat")) as client,
+                Judge(client, model="m", method="decide", rubric=TEN, cache=tmp_path / "c") as judge,
+            ):
+                with pytest.raises(InvalidResponse):
+                    await judge.score(*QUESTION)
+
+        asyncio.run(use())
+        assert backend.sent
+
+
+def test_equal_items_are_one_request() -> None:
+    backend = DecisionBackend(always((0.75, 0.25)))
+    batch = deciding(backend, lambda judge: judge.batch_score([QUESTION] * 5), rubric=TEN)
+    assert len(backend.sent) == 1
+    assert [result.value.score for result in batch] == [0.75] * 5
+    assert [result.value.usage is None for result in batch] == [False, True, True, True, True]
+
+
+def test_a_criterion_that_fails_ends_its_item_and_no_other() -> None:
+    def says(question: Question, text: str) -> Any:
+        return None if "bad" in text and question.instructions == "It meets condition 3." else (0.75, 0.25)
+
+    for dialect in ("openai", "chat"):
+        backend = DecisionBackend(says)
+        batch = deciding(backend, lambda judge: judge.batch_score([("q", "fine"), ("q", "bad"), ("q", "good")]), dialect, rubric=TEN)
+        assert [result.ok for result in batch] == [True, False, True]
+        assert "criterion 'c3'" in str(batch[1].error)
+
+
+def test_the_error_of_a_request_about_one_criterion_names_it() -> None:
+    def says(question: Question, _text: str) -> Any:
+        refused = Failure(FailureKind.REFUSED, BadRequest("the server answered 400", status_code=400))
+        return refused if question.instructions == "It meets condition 3." else (0.75, 0.25)
+
+    with pytest.raises(BadRequest, match="criterion 'c3': the server answered 400"):
+        deciding(DecisionBackend(says), lambda judge: judge.score(*QUESTION), "chat", rubric=TEN)
+
+
+def test_a_judge_that_learns_late_of_a_smaller_limit_asks_in_parts() -> None:
+    backend = DecisionBackend(by_text({f"It meets condition {number}.": (number / 10, 1 - number / 10) for number in range(10)}))
+
+    async def use(judge: Judge) -> Any:
+        builder = judge._builders.get((400,), pairs=False)
+        judge._builders.get = lambda limits, *, pairs: builder  # type: ignore[method-assign]
+        return await judge.score(*QUESTION)
+
+    verdict = deciding(backend, use, "chat", rubric=TEN)
+    assert verdict.score == pytest.approx(0.45)
+    assert [len(each.questions) for each in backend.sent] == [1] * 10
+
+
+def test_a_deciding_judge_pickles_and_blocks() -> None:
+    with FakeFleet([FakeEndpoint("a", decisions="vllm")]) as fleet:
+        client = QRewardClient(fleet.endpoints)
+        judge = SyncJudge(client, model="m", method="decide", rubric=MIXED, min_label_mass=0.4, owns_client=True)
+        copy = pickle.loads(pickle.dumps(judge))
+        one, other = judge.score(*QUESTION), copy.score(*QUESTION)
+        assert one.score == other.score
+        assert one.criteria == other.criteria
+        assert len(judge.batch_score([QUESTION])) == 1
+        judge.close()
+        copy.close()
+
+
+@pytest.mark.real_time
+async def test_every_dialect_gives_the_verdict_that_the_synthetic_judge_has_in_mind() -> None:
+    """No verdict is unreadable; ``TEST_SCALE=10`` asks ten times as many."""
+    synthetic = SyntheticJudge(temperature=0.7, bias=0.4, label_mass=0.9)
+    items = [("What is 6 x 7?", f"It is {seed}.") for seed in seeds(40)]
+    for decisions in ("openai", "vllm", "sglang", "systemone", None):
+        with FakeFleet([FakeEndpoint("a", decisions=decisions, synthetic_judge=synthetic)]) as fleet:
+            async with QRewardClient(fleet.endpoints) as client:
+                batch = await Judge(client, model="m", method="decide", rubric=MIXED).batch_score(items)
+        assert batch.errors == {}, decisions
+        for result, (prompt, response) in zip(batch, items, strict=True):
+            criteria: Any = result.value.criteria
+            values = [criteria[each.name].score for each in MIXED.criteria]
+            assert result.value.score == pytest.approx(MIXED.score(values)), (decisions, prompt, response)
+            assert all(sum(each.distribution.values()) == pytest.approx(1.0) for each in criteria.values())
+
+
+async def test_a_client_that_is_closed_ends_a_decision_with_an_error() -> None:
+    backend = DecisionBackend(always((0.75, 0.25)), seconds=60.0)
+    client = client_of(backend, endpoint("a", 64, decisions="openai"))
+    task = asyncio.ensure_future(Judge(client, model="m", method="decide", rubric=TEN).score(*QUESTION))
+    await asyncio.sleep(1.0)
+    await client.aclose()
+    with pytest.raises(QRewardError, match="closed"):
+        await task

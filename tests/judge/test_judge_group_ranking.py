@@ -1,0 +1,294 @@
+"""``Judge.rank`` and ``batch_rank``: which comparisons are sent when, and what becomes of their failures."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+from judge_tools import JudgeBackend, Sent, always, endpoint, judge_over, now, prefers, refused
+
+from qreward.errors import BadRequest, ConfigError, DeadlineExceeded, InvalidResponse, RequestTimeout
+from qreward.judge import Ranking
+from qreward.results import BatchInterrupted, Result
+
+PROMPT = "Name a large number."
+
+
+def numbers(sent: Sent) -> tuple[int, int]:
+    """The two answers that were shown."""
+    first, second = sent.text.split("Answer A:\n```\n")[1].split("\n```\n\nAnswer B:\n```\n")
+    return int(first), int(second.split("\n")[0])
+
+
+async def larger(sent: Sent) -> Any:
+    """A judge that prefers the larger number."""
+    await asyncio.sleep(1)
+    first, second = numbers(sent)
+    return prefers("A" if first > second else "B")
+
+
+def failing(*bad: int) -> Any:
+    """The same judge, which is refused by its server if one of these numbers is shown."""
+
+    async def script(sent: Sent) -> Any:
+        return refused("no") if set(numbers(sent)) & set(bad) else await larger(sent)
+
+    return script
+
+
+async def test_responses_are_ranked_in_rounds_and_each_pair_is_shown_in_both_orders() -> None:
+    backend = JudgeBackend(larger)
+    responses = [str(number) for number in (5, 9, 1, 7, 3, 8, 2, 6)]
+    async with judge_over(backend) as judge:
+        ranking = await judge.rank(PROMPT, responses)
+    assert [responses[index] for index in ranking.order] == ["9", "8", "7", "6", "5", "3", "2", "1"]
+    assert ranking.ranks == (5, 1, 8, 3, 6, 2, 7, 4)
+    assert len(ranking.comparisons) == 24
+    assert len(backend.sent) == 48
+    shown = [numbers(sent) for sent in backend.sent]
+    assert {(second, first) for first, second in shown} == set(shown)
+    assert len({sent.at for sent in backend.sent}) > 4
+    assert ranking.usage is not None
+    assert ranking.usage.total_tokens == 48 * 15
+    for (first, second), comparison in ranking.comparisons.items():
+        assert (comparison.preference == "first") == (int(responses[first]) > int(responses[second]))
+    assert pickle.loads(pickle.dumps(ranking)) == ranking
+
+
+async def test_few_responses_are_one_round_of_all_pairs() -> None:
+    backend = JudgeBackend(larger)
+    async with judge_over(backend) as judge:
+        ranking = await judge.rank(PROMPT, ["3", "1", "2"])
+        when = now()
+    assert (ranking.order, len(ranking.comparisons), when) == ((0, 2, 1), 3, 1.0)
+
+
+async def test_identical_responses_are_not_compared_and_share_a_rank() -> None:
+    backend = JudgeBackend(larger)
+    async with judge_over(backend) as judge:
+        ranking = await judge.rank(PROMPT, ["3", "1", "3", "1", "2"])
+        same, one, none = await judge.rank(PROMPT, ["7", "7", "7"]), await judge.rank(PROMPT, ["7"]), await judge.rank(PROMPT, [])
+    assert ranking.ranks == (1, 4, 1, 4, 3)
+    assert set(ranking.comparisons) == {(0, 1), (0, 4), (1, 4)}
+    assert (same.scores, same.advantages, same.errors) == ((0.5,) * 3, (0.0,) * 3, (0.0,) * 3)
+    assert (one.scores, one.order, none.scores) == ((0.5,), (0,), ())
+    assert len(backend.sent) == 6
+
+
+async def test_a_judge_that_likes_a_place_leaves_all_equal() -> None:
+    async with judge_over(JudgeBackend(always(prefers("A")))) as judge:
+        ranking = await judge.rank(PROMPT, ["3", "1", "2", "5", "8", "9", "10"])
+    assert (set(ranking.scores), ranking.ranks, ranking.advantages) == ({0.5}, (1,) * 7, (0.0,) * 7)
+
+
+async def test_failed_comparisons_are_left_out_and_counted() -> None:
+    async def script(sent: Sent) -> Any:
+        return refused("no") if set(numbers(sent)) == {1, 2} else await larger(sent)
+
+    async with judge_over(JudgeBackend(script)) as judge:
+        ranking = await judge.rank(PROMPT, ["1", "2", "3", "4"])
+    assert (ranking.failed, len(ranking.comparisons)) == (1, 5)
+    assert ranking.order[:2] == (3, 2)
+
+
+async def test_a_response_that_no_comparison_reaches_is_an_error_that_says_so() -> None:
+    async with judge_over(JudgeBackend(failing(4))) as judge:
+        with pytest.raises(InvalidResponse, match=r"4 of 10 comparisons failed.* do not connect all 5 responses: BadRequest.*no") as raised:
+            await judge.rank(PROMPT, ["1", "2", "3", "4", "5"])
+    assert isinstance(raised.value.__cause__, BadRequest)
+    assert raised.value.usage is not None
+
+
+async def test_if_all_comparisons_fail_it_is_their_error_and_no_further_round_is_sent() -> None:
+    backend = JudgeBackend(always(refused("no such model")))
+    async with judge_over(backend) as judge:
+        with pytest.raises(BadRequest, match=r"8 of 8 comparisons failed.*no such model"):
+            await judge.rank(PROMPT, [str(number) for number in range(16)])
+    assert len(backend.sent) <= 16
+
+
+async def test_the_timeout_is_for_all_rounds_together_and_cancels_what_is_left() -> None:
+    backend = JudgeBackend(larger)
+    async with judge_over(backend) as judge:
+        with pytest.raises(RequestTimeout, match=r"no ranking within 2.5 s; model 'judge-7b'") as raised:
+            await judge.rank(PROMPT, [str(number) for number in range(16)], timeout=2.5)
+        when = now()
+    assert when == 2.5
+    assert backend.cancelled
+    assert raised.value.usage is not None
+
+
+async def test_what_cannot_be_ranked_is_refused_before_anything_is_sent() -> None:
+    backend = JudgeBackend(larger)
+    many: Any = [str(number) for number in range(65)]
+    cases: list[tuple[Any, dict[str, Any], str]] = [
+        (["1", None], {}, r"responses\[1\] is None"),
+        ("12", {}, "responses must be a list.*not a str"),
+        (3, {}, "responses must be a list"),
+        (["1", "2", "3", "4"], {"comparisons": 2}, "at least 3 to connect 4"),
+        (["1", "2"], {"refrence": "2"}, "refrence"),
+        (["1", object()], {}, "cannot be written"),
+        (["1", [{"role": "assistant", "content": None}]], {}, "nothing to judge"),
+        (many, {}, "64 different responses, not 65"),
+        (["1", "2"], {"timeout": -1}, "timeout"),
+    ]
+    faults = []
+    async with judge_over(backend) as judge:
+        for responses, options, words in cases:
+            try:
+                with pytest.raises(ConfigError, match=words):
+                    await judge.rank(PROMPT, responses, **options)
+            except (AssertionError, pytest.fail.Exception) as fault:
+                faults.append((responses, options, str(fault)))
+        with pytest.raises(ConfigError, match="prompt"):
+            await judge.rank(None, ["1", "2"])
+        for options in ({"comparisons": 1.5}, {"comparison": 5}, {"temperature": 0}, {"deadline": 0}):
+            given: Any = options
+            with pytest.raises(ConfigError):
+                await judge.batch_rank([(PROMPT, ["1", "2"])], **given)
+        with pytest.raises(ConfigError, match="groups"):
+            await judge.batch_rank("text")  # type: ignore[arg-type]
+    assert (faults, backend.sent) == ([], [])
+
+
+async def test_the_rounds_of_groups_interleave_and_results_come_in_the_order_of_the_input() -> None:
+    async def script(sent: Sent) -> str:
+        await asyncio.sleep(10 if "slow" in sent.text else 1)
+        first, second = numbers(sent)
+        return prefers("A" if first > second else "B")
+
+    responses = [str(number) for number in range(8)]
+    groups: list[Any] = [
+        ("slow", responses),
+        (PROMPT, responses[::-1]),
+        {"prompt": PROMPT, "responses": responses[:4], "id": 7},
+        (PROMPT, ["1"]),
+    ]
+    seen: list[tuple[int, float]] = []
+    async with judge_over(JudgeBackend(script)) as judge:
+        batch = await judge.batch_rank(groups, on_result=lambda result: seen.append((result.index, now())))
+    assert [result.index for result in batch] == [0, 1, 2, 3]
+    assert [result.value.order[0] for result in batch] == [7, 0, 3, 0]
+    assert batch[2].extra == {"id": 7}
+    assert [index for index, _ in seen] == [3, 2, 1, 0]
+    alone = dict(seen)[1]
+    assert alone < 12
+    assert dict(seen)[0] == 10 * alone
+    assert (batch.stats.items, batch.stats.ok, batch.stats.failed) == (4, 4, 0)
+    assert sum(stats.won for stats in batch.stats.endpoints.values()) == 2 * (24 + 24 + 6)
+    assert "'a': " not in repr(batch)
+
+
+async def test_a_group_that_fails_fails_alone() -> None:
+    groups: list[Any] = [
+        (PROMPT, ["1", "2"]),
+        (PROMPT, ["1", None]),
+        (PROMPT, ["4", "5"]),
+        (PROMPT,),
+        {"prompt": PROMPT},
+        ("q", ["2", "1"]),
+    ]
+    async with judge_over(JudgeBackend(failing(4))) as judge:
+        batch = await judge.batch_rank(groups)
+    assert [type(result.error) for result in batch] == [type(None), ConfigError, BadRequest, ConfigError, ConfigError, type(None)]
+    assert "group 1: responses[1] is None" in str(batch[1].error)
+    assert (batch.stats.ok, batch.stats.failed) == (2, 4)
+
+
+async def test_groups_are_read_as_pairs_are_sent_and_not_all_at_once() -> None:
+    read = 0
+
+    def groups() -> Iterator[Any]:
+        nonlocal read
+        for _ in range(1000):
+            read += 1
+            yield PROMPT, [f"{number}" for number in range(4)]
+
+    async with judge_over(JudgeBackend(larger), endpoint(slots=2), cache=None) as judge:
+        batch = asyncio.create_task(judge.batch_rank(groups(), keep_results=False))
+        await asyncio.sleep(3.5)
+        early = read
+        batch.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await batch
+    assert early < 2500  # requests wait in a buffer of at most some thousands
+
+
+async def test_an_async_input_may_be_slow_while_other_groups_go_on() -> None:
+    async def groups() -> AsyncIterator[Any]:
+        yield PROMPT, [str(number) for number in range(8)]
+        await asyncio.sleep(100)
+        yield PROMPT, ["1", "2"]
+
+    seen: list[float] = []
+    async with judge_over(JudgeBackend(larger)) as judge:
+        batch = await judge.batch_rank(groups(), on_result=lambda _: seen.append(now()))
+    assert len(batch) == 2
+    assert seen[0] < 15
+    assert seen[1] == 101
+
+
+async def test_groups_that_are_not_ranked_by_the_deadline_fail_with_it() -> None:
+    wide = [str(number) for number in range(16)]
+    groups = [(PROMPT, ["1", "2"]), *((f"{number}. question", wide) for number in range(700))]
+    async with judge_over(JudgeBackend(larger), endpoint(slots=8)) as judge:
+        batch = await judge.batch_rank(groups, deadline=4)
+        when = now()
+    assert when == 4
+    assert [result.index for result in batch] == list(range(701))  # more than were read
+    assert [type(result.error) for result in batch] == [type(None), *[DeadlineExceeded] * 700]
+    assert batch[1].usage is not None
+    assert batch[700].usage is None
+    assert (batch.stats.items, batch.stats.failed) == (701, 700)
+
+
+async def test_an_exception_of_the_input_or_of_on_result_ends_the_batch_with_what_is_done() -> None:
+    def broken() -> Iterator[Any]:
+        yield PROMPT, [str(number) for number in range(8)]
+        yield PROMPT, ["1", "2"]
+        raise OSError("the file ends")
+
+    async def broken_later() -> AsyncIterator[Any]:
+        for group in ((PROMPT, ["1", "2"]), (PROMPT, ["2", "1"])):
+            yield group
+        raise OSError("the file ends")
+
+    def stop(result: Result[Ranking]) -> None:
+        if result.index == 1:
+            raise KeyError("stop")
+
+    async with judge_over(JudgeBackend(larger)) as judge:
+        for groups in (broken, broken_later):
+            with pytest.raises(BatchInterrupted, match=r"after 2 groups \(OSError: the file ends\)") as raised:
+                await judge.batch_rank(groups())
+            assert raised.value.results is not None
+            assert [result.ok for result in raised.value.results] == [True, True]
+        with pytest.raises(BatchInterrupted, match="KeyError"):
+            await judge.batch_rank([(PROMPT, ["1", "2"])] * 4, on_result=stop)
+        with pytest.raises(BatchInterrupted, match="KeyError"):
+            await judge.batch_rank([("a", []), ("b", [])], on_result=stop)
+
+
+async def test_the_progress_counts_groups() -> None:
+    seen: list[Any] = []
+    async with judge_over(JudgeBackend(failing(4))) as judge:
+        await judge.batch_rank([(PROMPT, ["1", "2", "3"]), (PROMPT, ["4", "5"])], progress=seen.append)
+    assert (seen[-1].done, seen[-1].total, seen[-1].ok, seen[-1].failed) == (2, 2, 1, 1)
+    assert seen[-1].prompt_tokens == 60
+
+
+async def test_a_server_that_fails_for_a_while_costs_some_comparisons_and_not_the_ranking() -> None:
+    asked = 0
+
+    async def script(sent: Sent) -> Any:
+        nonlocal asked
+        asked += 1
+        return refused("busy") if asked in (5, 11) else await larger(sent)
+
+    async with judge_over(JudgeBackend(script)) as judge:
+        ranking = await judge.rank(PROMPT, [str(number) for number in range(8)])
+    assert ranking.failed == 2
+    assert len(ranking.comparisons) == 22

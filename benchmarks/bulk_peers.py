@@ -96,8 +96,8 @@ class CountedFleet:
 def write_input(path: Path, count: int) -> Path:
     with path.open("w", encoding="utf-8") as file:
         for index, messages in enumerate(conversations(count)):
-            messages = [*messages[:-1], {**messages[-1], "content": f"{index}\n{messages[-1]['content']}"}]
-            body = {"model": "judge", "messages": messages}
+            last = {**messages[-1], "content": f"{index}\n{messages[-1]['content']}"}
+            body = {"model": "judge", "messages": [*messages[:-1], last]}
             file.write(json.dumps({"custom_id": f"id-{index}", "method": "POST", "url": "/v1/chat/completions", "body": body}) + "\n")
     return path
 

@@ -22,7 +22,7 @@ async def main(source: str, output: str, url: str, at_once: int) -> None:
             try:
                 answer = await client.chat.completions.create(**line["body"])
                 row = {"custom_id": line["custom_id"], "response": answer.model_dump(mode="json"), "error": None}
-            except Exception as error:  # noqa: BLE001 - as such scripts do
+            except Exception as error:
                 row = {"custom_id": line["custom_id"], "response": None, "error": repr(error)}
         with Path(output).open("a") as file:  # noqa: ASYNC230 - as such scripts do
             file.write(json.dumps(row) + "\n")

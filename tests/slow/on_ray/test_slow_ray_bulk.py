@@ -21,6 +21,7 @@ from bulk_tools import CountingServer, chat_line, counting_server, in_flight, re
 
 from qreward.errors import ConfigError  # noqa: E402
 from qreward.integrations.ray import BulkRequests, run  # noqa: E402
+from qreward.testing import FakeEndpoint, FakeFleet  # noqa: E402
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.real_time(240), pytest.mark.filterwarnings("ignore")]  # what Ray warns of is not ours
 ROWS, SLOTS = 2000, 16
@@ -148,3 +149,20 @@ async def test_limits_are_shared_by_the_workers(data: Any, tmp_path: Path) -> No
         report = await asyncio.to_thread(run, dataset, tmp_path, shared, actors=4, batch_size=25, ray_options={"num_cpus": 0.5})
         assert (report.done, report.failed) == (400, 0)
         assert server.peak <= SLOTS
+
+
+def test_items_are_judged_and_scored(data: Any, tmp_path: Path) -> None:
+    items = [{"id": str(number), "question": f"Why {number}?", "response": "Because." * number} for number in range(20)]
+    dataset = data.from_items([*items, {"id": "lacking", "response": "x"}])
+    with FakeFleet([FakeEndpoint("judge", responder="synthetic")]) as fleet:
+        options = {"judge": {"model": "judge-7b", "prompt": "{prompt}\n{response}\n{answer_form}"}, "columns": {"prompt": "question"}}
+        remote = {"batch_format": "pyarrow", "compute": data.ActorPoolStrategy(size=1), "num_cpus": 0.5}
+        arguments = (str(tmp_path), config(fleet.urls["judge"]))
+        found = dataset.map_batches(BulkRequests, fn_constructor_args=arguments, fn_constructor_kwargs=options, **remote).take_all()
+        scores = {row["id"]: row["score"] for row in found}
+        (failed,) = [row for row in found if row["error"] is not None]
+        assert (failed["id"], failed["score"], failed["result"]) == ("lacking", None, None)
+        assert all(0 <= scores[item["id"]] <= 1 for item in items)
+        assert all(json.loads(row["result"])["score"] == row["score"] for row in found if row is not failed)
+        report = run(dataset, tmp_path, config(fleet.urls["judge"]), ray_options={"num_cpus": 0.5}, **options)
+        assert (report.done, report.failed, report.sent) == (21, 1, 0)

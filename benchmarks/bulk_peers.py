@@ -45,28 +45,30 @@ class Client:
     Attributes:
         what: its description on the page.
         script: its file in ``clients``; None for ``qreward run``.
-        number: its last argument: requests at once, or workers.
+        numbers: its last arguments: requests at once, or workers and the rows of a batch.
         needs_ray: it runs in an environment with Ray.
     """
 
     what: str
     script: str | None = None
-    number: int = 0
+    numbers: tuple[int, ...] = ()
     needs_ray: bool = False
 
     def command(self, source: Path, output: Path, url: str) -> list[str]:
         if self.script is None:
             return [sys.executable, "-m", "qreward", "run", str(source), "--output", str(output), "--progress", "none"]
         python = str(python_of("ray_data", RAY)) if self.needs_ray else sys.executable
-        return [python, str(HERE / "clients" / self.script), str(source), str(output), url, str(self.number)]
+        return [python, str(HERE / "clients" / self.script), str(source), str(output), url, *map(str, self.numbers)]
 
 
 CLIENTS = {
     "qreward run": Client("the command, no settings"),
-    "script, 64 at once": Client("`AsyncOpenAI` behind a semaphore that does not know the limit", "bulk_script.py", 64),
-    "script, 16 at once": Client("the same, with the limit of the server", "bulk_script.py", SLOTS),
-    "Ray Data, 8 workers": Client("`HttpRequestProcessorConfig(concurrency=8, max_retries=5)`", "bulk_ray_http.py", 8, needs_ray=True),
-    "Ray Data, 1 worker": Client("the same with its default `concurrency=1`", "bulk_ray_http.py", 1, needs_ray=True),
+    "script, 64 at once": Client("`AsyncOpenAI` behind a semaphore that does not know the limit", "bulk_script.py", (64,)),
+    "script, 16 at once": Client("the same, with the limit of the server", "bulk_script.py", (SLOTS,)),
+    "Ray Data, 1 worker": Client("`HttpRequestProcessorConfig(max_retries=5)`, else with its defaults", "bulk_ray_http.py", (1, 64), True),
+    "Ray Data, 4 workers": Client(
+        "the same with `concurrency=4, batch_size=16`, which fits this server", "bulk_ray_http.py", (4, 16), True
+    ),
 }
 QUICK = ("qreward run", "script, 64 at once")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -29,6 +28,10 @@ def identifiers(folder: Path, pattern: str) -> list[str]:
     return [json.loads(line)["custom_id"] for path in sorted(folder.glob(pattern)) for line in path.read_text().splitlines()]
 
 
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
 async def test_rows_that_are_done_are_not_sent_again_by_any_process(tmp_path: Path) -> None:
     backend = Counting()
     async with worker(tmp_path, backend) as one, worker(tmp_path, backend) as other:
@@ -37,7 +40,7 @@ async def test_rows_that_are_done_are_not_sent_again_by_any_process(tmp_path: Pa
     async with worker(tmp_path, backend) as later:
         assert answers(await later.results(asked("c", "b", "a"))) == ["re: c", "re: b", "re: a"]
     assert backend.sent == {"a": 1, "b": 1, "c": 1}
-    assert sorted(os.listdir(tmp_path)) == ["part-00000.jsonl.journal", "part-00001.jsonl.journal"]  # the third used the first's again
+    assert names(tmp_path) == ["part-00000.jsonl.journal", "part-00001.jsonl.journal"]  # the third used the first's again
 
 
 async def test_equal_rows_have_one_answer_and_rows_with_another_id_their_own(tmp_path: Path) -> None:
@@ -177,3 +180,18 @@ def test_a_row_is_known_by_its_values_whatever_the_order_of_its_columns() -> Non
     assert len({keyed_line(row).identifier for row in [*others, same[0]]}) == 6
     named = keyed_line({"prompt": "a"})
     assert named.line.fields() == {"custom_id": named.identifier, "prompt": "a"}
+
+
+def test_a_success_counts_and_not_a_failure_of_the_same_row_in_another_journal(tmp_path: Path) -> None:
+    for results in ((True, False), (False, True), (True, True)):
+        folder = tmp_path / str(results)
+        folder.mkdir()
+        parts = [opened(folder).claim() for _ in results]
+        for (number, journal), ok in zip(parts, results, strict=True):
+            journal.finish(0, 7, b'{"custom_id":"of %d"}' % number, ok=ok)
+            journal.close()
+        found = opened(folder)
+        assert (found.done, found.failed) == (1, 0), results
+        assert found.write() == 1
+        assert output(folder) == [f"of {results.index(True)}"], results
+        assert not list(folder.glob("*.failed.jsonl")), results

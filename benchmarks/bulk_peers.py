@@ -127,7 +127,12 @@ def run_client(client: Client, source: Path, output: Path, fleet: CountedFleet, 
     url = fleet.fleet.urls["server"]
     settings = {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": "key-of-the-benchmark", "RAY_USAGE_STATS_ENABLED": "0"}
     settings["PYTHONPATH"] = str(HERE.parent)  # this checkout, whatever is installed
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": clean_environment() | settings, "start_new_session": True}
+    quiet: dict[str, Any] = {
+        "stdout": subprocess.DEVNULL,
+        "stderr": subprocess.DEVNULL,
+        "env": clean_environment() | settings,
+        "start_new_session": True,
+    }
     command, begin = client.command(source, output, url), time.monotonic()
     process = subprocess.Popen(command, cwd=source.parent, **quiet)
     try:

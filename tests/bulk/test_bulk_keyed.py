@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from keyed_fakes import MODEL, Counting, answers, asked, worker
@@ -174,9 +175,13 @@ def test_settings_of_one_process_and_other_settings_than_before_are_refused(tmp_
 
 
 def test_a_row_is_known_by_its_values_whatever_the_order_of_its_columns() -> None:
-    same = [{"id": 1, "body": {"a": 1, "b": None}}, {"body": {"a": 1}, "id": 1}, {"id": 1, "body": {"a": 1}, "note": None}]
+    same: list[dict[str, Any]] = [
+        {"id": 1, "body": {"a": 1, "b": None}},
+        {"body": {"a": 1}, "id": 1},
+        {"id": 1, "body": {"a": 1}, "note": None},
+    ]
     assert len({keyed_line(row).identifier for row in same}) == 1
-    others = [{"id": 1}, {"id": "1"}, {"id": 2}, {"id": 1, "body": {}}, {"id": 1, "body": {"a": [1]}}]
+    others: list[dict[str, Any]] = [{"id": 1}, {"id": "1"}, {"id": 2}, {"id": 1, "body": {}}, {"id": 1, "body": {"a": [1]}}]
     assert len({keyed_line(row).identifier for row in [*others, same[0]]}) == 6
     named = keyed_line({"prompt": "a"})
     assert named.line.fields() == {"custom_id": named.identifier, "prompt": "a"}

@@ -51,6 +51,10 @@ class JournalFull(QRewardError):
     """The disk is full. Everything that is done is in the journal; make room and run the same command again."""
 
 
+class JournalInUse(ConfigError):
+    """Another run has the journal open."""
+
+
 class Line(NamedTuple):
     """One line of the input that is done.
 
@@ -164,7 +168,7 @@ class Journal:
             os.close(self._file)
             if not isinstance(error, BlockingIOError):
                 raise ConfigError(f"the journal {str(self.path)!r} cannot be locked: {error.strerror}; name an output elsewhere") from None
-            raise ConfigError(f"another run is writing to {str(self.path)!r}; wait for it, or name another output") from None
+            raise JournalInUse(f"another run is writing to {str(self.path)!r}; wait for it, or name another output") from None
 
     # opening
 
@@ -199,18 +203,20 @@ class Journal:
         os.fsync(folder)  # else the file's name may be lost in a power failure
         os.close(folder)
 
-    def _check_header(self, line: bytes, settings: Mapping[str, Any], *, force: bool) -> None:
+    @staticmethod
+    def check_header(path: Path, line: bytes, settings: Mapping[str, Any], *, force: bool) -> None:
+        """Raise ``ConfigError`` if the first record of a journal is not a header, or its settings differ."""
         try:
             header = dict(json.loads(line[9:]))
         except (ValueError, TypeError):
             header = {}
         if header.pop("format", None) != HEADER:
-            raise ConfigError(f"{str(self.path)!r} is not a journal of this version of qreward; name another output, or remove the file")
+            raise ConfigError(f"{str(path)!r} is not a journal of this version of qreward; name another output, or remove the file")
         now = json.loads(json.dumps(settings))
         for name in sorted(header.keys() | now.keys()):
             if header.get(name) != now.get(name) and not force:
                 raise ConfigError(
-                    f"{name} has changed since the run that {str(self.path)!r} belongs to: "
+                    f"{name} has changed since the run that {str(path)!r} belongs to: "
                     f"{header.get(name)!r} then, {now.get(name)!r} now; name another output, or go on with resume=force"
                 )
 
@@ -230,7 +236,7 @@ class Journal:
             if offset != end:  # damaged records were passed over
                 self.torn += offset - end
             if not offset:
-                self._check_header(record, settings, force=force)
+                self.check_header(self.path, record, settings, force=force)
             elif record[9] == _S:
                 started.add(int(record[10:22]))
             else:
@@ -309,19 +315,23 @@ class Journal:
             self._started.discard(ordinal)
             raise self._unusable(error) from None
 
-    def finish(self, ordinal: int, digest: int, result: bytes, *, ok: bool) -> None:
-        """Take in the result of a line, a line of the output without line breaks. It is written with the next record, or by ``flush``."""
+    def finish(self, ordinal: int, digest: int, result: bytes, *, ok: bool) -> int:
+        """Take in the result of a line, a line of the output without line breaks. It is written with the next record, or by ``flush``.
+
+        Returns the place of its record in the file.
+        """
         record = _record(b"%c%012d %016x %b" % (_D if ok else _F, ordinal, digest, result))
-        size = len(record)
+        size, place = len(record), self._end + self._waiting
         self._started.discard(ordinal)
         if ordinal < self._index.size:
             self._forget(ordinal)
-        self._index[ordinal] = self._end + self._waiting, digest
+        self._index[ordinal] = place, digest
         self._unwritten.append(record)
         self._waiting += size
         self._largest = max(self._largest, size)
         self.done += 1
         self.failed += not ok
+        return place
 
     def flush(self) -> bool:
         """Write the results that are not written yet. Returns False if that fails: they are kept, and written by the next call."""

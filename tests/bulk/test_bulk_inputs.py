@@ -219,7 +219,8 @@ def test_rows_of_a_program_are_read_and_their_order_of_fields_does_not_matter() 
 
 
 def test_a_row_that_json_cannot_hold_is_its_own_failure() -> None:
-    for value in (object(), "\ud800"):
+    values: tuple[Any, ...] = (object(), "\ud800")
+    for value in values:
         first, bad, last = Input([{"a": 1}, {"a": value}, {"a": 2}]).lines()
         assert (first.fields(), last.fields()) == ({"a": 1}, {"a": 2})
         with pytest.raises(ValueError, match="it cannot be written as JSON"):

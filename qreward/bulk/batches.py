@@ -46,14 +46,18 @@ class RunProtocol(Protocol):
 
 
 class Entry:
-    """A line that is being sent: a request, or the fields of an item for a scorer."""
+    """A line that is being sent: a request, or the fields of an item for a scorer.
 
-    __slots__ = ("content", "custom_id", "digest", "ordinal", "place", "reserved", "started")
+    ``reserved`` is what ``reserves`` attempts can cost; the first ``settled`` attempts are not among them.
+    """
+
+    __slots__ = ("content", "custom_id", "digest", "ordinal", "place", "reserved", "reserves", "settled", "started")
 
     def __init__(self, ordinal: int, line: InputLine, custom_id: str, content: Any, reserved: Spent) -> None:
         self.ordinal, self.digest, self.place = ordinal, line.digest, line.place
         self.custom_id, self.content = custom_id, content
         self.reserved, self.started = reserved, False
+        self.reserves, self.settled = 1, 0
 
 
 class LineQueue:
@@ -72,6 +76,11 @@ class LineQueue:
     def add(self, entry: Entry) -> None:
         self._waiting.append(entry)
         self._changed.set()
+
+    @property
+    def is_complete(self) -> bool:
+        """True if there are no further lines, and all were taken."""
+        return self._is_complete and not self._waiting
 
     def complete(self) -> None:
         """There are no further lines."""

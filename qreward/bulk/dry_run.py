@@ -8,6 +8,7 @@ from typing import Any
 
 from qreward.bulk.budget import highest, most_of
 from qreward.bulk.inputs import Input, InputLine, Inputs
+from qreward.bulk.provider import URLS, url_of
 from qreward.bulk.requests import RequestReader
 from qreward.bulk.settings import BulkSettings
 from qreward.codecs.base import WireRequest
@@ -108,7 +109,7 @@ def dry_run(client: Client, source: Inputs, settings: Mapping[str, Any], *, is_s
             break
         found.lines += 1
         try:
-            _add(found, reader, runtime, line, ordinal, is_scored=is_scored)
+            _add(found, reader, runtime, line, ordinal, is_scored=is_scored, takes_batches=checked.provider_batches == "auto")
         except QRewardError as error:
             found.bad += 1
             if len(found.faults) < SHOWN:
@@ -117,14 +118,16 @@ def dry_run(client: Client, source: Inputs, settings: Mapping[str, Any], *, is_s
     return found
 
 
-def _add(found: DryRun, reader: RequestReader, runtime: Runtime, line: InputLine, ordinal: int, *, is_scored: bool) -> None:
+def _add(
+    found: DryRun, reader: RequestReader, runtime: Runtime, line: InputLine, ordinal: int, *, is_scored: bool, takes_batches: bool
+) -> None:
     if is_scored:
         reader.read_item(line, ordinal)
         found.items += 1
         return
     call = reader.read(line, ordinal).call
-    pool = runtime.pool(call.model)
+    batch_endpoints = runtime.fleet.batch_endpoints(call.model) if takes_batches and url_of(call) in URLS else ()
     plan = found.models.get(call.model)
     if plan is None:
-        plan = found.models[call.model] = ModelPlan(tuple(source.name for source in pool.sources))
+        plan = found.models[call.model] = ModelPlan(tuple(each.name for each in batch_endpoints or runtime.pool(call.model).sources))
     plan.add(call, runtime)

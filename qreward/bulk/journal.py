@@ -5,6 +5,7 @@ Each record is one line of text::
     <crc32> S<ordinal> <digest>              the line was sent
     <crc32> D<ordinal> <digest> <result>     it is done; the result is a line of the output
     <crc32> F<ordinal> <digest> <result>     it failed
+    <crc32> B<number> <JSON>                 a provider batch: the lines that it holds, then its identifier, then its end
 
 The first record is the header: a JSON object with what a run must have in common with those before it. An ordinal is the position of a line
 in the input, from 0; the digest is that of the line. A record is written to the operating system before the request is sent, or before its
@@ -33,6 +34,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
 
+from qreward.bulk.provider import HeldBatch, read_record
 from qreward.errors import ConfigError, QRewardError
 
 SYNC = 0.1
@@ -127,6 +129,8 @@ class Journal:
         torn: bytes that are no valid record: of one at the end that was cut off in writing, or of damaged ones.
         unfinished: lines that an earlier run had sent, and whose result it did not receive. They may be paid twice.
         done, failed: lines with a result, and those of them that failed.
+        held: number -> provider batch of an earlier run that has not ended. Its lines are paid there.
+        batches: provider batches that were ever recorded; the number of the next.
         lost: lines whose result could not be written. They are sent again by the next run.
 
     Raises:
@@ -144,6 +148,8 @@ class Journal:
         self._lock()
         self._index = Index()
         self._started: set[int] = set()  # sent, with no result yet
+        self.held: dict[int, HeldBatch] = {}
+        self.batches = 0
         self._end = self._seen = self._reserved = 0
         self._largest = 4096
         self._unwritten: list[bytes] = []  # results that are not written yet, and their size
@@ -239,18 +245,23 @@ class Journal:
                 self.check_header(self.path, record, settings, force=force)
             elif record[9] == _S:
                 started.add(int(record[10:22]))
+            elif record[9] == _B:
+                self.batches = max(self.batches, 1 + read_record(self.held, int(record[10:22]), record[23:]))
             else:
                 ordinal = int(record[10:22])
                 started.discard(ordinal)
                 if ordinal < index.size:
                     self._forget(ordinal)
-                if record[9] == _D or not self._retry_failed:
-                    self.done += 1
-                    self.failed += record[9] == _F
+                self._count(record[9])
                 index[ordinal] = offset, int(record[23:39], 16)
             end = offset = offset + len(record) + 1
         self._seen, self._end = offset, end
         return True
+
+    def _count(self, kind: int) -> None:
+        if kind == _D or not self._retry_failed:
+            self.done += 1
+            self.failed += kind == _F
 
     def _forget(self, ordinal: int) -> None:
         """Uncount the result of a line, because a later one replaces it."""
@@ -332,6 +343,18 @@ class Journal:
         self.done += 1
         self.failed += not ok
         return place
+
+    def record_batch(self, number: int, content: bytes) -> None:
+        """Record something of a provider batch, and wait until it is on the disk.
+
+        Raises:
+            JournalFull: the disk has no space for it.
+        """
+        try:
+            self._put(_record(b"B%012d %b" % (number, content)))
+            os.fdatasync(self._file)
+        except OSError as error:
+            raise self._unusable(error) from None
 
     def flush(self) -> bool:
         """Write the results that are not written yet. Returns False if that fails: they are kept, and written by the next call."""
@@ -424,7 +447,7 @@ class Journal:
         os.ftruncate(self._file, self._end)
 
 
-_S, _D, _F = b"SDF"
+_S, _D, _F, _B = b"SDFB"
 
 
 def _record(content: bytes) -> bytes:

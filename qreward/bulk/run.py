@@ -7,7 +7,7 @@ batch. A run can be stopped at any time; the same run again goes on where it sto
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Coroutine, Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -18,6 +18,8 @@ from qreward.bulk.budget import SpendingLimit, Spent, highest, most_of, spent_by
 from qreward.bulk.inputs import Input, InputLine
 from qreward.bulk.journal import Journal, JournalFull
 from qreward.bulk.outputs import OutputFile, failure_line, success_line, verdict_line
+from qreward.bulk.provider import URLS, url_of
+from qreward.bulk.provider_batches import ProviderBatches
 from qreward.bulk.report import BulkReport
 from qreward.bulk.requests import RequestReader
 from qreward.bulk.settings import BulkSettings
@@ -29,6 +31,7 @@ from qreward.progress import ProgressMeter, start_progress
 from qreward.results import EndpointStats, Result, RouteLoad, dollars
 from qreward.runtime import Runtime
 from qreward.scheduler.state import Pool
+from qreward.settings.policies import Endpoint
 
 READ_AT_ONCE = 1024
 """Lines that are read at once, in a thread."""
@@ -73,6 +76,7 @@ class BulkRun:
         self.scheduling: Mapping[str, Any] = settings.scheduling()
         self.request_options = runtime.request_options({**self.scheduling, **hedge})
         self._batches: dict[Pool | None, ModelBatch | ScorerBatch] = {}
+        self._provider: ProviderBatches | None = None  # made for the first line that goes there
         self._tasks: set[asyncio.Task[Any]] = set()  # one reads, and each batch has one
         self._reading: asyncio.Task[Any] | None = None
         self.read_on = asyncio.Event()
@@ -81,7 +85,7 @@ class BulkRun:
         self._error: BaseException | None = None
         self._ok = self._failed = self._read = self._taken = self._sent = self._sent_again = 0
         self._flushing = self._is_read = False
-        self._attempts = runtime.config.retry.attempts
+        self.attempts, self.force = runtime.config.retry.attempts, settings.resume == "force"
         self._counts_cost = self._budget.is_limited or bool(runtime.prices)
         self._done_before = journal.done
         self._meter: ProgressMeter | None = None
@@ -94,7 +98,7 @@ class BulkRun:
             self._reason = reason
             if self._reading is not None:
                 self._reading.cancel()
-            for batch in self._batches.values():
+            for batch in self._all_batches():
                 batch.stop()
 
     def stop_now(self) -> None:
@@ -119,6 +123,32 @@ class BulkRun:
 
     # lines
 
+    @property
+    def is_stopping(self) -> bool:
+        return self._reason is not None
+
+    @property
+    def has_read_all(self) -> bool:
+        return self._is_read
+
+    def submitted(self, ordinals: Iterable[int]) -> None:
+        """Count lines that are sent by a provider batch, which the journal holds."""
+        for ordinal in ordinals:
+            self._sent += 1
+            self._sent_again += ordinal in self._journal.unfinished
+
+    def settle(self, reserved: Spent, spent: Spent) -> None:
+        """Replace what was reserved for an attempt with what it cost."""
+        self._budget.settle(reserved, spent)
+        self.read_on.set()
+
+    def reserve_again(self, reserved: Spent) -> bool:
+        """Reserve another attempt of a line. Returns False, and stops the run, if the budget does not allow it."""
+        if self._budget.reserve(reserved):
+            return True
+        self.stop("sending a line again could pass max_cost or max_tokens")
+        return False
+
     def start(self, entry: Entry) -> bool:
         """Record that a line is sent now. Returns False if it must not be."""
         if self._reason is not None:
@@ -133,8 +163,8 @@ class BulkRun:
         self._sent_again += entry.ordinal in self._journal.unfinished
         return True
 
-    def finish(self, entry: Entry, result: Result[Any]) -> None:
-        """Take in the result of a line."""
+    def finish(self, entry: Entry, result: Result[Any], text: bytes | None = None) -> None:
+        """Take in the result of a line. ``text`` is its line of the output, if it succeeded and has one already."""
         error = result.error
         if error is not None and _is_not_its_fault(entry, result):
             self._budget.settle(entry.reserved, Spent())
@@ -144,7 +174,9 @@ class BulkRun:
             self._budget.settle(entry.reserved, self._cost_of(entry, result))
         if self._meter is not None:
             self._meter.add(result)
-        if error is None and self._scorer is not None:
+        if text is not None:
+            pass
+        elif error is None and self._scorer is not None:
             text = verdict_line(entry.custom_id, _identifier(entry.ordinal), result.value)
         elif error is None:
             text = success_line(entry.custom_id, _identifier(entry.ordinal), result.body)
@@ -176,8 +208,8 @@ class BulkRun:
         """What a line cost: that of its answer, and all that each attempt without an answer may have cost."""
         if not entry.started:
             return Spent()
-        most = Spent(entry.reserved.tokens // self._attempts, entry.reserved.cost / self._attempts)
-        unknown = sum(attempt.outcome not in FREE for attempt in result.attempts)
+        most = Spent(entry.reserved.tokens // entry.reserves, entry.reserved.cost / entry.reserves)
+        unknown = sum(attempt.outcome not in FREE for attempt in result.attempts[entry.settled :])
         price = self.runtime.prices.get(result.endpoint or "")
         answer = spent_by(result.usage, price, most) if result.ok else Spent()
         return Spent(answer.tokens + unknown * most.tokens, answer.cost + unknown * most.cost)
@@ -188,6 +220,8 @@ class BulkRun:
         """Read the input and hand each line that is not done to the batch of its model."""
         ordinal, lines, sample = 0, self._source.lines(), self._settings.sample
         try:
+            if self._journal.held:
+                self._start_provider()
             while chunk := await asyncio.to_thread(_take, lines):
                 for line in chunk:
                     if self._settings.takes(ordinal) and not self._is_known(ordinal, line):
@@ -200,7 +234,7 @@ class BulkRun:
             self._is_read = True
         finally:
             self._read = ordinal
-            for batch in self._batches.values():
+            for batch in self._all_batches():
                 batch.queue.complete()
 
     def _shorten(self, lines: int) -> None:
@@ -216,6 +250,11 @@ class BulkRun:
         known = self._journal.digest(ordinal)
         if known is not None and known != line.digest and self._settings.resume != "force":
             raise ConfigError(f"{line.place} has changed since its result was received; name another output, or go on with resume=force")
+        held = next((found for batch in self._journal.held.values() if (found := batch.digest(ordinal)) is not None), line.digest)
+        if known is None and held != line.digest and not self.force:
+            raise ConfigError(
+                f"{line.place} has changed since it was sent in a provider batch; name another output, or go on with resume=force"
+            )
         return known == line.digest
 
     async def _take_line(self, ordinal: int, line: InputLine) -> None:
@@ -233,14 +272,40 @@ class BulkRun:
         if self._scorer is not None:
             return Entry(ordinal, line, *self._reader.read_item(line, ordinal), Spent()), None
         custom_id, call = self._reader.read(line, ordinal)
-        pool = self.runtime.pool(call.model)
-        reserved = await self._reserve(pool, call)
-        return None if reserved is None else Entry(ordinal, line, custom_id, call, reserved), pool
+        batch_endpoints = self._batch_endpoints(ordinal, line.digest, call)
+        pool = None if batch_endpoints else self._pool(call)
+        names = [each.name for each in (batch_endpoints if pool is None else pool.sources)]
+        attempts = 1 if pool is None else self.attempts
+        reserved = await self._reserve(names, call, attempts)
+        if reserved is None:
+            return None, pool
+        entry = Entry(ordinal, line, custom_id, call, reserved)
+        entry.reserves = attempts
+        return entry, pool
+
+    def _batch_endpoints(self, ordinal: int, digest: int, call: WireRequest) -> tuple[Endpoint, ...]:
+        """Return the endpoints of kind ``openai_batch`` to which a line goes; empty if it goes to others."""
+        found = self.runtime.fleet.batch_endpoints(call.model)
+        if self._provider is not None and (holder := self._provider.endpoint_of(ordinal, digest)) is not None:
+            return (holder,)
+        return found if self._settings.provider_batches == "auto" and url_of(call) in URLS else ()
+
+    def _pool(self, call: WireRequest) -> Pool:
+        try:
+            return self.runtime.pool(call.model)
+        except NoEndpoint as error:
+            if not self.runtime.fleet.batch_endpoints(call.model):
+                raise
+            never = self._settings.provider_batches == "never"
+            why = "provider_batches is 'never'" if never else f"a provider batch takes no requests for {url_of(call)}"
+            raise ConfigError(f"{why}, and model {call.model!r} has no other endpoint") from error
 
     async def _hand_over(self, entry: Entry, pool: Pool | None) -> None:
-        """Give a line to the batch of its model or to that of the scorer, as soon as its queue has room."""
-        batch = self._batches.get(pool)
-        if batch is None:
+        """Give a line to the provider batches, to the batch of its model or to that of the scorer, as soon as its queue has room."""
+        batch: ModelBatch | ScorerBatch | ProviderBatches | None = self._batches.get(pool)
+        if pool is None and self._scorer is None:
+            batch = self._provider or self._start_provider()
+        elif batch is None:
             batch = self._batches[pool] = self._new_batch(entry, pool)
             self._begin(batch.run())
         while batch.queue.is_full and self._reason is None:
@@ -255,13 +320,24 @@ class BulkRun:
         assert self._scorer is not None
         return ScorerBatch(self, self._scorer)
 
-    async def _reserve(self, pool: Pool, call: WireRequest) -> Spent | None:
-        """Reserve what a line can cost at most. Returns None if the budget does not allow it, and stops the run."""
+    def _start_provider(self) -> ProviderBatches:
+        self._provider = ProviderBatches(self, self._journal, self._journal.path.parent)
+        self._begin(self._provider.run())
+        return self._provider
+
+    def _all_batches(self) -> list[ModelBatch | ScorerBatch | ProviderBatches]:
+        return [*self._batches.values(), *([] if self._provider is None else [self._provider])]
+
+    async def _reserve(self, names: list[str], call: WireRequest, attempts: int) -> Spent | None:
+        """Reserve what so many attempts of a line can cost at most, at the dearest of these endpoints.
+
+        Returns None if the budget does not allow it, and stops the run.
+        """
         if not self._budget.is_limited:
             return Spent()
-        prices = [price for source in pool.sources if (price := self.runtime.prices.get(source.name)) is not None]
+        prices = [price for name in names if (price := self.runtime.prices.get(name)) is not None]
         one = most_of(call, highest(prices))
-        most = Spent(one.tokens * self._attempts, one.cost * self._attempts)
+        most = Spent(one.tokens * attempts, one.cost * attempts)
         while not self._budget.reserve(most):
             if self._budget.is_idle:
                 self.stop("the next line could pass max_cost or max_tokens")
@@ -366,6 +442,7 @@ class BulkRun:
             sent=self._sent,
             sent_again=self._sent_again,
             in_flight=journal.started + journal.lost,
+            at_provider=(0, 0) if self._provider is None else self._provider.left_there(),
             torn=journal.torn,
             seconds=seconds,
             tokens=prompt + completion,
@@ -388,7 +465,7 @@ class BulkRun:
     def _endpoints(self) -> dict[str, EndpointStats]:
         """The statistics of all batches. An endpoint that serves several models has the sum of its counts, and no quantiles."""
         found: dict[str, EndpointStats] = {}
-        for batch in self._batches.values():
+        for batch in self._all_batches():
             for name, stats in batch.endpoints().items():
                 found[name] = stats if name not in found else _sum(found[name], stats)
         return found

@@ -33,6 +33,8 @@ class BulkSettings(Policy):
         retry_failed: send lines again that failed in an earlier run.
         resume: ``auto`` refuses a journal that belongs to another input or other settings; ``force`` goes on, and sends a line again only
             if it has changed.
+        provider_batches: ``auto`` sends what it can by the endpoints of kind ``openai_batch`` that serve a model, at the price of their
+            ``Endpoint.price`` and within a day; ``never`` uses only other endpoints.
         progress: as in :meth:`QRewardClient.batch_chat_completion`.
 
     Example:
@@ -56,6 +58,7 @@ class BulkSettings(Policy):
     order: Literal["input", "any"] = "input"
     retry_failed: bool = False
     resume: Literal["auto", "force"] = "auto"
+    provider_batches: Literal["auto", "never"] = "auto"
     progress: Any = None  # checked where it is shown
 
     @field_validator("shard")

@@ -27,7 +27,10 @@ from qreward.judge import make_scorer
 from qreward.judge.types import Scorer
 from qreward.progress import Progress
 
-_NAMES = ("model", "template", "system", "deadline", "max_cost", "max_tokens", "sample", "shard", "order", "retry_failed", "resume")
+_NAMES = (
+    "model", "template", "system", "deadline", "max_cost", "max_tokens", "sample", "shard", "order", "retry_failed", "resume",
+    "provider_batches",
+)  # fmt: skip
 """Settings that have the name of their option."""
 PROGRESS = ("bar", "plain", "json", "none")
 
@@ -53,6 +56,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--order", choices=("input", "any"), default="input", help="order of the output (default: %(default)s)")
     add("--retry-failed", action="store_true", help="send lines again that failed in an earlier run")
     add("--resume", choices=("auto", "force"), default="auto", help="force goes on although the input or the settings have changed")
+    add(
+        "--provider-batches",
+        choices=("auto", "never"),
+        default="auto",
+        help="whether endpoints of kind openai_batch are used (default: auto)",
+    )
     add("--dry-run", action="store_true", help="read everything, send nothing, and print what would be sent")
     add("--progress", choices=PROGRESS, default="bar", help="how the progress is shown on standard error (default: %(default)s)")
 

@@ -195,6 +195,9 @@ class DecidedCriteria(Mapping[str, CriterionResult]):
     def __repr__(self) -> str:
         return repr(self._results)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (self._results,)  # without the criteria, which every verdict of a batch would carry along
+
 
 def _expected(probabilities: Sequence[float], worths: Sequence[float]) -> float:
     expected: float = sum(map(mul, probabilities, worths))

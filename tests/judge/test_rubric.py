@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from scale import seeds
 
-from qreward.decisions import Choice, DecisionAnswer, Score, YesNo
+from qreward.decisions import AnswerTable, Choice, DecisionAnswer, FoundAnswer, Score, YesNo
 from qreward.errors import ConfigError
 from qreward.judge import Criterion, JudgeConfig, Rubric
 from qreward.judge.config import config_of
+from qreward.judge.rubric import CriterionGroup, DecidedCriteria
 
 
 def rubric(*weights: float, **gates: float) -> Rubric:
@@ -65,6 +66,17 @@ def test_a_criterion_is_worth_its_probability_its_level_or_its_choice() -> None:
         assert result.distribution == dict(zip(criterion.question.options, numbers, strict=True))
     kinds = [type(criterion.question) for criterion, _, _ in cases]
     assert kinds == [YesNo, YesNo, Score, Score, Choice]
+
+
+def test_the_criteria_of_a_decision_are_a_mapping_in_their_order_that_pickles_as_a_dict() -> None:
+    asked = [Criterion("clear", "?", levels=["bad", "fair", "good"], weight=2), Criterion("right", "?")]
+    table = AnswerTable.of(tuple(each.question for each in asked), [FoundAnswer((0.0, 0.5, 0.5), 0.8), FoundAnswer((0.7, 0.3))])
+    found = DecidedCriteria(CriterionGroup(asked), table)
+    assert found.scores() == [0.75, 0.7]
+    assert list(found) == ["clear", "right"]
+    assert [(each.score, each.weight, each.confidence) for each in found.values()] == [(0.75, 2.0, 0.4), (0.7, 1.0, 0.7)]
+    copy = pickle.loads(pickle.dumps(found))
+    assert (type(copy), copy, repr(copy)) == (dict, dict(found), repr(found))
 
 
 def test_the_confidence_is_the_weighted_mean_and_at_most_that_of_a_gate() -> None:

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import overload
+from typing import NamedTuple, overload
+
+import msgspec
 
 from qreward.errors import ConfigError, QRewardError
 from qreward.records import Usage
@@ -226,6 +228,81 @@ class DecisionAnswer:
         if self.error is not None:
             raise self.error
         return self._probabilities
+
+
+class FoundAnswer(NamedTuple):
+    """What a response says to one question: a probability per option, the label mass and the confidence, None if the server tells none."""
+
+    probabilities: tuple[float, ...]
+    label_mass: float | None = None
+    confidence: float | None = None
+
+
+class AnswerTable(msgspec.Struct, frozen=True):
+    """The answers to some questions as columns of numbers, in the order of the questions.
+
+    Most answers are only summed up, so that an object for each of them would cost more than all the rest.
+
+    Attributes:
+        questions: the questions.
+        probabilities: of the first question the probability of each option, then those of the second, and so on; 0 where there is an error.
+        label_masses, confidences: of each question, as in :class:`DecisionAnswer`; None and 0 where there is an error.
+        errors: place of a question -> why it has no answer.
+    """
+
+    questions: tuple[Question, ...]
+    probabilities: tuple[float, ...]
+    label_masses: tuple[float | None, ...]
+    confidences: tuple[float, ...]
+    errors: Mapping[int, QRewardError] = {}
+
+    @classmethod
+    def of(cls, questions: tuple[Question, ...], found: Sequence[FoundAnswer | QRewardError]) -> AnswerTable:
+        """Return the table of these answers and errors, one per question.
+
+        Example:
+            >>> AnswerTable.of((YesNo("It is right."),), [FoundAnswer((0.75, 0.25), label_mass=0.5)]).confidences
+            (0.375,)
+        """
+        flat: list[float] = []
+        masses: list[float | None] = []
+        confidences, errors = list[float](), dict[int, QRewardError]()
+        for place, (question, each) in enumerate(zip(questions, found, strict=True)):
+            if isinstance(each, QRewardError):
+                errors[place] = each
+                each = FoundAnswer((0.0,) * len(question.options))  # noqa: PLW2901 - so that the places of the others are right
+            flat += each.probabilities
+            masses.append(each.label_mass)
+            whole = 1.0 if each.label_mass is None else each.label_mass
+            confidences.append(max(each.probabilities) * whole if each.confidence is None else each.confidence)
+        return cls(questions, tuple(flat), tuple(masses), tuple(confidences), errors)
+
+    @classmethod
+    def joined(cls, tables: Sequence[AnswerTable]) -> AnswerTable:
+        """Return one table with the answers of several."""
+        rows = [(question, table._row(*span)) for table in tables for question, span in zip(table.questions, table.spans(), strict=True)]
+        return cls.of(tuple([question for question, _ in rows]), [row for _, row in rows])
+
+    def spans(self) -> Iterator[tuple[int, int, int]]:
+        """Return of each question its place, and where its probabilities begin and end."""
+        end = 0
+        for place, question in enumerate(self.questions):
+            begin, end = end, end + len(question.options)
+            yield place, begin, end
+
+    def answers(self) -> tuple[DecisionAnswer, ...]:
+        """Return one answer per question."""
+        found, end = [], 0
+        for question, mass, sure in zip(self.questions, self.label_masses, self.confidences, strict=True):
+            begin, end = end, end + len(question.options)
+            found.append(DecisionAnswer(question, self.probabilities[begin:end], label_mass=mass, confidence=sure))
+        for place, error in self.errors.items():
+            found[place] = DecisionAnswer(self.questions[place], error=error)
+        return tuple(found)
+
+    def _row(self, place: int, begin: int, end: int) -> FoundAnswer | QRewardError:
+        error = self.errors.get(place)
+        return FoundAnswer(self.probabilities[begin:end], self.label_masses[place], self.confidences[place]) if error is None else error
 
 
 @dataclass(frozen=True)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import mean, median, median_low
 from typing import NamedTuple
 
 from qreward.decisions import Option
 from qreward.errors import QRewardError, RequestError
 from qreward.judge.config import Settle
-from qreward.judge.rubric import Rubric
-from qreward.judge.types import Vote
+from qreward.judge.rubric import DecidedCriteria, Rubric
+from qreward.judge.types import CriterionResult, Vote
 
 SampleOutcome = Vote | QRewardError | None
 """The outcome of one request; None while it is pending."""
@@ -149,11 +149,22 @@ def _whole(parts: Sequence[SampleOutcome], rubric: Rubric, bounds: tuple[float, 
     votes = [part for part in parts if isinstance(part, Vote)]
     if len(votes) < len(parts):
         return None
-    criteria = {name: result for vote in votes for name, result in (vote.criteria or {}).items()}  # in the order of the rubric
-    results = list(criteria.values())
+    criteria = _joined([vote.criteria or {} for vote in votes])  # in the order of the rubric
+    confidence: float | None
+    if isinstance(criteria, DecidedCriteria):
+        values = criteria.scores()
+        confidence = rubric.confidence(values, criteria.table.confidences)
+    else:
+        results = criteria.values()
+        values, known = [each.score for each in results], [each.confidence for each in results if each.confidence is not None]
+        confidence = rubric.confidence(values, known) if len(known) == len(values) else None
     low, high = bounds
-    score = low + (high - low) * rubric.score([result.score for result in results])
-    return Vote(score, model=votes[0].model, confidence=rubric.confidence(results), criteria=criteria)
+    return Vote(low + (high - low) * rubric.score(values), model=votes[0].model, confidence=confidence, criteria=criteria)
+
+
+def _joined(parts: Sequence[Mapping[str, CriterionResult]]) -> Mapping[str, CriterionResult]:
+    """The criteria of all requests of a sample."""
+    return parts[0] if len(parts) == 1 else {name: result for part in parts for name, result in part.items()}
 
 
 def _aggregate(outcomes: Sequence[SampleOutcome], how: Settle, choose: Callable[[Sequence[float]], float]) -> float | QRewardError | None:

@@ -16,14 +16,14 @@ import msgspec
 from qreward.codecs.base import WireRequest
 from qreward.codecs.decisions.base import DecisionInput, DecisionReply, valid_input
 from qreward.codecs.decisions.operation import Decide
-from qreward.decisions import Choice, DecisionAnswer, Option, Question, Score, YesNo
+from qreward.decisions import AnswerTable, Choice, FoundAnswer, Option, Question, Score, YesNo
 from qreward.errors import BadRequest, ConfigError, QRewardError
 from qreward.judge.asking import JudgeModel, encoded
 from qreward.judge.codec import DecidedReply, Reply, fingerprint_of
 from qreward.judge.config import JudgeConfig
 from qreward.judge.parsing import ScoreVerdict, Unreadable, YesNoVerdict
 from qreward.judge.prompts import Messages
-from qreward.judge.rubric import Criterion, Rubric
+from qreward.judge.rubric import Criterion, CriterionGroup, DecidedCriteria, Rubric
 from qreward.judge.types import Vote
 from qreward.options import preparer
 
@@ -92,6 +92,7 @@ class DecidingModel(JudgeModel):
         super().__init__(model, config)
         self._single = asks if isinstance(asks, SingleQuestion) else None
         self._criteria = () if isinstance(asks, SingleQuestion) else tuple(asks)
+        self._group = CriterionGroup(self._criteria)
         self._questions = (asks.question,) if isinstance(asks, SingleQuestion) else tuple(each.question for each in asks)
         self._decide, self._auto, self._least = decide, auto, config.min_label_mass
         self._names = [""] if len(self._questions) == 1 else [f"criterion {each.name!r}: " for each in self._criteria]
@@ -132,7 +133,7 @@ class DecidingModel(JudgeModel):
         return True
 
     def parse(self, answer: DecisionReply) -> DecidedReply:
-        return DecidedReply(answer.answers, fingerprint_of(answer.model, None, None))
+        return DecidedReply(answer.table, fingerprint_of(answer.model, None, None))
 
     def divided(self, asked: DecisionInput, error: QRewardError) -> Sequence[DecisionInput]:
         """The halves of a request with more questions than a server takes, which may turn out only when it is sent."""
@@ -143,45 +144,49 @@ class DecidingModel(JudgeModel):
 
     def joined(self, replies: Sequence[Reply]) -> DecidedReply:
         parts = [reply for reply in replies if isinstance(reply, DecidedReply)]
-        return DecidedReply(tuple(answer for part in parts for answer in part.answers), parts[-1].fingerprint)
+        return DecidedReply(AnswerTable.joined([part.table for part in parts]), parts[-1].fingerprint)
 
     def vote(self, reply: Reply, *, swapped: bool) -> Vote:
         """The expected score. Raises ``Unreadable`` for a question without an answer, or with too low a label mass."""
-        answers = reply.answers if isinstance(reply, DecidedReply) else self._from_text(reply.text)
-        for name, answer in zip(self._names, answers, strict=True):
-            if answer.error is not None:
-                raise Unreadable(f"{name}{answer.error}")
-            if answer.label_mass is not None and answer.label_mass < self._least:
-                mass = f"all options together have a probability of {answer.label_mass:.4g}"
-                raise Unreadable(f"{name}{mass}, which is less than min_label_mass={self._least:g}: the model would answer something else")
+        table = reply.table if isinstance(reply, DecidedReply) else self._from_text(reply.text)
+        self._check(table)
         if self._auto is not None and isinstance(reply, DecidedReply):  # a cached answer says nothing about the servers of today
             self._auto.settle(works=True, why="it answers with probabilities")
         if self._single is not None:
-            return _single_vote(self._single, answers[0], self.model, swapped=swapped)
-        criteria = {each.name: each.result(answer) for each, answer in zip(self._criteria, answers, strict=True)}
-        return Vote(0.0, model=self.model, criteria=criteria)  # its score comes from all requests of the sample
+            return _single_vote(self._single, table, self.model, swapped=swapped)
+        return Vote(0.0, model=self.model, criteria=DecidedCriteria(self._group, table))  # its score comes from all requests of the sample
 
-    def _from_text(self, text: str) -> tuple[DecisionAnswer, ...]:
+    def _check(self, table: AnswerTable) -> None:
+        """Raise ``Unreadable`` for the first question without an answer, or with too low a label mass."""
+        for place, mass in enumerate(table.label_masses):
+            if table.errors and place in table.errors:
+                raise Unreadable(f"{self._names[place]}{table.errors[place]}")
+            if mass is not None and mass < self._least:
+                told = f"all options together have a probability of {mass:.4g}"
+                less = f"which is less than min_label_mass={self._least:g}: the model would answer something else"
+                raise Unreadable(f"{self._names[place]}{told}, {less}")
+
+    def _from_text(self, text: str) -> AnswerTable:
         """The answers in a text from the cache. Raises ``ValueError`` or ``TypeError`` if it is not of these questions."""
-        answers = []
+        found = []
         for question, (confidence, mass, *numbers) in zip(self._questions, msgspec.json.decode(text), strict=True):
             if len(numbers) != len(question.options) or not all(0.0 <= number <= 1.0 and isfinite(number) for number in numbers):
                 raise ValueError("the answer is to another question")
-            answers.append(DecisionAnswer(question, numbers, label_mass=mass, confidence=confidence))
-        return tuple(answers)
+            found.append(FoundAnswer(tuple(numbers), mass, confidence))
+        return AnswerTable.of(self._questions, found)
 
     def repeated(self, asked: DecisionInput, reply: Reply, reason: str) -> DecisionInput:  # noqa: ARG002 - never called, as reasks is 0
         return asked
 
 
-def _single_vote(asks: SingleQuestion, answer: DecisionAnswer, model: str, *, swapped: bool) -> Vote:
-    numbers = tuple(answer.probabilities.values())
+def _single_vote(asks: SingleQuestion, table: AnswerTable, model: str, *, swapped: bool) -> Vote:
+    numbers = table.probabilities
     if swapped:
         numbers = (numbers[1], numbers[0], *numbers[2:])
     expected = sum(number * worth for number, worth in zip(numbers, asks.worths, strict=True))
     score = min(max(expected, min(asks.worths)), max(asks.worths))  # rounding may exceed the ends
     distribution = dict(zip(asks.names, numbers, strict=True))
-    return Vote(score, model=model, swapped=swapped, confidence=answer.confidence, distribution=distribution)
+    return Vote(score, model=model, swapped=swapped, confidence=table.confidences[0], distribution=distribution)
 
 
 def _lacks_probabilities(error: QRewardError) -> bool:

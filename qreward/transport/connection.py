@@ -86,8 +86,7 @@ class EndpointConnection:
 
     def _name_in_errors(self, reply: DecisionReply) -> None:
         """Name the endpoint in the errors of questions that were not answered."""
-        for answer in reply.answers:
-            error = answer.error
+        for error in reply.table.errors.values():
             if isinstance(error, RequestError):
                 error.endpoint, error.args = self.name, (f"endpoint {self.name!r}, model {error.model!r}: {error}",)
 

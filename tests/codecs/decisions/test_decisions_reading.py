@@ -299,7 +299,7 @@ def test_error_responses_point_to_the_dialect_that_the_server_speaks() -> None:
         (400, "/v1/decisions requires the server tokenizer", "chat"),
         (400, "/v1/decisions does not support chat templates that always reason before answering", "chat"),
         (400, "/v1/systemone requires a generation model", "chat"),
-        (400, tag.format("predicate", "'choice', 'score', 'yes_no'"), "sglang"),
+        (400, tag.format("predicate", "'choice', 'score', 'yes_no'"), "systemone"),
         (400, tag.format("yes_no", "'predicate', 'choice', 'score'"), "vllm"),
         (400, "1 validation error: {'type': 'extra_forbidden', 'msg': 'Extra inputs are not permitted'}", "vllm"),
         (400, "{'type': 'literal_error', 'loc': 'body.input.0.role', 'msg': \"Input should be 'user'\"}", "vllm"),

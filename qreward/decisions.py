@@ -80,6 +80,7 @@ class Score:
     Args:
         instructions: what to rate.
         levels: labels of the levels, from the lowest to the highest: a list, or a mapping from labels to descriptions. 2 to 10 of them.
+            Servers number them from 0, so a label that is a number must be its place.
         name: name of the answer in the :class:`Decision`; None for none.
 
     Example:
@@ -98,6 +99,12 @@ class Score:
         options, descriptions = _options("Score", "levels", self.levels)  # type: ignore[arg-type]
         if len(options) > 10 or any(isinstance(option, bool) for option in options):
             raise ConfigError(f"Score: levels must be 2 to 10 texts, not {len(options)} of them")
+        for place, option in enumerate(options):
+            if str(option).strip().isdecimal() and str(option).strip() != str(place):
+                raise ConfigError(
+                    f"Score: levels[{place}] is {option!r}; servers number levels from 0, so the answer {option} could mean another level. "
+                    "Use words, the numbers from 0, or a Choice"
+                )
         object.__setattr__(self, "options", options)
         object.__setattr__(self, "descriptions", descriptions)
 

@@ -113,15 +113,38 @@ def aggregate_comparisons(outcomes: Sequence[SampleOutcome], how: Settle) -> Agg
 
     Each pair was shown in both orders: the requests 2k and 2k + 1 belong together. If the two orders disagree, they count as a tie. If one
     of them is a tie, the other cannot change that. Two decisions that agree count as their mean. Several judges or samples are aggregated
-    like scores, except that equally frequent preferences make a tie.
+    like scores, except that a ``majority`` is of preferences: its score is the mean of the pairs with the most frequent preference, and
+    equally frequent preferences make a tie.
+
+    The confidence is the share of the pairs that prefer the same, where a decision counts with its own confidence.
     """
     pairs = [_agreed(outcomes[place], outcomes[place + 1]) for place in range(0, len(outcomes), 2)]
-    score = _aggregate(pairs, how, lambda _: 0.5)
+    agreed = [pair for pair in pairs if isinstance(pair, Vote)]
+    is_majority = how == "majority"
+    score = _aggregate([_preference(pair) for pair in pairs] if is_majority else pairs, how, lambda _: 0.5)
     if score is None or isinstance(score, QRewardError):
         return score
-    agreed = [pair for pair in pairs if isinstance(pair, Vote)]
+    same = [pair for pair in agreed if _preferred(pair.score) == _preferred(score)]
+    if is_majority and any(pair.confidence is not None for pair in same):
+        if None in pairs:
+            return None  # a decision that is missing may change the mean
+        score = mean([pair.score for pair in same])
     votes = tuple(outcome for outcome in outcomes if isinstance(outcome, Vote))
-    return Aggregate(score, votes, agreement(score, agreed, how, 1.0))
+    sure = (
+        agreed[0].confidence
+        if len(agreed) == 1
+        else sum(1.0 if pair.confidence is None else pair.confidence for pair in same) / len(agreed)
+    )
+    return Aggregate(score, votes, sure)
+
+
+def _preferred(score: float) -> float:
+    """The score of a pair as that of a preference: 1.0, 0.5 or 0.0."""
+    return 1.0 if score > 0.5 else 0.0 if score < 0.5 else 0.5
+
+
+def _preference(pair: SampleOutcome) -> SampleOutcome:
+    return Vote(_preferred(pair.score)) if isinstance(pair, Vote) else pair
 
 
 def aggregate_rubrics(

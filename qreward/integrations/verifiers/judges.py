@@ -245,14 +245,13 @@ class RewardJudge(vf.Judge[float, RewardJudgeConfig]):  # type: ignore[misc]
 
     def _record(self, trace: Any, item: Mapping[str, Any], scored: Scored, config: RewardConfig) -> None:
         """Record the answers, parsed or not, as ``FleetJudge`` does. Without an answer nothing is recorded."""
-        models = config.judge.model if config.judge is not None else (config.reward_model,)
         answers: list[tuple[str, str, float | None]]
         if scored.verdict is not None:
             usage = scored.verdict.usage
             answers = [(vote.model, vote.text, vote.score) for vote in scored.verdict.votes]
         else:
             usage = scored.error.usage if scored.error is not None else None
-            answers = [] if usage is None else [(", ".join(map(str, models)), "", None)]
+            answers = [] if usage is None else [(", ".join(config.models), "", None)]
         for number, (model, text, score) in enumerate(answers):
             response = vf.JudgeResponse(text=text, parsed=score, usage=None if number else _usage(usage))
             trace.record_judge_call(name=self.reward_name, request={"model": model, **item}, response=response)

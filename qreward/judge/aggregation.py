@@ -23,7 +23,7 @@ class Aggregate(NamedTuple):
     Attributes:
         score: the aggregated score.
         votes: the votes.
-        confidence: the confidence in the score, from 0 to 1; None for a single written vote. See :func:`agreement`.
+        confidence: the confidence in the score, from 0 to 1; None for a single written vote. See :func:`confidence_of`.
     """
 
     score: float
@@ -61,7 +61,7 @@ def quorum_error(outcomes: Sequence[SampleOutcome], what: str = "votes") -> QRew
     return error
 
 
-def agreement(score: float, votes: Sequence[Vote], how: Settle, width: float | None) -> float | None:
+def confidence_of(score: float, votes: Sequence[Vote], how: Settle, width: float | None) -> float | None:
     """The confidence in a score that was aggregated from votes, from 0 to 1; None for a single written vote.
 
     The confidence of a single decision is its own. Of several votes it is the share that agrees with the score, where a decision counts
@@ -73,9 +73,9 @@ def agreement(score: float, votes: Sequence[Vote], how: Settle, width: float | N
         width: width of the range of scores. None if it is not known, as with a ``score`` function: then only equal votes agree.
 
     Example:
-        >>> agreement(1.0, [Vote(1.0), Vote(0.0), Vote(1.0), Vote(1.0)], "majority", 1.0)
+        >>> confidence_of(1.0, [Vote(1.0), Vote(0.0), Vote(1.0), Vote(1.0)], "majority", 1.0)
         0.75
-        >>> agreement(0.8, [Vote(0.9, confidence=0.9), Vote(0.7, confidence=0.7)], "mean", 1.0)
+        >>> confidence_of(0.8, [Vote(0.9, confidence=0.9), Vote(0.7, confidence=0.7)], "mean", 1.0)
         0.8
     """
     if len(votes) == 1:
@@ -96,7 +96,7 @@ def aggregate_scores(outcomes: Sequence[SampleOutcome], how: Settle, width: floa
     request has a vote or an error. All three need votes from more than half of the requests.
 
     Args:
-        width: see :func:`agreement`.
+        width: see :func:`confidence_of`.
     """
     if len(outcomes) == 1:
         only = outcomes[0]
@@ -105,7 +105,7 @@ def aggregate_scores(outcomes: Sequence[SampleOutcome], how: Settle, width: floa
     if score is None or isinstance(score, QRewardError):
         return score
     votes = [outcome for outcome in outcomes if isinstance(outcome, Vote)]
-    return Aggregate(score, tuple(sorted(votes, key=lambda vote: abs(vote.score - score))), agreement(score, votes, how, width))
+    return Aggregate(score, tuple(sorted(votes, key=lambda vote: abs(vote.score - score))), confidence_of(score, votes, how, width))
 
 
 def aggregate_comparisons(outcomes: Sequence[SampleOutcome], how: Settle) -> Aggregate | QRewardError | None:

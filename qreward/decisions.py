@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from string import ascii_uppercase
 from typing import overload
 
 from qreward.errors import ConfigError, QRewardError
@@ -116,7 +117,7 @@ class Choice:
     Args:
         instructions: what to choose by.
         choices: the options: a list of texts or bools, or a mapping from options to descriptions. 2 to 255 of them, as at OpenAI; vLLM
-            and SGLang read 26 at most, chat models 20.
+            and SGLang read 26 at most, chat models 20. Servers call them A, B, ..., so such a letter must be its place.
         name: name of the answer in the :class:`Decision`; None for none.
 
     Example:
@@ -135,6 +136,14 @@ class Choice:
         options, descriptions = _options("Choice", "choices", self.choices)
         if len(options) > 255:
             raise ConfigError(f"Choice: choices must be 2 to 255, not {len(options)}")
+        letters = ascii_uppercase[: len(options)]
+        for place, option in enumerate(options):
+            letter = "" if isinstance(option, bool) else option.strip().upper()
+            if len(letter) == 1 and letter in letters and letter != letters[place : place + 1]:
+                raise ConfigError(
+                    f"Choice: choices[{place}] is {option!r}; servers call the options A, B, ..., so the answer {option} could mean "
+                    "another one. Use words, or put the letters in order from A"
+                )
         object.__setattr__(self, "options", options)
         object.__setattr__(self, "descriptions", descriptions)
 

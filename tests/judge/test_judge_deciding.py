@@ -207,6 +207,10 @@ def test_no_level_is_called_by_the_number_of_another_as_a_model_answers_with_num
             Score("How good?", levels=levels)
         with pytest.raises(ConfigError, match="servers number levels from 0"):
             Criterion("good", "How good?", levels=levels)
+    with pytest.raises(ConfigError, match="servers call the options A, B"):
+        Choice("Which one?", choices=["b", "a"])
+    assert Choice("Which one?", choices=["A", "B", "tie"]).options == ("A", "B", "tie")
+    assert Choice("Which one?", choices=["F", "M", "ab"]).options == ("F", "M", "ab")
 
 
 def test_pairs_are_decided_and_ranked_without_a_scale() -> None:

@@ -412,7 +412,10 @@ def test_any_error_body_can_be_asked_for_the_dialect_that_it_points_to(status: i
     assert refused_by(status, body) in (None, "openai", "vllm", "sglang", "systemone", "chat")
 
 
-@given(st.lists(st.text(min_size=1).filter(str.strip) | st.booleans(), min_size=2, max_size=6), st.data())
+OPTIONS = st.text(min_size=1).filter(lambda text: text.strip() and text.strip().upper() not in tuple("ABCDEF")) | st.booleans()
+
+
+@given(st.lists(OPTIONS, min_size=2, max_size=6), st.data())
 def test_any_choice_comes_back_with_its_own_values(options: list[Any], data: st.DataObject) -> None:
     unique = list({(type(option), option): option for option in options}.values())
     if len(unique) < 2:

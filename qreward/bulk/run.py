@@ -8,24 +8,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Iterator, Mapping
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from qreward.bulk.batches import Entry, ModelBatch, ScorerBatch
-from qreward.bulk.budget import SpendingLimit, Spent, most_of, spent_by
+from qreward.bulk.budget import SpendingLimit, Spent, highest, most_of, spent_by
 from qreward.bulk.inputs import Input, InputLine
-from qreward.bulk.journal import Journal
+from qreward.bulk.journal import Journal, JournalFull
 from qreward.bulk.outputs import OutputFile, failure_line, success_line, verdict_line
 from qreward.bulk.report import BulkReport
 from qreward.bulk.requests import RequestReader
 from qreward.bulk.settings import BulkSettings
 from qreward.codecs.base import WireRequest
 from qreward.engine.snapshots import load_of
-from qreward.errors import BadRequest, ConfigError, QRewardError
+from qreward.errors import BadRequest, ClientClosed, ConfigError, NoEndpoint, QRewardError, RequestTimeout
 from qreward.judge.types import Scorer
 from qreward.progress import ProgressMeter, start_progress
-from qreward.results import EndpointStats, Result, RouteLoad
+from qreward.results import EndpointStats, Result, RouteLoad, dollars
 from qreward.runtime import Runtime
 from qreward.scheduler.state import Pool
 
@@ -35,7 +36,7 @@ BEAT = 0.25
 """Seconds between two refreshes of the progress."""
 HOPELESS = 100
 """If so many lines have failed and none has succeeded, the run stops: the fault is not in the lines."""
-FREE = ("ok", "overloaded", "unreachable", "cancelled")
+FREE = ("ok", "overloaded", "unreachable", "cancelled", "quota", "unsuitable", "unsendable", "local")
 """Outcomes of attempts that cost nothing beside the answer: the server did not work on them, or the answer's usage counts."""
 _COUNTS = ("sent", "won", "rejected", "retried", "hedged", "failed", "cancelled", "prompt_tokens", "completion_tokens", "cached_tokens")
 
@@ -49,6 +50,7 @@ class BulkRun:
         outputs: the file of results, and that of failures.
         journal: closed by the run.
         settings: see :class:`BulkSettings`.
+        reader: makes requests of lines.
         scorer: makes a verdict of each line; None sends each line as a request.
     """
 
@@ -59,18 +61,20 @@ class BulkRun:
         outputs: tuple[OutputFile, OutputFile],
         journal: Journal,
         settings: BulkSettings,
+        reader: RequestReader,
         scorer: Scorer | None = None,
     ) -> None:
         self.runtime, self._source, self._journal = runtime, source, journal
         self._output, self._failures = outputs
         self._settings, self._scorer = settings, scorer
-        self._reader = RequestReader(settings)
+        self._reader = reader
         self._budget = SpendingLimit(settings.max_cost, settings.max_tokens)
         hedge = {} if not self._budget.is_limited else {"hedge": False}  # a copy would cost what is not reserved
         self.scheduling: Mapping[str, Any] = settings.scheduling()
         self.request_options = runtime.request_options({**self.scheduling, **hedge})
         self._batches: dict[Pool | None, ModelBatch | ScorerBatch] = {}
         self._tasks: set[asyncio.Task[Any]] = set()  # one reads, and each batch has one
+        self._reading: asyncio.Task[Any] | None = None
         self.read_on = asyncio.Event()
         self._over = asyncio.Event()
         self._reason: str | None = None
@@ -86,31 +90,32 @@ class BulkRun:
 
     def stop(self, reason: str) -> None:
         """Send nothing more. The run ends when what is in flight is done."""
-        if self._reason is None:
+        if self._reason is None and not self._over.is_set():
             self._reason = reason
-            self.read_on.set()
-            self._end_if_over()
+            if self._reading is not None:
+                self._reading.cancel()
+            for batch in self._batches.values():
+                batch.stop()
 
     def stop_now(self) -> None:
         """End the run. What is in flight is cancelled, and may have been paid."""
         self.stop("it was interrupted")
         self._over.set()
 
-    def _end_if_over(self) -> None:
-        if (self._reason is not None and not self._journal.started) or not self._tasks:
-            self._over.set()
-
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._error = self._error or error
+            if not isinstance(error, JournalFull):
+                self._error = self._error or error
             self.stop(str(error))
-        self._end_if_over()
+        if not self._tasks:
+            self._over.set()
 
-    def _begin(self, work: Coroutine[Any, Any, Any]) -> None:
+    def _begin(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
+        return task
 
     # lines
 
@@ -131,9 +136,9 @@ class BulkRun:
     def finish(self, entry: Entry, result: Result[Any]) -> None:
         """Take in the result of a line."""
         error = result.error
-        if error is not None and not entry.started and not isinstance(error, BadRequest | ConfigError):
+        if error is not None and _is_not_its_fault(entry, result):
             self._budget.settle(entry.reserved, Spent())
-            self.stop(str(error))  # the line was never sent, so it is not the line's fault
+            self.stop(f"no line can be sent: {error}")
             return
         if self._counts_cost:
             self._budget.settle(entry.reserved, self._cost_of(entry, result))
@@ -145,19 +150,23 @@ class BulkRun:
             text = success_line(entry.custom_id, _identifier(entry.ordinal), result.body)
         else:
             text = failure_line(entry.custom_id, _identifier(entry.ordinal), _placed(error, entry.place))
-        self._record(entry.ordinal, entry.digest, text, ok=error is None)
-        if self._failed >= HOPELESS and not self._ok and not self._done_before:
-            self.stop(f"the first {self._failed} lines have all failed; the last one: {error}")
+        self._record(entry.ordinal, entry.digest, text, error)
 
-    def _record(self, ordinal: int, digest: int, text: bytes, *, ok: bool) -> None:
-        self._ok += ok
-        self._failed += not ok
-        self._journal.finish(ordinal, digest, text, ok=ok)
+    def _record(self, ordinal: int, digest: int, text: bytes, error: QRewardError | None) -> None:
+        try:
+            self._journal.finish(ordinal, digest, text, ok=error is None)
+        except JournalFull as full:
+            self.stop(str(full))
+            return
+        self._ok += error is None
+        self._failed += error is not None
+        if self._failed >= HOPELESS and not self._ok and not self._done_before:
+            what = f"the first {self._failed} lines have all failed; the last one: {error}"
+            self.stop(f"{what}; when the cause is mended, go on with retry_failed to send them again")
         if not self._flushing:
             self._flushing = True
             asyncio.get_running_loop().call_soon(self._flush)
         self.read_on.set()
-        self._end_if_over()
 
     def _flush(self) -> None:
         self._flushing = False
@@ -181,36 +190,40 @@ class BulkRun:
         try:
             while chunk := await asyncio.to_thread(_take, lines):
                 for line in chunk:
-                    if self._is_ours(ordinal):
+                    if self._settings.takes(ordinal) and not self._is_known(ordinal, line):
+                        if self._reason is not None or self._taken == sample:
+                            return
                         await self._take_line(ordinal, line)
-                    if self._reason is not None or self._taken == sample:
-                        return
                     ordinal += 1
-            if self._journal.size > ordinal and self._settings.resume != "force":
-                raise ConfigError(
-                    f"the input has {ordinal} lines, and had {self._journal.size} or more when the journal was written; "
-                    "name another output, or go on with resume=force"
-                )
+            if self._journal.size > ordinal:
+                self._shorten(ordinal)
             self._is_read = True
         finally:
             self._read = ordinal
             for batch in self._batches.values():
                 batch.queue.complete()
 
-    def _is_ours(self, ordinal: int) -> bool:
-        shard = self._settings.shard
-        return shard is None or ordinal % shard[1] == shard[0] - 1
+    def _shorten(self, lines: int) -> None:
+        if self._settings.resume != "force":
+            raise ConfigError(
+                f"the input has {lines} lines, and had {self._journal.size} or more when the journal was written; "
+                "name another output, or go on with resume=force"
+            )
+        self._journal.cut(lines)
 
-    async def _take_line(self, ordinal: int, line: InputLine) -> None:
+    def _is_known(self, ordinal: int, line: InputLine) -> bool:
+        """Return whether a line is done. Raises ``ConfigError`` if it has changed since then."""
         known = self._journal.digest(ordinal)
         if known is not None and known != line.digest and self._settings.resume != "force":
             raise ConfigError(f"{line.place} has changed since its result was received; name another output, or go on with resume=force")
-        if known is not None and known == line.digest:
-            return
+        return known == line.digest
+
+    async def _take_line(self, ordinal: int, line: InputLine) -> None:
         try:
             entry, pool = await self._entry(ordinal, line)
         except QRewardError as error:
-            self._record(ordinal, line.digest, failure_line(str(ordinal + 1), _identifier(ordinal), _placed(error, line.place)), ok=False)
+            custom_id = self._reader.identifier(line, ordinal)
+            self._record(ordinal, line.digest, failure_line(custom_id, _identifier(ordinal), _placed(error, line.place)), error)
             return
         if entry is not None:
             await self._hand_over(entry, pool)
@@ -247,7 +260,7 @@ class BulkRun:
         if not self._budget.is_limited:
             return Spent()
         prices = [price for source in pool.sources if (price := self.runtime.prices.get(source.name)) is not None]
-        one = most_of(call, max(prices, default=None))
+        one = most_of(call, highest(prices))
         most = Spent(one.tokens * self._attempts, one.cost * self._attempts)
         while not self._budget.reserve(most):
             if self._budget.is_idle:
@@ -266,52 +279,83 @@ class BulkRun:
         Raises:
             ConfigError: the input cannot be read to its end, or has changed. What was in flight is done, and in the journal.
         """
-        loop, began = asyncio.get_running_loop(), self.runtime.clock()
-        deadline = None if self._settings.deadline is None else loop.call_later(self._settings.deadline, self.stop, "its deadline has come")
+        began = self.runtime.clock()
+        try:
+            await self._work()
+            written = await self._write_if_done()
+        except BaseException:
+            with suppress(QRewardError):  # the first error is the one to tell
+                self._journal.close()
+            raise
+        try:
+            self._journal.close()
+        except QRewardError as error:  # the disk is full, for example
+            self._reason = self._reason or str(error)
+        return self._report(self.runtime.clock() - began, *written)
+
+    async def _work(self) -> None:
+        """Read and send until everything is done, or the run is stopped."""
+        loop, seconds = asyncio.get_running_loop(), self._settings.deadline
         self._meter = self._progress()
-        beat = loop.create_task(self._refresh())
-        self._begin(self._read_all())
+        deadline = None if seconds is None else loop.call_later(seconds, self.stop, f"its deadline of {seconds:g} s has come")
+        beats = set() if self._meter is None else {loop.create_task(self._refresh(self._meter))}
+        self._reading = self._begin(self._read_all())
         try:
             await self._over.wait()
         finally:
             if deadline is not None:
                 deadline.cancel()
-            tasks = {beat, *self._tasks}
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
+            self._source.close()
+            if tasks := beats | self._tasks:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks)
             if self._meter is not None:
                 self._meter.close()
-            self._journal.flush()
+            self._over.set()
+        if self._error is not None:
+            raise self._error
+
+    async def _write_if_done(self) -> tuple[Path | None, Path | None]:
+        """Write the output if everything is done. Returns the files that were written."""
+        if self._reason is None and not self._is_read:
+            self._reason = f"its sample of {self._taken} lines is done"
+        if not self._journal.flush() or self._reason is not None:
+            return None, None
+        writing = asyncio.get_running_loop().create_task(asyncio.to_thread(self._write))
         try:
-            if self._error is not None:
-                raise self._error
-            if self._reason is None and not self._is_read:
-                self._reason = f"its sample of {self._taken} lines is done"
-            return await self._report(self.runtime.clock() - began)
-        finally:
-            self._journal.close()
+            return await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            await asyncio.wait({writing})  # it reads the journal, which is closed after this
+            raise
+        except OSError as error:
+            self._reason = f"the output cannot be written: {error.strerror or error}; its lines are all in the journal"
+            return None, None
 
     def _progress(self) -> ProgressMeter | None:
-        return start_progress(
-            self._settings.progress, self._source.count(), title="qreward run", prices=self.runtime.prices, load=self._load
-        )
+        wanted, prices = self._settings.progress, self.runtime.prices
+        return start_progress(wanted, title="qreward run", prices=prices, load=self._load, clock=self.runtime.clock)
+
+    async def _total(self) -> int | None:
+        """Return the number of lines that this run may send, as far as it can be known before."""
+        lines, shard = await asyncio.to_thread(self._source.count), self._settings.shard
+        if lines is None:
+            return self._settings.sample
+        ours = lines if shard is None else len(range(shard[0] - 1, lines, shard[1]))
+        return min(max(0, ours - self._done_before), self._settings.sample or ours)
 
     def _load(self) -> RouteLoad:
         loads = [load_of(pool) for pool in self._batches if pool is not None]
         return RouteLoad(*map(sum, zip(*loads, strict=True))) if loads else RouteLoad()
 
-    async def _refresh(self) -> None:
+    async def _refresh(self, meter: ProgressMeter) -> None:
+        meter.expect(await self._total())
         while True:
+            meter.refresh()
             await asyncio.sleep(BEAT)
-            if self._meter is not None:
-                self._meter.refresh()
 
-    async def _report(self, seconds: float) -> BulkReport:
+    def _report(self, seconds: float, output: Path | None, failures: Path | None) -> BulkReport:
         journal = self._journal
-        written: tuple[Path | None, Path | None] = None, None
-        if self._reason is None:
-            written = await asyncio.to_thread(self._write)
         endpoints = self._endpoints()
         prompt, completion, cached = (sum(getattr(stats, name) for stats in endpoints.values()) for name in _COUNTS[-3:])
         return BulkReport(
@@ -321,18 +365,25 @@ class BulkRun:
             resumed=self._done_before,
             sent=self._sent,
             sent_again=self._sent_again,
-            in_flight=journal.started,
+            in_flight=journal.started + journal.lost,
             torn=journal.torn,
             seconds=seconds,
             tokens=prompt + completion,
             prompt_tokens=prompt,
             cached_tokens=cached,
-            cost=self._budget.spent.cost if self.runtime.prices else None,
+            cost=self._cost(endpoints) if self.runtime.prices else None,
             endpoints=endpoints,
-            output=written[0],
-            failures=written[1],
+            output=output,
+            failures=failures,
             reason=self._reason,
         )
+
+    def _cost(self, endpoints: Mapping[str, EndpointStats]) -> float:
+        """US dollars of the requests; for a scorer those of all answers, as an item may take several."""
+        if self._scorer is None:
+            return self._budget.spent.cost
+        priced = [(self.runtime.prices[name], stats) for name, stats in endpoints.items() if name in self.runtime.prices]
+        return sum(dollars(price, stats.prompt_tokens, stats.completion_tokens) for price, stats in priced)
 
     def _endpoints(self) -> dict[str, EndpointStats]:
         """The statistics of all batches. An endpoint that serves several models has the sum of its counts, and no quantiles."""
@@ -357,6 +408,15 @@ class BulkRun:
 def _sum(one: EndpointStats, other: EndpointStats) -> EndpointStats:
     counts = {name: getattr(one, name) + getattr(other, name) for name in _COUNTS}
     return EndpointStats(**counts)
+
+
+def _is_not_its_fault(entry: Entry, result: Result[Any]) -> bool:
+    """Return whether a failed line was certainly never processed, so that it may be sent again when the endpoints are back."""
+    if isinstance(result.error, BadRequest | ConfigError):
+        return False
+    outcomes = {attempt.outcome for attempt in result.attempts}
+    never_sent = not outcomes and isinstance(result.error, RequestTimeout | NoEndpoint | ClientClosed)
+    return not entry.started or never_sent or outcomes == {"unreachable"}
 
 
 def _take(lines: Iterator[InputLine]) -> list[InputLine]:

@@ -71,6 +71,10 @@ class CountingServer:
         self._ready.set()
         self._loop.run_forever()
         self._loop.run_until_complete(self._runner.cleanup())
+        left = asyncio.all_tasks(self._loop)
+        for task in left:  # answers that a killed client does not wait for
+            task.cancel()
+        self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
         self._loop.close()
 
     async def _open(self) -> None:

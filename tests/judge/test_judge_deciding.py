@@ -189,7 +189,7 @@ def test_no_level_is_called_by_the_number_of_another_as_a_model_answers_with_num
         ({}, Choice, tuple(map(str, range(11)))),
         ({"scale": (-1, 1)}, Score, ("0", "1", "2")),
     ]
-    wrong = []
+    wrong: list[tuple[Any, ...]] = []
     for settings, kind, options in cases:
         numbers = [0.0] * (len(options) - 2) + [0.5, 0.5]
         backend = DecisionBackend(always(numbers))

@@ -35,10 +35,11 @@ TALK = [{"role": "system", "content": "Be strict."}, {"role": "user", "content":
 MASS = 0.75
 
 TEXTS = st.text(min_size=1).filter(str.strip)
-OPTIONS = st.lists(TEXTS, min_size=2, max_size=10, unique=True)
+NAMES = TEXTS.filter(lambda text: len(text.strip()) > 1 and not text.strip().isdecimal())  # no label of another option
+OPTIONS = st.lists(NAMES, min_size=2, max_size=10, unique=True)
 ANY_QUESTION = st.one_of(
     st.builds(YesNo, TEXTS, yes=st.text(), no=st.text()),
-    st.builds(lambda text, levels: Score(text, levels=levels), TEXTS, OPTIONS | st.dictionaries(TEXTS, st.text(), min_size=2, max_size=10)),
+    st.builds(lambda text, levels: Score(text, levels=levels), TEXTS, OPTIONS | st.dictionaries(NAMES, st.text(), min_size=2, max_size=10)),
     st.builds(lambda text, options: Choice(text, choices=[True, False, *options]), TEXTS, OPTIONS),
 )
 

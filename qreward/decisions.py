@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from string import ascii_uppercase
 from typing import NamedTuple, overload
 
 import msgspec
@@ -82,6 +83,7 @@ class Score:
     Args:
         instructions: what to rate.
         levels: labels of the levels, from the lowest to the highest: a list, or a mapping from labels to descriptions. 2 to 10 of them.
+            Servers number them from 0, so a label that is a number must be its place.
         name: name of the answer in the :class:`Decision`; None for none.
 
     Example:
@@ -100,6 +102,12 @@ class Score:
         options, descriptions = _options("Score", "levels", self.levels)  # type: ignore[arg-type]
         if len(options) > 10 or any(isinstance(option, bool) for option in options):
             raise ConfigError(f"Score: levels must be 2 to 10 texts, not {len(options)} of them")
+        for place, option in enumerate(options):
+            if str(option).strip().isdecimal() and str(option).strip() != str(place):
+                raise ConfigError(
+                    f"Score: levels[{place}] is {option!r}; servers number levels from 0, so the answer {option} could mean another level. "
+                    "Use words, the numbers from 0, or a Choice"
+                )
         object.__setattr__(self, "options", options)
         object.__setattr__(self, "descriptions", descriptions)
 
@@ -111,7 +119,7 @@ class Choice:
     Args:
         instructions: what to choose by.
         choices: the options: a list of texts or bools, or a mapping from options to descriptions. 2 to 255 of them, as at OpenAI; vLLM
-            and SGLang read 26 at most, chat models 20.
+            and SGLang read 26 at most, chat models 20. Servers call them A, B, ..., so such a letter must be its place.
         name: name of the answer in the :class:`Decision`; None for none.
 
     Example:
@@ -130,6 +138,14 @@ class Choice:
         options, descriptions = _options("Choice", "choices", self.choices)
         if len(options) > 255:
             raise ConfigError(f"Choice: choices must be 2 to 255, not {len(options)}")
+        letters = ascii_uppercase[: len(options)]
+        for place, option in enumerate(options):
+            letter = "" if isinstance(option, bool) else option.strip().upper()
+            if len(letter) == 1 and letter in letters and letter != letters[place : place + 1]:
+                raise ConfigError(
+                    f"Choice: choices[{place}] is {option!r}; servers call the options A, B, ..., so the answer {option} could mean "
+                    "another one. Use words, or put the letters in order from A"
+                )
         object.__setattr__(self, "options", options)
         object.__setattr__(self, "descriptions", descriptions)
 

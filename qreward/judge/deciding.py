@@ -197,7 +197,9 @@ def _lacks_probabilities(error: QRewardError) -> bool:
 
 
 LEVELS = 10
-"""The most levels of a score: servers take no more, and chat models answer with one digit."""
+"""The most levels of a ``Score``: servers take no more, and chat models answer with one digit."""
+MOST_SCORES = 20
+"""The most scores of a scale: as many options of a ``Choice`` every model takes."""
 
 
 def question_of(verdict: type[Any], scale: tuple[float, float], bounds: tuple[float, float] | None, *, built_in: bool) -> SingleQuestion:
@@ -222,18 +224,33 @@ def question_of(verdict: type[Any], scale: tuple[float, float], bounds: tuple[fl
             "a rubric, or method='write'"
         )
     first, last = scale
-    if not (first.is_integer() and last.is_integer() and last - first < LEVELS):
-        count = f"{last - first + 1:g} levels" if first.is_integer() and last.is_integer() else "other than whole numbers as ends"
+    if not (first.is_integer() and last.is_integer() and last - first < MOST_SCORES):
+        count = f"{last - first + 1:g} scores" if first.is_integer() and last.is_integer() else "other than whole numbers as ends"
         raise ConfigError(
-            f"a decision gives a score on at most {LEVELS} whole-number levels, and scale=({first:g}, {last:g}) has {count}; "
-            "set scale to (1, 5) or (1, 10), use a rubric, or method='write'"
+            f"a decision is between at most {MOST_SCORES} whole numbers, and scale=({first:g}, {last:g}) has {count}; "
+            "set scale to (1, 5) or (0, 10), use a rubric, or method='write'"
         )
-    labels = tuple(str(level) for level in range(int(first), int(last) + 1))
+    names = tuple(str(number) for number in range(int(first), int(last) + 1))
     subject = "How good is the candidate answer to the task?" if built_in else "What is the score that is asked for above?"
     low, high = bounds or scale
-    steps = len(labels) - 1
+    steps = len(names) - 1
     worths = tuple(low + (high - low) * (place / steps) for place in range(steps + 1))
-    return SingleQuestion(Score(f"{subject} {labels[0]} is the lowest score, {labels[-1]} the highest.", labels), worths, labels)
+    return SingleQuestion(_between(subject, names, numbered=built_in or first == 0), worths, names)
+
+
+def _between(subject: str, numbers: tuple[str, ...], *, numbered: bool) -> Question:
+    """The question for one of several numbers.
+
+    Servers number the levels of a ``Score`` from 0, and the model answers with such a number. So a level must not be called by any other
+    number: of levels that are called 1 to 5, the answer 4 would count as 5. The options of a ``Choice`` have letters.
+
+    Args:
+        numbered: the model is told no other numbers than these levels', which may therefore begin at 0.
+    """
+    if not numbered or len(numbers) > LEVELS:
+        return Choice(f"{subject} {numbers[0]} is the lowest score, {numbers[-1]} the highest.", numbers)
+    places = tuple(map(str, range(len(numbers))))
+    return Score(f"{subject} {places[0]} is the lowest level, {places[-1]} the highest.", places)
 
 
 def preference_question(*, built_in: bool, rubric: Rubric | None) -> SingleQuestion:

@@ -434,9 +434,9 @@ _POINTERS = (
     (("/v1/systemone requires",), "chat"),
     (("/v1/systemone does not support",), "chat"),
     (("is not one distinct token",), "chat"),
-    (("expected tags: 'choice', 'score', 'yes_no'",), "sglang"),
+    (("expected tags: 'choice', 'score', 'yes_no'",), "systemone"),  # of SGLang, which serves it for checkpoints of both kinds
     (("expected tags: 'predicate', 'choice', 'score'",), "vllm"),
-    (("extra inputs are not permitted", "'question'", "field required"), "sglang"),
+    (("extra inputs are not permitted", "'question'", "field required"), "systemone"),
     (("extra inputs are not permitted",), "vllm"),
     (("input should be 'user'",), "vllm"),
     (("questions: at most",), "vllm"),

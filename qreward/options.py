@@ -193,6 +193,7 @@ class BulkOptions(TypedDict, total=False):
     order: Literal["input", "any"]
     retry_failed: bool
     resume: Literal["auto", "force"]
+    provider_batches: Literal["auto", "never"]
     progress: bool | Callable[[Progress], object] | None
 
 

@@ -17,7 +17,7 @@ from openai.types import Batch, BatchCreateParams, FileObject
 from provider_server import ProviderServer, provider_server
 from pydantic import TypeAdapter
 
-from qreward import Endpoint, QRewardClient
+from qreward import Endpoint, QRewardClient, Retry
 from qreward.testing import FakeEndpoint, FakeFleet, Faults
 from qreward.testing.spec import Batching
 
@@ -101,7 +101,7 @@ async def test_a_fleet_with_faults_serves_a_bulk_through_aiohttp_and_through_a_c
             settings: dict[str, Any] = {"http_client": theirs} if own else {}
             assert given.kind == "openai_batch"
             endpoint = Endpoint(given.base_url, name="provider", kind="openai_batch", probe=0.02, **settings)
-            async with QRewardClient([endpoint], retry={"attempts": 9}) as client:
+            async with QRewardClient([endpoint], retry=Retry(attempts=9)) as client:
                 report = await client.run([chat_line(number) for number in range(200)], output=output, progress=False)
             seen = fleet.seen("provider")
         assert (report.exit_code, report.done) == (0, 200), str(report)

@@ -6,6 +6,7 @@ import json
 import random
 from array import array
 from pathlib import Path
+from typing import Any
 
 import pytest
 from provider_tools import MODEL, chat
@@ -70,7 +71,7 @@ def test_the_answers_of_providers_are_read_as_far_as_they_matter() -> None:
 
 def test_the_request_of_a_line_says_where_it_goes_and_how_its_response_is_checked() -> None:
     reader = RequestReader(BulkSettings())
-    cases = {
+    cases: dict[str, tuple[dict[str, Any], int]] = {
         "/v1/chat/completions": ({"messages": [{"role": "user", "content": "hi"}]}, 1),
         "/v1/embeddings": ({"input": ["a", "b", "c"]}, 3),
         "/v1/responses": ({"input": "hi"}, 1),

@@ -8,7 +8,7 @@ import json
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import pytest
@@ -153,7 +153,8 @@ async def test_only_bulks_use_such_an_endpoint(tmp_path: Path) -> None:
 
 
 async def test_beside_ordinary_endpoints_it_takes_the_lines_of_bulks_unless_the_run_says_never(tmp_path: Path) -> None:
-    for setting, at_provider in (("auto", 2), ("never", 0)):
+    settings: tuple[tuple[Literal["auto", "never"], int], ...] = (("auto", 2), ("never", 0))
+    for setting, at_provider in settings:
         fake, other = FakeProvider(service()), Ordinary()
         async with client_of(endpoint(fake), ordinary(other)) as client:
             assert (await client.chat_completion(CHAT, model="judge-7b")).choices[0].message.content == "ordinary"

@@ -150,7 +150,10 @@ async def test_many_are_scored_at_once_and_come_back_in_their_order() -> None:
 async def test_a_cascade_of_the_settings_asks_its_stages_and_says_which_one_decided() -> None:
     fakes = [FakeEndpoint(name, models=[model], decisions="vllm") for name, model in (("small", "judge-7b"), ("strong", "judge-70b"))]
     judge = {"method": "decide", "verdict": "yes_no"}
-    cascade = {"stages": {"quick": {"model": "judge-7b", **judge}, "good": {"model": "judge-70b", **judge}}, "min_confidence": 0.75}
+    cascade: dict[str, Any] = {
+        "stages": {"quick": {"model": "judge-7b", **judge}, "good": {"model": "judge-70b", **judge}},
+        "min_confidence": 0.75,
+    }
     async with FakeFleet(fakes) as fleet:
         made = rewarder(
             RewardConfig(client=ClientConfig(endpoints=tuple(fleet.endpoints)), cascade=CascadeConfig(**cascade)), deadline=10.0

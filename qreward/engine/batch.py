@@ -63,6 +63,7 @@ class BatchWaiter(Waiter):
     """
 
     carry: Callable[[Attempt], Awaitable[Outcome]] | None = None
+    most_at_once = MOST_AT_ONCE  # items read in one turn of the event loop
     _waited = 0.0  # seconds of the deadline that had passed before it was run
 
     def __init__(
@@ -236,7 +237,7 @@ class BatchWaiter(Waiter):
     def _read_now(self, feed: BatchFeed) -> bool:
         """Read some items. Returns False if reading continues by itself, or when the consumer takes events."""
         assert isinstance(self._items, Iterator)
-        for _ in range(MOST_AT_ONCE):
+        for _ in range(self.most_at_once):
             if self._room(feed) <= 0 or feed.ended:
                 break
             try:

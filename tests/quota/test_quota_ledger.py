@@ -143,6 +143,17 @@ def test_a_member_that_leaves_in_good_order_gives_back_what_it_did_not_use() -> 
     assert not ledger.members
 
 
+def test_what_a_member_has_left_is_part_of_what_it_wants() -> None:
+    """Wanted at the second renewal, and left of the five that the first one granted -> granted."""
+    granted = {}
+    for want, left in ((5, 5.0), (7, 5.0), (5, 2.0), (3, 5.0)):
+        ledger = Ledger()
+        assert part_of(ledger.renew(0.0, "a", rate(want=5)).requests).grant == 5
+        reply = ledger.renew(0.5, "a", rate(want=want, spent=5.0 - left, left=left))
+        granted[want, left] = part_of(reply.requests).grant
+    assert granted == {(5, 5.0): 0, (7, 5.0): 2, (5, 2.0): 3, (3, 5.0): 0}
+
+
 def test_a_member_that_gives_back_what_it_got_is_not_charged_for_it() -> None:
     ledger = Ledger()
     for turn in range(8):

@@ -97,6 +97,20 @@ def test_what_a_dead_process_had_is_there_at_once() -> None:
     assert part_of(ledger.renew(2.0, "b", slots()).permits).hold == 8
 
 
+def test_each_kind_of_share_of_a_dead_process_is_there_at_once() -> None:
+    """A member that wants all of a limit, before and after the only other one is found dead: its share."""
+    shares = {}
+    for kind in ("requests", "tokens", "permits"):
+        ledger, held = Ledger(), []
+        for now, member in ((0.0, "a"), (1.0, "b"), (2.0, "b")):
+            if now == 2.0:
+                ledger.remove_dead(2.0, "a")
+            reply = ledger.renew(now, member, RenewRequest(**{kind: Demand(600, want=600, rate=inf)}))
+            held.append(part_of(getattr(reply, kind)).hold)
+        shares[kind] = (held[1], held[2] == held[0])
+    assert shares == dict.fromkeys(shares, (0, True))
+
+
 def test_odd_slots_go_round_so_that_no_member_starves() -> None:
     for limit, count in ((3, 8), (10, 8), (1, 2)):
         members = Slots(limit, {f"m{number}": inf for number in range(count)})

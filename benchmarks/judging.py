@@ -35,6 +35,7 @@ MODEL, IN_FLIGHT = "judge-7b", 64
 PARAMS: dict[str, Any] = {"temperature": 0, "max_tokens": 512}
 SERVER = FakeEndpoint("judge", responder="judge", decisions="openai")
 CRITERIA = Rubric([Criterion(f"c{number}", f"The answer meets condition {number} of the task.") for number in range(10)])
+LEVELS = Rubric([Criterion(f"c{place}", f"How well is condition {place} met?", levels=["badly", "partly", "fully"]) for place in range(10)])
 PROMPT = (
     "A tank holds {index} litres. It is filled at 12 litres a minute and leaks 3. How long until it is full, and how long without the leak?"
 )
@@ -49,10 +50,11 @@ Messages = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Work:
-    """Items, and the messages that the judge builds from them."""
+    """Items, the messages that a judge that writes builds from them, and the text that one that decides does, as a message."""
 
     items: list[Item]
     messages: list[Messages]
+    decided: list[Messages]
 
 
 @dataclass(frozen=True)
@@ -71,25 +73,32 @@ class Way:
 
 
 BULK, THRICE, JUDGE, HAND = "batch_chat_completion", "the same, each three times", "Judge.batch_score", "by hand"
-MAJORITY, MEAN, DECIDED = "Judge, samples=3, majority", "Judge, samples=3, mean", "Judge, ten criteria decided"
-BESIDE = {BULK: BULK, JUDGE: BULK, THRICE: BULK, MAJORITY: THRICE, MEAN: THRICE, DECIDED: JUDGE, HAND: JUDGE}
+MAJORITY, MEAN = "Judge, samples=3, majority", "Judge, samples=3, mean"
+PLAIN, DECIDED, LEVELLED = "the decided text, batch_chat_completion", "Judge, ten criteria decided", "the same, of three levels each"
+SINGLE, ALONE = "the decided text, chat_completion", "Judge.score, ten criteria decided"
+BESIDE = {
+    BULK: BULK, JUDGE: BULK, THRICE: BULK, MAJORITY: THRICE, MEAN: THRICE, HAND: JUDGE,
+    PLAIN: PLAIN, DECIDED: PLAIN, LEVELLED: PLAIN, SINGLE: SINGLE, ALONE: SINGLE,
+}  # fmt: skip
 """Row -> the row with which it is compared."""
+DECIDING = (PLAIN, DECIDED, LEVELLED, SINGLE, ALONE)
 
 
-def work_of(count: int, judge: Judge) -> Work:
+def work_of(count: int, judge: Judge, decider: Judge) -> Work:
     items = [(PROMPT.format(index=index), RESPONSE.format(index=index), f"{index / 9:g} minutes") for index in range(900, 900 + count)]
     fields = ("prompt", "response", "reference")
-    builder = judge._builders.get(judge._builders.written, pairs=False)
-    return Work(items, [builder.requests(dict(zip(fields, item, strict=True)))[0].asked for item in items])
+    writing, deciding = (each._builders.get((most,), pairs=False) for each, most in ((judge, 0), (decider, len(CRITERIA.criteria))))
+    asked = [[each.requests(dict(zip(fields, item, strict=True)))[0].asked for item in items] for each in (writing, deciding)]
+    return Work(items, asked[0], [[{"role": "user", "content": each.input}] for each in asked[1]])
 
 
 def ways(client: QRewardClient, sdk: AsyncOpenAI) -> list[Way]:
     """All rows, with the same endpoint."""
     usual = {"model": MODEL, **PARAMS}
 
-    def bulk(times: int) -> Callable[[Work], Awaitable[int]]:
+    def bulk(times: int, messages_of: Callable[[Work], list[Messages]] = lambda work: work.messages) -> Callable[[Work], Awaitable[int]]:
         async def run(work: Work) -> int:
-            asked = [messages for messages in work.messages for _ in range(times)]
+            asked = [messages for messages in messages_of(work) for _ in range(times)]
             answers = await client.batch_chat_completion(asked, **usual)
             return sum(bool(text) for text in answers.texts()) // times
 
@@ -103,20 +112,58 @@ def ways(client: QRewardClient, sdk: AsyncOpenAI) -> list[Way]:
 
         return run
 
-    async def decided(work: Work) -> int:
-        batch = await decider.batch_score(work.items)
-        return sum(len(result.value.criteria or ()) == len(CRITERIA.criteria) for result in batch)
-
-    decider = Judge(client, model=MODEL, method="decide", rubric=CRITERIA)
     return [
         Way(BULK, bulk(1)),
         Way(JUDGE, judged()),
         Way(THRICE, bulk(3)),
         Way(MAJORITY, judged(samples=3)),
         Way(MEAN, judged(samples=3, settle="mean")),
-        Way(DECIDED, decided),
         Way(HAND, by_hand(sdk), share=0.25),
+        Way(PLAIN, bulk(1, lambda work: work.decided)),
+        *ways_of_deciding(client),
     ]
+
+
+def ways_of_deciding(client: QRewardClient) -> list[Way]:
+    """The rows of decisions, and of single plain calls beside them."""
+    decider = deciding(client, CRITERIA)
+
+    async def single(work: Work) -> int:
+        async def one(messages: Messages) -> bool:
+            return bool((await client.chat_completion(messages, model=MODEL, **PARAMS)).choices)
+
+        return await in_turns(one, work.decided)
+
+    def decided(rubric: Rubric) -> Callable[[Work], Awaitable[int]]:
+        judge = deciding(client, rubric)
+
+        async def run(work: Work) -> int:
+            return sum(len(result.value.criteria or ()) == len(rubric.criteria) for result in await judge.batch_score(work.items))
+
+        return run
+
+    async def alone(work: Work) -> int:
+        async def one(item: Item) -> bool:
+            return len((await decider.score(item[0], item[1], reference=item[2])).criteria or ()) == len(CRITERIA.criteria)
+
+        return await in_turns(one, work.items)
+
+    return [Way(DECIDED, decided(CRITERIA)), Way(LEVELLED, decided(LEVELS)), Way(SINGLE, single), Way(ALONE, alone)]
+
+
+def deciding(client: QRewardClient, rubric: Rubric) -> Judge:
+    """A judge that asks for decisions on all criteria."""
+    return Judge(client, model=MODEL, method="decide", rubric=rubric)
+
+
+async def in_turns(one: Callable[[Any], Awaitable[bool]], inputs: Sequence[Any]) -> int:
+    """Make a call for each input, ``IN_FLIGHT`` at a time. Returns how many returned True."""
+    waiting = iter(inputs)
+
+    async def worker() -> int:
+        return sum([await one(each) for each in waiting])
+
+    return sum(await asyncio.gather(*(worker() for _ in range(IN_FLIGHT))))
 
 
 def by_hand(sdk: AsyncOpenAI) -> Callable[[Work], Awaitable[int]]:
@@ -138,7 +185,7 @@ def by_hand(sdk: AsyncOpenAI) -> Callable[[Work], Awaitable[int]]:
 async def measured(way: Way, whole: Work, fleet: FakeFleet) -> dict[str, float]:
     """CPU time per item in microseconds, and requests per item. Raises ``SystemExit`` if a result is missing or wrong."""
     count = max(1, round(len(whole.items) * way.share))
-    work, before = Work(whole.items[:count], whole.messages[:count]), fleet.seen(SERVER.name).requests
+    work, before = Work(whole.items[:count], whole.messages[:count], whole.decided[:count]), fleet.seen(SERVER.name).requests
     gc.collect()
     begin = time.process_time()
     right = await way.run(work)
@@ -148,14 +195,18 @@ async def measured(way: Way, whole: Work, fleet: FakeFleet) -> dict[str, float]:
     return {"us": spent / count * 1e6, "requests": (fleet.seen(SERVER.name).requests - before) / count}
 
 
-async def measure(rounds: int, items: int) -> list[dict[str, dict[str, float]]]:
-    """One record per round: way -> figures. The first round is discarded: it opens the connections and learns the limits."""
+async def measure(rounds: int, items: int, only: Sequence[str] = ()) -> list[dict[str, dict[str, float]]]:
+    """One record per round: way -> figures, of all ways or ``only`` some.
+
+    The first round is discarded: it opens the connections and learns the limits.
+    """
     async with AsyncExitStack() as stack:
         fleet = await stack.enter_async_context(FakeFleet([SERVER], process=True))
         url, limits = fleet.urls[SERVER.name], Limits(max_concurrency=IN_FLIGHT, adaptive=False)
         client = await stack.enter_async_context(QRewardClient([Endpoint(url, limits=limits, proxy="", decisions="openai")]))
         sdk = await stack.enter_async_context(AsyncOpenAI(base_url=url, api_key="none"))
-        all_ways, work = ways(client, sdk), work_of(items, Judge(client, model=MODEL))
+        all_ways = [way for way in ways(client, sdk) if not only or way.name in only]
+        work = work_of(items, Judge(client, model=MODEL), deciding(client, CRITERIA))
         records = []
         for number in range(-1, rounds):
             turned = all_ways[number % len(all_ways) :] + all_ways[: number % len(all_ways)]
@@ -167,6 +218,8 @@ def report(records: Sequence[dict[str, dict[str, float]]]) -> str:
     """A table with a row per way: medians over the rounds, with minimum and maximum."""
     rows = []
     for name, beside in BESIDE.items():
+        if name not in records[0]:
+            continue
         costs = [record[name]["us"] for record in records]
         ratios = [record[name]["us"] / record[beside]["us"] for record in records]
         requests = spread([record[name]["requests"] for record in records], "{:.2f}")
@@ -185,7 +238,7 @@ def main() -> None:
     if args.markdown:
         rewrite_section(PAGE, "judging", section(json.loads(args.json.read_text(encoding="utf-8"))))
         return
-    records = asyncio.run(measure(args.rounds, args.items))
+    records = asyncio.run(measure(args.rounds, args.items, DECIDING if args.deciding else ()))
     run = {"machine": machine(), "rounds": args.rounds, "items": args.items, "records": records}
     if args.json:
         args.json.write_text(json.dumps(run, indent=1), encoding="utf-8")
@@ -196,6 +249,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15, metavar="N", help="how often all is measured (default %(default)s)")
     parser.add_argument("--items", type=int, default=2000, metavar="N", help="items of a measurement (default %(default)s)")
+    parser.add_argument("--deciding", action="store_true", help="measure judges that decide only, beside plain calls with the same text")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the figures there")
     parser.add_argument("--markdown", action="store_true", help="measure nothing; write docs/benchmarks.md from the file of --json")
     parser.add_argument("--quick", action="store_true", help="one round of 16 items")

@@ -16,13 +16,17 @@ _HOMES = {
     "qreward.functions.config": ("ScheduleConfig",),
     "qreward.functions.function": ("ScheduleMetrics", "ScheduleStats", "schedule"),
     "qreward.functions.watcher": ("ConfigWatcher",),
+    "qreward.judge.agreement": ("AgreementReport", "agreement"),
+    "qreward.judge.calibration": ("Calibration",),
     "qreward.judge.cascade": ("Cascade", "CascadeConfig", "CascadeStats", "SyncScorer"),
     "qreward.judge.config": ("JudgeConfig",),
+    "qreward.judge.gold": ("calibrate",),
     "qreward.judge.judge": ("Judge", "SyncJudge"),
     "qreward.judge.parsing": ("PreferenceVerdict", "ScoreVerdict", "YesNoVerdict"),
     "qreward.judge.ranking": ("Ranking",),
     "qreward.judge.reward_model": ("RewardModelScorer", "make_scorer"),
-    "qreward.judge.types": ("Comparison", "Scorer", "Verdict", "Vote"),
+    "qreward.judge.rubric": ("Criterion", "Rubric"),
+    "qreward.judge.types": ("Comparison", "CriterionResult", "Scorer", "Verdict", "Vote"),
     "qreward.observers": ("MetricsCallback", "Observer"),
     "qreward.settings.policies": (
         "Endpoint", "Hedge", "Limits", "LoadBalanceStrategy", "PrefixAffinity", "Priority", "Retry", "RewardModel", "Route", "Timeouts",
@@ -91,11 +95,15 @@ if TYPE_CHECKING:
     from qreward.functions.function import ScheduleStats as ScheduleStats
     from qreward.functions.function import schedule as schedule
     from qreward.functions.watcher import ConfigWatcher as ConfigWatcher
+    from qreward.judge.agreement import AgreementReport as AgreementReport
+    from qreward.judge.agreement import agreement as agreement
+    from qreward.judge.calibration import Calibration as Calibration
     from qreward.judge.cascade import Cascade as Cascade
     from qreward.judge.cascade import CascadeConfig as CascadeConfig
     from qreward.judge.cascade import CascadeStats as CascadeStats
     from qreward.judge.cascade import SyncScorer as SyncScorer
     from qreward.judge.config import JudgeConfig as JudgeConfig
+    from qreward.judge.gold import calibrate as calibrate
     from qreward.judge.judge import Judge as Judge
     from qreward.judge.judge import SyncJudge as SyncJudge
     from qreward.judge.parsing import PreferenceVerdict as PreferenceVerdict
@@ -104,7 +112,10 @@ if TYPE_CHECKING:
     from qreward.judge.ranking import Ranking as Ranking
     from qreward.judge.reward_model import RewardModelScorer as RewardModelScorer
     from qreward.judge.reward_model import make_scorer as make_scorer
+    from qreward.judge.rubric import Criterion as Criterion
+    from qreward.judge.rubric import Rubric as Rubric
     from qreward.judge.types import Comparison as Comparison
+    from qreward.judge.types import CriterionResult as CriterionResult
     from qreward.judge.types import Scorer as Scorer
     from qreward.judge.types import Verdict as Verdict
     from qreward.judge.types import Vote as Vote

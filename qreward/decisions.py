@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import overload
+from string import ascii_uppercase
+from typing import NamedTuple, overload
+
+import msgspec
 
 from qreward.errors import ConfigError, QRewardError
 from qreward.records import Usage
@@ -80,6 +83,7 @@ class Score:
     Args:
         instructions: what to rate.
         levels: labels of the levels, from the lowest to the highest: a list, or a mapping from labels to descriptions. 2 to 10 of them.
+            Servers number them from 0, so a label that is a number must be its place.
         name: name of the answer in the :class:`Decision`; None for none.
 
     Example:
@@ -98,6 +102,12 @@ class Score:
         options, descriptions = _options("Score", "levels", self.levels)  # type: ignore[arg-type]
         if len(options) > 10 or any(isinstance(option, bool) for option in options):
             raise ConfigError(f"Score: levels must be 2 to 10 texts, not {len(options)} of them")
+        for place, option in enumerate(options):
+            if str(option).strip().isdecimal() and str(option).strip() != str(place):
+                raise ConfigError(
+                    f"Score: levels[{place}] is {option!r}; servers number levels from 0, so the answer {option} could mean another level. "
+                    "Use words, the numbers from 0, or a Choice"
+                )
         object.__setattr__(self, "options", options)
         object.__setattr__(self, "descriptions", descriptions)
 
@@ -109,7 +119,7 @@ class Choice:
     Args:
         instructions: what to choose by.
         choices: the options: a list of texts or bools, or a mapping from options to descriptions. 2 to 255 of them, as at OpenAI; vLLM
-            and SGLang read 26 at most, chat models 20.
+            and SGLang read 26 at most, chat models 20. Servers call them A, B, ..., so such a letter must be its place.
         name: name of the answer in the :class:`Decision`; None for none.
 
     Example:
@@ -128,6 +138,14 @@ class Choice:
         options, descriptions = _options("Choice", "choices", self.choices)
         if len(options) > 255:
             raise ConfigError(f"Choice: choices must be 2 to 255, not {len(options)}")
+        letters = ascii_uppercase[: len(options)]
+        for place, option in enumerate(options):
+            letter = "" if isinstance(option, bool) else option.strip().upper()
+            if len(letter) == 1 and letter in letters and letter != letters[place : place + 1]:
+                raise ConfigError(
+                    f"Choice: choices[{place}] is {option!r}; servers call the options A, B, ..., so the answer {option} could mean "
+                    "another one. Use words, or put the letters in order from A"
+                )
         object.__setattr__(self, "options", options)
         object.__setattr__(self, "descriptions", descriptions)
 
@@ -226,6 +244,81 @@ class DecisionAnswer:
         if self.error is not None:
             raise self.error
         return self._probabilities
+
+
+class FoundAnswer(NamedTuple):
+    """What a response says to one question: a probability per option, the label mass and the confidence, None if the server tells none."""
+
+    probabilities: tuple[float, ...]
+    label_mass: float | None = None
+    confidence: float | None = None
+
+
+class AnswerTable(msgspec.Struct, frozen=True):
+    """The answers to some questions as columns of numbers, in the order of the questions.
+
+    Most answers are only summed up, so that an object for each of them would cost more than all the rest.
+
+    Attributes:
+        questions: the questions.
+        probabilities: of the first question the probability of each option, then those of the second, and so on; 0 where there is an error.
+        label_masses, confidences: of each question, as in :class:`DecisionAnswer`; None and 0 where there is an error.
+        errors: place of a question -> why it has no answer.
+    """
+
+    questions: tuple[Question, ...]
+    probabilities: tuple[float, ...]
+    label_masses: tuple[float | None, ...]
+    confidences: tuple[float, ...]
+    errors: Mapping[int, QRewardError] = {}
+
+    @classmethod
+    def of(cls, questions: tuple[Question, ...], found: Sequence[FoundAnswer | QRewardError]) -> AnswerTable:
+        """Return the table of these answers and errors, one per question.
+
+        Example:
+            >>> AnswerTable.of((YesNo("It is right."),), [FoundAnswer((0.75, 0.25), label_mass=0.5)]).confidences
+            (0.375,)
+        """
+        flat: list[float] = []
+        masses: list[float | None] = []
+        confidences, errors = list[float](), dict[int, QRewardError]()
+        for place, (question, each) in enumerate(zip(questions, found, strict=True)):
+            if isinstance(each, QRewardError):
+                errors[place] = each
+                each = FoundAnswer((0.0,) * len(question.options))  # noqa: PLW2901 - so that the places of the others are right
+            flat += each.probabilities
+            masses.append(each.label_mass)
+            whole = 1.0 if each.label_mass is None else each.label_mass
+            confidences.append(max(each.probabilities) * whole if each.confidence is None else each.confidence)
+        return cls(questions, tuple(flat), tuple(masses), tuple(confidences), errors)
+
+    @classmethod
+    def joined(cls, tables: Sequence[AnswerTable]) -> AnswerTable:
+        """Return one table with the answers of several."""
+        rows = [(question, table._row(*span)) for table in tables for question, span in zip(table.questions, table.spans(), strict=True)]
+        return cls.of(tuple([question for question, _ in rows]), [row for _, row in rows])
+
+    def spans(self) -> Iterator[tuple[int, int, int]]:
+        """Return of each question its place, and where its probabilities begin and end."""
+        end = 0
+        for place, question in enumerate(self.questions):
+            begin, end = end, end + len(question.options)
+            yield place, begin, end
+
+    def answers(self) -> tuple[DecisionAnswer, ...]:
+        """Return one answer per question."""
+        found, end = [], 0
+        for question, mass, sure in zip(self.questions, self.label_masses, self.confidences, strict=True):
+            begin, end = end, end + len(question.options)
+            found.append(DecisionAnswer(question, self.probabilities[begin:end], label_mass=mass, confidence=sure))
+        for place, error in self.errors.items():
+            found[place] = DecisionAnswer(self.questions[place], error=error)
+        return tuple(found)
+
+    def _row(self, place: int, begin: int, end: int) -> FoundAnswer | QRewardError:
+        error = self.errors.get(place)
+        return FoundAnswer(self.probabilities[begin:end], self.label_masses[place], self.confidences[place]) if error is None else error
 
 
 @dataclass(frozen=True)

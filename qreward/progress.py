@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from inspect import iscoroutinefunction
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from qreward.errors import ConfigError
 from qreward.records import retries
@@ -80,7 +80,7 @@ class ProgressView(Protocol):
 
 
 def start_progress(
-    wanted: bool | Callable[[Progress], object] | None,
+    wanted: bool | Literal["plain"] | Callable[[Progress], object] | None,
     total: int | None = None,
     *,
     title: str = "qreward",
@@ -94,7 +94,8 @@ def start_progress(
         wanted: True shows a bar on a terminal and in a notebook. Elsewhere, and where tqdm is not installed, it writes a line
             after 2 seconds and then every 10 seconds: to the logger ``qreward`` at level INFO, or to standard error where
             logging is not configured. False shows nothing. None shows progress if the environment variable ``QREWARD_PROGRESS``
-            is 1. A function is called with a :class:`Progress` at most four times a second, and once at the end.
+            is 1. ``"plain"`` writes the lines on a terminal too. A function is called with a :class:`Progress` at most four times a second,
+            and once at the end.
             A process whose ``RANK`` or ``LOCAL_RANK`` is above 0 shows nothing, but calls the function.
         total: number of items, if known.
         title: label of the progress, such as the model.
@@ -152,7 +153,6 @@ class ProgressMeter:
                 counts["prompt_tokens"] += prompt
                 counts["completion_tokens"] += completion
                 counts["cached_tokens"] += usage.cached_tokens or 0
-                counts["cached_tokens"] += usage.cached_tokens or 0
                 if (price := self._prices.get(result.endpoint or "")) is not None:
                     self._cost += dollars(price, prompt, completion)
         else:
@@ -163,6 +163,10 @@ class ProgressMeter:
             counts["retried"] += any(True for _ in retries(attempts))
             counts["rejected"] += any(attempt.outcome == "overloaded" for attempt in attempts)
         self.refresh()
+
+    def expect(self, total: int | None) -> None:
+        """Set the number of items, which was not known at the start."""
+        self._total = total
 
     def refresh(self) -> None:
         """Show the counts if they are due. Called regularly, because the requests in flight change while no item has a result."""
@@ -203,10 +207,12 @@ def _view(wanted: object, title: str) -> ProgressView | None:
         wanted = os.environ.get(VARIABLE, "").strip().lower() in ("1", "true", "yes", "on")
     if callable(wanted) and not iscoroutinefunction(wanted):
         return _Plain(0.25, wanted)
-    if not isinstance(wanted, bool):
+    if not isinstance(wanted, bool) and wanted != "plain":
         raise ConfigError(f"progress must be True, False, None or a plain function that takes a Progress, not {wanted!r}")
     if not wanted or _is_another_rank():
         return None
+    if wanted == "plain":
+        return _Lines(title)
     if is_notebook():
         return _Bar(bar, title) if _has_widgets() and (bar := _bar()) is not None else _Plain(0.5, _cell_line(title))
     if sys.stderr is None or not sys.stderr.isatty():
@@ -285,6 +291,7 @@ class _Bar:
         if self._bar is None:  # with mininterval and miniters 0 it draws on each update
             self._bar = self._kind(total=progress.total, desc=self._title, unit="req", dynamic_ncols=True, mininterval=0, miniters=0)
             self._bar.leave = not self._bar.pos
+        self._bar.total = progress.total
         self._bar.set_postfix_str(self._fitting(progress), refresh=False)
         if new := progress.done - self._bar.n:
             self._bar.update(new)
@@ -345,7 +352,6 @@ def details(progress: Progress, least: int = 0) -> list[str]:
         (1, f"hedged {_percent(progress.hedged / done)}" if progress.hedged else ""),
         (6, f"err {_percent(progress.failed / done)}" if progress.failed else ""),
         (0, f"{_short(tokens / progress.elapsed)} tok/s" if tokens and progress.elapsed > 0 else ""),
-        (0, f"cached {_percent(progress.cached_tokens / progress.prompt_tokens)}" if progress.cached_tokens else ""),
         (0, f"cached {_percent(progress.cached_tokens / progress.prompt_tokens)}" if progress.cached_tokens else ""),
         (4, f"${progress.cost:.{2 if progress.cost >= 0.1 else 4}f}" if progress.cost is not None else ""),
     )

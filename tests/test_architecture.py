@@ -68,7 +68,7 @@ OUTSIDE = {
     "IPython": {"integrations", "notebook", "progress"},
     "opentelemetry": {"telemetry", "integrations.roll.worker"},
     "roll": {"integrations.roll.worker", "integrations.roll.loop"},
-    "ray": {"integrations.ray.backends", "integrations.ray.limit_actor", "integrations.ray.serving"},
+    "ray": {"integrations.ray.backends", "integrations.ray.bulk", "integrations.ray.limit_actor", "integrations.ray.serving"},
     "verl": {"integrations.verl.manager"},
     "openrlhf": {"integrations.openrlhf.agent"},
     "areal": {"integrations.areal.workflow"},

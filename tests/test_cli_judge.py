@@ -120,7 +120,7 @@ def test_what_is_wrong_is_said_before_anything_is_sent(command: Command) -> None
         (["calibrate", items, "--config", config, "--scale", "5", "1"], "scale must be (lowest, highest)"),
         (["report", items, "--config", config, "--config", config], "--config names a file twice"),
         (["report", command.items([{"prompt": "t"}], "none.jsonl"), "--config", config], "none.jsonl, line 1: must have either 'response'"),
-        (["report", items, "--config", command.settings("c", calibration="gone.json")], "judge: gone.json: cannot be read"),
+        (["report", items, "--config", command.settings("c", calibration="gone.json")], "gone.json: cannot be read"),
     ]
     found = [(command(*arguments), words) for arguments, words in table]
     assert [(said, words) for (status, out, said), words in found if status != 2 or out or words not in said] == []

@@ -52,7 +52,7 @@ REFUSED: list[tuple[str, Callable[[], Policy], tuple[str, ...]]] = [
     ("glob with an empty class", endpoint(models=("judge-[]",)), ("models: ", "'judge-[]'", "not closed")),
     ("glob with blanks around it", endpoint(models=("judge-* ",)), ("models: ", "blanks")),
     ("empty glob", endpoint(models=("",)), ("models: ", "non-empty")),
-    ("unknown kind", endpoint(kind="tgi"), ("kind: ", "'openai', 'vllm', 'sglang', 'tei', 'openrlhf' or 'nim'")),
+    ("unknown kind", endpoint(kind="tgi"), ("kind: ", "'openai', 'vllm', 'sglang', 'tei', 'openrlhf', 'nim' or 'openai_batch'")),
     ("unknown setting", endpoint(limts={}), ("Endpoint: unknown setting 'limts'", "did you mean 'limits'?")),
     ("unknown setting inside", endpoint(limits={"rpmm": 3}), ("Endpoint: limits: unknown setting 'rpmm'", "did you mean 'rpm'?")),
     (

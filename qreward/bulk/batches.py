@@ -10,10 +10,11 @@ from typing import Any, Protocol
 from qreward.bulk.budget import Spent
 from qreward.bulk.inputs import InputLine
 from qreward.engine.batch import BatchWaiter
+from qreward.errors import QRewardError
 from qreward.judge.types import Scorer, Verdict
 from qreward.results import EndpointStats, Result
 from qreward.runtime import Runtime
-from qreward.scheduler.outcome import Outcome
+from qreward.scheduler.outcome import Failure, FailureKind, Outcome
 from qreward.scheduler.state import Attempt, BatchFeed, Pool, RequestOptions
 
 WAITING = 1024
@@ -45,14 +46,18 @@ class RunProtocol(Protocol):
 
 
 class Entry:
-    """A line that is being sent: a request, or the fields of an item for a scorer."""
+    """A line that is being sent: a request, or the fields of an item for a scorer.
 
-    __slots__ = ("content", "custom_id", "digest", "ordinal", "place", "reserved", "started")
+    ``reserved`` is what ``reserves`` attempts can cost; the first ``settled`` attempts are not among them.
+    """
+
+    __slots__ = ("content", "custom_id", "digest", "ordinal", "place", "reserved", "reserves", "settled", "started")
 
     def __init__(self, ordinal: int, line: InputLine, custom_id: str, content: Any, reserved: Spent) -> None:
         self.ordinal, self.digest, self.place = ordinal, line.digest, line.place
         self.custom_id, self.content = custom_id, content
         self.reserved, self.started = reserved, False
+        self.reserves, self.settled = 1, 0
 
 
 class LineQueue:
@@ -72,10 +77,20 @@ class LineQueue:
         self._waiting.append(entry)
         self._changed.set()
 
+    @property
+    def is_complete(self) -> bool:
+        """True if there are no further lines, and all were taken."""
+        return self._is_complete and not self._waiting
+
     def complete(self) -> None:
         """There are no further lines."""
         self._is_complete = True
         self._changed.set()
+
+    def close(self) -> None:
+        """Drop what waits; there are no further lines."""
+        self._waiting.clear()
+        self.complete()
 
     async def __aiter__(self) -> AsyncIterator[Entry]:
         while True:
@@ -107,8 +122,16 @@ class ModelBatch(BatchWaiter):
     async def _send(self, attempt: Attempt) -> Outcome:
         entry = self._entries.get(attempt.task.index)
         if entry is not None and not entry.started and not self._bulk.start(entry):
-            await asyncio.get_running_loop().create_future()  # until the batch is cancelled
+            return Failure(FailureKind.UNSENDABLE, QRewardError("the run has stopped"))
         return await self.driver.backend.send(attempt.source.handle, attempt.task.payload)
+
+    def stop(self) -> None:
+        """Send no further line. Those that were sent are finished, retries included."""
+        self.queue.close()
+        if hasattr(self, "_feed"):  # else it has not begun, and ends at once
+            self._feed.ended = True
+            self._drop_unstarted()
+            self._end_if_done()
 
     def _on_line(self, result: Result[Any]) -> None:
         self._bulk.finish(self._entries.pop(result.index), result)
@@ -129,6 +152,10 @@ class ScorerBatch:
     async def run(self) -> None:
         batch = await self._scorer.batch_score(self._items(), on_result=self._on_line, keep_results=False, **self._bulk.scheduling)
         self._stats = batch.stats.endpoints
+
+    def stop(self) -> None:
+        """Give the scorer no further line. Those that it has are finished."""
+        self.queue.close()
 
     async def _items(self) -> AsyncIterator[Mapping[str, Any]]:
         index = 0

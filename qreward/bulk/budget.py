@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from qreward.codecs.base import WireRequest
-from qreward.codecs.chat import most_output
+from qreward.codecs.embeddings import EMBEDDINGS
+from qreward.codecs.passthrough import PassthroughCodec
 from qreward.errors import ConfigError
 from qreward.results import Usage, dollars
 
 MESSAGE_TOKENS = 16
 """Tokens that a chat template adds to a message, at most. OpenAI's adds 3, Llama 3's 5, with names and special tokens up to twice that."""
+
+MEDIA = ("image_url", "image", "input_image", "audio_url", "input_audio", "video_url", "video", "file")
+MEDIA_TOKENS = 16_384
+"""Tokens of an image, a sound or a video, at most: the limit of Qwen2-VL for one image. A longer video or sound may pass it."""
+TEXTS = ("text", "input_text", "function")
+WITHOUT_OUTPUT = ("score", "rerank", "classify", "pooling", "embed", "embeddings", "moderations", "reward", "similarity", "tokenize")
+"""Last parts of the routes that generate no text."""
+LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens", "max_new_tokens")
 
 Price = tuple[float, float]
 """US dollars for a million prompt tokens and a million completion tokens."""
@@ -30,7 +39,6 @@ class SpendingLimit:
     Args:
         max_cost: US dollars; None for no limit.
         max_tokens: prompt and completion tokens; None for no limit.
-        price: the highest price of the endpoints; needed for ``max_cost``.
 
     Example:
         >>> budget = SpendingLimit(max_tokens=100)
@@ -68,26 +76,50 @@ class SpendingLimit:
         self.spent = Spent(self.spent.tokens + spent.tokens, self.spent.cost + spent.cost)
 
 
+def highest(prices: Iterable[Price]) -> Price | None:
+    """Return the highest price for prompts and the highest for completions, which may be those of two endpoints; None if there are none."""
+    known = list(prices)
+    return (max(price[0] for price in known), max(price[1] for price in known)) if known else None
+
+
 def most_of(call: WireRequest, price: Price | None) -> Spent:
     """Return the most that one attempt of a request can cost. A token is at least one byte of text.
 
     Raises:
         ConfigError: the request does not limit its output.
     """
-    output = most_output(call.params)
-    if isinstance(call.inputs, list) and not output:
+    output, params = _most_output(call), call.params
+    inputs_are_params = isinstance(call.codec, PassthroughCodec)
+    prompt = _of_lists(params) if inputs_are_params else _tokens(call.inputs) + _tokens(params)
+    return Spent(prompt + output, 0.0 if price is None else dollars(price, prompt, output))
+
+
+def _most_output(call: WireRequest) -> int:
+    if call.codec is EMBEDDINGS or call.codec.path.rsplit("/", 1)[-1] in WITHOUT_OUTPUT:
+        return 0
+    limits = [call.params.get(name) for name in LIMITS]
+    most = max((limit for limit in limits if isinstance(limit, int)), default=0)
+    if most <= 0:
         raise ConfigError("it sets no max_tokens, so its cost has no limit; set max_tokens in the line, or for all lines with params")
-    prompt = _bytes(call.inputs) + _bytes(call.params)
-    return Spent(prompt + int(output), 0.0 if price is None else dollars(price, prompt, int(output)))
+    copies = [value for name in ("n", "best_of") if isinstance(value := call.params.get(name), int)]
+    prompts = call.params.get("prompt")
+    return most * max([1, *copies]) * (len(prompts) if isinstance(prompts, list) else 1)
 
 
-def _bytes(value: object) -> int:
+def _of_lists(params: Mapping[str, Any]) -> int:
+    """Tokens of a request in which each value of a list may be paired with all others, as a query with its documents."""
+    longest = max((len(value) for value in params.values() if isinstance(value, list)), default=1) or 1
+    return MESSAGE_TOKENS * longest + sum(_tokens(value) * (1 if isinstance(value, list) else longest) for value in params.values())
+
+
+def _tokens(value: object) -> int:
     if isinstance(value, str):
         return len(value.encode("utf-8", "surrogatepass"))
     if isinstance(value, Mapping):
-        return MESSAGE_TOKENS + sum(_bytes(key) + _bytes(each) for key, each in value.items())
+        is_media = str(value.get("type", "text")) not in TEXTS and any(name in value for name in MEDIA)
+        return (MEDIA_TOKENS if is_media else MESSAGE_TOKENS) + sum(_tokens(key) + _tokens(each) for key, each in value.items())
     if isinstance(value, Sequence) and not isinstance(value, bytes):
-        return sum(map(_bytes, value))
+        return sum(map(_tokens, value))
     return 1
 
 

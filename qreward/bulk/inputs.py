@@ -6,14 +6,16 @@ means.
 
 from __future__ import annotations
 
+import codecs
 import csv
 import glob
 import gzip
 import importlib
 import io
 import sys
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -25,6 +27,8 @@ from qreward.errors import ConfigError
 STANDARD_INPUT = "-"
 LONGEST_LINE = 1 << 27
 """Bytes of the longest line. A longer one means that the file has no line breaks, or is no text."""
+CHUNK = 1 << 20
+"""Bytes of a file that are read at once."""
 ROWS = 1024
 """Rows of a table that are read at once."""
 
@@ -37,17 +41,19 @@ class InputLine(NamedTuple):
     Attributes:
         place: file and line number, such as ``requests.jsonl:17``.
         digest: 64 bits of the hash of its content.
-        content: a line of JSON, or a row.
+        content: a line of JSON.
+        fault: why a row of a table could not become one; ``""`` if it could.
     """
 
     place: str
     digest: int
-    content: bytes | Mapping[str, Any]
+    content: bytes
+    fault: str = ""
 
     def fields(self) -> dict[str, Any]:
         """Return the line as a mapping. Raises ``ValueError`` that says what it is instead."""
-        if not isinstance(self.content, bytes):
-            return dict(self.content)
+        if self.fault:
+            raise ValueError(self.fault)
         try:
             fields = msgspec.json.decode(self.content)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -76,6 +82,7 @@ class Input:
 
     def __init__(self, source: Inputs) -> None:
         self._rows: Iterable[Mapping[str, Any]] | None = None
+        self._is_closed = False
         self.names: tuple[str, ...] = ()
         if isinstance(source, str | Path):
             source = [source]
@@ -107,7 +114,20 @@ class Input:
             return len(self._rows) if isinstance(self._rows, Sequence) else None
         if any(name == STANDARD_INPUT or _suffix(name) not in _TEXT for name in self.names):
             return None
-        return sum(map(_count, self.names))
+        return sum(map(self._count, self.names))
+
+    def _count(self, name: str) -> int:
+        """Return the number of line breaks, and 1 for an unfinished last line. Blank lines count too: it is for the progress only."""
+        lines, last = 0, b"\n"
+        with Path(name).open("rb") as file:
+            while not self._is_closed and (data := file.read(1 << 20)):
+                lines += data.count(b"\n")
+                last = data[-1:]
+        return lines + (last != b"\n")
+
+    def close(self) -> None:
+        """End a ``count`` that runs in another thread."""
+        self._is_closed = True
 
 
 def _matching(name: str) -> list[str]:
@@ -120,60 +140,73 @@ def _matching(name: str) -> list[str]:
     raise ConfigError(f"{what} {name!r}; name a file, a glob in quotes, or - for standard input")
 
 
-def _count(name: str) -> int:
-    """Return the number of line breaks, and 1 for an unfinished last line. Blank lines count too: it is for the progress only."""
-    lines, last = 0, b"\n"
-    with Path(name).open("rb") as file:
-        while data := file.read(1 << 20):
-            lines += data.count(b"\n")
-            last = data[-1:]
-    return lines + (last != b"\n")
-
-
 # lines
 
 
-def _text_lines(name: str, file: BinaryIO) -> Iterator[InputLine]:
+@contextmanager
+def _opened(name: str) -> Iterator[BinaryIO]:
+    """Open a file, decompressed. What goes wrong in reading it becomes a ``ConfigError``."""
+    if name == STANDARD_INPUT:
+        yield sys.stdin.buffer
+    elif _suffix(name) == ".gz":
+        with gzip.open(name, "rb") as file:
+            yield file  # type: ignore[misc]
+    elif _suffix(name) == ".zst":
+        with Path(name).open("rb") as packed, io.BufferedReader(_Unpacked(name, packed), CHUNK) as file:
+            yield file
+    else:
+        with Path(name).open("rb") as file:
+            yield file
+
+
+class _Unpacked(io.RawIOBase):
+    """A zstandard file, decompressed. Unlike the package's own reader it raises ``EOFError`` if the file was cut off."""
+
+    def __init__(self, name: str, packed: BinaryIO) -> None:
+        self._packed, self._new = packed, _needed("zstandard", name).ZstdDecompressor().decompressobj
+        self._frame: Any = None
+        self._ready = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._ready:
+            data = b"" if self._frame is None or not self._frame.eof else self._frame.unused_data
+            if not (data := data or self._packed.read(CHUNK)):
+                if self._frame is not None and not self._frame.eof:
+                    raise EOFError("the file was cut off")
+                return 0
+            if self._frame is None or self._frame.eof:
+                self._frame = self._new()
+            self._ready = self._frame.decompress(data)
+        size = min(len(buffer), len(self._ready))
+        buffer[:size], self._ready = self._ready[:size], self._ready[size:]
+        return size
+
+
+def _json_lines(name: str) -> Iterator[InputLine]:
     label = "standard input" if name == STANDARD_INPUT else name
     number = 0
     try:
-        while line := file.readline(LONGEST_LINE):
-            number += 1
-            content = line.strip()
-            if number == 1:
-                content = content.removeprefix(b"\xef\xbb\xbf")
-            if len(line) == LONGEST_LINE:
-                raise ConfigError(f"{label}:{number} is longer than {LONGEST_LINE >> 20} MB; each line must be one request")
-            if content:
-                yield InputLine(f"{label}:{number}", digest_of(content), content)
-    except (OSError, EOFError, _zlib_error()) as error:
+        with _opened(name) as file:
+            while line := file.readline(LONGEST_LINE):
+                number += 1
+                content = line.strip()
+                if number == 1:
+                    content = content.removeprefix(codecs.BOM_UTF8)
+                if len(line) == LONGEST_LINE:
+                    raise ConfigError(f"{label}:{number} is longer than {LONGEST_LINE >> 20} MB; each line must be one request")
+                if content:
+                    yield InputLine(f"{label}:{number}", digest_of(content), content)
+    except _unreadable() as error:
         raise ConfigError(f"{label} cannot be read after line {number}: {error}") from None
 
 
-def _zlib_error() -> type[Exception]:
-    import zlib  # noqa: PLC0415
-
-    return zlib.error
-
-
-def _plain(name: str) -> Iterator[InputLine]:
-    with Path(name).open("rb") as file:
-        yield from _text_lines(name, file)
-
-
-def _standard_input(name: str) -> Iterator[InputLine]:
-    yield from _text_lines(name, sys.stdin.buffer)
-
-
-def _gzip(name: str) -> Iterator[InputLine]:
-    with gzip.open(name, "rb") as file:
-        yield from _text_lines(name, file)  # type: ignore[arg-type]
-
-
-def _zstandard(name: str) -> Iterator[InputLine]:
-    zstandard = _needed("zstandard", name)
-    with Path(name).open("rb") as raw, zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True) as stream:
-        yield from _text_lines(name, io.BufferedReader(stream))
+def _unreadable() -> tuple[type[Exception], ...]:
+    """What readers raise for a file that is damaged or was cut off."""
+    packed = sys.modules.get("zstandard")  # it is loaded if such a file is read
+    return (OSError, EOFError, zlib.error, *((packed.ZstdError,) if packed is not None else ()))
 
 
 # tables
@@ -181,38 +214,58 @@ def _zstandard(name: str) -> Iterator[InputLine]:
 
 def _rows_of(label: str, rows: Iterable[Any], first: int = 1) -> Iterator[InputLine]:
     for number, row in enumerate(rows, first):
+        place = f"{label}:{number}"
         if not isinstance(row, Mapping):
-            raise ConfigError(f"{label}:{number} is a {type(row).__name__}, not a mapping")
+            raise ConfigError(f"{place} is a {type(row).__name__}, not a mapping")
         try:
             content = msgspec.json.encode(row, order="deterministic")
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"{label}:{number} cannot be written as JSON: {error}") from None
-        yield InputLine(f"{label}:{number}", digest_of(content), content)
+        except (TypeError, ValueError, OverflowError) as error:
+            yield _bad_row(place, (), f"it cannot be written as JSON: {error}")
+        else:
+            yield InputLine(place, digest_of(content), content)
+
+
+def _bad_row(place: str, row: Sequence[str], fault: str) -> InputLine:
+    return InputLine(place, digest_of(f"{fault} {row!r}".encode(errors="backslashreplace")), b"", fault)
 
 
 def _csv(name: str) -> Iterator[InputLine]:
-    with ExitStack() as stack:
-        file = stack.enter_context(Path(name).open(newline="", encoding="utf-8-sig"))
-        reader = csv.DictReader(file, delimiter="\t" if _suffix(name) == ".tsv" else ",", strict=True)
-        try:
-            for row in reader:
-                place = f"{name}:{reader.line_num}"
-                if None in row or None in row.values():
-                    raise ConfigError(f"{place} does not have {len(reader.fieldnames or ())} columns, as the first line has")
-                content = msgspec.json.encode(row)
-                yield InputLine(place, digest_of(content), content)
-        except (csv.Error, UnicodeDecodeError) as error:
-            raise ConfigError(f"{name}:{reader.line_num + 1} cannot be read: {error}") from None
+    csv.field_size_limit(max(csv.field_size_limit(), LONGEST_LINE))  # the default, 128 KB, is less than a long prompt
+    delimiter = "\t" if ".tsv" in _suffixes(name) else ","
+    number = 0
+    damaged: tuple[type[Exception], ...] = (*_unreadable(), csv.Error, UnicodeDecodeError)
+    try:
+        with _opened(name) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
+            reader = csv.reader(text, delimiter=delimiter, strict=True)
+            columns = next(reader, [])
+            if twice := sorted({column for column in columns if columns.count(column) > 1}):
+                raise ConfigError(f"{name}:1 names the column {twice[0]!r} twice; rename one")
+            for row in filter(None, reader):
+                number = reader.line_num
+                yield _table_row(f"{name}:{number}", columns, row)
+    except damaged as error:
+        raise ConfigError(f"{name} cannot be read after line {number}: {error}") from None
+
+
+def _table_row(place: str, columns: list[str], row: list[str]) -> InputLine:
+    if len(row) != len(columns):
+        return _bad_row(place, row, f"it has {len(row)} columns, and the first line has {len(columns)}")
+    content = msgspec.json.encode(dict(zip(columns, row, strict=True)))
+    return InputLine(place, digest_of(content), content)
 
 
 def _parquet(name: str) -> Iterator[InputLine]:
     parquet = _needed("pyarrow.parquet", name)
+    arrow: type[Exception] = _needed("pyarrow", name).ArrowException
     number = 1
-    with parquet.ParquetFile(name) as file:
-        for batch in file.iter_batches(batch_size=ROWS):
-            rows = batch.to_pylist()
-            yield from _rows_of(name, rows, number)
-            number += len(rows)
+    try:
+        with parquet.ParquetFile(name) as file:
+            for batch in file.iter_batches(batch_size=ROWS):
+                rows = batch.to_pylist()
+                yield from _rows_of(name, rows, number)
+                number += len(rows)
+    except (OSError, arrow) as error:
+        raise ConfigError(f"{name} cannot be read after row {number - 1}: {error}") from None
 
 
 def _needed(module: str, name: str) -> Any:
@@ -223,25 +276,34 @@ def _needed(module: str, name: str) -> Any:
         raise ConfigError(f"{name} needs the package {package}; install it with pip install 'qreward[bulk]'") from None
 
 
-_READERS: Mapping[str, tuple[Callable[[str], Iterator[InputLine]], str]] = {
-    ".jsonl": (_plain, ""), ".ndjson": (_plain, ""), ".json": (_plain, ""), ".txt": (_plain, ""), "": (_plain, ""),
-    ".gz": (_gzip, ""), ".zst": (_zstandard, "zstandard"),
-    ".csv": (_csv, ""), ".tsv": (_csv, ""), ".parquet": (_parquet, "pyarrow.parquet"),
+_READERS: Mapping[str, Callable[[str], Iterator[InputLine]]] = {
+    ".jsonl": _json_lines, ".ndjson": _json_lines, ".json": _json_lines, ".txt": _json_lines, "": _json_lines,
+    ".csv": _csv, ".tsv": _csv, ".parquet": _parquet,
 }  # fmt: skip
 _TEXT = (".jsonl", ".ndjson", ".json", ".txt", "")
+_PACKED = (".gz", ".zst")
 
 
 def _suffix(name: str) -> str:
     return Path(name).suffix.lower()
 
 
+def _suffixes(name: str) -> tuple[str, str]:
+    """Return the suffix of the format, and that of the compression or ``""``."""
+    if _suffix(name) in _PACKED:
+        return _suffix(name.rpartition(".")[0]), _suffix(name)
+    return _suffix(name), ""
+
+
 def _opener(name: str) -> Callable[[str], Iterator[InputLine]]:
     """Return the reader of a file. Raises ``ConfigError`` if its format is not known, or needs a package that is missing."""
     if name == STANDARD_INPUT:
-        return _standard_input
-    if _suffix(name) not in _READERS:
-        raise ConfigError(f"{name}: the format {_suffix(name)!r} is not known; known: {', '.join(filter(None, _READERS))}")
-    reader, package = _READERS[_suffix(name)]
-    if package:
-        _needed(package, name)
-    return reader
+        return _json_lines
+    kind, packed = _suffixes(name)
+    if kind not in _READERS or (kind == ".parquet" and packed):
+        raise ConfigError(f"{name}: the format {kind + packed!r} is not known; known: {', '.join(filter(None, (*_READERS, *_PACKED)))}")
+    if packed == ".zst":
+        _needed("zstandard", name)
+    if kind == ".parquet":
+        _needed("pyarrow.parquet", name)
+    return _READERS[kind]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import msgspec
 
 from qreward.codecs import json as jsonio
 from qreward.errors import ConfigError, QRewardError
-from qreward.judge.types import Verdict
+from qreward.judge.types import CriterionResult, Verdict
 
 ROWS = 1024
 """Rows of a Parquet file that are written at once."""
@@ -27,7 +28,7 @@ def success_line(custom_id: str, identifier: str, body: bytes) -> bytes:
         identifier: the line's own, unique in the output.
         body: the JSON of the response.
     """
-    name = msgspec.json.encode(custom_id)
+    name = _encoded(custom_id)
     response = b'"response":{"status_code":200,"request_id":"%b","body":%b}' % (identifier.encode(), _one_line(body))
     return b'{"id":"%b","custom_id":%b,%b,"error":null}' % (identifier.encode(), name, response)
 
@@ -37,7 +38,22 @@ def verdict_line(custom_id: str, identifier: str, verdict: Verdict) -> bytes:
     votes = [{"score": vote.score, "text": vote.text, "model": vote.model} for vote in verdict.votes]
     usage = None if verdict.usage is None else msgspec.structs.asdict(verdict.usage)
     found = {"score": verdict.score, "votes": votes, "attributes": dict(verdict.attributes or {}), "usage": usage, "cached": verdict.cached}
-    return msgspec.json.encode({"id": identifier, "custom_id": custom_id, "verdict": found, "error": None})
+    criteria = None if verdict.criteria is None else {name: _criterion(each) for name, each in verdict.criteria.items()}
+    more: dict[str, Any] = {"confidence": verdict.confidence, "distribution": _distribution(verdict.distribution), "criteria": criteria}
+    more |= {"decided_by": verdict.decided_by or None, "calibrated": verdict.calibrated or None}
+    found |= {name: value for name, value in more.items() if value is not None}
+    return _encoded({"id": identifier, "custom_id": custom_id, "verdict": found, "error": None})
+
+
+def _criterion(found: CriterionResult) -> dict[str, Any]:
+    return {**found._asdict(), "distribution": _distribution(found.distribution)}
+
+
+def _distribution(found: Mapping[Any, float] | None) -> dict[str, float] | None:
+    """Return a distribution with keys that JSON can have: ``true``, ``3`` or the text."""
+    if found is None:
+        return None
+    return {option if isinstance(option, str) else json.dumps(option): probability for option, probability in found.items()}
 
 
 def failure_line(custom_id: str, identifier: str, error: QRewardError) -> bytes:
@@ -45,16 +61,27 @@ def failure_line(custom_id: str, identifier: str, error: QRewardError) -> bytes:
     details = {"code": type(error).__name__, "message": str(error), "status_code": getattr(error, "status_code", None)}
     attempts = [msgspec.structs.asdict(attempt) for attempt in getattr(error, "attempts", ())]
     line = {"id": identifier, "custom_id": custom_id, "response": None, "error": {**details, "attempts": attempts}}
-    return msgspec.json.encode(line)
+    return _encoded(line)
 
 
 def _one_line(body: bytes) -> bytes:
     """Return a body without line breaks, and valid: servers may send JSON that is indented, or has a byte order mark or NaN."""
     try:
         msgspec.json.decode(body, type=msgspec.Raw)
+        if not body.isascii():
+            body.decode()
     except jsonio.REFUSED:
-        return msgspec.json.encode(jsonio.read_leniently(body))
-    return msgspec.json.format(body, indent=-1) if b"\n" in body else body
+        return _encoded(jsonio.read_leniently(body))
+    return msgspec.json.format(body, indent=-1) if b"\n" in body or b"\r" in body else body
+
+
+def _encoded(value: object) -> bytes:
+    """Return JSON in one line. Lone surrogates, which UTF-8 cannot hold, are escaped; NaN and infinite numbers become null."""
+    try:
+        return msgspec.json.encode(value)
+    except (UnicodeEncodeError, OverflowError):
+        text = json.dumps(msgspec.to_builtins(value))
+        return json.dumps(json.loads(text, parse_constant=lambda _: None), separators=(",", ":")).encode()
 
 
 class OutputFile:
@@ -68,6 +95,8 @@ class OutputFile:
     """
 
     def __init__(self, path: Path) -> None:
+        if path.name == "-":
+            raise ConfigError("the output must be a file, because its journal is kept beside it; name one")
         self.path = path
         self._parquet = _pyarrow(path) if path.suffix == ".parquet" else None
         if not path.parent.is_dir():

@@ -24,6 +24,8 @@ class BulkReport:
         sent: lines that this run sent.
         sent_again: those of them that an earlier run had sent without receiving the result; they may have been paid twice.
         in_flight: lines that this run sent without receiving the result.
+        at_provider: lines in provider batches that go on there, and the number of these batches. The next run takes their results, without
+            paying again.
         torn: bytes that were cut off from the end of the journal, because an earlier run was killed while it wrote them.
         seconds: duration of this run.
         tokens, cost: prompt and completion tokens, and US dollars, of this run; the cost is None if no endpoint has a price.
@@ -40,6 +42,7 @@ class BulkReport:
     sent: int = 0
     sent_again: int = 0
     in_flight: int = 0
+    at_provider: tuple[int, int] = (0, 0)
     torn: int = 0
     seconds: float = 0.0
     tokens: int = 0
@@ -63,6 +66,12 @@ class BulkReport:
             lines.append(f"sent again    {self.sent_again} lines that an earlier run had sent; they may have been paid twice")
         if self.in_flight:
             lines.append(f"in flight     {self.in_flight} lines were sent and have no result; they may be paid twice when you go on")
+        if self.at_provider[0]:
+            lines.append(
+                "at provider   {} lines in provider batches go on there ({} batches); the same command takes their results".format(
+                    *self.at_provider
+                )
+            )
         if self.torn:
             lines.append(f"journal       {self.torn} bytes at the end were cut off: an earlier run was stopped while it wrote them")
         cached = f", {self.cached_tokens / self.prompt_tokens:.0%} of prompt tokens from prefix caches" if self.cached_tokens else ""

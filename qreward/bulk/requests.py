@@ -61,12 +61,19 @@ class RequestReader:
             fields = line.fields()
         except ValueError as error:
             raise BadRequest(f"{line.place}: {error}") from None
-        custom_id = _identifier_of(fields, ordinal)
-        for field, column in self._columns.items():
+        custom_id = _identifier_of(dict(fields), ordinal)
+        for column in self._columns.values():
             if column not in fields:
                 raise BadRequest(f"{line.place}: it has no {column!r}, which columns names; it has {', '.join(map(repr, sorted(fields)))}")
-            fields[field] = fields[column] if field == column else fields.pop(column)
-        return custom_id, fields
+        others = {name: value for name, value in fields.items() if name not in self._columns.values()}
+        return custom_id, others | {field: fields[column] for field, column in self._columns.items()}
+
+    def identifier(self, line: InputLine, ordinal: int) -> str:
+        """Return the identifier of a line that could not be read; its number if it has none."""
+        try:
+            return _identifier_of(line.fields(), ordinal)
+        except ValueError:
+            return str(ordinal + 1)
 
     def read(self, line: InputLine, ordinal: int) -> BulkRequest:
         """Return the request of a line. Raises ``BadRequest``, whose message begins with the place of the line."""
@@ -76,7 +83,8 @@ class RequestReader:
             raise BadRequest(f"{line.place}: {error}") from None
 
     def _read(self, fields: dict[str, Any], ordinal: int) -> BulkRequest:
-        if "body" in fields or "url" in fields:
+        is_plain = "messages" in fields or "prompt" in fields
+        if self._template is None and ("body" in fields or ("url" in fields and not is_plain)):
             return self._batch_line(fields, ordinal)
         custom_id = _identifier_of(fields, ordinal)
         if self._template is not None:
@@ -121,4 +129,5 @@ class RequestReader:
 
 def _identifier_of(fields: dict[str, Any], ordinal: int) -> str:
     """Take the identifier out of the fields of a line; by default its number."""
-    return next((str(fields.pop(name)) for name in IDS if fields.get(name) is not None), str(ordinal + 1))
+    found = [fields.pop(name, None) for name in IDS]
+    return next((str(value) for value in found if value is not None), str(ordinal + 1))

@@ -7,27 +7,31 @@ batch. A run can be stopped at any time; the same run again goes on where it sto
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Coroutine, Iterable, Iterator, Mapping
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from qreward.bulk.batches import Entry, ModelBatch, ScorerBatch
-from qreward.bulk.budget import SpendingLimit, Spent, most_of, spent_by
+from qreward.bulk.budget import SpendingLimit, Spent, highest, most_of, spent_by
 from qreward.bulk.inputs import Input, InputLine
-from qreward.bulk.journal import Journal
+from qreward.bulk.journal import Journal, JournalFull
 from qreward.bulk.outputs import OutputFile, failure_line, success_line, verdict_line
+from qreward.bulk.provider import URLS, url_of
+from qreward.bulk.provider_batches import ProviderBatches
 from qreward.bulk.report import BulkReport
 from qreward.bulk.requests import RequestReader
 from qreward.bulk.settings import BulkSettings
 from qreward.codecs.base import WireRequest
 from qreward.engine.snapshots import load_of
-from qreward.errors import BadRequest, ConfigError, QRewardError
+from qreward.errors import BadRequest, ClientClosed, ConfigError, NoEndpoint, QRewardError, RequestTimeout
 from qreward.judge.types import Scorer
 from qreward.progress import ProgressMeter, start_progress
-from qreward.results import EndpointStats, Result, RouteLoad
+from qreward.results import EndpointStats, Result, RouteLoad, dollars
 from qreward.runtime import Runtime
 from qreward.scheduler.state import Pool
+from qreward.settings.policies import Endpoint
 
 READ_AT_ONCE = 1024
 """Lines that are read at once, in a thread."""
@@ -35,7 +39,7 @@ BEAT = 0.25
 """Seconds between two refreshes of the progress."""
 HOPELESS = 100
 """If so many lines have failed and none has succeeded, the run stops: the fault is not in the lines."""
-FREE = ("ok", "overloaded", "unreachable", "cancelled")
+FREE = ("ok", "overloaded", "unreachable", "cancelled", "quota", "unsuitable", "unsendable", "local")
 """Outcomes of attempts that cost nothing beside the answer: the server did not work on them, or the answer's usage counts."""
 _COUNTS = ("sent", "won", "rejected", "retried", "hedged", "failed", "cancelled", "prompt_tokens", "completion_tokens", "cached_tokens")
 
@@ -49,6 +53,7 @@ class BulkRun:
         outputs: the file of results, and that of failures.
         journal: closed by the run.
         settings: see :class:`BulkSettings`.
+        reader: makes requests of lines.
         scorer: makes a verdict of each line; None sends each line as a request.
     """
 
@@ -59,25 +64,28 @@ class BulkRun:
         outputs: tuple[OutputFile, OutputFile],
         journal: Journal,
         settings: BulkSettings,
+        reader: RequestReader,
         scorer: Scorer | None = None,
     ) -> None:
         self.runtime, self._source, self._journal = runtime, source, journal
         self._output, self._failures = outputs
         self._settings, self._scorer = settings, scorer
-        self._reader = RequestReader(settings)
+        self._reader = reader
         self._budget = SpendingLimit(settings.max_cost, settings.max_tokens)
         hedge = {} if not self._budget.is_limited else {"hedge": False}  # a copy would cost what is not reserved
         self.scheduling: Mapping[str, Any] = settings.scheduling()
         self.request_options = runtime.request_options({**self.scheduling, **hedge})
         self._batches: dict[Pool | None, ModelBatch | ScorerBatch] = {}
+        self._provider: ProviderBatches | None = None  # made for the first line that goes there
         self._tasks: set[asyncio.Task[Any]] = set()  # one reads, and each batch has one
+        self._reading: asyncio.Task[Any] | None = None
         self.read_on = asyncio.Event()
         self._over = asyncio.Event()
         self._reason: str | None = None
         self._error: BaseException | None = None
         self._ok = self._failed = self._read = self._taken = self._sent = self._sent_again = 0
         self._flushing = self._is_read = False
-        self._attempts = runtime.config.retry.attempts
+        self.attempts, self.force = runtime.config.retry.attempts, settings.resume == "force"
         self._counts_cost = self._budget.is_limited or bool(runtime.prices)
         self._done_before = journal.done
         self._meter: ProgressMeter | None = None
@@ -86,33 +94,60 @@ class BulkRun:
 
     def stop(self, reason: str) -> None:
         """Send nothing more. The run ends when what is in flight is done."""
-        if self._reason is None:
+        if self._reason is None and not self._over.is_set():
             self._reason = reason
-            self.read_on.set()
-            self._end_if_over()
+            if self._reading is not None:
+                self._reading.cancel()
+            for batch in self._all_batches():
+                batch.stop()
 
     def stop_now(self) -> None:
         """End the run. What is in flight is cancelled, and may have been paid."""
         self.stop("it was interrupted")
         self._over.set()
 
-    def _end_if_over(self) -> None:
-        if (self._reason is not None and not self._journal.started) or not self._tasks:
-            self._over.set()
-
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._error = self._error or error
+            if not isinstance(error, JournalFull):
+                self._error = self._error or error
             self.stop(str(error))
-        self._end_if_over()
+        if not self._tasks:
+            self._over.set()
 
-    def _begin(self, work: Coroutine[Any, Any, Any]) -> None:
+    def _begin(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
+        return task
 
     # lines
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._reason is not None
+
+    @property
+    def has_read_all(self) -> bool:
+        return self._is_read
+
+    def submitted(self, ordinals: Iterable[int]) -> None:
+        """Count lines that are sent by a provider batch, which the journal holds."""
+        for ordinal in ordinals:
+            self._sent += 1
+            self._sent_again += ordinal in self._journal.unfinished
+
+    def settle(self, reserved: Spent, spent: Spent) -> None:
+        """Replace what was reserved for an attempt with what it cost."""
+        self._budget.settle(reserved, spent)
+        self.read_on.set()
+
+    def reserve_again(self, reserved: Spent) -> bool:
+        """Reserve another attempt of a line. Returns False, and stops the run, if the budget does not allow it."""
+        if self._budget.reserve(reserved):
+            return True
+        self.stop("sending a line again could pass max_cost or max_tokens")
+        return False
 
     def start(self, entry: Entry) -> bool:
         """Record that a line is sent now. Returns False if it must not be."""
@@ -128,36 +163,42 @@ class BulkRun:
         self._sent_again += entry.ordinal in self._journal.unfinished
         return True
 
-    def finish(self, entry: Entry, result: Result[Any]) -> None:
-        """Take in the result of a line."""
+    def finish(self, entry: Entry, result: Result[Any], text: bytes | None = None) -> None:
+        """Take in the result of a line. ``text`` is its line of the output, if it succeeded and has one already."""
         error = result.error
-        if error is not None and not entry.started and not isinstance(error, BadRequest | ConfigError):
+        if error is not None and _is_not_its_fault(entry, result):
             self._budget.settle(entry.reserved, Spent())
-            self.stop(str(error))  # the line was never sent, so it is not the line's fault
+            self.stop(f"no line can be sent: {error}")
             return
         if self._counts_cost:
             self._budget.settle(entry.reserved, self._cost_of(entry, result))
         if self._meter is not None:
             self._meter.add(result)
-        if error is None and self._scorer is not None:
+        if text is not None:
+            pass
+        elif error is None and self._scorer is not None:
             text = verdict_line(entry.custom_id, _identifier(entry.ordinal), result.value)
         elif error is None:
             text = success_line(entry.custom_id, _identifier(entry.ordinal), result.body)
         else:
             text = failure_line(entry.custom_id, _identifier(entry.ordinal), _placed(error, entry.place))
-        self._record(entry.ordinal, entry.digest, text, ok=error is None)
-        if self._failed >= HOPELESS and not self._ok and not self._done_before:
-            self.stop(f"the first {self._failed} lines have all failed; the last one: {error}")
+        self._record(entry.ordinal, entry.digest, text, error)
 
-    def _record(self, ordinal: int, digest: int, text: bytes, *, ok: bool) -> None:
-        self._ok += ok
-        self._failed += not ok
-        self._journal.finish(ordinal, digest, text, ok=ok)
+    def _record(self, ordinal: int, digest: int, text: bytes, error: QRewardError | None) -> None:
+        try:
+            self._journal.finish(ordinal, digest, text, ok=error is None)
+        except JournalFull as full:
+            self.stop(str(full))
+            return
+        self._ok += error is None
+        self._failed += error is not None
+        if self._failed >= HOPELESS and not self._ok and not self._done_before:
+            what = f"the first {self._failed} lines have all failed; the last one: {error}"
+            self.stop(f"{what}; when the cause is mended, go on with retry_failed to send them again")
         if not self._flushing:
             self._flushing = True
             asyncio.get_running_loop().call_soon(self._flush)
         self.read_on.set()
-        self._end_if_over()
 
     def _flush(self) -> None:
         self._flushing = False
@@ -167,8 +208,8 @@ class BulkRun:
         """What a line cost: that of its answer, and all that each attempt without an answer may have cost."""
         if not entry.started:
             return Spent()
-        most = Spent(entry.reserved.tokens // self._attempts, entry.reserved.cost / self._attempts)
-        unknown = sum(attempt.outcome not in FREE for attempt in result.attempts)
+        most = Spent(entry.reserved.tokens // entry.reserves, entry.reserved.cost / entry.reserves)
+        unknown = sum(attempt.outcome not in FREE for attempt in result.attempts[entry.settled :])
         price = self.runtime.prices.get(result.endpoint or "")
         answer = spent_by(result.usage, price, most) if result.ok else Spent()
         return Spent(answer.tokens + unknown * most.tokens, answer.cost + unknown * most.cost)
@@ -179,38 +220,49 @@ class BulkRun:
         """Read the input and hand each line that is not done to the batch of its model."""
         ordinal, lines, sample = 0, self._source.lines(), self._settings.sample
         try:
+            if self._journal.held:
+                self._start_provider()
             while chunk := await asyncio.to_thread(_take, lines):
                 for line in chunk:
-                    if self._is_ours(ordinal):
+                    if self._settings.takes(ordinal) and not self._is_known(ordinal, line):
+                        if self._reason is not None or self._taken == sample:
+                            return
                         await self._take_line(ordinal, line)
-                    if self._reason is not None or self._taken == sample:
-                        return
                     ordinal += 1
-            if self._journal.size > ordinal and self._settings.resume != "force":
-                raise ConfigError(
-                    f"the input has {ordinal} lines, and had {self._journal.size} or more when the journal was written; "
-                    "name another output, or go on with resume=force"
-                )
+            if self._journal.size > ordinal:
+                self._shorten(ordinal)
             self._is_read = True
         finally:
             self._read = ordinal
-            for batch in self._batches.values():
+            for batch in self._all_batches():
                 batch.queue.complete()
 
-    def _is_ours(self, ordinal: int) -> bool:
-        shard = self._settings.shard
-        return shard is None or ordinal % shard[1] == shard[0] - 1
+    def _shorten(self, lines: int) -> None:
+        if self._settings.resume != "force":
+            raise ConfigError(
+                f"the input has {lines} lines, and had {self._journal.size} or more when the journal was written; "
+                "name another output, or go on with resume=force"
+            )
+        self._journal.cut(lines)
 
-    async def _take_line(self, ordinal: int, line: InputLine) -> None:
+    def _is_known(self, ordinal: int, line: InputLine) -> bool:
+        """Return whether a line is done. Raises ``ConfigError`` if it has changed since then."""
         known = self._journal.digest(ordinal)
         if known is not None and known != line.digest and self._settings.resume != "force":
             raise ConfigError(f"{line.place} has changed since its result was received; name another output, or go on with resume=force")
-        if known is not None and known == line.digest:
-            return
+        held = next((found for batch in self._journal.held.values() if (found := batch.digest(ordinal)) is not None), line.digest)
+        if known is None and held != line.digest and not self.force:
+            raise ConfigError(
+                f"{line.place} has changed since it was sent in a provider batch; name another output, or go on with resume=force"
+            )
+        return known == line.digest
+
+    async def _take_line(self, ordinal: int, line: InputLine) -> None:
         try:
             entry, pool = await self._entry(ordinal, line)
         except QRewardError as error:
-            self._record(ordinal, line.digest, failure_line(str(ordinal + 1), _identifier(ordinal), _placed(error, line.place)), ok=False)
+            custom_id = self._reader.identifier(line, ordinal)
+            self._record(ordinal, line.digest, failure_line(custom_id, _identifier(ordinal), _placed(error, line.place)), error)
             return
         if entry is not None:
             await self._hand_over(entry, pool)
@@ -220,14 +272,40 @@ class BulkRun:
         if self._scorer is not None:
             return Entry(ordinal, line, *self._reader.read_item(line, ordinal), Spent()), None
         custom_id, call = self._reader.read(line, ordinal)
-        pool = self.runtime.pool(call.model)
-        reserved = await self._reserve(pool, call)
-        return None if reserved is None else Entry(ordinal, line, custom_id, call, reserved), pool
+        batch_endpoints = self._batch_endpoints(ordinal, line.digest, call)
+        pool = None if batch_endpoints else self._pool(call)
+        names = [each.name for each in (batch_endpoints if pool is None else pool.sources)]
+        attempts = 1 if pool is None else self.attempts
+        reserved = await self._reserve(names, call, attempts)
+        if reserved is None:
+            return None, pool
+        entry = Entry(ordinal, line, custom_id, call, reserved)
+        entry.reserves = attempts
+        return entry, pool
+
+    def _batch_endpoints(self, ordinal: int, digest: int, call: WireRequest) -> tuple[Endpoint, ...]:
+        """Return the endpoints of kind ``openai_batch`` to which a line goes; empty if it goes to others."""
+        found = self.runtime.fleet.batch_endpoints(call.model)
+        if self._provider is not None and (holder := self._provider.endpoint_of(ordinal, digest)) is not None:
+            return (holder,)
+        return found if self._settings.provider_batches == "auto" and url_of(call) in URLS else ()
+
+    def _pool(self, call: WireRequest) -> Pool:
+        try:
+            return self.runtime.pool(call.model)
+        except NoEndpoint as error:
+            if not self.runtime.fleet.batch_endpoints(call.model):
+                raise
+            never = self._settings.provider_batches == "never"
+            why = "provider_batches is 'never'" if never else f"a provider batch takes no requests for {url_of(call)}"
+            raise ConfigError(f"{why}, and model {call.model!r} has no other endpoint") from error
 
     async def _hand_over(self, entry: Entry, pool: Pool | None) -> None:
-        """Give a line to the batch of its model or to that of the scorer, as soon as its queue has room."""
-        batch = self._batches.get(pool)
-        if batch is None:
+        """Give a line to the provider batches, to the batch of its model or to that of the scorer, as soon as its queue has room."""
+        batch: ModelBatch | ScorerBatch | ProviderBatches | None = self._batches.get(pool)
+        if pool is None and self._scorer is None:
+            batch = self._provider or self._start_provider()
+        elif batch is None:
             batch = self._batches[pool] = self._new_batch(entry, pool)
             self._begin(batch.run())
         while batch.queue.is_full and self._reason is None:
@@ -242,13 +320,24 @@ class BulkRun:
         assert self._scorer is not None
         return ScorerBatch(self, self._scorer)
 
-    async def _reserve(self, pool: Pool, call: WireRequest) -> Spent | None:
-        """Reserve what a line can cost at most. Returns None if the budget does not allow it, and stops the run."""
+    def _start_provider(self) -> ProviderBatches:
+        self._provider = ProviderBatches(self, self._journal, self._journal.path.parent)
+        self._begin(self._provider.run())
+        return self._provider
+
+    def _all_batches(self) -> list[ModelBatch | ScorerBatch | ProviderBatches]:
+        return [*self._batches.values(), *([] if self._provider is None else [self._provider])]
+
+    async def _reserve(self, names: list[str], call: WireRequest, attempts: int) -> Spent | None:
+        """Reserve what so many attempts of a line can cost at most, at the dearest of these endpoints.
+
+        Returns None if the budget does not allow it, and stops the run.
+        """
         if not self._budget.is_limited:
             return Spent()
-        prices = [price for source in pool.sources if (price := self.runtime.prices.get(source.name)) is not None]
-        one = most_of(call, max(prices, default=None))
-        most = Spent(one.tokens * self._attempts, one.cost * self._attempts)
+        prices = [price for name in names if (price := self.runtime.prices.get(name)) is not None]
+        one = most_of(call, highest(prices))
+        most = Spent(one.tokens * attempts, one.cost * attempts)
         while not self._budget.reserve(most):
             if self._budget.is_idle:
                 self.stop("the next line could pass max_cost or max_tokens")
@@ -266,52 +355,83 @@ class BulkRun:
         Raises:
             ConfigError: the input cannot be read to its end, or has changed. What was in flight is done, and in the journal.
         """
-        loop, began = asyncio.get_running_loop(), self.runtime.clock()
-        deadline = None if self._settings.deadline is None else loop.call_later(self._settings.deadline, self.stop, "its deadline has come")
+        began = self.runtime.clock()
+        try:
+            await self._work()
+            written = await self._write_if_done()
+        except BaseException:
+            with suppress(QRewardError):  # the first error is the one to tell
+                self._journal.close()
+            raise
+        try:
+            self._journal.close()
+        except QRewardError as error:  # the disk is full, for example
+            self._reason = self._reason or str(error)
+        return self._report(self.runtime.clock() - began, *written)
+
+    async def _work(self) -> None:
+        """Read and send until everything is done, or the run is stopped."""
+        loop, seconds = asyncio.get_running_loop(), self._settings.deadline
         self._meter = self._progress()
-        beat = loop.create_task(self._refresh())
-        self._begin(self._read_all())
+        deadline = None if seconds is None else loop.call_later(seconds, self.stop, f"its deadline of {seconds:g} s has come")
+        beats = set() if self._meter is None else {loop.create_task(self._refresh(self._meter))}
+        self._reading = self._begin(self._read_all())
         try:
             await self._over.wait()
         finally:
             if deadline is not None:
                 deadline.cancel()
-            tasks = {beat, *self._tasks}
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
+            self._source.close()
+            if tasks := beats | self._tasks:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks)
             if self._meter is not None:
                 self._meter.close()
-            self._journal.flush()
+            self._over.set()
+        if self._error is not None:
+            raise self._error
+
+    async def _write_if_done(self) -> tuple[Path | None, Path | None]:
+        """Write the output if everything is done. Returns the files that were written."""
+        if self._reason is None and not self._is_read:
+            self._reason = f"its sample of {self._taken} lines is done"
+        if not self._journal.flush() or self._reason is not None:
+            return None, None
+        writing = asyncio.get_running_loop().create_task(asyncio.to_thread(self._write))
         try:
-            if self._error is not None:
-                raise self._error
-            if self._reason is None and not self._is_read:
-                self._reason = f"its sample of {self._taken} lines is done"
-            return await self._report(self.runtime.clock() - began)
-        finally:
-            self._journal.close()
+            return await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            await asyncio.wait({writing})  # it reads the journal, which is closed after this
+            raise
+        except OSError as error:
+            self._reason = f"the output cannot be written: {error.strerror or error}; its lines are all in the journal"
+            return None, None
 
     def _progress(self) -> ProgressMeter | None:
-        return start_progress(
-            self._settings.progress, self._source.count(), title="qreward run", prices=self.runtime.prices, load=self._load
-        )
+        wanted, prices = self._settings.progress, self.runtime.prices
+        return start_progress(wanted, title="qreward run", prices=prices, load=self._load, clock=self.runtime.clock)
+
+    async def _total(self) -> int | None:
+        """Return the number of lines that this run may send, as far as it can be known before."""
+        lines, shard = await asyncio.to_thread(self._source.count), self._settings.shard
+        if lines is None:
+            return self._settings.sample
+        ours = lines if shard is None else len(range(shard[0] - 1, lines, shard[1]))
+        return min(max(0, ours - self._done_before), self._settings.sample or ours)
 
     def _load(self) -> RouteLoad:
         loads = [load_of(pool) for pool in self._batches if pool is not None]
         return RouteLoad(*map(sum, zip(*loads, strict=True))) if loads else RouteLoad()
 
-    async def _refresh(self) -> None:
+    async def _refresh(self, meter: ProgressMeter) -> None:
+        meter.expect(await self._total())
         while True:
+            meter.refresh()
             await asyncio.sleep(BEAT)
-            if self._meter is not None:
-                self._meter.refresh()
 
-    async def _report(self, seconds: float) -> BulkReport:
+    def _report(self, seconds: float, output: Path | None, failures: Path | None) -> BulkReport:
         journal = self._journal
-        written: tuple[Path | None, Path | None] = None, None
-        if self._reason is None:
-            written = await asyncio.to_thread(self._write)
         endpoints = self._endpoints()
         prompt, completion, cached = (sum(getattr(stats, name) for stats in endpoints.values()) for name in _COUNTS[-3:])
         return BulkReport(
@@ -321,23 +441,31 @@ class BulkRun:
             resumed=self._done_before,
             sent=self._sent,
             sent_again=self._sent_again,
-            in_flight=journal.started,
+            in_flight=journal.started + journal.lost,
+            at_provider=(0, 0) if self._provider is None else self._provider.left_there(),
             torn=journal.torn,
             seconds=seconds,
             tokens=prompt + completion,
             prompt_tokens=prompt,
             cached_tokens=cached,
-            cost=self._budget.spent.cost if self.runtime.prices else None,
+            cost=self._cost(endpoints) if self.runtime.prices else None,
             endpoints=endpoints,
-            output=written[0],
-            failures=written[1],
+            output=output,
+            failures=failures,
             reason=self._reason,
         )
+
+    def _cost(self, endpoints: Mapping[str, EndpointStats]) -> float:
+        """US dollars of the requests; for a scorer those of all answers, as an item may take several."""
+        if self._scorer is None:
+            return self._budget.spent.cost
+        priced = [(self.runtime.prices[name], stats) for name, stats in endpoints.items() if name in self.runtime.prices]
+        return sum(dollars(price, stats.prompt_tokens, stats.completion_tokens) for price, stats in priced)
 
     def _endpoints(self) -> dict[str, EndpointStats]:
         """The statistics of all batches. An endpoint that serves several models has the sum of its counts, and no quantiles."""
         found: dict[str, EndpointStats] = {}
-        for batch in self._batches.values():
+        for batch in self._all_batches():
             for name, stats in batch.endpoints().items():
                 found[name] = stats if name not in found else _sum(found[name], stats)
         return found
@@ -357,6 +485,15 @@ class BulkRun:
 def _sum(one: EndpointStats, other: EndpointStats) -> EndpointStats:
     counts = {name: getattr(one, name) + getattr(other, name) for name in _COUNTS}
     return EndpointStats(**counts)
+
+
+def _is_not_its_fault(entry: Entry, result: Result[Any]) -> bool:
+    """Return whether a failed line was certainly never processed, so that it may be sent again when the endpoints are back."""
+    if isinstance(result.error, BadRequest | ConfigError):
+        return False
+    outcomes = {attempt.outcome for attempt in result.attempts}
+    never_sent = not outcomes and isinstance(result.error, RequestTimeout | NoEndpoint | ClientClosed)
+    return not entry.started or never_sent or outcomes == {"unreachable"}
 
 
 def _take(lines: Iterator[InputLine]) -> list[InputLine]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from qreward.progress import Progress
 from qreward.settings.base import Policy, Seconds
 from qreward.settings.policies import Level, Priority
 
@@ -34,6 +33,8 @@ class BulkSettings(Policy):
         retry_failed: send lines again that failed in an earlier run.
         resume: ``auto`` refuses a journal that belongs to another input or other settings; ``force`` goes on, and sends a line again only
             if it has changed.
+        provider_batches: ``auto`` sends what it can by the endpoints of kind ``openai_batch`` that serve a model, at the price of their
+            ``Endpoint.price`` and within a day; ``never`` uses only other endpoints.
         progress: as in :meth:`QRewardClient.batch_chat_completion`.
 
     Example:
@@ -57,7 +58,8 @@ class BulkSettings(Policy):
     order: Literal["input", "any"] = "input"
     retry_failed: bool = False
     resume: Literal["auto", "force"] = "auto"
-    progress: bool | Callable[[Progress], object] | None = None
+    provider_batches: Literal["auto", "never"] = "auto"
+    progress: Any = None  # checked where it is shown
 
     @field_validator("shard")
     @classmethod
@@ -65,6 +67,10 @@ class BulkSettings(Policy):
         if value is not None and not 1 <= value[0] <= value[1]:
             raise ValueError(f"must be (i, n) with i from 1 to n, not {value}")
         return value
+
+    def takes(self, ordinal: int) -> bool:
+        """Return whether a line belongs to the shard of this run."""
+        return self.shard is None or ordinal % self.shard[1] == self.shard[0] - 1
 
     def scheduling(self) -> dict[str, Any]:
         """The options of each request."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from qreward.bulk.inputs import Input, Inputs
-from qreward.bulk.journal import Journal
+from qreward.bulk.journal import Journal, JournalFull
 from qreward.bulk.outputs import OutputFile
 from qreward.bulk.report import BulkReport
+from qreward.bulk.requests import RequestReader
 from qreward.bulk.run import BulkRun
 from qreward.bulk.settings import BulkSettings
 from qreward.errors import ConfigError
@@ -44,12 +45,26 @@ async def run_bulk(
     if scorer is not None and (checked.max_cost is not None or checked.max_tokens is not None):
         raise ConfigError("max_cost and max_tokens hold for requests; what a judge will use is not known before. Leave them out")
     written, failures = OutputFile(path), OutputFile(path.with_name(f"{path.stem}.failed.jsonl"))
-    journal = Journal(
-        path.with_name(f"{path.name}.journal"),
-        checked.of_the_journal(lines.names, identity or (None if scorer is None else repr(scorer))),
-        force=checked.resume == "force",
-        retry_failed=checked.retry_failed,
-    )
-    run = BulkRun(runtime, lines, (written, failures), journal, checked, scorer)
+    journal_path = path.with_name(f"{path.name}.journal")
+    _check_apart(lines.names, (path, failures.path, journal_path))
+    reader = RequestReader(checked)
+    try:
+        journal = Journal(
+            journal_path,
+            checked.of_the_journal(lines.names, identity or (None if scorer is None else repr(scorer))),
+            force=checked.resume == "force",
+            retry_failed=checked.retry_failed,
+        )
+    except JournalFull as error:
+        return BulkReport(reason=str(error))
+    run = BulkRun(runtime, lines, (written, failures), journal, checked, reader, scorer)
     on_start(run)
     return await run.run()
+
+
+def _check_apart(inputs: Iterable[str], written: Iterable[Path]) -> None:
+    """Raise ``ConfigError`` if a file is both read and written."""
+    read = {Path(name).resolve() for name in inputs}
+    for path in written:
+        if path.resolve() in read:
+            raise ConfigError(f"{str(path)!r} is an input; name another output")

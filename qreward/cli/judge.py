@@ -80,7 +80,7 @@ def _check_output(path: Path) -> None:
 async def _calibrated(args: argparse.Namespace) -> Calibration:
     config = load_reward_config(args.config)
     if config.judge is None:
-        raise ConfigError(f"{config.place}: a calibration needs a judge; it has reward_model instead")
+        raise ConfigError(f"{config.place}: a calibration needs a judge; it has {'cascade' if config.cascade else 'reward_model'} instead")
     bare = config.judge.model_copy(update={"calibration": None})  # the file may name the calibration that is made here
     async with AsyncExitStack() as stack:
         judge = await _scorer(config.model_copy(update={"judge": bare}), stack)
@@ -109,6 +109,6 @@ async def _scorer(config: RewardConfig, stack: AsyncExitStack) -> Scorer:
     client = await stack.enter_async_context(QRewardClient.from_config(config.client or config_from_env()))
     with name_source_in_errors(config):
         check(config, [route.pattern for route in client.list_routes()])
-        scorer: Any = make_scorer(client, config.judge or config.reward_model, owns_client=False)
+        scorer: Any = make_scorer(client, config.scorer, owns_client=False)
     stack.push_async_callback(scorer.aclose)
     return scorer  # type: ignore[no-any-return]

@@ -8,18 +8,31 @@ from __future__ import annotations
 import argparse
 import asyncio
 import signal
+import sys
+from collections.abc import Callable
+from hashlib import blake2b
+from time import monotonic
 from typing import Any
 
 import msgspec
 
+from qreward.bulk.dry_run import dry_run
 from qreward.bulk.report import BulkReport
 from qreward.bulk.run import BulkRun
 from qreward.bulk.start import run_bulk
 from qreward.client import QRewardClient
 from qreward.errors import ConfigError
+from qreward.integrations.trainers.settings import RewardConfig, check, load_reward_config, name_source_in_errors
+from qreward.judge import make_scorer
+from qreward.judge.types import Scorer
+from qreward.progress import Progress
 
-_NAMES = ("model", "template", "system", "timeout", "deadline", "max_cost", "max_tokens", "sample", "order", "retry_failed", "resume")
+_NAMES = (
+    "model", "template", "system", "deadline", "max_cost", "max_tokens", "sample", "shard", "order", "retry_failed", "resume",
+    "provider_batches",
+)  # fmt: skip
 """Settings that have the name of their option."""
+PROGRESS = ("bar", "plain", "json", "none")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--set", action="append", default=[], metavar="NAME=VALUE", help="a parameter of lines that do not set it, such as max_tokens=512")
     add("--template", metavar="TEXT", help="makes the prompt of a row; {column} is replaced with its value; @FILE reads it from a file")
     add("--system", metavar="TEXT", help="system message of plain lines and rows; @FILE reads it from a file")
-    add("--timeout", type=float, default=600.0, metavar="SECONDS", help="for one line, queueing included (default: %(default)g)")
+    scorer = parser.add_mutually_exclusive_group()
+    scorer.add_argument("--judge", metavar="FILE", help="judge each line as an item; the file is that of the trainers' adapters")
+    scorer.add_argument("--score", metavar="MODEL", help="score each line as an item with this reward model")
+    add("--timeout", type=float, metavar="SECONDS", help="for one line, queueing included (default: 600, or the deadline of --judge)")
     add("--deadline", type=float, metavar="SECONDS", help="send nothing more after this time; finish what is in flight")
     add("--max-cost", type=float, metavar="DOLLARS", help="never spend more; what is in flight counts with all of its max_tokens")
     add("--max-tokens", type=int, metavar="TOKENS", help="never use more tokens, prompts included")
@@ -40,23 +56,115 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--order", choices=("input", "any"), default="input", help="order of the output (default: %(default)s)")
     add("--retry-failed", action="store_true", help="send lines again that failed in an earlier run")
     add("--resume", choices=("auto", "force"), default="auto", help="force goes on although the input or the settings have changed")
-    add("--progress", choices=("bar", "none"), default="bar", help="how the progress is shown (default: %(default)s)")
+    add(
+        "--provider-batches",
+        choices=("auto", "never"),
+        default="auto",
+        help="whether endpoints of kind openai_batch are used (default: auto)",
+    )
+    add("--dry-run", action="store_true", help="read everything, send nothing, and print what would be sent")
+    add("--progress", choices=PROGRESS, default="bar", help="how the progress is shown on standard error (default: %(default)s)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run; 0 if all lines are done, 1 if some failed, 75 if the same command can go on. Raises ``ConfigError``."""
+    """Run; 0 if all lines are done, 1 if some failed, 75 if the same command can go on. Raises ``ConfigError``.
+
+    A dry run returns 0, or 2 if there are bad lines.
+    """
+    scorer = _scorer_settings(args)
     settings: dict[str, Any] = {name: getattr(args, name) for name in _NAMES}
     settings |= {name: _text(settings[name]) for name in ("template", "system")}
-    settings |= {"params": dict(map(_parameter, args.set)), "shard": args.shard, "progress": args.progress == "bar"}
-    report = asyncio.run(_run(args, settings))
+    settings |= {"params": dict(map(_parameter, args.set)), **_scheduling(args, scorer)}
+    if args.dry_run:
+        return asyncio.run(_try(args, settings, scorer))
+    progress, finish = _progress(args.progress)
+    report = asyncio.run(_run(args, settings | {"progress": progress}, scorer))
+    finish()
     print(report)
     return report.exit_code
 
 
-async def _run(args: argparse.Namespace, settings: dict[str, Any]) -> BulkReport:
-    client = QRewardClient.from_env() if args.config is None else QRewardClient.from_config(args.config)
-    async with client:
-        return await run_bulk(client, args.input, args.output, settings, on_start=_stop_on_interrupt)
+def _scorer_settings(args: argparse.Namespace) -> RewardConfig | None:
+    if args.judge is not None:
+        return load_reward_config(args.judge)
+    return None if args.score is None else RewardConfig(reward_model=args.score)
+
+
+def _scheduling(args: argparse.Namespace, scorer: RewardConfig | None) -> dict[str, Any]:
+    """The settings of lines that the file of a scorer may set too."""
+    found = {} if scorer is None else {"columns": scorer.columns, "priority": scorer.priority}
+    timeout = args.timeout if args.timeout is not None or scorer is None else scorer.deadline
+    return found if timeout is None else {**found, "timeout": timeout}
+
+
+def _client(args: argparse.Namespace, scorer: RewardConfig | None) -> QRewardClient:
+    if args.config is not None:
+        return QRewardClient.from_config(args.config)
+    if scorer is not None and scorer.client is not None:
+        return QRewardClient.from_config(scorer.client)
+    return QRewardClient.from_env()
+
+
+def _identity(scorer: RewardConfig) -> str:
+    """Describe a scorer, so that a run with another one is refused. Settings that change no verdict are left out."""
+    if scorer.judge is None:
+        return f"reward model {scorer.reward_model}"
+    settings = scorer.judge.model_dump_json().encode()
+    return f"judge {', '.join(scorer.judge.model)}, settings {blake2b(settings, digest_size=8).hexdigest()}"
+
+
+async def _try(args: argparse.Namespace, settings: dict[str, Any], scorer: RewardConfig | None) -> int:
+    async with _client(args, scorer) as client:
+        if scorer is not None:
+            _make_scorer(client, scorer)
+        found = dry_run(client, args.input, settings, is_scored=scorer is not None)
+    print(found)
+    return 2 if found.bad else 0
+
+
+async def _run(args: argparse.Namespace, settings: dict[str, Any], scorer: RewardConfig | None) -> BulkReport:
+    async with _client(args, scorer) as client:
+        if scorer is None:
+            return await run_bulk(client, args.input, args.output, settings, on_start=_stop_on_interrupt)
+        made = _make_scorer(client, scorer)
+        try:
+            identity = _identity(scorer)
+            return await run_bulk(client, args.input, args.output, settings, scorer=made, identity=identity, on_start=_stop_on_interrupt)
+        finally:
+            await made.aclose()
+
+
+def _make_scorer(client: QRewardClient, scorer: RewardConfig) -> Scorer:
+    with name_source_in_errors(scorer):
+        check(scorer, [route.pattern for route in client.list_routes()])
+        return make_scorer(client, scorer.judge or scorer.reward_model, owns_client=False)
+
+
+def _progress(kind: str) -> tuple[Any, Callable[[], None]]:
+    """Return the setting ``progress`` of a kind, and what to call at the end."""
+    if kind == "json":
+        lines = _JsonLines()
+        return lines.show, lines.close
+    return {"bar": True, "plain": "plain", "none": False}[kind], lambda: None
+
+
+class _JsonLines:
+    """Writes the progress to standard error as JSON, a line a second, and one at the end."""
+
+    def __init__(self) -> None:
+        self._due = 0.0
+        self._unwritten: Progress | None = None
+
+    def show(self, progress: Progress) -> None:
+        self._unwritten = progress
+        if (now := monotonic()) >= self._due:
+            self._due = now + 1.0
+            self.close()
+
+    def close(self) -> None:
+        if self._unwritten is not None:
+            print(msgspec.json.encode(self._unwritten).decode(), file=sys.stderr, flush=True)
+            self._unwritten = None
 
 
 def _stop_on_interrupt(run: BulkRun) -> None:
@@ -66,7 +174,7 @@ def _stop_on_interrupt(run: BulkRun) -> None:
     assert task is not None
 
     def stop() -> None:
-        print("\nfinishing what is in flight; Ctrl-C again stops now", flush=True)
+        print("\nfinishing what is in flight; Ctrl-C again stops now", file=sys.stderr, flush=True)
         run.stop("it was interrupted")
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, run.stop_now)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import TypeVar
 
 from qreward.codecs.base import WireRequest
 from qreward.codecs.decisions.base import DecisionInput
@@ -18,6 +19,7 @@ REFUSED = "refused"
 """Outcome of an attempt whose request the server found wrong: 400, 413 or 422, but not for the length of the input."""
 
 Outcome = Decision | QRewardError
+T = TypeVar("T")
 
 
 def questions_of(call: WireRequest) -> tuple[Question, ...]:
@@ -29,11 +31,19 @@ def questions_of(call: WireRequest) -> tuple[Question, ...]:
 def divided(call: WireRequest, most: int) -> list[WireRequest]:
     """Return a request as parts with at most ``most`` questions each, of about the same size, in the order of the questions."""
     questions = questions_of(call)
-    if len(questions) <= most:
-        return [call]
-    count = -(-len(questions) // most)
-    ends = [len(questions) * place // count for place in range(count + 1)]
-    return [_part(call, questions[begin:end]) for begin, end in pairwise(ends)]
+    return [call] if len(questions) <= most else [_part(call, part) for part in evenly(questions, most)]
+
+
+def evenly(items: tuple[T, ...], most: int) -> list[tuple[T, ...]]:
+    """Return items in parts of at most ``most``, of about the same size.
+
+    Example:
+        >>> evenly((1, 2, 3, 4, 5), 3)
+        [(1, 2), (3, 4, 5)]
+    """
+    count = -(-len(items) // most)
+    ends = [len(items) * place // count for place in range(count + 1)]
+    return [items[begin:end] for begin, end in pairwise(ends)]
 
 
 def smaller(call: WireRequest, error: QRewardError, attempts: Sequence[AttemptRecord], most: int) -> list[WireRequest]:

@@ -20,11 +20,14 @@ from qreward.results import BatchInterrupted, BatchResult, BatchStats, Result
 from qreward.scheduler.outcome import Answer, Outcome
 from qreward.scheduler.state import READ_AHEAD, Attempt, BatchFeed, Pool, RequestOptions, Source, Task
 
-MOST_AT_ONCE = 128
+MOST_AT_ONCE = 256
 """Maximum number of items that are read, or that fail unread, in one turn of the event loop."""
 
 BEAT = 0.25
 """Seconds between two refreshes of the progress display, so that it is updated even when no item finishes."""
+
+GROUPED_AT_ONCE = 128
+"""The same for items whose prompts have prefixes, as each is also sorted into a group."""
 
 FILL = 0.05
 """Seconds for which a batch whose prompts have prefixes reads ahead before it sends the first item."""
@@ -63,7 +66,6 @@ class BatchWaiter(Waiter):
     """
 
     carry: Callable[[Attempt], Awaitable[Outcome]] | None = None
-    most_at_once = MOST_AT_ONCE  # items read in one turn of the event loop
     _waited = 0.0  # seconds of the deadline that had passed before it was run
 
     def __init__(
@@ -237,7 +239,7 @@ class BatchWaiter(Waiter):
     def _read_now(self, feed: BatchFeed) -> bool:
         """Read some items. Returns False if reading continues by itself, or when the consumer takes events."""
         assert isinstance(self._items, Iterator)
-        for _ in range(self.most_at_once):
+        for _ in range(MOST_AT_ONCE if feed.read_ahead <= READ_AHEAD else GROUPED_AT_ONCE):
             if self._room(feed) <= 0 or feed.ended:
                 break
             try:

@@ -33,7 +33,7 @@ from qreward.scheduler.routing import Routes
 from qreward.scheduler.scheduler import Scheduler
 from qreward.scheduler.state import Balancer, Pool, Source, make_source
 from qreward.settings.client import ClientConfig
-from qreward.settings.policies import Endpoint, Limits, LoadBalanceStrategy, PrefixAffinity, Route
+from qreward.settings.policies import BATCH_KIND, Endpoint, Limits, LoadBalanceStrategy, PrefixAffinity, Route
 from qreward.spelling import did_you_mean
 
 SETTINGS = ("retry", "hedge", "prefix_affinity", "max_queued", "timeout")
@@ -63,21 +63,32 @@ class Fleet:
         self._own: dict[str, Pool] = {}  # pattern -> the endpoints that declare it
         self._routes: dict[str, tuple[Route, Pool]] = {}
         self._table: Routes[Pool] = Routes()
+        self._provided: dict[Pool, tuple[Endpoint, ...]] = {}  # the endpoints of a pool's pattern that only bulks use
         self._orphans: list[tuple[str, Pool]] = []  # pools whose pattern is gone, kept because requests may still hold them
         self._set(endpoints, routes)
 
     def pool(self, model: str) -> Pool:
         """Return the pool that serves a model, and record the model as requested from it.
 
-        Raises ``NoEndpoint``, which names the existing routes.
+        Raises ``NoEndpoint``, which names the existing routes, or says that only bulks can use the endpoints of the model.
         """
         pool = self._table.find(model)
         if pool is None:
             raise NoEndpoint(f"no route matches the model {model!r}; there are routes for {', '.join(map(repr, self._table.items()))}")
+        if not pool.sources and (names := [endpoint.name for endpoint in self._provided.get(pool, ())]):
+            raise NoEndpoint(
+                f"model {model!r} has only endpoints of kind {BATCH_KIND!r} ({', '.join(map(repr, names))}), which take files of requests; "
+                "send it by client.run or qreward run, or add an endpoint of kind 'openai' for single calls, batches and judges"
+            )
         models = pool.models
         if model not in models and len(models) < MAX_MODELS:
             models.add(model)
         return pool
+
+    def batch_endpoints(self, model: str) -> tuple[Endpoint, ...]:
+        """Return the endpoints of kind ``openai_batch`` that serve a model."""
+        pool = self._table.find(model)
+        return () if pool is None else self._provided.get(pool, ())
 
     def source(self, name: str) -> Source:
         """Return the source of an endpoint by name. Raises ``ConfigError``, which names the closest valid name."""
@@ -94,7 +105,7 @@ class Fleet:
         listed = []
         for pattern, pool in self._table.items().items():
             registered = self._routes.get(pattern)
-            own = tuple(source.name for source in pool.sources)
+            own = (*(source.name for source in pool.sources), *(endpoint.name for endpoint in self._provided.get(pool, ())))
             listed.append(registered[0] if registered else Route(pattern=pattern, endpoints=own))
         return listed
 
@@ -213,6 +224,7 @@ class Fleet:
         balancings = {pool: (route.strategy, route.weights) for route, pool in self._routes.values()}
         unused = self._pools()
         served: list[tuple[Pool, list[Source], Balancer]] = []
+        provided: dict[Pool, tuple[Endpoint, ...]] = {}
         table: Routes[Pool] = Routes()
 
         def serve(pattern: str, sources: list[Source], balancing: _Balancing) -> Pool:
@@ -221,7 +233,9 @@ class Fleet:
             pool.prefix_of = self._prefix_of
             pool.set_look_ahead(0 if self._affinity is None else self._affinity.look_ahead)
             same = balancings.get(pool, _DEFAULT_BALANCING) == balancing
-            served.append((pool, sources, pool.balancer if same else self._balancer(balancing)))
+            ordinary = [source for source in sources if cast("Endpoint", source.handle).kind != BATCH_KIND]
+            provided[pool] = tuple(cast("Endpoint", source.handle) for source in sources if source not in ordinary)
+            served.append((pool, ordinary, pool.balancer if same else self._balancer(balancing)))
             return pool
 
         registered = {}
@@ -236,7 +250,7 @@ class Fleet:
         for pattern, pool in {**own, **{pattern: pool for pattern, (_, pool) in registered.items()}}.items():
             table.set(pattern, pool)
         self._orphans = [(pattern, pool) for pattern, pools in unused.items() for pool in pools]
-        self._own, self._routes, self._table = own, registered, table
+        self._own, self._routes, self._table, self._provided = own, registered, table, provided
         return served
 
     def _pools(self) -> dict[str, list[Pool]]:

@@ -175,8 +175,12 @@ _BY_REWARDER: WeakKeyDictionary[Rewarder, tuple[Fallbacks, Fallbacks]] = WeakKey
 
 
 def middle(config: RewardConfig) -> float:
-    """Return the middle of a judge's score range; 0 for a reward model, whose range is unknown before its first answer."""
-    return fmean(config.judge.range or config.judge.scale) if config.judge is not None else 0.0
+    """Return the middle of a judge's score range, of a cascade that of its last stage; 0 for a reward model, whose range is unknown."""
+    judge = list(config.stages.values())[-1]
+    if isinstance(judge, str):
+        return 0.0
+    is_share = judge.rubric is not None or judge.verdict == "yes_no"
+    return fmean(judge.range or ((0.0, 1.0) if is_share else judge.scale))
 
 
 def normalize_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[float]]:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import mean, median, median_low
 from typing import NamedTuple
 
 from qreward.decisions import Option
 from qreward.errors import QRewardError, RequestError
 from qreward.judge.config import Settle
-from qreward.judge.rubric import Rubric
-from qreward.judge.types import Vote
+from qreward.judge.rubric import DecidedCriteria, Rubric
+from qreward.judge.types import CriterionResult, Vote
 
 SampleOutcome = Vote | QRewardError | None
 """The outcome of one request; None while it is pending."""
@@ -23,7 +23,7 @@ class Aggregate(NamedTuple):
     Attributes:
         score: the aggregated score.
         votes: the votes.
-        confidence: the confidence in the score, from 0 to 1; None for a single written vote. See :func:`agreement`.
+        confidence: the confidence in the score, from 0 to 1; None for a single written vote. See :func:`confidence_of`.
     """
 
     score: float
@@ -61,7 +61,7 @@ def quorum_error(outcomes: Sequence[SampleOutcome], what: str = "votes") -> QRew
     return error
 
 
-def agreement(score: float, votes: Sequence[Vote], how: Settle, width: float | None) -> float | None:
+def confidence_of(score: float, votes: Sequence[Vote], how: Settle, width: float | None) -> float | None:
     """The confidence in a score that was aggregated from votes, from 0 to 1; None for a single written vote.
 
     The confidence of a single decision is its own. Of several votes it is the share that agrees with the score, where a decision counts
@@ -73,9 +73,9 @@ def agreement(score: float, votes: Sequence[Vote], how: Settle, width: float | N
         width: width of the range of scores. None if it is not known, as with a ``score`` function: then only equal votes agree.
 
     Example:
-        >>> agreement(1.0, [Vote(1.0), Vote(0.0), Vote(1.0), Vote(1.0)], "majority", 1.0)
+        >>> confidence_of(1.0, [Vote(1.0), Vote(0.0), Vote(1.0), Vote(1.0)], "majority", 1.0)
         0.75
-        >>> agreement(0.8, [Vote(0.9, confidence=0.9), Vote(0.7, confidence=0.7)], "mean", 1.0)
+        >>> confidence_of(0.8, [Vote(0.9, confidence=0.9), Vote(0.7, confidence=0.7)], "mean", 1.0)
         0.8
     """
     if len(votes) == 1:
@@ -96,7 +96,7 @@ def aggregate_scores(outcomes: Sequence[SampleOutcome], how: Settle, width: floa
     request has a vote or an error. All three need votes from more than half of the requests.
 
     Args:
-        width: see :func:`agreement`.
+        width: see :func:`confidence_of`.
     """
     if len(outcomes) == 1:
         only = outcomes[0]
@@ -105,7 +105,7 @@ def aggregate_scores(outcomes: Sequence[SampleOutcome], how: Settle, width: floa
     if score is None or isinstance(score, QRewardError):
         return score
     votes = [outcome for outcome in outcomes if isinstance(outcome, Vote)]
-    return Aggregate(score, tuple(sorted(votes, key=lambda vote: abs(vote.score - score))), agreement(score, votes, how, width))
+    return Aggregate(score, tuple(sorted(votes, key=lambda vote: abs(vote.score - score))), confidence_of(score, votes, how, width))
 
 
 def aggregate_comparisons(outcomes: Sequence[SampleOutcome], how: Settle) -> Aggregate | QRewardError | None:
@@ -113,15 +113,38 @@ def aggregate_comparisons(outcomes: Sequence[SampleOutcome], how: Settle) -> Agg
 
     Each pair was shown in both orders: the requests 2k and 2k + 1 belong together. If the two orders disagree, they count as a tie. If one
     of them is a tie, the other cannot change that. Two decisions that agree count as their mean. Several judges or samples are aggregated
-    like scores, except that equally frequent preferences make a tie.
+    like scores, except that a ``majority`` is of preferences: its score is the mean of the pairs with the most frequent preference, and
+    equally frequent preferences make a tie.
+
+    The confidence is the share of the pairs that prefer the same, where a decision counts with its own confidence.
     """
     pairs = [_agreed(outcomes[place], outcomes[place + 1]) for place in range(0, len(outcomes), 2)]
-    score = _aggregate(pairs, how, lambda _: 0.5)
+    agreed = [pair for pair in pairs if isinstance(pair, Vote)]
+    is_majority = how == "majority"
+    score = _aggregate([_preference(pair) for pair in pairs] if is_majority else pairs, how, lambda _: 0.5)
     if score is None or isinstance(score, QRewardError):
         return score
-    agreed = [pair for pair in pairs if isinstance(pair, Vote)]
+    same = [pair for pair in agreed if _preferred(pair.score) == _preferred(score)]
+    if is_majority and any(pair.confidence is not None for pair in same):
+        if None in pairs:
+            return None  # a decision that is missing may change the mean
+        score = mean([pair.score for pair in same])
     votes = tuple(outcome for outcome in outcomes if isinstance(outcome, Vote))
-    return Aggregate(score, votes, agreement(score, agreed, how, 1.0))
+    sure = (
+        agreed[0].confidence
+        if len(agreed) == 1
+        else sum(1.0 if pair.confidence is None else pair.confidence for pair in same) / len(agreed)
+    )
+    return Aggregate(score, votes, sure)
+
+
+def _preferred(score: float) -> float:
+    """The score of a pair as that of a preference: 1.0, 0.5 or 0.0."""
+    return 1.0 if score > 0.5 else 0.0 if score < 0.5 else 0.5
+
+
+def _preference(pair: SampleOutcome) -> SampleOutcome:
+    return Vote(_preferred(pair.score)) if isinstance(pair, Vote) else pair
 
 
 def aggregate_rubrics(
@@ -149,11 +172,22 @@ def _whole(parts: Sequence[SampleOutcome], rubric: Rubric, bounds: tuple[float, 
     votes = [part for part in parts if isinstance(part, Vote)]
     if len(votes) < len(parts):
         return None
-    criteria = {name: result for vote in votes for name, result in (vote.criteria or {}).items()}  # in the order of the rubric
-    results = list(criteria.values())
+    criteria = _joined([vote.criteria or {} for vote in votes])  # in the order of the rubric
+    confidence: float | None
+    if isinstance(criteria, DecidedCriteria):
+        values = criteria.scores()
+        confidence = rubric.confidence(values, criteria.table.confidences)
+    else:
+        results = criteria.values()
+        values, known = [each.score for each in results], [each.confidence for each in results if each.confidence is not None]
+        confidence = rubric.confidence(values, known) if len(known) == len(values) else None
     low, high = bounds
-    score = low + (high - low) * rubric.score([result.score for result in results])
-    return Vote(score, model=votes[0].model, confidence=rubric.confidence(results), criteria=criteria)
+    return Vote(low + (high - low) * rubric.score(values), model=votes[0].model, confidence=confidence, criteria=criteria)
+
+
+def _joined(parts: Sequence[Mapping[str, CriterionResult]]) -> Mapping[str, CriterionResult]:
+    """The criteria of all requests of a sample."""
+    return parts[0] if len(parts) == 1 else {name: result for part in parts for name, result in part.items()}
 
 
 def _aggregate(outcomes: Sequence[SampleOutcome], how: Settle, choose: Callable[[Sequence[float]], float]) -> float | QRewardError | None:

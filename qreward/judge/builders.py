@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import Any
 
 from qreward.codecs.decisions.operation import Decide
+from qreward.deciding.parts import evenly
 from qreward.errors import ConfigError
 from qreward.judge.config import JudgeConfig
 from qreward.judge.deciding import WRITING_ONLY, AutoMethod, DecidingModel, SingleQuestion, preference_question, question_of
@@ -138,8 +138,5 @@ class Builders:
         elif config.rubric is None:
             asks = [self._point] if self._point is not None else []
         else:
-            criteria = config.rubric.criteria
-            count = -(-len(criteria) // most)
-            ends = [len(criteria) * place // count for place in range(count + 1)]
-            asks = [criteria[begin:end] for begin, end in pairwise(ends)]
+            asks = [*evenly(config.rubric.criteria, most)]
         return ModelQuestions(self._prompt(pairs, apart=True), [DecidingModel(model, each, config, self._decide, auto) for each in asks])

@@ -12,10 +12,10 @@ from functools import partial
 from math import isfinite
 from typing import Any, NamedTuple, Unpack
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from qreward.engine.portal import BlockingTwin, blocking
-from qreward.errors import ConfigError, InvalidResponse, QRewardError, RequestTimeout
+from qreward.errors import ConfigError, Fault, InvalidResponse, QRewardError, RequestTimeout
 from qreward.judge.cascade_batch import CascadeBatch
 from qreward.judge.cascade_stage import Confidence, Decided, Stage
 from qreward.judge.config import JudgeConfig
@@ -24,7 +24,7 @@ from qreward.options import DEFAULT, JudgeBatchOptions, batch_items, seconds
 from qreward.results import BatchResult
 from qreward.runtime import runtime_of
 from qreward.server.import_string import load_object
-from qreward.settings.base import Policy
+from qreward.settings.base import Number, Policy, shown, wrong
 from qreward.settings.policies import Priority
 
 AnyScorer = Scorer | BlockingTwin[Any]
@@ -47,6 +47,31 @@ class CascadeConfig(Policy):
     stages: tuple[JudgeConfig | str, ...] | dict[str, JudgeConfig | str] = Field(min_length=2)
     min_confidence: float | tuple[float, ...] = 0.8
     confidence: dict[str, str] = Field(default_factory=dict)
+
+    @field_validator("stages", mode="before")
+    @classmethod
+    def _read_stages(cls, value: object) -> object:
+        """Validate each stage here, so that an error says where it is, and not which of the possible types it is not."""
+        if not isinstance(value, list | tuple | Mapping):
+            raise ValueError("must be a list of stages, the cheapest first, or a mapping from their names")
+        read: dict[str | int, object] = {}
+        faults: list[Fault] = []
+        for key, stage in value.items() if isinstance(value, Mapping) else enumerate(value):
+            try:
+                read[key] = JudgeConfig.from_content(stage) if isinstance(stage, Mapping) else stage
+            except ConfigError as error:
+                faults += [((key, *path), text.removeprefix(f"{'.'.join(map(str, path))}: ")) for path, text in error.faults]
+            if not isinstance(stage, Mapping | JudgeConfig) and not (isinstance(stage, str) and stage.strip()):
+                faults.append(((key,), f"must be the settings of a judge, or the name of a reward model, not {shown(stage)}"))
+        if faults:
+            raise wrong(*faults)
+        return read if isinstance(value, Mapping) else tuple(read.values())
+
+    @field_validator("min_confidence", mode="before")
+    @classmethod
+    def _read_numbers(cls, value: object) -> object:
+        check = Number()
+        return [check(number) for number in value] if isinstance(value, list | tuple) else check(value)
 
 
 class CascadeStats(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import isfinite
+from math import isfinite, nan
 from typing import NamedTuple
 
 from qreward.errors import ClientClosed, ConfigError, DeadlineExceeded, InvalidResponse, NoEndpoint, QRewardError
@@ -55,7 +55,11 @@ class Stage(NamedTuple):
             raise InvalidResponse(f"{where} raised {type(error).__name__}: {error}; the fault is in your code (see __cause__)") from error
         if confidence is None:
             return None
-        if isinstance(confidence, str | bytes) or not isfinite(number := float(confidence)):
+        try:
+            number = nan if isinstance(confidence, str | bytes) else float(confidence)  # also of a number of numpy
+        except (TypeError, ValueError, OverflowError):
+            number = nan
+        if not isfinite(number):
             raise InvalidResponse(f"{where} returned {confidence!r}, which is not a finite number; return None where it is not sure")
         return number
 

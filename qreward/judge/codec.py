@@ -14,7 +14,7 @@ from qreward.codecs import json as jsonio
 from qreward.codecs.base import Malformed, WireRequest
 from qreward.codecs.chat import ChatAnswer, ChatCodec, joined
 from qreward.codecs.finish_reason import ABORTED, is_whole
-from qreward.decisions import DecisionAnswer
+from qreward.decisions import AnswerTable
 from qreward.errors import BadRequest, QRewardError
 
 _ABOUT_FORM = re.compile(r"(?i)response.?format|json.?schema|json.?object|guided|structured.?output|grammar|xgrammar|outlines")
@@ -84,21 +84,21 @@ class DecidedReply:
     """The decisions in one response; see :class:`ModelReply`.
 
     Attributes:
-        answers: the answers, in the order of the questions.
+        table: the answers.
     """
 
-    __slots__ = ("answers", "fingerprint")
+    __slots__ = ("fingerprint", "table")
     reasoning = refusal = ""
     ending = None
     whole = True
 
-    def __init__(self, answers: tuple[DecisionAnswer, ...], fingerprint: str) -> None:
-        self.answers, self.fingerprint = answers, fingerprint
+    def __init__(self, table: AnswerTable, fingerprint: str) -> None:
+        self.table, self.fingerprint = table, fingerprint
 
     @property
     def text(self) -> str:
         """Its form in the cache, the same for all dialects: of each answer the confidence, the label mass and the probabilities."""
-        rows = [[each.confidence, each.label_mass, *each.probabilities.values()] for each in self.answers]
+        rows = [[each.confidence, each.label_mass, *each.probabilities.values()] for each in self.table.answers()]
         return msgspec.json.encode(rows).decode()
 
 

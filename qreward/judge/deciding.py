@@ -16,14 +16,14 @@ import msgspec
 from qreward.codecs.base import WireRequest
 from qreward.codecs.decisions.base import DecisionInput, DecisionReply, valid_input
 from qreward.codecs.decisions.operation import Decide
-from qreward.decisions import Choice, DecisionAnswer, Option, Question, Score, YesNo
+from qreward.decisions import AnswerTable, Choice, FoundAnswer, Option, Question, Score, YesNo
 from qreward.errors import BadRequest, ConfigError, QRewardError
 from qreward.judge.asking import JudgeModel, encoded
 from qreward.judge.codec import DecidedReply, Reply, fingerprint_of
 from qreward.judge.config import JudgeConfig
 from qreward.judge.parsing import ScoreVerdict, Unreadable, YesNoVerdict
 from qreward.judge.prompts import Messages
-from qreward.judge.rubric import Criterion, Rubric
+from qreward.judge.rubric import Criterion, CriterionGroup, DecidedCriteria, Rubric
 from qreward.judge.types import Vote
 from qreward.options import preparer
 
@@ -92,6 +92,7 @@ class DecidingModel(JudgeModel):
         super().__init__(model, config)
         self._single = asks if isinstance(asks, SingleQuestion) else None
         self._criteria = () if isinstance(asks, SingleQuestion) else tuple(asks)
+        self._group = CriterionGroup(self._criteria)
         self._questions = (asks.question,) if isinstance(asks, SingleQuestion) else tuple(each.question for each in asks)
         self._decide, self._auto, self._least = decide, auto, config.min_label_mass
         self._names = [""] if len(self._questions) == 1 else [f"criterion {each.name!r}: " for each in self._criteria]
@@ -132,7 +133,7 @@ class DecidingModel(JudgeModel):
         return True
 
     def parse(self, answer: DecisionReply) -> DecidedReply:
-        return DecidedReply(answer.answers, fingerprint_of(answer.model, None, None))
+        return DecidedReply(answer.table, fingerprint_of(answer.model, None, None))
 
     def divided(self, asked: DecisionInput, error: QRewardError) -> Sequence[DecisionInput]:
         """The halves of a request with more questions than a server takes, which may turn out only when it is sent."""
@@ -143,45 +144,49 @@ class DecidingModel(JudgeModel):
 
     def joined(self, replies: Sequence[Reply]) -> DecidedReply:
         parts = [reply for reply in replies if isinstance(reply, DecidedReply)]
-        return DecidedReply(tuple(answer for part in parts for answer in part.answers), parts[-1].fingerprint)
+        return DecidedReply(AnswerTable.joined([part.table for part in parts]), parts[-1].fingerprint)
 
     def vote(self, reply: Reply, *, swapped: bool) -> Vote:
         """The expected score. Raises ``Unreadable`` for a question without an answer, or with too low a label mass."""
-        answers = reply.answers if isinstance(reply, DecidedReply) else self._from_text(reply.text)
-        for name, answer in zip(self._names, answers, strict=True):
-            if answer.error is not None:
-                raise Unreadable(f"{name}{answer.error}")
-            if answer.label_mass is not None and answer.label_mass < self._least:
-                mass = f"all options together have a probability of {answer.label_mass:.4g}"
-                raise Unreadable(f"{name}{mass}, which is less than min_label_mass={self._least:g}: the model would answer something else")
+        table = reply.table if isinstance(reply, DecidedReply) else self._from_text(reply.text)
+        self._check(table)
         if self._auto is not None and isinstance(reply, DecidedReply):  # a cached answer says nothing about the servers of today
             self._auto.settle(works=True, why="it answers with probabilities")
         if self._single is not None:
-            return _single_vote(self._single, answers[0], self.model, swapped=swapped)
-        criteria = {each.name: each.result(answer) for each, answer in zip(self._criteria, answers, strict=True)}
-        return Vote(0.0, model=self.model, criteria=criteria)  # its score comes from all requests of the sample
+            return _single_vote(self._single, table, self.model, swapped=swapped)
+        return Vote(0.0, model=self.model, criteria=DecidedCriteria(self._group, table))  # its score comes from all requests of the sample
 
-    def _from_text(self, text: str) -> tuple[DecisionAnswer, ...]:
+    def _check(self, table: AnswerTable) -> None:
+        """Raise ``Unreadable`` for the first question without an answer, or with too low a label mass."""
+        for place, mass in enumerate(table.label_masses):
+            if table.errors and place in table.errors:
+                raise Unreadable(f"{self._names[place]}{table.errors[place]}")
+            if mass is not None and mass < self._least:
+                told = f"all options together have a probability of {mass:.4g}"
+                less = f"which is less than min_label_mass={self._least:g}: the model would answer something else"
+                raise Unreadable(f"{self._names[place]}{told}, {less}")
+
+    def _from_text(self, text: str) -> AnswerTable:
         """The answers in a text from the cache. Raises ``ValueError`` or ``TypeError`` if it is not of these questions."""
-        answers = []
+        found = []
         for question, (confidence, mass, *numbers) in zip(self._questions, msgspec.json.decode(text), strict=True):
             if len(numbers) != len(question.options) or not all(0.0 <= number <= 1.0 and isfinite(number) for number in numbers):
                 raise ValueError("the answer is to another question")
-            answers.append(DecisionAnswer(question, numbers, label_mass=mass, confidence=confidence))
-        return tuple(answers)
+            found.append(FoundAnswer(tuple(numbers), mass, confidence))
+        return AnswerTable.of(self._questions, found)
 
     def repeated(self, asked: DecisionInput, reply: Reply, reason: str) -> DecisionInput:  # noqa: ARG002 - never called, as reasks is 0
         return asked
 
 
-def _single_vote(asks: SingleQuestion, answer: DecisionAnswer, model: str, *, swapped: bool) -> Vote:
-    numbers = tuple(answer.probabilities.values())
+def _single_vote(asks: SingleQuestion, table: AnswerTable, model: str, *, swapped: bool) -> Vote:
+    numbers = table.probabilities
     if swapped:
         numbers = (numbers[1], numbers[0], *numbers[2:])
     expected = sum(number * worth for number, worth in zip(numbers, asks.worths, strict=True))
     score = min(max(expected, min(asks.worths)), max(asks.worths))  # rounding may exceed the ends
     distribution = dict(zip(asks.names, numbers, strict=True))
-    return Vote(score, model=model, swapped=swapped, confidence=answer.confidence, distribution=distribution)
+    return Vote(score, model=model, swapped=swapped, confidence=table.confidences[0], distribution=distribution)
 
 
 def _lacks_probabilities(error: QRewardError) -> bool:
@@ -192,7 +197,9 @@ def _lacks_probabilities(error: QRewardError) -> bool:
 
 
 LEVELS = 10
-"""The most levels of a score: servers take no more, and chat models answer with one digit."""
+"""The most levels of a ``Score``: servers take no more, and chat models answer with one digit."""
+MOST_SCORES = 20
+"""The most scores of a scale: as many options of a ``Choice`` every model takes."""
 
 
 def question_of(verdict: type[Any], scale: tuple[float, float], bounds: tuple[float, float] | None, *, built_in: bool) -> SingleQuestion:
@@ -217,18 +224,33 @@ def question_of(verdict: type[Any], scale: tuple[float, float], bounds: tuple[fl
             "a rubric, or method='write'"
         )
     first, last = scale
-    if not (first.is_integer() and last.is_integer() and last - first < LEVELS):
-        count = f"{last - first + 1:g} levels" if first.is_integer() and last.is_integer() else "other than whole numbers as ends"
+    if not (first.is_integer() and last.is_integer() and last - first < MOST_SCORES):
+        count = f"{last - first + 1:g} scores" if first.is_integer() and last.is_integer() else "other than whole numbers as ends"
         raise ConfigError(
-            f"a decision gives a score on at most {LEVELS} whole-number levels, and scale=({first:g}, {last:g}) has {count}; "
-            "set scale to (1, 5) or (1, 10), use a rubric, or method='write'"
+            f"a decision is between at most {MOST_SCORES} whole numbers, and scale=({first:g}, {last:g}) has {count}; "
+            "set scale to (1, 5) or (0, 10), use a rubric, or method='write'"
         )
-    labels = tuple(str(level) for level in range(int(first), int(last) + 1))
+    names = tuple(str(number) for number in range(int(first), int(last) + 1))
     subject = "How good is the candidate answer to the task?" if built_in else "What is the score that is asked for above?"
     low, high = bounds or scale
-    steps = len(labels) - 1
+    steps = len(names) - 1
     worths = tuple(low + (high - low) * (place / steps) for place in range(steps + 1))
-    return SingleQuestion(Score(f"{subject} {labels[0]} is the lowest score, {labels[-1]} the highest.", labels), worths, labels)
+    return SingleQuestion(_between(subject, names, numbered=built_in or first == 0), worths, names)
+
+
+def _between(subject: str, numbers: tuple[str, ...], *, numbered: bool) -> Question:
+    """The question for one of several numbers.
+
+    Servers number the levels of a ``Score`` from 0, and the model answers with such a number. So a level must not be called by any other
+    number: of levels that are called 1 to 5, the answer 4 would count as 5. The options of a ``Choice`` have letters.
+
+    Args:
+        numbered: the model is told no other numbers than these levels', which may therefore begin at 0.
+    """
+    if not numbered or len(numbers) > LEVELS:
+        return Choice(f"{subject} {numbers[0]} is the lowest score, {numbers[-1]} the highest.", numbers)
+    places = tuple(map(str, range(len(numbers))))
+    return Score(f"{subject} {places[0]} is the lowest level, {places[-1]} the highest.", places)
 
 
 def preference_question(*, built_in: bool, rubric: Rubric | None) -> SingleQuestion:

@@ -17,13 +17,13 @@ from typing import Any, Literal
 
 from qreward.client import QRewardClient
 from qreward.engine.batch import BatchProgress
-from qreward.errors import BadRequest, ClientClosed, ConfigError, DeadlineExceeded, InvalidResponse, QRewardError, RequestTimeout
+from qreward.errors import ClientClosed, ConfigError, DeadlineExceeded, InvalidResponse, QRewardError, RequestTimeout
 from qreward.judge.aggregation import quorum_error
 from qreward.judge.listwise import GROUP_NAMES
 from qreward.judge.prompts import in_words
 from qreward.judge.ranking import MOST_RESPONSES, PairChooser, Place, Ranking, budget_of, scored
 from qreward.judge.requests import extra_of, fields_of
-from qreward.judge.runner import JudgeAnswer
+from qreward.judge.runner import JudgeAnswer, as_ours
 from qreward.judge.types import Comparison, check_batch_options
 from qreward.options import batch_items
 from qreward.records import added
@@ -325,7 +325,7 @@ class GroupRunner:
             extra = extra_of(item, GROUP_NAMES)
             group = self._read(item)
         except Exception as error:
-            self._settle(Result(index, None, _as_ours(error, index), None, 0.0, 0.0, extra=extra))
+            self._settle(Result(index, None, as_ours(error, f"group {index}", "ranked"), None, 0.0, 0.0, extra=extra))
             return
         group.index, group.born = index, self._clock()
         self._open[group] = None
@@ -380,15 +380,6 @@ class GroupRunner:
 
 
 _END: Any = object()
-
-
-def _as_ours(error: Exception, index: int) -> QRewardError:
-    if isinstance(error, QRewardError):
-        error.args = (f"group {index}: {error}", *error.args[1:])
-        return error
-    wrapped = BadRequest(f"group {index} cannot be ranked ({type(error).__name__}: {error}); see __cause__")
-    wrapped.__cause__ = error
-    return wrapped
 
 
 class Ranker:

@@ -5,16 +5,17 @@ This module knows no model and no request.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from operator import mul
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from qreward.decisions import Choice, DecisionAnswer, Option, Question, Score, YesNo
+from qreward.decisions import AnswerTable, Choice, DecisionAnswer, Option, Question, Score, YesNo
 from qreward.errors import ConfigError, Fault
 from qreward.judge.types import CriterionResult
 from qreward.settings.base import Number, Policy, repeated, with_faults
@@ -133,15 +134,74 @@ class Criterion(Policy):
         Args:
             distribution: the probability of each option of the question, in their order.
         """
-        if self.kind is YesNo:
-            return distribution[True]
-        expected: float = sum(map(mul, distribution.values(), self.worths))
-        return min(1.0, max(0.0, expected))  # rounding may exceed the ends
+        return _expected(tuple(distribution.values()), self.worths)
 
     def result(self, answer: DecisionAnswer) -> CriterionResult:
         """The outcome of the criterion by a decision. Raises the error of an answer that has one."""
         distribution = answer.probabilities
         return CriterionResult(self.value(distribution), self.weight, answer.confidence, distribution)
+
+
+class CriterionGroup:
+    """The criteria that are asked in one request.
+
+    Attributes:
+        criteria: the criteria, in the order of the questions.
+    """
+
+    def __init__(self, criteria: Sequence[Criterion]) -> None:
+        self.criteria = criteria
+        ends = list(accumulate(len(each.worths) for each in criteria))
+        self._spans = [
+            (end - len(each.worths), end, None if each.kind is YesNo else each.worths) for each, end in zip(criteria, ends, strict=True)
+        ]
+
+    def values(self, probabilities: Sequence[float]) -> list[float]:
+        """The value of each criterion, from the probabilities of all options of all of them."""
+        return [
+            probabilities[begin] if worths is None else _expected(probabilities[begin:end], worths) for begin, end, worths in self._spans
+        ]
+
+
+class DecidedCriteria(Mapping[str, CriterionResult]):
+    """The outcomes of criteria by the answers of one request, by name. They are made when one is read.
+
+    Args:
+        group: the criteria.
+        table: their answers, none of which has an error.
+    """
+
+    def __init__(self, group: CriterionGroup, table: AnswerTable) -> None:
+        self._group, self.table = group, table
+
+    def scores(self) -> list[float]:
+        """The value of each criterion."""
+        return self._group.values(self.table.probabilities)
+
+    @cached_property
+    def _results(self) -> dict[str, CriterionResult]:
+        pairs = zip(self._group.criteria, self.table.answers(), strict=True)
+        return {each.name: each.result(answer) for each, answer in pairs}
+
+    def __getitem__(self, name: str) -> CriterionResult:
+        return self._results[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._results)
+
+    def __len__(self) -> int:
+        return len(self._group.criteria)
+
+    def __repr__(self) -> str:
+        return repr(self._results)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (self._results,)  # without the criteria, which every verdict of a batch would carry along
+
+
+def _expected(probabilities: Sequence[float], worths: Sequence[float]) -> float:
+    expected: float = sum(map(mul, probabilities, worths))
+    return expected if 0.0 <= expected <= 1.0 else min(1.0, max(0.0, expected))  # rounding may exceed the ends
 
 
 @dataclass(frozen=True)
@@ -191,10 +251,16 @@ class Rubric:
         return tuple((place, each.gate) for place, each in enumerate(self.criteria) if each.gate is not None)
 
     @cached_property
-    def _weights(self) -> tuple[tuple[float, ...], float, float]:
-        """The weights, the sum of the positive ones, and that of all absolute ones."""
+    def _weights(self) -> tuple[tuple[float, ...], float]:
+        """The weights, and the sum of the positive ones."""
         weights = tuple(each.weight for each in self.criteria)
-        return weights, sum(weight for weight in weights if weight > 0), sum(map(abs, weights))
+        return weights, sum(weight for weight in weights if weight > 0)
+
+    @cached_property
+    def _absolute(self) -> tuple[tuple[float, ...], float]:
+        """The absolute weights, and their sum."""
+        weights = tuple(abs(each.weight) for each in self.criteria)
+        return weights, sum(weights)
 
     def in_words(self) -> str:
         """All criteria with their weights, for a question that asks for one answer by all of them."""
@@ -204,26 +270,24 @@ class Rubric:
 
     def score(self, values: Sequence[float]) -> float:
         """The score, from 0 to 1, of the values of all criteria, in their order."""
-        if any(values[place] < gate for place, gate in self._gates):
-            return 0.0
-        weights, best, _ = self._weights
+        for place, gate in self._gates:
+            if values[place] < gate:
+                return 0.0
+        weights, best = self._weights
         total: float = sum(map(mul, weights, values))
         return min(1.0, max(0.0, total / best))
 
-    def confidence(self, results: Sequence[CriterionResult]) -> float | None:
-        """The confidence in the score, from the outcomes of all criteria in their order; None if an outcome has none.
+    def confidence(self, values: Sequence[float], confidences: Sequence[float]) -> float:
+        """The confidence in the score, from the values and the confidences of all criteria, in their order.
 
         It is the mean of the confidences, weighted by the absolute weights, and at most the confidence of each criterion with a gate. If a
         gate makes the score 0, it is the confidence of that criterion, of several the highest.
         """
-        known = [result.confidence for result in results if result.confidence is not None]
-        if len(known) < len(results):
-            return None
-        if shut := [known[place] for place, gate in self._gates if results[place].score < gate]:
+        if shut := [confidences[place] for place, gate in self._gates if values[place] < gate]:
             return max(shut)
-        weights, _, most = self._weights
-        mean = sum(abs(weight) * confidence for weight, confidence in zip(weights, known, strict=True)) / most
-        return min([mean, *(known[place] for place, _ in self._gates)])
+        weights, most = self._absolute
+        mean: float = sum(map(mul, weights, confidences)) / most
+        return min([mean, *(confidences[place] for place, _ in self._gates)])
 
     @classmethod
     def load(cls, source: Rubric | Sequence[Any] | Mapping[str, Any] | str | Path) -> Rubric:

@@ -167,7 +167,8 @@ class BatchRunner(Caller, BatchWaiter):
         index = self._next_index()
         known = item if type(item) is ReadItem else self._prepare(item)
         if isinstance(known.requests, Exception):
-            self._settle(Result(index, None, _as_ours(known.requests, index), None, 0.0, 0.0, extra=known.extra))
+            error = as_ours(known.requests, f"item {index}", "judged")
+            self._settle(Result(index, None, error, None, 0.0, 0.0, extra=known.extra))
             return
         judged = JudgeItem(self, known.requests, index=index, born=self.driver.engine.clock(), extra=known.extra)
         self._open[judged] = None
@@ -280,10 +281,11 @@ class BatchRunner(Caller, BatchWaiter):
         super()._stop(make_error)
 
 
-def _as_ours(error: Exception, index: int) -> QRewardError:
+def as_ours(error: Exception, item: str, done: str) -> QRewardError:
+    """The error of an item that cannot be read, with its name, such as ``item 3``. ``done`` says what it cannot be."""
     if isinstance(error, QRewardError):
-        error.args = (f"item {index}: {error}", *error.args[1:])
+        error.args = (f"{item}: {error}", *error.args[1:])
         return error
-    wrapped = BadRequest(f"item {index} cannot be judged ({type(error).__name__}: {error}); see __cause__")
+    wrapped = BadRequest(f"{item} cannot be {done} ({type(error).__name__}: {error}); see __cause__")
     wrapped.__cause__ = error
     return wrapped

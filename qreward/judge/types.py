@@ -83,7 +83,7 @@ class Verdict:
         usage: tokens of all answers to this item, including answers that could not be parsed. None if no server reported usage.
         cached: True if no request was sent for this item.
         confidence: from 0 to 1. Of a single decision its confidence. Of several votes the share that agrees with the score; see
-            :func:`~qreward.judge.aggregation.agreement`. None for a single written answer and a reward model.
+            :func:`~qreward.judge.aggregation.confidence_of`. None for a single written answer and a reward model.
         decided_by: name of the scorer that gave the verdict, where several could have; ``""`` if there is only one.
         calibrated: True if a calibration was applied to the score.
 

@@ -145,7 +145,7 @@ def criterion_models(model: str, rubric: Rubric, config: JudgeConfig, ladder: Fo
 def parser_of(criterion: Criterion) -> VerdictParser:
     """The parser of a written answer to a criterion. Its score is what the answer is worth, from 0 to 1."""
     if criterion.levels is not None:
-        return VerdictParser(ScoreVerdict, scale=(1.0, float(len(criterion.levels))))
+        return VerdictParser(ScoreVerdict, scale=(0.0, len(criterion.levels) - 1.0))
     if criterion.choices is None:
         return VerdictParser(YesNoVerdict)
     worths = dict(zip(ascii_uppercase, criterion.worths, strict=False))
@@ -166,11 +166,11 @@ def in_words(criterion: Criterion) -> str:
     Example:
         >>> print(in_words(Criterion("clear", "How clear is it?", levels={"unclear": "", "clear": "at first reading"})))
         Question: How clear is it?
-        1: unclear
-        2: clear (at first reading)
+        0: unclear
+        1: clear (at first reading)
     """
     question = criterion.question
-    marks = map(str, range(1, 11)) if criterion.levels is not None else ascii_uppercase if criterion.choices is not None else ()
+    marks = map(str, range(10)) if criterion.levels is not None else ascii_uppercase if criterion.choices is not None else ()
     lines = [
         f"{mark}: {option} ({meaning})" if meaning else f"{mark}: {option}"
         for mark, option, meaning in zip(marks, question.options, question.descriptions, strict=False)

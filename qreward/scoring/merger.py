@@ -379,8 +379,6 @@ class MergedBatchWaiter(BatchWaiter):
     The scheduler watches the feed for outages but takes no items from it: they are in the mergers.
     """
 
-    most_at_once = sizing.MOST  # with fewer, half of the lists of a large batch would be half empty
-
     def __init__(
         self,
         driver: LoopDriver,

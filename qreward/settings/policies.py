@@ -343,7 +343,9 @@ _PATHS = ("/chat/completions", "/completions", "/embeddings", "/responses", "/re
 """Paths that calls append to ``base_url``, and that users often leave at the end of a copied address."""
 
 
-SERVER_KINDS = ["openai", "vllm", "sglang", "tei", "openrlhf", "nim"]
+BATCH_KIND = "openai_batch"
+"""The kind of endpoints that take files of requests, and only from bulks."""
+SERVER_KINDS = ["openai", "vllm", "sglang", "tei", "openrlhf", "nim", BATCH_KIND]
 """The accepted values of ``Endpoint.kind``. ``qreward.register_kind`` adds to them."""
 
 
@@ -371,6 +373,7 @@ class Endpoint(Policy):
         models: glob patterns of the models that the server serves.
         model_names: name of a model in calls -> its name on the server, where they differ.
         kind: API of the server: ``openai``, ``vllm``, ``sglang``, ``tei``, ``openrlhf``, ``nim``, or one that ``register_kind`` has added.
+            ``openai_batch`` is a provider's Batch API: only bulks (``client.run``, ``qreward run``) send to it.
         weight: relative share under ``WEIGHTED_ROUND_ROBIN`` and ``LEAST_CONNECTIONS``; no effect under the other strategies.
         limits: see :class:`Limits`.
         timeouts: see :class:`Timeouts`.
@@ -388,7 +391,8 @@ class Endpoint(Policy):
         proxy: URL of a proxy; by default taken from the environment (``HTTPS_PROXY``, ``NO_PROXY``, ...). ``""`` uses no proxy.
         max_response_bytes: largest size of a response in bytes. A larger response is an error.
         keepalive: seconds for which an idle connection is kept open; vLLM and uvicorn close theirs after 5.
-        probe: seconds between two probes of the server's health and load; None disables probing.
+        probe: seconds between two probes of the server's health and load; None disables probing. For ``openai_batch`` also the longest
+            time between two looks at a batch (60 by default).
 
     Example:
         >>> Endpoint("http://gpu-0:8000/v1", models=["judge-*"], limits=Limits(max_concurrency=64)).name

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from qreward.testing.admission import Rates, RequestAdmission
+from qreward.testing.batch_api import BatchService, line_server
 from qreward.testing.live_model import LiveModel
 from qreward.testing.lower_bound import Timeline
 from qreward.testing.responders import writer_of
@@ -116,6 +117,7 @@ class FakeEndpointState:
         self.timeline = Timeline(self.spec.phases, self.epoch)
         self._seed_faults()
         self._start_model()
+        self._start_batches()
         self.phases_changed()
 
     def configure(self, spec: FakeEndpoint) -> None:
@@ -132,6 +134,8 @@ class FakeEndpointState:
             self._seed_faults()
         if before.prefix_cache != spec.prefix_cache:
             self._start_model()
+        if self.batches is not None:
+            self.batches.settings = spec.batching
         self.phases_changed()
 
     def kill(self, killed: bool = True) -> None:
@@ -171,6 +175,8 @@ class FakeEndpointState:
         return _matches(self.spec.models, model)
 
     def seen(self) -> Seen:
+        if self.batches is not None:
+            self.batches.advance(time.monotonic())
         counters, admission = self.counters, self.admission
         counts: dict[str, Any] = dict(counters.counts)
         if self.live_model is not None:
@@ -188,6 +194,17 @@ class FakeEndpointState:
     def _start_model(self) -> None:
         """Start a model server with an empty cache. Requests in flight stay with the one before."""
         self.live_model = None if self.spec.prefix_cache is None else LiveModel(self.spec.prefix_cache)
+
+    def _start_batches(self) -> None:
+        """Forget all files and batches."""
+        self.batches: BatchService | None = None
+        if self.spec.kind == "openai_batch":
+            self.batches = BatchService(self.spec.batching, line_server(self.spec, self.write, self._line_served), self.serves)
+
+    def _line_served(self, problem: str | None, digest: bytes, tokens: int) -> None:
+        """Count a line of a batch."""
+        self.counters.recognise(digest)
+        self.counters.ended_in(problem, tokens)
 
     def _seed_faults(self) -> None:
         self._rates_of_faults = self.spec.faults.rates()

@@ -13,6 +13,7 @@ from aiohttp import web
 
 from qreward.testing import openai_api
 from qreward.testing.admission import Slot
+from qreward.testing.batch_api import BatchService
 from qreward.testing.decision_routes import FAKE_DECISIONS
 from qreward.testing.endpoint import FakeEndpointState
 from qreward.testing.faults import FAULTS, NO_FAULT
@@ -42,6 +43,8 @@ class Handler:
         decisions = FAKE_DECISIONS[self._state.spec.decisions]
         route = decisions.routes.get(request.path) or self._kind.routes.get(request.path)
         try:
+            if self._state.batches is not None and request.path.startswith(("/v1/files", "/v1/batches")):
+                return await self._batched(request, self._state.batches)
             if route is not None and request.method == "POST":
                 return await self._counted(request, route)
             return await self._status(request)
@@ -52,6 +55,22 @@ class Handler:
             write = decisions.error if request.path in decisions.routes else self._kind.error
             body = write(request.path, error)
             return web.Response(status=error.status, body=body, content_type=JSON, headers=headers)
+
+    async def _batched(self, request: Incoming, service: BatchService) -> web.StreamResponse:
+        """Serve a call of the Batch API. A fault in the body comes after the work was done."""
+        if request.method == "POST":
+            self._state.arrived()
+        self._check_key(request)
+        await self._check_phase(request)
+        name = self._state.draw()
+        if name is not None and FAULTS[name].at_once:
+            await self._fail(request, name)
+        body = service.respond(
+            request.method, request.path, request.query, request.headers.get("Content-Type", ""), await request.read(), time.monotonic()
+        )
+        if body is None:
+            raise ErrorResponse(404, f"there is no {request.method} {request.path} here", "not_found", "not_found")
+        return await deliver(request, body, self._headers(), FaultPlan(name, self._state.point(), self._state.spec.faults.trickle_gap))
 
     async def _counted(self, request: Incoming, route: Route) -> web.StreamResponse:
         """Serve a request and count its outcome."""

@@ -91,7 +91,7 @@ def _bound(port: int) -> socket.socket:
     return made
 
 
-_MOST_BODY = 64 * 1024 * 1024
+_MOST_BODY = 256 * 1024 * 1024
 _TURNS_TO_SETTLE = 3  # iterations of the event loop after which an accepted connection has its protocol
 
 

@@ -619,5 +619,6 @@ SERVER_KINDS: Mapping[str, FakeServerKind] = {
         nan=(500, ""),
     ),
     "nim": replace(_OPENAI, routes={CHAT: _nim_chat}, label="reward", health=frozenset({"/v1/health/ready", "/v1/health/live"})),
+    "openai_batch": _OPENAI,
 }
 """The records, by ``FakeEndpoint.kind``."""

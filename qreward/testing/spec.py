@@ -173,6 +173,29 @@ class Scoring(Policy):
     reward_vectors: bool = False
 
 
+class Batching(Policy):
+    """How a fake provider works on batches.
+
+    Args:
+        duration: seconds from the creation of a batch to its end.
+        expires: share of the lines of a batch that are not worked on, rounded down; the batch then ends as ``expired``.
+        failures: HTTP status -> share of lines that fail with it. A line that is sent again is drawn anew for 429 and 5xx, and fails
+            in the same way otherwise.
+        faulty: batches that expire or have failures; the later ones have none. None for all.
+        most_lines: lines of a file.
+        queue_tokens: prompt tokens that unfinished batches may have together; None for no limit.
+        seed: seed of the failures.
+    """
+
+    duration: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    expires: float = Field(default=0.0, ge=0, le=1)
+    failures: dict[int, float] = Field(default_factory=dict)
+    faulty: int | None = Field(default=None, ge=0)
+    most_lines: int = Field(default=50_000, ge=1)
+    queue_tokens: int | None = Field(default=None, ge=1)
+    seed: int = 0
+
+
 class FakeEndpoint(Policy):
     """Settings of one fake judge.
 
@@ -201,6 +224,8 @@ class FakeEndpoint(Policy):
             A request for which the responder raises gets HTTP 500 at each attempt.
         kind: kind of server to imitate, as ``Endpoint.kind``; see ``qreward.testing.rewards``.
         scoring: see ``qreward.testing.rewards.Scoring``.
+        batching: how a fake of kind ``openai_batch`` works on batches; see :class:`Batching`. ``faults`` are those of its HTTP responses,
+            and limits and latency have no effect on them. Each line that is worked on counts as answered.
         prefix_cache: chats are computed by a model server with a prefix cache, as ``"8B"``, ``"70B"`` or a
             :class:`~qreward.testing.model_server.ServedModel`; a mapping may name one of the two as ``model`` and change some fields.
             Its time is added to ``latency``, which gives the number of output tokens; a stream begins when all is computed.
@@ -245,8 +270,9 @@ class FakeEndpoint(Policy):
     faults: Faults = Faults()
     phases: tuple[Phase, ...] = ()
     responder: str | Responder = "echo"
-    kind: Literal["openai", "vllm", "sglang", "tei", "openrlhf", "nim"] = "openai"
+    kind: Literal["openai", "vllm", "sglang", "tei", "openrlhf", "nim", "openai_batch"] = "openai"
     scoring: Scoring = Scoring()
+    batching: Batching = Batching()
     prefix_cache: ServedModel | None = None
     decisions: DecisionRoutes | None = None
     synthetic_judge: SyntheticJudge = SyntheticJudge()

@@ -22,7 +22,7 @@ from yarl import URL
 from qreward.codecs.base import Reply, TransportError
 from qreward.settings.policies import Endpoint
 from qreward.transport import base, connection_settings
-from qreward.transport.base import ByteStream, HttpTransport
+from qreward.transport.base import Body, ByteStream, HttpTransport
 
 CONNECTS_AT_ONCE = 64
 """Maximum number of connections that are opened to an endpoint at the same time. 2048 concurrent TLS handshakes stall the event loop for
@@ -73,10 +73,10 @@ class AiohttpTransport(HttpTransport):
             failure = translate(error)
         raise failure  # outside the except block, so that aiohttp's error, which holds the request headers, is not its context
 
-    async def begin(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str] | None) -> AiohttpStream:
+    async def begin(self, method: str, path: str, body: Body, headers: Mapping[str, str] | None) -> AiohttpStream:
         session = self._session or self._open()
         url = self._urls.get(path) or self._url(path)
-        data = body if body is None or len(body) < _LARGE else io.BytesIO(body)
+        data = io.BytesIO(body) if isinstance(body, bytes) and len(body) >= _LARGE else body
         try:
             return AiohttpStream(await session.request(method, url, data=data, headers=headers, allow_redirects=False), self._arriving)
         except _EXPECTED as error:

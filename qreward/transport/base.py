@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import AsyncIterable, Mapping
 
 from qreward.codecs.base import Reply, TransportError
 
@@ -61,16 +61,20 @@ class ByteStream(ABC):
             await self.aclose()
 
 
+Body = bytes | AsyncIterable[bytes] | None
+"""The body of a request: whole, in pieces that are read as they are sent, or none."""
+
+
 class HttpTransport(ABC):
     """Connections to one endpoint, in one event loop. Responses may have ``cap`` bytes at most."""
 
     cap: int
 
     @abstractmethod
-    async def begin(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str] | None) -> ByteStream:
+    async def begin(self, method: str, path: str, body: Body, headers: Mapping[str, str] | None) -> ByteStream:
         """Send a request with the endpoint's headers. A POST is sent exactly once; aiohttp may repeat a GET.
 
-        Returns when the headers have arrived.
+        Returns when the headers have arrived. If the body comes in pieces, ``headers`` must have its ``Content-Length``.
 
         Raises ``TransportError``. On cancellation the connection is closed, so that the server notices.
         """

@@ -13,7 +13,7 @@ from qreward.codecs.rewards.registry import kind_of, server_root
 from qreward.codecs.rewards.server_info import MODELS, Load, read_load
 from qreward.errors import BadRequest, ClientClosed, ConfigError, RequestError
 from qreward.scheduler.outcome import Answer, Failure, FailureKind, ProbeResult
-from qreward.settings.policies import Endpoint
+from qreward.settings.policies import BATCH_KIND, Endpoint
 from qreward.transport.aiohttp_backend import AiohttpTransport
 from qreward.transport.base import HttpTransport
 from qreward.transport.error_mapping import failure_from_body, failure_from_reply, failure_from_transport, shorten
@@ -86,8 +86,7 @@ class EndpointConnection:
 
     def _name_in_errors(self, reply: DecisionReply) -> None:
         """Name the endpoint in the errors of questions that were not answered."""
-        for answer in reply.answers:
-            error = answer.error
+        for error in reply.table.errors.values():
             if isinstance(error, RequestError):
                 error.endpoint, error.args = self.name, (f"endpoint {self.name!r}, model {error.model!r}: {error}",)
 
@@ -125,8 +124,8 @@ class EndpointConnection:
         return ProbeResult(load.ready, load.running, load.waiting, limits.concurrency, items, limits.cache_tokens, trouble)
 
     async def get(self, path: str) -> Reply:
-        """GET a path under the server's root. For kind ``openai``, the list of models is fetched under the endpoint's ``base_url``."""
-        if path == MODELS and self.endpoint.kind == "openai":
+        """GET a path under the server's root. For OpenAI's API, the list of models is fetched under the endpoint's ``base_url``."""
+        if path == MODELS and self.endpoint.kind in ("openai", BATCH_KIND):
             return await self.transport.get("/models")
         return await self.root_transport().get(path)
 

@@ -19,7 +19,7 @@ from qreward.codecs.base import TransportError
 from qreward.errors import ConfigError
 from qreward.settings.policies import Endpoint
 from qreward.transport import base, connection_settings
-from qreward.transport.base import ByteStream, HttpTransport
+from qreward.transport.base import Body, ByteStream, HttpTransport
 
 _PACKAGES = ("httpx", "httpx2")
 
@@ -38,7 +38,7 @@ class HttpxTransport(HttpTransport):
         self._timeout = self._package.Timeout(None, connect=endpoint.timeouts.connect, read=endpoint.timeouts.read)
         self._closed = False
 
-    async def begin(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str] | None) -> HttpxStream:
+    async def begin(self, method: str, path: str, body: Body, headers: Mapping[str, str] | None) -> HttpxStream:
         if self._closed:
             raise base.closed()
         package = self._package

@@ -43,10 +43,14 @@ class CountingServer:
     Attributes:
         url: its base URL.
         served: text of the last message -> times that it was answered, or would have been had the client not left.
+        refused: texts that are answered with the status 400.
+        peak: the most requests that were open at once.
     """
 
     def __init__(self, seconds: float = 0.0, seed: int = 0) -> None:
         self.served: Counter[str] = Counter()
+        self.refused: set[str] = set()
+        self.peak = self._open_now = 0
         self._seconds, self._dice = seconds, random.Random(seed)
         self._ready = threading.Event()
         self._loop = asyncio.new_event_loop()
@@ -58,7 +62,14 @@ class CountingServer:
         body = await request.json()
         text = body["messages"][-1]["content"]
         self.served[text] += 1
-        await asyncio.sleep(self._dice.random() * 2 * self._seconds)
+        if text in self.refused:
+            return web.json_response({"error": {"message": "the prompt is too long"}}, status=400)
+        self._open_now += 1
+        self.peak = max(self.peak, self._open_now)
+        try:
+            await asyncio.sleep(self._dice.random() * 2 * self._seconds)
+        finally:
+            self._open_now -= 1
         message = {"role": "assistant", "content": f"answer to {text}"}
         usage = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
@@ -71,6 +82,10 @@ class CountingServer:
         self._ready.set()
         self._loop.run_forever()
         self._loop.run_until_complete(self._runner.cleanup())
+        left = asyncio.all_tasks(self._loop)
+        for task in left:  # answers that a killed client does not wait for
+            task.cancel()
+        self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
         self._loop.close()
 
     async def _open(self) -> None:

@@ -28,13 +28,16 @@ def test_the_quick_run_judges_in_all_ways_with_as_many_requests_as_each_takes(mo
 def test_a_judge_is_compared_with_the_same_messages_of_the_same_round(module: Any) -> None:
     judging = module("judging")
     slow, quick = (
-        {name: {"us": base * factor, "requests": 1.0} for name, factor in zip(judging.BESIDE, (1, 2, 3, 6, 9, 3, 20), strict=True)}
+        {
+            name: {"us": base * factor, "requests": 1.0}
+            for name, factor in zip(judging.BESIDE, (1, 2, 3, 6, 9, 20, 4, 5, 6, 8, 10), strict=True)
+        }
         for base in (100.0, 50.0)
     )
     rows = [cells(line) for line in judging.report([slow, quick]).splitlines()[2:]]
     assert [(row[0], row[3], row[4]) for row in rows] == [
         (name, f"{ratio:.2f} ({ratio:.2f}-{ratio:.2f})", judging.BESIDE[name])
-        for name, ratio in zip(judging.BESIDE, (1, 2, 3, 2, 3, 1.5, 10), strict=True)
+        for name, ratio in zip(judging.BESIDE, (1, 2, 3, 2, 3, 10, 1, 1.25, 1.5, 1, 1.25), strict=True)
     ]
     assert rows[1][1] == "150 (100-200)"
 

@@ -48,6 +48,8 @@ SPEAKS = {
     None: ("openai", "chat"),
 }
 """Routes of a fake server -> the kind of its endpoint, and the dialect in which it should be asked."""
+WITHOUT_KIND = {"vllm": "openai", "sglang": "systemone"}
+"""Routes of a fake server -> the dialect in which it should be asked if its kind is not set, where that is another one."""
 
 
 def answer(request: httpx.Request) -> httpx.Response:
@@ -200,7 +202,8 @@ def test_the_settings_are_read_from_a_file_and_survive_pickling_and_copying() ->
 
 async def test_every_dialect_is_found_out_with_one_request_more_and_answers_alike() -> None:
     faults = []
-    for routes, (kind, name) in SPEAKS.items():
+    cases = [(routes, kind, name) for routes, (kind, name) in SPEAKS.items()]
+    for routes, kind, name in [*cases, *((routes, "openai", WITHOUT_KIND.get(str(routes), name)) for routes, _, name in cases)]:
         async with fake(routes, kind=kind) as (fleet, client):
             single = await client.decide(TEXT, ALL, model=MODEL)
             batch = await client.batch_decide([TEXT] * 5, ALL, model=MODEL)
@@ -208,9 +211,9 @@ async def test_every_dialect_is_found_out_with_one_request_more_and_answers_alik
             found = client._runtime.dialects.table.known(client.config.endpoints[0], MODEL)
         each = 3 if name == "chat" else 1
         if found is None or found.name != name:
-            faults.append(f"{routes}: asked as {found}")
+            faults.append(f"{routes} of kind {kind}: asked as {found}")
         if not 6 * each <= requests <= 1 + 6 * each:  # a route that the server does not have is not counted
-            faults.append(f"{routes}: {requests} requests for 6 decisions")
+            faults.append(f"{routes} of kind {kind}: {requests} requests for 6 decisions")
         for decision in [single, *batch.values()]:
             values = [decision["right"].probability, decision["clear"].score, *decision["tone"].probabilities.values()]
             wanted = [*SyntheticJudge().distribution(TEXT, RIGHT)[:1], 1.5, *SyntheticJudge().distribution(TEXT, TONE)]
@@ -252,7 +255,7 @@ async def test_a_limit_that_only_a_refusal_tells_divides_the_request_too() -> No
 
 async def test_a_question_with_more_options_than_any_endpoint_takes_fails_alone_with_the_limit() -> None:
     wide = Choice("Which letter?", choices=[f"option {number}" for number in range(40)])
-    async with fake("sglang") as (_, client):
+    async with fake("sglang", kind="sglang") as (_, client):
         decision = await client.decide(TEXT, [RIGHT, wide], model=MODEL)
         assert round(decision[0].probability, 2) == 0.75
         with pytest.raises(BadRequest, match="40 choices; an endpoint with decisions='sglang' takes 26"):

@@ -32,6 +32,7 @@ NAMES += [
     "client_streaming.py",
     "client_batch_streaming.py",
     "client_decide.py",
+    "bulk_judge_file.py",
 ]
 LINES = [json.loads(line) for line in INPUT.read_text(encoding="utf-8").splitlines()]
 RUNNER = """
@@ -167,6 +168,13 @@ def test_the_load_balancer_shows_each_strategy_and_spares_an_unhealthy_endpoint(
     assert sorted(shares["round_robin"].values()) == [6, 7, 7]
     assert shares["weighted_round_robin"]["gpu-0"] == 12  # three of five
     assert shares["without gpu-0"]["gpu-0"] == 0
+
+
+def test_a_bulk_that_stops_half_way_judges_each_row_once(said: dict[str, str]) -> None:
+    first, second, verdicts = said["bulk_judge_file.py"].splitlines()
+    assert first == "first run:  120 of 200 rows judged, then its sample of 120 lines is done; output: None"
+    assert second == "second run: 120 rows were done before, 80 judged now, 0 failed"
+    assert verdicts == "200 verdicts, 67 answers are right, the first of them row-0"
 
 
 def test_prefix_affinity_computes_far_fewer_prompt_tokens(said: dict[str, str]) -> None:

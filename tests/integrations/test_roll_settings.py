@@ -89,7 +89,7 @@ def test_what_is_wrong_is_said_without_a_key() -> None:
         ({"judge_model_name": "m", "judge_api_key": "sk-secret"}, "judge_api_key is set without judge_api_url"),
         ({"reward_manager_config": {"deadline": 3}}, "must be a list of mappings"),
         ({"judge_model_name": "m", "reward_manager_config": [{"deadlin": 3}]}, "deadline"),
-        ({"judge_model_name": "m", "reward_manager_config": [{"reward_model": "rm"}]}, "exactly one of judge .* and reward_model"),
+        ({"judge_model_name": "m", "reward_manager_config": [{"reward_model": "rm"}]}, "exactly one of judge .* reward_model"),
     ]
     for keys, said in table:
         with pytest.raises(ConfigError, match=said) as caught:

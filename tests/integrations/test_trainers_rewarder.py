@@ -12,11 +12,14 @@ from adapter_fakes import FakeScorer, installed
 from qreward.errors import BadRequest, ConfigError, InvalidResponse, QRewardError, RequestTimeout
 from qreward.integrations.roll.rewards import metrics_of
 from qreward.integrations.trainers import RewardConfig, Rewarder, Scored, rewarder
-from qreward.integrations.trainers.rewarder import reward_of
+from qreward.integrations.trainers.rewarder import close_all, reward_of
 from qreward.integrations.trl import reward
 from qreward.integrations.verl import function as verl
+from qreward.judge import CascadeConfig
 from qreward.judge.types import Verdict, Vote
 from qreward.results import Usage
+from qreward.settings.client import ClientConfig
+from qreward.testing import FakeEndpoint, FakeFleet
 
 FAILED = Scored(None, RequestTimeout("no reward within 5 s"), 5.0)
 
@@ -141,6 +144,20 @@ async def test_many_are_scored_at_once_and_come_back_in_their_order() -> None:
     scored, seconds = await Rewarder(FakeScorer(), deadline=5.0).score_many(items), asyncio.get_running_loop().time()
     assert [each.score(None) for each in scored] == [at / 100 for at in range(100)]
     assert seconds < 1
+
+
+@pytest.mark.real_time
+async def test_a_cascade_of_the_settings_asks_its_stages_and_says_which_one_decided() -> None:
+    fakes = [FakeEndpoint(name, models=[model], decisions="vllm") for name, model in (("small", "judge-7b"), ("strong", "judge-70b"))]
+    judge = {"method": "decide", "verdict": "yes_no"}
+    cascade = {"stages": {"quick": {"model": "judge-7b", **judge}, "good": {"model": "judge-70b", **judge}}, "min_confidence": 0.75}
+    async with FakeFleet(fakes) as fleet:
+        made = rewarder(
+            RewardConfig(client=ClientConfig(endpoints=tuple(fleet.endpoints)), cascade=CascadeConfig(**cascade)), deadline=10.0
+        )
+        found = await made.score_many({"prompt": "q", "response": f"a truth={truth}"} for truth in (0.95, 0.6))
+        close_all()
+    assert [(each.verdict.decided_by, round(each.verdict.score, 2)) for each in found if each.verdict] == [("quick", 0.95), ("good", 0.6)]
 
 
 def test_the_settings_deadline_goes_before_the_adapters(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -195,6 +195,60 @@ def test_settings_pickle_with_what_they_hold() -> None:
     assert again.client.endpoints[0].api_key.get_secret_value() == KEY
 
 
+def test_the_files_of_judges_are_relative_to_the_settings_file(tmp_path: Path) -> None:
+    folder = tmp_path / "settings"
+    folder.mkdir()
+    (folder / "criteria.json").write_text('{"rubric": {"right": "It is right."}}', encoding="utf-8")
+    judge = {"model": "judge-7b", "rubric": "criteria.json", "calibration": "calibration.json"}
+    contents: list[dict[str, Any]] = [
+        {"judge": judge},
+        {"cascade": {"stages": ["rm-7b", judge]}},
+        {"cascade": {"stages": {"a": judge, "b": "rm-7b"}}},
+    ]
+    for content in contents:
+        file = folder / "reward.json"
+        file.write_text(json.dumps({"client": GOOD["client"], **content}), encoding="utf-8")
+        (found,) = (stage for stage in load_reward_config(file).stages.values() if not isinstance(stage, str))
+        assert found.calibration == str(folder / "calibration.json")
+        assert found.rubric is not None
+        assert f"{folder / 'calibration.json'}: cannot be read" in refusal(partial(rewarder, {**GOOD, "judge": found}, deadline=1.0))
+        absolute = {"model": "judge-7b", "calibration": str(tmp_path / "other.json")}
+        file.write_text(json.dumps({"client": GOOD["client"], "judge": absolute}), encoding="utf-8")
+        assert load_reward_config(file).judge.calibration == str(tmp_path / "other.json")  # type: ignore[union-attr]
+
+
+def test_a_cascade_comes_from_the_file_and_a_mistake_in_it_is_named_with_its_line(tmp_path: Path) -> None:
+    wrong = []
+    cases = (
+        ("stages: [rm-7b, {model: judge-7b}]\n  min_confidence: 0.7", ""),
+        ("stages: {quick: {model: judge-7b, samples: 3}, good: {model: judge-70b}}", ""),
+        ("stages: [rm-7b]", r"line 3: cascade\.stages: must have at least 2"),
+        ("stages:\n    - rm-7b\n    - {model: judge-7b, sacle: [1, 5]}", r"line 5: cascade\.stages\.1\.sacle: .* did you mean 'scale'"),
+        ("stages: [rm-7b, 3]", r"cascade\.stages\.1: must be the settings of a judge, or the name of a reward model, not 3"),
+        ("stages: rm-7b", r"cascade\.stages: must be a list of stages"),
+        ("stages: [rm-7b, {model: judge-7b}]\n  min_confidence: high", r"cascade\.min_confidence: 'high' is not a number"),
+        ("stages: [rm-7b, {model: judge-7b}]\n  min_confidence: 2", r"cascade: min_confidence of stage 'rm-7b' must be from 0 to 1"),
+        ("stages: [rm-7b, {model: judge-7b, verdict: yesno}]", r"cascade\.stages\.1\.verdict: unknown verdict 'yesno'"),
+        (
+            "stages: [rm-7b, {model: judge-7b}]\n  confidence: {rm-8b: 'a:b'}",
+            r"cascade: confidence: 'rm-8b' is not a stage before the last",
+        ),
+        ("stages: [rm-7b, {model: judge-7b}]\nreward_model: rm-7b", "set exactly one of judge"),
+    )
+    for number, (cascade, wanted) in enumerate(cases):
+        file = tmp_path / f"{number}.yaml"
+        file.write_text(f"cascade:\n  # several\n  {cascade}\nclient:\n  endpoints: [{json.dumps(ENDPOINT)}]\n")
+        said = refusal(partial(rewarder, file, deadline=1.0))
+        if bool(said) != bool(wanted) or not re.search(wanted, said):
+            wrong.append((cascade, said))
+    assert wrong == []
+    only_strong = {**GOOD["client"]["endpoints"][0], "models": ["judge-70b"]}
+    settings = {"client": {"endpoints": [only_strong]}, "cascade": {"stages": [{"model": "judge-7b"}, {"model": "judge-70b"}]}}
+    assert "cascade.stages.0.model: no endpoint of the client serves the model 'judge-7b'" in refusal(
+        partial(rewarder, settings, deadline=1.0)
+    )
+
+
 def test_a_method_and_a_rubric_come_from_the_file_and_a_mistake_in_them_is_named_with_its_line(tmp_path: Path) -> None:
     criteria = tmp_path / "criteria.yaml"
     criteria.write_text("rubric:\n  right: It is right.\n  clear: {instructions: Is it clear, levels: [bad, good], weight: 2}\n")
@@ -208,7 +262,7 @@ def test_a_method_and_a_rubric_come_from_the_file_and_a_mistake_in_them_is_named
         ),
         (f"rubric: {tmp_path / 'gone.yaml'}", r"line 3: judge\.rubric: .*gone\.yaml: cannot be read"),
         ("method: decides", r"line 3: judge\.method: must be .* did you mean 'decide'"),
-        ("method: decide", r"judge: a decision gives a score on at most 10 whole-number levels"),
+        ("method: decide\n  scale: [0, 100]", r"judge: a decision is between at most 20 whole numbers"),
         ("method: decide\n  verdict: yes_no\n  params: {temperature: 0}", "judge: temperature has no effect with method='decide'"),
         ("method: decide\n  scale: [1, 5]\n  rubric: {a: x}", "judge: scale cannot be set together with rubric"),
     )

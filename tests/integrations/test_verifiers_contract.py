@@ -22,7 +22,7 @@ from verifiers_stub import Trace
 from qreward.client import QRewardClient
 from qreward.errors import ConfigError, InvalidResponse, QRewardError, RequestTimeout
 from qreward.integrations.trainers.rewarder import close_all
-from qreward.testing import FakeFleet, Faults, Latency
+from qreward.testing import FakeEndpoint, FakeFleet, Faults, Latency, SyntheticJudge
 
 pytestmark = pytest.mark.real_time
 
@@ -287,3 +287,29 @@ def test_a_judge_that_sends_its_own_requests_is_not_taken_for_one_that_asks_the_
 
         class FleetDecisionJudge(adapter.FleetJudge, verifiers_stub.DecisionJudge):  # type: ignore[misc]
             pass
+
+
+async def test_the_decision_judge_asks_the_fleet_for_a_decision_and_records_it(adapter: Any, tmp_path: Path) -> None:
+    fakes = [FakeEndpoint("a", decisions="vllm", synthetic_judge=SyntheticJudge(label_mass=0.7))]
+    async with FakeFleet(fakes) as fleet:
+        file = tmp_path / "fleet.json"
+        file.write_text(json.dumps({"endpoints": [{"base_url": fleet.urls["a"], "kind": "vllm"}]}), encoding="utf-8")
+        given = {"model": "judge-7b", "fleet": file, "levels": ["bad", "fair", "good"]}
+        judge = adapter.FleetDecisionJudge(adapter.FleetDecisionJudgeConfig(**given))
+        judge.prompt = "Grade the response."
+        trace = Trace()
+        found = await judge.evaluate(trace=trace, question="2 + 2?", response="4 truth=0.75")
+        assert found.parsed == pytest.approx(0.75, abs=0.01)
+        (call,) = trace.calls
+        assert call["request"]["state"] == {"question": "2 + 2?", "response": "4 truth=0.75"}
+        assert call["request"]["question"] == {"instructions": "Grade the response.", "levels": ["bad", "fair", "good"]}
+        assert call["response"]["usage"]["prompt_tokens"] > 0
+        assert set(json.loads(found.text)["probabilities"]) == {"bad", "fair", "good"}
+        fleet.set("a", synthetic_judge=SyntheticJudge(label_mass=0.2))
+        with pytest.raises(InvalidResponse, match=r"all levels together have a probability of 0\.2"):
+            await judge.evaluate(trace=trace, question="2 + 2?", response="4 truth=0.75")
+        assert [call["response"]["parsed"] for call in trace.calls] == [found.parsed, None]
+        judge.config.levels = ["1", "2"]
+        with pytest.raises(ConfigError, match="servers number levels from 0"):
+            await judge.evaluate(question="2 + 2?", response="4")
+        close_all()

@@ -196,6 +196,10 @@ async def test_a_function_gives_the_confidence_of_a_reward_model_and_must_return
     with pytest.raises(InvalidResponse, match=r"returned '0.9', which is not a finite number") as raised:
         await cascade.score("p", "0")
     assert raised.value.usage == USAGE
+    for returned in ([0.9], {}, 10**400, "nan", b"1"):
+        cascade = Cascade([says(0.5, 1.0), says(0.3, None)], confidence=lambda _, it=returned: it)
+        with pytest.raises(InvalidResponse, match="which is not a finite number"):
+            await cascade.score("p", "r")
 
 
 def test_what_is_no_cascade_is_refused() -> None:

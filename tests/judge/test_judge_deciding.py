@@ -7,7 +7,7 @@ import json
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from decided_tools import MIXED, TEN, DecisionBackend, always, by_text, deciding
@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from scale import seeds
 
 from qreward import QRewardClient
-from qreward.decisions import Question
+from qreward.decisions import Choice, Question, Score
 from qreward.errors import BadRequest, ConfigError, InvalidResponse, QRewardError
 from qreward.judge import Criterion, Judge, Rubric, SyncJudge, YesNoVerdict
 from qreward.scheduler.outcome import Failure, FailureKind
@@ -140,8 +140,8 @@ def test_forms_that_cannot_be_decided_are_config_errors_that_say_what_to_do() ->
         score: float
 
     cases: list[tuple[dict[str, Any], str]] = [
-        ({}, "scale=(0, 10) has 11 levels; set scale to (1, 5)"),
-        ({"scale": (0, 0.5)}, "whole-number levels"),
+        ({"scale": (0, 100)}, "scale=(0, 100) has 101 scores; set scale to (1, 5)"),
+        ({"scale": (0, 0.5)}, "at most 20 whole numbers"),
         ({"verdict": Own, "scale": (1, 5)}, "no form for the verdict Own"),
         ({**FIVE, "score": lambda verdict: verdict.score}, "score is a function of a written verdict"),
         ({**FIVE, "temperature": 0}, "temperature has no effect with method='decide'"),
@@ -176,8 +176,69 @@ def test_the_built_in_prompt_shows_the_material_and_the_question_is_a_question()
     deciding(plain, lambda judge: judge.score("6 x 7?", "42"), **FIVE)
     assert isinstance(plain.sent[0].input, str)
     assert plain.sent[0].questions[0].instructions == (
-        "How good is the candidate answer to the task? 1 is the lowest score, 5 the highest."
+        "How good is the candidate answer to the task? 0 is the lowest level, 4 the highest."
     )
+
+
+def test_no_level_is_called_by_the_number_of_another_as_a_model_answers_with_numbers_from_0() -> None:
+    own = "Give a score from 1 to 5 to {response}."
+    cases: list[tuple[dict[str, Any], type[Question], tuple[str, ...]]] = [
+        ({"scale": (1, 5)}, Score, ("0", "1", "2", "3", "4")),
+        ({"scale": (0, 4), "prompt": own}, Score, ("0", "1", "2", "3", "4")),
+        ({"scale": (1, 5), "prompt": own}, Choice, ("1", "2", "3", "4", "5")),
+        ({}, Choice, tuple(map(str, range(11)))),
+        ({"scale": (-1, 1)}, Score, ("0", "1", "2")),
+    ]
+    wrong: list[tuple[Any, ...]] = []
+    for settings, kind, options in cases:
+        numbers = [0.0] * (len(options) - 2) + [0.5, 0.5]
+        backend = DecisionBackend(always(numbers))
+        verdict = deciding(backend, lambda judge: judge.score("6 x 7?", "42"), **settings)
+        (question,) = backend.sent[0].questions
+        first, last = settings.get("scale", (0, 10))
+        names = tuple(map(str, range(first, last + 1)))
+        if (type(question), question.options, tuple(verdict.distribution)) != (kind, options, names):
+            wrong.append((settings, question, verdict))
+        if verdict.score != pytest.approx(1 - 0.5 / (len(options) - 1)):
+            wrong.append((settings, verdict.score))
+    assert wrong == []
+    for levels in (["1", "2", "3"], ["bad", "0"], ["10", "20"]):
+        with pytest.raises(ConfigError, match="servers number levels from 0"):
+            Score("How good?", levels=levels)
+        with pytest.raises(ConfigError, match="servers number levels from 0"):
+            Criterion("good", "How good?", levels=levels)
+    with pytest.raises(ConfigError, match="servers call the options A, B"):
+        Choice("Which one?", choices=["b", "a"])
+    assert Choice("Which one?", choices=["A", "B", "tie"]).options == ("A", "B", "tie")
+    assert Choice("Which one?", choices=["F", "M", "ab"]).options == ("F", "M", "ab")
+
+
+def test_pairs_are_decided_and_ranked_without_a_scale() -> None:
+    backend = DecisionBackend(always((0.8, 0.1, 0.1)))
+    assert deciding(backend, lambda judge: judge.compare("q", "a", "b")).preference == "tie"  # it likes the first place
+    assert deciding(backend, lambda judge: judge.rank("q", ["a", "b"])).ranks == (1, 1)
+
+
+def test_the_majority_of_deciding_judges_is_that_of_their_preferences_and_not_of_equal_numbers() -> None:
+    def of(better: float) -> DecisionBackend:
+        return DecisionBackend(
+            lambda _, text: (better, 1 - better, 0.0) if text.index("GOOD") < text.index("BAD") else (1 - better, better, 0.0)
+        )
+
+    class Backend(DecisionBackend):
+        judges: ClassVar = {"a": of(0.9), "b": of(0.8), "c": of(0.3)}
+
+        async def send(self, endpoint: Any, call: Any) -> Any:
+            return await self.judges[call.model].send(endpoint, call)
+
+    def compared(*models: str, **settings: Any) -> Any:
+        return deciding(Backend(always(None)), lambda judge: judge.compare("q", "GOOD", "BAD"), model=models, **settings)
+
+    for settle, score in (("majority", 0.85), ("mean", 2 / 3), ("median", 0.8)):
+        found = compared("a", "b", "c", settle=settle)
+        assert (found.preference, found.score, found.confidence) == ("first", pytest.approx(score), pytest.approx(1.7 / 3)), settle
+    two = compared("a", "c")
+    assert (two.preference, two.score, two.confidence) == ("tie", 0.5, 0.0)
 
 
 def test_a_template_of_ones_own_is_the_input_without_how_to_answer() -> None:

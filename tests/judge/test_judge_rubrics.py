@@ -33,7 +33,7 @@ def writing(backend: DecisionBackend, use: Any = lambda judge: judge.score(*QUES
 
 SAID = {
     "It is right.": yes(),
-    "How clear is it?": json.dumps({"reason": "", "score": 2}),
+    "How clear is it?": json.dumps({"reason": "", "score": 1}),
     "What is the tone?": json.dumps({"reason": "", "choice": "B"}),
     "It insults.": no(),
 }
@@ -70,7 +70,7 @@ def test_the_items_of_one_prompt_are_in_nested_groups() -> None:
 
 def test_a_criterion_is_asked_with_its_levels_or_choices() -> None:
     assert in_words(Criterion("a", "It is kind.")) == "Question, to be answered yes or no: It is kind."
-    assert in_words(Criterion("a", "Kind?", levels=["no", "yes"])) == "Question: Kind?\n1: no\n2: yes"
+    assert in_words(Criterion("a", "Kind?", levels=["no", "yes"])) == "Question: Kind?\n0: no\n1: yes"
     assert in_words(Criterion("a", "Tone?", choices={"calm": 1, "rude": 0})) == "Question: Tone?\nA: calm\nB: rude"
 
 

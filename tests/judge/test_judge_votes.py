@@ -15,7 +15,7 @@ from judge_tools import QUESTION, JudgeBackend, Sent, always, broken, endpoint, 
 
 from qreward.errors import QRewardError, RequestError, RequestTimeout, ServerError
 from qreward.judge import Judge, Verdict, Vote
-from qreward.judge.aggregation import aggregate_comparisons, aggregate_scores, agreement, quorum
+from qreward.judge.aggregation import aggregate_comparisons, aggregate_scores, confidence_of, quorum
 
 
 def voting(*answers: tuple[float, Any]) -> Callable[[Sent], Any]:
@@ -181,7 +181,7 @@ def test_the_confidence_of_several_votes_is_the_share_that_agrees_with_the_score
         (20.0, [Vote(20.0), Vote(20.0)], "mean", None, 1.0),
         (3.0, [Vote(4.0), Vote(2.0)], "mean", 4.0, 1.0),
     ]
-    found = [agreement(score, votes, how, width) for score, votes, how, width, _ in cases]
+    found = [confidence_of(score, votes, how, width) for score, votes, how, width, _ in cases]
     assert found == [None if wanted is None else pytest.approx(wanted) for *_, wanted in cases]
 
 

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from scale import seeds
 
-from qreward.decisions import Choice, DecisionAnswer, Score, YesNo
+from qreward.decisions import AnswerTable, Choice, DecisionAnswer, FoundAnswer, Score, YesNo
 from qreward.errors import ConfigError
-from qreward.judge import Criterion, CriterionResult, JudgeConfig, Rubric
+from qreward.judge import Criterion, JudgeConfig, Rubric
 from qreward.judge.config import config_of
+from qreward.judge.rubric import CriterionGroup, DecidedCriteria
 
 
 def rubric(*weights: float, **gates: float) -> Rubric:
@@ -67,15 +68,25 @@ def test_a_criterion_is_worth_its_probability_its_level_or_its_choice() -> None:
     assert kinds == [YesNo, YesNo, Score, Score, Choice]
 
 
+def test_the_criteria_of_a_decision_are_a_mapping_in_their_order_that_pickles_as_a_dict() -> None:
+    asked = [Criterion("clear", "?", levels=["bad", "fair", "good"], weight=2), Criterion("right", "?")]
+    table = AnswerTable.of(tuple(each.question for each in asked), [FoundAnswer((0.0, 0.5, 0.5), 0.8), FoundAnswer((0.7, 0.3))])
+    found = DecidedCriteria(CriterionGroup(asked), table)
+    assert found.scores() == [0.75, 0.7]
+    assert list(found) == ["clear", "right"]
+    assert [(each.score, each.weight, each.confidence) for each in found.values()] == [(0.75, 2.0, 0.4), (0.7, 1.0, 0.7)]
+    copy = pickle.loads(pickle.dumps(found))
+    assert (type(copy), copy, repr(copy)) == (dict, dict(found), repr(found))
+
+
 def test_the_confidence_is_the_weighted_mean_and_at_most_that_of_a_gate() -> None:
-    def confidence(made: Rubric, *pairs: tuple[float, float | None]) -> float | None:
-        return made.confidence([CriterionResult(score, confidence=sure) for score, sure in pairs])
+    def confidence(made: Rubric, *pairs: tuple[float, float]) -> float:
+        return made.confidence([score for score, _ in pairs], [sure for _, sure in pairs])
 
     assert confidence(rubric(3, -1), (1.0, 0.9), (0.0, 0.5)) == pytest.approx(0.8)
     assert confidence(rubric(3, 1, c1=0.5), (1.0, 0.9), (0.6, 0.6)) == 0.6
     assert confidence(rubric(3, 1, c1=0.5), (1.0, 0.5), (0.1, 0.9)) == 0.9
     assert confidence(rubric(1, 0, 0, c1=0.5, c2=0.5), (1.0, 0.5), (0.1, 0.9), (0.2, 0.8)) == 0.9
-    assert confidence(rubric(1, 1), (1.0, 0.5), (0.1, None)) is None
 
 
 def test_every_mistake_is_a_config_error_that_names_the_setting() -> None:

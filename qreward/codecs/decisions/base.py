@@ -16,8 +16,8 @@ import msgspec
 from qreward.codecs import json as jsonio
 from qreward.codecs.base import EmbeddedError, Malformed, WireRequest
 from qreward.codecs.chat import CHARS_PER_TOKEN, CHAT, joined
-from qreward.decisions import Choice, Decision, DecisionAnswer, Question, Score, YesNo, check_questions
-from qreward.errors import BadRequest, InvalidResponse
+from qreward.decisions import AnswerTable, Choice, Decision, DecisionAnswer, FoundAnswer, Question, Score, YesNo, check_questions
+from qreward.errors import BadRequest, InvalidResponse, QRewardError
 from qreward.records import PromptTokensDetails, Usage
 from qreward.settings.policies import Endpoint
 
@@ -42,12 +42,17 @@ class DecisionInput(NamedTuple):
     questions: tuple[Question, ...]
 
 
-class DecisionReply(msgspec.Struct, gc=False):
-    """A decoded response: one answer per question, in their order. Implements ``qreward.results.Answered``."""
+class DecisionReply(msgspec.Struct):
+    """A decoded response. Implements ``qreward.results.Answered``."""
 
-    answers: tuple[DecisionAnswer, ...]
+    table: AnswerTable
     model: str
     usage: Usage | None = None
+
+    @property
+    def answers(self) -> tuple[DecisionAnswer, ...]:
+        """One answer per question, in their order."""
+        return self.table.answers()
 
     def text(self) -> str:
         """Return ``""``: nothing was written."""
@@ -73,6 +78,14 @@ class _Kept(NamedTuple):
     question: Question
     json: bytes
     names: tuple[str, ...]
+
+
+class _Asked(msgspec.Struct):
+    """Questions with their member of the body. ``checked`` is True if they can be asked in one request."""
+
+    questions: tuple[Question, ...]
+    member: bytes
+    checked: bool = False
 
 
 class Dialect(ABC):
@@ -103,7 +116,7 @@ class Dialect(ABC):
     def __init__(self, extra: Mapping[str, Any] | None = None) -> None:
         self.extra = extra or {}
         self._kept: dict[int, _Kept] = {}
-        self._asked: dict[int, tuple[tuple[Question, ...], bytes]] = {}
+        self._asked: dict[int, _Asked] = {}
 
     def at(self, endpoint: Endpoint) -> Dialect:  # noqa: ARG002 - for subclasses
         """Return the dialect with what the settings of an endpoint say about it."""
@@ -118,26 +131,29 @@ class Dialect(ABC):
         """Return what a response says to each of ``count`` questions, in their order. Raises ``Malformed``."""
 
     @abstractmethod
-    def read(self, question: Question, row: Any) -> DecisionAnswer:
+    def read(self, question: Question, row: Any) -> FoundAnswer:
         """Return the answer to a question. Raises ``InvalidAnswer`` or ``NoAnswer``."""
 
     def encode(self, call: WireRequest, model: str) -> bytes:
         """Return the JSON body. Raises ``BadRequest`` for questions that this dialect cannot ask, and for values that JSON cannot hold."""
         inputs: DecisionInput = call.inputs
-        asked = self._asked.get(id(inputs.questions))
-        if asked is None or call.params:
+        asked = self._asked_of(inputs.questions)
+        if not asked.checked or call.params:
             self.check(inputs.questions, call.params)
+            asked.checked = True
         params = {**self.extra, **call.params} if self.extra else call.params
         body = jsonio.write(model, self.input_member, self.input_of(inputs.input), params, all_text=True)
-        return b"".join((body[:-1], (asked or self._keep(inputs.questions))[1], b"}"))
+        return b"".join((body[:-1], asked.member, b"}"))
 
-    def _keep(self, questions: tuple[Question, ...]) -> tuple[tuple[Question, ...], bytes]:
-        """Return checked questions and their member of the body. They are kept, as the items of a batch mostly have the same ones."""
-        if len(self._asked) >= _MOST_ASKED:
-            self._asked.clear()
-        member = b',"%b":%b' % (self.questions_member.encode(), self.join([self.kept(question).json for question in questions]))
-        kept = self._asked[id(questions)] = questions, member  # holding the questions keeps their id from being used again
-        return kept
+    def _asked_of(self, questions: tuple[Question, ...]) -> _Asked:
+        """Return questions with their member of the body. They are kept, as the items of a batch mostly have the same ones."""
+        found = self._asked.get(id(questions))
+        if found is None:
+            if len(self._asked) >= _MOST_ASKED:
+                self._asked.clear()
+            member = b',"%b":%b' % (self.questions_member.encode(), self.join([self.kept(question).json for question in questions]))
+            found = self._asked[id(questions)] = _Asked(questions, member)  # holding the questions keeps their id from being used again
+        return found
 
     def input_of(self, given: str | list[dict[str, str]]) -> Any:
         """Return the input in the form that the API takes. By default it is one text."""
@@ -190,19 +206,23 @@ class Dialect(ABC):
         rows = self.rows(document, len(questions))
         if len(rows) != len(questions):
             raise Malformed(f"the answer has {len(rows)} answers to {len(questions)} question{'s'[: len(questions) != 1]}")
-        answers, faults = [], []
+        faults: list[str] = []
+        found: list[FoundAnswer | QRewardError] = []
         for question, row in zip(questions, rows, strict=True):
             try:
-                answers.append(self.read(question, row))
+                found.append(self.read(question, row))
+                continue
             except NoAnswer as reason:
-                answers.append(failed(question, f"no answer to {shown(question)}: {reason}", call))
+                why = f"no answer to {shown(question)}: {reason}"
             except InvalidAnswer as fault:
                 faults.append(str(fault))
-                answers.append(failed(question, f"the answer to {shown(question)} is not valid: {fault}", call))
-        if len(faults) == len(answers):
+                why = f"the answer to {shown(question)} is not valid: {fault}"
+            found.append(InvalidResponse(why, model=call.model))
+        if len(faults) == len(questions):
             raise Malformed(f"the answer has no valid answer to any question: {faults[0]}")
         model = document.get("model")
-        return DecisionReply(tuple(answers), model if isinstance(model, str) and model else call.model, self.usage(document))
+        named = model if isinstance(model, str) and model else call.model
+        return DecisionReply(AnswerTable.of(questions, found), named, self.usage(document))
 
     def usage(self, document: dict[str, Any]) -> Usage | None:
         """Return the usage of a response."""
@@ -212,7 +232,7 @@ class Dialect(ABC):
         """Estimate the prompt by the characters of input and questions, and the output as one token per question."""
         given, questions = call.inputs
         size = len(given) if isinstance(given, str) else sum(len(message["content"]) for message in given)
-        return (size + sum([len(self.kept(question).json) for question in questions])) / CHARS_PER_TOKEN, float(len(questions))
+        return (size + len(self._asked_of(questions).member)) / CHARS_PER_TOKEN, float(len(questions))
 
     def validate(self, inputs: Any) -> DecisionInput:
         """Return input and questions, ready to be sent. Raises ``BadRequest`` or ``ConfigError``."""
@@ -227,31 +247,30 @@ class Dialect(ABC):
         return f"<{type(self).__name__} {self.name}>"
 
 
-def failed(question: Question, why: str, call: WireRequest) -> DecisionAnswer:
-    """Return the answer to a question that has none."""
-    return DecisionAnswer(question, error=InvalidResponse(why, model=call.model))
-
-
 def shown(question: Question) -> str:
     """Return a question for an error message: its name, or the beginning of its text."""
     text = question.name or question.instructions
     return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "...")
 
 
-def distribution(numbers: Sequence[object], count: int) -> list[float]:
+def distribution(numbers: Sequence[object], count: int) -> tuple[float, ...]:
     """Return probabilities whose sum is 1. Raises ``InvalidAnswer`` for numbers that are no distribution over ``count`` options.
 
     Example:
         >>> distribution([0.25, 0.74], 2)
-        [0.25252525252525254, 0.7474747474747475]
+        (0.25252525252525254, 0.7474747474747475)
     """
     if len(numbers) != count:
         raise InvalidAnswer(f"it has {len(numbers)} probabilities for {count} options")
-    checked = [number if type(number) is float and 0.0 <= number <= 1.0 else probability(number) for number in numbers]
-    whole = math.fsum(checked)
+    return normalised([probability(number) for number in numbers])
+
+
+def normalised(numbers: Sequence[float]) -> tuple[float, ...]:
+    """Return numbers from 0 to 1 so that their sum is 1. Raises ``InvalidAnswer`` if it is too far from 1."""
+    whole = math.fsum(numbers)
     if abs(whole - 1.0) > SUM_TOLERANCE + _ROUNDING:
         raise InvalidAnswer(f"the sum of its probabilities is {whole:.4g}")
-    return checked if whole == 1.0 else [number / whole for number in checked]
+    return tuple(numbers) if whole == 1.0 else tuple([number / whole for number in numbers])
 
 
 def probability(number: object, rounding: float = _ROUNDING) -> float:
@@ -415,9 +434,9 @@ _POINTERS = (
     (("/v1/systemone requires",), "chat"),
     (("/v1/systemone does not support",), "chat"),
     (("is not one distinct token",), "chat"),
-    (("expected tags: 'choice', 'score', 'yes_no'",), "sglang"),
+    (("expected tags: 'choice', 'score', 'yes_no'",), "systemone"),  # of SGLang, which serves it for checkpoints of both kinds
     (("expected tags: 'predicate', 'choice', 'score'",), "vllm"),
-    (("extra inputs are not permitted", "'question'", "field required"), "sglang"),
+    (("extra inputs are not permitted", "'question'", "field required"), "systemone"),
     (("extra inputs are not permitted",), "vllm"),
     (("input should be 'user'",), "vllm"),
     (("questions: at most",), "vllm"),

@@ -26,7 +26,7 @@ from qreward.codecs.decisions.base import (
     member,
     unique_names,
 )
-from qreward.decisions import Choice, DecisionAnswer, Question, Score, YesNo
+from qreward.decisions import Choice, FoundAnswer, Question, Score, YesNo
 from qreward.settings.policies import Endpoint
 
 TOP = 20
@@ -85,7 +85,7 @@ class ChatDialect(Dialect):
             raise Unfinished(str(ending))
         return choices[:1]
 
-    def read(self, question: Question, row: Any) -> DecisionAnswer:
+    def read(self, question: Question, row: Any) -> FoundAnswer:
         message = row.get("message")
         if row.get("finish_reason") == "content_filter" or (isinstance(message, dict) and message.get("refusal")):
             raise NoAnswer(DECLINED)
@@ -97,7 +97,7 @@ class ChatDialect(Dialect):
         if unseen > UNSEEN:
             raise NoAnswer(f"the server returned too few tokens: a label that is missing may have a probability of {unseen:.2f}")
         numbers = [found.get(label, 0.0) / whole for label in labels_of(question)]
-        return DecisionAnswer(question, distribution(numbers, len(numbers)), label_mass=whole)
+        return FoundAnswer(distribution(numbers, len(numbers)), label_mass=whole)
 
 
 def labels_of(question: Question) -> tuple[str, ...]:

@@ -20,11 +20,10 @@ DIALECTS: Mapping[str, Dialect] = {
 """Every dialect, by its name."""
 EXPECTED: Mapping[str, str] = {"sglang": "sglang", "vllm": "vllm"}
 """Kind of an endpoint -> the dialect that it is taken to speak until it is known; ``openai`` for all others."""
-PROBE = DecisionInput(
-    [{"role": "system", "content": "Answer the question."}, {"role": "user", "content": "2 + 2 = 4"}],
-    (YesNo("The sum is right."),),
-)
-"""The smallest decision by which dialects can be told apart: vLLM refuses the role ``system``, SGLang the type ``predicate``."""
+PROBE = DecisionInput("2 + 2 = 4", (YesNo("The sum is right."),))
+"""The smallest decision. It is valid at OpenAI and at vLLM, so that a vLLM server whose model gives no decisions says just that (501).
+SGLang refuses its type ``predicate``. A server of vLLM that answers is told from OpenAI by its ``kind``, or by the first limit that it
+complains about."""
 
 MOST_KNOWN = 8192
 """Endpoints and models that are remembered. It is bounded because the names of models come from callers."""

@@ -14,7 +14,7 @@ from typing import Any
 from qreward.codecs.base import Malformed
 from qreward.codecs.decisions.base import Dialect, probability
 from qreward.codecs.decisions.chat import asked
-from qreward.decisions import DecisionAnswer, Question, YesNo
+from qreward.decisions import FoundAnswer, Question, YesNo
 from qreward.errors import BadRequest
 from qreward.settings.policies import Endpoint
 
@@ -53,9 +53,9 @@ class GenerativeScoringDialect(Dialect):
             raise Malformed(f"the answer has no list of scores of {count} items")
         return found
 
-    def read(self, question: Question, row: Any) -> DecisionAnswer:
+    def read(self, question: Question, row: Any) -> FoundAnswer:  # noqa: ARG002 - all questions are alike
         yes = probability(row.get("score"))
-        return DecisionAnswer(question, (yes, 1.0 - yes))
+        return FoundAnswer((yes, 1.0 - yes))
 
 
 @lru_cache(maxsize=256)

@@ -5,43 +5,72 @@ vLLM refuses members that it does not know, takes fewer questions and options, a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from qreward.codecs import json as jsonio
 from qreward.codecs.base import Malformed, WireRequest
-from qreward.codecs.decisions.base import DECLINED, DecisionReply, Dialect, InvalidAnswer, NoAnswer, distribution, member, probability
-from qreward.decisions import Choice, DecisionAnswer, Question, Score, YesNo
+from qreward.codecs.decisions.base import (
+    DECLINED,
+    DecisionReply,
+    Dialect,
+    InvalidAnswer,
+    NoAnswer,
+    distribution,
+    member,
+    normalised,
+    probability,
+)
+from qreward.decisions import AnswerTable, Choice, FoundAnswer, Question, Score, YesNo
 
 _TYPES = {YesNo: "predicate", Score: "score", Choice: "choice"}
 
 
-class _Option(msgspec.Struct, gc=False):
-    value: bool | int | str
-    probability: float
+_Probability = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
+
+
+class _Predicate(msgspec.Struct, gc=False, tag="predicate"):
+    probability: _Probability
+    name: str | None = None
+
+
+class _Level(msgspec.Struct, gc=False):
+    value: int
+    probability: _Probability
     label: str | msgspec.UnsetType = msgspec.UNSET
 
 
-class _Answer(msgspec.Struct, gc=False):
-    type: str
+class _Score(msgspec.Struct, gc=False, tag="score"):
+    probabilities: list[_Level]
+    confidence: _Probability
     name: str | None = None
-    probability: float | None = None
-    probabilities: list[_Option] | None = None
-    confidence: float | None = None
+
+
+class _Option(msgspec.Struct, gc=False):
+    value: bool | str
+    probability: _Probability
+
+
+class _Choice(msgspec.Struct, gc=False, tag="choice"):
+    probabilities: list[_Option]
+    confidence: _Probability
+    name: str | None = None
 
 
 class _Decision(msgspec.Struct, gc=False):
-    """A response as it should be."""
+    """A response as it should be. Decoding it checks all types, and that each number is from 0 to 1."""
 
-    answers: list[_Answer]
+    answers: list[_Predicate | _Score | _Choice]
     model: str = ""
     usage: Any = None
     error: Any = None
 
 
 _DECODER = msgspec.json.Decoder(_Decision)
+_ROWS: dict[type, type] = {YesNo: _Predicate, Score: _Score, Choice: _Choice}
 
 
 class OpenAIDialect(Dialect):
@@ -71,31 +100,32 @@ class OpenAIDialect(Dialect):
         try:
             found = _DECODER.decode(body)
             if not found.error and len(found.answers) == len(questions):
-                answers = tuple(map(self._read_usual, questions, found.answers))
-                return DecisionReply(answers, found.model or call.model, self.usage({"usage": found.usage}))
+                table = self._usual(questions, found.answers)
+                return DecisionReply(table, found.model or call.model, self.usage({"usage": found.usage}))
         except (*jsonio.REFUSED, InvalidAnswer):
             pass
         return super().decode(body, call)
 
-    def _read_usual(self, question: Question, row: _Answer) -> DecisionAnswer:
-        """Return the answer to a question. Raises ``InvalidAnswer`` for anything unusual, without saying what it is."""
-        if row.type != _TYPES[type(question)] or (row.name is not None and row.name != question.name):
-            raise InvalidAnswer
-        if isinstance(question, YesNo):
-            yes = probability(row.probability)
-            return DecisionAnswer(question, (yes, 1.0 - yes))
-        labels, options = question.options, row.probabilities
-        if options is None or len(options) != len(labels):
-            raise InvalidAnswer
-        values = range(len(labels)) if isinstance(question, Score) else labels
-        for option, value, label in zip(options, values, labels, strict=True):
-            if option.value != value or type(option.value) is not type(value):
+    def _usual(self, questions: tuple[Question, ...], rows: Sequence[_Predicate | _Score | _Choice]) -> AnswerTable:
+        """Return the answers to the questions. Raises ``InvalidAnswer`` for anything unusual, without saying what it is."""
+        numbers: list[float] = []
+        masses: list[float | None] = []
+        confidences: list[float] = []
+        for question, row in zip(questions, rows, strict=True):
+            if type(row) is not _ROWS[type(question)] or (row.name is not None and row.name != question.name):
                 raise InvalidAnswer
-            if values is not labels and option.label is not msgspec.UNSET and option.label != label:
-                raise InvalidAnswer
-        numbers = distribution([option.probability for option in options], len(labels))
-        confidence = probability(row.confidence)
-        return DecisionAnswer(question, numbers, confidence=confidence, label_mass=self.label_mass(confidence, max(numbers)))
+            if isinstance(row, _Predicate):
+                yes = row.probability
+                no = 1.0 - yes
+                numbers += yes, no
+                masses.append(None)
+                confidences.append(max(yes, no))
+            else:
+                own = _numbers_of(question, row)
+                numbers += own
+                masses.append(self.label_mass(row.confidence, max(own)))
+                confidences.append(row.confidence)
+        return AnswerTable(questions, tuple(numbers), tuple(masses), tuple(confidences))
 
     def rows(self, document: dict[str, Any], count: int) -> Sequence[Any]:  # noqa: ARG002 - checked by the caller
         found = document.get("answers")
@@ -103,7 +133,7 @@ class OpenAIDialect(Dialect):
             raise Malformed("the answer has no list of answers")
         return found
 
-    def read(self, question: Question, row: Any) -> DecisionAnswer:
+    def read(self, question: Question, row: Any) -> FoundAnswer:
         kind, name = member(row, "type"), row.get("name")
         if name is not None and name != question.name:
             raise InvalidAnswer(f"it has the name {name!r} of another question")
@@ -113,10 +143,10 @@ class OpenAIDialect(Dialect):
             raise InvalidAnswer(f"it has the type {kind!r}")
         if isinstance(question, YesNo):
             yes = probability(row.get("probability"))
-            return DecisionAnswer(question, (yes, 1.0 - yes))
+            return FoundAnswer((yes, 1.0 - yes))
         numbers = distribution(self._in_order(question, row.get("probabilities")), len(question.options))
         confidence = probability(row.get("confidence"))
-        return DecisionAnswer(question, numbers, confidence=confidence, label_mass=self.label_mass(confidence, max(numbers)))
+        return FoundAnswer(numbers, confidence=confidence, label_mass=self.label_mass(confidence, max(numbers)))
 
     def label_mass(self, confidence: float, highest: float) -> float | None:  # noqa: ARG002 - for subclasses
         """Return the label mass of an answer, if the dialect tells it."""
@@ -138,6 +168,21 @@ class OpenAIDialect(Dialect):
         if labels and any(row.get("label", option) != option for row, option in zip(rows, question.options, strict=True)):
             raise InvalidAnswer("its levels are not those of the question")
         return [row.get("probability") for row in rows]
+
+
+def _numbers_of(question: Question, row: _Score | _Choice) -> Sequence[float]:
+    """Return the probability of each option of a question. Raises ``InvalidAnswer`` for other options, or in another order."""
+    options, found = question.options, row.probabilities
+    if len(found) != len(options):
+        raise InvalidAnswer
+    if isinstance(row, _Score):
+        for place, level in enumerate(row.probabilities):
+            if level.value != place or (level.label != options[place] and level.label is not msgspec.UNSET):
+                raise InvalidAnswer
+    elif [each.value for each in found] != list(options):
+        raise InvalidAnswer
+    numbers = [each.probability for each in found]
+    return numbers if math.fsum(numbers) == 1.0 else normalised(numbers)
 
 
 class VLLMDialect(OpenAIDialect):

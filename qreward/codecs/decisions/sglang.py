@@ -20,7 +20,7 @@ from qreward.codecs.decisions.base import (
     named_numbers,
     unique_names,
 )
-from qreward.decisions import Choice, DecisionAnswer, Question, Score, YesNo
+from qreward.decisions import Choice, FoundAnswer, Question, Score, YesNo
 
 _TYPES = {YesNo: "yes_no", Score: "score", Choice: "choice"}
 
@@ -51,12 +51,12 @@ class SGLangDialect(Dialect):
     def rows(self, document: dict[str, Any], count: int) -> Sequence[Any]:
         return answers_by_id(document, count)
 
-    def read(self, question: Question, row: Any) -> DecisionAnswer:
+    def read(self, question: Question, row: Any) -> FoundAnswer:
         kind = member(row, "type")
         if kind != _TYPES[type(question)]:
             raise InvalidAnswer(f"it has the type {kind!r}")
         numbers = named_numbers(row.get("probabilities"), self.kept(question).names)
-        return DecisionAnswer(question, distribution(numbers, len(numbers)), label_mass=mass(row.get("label_mass")))
+        return FoundAnswer(distribution(numbers, len(numbers)), label_mass=mass(row.get("label_mass")))
 
 
 def names_of(question: Question) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ from qreward.codecs.decisions.base import (
     unique_names,
 )
 from qreward.codecs.decisions.sglang import names_of
-from qreward.decisions import Choice, DecisionAnswer, Question, Score, YesNo
+from qreward.decisions import Choice, FoundAnswer, Question, Score, YesNo
 from qreward.settings.policies import Endpoint
 
 _TYPES = {YesNo: "noul", Score: "score", Choice: "choice"}
@@ -71,18 +71,18 @@ class SystemOneDialect(Dialect):
             raise Malformed("the diagnostics of the answer are no mapping")
         return [(row, told.get(str(place), "")) for place, row in enumerate(rows)]
 
-    def read(self, question: Question, row: Any) -> DecisionAnswer:
+    def read(self, question: Question, row: Any) -> FoundAnswer:
         answer, diagnostics = row
         kind = member(answer, "type")
         if kind != _TYPES[type(question)]:
             raise InvalidAnswer(f"it has the type {kind!r}")
         if isinstance(question, YesNo):
             yes = probability(answer.get("noul"))
-            numbers: Sequence[float] = (yes, 1.0 - yes)
+            numbers: tuple[float, ...] = (yes, 1.0 - yes)
         else:
             numbers = distribution(named_numbers(answer.get("probabilities"), self.kept(question).names), len(question.options))
         told = answer.get("x_label_mass") if diagnostics is None else member(diagnostics, "label_mass")
-        return DecisionAnswer(question, numbers, label_mass=mass(told))
+        return FoundAnswer(numbers, label_mass=mass(told))
 
 
 SYSTEMONE, SYSTEMONE_OF_SGLANG = SystemOneDialect(26), SystemOneDialect(255)

@@ -9,6 +9,7 @@ from qreward.codecs.rewards import parsing
 from qreward.codecs.rewards.answers import Choices, Moderated
 from qreward.codecs.rewards.base import ListCodec, MergeLimits, NumberCodec, ServerKind
 from qreward.codecs.rewards.parsing import InvalidRow
+from qreward.settings.policies import BATCH_KIND
 
 
 class VectorScore(NumberCodec):
@@ -108,3 +109,5 @@ OPENAI = ServerKind(
     chat=True,
     lists_models=True,
 )
+OPENAI_BATCH = ServerKind(BATCH_KIND, {}, probe=OPENAI.probe, chat=True, lists_models=True)
+"""The same API. Bulks use its Batch API, for which ``qreward.bulk`` makes the files; nothing else sends to it."""

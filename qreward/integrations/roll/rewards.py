@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 from qreward.errors import ConfigError, QRewardError
 from qreward.integrations.trainers import Adapter, RewardConfig, Rewarder, Scored, load_reward_config
 from qreward.integrations.trainers.rewarder import reward_of
-from qreward.integrations.trainers.settings import VARIABLE, Source
-from qreward.settings.files import read_settings
+from qreward.integrations.trainers.settings import SCORERS, VARIABLE, Source, read_reward_settings
 
 DEADLINE = 300.0
 """Default number of seconds for one reward; ROLL has no limit of its own."""
@@ -58,12 +57,12 @@ def settings_of(worker: Any, prompts: Mapping[str, str]) -> RewardConfig:
     ``worker`` is ROLL's ``RewardConfig`` of the domain; ``prompts`` are ROLL's own, name -> template. Raises ``ConfigError``.
     """
     file = (getattr(worker, "system_envs", None) or {}).get(VARIABLE) or os.environ.get(VARIABLE)
-    layers: list[Mapping[str, Any]] = [read_settings(file, empty="it must hold at least judge or reward_model")[0]] if file else []
+    layers: list[Mapping[str, Any]] = [read_reward_settings(file)[0]] if file else []
     layers += [_built_in(worker, prompts), *_own(worker)]
     settings: dict[str, Any] = reduce(_over, layers, {})
-    if not {"judge", "reward_model"} & settings.keys():
+    if not settings.keys() & SCORERS:
         raise ConfigError(
-            "no judge is configured; set judge_model_name, or judge or reward_model in reward_manager_config, "
+            "no judge is configured; set judge_model_name, or judge, reward_model or cascade in reward_manager_config, "
             f"or name a file with them in system_envs: {{{VARIABLE}: /path/reward.yaml}}"
         )
     return load_reward_config(settings)

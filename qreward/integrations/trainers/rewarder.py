@@ -212,7 +212,7 @@ def _made(config: RewardConfig, deadline: float) -> Rewarder:
     client = shared_client(config.client)
     with name_source_in_errors(config):
         check(config, [route.pattern for route in client.list_routes()])
-        scorer = make_scorer(client, config.judge or config.reward_model, owns_client=False)  # other rewarders share it
+        scorer = make_scorer(client, config.scorer, owns_client=False)  # other rewarders share it
     return Rewarder(scorer, config.deadline or deadline, config.priority, config)
 
 

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, PrivateAttr, ValidationError, field_validator, model_validator
 
 from qreward.errors import ConfigError
+from qreward.judge.cascade import CascadeConfig
 from qreward.judge.config import JudgeConfig
 from qreward.judge.prompts import Template
 from qreward.judge.verdict_parser import NAMED
@@ -28,6 +29,9 @@ from qreward.spelling import did_you_mean
 
 VARIABLE = "QREWARD_REWARD"
 """Environment variable that names the file with the settings of an adapter."""
+
+SCORERS = ("judge", "reward_model", "cascade")
+"""The settings of which exactly one says what scores."""
 
 Failure = float | Literal["default", "raise", "none"]
 """A number must be finite. Booleans are rejected: YAML reads a bare ``no`` as false, which would count as 0.0."""
@@ -42,7 +46,9 @@ class RewardConfig(Policy):
     Args:
         client: the client's settings, or the path of a file with them. None takes those that ``QRewardClient.from_env`` finds.
         judge: settings of an LLM judge; see :class:`~qreward.judge.config.JudgeConfig`.
-        reward_model: name of a reward model. Exactly one of ``judge`` and ``reward_model`` is required.
+        reward_model: name of a reward model.
+        cascade: settings of several scorers in turn; see :class:`~qreward.judge.cascade.CascadeConfig`. Exactly one of ``judge``,
+            ``reward_model`` and ``cascade`` is required.
         deadline: seconds for one reward, including queueing, retries and hedges. None takes the default of the adapter, which is below the
             trainer's own limit.
         on_failure: what replaces a missing reward: ``raise``, ``none`` (if the trainer supports missing rewards), a number, or
@@ -62,6 +68,7 @@ class RewardConfig(Policy):
     client: ClientConfig | None = None
     judge: JudgeConfig | None = None
     reward_model: Annotated[str, Field(min_length=1)] | None = None
+    cascade: CascadeConfig | None = None
     deadline: Seconds | None = None
     on_failure: Failure = "default"
     columns: dict[str, str] = Field(default_factory=dict)
@@ -113,9 +120,29 @@ class RewardConfig(Policy):
 
     @model_validator(mode="after")
     def _one_scorer(self) -> RewardConfig:
-        if (self.judge is None) == (self.reward_model is None):
-            raise ValueError("set exactly one of judge (a mapping of settings) and reward_model (a model's name)")
+        if [self.judge, self.reward_model, self.cascade].count(None) != len(SCORERS) - 1:
+            raise ValueError(
+                "set exactly one of judge (a mapping of settings), reward_model (a model's name) and cascade (several of these)"
+            )
         return self
+
+    @property
+    def scorer(self) -> JudgeConfig | CascadeConfig | str:
+        """What scores: the one of ``judge``, ``reward_model`` and ``cascade`` that is set."""
+        return next(each for each in (self.judge, self.cascade, self.reward_model) if each is not None)
+
+    @property
+    def stages(self) -> dict[str, JudgeConfig | str]:
+        """The judges and reward models, by the setting that holds each, such as ``judge`` or ``cascade.stages.0``."""
+        if self.cascade is None:
+            return {"judge": self.judge} if self.judge is not None else {"reward_model": self.reward_model or ""}
+        given = self.cascade.stages
+        return {f"cascade.stages.{key}": stage for key, stage in (given.items() if isinstance(given, dict) else enumerate(given))}
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The names of all models that may score."""
+        return tuple(name for stage in self.stages.values() for name in ((stage,) if isinstance(stage, str) else stage.model))
 
 
 Source = str | Path | Mapping[str, Any] | RewardConfig | None
@@ -137,7 +164,7 @@ def load_reward_config(source: Source = None, *, place: str | None = None) -> Re
     given = source if source is not None else os.environ.get(VARIABLE)
     if not given:
         raise ConfigError(f"no reward settings; pass a file or a mapping, or set the environment variable {VARIABLE} to a file")
-    content, read_at = read_settings(given, empty="it must hold at least judge or reward_model")
+    content, read_at = read_reward_settings(given)
     called = SettingsLocation(place) if place else read_at
     try:
         return RewardConfig(**content).at(str(called))
@@ -145,19 +172,53 @@ def load_reward_config(source: Source = None, *, place: str | None = None) -> Re
         raise called.named(error) from None
 
 
+def read_reward_settings(source: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], SettingsLocation]:
+    """Read settings without validating them. The files that a judge in a file names are relative to the folder of that file.
+
+    Raises:
+        ConfigError: the settings cannot be read.
+    """
+    content, place = read_settings(source, empty=f"it must hold at least {', '.join(SCORERS[:-1])} or {SCORERS[-1]}")
+    if not isinstance(source, Mapping):
+        folder = Path(source).expanduser().parent
+        if isinstance(judge := content.get("judge"), Mapping):
+            content["judge"] = _beside(folder, judge)
+        cascade = content.get("cascade")
+        stages = cascade.get("stages") if isinstance(cascade, Mapping) else None
+        if isinstance(cascade, Mapping) and isinstance(stages, Mapping | list):
+            found: Any = (
+                {name: _beside(folder, stage) for name, stage in stages.items()}
+                if isinstance(stages, Mapping)
+                else [_beside(folder, stage) for stage in stages]
+            )
+            content["cascade"] = {**cascade, "stages": found}
+    return content, place
+
+
+def _beside(folder: Path, judge: Any) -> Any:
+    """The settings of a judge with the files that it reads in this folder, where they have no path of their own."""
+    if not isinstance(judge, Mapping):
+        return judge
+    files = {name: value for name in ("calibration", "rubric") if isinstance(value := judge.get(name), str) and value.strip()}
+    return {**judge, **{name: str(folder / Path(value).expanduser()) for name, value in files.items()}}
+
+
 ITEM = frozenset({"prompt", "response", "reference"})
 """Fields that every item has."""
 
 
 def prompt_fields(config: RewardConfig) -> frozenset[str]:
-    """Return the fields that the judge's templates name.
+    """Return the fields that the judges' templates name.
 
     Without a prompt of the user's own, and for a reward model, the three fields that every item has are included.
     """
-    judge = config.judge
-    if judge is None:
+    return frozenset().union(*map(_fields_of, config.stages.values()))
+
+
+def _fields_of(stage: JudgeConfig | str) -> frozenset[str]:
+    if isinstance(stage, str):
         return ITEM
-    return _names(judge.prompt or "", judge.system or "") | (ITEM if judge.prompt is None else frozenset())
+    return _names(stage.prompt or "", stage.system or "") | (ITEM if stage.prompt is None else frozenset())
 
 
 @lru_cache(maxsize=64)
@@ -175,7 +236,7 @@ def name_source_in_errors(config: RewardConfig) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        scorer = "judge" if config.judge is not None else "reward_model"
+        scorer = next(name for name in SCORERS if getattr(config, name) is not None)
         text = str(error)
         setting = "" if text.startswith(("columns", f"{scorer}:", f"{scorer}.")) else f"{scorer}: "
         raise ConfigError(f"{config.place}: {setting}{text}") from None
@@ -187,25 +248,27 @@ def check(config: RewardConfig, routes: Iterable[str]) -> None:
     Raises:
         ConfigError: a verdict, parameter or column has an unknown name, or no route serves a model, so that every reward would fail.
     """
-    if config.judge is not None:
-        _check_judge(config.judge)
-    known = ITEM | (prompt_fields(config) if config.judge is not None else frozenset())
+    for setting, stage in config.stages.items():
+        if isinstance(stage, JudgeConfig):
+            _check_judge(setting, stage)
+    known = ITEM | prompt_fields(config)
     for field in config.columns.keys() - known:
         raise ConfigError(f"columns: unknown field {field!r}; {did_you_mean(field, sorted(known), otherwise='the fields are')}")
-    setting, models = ("judge.model", config.judge.model) if config.judge is not None else ("reward_model", (config.reward_model or "",))
     patterns = list(routes)
-    for model in models:
-        if not any(matches(pattern, model) for pattern in patterns):
-            # lower cutoff: a pattern is shorter than the names it matches
-            hint = did_you_mean(model, patterns, cutoff=0.4, otherwise="the routes are")
-            raise ConfigError(f"{setting}: no endpoint of the client serves the model {model!r}; {hint}")
+    for setting, stage in config.stages.items():
+        for model in (stage,) if isinstance(stage, str) else stage.model:
+            if not any(matches(pattern, model) for pattern in patterns):
+                where = setting if isinstance(stage, str) else f"{setting}.model"
+                # lower cutoff: a pattern is shorter than the names it matches
+                hint = did_you_mean(model, patterns, cutoff=0.4, otherwise="the routes are")
+                raise ConfigError(f"{where}: no endpoint of the client serves the model {model!r}; {hint}")
 
 
-def _check_judge(judge: JudgeConfig) -> None:
+def _check_judge(setting: str, judge: JudgeConfig) -> None:
     if ":" not in judge.verdict and judge.verdict not in NAMED:
         hint = did_you_mean(judge.verdict, NAMED)
-        raise ConfigError(f"judge.verdict: unknown verdict {judge.verdict!r}; {hint} A verdict of your own is written module:Class")
+        raise ConfigError(f"{setting}.verdict: unknown verdict {judge.verdict!r}; {hint} A verdict of your own is written module:Class")
     if reserved := sorted(_JUDGES_OWN & judge.params.keys()):
         raise ConfigError(
-            f"judge.params: {reserved[0]!r} is not a parameter of a request; if it is a setting of the judge, write it beside params"
+            f"{setting}.params: {reserved[0]!r} is not a parameter of a request; if it is a setting of the judge, write it beside params"
         )

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from qreward.integrations.verifiers.judges import (
+        FleetDecisionJudge,
+        FleetDecisionJudgeConfig,
         FleetJudge,
         FleetJudgeConfig,
         FleetReferenceJudge,
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "FleetDecisionJudge",
+    "FleetDecisionJudgeConfig",
     "FleetJudge",
     "FleetJudgeConfig",
     "FleetReferenceJudge",

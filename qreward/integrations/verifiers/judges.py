@@ -7,6 +7,7 @@ requests. The built-in judges of verifiers have one each over a fleet. ``RewardJ
 from __future__ import annotations
 
 import importlib
+import json
 import os
 from collections.abc import Callable, Mapping
 from functools import cache, cached_property
@@ -18,10 +19,12 @@ from typing_extensions import TypeVar
 
 from qreward.client import QRewardClient
 from qreward.codecs.finish_reason import described, ending_of, is_whole
+from qreward.decisions import Score
 from qreward.errors import ConfigError, InvalidResponse
 from qreward.integrations.trainers import Adapter, RewardConfig, Scored, load_reward_config
 from qreward.integrations.trainers.clients import shared_client
 from qreward.integrations.trainers.settings import VARIABLE
+from qreward.judge.config import MIN_LABEL_MASS
 from qreward.results import Usage
 from qreward.settings.client import ClientConfig, load_config
 from qreward.settings.policies import Endpoint, Level, Priority
@@ -70,8 +73,7 @@ class FleetJudge(_Judge):  # type: ignore[misc]
     """A ``vf.Judge`` whose :meth:`complete` sends its requests to a fleet. The features of verifiers' judges are unchanged.
 
     Listed before another judge among the base classes, it also redirects that judge's calls of ``complete`` to the fleet.
-    ``vf.DecisionJudge`` does not call ``complete``: it posts to an evaluations API of its own, so a class with both as bases is a
-    ``ConfigError``.
+    ``vf.DecisionJudge`` does not call ``complete``; use :class:`FleetDecisionJudge` instead.
 
     Example:
         >>> class CorrectnessJudge(FleetJudge[bool]):
@@ -83,10 +85,9 @@ class FleetJudge(_Judge):  # type: ignore[misc]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if issubclass(cls, getattr(vf, "DecisionJudge", ())):
+        if issubclass(cls, vf.DecisionJudge) and cls.evaluate is vf.DecisionJudge.evaluate:
             raise ConfigError(
-                f"{cls.__name__}: vf.DecisionJudge posts to an evaluations API by itself, so its calls cannot go through a fleet; "
-                "use it without FleetJudge"
+                f"{cls.__name__}: vf.DecisionJudge posts to an evaluations API by itself; use FleetDecisionJudge in its place"
             )
 
     def __init__(self, config: Any = None) -> None:
@@ -202,6 +203,51 @@ class FleetRubricJudge(FleetJudge[Any, FleetRubricJudgeConfig], vf.RubricJudge):
     """``vf.RubricJudge`` over a fleet: a verdict for each criterion."""
 
 
+class FleetDecisionJudgeConfig(vf.DecisionJudgeConfig, FleetJudgeConfig):  # type: ignore[misc]
+    """``vf.DecisionJudgeConfig`` and :class:`FleetJudgeConfig`. ``base_url`` is that of an API like OpenAI's, not an evaluations API.
+
+    Attributes:
+        min_label_mass: as in :class:`~qreward.judge.config.JudgeConfig`.
+    """
+
+    base_url: str = vf.JudgeConfig.model_fields["base_url"].default
+    min_label_mass: float = Field(default=MIN_LABEL_MASS, ge=0, le=1)
+
+
+class FleetDecisionJudge(FleetJudge[float, FleetDecisionJudgeConfig], vf.DecisionJudge):  # type: ignore[misc, type-arg]
+    """``vf.DecisionJudge`` over a fleet: the expected level of a grade, by a decision in whichever dialect each endpoint speaks."""
+
+    async def evaluate(self, *, trace: Any = None, **fields: Any) -> Any:
+        """Ask for the grade. The answer is recorded on the trace.
+
+        Returns:
+            The response of verifiers, whose ``parsed`` is the expected level, from 0 to 1.
+
+        Raises:
+            InvalidResponse: the model declined, or all levels together are less probable than ``min_label_mass``.
+            QRewardError: there is no answer.
+            ConfigError: the levels or the prompt are no question.
+        """
+        config, question = self.config, Score(self.build_messages(**fields), levels=self.config.levels)
+        state = json.dumps(fields, ensure_ascii=False, default=str)  # as servers of System One write a state that is no text
+        found = await self.client.decide(state, [question], model=config.model, timeout=config.deadline, priority=config.priority)
+        (answer,) = found
+        if answer.error is not None:
+            raise answer.error
+        shown = {"score": answer.score, "probabilities": answer.probabilities, "confidence": answer.confidence}
+        response = vf.JudgeResponse(text=json.dumps(shown), usage=_usage(found.usage))
+        request = {"model": config.model, "state": fields, "question": {"instructions": question.instructions, "levels": config.levels}}
+        try:
+            if answer.label_mass is not None and answer.label_mass < config.min_label_mass:
+                mass = f"all levels together have a probability of {answer.label_mass:.4g}"
+                raise InvalidResponse(f"{mass}, which is less than min_label_mass={config.min_label_mass:g}", model=config.model)
+            response.parsed = answer.score / (len(config.levels) - 1)
+            return response
+        finally:
+            if trace is not None:
+                trace.record_judge_call(name=self.reward_name, request=request, response=response)
+
+
 class RewardJudgeConfig(vf.JudgeConfig):  # type: ignore[misc]
     """The settings file of :class:`RewardJudge`, and which part of the rollout is scored. The file is validated before a rollout begins.
 
@@ -245,14 +291,13 @@ class RewardJudge(vf.Judge[float, RewardJudgeConfig]):  # type: ignore[misc]
 
     def _record(self, trace: Any, item: Mapping[str, Any], scored: Scored, config: RewardConfig) -> None:
         """Record the answers, parsed or not, as ``FleetJudge`` does. Without an answer nothing is recorded."""
-        models = config.judge.model if config.judge is not None else (config.reward_model,)
         answers: list[tuple[str, str, float | None]]
         if scored.verdict is not None:
             usage = scored.verdict.usage
             answers = [(vote.model, vote.text, vote.score) for vote in scored.verdict.votes]
         else:
             usage = scored.error.usage if scored.error is not None else None
-            answers = [] if usage is None else [(", ".join(map(str, models)), "", None)]
+            answers = [] if usage is None else [(", ".join(config.models), "", None)]
         for number, (model, text, score) in enumerate(answers):
             response = vf.JudgeResponse(text=text, parsed=score, usage=None if number else _usage(usage))
             trace.record_judge_call(name=self.reward_name, request={"model": model, **item}, response=response)

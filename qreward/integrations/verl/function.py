@@ -12,7 +12,7 @@ from typing import Any
 from qreward.errors import ConfigError
 from qreward.integrations.trainers import Adapter, RewardConfig, Scored, load_reward_config
 from qreward.integrations.trainers.rewarder import reward_of
-from qreward.settings.files import read_settings
+from qreward.integrations.trainers.settings import read_reward_settings
 from qreward.spelling import closest
 
 DEADLINE = 240.0
@@ -127,7 +127,7 @@ def _read(ours: dict[str, Any]) -> RewardConfig:
     file = ours.pop(CONFIG, None)
     if file is None:
         return load_reward_config(ours, place="reward_kwargs")
-    content, _ = read_settings(file, empty="it must hold at least judge or reward_model")
+    content, _ = read_reward_settings(file)
     return load_reward_config({**content, **ours}, place=f"{file} and reward_kwargs") if ours else load_reward_config(file)
 
 

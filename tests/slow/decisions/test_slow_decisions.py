@@ -35,10 +35,11 @@ TALK = [{"role": "system", "content": "Be strict."}, {"role": "user", "content":
 MASS = 0.75
 
 TEXTS = st.text(min_size=1).filter(str.strip)
-OPTIONS = st.lists(TEXTS, min_size=2, max_size=10, unique=True)
+NAMES = TEXTS.filter(lambda text: len(text.strip()) > 1 and not text.strip().isdecimal())  # no label of another option
+OPTIONS = st.lists(NAMES, min_size=2, max_size=10, unique=True)
 ANY_QUESTION = st.one_of(
     st.builds(YesNo, TEXTS, yes=st.text(), no=st.text()),
-    st.builds(lambda text, levels: Score(text, levels=levels), TEXTS, OPTIONS | st.dictionaries(TEXTS, st.text(), min_size=2, max_size=10)),
+    st.builds(lambda text, levels: Score(text, levels=levels), TEXTS, OPTIONS | st.dictionaries(NAMES, st.text(), min_size=2, max_size=10)),
     st.builds(lambda text, options: Choice(text, choices=[True, False, *options]), TEXTS, OPTIONS),
 )
 
@@ -242,19 +243,19 @@ def test_the_probe_tells_the_dialects_apart() -> None:
     sglang = module("sglang.srt.entrypoints.openai.protocol").DecisionRequest
     probe = {name: body_of(DIALECTS[name], PROBE.questions, PROBE.input) for name in ("openai", "vllm", "sglang")}
     check_openai(probe["openai"])
-    vllm.model_validate(probe["vllm"])
+    for name in ("openai", "vllm"):  # so that vLLM says of the model whether it gives decisions, and not what is wrong with the request
+        vllm.model_validate(probe[name])
     sglang.model_validate(probe["sglang"])
-    assert OPENAI.refused_by(400, vllm_error(refusal(vllm, probe["openai"]))) == "vllm"
     assert SGLANG.refused_by(400, vllm_error(refusal(vllm, probe["sglang"]))) == "vllm"
-    assert OPENAI.refused_by(400, sglang_error(refusal(sglang, probe["openai"]))) == "sglang"
-    assert VLLM.refused_by(400, sglang_error(refusal(sglang, probe["vllm"]))) == "sglang"
+    assert OPENAI.refused_by(400, sglang_error(refusal(sglang, probe["openai"]))) == "systemone"
+    assert VLLM.refused_by(400, sglang_error(refusal(sglang, probe["vllm"]))) == "systemone"
 
 
 def test_the_refusal_of_a_question_in_another_dialect_points_to_the_right_one() -> None:
     vllm = module("vllm.entrypoints.openai.decisions.protocol").DecisionRequest
     sglang = module("sglang.srt.entrypoints.openai.protocol").DecisionRequest
     for question in ALL_QUESTIONS:
-        assert OPENAI.refused_by(400, sglang_error(refusal(sglang, body_of(OPENAI, [question])))) == "sglang", question
+        assert OPENAI.refused_by(400, sglang_error(refusal(sglang, body_of(OPENAI, [question])))) == "systemone", question
         assert SGLANG.refused_by(400, vllm_error(refusal(vllm, body_of(SGLANG, [question])))) == "vllm", question
     unknown = body_of(OPENAI, [RIGHT], "2", prompt_cache_key="k")
     assert OPENAI.refused_by(400, vllm_error(refusal(vllm, unknown))) == "vllm"

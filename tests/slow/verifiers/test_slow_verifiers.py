@@ -24,6 +24,8 @@ from qreward.errors import ConfigError
 from qreward.integrations.trainers.clients import close_clients
 from qreward.integrations.trainers.rewarder import close_all
 from qreward.integrations.verifiers import (
+    FleetDecisionJudge,
+    FleetDecisionJudgeConfig,
     FleetJudge,
     FleetJudgeConfig,
     FleetReferenceJudge,
@@ -31,7 +33,7 @@ from qreward.integrations.verifiers import (
     FleetRubricJudge,
     FleetRubricJudgeConfig,
 )
-from qreward.testing import FakeFleet, Faults
+from qreward.testing import FakeEndpoint, FakeFleet, Faults
 
 # the framework's own warnings are not ours
 pytestmark = [pytest.mark.timeout(300), pytest.mark.real_time, pytest.mark.filterwarnings("default")]
@@ -269,7 +271,23 @@ def evaluated_dry(folder: Path, judges: list[dict[str, str]]) -> subprocess.Comp
 
 def test_a_judge_that_sends_its_own_requests_is_refused() -> None:
     with pytest.raises(ConfigError, match="DecisionJudge posts"):
-        type("FleetDecisionJudge", (FleetJudge, vf.DecisionJudge), {})
+        type("OwnDecisionJudge", (FleetJudge, vf.DecisionJudge), {})
+
+
+async def test_the_decision_judge_of_verifiers_has_its_grades_from_every_server_of_decisions() -> None:
+    for decisions in ("openai", "vllm", "sglang", "systemone", None):
+        with FakeFleet([FakeEndpoint("a", decisions=decisions, responder="synthetic")]) as made:
+            judge = FleetDecisionJudge(FleetDecisionJudgeConfig(model="judge-7b", base_url=made.urls["a"], api_key_var="NO_KEY"))
+            trace = Trace("84 truth=0.75")
+            assert await judge.score(task(), trace) == pytest.approx(0.75, abs=0.01), decisions
+            (record,) = trace.info["judge_calls"]
+            assert record["request"]["state"] == {"question": "42 + 42", "response": "84 truth=0.75"}
+            assert "Grade how well the response satisfies the task" in record["request"]["question"]["instructions"]
+            assert record["response"]["parsed"] == pytest.approx(0.75, abs=0.01)
+            assert trace.extra_usage[0].prompt_tokens > 0
+            assert await judge.score(task(), Trace(" ")) == 0.0, "verifiers scores an empty response without asking"
+        close_all()
+        close_clients()
 
 
 def test_without_a_fleet_the_key_and_the_headers_are_those_of_verifiers_settings(monkeypatch: pytest.MonkeyPatch) -> None:

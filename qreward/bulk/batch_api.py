@@ -1,0 +1,153 @@
+"""The calls of OpenAI's Batch API at one endpoint. Each is one attempt; the caller decides what follows a failure.
+
+Files are sent and read in pieces. Knows HTTP through the endpoint's transport, and nothing of runs and journals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from secrets import token_hex
+
+import msgspec
+
+from qreward.bulk.provider import METADATA, WINDOW, BatchObject, read_batch, read_page
+from qreward.bulk.spool import Spool
+from qreward.codecs.base import Malformed, Reply, TransportError, WireRequest
+from qreward.codecs.passthrough import passthrough
+from qreward.scheduler.outcome import Failure
+from qreward.settings.policies import Endpoint
+from qreward.transport.connection import EndpointConnection, failure_of
+
+PAGE = 100
+"""Batches of one page of the list; the most that OpenAI allows."""
+PAGES = 20
+"""Pages that are searched for a batch. It is among the newest, as it was created just before the run ended."""
+
+
+class CallFailed(Exception):
+    """A call failed. ``failure`` says how, without secrets."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(str(failure.error))
+        self.failure = failure
+
+
+class BatchApi:
+    """The Batch API of one endpoint. All methods raise ``CallFailed``, and close the connection when they are cancelled.
+
+    Args:
+        endpoint: its address, key, proxy and TLS settings are used as for any request.
+    """
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self.connection = EndpointConnection(endpoint)
+
+    async def upload(self, spool: Spool, model: str) -> str:
+        """Upload the requests of a batch. Returns the identifier of the file."""
+        boundary = token_hex(16)
+        part = f'--{boundary}\r\nContent-Disposition: form-data; name="'
+        head = f'{part}purpose"\r\n\r\nbatch\r\n{part}file"; filename="requests.jsonl"\r\nContent-Type: application/jsonl\r\n\r\n'.encode()
+        tail = f"\r\n--{boundary}--\r\n".encode()
+
+        async def pieces() -> AsyncIterator[bytes]:
+            yield head
+            async for piece in spool.pieces():
+                yield piece
+            yield tail
+
+        headers = {
+            "Content-Type": f"multipart/form-data; boundary={boundary}",
+            "Content-Length": str(len(head) + spool.size + len(tail)),
+        }
+        body = await self._call("POST", "/files", model, pieces(), headers)
+        try:
+            return msgspec.json.decode(body, type=_File).id
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise self._malformed(Malformed(f"it is not a file: {error}"), body, model) from None
+
+    async def create(self, file: str, url: str, tag: str, model: str) -> BatchObject:
+        """Create a batch of an uploaded file. If this fails, the batch may have been created: see ``find``."""
+        wanted = {"input_file_id": file, "endpoint": url, "completion_window": WINDOW, "metadata": {METADATA: tag}}
+        return self._batch(await self._call("POST", "/batches", model, msgspec.json.encode(wanted)), model)
+
+    async def look(self, batch: str, model: str) -> BatchObject:
+        """Return the present state of a batch."""
+        return self._batch(await self._call("GET", f"/batches/{batch}", model), model)
+
+    async def find(self, tag: str, model: str) -> BatchObject | None:
+        """Return the batch that was created with a tag, or None if there is none."""
+        after = ""
+        for _ in range(PAGES):
+            body = await self._call("GET", f"/batches?limit={PAGE}{after}", model)
+            try:
+                page = read_page(body)
+            except Malformed as error:
+                raise self._malformed(error, body, model) from None
+            if (found := next((batch for batch in page.data if batch.tag == tag), None)) is not None:
+                return found
+            if not page.has_more or not page.data:
+                break
+            after = f"&after={page.data[-1].id}"
+        return None
+
+    async def lines(self, file: str, model: str) -> AsyncGenerator[bytes, None]:
+        """Yield the lines of a file, as they arrive."""
+        path, most = f"/files/{file}/content", self.endpoint.max_response_bytes
+        try:
+            stream = await self.connection.transport.begin("GET", path, None, None)
+            try:
+                if not 200 <= stream.status < 300:
+                    raise self._refused(await stream.read_whole(most), model)
+                rest = b""
+                while piece := await stream.read():
+                    *lines, rest = (rest + piece).split(b"\n")
+                    if len(rest) > most:
+                        raise TransportError(f"a line is longer than max_response_bytes ({most}); raise it", malformed=True)
+                    for line in lines:
+                        if line.strip():
+                            yield line
+                if rest.strip():
+                    yield rest
+            finally:
+                await stream.aclose()
+        except TransportError as error:
+            raise self._failed(error, model) from None
+
+    async def aclose(self) -> None:
+        await self.connection.aclose()
+
+    async def _call(
+        self, method: str, path: str, model: str, body: bytes | AsyncIterator[bytes] | None = None, headers: dict[str, str] | None = None
+    ) -> bytes:
+        try:
+            transport = self.connection.transport
+            reply = await (await transport.begin(method, path, body, headers)).read_whole(transport.cap)
+        except Exception as error:
+            raise self._failed(error, model) from None
+        if not 200 <= reply.status < 300:
+            raise self._refused(reply, model)
+        return reply.body
+
+    def _batch(self, body: bytes, model: str) -> BatchObject:
+        try:
+            return read_batch(body)
+        except Malformed as error:
+            raise self._malformed(error, body, model) from None
+
+    def _failed(self, error: Exception, model: str) -> CallFailed:
+        return CallFailed(failure_of(error, self.endpoint, _any(model), self.connection))
+
+    def _refused(self, reply: Reply, model: str) -> CallFailed:
+        return CallFailed(self.connection.failure_from_reply(reply, _any(model)))
+
+    def _malformed(self, error: Malformed, body: bytes, model: str) -> CallFailed:
+        return CallFailed(self.connection.failure_from_body(error, Reply(200, {}, body), _any(model)))
+
+
+class _File(msgspec.Struct):
+    id: str
+
+
+def _any(model: str) -> WireRequest:
+    return WireRequest(passthrough("/v1/batches"), model, None, {}, None)

@@ -1,0 +1,133 @@
+"""What a bulk run would send, found by reading all of its input. Sends nothing, and opens no journal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from qreward.bulk.budget import highest, most_of
+from qreward.bulk.inputs import Input, InputLine, Inputs
+from qreward.bulk.provider import URLS, url_of
+from qreward.bulk.requests import RequestReader
+from qreward.bulk.settings import BulkSettings
+from qreward.codecs.base import WireRequest
+from qreward.errors import ConfigError, QRewardError
+from qreward.runtime import Client, Runtime, runtime_of
+
+SHOWN = 20
+"""Bad lines whose messages are kept."""
+
+
+@dataclass(slots=True)
+class ModelPlan:
+    """What one model would be sent.
+
+    Attributes:
+        endpoints: names of the endpoints that serve it.
+        requests: number of requests.
+        prompt_tokens: estimated from the number of characters.
+        output_tokens: the most that the requests allow, as far as they set ``max_tokens``.
+        cost: US dollars that the requests cost at most, if each is sent once; None if no endpoint has a price.
+        unlimited: requests that do not limit their output, so that their cost has no limit.
+    """
+
+    endpoints: tuple[str, ...]
+    requests: int = 0
+    prompt_tokens: float = 0.0
+    output_tokens: float = 0.0
+    cost: float | None = None
+    unlimited: int = 0
+
+    def add(self, call: WireRequest, runtime: Runtime) -> None:
+        prompt, output = call.codec.estimate_tokens(call)
+        self.requests += 1
+        self.prompt_tokens += prompt
+        self.output_tokens += output
+        price = highest(runtime.prices[name] for name in self.endpoints if name in runtime.prices)
+        try:
+            most = most_of(call, price)
+        except ConfigError:
+            self.unlimited += 1
+            return
+        if price is not None:
+            self.cost = (self.cost or 0.0) + most.cost
+
+    def __str__(self) -> str:
+        cost = "" if self.cost is None else f", at most ${self.cost:.4f}"
+        unlimited = f", {self.unlimited} without max_tokens (their cost has no limit)" if self.unlimited else ""
+        tokens = f"about {self.prompt_tokens:.0f} prompt tokens, at most {self.output_tokens:.0f} output tokens"
+        return f"{self.requests} requests, {tokens}{cost}{unlimited}; to {', '.join(self.endpoints)}"
+
+
+@dataclass(slots=True)
+class DryRun:
+    """What a run would do.
+
+    Attributes:
+        lines: lines of the input that belong to the run.
+        bad: those of them that would fail without being sent.
+        faults: the messages of the first of them, each with file and line.
+        items: lines that a scorer would take.
+        models: model -> what it would be sent.
+    """
+
+    lines: int = 0
+    bad: int = 0
+    faults: list[str] = field(default_factory=list)
+    items: int = 0
+    models: dict[str, ModelPlan] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        found = [f"lines         {self.lines}, {self.bad} of them bad"]
+        found += [f"bad line      {fault}" for fault in self.faults]
+        if self.bad > len(self.faults):
+            found.append(f"              and {self.bad - len(self.faults)} others")
+        if self.items:
+            found.append(f"items         {self.items}, for the scorer")
+        found += [f"{model:13} {plan}" for model, plan in self.models.items()]
+        return "\n".join([*found, "nothing was sent"])
+
+
+def dry_run(client: Client, source: Inputs, settings: Mapping[str, Any], *, is_scored: bool = False) -> DryRun:
+    """Read all lines, and return what a run would send.
+
+    Args:
+        client: the client that would send them.
+        source, settings: as in :meth:`QRewardClient.run`.
+        is_scored: each line is an item for a scorer.
+
+    Raises:
+        ConfigError: a setting is wrong, or a file cannot be read to its end.
+    """
+    checked = BulkSettings(**settings)
+    runtime, reader, found = runtime_of(client), RequestReader(checked), DryRun()
+    for ordinal, line in enumerate(Input(source).lines()):
+        if not checked.takes(ordinal):
+            continue
+        if found.lines - found.bad == checked.sample:
+            break
+        found.lines += 1
+        try:
+            _add(found, reader, runtime, line, ordinal, is_scored=is_scored, takes_batches=checked.provider_batches == "auto")
+        except QRewardError as error:
+            found.bad += 1
+            if len(found.faults) < SHOWN:
+                text = str(error)
+                found.faults.append(text if text.startswith(line.place) else f"{line.place}: {text}")
+    return found
+
+
+def _add(
+    found: DryRun, reader: RequestReader, runtime: Runtime, line: InputLine, ordinal: int, *, is_scored: bool, takes_batches: bool
+) -> None:
+    if is_scored:
+        reader.read_item(line, ordinal)
+        found.items += 1
+        return
+    call = reader.read(line, ordinal).call
+    batch_endpoints = runtime.fleet.batch_endpoints(call.model) if takes_batches and url_of(call) in URLS else ()
+    plan = found.models.get(call.model)
+    if plan is None:
+        plan = found.models[call.model] = ModelPlan(tuple(each.name for each in batch_endpoints or runtime.pool(call.model).sources))
+    plan.add(call, runtime)

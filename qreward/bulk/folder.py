@@ -1,0 +1,240 @@
+"""A folder of journals that several processes write, one each: ``part-00000.jsonl.journal``, ``part-00001.jsonl.journal``, ...
+
+The journals together say which rows are done. A row is known by its content and not by its position, so it does not matter which process
+receives it, or in what order. Each process reads what the others have written; nobody else is told. Nothing here sends requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from hashlib import blake2b
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+from zlib import crc32
+
+import msgspec
+
+from qreward.bulk.inputs import InputLine
+from qreward.bulk.journal import Journal, JournalInUse, Line
+from qreward.bulk.outputs import OutputFile
+from qreward.bulk.requests import IDS
+from qreward.errors import ConfigError
+
+READ = 1 << 18
+"""Bytes of a journal that are read at once."""
+HEAD = 40
+"""Bytes of a record before its result; see :mod:`qreward.bulk.journal`."""
+_STARTED, _FAILED = ord("S"), ord("F")
+
+
+class KeyedLine(NamedTuple):
+    """A row that is known by its content.
+
+    Attributes:
+        digest: 64 bits of the hash of its content, as in the journal.
+        identifier: ``qreward-`` and 128 bits of the hash; the ``id`` of its line of the output, by which a found line is checked.
+        line: the row as a line of the input. If the row has no ``custom_id`` and no ``id``, the identifier is its ``custom_id``.
+    """
+
+    digest: int
+    identifier: str
+    line: InputLine
+
+
+def keyed_line(row: Mapping[str, Any]) -> KeyedLine:
+    """Return a row with the hash of its content. The order of columns does not matter, and null is as good as no value.
+
+    Raises:
+        TypeError: a value cannot be written as JSON.
+
+    Example:
+        >>> keyed_line({"id": 1, "prompt": "Why?"}).digest == keyed_line({"prompt": "Why?", "id": 1, "model": None}).digest
+        True
+    """
+    fields = _without_nulls(row)
+    content = msgspec.json.encode(fields, order="deterministic")
+    key = blake2b(content, digest_size=16).digest()
+    identifier, digest = f"qreward-{key.hex()}", int.from_bytes(key[:8])
+    if "body" not in fields and "url" not in fields:
+        named = fields if any(name in fields for name in IDS) else {"custom_id": identifier, **fields}
+    else:
+        named = {"custom_id": identifier, **fields}
+    return KeyedLine(digest, identifier, InputLine(f"row {identifier}", digest, msgspec.json.encode(named)))
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _without_nulls(each) for name, each in value.items() if each is not None}
+    return [_without_nulls(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+class JournalFolder:
+    """The journals of a folder, read together.
+
+    It takes some 100 bytes of memory for each row that is done.
+
+    Args:
+        path: the folder. On several machines, it must be the same folder of a shared file system.
+        settings: what all runs in the folder have in common, as JSON values.
+        force: go on although the settings differ.
+        retry_failed: rows that failed before this object was made count as not done.
+
+    Attributes:
+        sent: how often a row was sent.
+        sent_again: how often one was sent that had been sent before without a result, or at the same time by another process.
+
+    Raises:
+        ConfigError: there is no such folder, or it holds journals of other settings.
+    """
+
+    def __init__(self, path: Path, settings: Mapping[str, Any], *, force: bool = False, retry_failed: bool = False) -> None:
+        if not path.is_dir():
+            raise ConfigError(f"there is no folder {str(path)!r} for the output; all workers need it, on a file system that they share")
+        self.path, self._settings, self._force = path, settings, force
+        self._ends: dict[int, int] = {}  # by part: how far it was read
+        self._answers: dict[int, int] = {}  # by digest: part, place and success, in one number
+        self._started: set[int] = set()  # without a result, unless another part has it
+        self._skips_failed = retry_failed
+        self.sent = self.sent_again = 0
+        self.refresh()
+        self._skips_failed = False
+
+    # reading
+
+    def refresh(self) -> None:
+        """Read what was written since the last time.
+
+        Raises:
+            ConfigError: a journal has other settings.
+            OSError: one cannot be read.
+        """
+        for path in sorted(self.path.glob("part-*.jsonl.journal")):
+            if (number := path.name[5:].partition(".")[0]).isdecimal():
+                self._read(int(number), path)
+
+    def _read(self, part: int, path: Path) -> None:
+        end = self._ends.get(part, 0)
+        for place, record in _records(path, end):
+            if not place:
+                Journal.check_header(path, record, self._settings, force=self._force)
+            else:
+                self._take(part, place, record)
+            end = place + len(record) + 1
+        self._ends[part] = end
+
+    def _take(self, part: int, place: int, record: bytes) -> None:
+        digest = int(record[23:39], 16)
+        if record[9] != _STARTED:
+            self._started.discard(digest)
+            if record[9] != _FAILED or not self._skips_failed:
+                self.put(digest, part, place, ok=record[9] != _FAILED)
+            return
+        self.sent += 1
+        had = self._answers.get(digest)
+        if digest in self._started or (had is not None and had & 1):
+            self.sent_again += 1
+        elif had is None:
+            self._started.add(digest)
+
+    def put(self, digest: int, part: int, place: int, *, ok: bool) -> None:
+        """Take in where the result of a row is. The first success counts."""
+        had = self._answers.get(digest)
+        if had is None or not had & 1:
+            self._answers[digest] = part << 48 | place << 1 | ok
+
+    def find(self, row: KeyedLine) -> Line | None:
+        """Return the result of a row; None if it is not done."""
+        entry = self._answers.get(row.digest)
+        if entry is None:
+            return None
+        with self._part(entry >> 48).open("rb") as file:
+            file.seek((entry & (1 << 48) - 1) >> 1)
+            result = file.readline()[HEAD:-1]
+        # 64 bits may be those of another row, however unlikely; its answer must never be taken for that of this one
+        return Line(bool(entry & 1), result) if result.startswith(b'{"id":"%b"' % row.identifier.encode()) else None
+
+    @property
+    def done(self) -> int:
+        """Rows with a result."""
+        return len(self._answers)
+
+    @property
+    def failed(self) -> int:
+        """Rows of which the result is an error."""
+        return sum(not entry & 1 for entry in self._answers.values())
+
+    @property
+    def in_flight(self) -> int:
+        """Rows that were sent and have no result."""
+        return sum(digest not in self._answers for digest in self._started)
+
+    # writing
+
+    def claim(self) -> tuple[int, Journal]:
+        """Open the first journal that no process has open, or a new one. Returns the number of the part and the journal.
+
+        Raises:
+            ConfigError: it cannot be written, or has other settings.
+        """
+        for part in count():
+            try:
+                return part, Journal(self._part(part), self._settings, force=self._force)
+            except JournalInUse:
+                continue
+        raise AssertionError
+
+    def write(self) -> int:
+        """Write the results of each journal to ``part-00000.jsonl``, and its failures to ``part-00000.failed.jsonl``.
+
+        Each row is there once. Returns the number of files with results.
+
+        Raises:
+            OSError: the disk is full, for example. The files are then those of before.
+        """
+        files = 0
+        for part in sorted(self._ends):
+            name = self._part(part).name.removesuffix(".journal")
+            files += OutputFile(self.path / name).write(self._lines(part, ok=True)) > 0
+            OutputFile(self.path / f"{Path(name).stem}.failed.jsonl").write(self._lines(part, ok=False))
+        return files
+
+    def _lines(self, part: int, *, ok: bool) -> Iterator[bytes]:
+        for place, record in _records(self._part(part), 0):
+            if place and record[9] != _STARTED and self._answers.get(int(record[23:39], 16)) == (part << 48 | place << 1 | ok):
+                yield record[HEAD:]
+
+    def _part(self, part: int) -> Path:
+        return self.path / f"part-{part:05}.jsonl.journal"
+
+
+def _records(path: Path, place: int) -> Iterator[tuple[int, bytes]]:
+    """Yield the records from a place on, each with its own, without line breaks. The end may be torn, or still being written."""
+    # opened each time, because network file systems show what others have written to those that open a file
+    with path.open("rb", buffering=0) as file:
+        file.seek(place)
+        rest = b""
+        while data := file.read(READ):
+            *records, rest = (rest + data).split(b"\n")
+            for record in records:
+                if _is_valid(record):
+                    yield place, record
+                place += len(record) + 1
+            if rest.startswith(b"\0"):
+                return  # space that is reserved and not written yet
+
+
+def _is_valid(record: bytes) -> bool:
+    try:
+        return int(record[:8], 16) == crc32(memoryview(record)[9:])
+    except ValueError:
+        return False
+
+
+def make_folder(path: Path) -> Path:
+    """Make a folder if it does not exist, and return it. Raises ``ConfigError``."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"the output {str(path)!r} cannot be a folder: {error.strerror}; name another") from None
+    return path

@@ -1,0 +1,129 @@
+"""The files in which lines for provider batches are collected: one model, one ``url`` and one endpoint each, within the limits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from pathlib import Path
+
+from qreward.bulk import provider
+from qreward.bulk.batch_api import BatchApi
+from qreward.bulk.provider import HeldBatch
+from qreward.bulk.spool import Spool, SpooledLine
+
+IDLE = 5.0
+"""Seconds without a new line after which files that are not full are sent: the budget or the source may not allow more for now."""
+
+
+class Batch:
+    """A file of lines, and the provider batch that it becomes.
+
+    Attributes:
+        number, tag, id: None until it is in the journal, and until the provider has named it.
+        missing: lines of an earlier run's batch that were not read from the input yet.
+        since: when it was created, or found again.
+    """
+
+    def __init__(self, api: BatchApi, url: str, model: str, spool: Spool, held: HeldBatch | None = None) -> None:
+        self.api, self.url, self.model, self.spool, self.held = api, url, model, spool, held
+        self.number = None if held is None else held.number
+        self.tag = "" if held is None else held.tag
+        self.id = None if held is None else held.id
+        self.missing = 0
+        self.since = 0.0
+
+    @property
+    def first_look(self) -> float:
+        """Seconds before the first look at it, or before a call is repeated."""
+        return min(provider.FIRST_LOOK, self.longest)
+
+    @property
+    def longest(self) -> float:
+        """The longest time between two looks, in seconds."""
+        return self.api.endpoint.probe or provider.LONGEST_LOOK
+
+    def take_number(self, line: int) -> SpooledLine | None:
+        """Take a line by its number in the file that was uploaded, from 1."""
+        ordinals = self.spool.ordinals if self.held is None else self.held.written
+        return self.spool.take(ordinals[line - 1]) if 0 < line <= len(ordinals) else None
+
+
+class Files:
+    """The files that are being collected, and those that are complete and wait to be sent.
+
+    Args:
+        folder: where their temporary files are made.
+        loop: the running event loop.
+
+    Attributes:
+        ready: complete files, oldest first.
+        changed: set when a file has become complete.
+    """
+
+    def __init__(self, folder: Path, loop: asyncio.AbstractEventLoop, changed: asyncio.Event) -> None:
+        self._folder, self._loop, self.changed = folder, loop, changed
+        self.ready: deque[Batch] = deque()
+        self._collecting: dict[tuple[str, str, str], Batch] = {}  # by endpoint, url and model
+        self._turns: Counter[tuple[str, str]] = Counter()  # complete files per url and model
+        self._most_lines: dict[str, int] = {}  # endpoint -> lines of a file, where its queue takes fewer than a file may hold
+        self._spools: set[Spool] = set()  # those with open files
+        self._timer: asyncio.TimerHandle | None = None
+        self._last_line = 0.0
+
+    def turn(self, url: str, model: str) -> int:
+        """Return how many files of a model are complete, so that its endpoints can take turns."""
+        return self._turns[url, model]
+
+    def limit(self, endpoint: str, lines: int) -> None:
+        """Let later files of an endpoint have fewer lines."""
+        self._most_lines[endpoint] = max(1, lines)
+
+    def new(self, api: BatchApi, url: str, model: str, held: HeldBatch | None = None) -> Batch:
+        """Return a batch without lines. Raises ``OSError``."""
+        spool = Spool(self._folder)
+        self._spools.add(spool)
+        return Batch(api, url, model, spool, held)
+
+    def put(self, api: BatchApi, url: str, model: str, line: SpooledLine, request: bytes) -> None:
+        """Add a line to the file that is being collected for it. Raises ``OSError``."""
+        key, most = (api.endpoint.name, url, model), self._most_lines.get(api.endpoint.name, provider.LINES)
+        batch = self._collecting.get(key)
+        if batch is not None and not provider.fits(batch.spool.size + len(request), batch.spool.inputs + line.inputs):
+            self._complete(key)
+            batch = None
+        if batch is None:
+            batch = self._collecting[key] = self.new(api, url, model)
+        batch.spool.add(line, request)
+        if len(batch.spool) >= most:
+            self._complete(key)
+        self._last_line = self._loop.time()
+        if self._timer is None:
+            self._timer = self._loop.call_later(IDLE, self._complete_if_idle)
+
+    def complete_all(self) -> None:
+        """No line will be added for now: send what is there."""
+        for key in tuple(self._collecting):
+            self._complete(key)
+
+    def drop(self, batch: Batch) -> None:
+        """Remove the temporary files of a batch that is over."""
+        batch.spool.close()
+        self._spools.discard(batch.spool)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        for spool in self._spools:
+            spool.close()
+
+    def _complete_if_idle(self) -> None:
+        self._timer = None
+        if (left := self._last_line + IDLE - self._loop.time()) > 0.001:
+            self._timer = self._loop.call_later(left, self._complete_if_idle)
+        else:
+            self.complete_all()
+
+    def _complete(self, key: tuple[str, str, str]) -> None:
+        self.ready.append(self._collecting.pop(key))
+        self._turns[key[1:]] += 1
+        self.changed.set()

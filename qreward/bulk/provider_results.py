@@ -1,0 +1,169 @@
+"""What the results of a provider batch mean for its lines: an answer, a failure for good, or another attempt; and what each has cost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from contextlib import aclosing
+from copy import copy
+from typing import Any, Protocol
+
+from qreward.bulk import provider
+from qreward.bulk.batches import Entry, RunProtocol
+from qreward.bulk.budget import Spent
+from qreward.bulk.inputs import InputLine
+from qreward.bulk.provider import ResultLine
+from qreward.bulk.provider_files import Batch
+from qreward.bulk.spool import SpooledLine
+from qreward.codecs.base import EmbeddedError, Malformed, Reply
+from qreward.engine.snapshots import Tallies
+from qreward.errors import BadRequest, RequestError
+from qreward.records import AttemptRecord
+from qreward.results import EndpointStats, Result, with_trail
+from qreward.scheduler.outcome import Answer, Failure, FailureKind
+
+AT_ONCE = 256
+"""Lines that are worked on in one turn of the event loop."""
+
+Again = list[tuple[SpooledLine, Failure]]
+"""Lines that must be sent again, and why."""
+
+
+class ProviderRun(RunProtocol, Protocol):
+    """What a provider batch needs of the run beside that.
+
+    Attributes:
+        attempts: tries of a line, at most.
+        force: go on although something of an earlier run is lost.
+    """
+
+    attempts: int
+    force: bool
+
+    @property
+    def is_stopping(self) -> bool:
+        """True if nothing more may be sent."""
+
+    @property
+    def has_read_all(self) -> bool:
+        """True if the input was read to its end."""
+
+    def stop(self, reason: str) -> None:
+        """Send nothing more."""
+
+    def finish(self, entry: Entry, result: Result[Any], text: bytes | None = None) -> None:
+        """Take in the result of a line. ``text`` is its line of the output, if it succeeded and has one already."""
+
+    def submitted(self, ordinals: Iterable[int]) -> None:
+        """Count lines that are sent by a provider batch, which the journal holds."""
+
+    def settle(self, reserved: Spent, spent: Spent) -> None:
+        """Replace what was reserved for an attempt with what it cost."""
+
+    def reserve_again(self, reserved: Spent) -> bool:
+        """Reserve another attempt of a line. Returns False, and stops the run, if the budget does not allow it."""
+
+
+class Results:
+    """Takes the results of batches, for one run."""
+
+    def __init__(self, run: ProviderRun) -> None:
+        self._bulk, self._tallies, self._loop = run, Tallies(), asyncio.get_running_loop()
+
+    def endpoints(self) -> Mapping[str, EndpointStats]:
+        return self._tallies.stats()
+
+    async def take(self, batch: Batch, file: str, again: Again) -> int:
+        """Take the results in a file, and return their number. Lines that must be sent again are added to ``again``.
+
+        A file can be taken several times. Raises ``CallFailed``.
+        """
+        number = good = 0
+        async with aclosing(batch.api.lines(file, batch.model)) as lines:
+            async for content in lines:
+                number += 1
+                if number % AT_ONCE == 0:
+                    await asyncio.sleep(0)
+                try:
+                    found = provider.read_result(content)
+                except Malformed:
+                    continue
+                good += 1
+                line = None if found.ordinal is None else batch.spool.take(found.ordinal)
+                if line is not None:  # else it was read before the connection broke, or is no line of this run
+                    self._take_line(batch, line, found, again)
+        return good
+
+    def refuse(self, batch: Batch, line: SpooledLine, words: str) -> None:
+        """A line has failed because the provider does not take it."""
+        error = BadRequest(words, endpoint=batch.api.endpoint.name, model=batch.model)
+        self.fail(batch, line, Failure(FailureKind.REFUSED, error))
+
+    def fail(self, batch: Batch, line: SpooledLine, failure: Failure) -> None:
+        """A line has failed for good."""
+        self._note(batch, line, failure)
+        error = with_trail(copy(failure.error), tuple(line.attempts))  # several lines may have the same one
+        result: Result[Any] = Result(line.ordinal, None, error, batch.api.endpoint.name, 0.0, 0.0, tuple(line.attempts))
+        self._tallies.add(result)
+        self._bulk.finish(_entry(line), result)
+
+    def try_again(self, batch: Batch, line: SpooledLine, failure: Failure) -> bool:
+        """Settle a failed attempt of a line and reserve the next. Returns False, and stops the run, if the budget does not allow it."""
+        reserved = Spent(line.tokens, line.cost)
+        self._note(batch, line, failure)
+        if not self._bulk.reserve_again(reserved):
+            return False
+        line.tokens, line.cost = reserved
+        return True
+
+    def _take_line(self, batch: Batch, line: SpooledLine, found: ResultLine, again: Again) -> None:
+        outcome = _outcome(batch, line, found)
+        if isinstance(outcome, Answer):
+            seconds, attempts = self._loop.time() - batch.since, tuple(line.attempts)
+            result: Result[Any] = Result(line.ordinal, outcome.value, None, batch.api.endpoint.name, seconds, 0.0, attempts)
+            self._tallies.add(result)
+            self._bulk.finish(_entry(line), result, provider.provider_line(found, line.custom_id))
+        elif outcome.kind in provider.SENT_AGAIN:
+            again.append((line, outcome))
+        else:
+            self.fail(batch, line, outcome)
+
+    def _note(self, batch: Batch, line: SpooledLine, failure: Failure) -> None:
+        """Add a failed attempt to a line, and settle what it may have cost: nothing, unless the provider worked on it."""
+        status, seconds = getattr(failure.error, "status_code", None), self._loop.time() - batch.since
+        name = batch.api.endpoint.name
+        line.attempts.append(AttemptRecord(name, failure.kind.name.lower(), seconds, status, str(failure.error)))
+        reserved, free = Spent(line.tokens, line.cost), failure.kind is not FailureKind.TRANSIENT
+        self._bulk.settle(reserved, Spent() if free else reserved)
+        line.tokens, line.cost = 0, 0.0
+
+
+def without_result(batch: Batch, status: str) -> Failure:
+    """Return the failure of the lines for which an ended batch has no result. They were paid only if it claims to be complete."""
+    name = batch.api.endpoint.name
+    words = f"endpoint {name!r}: provider batch {batch.id} is {status}, without a result for this line"
+    kind = FailureKind.TRANSIENT if status == "completed" else FailureKind.TIMEOUT
+    return Failure(kind, RequestError(words, endpoint=name, model=batch.model))
+
+
+def _outcome(batch: Batch, line: SpooledLine, found: ResultLine) -> Answer | Failure:
+    """Return what a result line means, as if its response had been received from the endpoint."""
+    call, response = provider.asked(batch.url, batch.model, line.inputs), found.response
+    connection = batch.api.connection
+    status = 200 if response is None else response.status_code
+    body = b"" if response is None else bytes(response.body)
+    reply = Reply(status, {} if response is None or response.request_id is None else {"x-request-id": response.request_id}, body)
+    if found.error is None and response is not None:
+        return connection.outcome_of(reply, call)
+    if not 200 <= status < 300:
+        return connection.failure_from_reply(reply, call)
+    failure = connection.failure_from_body(EmbeddedError(found.error or "no response"), reply, call)
+    failure.kind = provider.NOT_DONE.get(found.code or "", failure.kind)
+    return failure
+
+
+def _entry(line: SpooledLine) -> Entry:
+    """Return a line as the run knows it. What its failed attempts cost is settled."""
+    entry = Entry(line.ordinal, InputLine(line.place, line.digest, b""), line.custom_id, None, Spent(line.tokens, line.cost))
+    entry.started, entry.reserves, entry.settled = True, 1, len(line.attempts)
+    return entry

@@ -1,0 +1,249 @@
+"""Bulks of a Ray Dataset: each row is a request, or an item for a judge or a reward model.
+
+Ray distributes the rows. Each of its workers has one client and one journal; the journals are in one folder, by which a row is paid once
+whichever worker receives it. What a row means, and how it is sent, is in :mod:`qreward.bulk`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import importlib
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from qreward.bulk.folder import JournalFolder, make_folder
+from qreward.bulk.keyed import KeyedRun, RowResult, keyed_settings
+from qreward.bulk.report import BulkReport
+from qreward.client import QRewardClient
+from qreward.engine.portal import portal
+from qreward.errors import ConfigError
+from qreward.integrations.ray.backends import require_ray
+from qreward.judge import make_scorer
+from qreward.judge.config import JudgeConfig
+from qreward.runtime import runtime_of
+from qreward.settings.client import ClientConfig
+from qreward.settings.files import read_settings
+
+RESULT, SCORE, ERROR = "result", "score", "error"
+"""Columns that are added to each row."""
+BATCH = 256
+"""Rows of a batch. Ray gives a worker some batches at once; see ``RAY_DATA_DEFAULT_ASYNC_BATCH_UDF_MAX_CONCURRENCY``, 4 by default."""
+AT_ONCE = 2
+"""Tasks of Ray that a worker has at once, so that it does not wait for the last row of one before it begins the next."""
+
+ClientSource = str | Path | Mapping[str, Any] | ClientConfig | None
+JudgeSource = str | Path | Mapping[str, Any] | JudgeConfig | None
+
+
+class BulkRequests:
+    """Sends the rows of a Dataset, for ``Dataset.map_batches`` with ``batch_format="pyarrow"``. One object is made in each worker.
+
+    The rows keep their columns and receive two: ``result``, the JSON text of the response body or of the verdict, and ``error``, that of an
+    error; one of them is null. With a judge or a reward model there is also ``score``, a number or null. A row that fails never raises.
+
+    Args:
+        output: folder of the journals. It must exist, on a file system that all workers share.
+        config: the client's settings: a mapping, or a file that all workers can read. None takes those that ``QRewardClient.from_env``
+            finds in the worker. ``Limits(shared="ray")`` holds for all workers together.
+        judge: settings of a judge, or a file with them: each row is an item.
+        reward_model: name of a reward model: each row is an item.
+        counts_only: return one row for each batch, with counts; for :func:`run`.
+        options: ``model``, ``params``, ``template``, ``system``, ``columns``, ``timeout``, ``priority``, ``tenant``, ``retry_failed`` and
+            ``resume`` of :class:`~qreward.bulk.settings.BulkSettings`.
+
+    Raises:
+        ConfigError: a setting is wrong, or the folder has journals of other settings.
+
+    Example:
+        dataset.map_batches(
+            BulkRequests, fn_constructor_args=("/shared/answers", "client.yaml"), fn_constructor_kwargs={"model": "judge-7b"},
+            batch_format="pyarrow", batch_size=256, compute=ray.data.ActorPoolStrategy(size=4),
+        )
+    """
+
+    def __init__(
+        self,
+        output: str | Path,
+        config: ClientSource = None,
+        *,
+        judge: JudgeSource = None,
+        reward_model: str | None = None,
+        counts_only: bool = False,
+        **options: Any,
+    ) -> None:
+        self._settings, scorer = keyed_settings(options), _scorer_of(judge, reward_model)
+        self._client = QRewardClient.from_env() if config is None else QRewardClient.from_config(config)
+        self._scorer = None if scorer is None else make_scorer(self._client, scorer, owns_client=False)
+        self._folder = _open(output, options, scorer)
+        self._counts_only = counts_only
+        self._run: KeyedRun | None = None
+
+    async def __call__(self, batch: Any) -> Any:
+        """Send the rows of a ``pyarrow.Table``, and return it with the columns of the results."""
+        pyarrow = importlib.import_module("pyarrow")
+        if not isinstance(batch, pyarrow.Table):
+            raise ConfigError(f'the batch is a {type(batch).__name__}; call map_batches with batch_format="pyarrow"')
+        if not self._counts_only and (taken := sorted({RESULT, SCORE, ERROR} & set(batch.column_names))):
+            raise ConfigError(f"the rows have a column {taken[0]!r} already; rename it with dataset.rename_columns")
+        # Ray's event loop may be blocked by Ray, so the client has another
+        results = await asyncio.to_thread(portal().call, self._results, batch.to_pylist())
+        if self._counts_only:
+            return pyarrow.Table.from_pylist([counts(results)])
+        for name, values in columns(results, scored=self._scorer is not None).items():
+            batch = batch.append_column(name, pyarrow.array(values, pyarrow.float64() if name == SCORE else pyarrow.string()))
+        return batch
+
+    async def _results(self, rows: list[dict[str, Any]]) -> list[RowResult]:
+        if self._run is None:
+            self._run = KeyedRun(runtime_of(self._client), self._folder, self._settings, self._scorer)
+        return await self._run.results(rows)
+
+
+def run(
+    dataset: Any,
+    output: str | Path,
+    config: ClientSource = None,
+    *,
+    judge: JudgeSource = None,
+    reward_model: str | None = None,
+    actors: int = 1,
+    batch_size: int = BATCH,
+    ray_options: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> BulkReport:
+    """Send all rows of a Ray Dataset, and write the results to a folder. The same call again goes on where it stopped.
+
+    Args:
+        dataset: the ``ray.data.Dataset``.
+        output: folder of the results, ``part-00000.jsonl`` and so on, of failures, ``part-00000.failed.jsonl``, and of the journals. It is
+            made if it does not exist. All workers need it, on a file system that they share.
+        config, judge, reward_model, options: see :class:`BulkRequests`.
+        actors: number of workers.
+        batch_size: rows of a batch. A worker sends the rows of some batches at once; see :data:`BATCH`.
+        ray_options: further arguments of ``Dataset.map_batches``, such as ``{"num_cpus": 0.5}``.
+
+    Returns:
+        What was done. ``report.lines`` counts the rows, ``report.done`` the different ones. ``report.reason`` says why rows have no result;
+        None if each has one. Tokens are those of this run, but for workers that died.
+
+    Raises:
+        ConfigError: a setting is wrong, another run has the same output, or the settings have changed.
+
+    Example:
+        report = run(ray.data.read_json("s3://bucket/requests/"), "/shared/answers", "client.yaml", actors=8)
+    """
+    require_ray()
+    data = importlib.import_module("ray.data")
+    wanted = {"judge": judge, "reward_model": reward_model, **options}
+    scorer, began = _scorer_of(judge, reward_model), time.monotonic()
+    with _locked(make_folder(Path(output))):
+        before = _open(output, options, scorer)
+        done_before, sent_before, again_before = before.done, before.sent, before.sent_again
+        del before  # the index of a large folder takes memory
+        counted = dataset.map_batches(
+            BulkRequests,
+            fn_constructor_args=(str(output), config),
+            fn_constructor_kwargs={**wanted, "counts_only": True},
+            batch_size=batch_size,
+            batch_format="pyarrow",
+            compute=data.ActorPoolStrategy(size=actors),
+            **{"max_concurrency": AT_ONCE, **(ray_options or {})},
+        )
+        total: Counter[str] = Counter()
+        reasons = []
+        for row in counted.iter_rows():
+            reasons.append(row.pop("reason"))
+            total.update(row)
+        reason = next(filter(None, reasons), None)
+        folder = _open(output, {name: value for name, value in options.items() if name != "retry_failed"}, scorer)
+        files = folder.write() if reason is None else 0
+        return BulkReport(
+            lines=total["rows"],
+            done=folder.done,
+            failed=folder.failed,
+            resumed=done_before,
+            sent=folder.sent - sent_before,
+            sent_again=folder.sent_again - again_before,
+            in_flight=folder.in_flight,
+            seconds=time.monotonic() - began,
+            tokens=total["tokens"],
+            prompt_tokens=total["prompt_tokens"],
+            cached_tokens=total["cached_tokens"],
+            output=folder.path if files else None,
+            reason=reason,
+        )
+
+
+# results as columns
+
+
+def columns(results: list[RowResult], *, scored: bool) -> dict[str, list[Any]]:
+    """Return the columns of results: JSON texts, and numbers."""
+    raw = [msgspec.json.decode(each.line, type=dict[str, msgspec.Raw]) for each in results]
+    found: dict[str, list[Any]] = {
+        RESULT: [_answer(line) if each.ok else None for each, line in zip(results, raw, strict=True)],
+        ERROR: [None if each.ok else bytes(line["error"]).decode() for each, line in zip(results, raw, strict=True)],
+    }
+    if scored:
+        found[SCORE] = [msgspec.json.decode(text)["score"] if text is not None else None for text in found[RESULT]]
+    return found
+
+
+def _answer(line: Mapping[str, msgspec.Raw]) -> str:
+    if "verdict" in line:
+        return bytes(line["verdict"]).decode()
+    return bytes(msgspec.json.decode(line["response"], type=dict[str, msgspec.Raw])["body"]).decode()
+
+
+def counts(results: list[RowResult]) -> dict[str, Any]:
+    """Return what :func:`run` needs to know of a batch."""
+    lost = [each for each in results if not each.is_kept]
+    usages = [each.usage for each in results if each.usage is not None]
+    prompt, completion = (sum(getattr(usage, name) or 0 for usage in usages) for name in ("prompt_tokens", "completion_tokens"))
+    return {
+        "rows": len(results),
+        "tokens": prompt + completion,
+        "prompt_tokens": prompt,
+        "cached_tokens": sum(usage.cached_tokens or 0 for usage in usages),
+        "reason": f"rows have no result: {msgspec.json.decode(lost[0].line)['error']['message']}" if lost else "",
+    }
+
+
+# settings
+
+
+def _scorer_of(judge: JudgeSource, reward_model: str | None) -> JudgeConfig | str | None:
+    if judge is not None and reward_model is not None:
+        raise ConfigError("judge and reward_model are both set; set one of them")
+    if judge is None or isinstance(judge, JudgeConfig):
+        return judge or reward_model
+    content, place = read_settings(judge, empty="it must hold at least model")
+    try:
+        return JudgeConfig(**content)
+    except ConfigError as error:
+        raise place.named(error) from None
+
+
+def _open(output: str | Path, options: Mapping[str, Any], scorer: JudgeConfig | str | None) -> JournalFolder:
+    settings = keyed_settings(options)
+    identity = scorer.model_dump_json() if isinstance(scorer, JudgeConfig) else scorer
+    common = {"keyed": True, **settings.of_the_journal((), identity)}
+    return JournalFolder(Path(output), common, force=settings.resume == "force", retry_failed=settings.retry_failed)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Refuse a second run in a folder."""
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigError(f"another run writes to {str(folder)!r}; wait for it, or name another output") from None
+        yield

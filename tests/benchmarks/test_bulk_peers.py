@@ -1,0 +1,33 @@
+"""The benchmark of bulks beside a script counts what was lost and what was paid twice. No time is judged."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from benchmark_tools import cells, quick
+
+
+def test_the_quick_run_kills_ours_and_a_script_and_only_ours_goes_on(module: Any, tmp_path: Path) -> None:
+    peers = module("bulk_peers")
+    found, said = quick("bulk_peers.py", tmp_path / "peers.json")
+    assert tuple(found["clients"]) == peers.QUICK
+    ours, script = (found["clients"][name] for name in peers.QUICK)
+    for when in ("undisturbed", "killed"):
+        assert (ours[f"{when}_lost"], ours[f"{when}_duplicates"]) == (0, 0), when
+    assert ours["undisturbed_twice"] == 0
+    assert 0 <= ours["killed_twice"] <= peers.SLOTS
+    assert script["killed_duplicates"] > peers.SLOTS < script["killed_twice"]
+    assert said.strip() in peers.section(found)
+    assert [cells(line)[0] for line in said.splitlines()[2:]] == list(peers.QUICK)
+
+
+def test_answers_are_counted_in_files_and_folders_and_torn_lines_and_errors_are_none(module: Any, tmp_path: Path) -> None:
+    peers = module("bulk_peers")
+    lines = [json.dumps({"custom_id": name, "response": response}) for name, response in (("a", {}), ("b", None), ("a", "text"))]
+    (tmp_path / "one.json").write_text("\n".join([*lines, lines[0][:20]]))
+    (tmp_path / "two.json").write_text(lines[0])
+    assert list(peers.answered(tmp_path / "one.json")) == ["a", "a"]
+    assert list(peers.answered(tmp_path)) == ["a", "a", "a"]
+    assert list(peers.answered(tmp_path / "none.json")) == []

@@ -1,0 +1,186 @@
+"""The spending limit: whatever requests cost, no limit is passed, and nearly all of it is used."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bulk_fakes import MODEL, Backend, Folder, Sent, broken, completion, endpoint, line, lines, overloaded
+from hypothesis import given
+from hypothesis import strategies as st
+from scale import seeds
+
+from qreward.bulk.budget import MEDIA_TOKENS, SpendingLimit, Spent, highest, most_of, spent_by
+from qreward.bulk.inputs import InputLine
+from qreward.bulk.requests import RequestReader
+from qreward.bulk.settings import BulkSettings
+from qreward.errors import BadRequest, ConfigError
+from qreward.results import Usage
+
+
+def call_of(fields: dict[str, Any]) -> Any:
+    return RequestReader(BulkSettings(model=MODEL)).read(InputLine("in:1", 0, json.dumps(fields).encode()), 0).call
+
+
+def most(fields: dict[str, Any]) -> int:
+    return most_of(call_of(fields), None).tokens
+
+
+def passed(url: str, **body: Any) -> dict[str, Any]:
+    return {"url": url, "body": {"model": "m", **body}}
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), st.integers(0, 500), st.floats(0, 3), st.floats(0, 1)), max_size=60),
+    st.none() | st.integers(1, 5000),
+    st.none() | st.floats(0.01, 20),
+)
+def test_no_limit_is_ever_passed(steps: Any, max_tokens: int | None, max_cost: float | None) -> None:
+    budget = SpendingLimit(max_cost, max_tokens)
+    held: list[Any] = []
+    for reserves, tokens, cost, share in steps:
+        if reserves or not held:
+            reserved = Spent(tokens + 1, cost)
+            spent, now = budget.spent, [sum(each) for each in zip(*held, strict=True)] or [0, 0.0]
+            fits = budget.reserve(reserved)
+            if fits:
+                held.append(reserved)
+            else:
+                too_many = max_tokens is not None and spent.tokens + now[0] + reserved.tokens > max_tokens
+                assert too_many or (max_cost is not None and spent.cost + now[1] + cost > max_cost - 1e-9)
+        else:
+            reserved = held.pop(0)
+            budget.settle(reserved, Spent(int(share * reserved.tokens), share * reserved.cost))
+        assert budget.is_idle == (not held)
+        assert max_tokens is None or budget.spent.tokens + sum(each.tokens for each in held) <= max_tokens
+        assert max_cost is None or budget.spent.cost + sum(each.cost for each in held) <= max_cost + 1e-9
+
+
+def test_the_highest_price_is_that_of_prompts_and_of_completions_for_themselves() -> None:
+    assert highest([(1.0, 100.0), (2.0, 1.0)]) == (2.0, 100.0)
+    assert highest([]) is None
+    cost = most_of(call_of(line(0, "x" * 100, max_tokens=1000)), highest([(1.0, 100.0), (2.0, 1.0)])).cost
+    assert cost >= 1000 * 100 / 1e6
+
+
+def test_the_most_tokens_of_a_request_cover_its_texts_and_all_of_its_output() -> None:
+    assert most(line(0, "ä" * 50, max_tokens=7)) >= 100 + 7
+    assert most(line(0, "x", max_tokens=10, n=4)) >= 40
+    assert most(line(0, "x", max_completion_tokens=9)) >= 9
+    tools = [{"type": "function", "function": {"name": "f", "description": "d" * 300}}]
+    assert most(line(0, "x", max_tokens=1, tools=tools)) >= 300
+    parts = [{"type": "text", "text": "what is it?"}, {"type": "image_url", "image_url": {"url": "http://x/y.png"}}]
+    assert most(line(0, parts, max_tokens=1)) >= MEDIA_TOKENS  # type: ignore[arg-type]
+    assert most(line(0, "x" * 1000, max_tokens=7)) < 1200
+
+
+def test_a_query_counts_with_each_of_its_documents() -> None:
+    score = most(passed("/v1/score", text_1="q" * 100, text_2=["d" * 10] * 20))
+    assert 20 * 110 <= score <= 20 * 140
+    rerank = most(passed("/v1/rerank", query="q" * 100, documents=["d" * 10] * 20, top_n=3))
+    assert rerank >= 20 * 110
+    assert most(passed("/v1/embeddings", input=["text"] * 3)) >= 12
+
+
+def test_a_request_whose_output_has_no_limit_is_refused() -> None:
+    for fields in (line(0), passed("/v1/completions", prompt="x"), passed("/v1/responses", input="x"), line(0, max_tokens="many")):
+        with pytest.raises(ConfigError, match="sets no max_tokens, so its cost has no limit"):
+            most(fields)
+    assert most(passed("/v1/responses", input="x", max_output_tokens=50)) >= 50
+    assert most(passed("/v1/completions", prompt=["x", "y"], max_tokens=50)) >= 100
+
+
+def test_an_answer_without_usage_costs_all_that_was_reserved() -> None:
+    otherwise = Spent(99, 0.5)
+    assert spent_by(None, (1.0, 1.0), otherwise) == otherwise
+    assert spent_by(Usage(None, 3), (1.0, 1.0), otherwise) == otherwise
+    assert spent_by(Usage(10, None), (1e6, 1.0), otherwise) == Spent(10, 10.0)
+    assert spent_by(Usage(10, 4), None, otherwise) == Spent(14, 0.0)
+
+
+class Meter(Backend):
+    """Counts what its requests cost: each that it answers or breaks off, at the price of its endpoint.
+
+    Answers have at most ``max_tokens`` tokens; one in ten fails after it was worked on, one in ten is turned away.
+    """
+
+    def __init__(self, prices: dict[str, tuple[float, float]], seed: int) -> None:
+        super().__init__(self._answer)
+        self._prices, self._dice = prices, random.Random(seed)
+        self.cost, self.tokens = 0.0, 0
+
+    async def _answer(self, sent: Sent) -> Any:
+        dice = self._dice
+        await asyncio.sleep(dice.uniform(0.5, 2))
+        fate, output = dice.random(), dice.randrange(sent.body["max_tokens"] // 2, sent.body["max_tokens"] + 1)
+        if fate < 0.1:
+            return overloaded()
+        prompt = len(sent.text) // 2
+        price = self._prices[sent.endpoint]
+        self.cost += (prompt * price[0] + output * price[1]) / 1e6
+        self.tokens += prompt + output
+        return broken() if fate < 0.2 else completion("yes", prompt, output)
+
+
+async def test_max_cost_is_never_passed_and_nearly_all_of_it_is_used(tmp_path: Path) -> None:
+    prices = {"a": (1.0, 10.0), "b": (3.0, 8.0)}
+    for seed in seeds(3):
+        path = tmp_path / str(seed)
+        path.mkdir()
+        folder, backend = Folder(path, lines(4000, max_tokens=100)), Meter(prices, seed)
+        endpoints = [endpoint(name, slots=16, price=price) for name, price in prices.items()]
+        report = await folder.run(backend, *endpoints, max_cost=1.0)
+        assert report.exit_code == 75, seed
+        assert "could pass max_cost" in str(report.reason), seed
+        assert report.cost is not None
+        assert backend.cost <= report.cost <= 1.0, (seed, backend.cost, report.cost)
+        assert report.cost >= 0.97, (seed, report.cost)
+
+
+async def test_max_tokens_is_never_passed_and_nearly_all_of_it_is_used(tmp_path: Path) -> None:
+    for seed in seeds(3):
+        path = tmp_path / str(seed)
+        path.mkdir()
+        folder, backend = Folder(path, lines(4000, max_tokens=100)), Meter({"a": (0.0, 0.0)}, seed)
+        report = await folder.run(backend, endpoint(slots=16), max_tokens=100_000)
+        assert report.exit_code == 75, seed
+        assert backend.tokens <= 100_000, (seed, backend.tokens)
+        spent = backend.tokens
+        assert spent >= 85_000, (seed, spent)  # failed attempts count with all that they may have used
+
+
+async def test_attempts_that_time_out_count_in_full(tmp_path: Path) -> None:
+    async def script(_sent: Sent) -> Any:
+        await asyncio.sleep(50)
+
+    rows = lines(50, max_tokens=100)
+    folder, backend = Folder(tmp_path, rows), Backend(script)
+    client = {"retry": {"attempts": 2}}
+    report = await folder.run(backend, endpoint(slots=4), client=client, timeout=10, max_tokens=2000)
+    one = most(rows[0])
+    assert len(backend.sent) * one <= 2000 + one
+    assert report.exit_code == 75
+
+
+async def test_with_a_limit_a_line_without_max_tokens_fails_and_params_can_set_it(tmp_path: Path) -> None:
+    folder = Folder(tmp_path, [line(0, max_tokens=5), line(1)])
+    report = await folder.run(Backend(), max_tokens=100_000)
+    assert (report.done, report.failed) == (2, 1)
+    folder.journal.unlink()
+    report = await folder.run(Backend(), max_tokens=100_000, params={"max_tokens": 9})
+    assert (report.done, report.failed) == (2, 0)
+
+
+async def test_a_line_that_alone_would_pass_the_limit_stops_the_run_before_it_is_sent(tmp_path: Path) -> None:
+    folder, backend = Folder(tmp_path, lines(5, max_tokens=1000)), Backend()
+    report = await folder.run(backend, max_tokens=100)
+    assert (report.exit_code, report.sent, backend.sent) == (75, 0, [])
+
+
+def test_the_reason_of_a_line_without_limit_names_its_place() -> None:
+    with pytest.raises(BadRequest, match="in:1: messages"):
+        call_of({"body": {"messages": []}, "url": "/v1/chat/completions"})

@@ -1,0 +1,428 @@
+"""The journal: what is written is found again, whatever the end of the file looks like, and a full disk loses nothing that is done."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qreward.bulk import journal as module
+from qreward.bulk.journal import CHUNK, RESERVED, Journal, JournalFull
+from qreward.errors import ConfigError, QRewardError
+
+SETTINGS = {"input": ["in.jsonl"], "model": "judge-7b"}
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waiting for the disk takes nearly all of the time, and no test can see it."""
+    monkeypatch.setattr(os, "fsync", lambda _file: None)
+    monkeypatch.setattr(os, "fdatasync", lambda _file: None)
+
+
+@contextmanager
+def opened(path: Path, settings: Any = SETTINGS, **options: Any) -> Iterator[Journal]:
+    journal = Journal(path, settings, **options)
+    try:
+        yield journal
+    finally:
+        journal.close()
+
+
+def filled(path: Path, results: dict[int, str], started: tuple[int, ...] = ()) -> bytes:
+    """Write a journal in which lines are done (``!`` at the end: failed) or started, and return its content."""
+    with opened(path) as journal:
+        for ordinal, text in results.items():
+            journal.start(ordinal, ordinal + 100)
+            journal.finish(ordinal, ordinal + 100, text.encode(), ok=not text.endswith("!"))
+        for ordinal in started:
+            journal.start(ordinal, ordinal + 100)
+    return path.read_bytes()
+
+
+def found(journal: Journal) -> dict[int, str]:
+    """The results by ordinal, as far as they count as done."""
+    lines = iter(journal.in_order())
+    texts = {ordinal: next(lines).result.decode() for ordinal in range(journal.size) if journal._index.get(ordinal) is not None}
+    return {ordinal: text for ordinal, text in texts.items() if journal.digest(ordinal) is not None}
+
+
+@contextmanager
+def full_disk(monkeypatch: pytest.MonkeyPatch, size: int, *, reserve: bool = True) -> Iterator[None]:
+    """No file may become longer than ``size`` bytes. Without ``reserve``, the file system cannot reserve space in advance."""
+    write, allocate = os.pwrite, os.posix_fallocate
+
+    def pwrite(file: int, data: bytes, offset: int) -> int:
+        if offset >= size:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(file, data[: size - offset], offset)
+
+    def posix_fallocate(file: int, offset: int, more: int) -> None:
+        if not reserve:
+            raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+        if offset + more > size:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        allocate(file, offset, more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", pwrite)
+        patch.setattr(os, "posix_fallocate", posix_fallocate)
+        yield
+
+
+# what is written is found again
+
+
+def test_results_are_found_by_position_and_in_both_orders(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    filled(path, {2: "two", 0: "zero", 1: "one!"}, started=(7, 5))
+    with opened(path) as journal:
+        assert (journal.done, journal.failed, journal.torn, journal.size) == (3, 1, 0, 3)
+        assert journal.unfinished == {5, 7}
+        assert journal.started == 0
+        assert [journal.digest(ordinal) for ordinal in range(4)] == [100, 101, 102, None]
+        assert [(line.ok, line.result) for line in journal.in_order()] == [(True, b"zero"), (False, b"one!"), (True, b"two")]
+        assert [line.result for line in journal.as_done()] == [b"two", b"zero", b"one!"]
+
+
+def test_a_line_that_is_done_again_has_its_last_result_and_counts_once(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    filled(path, {0: "old", 1: "other!"})
+    with opened(path) as journal:
+        journal.finish(0, 7, b"new!", ok=False)
+        journal.finish(1, 7, b"well", ok=True)
+        assert (journal.done, journal.failed) == (2, 1)
+        journal.flush()
+        assert [line.result for line in journal.as_done()] == [b"new!", b"well"]
+    with opened(path) as journal:
+        assert (journal.done, journal.failed, journal.digest(0)) == (2, 1, 7)
+        assert found(journal) == {0: "new!", 1: "well"}
+
+
+def test_failed_lines_that_are_tried_again_are_not_done_until_they_have_a_new_result(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    filled(path, {0: "good", 1: "bad!", 2: "worse!"})
+    with opened(path, retry_failed=True) as journal:
+        assert (journal.done, journal.failed) == (1, 0)
+        assert [journal.digest(ordinal) for ordinal in range(3)] == [100, None, None]
+        journal.finish(1, 101, b"mended", ok=True)
+        journal.finish(2, 102, b"bad again!", ok=False)
+        assert (journal.done, journal.failed) == (3, 1)
+    with opened(path) as journal:
+        assert (journal.done, journal.failed) == (3, 1)
+    with opened(path, retry_failed=True) as journal:
+        assert (journal.done, journal.failed) == (2, 0)
+        assert [line.result for line in journal.in_order()] == [b"good", b"mended", b"bad again!"]
+
+
+def test_results_beyond_a_shorter_input_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    filled(path, {0: "a", 1: "b!", 2: "c", 3: "d!"})
+    with opened(path) as journal:
+        journal.cut(2)
+        assert (journal.done, journal.failed, journal.size) == (2, 1, 2)
+        assert [line.result for line in journal.in_order()] == [line.result for line in journal.as_done()] == [b"a", b"b!"]
+        journal.cut(9)
+        assert journal.size == 2
+
+
+def test_the_index_grows_beyond_its_first_65536_lines(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    ordinals = [0, 65_535, 65_536, 131_072, 400_000]
+    with opened(path) as journal:
+        for ordinal in ordinals:
+            journal.finish(ordinal, ordinal, b"%d" % ordinal, ok=True)
+        journal.flush()
+        assert [line.result for line in journal.in_order()] == [b"%d" % ordinal for ordinal in ordinals]
+    with opened(path) as journal:
+        assert [ordinal for ordinal in range(400_002) if journal.digest(ordinal) is not None] == ordinals
+        assert journal.size == 400_001
+
+
+def test_a_result_longer_than_what_is_read_at_once_is_found_again(tmp_path: Path) -> None:
+    path, long = tmp_path / "j", "x" * (2 * CHUNK + 17)
+    filled(path, {0: "short", 1: long, 2: "after"})
+    with opened(path) as journal:
+        assert found(journal) == {0: "short", 1: long, 2: "after"}
+
+
+# the end of the file
+
+
+def test_a_record_cut_off_at_any_byte_is_dropped_and_all_before_it_are_kept(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    whole = filled(path, {0: "first", 1: "the last one"})
+    last = whole.rindex(b"\n", 0, -1) + 1
+    for end in range(last, len(whole)):
+        for zeros in (0, 1, 40, RESERVED):
+            path.write_bytes(whole[:end] + bytes(zeros))
+            with opened(path) as journal:
+                assert found(journal) == {0: "first"}, (end, zeros)
+                assert journal.torn == end - last, (end, zeros)
+                assert journal.unfinished == {1}
+                journal.finish(1, 101, b"again", ok=True)
+            with opened(path) as journal:
+                assert (found(journal), journal.torn) == ({0: "first", 1: "again"}, 0), (end, zeros)
+
+
+def test_a_header_that_was_cut_off_in_writing_is_written_again(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    header = filled(path, {})
+    for end in range(len(header)):
+        for zeros in (0, 4096):
+            path.write_bytes(header[:end] + bytes(zeros))
+            with opened(path) as journal:
+                journal.finish(0, 100, b"a", ok=True)
+            with opened(path) as journal:
+                assert (found(journal), journal.torn) == ({0: "a"}, 0), (end, zeros)
+
+
+def test_reserved_space_of_any_size_is_no_record(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    whole = filled(path, {0: "first"})
+    with path.open("r+b") as file:
+        file.truncate(len(whole) + 3 * CHUNK + 5)
+    with opened(path) as journal:
+        assert (found(journal), journal.torn) == ({0: "first"}, 0)
+    assert path.read_bytes() == whole
+
+
+def test_a_damaged_record_in_the_middle_loses_its_own_line_only(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    whole = filled(path, {0: "first", 1: "second", 2: "third"}, started=(9,))
+    begin = whole.index(b"D000000000001") - 9
+    places = [at for at in range(begin, begin + 46) if at != begin + 8]  # the blank after the checksum says nothing
+    for at in places:
+        for byte in (b"\0", b"x", b"\n"):
+            path.write_bytes(whole[:at] + byte + whole[at + 1 :])
+            with opened(path) as journal:
+                if whole[at : at + 1] == byte:
+                    continue
+                assert found(journal) == {0: "first", 2: "third"}, (at, byte)
+                assert [line.result for line in journal.as_done()] == [b"first", b"third"], (at, byte)
+                assert (journal.done, journal.torn) == (2, 47), (at, byte)
+                assert journal.unfinished == {1, 9}
+
+
+def test_a_hole_that_a_power_failure_left_loses_the_lines_in_it_only(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    whole = filled(path, {ordinal: f"result {ordinal}" for ordinal in range(400)})
+    path.write_bytes(whole[:4096] + bytes(4096) + whole[8192:])
+    with opened(path) as journal:
+        kept = found(journal)
+        assert journal.torn >= 4096
+    lost = set(range(400)) - kept.keys()
+    assert {ordinal: f"result {ordinal}" for ordinal in kept} == kept
+    assert lost == set(range(min(lost), max(lost) + 1))
+    assert len(lost) <= 4096 // 80 + 2
+
+
+STEPS = st.lists(st.tuples(st.sampled_from(["start", "ok", "failed", "flush"]), st.integers(0, 12), st.binary(max_size=60)), max_size=40)
+
+
+@given(STEPS, st.integers(0, 1 << 30), st.integers(0, 3000))
+def test_a_journal_cut_at_any_byte_gives_back_exactly_what_was_completely_written(steps: Any, cut: int, zeros: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "j")
+        history: list[tuple[int, dict[int, tuple[bool, bytes]], set[int]]] = []  # length of the file, results and started lines by then
+        results: dict[int, tuple[bool, bytes]] = {}
+        started: set[int] = set()
+        unwritten: list[tuple[int, bool, bytes]] = []
+        with opened(path) as journal:
+            size = journal._end
+            history.append((size, {}, set()))
+
+            def written() -> None:
+                nonlocal size
+                for ordinal, ok, text in unwritten:
+                    size += 41 + len(text)
+                    results[ordinal] = ok, text
+                    started.discard(ordinal)
+                    history.append((size, dict(results), set(started)))
+                unwritten.clear()
+
+            for what, ordinal, data in steps:
+                text = data.replace(b"\n", b" ")
+                if what == "start":
+                    journal.start(ordinal, ordinal)
+                    written()
+                    size += 40
+                    started.add(ordinal)
+                    history.append((size, dict(results), set(started)))
+                elif what == "flush":
+                    assert journal.flush()
+                    written()
+                else:
+                    journal.finish(ordinal, ordinal, text, ok=what == "ok")
+                    unwritten.append((ordinal, what == "ok", text))
+            journal.flush()
+            written()
+            assert journal._end == size
+            whole = path.read_bytes()[:size]
+        end = history[0][0] + cut % (size - history[0][0] + 1)
+        path.write_bytes(whole[:end] + bytes(zeros))
+        known = [each for each in history if each[0] <= end][-1]
+        with opened(path) as journal:
+            lines = iter(journal.in_order())
+            back = {ordinal: next(lines) for ordinal in range(journal.size) if journal._index.get(ordinal) is not None}
+            assert {ordinal: (line.ok, line.result) for ordinal, line in back.items()} == known[1]
+            assert journal.unfinished == known[2]
+            assert (journal.done, journal.failed) == (len(known[1]), sum(not ok for ok, _ in known[1].values()))
+            assert sorted(line.result for line in journal.as_done()) == sorted(line.result for line in back.values())
+
+
+# what does not fit
+
+
+def test_other_settings_are_refused_by_name_unless_forced(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    filled(path, {0: "a"})
+    cases: dict[str, dict[str, Any]] = {
+        "model": {**SETTINGS, "model": "judge-70b"},
+        "input": {**SETTINGS, "input": []},
+        "params": {**SETTINGS, "params": {"a": 1}},
+    }
+    for name, settings in cases.items():
+        with pytest.raises(ConfigError, match=f"^{name} has changed since the run .*resume=force"):
+            Journal(path, settings)
+        with opened(path, settings, force=True) as journal:
+            assert found(journal) == {0: "a"}
+
+
+def test_a_file_that_is_no_journal_is_refused_and_not_changed(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    body = json.dumps({"format": "qreward journal 0"}).encode()
+    for content in (b"something else", b"a\nb\n", b"\n", module._record(body), module._record(b"[]"), b"x" * (CHUNK + 1)):
+        path.write_bytes(content)
+        with pytest.raises(ConfigError, match=r"is not a journal of .*qreward; name another output, or remove the file"):
+            Journal(path, SETTINGS)
+        assert path.read_bytes() == content
+
+
+def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"the journal .*nowhere/j' cannot be written: No such file"):
+        Journal(tmp_path / "nowhere" / "j", SETTINGS)
+
+
+def test_a_second_run_is_refused_in_this_process_and_in_another_one(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    program = f"from pathlib import Path; from qreward.bulk.journal import Journal; Journal(Path({str(path)!r}), {SETTINGS!r})"
+    with opened(path):
+        with pytest.raises(ConfigError, match="another run is writing to"):
+            Journal(path, SETTINGS)
+        other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+        assert "another run is writing to" in other.stderr
+    with opened(path):
+        pass
+
+
+# a full disk
+
+
+def start_until_it_is_full(journal: Journal) -> int:
+    """Send one line after the other; the first three stay in flight. Returns the first one that was refused."""
+    for ordinal in range(100_000):
+        try:
+            journal.start(ordinal, ordinal + 100)
+        except JournalFull:
+            return ordinal
+        if ordinal >= 3:
+            journal.finish(ordinal, ordinal + 100, b"%d" % ordinal, ok=True)
+    raise AssertionError("it never was full")
+
+
+def test_a_full_disk_refuses_the_next_line_and_everything_done_before_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "j"
+    with full_disk(monkeypatch, RESERVED), opened(path) as journal:
+        ordinal = start_until_it_is_full(journal)
+        for waiting in range(3):  # their space was reserved
+            journal.finish(waiting, waiting + 100, b"y" * 4000, ok=True)
+    with opened(path) as journal:
+        assert list(found(journal)) == list(range(ordinal))
+        assert journal.unfinished == frozenset()
+
+
+def test_results_that_do_not_fit_are_counted_when_the_journal_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "j"
+    with full_disk(monkeypatch, 5000, reserve=False):
+        journal = Journal(path, SETTINGS)
+        for ordinal in range(10):
+            journal.start(ordinal, ordinal + 100)
+        for ordinal in range(9):
+            journal.finish(ordinal, ordinal + 100, b"z" * 900, ok=ordinal != 7)
+            assert journal.flush() == (ordinal < 4), ordinal
+        with pytest.raises(JournalFull, match=r"no space is left for .*; make room and run the same command again"):
+            journal.start(11, 111)
+        assert not journal.flush()
+        with pytest.raises(JournalFull):
+            journal.close()
+        assert (journal.lost, journal.done, journal.failed) == (5, 4, 0)
+    with opened(path) as journal:
+        assert (sorted(found(journal)), journal.torn) == ([0, 1, 2, 3], 0)
+        assert journal.unfinished == {4, 5, 6, 7, 8, 9}
+
+
+def test_room_that_is_made_before_the_end_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "j"
+    with full_disk(monkeypatch, 1000, reserve=False):
+        journal = Journal(path, SETTINGS)
+        journal.start(0, 100)
+        journal.finish(0, 100, b"z" * 2000, ok=True)
+        assert not journal.flush()
+    journal.close()
+    with opened(path) as journal:
+        assert found(journal) == {0: "z" * 2000}
+
+
+def test_a_disk_that_is_full_from_the_beginning_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for reserve in (True, False):
+        with full_disk(monkeypatch, 10, reserve=reserve), pytest.raises(JournalFull):
+            Journal(tmp_path / "j", SETTINGS)
+        with opened(tmp_path / "j") as journal:
+            assert journal.done == 0
+        (tmp_path / "j").unlink()
+
+
+def test_a_disk_that_fails_otherwise_is_an_error_and_not_called_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fsync(_file: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    journal = Journal(tmp_path / "j", SETTINGS)
+    journal.finish(0, 100, b"a", ok=True)
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(QRewardError, match="cannot be written: Input/output error") as caught:
+        journal.close()
+    assert not isinstance(caught.value, JournalFull)
+    monkeypatch.undo()
+    with opened(tmp_path / "j") as journal:
+        assert found(journal) == {0: "a"}
+
+
+def test_a_journal_that_another_program_has_shortened_is_an_error_and_no_endless_search(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    filled(path, {0: "a", 1: "b"})
+    with opened(path) as journal:
+        os.truncate(path, path.stat().st_size - 5)
+        with pytest.raises(QRewardError, match="was changed by another program"):
+            list(journal.in_order())
+
+
+def test_a_temporary_folder_without_space_for_the_index_is_said_before_the_line_is_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(tmp_path / "j") as journal:
+        with full_disk(monkeypatch, 1 << 20), pytest.raises(JournalFull, match=r"for the index of the journal .* set TMPDIR"):
+            journal.start(70_000, 1)
+        assert journal.started == 0
+        journal.start(0, 1)

@@ -1,0 +1,188 @@
+"""The lines of the output: any reader of OpenAI's Batch API takes them, whatever a server has sent; and files that appear as a whole."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from bulk_fakes import completion
+from openai.types.chat import ChatCompletion
+from pydantic import BaseModel, ConfigDict
+
+from qreward.bulk.outputs import OutputFile, failure_line, success_line, verdict_line
+from qreward.errors import BadRequest, ConfigError, QRewardError, ServerError
+from qreward.judge.types import CriterionResult, Verdict, Vote
+from qreward.records import AttemptRecord
+from qreward.results import Usage
+
+
+class BatchError(BaseModel):
+    model_config = ConfigDict(extra="allow")
+    code: str
+    message: str
+
+
+class BatchResponse(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    status_code: int
+    request_id: str
+    body: dict[str, Any]
+
+
+class BatchLine(BaseModel):
+    """``BatchRequestOutput`` of OpenAI's API reference. The SDK has no type for the line, but has those of the bodies."""
+
+    model_config = ConfigDict(extra="forbid")
+    id: str
+    custom_id: str
+    response: BatchResponse | None
+    error: BatchError | None
+
+
+def body(text: str = "yes") -> bytes:
+    return json.dumps(completion(text)).encode()
+
+
+def strictly(line: bytes) -> Any:
+    """Read a line as a strict reader does: one line of UTF-8, without NaN."""
+    assert line.splitlines() == [line]
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    return json.loads(line.decode(), parse_constant=refuse)
+
+
+def test_every_answer_is_a_line_that_the_types_of_openai_accept() -> None:
+    for text in ("yes", "two\nlines", "ä\u2028ö", '"quoted"', "\x00", "😀", ""):
+        found = BatchLine.model_validate(strictly(success_line("id-1", "qreward-1", body(text))))
+        assert (found.id, found.custom_id, found.error) == ("qreward-1", "id-1", None)
+        assert found.response is not None
+        assert ChatCompletion.model_validate(found.response.body).choices[0].message.content == text
+
+
+def test_whatever_a_server_has_sent_becomes_one_line_of_valid_json() -> None:
+    cases: list[tuple[bytes, Any]] = [
+        (b'{"a":1}', {"a": 1}),
+        (b'{\n  "a": 1\r\n}\n', {"a": 1}),
+        (b'{\r"a":1}', {"a": 1}),
+        (b'\xef\xbb\xbf{"a":1}', {"a": 1}),
+        (b'{"a":NaN,"b":-Infinity}', {"a": None, "b": None}),
+        (b'{"a":"x\ny"}', {"a": "x\ny"}),
+        (b'{"a":"x\ry"}', {"a": "x\ry"}),
+        (b'{"a":"x\x00y"}', {"a": "x\x00y"}),
+        (b'{"a":"\xff"}', {"a": "\ufffd"}),
+        ('{"a":"ä"}'.encode(), {"a": "ä"}),
+        (b'{"a":"\\ud800"}', {"a": "\ud800"}),
+        (b'{"a":"\\ud800","b":NaN}', {"a": "\ud800", "b": None}),
+        (b'{"a":123456789012345678901234567890,"b":NaN}', {"a": 123456789012345678901234567890, "b": None}),
+    ]
+    for sent, meant in cases:
+        assert strictly(success_line("id", "x", sent))["response"]["body"] == meant, sent
+
+
+def test_identifiers_of_any_text_are_kept() -> None:
+    for custom_id in ("a", 'quote " and \\', "two\nlines", "ä", "\ud800", ""):
+        assert strictly(success_line(custom_id, "x", b"{}"))["custom_id"] == custom_id
+        assert strictly(failure_line(custom_id, "x", QRewardError("no")))["custom_id"] == custom_id
+        assert strictly(verdict_line(custom_id, "x", Verdict(1.0, (Vote(1.0),))))["custom_id"] == custom_id
+
+
+def test_a_failure_says_what_happened_and_what_was_tried() -> None:
+    error = ServerError("endpoint 'a' answered 500: \ud800", endpoint="a", status_code=500)
+    error.attempts = (AttemptRecord("a", "transient", 0.5, 500, "oh"),)
+    found = strictly(failure_line("id-1", "qreward-1", error))
+    line = BatchLine.model_validate({**found, "error": {**found["error"], "message": "-"}})
+    assert line.response is None
+    assert found["error"]["code"] == "ServerError"
+    assert found["error"]["message"] == str(error)
+    assert found["error"]["status_code"] == 500
+    assert found["error"]["attempts"][0]["endpoint"] == "a"
+    plain = strictly(failure_line("id-1", "qreward-1", QRewardError("no")))
+    assert plain["error"] == {"code": "QRewardError", "message": "no", "status_code": None, "attempts": []}
+
+
+def test_a_verdict_is_written_with_its_votes_and_with_what_else_it_has() -> None:
+    votes = (Vote(1.0, text="Score: 1", model="judge-7b"), Vote(0.0, text="\ud800", model="judge-70b"))
+    verdict = Verdict(0.5, votes, {"helpful": 0.25}, Usage(10, 5, 15))
+    found = strictly(verdict_line("id-1", "qreward-1", verdict))
+    assert (found["id"], found["custom_id"], found["error"]) == ("qreward-1", "id-1", None)
+    assert found["verdict"]["score"] == 0.5
+    assert found["verdict"]["votes"] == [
+        {"score": 1.0, "text": "Score: 1", "model": "judge-7b"},
+        {"score": 0.0, "text": "\ud800", "model": "judge-70b"},
+    ]
+    assert found["verdict"]["attributes"] == {"helpful": 0.25}
+    assert found["verdict"]["usage"]["prompt_tokens"] == 10
+    assert found["verdict"]["cached"] is False
+
+
+def test_a_verdict_with_confidence_criteria_and_a_distribution_has_them_in_its_line() -> None:
+    criterion = CriterionResult(0.9, 2.0, 0.0, {True: 0.9, False: 0.1})
+    odd: Any = {True: 0.5, 3: 0.25, "so": 0.25}
+    vote = Vote(0.5, confidence=0.0, distribution=odd, criteria={"clear": criterion})
+    found = strictly(verdict_line("id-1", "qreward-1", Verdict(0.5, (vote,), confidence=0.0, decided_by="small")))["verdict"]
+    assert (found["confidence"], found["decided_by"]) == (0.0, "small")
+    assert found["distribution"] == {"true": 0.5, "3": 0.25, "so": 0.25}
+    clear = {"score": 0.9, "weight": 2.0, "confidence": 0.0, "distribution": {"true": 0.9, "false": 0.1}, "text": ""}
+    assert found["criteria"] == {"clear": clear}
+    assert "calibrated" not in found
+    plain = strictly(verdict_line("id-1", "qreward-1", Verdict(0.5, (Vote(0.5),))))["verdict"]
+    assert plain.keys() == {"score", "votes", "attributes", "usage", "cached"}
+
+
+def test_a_file_appears_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    file = OutputFile(path)
+    path.write_text("of before")
+
+    def breaking() -> Any:
+        yield b"{}"
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        file.write(breaking())
+    assert path.read_text() == "of before"
+    assert file.write([b"1", b"2"]) == 2
+    assert path.read_bytes() == b"1\n2\n"
+    assert file.write([]) == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_output_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    cases = {"-": "the output must be a file", str(tmp_path): "is a folder; name a file in it", "no/where.jsonl": "there is no folder 'no'"}
+    for name, message in cases.items():
+        with pytest.raises(ConfigError, match=message):
+            OutputFile(Path(name))
+
+
+def test_a_table_needs_pyarrow_or_is_written_with_a_column_for_each_part(tmp_path: Path) -> None:
+    path = tmp_path / "out.parquet"
+    try:
+        from pyarrow import parquet
+    except ImportError:
+        with pytest.raises(ConfigError, match=r"out\.parquet needs the package pyarrow; install it with pip install 'qreward\[bulk\]'"):
+            OutputFile(path)
+        return
+    lines = [success_line(f"id-{number}", f"q-{number}", body(str(number))) for number in range(3000)]
+    lines += [failure_line("bad", "q-bad", BadRequest("no")), verdict_line("v", "q-v", Verdict(0.5, (Vote(0.5),)))]
+    assert OutputFile(path).write(lines) == 3002
+    rows = parquet.read_table(path).to_pylist()
+    assert [row["custom_id"] for row in rows] == [*(f"id-{number}" for number in range(3000)), "bad", "v"]
+    assert json.loads(rows[7]["response"])["body"] == completion("7")
+    assert (rows[7]["error"], rows[3000]["response"]) == (None, None)
+    assert json.loads(rows[3000]["error"])["code"] == "BadRequest"
+    assert json.loads(rows[3001]["response"])["score"] == 0.5
+
+
+def test_a_line_says_nothing_of_a_request_beyond_what_the_server_answered() -> None:
+    line = success_line("id-1", "qreward-1", body())
+    assert msgspec.json.decode(line) == {
+        "id": "qreward-1",
+        "custom_id": "id-1",
+        "response": {"status_code": 200, "request_id": "qreward-1", "body": completion("yes")},
+        "error": None,
+    }

@@ -1,0 +1,155 @@
+"""The three forms of a line, and the message of every wrong one."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from qreward.bulk.inputs import InputLine
+from qreward.bulk.requests import BulkRequest, RequestReader
+from qreward.bulk.settings import BulkSettings
+from qreward.errors import BadRequest, ConfigError
+
+CHAT = [{"role": "user", "content": "hi"}]
+
+
+def line_of(fields: Any) -> InputLine:
+    return InputLine("in.jsonl:17", 0, fields if isinstance(fields, bytes) else json.dumps(fields).encode())
+
+
+def request_of(fields: Any, ordinal: int = 16, **settings: Any) -> BulkRequest:
+    return RequestReader(BulkSettings(**settings)).read(line_of(fields), ordinal)
+
+
+def body_of(fields: Any, **settings: Any) -> tuple[str, dict[str, Any]]:
+    """The route and the body that are sent."""
+    call = request_of(fields, **settings).call
+    return call.codec.path, json.loads(call.codec.encode(call, call.model))
+
+
+def test_a_line_of_the_batch_api_is_sent_as_it_is() -> None:
+    body = {"model": "m", "messages": CHAT, "temperature": 0, "extra": {"x": [1]}}
+    fields = {"custom_id": "id-1", "method": "POST", "url": "/v1/chat/completions", "body": body}
+    assert request_of(fields).custom_id == "id-1"
+    assert body_of(fields) == ("/chat/completions", body)
+
+
+def test_the_lines_of_vllm_are_the_same_for_every_route_that_it_takes() -> None:
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/chat/completions": {"messages": CHAT, "max_completion_tokens": 50},
+        "/v1/embeddings": {"input": "text"},
+        "/score": {"text_1": "q", "text_2": ["a", "b"]},
+        "/v1/score": {"queries": "q", "documents": "a"},
+        "/rerank": {"query": "q", "documents": ["a", "b"]},
+        "/v1/rerank": {"query": "q", "documents": ["a", "b"]},
+        "/v2/rerank": {"query": "q", "documents": ["a", "b"]},
+        "/v1/completions": {"prompt": "x"},
+        "/classify": {"input": ["x"]},
+    }
+    for url, body in bodies.items():
+        path, sent = body_of({"custom_id": "1", "method": "POST", "url": url, "body": {"model": "m", **body}})
+        assert path == url.removeprefix("/v1") if url in ("/v1/chat/completions", "/v1/embeddings") else path == url
+        assert sent == {"model": "m", **body} or (url == "/v1/embeddings" and sent["input"] in ("text", ["text"])), url
+
+
+def test_a_plain_line_has_messages_or_a_prompt_and_other_fields_are_parameters() -> None:
+    assert body_of({"messages": CHAT, "temperature": 1}, model="m") == (
+        "/chat/completions",
+        {"model": "m", "messages": CHAT, "temperature": 1},
+    )
+    assert body_of({"prompt": "hi", "model": "other"}, model="m")[1] == {"model": "other", "messages": CHAT}
+    system = {"role": "system", "content": "be brief"}
+    assert body_of({"prompt": "hi"}, model="m", system="be brief")[1]["messages"] == [system, *CHAT]
+    assert body_of({"messages": CHAT}, model="m", system="be brief")[1]["messages"] == [system, *CHAT]
+
+
+def test_a_template_makes_the_prompt_of_a_row_whose_other_columns_are_not_sent() -> None:
+    row = {"id": 5, "question": "why?", "url": "http://x", "body": "of a mail", "answer": {"a": 1}}
+    found = request_of(row, model="m", template="Q: {question} A: {answer}", system="of {body}")
+    assert found.custom_id == "5"
+    assert found.call.inputs == [{"role": "system", "content": "of of a mail"}, {"role": "user", "content": 'Q: why? A: {"a": 1}'}]
+    assert found.call.params == {}
+    assert request_of({"question": "?", "model": "n"}, model="m", template="{question}").call.model == "n"
+
+
+def test_parameters_of_the_run_are_those_of_lines_that_do_not_set_them() -> None:
+    settings = {"model": "m", "params": {"max_tokens": 5, "temperature": 0}}
+    assert body_of({"prompt": "hi", "max_tokens": 9}, **settings)[1] == {"model": "m", "messages": CHAT, "max_tokens": 9, "temperature": 0}
+    batch = {"url": "/v1/chat/completions", "body": {"messages": CHAT, "temperature": 1}}
+    assert body_of(batch, **settings)[1] == {"model": "m", "messages": CHAT, "max_tokens": 5, "temperature": 1}
+
+
+def test_a_line_is_identified_by_custom_id_then_id_then_its_number() -> None:
+    for fields, expected in (
+        ({"custom_id": "a", "id": "b"}, "a"),
+        ({"id": "b"}, "b"),
+        ({"custom_id": None, "id": 7}, "7"),
+        ({"id": None}, "17"),
+        ({}, "17"),
+        ({"custom_id": ""}, ""),
+    ):
+        found = request_of({"prompt": "hi", **fields}, model="m")
+        assert (found.custom_id, found.call.params) == (expected, {}), fields
+    assert request_of({"url": "/v1/score", "body": {"model": "m"}}).custom_id == "17"
+    reader = RequestReader(BulkSettings())
+    assert [reader.identifier(line_of(each), 4) for each in ({"custom_id": 3}, b"{", {"a": 1})] == ["3", "5", "5"]
+
+
+def test_every_wrong_line_says_where_what_and_how_to_mend_it() -> None:
+    chat = {"url": "/v1/chat/completions"}
+    cases: list[tuple[Any, str]] = [
+        (b"{oops", "it is not JSON"),
+        ([1], "it is a JSON list, not an object"),
+        ({}, "it has no fields; give the line messages or prompt, or the run a template that names its columns"),
+        ({"question": "?", "answer": "!"}, "it has 'answer', 'question'; give the line messages or prompt"),
+        ({"prompt": "hi"}, "it names no model; give the line one, or the run model="),
+        ({"prompt": "hi", "model": 5}, "it names no model"),
+        ({**chat, "body": None}, "body is a NoneType; it must be an object"),
+        ({**chat, "body": "x"}, "body is a str; it must be an object"),
+        (
+            {"url": "http://x/v1/score", "body": {}},
+            "url is 'http://x/v1/score'; it must be the route of the server, such as '/v1/chat/completions'",
+        ),
+        ({"url": 5, "body": {}}, "url is 5; it must be the route"),
+        ({**chat, "body": {}, "method": "GET"}, "method is 'GET'; only POST is possible"),
+        ({**chat, "body": {}, "costum_id": "1"}, "unknown field 'costum_id'; did you mean 'custom_id'?"),
+        ({"prompt": "hi", "model": "m", "stream": True}, "stream is true; a bulk takes whole answers, leave it out"),
+        ({"messages": "hi", "model": "m"}, "messages"),
+        ({**chat, "body": {"model": "m", "messages": [{"content": "no role"}]}}, "messages"),
+        ({"url": "/v1/embeddings", "body": {"model": "m"}}, "input"),
+    ]
+    for fields, message in cases:
+        with pytest.raises(BadRequest) as caught:
+            request_of(fields)
+        assert str(caught.value).startswith("in.jsonl:17: "), fields
+        assert message in str(caught.value), (fields, str(caught.value))
+
+
+def test_a_row_without_a_column_of_the_template_says_which() -> None:
+    with pytest.raises(BadRequest, match=r"in\.jsonl:17: .*'question'"):
+        request_of({"answer": "!"}, model="m", template="{question}")
+
+
+def test_wrong_settings_are_refused_before_any_line() -> None:
+    cases: dict[str, dict[str, Any]] = {
+        "the template names no column": {"template": "hello"},
+        "is not a placeholder": {"template": "{a.b}"},
+        "is an option of other calls": {"params": {"timeout": 5}},
+    }
+    for message, settings in cases.items():
+        with pytest.raises(ConfigError, match=message):
+            RequestReader(BulkSettings(**settings))
+
+
+def test_items_of_a_scorer_take_their_fields_from_the_columns() -> None:
+    reader = RequestReader(BulkSettings(columns={"prompt": "question", "response": "answer"}))
+    found = reader.read_item(line_of({"id": 3, "question": "?", "answer": "!", "reference": "ref"}), 0)
+    assert found == ("3", {"id": 3, "prompt": "?", "response": "!", "reference": "ref"})
+    with pytest.raises(BadRequest, match=r"in\.jsonl:17: it has no 'answer', which columns names; it has 'question'"):
+        reader.read_item(line_of({"question": "?"}), 0)
+    swapped = RequestReader(BulkSettings(columns={"prompt": "response", "response": "prompt"}))
+    assert swapped.read_item(line_of({"prompt": "a", "response": "b"}), 0) == ("1", {"prompt": "b", "response": "a"})
+    with pytest.raises(BadRequest, match=r"in\.jsonl:17: it is not JSON"):
+        reader.read_item(line_of(b"{"), 0)

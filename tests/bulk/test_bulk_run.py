@@ -1,0 +1,520 @@
+"""A run, from the first line to the output: it goes on where it stopped, refuses what has changed, and stops when told."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bulk_fakes import (
+    MODEL,
+    Backend,
+    Folder,
+    Sent,
+    answers,
+    broken,
+    client_of,
+    endpoint,
+    failures,
+    line,
+    lines,
+    read,
+    refused,
+    unreachable,
+    write,
+)
+
+from qreward.bulk.outputs import OutputFile
+from qreward.bulk.run import HOPELESS, BulkRun
+from qreward.bulk.start import run_bulk
+from qreward.errors import ConfigError
+
+
+def expected(count: int) -> dict[str, str]:
+    return {f"id-{number}": f"re: item {number}" for number in range(count)}
+
+
+def stop_after(seconds: float, *, now: bool = False) -> Any:
+    """Stop the run at a time of the loop."""
+
+    def on_start(run: BulkRun) -> asyncio.TimerHandle:
+        stop = run.stop_now if now else lambda: run.stop("it was interrupted")
+        return asyncio.get_running_loop().call_later(seconds, stop)
+
+    return on_start
+
+
+# from the first line to the output
+
+
+async def test_every_line_is_sent_once_and_written_in_the_order_of_the_input(tmp_path: Path) -> None:
+    dice = random.Random(1)
+
+    async def script(sent: Sent) -> Any:
+        await asyncio.sleep(dice.random())
+        return f"re: {sent.text}"
+
+    folder, backend = Folder(tmp_path, lines(300)), Backend(script)
+    report = await folder.run(backend)
+    assert (report.lines, report.done, report.failed, report.sent, report.exit_code) == (300, 300, 0, 300, 0)
+    assert (report.resumed, report.in_flight, report.sent_again, report.torn, report.reason) == (0, 0, 0, 0, None)
+    assert (report.tokens, report.prompt_tokens, report.cost) == (4500, 3000, None)
+    assert (report.output, report.failures) == (folder.output, None)
+    assert list(answers(folder.output).items()) == list(expected(300).items())
+    assert [row["id"] for row in read(folder.output)] == [f"qreward-{number + 1}" for number in range(300)]
+    assert set(backend.served.values()) == {1}
+    assert sorted(path.name for path in folder.source.parent.glob("*")) == ["in.jsonl", "out.jsonl", "out.jsonl.journal"]
+
+
+async def test_order_any_writes_lines_as_they_were_done(tmp_path: Path) -> None:
+    async def script(sent: Sent) -> Any:
+        await asyncio.sleep(10 - int(sent.text.split()[1]))
+        return f"re: {sent.text}"
+
+    folder = Folder(tmp_path, lines(8))
+    await folder.run(Backend(script), order="any")
+    assert list(answers(folder.output)) == [f"id-{number}" for number in reversed(range(8))]
+
+
+async def test_a_finished_run_sends_nothing_again_and_writes_the_same_output(tmp_path: Path) -> None:
+    folder, backend = Folder(tmp_path, lines(20)), Backend()
+    await folder.run(backend)
+    first = folder.output.read_bytes()
+    folder.output.unlink()
+    report = await folder.run(backend)
+    assert (report.sent, report.resumed, report.exit_code, len(backend.sent)) == (0, 20, 0, 20)
+    assert folder.output.read_bytes() == first
+
+
+async def test_lines_that_are_appended_are_sent_by_the_next_run(tmp_path: Path) -> None:
+    folder, backend = Folder(tmp_path, lines(5)), Backend()
+    await folder.run(backend)
+    write(folder.source, lines(9))
+    report = await folder.run(backend)
+    assert (report.sent, report.done) == (4, 9)
+    assert answers(folder.output) == expected(9)
+
+
+async def test_equal_identifiers_and_equal_lines_are_kept_apart_by_position(tmp_path: Path) -> None:
+    rows = [line(1, "x"), line(1, "y"), line(1, "x")]
+    folder, backend = Folder(tmp_path, rows), Backend()
+    report = await folder.run(backend)
+    assert (report.done, backend.served) == (3, {"x": 2, "y": 1})
+    found = [(row["id"], row["custom_id"], row["response"]["body"]["choices"][0]["message"]["content"]) for row in read(folder.output)]
+    assert found == [("qreward-1", "id-1", "re: x"), ("qreward-2", "id-1", "re: y"), ("qreward-3", "id-1", "re: x")]
+
+
+async def test_an_empty_input_is_done_at_once_and_leaves_no_output(tmp_path: Path) -> None:
+    folder = Folder(tmp_path, [])
+    report = await folder.run(Backend())
+    assert (report.lines, report.exit_code, report.output) == (0, 0, None)
+    assert not folder.output.exists()
+
+
+async def test_several_models_and_routes_run_at_once(tmp_path: Path) -> None:
+    async def script(sent: Sent) -> Any:
+        await asyncio.sleep(1)
+        if sent.path == "/v1/score":
+            return {"data": [{"index": 0, "score": 0.5}], "usage": {"prompt_tokens": 7, "total_tokens": 7}}
+        if sent.path.endswith("/embeddings"):
+            return {"object": "list", "data": [{"index": 0, "embedding": [1.0]}], "usage": {"prompt_tokens": 3, "total_tokens": 3}}
+        return f"{sent.body['model']} at {sent.endpoint}"
+
+    score = {"custom_id": "s", "url": "/v1/score", "body": {"model": "rm-7b", "text_1": "q", "text_2": "d"}}
+    embedding = {"custom_id": "e", "url": "/v1/embeddings", "body": {"model": "e5", "input": "text"}}
+    rows = [line(0), line(1, model="judge-70b"), score, embedding]
+    folder, backend = Folder(tmp_path, rows), Backend(script)
+    report = await folder.run(backend, endpoint("a", models=[MODEL, "e5"]), endpoint("b", models=["judge-70b", "rm-7b"]))
+    bodies = {row["custom_id"]: row["response"]["body"] for row in read(folder.output)}
+    assert (report.done, report.failed, report.tokens) == (4, 0, 40)
+    assert bodies["id-1"]["choices"][0]["message"]["content"] == "judge-70b at b"
+    assert bodies["s"]["data"] == [{"index": 0, "score": 0.5}]
+    assert bodies["e"]["data"][0]["embedding"] == [1.0]
+    assert {sent.at for sent in backend.sent} == {backend.sent[0].at}
+    assert {name: stats.won for name, stats in report.endpoints.items()} == {"a": 2, "b": 2}
+
+
+# lines that fail
+
+
+async def test_a_line_that_fails_is_written_beside_the_others_and_tried_again_only_on_demand(tmp_path: Path) -> None:
+    async def script(sent: Sent) -> Any:
+        await asyncio.sleep(1)
+        return refused() if sent.text == "item 3" and bad else f"re: {sent.text}"
+
+    bad, folder, backend = True, Folder(tmp_path, lines(6)), Backend(script)
+    report = await folder.run(backend)
+    assert (report.done, report.failed, report.exit_code, report.failures) == (6, 1, 1, folder.failed)
+    assert list(failures(folder.failed)) == ["id-3"]
+    assert "in.jsonl:4: " in failures(folder.failed)["id-3"]
+    assert "id-3" not in answers(folder.output)
+    bad = False
+    report = await folder.run(backend)
+    assert (report.sent, report.failed, report.exit_code) == (0, 1, 1)
+    report = await folder.run(backend, retry_failed=True)
+    assert (report.sent, report.done, report.failed, report.exit_code) == (1, 6, 0, 0)
+    assert answers(folder.output) == expected(6)
+    assert not folder.failed.exists()
+
+
+async def test_a_bad_line_is_its_own_failure_with_file_and_line_and_its_identifier(tmp_path: Path) -> None:
+    unknown = line(4, model="judge-8b")
+    rows: list[Any] = [line(0), "{not json", "", "[1]", unknown, {"custom_id": "x", "url": "/v1/chat/completions"}, line(1)]
+    folder, backend = Folder(tmp_path, rows), Backend()
+    report = await folder.run(backend, endpoint(models=[MODEL]))
+    assert (report.lines, report.done, report.failed, report.sent) == (6, 6, 4, 2)
+    found = failures(folder.failed)
+    assert list(found) == ["2", "3", "id-4", "x"]
+    places = [str(folder.source) + number for number in (":2: it is not JSON", ":4: it is a JSON list", ":5: ", ":6: body is a NoneType")]
+    for message, place in zip(found.values(), places, strict=True):
+        assert message.startswith(place), message
+    assert "judge-8b" in found["id-4"]
+
+
+async def test_a_line_that_is_wrong_for_its_server_costs_no_other_line_its_answer(tmp_path: Path) -> None:
+    async def script(sent: Sent) -> Any:
+        await asyncio.sleep(1)
+        return broken() if sent.text == "item 5" else f"re: {sent.text}"
+
+    folder = Folder(tmp_path, lines(40))
+    report = await folder.run(Backend(script), endpoint("a"), endpoint("b"))
+    assert (report.done, report.failed) == (40, 1)
+    (row,) = read(folder.failed)
+    assert (row["error"]["code"], row["error"]["status_code"], row["response"]) == ("ServerError", 500, None)
+    assert len(row["error"]["attempts"]) == 4
+
+
+async def test_if_all_of_the_first_lines_fail_the_run_stops_and_says_how_to_go_on(tmp_path: Path) -> None:
+    async def script(_sent: Sent) -> Any:
+        await asyncio.sleep(1)
+        return refused()
+
+    folder, backend = Folder(tmp_path, lines(2000)), Backend(script)
+    report = await folder.run(backend)
+    assert report.exit_code == 75
+    assert HOPELESS <= report.failed < HOPELESS + 50
+    assert report.reason is not None
+    assert "have all failed; the last one: " in report.reason
+    assert "too strange" in report.reason
+    report = await folder.run(Backend(), retry_failed=True)
+    assert (report.done, report.failed, report.exit_code) == (2000, 0, 0)
+
+
+async def test_if_no_endpoint_serves_the_model_the_run_stops_before_it_has_read_everything(tmp_path: Path) -> None:
+    folder = Folder(tmp_path, lines(3000))
+    report = await folder.run(Backend(), endpoint(models=["other"]))
+    assert (report.exit_code, report.failed) == (75, HOPELESS)
+
+
+async def test_an_outage_of_all_endpoints_fails_no_line_that_was_not_sent(tmp_path: Path) -> None:
+    async def script(sent: Sent) -> Any:
+        await asyncio.sleep(1)
+        return unreachable() if down else f"re: {sent.text}"
+
+    down, folder, backend = True, Folder(tmp_path, lines(200)), Backend(script)
+    report = await folder.run(backend, timeout=30)
+    assert (report.exit_code, report.done, report.failed) == (75, 0, 0)
+    assert 0 < report.sent <= 16
+    assert "no line can be sent: " in str(report.reason)
+    down = False
+    report = await folder.run(backend)
+    assert (report.done, report.failed, report.exit_code) == (200, 0, 0)
+    assert answers(folder.output) == expected(200)
+
+
+# stopping
+
+
+async def test_a_run_that_is_stopped_finishes_what_is_in_flight_and_goes_on_later(tmp_path: Path) -> None:
+    folder, backend = Folder(tmp_path, lines(100)), Backend()
+    report = await folder.run(backend, on_start=stop_after(2.5))
+    assert (report.exit_code, report.reason, report.in_flight) == (75, "it was interrupted", 0)
+    assert report.done == report.sent == len(backend.sent) == 24
+    assert (backend.cancelled, report.output) == ([], None)
+    assert not folder.output.exists()
+    report = await folder.run(backend)
+    assert (report.resumed, report.sent, report.sent_again, report.exit_code) == (24, 76, 0, 0)
+    assert answers(folder.output) == expected(100)
+    assert set(backend.served.values()) == {1}
+
+
+async def test_a_run_that_is_stopped_now_cancels_what_is_in_flight_and_counts_what_is_sent_again(tmp_path: Path) -> None:
+    folder, backend = Folder(tmp_path, lines(100)), Backend()
+    report = await folder.run(backend, on_start=stop_after(2.5, now=True))
+    assert (report.exit_code, report.done, report.sent, report.in_flight) == (75, 16, 24, 8)
+    assert len(backend.cancelled) == 8
+    report = await folder.run(backend)
+    assert (report.resumed, report.sent, report.sent_again) == (16, 84, 8)
+    assert answers(folder.output) == expected(100)
+    assert sum(backend.served.values()) == 108
+
+
+async def test_a_line_that_waits_for_its_retry_still_gets_it_after_a_stop(tmp_path: Path) -> None:
+    tries = 0
+
+    async def script(sent: Sent) -> Any:
+        nonlocal tries
+        await asyncio.sleep(1)
+        tries += sent.text == "item 0"
+        return broken(after=10) if sent.text == "item 0" and tries == 1 else f"re: {sent.text}"
+
+    folder, backend = Folder(tmp_path, lines(50)), Backend(script)
+    report = await folder.run(backend, endpoint(slots=1), on_start=stop_after(1.5), timeout=300)
+    assert (report.exit_code, report.in_flight, report.failed) == (75, 0, 0)
+    assert report.done == report.sent == len(backend.served) == 2
+    assert backend.served["item 0"] == 2
+    assert report.seconds < 60
+    report = await folder.run(backend, endpoint(slots=1))
+    assert answers(folder.output) == expected(50)
+
+
+async def test_after_its_deadline_nothing_more_is_sent(tmp_path: Path) -> None:
+    folder, backend = Folder(tmp_path, lines(100)), Backend()
+    report = await folder.run(backend, deadline=3.5)
+    assert (report.reason, report.exit_code, report.done) == ("its deadline of 3.5 s has come", 75, 32)
+    assert max(sent.at for sent in backend.sent) < 3.5
+    assert backend.cancelled == []
+
+
+async def test_a_sample_stops_after_so_many_lines_and_the_next_one_goes_on(tmp_path: Path) -> None:
+    folder, backend = Folder(tmp_path, lines(25)), Backend()
+    for done in (10, 20):
+        report = await folder.run(backend, sample=10)
+        assert (report.reason, report.sent, report.done, report.exit_code) == ("its sample of 10 lines is done", 10, done, 75)
+    report = await folder.run(backend, sample=5)
+    assert (report.reason, report.done, report.exit_code) == (None, 25, 0)
+    assert answers(folder.output) == expected(25)
+
+
+async def test_shards_divide_the_input_among_them(tmp_path: Path) -> None:
+    backend = Backend()
+    found: dict[str, Any] = {}
+    for index in (1, 2, 3):
+        folder = Folder(tmp_path, lines(10))
+        folder.output = tmp_path / f"out-{index}.jsonl"
+        report = await folder.run(backend, shard=(index, 3))
+        assert (report.lines, report.done, report.exit_code) == (10, 4 if index == 1 else 3, 0)
+        found |= answers(folder.output)
+    assert found == expected(10)
+    assert set(backend.served.values()) == {1}
+
+
+async def test_a_run_whose_task_is_cancelled_leaves_a_journal_with_which_the_next_goes_on(tmp_path: Path) -> None:
+    folder, backend = Folder(tmp_path, lines(100)), Backend()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(2.5):
+            await folder.run(backend)
+    assert len(backend.cancelled) == 8
+    report = await folder.run(backend)
+    assert (report.resumed, report.sent_again, report.done) == (16, 8, 100)
+
+
+async def test_a_run_stopped_before_it_begins_sends_nothing(tmp_path: Path) -> None:
+    folder, backend = Folder(tmp_path, lines(10)), Backend()
+    report = await folder.run(backend, on_start=lambda run: run.stop("never mind"))
+    assert (report.reason, report.sent, backend.sent) == ("never mind", 0, [])
+
+
+async def test_a_crash_at_any_moment_loses_no_line_and_pays_only_twice_for_what_was_in_flight(tmp_path: Path) -> None:
+    for seed in range(5):
+        dice, path = random.Random(seed), tmp_path / str(seed)
+        path.mkdir()
+
+        async def script(sent: Sent, dice: random.Random = dice) -> Any:
+            await asyncio.sleep(dice.expovariate(1))
+            return broken() if dice.random() < 0.05 else f"re: {sent.text}"
+
+        folder, backend, paid = Folder(path, lines(60)), Backend(script), 0
+        while True:
+            before = len(backend.sent)
+            report = await folder.run(backend, on_start=stop_after(dice.uniform(0.1, 6), now=True), retry_failed=True)
+            paid += report.sent_again
+            assert report.sent <= len(backend.sent) - before, seed
+            if report.exit_code != 75:
+                break
+        assert answers(folder.output) | dict.fromkeys(failures(folder.failed) if report.failed else {}, "") != {}, seed
+        assert len(answers(folder.output)) + report.failed == 60, seed
+        assert set(backend.served) == {f"item {number}" for number in range(60)}, seed
+
+
+# what has changed
+
+
+async def test_a_line_that_has_changed_is_refused_by_its_place_unless_forced(tmp_path: Path) -> None:
+    folder, backend = Folder(tmp_path, lines(10)), Backend()
+    await folder.run(backend, sample=6)
+    rows = lines(10)
+    rows[3] = line(3, "another text")
+    write(folder.source, rows)
+    with pytest.raises(ConfigError, match=r"in\.jsonl:4 has changed since its result was received; .* resume=force"):
+        await folder.run(backend)
+    report = await folder.run(backend, resume="force")
+    assert (report.done, report.sent, report.exit_code) == (10, 5, 0)
+    assert answers(folder.output) == expected(10) | {"id-3": "re: another text"}
+
+
+async def test_what_was_in_flight_when_a_changed_line_is_found_is_finished_and_kept(tmp_path: Path) -> None:
+    folder, backend = Folder(tmp_path, lines(3000)), Backend()
+    await folder.run(backend, shard=None, on_start=stop_after(40.5))
+    done = len(backend.sent)
+    rows = lines(3000)
+    rows[done - 1] = line(done - 1, "another text")
+    write(folder.source, [*rows[:1], *rows[1:]])
+    with pytest.raises(ConfigError, match="has changed since"):
+        await folder.run(backend)
+    write(folder.source, lines(3000))
+    report = await folder.run(backend, sample=1)
+    assert report.sent_again == 0
+
+
+async def test_a_shorter_input_is_refused_and_if_forced_its_own_lines_are_written(tmp_path: Path) -> None:
+    folder, backend = Folder(tmp_path, lines(10)), Backend()
+    await folder.run(backend)
+    write(folder.source, lines(7))
+    with pytest.raises(ConfigError, match="the input has 7 lines, and had 10 or more when the journal was written"):
+        await folder.run(backend)
+    report = await folder.run(backend, resume="force")
+    assert (report.done, report.sent) == (7, 0)
+    assert answers(folder.output) == expected(7)
+
+
+async def test_other_settings_are_refused_by_name_and_those_that_change_no_request_are_not(tmp_path: Path) -> None:
+    folder, backend = Folder(tmp_path, lines(10)), Backend()
+    await folder.run(backend, sample=3)
+    changes: dict[str, Any] = {"params": {"max_tokens": 5}, "model": "m", "system": "be brief", "shard": (1, 2)}
+    for name, value in changes.items():
+        with pytest.raises(ConfigError, match=f"^{name} has changed"):
+            await folder.run(backend, **{name: value})
+    other = write(tmp_path / "other.jsonl", lines(10))
+    with pytest.raises(ConfigError, match=r"^input has changed"):
+        await folder.run(backend, source=[folder.source, other])
+    free: dict[str, Any] = {"timeout": 9.0, "priority": 1, "deadline": 99.0, "order": "any", "max_tokens": None, "retry_failed": True}
+    report = await folder.run(backend, **free)
+    assert (report.done, report.exit_code) == (10, 0)
+
+
+async def test_another_run_on_the_same_output_is_refused(tmp_path: Path) -> None:
+    folder, backend = Folder(tmp_path, lines(10)), Backend()
+    refusals: list[str] = []
+
+    async def second() -> None:
+        try:
+            await folder.run(Backend())
+        except ConfigError as error:
+            refusals.append(str(error))
+
+    tasks: list[asyncio.Task[None]] = []
+    report = await folder.run(backend, on_start=lambda _: tasks.append(asyncio.get_running_loop().create_task(second())))
+    await asyncio.wait(tasks)
+    assert report.exit_code == 0
+    assert len(refusals) == 1
+    assert "another run is writing to" in refusals[0]
+
+
+# arguments
+
+
+async def test_wrong_arguments_are_refused_before_anything_is_sent_or_left_behind(tmp_path: Path) -> None:
+    folder, backend = Folder(tmp_path, lines(3)), Backend()
+    cases: dict[str, dict[str, Any]] = {
+        "progress must be": {"progress": 5},
+        "max_cost needs the price": {"max_cost": 3.0},
+        "template names no column": {"template": "hello"},
+        "line 1: '{a.b}' is not a placeholder": {"template": "{a.b}"},
+        "'timeout' is an option of other calls": {"params": {"timeout": 3}},
+        "must be .i, n. with i from 1 to n": {"shard": (3, 2)},
+        "shards": {"shards": (1, 2)},
+        "deadline": {"deadline": -1},
+        "sample": {"sample": 0},
+        "is not known; known: ": {"source": str(write(tmp_path / "x.xml", []))},
+        "there is no file": {"source": "nowhere.jsonl"},
+    }
+    for message, options in cases.items():
+        with pytest.raises(ConfigError, match=message):
+            await folder.run(backend, **options)
+    folder.journal.unlink(missing_ok=True)
+    report = await folder.run(backend)
+    assert (report.done, len(backend.sent)) == (3, 3)
+
+
+async def test_an_output_that_would_replace_an_input_is_refused(tmp_path: Path) -> None:
+    source = write(tmp_path / "in.jsonl", lines(3))
+    backend = Backend()
+    async with client_of(backend) as client:
+        for output in (source, tmp_path / "." / "in.jsonl"):
+            with pytest.raises(ConfigError, match=r"in\.jsonl' is an input; name another output"):
+                await run_bulk(client, str(tmp_path / "*.jsonl"), output, {})
+    assert len(read(source)) == 3
+
+
+async def test_an_output_in_no_folder_or_that_is_a_folder_is_refused(tmp_path: Path) -> None:
+    backend = Backend()
+    async with client_of(backend) as client:
+        for output, message in ((tmp_path / "no" / "out.jsonl", "there is no folder"), (tmp_path, "is a folder; name a file in it")):
+            with pytest.raises(ConfigError, match=message):
+                await run_bulk(client, lines(3), output, {})
+
+
+async def test_rows_of_the_program_are_lines_and_are_checked_like_those_of_files(tmp_path: Path) -> None:
+    folder, backend = Folder(tmp_path, []), Backend()
+    rows = [{"messages": [{"role": "user", "content": f"item {number}"}], "custom_id": f"id-{number}"} for number in range(5)]
+    report = await folder.run(backend, source=iter(rows[:3]), model=MODEL)
+    assert (report.done, answers(folder.output)) == (3, expected(3))
+    report = await folder.run(backend, source=rows, model=MODEL)
+    assert (report.sent, answers(folder.output)) == (2, expected(5))
+    rows[0]["custom_id"] = "changed"
+    with pytest.raises(ConfigError, match="item:1 has changed"):
+        await folder.run(backend, source=rows, model=MODEL)
+
+
+async def test_the_progress_of_a_run_counts_its_lines(tmp_path: Path) -> None:
+    seen: list[Any] = []
+    folder = Folder(tmp_path, lines(30))
+    await folder.run(Backend(), progress=seen.append)
+    assert (seen[-1].done, seen[-1].total, seen[-1].prompt_tokens) == (30, 30, 300)
+
+
+async def test_a_full_disk_ends_the_run_with_a_report_and_the_next_one_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_at, limit = os.pwrite, 6000
+
+    def fallocate(_file: int, _offset: int, _size: int) -> None:
+        raise OSError(errno.EOPNOTSUPP, "no")
+
+    def pwrite(file: int, data: bytes, offset: int) -> int:
+        if offset + len(data) > limit:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write_at(file, data, offset)
+
+    folder, backend = Folder(tmp_path, lines(100)), Backend()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", fallocate)
+        patch.setattr(os, "pwrite", pwrite)
+        report = await folder.run(backend)
+    assert report.exit_code == 75
+    assert "no space is left for" in str(report.reason)
+    assert report.done + report.in_flight == report.sent
+    again = await folder.run(backend)
+    assert (again.resumed, again.done, again.exit_code) == (report.done, 100, 0)
+    assert again.sent_again == report.in_flight
+    assert answers(folder.output) == expected(100)
+
+
+async def test_an_output_that_cannot_be_written_is_a_reason_and_everything_stays_in_the_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    folder, backend = Folder(tmp_path, lines(10)), Backend()
+    with monkeypatch.context() as patch:
+        patch.setattr(OutputFile, "_write_text", full)
+        report = await folder.run(backend)
+    assert (report.exit_code, report.done, report.output) == (75, 10, None)
+    assert "the output cannot be written: No space left on device" in str(report.reason)
+    report = await folder.run(backend)
+    assert (report.exit_code, report.sent) == (0, 0)
+    assert answers(folder.output) == expected(10)

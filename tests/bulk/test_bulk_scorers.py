@@ -1,0 +1,163 @@
+"""Judging files: each line is an item of a scorer, and its result a verdict."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bulk_fakes import MODEL, Backend, Folder, Sent, endpoint, failures, read, refused, unreachable, write
+
+from qreward.bulk.batches import SCORING
+from qreward.bulk.start import run_bulk
+from qreward.errors import ConfigError
+from qreward.judge import Judge
+from qreward.judge.types import Verdict
+from qreward.results import BatchResult
+
+
+def items(count: int, **more: Any) -> list[dict[str, Any]]:
+    return [{"id": f"id-{number}", "question": "What is 6 x 7?", "answer": f"a{number}", **more} for number in range(count)]
+
+
+COLUMNS = {"prompt": "question", "response": "answer"}
+
+
+def judge_of(**settings: Any) -> Any:
+    return lambda client: Judge(client, model=MODEL, **settings)
+
+
+async def scores(sent: Sent) -> Any:
+    """The number of the answer as its score, of 100."""
+    await asyncio.sleep(1)
+    number = int(sent.text.split("```\na")[1].split("\n")[0])
+    return json.dumps({"reason": "so it is", "score": number % 10})
+
+
+def verdicts(path: Path | None) -> dict[str, float]:
+    return {row["custom_id"]: row["verdict"]["score"] for row in read(path)}
+
+
+async def test_each_line_becomes_a_verdict_in_the_order_of_the_input(tmp_path: Path) -> None:
+    folder, backend = Folder(tmp_path, items(60)), Backend(scores)
+    report = await folder.run(backend, endpoint(price=(1e6, 0.0)), scorer=judge_of(scale=(0, 9), range=(0, 9)), columns=COLUMNS)
+    assert (report.done, report.failed, report.exit_code) == (60, 0, 0)
+    assert verdicts(folder.output) == {f"id-{number}": float(number % 10) for number in range(60)}
+    assert list(verdicts(folder.output)) == [f"id-{number}" for number in range(60)]
+    (first, *_) = read(folder.output)
+    assert first["verdict"]["votes"][0]["model"] == MODEL
+    assert first["error"] is None
+    assert (report.tokens, report.cost) == (60 * 15, 600.0)
+
+
+async def test_a_judge_that_is_stopped_goes_on_with_the_rest(tmp_path: Path) -> None:
+    folder, backend = Folder(tmp_path, items(100)), Backend(scores)
+    judge = judge_of(scale=(0, 9))
+
+    def stop(run: Any) -> asyncio.TimerHandle:
+        return asyncio.get_running_loop().call_later(2.5, run.stop_now)
+
+    report = await folder.run(backend, scorer=judge, columns=COLUMNS, on_start=stop)
+    assert (report.exit_code, report.done) == (75, 16)
+    assert report.in_flight == report.sent - 16 > 0
+    again = await folder.run(backend, scorer=judge, columns=COLUMNS)
+    assert (again.resumed, again.done, again.exit_code, again.sent_again) == (16, 100, 0, report.in_flight)
+    assert len(verdicts(folder.output)) == 100
+
+
+async def test_a_judge_that_is_told_to_stop_finishes_the_items_that_it_has(tmp_path: Path) -> None:
+    folder, backend = Folder(tmp_path, items(3000)), Backend(scores)
+
+    def stop(run: Any) -> asyncio.TimerHandle:
+        return asyncio.get_running_loop().call_later(2.5, run.stop, "enough")
+
+    report = await folder.run(backend, endpoint(slots=256), scorer=judge_of(scale=(0, 9)), columns=COLUMNS, on_start=stop)
+    assert (report.exit_code, report.in_flight, report.reason) == (75, 0, "enough")
+    assert 512 <= report.done == report.sent < 512 + SCORING
+    assert sum(stats.won for stats in report.endpoints.values()) == report.done
+
+
+async def test_an_item_that_fails_is_that_line_and_missing_columns_are_said(tmp_path: Path) -> None:
+    async def script(sent: Sent) -> Any:
+        return refused() if "a3\n" in sent.text else await scores(sent)
+
+    rows: list[Any] = [*items(6), {"id": "id-6", "question": "?"}, "{oops"]
+    folder = Folder(tmp_path, rows)
+    report = await folder.run(Backend(script), scorer=judge_of(scale=(0, 9)), columns=COLUMNS)
+    assert (report.done, report.failed, report.exit_code) == (8, 3, 1)
+    found = failures(folder.failed)
+    assert "in.jsonl:4: " in found["id-3"]
+    assert "in.jsonl:7: it has no 'answer', which columns names" in found["id-6"]
+    assert "in.jsonl:8: it is not JSON" in found["8"]
+
+
+async def test_an_outage_fails_no_item_that_no_server_has_seen(tmp_path: Path) -> None:
+    async def script(sent: Sent) -> Any:
+        if not down:
+            return await scores(sent)
+        await asyncio.sleep(1)
+        return unreachable()
+
+    down, folder, backend = True, Folder(tmp_path, items(40)), Backend(script)
+    judge = judge_of(scale=(0, 9))
+    report = await folder.run(backend, scorer=judge, columns=COLUMNS, timeout=20)
+    assert (report.exit_code, report.done, report.failed) == (75, 0, 0)
+    down = False
+    report = await folder.run(backend, scorer=judge, columns=COLUMNS)
+    assert (report.exit_code, report.done, report.failed) == (0, 40, 0)
+
+
+async def test_another_scorer_and_a_budget_are_refused(tmp_path: Path) -> None:
+    folder, backend = Folder(tmp_path, items(5)), Backend(scores)
+    judge = judge_of(scale=(0, 9))
+    await folder.run(backend, scorer=judge, columns=COLUMNS, sample=2)
+    with pytest.raises(ConfigError, match=r"^scorer has changed"):
+        await folder.run(backend, columns=COLUMNS)
+    with pytest.raises(ConfigError, match=r"^columns has changed"):
+        await folder.run(backend, scorer=judge, columns={"prompt": "question", "response": "question"})
+    with pytest.raises(ConfigError, match=r"max_cost and max_tokens hold for requests"):
+        await folder.run(backend, scorer=judge, columns=COLUMNS, max_tokens=5)
+
+
+class Lengths:
+    """A scorer of one's own."""
+
+    async def batch_score(self, entries: Iterable[Any] | AsyncIterable[Any], *, on_result: Any, **_: Any) -> BatchResult[Verdict]:
+        from qreward.judge.runner import JudgeAnswer
+        from qreward.judge.types import Vote
+        from qreward.results import BatchStats, Result
+
+        index = 0
+        assert isinstance(entries, AsyncIterable)
+        async for entry in entries:
+            length = float(len(entry["response"]))
+            on_result(Result(index, JudgeAnswer(Verdict(length, (Vote(length),))), None, None, 0.0, 0.0))
+            index += 1
+        return BatchResult([], BatchStats(index, index, 0, 0.0, {}))
+
+    async def aclose(self) -> None: ...
+
+    def __repr__(self) -> str:
+        return "lengths"
+
+
+async def test_a_scorer_of_ones_own_takes_the_lines(tmp_path: Path) -> None:
+    folder = Folder(tmp_path, items(12))
+    report = await folder.run(Backend(), scorer=lambda _: Lengths(), columns=COLUMNS)
+    assert (report.done, report.exit_code) == (12, 0)
+    assert verdicts(folder.output)["id-11"] == 3.0
+
+
+async def test_the_client_and_its_method_run_with_a_scorer(tmp_path: Path) -> None:
+    from bulk_fakes import client_of
+
+    source = write(tmp_path / "in.jsonl", items(3))
+    async with client_of(Backend(scores)) as client:
+        judge = Judge(client, model=MODEL, scale=(0, 9))
+        report = await client.run(source, tmp_path / "out.jsonl", scorer=judge, columns=COLUMNS)
+        assert report.done == 3
+        with pytest.raises(ConfigError, match="did you mean 'columns'"):
+            await run_bulk(client, source, tmp_path / "o.jsonl", {"column": {}})

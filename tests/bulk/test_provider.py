@@ -1,0 +1,161 @@
+"""What is known of a provider batch, its records in the journal, and its file on disk."""
+
+from __future__ import annotations
+
+import json
+import random
+from array import array
+from pathlib import Path
+
+import pytest
+from provider_tools import MODEL, chat
+from scale import SCALE
+
+from qreward.bulk import provider
+from qreward.bulk.inputs import InputLine
+from qreward.bulk.journal import Journal
+from qreward.bulk.provider import (
+    BatchObject,
+    HeldBatch,
+    asked,
+    begin_record,
+    inputs_in,
+    next_look,
+    read_batch,
+    read_record,
+    read_result,
+    url_of,
+)
+from qreward.bulk.requests import RequestReader
+from qreward.bulk.settings import BulkSettings
+from qreward.bulk.spool import Spool, SpooledLine
+from qreward.codecs.base import Malformed
+from qreward.codecs.embeddings import EMBEDDINGS, inputs_of
+
+ABOUT = {"endpoint": "p", "url": "/v1/chat/completions", "model": MODEL, "tag": "t:0"}
+
+
+def test_looks_become_rarer_and_stay_within_the_longest() -> None:
+    wait, waits = provider.FIRST_LOOK, []
+    for _ in range(10):
+        wait = next_look(wait, provider.LONGEST_LOOK)
+        waits.append(wait)
+    assert waits == sorted(waits)
+    assert waits[0] > provider.FIRST_LOOK
+    assert waits[-1] == provider.LONGEST_LOOK
+
+
+def test_only_these_states_are_the_end_of_a_batch() -> None:
+    ended = {"completed", "expired", "cancelled", "failed"}
+    states = {"validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"}
+    assert {state for state in states if BatchObject("b", state).has_ended} == ended
+
+
+def test_the_answers_of_providers_are_read_as_far_as_they_matter() -> None:
+    whole = read_batch(
+        b'{"id":"b","object":"batch","status":"failed","x":1,"metadata":{"qreward":"t","own":"x"},'
+        b'"errors":{"object":"list","data":[{"code":"c","line":3,"message":"m","param":null}]},"request_counts":{"total":3}}'
+    )
+    assert (whole.tag, whole.faults[0].line, whole.files) == ("t", 3, [])
+    assert read_batch(b'{"id":"b","status":"expired","errors":null,"metadata":null}').tag is None
+    line = read_result(b'{"id":"r","custom_id":"7","response":{"status_code":400,"body":{"a":1}},"error":"as vLLM writes it"}')
+    assert (line.ordinal, line.code, line.response and bytes(line.response.body)) == (7, None, b'{"a":1}')
+    assert read_result(b'{"custom_id":"7","response":null,"error":{"code":"batch_expired","message":"m"}}').code == "batch_expired"
+    assert read_result(b'{"custom_id":"not ours"}').ordinal is None
+    for broken in (b"", b"[]", b"<html>", b'{"id":1}', b'{"custom_id":'):
+        for read in (read_batch, read_result):
+            with pytest.raises(Malformed):
+                read(broken)
+
+
+def test_the_request_of_a_line_says_where_it_goes_and_how_its_response_is_checked() -> None:
+    reader = RequestReader(BulkSettings())
+    cases = {
+        "/v1/chat/completions": ({"messages": [{"role": "user", "content": "hi"}]}, 1),
+        "/v1/embeddings": ({"input": ["a", "b", "c"]}, 3),
+        "/v1/responses": ({"input": "hi"}, 1),
+        "/v1/moderations": ({"input": ["a", "b"]}, 1),
+    }
+    for url, (body, inputs) in cases.items():
+        row = {"url": url, "body": {"model": MODEL, **body}}
+        call = reader.read(InputLine("item:1", 0, json.dumps(row).encode()), 0).call
+        assert (url_of(call), inputs_in(call)) == (url, inputs)
+        again = asked(url, MODEL, inputs)
+        assert again.codec is call.codec
+        if call.codec is EMBEDDINGS:
+            assert len(inputs_of(again)) == inputs
+    row = {"url": "/v1/embeddings", "body": {"model": MODEL, "input": [1, 2, 3]}}
+    tokens = reader.read(InputLine("item:1", 0, json.dumps(row).encode()), 0)
+    assert inputs_in(tokens.call) == 1
+
+
+def test_a_batch_is_held_from_its_record_to_its_end() -> None:
+    held: dict[int, HeldBatch] = {}
+    begin = begin_record(ABOUT, array("Q", [5, 2, 9]), array("Q", [50, 2**64 - 1, 0]))
+    assert read_record(held, 4, begin) == 4
+    assert list(held[4].written) == [5, 2, 9]
+    assert (held[4].endpoint, held[4].tag, held[4].id, list(held[4])) == ("p", "t:0", None, [2, 5, 9])
+    assert [held[4].digest(ordinal) for ordinal in (2, 5, 9, 3, 100)] == [2**64 - 1, 50, 0, None, None]
+    read_record(held, 4, b'{"id":"batch_1"}')
+    assert held[4].id == "batch_1"
+    read_record(held, 4, b'{"end":true}')
+    read_record(held, 4, b'{"id":"late"}')
+    assert held == {}
+
+
+def test_the_journal_returns_the_batches_that_have_not_ended(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    journal = Journal(path, {})
+    for number in range(3):
+        journal.record_batch(number, begin_record(ABOUT, array("Q", [number]), array("Q", [7])))
+    journal.finish(0, 7, b'{"a":1}', ok=True)
+    journal.record_batch(0, b'{"end":true}')
+    journal.record_batch(1, b'{"id":"batch_1"}')
+    content = path.read_bytes()  # as a killed run leaves it
+    journal.close()
+    for whole in (content, path.read_bytes(), content.rstrip(b"\0") + b'0badc0de B000000000001 {"end"'):
+        path.write_bytes(whole)
+        journal = Journal(path, {})
+        assert (journal.done, journal.batches, {number: held.id for number, held in journal.held.items()}) == (
+            1,
+            3,
+            {1: "batch_1", 2: None},
+        )
+        assert [line.result for line in journal.in_order()] == [line.result for line in journal.as_done()] == [b'{"a":1}']
+        journal.close()
+
+
+def test_a_spool_returns_each_line_once_and_its_requests_in_order(tmp_path: Path) -> None:
+    for seed in range(5 * SCALE):
+        dice = random.Random(seed)
+        ordinals = dice.sample(range(1000), 60)
+        spool = Spool(tmp_path)
+        requests = {ordinal: b"%d" % ordinal * dice.randrange(1, 9) + b"\n" for ordinal in ordinals}
+        for ordinal in ordinals:
+            spool.add(SpooledLine(ordinal, ordinal + 1, f"id-{ordinal}", "place", inputs=2), requests[ordinal])
+        assert (len(spool), spool.inputs, spool.size) == (60, 120, sum(map(len, requests.values()))), seed
+        taken = dice.sample(ordinals, 30)
+        for ordinal in taken:
+            line = spool.take(ordinal)
+            assert line is not None, seed
+            assert (line.ordinal, line.digest, line.custom_id) == (ordinal, ordinal + 1, f"id-{ordinal}"), seed
+            assert spool.take(ordinal) is None, seed
+            assert spool.request(ordinal) == requests[ordinal], seed
+        assert (spool.take(1000), spool.left) == (None, 30), seed
+        assert [line.ordinal for line in spool.take_rest()] == [ordinal for ordinal in ordinals if ordinal not in taken], seed
+        assert spool.left == 0, seed
+        spool.close()
+
+
+async def test_a_spool_is_read_in_pieces_without_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qreward.bulk.spool.PIECE", 7)
+    spool = Spool(tmp_path)
+    for number in range(10):
+        spool.add(SpooledLine(number, 0, "", ""), b"%d\n" % (number * 1000))
+    assert b"".join([piece async for piece in spool.pieces()]) == b"".join(b"%d\n" % (number * 1000) for number in range(10))
+    spool.close()
+
+
+def test_the_line_of_a_request_is_that_of_the_batch_api() -> None:
+    assert chat(3).keys() == {"custom_id", "method", "url", "body"}
+    assert provider.request_line(7, "/v1/x", b'{"a":1}') == b'{"custom_id":"7","method":"POST","url":"/v1/x","body":{"a":1}}\n'

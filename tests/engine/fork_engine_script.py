@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from math import inf
 from typing import Any
 
 from engine_tools import MODEL, FakeWire, chats, endpoints, leftovers
@@ -23,7 +24,13 @@ def report(who: str, answered: int) -> None:
     print(f"{who} answered {answered}, a peak {peaks}", flush=True)
 
 
+def allow_slow_steps() -> None:
+    """Let no step of the running loop be reported as slow, which it may be on a busy machine."""
+    asyncio.get_running_loop().slow_callback_duration = inf
+
+
 async def use() -> int:
+    allow_slow_steps()
     batch = await client.batch_chat_completion(chats(20), MODEL, timeout=20)
     assert leftovers(client) == {}
     return batch.stats.ok
@@ -39,6 +46,7 @@ def in_child() -> None:
 
 
 async def parent() -> None:
+    allow_slow_steps()
     batch: Any = asyncio.ensure_future(client.batch_chat_completion(chats(20), MODEL))
     await asyncio.sleep(0.01)
     assert client.stats()["a"].sent > 0

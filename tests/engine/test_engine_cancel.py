@@ -135,6 +135,21 @@ async def test_an_attempt_that_is_cancelled_from_outside_fails_its_item() -> Non
         assert "event loop was shut down" in str(error)
 
 
+async def test_an_attempt_that_is_cancelled_from_outside_before_its_first_step_fails_its_item_too() -> None:
+    client = client_of(FakeWire(), {"a": 2})
+    batch = asyncio.ensure_future(client.batch_chat_completion(chats(3), MODEL))
+    begun: set[asyncio.Task[Any]] = set()
+    while not begun:
+        await asyncio.sleep(0)
+        begun = asyncio.all_tasks() - {asyncio.current_task(), batch}  # type: ignore[arg-type]
+    begun.pop().cancel()
+    await asyncio.wait([batch], timeout=60)
+    assert batch.done()  # closing would wait for an attempt of which nobody reports the end
+    assert leftovers(client) == {}
+    assert [type(error) for error in batch.result().errors.values()] == [ClientClosed]
+    await client.aclose()
+
+
 async def test_closing_the_client_ends_a_batch_with_what_is_done() -> None:
     wire = FakeWire()
     client = client_of(wire, {"a": 4})

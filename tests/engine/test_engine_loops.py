@@ -202,6 +202,29 @@ def test_a_slot_that_falls_to_a_call_of_a_closed_loop_goes_to_the_next() -> None
     assert not lost.done()
 
 
+def test_what_waited_in_a_loop_that_was_closed_takes_no_place_in_the_queue() -> None:
+    client = client_of(FakeWire(seconds=0.01), {"a": 1}, max_queued=1)
+    busy, closed, last = asyncio.new_event_loop(), asyncio.new_event_loop(), asyncio.new_event_loop()
+
+    def begin(where: asyncio.AbstractEventLoop, number: int) -> asyncio.Task[Any]:
+        asking = where.create_task(ask(client, number, timeout=5))
+        where.run_until_complete(asyncio.sleep(0))
+        return asking
+
+    first, lost = begin(busy, 1), begin(closed, 2)
+    lost._log_destroy_pending = False  # type: ignore[attr-defined]  # on purpose here
+    closed.close()
+    try:
+        waits = begin(last, 3)
+        assert not waits.done(), waits
+        assert busy.run_until_complete(first) == "re: 1"
+        assert last.run_until_complete(waits) == "re: 3"
+        last.run_until_complete(client.aclose())
+    finally:
+        busy.close()
+        last.close()
+
+
 def test_an_exit_in_the_background_ends_the_loop_and_is_not_reported_as_an_error() -> None:
     reported: list[dict[str, Any]] = []
 

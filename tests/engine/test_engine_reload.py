@@ -141,6 +141,18 @@ async def test_limits_weight_price_models_and_timeouts_change_without_a_new_begi
         assert (await begin(client, 1)).cost is None
 
 
+async def test_a_limit_that_is_raised_is_used_at_once() -> None:
+    """Nothing else changes, so that only the new limit lets what waits go."""
+    async with over(config_of(endpoint("a", 2))) as (client, servers):
+        batch = begin(client, 20)
+        await asyncio.sleep(0.5)
+        assert servers.live == {"a": 2}
+        client.reload(config_of(endpoint("a", 7)))
+        await asyncio.sleep(0)
+        assert servers.live == {"a": 7}
+        assert (await batch).stats.ok == 20
+
+
 async def test_a_rate_may_come_change_and_go() -> None:
     async with over(config_of(endpoint("a", 10))) as (client, servers):
         batch = begin(client, 400)

@@ -94,6 +94,34 @@ def test_a_member_alone_without_a_share_takes_one_eighth_or_its_part_if_there_ar
     assert taken == {0: 75.0, 3: 75.0, 20: 30.0}
 
 
+def test_a_share_that_was_given_up_is_not_used_again() -> None:
+    """It may belong to others: a member that returns waits for a young ledger, and alone it takes no more than a newcomer."""
+    for kind, limits, reply, request in (
+        ("requests", Limits(rpm=600), RenewReply(1, requests=Grant(600, 600, 10)), RenewRequest(requests=Demand(600))),
+        ("tokens", Limits(tpm=6000), RenewReply(1, tokens=Grant(6000, 6000, 600)), RenewRequest(tokens=Demand(6000))),
+        ("permits", Limits(max_concurrency=16), RenewReply(1, permits=Grant(16, 16)), RenewRequest(permits=Demand(16))),
+    ):
+        for returns in ("young", "alone"):
+            lease = Lease(limits, FixedLimit())
+            lease.take_over(0.0, 0.0, reply)
+            lease.end()
+            assert not lease.may_send(0.1), (kind, returns)
+            if returns == "young":
+                lease.take_over(1.0, 1.0, RenewReply(1, young=True))
+                assert not lease.may_send(1.1), kind
+            else:
+                lease.go_alone(1.0, request, "away")
+                shares = [quota.share / quota.limit for quota in lease.quotas] or [lease.permits / 16]
+                assert shares == [1 / 8], kind
+
+
+def test_a_lease_that_has_run_out_holds_nothing() -> None:
+    lease = Lease(Limits(rpm=600, tpm=6000), FixedLimit())
+    for quota in lease.quotas:
+        quota.share = 60.0
+        assert [quota.need(600, lapsed=lapsed, want=0, rate=0).hold for lapsed in (False, True)] == [60.0, 0.0]
+
+
 def test_a_member_alone_gives_up_what_it_was_granted() -> None:
     lease = Lease(Limits(rpm=600), FixedLimit())
     lease.take_over(0.0, 0.0, RenewReply(1, requests=Grant(600, 60, 10)))

@@ -97,6 +97,20 @@ def test_what_a_dead_process_had_is_there_at_once() -> None:
     assert part_of(ledger.renew(2.0, "b", slots()).permits).hold == 8
 
 
+def test_each_kind_of_share_of_a_dead_process_is_there_at_once() -> None:
+    """A member that wants all of a limit, before and after the only other one is found dead: its share."""
+    shares = {}
+    for kind in ("requests", "tokens", "permits"):
+        ledger, held = Ledger(), []
+        for now, member in ((0.0, "a"), (1.0, "b"), (2.0, "b")):
+            if now == 2.0:
+                ledger.remove_dead(2.0, "a")
+            reply = ledger.renew(now, member, RenewRequest(**{kind: Demand(600, want=600, rate=inf)}))
+            held.append(part_of(getattr(reply, kind)).hold)
+        shares[kind] = (held[1], held[2] == held[0])
+    assert shares == dict.fromkeys(shares, (0, True))
+
+
 def test_odd_slots_go_round_so_that_no_member_starves() -> None:
     for limit, count in ((3, 8), (10, 8), (1, 2)):
         members = Slots(limit, {f"m{number}": inf for number in range(count)})
@@ -141,6 +155,17 @@ def test_a_member_that_leaves_in_good_order_gives_back_what_it_did_not_use() -> 
     ledger.leave(0.5, "a", rate(spent=1.0, left=grant - 1))
     assert ledger.requests.counted() == 1
     assert not ledger.members
+
+
+def test_what_a_member_has_left_is_part_of_what_it_wants() -> None:
+    """Wanted at the second renewal, and left of the five that the first one granted -> granted."""
+    granted = {}
+    for want, left in ((5, 5.0), (7, 5.0), (5, 2.0), (3, 5.0)):
+        ledger = Ledger()
+        assert part_of(ledger.renew(0.0, "a", rate(want=5)).requests).grant == 5
+        reply = ledger.renew(0.5, "a", rate(want=want, spent=5.0 - left, left=left))
+        granted[want, left] = part_of(reply.requests).grant
+    assert granted == {(5, 5.0): 0, (7, 5.0): 2, (5, 2.0): 3, (3, 5.0): 0}
 
 
 def test_a_member_that_gives_back_what_it_got_is_not_charged_for_it() -> None:

@@ -57,6 +57,17 @@ def test_a_source_stays_with_its_group_and_another_takes_a_new_one() -> None:
     assert [scene.take(0) for _ in range(4)] == [2, 5, 8, 11], "the third group has no home: the first source that asks takes it"
 
 
+def test_of_the_groups_that_a_source_has_it_takes_the_one_that_it_used_last() -> None:
+    """Its cache loses the others first. The order in which tasks come does not matter."""
+    for again in ((1, 2, 3), (3, 2, 1), (2, 3, 1)):
+        scene = Scene()
+        for key in (1, 1, 2, 2, 3, 3, 4, 4):
+            scene.add(key)
+        assert [scene.take() for _ in range(8)] == list(range(8))
+        keys = {scene.add(key).index: key for key in again}
+        assert [keys[scene.take()] for _ in range(3)] == [3, 2, 1], again
+
+
 def test_the_largest_group_without_a_home_goes_first() -> None:
     scene = Scene()
     for key in (1, 2, 2, 3, 3, 3, 3, 3):

@@ -81,6 +81,17 @@ def test_what_is_still_to_be_read_counts_if_it_is_known() -> None:
         assert driver.pool.allows_batch(driver.now, driver["quick"])
 
 
+def test_what_was_sent_of_a_bulk_is_not_left() -> None:
+    """What is left of its input, while that goes on: less with each item that a source takes, whether it waited or not."""
+    driver = two()
+    before, feed = len(driver.watch.finished), driver.feed(3 * CHUNK, told=True)
+    for _ in range(8):
+        taken = sum(attempt.task.feed is feed for attempt in driver.watch.live) + len(driver.watch.finished) - before
+        assert taken > 0
+        assert feed.left == 3 * CHUNK - taken
+        driver.ok(driver.at("quick")[0], after=0.25)
+
+
 def test_single_calls_go_to_a_slow_source_all_the_same() -> None:
     driver = two()
     driver.feed(8)

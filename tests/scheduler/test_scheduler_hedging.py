@@ -13,7 +13,7 @@ from scheduler_warm import PACE, copy, live, warm, warm_all
 
 from qreward.scheduler.outcome import CANCELLED, Answer, FailureKind
 from qreward.scheduler.state import BatchFeed, CancelReason, Task
-from qreward.scheduler.stats import OutputLengths
+from qreward.scheduler.stats import OutputLengths, StreamTiming
 from qreward.settings.policies import Hedge, Retry
 
 K = FailureKind
@@ -87,6 +87,26 @@ def test_without_a_time_given_it_is_what_a_share_of_the_sources_own_answers_take
     driver.wait(0.3 * seconds)
     assert copy(task).sent_at - live(task).sent_at == pytest.approx(seconds, rel=0.15)
     assert task.suspected == 0
+
+
+def test_a_stream_is_hedged_by_the_time_of_first_tokens_and_another_call_by_that_of_whole_answers() -> None:
+    driver = Driver({"a": 4, "b": 4}, hedge=Hedge(quantile=0.9))
+    whole, streamed = driver.submit(), driver.submit()
+    streamed.streamed = True
+    after = {}
+    for task in (whole, streamed):
+        source = live(task).source
+        source.stream_timing = StreamTiming()
+        for _ in range(100):
+            source.latency.add(10.0)
+            source.stream_timing.began(1.0)
+    for task in (whole, streamed):
+        seconds = 0.0
+        while not driver.scheduler._hedging.inspect(driver.now + seconds, live(task).source)[0]:
+            seconds += 0.25
+        after[task] = seconds
+    assert after[whole] == pytest.approx(10.0, rel=0.1)
+    assert after[streamed] == pytest.approx(1.0, abs=0.25)
 
 
 def test_there_is_no_hedge_while_no_other_source_has_a_free_slot_and_there_is_one_when_it_has() -> None:

@@ -194,6 +194,18 @@ def test_a_sign_of_life_ends_an_outage() -> None:
         assert feed.pool.down_since > driver.now, name
 
 
+def test_in_each_outage_the_end_is_postponed_once_for_a_request_that_may_still_be_answered() -> None:
+    driver = Driver({"a": 1})
+    feed = driver.feed(1000, timeout=20.0)
+    outages, pool = driver.scheduler.outages, driver.pool
+    for _ in range(3):
+        pool.down_since = driver.now
+        assert [outages.postpone(driver.now, feed) for _ in range(2)] == [True, False]
+        outages._down[pool] = None
+        outages.end(driver["a"])
+        assert pool.down_since == inf
+
+
 def test_items_fail_at_once_where_all_endpoints_are_marked_unhealthy_or_gone_and_go_on_when_one_is_back() -> None:
     for down, back, error in (
         (lambda driver: driver.mark("a", down=True), lambda driver: driver.mark("a", down=False), CircuitOpen),

@@ -126,7 +126,9 @@ def test_a_reserved_slot_takes_a_bulks_item_that_is_tried_again_but_no_fresh_one
     waiting.put(item)
     single = task(born=9.0)
     waiting.put(single)
+    assert waiting.waiting == 1, "items of batches do not count"
     assert order(waiting, allow_batch=False) == [item, single]
+    assert waiting.waiting == 0
     assert len(waiting) == 1
 
 

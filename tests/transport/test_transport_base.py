@@ -139,11 +139,12 @@ LONG = {
     "endless": b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n7d0\r\n" + b"x" * 2000 + b"\r\n",
     "whole": answer(b"x" * 2000),
     "chunked": _chunked(b"x" * 2000),
+    "in pieces": b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + 10 * (b"c8\r\n" + b"x" * 200 + b"\r\n") + b"0\r\n\r\n",
     "packed": answer(gzip.compress(b"x" * 100_000), content_encoding="gzip"),
 }
 
 
-@each("engine, way, kind", [*itertools.product(ENGINES, ["post"], LONG), *itertools.product(ENGINES, ["get"], ["whole"])])
+@each("engine, way, kind", [*itertools.product(ENGINES, ["post"], LONG), *itertools.product(ENGINES, ["get"], ["whole", "in pieces"])])
 async def test_an_answer_longer_than_max_response_bytes_is_refused_and_not_read_to_its_end(engine: str, way: str, kind: str) -> None:
     async def script(request: Request, connection: Connection) -> None:
         await connection.send(LONG[kind])

@@ -138,6 +138,18 @@ async def test_a_stream_of_an_endpoint_that_is_not_kept_any_more_is_read_to_its_
         await backend.aclose()
 
 
+async def test_a_stream_that_is_closed_twice_counts_once() -> None:
+    """Counted twice, it would hide another request that is under way, whose connection would then be closed."""
+    async with backend_to(always(OK)) as (_, endpoint, backend):
+        streams = [await backend.stream(endpoint, call()) for _ in range(2)]
+        in_flight = []
+        for stream in (streams[0], streams[0], streams[1], streams[1]):
+            assert isinstance(stream, ChatStream)
+            await stream.aclose()
+            in_flight += [connection.in_flight for connection in backend._connections.values()]
+        assert in_flight == [1, 1, 0, 0]
+
+
 async def test_reloads_of_a_weight_also_from_another_thread_keep_one_connection() -> None:
     async with Server(always(OK)) as server:
         endpoint = Endpoint(server.url, name="a", models=["judge-7b"], proxy="")

@@ -148,7 +148,7 @@ def test_a_default_and_null_never_stand_for_a_score_and_words_for_no_other_requi
 
 def test_members_go_by_their_aliases() -> None:
     check(Named, points=(3, '{"finalPoints": 3}', '{"finalpoints": 3}', "Points: 3"))
-    check(ManyNames, points=(3, '{"score given": 3}'))
+    check(ManyNames, points=(3, '{"score given": 3}', '{"score-given": 3}', '{"SCORE_GIVEN": 3}', '{" Score-Given ": 3}'))
 
 
 class Picky(BaseModel):

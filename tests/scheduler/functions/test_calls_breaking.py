@@ -173,6 +173,17 @@ def test_if_that_fails_or_runs_out_of_time_it_is_open_again() -> None:
         assert driver.begun(driver.call(f))
 
 
+def test_the_call_that_found_out_is_not_tried_again_before_the_breaker_allows_it() -> None:
+    driver, f = opened()
+    driver.wait(10.0)
+    probe = driver.call(f, retries=3, pause=AT_ONCE)
+    driver.fail(probe)
+    assert state(f) == "open"
+    driver.wait(5.0)
+    assert not driver.tries(probe)
+    assert refused(driver, driver.call(f))
+
+
 @pytest.mark.parametrize("end", ["withdrawn", "final error", "turned away", "cancelled from outside", "out of time, waiting"])
 def test_if_that_ends_without_finding_out_the_next_call_does(end: str) -> None:
     driver, f = opened()

@@ -133,3 +133,15 @@ def test_in_no_half_open_window_are_more_than_size_starts_and_none_is_later_than
         starts.append(now)
         assert limit.clear_at == now + window
         assert len(limit._starts) <= size, "more is remembered than is needed"
+
+
+def test_another_size_counts_the_past_starts() -> None:
+    """Starts at 0, 1, 2 and 3 s of at most four in ten seconds; the new size -> when the next try may start."""
+    ready = {}
+    for size in (6, 5, 4, 3, 2, 1):
+        limit = SlidingWindowLimit(4, 10.0)
+        for now in (0.0, 1.0, 2.0, 3.0):
+            limit.take(now)
+        limit.size = size
+        ready[size] = limit.ready_at
+    assert ready == {6: -inf, 5: -inf, 4: 10.0, 3: 11.0, 2: 12.0, 1: 13.0}

@@ -148,6 +148,18 @@ def test_after_a_reject_it_tries_one_more_and_doubles_the_step_while_that_succee
     assert all(1 <= seconds <= 2 for _, seconds in steps[1:]), "not before the last one has settled"
 
 
+def test_a_round_before_a_reject_is_not_compared_with_one_after_it() -> None:
+    """Answers are four times quicker after the reject: compared, that would say that more requests in flight bring nothing."""
+    window = AdaptiveLimit(Random(0), 40)
+    window.sent(0.0, 40)
+    for _ in range(20):
+        window.ok(2.0, 0.0, 10, 39)
+    for _ in range(2):  # the first among good answers is noise
+        window.rejected(2.1, 2.0, None, 20)
+    assert 19 <= window.limit <= 20
+    assert tried(window, 2.1) < 20.0
+
+
 def test_a_try_that_fails_is_taken_back_and_costs_twenty_times_the_wait_that_it_brought() -> None:
     """The wait that the reject of a try asked for -> least seconds until the next try."""
     wrong = {}

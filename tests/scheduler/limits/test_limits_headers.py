@@ -167,6 +167,18 @@ def test_a_window_that_is_over_tells_nothing_of_the_next() -> None:
     send(meter, 90, 10.5)
 
 
+def test_the_end_of_a_window_is_the_soonest_that_is_advertised_and_a_bucket_is_full_at_the_latest() -> None:
+    """A request at 2 s is answered at 7 s: what it advertises was true when it was sent, or when it was answered."""
+    for meter, reset, ready_at in (
+        (window_after(100, 50, 9.0), 8.0, 10.0),
+        (meter_after(100, 50, 20.0), 19.0, 26.0),  # it may be a bucket
+    ):
+        send(meter, 1, 2.0)
+        meter.update(7.0, 2.0, RateLimit(100, 49, reset))
+        send(meter, 49, 7.0)
+        assert meter.ready_at == ready_at
+
+
 # tokens
 
 

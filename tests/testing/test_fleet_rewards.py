@@ -150,6 +150,7 @@ async def test_each_server_has_its_own_availability_routes() -> None:
         "openrlhf": set(),
         "nim": {"/v1/health/ready", "/v1/models"},
         "openai": {"/health", "/v1/models"},
+        "openai_batch": {"/health", "/v1/models"},
     }
     async with serving(*of_all_kinds()) as client:
         found = {kind: {path for path in every if (await client.get(kind, path)).status == 200} for kind in SERVER_KINDS}

@@ -256,7 +256,11 @@ def test_lines_are_counted_where_that_is_cheap(tmp_path: Path) -> None:
 
 @given(
     st.lists(
-        st.dictionaries(st.text(max_size=5), st.text(max_size=20) | st.integers() | st.none() | st.floats(allow_nan=False), max_size=4)
+        st.dictionaries(
+            st.text(max_size=5),
+            st.text(max_size=20) | st.integers() | st.none() | st.floats(allow_nan=False, allow_infinity=False),
+            max_size=4,
+        )
     )
 )
 def test_any_rows_are_read_back_as_they_were_written(tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]]) -> None:

@@ -41,6 +41,8 @@ BODY = json.dumps(
     }
 ).encode()
 ENDPOINTS, SLOTS = 4, 64
+DELAY = 200
+"""Milliseconds of an answer. With 20, CPU time is the limit and not the fleet."""
 COMMIT = 500
 """Rows of one transaction of SQLite, where transactions are not one per line."""
 
@@ -131,7 +133,7 @@ async def measure_throughput(folder: Path, count: int, rounds: int) -> dict[str,
     memory, file = [], []
     limits = Limits(max_concurrency=SLOTS, adaptive=False)
     with Server(core=cores()[1]) as server:
-        endpoints = [Endpoint(url, limits=limits) for url in server.urls(20)]
+        endpoints = [Endpoint(url, limits=limits) for url in server.urls(DELAY)]
         async with QRewardClient(endpoints) as client:
             for number in range(rounds):
                 begin = time.monotonic()
@@ -142,7 +144,7 @@ async def measure_throughput(folder: Path, count: int, rounds: int) -> dict[str,
                 file.append(time.monotonic() - begin)
                 if report.done != count or report.failed:
                     raise SystemExit(str(report))
-    bound = count * 0.020 / (ENDPOINTS * SLOTS)
+    bound = count * DELAY / 1000 / (ENDPOINTS * SLOTS)
     return {"lines": count, "bound": bound, "memory": statistics.median(memory), "file": statistics.median(file)}
 
 

@@ -175,3 +175,11 @@ class ScorerBatch:
 
     def endpoints(self) -> Mapping[str, EndpointStats]:
         return self._stats
+
+
+def new_batch(run: RunProtocol, entry: Entry, pool: Pool | None, scorer: Scorer | None) -> ModelBatch | ScorerBatch:
+    """Return the batch of a line's model, whose endpoints are ``pool``; or, without a pool, that of the scorer."""
+    if pool is not None:
+        return ModelBatch(run, entry.content.model, pool)
+    assert scorer is not None
+    return ScorerBatch(run, scorer)

@@ -10,10 +10,10 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from qreward.bulk.batches import Entry, ModelBatch, ScorerBatch
+from qreward.bulk.batches import Entry, ModelBatch, ScorerBatch, new_batch
 from qreward.bulk.budget import Spent
 from qreward.bulk.folder import JournalFolder, KeyedLine, keyed_line
-from qreward.bulk.outputs import failure_line, success_line, verdict_line
+from qreward.bulk.outputs import answer_line, failure_line
 from qreward.bulk.requests import RequestReader
 from qreward.bulk.settings import BulkSettings
 from qreward.errors import BadRequest, ConfigError, QRewardError
@@ -127,17 +127,11 @@ class KeyedRun:
             return
         batch = self._batches.get(pool)
         if batch is None:
-            batch = self._batches[pool] = self._new_batch(entry, pool)
+            batch = self._batches[pool] = new_batch(self, entry, pool, self._scorer)
             task = asyncio.get_running_loop().create_task(batch.run())
             self._tasks.add(task)
             task.add_done_callback(self._ended)
         batch.queue.add(entry)
-
-    def _new_batch(self, entry: Entry, pool: Pool | None) -> ModelBatch | ScorerBatch:
-        if pool is not None:
-            return ModelBatch(self, entry.content.model, pool)
-        assert self._scorer is not None
-        return ScorerBatch(self, self._scorer)
 
     # what the batches call
 
@@ -159,10 +153,9 @@ class KeyedRun:
         if error is not None:
             is_kept = entry.started or isinstance(error, BadRequest | ConfigError)  # else it was never sent, so it is not the row's fault
             self._end(entry, failure_line(entry.custom_id, name, error), ok=False, is_kept=is_kept, usage=result.usage)
-        elif self._scorer is not None:
-            self._end(entry, verdict_line(entry.custom_id, name, result.value), ok=True, usage=result.value.usage)
         else:
-            self._end(entry, success_line(entry.custom_id, name, result.body), ok=True, usage=result.usage)
+            line = answer_line(entry.custom_id, name, result, is_verdict=self._scorer is not None)
+            self._end(entry, line, ok=True, usage=result.usage if self._scorer is None else result.value.usage)
 
     def _name(self, entry: Entry) -> str:
         return entry.place.removeprefix("row ")

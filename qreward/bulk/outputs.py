@@ -15,6 +15,7 @@ import msgspec
 from qreward.codecs import json as jsonio
 from qreward.errors import ConfigError, QRewardError
 from qreward.judge.types import CriterionResult, Verdict
+from qreward.results import Result
 
 ROWS = 1024
 """Rows of a Parquet file that are written at once."""
@@ -54,6 +55,13 @@ def _distribution(found: Mapping[Any, float] | None) -> dict[str, float] | None:
     if found is None:
         return None
     return {option if isinstance(option, str) else json.dumps(option): probability for option, probability in found.items()}
+
+
+def answer_line(custom_id: str, identifier: str, result: Result[Any], *, is_verdict: bool) -> bytes:
+    """Return the line of a result that succeeded: a verdict, or the response to a request."""
+    if is_verdict:
+        return verdict_line(custom_id, identifier, result.value)
+    return success_line(custom_id, identifier, result.body)
 
 
 def failure_line(custom_id: str, identifier: str, error: QRewardError) -> bytes:

@@ -89,7 +89,7 @@ class RequestReader:
         custom_id = _identifier_of(fields, ordinal)
         if self._template is not None:
             messages, fields = self._template.messages(fields, extra=True), {name: fields[name] for name in ("model",) if name in fields}
-        elif "messages" in fields or "prompt" in fields:
+        elif is_plain:
             prompt = {"role": "user", "content": fields.pop("prompt", None)}
             messages = fields.pop("messages", None) or [prompt]
             messages = messages if self._system is None else [{"role": "system", "content": self._system}, *messages]

@@ -13,11 +13,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from qreward.bulk.batches import Entry, ModelBatch, ScorerBatch
+from qreward.bulk.batches import Entry, ModelBatch, ScorerBatch, new_batch
 from qreward.bulk.budget import SpendingLimit, Spent, highest, most_of, spent_by
 from qreward.bulk.inputs import Input, InputLine
 from qreward.bulk.journal import Journal, JournalFull
-from qreward.bulk.outputs import OutputFile, failure_line, success_line, verdict_line
+from qreward.bulk.outputs import OutputFile, answer_line, failure_line
 from qreward.bulk.provider import URLS, url_of
 from qreward.bulk.provider_batches import ProviderBatches
 from qreward.bulk.report import BulkReport
@@ -174,14 +174,10 @@ class BulkRun:
             self._budget.settle(entry.reserved, self._cost_of(entry, result))
         if self._meter is not None:
             self._meter.add(result)
-        if text is not None:
-            pass
-        elif error is None and self._scorer is not None:
-            text = verdict_line(entry.custom_id, _identifier(entry.ordinal), result.value)
-        elif error is None:
-            text = success_line(entry.custom_id, _identifier(entry.ordinal), result.body)
-        else:
+        if error is not None:
             text = failure_line(entry.custom_id, _identifier(entry.ordinal), _placed(error, entry.place))
+        elif text is None:
+            text = answer_line(entry.custom_id, _identifier(entry.ordinal), result, is_verdict=self._scorer is not None)
         self._record(entry.ordinal, entry.digest, text, error)
 
     def _record(self, ordinal: int, digest: int, text: bytes, error: QRewardError | None) -> None:
@@ -306,19 +302,13 @@ class BulkRun:
         if pool is None and self._scorer is None:
             batch = self._provider or self._start_provider()
         elif batch is None:
-            batch = self._batches[pool] = self._new_batch(entry, pool)
+            batch = self._batches[pool] = new_batch(self, entry, pool, self._scorer)
             self._begin(batch.run())
         while batch.queue.is_full and self._reason is None:
             self.read_on.clear()
             await self.read_on.wait()
         self._taken += 1
         batch.queue.add(entry)
-
-    def _new_batch(self, entry: Entry, pool: Pool | None) -> ModelBatch | ScorerBatch:
-        if pool is not None:
-            return ModelBatch(self, entry.content.model, pool)
-        assert self._scorer is not None
-        return ScorerBatch(self, self._scorer)
 
     def _start_provider(self) -> ProviderBatches:
         self._provider = ProviderBatches(self, self._journal, self._journal.path.parent)

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,26 +38,71 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-class CountingServer:
-    """An OpenAI server in a thread that counts how often it has answered each text.
+class ThreadServer(ABC):
+    """A server in a thread. A subclass sets its own attributes before it calls ``open``.
 
     Attributes:
         url: its base URL.
+        route: method and path that it answers.
+    """
+
+    url: str
+    route = "*", "/{tail:.*}"
+
+    @abstractmethod
+    async def _answer(self, request: web.Request) -> web.Response: ...
+
+    def open(self) -> None:
+        """Start, and wait until requests can come."""
+        self._ready = threading.Event()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+        self._ready.wait()
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_until_complete(self._listen())
+        self._ready.set()
+        self._loop.run_forever()
+        self._loop.run_until_complete(self._runner.cleanup())
+        left = asyncio.all_tasks(self._loop)
+        for task in left:  # answers that a killed client does not wait for
+            task.cancel()
+        self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        self._loop.close()
+
+    async def _listen(self) -> None:
+        app = web.Application(client_max_size=1 << 28)
+        app.router.add_route(*self.route, self._answer)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}/v1"
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+
+class CountingServer(ThreadServer):
+    """An OpenAI server in a thread that counts how often it has answered each text.
+
+    Attributes:
         served: text of the last message -> times that it was answered, or would have been had the client not left.
         refused: texts that are answered with the status 400.
         peak: the most requests that were open at once.
     """
+
+    route = "POST", "/v1/chat/completions"
 
     def __init__(self, seconds: float = 0.0, seed: int = 0) -> None:
         self.served: Counter[str] = Counter()
         self.refused: set[str] = set()
         self.peak = self._open_now = 0
         self._seconds, self._dice = seconds, random.Random(seed)
-        self._ready = threading.Event()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self._thread.start()
-        self._ready.wait()
+        self.open()
 
     async def _answer(self, request: web.Request) -> web.Response:
         body = await request.json()
@@ -75,31 +121,6 @@ class CountingServer:
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         head = {"id": "1", "object": "chat.completion", "created": 1, "model": MODEL}
         return web.json_response({**head, "choices": [choice], "usage": usage})
-
-    def _serve(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_until_complete(self._open())
-        self._ready.set()
-        self._loop.run_forever()
-        self._loop.run_until_complete(self._runner.cleanup())
-        left = asyncio.all_tasks(self._loop)
-        for task in left:  # answers that a killed client does not wait for
-            task.cancel()
-        self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
-        self._loop.close()
-
-    async def _open(self) -> None:
-        app = web.Application()
-        app.router.add_post("/v1/chat/completions", self._answer)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
-        await site.start()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}/v1"
-
-    def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
 
 
 @contextmanager

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from aiohttp import web
+from bulk_tools import ThreadServer
 
 from qreward.testing.batch_api import BatchService, line_server
 from qreward.testing.server_kinds import ErrorResponse
 from qreward.testing.spec import Batching, FakeEndpoint
 
 
-class ProviderServer:
-    """A server in a thread.
+class ProviderServer(ThreadServer):
+    """The server.
 
     Attributes:
-        url: its base URL.
         service: its files and batches.
         killing: the process to end with SIGKILL, the number of the call (from 0) at which that happens, and whether the call is served
             first; None for no more.
@@ -34,11 +32,7 @@ class ProviderServer:
         self.service = BatchService(Batching(**batching), line_server(fake, lambda messages, _: f"re: {messages[-1]['content']}", _ignore))
         self.killing: tuple[int, int, bool] | None = None
         self.calls: list[tuple[str, str]] = []
-        self._ready = threading.Event()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self._thread.start()
-        self._ready.wait()
+        self.open()
 
     async def _answer(self, request: web.Request) -> web.Response:
         self.calls.append((request.method, request.path))
@@ -59,27 +53,6 @@ class ProviderServer:
         process, self.killing = self.killing[0], None
         os.kill(process, signal.SIGKILL)
         raise web.HTTPServiceUnavailable
-
-    def _serve(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_until_complete(self._open())
-        self._ready.set()
-        self._loop.run_forever()
-        self._loop.run_until_complete(self._runner.cleanup())
-        self._loop.close()
-
-    async def _open(self) -> None:
-        app = web.Application(client_max_size=1 << 28)
-        app.router.add_route("*", "/{tail:.*}", self._answer)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
-        await site.start()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}/v1"
-
-    def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
 
 
 def _ignore(*_: Any) -> None:

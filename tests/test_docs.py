@@ -108,9 +108,9 @@ def test_a_link_or_a_block_that_is_wrong_is_caught() -> None:
     page = ROOT / "docs" / "index.md"
     assert links("[a](b.md) `[c](d.md)` [e](#f)") == ["b.md", "#f"]
     assert broken(page, "nowhere.md")
-    assert broken(page, "errors.md#nowhere")
+    assert broken(page, "reference/errors.md#nowhere")
     assert broken(page, "../../outside.md")
-    assert not broken(page, "errors.md#ratelimited")
+    assert not broken(page, "reference/errors.md#ratelimited")
     assert not broken(page, "https://example.com/nowhere")
     assert python_blocks("```python\nx = 1\n```\n```yaml\nx: 1\n```\n") == ["x = 1\n"]
     assert compiles("await f()")
@@ -118,7 +118,7 @@ def test_a_link_or_a_block_that_is_wrong_is_caught() -> None:
 
 
 def test_the_errors_page_lists_exactly_the_errors_with_their_bases() -> None:
-    text = (ROOT / "docs" / "errors.md").read_text()
+    text = (ROOT / "docs" / "reference" / "errors.md").read_text()
     named = [getattr(qreward, name) for name in qreward.__all__]
     classes = [thing for thing in named if inspect.isclass(thing) and issubclass(thing, qreward.QRewardError)]
     listed = {row[0].partition("]")[0].lstrip("["): row[1] for row in table(text)}
@@ -130,7 +130,7 @@ def test_the_errors_page_lists_exactly_the_errors_with_their_bases() -> None:
 
 
 def test_the_configuration_page_lists_every_setting_of_every_model_with_its_default_and_unit() -> None:
-    page = (ROOT / "docs" / "configuration.md").read_text()
+    page = (ROOT / "docs" / "reference" / "configuration.md").read_text()
     for model in MODELS:
         rows = table(section(page, model.__name__))
         assert all(len(row) == 4 and row[3] for row in rows), model

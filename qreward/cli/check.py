@@ -25,7 +25,7 @@ CALL_AT_LEAST = 30.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", metavar="CONFIG", help="a .yaml, .json or .toml file: see docs/configuration.md")
+    parser.add_argument("config", metavar="CONFIG", help="a .yaml, .json or .toml file: see docs/reference/configuration.md")
     parser.add_argument("--timeout", type=float, default=5.0, metavar="SECONDS", help="for each endpoint (default: %(default)g)")
     parser.add_argument("--call", action="store_true", help="also send one tiny request to each endpoint")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of the table")

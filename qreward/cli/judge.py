@@ -1,6 +1,6 @@
 """``qreward judge calibrate GOLD`` and ``qreward judge report ITEMS``: calibrate a judge with labelled items, and compare judges.
 
-The configuration is the settings file of a trainer (docs/trainers.md), so that what is calibrated is what the trainer uses.
+The configuration is the settings file of a trainer (docs/trainers/index.md), so that what is calibrated is what the trainer uses.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     fitting = actions.add_parser(
         "calibrate", help="fit a calibration to labelled items", description="Fit a calibration to labelled items."
     )
-    fitting.add_argument("gold", metavar="GOLD", help="a .jsonl file: one item with a 'label' in each line; see docs/calibration.md")
-    fitting.add_argument("--config", required=True, metavar="FILE", help="settings with client and judge: see docs/trainers.md")
+    fitting.add_argument("gold", metavar="GOLD", help="a .jsonl file: one item with a 'label' in each line; see docs/how-to/calibration.md")
+    fitting.add_argument("--config", required=True, metavar="FILE", help="settings with client and judge: see docs/trainers/index.md")
     fitting.add_argument("--output", type=Path, default=OUTPUT, metavar="PATH", help="where the calibration goes (default: %(default)s)")
     fitting.add_argument("--method", choices=("auto", *METHODS), default="auto", help="default: %(default)s")
     fitting.add_argument(

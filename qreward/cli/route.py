@@ -16,7 +16,7 @@ from qreward.settings.policies import Endpoint, Limits, Route
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", metavar="CONFIG", help="a .yaml, .json or .toml file: see docs/configuration.md")
+    parser.add_argument("config", metavar="CONFIG", help="a .yaml, .json or .toml file: see docs/reference/configuration.md")
     parser.add_argument("model", metavar="MODEL", help="the name that callers give")
 
 

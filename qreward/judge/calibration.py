@@ -22,7 +22,7 @@ from qreward.judge.calibration_fit import Curve, Method
 from qreward.settings.base import Many, Policy
 
 LEAST_LABELS = 50
-"""The fewest labels for a calibration. Even 300 leave an error of about 0.02; see docs/calibration.md."""
+"""The fewest labels for a calibration. Even 300 leave an error of about 0.02; see docs/how-to/calibration.md."""
 LEAST_OF_EACH = 10
 """The fewest labels of yes and of no. Ten for each number that is fitted is the usual rule (Peduzzi et al. 1996)."""
 

@@ -17,7 +17,7 @@ from qreward.cli import main
 from qreward.cli.run import add_arguments
 from qreward.testing import FakeEndpoint, FakeFleet
 
-PAGE = (Path(__file__).parents[2] / "docs" / "bulk.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "bulk.md").read_text(encoding="utf-8")
 
 
 def blocks(language: str) -> list[str]:

@@ -156,6 +156,6 @@ def test_a_queue_shorter_than_a_full_batch_warns_when_it_is_made_and_when_it_is_
 def test_the_settings_are_the_same_in_code_for_type_checkers_and_on_the_page() -> None:
     names = {field.name: field.default for field in fields(BatchSettings)}
     assert set(Options.__annotations__) == set(names)
-    page = (Path(__file__).parents[2] / "docs" / "batching.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "batching.md").read_text()
     rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| `") and line.count(" | ") == 3]
     assert {row[0].strip("`"): row[1].strip("`") for row in rows} == {name: repr(default) for name, default in names.items()}

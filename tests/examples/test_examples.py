@@ -248,7 +248,7 @@ def test_each_example_is_short_and_says_what_it_shows() -> None:
 
 def test_examples_and_the_python_of_the_pages_run_against_the_endpoints_that_the_environment_names(tmp_path: Path) -> None:
     readme = blocks((ROOT / "README.md").read_text(encoding="utf-8"))
-    pages = {page.name: blocks(page.read_text(encoding="utf-8")) for page in sorted((ROOT / "docs").glob("*.md"))}
+    pages = {page.name: blocks(page.read_text(encoding="utf-8")) for page in sorted((ROOT / "docs").rglob("*.md"))}
     assert len(readme) == 2  # awaited, and not
     assert {"batching.md", "configuration.md", "errors.md", "streaming.md"} <= {name for name, found in pages.items() if found}
     fakes = [

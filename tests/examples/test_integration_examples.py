@@ -110,7 +110,7 @@ def test_the_settings_of_the_examples_and_the_pages_are_valid_and_named() -> Non
         readme = (folder / "README.md").read_text(encoding="utf-8")
         files = {path.name for path in folder.iterdir() if not path.name.startswith("_")} - {"README.md"}
         assert {file for file in files if f"[{file}]({file})" not in readme} == set()
-        page = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+        page = (ROOT / "docs" / "trainers" / f"{name}.md").read_text(encoding="utf-8")
         block = re.search(r"```yaml\n(.*?)```", page, re.DOTALL)
         assert block
         config = load_reward_config(yaml.safe_load(block[1]))
@@ -146,7 +146,7 @@ def pinned(trainer: str) -> set[str]:
 def test_each_page_names_the_versions_it_was_run_with_which_are_pinned_if_pypi_has_them() -> None:
     missing = {}
     for page in PAGES:
-        sentence = re.search(r"Run with .*?[.;](?=\s)", (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8"), re.DOTALL)
+        sentence = re.search(r"Run with .*?[.;](?=\s)", (ROOT / "docs" / "trainers" / f"{page}.md").read_text(encoding="utf-8"), re.DOTALL)
         named = set(re.findall(r"\d+\.\d+\.\d+|(?<=commit `)[0-9a-f]{7,}", sentence[0])) if sentence else set()
         if not named or not pinned(page) <= named:
             missing[page] = (named, pinned(page))

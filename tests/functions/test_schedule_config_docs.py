@@ -13,7 +13,7 @@ from qreward import schedule
 from qreward.functions.config import FIXED, UNSET, ScheduleConfig
 from qreward.functions.watcher import PREFIX, SET_IN_CODE
 
-PAGE = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "configuration.md").read_text()
 SECONDS = {name for name in ScheduleConfig.model_fields if name.endswith(("_time", "interval", "window", "recovery"))}
 SECONDS |= {"timeout", "adaptive_latency_threshold"}
 

@@ -22,7 +22,7 @@ from qreward.testing import FakeFleet
 
 pytestmark = pytest.mark.real_time
 
-PAGE = Path(__file__).parents[2] / "docs" / "trainers.md"
+PAGE = Path(__file__).parents[2] / "docs" / "trainers" / "index.md"
 
 
 class JudgeError(Exception):

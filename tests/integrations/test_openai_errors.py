@@ -24,7 +24,7 @@ from qreward.testing import FakeFleet, Faults, echo_of, run_in_virtual_time
 pytestmark = pytest.mark.real_time
 
 ONCE = Retry(attempts=1)
-PAGE = Path(__file__).parents[2] / "docs" / "openai.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "openai.md"
 RAISED = {400: "BadRequestError", 401: "AuthenticationError", 403: "PermissionDeniedError", 404: "NotFoundError", 429: "RateLimitError"}
 TABLE: list[tuple[errors.QRewardError, int, str]] = [
     (errors.NoEndpoint("x"), 404, "model_not_found"),
@@ -75,7 +75,9 @@ def test_names_that_headers_cannot_hold_are_escaped() -> None:
 
 
 def test_the_page_says_of_each_error_what_becomes_of_it() -> None:
-    rows = dict(re.findall(r"^\| \[(\w+)\]\(errors\.md#\w+\) \| (.*) \|$", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE))
+    rows = dict(
+        re.findall(r"^\| \[(\w+)\]\(\.\./reference/errors\.md#\w+\) \| (.*) \|$", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    )
     for error, status, code in TABLE:
         name = type(error).__name__
         if name in ("StreamInterrupted", "DeadlineExceeded", "RequestError"):  # told of in words, of a batch, and of none of these

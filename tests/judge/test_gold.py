@@ -273,7 +273,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_the_example_and_the_page_run_as_a_reader_would_run_them(tmp_path: Path) -> None:
-    (block,) = re.findall(r"<!-- run -->\n```python\n(.*?)```", (ROOT / "docs" / "calibration.md").read_text(), re.DOTALL)
+    (block,) = re.findall(r"<!-- run -->\n```python\n(.*?)```", (ROOT / "docs" / "how-to" / "calibration.md").read_text(), re.DOTALL)
     (tmp_path / "page.py").write_text(block)
     scripts = [(ROOT / "examples", "judge_calibration.py"), (tmp_path, "page.py")]
     command = [sys.executable, "-W", "error"]

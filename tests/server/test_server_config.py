@@ -22,7 +22,7 @@ from qreward.server.import_string import load_object
 
 TOKEN = "tok-hidden-1"
 BODY = {"query": ["a"]}
-PAGE = Path(__file__).parents[2] / "docs" / "server.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "server.md"
 
 
 async def test_without_the_token_nothing_but_the_health_is_served_and_with_it_everything() -> None:

@@ -13,7 +13,7 @@ import pytest
 from qreward.telemetry import names
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "telemetry.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "how-to" / "telemetry.md").read_text(encoding="utf-8")
 
 
 def run(*command: str, folder: str) -> str:

@@ -12,7 +12,7 @@ import pytest
 
 from qreward.testing import FakeEndpoint, FakeFleet
 
-PAGE = Path(__file__).parents[3] / "docs" / "openai.md"
+PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "openai.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
 
 

@@ -38,7 +38,7 @@ from qreward.testing import FakeEndpoint, FakeFleet, Faults
 # the framework's own warnings are not ours
 pytestmark = [pytest.mark.timeout(300), pytest.mark.real_time, pytest.mark.filterwarnings("default")]
 CALLS = 32
-PAGE = Path(__file__).parents[3] / "docs" / "verifiers.md"
+PAGE = Path(__file__).parents[3] / "docs" / "trainers" / "verifiers.md"
 QUESTION = re.compile(r"Question: (\d+) \+ (\d+)")
 RESPONSE = re.compile(r"Response: (\d+)")
 

@@ -219,7 +219,10 @@ def test_a_probe_that_can_have_no_effect_is_logged_once_with_the_name_of_its_end
                 endpoint = Endpoint(**{**plain.model_dump(exclude={"http_client"}), "name": "named", "probe": 0.01, **change})
                 async with QRewardClient([endpoint]) as client:
                     client._runtime.engine.driver()
-                    await asyncio.sleep(0.1)
+                    async with asyncio.timeout(30):
+                        while what != "none" and not caplog.records:
+                            await asyncio.sleep(0.01)
+                    await asyncio.sleep(0.1)  # further probes, which must log nothing
                 said[what] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
             return said
 

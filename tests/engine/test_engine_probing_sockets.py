@@ -220,7 +220,7 @@ def test_a_probe_that_can_have_no_effect_is_logged_once_with_the_name_of_its_end
                 async with QRewardClient([endpoint]) as client:
                     client._runtime.engine.driver()
                     async with asyncio.timeout(30):
-                        while what != "none" and not caplog.records:
+                        while what != "none" and not caplog.records:  # noqa: ASYNC110 - nobody tells us
                             await asyncio.sleep(0.01)
                     await asyncio.sleep(0.1)  # further probes, which must log nothing
                 said[what] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]

@@ -113,7 +113,8 @@ def test_the_settings_of_the_examples_and_the_pages_are_valid_and_named() -> Non
     page = (ROOT / "docs" / "trainers" / "index.md").read_text(encoding="utf-8")
     settings = page.partition("## The settings")[2].partition("###")[0]
     smallest, full = (load_reward_config(yaml.safe_load(block)) for block in re.findall(r"```yaml\n(.*?)```", settings, re.DOTALL))
-    assert smallest.judge and full.judge
+    assert smallest.judge
+    assert full.judge
     assert re.findall(r"^\| `(\w+)` \|", settings, re.MULTILINE) == list(type(full).model_fields)
 
 

@@ -426,7 +426,7 @@ class Ranker:
 
 
 def by_pairs(check: Callable[..., object], comparisons: int | None) -> Callable[..., ResponseGroup]:
-    """What reads groups whose responses are compared in pairs.
+    """Return the parser of groups whose responses are compared in pairs.
 
     Args:
         check: builds the requests for a pair, or raises.

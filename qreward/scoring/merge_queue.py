@@ -64,7 +64,7 @@ class MergedItem(Task):
 
     @property
     def arrived(self) -> float:
-        """When it was added, under the backlog's name."""
+        """When it was added, in seconds. The backlog reads it by this name."""
         return self.born
 
     def attach(self, request: MergedRequest) -> None:

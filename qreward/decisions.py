@@ -72,7 +72,7 @@ class YesNo:
 
     @property
     def descriptions(self) -> tuple[str, ...]:
-        """What each option means; ``""`` where nothing is said."""
+        """What each option means; ``""`` for an option without a description."""
         return self.yes, self.no
 
 
@@ -247,7 +247,7 @@ class DecisionAnswer:
 
 
 class FoundAnswer(NamedTuple):
-    """What a response says to one question: a probability per option, the label mass and the confidence, None if the server tells none."""
+    """The answer to one question: a probability per option, and the label mass and the confidence, None if the server reports none."""
 
     probabilities: tuple[float, ...]
     label_mass: float | None = None

@@ -158,7 +158,7 @@ class BatchPolicy:
 def fit(backlog: Backlog, queue: KeyQueue, now: float, limit: float, measure: Measure) -> list[Any]:
     """Take as many items as fit into ``limit`` together.
 
-    The size of each item alone is known. One call of ``measure`` tells whether the sizes add up; if they do, their sum decides. If they
+    The size of each item alone is known. One call of ``measure`` shows whether the sizes add up; if they do, their sum decides. If they
     do not, for example because everything is padded to the longest item, the largest head that fits is searched: it is doubled while it
     fits, then bisected. For this a longer head must not be smaller.
     """

@@ -76,7 +76,7 @@ class Calibrator:
     """Applies a calibration to the scores of a judge, and remembers which weights answered. Without a calibration it only remembers.
 
     Attributes:
-        calibration: the calibration; None for none.
+        calibration: the calibration, or None.
         weights: fingerprints of the weights that answered, the earliest first.
     """
 

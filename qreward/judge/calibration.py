@@ -31,12 +31,12 @@ _Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class JudgeIdentity(Policy):
-    """What the scores of a judge depend on. Of the settings it has digests, as they may hold an API key.
+    """What the scores of a judge depend on. Settings are stored as digests, because they may contain an API key.
 
     Args:
         models: names of the judge models.
         settings: name of a setting -> digest of its value, for settings that are not at their default.
-        weights: what servers said of the weights behind the models, in answers that this judge received; see
+        weights: identifiers of the weights of the models, as servers reported them with answers to this judge; see
             :func:`~qreward.judge.codec.fingerprint_of`.
     """
 

@@ -91,7 +91,7 @@ class Cascade:
 
     A verdict stands if its confidence is at least ``min_confidence``. An item whose verdict has less, or no confidence, goes to the next
     scorer, and so does an item that failed, as with ``InvalidResponse``, a rate limit, a timeout or a dead endpoint. What the last scorer
-    returns or raises stands. A ``ConfigError``, ``NoEndpoint``, ``ClientClosed`` or ``DeadlineExceeded`` always stands.
+    returns or raises is final, and so is a ``ConfigError``, ``NoEndpoint``, ``ClientClosed`` or ``DeadlineExceeded`` of any scorer.
 
     A cascade can be created without a running event loop, used from several event loops and threads, and pickled; a copy starts with empty
     statistics.
@@ -191,7 +191,7 @@ class Cascade:
             stages together.
 
         Raises:
-            QRewardError: the error of the last stage, or one that stands. Its notes tell what earlier stages raised.
+            QRewardError: the error of the last stage, or one that no other stage can change. Its notes list the errors of earlier stages.
         """
         given = {"reference": reference, "priority": priority, "tenant": tenant, **fields}
         limit = self._limit(timeout)

@@ -107,7 +107,9 @@ Reply = ModelReply | DecidedReply
 
 
 def fingerprint_of(model: object, system_fingerprint: object, metadata: object) -> str:
-    """The fields by which servers identify the weights that wrote an answer, as one text. Equal texts mean equal weights, as far as known.
+    """Return the fields by which servers identify the weights that wrote an answer, as one text.
+
+    Equal texts mean equal weights, if the server reports its weights at all.
 
     Every API returns the ``model`` that answered. ``system_fingerprint`` is OpenAI's, ``metadata.weight_version`` SGLang's.
 

@@ -58,7 +58,7 @@ def responses_of(fields: Mapping[str, Any]) -> tuple[list[Any], list[int]]:
 
 
 def pair_fields(fields: Mapping[str, Any], first: Any, second: Any) -> dict[str, Any]:
-    """The fields of a pair, from those of its group."""
+    """Return the fields of a pair: those of its group, with two responses in place of all."""
     shared = {name: value for name, value in fields.items() if name != "responses"}
     return {**shared, "first": first, "second": second}
 
@@ -426,7 +426,7 @@ class Ranker:
 
 
 def by_pairs(check: Callable[..., object], comparisons: int | None) -> Callable[..., ResponseGroup]:
-    """What reads groups whose responses are compared in pairs.
+    """Return the parser of groups whose responses are compared in pairs.
 
     Args:
         check: builds the requests for a pair, or raises.

@@ -185,7 +185,7 @@ class ItemInOrder:
         self._made: dict[str, tuple[Messages, bytes]] = {}
 
     def asked(self, judge_model: JudgeModel, sample: int) -> tuple[Any, bytes]:
-        """What is sent to ask a question, and its key."""
+        """Return the request for one sample of a model, and the key under which equal requests are shared."""
         question = judge_model.question
         if question not in self._made:
             base = self._prompt.messages(self._fields, extra=self._extra, question=question) if self._base is None else self._base

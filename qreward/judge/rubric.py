@@ -263,13 +263,13 @@ class Rubric:
         return weights, sum(weights)
 
     def in_words(self) -> str:
-        """All criteria with their weights, for a question that asks for one answer by all of them."""
+        """Return the text of a question that asks for one answer by all criteria. It names their weights."""
         return "\n".join(
             ["Judge by these criteria, each with its weight:", *(f"- {each.instructions} ({each.weight:g})" for each in self.criteria)]
         )
 
     def score(self, values: Sequence[float]) -> float:
-        """The score, from 0 to 1, of the values of all criteria, in their order."""
+        """Return the score, from 0 to 1. ``values`` are those of all criteria, in their order."""
         for place, gate in self._gates:
             if values[place] < gate:
                 return 0.0
@@ -278,7 +278,7 @@ class Rubric:
         return min(1.0, max(0.0, total / best))
 
     def confidence(self, values: Sequence[float], confidences: Sequence[float]) -> float:
-        """The confidence in the score, from the values and the confidences of all criteria, in their order.
+        """Return the confidence in the score. The arguments are those of all criteria, in their order.
 
         It is the mean of the confidences, weighted by the absolute weights, and at most the confidence of each criterion with a gate. If a
         gate makes the score 0, it is the confidence of that criterion, of several the highest.

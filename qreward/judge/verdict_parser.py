@@ -73,7 +73,7 @@ class VerdictParser:
 
     @cached_property
     def instruction(self) -> str:
-        """The sentence of the prompt that tells the judge how to answer."""
+        """The sentence of the prompt that describes how to answer."""
         return instruction(self.model, self.scale)
 
     @cached_property

@@ -64,7 +64,7 @@ class MergedItem(Task):
 
     @property
     def arrived(self) -> float:
-        """When it was added, under the backlog's name."""
+        """When it was added, in seconds. The backlog reads it by this name."""
         return self.born
 
     def attach(self, request: MergedRequest) -> None:
@@ -244,7 +244,7 @@ class MergeQueue:
     # adding and removing items, and recording outcomes
 
     def put(self, now: float, items: Sequence[MergedItem], waiter: Any, *, batch: bool) -> None:
-        """Add items at the end. The time limit of single items starts now, that of a batch's items when they are taken."""
+        """Add items at the end. The time limit of a single item starts now, that of an item of a batch when it is taken."""
         for item in items:
             item.born = now
             item.state = TaskState.QUEUED

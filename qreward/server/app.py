@@ -87,7 +87,7 @@ def _scoring(service: Service, read: Read) -> Callable[[Request], Any]:
 
 
 def _status_routes(service: Service) -> dict[str, Callable[[], Any]]:
-    """Path -> the function that tells the health, the models or the metrics."""
+    """Return path -> function for the routes that report the health, the models and the metrics."""
 
     async def health() -> Response:
         status = ("draining", 503) if service.draining else ("ok", 200)

@@ -444,7 +444,7 @@ def sglang_message(faults: Faults, function: str, path: str) -> str:
 
 
 def sglang_detail(faults: Faults) -> list[dict[str, Any]]:
-    """The list of faults in SGLang's HTTP 422 at ``/v1/systemone``: FastAPI's own, without the given values."""
+    """Return the faults as in SGLang's HTTP 422 at ``/v1/systemone``: those of FastAPI without the rejected values."""
     return json.loads(json.dumps([{key: each for key, each in fault.items() if key != "input"} for fault in faults], default=_context))  # type: ignore[no-any-return]
 
 

@@ -110,12 +110,12 @@ def test_the_settings_of_the_examples_and_the_pages_are_valid_and_named() -> Non
         readme = (folder / "README.md").read_text(encoding="utf-8")
         files = {path.name for path in folder.iterdir() if not path.name.startswith("_")} - {"README.md"}
         assert {file for file in files if f"[{file}]({file})" not in readme} == set()
-        page = (ROOT / "docs" / "trainers" / f"{name}.md").read_text(encoding="utf-8")
-        block = re.search(r"```yaml\n(.*?)```", page, re.DOTALL)
-        assert block
-        config = load_reward_config(yaml.safe_load(block[1]))
-        listed = re.findall(r"^\| `(\w+)` \|", page.partition("## The settings")[2].partition("###")[0], re.MULTILINE)
-        assert set(listed) - {"config"} == set(type(config).model_fields)
+    page = (ROOT / "docs" / "trainers" / "index.md").read_text(encoding="utf-8")
+    settings = page.partition("## The settings")[2].partition("###")[0]
+    smallest, full = (load_reward_config(yaml.safe_load(block)) for block in re.findall(r"```yaml\n(.*?)```", settings, re.DOTALL))
+    assert smallest.judge
+    assert full.judge
+    assert re.findall(r"^\| `(\w+)` \|", settings, re.MULTILINE) == list(type(full).model_fields)
 
 
 def test_the_yaml_of_roll_names_our_classes_and_no_key_of_the_section_is_unknown_to_roll() -> None:

@@ -75,7 +75,7 @@ class Adapter:
         return await made.score_many([self.item(row, made.config) for row in rows])
 
     def reward(self, scored: Scored, config: RewardConfig, effect: str = "") -> float | None:
-        """Return the reward, or what replaces a missing one, which is logged with its ``effect``. Raises the error of scoring."""
+        """Return the reward. A missing reward is logged, with ``effect``, and replaced as the settings say, or its error is raised."""
         if not scored.ok:
             log = logging.getLogger(f"qreward.{self.trainer}")
             log.warning("no reward: %s (on_failure: %s)%s", scored.reason, config.on_failure, effect)

@@ -78,7 +78,7 @@ def test_the_example_for_verl_scores_raises_or_gives_the_number_that_was_chosen(
 
 
 def test_the_drop_in_judges_by_the_sdk_over_two_endpoints() -> None:
-    printed, errors = said_by(EXAMPLES / "openai_drop_in.py")
+    printed, errors = said_by(EXAMPLES / "openai_sdk.py")
     judged, sent, stream, facade = printed.splitlines()
     assert errors == ""
     assert judged == "60 judged: 30 correct, 30 incorrect"

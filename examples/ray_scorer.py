@@ -1,4 +1,4 @@
-"""A scorer on Ray actors, with batches. One item ends its process, and no other item is lost. Without Ray it runs in this process.
+"""A scorer on Ray actors, in this process without Ray. One item ends the process of its actor, and no other item is lost.
 
 Run it: ``python examples/ray_scorer.py``.
 """

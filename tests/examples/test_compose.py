@@ -153,8 +153,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]
             assert " ok, " in client.stdout.readline()  # one batch is done
             client_page = PROMETHEUS["scrape_configs"][1]["metrics_path"]
             yield scraped(url + path, TOKEN), until(lambda: scraped(f"http://{address}{client_page}"))
-        with pytest.raises(urllib.error.HTTPError, match="401"):
+        with pytest.raises(urllib.error.HTTPError, match="401") as refused:
             scraped(url + path)
+        refused.value.close()
 
 
 def test_the_scraped_paths_have_the_metrics_of_a_server_and_of_the_client(pages: tuple[str, str]) -> None:

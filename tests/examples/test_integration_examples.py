@@ -155,6 +155,6 @@ def test_each_page_names_the_versions_it_was_run_with_which_are_pinned_if_pypi_h
 
 
 def test_examples_install_this_checkout_and_not_an_older_release() -> None:
-    texts = {file.parent.name: file.read_text(encoding="utf-8") for file in EXAMPLES.glob("*/README.md")}
+    texts = {file.parent.name: file.read_text(encoding="utf-8") for file in EXAMPLES.glob("*_example/README.md")}
     assert {name for name, text in texts.items() if re.search(r"pip install '?qreward", text)} == set()
     assert {name for name, text in texts.items() if "pip install '.[yaml]'" not in text} == set()

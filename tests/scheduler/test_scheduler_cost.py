@@ -24,20 +24,21 @@ def operations(work: Callable[..., object]) -> int:
 
 def monitored(work: Callable[..., object]) -> int:
     """By ``sys.monitoring``: since Python 3.12, tracing misses instructions of functions that it has not met before."""
-    count, tool, every = 0, sys.monitoring.PROFILER_ID, sys.monitoring.events.INSTRUCTION
+    monitoring: Any = vars(sys)["monitoring"]  # which Python 3.11 does not have
+    count, tool, every = 0, monitoring.PROFILER_ID, monitoring.events.INSTRUCTION
 
     def add(_code: object, _offset: int) -> None:
         nonlocal count
         count += 1
 
-    sys.monitoring.use_tool_id(tool, "operations")
-    sys.monitoring.register_callback(tool, every, add)
-    sys.monitoring.set_events(tool, every)
+    monitoring.use_tool_id(tool, "operations")
+    monitoring.register_callback(tool, every, add)
+    monitoring.set_events(tool, every)
     try:
         work()
     finally:
-        sys.monitoring.set_events(tool, 0)
-        sys.monitoring.free_tool_id(tool)
+        monitoring.set_events(tool, 0)
+        monitoring.free_tool_id(tool)
     return count
 
 

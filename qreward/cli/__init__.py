@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import platform
 import sys
 from collections.abc import Sequence
 
@@ -47,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         2
     """
     given = list(sys.argv[1:] if argv is None else argv)
-    args = _parser(given[0] if given else "").parse_args(given)
+    args = parser(given[0] if given else "").parse_args(given)
     try:
         status = int(importlib.import_module(VERBS[args.verb][0]).run(args))
         sys.stdout.flush()  # detect a closed pipe here
@@ -64,13 +65,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
-def _parser(verb: str) -> argparse.ArgumentParser:
-    """The parser, with the arguments of the requested verb only."""
-    parser = argparse.ArgumentParser(prog="qreward", description="One async client over many LLM-judge and GPU reward endpoints.")
-    parser.add_argument("--version", action="version", version=f"qreward {__version__}")
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+def _version() -> str:
+    return f"qreward {__version__} (Python {platform.python_version()})"
+
+
+def parser(only: str | None = None) -> argparse.ArgumentParser:
+    """The parser of the command line, such as the reference page and shell completion read it. Parses nothing by itself.
+
+    Args:
+        only: the command whose arguments are added; the others are listed without arguments, and their modules are not imported. None
+            adds the arguments of every command.
+
+    Example:
+        >>> parser().prog
+        'qreward'
+    """
+    made = argparse.ArgumentParser(prog="qreward", description="One async client over many LLM-judge and GPU reward endpoints.")
+    made.add_argument("--version", action="version", version=_version(), help="print the versions of qreward and Python")
+    verbs = made.add_subparsers(dest="verb", metavar="VERB", required=True)
     for name, (module, purpose) in VERBS.items():
         found = verbs.add_parser(name, help=purpose, description=f"{purpose[0].upper()}{purpose[1:]}.")
-        if name == verb:
+        if only in (None, name):
             importlib.import_module(module).add_arguments(found)
-    return parser
+    return made

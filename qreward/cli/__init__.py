@@ -20,12 +20,15 @@ CLOSED_PIPE = 141
 """Exit status if the reader of standard output has closed the pipe, as a shell reports it for SIGPIPE."""
 VERBS = {
     "demo": ("qreward.cli.demo", "judge a bulk on fake judges, one of which dies on the way"),
+    "init": ("qreward.cli.init", "write a commented configuration, from options or by asking"),
     "run": ("qreward.cli.run", "send the requests of files and write the results; the same command goes on where it stopped"),
     "check": ("qreward.cli.check", "reach each endpoint of a configuration, and say what to change where it cannot serve"),
+    "doctor": ("qreward.cli.doctor", "print versions, settings and where they come from, and the state of each endpoint"),
     "route": ("qreward.cli.route", "say which endpoints serve a model, and why"),
     "serve": ("qreward.cli.serve", "serve a scoring function as a reward server, until SIGTERM or Ctrl-C"),
     "judge": ("qreward.cli.judge", "calibrate a judge with labelled items, or compare judges"),
     "fleet": ("qreward.cli.fleet", "run fake LLM judges on this machine, until Ctrl-C"),
+    "completion": ("qreward.cli.completion", "print a script that completes commands and options in a shell"),
 }
 """Verb -> its module, and its help text."""
 
@@ -56,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return CLOSED_PIPE
     except QRewardError as error:
-        for line in str(error).splitlines():
+        for line in (*str(error).splitlines(), f"see {error.help_url}"):
             print(f"qreward {args.verb}: {line}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:  # connections are closed and servers stopped at this point

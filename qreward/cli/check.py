@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -44,6 +45,7 @@ def run(args: argparse.Namespace) -> int:
 
 def configuration(file: str | None) -> ClientConfig:
     """The settings in a file, or those that the environment names if it is None. Raises ``ConfigError``."""
+    file = file or os.environ.get("QREWARD_CONFIG")
     if file is None:
         return config_from_env()
     if file.startswith(("http://", "https://")):

@@ -13,6 +13,7 @@ import asyncio
 import ssl
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from email.utils import parsedate_to_datetime
 from time import perf_counter
 from urllib.parse import urlsplit
 
@@ -45,6 +46,8 @@ DISTINCT_KINDS = ("vllm", "sglang", "tei", "openrlhf", "nim")
 ANY_NAME = "any"
 EXPIRY_WARNING = 14
 """Days before its expiry from which a certificate gets a note."""
+CLOCK_WARNING = 60
+"""Difference of two clocks in seconds above which there is a note."""
 MAX_LISTED = 6
 """Most names that a message lists."""
 _UNLISTED = "; if it does not list its models, name one in models and see with --call whether it answers"
@@ -105,6 +108,7 @@ class Examined(msgspec.Struct):
             the answer says nothing.
         elsewhere: the root of an API that the same host has, although ``base_url`` leads to none; else None.
         moved_to: scheme and host to which the server redirects; None if it does not.
+        clock_ahead: seconds by which this machine's clock is ahead of the server's, by its ``Date`` header; None if it sends none.
         tls: result of the TLS handshake; None without https, behind a proxy, or if the handshake failed.
     """
 
@@ -117,6 +121,7 @@ class Examined(msgspec.Struct):
     refusal: str | None = None
     elsewhere: str | None = None
     moved_to: str | None = None
+    clock_ahead: float | None = None
     tls: Tls | None = None
 
     @property
@@ -199,8 +204,15 @@ async def _get(connection: EndpointConnection, path: str, found: Examined, repli
                 found.failure += "; check the host and port of base_url, and the log of the server"
         return
     took = perf_counter() - began
-    found.failure, found.seconds = None, min(took, found.seconds or took)
+    found.failure, found.seconds, found.clock_ahead = None, min(took, found.seconds or took), _clock_ahead(reply)
     found.statuses[path], replies[path] = reply.status, reply
+
+
+def _clock_ahead(reply: Reply) -> float | None:
+    try:
+        return time.time() - parsedate_to_datetime(reply.headers["Date"]).timestamp()
+    except (KeyError, ValueError, OverflowError):
+        return None
 
 
 def _read(kind: str, found: Examined, replies: dict[str, Reply]) -> None:
@@ -333,6 +345,9 @@ def notes(endpoint: Endpoint, config: ClientConfig, found: Examined, *, answered
     unlisted = found.reachable and not found.listed and kind_of(endpoint.kind).lists_models
     if unlisted and (answered or found.refusal is None) and auth_of(endpoint, found) in ("accepted", "not needed", "?"):
         yield "it does not list its models, so that their names could not be checked; see what a call says with --call"
+    if found.clock_ahead is not None and abs(found.clock_ahead) > CLOCK_WARNING:
+        how = "ahead of" if found.clock_ahead > 0 else "behind"
+        yield f"this machine's clock is {abs(found.clock_ahead):.0f} s {how} the server's; set the clock, or certificates may be refused"
     if endpoint.probe is not None and not kind_of(endpoint.kind).probe:
         yield f"probe has no effect: a server of kind {endpoint.kind!r} has nothing to ask for"
     if endpoint.base_url.startswith("https") and endpoint.verify is False:

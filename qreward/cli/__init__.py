@@ -50,8 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         >>> main(["fleet", "no-such-file.yaml"])
         2
     """
-    given = list(sys.argv[1:] if argv is None else argv)
-    args = parser(given[0] if given else "").parse_args(given)
+    given = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    args = parser(given[0]).parse_args(given)
     try:
         status = int(importlib.import_module(VERBS[args.verb][0]).run(args))
         sys.stdout.flush()  # detect a closed pipe here

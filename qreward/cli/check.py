@@ -27,9 +27,15 @@ CALL_AT_LEAST = 30.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", metavar="CONFIG", help="a .yaml, .json or .toml file: see docs/reference/configuration.md")
-    parser.add_argument("--timeout", type=float, default=5.0, metavar="SECONDS", help="for each endpoint (default: %(default)g)")
-    parser.add_argument("--call", action="store_true", help="also send one tiny request to each endpoint")
+    parser.add_argument(
+        "config", nargs="?", metavar="CONFIG", help=f"configuration file (.yaml, .json or .toml; default: {FROM_ENVIRONMENT})"
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=5.0, metavar="SECONDS", help="limit for each endpoint in seconds (default: %(default)g)"
+    )
+    parser.add_argument(
+        "--call", action="store_true", help="also send one small request to each endpoint, with a limit of 30 seconds or more"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of the table")
 
 

@@ -86,7 +86,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ):
         of.add_argument(option, action=_OfEndpoint, dest=dest, default=argparse.SUPPRESS, metavar=metavar, type=kind, help=words)
     add("--timeout", type=float, metavar="SECONDS", help="limit of one call in seconds, time in the queue included (default: 600)")
-    add("--judge", metavar="MODEL", help="also write judge.yaml, the settings of a judge with this model, for qreward run --judge")
+    add(
+        "--judge",
+        metavar="MODEL",
+        help="also write judge.yaml, the settings of a judge with this model, for qreward run --judge (default: no such file)",
+    )
     add("--trainer", choices=sorted(TRAINERS), help="call that file reward.yaml, and say how the trainer uses it; needs --judge")
     add("--yes", action="store_true", help="ask nothing, as without a terminal")
     add("--force", action="store_true", help="replace files that exist")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import importlib.util
 import re
+import shlex
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -138,6 +139,16 @@ def test_the_lines_for_trainers_are_those_of_their_page() -> None:
     page = (Path(__file__).parents[1] / "docs/trainers/index.md").read_text()
     for trainer, line in init.TRAINERS.items():
         assert f"`{line}`" in page, trainer
+
+
+def test_the_page_shows_what_the_command_writes(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delenv("API_KEY", raising=False)
+    page = (Path(__file__).parents[1] / "docs/get-started/configuration.md").read_text()
+    blocks = re.findall(r"^```(bash|text|yaml)\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE)
+    command, shown, written = (text for _, text in blocks[1:4])
+    assert main(shlex.split(command.replace("\\\n", ""))[1:]) == 0
+    assert capsys.readouterr().out == shown
+    assert (folder / "qreward.yaml").read_text() == written
 
 
 # Questions

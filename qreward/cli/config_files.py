@@ -102,7 +102,7 @@ def _inline(value: Any, between: str) -> str:
 
 
 KEY_EXAMPLE = "JUDGE_KEY"
-_LIMITS = "requests at one time, requests and tokens a minute; without limits they are found while it runs"
+_LIMITS = "most requests at one time, requests and tokens a minute; learned if not set"
 
 
 def client_document(endpoints: Sequence[dict[str, Any]], check: str, timeout: float | None = None) -> Document:

@@ -187,17 +187,23 @@ class Answering(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def answering(answers: Answers) -> Iterator[str]:
-    """The address of a server made by hand, without a path."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Answering,), {"answers": answers}))
+def serving(server: ThreadingHTTPServer) -> Iterator[None]:
     thread = Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}"
+        yield
     finally:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+@contextmanager
+def answering(answers: Answers) -> Iterator[str]:
+    """The address of a server made by hand, without a path."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Answering,), {"answers": answers}))
+    with serving(server):
+        yield f"http://127.0.0.1:{server.server_port}"
 
 
 LIST = '{"object": "list", "data": [{"id": "judge-7b"}]}'
@@ -306,14 +312,8 @@ def tls_server(certificate: Path, key: Path) -> Iterator[str]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Models)
     server.handle_error = lambda *_: None  # type: ignore[method-assign]  # a client that refuses the certificate
     server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
-    thread = Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
+    with serving(server):
         yield f"https://127.0.0.1:{server.server_port}/v1"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def openssl(folder: Path, *arguments: str) -> None:

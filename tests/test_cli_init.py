@@ -51,7 +51,11 @@ def uncommented(text: str) -> str:
     return re.sub(r"^( *(?:- )?)# (\w+(?: =|:) )", r"\1\2", re.sub(r"\A(#.*\n)+", "", text), flags=re.MULTILINE)
 
 
-def test_what_is_written_is_read_by_the_settings_with_and_without_its_examples(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_written_is_read_by_the_settings_with_and_without_its_examples(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "elsewhere").mkdir()
+    monkeypatch.chdir(folder / "elsewhere")  # the file that a judge's file names is beside it
     for options in OPTIONS:
         read: list[Any] = []
         for ending in (".yaml", ".toml", ".json"):

@@ -72,6 +72,16 @@ class BulkSettings(Policy):
         """Return whether a line belongs to the shard of this run."""
         return self.shard is None or ordinal % self.shard[1] == self.shard[0] - 1
 
+    def of_the_shard(self, ordinals: range) -> range:
+        """Return those of consecutive ordinals that belong to the shard of this run.
+
+        Example:
+            >>> list(BulkSettings(shard=(2, 4)).of_the_shard(range(6, 15)))
+            [9, 13]
+        """
+        index, count = self.shard or (1, 1)
+        return range(ordinals.start + (index - 1 - ordinals.start) % count, ordinals.stop, count)
+
     def scheduling(self) -> dict[str, Any]:
         """The options of each request."""
         return {"timeout": self.timeout, "priority": self.priority, "tenant": self.tenant}

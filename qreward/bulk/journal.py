@@ -72,6 +72,7 @@ class Journal:
     Attributes:
         torn: bytes that are no valid record: of one at the end that was cut off in writing, or of damaged ones.
         unfinished: lines that an earlier run had sent, and whose result it did not receive. They may be paid twice.
+        unlimited: those of them of which it is not known what they may have cost, because that run had no limits.
         spent_before: what earlier runs have spent, with all that their unfinished lines may have cost.
         held: number -> provider batch of an earlier run that has not ended. Its lines are paid there.
         batches: provider batches that were ever recorded; the number of the next.
@@ -113,6 +114,7 @@ class Journal:
         if retry_failed:
             self._index.send_failed_again()
         self.unfinished = frozenset(self._left)
+        self.unlimited = {ordinal for ordinal, most in self._left.items() if most == NOTHING}
         self.spent_before = total((self._settled, *self._left.values()))
         self._begin_part()
         self._trouble: OSError | None = None
@@ -361,10 +363,6 @@ class Journal:
         found = records.line_record(kind, ordinal, digest, spent, result)
         self._append(found)
         return found
-
-    def may_have_cost_anything(self, ordinal: int) -> bool:
-        """Return whether a line is in flight since an earlier run without limits, so that it is not known what it may have cost."""
-        return self._left.get(ordinal) == NOTHING
 
     def set_block(self, first: int, mark: BlockMark | None) -> None:
         """Take in a block of the input that begins with the line ``first``; None if lines of it have changed since they were sent."""

@@ -250,6 +250,8 @@ class BulkRun:
         """Read the input and hand each line that is not done to the batch of its model."""
         blocks = self._source.blocks(tuple(self._journal.blocks), self._are_done)
         try:
+            if self._budget.is_limited and self._source.is_repeatable:
+                await asyncio.to_thread(self._count_left)
             if self._journal.held:
                 self._start_provider()
             while block := await asyncio.to_thread(next, blocks, None):
@@ -266,6 +268,25 @@ class BulkRun:
         finally:
             for batch in self._all_batches():
                 batch.queue.complete()
+
+    def _count_left(self) -> None:
+        """Count what lines may have cost that a run without limits had in flight, before another line is sent."""
+        left, ordinal = self._journal.unlimited, 0
+        for block in self._source.blocks(tuple(self._journal.blocks), self._are_done) if left else ():
+            for number, line in enumerate(block.lines or (), ordinal):
+                if number in left:
+                    with suppress(BadRequest):  # such a line was not sent
+                        most = self._most_if_limited(self._reader.read(line, number).call, self.runtime.prices.values())
+                        self._count_as_spent(number, line.digest, most)
+            ordinal += block.length
+            if ordinal > max(left, default=-1):
+                return
+
+    def _count_as_spent(self, ordinal: int, digest: int, one: Spent) -> None:
+        most = Spent(one.tokens * self.attempts, one.cost * self.attempts)
+        self._journal.unlimited.discard(ordinal)
+        self._journal.withdraw(ordinal, digest, most)
+        self._budget.settle(NOTHING, most)
 
     def _are_done(self, ordinals: range) -> bool:
         return self._journal.are_done(self._settings.of_the_shard(ordinals))
@@ -389,9 +410,8 @@ class BulkRun:
             return NOTHING
         one = most_of(call, highest(prices))
         most = Spent(one.tokens * attempts, one.cost * attempts)
-        if self._journal.may_have_cost_anything(ordinal):
-            self._budget.settle(NOTHING, most)
-            self._journal.withdraw(ordinal, digest, most)
+        if ordinal in self._journal.unlimited:  # the input cannot be read twice
+            self._count_as_spent(ordinal, digest, one)
         while not self._budget.reserve(most):
             if self._budget.is_idle:
                 self.stop("the next line could pass max_cost or max_tokens")

@@ -178,16 +178,23 @@ async def test_the_limits_hold_over_all_runs_on_a_journal_however_often_they_are
         assert f"earlier runs  {again.tokens_before} tokens, ${again.cost_before:.4f}" in str(again), seed
 
 
-async def test_lines_that_a_run_without_limit_had_in_flight_count_when_they_are_read_again(tmp_path: Path) -> None:
-    folder, backend = Folder(tmp_path, lines(20, max_tokens=100)), Backend(seconds=10.0)
-    kill = Kill(folder, 5.0)
-    await folder.run(backend, endpoint(slots=4), on_start=kill)
-    kill.leave()
-    one = most(line(0, max_tokens=100))
-    report = await folder.run(backend, endpoint(slots=4), client={"retry": {"attempts": 1}}, max_tokens=4 * one + 15)
-    assert (report.sent, report.sent_again, report.exit_code) == (1, 1, 75)
-    report = await folder.run(backend, endpoint(slots=4), client={"retry": {"attempts": 1}}, max_tokens=9 * one)
-    assert report.tokens_before == 2 * one + 15
+async def test_lines_that_a_run_without_limit_had_in_flight_count_before_another_is_sent(tmp_path: Path) -> None:
+    rows, one = lines(20, max_tokens=100), most(line(0, max_tokens=100))
+    for number, source in enumerate((None, iter(rows))):  # a file, and what can be read once
+        path = tmp_path / str(number)
+        path.mkdir()
+        folder, backend, options = Folder(path, rows), Backend(seconds=10.0), {"client": {"retry": {"attempts": 1}}}
+        first = {} if source is None else {"source": rows}
+        kill = Kill(folder, 5.0)
+        await folder.run(backend, endpoint(slots=4), on_start=kill, **options, **first)
+        kill.leave()
+        again = {} if source is None else {"source": source}
+        report = await folder.run(backend, endpoint(slots=4), max_tokens=4 * one + 15, **options, **again)
+        if source is None:
+            assert (report.sent, report.exit_code) == (0, 75)
+        report = await folder.run(backend, endpoint(slots=4), max_tokens=30 * one, **options, **first)
+        assert report.tokens_before >= (4 if source is None else 2) * one, number
+        assert (report.done, report.exit_code) == (20, 0), number
 
 
 async def test_max_cost_is_never_passed_and_nearly_all_of_it_is_used(tmp_path: Path) -> None:

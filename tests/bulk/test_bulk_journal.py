@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,12 @@ from hypothesis import strategies as st
 
 from qreward.bulk import journal as module
 from qreward.bulk import records
+from qreward.bulk.budget import Spent
 from qreward.bulk.index import JournalFull
 from qreward.bulk.journal import CHUNK, RESERVED, Journal
+from qreward.bulk.provider import begin_record, end_record
+from qreward.bulk.records import BlockMark
+from qreward.bulk.spool import Spool, SpooledLine
 from qreward.errors import ConfigError, QRewardError
 
 SETTINGS = {"input": ["in.jsonl"], "model": "judge-7b"}
@@ -430,3 +434,89 @@ def test_a_temporary_folder_without_space_for_the_index_is_said_before_the_line_
             journal.start(70_000, 1)
         assert journal.started == 0
         journal.start(0, 1)
+
+
+# summaries
+
+
+def summarised(path: Path, count: int, monkeypatch: pytest.MonkeyPatch, each: int = 50) -> None:
+    """Write a journal of many results in which a tenth failed, some were sent twice, and three lines are in flight."""
+    monkeypatch.setattr(module, "SUMMARISED", each)
+    monkeypatch.setattr(module, "AT_THE_END", 1)
+    spool = Spool(path.parent)
+    spool.add(SpooledLine(401, 501, "", ""), b"{}")
+    with closing(spool), opened(path) as journal:
+        for ordinal in range(count + 3):
+            journal.start(ordinal, ordinal + 100, Spent(9, 0.5))
+            journal.write()
+            if ordinal == 70:
+                journal.record_batch(0, begin_record({"endpoint": "e", "url": "u", "model": "m", "tag": "t"}, spool))
+                journal.record_batch(1, end_record(Spent(1000, 1.0)), Spent(1000, 1.0))
+                journal.set_block(0, BlockMark(0, 60, 61, 999, "ab"))
+            if ordinal < count:
+                journal.finish(ordinal, ordinal + 100, b"result %d" % ordinal, Spent(2, 0.25), ok=ordinal % 10 != 0)
+        for ordinal in range(0, count, 7):
+            journal.finish(ordinal, 5, b"again %d" % ordinal, Spent(1, 0.0), ok=True)
+
+
+def state(journal: Journal) -> Any:
+    """All that a journal says."""
+    digests = [journal.digest(ordinal) for ordinal in range(journal.size + 1)]
+    results = [(line.ok, line.result) for line in journal.in_order()]
+    about = (journal.done, journal.failed, journal.size, journal.unfinished, journal.spent_before, journal.blocks, journal.batches)
+    return digests, results, sorted(line.result for line in journal.as_done()), about, list(journal.held)
+
+
+def test_a_journal_says_the_same_by_its_summaries_as_by_its_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, plain = tmp_path / "j", tmp_path / "plain"
+    summarised(path, 400, monkeypatch)
+    whole = path.read_bytes()
+    kept = [each for each in whole.split(b"\n")[:-1] if each[9:10] != b"K"]
+    plain.write_bytes(b"".join(each + b"\n" for each in kept))
+    assert len(kept) <= whole.count(b"\n") - 8
+    with opened(path) as journal, opened(plain) as by_records:
+        taken = state(journal)
+        assert taken == state(by_records)
+    assert taken[3][:2] == (400, 34)
+    assert taken[3][3:5] == ({400, 401, 402}, Spent(1000 + 800 + 58 + 27, 1.0 + 100 + 1.5))
+    with opened(path, retry_failed=True) as journal:
+        assert (journal.done, journal.failed) == (366, 0)
+        assert not journal.are_done(range(400))
+        assert journal.are_done(range(1, 8))
+
+
+def test_records_of_which_a_summary_is_damaged_or_says_otherwise_are_read_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "j"
+    summarised(path, 200, monkeypatch)
+    whole = path.read_bytes()
+    with opened(path) as journal:
+        expected = state(journal)
+    for begin, end in records.summaries_in(whole):
+        for at in (begin, begin + 12, (begin + end) // 2, end - 1):  # the summary itself
+            path.write_bytes(whole[:at] + b"#" + whole[at + 1 :])
+            with opened(path) as journal:
+                assert state(journal) == expected, at
+    at = whole.index(b"result 33")
+    path.write_bytes(whole[:at] + b"#" + whole[at + 1 :])
+    with opened(path) as journal:
+        assert (journal.done, journal.digest(33), journal.digest(34)) == (199, None, 134)
+        assert journal.torn > 50
+
+
+def test_summaries_that_are_cut_off_anywhere_lose_nothing_and_new_ones_follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "j"
+    summarised(path, 120, monkeypatch)
+    whole = path.read_bytes()
+    begin, end = list(records.summaries_in(whole))[1]  # after 100 results
+    for cut in range(begin, end + 1, 37):
+        path.write_bytes(whole[:cut])
+        with opened(path) as journal:
+            done = journal.done
+            assert done >= 100 - 1
+            for ordinal in range(200, 300):
+                journal.finish(ordinal, 1, b"new", ok=True)
+                journal.flush()
+        with opened(path) as journal:
+            assert (journal.done, journal.torn) == (done + 100, 0), cut

@@ -566,6 +566,26 @@ async def test_passing_over_unchanged_blocks_changes_nothing_but_the_time(tmp_pa
     assert passed_over > 100
 
 
+async def test_a_changed_line_that_was_not_sent_before_a_kill_is_not_passed_over(tmp_path: Path) -> None:
+    async def script(sent: Sent) -> Any:
+        await asyncio.sleep(1)
+        return refused() if "bad" in sent.text else f"re: {sent.text}"
+
+    for name, old, options in (("done", "old", {"resume": "force"}), ("failed", "bad", {"retry_failed": True})):
+        (tmp_path / name).mkdir()
+        folder = Folder(tmp_path / name, [line(0), line(1, old)])
+        await folder.run(Backend(script))
+        write(folder.source, [line(0), line(1, "new")])
+        report = await folder.run(Backend(script), on_start=stop_after(0.5, now=True), **options)
+        assert (report.sent, report.in_flight) == (1, 1), name
+        with pytest.raises(ConfigError, match=r"in.jsonl:2 has changed since its result was received"):
+            await folder.run(Backend(script))
+        for _ in range(2):  # the second reads what the first has sent
+            await folder.run(Backend(script), **options)
+        assert answers(folder.output) == {"id-0": "re: item 0", "id-1": "re: new"}, name
+        assert _passed_over(folder) == 2, name
+
+
 def _passed_over(folder: Folder) -> int:
     """Lines that the next run does not parse."""
     journal = Journal(folder.journal, {}, force=True)

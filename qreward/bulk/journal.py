@@ -440,9 +440,7 @@ class Journal:
 
     def _summarise(self) -> None:
         """Write a summary of what was written since the last one, unless the disk is full."""
-        found = records.summary_record(
-            self._part, self._crc, self._results, self._others, self._settled, {**self._left, **self._started}
-        )
+        found = records.summary_record(self._part, self._crc, self._results, self._others, self._settled, {**self._left, **self._started})
         with suppress(OSError):
             self._reserve(len(found) + len(self._started) * self._largest)
             self._write_at_end(found)

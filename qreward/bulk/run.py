@@ -15,8 +15,8 @@ from typing import Any
 
 from qreward.bulk.batches import Entry, ModelBatch, ScorerBatch, new_batch
 from qreward.bulk.budget import NOTHING, Price, SpendingLimit, Spent, highest, minus, most_of, plus, spent_by
-from qreward.bulk.inputs import Block, Input, InputLine
 from qreward.bulk.index import JournalFull
+from qreward.bulk.inputs import Block, Input, InputLine
 from qreward.bulk.journal import Journal
 from qreward.bulk.outputs import OutputFile, answer_line, failure_line
 from qreward.bulk.provider import URLS, url_of

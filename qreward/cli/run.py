@@ -49,8 +49,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     scorer.add_argument("--score", metavar="MODEL", help="score each line as an item with this reward model")
     add("--timeout", type=float, metavar="SECONDS", help="for one line, queueing included (default: 600, or the deadline of --judge)")
     add("--deadline", type=float, metavar="SECONDS", help="send nothing more after this time; finish what is in flight")
-    add("--max-cost", type=float, metavar="DOLLARS", help="never spend more; what is in flight counts with all of its max_tokens")
-    add("--max-tokens", type=int, metavar="TOKENS", help="never use more tokens, prompts included")
+    add(
+        "--max-cost",
+        type=float,
+        metavar="DOLLARS",
+        help="never spend more, over all runs on this output; what is in flight counts with all of its max_tokens",
+    )
+    add("--max-tokens", type=int, metavar="TOKENS", help="never use more tokens over all runs on this output, prompts included")
     add("--sample", type=int, metavar="N", help="stop after N lines; the next run goes on with the others")
     add("--shard", type=_shard, metavar="I/N", help="only the I-th of every N lines, from 1")
     add("--order", choices=("input", "any"), default="input", help="order of the output (default: %(default)s)")

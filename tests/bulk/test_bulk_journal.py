@@ -312,7 +312,9 @@ def test_a_file_that_is_no_journal_is_refused_and_not_changed(tmp_path: Path) ->
     body = json.dumps({"format": "qreward journal 0"}).encode()
     for content in (b"something else", b"a\nb\n", b"\n", records.record(body), records.record(b"[]"), b"x" * (CHUNK + 1)):
         path.write_bytes(content)
-        with pytest.raises(ConfigError, match=r" is (not a journal of qreward|a qreward journal 0, and .* a qreward journal 2); name another"):
+        with pytest.raises(
+            ConfigError, match=r" is (not a journal of qreward|a qreward journal 0, and .* a qreward journal 2); name another"
+        ):
             Journal(path, SETTINGS)
         assert path.read_bytes() == content
 
@@ -369,8 +371,8 @@ def test_results_that_do_not_fit_are_counted_when_the_journal_is_closed(tmp_path
         for ordinal in range(9):
             journal.finish(ordinal, ordinal + 100, b"z" * 900, ok=ordinal != 7)
             assert journal.flush() == (ordinal < 4), ordinal
+        journal.start(11, 111)
         with pytest.raises(JournalFull, match=r"no space is left for .*; make room and run the same command again"):
-            journal.start(11, 111)
             journal.write()
         assert not journal.flush()
         with pytest.raises(JournalFull):

@@ -24,8 +24,8 @@ class BulkSettings(Policy):
         timeout: seconds per line, queueing included. None sets no limit.
         priority, tenant: as in :meth:`QRewardClient.batch_chat_completion`.
         deadline: seconds after which nothing more is sent. What is in flight then is finished.
-        max_cost: US dollars that all runs on one journal may cost together; needs ``Endpoint(price=...)``. A request is sent only if the limit holds even if it uses
-            all of its ``max_tokens``, which each line or ``params`` must set. Requests are not hedged.
+        max_cost: US dollars that all runs on one journal may cost together; needs ``Endpoint(price=...)``. A request is sent only if the
+            limit holds even if it uses all of its ``max_tokens``, which each line or ``params`` must set. Requests are not hedged.
         max_tokens: prompt and completion tokens that they may use, as for ``max_cost``.
         sample: number of lines after which the run stops. The next run goes on with the others.
         shard: ``(i, n)``: only the i-th of every n lines, from 1.

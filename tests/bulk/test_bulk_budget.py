@@ -184,11 +184,11 @@ async def test_lines_that_a_run_without_limit_had_in_flight_count_before_another
         path = tmp_path / str(number)
         path.mkdir()
         folder, backend, options = Folder(path, rows), Backend(seconds=10.0), {"client": {"retry": {"attempts": 1}}}
-        first = {} if source is None else {"source": rows}
+        first: dict[str, Any] = {} if source is None else {"source": rows}
         kill = Kill(folder, 5.0)
         await folder.run(backend, endpoint(slots=4), on_start=kill, **options, **first)
         kill.leave()
-        again = {} if source is None else {"source": source}
+        again: dict[str, Any] = {} if source is None else {"source": source}
         report = await folder.run(backend, endpoint(slots=4), max_tokens=4 * one + 15, **options, **again)
         if source is None:
             assert (report.sent, report.exit_code) == (0, 75)

@@ -544,7 +544,11 @@ async def test_passing_over_unchanged_blocks_changes_nothing_but_the_time(tmp_pa
             dice.choice((_edit, _append, _shorten, _keep, _keep))(dice, rows)
             if dice.random() < 0.2:
                 rows[:] = before
-            options = {"resume": dice.choice(("auto", "force")), "retry_failed": dice.random() < 0.3, "sample": dice.choice((None, 9, 25))}
+            options: dict[str, Any] = {
+                "resume": dice.choice(("auto", "force")),
+                "retry_failed": dice.random() < 0.3,
+                "sample": dice.choice((None, 9, 25)),
+            }
             options["shard"] = (2, 3) if seed % 3 == 0 else None
             seconds, found = dice.uniform(0.5, 30), list[Any]()
             for folder in folders:

@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-cost",
         type=float,
         metavar="DOLLARS",
-        help="most US dollars to spend over all runs on this output; what is in flight counts with all of its max_tokens (default: no limit)",
+        help="most US dollars to spend over all runs on this output; what is in flight counts with its max_tokens (default: no limit)",
     )
     add(
         "--max-tokens",

@@ -12,7 +12,7 @@ SOURCES := qreward tests benchmarks examples setup.py
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all slow $(SUITES:%=slow-%) check soak bench docs clean
+.PHONY: help demo test test-all slow $(SUITES:%=slow-%) check soak bench docs dist clean
 
 help: ## list what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,6 +49,11 @@ bench: $(READY) ## measure the CPU time per request, and the scheduler in virtua
 
 docs: $(READY) ## check links, code and tables of the documentation
 	$(BIN)/python -m pytest tests/test_docs.py
+
+dist: $(READY) ## build the source distribution and the wheel into dist/, and check them
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/twine check --strict dist/*
 
 clean: ## remove the environment and all caches
 	rm -rf .venv .ci/.venv benchmarks/.envs tests/slow/.envs .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info

@@ -1,6 +1,6 @@
-"""@batch: callers ask for one reward each, the model is called with lists; batches grow with load, nothing is tuned.
+"""``@batch``: each caller passes one item, and the function receives lists, which grow with the load.
 
-Needs no network. The "model" here takes 20 ms a call, whatever the size, and cannot read empty answers.
+Run it: ``python examples/batch_decorator.py``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Typed questions about a text, and a probability for every answer: one input, then many, at servers of two dialects.
+"""Typed questions about a text, with a probability for every answer: one text, then many, at servers with two different APIs.
 
-Which dialect a server speaks is found out with one small request. All questions about an input go in one request, where the server takes
-them; a chat server is sent one request for each.
+Run it: ``python examples/client_decide.py``.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ QUESTIONS = [
     Score("How clear is the answer?", levels=["unclear", "readable", "clear"], name="clear"),
     Choice("What is the tone?", choices={"calm": "factual and polite", "rude": ""}, name="tone"),
 ]
-# the fake servers read the truth in the text
+# the fake servers read the probability of a right answer in the text
 ANSWERS = [f"What is {n} times 7? It is {n * 7 + n % 2}. truth={0.1 if n % 2 else 0.9}" for n in range(8)]
 
 

@@ -1,6 +1,6 @@
-"""What prefix affinity gives: many answers to each of a few long questions, judged with it and without it.
+"""Prefix affinity: answers to a few long questions, judged without it and with it, at servers with a prefix cache.
 
-The fake endpoints behave like model servers with a prefix cache: they compute each beginning of a prompt once as long as they keep it.
+Run it: ``python examples/client_prefix_affinity.py``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from qreward.testing import FakeEndpoint, FakeFleet, Latency
 
 QUESTIONS = [f"Task {number}. {f'Fact {number} of this task is of no use. ' * 60} What is {number} plus {number}?" for number in range(16)]
 ROLLOUTS = [conversation(question, str(2 * n), str(guess)) for guess in range(12) for n, question in enumerate(QUESTIONS)]
-random.Random(0).shuffle(ROLLOUTS)  # noqa: S311 - an order, as training data have it
+random.Random(0).shuffle(ROLLOUTS)  # noqa: S311 - the order of training data
 
 
 async def judge(label: str, **settings: None) -> None:

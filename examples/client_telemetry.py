@@ -1,7 +1,6 @@
-"""What OpenTelemetry sees of a client: each call a span, its attempts below it where there was more than one, and metrics of the rest.
+"""OpenTelemetry spans and metrics of a client: a span for each call, with its attempts below it if there was more than one.
 
-A client needs to be told nothing: it uses the providers that the program has set. Here they keep all in memory, to be printed; in
-production ``qreward.telemetry.configure()`` sends it to a collector.
+Run it: ``python examples/client_telemetry.py``.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ SHOWN = ("qreward.attempt.type", "qreward.attempt.outcome", "qreward.endpoint", 
 
 
 async def main() -> None:
+    # Kept in memory, to print them; qreward.telemetry.configure() sends them to a collector.
     spans, reader, provider = InMemorySpanExporter(), InMemoryMetricReader(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(spans))
     trace.set_tracer_provider(provider)
@@ -41,8 +41,8 @@ async def main() -> None:
 def show_spans(exporter: InMemorySpanExporter, parent: int | None = None, depth: int = 0) -> None:
     for span in sorted(exporter.get_finished_spans(), key=lambda span: span.start_time or 0):
         if (span.parent.span_id if span.parent else None) == parent and span.context is not None:
-            told = [str((span.attributes or {}).get(name)) for name in SHOWN if name in (span.attributes or {})]
-            print("  " * depth + span.name, *told)
+            shown = [str((span.attributes or {}).get(name)) for name in SHOWN if name in (span.attributes or {})]
+            print("  " * depth + span.name, *shown)
             show_spans(exporter, span.context.span_id, depth + 1)
 
 

@@ -1,7 +1,7 @@
-"""What the examples connect to: your own endpoints if the environment names some, else a fake fleet on this machine.
+"""What the examples connect to: your own endpoints if the environment names some, else fake endpoints on this machine.
 
-Set ``QREWARD_CONFIG`` to a configuration file, or ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY``, to use your own;
-``JUDGE_MODEL`` names the model to ask for. Without them no key and no network is needed.
+``QREWARD_CONFIG`` names a configuration file, or ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY`` an endpoint; ``JUDGE_MODEL`` is the model.
+Without them no key and no network is needed.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ async def connect(*fakes: FakeEndpoint) -> AsyncIterator[QRewardClient]:
             yield client
         return
     async with FakeFleet(fakes) as fleet:
-        told = [
+        endpoints = [
             endpoint.model_copy(update={"limits": Limits(max_concurrency=fake.max_concurrency)})
             for endpoint, fake in zip(fleet.endpoints, fakes, strict=True)
         ]
-        async with QRewardClient(told) as client:
+        async with QRewardClient(endpoints) as client:
             yield client
 
 

@@ -1,6 +1,6 @@
-"""Calibrate a judge with labelled items, use the calibration, and compare two judges.
+"""Calibrate a judge with labelled items, apply the calibration, and measure the agreement of two judges.
 
-The judges are fake: one is too sure of itself and likes to say yes, the other is not. What they judge says in its text how good it is.
+Run it: ``python examples/judge_calibration.py``.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from connect import connect
 from qreward.judge import Calibration, Judge, YesNoVerdict, agreement, calibrate
 from qreward.testing import FakeEndpoint, SyntheticJudge
 
+# One judge is too sure of itself and says yes too often. Both read in the text how good a response is.
 FLEET = tuple(
     FakeEndpoint(name, models=[name], decisions="openai", synthetic_judge=judge)
     for name, judge in {

@@ -1,4 +1,7 @@
-"""A small judge answers first; what it is not sure of goes to a strong one."""
+"""A cascade: a small judge scores first, and a strong judge scores what the small one is not sure of.
+
+Run it: ``python examples/judge_cascade.py``.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,13 @@ from qreward.judge import Cascade, Judge
 from qreward.testing import FakeEndpoint, Latency
 
 ITEMS = [(f"What is {number} x 7?", str(7 * number)) for number in range(1, 21)]
-_asked = count()
+_calls = count()
 
 
 def answer(messages: list[Any]) -> str:
-    """Fake judges: about two-digit numbers, the answers of the small one differ from sample to sample."""
+    """A fake judge, which is unsure of products above 15 x 7: there its samples differ."""
     unsure = " x 7" in messages[-1]["content"] and int(messages[-1]["content"].split("What is ")[1].split()[0]) > 15
-    return json.dumps({"reason": "checked", "score": next(_asked) % 3 * 5 if unsure else 10})
+    return json.dumps({"reason": "checked", "score": next(_calls) % 3 * 5 if unsure else 10})
 
 
 FLEET = (
@@ -33,7 +36,7 @@ async def main() -> None:
         small = Judge(client, model=MODEL, samples=3, settle="mean", temperature=1)
         cascade = Cascade({"small": small, "strong": Judge(client, model="judge-70b")}, min_confidence=0.8)
         batch = await cascade.batch_score(ITEMS, timeout=60)
-    print(f"decided by {dict(batch.stats.decided_by)}; {batch.stats.escalated:.0%} went on; mean {sum(batch.scores()) / len(batch):.2f}")
+    print(f"decided by {dict(batch.stats.decided_by)}; {batch.stats.escalated:.0%} escalated; mean {sum(batch.scores()) / len(batch):.2f}")
 
 
 if __name__ == "__main__":

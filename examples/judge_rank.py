@@ -1,4 +1,7 @@
-"""Rank the responses to each prompt by pairs. The judge is shown each pair in both orders, and sometimes errs."""
+"""A ranking of the responses to each prompt, from comparisons of pairs in both orders.
+
+Run it: ``python examples/judge_rank.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A rubric as a reward: all criteria of an answer in one request, a probability for each, and a gate that makes unsafe answers worth 0.
+"""A rubric as a reward: weighted criteria in one request, a probability for each, and a gate that gives unsafe responses 0.
 
-Without servers of your own a synthetic judge answers, whose numbers mean nothing.
+Run it: ``python examples/judge_rubric.py``.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from qreward.judge import Criterion, Judge, Rubric
 from qreward.testing import FakeEndpoint, Latency
 
 MODEL = os.environ.get("JUDGE_MODEL", "judge-7b")
+# Fake endpoints, whose probabilities mean nothing.
 FLEET = (
     FakeEndpoint("gpu-0", models=["judge-7b"], decisions="vllm", latency=Latency(base=0.02), max_concurrency=8),
     FakeEndpoint("gpu-1", models=["judge-7b"], decisions="vllm", latency=Latency(base=0.02), max_concurrency=8),

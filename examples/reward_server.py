@@ -1,6 +1,6 @@
-"""A verifier without weights, served as a reward model: partial credit for form, number and brevity, in batches over HTTP.
+"""A verifier as an HTTP reward server: requests are scored in batches, and a completion without a score is an error.
 
-The server runs in this process, on loopback; ``qreward serve reward_server:score`` from this folder runs it on its own.
+Run it: ``python examples/reward_server.py``.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ SIZES: list[int] = []
 
 
 def score(completions: list[str], metadata: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """0.2 for exactly one boxed answer, 0.7 for the right one (0.3 if it is off by its sign), 0.1 for saying it briefly."""
+    """0.2 for exactly one boxed answer, 0.7 for the right one (0.3 for a wrong sign), 0.1 for a short text."""
     SIZES.append(len(completions))
-    time.sleep(0.05)  # a verifier that runs code takes its time: meanwhile the next batch fills
+    time.sleep(0.05)  # meanwhile the next batch fills
     return [judge(completion, Fraction(meta["label"])) for completion, meta in zip(completions, metadata, strict=True)]
 
 
@@ -51,7 +51,7 @@ async def main() -> None:
 
         body = {"query": ["so \\boxed{1/2}", "so \\boxed{one half}"], "metadata": [{"label": "1/2"}] * 2}
         answer = (await trainer.post("/get_reward", json=body)).json()
-        print("one that has none:", answer["rewards"], answer["errors"][1])
+        print("one without a score:", answer["rewards"], answer["errors"][1])
 
 
 if __name__ == "__main__":

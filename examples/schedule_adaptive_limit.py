@@ -1,4 +1,7 @@
-"""``adaptive_limit``: how many calls may be under way moves with what they show. Here a judge that holds eight, untold."""
+"""``adaptive_limit`` finds out how many calls a judge takes at once. This judge rejects a ninth call, and no setting says so.
+
+Run it: ``python examples/schedule_adaptive_limit.py``.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,12 @@ import asyncio
 
 from qreward import schedule
 
-HELD = 0
 CAPACITY = 8
+running = 0
 
 
 class Overloaded(Exception):
-    """What the judge says to a ninth. Its status is understood, as that of httpx, aiohttp, requests, openai and grpc is."""
+    """The judge's rejection. The status is read as those of httpx, aiohttp, requests, openai and grpc errors are."""
 
     status_code = 429
 
@@ -26,21 +29,21 @@ class Overloaded(Exception):
     timeout=60,
 )
 async def judge(answer: str) -> int:
-    global HELD  # noqa: PLW0603
-    if HELD >= CAPACITY:
+    global running  # noqa: PLW0603
+    if running >= CAPACITY:
         raise Overloaded(answer)
-    HELD += 1
+    running += 1
     try:
         await asyncio.sleep(0.01)
     finally:
-        HELD -= 1
+        running -= 1
     return len(answer)
 
 
 async def main() -> None:
     results = await asyncio.gather(*(judge(f"answer {number}") for number in range(600)))
     stats = judge.stats()
-    print(f"{len(results)} results, none lost; the judge was asked {stats.tries} times and turned {stats.overloaded} away")
+    print(f"{len(results)} of 600 calls returned a result; {stats.overloaded} of {stats.tries} tries were rejected")
     print(f"the limit came down from 32 to {stats.limit}")
 
 

@@ -1,4 +1,7 @@
-"""A circuit breaker: after three failures in a row nobody waits for a dead judge any more, until one call finds it well."""
+"""A circuit breaker stops calls to a judge after three failures in a row, until one call succeeds again. Each judge has its own.
+
+Run it: ``python examples/schedule_circuit_breaker.py``.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,20 @@ import time
 
 from qreward import CircuitOpen, schedule
 
-ASKED: list[str] = []
-DEAD = {"judge-b"}
+CALLED: list[str] = []
+DOWN = {"judge-b"}
 
 
 @schedule(circuit_breaker_threshold=3, circuit_breaker_recovery=0.2, key_func=lambda judge, _answer: judge)
 def ask(judge: str, answer: str) -> float:
-    ASKED.append(judge)
-    if judge in DEAD:
-        raise ConnectionError(f"{judge} is away")
+    CALLED.append(judge)
+    if judge in DOWN:
+        raise ConnectionError(f"{judge} is down")
     return float(len(answer))
 
 
-def attempt(judge: str) -> str:
-    """What a caller sees."""
+def outcome(judge: str) -> str:
+    """The score, or the name of the error."""
     try:
         return str(ask(judge, "42"))
     except (CircuitOpen, ConnectionError) as error:
@@ -27,9 +30,9 @@ def attempt(judge: str) -> str:
 
 
 if __name__ == "__main__":
-    print("judge-b:", [attempt("judge-b") for _ in range(6)])
-    print(f"it was asked {ASKED.count('judge-b')} times; judge-a is not affected: {attempt('judge-a')}")
-    DEAD.clear()
+    print("judge-b:", [outcome("judge-b") for _ in range(6)])
+    print(f"judge-b was called {CALLED.count('judge-b')} times; judge-a is not affected: {outcome('judge-a')}")
+    DOWN.clear()
     time.sleep(0.25)
-    print("after the recovery time:", attempt("judge-b"), attempt("judge-b"))
+    print("judge-b after the recovery time:", outcome("judge-b"), outcome("judge-b"))
     print("open circuits:", ask.stats().open_circuits)

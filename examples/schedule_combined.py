@@ -1,4 +1,7 @@
-"""All together, as a reward function would have it: limits, retries, a hedge, a breaker, a time limit and a default."""
+"""A reward function with limits, retries, a hedge, a circuit breaker, a time limit and a default; one setting changes while it runs.
+
+Run it: ``python examples/schedule_combined.py``.
+"""
 
 from __future__ import annotations
 
@@ -34,11 +37,11 @@ CONFIG = ScheduleConfig(
 
 @schedule(CONFIG)
 async def judge(answer: str) -> float | None:
-    """A judge that fails one time in ten, and is stuck one time in fifty."""
-    fate = RNG.random()
-    if fate < 0.1:
+    """A judge that fails in one call of ten, and hangs in one of fifty."""
+    draw = RNG.random()
+    if draw < 0.1:
         raise ConnectionError("reset by peer")
-    await asyncio.sleep(0.5 if fate > 0.98 else 0.01)
+    await asyncio.sleep(0.5 if draw > 0.98 else 0.01)
     return len(answer) / 10
 
 
@@ -47,8 +50,8 @@ async def main() -> None:
     stats = judge.stats()
     print(f"{len(scores)} scores, {sum(score is None for score in scores)} of them missing; outcomes {dict(OUTCOMES)}")
     print(f"{stats.tries} tries: {stats.retries} retries, {stats.hedges} hedges")
-    CONFIG.update(max_concurrency=4, retry_times=8)  # holds from now on
-    print(f"at most {judge.stats().limit} at once from now on: {await judge('one more')}")
+    CONFIG.update(max_concurrency=4, retry_times=8)  # applies to the calls that follow
+    print(f"after the update: a score of {await judge('one more')}, at most {judge.stats().limit} calls at once")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""``limit_size`` holds in any window, per key: here two keys of a provider, with five calls a fifth of a second each."""
+"""``limit_size`` limits the calls in any window of time, by key. Here two keys of a provider have five calls each 0.2 seconds.
+
+Run it: ``python examples/schedule_limit.py``.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import time
 from qreward import schedule
 
 WINDOW = 0.2
-LATE = 0.1  # seconds by which a busy machine may begin a call after its turn, and so nearer to the next
+LATE = 0.1  # seconds by which a busy machine may start a call late
 STARTS: dict[str, list[float]] = {"key-a": [], "key-b": []}
 
 
@@ -19,12 +22,12 @@ async def ask(key: str, prompt: str) -> str:
 
 
 async def main() -> None:
-    begun = time.monotonic()
+    start = time.monotonic()
     await asyncio.gather(*(ask(key, "judge this") for _ in range(15) for key in STARTS))
-    print(f"30 calls in {time.monotonic() - begun:.2f} s: three windows of five for each of {ask.stats().keys} keys")
+    print(f"30 calls in {time.monotonic() - start:.2f} s: three windows of five for each of {ask.stats().keys} keys")
     for key, starts in STARTS.items():
         most = max(sum(start <= other < start + WINDOW - LATE for other in starts) for start in starts)
-        print(f"{key}: at most {most} calls at once")
+        print(f"{key}: at most {most} calls in a window")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""``@schedule`` on functions that block: called as before, also from many threads and where an event loop runs."""
+"""``@schedule`` on blocking functions and methods. They are called as before, also from threads and where an event loop runs.
+
+Run it: ``python examples/schedule_sync.py``.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,13 @@ from qreward import schedule
 
 @schedule(max_concurrency=4, retry_times=2, retry_interval=0.05, exception_types=ConnectionError)
 def score(answer: str) -> float:
-    """A reward function that takes a while, as one that asks a server would."""
+    """A reward function that waits, as one that calls a server does."""
     time.sleep(0.02)
     return len(answer) / 10
 
 
 class Verifier:
-    """Methods, static methods and class methods are decorated alike."""
+    """Methods, static methods and class methods are decorated in the same way."""
 
     def __init__(self, bonus: float) -> None:
         self.bonus = bonus
@@ -28,14 +31,13 @@ class Verifier:
 
 
 async def main() -> float:
-    return score("called where a loop runs, which stands still meanwhile")
+    return score("called in an event loop, which it blocks")
 
 
 if __name__ == "__main__":
     print("one call:", score("forty-two"))
-    with ThreadPoolExecutor(16) as threads:
-        scores = list(threads.map(score, ["answer"] * 40))
-    stats = score.stats()
-    print(f"16 threads: {len(scores)} scores, {stats.calls} calls, never more than {stats.limit} at once")
     print("a method:", Verifier(1.0).check("forty-two"))
     print("in a loop:", asyncio.run(main()))
+    with ThreadPoolExecutor(16) as threads:
+        scores = list(threads.map(score, ["answer"] * 40))
+    print(f"16 threads: {len(scores)} scores, at most {score.stats().limit} calls at once")

@@ -5,8 +5,9 @@ This module knows nothing of HTTP, asyncio or the configuration.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
+from qreward.documentation import page
 from qreward.records import AttemptRecord, Usage
 
 
@@ -16,9 +17,21 @@ class QRewardError(Exception):
     Attributes:
         usage: tokens of responses that were received although there is no result, such as judge responses that could not be parsed. None
             if there were none, or if no server reported usage.
+        help_url: the section of the documentation about this class of errors: causes and remedies. It is not part of the message, so that
+            a log of many failures does not repeat it.
     """
 
     usage: Usage | None = None
+    help_url: ClassVar[str] = page("reference/errors", "qrewarderror")
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if cls.__module__ in _DOCUMENTED:  # other classes, such as a user's own, have the section of their base class
+            cls.help_url = page("reference/errors", cls.__name__.lower())
+
+
+_DOCUMENTED = (__name__, "qreward.results")
+"""The modules whose errors have sections of their own on the page of errors."""
 
 
 Fault = tuple[tuple[str | int, ...], str]
@@ -28,11 +41,17 @@ Fault = tuple[tuple[str | int, ...], str]
 class ConfigError(QRewardError, ValueError):
     """The configuration or an argument is invalid. Raised before anything is sent. The message has one line per fault.
 
+    A traceback shows ``help_url`` below the message.
+
     Attributes:
         faults: the invalid settings, if several settings were checked together; otherwise empty.
     """
 
     faults: tuple[Fault, ...] = ()
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)
+        self.add_note(f"See {self.help_url}")
 
 
 class NoEndpoint(QRewardError):

@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LAYERS: list[tuple[str, ...]] = [
-    ("records", "errors", "results", "decisions", "observers", "settings", "spelling", "tuning"),
+    ("documentation", "records", "errors", "results", "decisions", "observers", "settings", "spelling", "tuning"),
     ("scheduler", "quota.ledger", "quota.lease", "quota.messages"),
     ("codecs",),
     ("transport",),
@@ -526,6 +526,8 @@ def test_the_use_of_a_private_name_is_caught() -> None:
 
 
 PRIVATE_ACCESS: dict[tuple[str, str], str] = {
+    ("cli.completion", "_actions"): "argparse has no other way to list the arguments of a parser",
+    ("cli.completion", "_SubParsersAction"): "the same for its commands",
     ("notebook.display", "_async"): "a blocking stream is drawn by reading the stream behind it",
     ("testing.virtual_threads", "_current_frames"): "of ``sys``",
 }

@@ -154,7 +154,90 @@ def test_an_address_one_level_too_high_and_one_that_leads_nowhere(check: Check) 
         status, (high, stray) = check.json({"base_url": root}, {"base_url": f"{root}/elsewhere", "name": "b"})
     assert status == 1
     assert high["problems"] == [f"its API is one level below base_url; set base_url: {root}/v1"]
-    assert stray["problems"] == ["it answers 404 to every request; check the host, the port and the path of base_url"]
+    assert stray["problems"] == [f"it answers 404 to every request, but it has an API at another path; set base_url: {root}/v1"]
+
+
+Answers = dict[str, tuple[int, str]]
+
+
+class Answering(BaseHTTPRequestHandler):
+    """Answers each path as its class says, and any other like ``*``; a status of 0 is bytes that are not HTTP."""
+
+    answers: Answers
+
+    def do_GET(self) -> None:
+        status, body = self.answers.get(self.path, self.answers["*"])
+        if not status:
+            self.wfile.write(body.encode())
+            self.close_connection = True
+            return
+        self.send_response(status)
+        if 300 <= status < 400:
+            self.send_header("Location", body)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body.encode())
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.do_GET()
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@contextmanager
+def serving(server: ThreadingHTTPServer) -> Iterator[None]:
+    thread = Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@contextmanager
+def answering(answers: Answers) -> Iterator[str]:
+    """The address of a server made by hand, without a path."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Answering,), {"answers": answers}))
+    with serving(server):
+        yield f"http://127.0.0.1:{server.server_port}"
+
+
+LIST = '{"object": "list", "data": [{"id": "judge-7b"}]}'
+COMPLETION = '{"id": "1", "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "yes"}}]}'
+STRAY: dict[str, tuple[Answers, str, str]] = {
+    "a web server": ({"*": (200, "<html>Welcome</html>")}, "/v1", r"answers a web page to a request for its models .* check the host"),
+    "another API": ({"*": (404, "{}"), "/health": (200, "{}")}, "/v1", r"answers 404 to a request for its models .* see with --call"),
+    "an API of another form": ({"*": (200, '{"ok": true}')}, "/v1", r"answers something else to a request .* no OpenAI-compatible server"),
+    "a gateway without a server": ({"*": (502, "<html>Bad Gateway</html>")}, "/v1", r"answers 502 to a request .* look into its log"),
+    "a server without a model": ({"*": (404, ""), "/v1/models": (200, '{"data": []}')}, "/v1", r"answers an empty list .* load a model"),
+    "nothing at all": ({"*": (404, "")}, "/v1", r"answers 404 to every request; check the host, .* see with --call whether it answers"),
+    "no HTTP": ({"*": (0, "SSH-2.0-OpenSSH_9.6\r\n")}, "/v1", r"the answer is not proper HTTP .*; check the host and port of base_url"),
+    "a server that hangs up": ({"*": (0, "")}, "/v1", r"the connection broke .*; check the host and port of base_url"),
+    "a wrong path": ({"*": (404, ""), "/v1/models": (200, LIST)}, "/api/v2", r"has an API at another path; set base_url: \S+\d/v1"),
+    "/v1 twice": ({"*": (404, ""), "/v1/models": (200, LIST)}, "/v1/v1", r"has an API at another path; set base_url: \S+\d/v1"),
+    "the list itself": ({"*": (404, ""), "/v1/models": (200, LIST)}, "/v1/models", r"has an API at another path; set base_url: \S+\d/v1"),
+    "no /v1, and no key": ({"*": (404, ""), "/v1/models": (401, "")}, "", r"its API is one level below base_url; set base_url: \S+\d/v1"),
+    "a login page": ({"*": (302, "https://u:p@sso.example.com/?t=1")}, "/v1", r"redirects to https://sso.example.com \(302 .* final one"),
+}  # fmt: skip
+
+
+def test_a_server_that_is_no_model_server_and_a_path_that_leads_nowhere_are_problems_that_say_what_to_change(check: Check) -> None:
+    for name, (answers, path, problem) in STRAY.items():
+        with answering(answers) as host:
+            status, (found,) = check.json({"base_url": host + path})
+        assert status == 1, name
+        assert re.search(problem, found["problems"][0]), (name, found["problems"])
+
+
+def test_a_server_without_a_list_of_models_is_well_if_it_answers_a_call(check: Check) -> None:
+    with answering({"*": (404, ""), "/v1/chat/completions": (200, COMPLETION)}) as host:
+        status, (found,) = check.json({"base_url": f"{host}/v1", "models": ["judge-7b"]}, more=("--call",))
+    assert (status, found["problems"], found["called"]) == (0, [], "answered")
+    assert found["notes"][0].startswith("it does not list its models")
 
 
 SERVED: list[tuple[dict[str, Any], list[dict[str, Any]], list[str]]] = [
@@ -229,14 +312,8 @@ def tls_server(certificate: Path, key: Path) -> Iterator[str]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Models)
     server.handle_error = lambda *_: None  # type: ignore[method-assign]  # a client that refuses the certificate
     server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
-    thread = Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
+    with serving(server):
         yield f"https://127.0.0.1:{server.server_port}/v1"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def openssl(folder: Path, *arguments: str) -> None:

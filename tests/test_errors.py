@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import inspect
 import pickle
+import traceback
+from pathlib import Path
 from typing import Any
 
-from qreward import errors
+import pytest
+
+import qreward
+from qreward import documentation, errors
 from qreward.errors import ConfigError, NoEndpoint, QRewardError, Rejected, RequestError, RequestTimeout
 from qreward.results import AttemptRecord, BatchInterrupted, BatchResult, BatchStats, Result
 
+ROOT = Path(__file__).parents[1]
 CLASSES: list[Any] = [thing for _, thing in inspect.getmembers(errors, inspect.isclass) if thing.__module__ == errors.__name__]
 REQUEST_ERRORS = [kind for kind in CLASSES if issubclass(kind, RequestError)]
 PLAIN_ERRORS = [kind for kind in CLASSES if not issubclass(kind, RequestError | BatchInterrupted)]
@@ -65,6 +72,40 @@ def test_an_error_keeps_the_notes_that_were_added_to_it() -> None:
     error = full(RequestTimeout)
     error.add_note("while scoring step 12")
     assert pickle.loads(pickle.dumps(error)).__notes__ == ["while scoring step 12"]
+
+
+def test_every_error_names_its_section_of_the_page_of_errors_and_one_without_a_section_names_that_of_its_base() -> None:
+    for module in ("bulk.journal", "integrations.areal", "integrations.roll.rewards"):
+        importlib.import_module(f"qreward.{module}")  # they define errors that are not public
+    headings = {line[3:].lower() for line in (ROOT / "docs/reference/errors.md").read_text().splitlines() if line.startswith("## ")}
+    kinds = [QRewardError]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+        page, _, section = kind.help_url.partition("#")
+        assert (page, section in headings) == ("docs/reference/errors.md", True), kind
+        if getattr(qreward, kind.__name__, None) is kind:
+            assert section == kind.__name__.lower()
+    assert len(kinds) > len(CLASSES) + 3
+
+    class Mine(RequestTimeout):
+        """A user's own."""
+
+    assert Mine("too late").help_url == RequestTimeout.help_url
+
+
+def test_a_traceback_of_wrong_settings_shows_the_page_and_the_message_of_an_error_does_not() -> None:
+    for error in (ConfigError("no such file"), pickle.loads(pickle.dumps(ConfigError("no such file")))):
+        assert str(error) == "no such file"
+        shown = traceback.format_exception_only(error)
+        assert shown[-1].strip() == "See docs/reference/errors.md#configerror"
+        assert len(shown) == 2
+    assert len(traceback.format_exception_only(RequestTimeout("too late"))) == 1
+
+
+def test_the_address_of_a_page_follows_from_that_of_the_documentation(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert documentation.page("trainers/trl") == "docs/trainers/trl.md"
+    monkeypatch.setattr(documentation, "DOCUMENTATION", "https://qreward.example/")
+    assert documentation.page("reference/errors", "ratelimited") == "https://qreward.example/reference/errors/#ratelimited"
 
 
 def test_an_interrupted_batch_keeps_its_results_and_cause_apart() -> None:

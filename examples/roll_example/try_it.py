@@ -1,6 +1,8 @@
-"""The judge of ``rlvr_llm_judge.yaml`` on a fake fleet: what a reward worker does with a batch. Needs no ROLL, no GPU, no network.
+"""The judge of ``rlvr_llm_judge.yaml`` on fake endpoints, as a reward worker of ROLL uses it; without ROLL, a GPU or a network.
 
-The addresses are the fake ones, of which one breaks now and then; all else is as the two YAML files say.
+Run it: ``python examples/roll_example/try_it.py``.
+
+The addresses are those of the fake endpoints, one of which fails now and then. All other settings are those of the two YAML files.
 """
 
 from __future__ import annotations

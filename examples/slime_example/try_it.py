@@ -1,6 +1,8 @@
-"""The judge of ``reward.yaml`` on a fake fleet, asked as slime asks. Needs no slime, no GPU, no network.
+"""The judge of ``reward.yaml`` on fake endpoints, called as slime calls it; without slime, a GPU or a network.
 
-The addresses are the fake ones, and one question is too much for the judge; all else is as the YAML file says.
+Run it: ``python examples/slime_example/try_it.py``.
+
+The addresses are those of the fake endpoints, and one question fails. All other settings are those of the YAML file.
 """
 
 from __future__ import annotations

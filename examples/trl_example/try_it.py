@@ -1,8 +1,6 @@
-"""The settings of this example, on fake judges and without TRL: the functions are called as GRPOTrainer calls them.
+"""The judge of ``reward.yaml`` on a fake endpoint, called as GRPOTrainer calls it; without TRL, a GPU or a network.
 
-    python try_it.py
-
-Needs no network and no GPU.
+Run it: ``python examples/trl_example/try_it.py``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""The settings of this example, on fake judges and without verl: the function is found, called and its results are stacked as verl does.
+"""The judge of ``reward.yaml`` on a fake endpoint, called as verl calls it; without verl, a GPU or a network.
 
-    python try_it.py
-
-Needs no network and no GPU.
+Run it: ``python examples/verl_example/try_it.py``.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import platform
 import sys
 from collections.abc import Sequence
 
@@ -19,12 +20,15 @@ CLOSED_PIPE = 141
 """Exit status if the reader of standard output has closed the pipe, as a shell reports it for SIGPIPE."""
 VERBS = {
     "demo": ("qreward.cli.demo", "judge a bulk on fake judges, one of which dies on the way"),
+    "init": ("qreward.cli.init", "write a commented configuration, from options or by asking"),
     "run": ("qreward.cli.run", "send the requests of files and write the results; the same command goes on where it stopped"),
     "check": ("qreward.cli.check", "reach each endpoint of a configuration, and say what to change where it cannot serve"),
+    "doctor": ("qreward.cli.doctor", "print versions, settings and where they come from, and the state of each endpoint"),
     "route": ("qreward.cli.route", "say which endpoints serve a model, and why"),
     "serve": ("qreward.cli.serve", "serve a scoring function as a reward server, until SIGTERM or Ctrl-C"),
     "judge": ("qreward.cli.judge", "calibrate a judge with labelled items, or compare judges"),
     "fleet": ("qreward.cli.fleet", "run fake LLM judges on this machine, until Ctrl-C"),
+    "completion": ("qreward.cli.completion", "print a script that completes commands and options in a shell"),
 }
 """Verb -> its module, and its help text."""
 
@@ -46,8 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         >>> main(["fleet", "no-such-file.yaml"])
         2
     """
-    given = list(sys.argv[1:] if argv is None else argv)
-    args = _parser(given[0] if given else "").parse_args(given)
+    given = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    args = parser(given[0]).parse_args(given)
     try:
         status = int(importlib.import_module(VERBS[args.verb][0]).run(args))
         sys.stdout.flush()  # detect a closed pipe here
@@ -55,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return CLOSED_PIPE
     except QRewardError as error:
-        for line in str(error).splitlines():
+        for line in (*str(error).splitlines(), f"see {error.help_url}"):
             print(f"qreward {args.verb}: {line}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:  # connections are closed and servers stopped at this point
@@ -64,13 +68,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
-def _parser(verb: str) -> argparse.ArgumentParser:
-    """The parser, with the arguments of the requested verb only."""
-    parser = argparse.ArgumentParser(prog="qreward", description="One async client over many LLM-judge and GPU reward endpoints.")
-    parser.add_argument("--version", action="version", version=f"qreward {__version__}")
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+def _version() -> str:
+    return f"qreward {__version__} (Python {platform.python_version()})"
+
+
+def parser(only: str | None = None) -> argparse.ArgumentParser:
+    """The parser of the command line, such as the reference page and shell completion read it. Parses nothing by itself.
+
+    Args:
+        only: the command whose arguments are added; the others are listed without arguments, and their modules are not imported. None
+            adds the arguments of every command.
+
+    Example:
+        >>> parser().prog
+        'qreward'
+    """
+    made = argparse.ArgumentParser(prog="qreward", description="One async client over many LLM-judge and GPU reward endpoints.")
+    made.add_argument("--version", action="version", version=_version(), help="print the versions of qreward and Python")
+    verbs = made.add_subparsers(dest="verb", metavar="VERB", required=True)
     for name, (module, purpose) in VERBS.items():
         found = verbs.add_parser(name, help=purpose, description=f"{purpose[0].upper()}{purpose[1:]}.")
-        if name == verb:
+        if only in (None, name):
             importlib.import_module(module).add_arguments(found)
-    return parser
+    return made

@@ -1,4 +1,4 @@
-"""``qreward check CONFIG``: checks each endpoint of a configuration, and reports its state and how to fix its problems.
+"""``qreward check [CONFIG]``: checks each endpoint of a configuration, and reports its state and how to fix its problems.
 
 Sends only GET requests, unless ``--call`` adds one small model request per endpoint. API keys are sent as in normal requests, and are
 never shown.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,18 +17,25 @@ import msgspec
 
 from qreward.cli import diagnose
 from qreward.errors import ConfigError
-from qreward.settings.client import ClientConfig, read_config
+from qreward.settings.client import ClientConfig, config_from_env, read_config
 from qreward.settings.policies import Endpoint
 
+FROM_ENVIRONMENT = "QREWARD_CONFIG, or OPENAI_BASE_URL and OPENAI_API_KEY"
 MODELS_SHOWN = 3
 CALL_AT_LEAST = 30.0
 """Minimum timeout of the request of ``--call`` in seconds; a larger ``--timeout`` applies. A model is slower than a status route."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", metavar="CONFIG", help="a .yaml, .json or .toml file: see docs/reference/configuration.md")
-    parser.add_argument("--timeout", type=float, default=5.0, metavar="SECONDS", help="for each endpoint (default: %(default)g)")
-    parser.add_argument("--call", action="store_true", help="also send one tiny request to each endpoint")
+    parser.add_argument(
+        "config", nargs="?", metavar="CONFIG", help=f"configuration file (.yaml, .json or .toml; default: {FROM_ENVIRONMENT})"
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=5.0, metavar="SECONDS", help="limit for each endpoint in seconds (default: %(default)g)"
+    )
+    parser.add_argument(
+        "--call", action="store_true", help="also send one small request to each endpoint, with a limit of 30 seconds or more"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of the table")
 
 
@@ -35,10 +43,20 @@ def run(args: argparse.Namespace) -> int:
     """Check all endpoints and print the result; 0 if there are no problems, else 1. Raises ``ConfigError`` for an invalid file."""
     if not 0 < args.timeout < float("inf"):
         raise ConfigError(f"--timeout must be more than 0 seconds, not {args.timeout:g}")
-    config, _ = read_config(args.config)
+    config = configuration(args.config)
     checked = asyncio.run(check_all(config, args.timeout, calls=args.call))
     print(json.dumps({"endpoints": checked}, indent=2) if args.json else report(checked))
     return 1 if any(each["problems"] for each in checked) else 0
+
+
+def configuration(file: str | None) -> ClientConfig:
+    """The settings in a file, or those that the environment names if it is None. Raises ``ConfigError``."""
+    file = file or os.environ.get("QREWARD_CONFIG")
+    if file is None:
+        return config_from_env()
+    if file.startswith(("http://", "https://")):
+        raise ConfigError("CONFIG is a file, not a URL; `qreward init --endpoint URL` writes one")
+    return read_config(file)[0]
 
 
 async def check_all(config: ClientConfig, seconds: float, *, calls: bool) -> list[dict[str, Any]]:
@@ -50,14 +68,15 @@ async def check(endpoint: Endpoint, config: ClientConfig, seconds: float, *, cal
     """The result for one endpoint, as written by ``--json``. Durations are in seconds; None means unknown."""
     found = await diagnose.examine(endpoint, seconds)
     load, days, called, failed = found.load, found.days, None, None
-    notes = list(diagnose.notes(endpoint, config, found))
+    uncalled = []
     if calls and found.reachable:
         model = diagnose.model_to_call(endpoint, config, load.models)
         if model is None:
-            notes.append("it was not called, as no name of a model is known; name one in models, without a wildcard")
+            uncalled.append("it was not called, as no name of a model is known; name one in models, without a wildcard")
         else:
             failed = await diagnose.call(endpoint, model, max(seconds, CALL_AT_LEAST))
             called = "answered" if failed is None else "failed"
+    answered = called == "answered"
     return {
         "name": endpoint.name,
         "url": endpoint.base_url,
@@ -76,8 +95,8 @@ async def check(endpoint: Endpoint, config: ClientConfig, seconds: float, *, cal
         "verify": endpoint.verify,
         "auth": diagnose.auth_of(endpoint, found),
         "called": called,
-        "problems": list(diagnose.problems(endpoint, config, found, failed, answered=called == "answered")),
-        "notes": notes,
+        "problems": list(diagnose.problems(endpoint, config, found, failed, answered=answered)),
+        "notes": [*diagnose.notes(endpoint, config, found, answered=answered), *uncalled],
     }
 
 

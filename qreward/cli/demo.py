@@ -98,7 +98,7 @@ async def judge_all(fleet: FakeFleet, requests: Sequence[DemoRequest]) -> tuple[
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--output", type=Path, default=OUTPUT, metavar="PATH", help="where the verdicts go (default: %(default)s)")
+    parser.add_argument("--output", type=Path, default=OUTPUT, metavar="PATH", help="file for the verdicts (default: %(default)s)")
 
 
 def run(args: argparse.Namespace) -> int:

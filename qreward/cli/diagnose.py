@@ -13,14 +13,16 @@ import asyncio
 import ssl
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from email.utils import parsedate_to_datetime
 from time import perf_counter
 from urllib.parse import urlsplit
 
 import msgspec
 
-from qreward.codecs.base import Reply, TransportError, WireRequest
+from qreward.codecs import json as jsonio
+from qreward.codecs.base import Malformed, Reply, TransportError, WireRequest
 from qreward.codecs.chat import CHAT
-from qreward.codecs.rewards.registry import SCORE, kind_of
+from qreward.codecs.rewards.registry import SCORE, kind_of, server_root
 from qreward.codecs.rewards.server_info import MODELS, Load, read_load
 from qreward.errors import ConfigError, QRewardError
 from qreward.scheduler.outcome import Failure
@@ -29,7 +31,7 @@ from qreward.settings.client import ClientConfig, without_effect
 from qreward.settings.policies import Endpoint
 from qreward.spelling import closest
 from qreward.transport.backend import HttpBackend
-from qreward.transport.connection import EndpointConnection
+from qreward.transport.connection import PASSING, EndpointConnection, open_transport
 from qreward.transport.connection_settings import proxy_of
 
 _NO_CHECK_TIME = 0x200000
@@ -44,8 +46,11 @@ DISTINCT_KINDS = ("vllm", "sglang", "tei", "openrlhf", "nim")
 ANY_NAME = "any"
 EXPIRY_WARNING = 14
 """Days before its expiry from which a certificate gets a note."""
+CLOCK_WARNING = 60
+"""Difference of two clocks in seconds above which there is a note."""
 MAX_LISTED = 6
 """Most names that a message lists."""
+_UNLISTED = "; if it does not list its models, name one in models and see with --call whether it answers"
 _REMEDY = "change models or the route, or map names with model_names"
 
 
@@ -99,6 +104,11 @@ class Examined(msgspec.Struct):
         seems: kind of server that the responses indicate; None if unknown.
         load: readiness, load, limits and models, joined from all responses.
         listed: whether the server lists its models.
+        refusal: what the server answered instead of a list of models, such as ``404`` or ``a web page``; None if it listed them, or if
+            the answer says nothing.
+        elsewhere: the root of an API that the same host has, although ``base_url`` leads to none; else None.
+        moved_to: scheme and host to which the server redirects; None if it does not.
+        clock_ahead: seconds by which this machine's clock is ahead of the server's, by its ``Date`` header; None if it sends none.
         tls: result of the TLS handshake; None without https, behind a proxy, or if the handshake failed.
     """
 
@@ -108,6 +118,10 @@ class Examined(msgspec.Struct):
     seems: str | None = None
     load: Load = Load()
     listed: bool = False
+    refusal: str | None = None
+    elsewhere: str | None = None
+    moved_to: str | None = None
+    clock_ahead: float | None = None
     tls: Tls | None = None
 
     @property
@@ -159,6 +173,24 @@ async def _get_all(connection: EndpointConnection, found: Examined, replies: dic
     if found.failure is None:
         lists = (MODELS,) if connection.endpoint.base_url.endswith("/v1") else (API_MODELS, MODELS)
         await asyncio.gather(*(_get(connection, path, found, replies) for path in (*lists, *STATUS_PATHS) if path != first))
+        if set(found.statuses.values()) <= {404}:
+            found.elsewhere = await _api_at_host(connection.endpoint)
+
+
+async def _api_at_host(endpoint: Endpoint) -> str | None:
+    """The root of an OpenAI API at ``/v1`` of the host, where servers usually have it. None if there is none, or if it was asked before."""
+    host = "{0.scheme}://{0.netloc}".format(urlsplit(endpoint.base_url))
+    if host == server_root(endpoint.base_url):
+        return None
+    transport = open_transport(endpoint.model_copy(update={"base_url": host}))
+    try:
+        reply = await transport.get(MODELS)
+    except TransportError:
+        return None
+    finally:
+        await transport.aclose()
+    exists = reply.status in (401, 403) or bool(read_load(MODELS, reply.status, reply.body).models)
+    return f"{host}/v1" if exists else None
 
 
 async def _get(connection: EndpointConnection, path: str, found: Examined, replies: dict[str, Reply]) -> None:
@@ -168,10 +200,19 @@ async def _get(connection: EndpointConnection, path: str, found: Examined, repli
     except TransportError as error:
         if not found.reachable:
             found.failure = connection.secrets.hide(str(error))
+            if "; " not in found.failure:  # it broke off, which a server of another protocol does at once
+                found.failure += "; check the host and port of base_url, and the log of the server"
         return
     took = perf_counter() - began
-    found.failure, found.seconds = None, min(took, found.seconds or took)
+    found.failure, found.seconds, found.clock_ahead = None, min(took, found.seconds or took), _clock_ahead(reply)
     found.statuses[path], replies[path] = reply.status, reply
+
+
+def _clock_ahead(reply: Reply) -> float | None:
+    try:
+        return time.time() - parsedate_to_datetime(reply.headers["Date"]).timestamp()
+    except (KeyError, ValueError, OverflowError):
+        return None
 
 
 def _read(kind: str, found: Examined, replies: dict[str, Reply]) -> None:
@@ -187,6 +228,35 @@ def _read(kind: str, found: Examined, replies: dict[str, Reply]) -> None:
         found.listed = found.listed or (listing and bool(load.models))
     found.load = msgspec.structs.replace(found.load, ready=min(ready, default=None))
     found.seems = _seems(replies, loads)
+    found.refusal = None if found.listed or not known.lists_models else _refusal(replies.get(API_MODELS) or replies.get(MODELS))
+    if replies and all(_is_page(reply) for reply in replies.values()):
+        found.refusal = _PAGE
+    moved = next((reply for reply in replies.values() if 300 <= reply.status < 400), None)
+    target = urlsplit("" if moved is None else moved.headers.get("Location", ""))
+    found.moved_to = f"{target.scheme}://{target.netloc.rpartition('@')[2]}" if target.scheme and target.netloc else None
+
+
+_PAGE = "a web page"
+_EMPTY = "an empty list"
+
+
+def _refusal(reply: Reply | None) -> str | None:
+    """What a server answered instead of a list of models; None if that says nothing about it."""
+    if reply is None or 300 <= reply.status < 400 or reply.status in (401, 403, *PASSING):
+        return None
+    if not 200 <= reply.status < 300:
+        return str(reply.status)
+    if _is_page(reply):
+        return _PAGE
+    try:
+        document = jsonio.read_leniently(reply.body)
+    except Malformed:
+        document = None
+    return _EMPTY if isinstance(document, dict) and document.get("data", "") in (None, []) else "something else"
+
+
+def _is_page(reply: Reply) -> bool:
+    return 200 <= reply.status < 300 and reply.body.lstrip()[:1] == b"<"
 
 
 def _seems(replies: Mapping[str, Reply], loads: Mapping[str, Load]) -> str | None:
@@ -268,16 +338,16 @@ def problems(
         yield f"a call failed: {failed}"
 
 
-def notes(endpoint: Endpoint, config: ClientConfig, found: Examined) -> Iterator[str]:
+def notes(endpoint: Endpoint, config: ClientConfig, found: Examined, *, answered: bool = False) -> Iterator[str]:
+    """What does not make calls fail. ``answered`` says that the request of ``--call`` succeeded."""
     if endpoint.kind == "openai" and found.seems is not None:
         yield f"it seems to be a server of kind {found.seems!r}; with kind: {found.seems} it can be asked for scores and for its load"
-    if (
-        found.reachable
-        and not found.listed
-        and kind_of(endpoint.kind).lists_models
-        and auth_of(endpoint, found) in ("accepted", "not needed", "?")
-    ):
+    unlisted = found.reachable and not found.listed and kind_of(endpoint.kind).lists_models
+    if unlisted and (answered or found.refusal is None) and auth_of(endpoint, found) in ("accepted", "not needed", "?"):
         yield "it does not list its models, so that their names could not be checked; see what a call says with --call"
+    if found.clock_ahead is not None and abs(found.clock_ahead) > CLOCK_WARNING:
+        how = "ahead of" if found.clock_ahead > 0 else "behind"
+        yield f"this machine's clock is {abs(found.clock_ahead):.0f} s {how} the server's; set the clock, or certificates may be refused"
     if endpoint.probe is not None and not kind_of(endpoint.kind).probe:
         yield f"probe has no effect: a server of kind {endpoint.kind!r} has nothing to ask for"
     if endpoint.base_url.startswith("https") and endpoint.verify is False:
@@ -292,13 +362,33 @@ def _of_answers(endpoint: Endpoint, found: Examined, *, answered: bool) -> Itera
         yield "it answers that it is not ready; wait until it has loaded its model, or look into its log"
     if moved := next((path for path, status in found.statuses.items() if 300 <= status < 400), None):
         path = "/models" if moved == API_MODELS else moved
-        yield f"it redirects ({found.statuses[moved]} for {path}); redirects are not followed; set base_url to the final one"
-    if answered:
-        return
-    if found.statuses.get(API_MODELS) == 404 and found.statuses.get(MODELS) == 200 and endpoint.reward is None:
-        yield f"its API is one level below base_url; set base_url: {endpoint.base_url}/v1"
-    elif set(found.statuses.values()) <= {404} and kind_of(endpoint.kind).probe:
-        yield "it answers 404 to every request; check the host, the port and the path of base_url"
+        to = f" to {found.moved_to}" if found.moved_to else ""
+        yield f"it redirects{to} ({found.statuses[moved]} for {path}); redirects are not followed; set base_url to the final one"
+    if not answered and (text := _of_path(endpoint, found)):
+        yield text
+
+
+def _of_path(endpoint: Endpoint, found: Examined) -> str | None:
+    """Why ``base_url`` seems not to be the root of an API that the endpoint can use, and what to change."""
+    base_url, refusal = endpoint.base_url, found.refusal
+    if found.statuses.get(API_MODELS) == 404 and found.statuses.get(MODELS) in (200, 401, 403) and endpoint.reward is None:
+        return f"its API is one level below base_url; set base_url: {base_url}/v1"
+    if found.elsewhere is not None:
+        return f"it answers 404 to every request, but it has an API at another path; set base_url: {found.elsewhere}"
+    if set(found.statuses.values()) <= {404} and kind_of(endpoint.kind).probe:
+        return f"it answers 404 to every request; check the host, the port and the path of base_url{_UNLISTED if found.refusal else ''}"
+    return None if refusal is None or found.load.ready is False else _of_refusal(refusal, base_url)
+
+
+def _of_refusal(refusal: str, base_url: str) -> str:
+    answer = f"it answers {refusal} to a request for its models (GET {base_url}/models)"
+    if refusal == _EMPTY:
+        return f"{answer}; load a model into the server"
+    if refusal == _PAGE:
+        return f"{answer}, so this is no model server; check the host, the port and the path of base_url"
+    if refusal.startswith("5"):
+        return f"{answer}; look into its log, and that of the gateway in front of it"
+    return f"{answer}, so it may be no OpenAI-compatible server; check the host, the port and the path of base_url{_UNLISTED}"
 
 
 def _of_models(endpoint: Endpoint, config: ClientConfig, found: Examined) -> Iterator[str]:

@@ -19,7 +19,9 @@ from qreward.testing.server import fast_loop
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("spec", metavar="SPEC", help="a .yaml, .json or .toml file with the endpoints: see qreward.testing.FakeEndpoint")
+    parser.add_argument(
+        "spec", metavar="SPEC", help="file with the endpoints (.yaml, .json or .toml), as qreward.testing.FakeEndpoint describes them"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

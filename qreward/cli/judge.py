@@ -33,10 +33,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     fitting = actions.add_parser(
         "calibrate", help="fit a calibration to labelled items", description="Fit a calibration to labelled items."
     )
-    fitting.add_argument("gold", metavar="GOLD", help="a .jsonl file: one item with a 'label' in each line; see docs/how-to/calibration.md")
-    fitting.add_argument("--config", required=True, metavar="FILE", help="settings with client and judge: see docs/trainers/index.md")
-    fitting.add_argument("--output", type=Path, default=OUTPUT, metavar="PATH", help="where the calibration goes (default: %(default)s)")
-    fitting.add_argument("--method", choices=("auto", *METHODS), default="auto", help="default: %(default)s")
+    fitting.add_argument("gold", metavar="GOLD", help="file with one item with a 'label' in each line (.jsonl)")
+    fitting.add_argument("--config", required=True, metavar="FILE", help="file with the settings of client and judge, as for trainers")
+    fitting.add_argument("--output", type=Path, default=OUTPUT, metavar="PATH", help="file for the calibration (default: %(default)s)")
+    fitting.add_argument(
+        "--method", choices=("auto", *METHODS), default="auto", help="how the calibration is fitted (default: %(default)s)"
+    )
     fitting.add_argument(
         "--scale", type=float, nargs=2, default=(0.0, 1.0), metavar=("LOW", "HIGH"), help="lowest and highest label (default: 0 1)"
     )
@@ -45,12 +47,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="say how far judges agree, and what biases they have",
         description="Say how far judges agree, and what biases they have.",
     )
-    comparing.add_argument("items", metavar="ITEMS", help="a .jsonl file of items with a 'response', or with 'first' and 'second'")
     comparing.add_argument(
-        "--config", required=True, action="append", metavar="FILE", help="settings with client and judge; once for each judge"
+        "items", metavar="ITEMS", help="file with one item in each line, with a 'response', or with 'first' and 'second' (.jsonl)"
+    )
+    comparing.add_argument(
+        "--config", required=True, action="append", metavar="FILE", help="file with the settings of client and judge; once for each judge"
     )
     for each in (fitting, comparing):
-        each.add_argument("--timeout", type=float, default=120.0, metavar="SECONDS", help="for each item (default: %(default)g)")
+        each.add_argument(
+            "--timeout", type=float, default=120.0, metavar="SECONDS", help="limit for each item in seconds (default: %(default)g)"
+        )
         each.add_argument("--json", action="store_true", help="print one JSON document instead of text")
 
 

@@ -16,8 +16,8 @@ from qreward.settings.policies import Endpoint, Limits, Route
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", metavar="CONFIG", help="a .yaml, .json or .toml file: see docs/reference/configuration.md")
-    parser.add_argument("model", metavar="MODEL", help="the name that callers give")
+    parser.add_argument("config", metavar="CONFIG", help="configuration file (.yaml, .json or .toml)")
+    parser.add_argument("model", metavar="MODEL", help="name of the model, as calls give it")
 
 
 def run(args: argparse.Namespace) -> int:

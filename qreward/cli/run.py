@@ -38,29 +38,60 @@ PROGRESS = ("bar", "plain", "json", "none")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("input", nargs="+", metavar="INPUT", help="files, globs in quotes, or - (standard input): .jsonl .csv .tsv .parquet .gz .zst")
-    add("--output", required=True, metavar="PATH", help="where the results go: .jsonl, or .parquet")
-    add("--config", metavar="FILE", help="the client's settings (default: QREWARD_CONFIG, or OPENAI_BASE_URL and OPENAI_API_KEY)")
-    add("--model", metavar="NAME", help="the model of lines that name none")
-    add("--set", action="append", default=[], metavar="NAME=VALUE", help="a parameter of lines that do not set it, such as max_tokens=512")
-    add("--template", metavar="TEXT", help="makes the prompt of a row; {column} is replaced with its value; @FILE reads it from a file")
+    add("--output", required=True, metavar="PATH", help="file for the results (.jsonl or .parquet)")
+    add("--config", metavar="FILE", help="configuration file (default: QREWARD_CONFIG, or OPENAI_BASE_URL and OPENAI_API_KEY)")
+    add("--model", metavar="NAME", help="model of lines that name none (default: each line names one)")
+    add(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="parameter of lines that do not set it, such as max_tokens=512; may be repeated",
+    )
+    add("--template", metavar="TEXT", help="prompt of a row, in which {column} is replaced with its value; @FILE reads it from a file")
     add("--system", metavar="TEXT", help="system message of plain lines and rows; @FILE reads it from a file")
     scorer = parser.add_mutually_exclusive_group()
-    scorer.add_argument("--judge", metavar="FILE", help="judge each line as an item; the file is that of the trainers' adapters")
+    scorer.add_argument("--judge", metavar="FILE", help="judge each line as an item, with the settings in this file, as for trainers")
     scorer.add_argument("--score", metavar="MODEL", help="score each line as an item with this reward model")
-    add("--timeout", type=float, metavar="SECONDS", help="for one line, queueing included (default: 600, or the deadline of --judge)")
-    add("--deadline", type=float, metavar="SECONDS", help="send nothing more after this time; finish what is in flight")
-    add("--max-cost", type=float, metavar="DOLLARS", help="never spend more; what is in flight counts with all of its max_tokens")
-    add("--max-tokens", type=int, metavar="TOKENS", help="never use more tokens, prompts included")
-    add("--sample", type=int, metavar="N", help="stop after N lines; the next run goes on with the others")
-    add("--shard", type=_shard, metavar="I/N", help="only the I-th of every N lines, from 1")
-    add("--order", choices=("input", "any"), default="input", help="order of the output (default: %(default)s)")
+    add(
+        "--timeout",
+        type=float,
+        metavar="SECONDS",
+        help="limit for one line in seconds, time in the queue included (default: 600, or the deadline of --judge)",
+    )
+    add(
+        "--deadline",
+        type=float,
+        metavar="SECONDS",
+        help="seconds after which nothing more is sent; what is in flight is finished (default: none)",
+    )
+    add(
+        "--max-cost",
+        type=float,
+        metavar="DOLLARS",
+        help="most US dollars to spend; what is in flight counts with all of its max_tokens (default: no limit)",
+    )
+    add("--max-tokens", type=int, metavar="TOKENS", help="most tokens to use, prompts included (default: no limit)")
+    add("--sample", type=int, metavar="N", help="stop after N lines; the next run goes on with the others (default: all lines)")
+    add("--shard", type=_shard, metavar="I/N", help="only the I-th of every N lines, counted from 1, such as 1/4 (default: all lines)")
+    add(
+        "--order",
+        choices=("input", "any"),
+        default="input",
+        help="order of the results: that of the input, or as they arrive (default: %(default)s)",
+    )
     add("--retry-failed", action="store_true", help="send lines again that failed in an earlier run")
-    add("--resume", choices=("auto", "force"), default="auto", help="force goes on although the input or the settings have changed")
+    add(
+        "--resume",
+        choices=("auto", "force"),
+        default="auto",
+        help="whether to go on although the input or the settings have changed: with force only (default: %(default)s)",
+    )
     add(
         "--provider-batches",
         choices=("auto", "never"),
         default="auto",
-        help="whether endpoints of kind openai_batch are used (default: auto)",
+        help="whether endpoints of kind openai_batch are used (default: %(default)s)",
     )
     add("--dry-run", action="store_true", help="read everything, send nothing, and print what would be sent")
     add("--progress", choices=PROGRESS, default="bar", help="how the progress is shown on standard error (default: %(default)s)")

@@ -20,9 +20,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from qreward.server.config import PREFIX, ServerConfig, helps  # noqa: PLC0415
 
     parser.epilog = f"Each setting may also be given in the environment: --max-queue is {PREFIX}MAX_QUEUE."
-    parser.add_argument("scorer", metavar="MODULE:FUNCTION", help="called with lists of completions and of metadata; gives the rewards")
-    parser.add_argument("--token-env", metavar="NAME", help="the environment variable that holds the token which callers must send")
-    parser.add_argument("--token-file", metavar="PATH", help="the file that holds it")
+    parser.add_argument(
+        "scorer",
+        metavar="MODULE:FUNCTION",
+        help="function that is called with lists of completions and of metadata, and returns the rewards",
+    )
+    parser.add_argument(
+        "--token-env", metavar="NAME", help="environment variable that holds the token which callers must send (default: no token)"
+    )
+    parser.add_argument("--token-file", metavar="PATH", help="file that holds the token which callers must send (default: no token)")
     for name, words in helps().items():
         default = ServerConfig.model_fields[name].default
         if name != "token":

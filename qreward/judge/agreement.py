@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from inspect import iscoroutinefunction
 from itertools import combinations, pairwise
 from statistics import correlation, fmean
 from typing import Any, NamedTuple, Unpack
@@ -315,7 +316,7 @@ def _named(judges: Mapping[str, Scorer] | Sequence[Scorer]) -> dict[str, Scorer]
     if not named:
         raise ConfigError("judges is empty; give at least one judge")
     for name, judge in named.items():
-        if not asyncio.iscoroutinefunction(getattr(judge, "batch_score", None)):
+        if not iscoroutinefunction(getattr(judge, "batch_score", None)):
             raise ConfigError(f"{name!r} must be a judge whose batch_score is awaited, such as a Judge, not a {type(judge).__name__}")
     return named
 

@@ -195,6 +195,16 @@ def expand_variables(value: object) -> object:
     return expanded
 
 
+def variables_in(text: str) -> list[str]:
+    """Return the names of the environment variables that a text takes values from, each once.
+
+    Example:
+        >>> variables_in("http://${HOST}:${PORT:-8000}/v1")
+        ['HOST', 'PORT']
+    """
+    return list(dict.fromkeys(match[1] for match in _VARIABLE.finditer(text)))
+
+
 def expand_once(value: object, info: ValidationInfo) -> object:
     """Like ``expand_variables``, for a validator. The content of a file is left as it is: see ``Policy.from_content``."""
     return value if info.context == _EXPANDED and isinstance(value, str) else expand_variables(value)

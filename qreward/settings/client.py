@@ -189,7 +189,7 @@ def config_from_env(environ: Mapping[str, str] = os.environ) -> ClientConfig:
     base_url, key = environ.get(base_name), environ.get("OPENAI_API_KEY")
     if not base_url and not key:
         raise ConfigError(
-            "the environment names no endpoint; set QREWARD_CONFIG to a configuration file, "
+            "the environment names no endpoint; set QREWARD_CONFIG to a configuration file (`qreward init` writes one), "
             "or OPENAI_BASE_URL (also OPENAI_API_BASE) and, if the server wants a key, OPENAI_API_KEY"
         )
     try:

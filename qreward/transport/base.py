@@ -125,7 +125,7 @@ def silence() -> TransportError:
 
 
 def not_http(reason: str) -> TransportError:
-    return TransportError(f"the answer is not proper HTTP ({reason})", malformed=True)
+    return TransportError(f"the answer is not proper HTTP ({reason}); check the host and port of base_url", malformed=True)
 
 
 def too_long(cap: int) -> TransportError:

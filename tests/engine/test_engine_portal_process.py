@@ -178,8 +178,10 @@ assert portal().call(pid) == os.getpid()
 def test_the_loop_is_of_the_kind_that_the_program_has_chosen() -> None:
     pytest.importorskip("uvloop")
     program = """
-import uvloop
-asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
+import uvloop, warnings
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # of policies, since Python 3.14
+    asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
 async def kind():
     return type(asyncio.get_running_loop()).__module__
 print(portal().call(kind))

@@ -16,6 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from example_index import INDEX, ROW, docstring, programs, rows, shown
 
 from qreward.cli.demo import INPUT
 from qreward.testing import FakeEndpoint, FakeFleet
@@ -24,15 +25,15 @@ from qreward.testing.responders import judge
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 DATA = EXAMPLES / "data"
-NAMES = ["single_call.py", "batch_call.py", "sync_call.py"]
+NAMES = ["client_call.py", "client_batch.py", "client_sync.py"]
 NAMES += [
     "client_prefix_affinity.py",
-    "client_load_balancer.py",
-    "client_model_router.py",
-    "client_streaming.py",
-    "client_batch_streaming.py",
+    "client_load_balancing.py",
+    "client_model_routes.py",
+    "client_stream.py",
+    "client_stream_batch.py",
     "client_decide.py",
-    "bulk_judge_file.py",
+    "bulk_file.py",
 ]
 LINES = [json.loads(line) for line in INPUT.read_text(encoding="utf-8").splitlines()]
 RUNNER = """
@@ -137,13 +138,13 @@ def test_the_code_questions_say_what_python_really_prints() -> None:
 
 
 def test_the_single_call_prints_the_verdict(said: dict[str, str]) -> None:
-    verdict = json.loads(said["single_call.py"])
+    verdict = json.loads(said["client_call.py"])
     assert verdict["verdict"] == "correct"
     assert verdict["score"] == 1
 
 
 def test_the_batch_call_judges_all_rollouts_and_knows_the_wrong_half(said: dict[str, str]) -> None:
-    out = said["batch_call.py"]
+    out = said["client_batch.py"]
     assert "60 of 60 judged" in out
     assert "mean reward 0.50" in out
     sent = {name: int(count) for name, count in re.findall(r"^(\S+): sent (\d+)", out, re.MULTILINE)}
@@ -152,7 +153,7 @@ def test_the_batch_call_judges_all_rollouts_and_knows_the_wrong_half(said: dict[
 
 
 def test_the_load_balancer_shows_each_strategy_and_spares_an_unhealthy_endpoint(said: dict[str, str]) -> None:
-    lines = said["client_load_balancer.py"].splitlines()
+    lines = said["client_load_balancing.py"].splitlines()
     labels = [
         "expected_finish",
         "round_robin",
@@ -171,7 +172,7 @@ def test_the_load_balancer_shows_each_strategy_and_spares_an_unhealthy_endpoint(
 
 
 def test_a_bulk_that_stops_half_way_judges_each_row_once(said: dict[str, str]) -> None:
-    first, second, verdicts = said["bulk_judge_file.py"].splitlines()
+    first, second, verdicts = said["bulk_file.py"].splitlines()
     assert first == "first run:  120 of 200 rows judged, then its sample of 120 lines is done; output: None"
     assert second == "second run: 120 rows were done before, 80 judged now, 0 failed"
     assert verdicts == "200 verdicts, 67 answers are right, the first of them row-0"
@@ -185,7 +186,7 @@ def test_prefix_affinity_computes_far_fewer_prompt_tokens(said: dict[str, str]) 
 
 
 def test_the_model_router_prefers_the_exact_name_then_the_most_specific_glob(said: dict[str, str]) -> None:
-    out = said["client_model_router.py"]
+    out = said["client_model_routes.py"]
     assert re.findall(r"^(judge-\S+) -> (\S+)$", out, re.MULTILINE) == [
         ("judge-7b", "small"),  # by the glob judge-7?
         ("judge-70b", "large"),  # by the glob judge-*
@@ -194,25 +195,25 @@ def test_the_model_router_prefers_the_exact_name_then_the_most_specific_glob(sai
     assert re.search(r"^not served: .*'unknown-model'.*'judge-\*'", out, re.MULTILINE)
 
 
-def test_the_streams_come_token_by_token_break_off_and_begin_anew(said: dict[str, str]) -> None:
-    tokens, whole, chunks, left, broke, anew, again = said["client_streaming.py"].splitlines()
+def test_a_stream_comes_token_by_token_breaks_off_and_is_restarted(said: dict[str, str]) -> None:
+    tokens, text, chunks, ended, broke, restarted, complete = said["client_stream.py"].splitlines()
     assert tokens.count("|") == 30
     verdict = tokens.replace("|", "")
     assert json.loads(verdict)["verdict"] == "correct"
-    assert whole == f"the whole: {len(verdict)} characters, 30 tokens"
+    assert text == f"the text:  {len(verdict)} characters, 30 tokens"
     assert re.fullmatch(r"as chunks: 3\d of openai's ChatCompletionChunk", chunks)
-    assert left.startswith('left at:   {"verdict": "correct",')
-    assert verdict.startswith(left.removeprefix("left at:   "))
+    assert ended.startswith('ended at:  {"verdict": "correct",')
+    assert verdict.startswith(ended.removeprefix("ended at:  "))
     before = re.fullmatch(r"broke off: (.*) \(ConnectionFailed\)", broke)
     assert before
     assert verdict.startswith(before[1])
     assert 0 < len(before[1]) < len(verdict)
-    assert anew == f"begun anew after {len(before[1])} characters, which are void"
-    assert again == f"and whole: {verdict}"
+    assert restarted == f"restarted after {len(before[1])} characters, which do not count"
+    assert complete == f"complete:  {verdict}"
 
 
 def test_the_streams_of_a_batch_interleave_and_one_that_fails_is_a_value(said: dict[str, str]) -> None:
-    out = said["client_batch_streaming.py"]
+    out = said["client_stream_batch.py"]
     before, failed, after, judged, *ends = out.splitlines()
     tokens = Counter(before + after)
     index = re.fullmatch(r"stream (\d) failed: the stream broke off after \d+ characters: endpoint 'judge-1'.*", failed)
@@ -227,7 +228,7 @@ def test_the_streams_of_a_batch_interleave_and_one_that_fails_is_a_value(said: d
 
 
 def test_the_blocking_client_calls_judges_streams_and_serves_threads(said: dict[str, str]) -> None:
-    one, *progress, batch, stream, threads = said["sync_call.py"].splitlines()
+    one, *progress, batch, stream, threads = said["client_sync.py"].splitlines()
     assert json.loads(one.removeprefix("one call:"))["verdict"] == "correct"
     assert all(re.fullmatch(r"\d+/60 judged, 0 failed, \$0\.\d{6}", line) for line in progress)
     assert progress[0].startswith("0/60")
@@ -239,11 +240,20 @@ def test_the_blocking_client_calls_judges_streams_and_serves_threads(said: dict[
     assert threads.startswith("8 threads: 16 answers")
 
 
-def test_each_example_is_short_and_says_what_it_shows() -> None:
-    for path in sorted(EXAMPLES.glob("*.py")):
-        text = path.read_text(encoding="utf-8")
-        assert len(text.splitlines()) < 60, path
-        assert text.startswith('"""'), path
+def test_each_program_is_short_and_begins_with_what_it_shows_and_the_command_that_runs_it() -> None:
+    for path in programs():
+        lines = path.read_text(encoding="utf-8").splitlines()
+        command = f"Run it: ``python examples/{path.relative_to(EXAMPLES).as_posix()}``."
+        assert len(lines) <= (60 if path.parent == EXAMPLES else 90), path
+        assert lines[0].startswith('"""'), path
+        assert command in docstring(path).splitlines(), path
+        assert shown(path).count(". ") < 2, path
+
+
+def test_the_index_lists_each_program_with_what_it_shows() -> None:
+    listed = ROW.findall(INDEX.read_text(encoding="utf-8"))
+    assert [(name, text) for name, text, _ in listed] == rows()
+    assert all(0 < float(seconds) < 60 for _, _, seconds in listed)
 
 
 def test_examples_run_against_the_endpoints_that_the_environment_names(tmp_path: Path) -> None:
@@ -273,4 +283,4 @@ def test_the_reward_server_scores_in_batches_and_a_completion_that_cannot_be_sco
     rewards, fewer, alone = said["reward_server.py"].splitlines()
     assert rewards == "rewards: [0.6, 1.0, 1.0, 0.6, 1.0, 1.0, 0.6, 1.0, 1.0, 0.6, 1.0, 1.0, 0.0]"
     assert fewer == "13 completions, fewer calls of the scorer: True"
-    assert alone == "one that has none: [1.0, None] 'one half' is no number"
+    assert alone == "one without a score: [1.0, None] 'one half' is no number"

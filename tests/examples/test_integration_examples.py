@@ -78,7 +78,7 @@ def test_the_example_for_verl_scores_raises_or_gives_the_number_that_was_chosen(
 
 
 def test_the_drop_in_judges_by_the_sdk_over_two_endpoints() -> None:
-    printed, errors = said_by(EXAMPLES / "openai_drop_in.py")
+    printed, errors = said_by(EXAMPLES / "openai_sdk.py")
     judged, sent, stream, facade = printed.splitlines()
     assert errors == ""
     assert judged == "60 judged: 30 correct, 30 incorrect"
@@ -155,6 +155,6 @@ def test_each_page_names_the_versions_it_was_run_with_which_are_pinned_if_pypi_h
 
 
 def test_examples_install_this_checkout_and_not_an_older_release() -> None:
-    texts = {file.parent.name: file.read_text(encoding="utf-8") for file in EXAMPLES.glob("*/README.md")}
+    texts = {file.parent.name: file.read_text(encoding="utf-8") for file in EXAMPLES.glob("*_example/README.md")}
     assert {name for name, text in texts.items() if re.search(r"pip install '?qreward", text)} == set()
     assert {name for name, text in texts.items() if "pip install '.[yaml]'" not in text} == set()

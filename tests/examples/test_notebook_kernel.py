@@ -1,109 +1,115 @@
-"""The example notebook is run by a real kernel, and what a reader would see in it is looked at."""
+"""The example notebook is run by a real kernel, and shows what is stored in it."""
 
 from __future__ import annotations
 
-import asyncio
 import re
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import nbformat
 import pytest
-from nbclient import NotebookClient
+from notebook_runner import FOLDERS, METADATA, PATH, Watching, execute
 from shared_tools import words
 
-PATH = Path(__file__).parents[2] / "examples" / "notebook_judge.ipynb"
+REPEATABLE = ("one", "judge", "rubric", "cascade")
+"""Cells whose output has no times in it, and no choice of an endpoint."""
 
 
-class Watching(NotebookClient):
-    """Keeps each drawing, with its time by the kernel's clock, by the cell that asked for it."""
-
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **settings)
-        self.drawn: dict[str, list[tuple[float, dict[str, str]]]] = {}
-
-    def process_message(self, msg: dict[str, Any], cell: Any, cell_index: int) -> Any:
-        if msg["msg_type"] in ("display_data", "update_display_data"):
-            self.drawn.setdefault(cell.id, []).append((msg["header"]["date"].timestamp(), msg["content"]["data"]))
-        return super().process_message(msg, cell, cell_index)
+@pytest.fixture(scope="module")
+def stored() -> Any:
+    return nbformat.read(PATH, as_version=4)
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Watching:
-    """The notebook after its run, without the settings of whoever runs it."""
-    home = str(tmp_path_factory.mktemp("home"))
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"):
-            patch.setenv(name, home)
+        for name in FOLDERS:
+            patch.setenv(name, "")  # so that it is as before afterwards
         patch.setenv("PYTHONWARNINGS", "error:::qreward")
-        client = Watching(nbformat.read(PATH, as_version=4), timeout=60, kernel_name="python3", resources={"metadata": {"path": home}})
-        asyncio.run(client.async_execute())
-    return client
+        return execute(str(tmp_path_factory.mktemp("home")))
 
 
-def outputs(run: Watching, cell: str) -> list[Any]:
-    found: list[Any] = next(each for each in run.nb.cells if each.id == cell).outputs
+def code_cells(notebook: Any) -> list[Any]:
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def outputs(notebook: Any, cell: str) -> list[Any]:
+    found: list[Any] = next(each for each in notebook.cells if each.id == cell).outputs
     return found
+
+
+def printed(notebook: Any, cell: str) -> str:
+    """What a cell printed, and its value as text."""
+    texts = [each.text if each.output_type == "stream" else each.data["text/plain"] for each in outputs(notebook, cell)]
+    return "".join(texts)
 
 
 def seen(run: Watching, cell: str) -> str:
     """The words of the one display of a cell, as it stands at the end."""
-    (display,) = [each for each in outputs(run, cell) if each.output_type == "display_data"]
+    (display,) = [each for each in outputs(run.nb, cell) if each.output_type == "display_data"]
     return words(display.data["text/html"])
 
 
-def test_the_notebook_is_stored_without_outputs_and_says_nothing_of_a_machine() -> None:
-    stored = nbformat.read(PATH, as_version=4)
+def test_the_notebook_is_stored_as_a_run_from_top_to_bottom_left_it_without_settings_of_a_machine(stored: Any) -> None:
     nbformat.validate(stored)
-    assert all(not cell.outputs and cell.execution_count is None for cell in stored.cells if cell.cell_type == "code")
-    assert stored.metadata == {
-        "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
-        "language_info": {"name": "python"},
-    }
+    assert stored.metadata == METADATA
     assert all(not cell.metadata for cell in stored.cells)
+    assert [cell.execution_count for cell in code_cells(stored)] == [*range(1, len(code_cells(stored)) + 1)]
 
 
-def test_no_cell_fails_and_nothing_is_said_on_standard_error(run: Watching) -> None:
-    every = [(cell.id, output) for cell in run.nb.cells if cell.cell_type == "code" for output in cell.outputs]
+def test_the_stored_outputs_are_those_of_a_run(run: Watching, stored: Any) -> None:
+    kinds = [[[(cell.id, each.output_type) for each in cell.outputs] for cell in code_cells(notebook)] for notebook in (stored, run.nb)]
+    merged = [[list(dict.fromkeys(cell)) for cell in cells] for cells in kinds]  # printed text comes in one or several parts
+    assert merged[0] == merged[1]
+    assert {cell: printed(stored, cell) for cell in REPEATABLE} == {cell: printed(run.nb, cell) for cell in REPEATABLE}
+
+
+def test_no_cell_fails_and_nothing_is_printed_on_standard_error(run: Watching, stored: Any) -> None:
+    every = [(cell.id, output) for notebook in (run.nb, stored) for cell in code_cells(notebook) for output in cell.outputs]
     assert [(name, output) for name, output in every if output.output_type == "error" or output.get("name") == "stderr"] == []
 
 
-def test_the_last_drawing_of_one_answer_holds_all_of_it_and_how_it_was(run: Watching) -> None:
+def test_the_rubric_and_the_cascade_give_the_scores_that_the_text_explains(stored: Any) -> None:
+    right, wrong, unsafe = printed(stored, "rubric").splitlines()
+    assert [line[:4] for line in (right, wrong, unsafe)] == ["1.00", "0.25", "0.00"]  # weights 3 and 1; and the gate
+    small, strong, cascade = (float(share) for share in re.findall(r"accuracy ([\d.]+)%", printed(stored, "cascade")))
+    assert small < cascade <= strong
+    assert 0 < int(re.findall(r"scored (\d+)% of", printed(stored, "cascade"))[0]) < 50
+
+
+def test_the_last_display_of_a_stream_holds_all_of_it_and_its_times(run: Watching) -> None:
     assert re.match(
-        r'done judge-\w+ · [\d.]+ m?s · first token after \d+ ms · \d+ tokens · \d+ tokens/s \{"verdict": "correct", .*\}$',
-        seen(run, "one"),
+        r'done judge-\w+ · [\d.]+ m?s · first token after [\d.]+ m?s · \d+ tokens · \d+ tokens/s \{"verdict": "correct", .*\}$',
+        seen(run, "stream"),
     )
-    assert outputs(run, "one")[-1].data["text/plain"] == "1"
 
 
-def test_one_answer_is_seen_to_grow(run: Watching) -> None:
-    texts = [page["text/plain"].partition("\n[")[0] for _, page in run.drawn["one"]]
+def test_a_stream_is_displayed_as_it_grows(run: Watching) -> None:
+    texts = [page["text/plain"].partition("\n[")[0] for _, page in run.drawn["stream"]]
     growing = [text for text in texts if text.startswith("{")]
     assert len(set(growing)) >= 2
     assert all(after.startswith(before) for before, after in pairwise(growing))
 
 
-def test_an_answer_that_breaks_off_stands_there_with_its_error(run: Watching) -> None:
+def test_a_stream_that_breaks_off_stays_visible_with_its_error(run: Watching) -> None:
     page = seen(run, "broken")
-    assert page.startswith("interrupted frail · ")
+    assert page.startswith("interrupted unsteady · ")
     assert '{"verdict"' in page
     assert "StreamInterrupted: the stream broke off after" in page
-    (printed,) = [each for each in outputs(run, "broken") if each.output_type == "stream"]
-    assert re.match(r"StreamInterrupted after [1-9]\d* characters", printed.text)
+    (text,) = [each for each in outputs(run.nb, "broken") if each.output_type == "stream"]
+    assert re.match(r"StreamInterrupted after [1-9]\d* characters", text.text)
 
 
 def test_the_batch_and_the_statistics_are_shown_as_tables_with_a_plot(run: Watching) -> None:
-    (batch,), (stats,) = outputs(run, "batch"), outputs(run, "stats")
+    (batch,), (stats,) = outputs(run.nb, "batch"), outputs(run.nb, "stats")
     assert words(batch.data["text/html"]).startswith("121 items · 120 ok · 1 failed · ")
     assert "BadRequest" in batch.data["text/html"]
     assert "latency of 120 answers" in words(batch.data["text/html"])
-    assert words(stats.data["text/html"]).startswith("3 endpoints")
+    assert words(stats.data["text/html"]).startswith("5 endpoints")
     assert all("<table" in each.data["text/html"] for each in (batch, stats))
     assert "<svg" in batch.data["text/html"]
 
 
 def test_blocking_calls_and_a_blocking_stream_work_where_the_loop_of_the_kernel_runs(run: Watching) -> None:
     assert seen(run, "blocking").startswith("done judge-")
-    (printed,) = [each for each in outputs(run, "blocking") if each.output_type == "stream"]
-    assert printed.text == "the same answer: True\n"
+    assert printed(run.nb, "blocking").endswith("the same answer: True\n")

@@ -18,6 +18,9 @@ SECONDS = {name for name in ScheduleConfig.model_fields if name.endswith(("_time
 SECONDS |= {"timeout", "adaptive_latency_threshold"}
 
 
+WORDS = inspect.cleandoc(ScheduleConfig.__doc__ or "")  # Python 3.13 takes the indentation away, older ones leave it
+
+
 def rows() -> list[list[str]]:
     found = re.search(r"^### ScheduleConfig\n(.*?)(?=^#|\Z)", PAGE, flags=re.DOTALL | re.MULTILINE)
     assert found
@@ -41,9 +44,8 @@ def test_the_page_lists_every_parameter_with_its_default_and_unit() -> None:
 
 
 def test_the_docstring_and_the_decorator_name_every_parameter() -> None:
-    words = ScheduleConfig.__doc__ or ""
-    arguments = words[words.index("Args:") : words.index("Raises:")]
-    assert re.findall(r"^        (\w+): ", arguments, flags=re.MULTILINE) == list(ScheduleConfig.model_fields)
+    arguments = WORDS[WORDS.index("Args:") : WORDS.index("Raises:")]
+    assert re.findall(r"^    (\w+): ", arguments, flags=re.MULTILINE) == list(ScheduleConfig.model_fields)
     assert ScheduleConfig.model_fields.keys() <= inspect.signature(schedule).parameters.keys(), "which help() shows"
 
 
@@ -56,5 +58,5 @@ def test_the_page_names_what_the_environment_cannot_set() -> None:
 
 def test_the_page_and_the_docstring_name_what_cannot_be_changed() -> None:
     assert {row[0].strip("`") for row in rows() if "cannot be changed" in row[3]} == FIXED
-    told = re.findall(r"^        (\w+): (.*?)(?=^        \w+: |Raises:)", ScheduleConfig.__doc__ or "", flags=re.DOTALL | re.MULTILINE)
+    told = re.findall(r"^    (\w+): (.*?)(?=^    \w+: |Raises:)", WORDS, flags=re.DOTALL | re.MULTILINE)
     assert {name for name, words in told if "cannot be changed" in " ".join(words.split())} == FIXED

@@ -11,34 +11,37 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SHOWN = {
-    "sync": ["one call: 0.9", "40 scores, 41 calls, never more than 4 at once", "a method: 1.9", "in a loop: 5.4"],
-    "debug": ["failed after", "ConnectionError", "waits for the rate limit", "retry 1 of 3", "scores: [1.0, 1.0]"],
-    "timeout": ["done in time", "the function was cancelled", "did not end within its timeout of 0.2 s"],
-    "limit": ["three windows of five for each of 2 keys", "key-a: at most 5 calls", "key-b: at most 5 calls"],
-    "retry": ["score: 0.8", "150 ms: True; 2 retries", "could not convert string to float: 'no number'; 1 try"],
-    "default_value": ["1.0 None", "-4.5", "a mistake of the program is not hidden"],
-    "hedged_request": ["try 0 lost, and was cancelled", "try 1 won", "a blocking function: True"],
+    "adaptive_limit": ["600 of 600 calls returned a result", "came down from 32"],
     "circuit_breaker": [
         "'CircuitOpen', 'CircuitOpen', 'CircuitOpen']",
-        "asked 3 times; judge-a is not affected: 2.0",
+        "called 3 times; judge-a is not affected: 2.0",
         "2.0 2.0",
         "open circuits: 0",
     ],
-    "adaptive_limit": ["600 results, none lost", "came down from 32"],
-    "metrics_callback": ["{'ok': 1, 'failed': 2, 'timeout': 1, 'circuit_open': 1}"],
-    "priority": ["bulk 0\nbulk 1\nURGENT 0\nURGENT 1\nbulk 2"],
-    "telemetry": ["judge', 'error.type': 'ConnectionError'} 1 calls", "judge'} 2 calls", "parse'} 1 calls"],
-    "config_hot_reload": [
+    "combined": ["300 scores", "after the update: a score of 0.8, at most 4 calls at once"],
+    "default": ["42.0 None", "-4.5", "not one of exception_types: could not convert"],
+    "hedge": ["try 0 was cancelled", "try 1 returned", "a blocking function: try"],
+    "limit": ["three windows of five for each of 2 keys", "key-a: at most 5 calls", "key-b: at most 5 calls"],
+    "metrics": ["ok: 1 tries, 0 retries", "{'None': 1, 'ConnectionError': 2, 'timeout': 1, 'circuit_open': 1}"],
+    "priority": ["batch 0, batch 1, urgent 0, urgent 1, batch 2, "],
+    "reload": [
         """at most 5 at once: timeout=30.0 max_concurrency=5
 at most 20 at once: timeout=30.0 retry_times=3 max_concurrency=20
-refused: max_concurrency: 0 does not switch it off; use None to switch it off
+invalid: max_concurrency: 0 does not switch it off; use None to switch it off
 at most 20 at once: timeout=30.0 retry_times=3 max_concurrency=20
 at most 2 at once: timeout=30.0 max_concurrency=2
 """
     ],
-    "combined": ["300 scores", "at most 4 at once from now on: 0.8"],
+    "retry": [
+        "try 1 failed after",
+        "retry 1 of 4",
+        "score 0.8 after 2 retries",
+        "not retried: could not convert string to float: 'no number'; 1 try",
+    ],
+    "sync": ["one call: 0.9", "a method: 1.9", "in a loop: 4", "40 scores, at most 4 calls at once"],
+    "timeout": ["async: done in time", "the coroutine was cancelled", "did not end within its timeout of 0.2 s"],
 }
-SETTING_UP_LOGGING = {"debug", "config_hot_reload"}
+SETTING_UP_LOGGING = {"reload", "retry"}
 
 
 def test_there_is_an_example_for_each_part() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ def register(
     """As ROLL's: a coroutine function stays one, which is what makes the actor async."""
 
     def decorator(function: Any) -> Any:
-        if asyncio.iscoroutinefunction(function):
+        if inspect.iscoroutinefunction(function):
 
             @wraps(function)
             async def wrapper(*args: Any, **kwargs: Any) -> Any:

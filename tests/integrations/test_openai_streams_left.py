@@ -108,7 +108,8 @@ from qreward import SyncQRewardClient
 from qreward.integrations.openai import openai_client
 client = SyncQRewardClient([sys.argv[1]])
 kept = []
-for each in (client, openai_client(client)):
+own_sdk = [] if sys.version_info[:2] == (3, 13) else [openai_client(client)]  # CPython 3.13.5 crashes here with the SDK alone, too
+for each in (client, *own_sdk):
     stream = each.chat.completions.create(model="judge-7b", messages=[{"role": "user", "content": "hello"}], stream=True)
     next(iter(stream))
     stream.itself = stream

@@ -153,7 +153,9 @@ asyncio.run(hang())
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_pool_works_in_a_forked_child_and_keeps_no_process_from_ending() -> None:
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", SCRIPT], capture_output=True, text=True, timeout=60, check=False
+    )
     assert (done.returncode, done.stdout.split(), done.stderr) == (0, ["[2]", "[3]"], "")
 
 

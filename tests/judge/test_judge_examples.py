@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-NAMES = ("judge_llm", "judge_pairs", "judge_rubric", "judge_rank", "judge_cascade")
+NAMES = ("judge_score", "judge_compare", "judge_rubric", "judge_rank", "judge_cascade")
 ALL = f"import runpy\nfor name in {NAMES}:\n    runpy.run_path(f'{{name}}.py', run_name='__main__')"
 
 
@@ -18,7 +18,7 @@ def test_the_examples_print_what_they_say_and_nothing_else_although_each_warning
     asked, mean, one, first, second, neither, *others = done.stdout.splitlines()
     by_rubric, (few, many, cascade) = others[:-3], others[-3:]
     assert (asked, mean) == ("40 of 40 judged by 2 models in 32 requests", "mean reward 0.60")
-    assert one.startswith("one more: 1.0 because of 'same ")
+    assert one.startswith("one item: 1.0 because of 'same ")
     assert one.endswith("by judge-7b, judge-70b")
     assert "'7' or 'One of the primes is 7.': first" in first
     assert "'It is 11, I think.' or '11': second" in second
@@ -28,4 +28,4 @@ def test_the_examples_print_what_they_say_and_nothing_else_although_each_warning
     assert by_rubric[-1].startswith("40 of 40 judged by 5 criteria in 16 requests; ")
     assert "3 pairs; best: 99, " in few
     assert "34 pairs; best: 1000, ahead of the average in 9" in many
-    assert cascade == "decided by {'small': 15, 'strong': 5}; 25% went on; mean 1.00"
+    assert cascade == "decided by {'small': 15, 'strong': 5}; 25% escalated; mean 1.00"

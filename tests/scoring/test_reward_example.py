@@ -11,7 +11,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
 def test_the_example_scores_a_batch_in_which_only_the_refused_items_fail() -> None:
-    command = [sys.executable, "-W", "error", "reward_endpoints.py"]
+    command = [sys.executable, "-W", "error", "reward_models.py"]
     done = subprocess.run(command, cwd=EXAMPLES, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     assert "the batch: 1960 scored, 40 refused" in done.stdout

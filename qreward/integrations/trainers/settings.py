@@ -44,7 +44,8 @@ class RewardConfig(Policy):
     """How a trainer's adapter gets its rewards.
 
     Args:
-        client: the client's settings, or the path of a file with them. None takes those that ``QRewardClient.from_env`` finds.
+        client: the client's settings, or the path of a file with them; in a file, relative to its folder. None takes those that
+            ``QRewardClient.from_env`` finds.
         judge: settings of an LLM judge; see :class:`~qreward.judge.config.JudgeConfig`.
         reward_model: name of a reward model.
         cascade: settings of several scorers in turn; see :class:`~qreward.judge.cascade.CascadeConfig`. Exactly one of ``judge``,
@@ -173,7 +174,7 @@ def load_reward_config(source: Source = None, *, place: str | None = None) -> Re
 
 
 def read_reward_settings(source: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], SettingsLocation]:
-    """Read settings without validating them. The files that a judge in a file names are relative to the folder of that file.
+    """Read settings without validating them. The files that a file names are relative to its folder.
 
     Raises:
         ConfigError: the settings cannot be read.
@@ -181,6 +182,8 @@ def read_reward_settings(source: str | Path | Mapping[str, Any]) -> tuple[dict[s
     content, place = read_settings(source, empty=f"it must hold at least {', '.join(SCORERS[:-1])} or {SCORERS[-1]}")
     if not isinstance(source, Mapping):
         folder = Path(source).expanduser().parent
+        if isinstance(client := content.get("client"), str) and client:
+            content["client"] = str(folder / Path(client).expanduser())
         if isinstance(judge := content.get("judge"), Mapping):
             content["judge"] = _beside(folder, judge)
         cascade = content.get("cascade")

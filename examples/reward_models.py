@@ -1,7 +1,6 @@
-"""Reward models behind servers of several kinds: scores of single responses and of a batch, merged on the wire.
+"""Scores of GPU reward models on servers of two kinds: one response, a batch in merged requests, a ranking and labels.
 
-The servers are fakes on this machine that speak as vLLM and Text Embeddings Inference do; scores are drawn from a hash of the text.
-One item in fifty is refused, and one server fails now and then: each bad item is an error of its own, and no other item notices.
+Run it: ``python examples/reward_models.py``.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from qreward.testing.rewards import REFUSED, Scoring
 
 MODEL = "rm-7b"
 WORK = {"latency": Latency(base=0.02), "scoring": Scoring(per_item=0.0015)}
+# One item in fifty is refused, and gpu-0 fails now and then. Scores are made from a hash of the text.
 FAKES = (
     FakeEndpoint("gpu-0", models=["rm-*"], kind="vllm", max_concurrency=4, faults=Faults(error_500=0.05), **WORK),
     FakeEndpoint("gpu-1", models=["rm-*"], kind="tei", **WORK),
@@ -21,7 +21,7 @@ FAKES = (
 
 
 def as_reward_model(endpoint: Endpoint) -> Endpoint:
-    """Both servers take one text: this is how a prompt and a response become one."""
+    """Both servers take one text, so a template joins prompt and response."""
     return endpoint.model_copy(update={"reward": RewardModel(template="<user>{prompt}<assistant>{response}")})
 
 

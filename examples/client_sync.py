@@ -1,6 +1,6 @@
-"""The client for code that does not await: one call, a batch with its progress and cost, a stream, and many threads at once.
+"""The client for blocking code: one call, a batch with its progress and cost, a stream, and calls from several threads.
 
-Its methods are those of ``QRewardClient``. All the work is done in one background thread, so it may also be used in a notebook.
+Run it: ``python examples/client_sync.py``.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def main() -> None:
             print(token, end="|", flush=True)
         with ThreadPoolExecutor(8) as pool:
             answers = list(pool.map(lambda messages: client.chat_completion(messages, model=MODEL, timeout=60), ROLLOUTS[:16]))
-        print(f"\n8 threads: {len(answers)} answers, all through one client and its limits")
+        print(f"\n8 threads: {len(answers)} answers, within the limits of one client")
 
 
 if __name__ == "__main__":

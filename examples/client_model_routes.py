@@ -1,6 +1,6 @@
-"""Routes from model names to endpoints: exact names first, then the most specific glob, else an error that names the routes.
+"""Routes from model names to endpoints: exact names first, then the most specific glob, else an error that lists the routes.
 
-Endpoints bring routes with them (``models=[...]``); ``register_model_route`` adds more or replaces one.
+Run it: ``python examples/client_model_routes.py``.
 """
 
 from __future__ import annotations

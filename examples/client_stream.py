@@ -1,6 +1,6 @@
-"""One answer token by token: texts, the whole with its usage, chunks, leaving early, an interruption, and an answer begun anew.
+"""One response token by token, with its usage, as chunks, ended early, interrupted, and restarted after an interruption.
 
-Until the first token a failure goes unnoticed: the request is sent elsewhere. After it you are told, or get a fresh answer.
+Run it: ``python examples/client_stream.py``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from qreward import QRewardClient, StreamInterrupted, StreamRestarted
 from qreward.testing import FakeEndpoint, Faults, Latency
 
 STEADY = FakeEndpoint("steady", models=["judge-*", "shaky-*"], responder="judge", latency=Latency(base=0.05, per_token=0.01, tokens=30))
-SHAKY = STEADY.model_copy(update={"name": "shaky", "models": ("shaky-*",), "faults": Faults(cut=1.0)})  # breaks off half way
+SHAKY = STEADY.model_copy(update={"name": "shaky", "models": ("shaky-*",), "faults": Faults(cut=1.0)})  # each stream breaks off
 MESSAGES = conversation("What is the capital of Finland?", reference="Helsinki", candidate="helsinki")
 
 
@@ -22,20 +22,20 @@ async def show_all(client: QRewardClient) -> None:
     async for token in stream:  # nothing is sent before this line
         print(token, end="|", flush=True)
     usage = (await stream.final()).usage
-    print(f"\nthe whole: {len(stream.text)} characters, {usage.completion_tokens if usage else '?'} tokens")
+    print(f"\nthe text:  {len(stream.text)} characters, {usage.completion_tokens if usage else '?'} tokens")
     chunks = [chunk async for chunk in client.stream_chat_completion(MESSAGES, model=MODEL).chunks()]
     print(f"as chunks: {len(chunks)} of openai's {type(chunks[0]).__name__}")
 
 
-async def leave_when_decided(client: QRewardClient) -> None:
+async def end_early(client: QRewardClient) -> None:
     async with client.stream_chat_completion(MESSAGES, model=MODEL) as stream:
         async for _ in stream:
-            if "," in stream.text:  # the verdict is there, and nobody wants the reason
+            if "," in stream.text:  # the verdict is complete; the reason is not needed
                 break
-    print(f"left at:   {stream.text}")  # the connection is closed by now, and the server writes no more
+    print(f"ended at:  {stream.text}")  # the connection is closed, and the server generates no more
 
 
-async def survive(client: QRewardClient) -> None:
+async def interrupted(client: QRewardClient) -> None:
     model = "shaky-7b" if "shaky" in client.stats() else MODEL
     try:
         await client.stream_chat_completion(MESSAGES, model=model).final()
@@ -44,15 +44,15 @@ async def survive(client: QRewardClient) -> None:
     stream = client.stream_chat_completion(MESSAGES, model=model, on_interrupt="restart")
     async for event in stream.events():
         if isinstance(event, StreamRestarted):
-            print(f"begun anew after {len(event.text)} characters, which are void")
-    print(f"and whole: {stream.text}")
+            print(f"restarted after {len(event.text)} characters, which do not count")
+    print(f"complete:  {stream.text}")
 
 
 async def main() -> None:
     async with connect(STEADY, SHAKY) as client:
         await show_all(client)
-        await leave_when_decided(client)
-        await survive(client)
+        await end_early(client)
+        await interrupted(client)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""A batch of rollouts judged over three uneven endpoints, one of which breaks now and then.
+"""A batch of rollouts over two endpoints of different speed. Results have the order of the input; a failed item is a typed error.
 
-Results come back in the order of the input; a failed item is a value that says why, never ``None`` or a silent 0.
+Run it: ``python examples/client_batch.py``.
 """
 
 from __future__ import annotations

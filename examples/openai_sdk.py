@@ -1,6 +1,6 @@
-"""A program on the openai SDK, run by the whole fleet: one line changes, and two endpoints that fail share the work unnoticed.
+"""A program on the OpenAI SDK uses all endpoints of a client. Each fails in one request of ten, and every call succeeds.
 
-The SDK's calls are queued, sent to whichever endpoint has room, tried elsewhere and hedged; it sees answers, and final errors.
+Run it: ``python examples/openai_sdk.py``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Verdict(BaseModel):
 
 
 async def judge(sdk: openai.AsyncOpenAI, number: int) -> str:
-    """Any code that takes an ``AsyncOpenAI``; it does not know what is behind."""
+    """Any code that takes an ``AsyncOpenAI``."""
     messages = conversation(f"{number} + {number}?", reference=str(2 * number), candidate=str(2 * number + number % 2))
     answer = await sdk.chat.completions.parse(model=MODEL, messages=messages, response_format=Verdict)  # type: ignore[arg-type]
     parsed = answer.choices[0].message.parsed
@@ -51,4 +51,5 @@ async def main() -> None:
         await use(client, sdk)
 
 
-asyncio.run(main())
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,6 +1,6 @@
-"""Many answers token by token, all in one loop: how they interleave, how each one ends, and one that fails among them.
+"""Many responses token by token in one loop. One of the streams breaks off: its result is an error, and the others go on.
 
-A stream that breaks off is told to ``on_stream_error`` and is a value among the results; the others go on.
+Run it: ``python examples/client_stream_batch.py``.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from qreward.testing import FakeEndpoint, Faults, Latency
 PACE = Latency(base=0.05, per_token=0.01, tokens=24)
 FLEET = (
     FakeEndpoint(name="judge-0", models=["judge-*"], responder="judge", latency=PACE, max_concurrency=2),
-    # with this seed the first of its streams is cut half way, and none of the next sixty
+    # with this seed its first stream breaks off, and none of the next sixty
     FakeEndpoint(name="judge-1", models=["judge-*"], responder="judge", latency=PACE, max_concurrency=2, faults=Faults(cut=0.02, seed=917)),
 )
 ROLLOUTS = [conversation(f"What is {n} times 7?", str(n * 7), str(n * 7 + n % 2)) for n in range(8)]
 
 
-def tell(index: int, error: QRewardError) -> None:
-    """Called when the last token of a stream that failed has been read."""
+def report(index: int, error: QRewardError) -> None:
+    """Called after the last token of a failed stream."""
     print(f"\nstream {index} failed: {error}")
 
 
 async def interleaved(client: QRewardClient) -> None:
-    stream = client.batch_stream_chat_completion(ROLLOUTS, model=MODEL, temperature=0, timeout=60, on_stream_error=tell)
+    stream = client.batch_stream_chat_completion(ROLLOUTS, model=MODEL, temperature=0, timeout=60, on_stream_error=report)
     async for index, _token in stream:
-        print(index, end="", flush=True)  # whose token it is
+        print(index, end="", flush=True)  # the stream of this token
     batch = await stream.results()
     rewards = [json.loads(result.text)["score"] if result.ok else None for result in batch]
     print(f"\n{batch.stats.ok} of {batch.stats.items} judged: {rewards}")

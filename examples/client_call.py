@@ -1,6 +1,6 @@
-"""One call to a judge: the answer is an openai ``ChatCompletion``, a failure is a typed error with its attempts.
+"""One call to a judge. The response is an openai ``ChatCompletion``; a failure is a typed error that lists its attempts.
 
-Run it as it is (a fake judge answers), or against your own endpoints: see connect.py.
+Run it: ``python examples/client_call.py``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ async def main() -> None:
         try:
             completion = await client.chat_completion(messages, model=MODEL, temperature=0, timeout=60)
         except RequestError as error:
-            print(f"no verdict after {len(error.attempts)} attempts: {error}")
+            print(f"failed after {len(error.attempts)} attempts: {error}")
             raise SystemExit(1) from error
     print(completion.choices[0].message.content)
 

@@ -1,6 +1,6 @@
-"""An LLM judge as a reward: a verdict in a form of one's own, votes of two models, and what cannot be judged as a value.
+"""Scores of an LLM judge with an answer form of its own and the votes of two models. Equal items are judged once.
 
-The rollouts of one prompt hold equal answers, which are judged once.
+Run it: ``python examples/judge_score.py``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FLEET = (
 
 
 class Correctness(BaseModel):
-    """What the judges are asked to answer; ``score`` is what counts."""
+    """The form of a judge's answer; ``score`` is the reward."""
 
     reason: str = ""
     verdict: Literal["correct", "incorrect"]
@@ -40,7 +40,7 @@ async def main() -> None:
     asked = sum(stats.sent for stats in batch.stats.endpoints.values())
     print(f"{batch.stats.ok} of {batch.stats.items} judged by {len(MODELS)} models in {asked} requests")
     print(f"mean reward {sum(rewards) / len(rewards):.2f}")
-    print(f"one more: {verdict.score} because of {verdict.verdict.reason!r}, by {', '.join(vote.model for vote in verdict.votes)}")
+    print(f"one item: {verdict.score} because of {verdict.verdict.reason!r}, by {', '.join(vote.model for vote in verdict.votes)}")
 
 
 if __name__ == "__main__":

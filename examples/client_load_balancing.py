@@ -1,6 +1,6 @@
-"""The load-balancing strategies over the same three endpoints, and taking one endpoint out of service.
+"""The load-balancing strategies over the same three endpoints, and an endpoint that is taken out of service.
 
-A strategy says who takes an item while several endpoints have room. When none has, the first to get room pulls the next.
+Run it: ``python examples/client_load_balancing.py``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ROLLOUTS = [conversation(f"What is {n} plus {n}?", str(n + n), str(n + n)) for n
 
 async def shares(client: QRewardClient, label: str) -> None:
     """Judge the rollouts and print how many each endpoint answered."""
-    # hedge=False: the last items are not copied to a quicker endpoint, so that each strategy shows as it is
+    # hedge=False: the last items are not copied to a quicker endpoint, which would hide the strategy
     batch = await client.batch_chat_completion(ROLLOUTS, model=MODEL, temperature=0, timeout=60, hedge=False)
     answered = ", ".join(f"{name} {stats.won}" for name, stats in sorted(batch.stats.endpoints.items()))
     print(f"{label:22} {batch.stats.ok} answered: {answered}")

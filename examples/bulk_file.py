@@ -1,6 +1,6 @@
-"""A file is judged, the run is interrupted half-way, and the same call goes on: nothing is lost, and nothing is judged twice.
+"""A file of rows is judged in two runs. The second run continues where the first one stopped, and judges no row twice.
 
-The rows are in a JSON Lines file. The verdicts appear in another one, in the same order, when all rows are done.
+Run it: ``python examples/bulk_file.py``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Which of two responses is better: each pair is shown in both orders, so that a judge that likes a place is found out."""
+"""Which of two responses is better. The judge sees each pair in both orders, so that position bias becomes a tie.
+
+Run it: ``python examples/judge_compare.py``.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +33,8 @@ async def main() -> None:
         judge = Judge(client, model=MODEL, temperature=0)
         batch = await judge.batch_compare(PAIRS, timeout=60)
     for (_, first, second), comparison in zip(PAIRS, batch.values(), strict=True):
-        votes = [("second" if vote.swapped else "first", vote.score) for vote in comparison.votes]
-        print(f"{first!r} or {second!r}: {comparison.preference} (shown first, and what {first!r} got: {votes})")
+        votes = ", ".join(f"{vote.score:g} as {'second' if vote.swapped else 'first'}" for vote in comparison.votes)
+        print(f"{first!r} or {second!r}: {comparison.preference} (scores of {first!r}: {votes})")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,179 @@
+"""``qreward doctor``: prints what a report of a fault needs: versions, extras, where the settings come from, the state of each endpoint.
+
+Endpoints are examined as by ``qreward check``. Values of environment variables, keys, headers and proxies are never shown: a variable is
+set or not set.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import re
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from qreward.cli import check
+from qreward.errors import ConfigError
+from qreward.integrations.trainers.settings import VARIABLE
+from qreward.settings.base import variables_in
+from qreward.settings.client import ClientConfig, config_from_env
+from qreward.transport.connection_settings import configured_proxy
+from qreward.transport.redaction import Secrets
+
+SETTINGS = ("QREWARD_CONFIG", VARIABLE, "OPENAI_BASE_URL", "OPENAI_API_BASE", "OPENAI_API_KEY")
+"""Variables that name settings. Others that begin with ``QREWARD_`` are listed if they are set."""
+PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
+NOT_FOR_USERS = frozenset({"dev", "docs"})
+"""Extras for those who change the package."""
+SPARE_FILES = 64
+"""Open files that a process needs beside its connections."""
+_REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)[^;]*(?:;.*extra\s*==\s*[\"']([^\"']+)[\"'])?")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", metavar="FILE", help=f"configuration file (default: {check.FROM_ENVIRONMENT})")
+    parser.add_argument(
+        "--timeout", type=float, default=5.0, metavar="SECONDS", help="limit for each endpoint in seconds (default: %(default)g)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the report; 0, or 1 if the settings are wrong or an endpoint cannot serve as configured. Raises ``ConfigError``."""
+    if not 0 < args.timeout < float("inf"):
+        raise ConfigError(f"--timeout must be more than 0 seconds, not {args.timeout:g}")
+    found = examined(args.config, args.timeout)
+    print(json.dumps(found, indent=2) if args.json else "\n".join(_report(found)))
+    return 1 if found["problems"] or any(each["problems"] for each in found["endpoints"]) else 0
+
+
+def examined(file: str | None, seconds: float) -> dict[str, Any]:
+    """The report, as ``--json`` prints it; ``problems`` are those that belong to no endpoint. Durations are in seconds."""
+    settings, config = _settings(file)
+    endpoints = [] if config is None else asyncio.run(check.check_all(config, seconds, calls=False))
+    files = open_files()
+    return {
+        "versions": {"qreward": metadata.version("qreward"), "python": platform.python_version(), **_packages(None)},
+        "machine": {"system": platform.platform(), "cpus": os.cpu_count(), "open_files": files},
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "extras": {name: _packages(name) for name in _extras()},
+        "settings": settings,
+        "environment": {name: bool(os.environ.get(name)) for name in _names(SETTINGS)},
+        "proxies": {name: any(os.environ.get(each) for each in (name, name.lower())) for name in PROXIES},
+        "through_proxy": [] if config is None else [each.name for each in config.endpoints if configured_proxy(each)],
+        "endpoints": endpoints,
+        "problems": [*([settings["error"]] if settings["error"] else []), *_few_files(config, files)],
+    }
+
+
+def _names(always: tuple[str, ...]) -> list[str]:
+    return [*always, *sorted(name for name in os.environ if name.startswith("QREWARD_") and name not in always)]
+
+
+def _extras() -> list[str]:
+    return sorted(set(metadata.metadata("qreward").get_all("Provides-Extra") or ()) - NOT_FOR_USERS)
+
+
+def _packages(extra: str | None) -> dict[str, str | None]:
+    """The packages that an extra needs, or qreward itself, with their versions; None for one that is not installed."""
+    found = [match.groups() for line in metadata.requires("qreward") or () if (match := _REQUIREMENT.match(line))]
+    return {name: _version(name) for name, needed_by in found if needed_by == extra}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _settings(file: str | None) -> tuple[dict[str, Any], ClientConfig | None]:
+    """Where the settings come from, what is wrong with them, and which variables they take their values from."""
+    named = file or os.environ.get("QREWARD_CONFIG")
+    variable = next((name for name in SETTINGS[2:] if os.environ.get(name)), None)
+    found: dict[str, Any] = {
+        "source": "--config" if file else "QREWARD_CONFIG" if named else variable,
+        "file": named and Secrets().hide(named),
+        "variables": {} if named is None else _variables(Path(named)),
+        "error": None,
+    }
+    try:
+        config = check.configuration(named) if named else config_from_env() if variable else None
+    except ConfigError as error:
+        return found | {"error": str(error)}, None
+    return found, config
+
+
+def _variables(file: Path) -> dict[str, bool]:
+    try:
+        lines = file.expanduser().read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, ValueError):  # the error of the settings says so
+        return {}
+    names = variables_in("\n".join(line for line in lines if not line.lstrip().startswith("#")))
+    return {name: bool(os.environ.get(name)) for name in names}
+
+
+def open_files() -> dict[str, int] | None:
+    """The number of files and connections that the process may have open, and to which it may be raised; None where there is no limit."""
+    try:
+        import resource  # noqa: PLC0415 - not on Windows
+    except ImportError:
+        return None
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return None if soft == resource.RLIM_INFINITY else {"limit": soft, "most": soft if hard == resource.RLIM_INFINITY else hard}
+
+
+def _few_files(config: ClientConfig | None, files: Mapping[str, int] | None) -> Iterator[str]:
+    """One connection is open for each request in flight."""
+    at_once = 0 if config is None else sum(each.limits.max_concurrency or 0 for each in config.endpoints)
+    if files is not None and at_once + SPARE_FILES > files["limit"]:
+        yield (
+            f"the settings allow {at_once} requests at one time, but a process may have {files['limit']} files open; "
+            f"raise the limit with `ulimit -n {at_once + SPARE_FILES}`, or lower max_concurrency"
+        )
+
+
+def _report(found: Mapping[str, Any]) -> Iterator[str]:
+    versions, machine, files = dict(found["versions"]), found["machine"], found["machine"]["open_files"]
+    yield f"qreward {versions.pop('qreward')}, Python {versions.pop('python')}, {machine['system']}, {machine['cpus']} CPUs"
+    yield from _row("packages", [", ".join(f"{name} {version or 'not installed'}" for name, version in versions.items())])
+    yield from _row("extras", [_extra(name, packages) for name, packages in found["extras"].items()])
+    yield from _row("settings", _source(found["settings"], len(found["endpoints"])))
+    yield from _row("environment", [_are_set(found["environment"])])
+    through = f"; used for {', '.join(found['through_proxy'])}" if found["through_proxy"] else ""
+    yield from _row("proxies", [_are_set(found["proxies"]) + through])
+    yield from _row("open files", ["no limit" if files is None else f"{files['limit']}, can be raised to {files['most']}"])
+    yield from _row("clock", [found["time"]])
+    if found["endpoints"]:
+        yield from ("", check.report(found["endpoints"]))
+    for problem in found["problems"]:
+        yield from ("", problem)
+
+
+def _row(title: str, lines: list[str]) -> Iterator[str]:
+    for number, line in enumerate(lines):
+        yield f"{'' if number else title:13}{line}"
+
+
+def _extra(name: str, packages: Mapping[str, str | None]) -> str:
+    if None in packages.values():
+        return f"{name}: not installed; pip install 'qreward[{name}]'"
+    return f"{name}: {', '.join(f'{package} {version}' for package, version in packages.items())}"
+
+
+def _source(settings: Mapping[str, Any], endpoints: int) -> list[str]:
+    if settings["source"] is None:
+        return ["none found; `qreward init` writes a file; name it with --config or in QREWARD_CONFIG"]
+    place = f"{settings['file']}, from {settings['source']}" if settings["file"] else f"one endpoint, from {settings['source']}"
+    state = "cannot be used" if settings["error"] else f"{endpoints} endpoint{'' if endpoints == 1 else 's'}"
+    return [f"{place}: {state}", *([_are_set(settings["variables"])] if settings["variables"] else [])]
+
+
+def _are_set(variables: Mapping[str, bool]) -> str:
+    return ", ".join(f"{name} {'set' if is_set else 'not set'}" for name, is_set in variables.items())

@@ -1,0 +1,226 @@
+"""``qreward init``: what it writes is read by the real settings, shows every example that it offers, and never holds a key."""
+
+from __future__ import annotations
+
+import builtins
+import importlib.util
+import re
+import shlex
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qreward.cli import init, main
+from qreward.integrations.trainers.settings import load_reward_config
+from qreward.settings.client import read_config
+from qreward.settings.policies import SERVER_KINDS
+from qreward.testing import FakeEndpoint, FakeFleet
+
+GPU, API = "http://gpu-0:8000/v1", "https://api.example.com/v1"
+KEY = "sk-right-key-1234567"
+FLEET = ("--endpoint", GPU, "--name", "gpu-0", "--kind", "vllm", "--model", "judge-*", "--model", "embed-1", "--max-concurrency", "64")
+PAID = ("--endpoint", API, "--key-variable", "MY_KEY", "--rpm", "600", "--tpm", "200000", "--model", "judge-7b")
+OPTIONS: list[tuple[str, ...]] = [
+    ("--endpoint", GPU),
+    ("--endpoint", GPU, "--key-variable", "${MY_KEY}", "--timeout", "30"),
+    ("--endpoint", "${MY_URL}", "--name", 'a "name" \\ with # signs: ü'),
+    FLEET,
+    (*FLEET, *PAID),
+    (*PAID, "--judge", "judge-7b"),
+    (*FLEET, *PAID, "--judge", "judge-70b"),
+    *((*FLEET, "--judge", "judge-7b", "--trainer", trainer) for trainer in init.TRAINERS),
+    *(("--endpoint", GPU, "--kind", kind) for kind in SERVER_KINDS),
+]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name, value in (("MY_KEY", KEY), ("MY_URL", GPU), ("JUDGE_KEY", KEY), ("NO_PROXY", "*")):
+        monkeypatch.setenv(name, value)
+    for name in ("OPENAI_BASE_URL", "OPENAI_API_BASE", "OPENAI_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def uncommented(text: str) -> str:
+    """The text with every example in use: the settings that are comments."""
+    return re.sub(r"^( *(?:- )?)# (\w+(?: =|:) )", r"\1\2", re.sub(r"\A(#.*\n)+", "", text), flags=re.MULTILINE)
+
+
+def test_what_is_written_is_read_by_the_settings_with_and_without_its_examples(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "elsewhere").mkdir()
+    monkeypatch.chdir(folder / "elsewhere")  # the file that a judge's file names is beside it
+    for options in OPTIONS:
+        read: list[Any] = []
+        for ending in (".yaml", ".toml", ".json"):
+            path, second = folder / f"fleet{ending}", folder / f"{'reward' if '--trainer' in options else 'judge'}{ending}"
+            assert main(["init", str(path), *options, "--force"]) == 0, options
+            said = capsys.readouterr().out
+            assert f"qreward check {path}" in said
+            texts = [path.read_text(encoding="utf-8")]
+            config, _ = read_config(path)
+            scorer = None
+            if "--judge" in options:
+                texts.append(second.read_text(encoding="utf-8"))
+                scorer = load_reward_config(second)  # from another folder than its own
+                assert scorer.client == config
+            read.append((config, scorer and scorer.judge))
+            assert KEY not in "".join([*texts, said])
+            if ending != ".json":
+                path.write_text(uncommented(texts[0]), encoding="utf-8")
+                assert read_config(path)[0].endpoints[0].price == (0.15, 0.6)
+                for text in texts[1:]:
+                    second.write_text(uncommented(text), encoding="utf-8")
+                    everything = load_reward_config(second)
+                    assert (everything.judge and everything.judge.samples, everything.deadline) == (3, 60)
+        assert read[0] == read[1] == read[2], options
+
+
+def test_the_options_after_an_endpoint_are_those_of_that_endpoint(folder: Path) -> None:
+    assert main(["init", "fleet.toml", *FLEET, *PAID, "--timeout", "30"]) == 0
+    config, _ = read_config(folder / "fleet.toml")
+    gpu, api = config.endpoints
+    assert (gpu.name, gpu.base_url, gpu.kind, gpu.models, gpu.api_key) == ("gpu-0", GPU, "vllm", ("judge-*", "embed-1"), None)
+    assert (gpu.limits.max_concurrency, gpu.limits.rpm, config.timeout) == (64, None, 30)
+    assert (api.base_url, api.models, api.limits.rpm, api.limits.tpm) == (API, ("judge-7b",), 600, 200000)
+    assert api.api_key is not None
+    assert api.api_key.get_secret_value() == KEY
+
+
+REFUSED: list[tuple[tuple[str, ...], str]] = [
+    ((), "there is no terminal to ask on; name the servers with --endpoint"),
+    (("fleet.ini", "--endpoint", GPU), "fleet.ini: its name must end in .yaml, .yml, .toml, .json"),
+    (("there.toml", "--endpoint", GPU), "there.toml exists; name another file, or replace it with --force"),
+    (("no/fleet.toml", "--endpoint", GPU), "there is no folder 'no'"),
+    (("--endpoint", "gpu-0:8000"), "endpoints.0.base_url: must be an http:// or https:// URL"),
+    (("--endpoint", f"{GPU}/chat/completions"), "without /chat/completions"),
+    (("--endpoint", f"https://user:{KEY}@host/v1"), "must not hold a user or password"),
+    (("--endpoint", f"https://host/v1?key={KEY}"), "must not hold a query"),
+    (("--endpoint", GPU, "--kind", "vlm"), "did you mean 'vllm'?"),
+    (("--endpoint", GPU, "--rpm", "-1"), "endpoints.0.limits.rpm: must be more than 0"),
+    (("--endpoint", GPU, "--endpoint", GPU), "more than one is called 'gpu-0:8000'"),
+    (("--endpoint", GPU, "--judge", "judge-*"), "--judge must be the name of one model"),
+    ((*FLEET, "--judge", "gpt-4"), "no endpoint serves 'gpt-4'; they serve 'judge-*', 'embed-1'; add it with --model"),
+    ((*FLEET, "--trainer", "trl"), "--trainer needs --judge MODEL"),
+    *(
+        (("--endpoint", API, "--key-variable", key), "must be the name of an environment variable")
+        for key in (KEY, "AKIA0123456789ABCDEFG", "0a1b2c3d4e5f60718293a4b5c6d7e8f9", "AIzaSyD0123456789abcdef", "ghp_0123456789abcdef", "")
+    ),
+]
+
+
+def test_what_is_wrong_is_refused_before_anything_is_written_and_no_key_is_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "there.toml").write_text("mine")
+    for options, words in REFUSED:
+        assert main(["init", *options]) == 2, options
+        said = capsys.readouterr()
+        assert words in said.err, (options, said.err)
+        assert said.out == ""
+        assert not re.search("right-key|AKIA|0a1b|AIza|ghp_", said.err), said.err
+    assert [path.name for path in folder.iterdir()] == ["there.toml"]
+    assert (folder / "there.toml").read_text() == "mine"
+    with pytest.raises(SystemExit):
+        main(["init", "--model", "judge-*", "--endpoint", GPU])
+    assert "--model belongs to an endpoint; write it after --endpoint URL" in capsys.readouterr().err
+
+
+def test_without_pyyaml_the_file_is_toml(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "yaml" else find(name, *rest))
+    assert main(["init", "--endpoint", GPU]) == 0
+    assert [path.name for path in folder.iterdir()] == ["qreward.toml"]
+    assert main(["init", "fleet.yaml", "--endpoint", GPU]) == 2
+    assert "pip install 'qreward[yaml]', or name a .toml file" in capsys.readouterr().err
+
+
+def test_the_lines_for_trainers_are_those_of_their_page() -> None:
+    page = (Path(__file__).parents[1] / "docs/trainers/index.md").read_text()
+    for trainer, line in init.TRAINERS.items():
+        assert f"`{line}`" in page, trainer
+
+
+def test_the_page_shows_what_the_command_writes(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delenv("API_KEY", raising=False)
+    page = (Path(__file__).parents[1] / "docs/get-started/configuration.md").read_text()
+    blocks = re.findall(r"^```(bash|text|yaml)\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE)
+    command, shown, written = (text for _, text in blocks[1:4])
+    assert main(shlex.split(command.replace("\\\n", ""))[1:]) == 0
+    assert capsys.readouterr().out == shown
+    assert (folder / "qreward.yaml").read_text() == written
+
+
+# Questions
+
+
+class Typist:
+    """Answers questions; what is asked beyond the answers ends the input."""
+
+    def __init__(self, answers: Iterable[str]) -> None:
+        self.answers, self.asked = iter(answers), list[str]()
+
+    def __call__(self, question: str) -> str:
+        self.asked.append(question)
+        try:
+            return next(self.answers)
+        except StopIteration:
+            raise EOFError from None
+
+
+class Screen:
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def typed(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def answer(*answers: str) -> Typist:
+        typist = Typist(answers)
+        monkeypatch.setattr(builtins, "input", typist)
+        monkeypatch.setattr(sys, "stdin", Screen())
+        return typist
+
+    return answer
+
+
+def test_on_a_terminal_it_asks_proposes_what_the_server_says_and_checks_the_file(
+    folder: Path, typed: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key = {"api_key": KEY}
+    with FakeFleet([FakeEndpoint("a", kind="vllm", models=["judge-7b"], **key), FakeEndpoint("b", models=["m-1"])]) as fleet:
+        root = fleet.urls["a"].removesuffix("/v1")
+        one = (root, fleet.urls["a"], KEY, "MY_KEY", "", "lots", "8")  # without /v1 at first; a key in place of its name; no number
+        typist = typed("nonsense", *one, fleet.urls["b"], "m-*", "", "", "judge-7b", "y")
+        assert main(["init", "fleet.toml"]) == 0
+    said = capsys.readouterr().out
+    a, b = read_config(folder / "fleet.toml")[0].endpoints
+    assert (a.kind, a.models, a.limits.max_concurrency) == ("vllm", ("judge-7b",), 8)
+    assert a.api_key is not None
+    assert (b.api_key, b.models, b.limits.max_concurrency) == (None, ("m-*",), None)
+    assert load_reward_config(folder / "judge.toml").models == ("judge-7b",)
+    assert any("[judge-7b]" in question for question in typist.asked)
+    for words in (f"set base_url: {root}/v1", "it requires a key (401)", "the key itself is not written", "a whole number such as 64"):
+        assert words in said
+    assert said.splitlines()[-1] == "all is well", said
+    assert KEY not in said
+
+
+def test_a_terminal_that_is_left_writes_nothing(folder: Path, typed: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    typed("http://127.0.0.1:9/v1")
+    assert main(["init"]) == 130
+    assert list(folder.iterdir()) == []
+    assert "stopped" in capsys.readouterr().err
+
+
+def test_options_or_yes_leave_no_question_but_that_for_the_check(folder: Path, typed: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    typist = typed("n")
+    assert main(["init", "fleet.toml", "--endpoint", GPU]) == 0
+    assert main(["init", "more.toml", "--endpoint", GPU, "--yes"]) == 0
+    assert len(typist.asked) == 1
+    assert "Check it now?" in typist.asked[0]
+    assert main(["init", "other.toml", "--yes"]) == 2

@@ -48,6 +48,13 @@ def test_the_example_shows_retries_below_their_calls_and_the_callers_span_above(
     assert "    attempt retry won gpu-1" in out
 
 
+def test_the_program_of_the_page_prints_its_span(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "how-to" / "telemetry.md").read_text(encoding="utf-8")
+    program = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)[0]
+    (tmp_path / "program.py").write_text(program, encoding="utf-8")
+    assert '"name": "chat judge-7b"' in run(str(tmp_path / "program.py"), folder="examples")
+
+
 def test_the_benchmark_measures_each_way(tmp_path: Path) -> None:
     path = tmp_path / "telemetry.json"
     printed = run("telemetry.py", "--rounds", "1", "--calls", "20", "--json", str(path), folder="benchmarks")

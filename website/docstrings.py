@@ -74,6 +74,11 @@ def bases(cls: griffe.Class) -> Iterator[griffe.Class]:
     yield cls
 
 
+def fields(cls: griffe.Class) -> dict[str, griffe.Attribute]:
+    """The attributes that a class itself defines."""
+    return {name: member for name, member in cls.members.items() if isinstance(member, griffe.Attribute)}
+
+
 # docstrings as text
 
 
@@ -201,17 +206,17 @@ def replace_options(function: griffe.Function, parameter: griffe.Parameter, kind
     owner = function.parent if function.name == "__init__" else function
     assert owner is not None
     known = entries(owner.docstring.value) if owner.docstring else {}
-    options = [
-        (attribute, words)
+    options = {
+        name: words
         for each in bases(kind)
         if each.path != PARAMETERS
-        for attribute, words in described(each).items()
-        if attribute not in function.parameters
-    ]
-    added = {name: words for name, words in options if name not in known and words}
+        for name, words in described(each).items()
+        if name not in function.parameters
+    }
+    added = {name: words for name, words in options.items() if name not in known and words}
     del function.parameters[parameter.name]
-    annotations = {name: member.annotation for each in bases(kind) for name, member in each.attributes.items()}
-    for name, _ in options:
+    annotations = {name: member.annotation for each in bases(kind) for name, member in fields(each).items()}
+    for name in options:
         function.parameters.add(griffe.Parameter(name, annotation=annotations[name], kind=griffe.ParameterKind.keyword_only, default="..."))
     if (takes := find(PARAMETERS, function)) in list(bases(kind)):
         assert isinstance(takes, griffe.Class)
@@ -232,7 +237,7 @@ def described(kind: griffe.Class) -> dict[str, str]:
         other = find(identifier(name, kind), kind)
         if other is not None and other.docstring is not None:
             found = {**entries(other.docstring.value), **found}
-    return {name: found.get(name, "") for name in kind.attributes}
+    return {name: found.get(name, "") for name in fields(kind)}
 
 
 # classes
@@ -246,7 +251,7 @@ def add_fields(cls: griffe.Class) -> None:
     written = cls.members.get("__init__")
     before = [each for each in written.parameters if each.kind is not griffe.ParameterKind.var_keyword] if isinstance(written, griffe.Function) else []
     parameters = griffe.Parameters(*(before or [griffe.Parameter("self", kind=griffe.ParameterKind.positional_or_keyword)]))
-    for name, field in {name: member for each in line for name, member in each.attributes.items()}.items():
+    for name, field in {name: member for each in line for name, member in fields(each).items()}.items():
         if field.annotation is None or name.startswith("_") or "ClassVar" in str(field.annotation) or name in parameters:
             continue
         default = default_of(field)
@@ -273,7 +278,7 @@ def default_of(field: griffe.Attribute) -> Any:
 
 def add_twins(cls: griffe.Class) -> None:
     """Replace the blocking forms of methods, made by a call, by methods that refer to the asynchronous ones."""
-    for name, member in list(cls.attributes.items()):
+    for name, member in list(fields(cls).items()):
         value = member.value
         if not (isinstance(value, griffe.ExprCall) and str(value.function) in TWINS):
             continue
@@ -282,7 +287,7 @@ def add_twins(cls: griffe.Class) -> None:
             continue
         wrap = str(value.arguments[1]) if len(value.arguments) > 1 else "same"
         returns = origin.returns if wrap == "same" else value.arguments[1] if wrap[0].isupper() else None
-        twin = griffe.Function(name, parameters=origin.parameters, returns=returns, parent=cls)
+        twin = griffe.Function(name, parameters=griffe.Parameters(*origin.parameters), returns=returns, parent=cls)
         summary = origin.docstring.value.partition("\n\n")[0] if origin.docstring else ""
         twin.docstring = griffe.Docstring(f"{summary}\n\nAs :meth:`{origin.path}`.", parent=twin, parser="google")
         cls.set_member(name, twin)

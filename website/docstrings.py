@@ -223,7 +223,9 @@ def replace_options(function: griffe.Function, parameter: griffe.Parameter, kind
         function.parameters.add(griffe.Parameter("params", annotation="Any", kind=griffe.ParameterKind.var_keyword))
         common = ("temperature", "max_tokens", "top_p", "seed", "stop", "response_format", "logprobs")
         names = ", ".join(f"``{name}``" for name in common)
-        added["**params"] = f"parameters of the model, which become members of the JSON body: {names}, and all others of :class:`{PARAMETERS}`."
+        added["**params"] = (
+            f"parameters of the model, which become members of the JSON body: {names}, and all others of :class:`{PARAMETERS}`."
+        )
     if owner.docstring is None:
         owner.docstring = griffe.Docstring("", parent=owner)
     owner.docstring.value = set_entries(owner.docstring.value, parameter.name, added)
@@ -249,7 +251,11 @@ def add_fields(cls: griffe.Class) -> None:
     if not any(str(getattr(base, "canonical_path", base)) == "pydantic.BaseModel" for each in line for base in each.bases):
         return
     written = cls.members.get("__init__")
-    before = [each for each in written.parameters if each.kind is not griffe.ParameterKind.var_keyword] if isinstance(written, griffe.Function) else []
+    before = (
+        [each for each in written.parameters if each.kind is not griffe.ParameterKind.var_keyword]
+        if isinstance(written, griffe.Function)
+        else []
+    )
     parameters = griffe.Parameters(*(before or [griffe.Parameter("self", kind=griffe.ParameterKind.positional_or_keyword)]))
     for name, field in {name: member for each in line for name, member in fields(each).items()}.items():
         if field.annotation is None or name.startswith("_") or "ClassVar" in str(field.annotation) or name in parameters:

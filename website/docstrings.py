@@ -1,7 +1,7 @@
 """How the API reference reads the package (a Griffe extension, see ``mkdocs.yml``): as its users call it, not as it is written.
 
 - ``**options: Unpack[ChatOptions]`` becomes the options of that ``TypedDict``, each with its description.
-- A model of pydantic has the parameters of its fields.
+- A model of pydantic, or a named tuple, has the parameters of its fields.
 - ``score = blocking(Judge.score)`` is a method, which refers to the asynchronous one.
 - Docstrings become Markdown: ``:class:`Name``` and public names link to their place in the reference.
 """
@@ -19,6 +19,7 @@ ENTRY = re.compile(r"^    (\*{0,2}[\w.]+(?:, \*{0,2}[\w.]+)*):(?= |$)")
 ROLE = re.compile(r":(?:class|meth|func|attr|data|mod|exc|obj):`~?([\w.]+)(?:\(\))?`")
 CODE = re.compile(r"``([A-Za-z_]\w*)``")
 TWINS = ("blocking", "forwarded")
+RECORDS = ("pydantic.BaseModel", "typing.NamedTuple")
 TITLES = {"Example": "Examples"}  # Griffe's word for the section
 
 
@@ -92,8 +93,9 @@ def split_entries(text: str) -> str:
             lines.extend([f"    {name}:{entry[0]}", *entry[1:]])
         several.clear()
 
-    for line in text.splitlines():
-        if heading := re.fullmatch(r"(Args|Attributes|Raises|Returns|Yields|Example):", line):
+    for written in text.splitlines():
+        line = written
+        if heading := re.fullmatch(r"(Args|Attributes|Raises|Returns|Yields|Example):", written):
             flush()
             title = heading[1]
             line = f"{TITLES.get(title, title)}:"
@@ -246,9 +248,9 @@ def described(kind: griffe.Class) -> dict[str, str]:
 
 
 def add_fields(cls: griffe.Class) -> None:
-    """Give a model of pydantic the parameters of its fields."""
+    """Give a model of pydantic, or a named tuple, the parameters of its fields."""
     line = list(bases(cls))
-    if not any(str(getattr(base, "canonical_path", base)) == "pydantic.BaseModel" for each in line for base in each.bases):
+    if not any(str(getattr(base, "canonical_path", base)) in RECORDS for each in line for base in each.bases):
         return
     written = cls.members.get("__init__")
     before = (

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_examples import EXAMPLES, ROOT, run_python, run_scripts
+from test_examples import ROOT, run_python, run_scripts
 
 from qreward.errors import ConfigError
 from qreward.testing import FakeEndpoint, FakeFleet, Latency, SyntheticJudge, echo_of

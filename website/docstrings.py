@@ -1,7 +1,7 @@
 """How the API reference reads the package (a Griffe extension, see ``mkdocs.yml``): as its users call it, not as it is written.
 
 - ``**options: Unpack[ChatOptions]`` becomes the options of that ``TypedDict``, each with its description.
-- A model of pydantic, or a named tuple, has the parameters of its fields.
+- A model of pydantic, a struct of msgspec or a named tuple has the parameters of its fields.
 - ``score = blocking(Judge.score)`` is a method, which refers to the asynchronous one.
 - Docstrings become Markdown: ``:class:`Name``` and public names link to their place in the reference.
 """
@@ -19,7 +19,7 @@ ENTRY = re.compile(r"^    (\*{0,2}[\w.]+(?:, \*{0,2}[\w.]+)*):(?= |$)")
 ROLE = re.compile(r":(?:class|meth|func|attr|data|mod|exc|obj):`~?([\w.]+)(?:\(\))?`")
 CODE = re.compile(r"``([A-Za-z_]\w*)``")
 TWINS = ("blocking", "forwarded")
-RECORDS = ("pydantic.BaseModel", "typing.NamedTuple")
+RECORDS = ("pydantic.BaseModel", "typing.NamedTuple", "msgspec.Struct")
 TITLES = {"Example": "Examples"}  # Griffe's word for the section
 
 
@@ -248,7 +248,7 @@ def described(kind: griffe.Class) -> dict[str, str]:
 
 
 def add_fields(cls: griffe.Class) -> None:
-    """Give a model of pydantic, or a named tuple, the parameters of its fields."""
+    """Give a model of pydantic, a struct of msgspec or a named tuple the parameters of its fields."""
     line = list(bases(cls))
     if not any(str(getattr(base, "canonical_path", base)) in RECORDS for each in line for base in each.bases):
         return

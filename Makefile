@@ -7,12 +7,13 @@ PYTEST := $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=wo
 LONG := acceptance benchmarks examples
 SUITES := $(notdir $(patsubst %/,%,$(dir $(wildcard tests/slow/*/requirements.txt))))
 TEST_TOOLS := $(sort $(dir $(filter-out tests/slow/% tests/typing/%,$(wildcard $(addsuffix /*.py,tests tests/* tests/*/*))))) benchmarks
-SOURCES := qreward tests benchmarks examples setup.py
+SOURCES := qreward tests benchmarks examples website setup.py
 
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
+export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all slow $(SUITES:%=slow-%) check soak bench docs dist docs-serve clean
+.PHONY: help demo test test-all slow $(SUITES:%=slow-%) check soak bench docs docs-serve dist clean
 
 help: ## list what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

@@ -188,7 +188,7 @@ def test_settings_and_commands_on_the_pages_are_accepted() -> None:
     shown = [(page, language, block) for page in PAGES for language in languages for _, block in blocks(page.read_text(), language)]
     wrong = [(page, fault) for page, language, block in shown if (fault := fault_of(language, block))]
     assert wrong == []
-    assert len(shown) > 40
+    assert len(shown) > 30
     assert fault_of("yaml", "endpoints: [{base_url: 'http://gpu-0:8000/v1', rpm: 5}]\n")
     assert fault_of("yaml", "judge: {model: judge-7b, scall: [1, 5]}\n")
     assert fault_of("json", "{,}")

@@ -22,7 +22,7 @@ from qreward.testing.responders import judge, last_user_text
 from qreward.testing.synthetic_writer import write_verdict
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-ADDRESS = re.compile(r"https?://(?:gpu-\d|api\.example\.com)(?::\d+)?(/v1)?")
+ADDRESS = re.compile(r"https?://(?:gpu-(\d)|api\.example\.com)(?::\d+)?(/v1)?")
 REWARD = """\
 client: qreward.yaml
 judge: {model: judge-7b, prompt: "{answer_form}\\n\\nQuestion: {prompt}\\nReference: {reference}\\nAnswer: {response}"}
@@ -43,18 +43,19 @@ def answer(messages: list[Any]) -> str:
 
 
 @pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    """A fake server that takes every model: chats, decisions, scores, embeddings."""
-    fake = FakeEndpoint("gpu-0", kind="vllm", responder=answer, decisions="vllm", latency=Latency(tokens=10))
-    with FakeFleet([fake]) as fleet:
-        yield fleet.urls["gpu-0"]
+def urls() -> Iterator[list[str]]:
+    """Three fake servers that take every model: chats, decisions, scores, embeddings."""
+    names = ["gpu-0", "gpu-1", "gpu-2"]
+    fakes = [FakeEndpoint(name, kind="vllm", responder=answer, decisions="vllm", latency=Latency(tokens=10)) for name in names]
+    with FakeFleet(fakes) as fleet:
+        yield [fleet.urls[name] for name in names]
 
 
 @pytest.fixture
-def folder(url: str, tmp_path: Path) -> Path:
+def folder(urls: list[str], tmp_path: Path) -> Path:
     """A folder with the files that the pages name."""
-    endpoints = [{"base_url": url, "name": f"gpu-{number}", "models": ["judge-*", "embed-*"], "kind": "vllm"} for number in range(2)]
-    endpoints.append({"base_url": url, "name": "gpu-2", "models": ["rm-*"], "kind": "vllm"})
+    models = [["judge-*", "embed-*"], ["judge-*", "embed-*"], ["rm-*"]]
+    endpoints = [{"base_url": urls[n], "name": f"gpu-{n}", "models": models[n], "kind": "vllm"} for n in range(3)]
     settings = json.dumps({"endpoints": endpoints})  # JSON is YAML
     for name in ("qreward.yaml", "client.yaml", "fleet.yaml", "fleet.json"):
         (tmp_path / name).write_text(settings, encoding="utf-8")
@@ -67,21 +68,26 @@ def folder(url: str, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def environment(url: str) -> dict[str, str]:
+def environment(urls: list[str]) -> dict[str, str]:
     keys = dict.fromkeys(("API_KEY", "JUDGE_KEY", "OPENAI_API_KEY"), "not-secret")
-    return keys | dict.fromkeys(("API_URL", "JUDGE_URL", "OPENAI_BASE_URL"), url) | {"QREWARD_REWARD": "reward.yaml"}
+    return keys | dict.fromkeys(("API_URL", "JUDGE_URL", "OPENAI_BASE_URL"), urls[0]) | {"QREWARD_REWARD": "reward.yaml"}
 
 
-def with_fakes(block: str, url: str) -> str:
-    """A block whose invented addresses are those of the fake."""
-    return ADDRESS.sub(lambda found: url if found[1] else url.removesuffix("/v1"), block)
+def with_fakes(block: str, urls: list[str]) -> str:
+    """A block whose invented addresses are those of the fakes."""
+
+    def fake(found: re.Match[str]) -> str:
+        url = urls[int(found[1] or 0) % len(urls)]
+        return url if found[2] else url.removesuffix("/v1")
+
+    return ADDRESS.sub(fake, block)
 
 
-def test_the_programs_of_the_pages_run_and_print(url: str, folder: Path, environment: dict[str, str]) -> None:
+def test_the_programs_of_the_pages_run_and_print(urls: list[str], folder: Path, environment: dict[str, str]) -> None:
     programs = {}
     for page in PAGES:
         for number, block in enumerate(marked(page.read_text(encoding="utf-8"), "run")):
-            programs[f"{page.relative_to(ROOT)} {number}"] = with_fakes(block, url)
+            programs[f"{page.relative_to(ROOT)} {number}"] = with_fakes(block, urls)
     assert {"README.md 0", "docs/how-to/batching.md 0", "docs/reference/errors.md 0"} <= set(programs)
     scripts = []
     for name, block in programs.items():
@@ -96,12 +102,12 @@ def test_the_programs_of_the_pages_run_and_print(url: str, folder: Path, environ
 
 
 def test_the_fragments_of_the_pages_run_in_the_order_of_the_page(
-    url: str, folder: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    urls: list[str], folder: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     pages = {str(page.relative_to(ROOT)): marked(page.read_text(encoding="utf-8"), "fragment") for page in PAGES}
-    pages = {page: [with_fakes(block, url) for block in blocks] for page, blocks in pages.items() if blocks}
+    pages = {page: [with_fakes(block, urls) for block in blocks] for page, blocks in pages.items() if blocks}
     assert "README.md" in pages
     (folder / "pages.json").write_text(json.dumps(pages), encoding="utf-8")
     wrong = json.loads(run_python(str(Path(__file__).with_name("fragments.py")), "pages.json", cwd=folder))

@@ -274,7 +274,7 @@ def test_examples_and_the_python_of_the_pages_run_against_the_endpoints_that_the
         scripts = {name: (EXAMPLES / name, own) for name in NAMES}
         written = [(f"readme_{at}.py", block, of_readme) for at, block in enumerate(readme)]
         written += [
-            (f"{name.removesuffix('.md')}_{at}.py", block, {"OPENAI_BASE_URL": url["page"]})
+            (f"{name.removesuffix('.md')}_{at}.py", block, of_readme | {"OPENAI_BASE_URL": url["page"]})
             for name, found in pages.items()
             for at, block in enumerate(found)
         ]

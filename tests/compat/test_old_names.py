@@ -7,6 +7,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -105,10 +106,14 @@ NEW_FORMS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+def decorate(made: list[Any], old: dict[str, Any]) -> None:
+    made.append(schedule(**old)(lambda: 1))
+
+
 def test_the_warning_of_schedule_says_the_new_form_which_is_what_runs() -> None:
     for old, form in NEW_FORMS:
         made: list[Any] = []
-        (text,) = deprecations(lambda old=old, made=made: made.append(schedule(**old)(lambda: 1)))
+        (text,) = deprecations(partial(decorate, made, old))
         assert f"and @schedule{form}; see docs" in text, old
         written, _, _ = form.partition(";")
         with warnings.catch_warnings():
@@ -124,7 +129,12 @@ def test_positional_settings_keep_their_order_and_wrong_ones_are_refused() -> No
     with pytest.deprecated_call():
         function = schedule(5, 3)(lambda: 1)
     assert (function.config.timeout, function.config.hedged_request_time) == (5, 3)
-    for wrong, match in [({"timeout": -1}, "timeout"), ({"retry_time": 1}, "retry_times"), ({"exception_types": "all"}, "exception_types")]:
+    wrongs: list[tuple[dict[str, Any], str]] = [
+        ({"timeout": -1}, "timeout"),
+        ({"retry_time": 1}, "retry_times"),
+        ({"exception_types": "all"}, "exception_types"),
+    ]
+    for wrong, match in wrongs:
         with pytest.raises(ConfigError, match=match):
             schedule(**wrong)
     with pytest.raises(ConfigError, match="at most 24"):
@@ -200,7 +210,8 @@ def test_a_task_that_waited_for_the_threshold_is_next(monkeypatch: pytest.Monkey
 def test_a_parameter_of_a_proxy_that_cannot_be_kept_says_its_replacement() -> None:
     for name, text in REPLACED.items():
         with pytest.raises(ConfigError) as raised:
-            OpenAIChatProxy("http://gpu-0:8000/v1", api_key="secret-1", **{name: lambda request: None})
+            wrong: dict[str, Any] = {name: lambda request: None}
+            OpenAIChatProxy("http://gpu-0:8000/v1", api_key="secret-1", **wrong)
         assert text in str(raised.value)
         assert "secret-1" not in str(raised.value)
     with pytest.raises(ConfigError, match="never was a parameter"):

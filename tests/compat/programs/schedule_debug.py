@@ -4,7 +4,7 @@ import asyncio
 
 from qreward.utils import schedule
 
-tries = []
+tries: list[int] = []
 
 
 @schedule(debug=True, retry_times=5, retry_interval=0.01)

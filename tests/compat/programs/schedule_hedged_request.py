@@ -4,7 +4,7 @@ import asyncio
 
 from qreward.utils import schedule
 
-tries = []
+tries: list[int] = []
 
 
 @schedule(hedged_request_time=0.05, retry_times=1)

@@ -4,7 +4,7 @@ import time
 
 from qreward.utils import schedule
 
-tries = []
+tries: list[int] = []
 
 
 @schedule(retry_times=5, retry_interval=0.01)

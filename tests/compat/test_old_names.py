@@ -209,8 +209,8 @@ def test_a_task_that_waited_for_the_threshold_is_next(monkeypatch: pytest.Monkey
 
 def test_a_parameter_of_a_proxy_that_cannot_be_kept_says_its_replacement() -> None:
     for name, text in REPLACED.items():
+        wrong: dict[str, Any] = {name: lambda request: None}
         with pytest.raises(ConfigError) as raised:
-            wrong: dict[str, Any] = {name: lambda request: None}
             OpenAIChatProxy("http://gpu-0:8000/v1", api_key="secret-1", **wrong)
         assert text in str(raised.value)
         assert "secret-1" not in str(raised.value)

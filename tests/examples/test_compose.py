@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import yaml
 
-from qreward.cli import _parser
+from qreward.cli import parser as command_line
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples" / "compose"
@@ -70,7 +70,7 @@ def test_the_commands_are_those_of_the_command_line() -> None:
     for name in ("reward-0", "reward-1"):
         program, *arguments = shlex.split(SERVICES[name]["command"])
         assert program == "qreward"
-        parsed = _parser(arguments[0]).parse_args(arguments)
+        parsed = command_line(arguments[0]).parse_args(arguments)
         assert (parsed.scorer, parsed.port, parsed.token_file) == ("scorer:score", "5000", SECRET)
         assert SERVICES[name]["secrets"] == ["reward_token"]
     assert shlex.split(SERVICES["client"]["command"]) == ["python", "client.py"]

@@ -54,7 +54,7 @@ def run_page(fragments: list[str]) -> str:
     known, wrong = names(endpoints, client), io.StringIO()
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(wrong), asyncio.Runner() as runner:
         for number, fragment in enumerate(fragments, 1):
-            faulthandler.dump_traceback_later(SECONDS, exit=True, file=sys.__stderr__)
+            faulthandler.dump_traceback_later(SECONDS, exit=True, file=2)
             try:
                 code = compile(fragment, f"fragment {number}", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
                 if code.co_flags & inspect.CO_COROUTINE:

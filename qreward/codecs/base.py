@@ -40,7 +40,7 @@ class WireRequest:
 
 
 def hash_of_group(group: object, start: int = 0) -> int:
-    """Return a hash of what the caller says a prompt begins with; the same in all processes. ``start`` is the hash of what is around it."""
+    """Return a hash of a ``group``; the same in all processes. ``start`` is the hash of the outer groups, if groups are nested."""
     return crc32(repr(group).encode("utf-8", "backslashreplace"), start)
 
 

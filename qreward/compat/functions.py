@@ -63,7 +63,7 @@ _BELONGS_TO = {
 
 
 class NotAnException(Exception):
-    """Carries a ``BaseException`` that is no ``Exception`` (its ``__cause__``) through a scheduler that never retries one."""
+    """Carries a ``BaseException`` that is not an ``Exception`` (its ``__cause__``) through a scheduler that never retries one."""
 
 
 class CircuitIsOpen(CircuitOpen, RuntimeError):

@@ -192,7 +192,7 @@ class StreamWaiter(Waiter):
         self._arrived.give()
 
     def begin(self, task: Task) -> None:
-        """Called before the first chunk of a committed attempt. Text of an earlier attempt is void."""
+        """Called before the first chunk of a committed attempt. Text of an earlier attempt is discarded."""
         raise NotImplementedError
 
     def put(self, task: Task, chunks: list[Any], /) -> bool:
@@ -320,10 +320,10 @@ class StreamAttempt:
 
 @dataclass(frozen=True, slots=True)
 class StreamRestarted:
-    """A stream event: all text before it is void, and the answer starts again, perhaps at another endpoint.
+    """A stream event: discard all text before it. The answer starts again, possibly at another endpoint.
 
     Attributes:
-        text: the text that is void.
+        text: the text to discard.
         error: the error that interrupted the answer.
     """
 

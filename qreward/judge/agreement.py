@@ -30,7 +30,7 @@ LEAST_ITEMS = 3
 
 @dataclass(frozen=True, slots=True)
 class JudgeReport:
-    """What is known of one judge. A measure is None if there is nothing to measure it by.
+    """Measures of one judge. A measure is None if there are no items from which it can be computed.
 
     Attributes:
         name: name of the judge.
@@ -41,7 +41,7 @@ class JudgeReport:
         length_bias: Spearman correlation of score and length of the response in characters. Longer responses may be better, so compare
             it with that of other judges, or of labels.
         order_changes: share of pairs whose preference changes when the responses change places.
-        first_place: share of the preferences, in both orders, that are for the response shown first. 0.5 is no bias.
+        first_place: share of the preferences, in both orders, that are for the response shown first. 0.5 means no bias.
     """
 
     name: str
@@ -56,7 +56,7 @@ class JudgeReport:
 
 @dataclass(frozen=True, slots=True)
 class JudgePairReport:
-    """How far two judges agree. A measure is None if there is nothing to measure it by.
+    """How far two judges agree. A measure is None if there are no items from which it can be computed.
 
     Attributes:
         first, second: names of the judges.
@@ -196,7 +196,7 @@ def position_bias(comparisons: Sequence[Comparison]) -> tuple[float | None, floa
 
 
 class Judged(NamedTuple):
-    """What one judge said of all items and pairs, in their order; None where it said nothing.
+    """The verdicts of one judge on all items and pairs, in their order; None where there is none.
 
     Attributes:
         scores: scores of the items.
@@ -211,10 +211,10 @@ class Judged(NamedTuple):
 
 
 def report_of(judged: Mapping[str, Judged], lengths: Sequence[int]) -> AgreementReport:
-    """Compare what judges said.
+    """Compare the verdicts of judges.
 
     Args:
-        judged: name of a judge -> what it said.
+        judged: name of a judge -> its verdicts.
         lengths: length of each item's response in characters.
     """
     pairs = [_of_two((name, judged[name]), (other, judged[other])) for name, other in combinations(judged, 2)]

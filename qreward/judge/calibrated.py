@@ -73,7 +73,7 @@ def range_to_calibrate(method: str, ends: tuple[float, float] | None) -> ScoreRa
 
 
 class Calibrator:
-    """Applies a calibration to the scores of a judge, and remembers which weights answered. Without a calibration it only remembers.
+    """Applies a calibration to the scores of a judge, and records which weights answered. Without a calibration it only records.
 
     Attributes:
         calibration: the calibration, or None.

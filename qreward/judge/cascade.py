@@ -182,8 +182,8 @@ class Cascade:
         """Score one response.
 
         Args:
-            timeout: seconds for all stages together. The default is that of the first stage's client; None waits for ever. A stage with a
-                successor uses at most half of the time that is left, so that a dead endpoint leaves the successor time.
+            timeout: seconds for all stages together. The default is that of the first stage's client; None waits for ever. Each stage
+                but the last uses at most half of the time that is left, so that a dead endpoint leaves time for the next stage.
             prompt, response, reference, priority, tenant, fields: passed to the stages.
 
         Returns:
@@ -236,11 +236,10 @@ class Cascade:
         return DEFAULT if client is None else runtime_of(client).request_options({}).timeout
 
     async def batch_score(self, items: Iterable[Item] | AsyncIterable[Item], **options: Unpack[JudgeBatchOptions]) -> BatchResult[Verdict]:
-        """Score many responses. Each item goes on as soon as a stage is not sure of it, while the stage judges further items.
+        """Score many responses. As soon as a stage is not sure of an item, the next stage judges it.
 
-        Options and errors are those of :meth:`Judge.batch_score`. ``timeout`` is for all stages together: of the seconds in which a stage
-        works at an item, the first has at most half, and each other one at most half of the rest. ``deadline`` is for the whole batch. The
-        ``latency`` and the ``attempts`` of a result are those of all its stages. ``stats.decided_by`` counts the items of each stage.
+        Options and errors are those of :meth:`Judge.batch_score`. ``timeout`` is for all stages together: each stage but the
+        last uses at most half of the time that is left. ``deadline`` is for the whole batch. The ``latency`` and the ``attempts`` of a result are those of all its stages. ``stats.decided_by`` counts the items of each stage.
         """
         check_batch_options(options)
         limit = self._limit(options.get("timeout", DEFAULT))

@@ -65,7 +65,7 @@ class AutoMethod:
         self._model, self.works, self.given_up = model, False, False
 
     def settle(self, *, works: bool, why: str) -> None:
-        """Note how the model is asked from now on, and log it once."""
+        """Record whether the model decides or writes from now on, and log it once."""
         if not self.works and not self.given_up:
             self.works, self.given_up = works, not works
             _log.info("the judge model %r is asked %s: %s", self._model, "for decisions" if works else "to write its verdicts", why)
@@ -77,7 +77,7 @@ class DecidingModel(JudgeModel):
     Args:
         asks: the question, or the criteria.
         decide: the codec of the client's decisions.
-        auto: set if the model is asked to write as soon as it turns out that it does not answer with probabilities.
+        auto: set if the model is to write its verdicts when its answers turn out to have no probabilities.
 
     Raises:
         ConfigError: the parameters cannot be sent.

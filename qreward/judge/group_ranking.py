@@ -433,7 +433,7 @@ def by_pairs(check: Callable[..., object], comparisons: int | None) -> Callable[
         comparisons: the number of pairs to compare in each group.
 
     Raises:
-        ConfigError: ``comparisons`` is no number of pairs.
+        ConfigError: ``comparisons`` is not a valid number of pairs.
     """
     budget_of(1, comparisons)
     return lambda fields, *, extra: ResponseGroup(fields, comparisons, partial(check, extra=extra))

@@ -294,7 +294,8 @@ class Judge:
         Args:
             responses: at most 64 different ones, in any order.
             method: ``pairs``; or ``listwise``, which shows all responses, at most 26 different ones, in one request, and in the opposite
-                order in another. It has a built-in prompt and needs a judge that writes. An incomplete or repeated order is no vote.
+                order in another. It has a built-in prompt, and a judge with ``method="decide"`` cannot use it. An answer that leaves out
+                or repeats a response does not count.
             comparisons: number of pairs to compare, at least ``n - 1`` for ``n`` different responses; None is about ``n * log2(n)``, or all
                 pairs if these are fewer.
             timeout: seconds for all rounds together, queueing included. The client's by default; None waits for ever.

@@ -49,7 +49,7 @@ class OrderVerdict(BaseModel):
 
     @property
     def score(self) -> float:
-        """0.5: an order of a whole list is no score of one response."""
+        """Always 0.5, because an order of a whole list is not the score of one response."""
         return 0.5
 
 
@@ -148,8 +148,8 @@ def shares_of(vote: Vote) -> list[float]:
 def aggregate_orders(outcomes: Sequence[SampleOutcome]) -> Aggregate | QRewardError | None:
     """The votes of a list; the error; or None while one is pending.
 
-    The requests 2k and 2k + 1 show the list in opposite orders. If one fails, the other is left out too: alone it would favour a place.
-    More than half of the pairs are needed.
+    The requests 2k and 2k + 1 show the list in opposite orders. If one fails, the other is left out too, because alone it would
+    favour one position. More than half of the pairs are needed.
     """
     pairs = [outcomes[place : place + 2] for place in range(0, len(outcomes), 2)]
     whole: list[SampleOutcome] = []

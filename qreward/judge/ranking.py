@@ -161,8 +161,8 @@ class PairChooser:
     If the budget allows all pairs, they are one round. Otherwise, a round has each response at most once. Pairs that connect responses
     without a chain of comparisons between them come first. Then come the pairs whose answer says most: those with the greatest
     ``p * (1 - p) * variance``, where ``p`` is the probability that the first is better and ``variance`` that of the difference of
-    strengths. This is the first term of the information that an answer is expected to give. Rounds are half the responses until these are
-    connected, and a quarter afterwards: late answers depend on what early ones said.
+    strengths. This is the first term of the information that an answer is expected to give. A round has half as many pairs as there
+    are responses until all are connected, and a quarter afterwards: later pairs are chosen by the results of earlier ones.
 
     Args:
         size: number of different responses.

@@ -26,7 +26,7 @@ PAIR_NAMES = ("prompt", "first", "second", "reference")
 
 
 def fields_of(item: object, names: Sequence[str] = POINT_NAMES) -> Mapping[str, Any]:
-    """The fields of an item: a mapping, or a tuple of the values of ``names``, perhaps without the last. Raises ``ConfigError``."""
+    """The fields of an item: a mapping, or a tuple of the values of ``names``; the last may be left out. Raises ``ConfigError``."""
     if isinstance(item, Mapping):
         for name in names[:-1]:
             if name not in item:

@@ -262,7 +262,7 @@ class SharedRequest(Waiter):
     # waiting items
 
     def leave(self, item: JudgeItem) -> None:
-        """Remove an item that no longer waits. Without items the request is cancelled; without items of its batch it goes on by itself."""
+        """Remove an item that no longer waits. A request without items is cancelled; one without items of its batch continues."""
         paid = bool(self.waiters) and self.waiters[0][0] is item
         self.waiters = [waiter for waiter in self.waiters if waiter[0] is not item]
         if paid:

@@ -38,7 +38,7 @@ class RequestMerger:
 
     Args:
         attempts: failed attempts after which a merged request fails or is split.
-        most_waiting: maximum number of requests that wait for the pool, single items included; None is no limit.
+        most_waiting: maximum number of requests that wait for the pool, single items included; None means no limit.
         idle: called when the merger has neither items nor batches left.
     """
 

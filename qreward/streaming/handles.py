@@ -172,7 +172,7 @@ class Stream(StreamHandle[SingleStreamSink]):
         return StreamReader(self, lambda chunk: cast("ChatCompletionChunk", chunk.build()))
 
     def events(self) -> AsyncIterator[str | StreamRestarted]:
-        """Iterate over texts. With ``on_interrupt="restart"``, a ``StreamRestarted`` marks where all earlier texts become void."""
+        """Iterate over texts. With ``on_interrupt="restart"``, a ``StreamRestarted`` says that all earlier texts must be discarded."""
         return StreamReader(self, _text_or_restart)
 
     async def final(self) -> ChatCompletion:
@@ -259,7 +259,7 @@ class BatchStream(StreamHandle[BatchStreamSink]):
     def events(self) -> AsyncIterator[tuple[int, str | StreamRestarted | Result[ChatCompletion]]]:
         """Iterate over texts, and at the end of each stream its ``Result``.
 
-        With ``on_interrupt="restart"``, a ``StreamRestarted`` marks where all earlier texts of that stream become void.
+        With ``on_interrupt="restart"``, a ``StreamRestarted`` says that all earlier texts of that stream must be discarded.
         """
         return StreamReader(self, self._event)
 

@@ -113,7 +113,7 @@ class NextToken(NamedTuple):
     @classmethod
     def of(cls, prompt: LabelledPrompt, judge: SyntheticJudge) -> NextToken:
         """What a judge would write. Up to six labels also come with a space before them and in the other case, with 10 % of their
-        probability. What the label mass leaves goes to tokens that are no labels. Raises ``ConfigError``."""
+        probability. The rest of the probability goes to tokens that are not labels. Raises ``ConfigError``."""
         read = judge.read(prompt.input, prompt.asked)
         spelled = _VARIANTS if len(prompt.labels) <= _MOST_WITH_VARIANTS else ((1.0, str),)
         tokens: dict[str, float] = {}
@@ -139,7 +139,7 @@ class NextToken(NamedTuple):
 
 
 def _others(labels: Sequence[str], mass: float) -> list[tuple[str, float]]:
-    """Tokens that are no labels: the first has half of the mass, each next one half of what is left, the last the rest."""
+    """Tokens that are not labels: the first has half of the mass, each next one half of what is left, the last the rest."""
     taken = {label.casefold() for label in labels}
     tokens = [token for token in _OTHERS if token.casefold() not in taken]
     shares = [0.5 ** (place + 1) for place in range(len(tokens) - 1)]
@@ -195,7 +195,7 @@ TOKENIZER = FakeTokenizer()
 
 
 def score_labels(prompt: str, ids: Sequence[int], judge: SyntheticJudge) -> list[float]:
-    """The probability of each of some tokens after a prompt; 0 for those that are no labels of it. Raises ``ConfigError``.
+    """The probability of each of some tokens after a prompt; 0 for tokens that are not its labels. Raises ``ConfigError``.
 
     Without labelled options in the prompt, the tokens are the labels, and the prompt is input and question.
     """

@@ -67,7 +67,7 @@ class EndpointConnection:
             await self._root.aclose()
 
     def outcome_of(self, reply: Reply, call: WireRequest) -> Answer | Failure:
-        """Return the answer in a reply, or the failure if it is an error or malformed."""
+        """Decode a reply: an answer, or a failure if the reply is an error or malformed."""
         if not 200 <= reply.status < 300:
             failure = self.failure_from_reply(reply, call)
             if isinstance(call.codec, Dialect):

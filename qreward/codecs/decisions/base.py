@@ -89,7 +89,7 @@ class _Asked(msgspec.Struct):
 
 
 class Dialect(ABC):
-    """How decisions are asked of one kind of API. Subclasses set the attributes and say what a question and an answer look like.
+    """How decisions are requested from one kind of API. Subclasses set the attributes and define the form of a question and an answer.
 
     Attributes:
         name: value of ``Endpoint.decisions``.
@@ -254,7 +254,7 @@ def shown(question: Question) -> str:
 
 
 def distribution(numbers: Sequence[object], count: int) -> tuple[float, ...]:
-    """Return probabilities whose sum is 1. Raises ``InvalidAnswer`` for numbers that are no distribution over ``count`` options.
+    """Return probabilities whose sum is 1. Raises ``InvalidAnswer`` for numbers that are not a distribution over ``count`` options.
 
     Example:
         >>> distribution([0.25, 0.74], 2)
@@ -290,7 +290,7 @@ def mass(number: object) -> float | None:
 
 
 def member(row: object, name: str) -> Any:
-    """Return a member of an answer. Raises ``InvalidAnswer`` if the answer is no object; a member that is missing is None."""
+    """Return a member of an answer. Raises ``InvalidAnswer`` if the answer is not an object; a member that is missing is None."""
     if not isinstance(row, dict):
         raise InvalidAnswer(f"it is a JSON {type(row).__name__} instead of an object")
     return row.get(name)

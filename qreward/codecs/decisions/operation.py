@@ -31,7 +31,7 @@ class Decide:
         self.table, self._learned = table, learned
 
     def dialect_at(self, endpoint: Endpoint, model: str) -> Dialect:
-        """Return the dialect in which an endpoint is asked now."""
+        """Return the dialect that is used for an endpoint now."""
         return self.table.expected(endpoint, model)
 
     def learns(self, endpoint: Endpoint, model: str, name: str | None) -> bool:

@@ -38,7 +38,7 @@ class Events(AsyncIterator[bytes]):
 
     Args:
         stream: the stream to read.
-        seconds: maximum pause between two chunks, in seconds; None is no limit.
+        seconds: maximum pause between two chunks, in seconds; None means no limit.
         wants_usage: whether the caller wants the chunk that reports the usage. The client always requests that chunk, because the scheduler
             learns from it, but a program that did not request it does not expect a chunk without choices.
     """

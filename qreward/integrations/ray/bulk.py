@@ -118,7 +118,7 @@ def run(
     ray_options: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> BulkReport:
-    """Send all rows of a Ray Dataset, and write the results to a folder. The same call again goes on where it stopped.
+    """Send all rows of a Ray Dataset, and write the results to a folder. After an interruption, the same call continues where it stopped.
 
     Args:
         dataset: the ``ray.data.Dataset``.
@@ -131,7 +131,7 @@ def run(
 
     Returns:
         What was done. ``report.lines`` counts the rows, ``report.done`` the different ones. ``report.reason`` says why rows have no result;
-        None if each has one. Tokens are those of this run, but for workers that died.
+        None if each has one. Tokens are those of this run, without workers that died.
 
     Raises:
         ConfigError: a setting is wrong, another run has the same output, or the settings have changed.

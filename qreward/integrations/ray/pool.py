@@ -115,11 +115,11 @@ class ScorerPool:
         factory: whether ``scorer`` is a factory.
         method: name of the method that scores.
         batch_timeout: seconds for a batch on an actor. A batch that takes longer fails with ``RequestTimeout`` and is cancelled. If it
-            still runs 5 seconds later, its actor is killed and replaced. None is no limit.
-        start_timeout: seconds in which an actor must be ready; None is no limit.
+            still runs 5 seconds later, its actor is killed and replaced. None means no limit.
+        start_timeout: time limit in seconds for starting an actor; None means no limit.
         max_restarts: consecutive deaths of an actor, without a finished batch between them, after which it is not restarted. An actor that
             fails to start, because its class raises, is given up after three attempts.
-        num_cpus, num_gpus, resources, runtime_env: of each actor, as in ``ray.remote``. These and the next are ignored without Ray.
+        num_cpus, num_gpus, resources, runtime_env: options of each actor, as in ``ray.remote``. These and the next are ignored without Ray.
         ray_options: other options of ``ray.remote``, such as ``memory`` or ``scheduling_strategy``.
 
     Raises:

@@ -226,7 +226,7 @@ class FleetDecisionJudge(FleetJudge[float, FleetDecisionJudgeConfig], vf.Decisio
         Raises:
             InvalidResponse: the model declined, or all levels together are less probable than ``min_label_mass``.
             QRewardError: there is no answer.
-            ConfigError: the levels or the prompt are no question.
+            ConfigError: no question can be made from the levels and the prompt.
         """
         config, question = self.config, Score(self.build_messages(**fields), levels=self.config.levels)
         state = json.dumps(fields, ensure_ascii=False, default=str)  # as servers of System One write a state that is no text
@@ -277,7 +277,7 @@ class RewardJudge(vf.Judge[float, RewardJudgeConfig]):  # type: ignore[misc]
         """Return the reward.
 
         Raises:
-            QRewardError: there is no reward, and the settings choose no number. verifiers then fails the rollout and scores nothing.
+            QRewardError: there is no reward, and ``on_failure`` is not a number. verifiers then fails the rollout and scores nothing.
             ConfigError: the settings are missing or wrong, or say ``on_failure: none``, which verifiers does not support.
         """
         made = _ADAPTER.rewarder(self.config.settings)

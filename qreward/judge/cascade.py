@@ -238,8 +238,9 @@ class Cascade:
     async def batch_score(self, items: Iterable[Item] | AsyncIterable[Item], **options: Unpack[JudgeBatchOptions]) -> BatchResult[Verdict]:
         """Score many responses. As soon as a stage is not sure of an item, the next stage judges it.
 
-        Options and errors are those of :meth:`Judge.batch_score`. ``timeout`` is for all stages together: each stage but the
-        last uses at most half of the time that is left. ``deadline`` is for the whole batch. The ``latency`` and the ``attempts`` of a result are those of all its stages. ``stats.decided_by`` counts the items of each stage.
+        Options and errors are those of :meth:`Judge.batch_score`. ``timeout`` is for all stages together: each stage but the last uses at
+        most half of the time that is left. ``deadline`` is for the whole batch. The ``latency`` and the ``attempts`` of a result are those
+        of all its stages. ``stats.decided_by`` counts the items of each stage.
         """
         check_batch_options(options)
         limit = self._limit(options.get("timeout", DEFAULT))

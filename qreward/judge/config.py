@@ -161,7 +161,7 @@ def check_params(params: Mapping[str, Any]) -> None:
 
 
 def check_rubric(**given: bool) -> None:
-    """Raise ``ConfigError`` for an argument that is given together with a rubric, whose criteria say how they are answered."""
+    """Raise ``ConfigError`` for an argument that cannot be combined with a rubric, because the criteria define the form of the answer."""
     for name, is_given in given.items():
         if is_given:
             raise ConfigError(f"{name} cannot be set together with rubric, whose criteria say how they are answered; leave one of them out")

@@ -219,7 +219,7 @@ def _resources(spec: FakeEndpoint, timeline: Timeline, service: list[float], tok
 
 
 def fluid(endpoints: Sequence[Sequence[Resource]], weight: float) -> float:
-    """The smallest time in which requests, divisible at will, fit into the supplies; infinite if they never do.
+    """The shortest time in which the supplies can serve the requests, if a request may be divided; infinite if they never can.
 
     Args:
         endpoints: the resources of each endpoint, all with the same requests. An endpoint without any serves every request at once.

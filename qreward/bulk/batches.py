@@ -39,7 +39,10 @@ class RunProtocol(Protocol):
     read_on: asyncio.Event
 
     def start(self, entry: Entry) -> bool:
-        """Record that a line is sent now. Returns False if it must not be."""
+        """Take in that a line is to be sent. Returns False if it must not be."""
+
+    def write(self, entry: Entry) -> bool:
+        """Write that lines were started. Returns False if this one must not be sent."""
 
     def finish(self, entry: Entry, result: Result[Any]) -> None:
         """Take in the result of a line."""
@@ -48,16 +51,16 @@ class RunProtocol(Protocol):
 class Entry:
     """A line that is being sent: a request, or the fields of an item for a scorer.
 
-    ``reserved`` is what ``reserves`` attempts can cost; the first ``settled`` attempts are not among them.
+    ``reserved`` is what ``reserves`` attempts can cost.
     """
 
-    __slots__ = ("content", "custom_id", "digest", "ordinal", "place", "reserved", "reserves", "settled", "started")
+    __slots__ = ("content", "custom_id", "digest", "ordinal", "place", "reserved", "reserves", "started")
 
     def __init__(self, ordinal: int, line: InputLine, custom_id: str, content: Any, reserved: Spent) -> None:
         self.ordinal, self.digest, self.place = ordinal, line.digest, line.place
         self.custom_id, self.content = custom_id, content
         self.reserved, self.started = reserved, False
-        self.reserves, self.settled = 1, 0
+        self.reserves = 1
 
 
 class LineQueue:
@@ -121,8 +124,13 @@ class ModelBatch(BatchWaiter):
 
     async def _send(self, attempt: Attempt) -> Outcome:
         entry = self._entries.get(attempt.task.index)
-        if entry is not None and not entry.started and not self._bulk.start(entry):
-            return Failure(FailureKind.UNSENDABLE, QRewardError("the run has stopped"))
+        if entry is not None and not entry.started:
+            may_send = self._bulk.start(entry)
+            if may_send:
+                await asyncio.sleep(0)  # all lines that can be sent in this turn of the event loop are written at once
+                may_send = self._bulk.write(entry)
+            if not may_send:
+                return Failure(FailureKind.UNSENDABLE, QRewardError("the run has stopped"))
         return await self.driver.backend.send(attempt.source.handle, attempt.task.payload)
 
     def stop(self) -> None:
@@ -163,7 +171,7 @@ class ScorerBatch:
             while len(self._entries) >= SCORING:
                 self._done.clear()
                 await self._done.wait()
-            if not self._bulk.start(entry):
+            if not (self._bulk.start(entry) and self._bulk.write(entry)):
                 return
             self._entries[index] = entry
             index += 1

@@ -33,12 +33,32 @@ class Spent(NamedTuple):
     cost: float = 0.0
 
 
+NOTHING = Spent()
+
+
+def total(spent: Iterable[Spent]) -> Spent:
+    """Return the sum of all."""
+    tokens, cost = 0, 0.0
+    for each in spent:
+        tokens, cost = tokens + each.tokens, cost + each.cost
+    return Spent(tokens, cost)
+
+
+def plus(one: Spent, other: Spent) -> Spent:
+    return Spent(one.tokens + other.tokens, one.cost + other.cost)
+
+
+def minus(one: Spent, other: Spent) -> Spent:
+    return Spent(one.tokens - other.tokens, one.cost - other.cost)
+
+
 class SpendingLimit:
     """The limits of a run, what it has spent, and what is reserved.
 
     Args:
         max_cost: US dollars; None for no limit.
         max_tokens: prompt and completion tokens; None for no limit.
+        spent: what earlier runs have spent of it.
 
     Example:
         >>> budget = SpendingLimit(max_tokens=100)
@@ -49,9 +69,9 @@ class SpendingLimit:
         (True, 30)
     """
 
-    def __init__(self, max_cost: float | None = None, max_tokens: int | None = None) -> None:
+    def __init__(self, max_cost: float | None = None, max_tokens: int | None = None, spent: Spent = NOTHING) -> None:
         self._max_cost, self._max_tokens = max_cost, max_tokens
-        self.spent, self._reserved = Spent(), Spent()
+        self.spent, self._reserved = spent, NOTHING
 
     @property
     def is_limited(self) -> bool:
@@ -67,13 +87,16 @@ class SpendingLimit:
         tokens, cost = (spent + held + more for spent, held, more in zip(self.spent, self._reserved, most, strict=True))
         if (self._max_tokens is not None and tokens > self._max_tokens) or (self._max_cost is not None and cost > self._max_cost):
             return False
-        self._reserved = Spent(self._reserved.tokens + most.tokens, self._reserved.cost + most.cost)
+        self.hold(most)
         return True
+
+    def hold(self, most: Spent) -> None:
+        """Reserve what was sent already, whether the limits allow it or not."""
+        self._reserved = plus(self._reserved, most)
 
     def settle(self, reserved: Spent, spent: Spent) -> None:
         """Replace what was reserved for a request with what it cost."""
-        self._reserved = Spent(self._reserved.tokens - reserved.tokens, self._reserved.cost - reserved.cost)
-        self.spent = Spent(self.spent.tokens + spent.tokens, self.spent.cost + spent.cost)
+        self._reserved, self.spent = minus(self._reserved, reserved), plus(self.spent, spent)
 
 
 def highest(prices: Iterable[Price]) -> Price | None:
@@ -123,9 +146,9 @@ def _tokens(value: object) -> int:
     return 1
 
 
-def spent_by(usage: Usage | None, price: Price | None, otherwise: Spent) -> Spent:
-    """Return what a response cost by its usage; ``otherwise`` if the server reported none."""
+def spent_by(usage: Usage | None, price: Price | None) -> Spent | None:
+    """Return what a response cost by its usage; None if the server reported none."""
     if usage is None or usage.prompt_tokens is None:
-        return otherwise
+        return None
     prompt, completion = usage.prompt_tokens, usage.completion_tokens or 0
     return Spent(prompt + completion, 0.0 if price is None else dollars(price, prompt, completion))

@@ -11,21 +11,18 @@ from hashlib import blake2b
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
-from zlib import crc32
 
 import msgspec
 
 from qreward.bulk.inputs import InputLine
 from qreward.bulk.journal import Journal, JournalInUse, Line
 from qreward.bulk.outputs import OutputFile
+from qreward.bulk.records import DONE, FAILED, STARTED, digest_of, is_valid, result_of
 from qreward.bulk.requests import IDS
 from qreward.errors import ConfigError
 
 READ = 1 << 18
 """Bytes of a journal that are read at once."""
-HEAD = 40
-"""Bytes of a record before its result; see :mod:`qreward.bulk.journal`."""
-_STARTED, _FAILED = ord("S"), ord("F")
 
 
 class KeyedLine(NamedTuple):
@@ -124,11 +121,14 @@ class JournalFolder:
         self._ends[part] = end
 
     def _take(self, part: int, place: int, record: bytes) -> None:
-        digest = int(record[23:39], 16)
-        if record[9] != _STARTED:
+        kind = record[9]
+        if kind not in (STARTED, DONE, FAILED):
+            return
+        digest = digest_of(record)
+        if kind != STARTED:
             self._started.discard(digest)
-            if record[9] != _FAILED or not self._skips_failed:
-                self.put(digest, part, place, ok=record[9] != _FAILED)
+            if kind == DONE or not self._skips_failed:
+                self.put(digest, part, place, ok=kind == DONE)
             return
         self.sent += 1
         had = self._answers.get(digest)
@@ -150,7 +150,7 @@ class JournalFolder:
             return None
         with self._part(entry >> 48).open("rb") as file:
             file.seek((entry & (1 << 48) - 1) >> 1)
-            result = file.readline()[HEAD:-1]
+            result = result_of(file.readline()[:-1])
         # 64 bits may be those of another row, however unlikely; its answer must never be taken for that of this one
         return Line(bool(entry & 1), result) if result.startswith(b'{"id":"%b"' % row.identifier.encode()) else None
 
@@ -201,8 +201,8 @@ class JournalFolder:
 
     def _lines(self, part: int, *, ok: bool) -> Iterator[bytes]:
         for place, record in _records(self._part(part), 0):
-            if place and record[9] != _STARTED and self._answers.get(int(record[23:39], 16)) == (part << 48 | place << 1 | ok):
-                yield record[HEAD:]
+            if place and record[9] in (DONE, FAILED) and self._answers.get(digest_of(record)) == (part << 48 | place << 1 | ok):
+                yield result_of(record)
 
     def _part(self, part: int) -> Path:
         return self.path / f"part-{part:05}.jsonl.journal"
@@ -217,18 +217,11 @@ def _records(path: Path, place: int) -> Iterator[tuple[int, bytes]]:
         while data := file.read(READ):
             *records, rest = (rest + data).split(b"\n")
             for record in records:
-                if _is_valid(record):
+                if is_valid(record):
                     yield place, record
                 place += len(record) + 1
             if rest.startswith(b"\0"):
                 return  # space that is reserved and not written yet
-
-
-def _is_valid(record: bytes) -> bool:
-    try:
-        return int(record[:8], 16) == crc32(memoryview(record)[9:])
-    except ValueError:
-        return False
 
 
 def make_folder(path: Path) -> Path:

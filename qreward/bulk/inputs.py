@@ -17,16 +17,19 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
+from qreward.bulk.records import BlockMark
 from qreward.errors import ConfigError
 
 STANDARD_INPUT = "-"
 LONGEST_LINE = 1 << 27
 """Bytes of the longest line. A longer one means that the file has no line breaks, or is no text."""
+NEWLINE = b"\n"
 CHUNK = 1 << 20
 """Bytes of a file that are read at once."""
 ROWS = 1024
@@ -63,6 +66,20 @@ class InputLine(NamedTuple):
         return fields
 
 
+class Block(NamedTuple):
+    """Lines that are read at once.
+
+    Attributes:
+        length: number of lines.
+        lines: the lines; None if they are done, and were not parsed.
+        mark: by which a later run notices that none has changed; None if it must read each.
+    """
+
+    length: int
+    lines: list[InputLine] | None
+    mark: BlockMark | None = None
+
+
 def digest_of(content: bytes) -> int:
     return int.from_bytes(blake2b(content, digest_size=8).digest())
 
@@ -91,7 +108,7 @@ class Input:
             if self.names.count(STANDARD_INPUT) > 1:
                 raise ConfigError("standard input (-) can be read once")
             for name in self.names:
-                _opener(name)  # raises now what would otherwise be raised in the middle of the run
+                _reader(name)  # raises now what would otherwise be raised in the middle of the run
         elif isinstance(source, Iterable) and not isinstance(source, Mapping):
             self._rows = source  # type: ignore[assignment]  # each row is checked when it is read
         else:
@@ -103,10 +120,34 @@ class Input:
         Raises:
             ConfigError: a file cannot be read to its end. The message names the file and the line.
         """
+        for block in self.blocks():
+            yield from block.lines or ()
+
+    def blocks(self, marks: Iterable[BlockMark] = (), are_done: Callable[[range], bool] = lambda _: False) -> Iterator[Block]:
+        """Yield the lines in blocks.
+
+        Args:
+            marks: blocks that an earlier run has read, from the beginning of the input.
+            are_done: tells whether lines are done, by their ordinals. If all lines of a block are, and its mark shows that it has not
+                changed, it is passed over without parsing its lines. So that is done for lines of JSON, and not for tables.
+
+        Raises:
+            ConfigError: as ``lines``.
+        """
         if self._rows is not None:
-            yield from _rows_of("item", self._rows)
+            yield from _in_blocks(_rows_of("item", self._rows))
+        known = _Known(marks, are_done)
         for name in self.names:
-            yield from _opener(name)(name)
+            if (read := _reader(name)) is None:
+                yield from _text_blocks(name, known)
+            else:
+                known.forget()
+                yield from _in_blocks(read(name))
+
+    @property
+    def is_repeatable(self) -> bool:
+        """True if the lines can be read several times."""
+        return STANDARD_INPUT not in self.names and (self._rows is None or not isinstance(self._rows, Iterator))
 
     def count(self) -> int | None:
         """Return the number of lines, or None if only reading them would tell. Compressed files and tables are not counted."""
@@ -185,22 +226,83 @@ class _Unpacked(io.RawIOBase):
         return size
 
 
-def _json_lines(name: str) -> Iterator[InputLine]:
+class _Known:
+    """The blocks of an earlier run that may still be what the input holds, in their order; and the place in the input that was reached."""
+
+    def __init__(self, marks: Iterable[BlockMark], are_done: Callable[[range], bool]) -> None:
+        self._marks, self._are_done = iter(marks), are_done
+        self.next, self.ordinal = next(self._marks, None), 0
+
+    def forget(self) -> None:
+        self.next = None
+
+    def take(self, data: bytes) -> BlockMark | None:
+        """Return the mark of the block that is expected next, if it has not changed. Else no further one is expected."""
+        mark, self.next = self.next, None
+        if mark is not None and (mark.first, mark.size, mark.digest) == (self.ordinal, len(data), _hash(data)):
+            self.next = next(self._marks, None)
+            return mark
+        return None
+
+    def block(self, mark: BlockMark) -> Block | None:
+        """Return a block that is not parsed, if all of its lines are done."""
+        if not self._are_done(range(mark.first, mark.first + mark.lines)):
+            return None
+        self.ordinal += mark.lines
+        return Block(mark.lines, None, mark)
+
+    def new(self, lines: list[InputLine], rows: int, data: bytes) -> Block:
+        """Return a block that was parsed. One that does not end with a line break may be continued, so it has no mark."""
+        first, self.ordinal = self.ordinal, self.ordinal + len(lines)
+        is_whole = lines and data.endswith(b"\n")
+        return Block(len(lines), lines, BlockMark(first, len(lines), rows, len(data), _hash(data)) if is_whole else None)
+
+
+def _hash(data: bytes) -> str:
+    return blake2b(data, digest_size=16).hexdigest()
+
+
+def _text_blocks(name: str, known: _Known) -> Iterator[Block]:
     label = "standard input" if name == STANDARD_INPUT else name
-    number = 0
+    number, rest = 0, b""
     try:
         with _opened(name) as file:
-            while line := file.readline(LONGEST_LINE):
-                number += 1
-                content = line.strip()
-                if number == 1:
-                    content = content.removeprefix(codecs.BOM_UTF8)
-                if len(line) == LONGEST_LINE:
-                    raise ConfigError(f"{label}:{number} is longer than {LONGEST_LINE >> 20} MB; each line must be one request")
-                if content:
-                    yield InputLine(f"{label}:{number}", digest_of(content), content)
+            while data := file.read(known.next.size) if known.next is not None and not rest else file.read1(CHUNK):  # type: ignore[attr-defined]
+                if not rest and (mark := known.take(data)) is not None and (block := known.block(mark)) is not None:
+                    number += mark.rows
+                    yield block
+                    continue
+                data, rest = _whole_lines(rest + data)
+                if len(rest) >= LONGEST_LINE:
+                    raise ConfigError(
+                        f"{label}:{number + data.count(NEWLINE) + 1} is longer than {LONGEST_LINE >> 20} MB; each line must be one request"
+                    )
+                if data:
+                    yield known.new(_lines(label, number, data), rows := data.count(NEWLINE), data)
+                    number += rows
+        if rest:
+            yield known.new(_lines(label, number, rest), 1, rest)
     except _unreadable() as error:
         raise ConfigError(f"{label} cannot be read after line {number}: {error}") from None
+
+
+def _whole_lines(data: bytes) -> tuple[bytes, bytes]:
+    """Split before the last line if it has no line break yet."""
+    end = data.rfind(NEWLINE) + 1
+    return data[:end], data[end:]
+
+
+def _lines(label: str, number: int, data: bytes) -> list[InputLine]:
+    """Return the lines after the first ``number`` of a file, without blank ones."""
+    if not number:
+        data = data.removeprefix(codecs.BOM_UTF8)
+    contents = enumerate(map(bytes.strip, data.split(NEWLINE)), number + 1)
+    return [InputLine(f"{label}:{place}", digest_of(content), content) for place, content in contents if content]
+
+
+def _in_blocks(lines: Iterator[InputLine]) -> Iterator[Block]:
+    while chunk := list(islice(lines, ROWS)):
+        yield Block(len(chunk), chunk)
 
 
 def _unreadable() -> tuple[type[Exception], ...]:
@@ -276,11 +378,8 @@ def _needed(module: str, name: str) -> Any:
         raise ConfigError(f"{name} needs the package {package}; install it with pip install 'qreward[bulk]'") from None
 
 
-_READERS: Mapping[str, Callable[[str], Iterator[InputLine]]] = {
-    ".jsonl": _json_lines, ".ndjson": _json_lines, ".json": _json_lines, ".txt": _json_lines, "": _json_lines,
-    ".csv": _csv, ".tsv": _csv, ".parquet": _parquet,
-}  # fmt: skip
 _TEXT = (".jsonl", ".ndjson", ".json", ".txt", "")
+_TABLES: Mapping[str, Callable[[str], Iterator[InputLine]]] = {".csv": _csv, ".tsv": _csv, ".parquet": _parquet}
 _PACKED = (".gz", ".zst")
 
 
@@ -295,15 +394,20 @@ def _suffixes(name: str) -> tuple[str, str]:
     return _suffix(name), ""
 
 
-def _opener(name: str) -> Callable[[str], Iterator[InputLine]]:
-    """Return the reader of a file. Raises ``ConfigError`` if its format is not known, or needs a package that is missing."""
+def _reader(name: str) -> Callable[[str], Iterator[InputLine]] | None:
+    """Return the reader of a table; None for lines of JSON.
+
+    Raises:
+        ConfigError: the format is not known, or needs a package that is missing.
+    """
     if name == STANDARD_INPUT:
-        return _json_lines
+        return None
     kind, packed = _suffixes(name)
-    if kind not in _READERS or (kind == ".parquet" and packed):
-        raise ConfigError(f"{name}: the format {kind + packed!r} is not known; known: {', '.join(filter(None, (*_READERS, *_PACKED)))}")
+    if kind not in (*_TEXT, *_TABLES) or (kind == ".parquet" and packed):
+        known = ", ".join(filter(None, (*_TEXT, *_TABLES, *_PACKED)))
+        raise ConfigError(f"{name}: the format {kind + packed!r} is not known; known: {known}")
     if packed == ".zst":
         _needed("zstandard", name)
     if kind == ".parquet":
         _needed("pyarrow.parquet", name)
-    return _READERS[kind]
+    return _TABLES.get(kind)

@@ -1,17 +1,9 @@
-"""The journal of a bulk run: an append-only file that says which lines were sent, and holds the results of those that are done.
+"""The journal of a bulk run: an append-only file that says which lines were sent and what they cost, and holds the results.
 
-Each record is one line of text::
-
-    <crc32> S<ordinal> <digest>              the line was sent
-    <crc32> D<ordinal> <digest> <result>     it is done; the result is a line of the output
-    <crc32> F<ordinal> <digest> <result>     it failed
-    <crc32> B<number> <JSON>                 a provider batch: the lines that it holds, then its identifier, then its end
-
-The first record is the header: a JSON object with what a run must have in common with those before it. An ordinal is the position of a line
-in the input, from 0; the digest is that of the line. A record is written to the operating system before the request is sent, or before its
+:mod:`qreward.bulk.records` lists its records. A record is written to the operating system before the request is sent, or before its
 result counts, so a killed process loses none; ``fsync`` follows within ``SYNC`` seconds, so a power failure loses that much. The end of a
 record that was cut off in writing is dropped when the journal is opened. A damaged record before the end is passed over: its line is sent
-again. A lock refuses a second run on the same file.
+again. A lock refuses a second run on the same file. Summaries let a large journal be opened without reading its records one by one.
 
 An own format and not SQLite, because a record must be written before its request is sent: that costs 7 us a line here, and 33 us as a
 transaction of SQLite (``benchmarks/bulk.py --only journal``). Any text tool can read it.
@@ -23,34 +15,33 @@ import errno
 import fcntl
 import json
 import os
-import struct
-import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
-from mmap import mmap
 from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
 
+import msgspec
+
+from qreward.bulk import records
+from qreward.bulk.budget import NOTHING, Spent, plus, total
+from qreward.bulk.index import Index, JournalFull, allocate
 from qreward.bulk.provider import HeldBatch, read_record
+from qreward.bulk.records import BATCH, BLOCK, DONE, FAILED, SPENT, STARTED, BlockMark, Summary
 from qreward.errors import ConfigError, QRewardError
 
 SYNC = 0.1
 """Seconds within which a record is synchronised to the disk."""
 CHUNK = 1 << 22
-"""Bytes that are read at once."""
+"""Bytes that are read at once, and after which a summary is written."""
+SUMMARISED, AT_THE_END = 8192, 256
+"""Results after which a summary is written, and the fewest for which one is written at the end of a run."""
 RESERVED = 1 << 20
 """Bytes of the disk that are reserved at once, so that a full disk is noticed before a request is sent and not after."""
-HEADER = "qreward journal 1"
-_ENTRY = struct.Struct("<QQ")  # of the index: where the record begins, plus 1, and the digest
-_HEAD = 40
-"""Bytes of a record before its result: crc32, kind, ordinal, digest, and the spaces between them."""
-
-
-class JournalFull(QRewardError):
-    """The disk is full. Everything that is done is in the journal; make room and run the same command again."""
 
 
 class JournalInUse(ConfigError):
@@ -69,53 +60,6 @@ class Line(NamedTuple):
     result: bytes
 
 
-class Index:
-    """Where the journal holds the results, by ordinal. In a temporary file, so that ten million lines need no memory.
-
-    It takes 16 bytes a line.
-    """
-
-    def __init__(self) -> None:
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the journal
-        self._room = 0
-        self._map: mmap | None = None
-        self.size = 0
-
-    def __setitem__(self, ordinal: int, entry: tuple[int, int]) -> None:
-        self.make_room(ordinal)
-        assert self._map is not None
-        offset, digest = entry
-        _ENTRY.pack_into(self._map, ordinal * _ENTRY.size, offset + 1, digest)
-        self.size = max(self.size, ordinal + 1)
-
-    def get(self, ordinal: int) -> tuple[int, int] | None:
-        """Return the offset of the record and the digest, or None if the line is not done."""
-        if self._map is None or ordinal >= self.size:
-            return None
-        place, digest = _ENTRY.unpack_from(self._map, ordinal * _ENTRY.size)
-        return (place - 1, digest) if place else None
-
-    def make_room(self, ordinal: int) -> None:
-        """Grow so far that the ordinal fits. Raises ``JournalFull``."""
-        if ordinal < self._room:
-            return
-        room = max(1 << 16, 2 * self._room, ordinal + 1)
-        try:
-            self._file.truncate(room * _ENTRY.size)
-            _allocate(self._file.fileno(), 0, room * _ENTRY.size)  # else a full disk would end the process when the map is written
-        except OSError as error:
-            what = f"no space is left in {tempfile.gettempdir()!r} for the index of the journal ({error.strerror})"
-            raise JournalFull(f"{what}; make room, or set TMPDIR to another folder, and run the same command again") from None
-        if self._map is not None:
-            self._map.close()  # not every system can resize a map
-        self._map, self._room = mmap(self._file.fileno(), room * _ENTRY.size), room
-
-    def close(self) -> None:
-        if self._map is not None:
-            self._map.close()
-        self._file.close()
-
-
 class Journal:
     """The journal of one output. Opening it locks it, drops a torn end, and indexes what is done.
 
@@ -128,9 +72,11 @@ class Journal:
     Attributes:
         torn: bytes that are no valid record: of one at the end that was cut off in writing, or of damaged ones.
         unfinished: lines that an earlier run had sent, and whose result it did not receive. They may be paid twice.
-        done, failed: lines with a result, and those of them that failed.
+        unlimited: those of them of which it is not known what they may have cost, because that run had no limits.
+        spent_before: what earlier runs have spent, with all that their unfinished lines may have cost.
         held: number -> provider batch of an earlier run that has not ended. Its lines are paid there.
         batches: provider batches that were ever recorded; the number of the next.
+        blocks: blocks of the input, from its beginning, of which no line has changed since it was sent.
         lost: lines whose result could not be written. They are sent again by the next run.
 
     Raises:
@@ -139,30 +85,38 @@ class Journal:
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any], *, force: bool = False, retry_failed: bool = False) -> None:
-        self.path, self.torn, self.done, self.failed, self.lost = path, 0, 0, 0, 0
-        self._retry_failed = retry_failed
+        self.path, self.torn, self.lost = path, 0, 0
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise ConfigError(f"the journal {str(path)!r} cannot be written: {error.strerror}") from None
         self._lock()
         self._index = Index()
-        self._started: set[int] = set()  # sent, with no result yet
+        self._started: dict[int, Spent] = {}  # sent, with no result yet, and the most that they may cost
+        self._left: dict[int, Spent] = {}  # the same of earlier runs
+        self._settled = NOTHING  # what all others cost
         self.held: dict[int, HeldBatch] = {}
+        self.blocks: list[BlockMark] = []
         self.batches = 0
         self._end = self._seen = self._reserved = 0
         self._largest = 4096
-        self._unwritten: list[bytes] = []  # results that are not written yet, and their size
+        self._unwritten: list[bytes] = []  # records that are not written yet, and their size
         self._waiting = 0
         self._dirty, self._closing = threading.Event(), threading.Event()
+        self._part = self._crc = 0  # what no summary holds yet: where it begins, and its checksum
+        self._results, self._others = array("Q"), list[int]()
         try:
             self._recover(settings, force=force)
         except BaseException as error:
             self._index.close()
             os.close(self._file)
             raise (self._unusable(error) if isinstance(error, OSError) else error) from None
-        self.unfinished = frozenset(self._started)
-        self._started.clear()
+        if retry_failed:
+            self._index.send_failed_again()
+        self.unfinished = frozenset(self._left)
+        self.unlimited = {ordinal for ordinal, most in self._left.items() if most == NOTHING}
+        self.spent_before = total((self._settled, *self._left.values()))
+        self._begin_part()
         self._trouble: OSError | None = None
         self._syncer = threading.Thread(target=self._sync_often, name="qreward-journal", daemon=True)
         self._syncer.start()
@@ -179,14 +133,17 @@ class Journal:
     # opening
 
     def _recover(self, settings: Mapping[str, Any], *, force: bool) -> None:
+        check, rest = partial(self.check_header, self.path, settings=settings, force=force), b""
         with self.path.open("rb", buffering=0) as file:
-            rest = b""
             while data := file.read(CHUNK):
-                *records, rest = (rest + data).split(b"\n")
-                if not self._take_all(records, settings, force=force):
-                    break
+                rest = self._take_parts(rest + data, check)
+                if len(rest) > 2 * CHUNK:
+                    rest = self._take_records(rest, check)
+                    if not self._end:
+                        break
                 if not rest.strip(b"\0"):  # space that is reserved and not written yet
                     self._seen, rest = self._seen + len(rest), b""
+            self._take_records(rest, check)
             file.seek(self._end)
             tail = file.read(CHUNK).rstrip(b"\0")
         if self._end == 0:
@@ -198,12 +155,12 @@ class Journal:
 
     def _write_header(self, found: bytes, settings: Mapping[str, Any]) -> None:
         """Begin a new journal. ``found`` is what the file holds: nothing, or a header that was cut off in writing."""
-        record = _record(json.dumps({"format": HEADER, **settings}, sort_keys=True).encode())
-        if not record.startswith(found):
+        header = records.record(json.dumps({"format": records.FORMAT, **settings}, sort_keys=True).encode())
+        if not header.startswith(found):
             raise ConfigError(f"{str(self.path)!r} is not a journal of qreward; name another output, or remove the file")
         os.ftruncate(self._file, 0)
-        self._reserve(len(record))
-        self._put(record)
+        self._reserve(len(header))
+        self._put(header)
         os.fsync(self._file)
         folder = os.open(self.path.parent, os.O_RDONLY)
         os.fsync(folder)  # else the file's name may be lost in a power failure
@@ -216,8 +173,9 @@ class Journal:
             header = dict(json.loads(line[9:]))
         except (ValueError, TypeError):
             header = {}
-        if header.pop("format", None) != HEADER:
-            raise ConfigError(f"{str(path)!r} is not a journal of this version of qreward; name another output, or remove the file")
+        if (found := header.pop("format", None)) != records.FORMAT:
+            what = f"is a {found}, and this version of qreward writes a {records.FORMAT}" if found else "is not a journal of qreward"
+            raise ConfigError(f"{str(path)!r} {what}; name another output, or remove the file")
         now = json.loads(json.dumps(settings))
         for name in sorted(header.keys() | now.keys()):
             if header.get(name) != now.get(name) and not force:
@@ -226,59 +184,100 @@ class Journal:
                     f"{header.get(name)!r} then, {now.get(name)!r} now; name another output, or go on with resume=force"
                 )
 
-    def _take_all(self, records: Sequence[bytes], settings: Mapping[str, Any], *, force: bool) -> bool:
-        """Take in the records that follow ``_seen``, but for damaged ones. Returns False if the first of all is not valid."""
-        offset, end, started, index, check = self._seen, self._end, self._started, self._index, crc32
-        for record in records:
-            try:
-                is_valid = int(record[:8], 16) == check(memoryview(record)[9:])
-            except ValueError:
-                is_valid = False
-            if not is_valid:
-                if not end:
-                    return False
-                offset += len(record) + 1
-                continue
-            if offset != end:  # damaged records were passed over
-                self.torn += offset - end
-            if not offset:
-                self.check_header(self.path, record, settings, force=force)
-            elif record[9] == _S:
-                started.add(int(record[10:22]))
-            elif record[9] == _B:
-                self.batches = max(self.batches, 1 + read_record(self.held, int(record[10:22]), record[23:]))
-            else:
-                ordinal = int(record[10:22])
-                started.discard(ordinal)
-                if ordinal < index.size:
-                    self._forget(ordinal)
-                self._count(record[9])
-                index[ordinal] = offset, int(record[23:39], 16)
-            end = offset = offset + len(record) + 1
-        self._seen, self._end = offset, end
-        return True
+    def _take_parts(self, data: bytes, check: Callable[[bytes], None]) -> bytes:
+        """Take in all parts that end with a summary, and return what follows. ``data`` begins at ``_seen``."""
+        begin = 0
+        for place, end in records.summaries_in(data):
+            self._take_part(data[begin:place], data[place:end], check)
+            begin = end + 1
+        return data[begin:]
 
-    def _count(self, kind: int) -> None:
-        if kind == _D or not self._retry_failed:
-            self.done += 1
-            self.failed += kind == _F
+    def _take_part(self, part: bytes, summary: bytes, check: Callable[[bytes], None]) -> None:
+        """Take in a part by its summary; or by its records, if they are not those of the summary."""
+        begin = records.number_of(summary) - self._seen if records.is_valid(summary) else -1
+        found = records.read_summary(summary) if 0 <= begin <= len(part) else None
+        if found is None or crc32(memoryview(part)[begin:]) != found.crc:
+            self._take_records(b"%b%b\n" % (part, summary), check)
+            return
+        self._take_records(part[:begin], check)
+        if self._end:
+            self._take_summary(part[begin:], found)
+            self.torn += self._seen - self._end
+            self._seen += len(part) - begin + len(summary) + 1
+            self._end = self._seen
 
-    def _forget(self, ordinal: int) -> None:
-        """Uncount the result of a line, because a later one replaces it."""
-        if (had := self._index.get(ordinal)) is not None:
-            was_failed = os.pread(self._file, 1, had[0] + 9) == b"F"
-            if not was_failed or not self._retry_failed:
-                self.done -= 1
-                self.failed -= was_failed
+    def _take_summary(self, part: bytes, summary: Summary) -> None:
+        self._index.put_all(*summary.triples())
+        for place in summary.others:
+            begin = place - self._seen
+            self._take(part[begin : part.index(b"\n", begin)], place)
+        self._left = {ordinal: Spent(tokens, cost) for ordinal, tokens, cost in summary.started}
+        self._settled = summary.spent
 
-    # while running
+    def _take_records(self, data: bytes, check: Callable[[bytes], None]) -> bytes:
+        """Take in all records but for damaged ones, and return what follows. Stops if the first of all is not valid."""
+        *found, rest = data.split(b"\n")
+        for each in found:
+            if records.is_valid(each):
+                self.torn += self._seen - self._end  # damaged records were passed over
+                if self._end:
+                    self._take(each, self._seen)
+                else:
+                    check(each)
+                self._end = self._seen + len(each) + 1
+            elif not self._end:
+                return data
+            self._seen += len(each) + 1
+        return rest
+
+    def _take(self, found: bytes, place: int) -> None:
+        """Take in one record, but not a summary."""
+        kind, number = found[9], records.number_of(found)
+        if kind == STARTED:
+            self._settled = plus(self._settled, self._left.pop(number, NOTHING))
+            self._left[number] = records.spent_of(found)
+        elif kind in (DONE, FAILED, SPENT):
+            self._left.pop(number, None)
+            self._settled = plus(self._settled, records.spent_of(found))
+            if kind != SPENT:
+                self._index.put(number, place, records.digest_of(found), ok=kind == DONE)
+        elif kind == BATCH:
+            spent = read_record(self.held, number, records.content_of(found))
+            self._settled = plus(self._settled, spent)
+            self.batches = max(self.batches, number + 1)
+        elif kind == BLOCK:
+            self._set_block(number, msgspec.json.decode(records.content_of(found), type=BlockMark | None))
+
+    def _set_block(self, first: int, mark: BlockMark | None) -> None:
+        del self.blocks[bisect_right(self.blocks, first, key=_end_of) :]
+        if mark is not None:
+            self.blocks.append(mark)
+
+    # what is done
+
+    @property
+    def done(self) -> int:
+        """The number of lines with a result, but for those that failed and are to be sent again."""
+        return self._index.count()[0]
+
+    @property
+    def failed(self) -> int:
+        """The number of those that failed."""
+        return self._index.count()[1]
+
+    def are_done(self, ordinals: range) -> bool:
+        """Return whether all of these lines are done."""
+        return self._index.count(ordinals)[0] == len(ordinals)
 
     def digest(self, ordinal: int) -> int | None:
         """Return the digest of a line that is done; None if it is not, or failed and is to be tried again."""
         entry = self._index.get(ordinal)
-        if entry is None or (self._retry_failed and os.pread(self._file, 1, entry[0] + 9) == b"F"):
-            return None
-        return entry[1]
+        return entry[1] if entry is not None and self._index.is_done(ordinal) else None
+
+    def is_of_another(self, ordinal: int, digest: int) -> bool:
+        """Return whether a line has a result, and it is that of another digest."""
+        entry = self._index.get(ordinal)
+        return entry is not None and entry[1] != digest
 
     def in_order(self) -> Iterator[Line]:
         """Yield the results in the order of the input. Of a line that was sent again, the last one."""
@@ -290,12 +289,12 @@ class Journal:
         """Yield the results in the order in which they were received. Of a line that was sent again, the last one."""
         offset = 0
         with self.path.open("rb") as file:
-            for record in file:
-                if offset and record[9:10] in (b"D", b"F"):
-                    entry = self._index.get(int(record[10:22])) if record[10:22].isdigit() else None  # it may be damaged
+            for found in file:
+                if offset and found[9:10] in (b"D", b"F"):
+                    entry = self._index.get(records.number_of(found)) if found[10:22].isdigit() else None  # it may be damaged
                     if entry is not None and entry[0] == offset:
-                        yield Line(record[9] == _D, record[_HEAD:-1])
-                offset += len(record)
+                        yield Line(found[9] == DONE, records.result_of(found[:-1]))
+                offset += len(found)
                 if offset >= self._end:
                     return
 
@@ -306,10 +305,12 @@ class Journal:
             if not more:
                 raise QRewardError(f"{str(self.path)!r} was changed by another program while it was in use")
             data += more
-        return Line(data[9] == _D, data[_HEAD:end])
+        return Line(data[9] == DONE, records.result_of(data[:end]))
 
-    def start(self, ordinal: int, digest: int) -> None:
-        """Record that a line is about to be sent.
+    # while running
+
+    def start(self, ordinal: int, digest: int, most: Spent = NOTHING) -> None:
+        """Take in that a line is about to be sent, and what it may cost. It must not be sent before ``write``.
 
         Raises:
             JournalFull: the disk has no space for its result. It must not be sent.
@@ -317,57 +318,90 @@ class Journal:
         if self._trouble is not None:
             raise self._unusable(self._trouble)
         self._index.make_room(ordinal)
-        record = _record(b"S%012d %016x" % (ordinal, digest))
-        self._started.add(ordinal)
+        found = records.line_record(STARTED, ordinal, digest, most)
         try:
-            self._reserve(self._waiting + len(record) + len(self._started) * self._largest)
-            self._put(record)
+            self._reserve(self._waiting + len(found) + (1 + len(self._started)) * self._largest)
         except OSError as error:
-            self._started.discard(ordinal)
             raise self._unusable(error) from None
+        if (before := self._left.pop(ordinal, None)) is not None:
+            self._settled = plus(self._settled, before)
+        self._started[ordinal] = most
+        self._append(found)
 
-    def finish(self, ordinal: int, digest: int, result: bytes, *, ok: bool) -> int:
-        """Take in the result of a line, a line of the output without line breaks. It is written with the next record, or by ``flush``.
+    def write(self) -> None:
+        """Write what is not written yet.
+
+        Raises:
+            JournalFull: the disk has no space. What was started since the last call must not be sent.
+        """
+        if self._unwritten:
+            try:
+                self._put()
+            except OSError as error:
+                raise self._unusable(error) from None
+
+    def finish(self, ordinal: int, digest: int, result: bytes, spent: Spent = NOTHING, *, ok: bool) -> int:
+        """Take in the result of a line, a line of the output without line breaks, and what it cost. ``write`` or ``flush`` writes it.
 
         Returns the place of its record in the file.
         """
-        record = _record(b"%c%012d %016x %b" % (_D if ok else _F, ordinal, digest, result))
-        size, place = len(record), self._end + self._waiting
-        self._started.discard(ordinal)
-        if ordinal < self._index.size:
-            self._forget(ordinal)
-        self._index[ordinal] = place, digest
-        self._unwritten.append(record)
-        self._waiting += size
-        self._largest = max(self._largest, size)
-        self.done += 1
-        self.failed += not ok
+        place, found = self._end + self._waiting, self._end_of_line(DONE if ok else FAILED, ordinal, digest, spent, result)
+        self._index.put(ordinal, place, digest, ok=ok)
+        self._results.extend((ordinal, 2 * place + ok, digest))
+        self._largest = max(self._largest, len(found))
         return place
 
-    def record_batch(self, number: int, content: bytes) -> None:
-        """Record something of a provider batch, and wait until it is on the disk.
+    def withdraw(self, ordinal: int, digest: int, spent: Spent = NOTHING) -> None:
+        """Take in that a line is not in flight any more, has no result, and has cost so much."""
+        self._end_of_line(SPENT, ordinal, digest, spent)
+
+    def _end_of_line(self, kind: int, ordinal: int, digest: int, spent: Spent, result: bytes | None = None) -> bytes:
+        if (before := self._left.pop(ordinal, None)) is not None:
+            spent = plus(spent, before)
+        self._started.pop(ordinal, None)
+        self._settled = Spent(self._settled.tokens + spent.tokens, self._settled.cost + spent.cost)
+        found = records.line_record(kind, ordinal, digest, spent, result)
+        self._append(found)
+        return found
+
+    def set_block(self, first: int, mark: BlockMark | None) -> None:
+        """Take in a block of the input that begins with the line ``first``; None if lines of it have changed since they were sent."""
+        known = bisect_left(self.blocks, first, key=_first_of)
+        if (self.blocks[known] if known < len(self.blocks) else None) != mark:
+            self._set_block(first, mark)
+            self._others.append(self._end + self._waiting)
+            self._append(records.record(b"I%012d %b" % (first, msgspec.json.encode(mark))))
+
+    def record_batch(self, number: int, content: bytes, spent: Spent = NOTHING) -> None:
+        """Record something of a provider batch and what it has cost beside its results, and wait until it is on the disk.
 
         Raises:
             JournalFull: the disk has no space for it.
         """
+        self._settled = plus(self._settled, spent)
+        self._others.append(self._end + self._waiting)
+        self._append(records.record(b"B%012d %b" % (number, content)))
+        self.write()
         try:
-            self._put(_record(b"B%012d %b" % (number, content)))
             os.fdatasync(self._file)
         except OSError as error:
             raise self._unusable(error) from None
 
     def flush(self) -> bool:
-        """Write the results that are not written yet. Returns False if that fails: they are kept, and written by the next call."""
-        if self._unwritten:
-            with suppress(OSError):  # raised by the next ``start``, or by ``close``
-                self._put()
+        """Write what is not written yet. Returns False if that fails: it is kept, and written by the next call."""
+        with suppress(QRewardError):  # raised by the next ``start``, or by ``close``
+            self.write()
         return not self._unwritten
 
     def cut(self, lines: int) -> None:
         """Leave out the results of all lines but the first ones: the input has become shorter."""
-        for ordinal in range(lines, self._index.size):
-            self._forget(ordinal)
-        self._index.size = min(lines, self._index.size)
+        self._index.cut(lines)
+
+    # writing
+
+    def _append(self, found: bytes) -> None:
+        self._unwritten.append(found)
+        self._waiting += len(found)
 
     def _reserve(self, size: int) -> None:
         """Reserve disk space, so that ``size`` more bytes can be written. Raises ``OSError``."""
@@ -375,24 +409,42 @@ class Journal:
         if wanted > self._reserved:
             more = max(RESERVED, wanted - self._reserved)
             try:
-                _allocate(self._file, self._reserved, more)
+                allocate(self._file, self._reserved, more)
             except OSError as error:
                 if error.errno != errno.ENOSPC or more == wanted - self._reserved:
                     raise
                 more = wanted - self._reserved
-                _allocate(self._file, self._reserved, more)
+                allocate(self._file, self._reserved, more)
             self._reserved += more
 
-    def _put(self, record: bytes = b"") -> None:
-        """Write the results that are not written yet, and a record. Raises ``OSError``, and keeps the results that were not written."""
-        data = b"".join((*self._unwritten, record)) if self._unwritten else record
+    def _put(self, found: bytes = b"") -> None:
+        """Write what is not written yet, and a record. Raises ``OSError``, and keeps what was not written."""
+        data = b"".join((*self._unwritten, found)) if self._unwritten else found
+        self._write_at_end(data)
+        self._unwritten.clear()
+        self._waiting = 0
+        self._crc = crc32(data, self._crc)
+        self._dirty.set()
+        if len(self._results) >= 3 * SUMMARISED or self._end - self._part >= CHUNK:
+            self._summarise()
+
+    def _write_at_end(self, data: bytes) -> None:
         written = 0
         while written < len(data):
             written += os.pwrite(self._file, data[written:] if written else data, self._end + written)
         self._end += len(data)
-        self._unwritten.clear()
-        self._waiting = 0
-        self._dirty.set()
+
+    def _begin_part(self) -> None:
+        self._part, self._crc = self._end, 0
+        self._results, self._others = array("Q"), list[int]()
+
+    def _summarise(self) -> None:
+        """Write a summary of what was written since the last one, unless the disk is full."""
+        found = records.summary_record(self._part, self._crc, self._results, self._others, self._settled, {**self._left, **self._started})
+        with suppress(OSError):
+            self._reserve(len(found) + len(self._started) * self._largest)
+            self._write_at_end(found)
+            self._begin_part()
 
     def _sync_often(self) -> None:
         while not self._closing.is_set():
@@ -430,35 +482,31 @@ class Journal:
         self._dirty.set()
         self._syncer.join()
         trouble = self._trouble
-        for step in (self._put, self._cut_off_reserved, partial(os.fsync, self._file)):
+        for step in (self._put, self._summarise_rest, self._cut_off_reserved, partial(os.fsync, self._file)):
             try:
                 step()
             except OSError as error:
                 trouble = trouble or error
         os.close(self._file)
+        for lost in self._unwritten:
+            if lost[9] in (DONE, FAILED):
+                self.lost += 1
+                self._index.forget(records.number_of(lost))
         self._index.close()
-        self.lost = len(self._unwritten)
-        self.done -= self.lost
-        self.failed -= sum(record[9] == _F for record in self._unwritten)
         if trouble is not None:
             raise self._unusable(trouble)
+
+    def _summarise_rest(self) -> None:
+        if not self._unwritten and len(self._results) >= 3 * AT_THE_END:
+            self._summarise()
 
     def _cut_off_reserved(self) -> None:
         os.ftruncate(self._file, self._end)
 
 
-_S, _D, _F, _B = b"SDFB"
+def _first_of(mark: BlockMark) -> int:
+    return mark.first
 
 
-def _record(content: bytes) -> bytes:
-    return b"%08x %b\n" % (crc32(content), content)
-
-
-def _allocate(file: int, offset: int, size: int) -> None:
-    """Reserve disk space, where the system and the file system can. Raises ``OSError`` if there is none."""
-    if hasattr(os, "posix_fallocate"):
-        try:
-            os.posix_fallocate(file, offset, size)
-        except OSError as error:
-            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
-                raise
+def _end_of(mark: BlockMark) -> int:
+    return mark.first + mark.lines

@@ -7,7 +7,7 @@ row is paid once, whichever process receives it and however often. Knows nothing
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from qreward.bulk.batches import Entry, ModelBatch, ScorerBatch, new_batch
@@ -136,15 +136,22 @@ class KeyedRun:
     # what the batches call
 
     def start(self, entry: Entry) -> bool:
-        """Record that a row is sent now. Returns False if it must not be, for example because the disk is full."""
+        """Take in that a row is to be sent. Returns False if it must not be, for example because the disk is full."""
+        return self._can(lambda: self._journal.start(entry.ordinal, entry.digest))
+
+    def write(self, entry: Entry) -> bool:
+        """Write that rows were started. Returns False if this one must not be sent."""
+        entry.started = self._can(self._journal.write)
+        return entry.started
+
+    def _can(self, step: Callable[[], None]) -> bool:
         try:
             if self._error is not None:
                 raise self._error
-            self._journal.start(entry.ordinal, entry.digest)
+            step()
         except QRewardError as error:
             self._stop(error)
             return False
-        entry.started = True
         return True
 
     def finish(self, entry: Entry, result: Result[Any]) -> None:

@@ -14,6 +14,8 @@ from typing import Any
 
 import msgspec
 
+from qreward.bulk.budget import NOTHING, Spent
+from qreward.bulk.spool import Spool
 from qreward.codecs.base import Malformed, WireRequest
 from qreward.codecs.chat import CHAT
 from qreward.codecs.embeddings import EMBEDDINGS
@@ -213,8 +215,11 @@ class HeldBatch:
         self.endpoint, self.url, self.model, self.tag = (str(fields[name]) for name in ("endpoint", "url", "model", "tag"))
         self.id: str | None = None
         self.written = array("Q", fields["ordinals"])
-        lines = sorted(zip(fields["ordinals"], (int(digest, 16) for digest in fields["digests"].split()), strict=True))
-        self._ordinals, self._digests = (array("Q", column) for column in zip(*lines, strict=True))
+        digests, unknown = [int(digest, 16) for digest in fields["digests"].split()], [0] * len(self.written)
+        lines = sorted(zip(self.written, digests, fields.get("tokens", unknown), fields.get("costs", unknown), strict=True))
+        self._ordinals, self._digests, self._tokens, self._costs = (
+            array(kind, column) for kind, column in zip("QQQd", zip(*lines, strict=True), strict=True)
+        )
 
     def __len__(self) -> int:
         return len(self._ordinals)
@@ -228,23 +233,35 @@ class HeldBatch:
         place = bisect_left(self._ordinals, ordinal)
         return self._digests[place] if place < len(self) and self._ordinals[place] == ordinal else None
 
+    def reserved(self, ordinal: int) -> Spent:
+        """Return what a line that it holds may cost; nothing if the run that sent it had no limits."""
+        place = bisect_left(self._ordinals, ordinal)
+        return Spent(self._tokens[place], self._costs[place])
 
-def begin_record(batch: Mapping[str, str], ordinals: array[int], digests: array[int]) -> bytes:
+
+def begin_record(batch: Mapping[str, str], spool: Spool) -> bytes:
     """Return the record of a batch that is about to be created."""
-    written = " ".join(f"{digest:x}" for digest in digests)
-    return msgspec.json.encode({**batch, "ordinals": list(ordinals), "digests": written})
+    written = " ".join(f"{digest:x}" for digest in spool.digests)
+    reserved = {"tokens": list(spool.tokens), "costs": list(spool.costs)} if any(spool.tokens) else {}
+    return msgspec.json.encode({**batch, "ordinals": list(spool.ordinals), "digests": written, **reserved})
 
 
-def read_record(held: dict[int, HeldBatch], number: int, content: bytes) -> int:
-    """Take in a record of the journal. Returns the number of the batch."""
+def end_record(spent: Spent = NOTHING) -> bytes:
+    """Return the record of a batch that has ended, and what it has cost beside the results that the journal holds."""
+    return msgspec.json.encode({"end": True, "tokens": spent.tokens, "cost": spent.cost})
+
+
+def read_record(held: dict[int, HeldBatch], number: int, content: bytes) -> Spent:
+    """Take in a record of the journal. Returns what the batch has cost beside its results."""
     fields = msgspec.json.decode(content)
     if "ordinals" in fields:
         held[number] = HeldBatch(number, fields)
     elif "end" in fields:
         held.pop(number, None)
+        return Spent(fields["tokens"], fields["cost"])
     elif number in held:
         held[number].id = fields["id"]
-    return number
+    return NOTHING
 
 
 def provider_line(found: ResultLine, custom_id: str) -> bytes:

@@ -18,6 +18,7 @@ import msgspec
 from qreward.bulk import provider
 from qreward.bulk.batch_api import BatchApi, CallFailed
 from qreward.bulk.batches import Entry, LineQueue
+from qreward.bulk.budget import minus, plus, total
 from qreward.bulk.journal import Journal
 from qreward.bulk.provider import BatchObject, HeldBatch
 from qreward.bulk.provider_files import Batch, Files
@@ -74,18 +75,16 @@ class ProviderBatches:
         lines = [batch.missing + batch.spool.left for batch in self._open.values()]
         return sum(lines), len(lines)
 
-    def endpoint_of(self, ordinal: int, digest: int) -> Endpoint | None:
-        """Return where the batch of an earlier run is that holds a line, or None. Such a line must be handed over, not sent."""
-        holder = self._holder(ordinal, digest)
-        return None if holder is None else holder.api.endpoint
-
-    def _holder(self, ordinal: int, digest: int) -> Batch | None:
+    def holder(self, ordinal: int, digest: int) -> Batch | None:
+        """Return the batch of an earlier run that holds a line, or None. Such a line must be handed over, not sent."""
         batches = (batch for batch in self._open.values() if batch.held is not None)
         return next((batch for batch in batches if batch.held and batch.held.digest(ordinal) == digest), None)
 
     def _adopt(self, held: HeldBatch) -> None:
         """Go on with a batch of an earlier run, or forget it if all of its results are there."""
-        missing = sum(self._journal.digest(ordinal) is None for ordinal in held)
+        missing = [ordinal for ordinal in held if self._journal.digest(ordinal) is None]
+        reserved = total(map(held.reserved, missing))
+        self._bulk.hold(reserved)
         source = next((each for each in self._bulk.runtime.fleet.sources() if each.name == held.endpoint), None)
         if source is None and missing and not self._bulk.force:
             raise ConfigError(
@@ -93,11 +92,12 @@ class ProviderBatches:
                 "settings; add it again, or go on with resume=force, which sends its lines again and pays them twice"
             )
         if source is None or not missing:
-            self._journal.record_batch(held.number, _END)
+            self._bulk.settle(reserved, reserved)
+            self._journal.record_batch(held.number, provider.end_record(reserved), reserved)
             return
         endpoint: Any = source.handle
         batch = self._open[held.number] = self._files.new(self._api(endpoint), held.url, held.model, held)
-        batch.missing = missing
+        batch.missing, batch.reserved = len(missing), reserved
 
     def _api(self, endpoint: Endpoint) -> BatchApi:
         found = self._apis.get(endpoint.name)
@@ -164,7 +164,7 @@ class ProviderBatches:
         call, reserved = entry.content, entry.reserved
         url, inputs = provider.url_of(call), provider.inputs_in(call)
         line = SpooledLine(entry.ordinal, entry.digest, entry.custom_id, entry.place, reserved.tokens, reserved.cost, inputs)
-        holder = self._holder(entry.ordinal, entry.digest)
+        holder = self.holder(entry.ordinal, entry.digest)
         api = self._next_api(url, call.model) if holder is None else holder.api
         request = provider.request_line(entry.ordinal, url, call.codec.encode(call, api.connection.renamed.get(call.model, call.model)))
         if len(request) > provider.FILE_BYTES or inputs > provider.INPUTS:
@@ -175,8 +175,10 @@ class ProviderBatches:
         if holder is None:
             self._files.put(api, url, call.model, line, request)
             return
+        assert holder.held is not None
         holder.spool.add(line, request)
         holder.missing -= 1
+        holder.reserved = minus(holder.reserved, holder.held.reserved(entry.ordinal))
         if not holder.missing:
             self._follow_soon(holder)
 
@@ -226,7 +228,7 @@ class ProviderBatches:
         self._journal.batches += 1
         batch.tag = f"{token_hex(8)}:{number}"
         about = {"endpoint": api.endpoint.name, "url": batch.url, "model": model, "tag": batch.tag}
-        self._journal.record_batch(number, provider.begin_record(about, spool.ordinals, spool.digests))
+        self._journal.record_batch(number, provider.begin_record(about, spool))
         self._open[number] = batch
         self._bulk.submitted(spool.ordinals)
         created = await self._create(batch, file)
@@ -344,9 +346,11 @@ class ProviderBatches:
         self._files.limit(batch.api.endpoint.name, len(batch.spool) // 2)
 
     def _end(self, batch: Batch) -> None:
-        """Record that a batch holds no line any more."""
+        """Record that a batch holds no line any more, and what it cost beside its results. Lines that were not read may have been paid."""
         if batch.number is not None and self._open.pop(batch.number, None) is not None:
-            self._journal.record_batch(batch.number, _END)
+            self._bulk.settle(batch.reserved, batch.reserved)
+            spent = plus(batch.spent, batch.reserved)
+            self._journal.record_batch(batch.number, provider.end_record(spent), spent)
 
     async def _persist(self, batch: Batch, call: Callable[[], Awaitable[T]]) -> T:
         """Make a call, again and again while the provider cannot be reached or is overloaded. Raises the error of the last try."""
@@ -361,9 +365,6 @@ class ProviderBatches:
             pause = max(wait, failure.retry_after or 0.0)
             await asyncio.sleep(pause)
             waited, wait = waited + pause, provider.next_look(wait, batch.longest)
-
-
-_END = b'{"end":true}'
 
 
 def _disk(error: OSError) -> str:

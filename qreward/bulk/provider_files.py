@@ -8,6 +8,7 @@ from pathlib import Path
 
 from qreward.bulk import provider
 from qreward.bulk.batch_api import BatchApi
+from qreward.bulk.budget import NOTHING
 from qreward.bulk.provider import HeldBatch
 from qreward.bulk.spool import Spool, SpooledLine
 
@@ -21,6 +22,8 @@ class Batch:
     Attributes:
         number, tag, id: None until it is in the journal, and until the provider has named it.
         missing: lines of an earlier run's batch that were not read from the input yet.
+        reserved: what these may cost.
+        spent: what attempts have cost after which a line is sent again.
         since: when it was created, or found again.
     """
 
@@ -30,6 +33,7 @@ class Batch:
         self.tag = "" if held is None else held.tag
         self.id = None if held is None else held.id
         self.missing = 0
+        self.reserved = self.spent = NOTHING
         self.since = 0.0
 
     @property

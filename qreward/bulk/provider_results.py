@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from qreward.bulk import provider
 from qreward.bulk.batches import Entry, RunProtocol
-from qreward.bulk.budget import Spent
+from qreward.bulk.budget import NOTHING, Spent, plus, spent_by
 from qreward.bulk.inputs import InputLine
 from qreward.bulk.provider import ResultLine
 from qreward.bulk.provider_files import Batch
@@ -51,8 +51,14 @@ class ProviderRun(RunProtocol, Protocol):
     def stop(self, reason: str) -> None:
         """Send nothing more."""
 
-    def finish(self, entry: Entry, result: Result[Any], text: bytes | None = None) -> None:
-        """Take in the result of a line. ``text`` is its line of the output, if it succeeded and has one already."""
+    def finish(self, entry: Entry, result: Result[Any], text: bytes | None = None, spent: Spent | None = None) -> None:
+        """Take in the result of a line.
+
+        ``text`` is its line of the output, if it succeeded and has one already; ``spent`` what it cost, if that does not follow from it.
+        """
+
+    def hold(self, most: Spent) -> None:
+        """Reserve what an earlier run has sent already."""
 
     def submitted(self, ordinals: Iterable[int]) -> None:
         """Count lines that are sent by a provider batch, which the journal holds."""
@@ -101,41 +107,38 @@ class Results:
 
     def fail(self, batch: Batch, line: SpooledLine, failure: Failure) -> None:
         """A line has failed for good."""
-        self._note(batch, line, failure)
+        spent = self._note(batch, line, failure)
         error = with_trail(copy(failure.error), tuple(line.attempts))  # several lines may have the same one
         result: Result[Any] = Result(line.ordinal, None, error, batch.api.endpoint.name, 0.0, 0.0, tuple(line.attempts))
         self._tallies.add(result)
-        self._bulk.finish(_entry(line), result)
+        self._bulk.finish(_entry(line), result, spent=spent)
 
     def try_again(self, batch: Batch, line: SpooledLine, failure: Failure) -> bool:
         """Settle a failed attempt of a line and reserve the next. Returns False, and stops the run, if the budget does not allow it."""
-        reserved = Spent(line.tokens, line.cost)
-        self._note(batch, line, failure)
-        if not self._bulk.reserve_again(reserved):
-            return False
-        line.tokens, line.cost = reserved
-        return True
+        reserved, spent = Spent(line.tokens, line.cost), self._note(batch, line, failure)
+        self._bulk.settle(reserved, spent)
+        batch.spent = plus(batch.spent, spent)
+        return self._bulk.reserve_again(reserved)
 
     def _take_line(self, batch: Batch, line: SpooledLine, found: ResultLine, again: Again) -> None:
         outcome = _outcome(batch, line, found)
         if isinstance(outcome, Answer):
-            seconds, attempts = self._loop.time() - batch.since, tuple(line.attempts)
-            result: Result[Any] = Result(line.ordinal, outcome.value, None, batch.api.endpoint.name, seconds, 0.0, attempts)
+            seconds, attempts, name = self._loop.time() - batch.since, tuple(line.attempts), batch.api.endpoint.name
+            result: Result[Any] = Result(line.ordinal, outcome.value, None, name, seconds, 0.0, attempts)
             self._tallies.add(result)
-            self._bulk.finish(_entry(line), result, provider.provider_line(found, line.custom_id))
+            spent = spent_by(result.usage, self._bulk.runtime.prices.get(name)) or Spent(line.tokens, line.cost)
+            self._bulk.finish(_entry(line), result, provider.provider_line(found, line.custom_id), spent)
         elif outcome.kind in provider.SENT_AGAIN:
             again.append((line, outcome))
         else:
             self.fail(batch, line, outcome)
 
-    def _note(self, batch: Batch, line: SpooledLine, failure: Failure) -> None:
-        """Add a failed attempt to a line, and settle what it may have cost: nothing, unless the provider worked on it."""
+    def _note(self, batch: Batch, line: SpooledLine, failure: Failure) -> Spent:
+        """Add a failed attempt to a line. Returns what it may have cost: nothing, unless the provider worked on it."""
         status, seconds = getattr(failure.error, "status_code", None), self._loop.time() - batch.since
         name = batch.api.endpoint.name
         line.attempts.append(AttemptRecord(name, failure.kind.name.lower(), seconds, status, str(failure.error)))
-        reserved, free = Spent(line.tokens, line.cost), failure.kind is not FailureKind.TRANSIENT
-        self._bulk.settle(reserved, Spent() if free else reserved)
-        line.tokens, line.cost = 0, 0.0
+        return Spent(line.tokens, line.cost) if failure.kind is FailureKind.TRANSIENT else NOTHING
 
 
 def without_result(batch: Batch, status: str) -> Failure:
@@ -163,7 +166,7 @@ def _outcome(batch: Batch, line: SpooledLine, found: ResultLine) -> Answer | Fai
 
 
 def _entry(line: SpooledLine) -> Entry:
-    """Return a line as the run knows it. What its failed attempts cost is settled."""
+    """Return a line as the run knows it."""
     entry = Entry(line.ordinal, InputLine(line.place, line.digest, b""), line.custom_id, None, Spent(line.tokens, line.cost))
-    entry.started, entry.reserves, entry.settled = True, 1, len(line.attempts)
+    entry.started = True
     return entry

@@ -29,6 +29,8 @@ class BulkReport:
         torn: bytes that were cut off from the end of the journal, because an earlier run was killed while it wrote them.
         seconds: duration of this run.
         tokens, cost: prompt and completion tokens, and US dollars, of this run; the cost is None if no endpoint has a price.
+        tokens_before, cost_before: what earlier runs on the same journal have spent, with the most that lines may have cost which they sent
+            without receiving a result. The cost is None if no endpoint has a price, or the lines were judged.
         cached_tokens, prompt_tokens: prompt tokens of this run, and those of them that servers read from their prefix caches.
         endpoints: endpoint name -> its statistics for this run.
         output, failures: the files that were written; None if there were no such lines, or if the run stopped before the end.
@@ -47,6 +49,8 @@ class BulkReport:
     seconds: float = 0.0
     tokens: int = 0
     cost: float | None = None
+    tokens_before: int = 0
+    cost_before: float | None = None
     cached_tokens: int = 0
     prompt_tokens: int = 0
     endpoints: Mapping[str, EndpointStats] = field(default_factory=dict)
@@ -77,6 +81,9 @@ class BulkReport:
         cached = f", {self.cached_tokens / self.prompt_tokens:.0%} of prompt tokens from prefix caches" if self.cached_tokens else ""
         cost = "" if self.cost is None else f", ${self.cost:.4f}"
         lines.append(f"time          {self.seconds:.2f} s, {self.tokens} tokens{cost}{cached}")
+        if self.tokens_before or self.cost_before:
+            cost = "" if self.cost_before is None else f", ${self.cost_before:.4f}"
+            lines.append(f"earlier runs  {self.tokens_before} tokens{cost}, with all that their unfinished lines may have cost")
         if self.output is not None:
             lines.append(f"written       {self.output}")
         if self.failures is not None:

@@ -9,17 +9,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Iterable, Iterator, Mapping
 from contextlib import suppress
-from itertools import islice
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from qreward.bulk.batches import Entry, ModelBatch, ScorerBatch, new_batch
-from qreward.bulk.budget import SpendingLimit, Spent, highest, most_of, spent_by
-from qreward.bulk.inputs import Input, InputLine
-from qreward.bulk.journal import Journal, JournalFull
+from qreward.bulk.budget import NOTHING, Price, SpendingLimit, Spent, highest, minus, most_of, plus, spent_by
+from qreward.bulk.index import JournalFull
+from qreward.bulk.inputs import Block, Input, InputLine
+from qreward.bulk.journal import Journal
 from qreward.bulk.outputs import OutputFile, answer_line, failure_line
 from qreward.bulk.provider import URLS, url_of
 from qreward.bulk.provider_batches import ProviderBatches
+from qreward.bulk.provider_files import Batch
 from qreward.bulk.report import BulkReport
 from qreward.bulk.requests import RequestReader
 from qreward.bulk.settings import BulkSettings
@@ -33,8 +35,6 @@ from qreward.runtime import Runtime
 from qreward.scheduler.state import Pool
 from qreward.settings.policies import Endpoint
 
-READ_AT_ONCE = 1024
-"""Lines that are read at once, in a thread."""
 BEAT = 0.25
 """Seconds between two refreshes of the progress."""
 HOPELESS = 100
@@ -42,6 +42,12 @@ HOPELESS = 100
 FREE = ("ok", "overloaded", "unreachable", "cancelled", "quota", "unsuitable", "unsendable", "local")
 """Outcomes of attempts that cost nothing beside the answer: the server did not work on them, or the answer's usage counts."""
 _COUNTS = ("sent", "won", "rejected", "retried", "hedged", "failed", "cancelled", "prompt_tokens", "completion_tokens", "cached_tokens")
+
+
+class LineState(Enum):
+    """What the journal says of a line. Of one that has ``CHANGED`` it holds the result or the batch of another content."""
+
+    OPEN, DONE, CHANGED = range(3)
 
 
 class BulkRun:
@@ -71,7 +77,7 @@ class BulkRun:
         self._output, self._failures = outputs
         self._settings, self._scorer = settings, scorer
         self._reader = reader
-        self._budget = SpendingLimit(settings.max_cost, settings.max_tokens)
+        self._budget = SpendingLimit(settings.max_cost, settings.max_tokens, journal.spent_before)
         hedge = {} if not self._budget.is_limited else {"hedge": False}  # a copy would cost what is not reserved
         self.scheduling: Mapping[str, Any] = settings.scheduling()
         self.request_options = runtime.request_options({**self.scheduling, **hedge})
@@ -86,7 +92,6 @@ class BulkRun:
         self._ok = self._failed = self._read = self._taken = self._sent = self._sent_again = 0
         self._flushing = self._is_read = False
         self.attempts, self.force = runtime.config.retry.attempts, settings.resume == "force"
-        self._counts_cost = self._budget.is_limited or bool(runtime.prices)
         self._done_before = journal.done
         self._meter: ProgressMeter | None = None
 
@@ -137,6 +142,10 @@ class BulkRun:
             self._sent += 1
             self._sent_again += ordinal in self._journal.unfinished
 
+    def hold(self, most: Spent) -> None:
+        """Reserve what an earlier run has sent already."""
+        self._budget.hold(most)
+
     def settle(self, reserved: Spent, spent: Spent) -> None:
         """Replace what was reserved for an attempt with what it cost."""
         self._budget.settle(reserved, spent)
@@ -150,39 +159,56 @@ class BulkRun:
         return False
 
     def start(self, entry: Entry) -> bool:
-        """Record that a line is sent now. Returns False if it must not be."""
+        """Take in that a line is to be sent. Returns False if it must not be."""
         if self._reason is not None:
             return False
         try:
-            self._journal.start(entry.ordinal, entry.digest)
+            self._journal.start(entry.ordinal, entry.digest, entry.reserved)
         except QRewardError as error:  # the disk is full, for example
             self.stop(str(error))
             return False
         entry.started = True
+        return True
+
+    def write(self, entry: Entry) -> bool:
+        """Write that lines were started. Returns False if this one must not be sent."""
+        try:
+            self._journal.write()
+        except QRewardError as error:
+            entry.started = False
+            self._journal.withdraw(entry.ordinal, entry.digest)
+            self.stop(str(error))
+            return False
         self._sent += 1
         self._sent_again += entry.ordinal in self._journal.unfinished
         return True
 
-    def finish(self, entry: Entry, result: Result[Any], text: bytes | None = None) -> None:
-        """Take in the result of a line. ``text`` is its line of the output, if it succeeded and has one already."""
+    def finish(self, entry: Entry, result: Result[Any], text: bytes | None = None, spent: Spent | None = None) -> None:
+        """Take in the result of a line.
+
+        ``text`` is its line of the output, if it succeeded and has one already; ``spent`` what it cost, if that does not follow from it.
+        """
         error = result.error
         if error is not None and _is_not_its_fault(entry, result):
-            self._budget.settle(entry.reserved, Spent())
+            self._budget.settle(entry.reserved, NOTHING)
+            if entry.started:
+                self._journal.withdraw(entry.ordinal, entry.digest)
             self.stop(f"no line can be sent: {error}")
             return
-        if self._counts_cost:
-            self._budget.settle(entry.reserved, self._cost_of(entry, result))
+        if spent is None:
+            spent = self._cost_of(entry, result)
+        self._budget.settle(entry.reserved, spent)
         if self._meter is not None:
             self._meter.add(result)
         if error is not None:
             text = failure_line(entry.custom_id, _identifier(entry.ordinal), _placed(error, entry.place))
         elif text is None:
             text = answer_line(entry.custom_id, _identifier(entry.ordinal), result, is_verdict=self._scorer is not None)
-        self._record(entry.ordinal, entry.digest, text, error)
+        self._record(entry.ordinal, entry.digest, text, error, spent)
 
-    def _record(self, ordinal: int, digest: int, text: bytes, error: QRewardError | None) -> None:
+    def _record(self, ordinal: int, digest: int, text: bytes, error: QRewardError | None, spent: Spent = NOTHING) -> None:
         try:
-            self._journal.finish(ordinal, digest, text, ok=error is None)
+            self._journal.finish(ordinal, digest, text, spent, ok=error is None)
         except JournalFull as full:
             self.stop(str(full))
             return
@@ -203,35 +229,76 @@ class BulkRun:
     def _cost_of(self, entry: Entry, result: Result[Any]) -> Spent:
         """What a line cost: that of its answer, and all that each attempt without an answer may have cost."""
         if not entry.started:
-            return Spent()
-        most = Spent(entry.reserved.tokens // entry.reserves, entry.reserved.cost / entry.reserves)
-        unknown = sum(attempt.outcome not in FREE for attempt in result.attempts[entry.settled :])
-        price = self.runtime.prices.get(result.endpoint or "")
-        answer = spent_by(result.usage, price, most) if result.ok else Spent()
-        return Spent(answer.tokens + unknown * most.tokens, answer.cost + unknown * most.cost)
+            return NOTHING
+        usage = result.usage if self._scorer is None or not result.ok else result.value.usage
+        answer = spent_by(usage, self.runtime.prices.get(result.endpoint or "")) if result.ok else NOTHING
+        unknown = sum(attempt.outcome not in FREE for attempt in result.attempts) + (answer is None)
+        if not unknown:
+            return answer or NOTHING
+        most = self._most_of_one(entry)
+        return plus(answer or NOTHING, Spent(unknown * most.tokens, unknown * most.cost))
+
+    def _most_of_one(self, entry: Entry) -> Spent:
+        """Return the most that one attempt of a line can cost; nothing if that has no limit."""
+        if self._budget.is_limited:
+            return Spent(entry.reserved.tokens // entry.reserves, entry.reserved.cost / entry.reserves)
+        return NOTHING if self._scorer is not None else self._most_if_limited(entry.content, self.runtime.prices.values())
 
     # reading
 
     async def _read_all(self) -> None:
         """Read the input and hand each line that is not done to the batch of its model."""
-        ordinal, lines, sample = 0, self._source.lines(), self._settings.sample
+        blocks = self._source.blocks(tuple(self._journal.blocks), self._are_done)
         try:
+            if self._budget.is_limited and self._source.is_repeatable:
+                await asyncio.to_thread(self._count_left)
             if self._journal.held:
                 self._start_provider()
-            while chunk := await asyncio.to_thread(_take, lines):
-                for line in chunk:
-                    if self._settings.takes(ordinal) and not self._is_known(ordinal, line):
-                        if self._reason is not None or self._taken == sample:
-                            return
-                        await self._take_line(ordinal, line)
-                    ordinal += 1
-            if self._journal.size > ordinal:
-                self._shorten(ordinal)
+            while block := await asyncio.to_thread(next, blocks, None):
+                first = self._read
+                for ordinal, line in self._unknown(first, block):
+                    self._read = ordinal
+                    if self._reason is not None or self._taken == self._settings.sample:
+                        return
+                    await self._take_line(ordinal, line)
+                self._read = first + block.length
+            if self._journal.size > self._read:
+                self._shorten(self._read)
             self._is_read = True
         finally:
-            self._read = ordinal
             for batch in self._all_batches():
                 batch.queue.complete()
+
+    def _count_left(self) -> None:
+        """Count what lines may have cost that a run without limits had in flight, before another line is sent."""
+        left, ordinal = self._journal.unlimited, 0
+        for block in self._source.blocks(tuple(self._journal.blocks), self._are_done) if left else ():
+            for number, line in enumerate(block.lines or (), ordinal):
+                if number in left:
+                    with suppress(BadRequest):  # such a line was not sent
+                        most = self._most_if_limited(self._reader.read(line, number).call, self.runtime.prices.values())
+                        self._count_as_spent(number, line.digest, most)
+            ordinal += block.length
+            if ordinal > max(left, default=-1):
+                return
+
+    def _count_as_spent(self, ordinal: int, digest: int, one: Spent) -> None:
+        most = Spent(one.tokens * self.attempts, one.cost * self.attempts)
+        self._journal.unlimited.discard(ordinal)
+        self._journal.withdraw(ordinal, digest, most)
+        self._budget.settle(NOTHING, most)
+
+    def _are_done(self, ordinals: range) -> bool:
+        return self._journal.are_done(self._settings.of_the_shard(ordinals))
+
+    def _unknown(self, first: int, block: Block) -> list[tuple[int, InputLine]]:
+        """Return the lines of a block that are not done. Raises ``ConfigError`` if one that was sent has changed since then."""
+        if block.lines is None:
+            return []
+        ours = self._settings.of_the_shard(range(first, first + block.length))
+        states = {ordinal: self._state(ordinal, block.lines[ordinal - first]) for ordinal in ours}
+        self._journal.set_block(first, None if LineState.CHANGED in states.values() else block.mark)
+        return [(ordinal, block.lines[ordinal - first]) for ordinal, state in states.items() if state is not LineState.DONE]
 
     def _shorten(self, lines: int) -> None:
         if self._settings.resume != "force":
@@ -241,17 +308,19 @@ class BulkRun:
             )
         self._journal.cut(lines)
 
-    def _is_known(self, ordinal: int, line: InputLine) -> bool:
-        """Return whether a line is done. Raises ``ConfigError`` if it has changed since then."""
-        known = self._journal.digest(ordinal)
-        if known is not None and known != line.digest and self._settings.resume != "force":
-            raise ConfigError(f"{line.place} has changed since its result was received; name another output, or go on with resume=force")
-        held = next((found for batch in self._journal.held.values() if (found := batch.digest(ordinal)) is not None), line.digest)
-        if known is None and held != line.digest and not self.force:
-            raise ConfigError(
-                f"{line.place} has changed since it was sent in a provider batch; name another output, or go on with resume=force"
-            )
-        return known == line.digest
+    def _state(self, ordinal: int, line: InputLine) -> LineState:
+        """Return what is known of a line. Raises ``ConfigError`` if it has changed, unless that is allowed."""
+        known, since = self._journal.digest(ordinal), "its result was received"
+        if known == line.digest:
+            return LineState.DONE
+        if known is None:
+            holders = (found for batch in self._journal.held.values() if (found := batch.digest(ordinal)) is not None)
+            known, since = next(holders, line.digest), "it was sent in a provider batch"
+            if known == line.digest:  # one that failed may have been mended
+                return LineState.CHANGED if self._journal.is_of_another(ordinal, known) else LineState.OPEN
+        if not self.force:
+            raise ConfigError(f"{line.place} has changed since {since}; name another output, or go on with resume=force")
+        return LineState.CHANGED
 
     async def _take_line(self, ordinal: int, line: InputLine) -> None:
         try:
@@ -268,23 +337,37 @@ class BulkRun:
         if self._scorer is not None:
             return Entry(ordinal, line, *self._reader.read_item(line, ordinal), Spent()), None
         custom_id, call = self._reader.read(line, ordinal)
-        batch_endpoints = self._batch_endpoints(ordinal, line.digest, call)
+        holder = None if self._provider is None else self._provider.holder(ordinal, line.digest)
+        if holder is not None:
+            return Entry(ordinal, line, custom_id, call, self._held(holder, ordinal, call)), None
+        batch_endpoints = self._batch_endpoints(call)
         pool = None if batch_endpoints else self._pool(call)
         names = [each.name for each in (batch_endpoints if pool is None else pool.sources)]
         attempts = 1 if pool is None else self.attempts
-        reserved = await self._reserve(names, call, attempts)
+        prices = [price for name in names if (price := self.runtime.prices.get(name)) is not None]
+        reserved = await self._reserve(ordinal, line.digest, call, prices, attempts)
         if reserved is None:
             return None, pool
+        if pool is None and not self._budget.is_limited:
+            reserved = self._most_if_limited(call, prices)  # the journal tells it to later runs
+            self._budget.hold(reserved)
         entry = Entry(ordinal, line, custom_id, call, reserved)
         entry.reserves = attempts
         return entry, pool
 
-    def _batch_endpoints(self, ordinal: int, digest: int, call: WireRequest) -> tuple[Endpoint, ...]:
+    def _held(self, holder: Batch, ordinal: int, call: WireRequest) -> Spent:
+        """Return what is reserved for a line that an earlier run has sent."""
+        assert holder.held is not None
+        reserved = holder.held.reserved(ordinal)
+        if reserved == NOTHING:
+            reserved = self._most_if_limited(call, [self.runtime.prices.get(holder.api.endpoint.name)])
+            self._budget.hold(reserved)
+        return reserved
+
+    def _batch_endpoints(self, call: WireRequest) -> tuple[Endpoint, ...]:
         """Return the endpoints of kind ``openai_batch`` to which a line goes; empty if it goes to others."""
         found = self.runtime.fleet.batch_endpoints(call.model)
-        if self._provider is not None and (holder := self._provider.endpoint_of(ordinal, digest)) is not None:
-            return (holder,)
-        return found if self._settings.provider_batches == "auto" and url_of(call) in URLS else ()
+        return found if self._settings.provider_batches == "auto" and found and url_of(call) in URLS else ()
 
     def _pool(self, call: WireRequest) -> Pool:
         try:
@@ -318,16 +401,17 @@ class BulkRun:
     def _all_batches(self) -> list[ModelBatch | ScorerBatch | ProviderBatches]:
         return [*self._batches.values(), *([] if self._provider is None else [self._provider])]
 
-    async def _reserve(self, names: list[str], call: WireRequest, attempts: int) -> Spent | None:
-        """Reserve what so many attempts of a line can cost at most, at the dearest of these endpoints.
+    async def _reserve(self, ordinal: int, digest: int, call: WireRequest, prices: list[Price], attempts: int) -> Spent | None:
+        """Reserve what so many attempts of a line can cost at most, at the highest of these prices.
 
         Returns None if the budget does not allow it, and stops the run.
         """
         if not self._budget.is_limited:
-            return Spent()
-        prices = [price for name in names if (price := self.runtime.prices.get(name)) is not None]
+            return NOTHING
         one = most_of(call, highest(prices))
         most = Spent(one.tokens * attempts, one.cost * attempts)
+        if ordinal in self._journal.unlimited:  # the input cannot be read twice
+            self._count_as_spent(ordinal, digest, one)
         while not self._budget.reserve(most):
             if self._budget.is_idle:
                 self.stop("the next line could pass max_cost or max_tokens")
@@ -336,6 +420,13 @@ class BulkRun:
             self.read_on.clear()
             await self.read_on.wait()
         return most
+
+    def _most_if_limited(self, call: WireRequest, prices: Iterable[Price | None]) -> Spent:
+        """Return the most that one attempt of a request can cost; nothing if its output has no limit."""
+        try:
+            return most_of(call, highest(price for price in prices if price is not None))
+        except ConfigError:
+            return NOTHING
 
     # the run
 
@@ -439,6 +530,8 @@ class BulkRun:
             prompt_tokens=prompt,
             cached_tokens=cached,
             cost=self._cost(endpoints) if self.runtime.prices else None,
+            tokens_before=journal.spent_before.tokens,
+            cost_before=journal.spent_before.cost if self.runtime.prices and self._scorer is None else None,
             endpoints=endpoints,
             output=output,
             failures=failures,
@@ -448,7 +541,7 @@ class BulkRun:
     def _cost(self, endpoints: Mapping[str, EndpointStats]) -> float:
         """US dollars of the requests; for a scorer those of all answers, as an item may take several."""
         if self._scorer is None:
-            return self._budget.spent.cost
+            return minus(self._budget.spent, self._journal.spent_before).cost
         priced = [(self.runtime.prices[name], stats) for name, stats in endpoints.items() if name in self.runtime.prices]
         return sum(dollars(price, stats.prompt_tokens, stats.completion_tokens) for price, stats in priced)
 
@@ -484,10 +577,6 @@ def _is_not_its_fault(entry: Entry, result: Result[Any]) -> bool:
     outcomes = {attempt.outcome for attempt in result.attempts}
     never_sent = not outcomes and isinstance(result.error, RequestTimeout | NoEndpoint | ClientClosed)
     return not entry.started or never_sent or outcomes == {"unreachable"}
-
-
-def _take(lines: Iterator[InputLine]) -> list[InputLine]:
-    return list(islice(lines, READ_AT_ONCE))
 
 
 def _identifier(ordinal: int) -> str:

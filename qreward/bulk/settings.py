@@ -24,9 +24,9 @@ class BulkSettings(Policy):
         timeout: seconds per line, queueing included. None sets no limit.
         priority, tenant: as in :meth:`QRewardClient.batch_chat_completion`.
         deadline: seconds after which nothing more is sent. What is in flight then is finished.
-        max_cost: US dollars that the run may cost; needs ``Endpoint(price=...)``. A request is sent only if the limit holds even if it uses
-            all of its ``max_tokens``, which each line or ``params`` must set. Requests are not hedged.
-        max_tokens: prompt and completion tokens that the run may use, as for ``max_cost``.
+        max_cost: US dollars that all runs on one journal may cost together; needs ``Endpoint(price=...)``. A request is sent only if the
+            limit holds even if it uses all of its ``max_tokens``, which each line or ``params`` must set. Requests are not hedged.
+        max_tokens: prompt and completion tokens that they may use, as for ``max_cost``.
         sample: number of lines after which the run stops. The next run goes on with the others.
         shard: ``(i, n)``: only the i-th of every n lines, from 1.
         order: ``input`` writes the output in the order of the input, ``any`` in that in which the lines were done.
@@ -71,6 +71,16 @@ class BulkSettings(Policy):
     def takes(self, ordinal: int) -> bool:
         """Return whether a line belongs to the shard of this run."""
         return self.shard is None or ordinal % self.shard[1] == self.shard[0] - 1
+
+    def of_the_shard(self, ordinals: range) -> range:
+        """Return those of consecutive ordinals that belong to the shard of this run.
+
+        Example:
+            >>> list(BulkSettings(shard=(2, 4)).of_the_shard(range(6, 15)))
+            [9, 13]
+        """
+        index, count = self.shard or (1, 1)
+        return range(ordinals.start + (index - 1 - ordinals.start) % count, ordinals.stop, count)
 
     def scheduling(self) -> dict[str, Any]:
         """The options of each request."""

@@ -1,6 +1,6 @@
 """The file of one provider batch, on disk: its requests as they are uploaded, and what is needed of each line when its result arrives.
 
-A batch can hold 200 MB of requests and take a day, so memory holds 40 bytes of a line. Knows nothing of HTTP and of what a result means.
+A batch can hold 200 MB of requests and take a day, so memory holds 60 bytes of a line. Knows nothing of HTTP and of what a result means.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Spool:
     Attributes:
         size: bytes of the requests.
         inputs: inputs of all lines.
-        ordinals, digests: of all lines.
+        ordinals, digests, tokens, costs: of all lines.
 
     Example:
         >>> spool = Spool(Path("."))
@@ -70,7 +70,7 @@ class Spool:
     def __init__(self, folder: Path) -> None:
         self._files = _file(folder), _file(folder)  # requests, lines
         self.size = self.inputs = 0
-        self.ordinals, self.digests = array("Q"), array("Q")
+        self.ordinals, self.digests, self.tokens, self.costs = array("Q"), array("Q"), array("Q"), array("d")
         self._ends = array("Q", [0]), array("Q", [0])  # of requests and of lines, each with the beginning of the first
         self._order: array[int] | None = None
         self._taken = bytearray()
@@ -93,6 +93,8 @@ class Spool:
         self.inputs += line.inputs
         self.ordinals.append(line.ordinal)
         self.digests.append(line.digest)
+        self.tokens.append(line.tokens)
+        self.costs.append(line.cost)
         self._taken.append(0)
         self._order = None
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from qreward.bulk import inputs, requests, settings
-from qreward.bulk.journal import HEADER
+from qreward.bulk.records import FORMAT
 from qreward.bulk.run import HOPELESS
 from qreward.cli import main
 from qreward.cli.run import add_arguments
@@ -81,4 +81,4 @@ def test_the_commands_of_the_page_run_as_they_stand(
 
 def test_figures_of_the_page_are_those_of_the_code() -> None:
     assert f"its first {HOPELESS} lines have all failed" in PAGE
-    assert f'"format": "{HEADER}"' in PAGE
+    assert f'"format": "{FORMAT}"' in PAGE

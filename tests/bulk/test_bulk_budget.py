@@ -17,6 +17,7 @@ from scale import seeds
 from qreward.bulk.budget import MEDIA_TOKENS, SpendingLimit, Spent, highest, most_of, spent_by
 from qreward.bulk.inputs import InputLine
 from qreward.bulk.requests import RequestReader
+from qreward.bulk.run import BulkRun
 from qreward.bulk.settings import BulkSettings
 from qreward.errors import BadRequest, ConfigError
 from qreward.results import Usage
@@ -94,12 +95,10 @@ def test_a_request_whose_output_has_no_limit_is_refused() -> None:
     assert most(passed("/v1/completions", prompt=["x", "y"], max_tokens=50)) >= 100
 
 
-def test_an_answer_without_usage_costs_all_that_was_reserved() -> None:
-    otherwise = Spent(99, 0.5)
-    assert spent_by(None, (1.0, 1.0), otherwise) == otherwise
-    assert spent_by(Usage(None, 3), (1.0, 1.0), otherwise) == otherwise
-    assert spent_by(Usage(10, None), (1e6, 1.0), otherwise) == Spent(10, 10.0)
-    assert spent_by(Usage(10, 4), None, otherwise) == Spent(14, 0.0)
+def test_what_an_answer_cost_is_known_from_its_usage_only() -> None:
+    assert spent_by(None, (1.0, 1.0)) is spent_by(Usage(None, 3), (1.0, 1.0)) is None
+    assert spent_by(Usage(10, None), (1e6, 1.0)) == Spent(10, 10.0)
+    assert spent_by(Usage(10, 4), None) == Spent(14, 0.0)
 
 
 class Meter(Backend):
@@ -115,15 +114,87 @@ class Meter(Backend):
 
     async def _answer(self, sent: Sent) -> Any:
         dice = self._dice
-        await asyncio.sleep(dice.uniform(0.5, 2))
         fate, output = dice.random(), dice.randrange(sent.body["max_tokens"] // 2, sent.body["max_tokens"] + 1)
         if fate < 0.1:
             return overloaded()
         prompt = len(sent.text) // 2
         price = self._prices[sent.endpoint]
-        self.cost += (prompt * price[0] + output * price[1]) / 1e6
+        self.cost += (prompt * price[0] + output * price[1]) / 1e6  # also if nobody waits for the answer
         self.tokens += prompt + output
+        await asyncio.sleep(dice.uniform(0.5, 2))
         return broken() if fate < 0.2 else completion("yes", prompt, output)
+
+
+class Kill:
+    """Kills a run after some seconds, as ``kill -9`` does: what is in flight was sent, and the journal stays as it is then."""
+
+    def __init__(self, folder: Folder, seconds: float) -> None:
+        self._folder, self._seconds, self._journal = folder, seconds, b""
+
+    def __call__(self, run: BulkRun) -> asyncio.TimerHandle:
+        return asyncio.get_running_loop().call_later(self._seconds, self._now, run)
+
+    def _now(self, run: BulkRun) -> None:
+        self._journal = self._folder.journal.read_bytes()
+        run.stop_now()
+
+    def leave(self) -> None:
+        """Undo what the run did after it was killed."""
+        if self._journal:
+            self._folder.journal.write_bytes(self._journal)
+
+
+async def test_the_limits_hold_over_all_runs_on_a_journal_however_often_they_are_killed(tmp_path: Path) -> None:
+    prices = {"a": (1.0, 10.0), "b": (3.0, 8.0)}
+    limits: list[dict[str, Any]] = [{"max_cost": 1.0}, {"max_tokens": 110_000}]
+    for seed in seeds(4):
+        dice, limit = random.Random(seed), limits[seed % 2]
+        path = tmp_path / str(seed)
+        path.mkdir()
+        folder, backend, killed = Folder(path, lines(4000, max_tokens=100)), Meter(prices, seed), 0
+        endpoints = [endpoint(name, slots=8, price=price) for name, price in prices.items()]
+        while True:
+            first_run = {} if killed else {"sample": 100}  # without a limit; the others count what it has spent
+            kill = Kill(folder, dice.uniform(0.2, 40))
+            report = await folder.run(backend, *endpoints, on_start=kill, retry_failed=dice.random() < 0.5, **(first_run or limit))
+            kill.leave()
+            killed += 1
+            assert report.cost is not None, seed
+            assert report.cost_before is not None, seed
+            if "could pass max_cost" in str(report.reason):
+                break
+        used, most = {
+            "max_cost": (report.cost_before + report.cost, 1.0),
+            "max_tokens": (report.tokens_before + report.tokens, 110_000),
+        }[next(iter(limit))]
+        true = backend.cost if "max_cost" in limit else backend.tokens
+        assert killed > 3, seed
+        assert true <= most, (seed, true)
+        if "max_cost" in limit:
+            assert 0.97 <= used <= most, (seed, used)
+            assert used >= true, (seed, used, true)
+        again = await folder.run(backend, *endpoints, **limit)
+        assert (again.exit_code, again.sent) == (75, 0), seed
+        assert f"earlier runs  {again.tokens_before} tokens, ${again.cost_before:.4f}" in str(again), seed
+
+
+async def test_lines_that_a_run_without_limit_had_in_flight_count_before_another_is_sent(tmp_path: Path) -> None:
+    rows, one = lines(20, max_tokens=100), most(line(0, max_tokens=100))
+    for number, source in enumerate((None, iter(rows))):  # a file, and what can be read once
+        path = tmp_path / str(number)
+        path.mkdir()
+        folder, backend, options = Folder(path, rows), Backend(seconds=10.0), {"client": {"retry": {"attempts": 1}}}
+        first: dict[str, Any] = {} if source is None else {"source": rows}
+        kill = Kill(folder, 5.0)
+        await folder.run(backend, endpoint(slots=4), on_start=kill, **options, **first)
+        kill.leave()
+        again: dict[str, Any] = {} if source is None else {"source": source}
+        report = await folder.run(backend, endpoint(slots=4), max_tokens=4 * one + 15, **options, **again)
+        if source is None:
+            assert (report.sent, report.exit_code) == (0, 75)
+        report = await folder.run(backend, endpoint(slots=4), max_tokens=30 * one, **options, **first)
+        assert report.tokens_before >= (4 if source is None else 2) * one, number
+        assert (report.done, report.exit_code) == (20, 0), number
 
 
 async def test_max_cost_is_never_passed_and_nearly_all_of_it_is_used(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qreward.bulk import journal as module
-from qreward.bulk.journal import CHUNK, RESERVED, Journal, JournalFull
+from qreward.bulk import records
+from qreward.bulk.budget import Spent
+from qreward.bulk.index import JournalFull
+from qreward.bulk.journal import CHUNK, RESERVED, Journal
+from qreward.bulk.provider import begin_record, end_record
+from qreward.bulk.records import BlockMark
+from qreward.bulk.spool import Spool, SpooledLine
 from qreward.errors import ConfigError, QRewardError
 
 SETTINGS = {"input": ["in.jsonl"], "model": "judge-7b"}
@@ -202,7 +208,7 @@ def test_a_damaged_record_in_the_middle_loses_its_own_line_only(tmp_path: Path) 
     path = tmp_path / "j"
     whole = filled(path, {0: "first", 1: "second", 2: "third"}, started=(9,))
     begin = whole.index(b"D000000000001") - 9
-    places = [at for at in range(begin, begin + 46) if at != begin + 8]  # the blank after the checksum says nothing
+    places = [at for at in range(begin, begin + 52) if at != begin + 8]  # the blank after the checksum says nothing
     for at in places:
         for byte in (b"\0", b"x", b"\n"):
             path.write_bytes(whole[:at] + byte + whole[at + 1 :])
@@ -211,7 +217,7 @@ def test_a_damaged_record_in_the_middle_loses_its_own_line_only(tmp_path: Path) 
                     continue
                 assert found(journal) == {0: "first", 2: "third"}, (at, byte)
                 assert [line.result for line in journal.as_done()] == [b"first", b"third"], (at, byte)
-                assert (journal.done, journal.torn) == (2, 47), (at, byte)
+                assert (journal.done, journal.torn) == (2, 53), (at, byte)
                 assert journal.unfinished == {1, 9}
 
 
@@ -225,7 +231,7 @@ def test_a_hole_that_a_power_failure_left_loses_the_lines_in_it_only(tmp_path: P
     lost = set(range(400)) - kept.keys()
     assert {ordinal: f"result {ordinal}" for ordinal in kept} == kept
     assert lost == set(range(min(lost), max(lost) + 1))
-    assert len(lost) <= 4096 // 80 + 2
+    assert len(lost) <= 4096 // 90 + 2
 
 
 STEPS = st.lists(st.tuples(st.sampled_from(["start", "ok", "failed", "flush"]), st.integers(0, 12), st.binary(max_size=60)), max_size=40)
@@ -246,7 +252,7 @@ def test_a_journal_cut_at_any_byte_gives_back_exactly_what_was_completely_writte
             def written() -> None:
                 nonlocal size
                 for ordinal, ok, text in unwritten:
-                    size += 41 + len(text)
+                    size += 47 + len(text)
                     results[ordinal] = ok, text
                     started.discard(ordinal)
                     history.append((size, dict(results), set(started)))
@@ -256,8 +262,9 @@ def test_a_journal_cut_at_any_byte_gives_back_exactly_what_was_completely_writte
                 text = data.replace(b"\n", b" ")
                 if what == "start":
                     journal.start(ordinal, ordinal)
+                    journal.write()
                     written()
-                    size += 40
+                    size += 46
                     started.add(ordinal)
                     history.append((size, dict(results), set(started)))
                 elif what == "flush":
@@ -303,9 +310,11 @@ def test_other_settings_are_refused_by_name_unless_forced(tmp_path: Path) -> Non
 def test_a_file_that_is_no_journal_is_refused_and_not_changed(tmp_path: Path) -> None:
     path = tmp_path / "j"
     body = json.dumps({"format": "qreward journal 0"}).encode()
-    for content in (b"something else", b"a\nb\n", b"\n", module._record(body), module._record(b"[]"), b"x" * (CHUNK + 1)):
+    for content in (b"something else", b"a\nb\n", b"\n", records.record(body), records.record(b"[]"), b"x" * (CHUNK + 1)):
         path.write_bytes(content)
-        with pytest.raises(ConfigError, match=r"is not a journal of .*qreward; name another output, or remove the file"):
+        with pytest.raises(
+            ConfigError, match=r" is (not a journal of qreward|a qreward journal 0, and .* a qreward journal 2); name another"
+        ):
             Journal(path, SETTINGS)
         assert path.read_bytes() == content
 
@@ -362,8 +371,9 @@ def test_results_that_do_not_fit_are_counted_when_the_journal_is_closed(tmp_path
         for ordinal in range(9):
             journal.finish(ordinal, ordinal + 100, b"z" * 900, ok=ordinal != 7)
             assert journal.flush() == (ordinal < 4), ordinal
+        journal.start(11, 111)
         with pytest.raises(JournalFull, match=r"no space is left for .*; make room and run the same command again"):
-            journal.start(11, 111)
+            journal.write()
         assert not journal.flush()
         with pytest.raises(JournalFull):
             journal.close()
@@ -426,3 +436,89 @@ def test_a_temporary_folder_without_space_for_the_index_is_said_before_the_line_
             journal.start(70_000, 1)
         assert journal.started == 0
         journal.start(0, 1)
+
+
+# summaries
+
+
+def summarised(path: Path, count: int, monkeypatch: pytest.MonkeyPatch, each: int = 50) -> None:
+    """Write a journal of many results in which a tenth failed, some were sent twice, and three lines are in flight."""
+    monkeypatch.setattr(module, "SUMMARISED", each)
+    monkeypatch.setattr(module, "AT_THE_END", 1)
+    spool = Spool(path.parent)
+    spool.add(SpooledLine(401, 501, "", ""), b"{}")
+    with closing(spool), opened(path) as journal:
+        for ordinal in range(count + 3):
+            journal.start(ordinal, ordinal + 100, Spent(9, 0.5))
+            journal.write()
+            if ordinal == 70:
+                journal.record_batch(0, begin_record({"endpoint": "e", "url": "u", "model": "m", "tag": "t"}, spool))
+                journal.record_batch(1, end_record(Spent(1000, 1.0)), Spent(1000, 1.0))
+                journal.set_block(0, BlockMark(0, 60, 61, 999, "ab"))
+            if ordinal < count:
+                journal.finish(ordinal, ordinal + 100, b"result %d" % ordinal, Spent(2, 0.25), ok=ordinal % 10 != 0)
+        for ordinal in range(0, count, 7):
+            journal.finish(ordinal, 5, b"again %d" % ordinal, Spent(1, 0.0), ok=True)
+
+
+def state(journal: Journal) -> Any:
+    """All that a journal says."""
+    digests = [journal.digest(ordinal) for ordinal in range(journal.size + 1)]
+    results = [(line.ok, line.result) for line in journal.in_order()]
+    about = (journal.done, journal.failed, journal.size, journal.unfinished, journal.spent_before, journal.blocks, journal.batches)
+    return digests, results, sorted(line.result for line in journal.as_done()), about, list(journal.held)
+
+
+def test_a_journal_says_the_same_by_its_summaries_as_by_its_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, plain = tmp_path / "j", tmp_path / "plain"
+    summarised(path, 400, monkeypatch)
+    whole = path.read_bytes()
+    kept = [each for each in whole.split(b"\n")[:-1] if each[9:10] != b"K"]
+    plain.write_bytes(b"".join(each + b"\n" for each in kept))
+    assert len(kept) <= whole.count(b"\n") - 8
+    with opened(path) as journal, opened(plain) as by_records:
+        taken = state(journal)
+        assert taken == state(by_records)
+    assert taken[3][:2] == (400, 34)
+    assert taken[3][3:5] == ({400, 401, 402}, Spent(1000 + 800 + 58 + 27, 1.0 + 100 + 1.5))
+    with opened(path, retry_failed=True) as journal:
+        assert (journal.done, journal.failed) == (366, 0)
+        assert not journal.are_done(range(400))
+        assert journal.are_done(range(1, 8))
+
+
+def test_records_of_which_a_summary_is_damaged_or_says_otherwise_are_read_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "j"
+    summarised(path, 200, monkeypatch)
+    whole = path.read_bytes()
+    with opened(path) as journal:
+        expected = state(journal)
+    for begin, end in records.summaries_in(whole):
+        for at in (begin, begin + 12, (begin + end) // 2, end - 1):  # the summary itself
+            path.write_bytes(whole[:at] + b"#" + whole[at + 1 :])
+            with opened(path) as journal:
+                assert state(journal) == expected, at
+    at = whole.index(b"result 33")
+    path.write_bytes(whole[:at] + b"#" + whole[at + 1 :])
+    with opened(path) as journal:
+        assert (journal.done, journal.digest(33), journal.digest(34)) == (199, None, 134)
+        assert journal.torn > 50
+
+
+def test_summaries_that_are_cut_off_anywhere_lose_nothing_and_new_ones_follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "j"
+    summarised(path, 120, monkeypatch)
+    whole = path.read_bytes()
+    begin, end = list(records.summaries_in(whole))[1]  # after 100 results
+    for cut in range(begin, end + 1, 37):
+        path.write_bytes(whole[:cut])
+        with opened(path) as journal:
+            done = journal.done
+            assert done >= 100 - 1
+            for ordinal in range(200, 300):
+                journal.finish(ordinal, 1, b"new", ok=True)
+                journal.flush()
+        with opened(path) as journal:
+            assert (journal.done, journal.torn) == (done + 100, 0), cut

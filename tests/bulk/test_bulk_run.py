@@ -27,7 +27,11 @@ from bulk_fakes import (
     unreachable,
     write,
 )
+from scale import seeds
 
+from qreward.bulk import inputs
+from qreward.bulk.inputs import Input
+from qreward.bulk.journal import Journal
 from qreward.bulk.outputs import OutputFile
 from qreward.bulk.run import HOPELESS, BulkRun
 from qreward.bulk.start import run_bulk
@@ -518,3 +522,95 @@ async def test_an_output_that_cannot_be_written_is_a_reason_and_everything_stays
     report = await folder.run(backend)
     assert (report.exit_code, report.sent) == (0, 0)
     assert answers(folder.output) == expected(10)
+
+
+# blocks of the input that have not changed
+
+
+async def test_passing_over_unchanged_blocks_changes_nothing_but_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inputs, "CHUNK", 700)  # some four lines
+    passed_over = 0
+
+    async def script(sent: Sent) -> Any:
+        await asyncio.sleep(1)
+        return refused() if "bad" in sent.text else f"re: {sent.text}"
+
+    for seed in seeds(12):
+        dice = random.Random(seed)
+        rows = [line(number, dice.choice(("good", "fine", "bad!"))) for number in range(40)]
+        folders = [Folder(tmp_path / f"{seed}-{kind}", []) for kind in ("blocks", "lines") if not (tmp_path / f"{seed}-{kind}").mkdir()]
+        before = list(rows)
+        for _ in range(7):
+            dice.choice((_edit, _append, _shorten, _keep, _keep))(dice, rows)
+            if dice.random() < 0.2:
+                rows[:] = before
+            options: dict[str, Any] = {
+                "resume": dice.choice(("auto", "force")),
+                "retry_failed": dice.random() < 0.3,
+                "sample": dice.choice((None, 9, 25)),
+            }
+            options["shard"] = (2, 3) if seed % 3 == 0 else None
+            seconds, found = dice.uniform(0.5, 30), list[Any]()
+            for folder in folders:
+                write(folder.source, rows)
+                backend = Backend(script)
+                with monkeypatch.context() as patch:
+                    if folder is folders[1]:
+                        patch.setattr(Journal, "set_block", lambda *_: None)
+                    try:
+                        report = await folder.run(backend, endpoint(slots=3), on_start=stop_after(seconds, now=True), **options)
+                        about = (report.done, report.failed, report.sent, report.sent_again, report.in_flight, report.reason)
+                        output = [said_in(path) for said_in, path in ((answers, report.output), (failures, report.failures)) if path]
+                        said = str((about, output))
+                    except ConfigError as error:
+                        said = str(error)
+                found.append((said.replace(str(folder.source.parent), ""), backend.served))
+            assert found[0] == found[1], (seed, options)
+            passed_over += _passed_over(folders[0])
+    assert passed_over > 100
+
+
+async def test_a_changed_line_that_was_not_sent_before_a_kill_is_not_passed_over(tmp_path: Path) -> None:
+    async def script(sent: Sent) -> Any:
+        await asyncio.sleep(1)
+        return refused() if "bad" in sent.text else f"re: {sent.text}"
+
+    for name, old, options in (("done", "old", {"resume": "force"}), ("failed", "bad", {"retry_failed": True})):
+        (tmp_path / name).mkdir()
+        folder = Folder(tmp_path / name, [line(0), line(1, old)])
+        await folder.run(Backend(script))
+        write(folder.source, [line(0), line(1, "new")])
+        report = await folder.run(Backend(script), on_start=stop_after(0.5, now=True), **options)
+        assert (report.sent, report.in_flight) == (1, 1), name
+        with pytest.raises(ConfigError, match=r"in.jsonl:2 has changed since its result was received"):
+            await folder.run(Backend(script))
+        for _ in range(2):  # the second reads what the first has sent
+            await folder.run(Backend(script), **options)
+        assert answers(folder.output) == {"id-0": "re: item 0", "id-1": "re: new"}, name
+        assert _passed_over(folder) == 2, name
+
+
+def _passed_over(folder: Folder) -> int:
+    """Lines that the next run does not parse."""
+    journal = Journal(folder.journal, {}, force=True)
+    found = Input(folder.source).blocks(journal.blocks, journal.are_done)
+    count = sum(block.length for block in found if block.lines is None)
+    journal.close()
+    return count
+
+
+def _edit(dice: random.Random, rows: list[dict[str, Any]]) -> None:
+    number = dice.randrange(len(rows))
+    rows[number] = line(number, dice.choice(("good", "fine", "bad!", "much longer")))
+
+
+def _append(dice: random.Random, rows: list[dict[str, Any]]) -> None:
+    rows.extend(line(len(rows) + more, "good") for more in range(dice.randrange(9)))
+
+
+def _shorten(dice: random.Random, rows: list[dict[str, Any]]) -> None:
+    del rows[len(rows) - dice.randrange(5) :]
+
+
+def _keep(_dice: random.Random, _rows: list[dict[str, Any]]) -> None:
+    """Change nothing."""

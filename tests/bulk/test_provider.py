@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from array import array
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from provider_tools import MODEL, chat
 from scale import SCALE
 
 from qreward.bulk import provider
+from qreward.bulk.budget import NOTHING, Spent
 from qreward.bulk.inputs import InputLine
 from qreward.bulk.journal import Journal
 from qreward.bulk.provider import (
@@ -20,6 +20,7 @@ from qreward.bulk.provider import (
     HeldBatch,
     asked,
     begin_record,
+    end_record,
     inputs_in,
     next_look,
     read_batch,
@@ -90,16 +91,26 @@ def test_the_request_of_a_line_says_where_it_goes_and_how_its_response_is_checke
     assert inputs_in(tokens.call) == 1
 
 
-def test_a_batch_is_held_from_its_record_to_its_end() -> None:
+def begun(folder: Path, *lines: SpooledLine) -> bytes:
+    """The record of a batch of these lines."""
+    spool = Spool(folder)
+    for each in lines:
+        spool.add(each, b"{}")
+    spool.close()
+    return begin_record(ABOUT, spool)
+
+
+def test_a_batch_is_held_from_its_record_to_its_end(tmp_path: Path) -> None:
     held: dict[int, HeldBatch] = {}
-    begin = begin_record(ABOUT, array("Q", [5, 2, 9]), array("Q", [50, 2**64 - 1, 0]))
-    assert read_record(held, 4, begin) == 4
+    lines = [SpooledLine(5, 50, "", "", 70, 0.5), SpooledLine(2, 2**64 - 1, "", ""), SpooledLine(9, 0, "", "", 30, 0.25)]
+    assert read_record(held, 4, begun(tmp_path, *lines)) == NOTHING
+    assert [held[4].reserved(ordinal) for ordinal in held[4]] == [NOTHING, Spent(70, 0.5), Spent(30, 0.25)]
     assert list(held[4].written) == [5, 2, 9]
     assert (held[4].endpoint, held[4].tag, held[4].id, list(held[4])) == ("p", "t:0", None, [2, 5, 9])
     assert [held[4].digest(ordinal) for ordinal in (2, 5, 9, 3, 100)] == [2**64 - 1, 50, 0, None, None]
     read_record(held, 4, b'{"id":"batch_1"}')
     assert held[4].id == "batch_1"
-    read_record(held, 4, b'{"end":true}')
+    assert read_record(held, 4, end_record(Spent(12, 0.5))) == Spent(12, 0.5)
     read_record(held, 4, b'{"id":"late"}')
     assert held == {}
 
@@ -108,9 +119,9 @@ def test_the_journal_returns_the_batches_that_have_not_ended(tmp_path: Path) -> 
     path = tmp_path / "journal"
     journal = Journal(path, {})
     for number in range(3):
-        journal.record_batch(number, begin_record(ABOUT, array("Q", [number]), array("Q", [7])))
+        journal.record_batch(number, begun(tmp_path, SpooledLine(number, 7, "", "")))
     journal.finish(0, 7, b'{"a":1}', ok=True)
-    journal.record_batch(0, b'{"end":true}')
+    journal.record_batch(0, end_record())
     journal.record_batch(1, b'{"id":"batch_1"}')
     content = path.read_bytes()  # as a killed run leaves it
     journal.close()

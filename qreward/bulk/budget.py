@@ -74,10 +74,6 @@ class SpendingLimit:
         self.spent, self._reserved = spent, NOTHING
 
     @property
-    def is_limited(self) -> bool:
-        return self._max_cost is not None or self._max_tokens is not None
-
-    @property
     def is_idle(self) -> bool:
         """True if nothing is reserved, so that a request that does not fit now never will."""
         return self._reserved.tokens <= 0
@@ -137,7 +133,7 @@ def _of_lists(params: Mapping[str, Any]) -> int:
 
 def _tokens(value: object) -> int:
     if isinstance(value, str):
-        return len(value.encode("utf-8", "surrogatepass"))
+        return len(value) if value.isascii() else len(value.encode("utf-8", "surrogatepass"))
     if isinstance(value, Mapping):
         is_media = str(value.get("type", "text")) not in TEXTS and any(name in value for name in MEDIA)
         return (MEDIA_TOKENS if is_media else MESSAGE_TOKENS) + sum(_tokens(key) + _tokens(each) for key, each in value.items())

@@ -144,11 +144,6 @@ class Input:
                 known.forget()
                 yield from _in_blocks(read(name))
 
-    @property
-    def is_repeatable(self) -> bool:
-        """True if the lines can be read several times."""
-        return STANDARD_INPUT not in self.names and (self._rows is None or not isinstance(self._rows, Iterator))
-
     def count(self) -> int | None:
         """Return the number of lines, or None if only reading them would tell. Compressed files and tables are not counted."""
         if self._rows is not None:

@@ -72,7 +72,6 @@ class Journal:
     Attributes:
         torn: bytes that are no valid record: of one at the end that was cut off in writing, or of damaged ones.
         unfinished: lines that an earlier run had sent, and whose result it did not receive. They may be paid twice.
-        unlimited: those of them of which it is not known what they may have cost, because that run had no limits.
         spent_before: what earlier runs have spent, with all that their unfinished lines may have cost.
         held: number -> provider batch of an earlier run that has not ended. Its lines are paid there.
         batches: provider batches that were ever recorded; the number of the next.
@@ -114,7 +113,6 @@ class Journal:
         if retry_failed:
             self._index.send_failed_again()
         self.unfinished = frozenset(self._left)
-        self.unlimited = {ordinal for ordinal, most in self._left.items() if most == NOTHING}
         self.spent_before = total((self._settled, *self._left.values()))
         self._begin_part()
         self._trouble: OSError | None = None

@@ -53,7 +53,7 @@ class ProviderBatches:
 
     def __init__(self, run: ProviderRun, journal: Journal, folder: Path) -> None:
         self._bulk, self._journal, self._loop = run, journal, asyncio.get_running_loop()
-        self.queue = LineQueue(run)
+        self.queue = LineQueue(run.read_on)
         self._apis: dict[str, BatchApi] = {}
         self._open: dict[int, Batch] = {}  # those in the journal
         self._tasks: set[asyncio.Task[None]] = set()
@@ -75,8 +75,12 @@ class ProviderBatches:
         lines = [batch.missing + batch.spool.left for batch in self._open.values()]
         return sum(lines), len(lines)
 
-    def holder(self, ordinal: int, digest: int) -> Batch | None:
+    def holder(self, ordinal: int, digest: int) -> HeldBatch | None:
         """Return the batch of an earlier run that holds a line, or None. Such a line must be handed over, not sent."""
+        batch = self._holder(ordinal, digest)
+        return None if batch is None else batch.held
+
+    def _holder(self, ordinal: int, digest: int) -> Batch | None:
         batches = (batch for batch in self._open.values() if batch.held is not None)
         return next((batch for batch in batches if batch.held and batch.held.digest(ordinal) == digest), None)
 
@@ -164,7 +168,7 @@ class ProviderBatches:
         call, reserved = entry.content, entry.reserved
         url, inputs = provider.url_of(call), provider.inputs_in(call)
         line = SpooledLine(entry.ordinal, entry.digest, entry.custom_id, entry.place, reserved.tokens, reserved.cost, inputs)
-        holder = self.holder(entry.ordinal, entry.digest)
+        holder = self._holder(entry.ordinal, entry.digest)
         api = self._next_api(url, call.model) if holder is None else holder.api
         request = provider.request_line(entry.ordinal, url, call.codec.encode(call, api.connection.renamed.get(call.model, call.model)))
         if len(request) > provider.FILE_BYTES or inputs > provider.INPUTS:

@@ -48,7 +48,7 @@ async def run_bulk(
     written, failures = OutputFile(path), OutputFile(path.with_name(f"{path.stem}.failed.jsonl"))
     journal_path = path.with_name(f"{path.name}.journal")
     _check_apart(lines.names, (path, failures.path, journal_path))
-    reader = RequestReader(checked)
+    RequestReader(checked)  # raises for wrong settings before a journal is made
     try:
         journal = Journal(
             journal_path,
@@ -58,7 +58,7 @@ async def run_bulk(
         )
     except JournalFull as error:
         return BulkReport(reason=str(error))
-    run = BulkRun(runtime, lines, (written, failures), journal, checked, reader, scorer)
+    run = BulkRun(runtime, lines, (written, failures), journal, checked, scorer)
     on_start(run)
     return await run.run()
 

@@ -69,14 +69,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-cost",
         type=float,
         metavar="DOLLARS",
-        help="most US dollars that all runs on this output may spend; what is in flight counts with all of its max_tokens (default: no limit)",
+        help="most US dollars to spend in all runs on this output; what is in flight counts with all of its max_tokens (default: no limit)",
     )
-    add(
-        "--max-tokens",
-        type=int,
-        metavar="TOKENS",
-        help="most tokens that all runs on this output may use, prompts included (default: no limit)",
-    )
+    add("--max-tokens", type=int, metavar="TOKENS", help="most tokens to use in all runs on it, prompts included (default: no limit)")
     add("--sample", type=int, metavar="N", help="stop after N lines; the next run goes on with the others (default: all lines)")
     add("--shard", type=_shard, metavar="I/N", help="only the I-th of every N lines, counted from 1, such as 1/4 (default: all lines)")
     add(

@@ -30,10 +30,11 @@ from bulk_fakes import (
 from scale import seeds
 
 from qreward.bulk import inputs
+from qreward.bulk.batches import HOPELESS
 from qreward.bulk.inputs import Input
 from qreward.bulk.journal import Journal
 from qreward.bulk.outputs import OutputFile
-from qreward.bulk.run import HOPELESS, BulkRun
+from qreward.bulk.run import BulkRun
 from qreward.bulk.start import run_bulk
 from qreward.errors import ConfigError
 

@@ -28,7 +28,7 @@ from zlib import crc32
 import msgspec
 
 from qreward.bulk import records
-from qreward.bulk.budget import NOTHING, Spent, plus, total
+from qreward.bulk.budget import NOTHING, Spent
 from qreward.bulk.index import Index, JournalFull, allocate
 from qreward.bulk.provider import HeldBatch, read_record
 from qreward.bulk.records import BATCH, BLOCK, DONE, FAILED, SPENT, STARTED, BlockMark, Summary
@@ -113,7 +113,7 @@ class Journal:
         if retry_failed:
             self._index.send_failed_again()
         self.unfinished = frozenset(self._left)
-        self.spent_before = total((self._settled, *self._left.values()))
+        self.spent_before = sum(self._left.values(), self._settled)
         self._begin_part()
         self._trouble: OSError | None = None
         self._syncer = threading.Thread(target=self._sync_often, name="qreward-journal", daemon=True)
@@ -232,16 +232,15 @@ class Journal:
         """Take in one record, but not a summary."""
         kind, number = found[9], records.number_of(found)
         if kind == STARTED:
-            self._settled = plus(self._settled, self._left.pop(number, NOTHING))
+            self._settled += self._left.pop(number, NOTHING)
             self._left[number] = records.spent_of(found)
         elif kind in (DONE, FAILED, SPENT):
             self._left.pop(number, None)
-            self._settled = plus(self._settled, records.spent_of(found))
+            self._settled += records.spent_of(found)
             if kind != SPENT:
                 self._index.put(number, place, records.digest_of(found), ok=kind == DONE)
         elif kind == BATCH:
-            spent = read_record(self.held, number, records.content_of(found))
-            self._settled = plus(self._settled, spent)
+            self._settled += read_record(self.held, number, records.content_of(found))
             self.batches = max(self.batches, number + 1)
         elif kind == BLOCK:
             self._set_block(number, msgspec.json.decode(records.content_of(found), type=BlockMark | None))
@@ -321,8 +320,7 @@ class Journal:
             self._reserve(self._waiting + len(found) + (1 + len(self._started)) * self._largest)
         except OSError as error:
             raise self._unusable(error) from None
-        if (before := self._left.pop(ordinal, None)) is not None:
-            self._settled = plus(self._settled, before)
+        self._settled += self._left.pop(ordinal, NOTHING)
         self._started[ordinal] = most
         self._append(found)
 
@@ -354,10 +352,9 @@ class Journal:
         self._end_of_line(SPENT, ordinal, digest, spent)
 
     def _end_of_line(self, kind: int, ordinal: int, digest: int, spent: Spent, result: bytes | None = None) -> bytes:
-        if (before := self._left.pop(ordinal, None)) is not None:
-            spent = plus(spent, before)
+        spent += self._left.pop(ordinal, NOTHING)
         self._started.pop(ordinal, None)
-        self._settled = Spent(self._settled.tokens + spent.tokens, self._settled.cost + spent.cost)
+        self._settled += spent
         found = records.line_record(kind, ordinal, digest, spent, result)
         self._append(found)
         return found
@@ -376,7 +373,7 @@ class Journal:
         Raises:
             JournalFull: the disk has no space for it.
         """
-        self._settled = plus(self._settled, spent)
+        self._settled += spent
         self._others.append(self._end + self._waiting)
         self._append(records.record(b"B%012d %b" % (number, content)))
         self.write()

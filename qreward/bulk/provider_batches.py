@@ -18,7 +18,7 @@ import msgspec
 from qreward.bulk import provider
 from qreward.bulk.batch_api import BatchApi, CallFailed
 from qreward.bulk.batches import Entry, LineQueue
-from qreward.bulk.budget import minus, plus, total
+from qreward.bulk.budget import NOTHING
 from qreward.bulk.journal import Journal
 from qreward.bulk.provider import BatchObject, HeldBatch
 from qreward.bulk.provider_files import Batch, Files
@@ -87,7 +87,7 @@ class ProviderBatches:
     def _adopt(self, held: HeldBatch) -> None:
         """Go on with a batch of an earlier run, or forget it if all of its results are there."""
         missing = [ordinal for ordinal in held if self._journal.digest(ordinal) is None]
-        reserved = total(map(held.reserved, missing))
+        reserved = sum(map(held.reserved, missing), NOTHING)
         self._bulk.hold(reserved)
         source = next((each for each in self._bulk.runtime.fleet.sources() if each.name == held.endpoint), None)
         if source is None and missing and not self._bulk.force:
@@ -182,7 +182,7 @@ class ProviderBatches:
         assert holder.held is not None
         holder.spool.add(line, request)
         holder.missing -= 1
-        holder.reserved = minus(holder.reserved, holder.held.reserved(entry.ordinal))
+        holder.reserved -= holder.held.reserved(entry.ordinal)
         if not holder.missing:
             self._follow_soon(holder)
 
@@ -353,7 +353,7 @@ class ProviderBatches:
         """Record that a batch holds no line any more, and what it cost beside its results. Lines that were not read may have been paid."""
         if batch.number is not None and self._open.pop(batch.number, None) is not None:
             self._bulk.settle(batch.reserved, batch.reserved)
-            spent = plus(batch.spent, batch.reserved)
+            spent = batch.spent + batch.reserved
             self._journal.record_batch(batch.number, provider.end_record(spent), spent)
 
     async def _persist(self, batch: Batch, call: Callable[[], Awaitable[T]]) -> T:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from qreward.bulk import provider
 from qreward.bulk.batches import Entry
-from qreward.bulk.budget import NOTHING, Spent, plus, spent_by
+from qreward.bulk.budget import NOTHING, Spent, spent_by
 from qreward.bulk.inputs import InputLine
 from qreward.bulk.provider import ResultLine
 from qreward.bulk.provider_files import Batch
@@ -104,7 +104,7 @@ class Results:
         """Settle a failed attempt of a line and reserve the next. Returns False, and stops the run, if the budget does not allow it."""
         reserved, spent = Spent(line.tokens, line.cost), self._note(batch, line, failure)
         self._bulk.settle(reserved, spent)
-        batch.spent = plus(batch.spent, spent)
+        batch.spent += spent
         return self._bulk.reserve_again(reserved)
 
     def _take_line(self, batch: Batch, line: SpooledLine, found: ResultLine, again: Again) -> None:

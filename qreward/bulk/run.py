@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from qreward.bulk.batches import Entry, LineRun, ModelBatch, ScorerBatch
-from qreward.bulk.budget import NOTHING, SpendingLimit, Spent, highest, minus, most_of, plus, spent_by
+from qreward.bulk.budget import NOTHING, SpendingLimit, Spent, highest, most_of, spent_by
 from qreward.bulk.index import JournalFull
 from qreward.bulk.inputs import Block, Input, InputLine
 from qreward.bulk.journal import Journal
@@ -170,7 +170,7 @@ class BulkRun(LineRun):
         answer = spent_by(usage, self.runtime.prices.get(result.endpoint or "")) if result.ok else NOTHING
         unknown = sum(attempt.outcome not in FREE for attempt in result.attempts) + (answer is None)
         most = Spent(entry.reserved.tokens // entry.reserves, entry.reserved.cost / entry.reserves)
-        return plus(answer or NOTHING, Spent(unknown * most.tokens, unknown * most.cost))
+        return (answer or NOTHING) + most * unknown
 
     # reading
 
@@ -303,7 +303,7 @@ class BulkRun(LineRun):
             if self._settings.is_limited:
                 raise
             one = NOTHING
-        most = Spent(one.tokens * attempts, one.cost * attempts)
+        most = one * attempts
         while not self._budget.reserve(most):
             if self._budget.is_idle:
                 self.stop("the next line could pass max_cost or max_tokens")
@@ -426,7 +426,7 @@ class BulkRun(LineRun):
     def _cost(self, endpoints: Mapping[str, EndpointStats]) -> float:
         """US dollars of the requests; for a scorer those of all answers, as an item may take several."""
         if self._scorer is None:
-            return minus(self._budget.spent, self._journal.spent_before).cost
+            return (self._budget.spent - self._journal.spent_before).cost
         priced = [(self.runtime.prices[name], stats) for name, stats in endpoints.items() if name in self.runtime.prices]
         return sum(dollars(price, stats.prompt_tokens, stats.completion_tokens) for price, stats in priced)
 

@@ -33,7 +33,7 @@ NEWLINE = b"\n"
 CHUNK = 1 << 20
 """Bytes of a file that are read at once."""
 ROWS = 1024
-"""Rows of a table that are read at once."""
+"""Rows of a table that are read or written at once."""
 
 Inputs = str | Path | Sequence[str | Path] | Iterable[Mapping[str, Any]]
 
@@ -199,7 +199,7 @@ class _Unpacked(io.RawIOBase):
     """A zstandard file, decompressed. Unlike the package's own reader it raises ``EOFError`` if the file was cut off."""
 
     def __init__(self, name: str, packed: BinaryIO) -> None:
-        self._packed, self._new = packed, _needed("zstandard", name).ZstdDecompressor().decompressobj
+        self._packed, self._new = packed, needed("zstandard", name).ZstdDecompressor().decompressobj
         self._frame: Any = None
         self._ready = b""
 
@@ -352,8 +352,8 @@ def _table_row(place: str, columns: list[str], row: list[str]) -> InputLine:
 
 
 def _parquet(name: str) -> Iterator[InputLine]:
-    parquet = _needed("pyarrow.parquet", name)
-    arrow: type[Exception] = _needed("pyarrow", name).ArrowException
+    parquet = needed("pyarrow.parquet", name)
+    arrow: type[Exception] = needed("pyarrow", name).ArrowException
     number = 1
     try:
         with parquet.ParquetFile(name) as file:
@@ -365,7 +365,8 @@ def _parquet(name: str) -> Iterator[InputLine]:
         raise ConfigError(f"{name} cannot be read after row {number - 1}: {error}") from None
 
 
-def _needed(module: str, name: str) -> Any:
+def needed(module: str, name: str) -> Any:
+    """Import a module for a file. Raises ``ConfigError`` if its package is not installed."""
     try:
         return importlib.import_module(module)
     except ImportError:
@@ -402,7 +403,7 @@ def _reader(name: str) -> Callable[[str], Iterator[InputLine]] | None:
         known = ", ".join(filter(None, (*_TEXT, *_TABLES, *_PACKED)))
         raise ConfigError(f"{name}: the format {kind + packed!r} is not known; known: {known}")
     if packed == ".zst":
-        _needed("zstandard", name)
+        needed("zstandard", name)
     if kind == ".parquet":
-        _needed("pyarrow.parquet", name)
+        needed("pyarrow.parquet", name)
     return _TABLES.get(kind)

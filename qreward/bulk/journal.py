@@ -17,7 +17,6 @@ import json
 import os
 import threading
 from array import array
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
@@ -75,7 +74,7 @@ class Journal:
         spent_before: what earlier runs have spent, with all that their unfinished lines may have cost.
         held: number -> provider batch of an earlier run that has not ended. Its lines are paid there.
         batches: provider batches that were ever recorded; the number of the next.
-        blocks: blocks of the input, from its beginning, of which no line has changed since it was sent.
+        blocks: ordinal of the first line -> block of the input, in their order, of which no line has changed since it was sent.
         lost: lines whose result could not be written. They are sent again by the next run.
 
     Raises:
@@ -95,7 +94,7 @@ class Journal:
         self._left: dict[int, Spent] = {}  # the same of earlier runs
         self._settled = NOTHING  # what all others cost
         self.held: dict[int, HeldBatch] = {}
-        self.blocks: list[BlockMark] = []
+        self.blocks: dict[int, BlockMark] = {}
         self.batches = 0
         self._end = self._seen = self._reserved = 0
         self._largest = 4096
@@ -245,10 +244,14 @@ class Journal:
         elif kind == BLOCK:
             self._set_block(number, msgspec.json.decode(records.content_of(found), type=BlockMark | None))
 
-    def _set_block(self, first: int, mark: BlockMark | None) -> None:
-        del self.blocks[bisect_right(self.blocks, first, key=_end_of) :]
+    def _set_block(self, first: int, mark: BlockMark | None) -> bool:
+        """Set or remove a block, and remove all that follow. Returns whether anything has changed."""
+        had = len(self.blocks)
+        while self.blocks and (last := self.blocks[next(reversed(self.blocks))]).first + last.lines > first:
+            del self.blocks[last.first]
         if mark is not None:
-            self.blocks.append(mark)
+            self.blocks[first] = mark
+        return mark is not None or len(self.blocks) < had
 
     # what is done
 
@@ -284,16 +287,9 @@ class Journal:
 
     def as_done(self) -> Iterator[Line]:
         """Yield the results in the order in which they were received. Of a line that was sent again, the last one."""
-        offset = 0
-        with self.path.open("rb") as file:
-            for found in file:
-                if offset and found[9:10] in (b"D", b"F"):
-                    entry = self._index.get(records.number_of(found)) if found[10:22].isdigit() else None  # it may be damaged
-                    if entry is not None and entry[0] == offset:
-                        yield Line(found[9] == DONE, records.result_of(found[:-1]))
-                offset += len(found)
-                if offset >= self._end:
-                    return
+        for place, found in read_records(self.path):
+            if found[9] in (DONE, FAILED) and (entry := self._index.get(records.number_of(found))) is not None and entry[0] == place:
+                yield Line(found[9] == DONE, records.result_of(found))
 
     def _read(self, offset: int) -> Line:
         data = os.pread(self._file, self._largest, offset)
@@ -361,9 +357,7 @@ class Journal:
 
     def set_block(self, first: int, mark: BlockMark | None) -> None:
         """Take in a block of the input that begins with the line ``first``; None if lines of it have changed since they were sent."""
-        known = bisect_left(self.blocks, first, key=_first_of)
-        if (self.blocks[known] if known < len(self.blocks) else None) != mark:
-            self._set_block(first, mark)
+        if (mark is None or self.blocks.get(first) != mark) and self._set_block(first, mark):
             self._others.append(self._end + self._waiting)
             self._append(records.record(b"I%012d %b" % (first, msgspec.json.encode(mark))))
 
@@ -499,9 +493,17 @@ class Journal:
         os.ftruncate(self._file, self._end)
 
 
-def _first_of(mark: BlockMark) -> int:
-    return mark.first
-
-
-def _end_of(mark: BlockMark) -> int:
-    return mark.first + mark.lines
+def read_records(path: Path, place: int = 0) -> Iterator[tuple[int, bytes]]:
+    """Yield the valid records of a journal from a place on, each with its own, without line breaks. The end may still be being written."""
+    # opened each time, because network file systems show what others have written to those that open a file
+    with path.open("rb", buffering=0) as file:
+        file.seek(place)
+        rest = b""
+        while data := file.read(CHUNK):
+            *found, rest = (rest + data).split(b"\n")
+            for each in found:
+                if records.is_valid(each):
+                    yield place, each
+                place += len(each) + 1
+            if rest.startswith(b"\0"):
+                return  # space that is reserved and not written yet

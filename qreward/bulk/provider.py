@@ -10,7 +10,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -42,6 +42,8 @@ NOT_DONE = {"batch_expired": FailureKind.TIMEOUT, "batch_cancelled": FailureKind
 TOO_MANY_TOKENS = "token_limit_exceeded"
 """The error of a batch that would put more tokens into the provider's queue than the account may have there."""
 
+T = TypeVar("T")
+
 
 class BatchFault(msgspec.Struct, frozen=True):
     """Why a file was refused. ``line`` counts from 1; None if it is not the fault of one line."""
@@ -53,6 +55,12 @@ class BatchFault(msgspec.Struct, frozen=True):
 
 class _Faults(msgspec.Struct, frozen=True):
     data: list[BatchFault] | None = None
+
+
+class FileObject(msgspec.Struct, frozen=True):
+    """An uploaded file."""
+
+    id: str
 
 
 class Counts(msgspec.Struct, frozen=True):
@@ -127,29 +135,12 @@ class ResultLine(msgspec.Struct, frozen=True):
         return found if isinstance(found, str) else None
 
 
-_BATCH, _PAGE, _LINE = (msgspec.json.Decoder(kind) for kind in (BatchObject, BatchPage, ResultLine))
-
-
-def read_batch(body: bytes) -> BatchObject:
-    """Parse a batch. Raises ``Malformed``."""
-    return _read(_BATCH, body, "a batch")  # type: ignore[no-any-return]
-
-
-def read_page(body: bytes) -> BatchPage:
-    """Parse a page of batches. Raises ``Malformed``."""
-    return _read(_PAGE, body, "a list of batches")  # type: ignore[no-any-return]
-
-
-def read_result(line: bytes) -> ResultLine:
-    """Parse a line of an output or error file. Raises ``Malformed``."""
-    return _read(_LINE, line, "a line of results")  # type: ignore[no-any-return]
-
-
-def _read(decoder: msgspec.json.Decoder[Any], body: bytes, what: str) -> Any:
+def read(kind: type[T], body: bytes) -> T:
+    """Parse a batch, a page of batches or a line of an output or error file. Raises ``Malformed``."""
     try:
-        return decoder.decode(body)
+        return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Malformed(f"it is not {what}: {error}") from None
+        raise Malformed(f"it is not a {kind.__name__} of the Batch API: {error}") from None
 
 
 def next_look(seconds: float, longest: float) -> float:
@@ -215,8 +206,8 @@ class HeldBatch:
         self.endpoint, self.url, self.model, self.tag = (str(fields[name]) for name in ("endpoint", "url", "model", "tag"))
         self.id: str | None = None
         self.written = array("Q", fields["ordinals"])
-        digests, unknown = [int(digest, 16) for digest in fields["digests"].split()], [0] * len(self.written)
-        lines = sorted(zip(self.written, digests, fields.get("tokens", unknown), fields.get("costs", unknown), strict=True))
+        digests = (int(digest, 16) for digest in fields["digests"].split())
+        lines = sorted(zip(self.written, digests, fields["tokens"], fields["costs"], strict=True))
         self._ordinals, self._digests, self._tokens, self._costs = (
             array(kind, column) for kind, column in zip("QQQd", zip(*lines, strict=True), strict=True)
         )
@@ -234,16 +225,16 @@ class HeldBatch:
         return self._digests[place] if place < len(self) and self._ordinals[place] == ordinal else None
 
     def reserved(self, ordinal: int) -> Spent:
-        """Return what a line that it holds may cost; nothing if the run that sent it had no limits."""
+        """Return what a line that it holds may cost; nothing if its output had no limit."""
         place = bisect_left(self._ordinals, ordinal)
         return Spent(self._tokens[place], self._costs[place])
 
 
 def begin_record(batch: Mapping[str, str], spool: Spool) -> bytes:
     """Return the record of a batch that is about to be created."""
-    written = " ".join(f"{digest:x}" for digest in spool.digests)
-    reserved = {"tokens": list(spool.tokens), "costs": list(spool.costs)} if any(spool.tokens) else {}
-    return msgspec.json.encode({**batch, "ordinals": list(spool.ordinals), "digests": written, **reserved})
+    digests = " ".join(f"{digest:x}" for digest in spool.digests)
+    lines = {"ordinals": list(spool.ordinals), "digests": digests, "tokens": list(spool.tokens), "costs": list(spool.costs)}
+    return msgspec.json.encode({**batch, **lines})
 
 
 def end_record(spent: Spent = NOTHING) -> bytes:

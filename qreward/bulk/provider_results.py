@@ -78,7 +78,7 @@ class Results:
                 if number % AT_ONCE == 0:
                     await asyncio.sleep(0)
                 try:
-                    found = provider.read_result(content)
+                    found = provider.read(ResultLine, content)
                 except Malformed:
                     continue
                 good += 1

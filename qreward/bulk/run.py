@@ -28,7 +28,7 @@ from qreward.engine.snapshots import load_of
 from qreward.errors import BadRequest, ClientClosed, ConfigError, NoEndpoint, QRewardError, RequestTimeout
 from qreward.judge.types import Scorer
 from qreward.progress import ProgressMeter, start_progress
-from qreward.results import EndpointStats, Result, RouteLoad, dollars
+from qreward.results import EndpointStats, Result, RouteLoad, dollars, merged_stats
 from qreward.runtime import Runtime
 from qreward.scheduler.state import Pool
 from qreward.settings.policies import Endpoint
@@ -37,7 +37,6 @@ BEAT = 0.25
 """Seconds between two refreshes of the progress."""
 FREE = ("ok", "overloaded", "unreachable", "cancelled", "quota", "unsuitable", "unsendable", "local")
 """Outcomes of attempts that cost nothing beside the answer: the server did not work on them, or the answer's usage counts."""
-_COUNTS = ("sent", "won", "rejected", "retried", "hedged", "failed", "cancelled", "prompt_tokens", "completion_tokens", "cached_tokens")
 
 
 class LineState(Enum):
@@ -176,7 +175,7 @@ class BulkRun(LineRun):
 
     async def _read_all(self) -> None:
         """Read the input and hand each line that is not done to the batch of its model."""
-        blocks = self._source.blocks(tuple(self._journal.blocks), self._are_done)
+        blocks = self._source.blocks(tuple(self._journal.blocks.values()), self._are_done)
         try:
             if self._journal.held:
                 self._start_provider()
@@ -399,7 +398,7 @@ class BulkRun(LineRun):
     def _report(self, seconds: float, output: Path | None, failures: Path | None) -> BulkReport:
         journal = self._journal
         endpoints = self._endpoints()
-        prompt, completion, cached = (sum(getattr(stats, name) for stats in endpoints.values()) for name in _COUNTS[-3:])
+        prompt, cached = (sum(getattr(stats, name) for stats in endpoints.values()) for name in ("prompt_tokens", "cached_tokens"))
         return BulkReport(
             lines=self._read,
             done=journal.done,
@@ -411,7 +410,7 @@ class BulkRun(LineRun):
             at_provider=(0, 0) if self._provider is None else self._provider.left_there(),
             torn=journal.torn,
             seconds=seconds,
-            tokens=prompt + completion,
+            tokens=prompt + sum(stats.completion_tokens for stats in endpoints.values()),
             prompt_tokens=prompt,
             cached_tokens=cached,
             cost=self._cost(endpoints) if self.runtime.prices else None,
@@ -435,7 +434,7 @@ class BulkRun(LineRun):
         found: dict[str, EndpointStats] = {}
         for batch in self._all_batches():
             for name, stats in batch.endpoints().items():
-                found[name] = stats if name not in found else _sum(found[name], stats)
+                found[name] = stats if name not in found else merged_stats(found[name], stats)
         return found
 
     def _write(self) -> tuple[Path | None, Path | None]:
@@ -444,15 +443,8 @@ class BulkRun(LineRun):
         return self._output.path if ok else None, self._failures.path if failed else None
 
     def _lines(self, *, ok: bool) -> Iterator[bytes]:
-        in_order = self._settings.order == "input"
-        for line in self._journal.in_order() if in_order else self._journal.as_done():
-            if line.ok == ok:
-                yield line.result
-
-
-def _sum(one: EndpointStats, other: EndpointStats) -> EndpointStats:
-    counts = {name: getattr(one, name) + getattr(other, name) for name in _COUNTS}
-    return EndpointStats(**counts)
+        found = self._journal.in_order() if self._settings.order == "input" else self._journal.as_done()
+        return (line.result for line in found if line.ok == ok)
 
 
 def _is_not_its_fault(entry: Entry, result: Result[Any]) -> bool:

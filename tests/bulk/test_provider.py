@@ -18,14 +18,14 @@ from qreward.bulk.journal import Journal
 from qreward.bulk.provider import (
     BatchObject,
     HeldBatch,
+    ResultLine,
     asked,
     begin_record,
     end_record,
     inputs_in,
     next_look,
-    read_batch,
+    read,
     read_record,
-    read_result,
     url_of,
 )
 from qreward.bulk.requests import RequestReader
@@ -54,20 +54,21 @@ def test_only_these_states_are_the_end_of_a_batch() -> None:
 
 
 def test_the_answers_of_providers_are_read_as_far_as_they_matter() -> None:
-    whole = read_batch(
+    whole = read(
+        BatchObject,
         b'{"id":"b","object":"batch","status":"failed","x":1,"metadata":{"qreward":"t","own":"x"},'
-        b'"errors":{"object":"list","data":[{"code":"c","line":3,"message":"m","param":null}]},"request_counts":{"total":3}}'
+        b'"errors":{"object":"list","data":[{"code":"c","line":3,"message":"m","param":null}]},"request_counts":{"total":3}}',
     )
     assert (whole.tag, whole.faults[0].line, whole.files) == ("t", 3, [])
-    assert read_batch(b'{"id":"b","status":"expired","errors":null,"metadata":null}').tag is None
-    line = read_result(b'{"id":"r","custom_id":"7","response":{"status_code":400,"body":{"a":1}},"error":"as vLLM writes it"}')
+    assert read(BatchObject, b'{"id":"b","status":"expired","errors":null,"metadata":null}').tag is None
+    line = read(ResultLine, b'{"id":"r","custom_id":"7","response":{"status_code":400,"body":{"a":1}},"error":"as vLLM writes it"}')
     assert (line.ordinal, line.code, line.response and bytes(line.response.body)) == (7, None, b'{"a":1}')
-    assert read_result(b'{"custom_id":"7","response":null,"error":{"code":"batch_expired","message":"m"}}').code == "batch_expired"
-    assert read_result(b'{"custom_id":"not ours"}').ordinal is None
+    assert read(ResultLine, b'{"custom_id":"7","response":null,"error":{"code":"batch_expired","message":"m"}}').code == "batch_expired"
+    assert read(ResultLine, b'{"custom_id":"not ours"}').ordinal is None
     for broken in (b"", b"[]", b"<html>", b'{"id":1}', b'{"custom_id":'):
-        for read in (read_batch, read_result):
+        for kind in (BatchObject, ResultLine):
             with pytest.raises(Malformed):
-                read(broken)
+                read(kind, broken)
 
 
 def test_the_request_of_a_line_says_where_it_goes_and_how_its_response_is_checked() -> None:

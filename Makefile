@@ -7,15 +7,16 @@ PYTEST := $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=wo
 LONG := acceptance benchmarks examples
 SUITES := $(notdir $(patsubst %/,%,$(dir $(wildcard tests/slow/*/requirements.txt))))
 TEST_TOOLS := $(sort $(dir $(filter-out tests/slow/% tests/typing/%,$(wildcard $(addsuffix /*.py,tests tests/* tests/*/*))))) benchmarks
-SOURCES := qreward tests benchmarks examples setup.py
+SOURCES := qreward tests benchmarks examples docs/site setup.py
 
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
+export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all slow $(SUITES:%=slow-%) check soak bench docs dist clean
+.PHONY: help demo test test-all slow $(SUITES:%=slow-%) check soak bench docs docs-serve dist clean
 
 help: ## list what can be made
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(READY) ## watch a fleet of fake endpoints limit, slow down and die while a bulk finishes
 	$(BIN)/qreward demo
@@ -47,8 +48,11 @@ bench: $(READY) ## measure the CPU time per request, and the scheduler in virtua
 	$(BIN)/python benchmarks/streaming.py
 	$(BIN)/python benchmarks/simulate.py
 
-docs: $(READY) ## check links, code and tables of the documentation
-	$(BIN)/python -m pytest tests/test_docs.py
+docs: $(READY) ## build the documentation site into build/site; a warning fails
+	$(BIN)/mkdocs build --strict
+
+docs-serve: $(READY) ## show the documentation site on http://127.0.0.1:8000 and build it again after each change
+	$(BIN)/mkdocs serve
 
 dist: $(READY) ## build the source distribution and the wheel into dist/, and check them
 	rm -rf dist

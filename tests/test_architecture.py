@@ -38,6 +38,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("judge",),
     ("bulk",),
     ("integrations",),
+    ("compat", "utils", "client.load_balancer", "client.manager", "client.model_router", "client.openai"),
     ("testing",),
     ("cli", "__main__"),
 ]
@@ -50,6 +51,7 @@ UPWARD = {
     ("client", "bulk.start"): "client.run; most programs run no bulk",
     ("client", "bulk.inputs"): "for types only",
     ("client", "bulk.report"): "for types only",
+    ("client", "compat.names"): "names of QReward 0.1.7, looked up when a program imports one",
     ("client", "judge.types"): "for types only",
     ("results", "notebook.render"): "a result draws itself when a notebook asks for it",
     ("quota.renewal", "integrations.ray.limit_actor"): "Ray is an extra, imported when limits are shared over a cluster",
@@ -59,14 +61,14 @@ UPWARD = {
 OUTSIDE = {
     "asyncio": {
         "engine", "transport", "quota", "client", "sync_client", "streaming", "scoring", "testing", "cli", "functions",
-        "batching", "deciding", "judge", "bulk", "integrations", "server", "notebook", "chat_namespace",
+        "batching", "compat", "deciding", "judge", "bulk", "integrations", "server", "notebook", "chat_namespace",
     },
     "aiohttp": {"transport", "testing"},
     "openai": {"codecs", "integrations.openai.transports"},
     "httpx": {"transport.httpx_backend", "integrations.openai.transports"},
     "httpx2": {"transport.httpx_backend", "integrations.openai.transports"},
     "IPython": {"integrations", "notebook", "progress"},
-    "opentelemetry": {"telemetry", "integrations.roll.worker"},
+    "opentelemetry": {"telemetry", "compat", "integrations.roll.worker"},
     "roll": {"integrations.roll.worker", "integrations.roll.loop"},
     "ray": {"integrations.ray.backends", "integrations.ray.bulk", "integrations.ray.limit_actor", "integrations.ray.serving"},
     "verl": {"integrations.verl.manager"},

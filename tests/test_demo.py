@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -82,6 +84,20 @@ def test_the_report_counts_agreement_and_compares_with_the_bound() -> None:
     assert "bulk          3.00 s" in report
     assert "lower bound   2.00 s" in report
     assert "ratio         1.50" in report
+
+
+def test_the_picture_of_the_readme_shows_what_the_demo_prints() -> None:
+    def shape(line: str) -> str:
+        return " ".join(re.sub(r"[\d.]+", "0", line).split())
+
+    picture = Path(__file__).parents[1] / "docs" / "assets" / "demo.svg"
+    shown = {shape(html.unescape(text)) for text in re.findall(r"<text [^>]*>(.*?)</text>", picture.read_text(encoding="utf-8"))}
+    lines = [shape(line) for line in demo.report([demo.row_of(REQUEST, timed_out())], STATS, bound=2.0).splitlines()]
+    head, values = lines[0], lines[-4:]
+    assert {head, *values} <= shown
+    count = len(demo.INPUT.read_text(encoding="utf-8").splitlines())
+    assert f"{count} of {count} as expected, 0 wrong, 0 missing" in picture.read_text(encoding="utf-8")
+    assert all(any(line.startswith(f"{name} 0 ") for line in shown) for name in demo.demo_fleet(count).names)
 
 
 def test_a_run_judges_each_request_as_expected(judged: Any, capsys: pytest.CaptureFixture[str]) -> None:

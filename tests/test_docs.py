@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import importlib
 import inspect
+import io
 import json
 import re
+import shlex
+import tomllib
+from collections import Counter
+from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 from typing import Any, get_type_hints
 
+import pytest
+import yaml
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 import qreward
-from qreward.integrations.trainers import RewardConfig
+from qreward.cli import parser
+from qreward.integrations.trainers import RewardConfig, load_reward_config
 from qreward.judge import JudgeConfig
 from qreward.settings import policies
-from qreward.settings.client import ClientConfig
+from qreward.settings.client import ClientConfig, load_config
 
 ROOT = Path(__file__).parents[1]
 HIDDEN = {".git", ".venv", "build", "dist", "out", "node_modules"}
@@ -37,6 +47,8 @@ MODELS = (
     JudgeConfig,
     RewardConfig,
 )
+MARK = re.compile(r"<!-- (?:run|fragment|needs: \w.{3,}) -->")
+API = ROOT / "docs" / "reference" / "api"
 UNITS = {"seconds", "bytes", "share", "requests", "tries", "requests a minute", "tokens a minute", "connections a second"}
 UNITS |= {"tokens", "dollars a million tokens", "copies", "copies a request", "retries a request", "retries a second"}
 
@@ -62,11 +74,71 @@ def broken(page: Path, link: str) -> bool:
     target = (page.parent / file).resolve() if file else page
     if not target.exists() or not target.is_relative_to(ROOT):
         return True
+    if re.fullmatch(r"qreward(\.\w+)+", anchor):
+        return not any(anchor.startswith(name) for name in re.findall(r"^::: ([\w.]+)$", target.read_text(), flags=re.MULTILINE))
     return bool(anchor) and (target.suffix != ".md" or anchor not in anchors(target.read_text()))
 
 
 def python_blocks(text: str) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def blocks(text: str, *languages: str) -> list[tuple[str, str]]:
+    """The blocks of some languages, each with the line above it."""
+    found = re.findall(rf"(?:^([^\n]*)\n)?^```(?:{'|'.join(languages)})\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+    return [(above, block) for above, block in found]
+
+
+def json_lines(text: str) -> Any:
+    """One JSON document, or one in each line."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return [json.loads(line) for line in text.splitlines()]
+
+
+PARSERS: dict[str, Callable[[str], Any]] = {"json": json_lines, "toml": tomllib.loads, "yaml": yaml.safe_load}
+
+
+def fault_of(language: str, block: str) -> str:
+    """Why a block of settings or commands is wrong; "" if it is right."""
+    try:
+        if language in ("bash", "console", "sh"):
+            for line in block.replace("\\\n", " ").splitlines():
+                if words := re.match(r"(?:\$ )?(?:[A-Z_]+=\S+ )*qreward (.*)", line):
+                    with contextlib.redirect_stderr(io.StringIO()) as said, contextlib.redirect_stdout(io.StringIO()):
+                        check_command(shlex.split(words[1], comments=True), said)
+            return ""
+        content = PARSERS[language](block)
+        if language == "yaml" and isinstance(content, dict):
+            check_settings(content)
+    except (ValueError, yaml.YAMLError, qreward.ConfigError) as error:
+        return f"{error}"
+    return ""
+
+
+def check_command(arguments: list[str], said: io.StringIO) -> None:
+    """Raise ``ValueError`` if the command line does not accept the arguments up to a pipe or a redirection."""
+    end = next((number for number, word in enumerate(arguments) if word in ("|", ">", "2>", "&", "&&", ";")), None)
+    try:
+        parser().parse_args(arguments[:end])
+    except SystemExit as stop:
+        if stop.code:
+            raise ValueError(said.getvalue()) from None
+
+
+def check_settings(content: dict[str, Any]) -> None:
+    """Raise ``ConfigError`` for settings of a client or a trainer that are invalid."""
+    if "endpoints" in content and "base_url" in str(content):
+        load_config(without_variables(content))
+    elif {"judge", "cascade", "reward_model"} & set(content):
+        load_reward_config({"client": {"endpoints": [{"base_url": "http://gpu-0:8000/v1"}]}, **without_variables(content)})
+
+
+def without_variables(content: Any) -> Any:
+    """Settings that need no environment and no other file."""
+    text = re.sub(r"\$\{\w+\}", "https://variable", json.dumps(content))
+    return json.loads(re.sub(r'"(?:client|rubric|calibration)": "[^"]+\.(?:yaml|json)",? ?', "", text).replace(", }", "}"))
 
 
 def compiles(block: str) -> bool:
@@ -102,6 +174,44 @@ def test_every_link_of_the_pages_leads_somewhere_in_the_repository_and_every_pyt
     assert [(page, link) for page, text in texts.items() for link in links(text) if broken(page, link)] == []
     assert [(page, block) for page, text in texts.items() for block in python_blocks(text) if not compiles(block)] == []
     assert {"README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/index.md"} <= {str(page.relative_to(ROOT)) for page in PAGES}
+
+
+def test_every_python_block_of_the_site_runs_or_says_what_it_needs() -> None:
+    """The marks are described in CONTRIBUTING.md; ``tests/examples/test_pages.py`` runs the blocks."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    unmarked = [(page, block) for page in pages for above, block in blocks(page.read_text(), "python") if not MARK.fullmatch(above)]
+    assert unmarked == []
+
+
+def test_settings_and_commands_on_the_pages_are_accepted() -> None:
+    languages = [*PARSERS, "bash", "console", "sh"]
+    shown = [(page, language, block) for page in PAGES for language in languages for _, block in blocks(page.read_text(), language)]
+    wrong = [(page, fault) for page, language, block in shown if (fault := fault_of(language, block))]
+    assert wrong == []
+    assert len(shown) > 30
+    assert fault_of("yaml", "endpoints: [{base_url: 'http://gpu-0:8000/v1', rpm: 5}]\n")
+    assert fault_of("yaml", "judge: {model: judge-7b, scall: [1, 5]}\n")
+    assert fault_of("json", "{,}")
+    assert fault_of("bash", "X=1 qreward run rows.jsonl --output out.jsonl --sharde 1/2\n")
+    assert not fault_of("console", "$ qreward run rows.jsonl --output out.jsonl \\\n    --shard 1/2 | tail -1\n")
+
+
+def test_every_public_name_stands_once_in_the_reference() -> None:
+    shown = [name for page in API.rglob("*.md") for name in re.findall(r"^::: ([\w.]+)$", page.read_text(), flags=re.MULTILINE)]
+    assert [name for name, times in Counter(shown).items() if times > 1] == []
+    modules = [
+        "qreward",
+        *(f"qreward.{name}" for name in ("batching", "batching.reward_buffer", "judge", "server", "telemetry", "testing")),
+    ]
+    modules += [f"qreward.integrations.{path.stem}" for path in (ROOT / "qreward/integrations").iterdir() if path.stem[0] not in "_."]
+    public = [(module, name) for module in modules for name in importlib.import_module(module).__all__ if name != "__version__"]
+    assert [(module, name) for module, name in public if not {f"{module}.{name}", f"qreward.{name}"} & set(shown)] == []
+
+
+def test_the_page_of_the_command_line_is_what_its_parser_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "site"))
+    command_line = importlib.import_module("command_line")
+    assert command_line.PAGE.read_text() == command_line.page(), "run: python docs/site/command_line.py"
 
 
 def test_a_link_or_a_block_that_is_wrong_is_caught() -> None:

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from _bulk import MODEL, Drive, Job, Messages, Tally, ask, main
-from qreward.utils import schedule  # type: ignore[import-not-found]
 
 from qreward.client import OpenAIChatProxy, OpenAIChatProxyManager  # type: ignore[attr-defined]
+from qreward.utils import schedule  # type: ignore[import-not-found]
 
 NO_RATE_LIMIT = 1e9  # requests per second; the default of 50 would be its limit, not the endpoint's
 

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 from _functions import KEY_WINDOW, by_keys, main, nothing, nothing_blocking, one_after_another, one_after_another_blocking
+
 from qreward.utils import schedule  # type: ignore[attr-defined]
 
 SEEN = [0]

@@ -53,6 +53,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     scorer = parser.add_mutually_exclusive_group()
     scorer.add_argument("--judge", metavar="FILE", help="judge each line as an item, with the settings in this file, as for trainers")
     scorer.add_argument("--score", metavar="MODEL", help="score each line as an item with this reward model")
+    _add_limits(parser)
+    add("--retry-failed", action="store_true", help="send lines again that failed in an earlier run")
+    add(
+        "--resume",
+        choices=("auto", "force"),
+        default="auto",
+        help="whether to go on although the input or the settings have changed: with force only (default: %(default)s)",
+    )
+    add(
+        "--provider-batches",
+        choices=("auto", "never"),
+        default="auto",
+        help="whether endpoints of kind openai_batch are used (default: %(default)s)",
+    )
+    add("--dry-run", action="store_true", help="read everything, send nothing, and print what would be sent")
+    add("--progress", choices=PROGRESS, default="bar", help="how the progress is shown on standard error (default: %(default)s)")
+
+
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    """How long, how much, and which lines."""
+    add = parser.add_argument
     add(
         "--timeout",
         type=float,
@@ -69,9 +90,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-cost",
         type=float,
         metavar="DOLLARS",
-        help="most US dollars to spend in all runs on this output; what is in flight counts with all of its max_tokens (default: no limit)",
+        help="most US dollars to spend over all runs on this output; what is in flight counts with its max_tokens (default: no limit)",
     )
-    add("--max-tokens", type=int, metavar="TOKENS", help="most tokens to use in all runs on it, prompts included (default: no limit)")
+    add(
+        "--max-tokens",
+        type=int,
+        metavar="TOKENS",
+        help="most tokens to use over all runs on this output, prompts included (default: no limit)",
+    )
     add("--sample", type=int, metavar="N", help="stop after N lines; the next run goes on with the others (default: all lines)")
     add("--shard", type=_shard, metavar="I/N", help="only the I-th of every N lines, counted from 1, such as 1/4 (default: all lines)")
     add(
@@ -80,21 +106,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="input",
         help="order of the results: that of the input, or as they arrive (default: %(default)s)",
     )
-    add("--retry-failed", action="store_true", help="send lines again that failed in an earlier run")
-    add(
-        "--resume",
-        choices=("auto", "force"),
-        default="auto",
-        help="whether to go on although the input or the settings have changed: with force only (default: %(default)s)",
-    )
-    add(
-        "--provider-batches",
-        choices=("auto", "never"),
-        default="auto",
-        help="whether endpoints of kind openai_batch are used (default: %(default)s)",
-    )
-    add("--dry-run", action="store_true", help="read everything, send nothing, and print what would be sent")
-    add("--progress", choices=PROGRESS, default="bar", help="how the progress is shown on standard error (default: %(default)s)")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -271,7 +271,7 @@ class SyncScorer(BlockingTwin[Scorer]):
     Results and errors are those of the scorer. See :class:`SyncQRewardClient` for the background thread that does the work.
 
     Args:
-        scorer: the scorer, which ``close()`` closes.
+        inner: the scorer, which ``close()`` closes.
 
     Example:
         >>> from qreward import SyncJudge, SyncQRewardClient

@@ -65,6 +65,10 @@ class Group(Generic[T]):
         """Return whether a source that has it would find something to do here: a task of its own, or an inner group that no source has."""
         return bool(self.tasks) or (self.free is not None and self.largest() is not None)
 
+    def is_at(self, source: Cached) -> bool:
+        """Return whether a source has it."""
+        return source in self.homes and source.prefix_cache.is_warm(self.key)
+
     def narrowed(self, prefix: Prefix, inserts: int) -> Prefix:
         """Return the prefix of one of its tasks without the keys at which no tasks are known to part.
 
@@ -268,15 +272,16 @@ class AffineQueue(Generic[T]):
         if unfiled and waiting < look_ahead - look_ahead // BATCH:
             self.file(look_ahead, homes)
         task = self._line[self._head] or self._oldest()
-        if self._taken < task.turn:
+        group = task.group
+        assert group is not None
+        passed = self._taken - task.filed
+        if passed >= task.slack or (2 * passed >= task.slack and group.is_at(source)):
+            self._join(group, source)
+        else:
             group = self._last.get(source)
             if group is None or group.free is not None or not group.tasks:  # else it stays with its group
                 group = self._choose(source)
             task = group.tasks[0]
-        else:
-            group = task.group
-            assert group is not None
-            self._join(group, source)
         self.discard(task)
         prefix = task.prefix
         if prefix is not None and len(prefix.keys) > group.depth:
@@ -296,7 +301,7 @@ class AffineQueue(Generic[T]):
         if group.parent is not None:
             self._last[source] = group
             if source not in group.homes:
-                self._visit(group, source)
+                self._visit(group, source, source.prefix_cache.clock)
 
     def _warm(self, source: Cached) -> Group[T] | None:
         """Return the innermost group with work that a source has, or None."""
@@ -338,15 +343,15 @@ class AffineQueue(Generic[T]):
         if 2 * self._head > len(line) or not waiting:
             del line[: self._head if waiting else None]
             self._head = 0
-        turn = filed + waiting + look_ahead
+        slack = waiting + look_ahead
         for _ in range(min(SLICE, len(unfiled), look_ahead - waiting)):
             task = unfiled.popleft()
             prefix = task.prefix
             line.append(task)
             task.filed = filed
-            task.turn = turn
+            task.slack = slack
             filed += 1
-            turn += 2
+            slack += 1
             if prefix is None:
                 group = self._root
             else:
@@ -394,7 +399,7 @@ class AffineQueue(Generic[T]):
                 group = self._groups[key] = Group(key, prefix.lengths[end - 1], parent)
                 parent.inner += 1
                 for source in homes.of(key):
-                    self._visit(group, source)
+                    self._visit(group, source, source.prefix_cache.used_at(key))
             parent = group
         return parent
 
@@ -408,6 +413,10 @@ class AffineQueue(Generic[T]):
         self._inserts += 1
         parent.inner -= 1
         group.inner += 1
+        homes, below.homes = below.homes, {}
+        below.asleep.clear()
+        for source in homes:  # they look for it among those of its new depth
+            self._visit(below, source, source.prefix_cache.used_at(below.key))
         self._list(below)
 
     def _list(self, group: Group[T]) -> None:
@@ -428,14 +437,14 @@ class AffineQueue(Generic[T]):
             if parent.place is None or parent.asleep:
                 self._list(parent)
 
-    def _visit(self, group: Group[T], source: Cached) -> None:
-        """A source takes a task of a group: it has the group from now on, and those around it."""
+    def _visit(self, group: Group[T], source: Cached, at: float) -> None:
+        """A source has a group, and those around it, and used it last at this clock."""
         shelves = self._own.setdefault(source, [])
         while (parent := group.parent) is not None and source not in group.homes:
             while len(shelves) < group.depth:
                 shelves.append([])
             shelf = group.homes[source] = shelves[group.depth - 1]
-            self._put(group, shelf, source.prefix_cache.clock)
+            self._put(group, shelf, at)
             self._list(group)
             group = parent
 

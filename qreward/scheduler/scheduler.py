@@ -585,12 +585,12 @@ class Scheduler:
         """Record that a source went out of service; reported once until it is back."""
         if source.down_since is None:
             source.down_since = now
+            source.prefix_cache.forget()  # so that others take over what it had; it may come back with an empty cache
             self.health_changes.append(HealthChange(source.name, reason, 0.0))
 
     def _report_back(self, now: float, source: Source) -> None:
         assert source.down_since is not None
         self.health_changes.append(HealthChange(source.name, "", now - source.down_since))
-        source.prefix_cache.forget()
         source.down_since = None
 
     def _start(self, now: float, task: Task) -> None:

@@ -24,7 +24,7 @@ class Waiting(Protocol):
     group: Any  # the ``Group`` in which it waits, or None
     alone: Any  # the ``Run`` that only this task has, while it waits
     filed: int
-    turn: int
+    slack: int
 
 
 T = TypeVar("T", bound=Waiting)

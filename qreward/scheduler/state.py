@@ -105,7 +105,7 @@ class Task:
     group: Group[Task] | None = None  # the waiting tasks with the same prefix that it is among
     alone: Run[Task] | None = None  # the blocks of its prefix that no other task has
     filed: int = 0  # how many tasks were filed in its line before it
-    turn: int = 0  # how many tasks may leave its line before it must
+    slack: int = 0  # how many younger tasks may leave its line before it
     trail: list[AttemptRecord] | None = None  # one record per attempt that failed or lost to another
     last_error: QRewardError | None = None
     items: tuple[Task, ...] = ()  # the tasks that are merged into this one

@@ -19,7 +19,7 @@ import pytest
 from example_index import INDEX, ROW, docstring, programs, rows, shown
 
 from qreward.cli.demo import INPUT
-from qreward.testing import FakeEndpoint, FakeFleet, Latency
+from qreward.testing import FakeEndpoint, FakeFleet
 from qreward.testing.responders import judge
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -256,36 +256,18 @@ def test_the_index_lists_each_program_with_what_it_shows() -> None:
     assert all(0 < float(seconds) < 60 for _, _, seconds in listed)
 
 
-def test_examples_and_the_python_of_the_pages_run_against_the_endpoints_that_the_environment_names(tmp_path: Path) -> None:
-    readme = blocks((ROOT / "README.md").read_text(encoding="utf-8"))
-    pages = {page.name: blocks(page.read_text(encoding="utf-8")) for page in sorted((ROOT / "docs").rglob("*.md"))}
-    assert len(readme) == 2  # awaited, and not
-    assert {"batching.md", "configuration.md", "errors.md", "streaming.md"} <= {name for name, found in pages.items() if found}
-    fakes = [
-        FakeEndpoint("mine", models=["mine-*", "judge-*"], responder="judge", api_key="not-secret"),
-        FakeEndpoint("a", responder="judge"),
-        FakeEndpoint("b", responder="judge", api_key="not-secret"),
-        FakeEndpoint("page", latency=Latency(tokens=10)),
-    ]
-    with FakeFleet(fakes) as fleet:
-        url = fleet.urls
-        own = {"OPENAI_BASE_URL": url["mine"], "OPENAI_API_KEY": "not-secret", "JUDGE_MODEL": "mine-1"}
-        of_readme = {"JUDGE_URL": url["a"], "API_URL": url["b"], "API_KEY": "not-secret", "OPENAI_BASE_URL": url["a"]}
-        scripts = {name: (EXAMPLES / name, own) for name in NAMES}
-        written = [(f"readme_{at}.py", block, of_readme) for at, block in enumerate(readme)]
-        written += [
-            (f"{name.removesuffix('.md')}_{at}.py", block, {"OPENAI_BASE_URL": url["page"]})
-            for name, found in pages.items()
-            for at, block in enumerate(found)
-        ]
-        for name, block, variables in written:
-            (tmp_path / name).write_text(block, encoding="utf-8")
-            scripts[name] = (tmp_path / name, variables)
-        found = dict(zip(scripts, run_scripts(scripts.values(), tmp_path), strict=True))
+def test_examples_run_against_the_endpoints_that_the_environment_names(tmp_path: Path) -> None:
+    with FakeFleet([FakeEndpoint("mine", models=["mine-*", "judge-*"], responder="judge", api_key="not-secret")]) as fleet:
+        own = {"OPENAI_BASE_URL": fleet.urls["mine"], "OPENAI_API_KEY": "not-secret", "JUDGE_MODEL": "mine-1"}
+        found = dict(zip(NAMES, run_scripts([(EXAMPLES / name, own) for name in NAMES], tmp_path), strict=True))
         assert fleet.seen("mine").answered >= len(NAMES)
     assert {name: err for name, (out, err) in found.items() if err or not out} == {}
-    for name in ("readme_0.py", "readme_1.py"):
-        assert re.findall(r'"verdict": "(\w+)"', found[name][0]) == ["correct", "correct", "incorrect"]
+
+
+def test_the_program_of_the_readme_judges_three_answers(tmp_path: Path) -> None:
+    (program,) = blocks((ROOT / "README.md").read_text(encoding="utf-8"))
+    (tmp_path / "readme.py").write_text(program, encoding="utf-8")
+    assert run_scripts([(tmp_path / "readme.py", {})], tmp_path) == [("[1.0, 1.0, 0.0]\n", "")]
 
 
 def test_the_batch_decorator_merges_calls(said: dict[str, str]) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scheduler_driver import Driver
 
 from qreward.scheduler.affinity import SLICE, AffineQueue
-from qreward.scheduler.outcome import Answer
+from qreward.scheduler.outcome import Answer, FailureKind
 from qreward.scheduler.prefixes import Homes, Prefix
 from qreward.scheduler.queue import SWEEP
 from qreward.scheduler.state import ALONE, EACH, BatchFeed, Source, Task, TaskState
@@ -139,6 +139,46 @@ def test_tasks_without_a_prefix_go_in_order_and_after_groups_but_are_not_forgott
     assert sorted(taken) == list(range(23))
 
 
+def test_a_source_takes_a_task_of_its_other_group_before_others_must() -> None:
+    """Else it would stay with the group that it used last, and another source would have to compute the first."""
+    scene = Scene(ahead=8)
+    assert [scene.take(0) for _ in (scene.add(1), scene.add(2))] == [0, 1]
+    waiting = scene.add(1)
+    order = []
+    for _ in range(12):
+        scene.add(2)
+        order.append(scene.take(0))
+    assert order.index(waiting.index) == 4, "half of the 8 that may go before it"
+
+
+def test_a_group_that_waits_again_keeps_its_place_among_those_that_a_source_has() -> None:
+    """Its line has forgotten it, for example because it is that of another batch."""
+    scene = Scene()
+    for key in (1, 2, 2):
+        scene.add(key)
+    assert [scene.take(), scene.take()] == [1, 2], "the larger one first"
+    assert scene.take() == 0
+    scene.line = AffineQueue()
+    for key in (1, 2):
+        scene.add(key)
+    assert [scene.take(), scene.take()] == [3, 4], "the first was used last"
+    scene.line = AffineQueue()
+    for key in (1, 2):
+        scene.add(key)
+    assert [scene.take(), scene.take()] == [6, 5]
+
+
+def test_a_source_that_is_down_has_no_prefixes() -> None:
+    driver = Driver({"a": 8, "b": 8})
+    for _ in range(16):
+        driver.submit(prefix=Prefix((1,), (2000.0,), 2400.0, told=True))
+    lost = driver["a"]
+    assert lost in driver.pool.homes.of(1)
+    while lost.down_since is None:
+        driver.fail(next(iter(lost.attempts)), FailureKind.TRANSIENT)
+    assert driver.pool.homes.of(1) == (driver["b"],)
+
+
 def test_found_groups_are_those_of_the_deepest_block_that_another_task_has() -> None:
     scene = Scene()
     for answer in range(6):
@@ -233,6 +273,25 @@ def test_each_of_a_burst_goes_after_at_most_twice_as_many_as_were_before_it_and_
         scene.add(*nested(each), told=told)
     places = {scene.take(place % 3): place for place in range(len(burst))}
     assert all(place <= 2 * number + 8 for number, place in places.items())
+
+
+busy = st.lists(st.tuples(st.sampled_from([0, 1, 1, 1, 1, 2]), st.integers(0, 1)), min_size=40, max_size=80)
+
+
+@given(busy, st.sampled_from([1, 2, 4]), st.booleans())
+def test_no_task_is_overtaken_by_more_younger_ones_than_were_before_it_and_a_look_ahead(
+    steps: list[tuple[int, int]], ahead: int, told: bool
+) -> None:
+    """The line stays as long as it is: one task comes for each that goes, and a source likes to stay with its group."""
+    scene, before, passed = Scene(2, ahead), list(range(ahead)), Counter[int]()
+    for number in range(ahead):
+        scene.add(number % 2, told=told)
+    for key, source in steps:
+        taken = scene.take(source)
+        passed.update(task.index for task in scene.line if task.index < taken)
+        before.append(len(scene.line))
+        scene.add(*[key] * (key > 0), told=told)
+        assert all(count <= before[index] + ahead for index, count in passed.items())
 
 
 @given(st.lists(st.tuples(st.lists(st.integers(0, 4), min_size=1, max_size=4), st.booleans(), st.integers(-1, 2)), max_size=60))

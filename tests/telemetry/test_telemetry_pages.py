@@ -13,7 +13,8 @@ import pytest
 from qreward.telemetry import names
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "how-to" / "telemetry.md").read_text(encoding="utf-8")
+METRICS = (ROOT / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
+PAGES = METRICS + (ROOT / "docs" / "how-to" / "telemetry.md").read_text(encoding="utf-8")
 
 
 def run(*command: str, folder: str) -> str:
@@ -25,17 +26,17 @@ def run(*command: str, folder: str) -> str:
     return done.stdout
 
 
-def test_the_page_lists_every_metric_as_it_is() -> None:
-    rows = re.findall(r"^\| `([a-z_.]+)` \| ([a-z ]+) \| `([^`]+)` \| ([^|]+) \|", PAGE, re.MULTILINE)
+def test_the_reference_lists_every_metric_as_it_is() -> None:
+    rows = re.findall(r"^\| `([a-z_.]+)` \| ([a-z ]+) \| `([^`]+)` \| ([^|]+) \|", METRICS, re.MULTILINE)
     assert rows == [
         (metric.name, metric.kind.replace("_", " "), metric.unit, metric.description) for metric in names.METRICS["v1.41"].values()
     ]
 
 
-def test_the_page_names_no_attribute_that_there_is_not() -> None:
+def test_the_pages_name_no_attribute_that_there_is_not() -> None:
     known = {value for value in vars(names).values() if isinstance(value, str)} | set(names.REQUEST_NUMBERS.values())
     known |= {metric.name for metric in names.METRICS["v1.41"].values()}
-    named = set(re.findall(r"`((?:gen_ai|qreward|server|error|code|http)\.[a-z_.]+)`", PAGE)) - {"qreward.observers"}
+    named = set(re.findall(r"`((?:gen_ai|qreward|server|error|code|http)\.[a-z_.]+)`", PAGES)) - {"qreward.observers"}
     assert named <= known
 
 
@@ -46,6 +47,13 @@ def test_the_example_shows_retries_below_their_calls_and_the_callers_span_above(
     assert sum(line.startswith("  chat judge-7b gpu-1") for line in out[place:]) == 3
     assert "    attempt original failed gpu-0 500" in out
     assert "    attempt retry won gpu-1" in out
+
+
+def test_the_program_of_the_page_prints_its_span(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "how-to" / "telemetry.md").read_text(encoding="utf-8")
+    program = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)[0]
+    (tmp_path / "program.py").write_text(program, encoding="utf-8")
+    assert '"name": "chat judge-7b"' in run(str(tmp_path / "program.py"), folder="examples")
 
 
 def test_the_benchmark_measures_each_way(tmp_path: Path) -> None:

@@ -618,3 +618,9 @@ def _merge_spec(operation: Operation | None, model: str, given: Arguments) -> Me
     """Return how the items of a call are merged. None stands for embeddings."""
     shared = model, given.params, given.options.get("extra_headers"), given.options.get("extra_body")
     return EmbeddingsSpec(*shared) if operation is None else MergeSpec(operation, *shared)
+
+
+def __getattr__(name: str) -> Any:
+    from qreward.compat.names import old_name  # noqa: PLC0415 - for programs written for QReward 0.1.7 only
+
+    return old_name(__name__, name)

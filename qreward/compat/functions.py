@@ -1,0 +1,273 @@
+"""``schedule`` of QReward 0.1.7 and what belonged to it. Old parameters are translated; all else is left to ``qreward.schedule``."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from asyncio import CancelledError
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from inspect import iscoroutinefunction
+from itertools import count
+from time import monotonic
+from typing import Any, NoReturn
+
+from opentelemetry import trace
+
+from qreward.compat.names import PAGE
+from qreward.errors import CircuitOpen, ConfigError
+from qreward.functions.config import UNSET, ScheduleConfig
+from qreward.functions.function import ScheduleMetrics
+from qreward.functions.function import schedule as new_schedule
+from qreward.functions.watcher import ConfigWatcher
+from qreward.settings.policies import Priority
+from qreward.telemetry import TelemetryExporter
+
+OLD_DEFAULTS: dict[str, Any] = {
+    "timeout": 0,
+    "hedged_request_time": 0,
+    "hedged_request_proportion": 0.05,
+    "hedged_request_max_times": 2,
+    "speed_up_max_multiply": 5,
+    "retry_times": 0,
+    "retry_interval": 1,
+    "limit_size": 0,
+    "limit_window": 1.0,
+    "key_func": None,
+    "exception_types": BaseException,
+    "default_result": UNSET,
+    "debug": False,
+    "metrics_callback": None,
+    "circuit_breaker_threshold": 0,
+    "circuit_breaker_recovery": 30.0,
+    "adaptive_limit": False,
+    "adaptive_limit_min": 10,
+    "adaptive_limit_max": 500,
+    "adaptive_error_threshold": 0.3,
+    "adaptive_latency_threshold": 5.0,
+    "adaptive_window_seconds": 10.0,
+    "priority": Priority.NORMAL,
+    "telemetry_exporter": None,
+}
+"""The parameters of ``schedule`` in their old order, and their old defaults."""
+
+_ZERO_WAS_OFF = ("timeout", "hedged_request_time", "limit_size", "circuit_breaker_threshold")
+_BELONGS_TO = {
+    "hedged_request_max_times": "hedged_request_time",
+    "retry_max_interval": "retry_times",
+    "speed_up_max_multiply": "retry_times",
+    "adaptive_latency_threshold": "adaptive_limit",
+}
+"""A parameter whose default is another today, and the parameter without which it has no effect."""
+
+
+class NotAnException(Exception):
+    """Carries a ``BaseException`` that is no ``Exception`` (its ``__cause__``) through a scheduler that never retries one."""
+
+
+class CircuitIsOpen(CircuitOpen, RuntimeError):
+    """``CircuitOpen``, which was a ``RuntimeError`` in 0.1.7."""
+
+
+def new_settings(old: Mapping[str, Any]) -> dict[str, Any]:
+    """Translate settings of 0.1.7 to those of ``qreward.ScheduleConfig``. Settings of today stay as they are."""
+    new = {name: value for name, value in old.items() if name != "adaptive_window_seconds"}
+    new |= {name: None for name in _ZERO_WAS_OFF if new.get(name) == 0}
+    if new.get("speed_up_max_multiply") == 0:
+        new["speed_up_max_multiply"] = 1
+    if "exception_types" in new:
+        types = tuple(map(_retried, _types(new["exception_types"])))
+        new["exception_types"] = Exception if Exception in types else types
+    return new
+
+
+def _types(types: Any) -> tuple[Any, ...]:
+    return types if isinstance(types, tuple) else (BaseException if types is None else types,)
+
+
+def _retried(kind: Any) -> Any:
+    """The class that a try raises where it raised the given one in 0.1.7."""
+    if not isinstance(kind, type) or issubclass(kind, Exception):
+        return kind
+    return Exception if kind is BaseException else NotAnException
+
+
+def schedule(*args: Any, **settings: Any) -> Callable[[Callable[..., Any]], Any]:
+    """``schedule`` with the parameters of 0.1.7; ``qreward.schedule`` is its new form, which the warning says with its parameters."""
+    if len(args) > len(OLD_DEFAULTS):
+        raise ConfigError(f"schedule() takes at most {len(OLD_DEFAULTS)} settings, not {len(args)}; {PAGE}")
+    given = {**dict(zip(OLD_DEFAULTS, args, strict=False)), **settings}
+    old = {**OLD_DEFAULTS, **given}
+    old["adaptive_limit"] = bool(old["adaptive_limit"] and old["limit_size"])
+    old["retry_max_interval"] = old["retry_interval"] or 60.0  # the wait did not grow
+    unused = [name for name, other in _BELONGS_TO.items() if name not in given and not old[other]]
+    config = ScheduleConfig(**new_settings({name: value for name, value in old.items() if name not in unused}))
+    form = repr(config).removeprefix("ScheduleConfig")
+    ignored = "; adaptive_window_seconds has no effect any more" if "adaptive_window_seconds" in given else ""
+    text = f"qreward.utils.schedule is deprecated: write from qreward import schedule, and @schedule{form}{ignored}; {PAGE}"
+    warnings.warn(text, DeprecationWarning, stacklevel=2)
+    return functools.partial(_decorate, config=config, types=_types(old["exception_types"]))
+
+
+def _decorate(function: Callable[..., Any], *, config: ScheduleConfig, types: tuple[type[BaseException], ...]) -> Any:
+    receive, default = config.metrics_callback, config.default_result
+    callback = None if receive is None else lambda metrics: receive(OldScheduleMetrics.of(metrics))
+    inner = new_schedule(ScheduleConfig(**{**config.snapshot(), "default_result": UNSET, "metrics_callback": callback}))
+    wrapper: Any
+    if iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def body(*args: Any, **kwargs: Any) -> Any:
+            with _carrying(types):
+                return await function(*args, **kwargs)
+
+        async def wrapper(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return await scheduled(*args, **kwargs)
+            except Exception as error:
+                return _default_or_raise(error, default, args, kwargs)
+
+    else:
+
+        @functools.wraps(function)
+        def body(*args: Any, **kwargs: Any) -> Any:
+            with _carrying(types):
+                return function(*args, **kwargs)
+
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return scheduled(*args, **kwargs)
+            except Exception as error:
+                return _default_or_raise(error, default, args, kwargs)
+
+    scheduled = inner(body)
+    return functools.update_wrapper(wrapper, scheduled)
+
+
+@contextmanager
+def _carrying(types: tuple[type[BaseException], ...]) -> Iterator[None]:
+    """Let tries that raise a ``BaseException`` be retried, but for those that end tasks and programs."""
+    try:
+        yield
+    except (Exception, CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
+        if not isinstance(error, types):
+            raise
+        raise NotAnException from error
+
+
+def _default_or_raise(error: Exception, default: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """In 0.1.7 the default replaced every failure of the function, and no open circuit."""
+    if isinstance(error, CircuitOpen):
+        raise CircuitIsOpen(*error.args) from error
+    if default is not UNSET:
+        return default(*args, **kwargs) if callable(default) else default
+    raise error.__cause__ if isinstance(error, NotAnException) and error.__cause__ else error
+
+
+@dataclass
+class OldScheduleMetrics:
+    """One finished call, in the numbers of 0.1.7. A try that was given up because another one won counts as failed."""
+
+    total_calls: int
+    success_count: int
+    failure_count: int
+    retry_count: int
+    total_latency_ms: float
+    avg_latency_ms: float
+
+    @classmethod
+    def of(cls, metrics: ScheduleMetrics) -> OldScheduleMetrics:
+        milliseconds = metrics.latency * 1000
+        failures = metrics.tries - metrics.ok
+        return cls(metrics.tries, int(metrics.ok), failures, metrics.retries, milliseconds, milliseconds / max(metrics.tries, 1))
+
+
+class OldScheduleConfig(ScheduleConfig):
+    """A configuration that takes 0 for what is off. It is read as today: what is off is None."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**new_settings(settings))
+
+    def on_change(self, callback: Callable[[Any], object]) -> Callable[[], None]:  # type: ignore[override]
+        return super().on_change(lambda config, _: callback(config))
+
+
+class OldConfigWatcher(ConfigWatcher):
+    """A watcher with the parameters of 0.1.7. ``cooldown`` is the least time between two looks."""
+
+    def __init__(
+        self,
+        config: Any,
+        source: str = "callback",
+        file_path: str | None = None,
+        callback: Callable[[], dict[str, Any]] | None = None,
+        poll_interval: float = 5.0,
+        cooldown: float = 5.0,
+    ) -> None:
+        places: dict[str, dict[str, Any]] = {"file": {"file": file_path}, "env": {"env": True}, "callback": {"callback": callback}}
+        if source not in places:
+            raise ConfigError(f"source must be 'file', 'env' or 'callback', not {source!r}")
+        super().__init__(config, **places[source], poll_interval=max(poll_interval, cooldown))
+
+    @property
+    def is_running(self) -> bool:
+        return self.running
+
+
+class OldTelemetryExporter(TelemetryExporter):
+    """Records calls as today, in ``qreward.schedule.duration``. Spans begin and end as in 0.1.7."""
+
+    def __init__(self, meter_name: str = "", tracer_name: str = "qreward.scheduler") -> None:  # noqa: ARG002 - metrics have one scope now
+        super().__init__()
+        self._tracer = trace.get_tracer(tracer_name)
+
+    @classmethod
+    def is_available(cls) -> bool:
+        return True
+
+    def record(self, *_: object) -> NoReturn:
+        raise ConfigError(f"TelemetryExporter.record() was dropped: @schedule(telemetry_exporter=...) records every call; {PAGE}")
+
+    def start_span(self, name: str, attributes: dict[str, Any] | None = None) -> trace.Span:
+        return self._tracer.start_span(name, attributes=attributes)
+
+    def end_span(self, span: trace.Span, metrics: OldScheduleMetrics) -> None:
+        for name in ("total_calls", "success_count", "failure_count", "retry_count", "total_latency_ms"):
+            span.set_attribute(f"qreward.{name}", getattr(metrics, name))
+        span.end()
+
+
+class PriorityTaskQueue:
+    """A queue that returns the item of the lowest number first; items that waited for the threshold (seconds) before all others."""
+
+    def __init__(self, starvation_threshold: float = 60.0) -> None:
+        self._threshold = starvation_threshold or float("inf")
+        self._numbers = count()
+        self._waiting: dict[int, tuple[int, float, Any]] = {}
+
+    def put(self, item: Any, priority: int = Priority.NORMAL) -> None:
+        if not 0 <= priority <= 9:
+            raise ConfigError(f"priority must be in [0, 9], got {priority}")
+        self._waiting[next(self._numbers)] = (priority, monotonic(), item)
+
+    def get(self) -> Any:
+        """Remove the first item and return it; None if there is none."""
+        return self._waiting.pop(number)[2] if (number := self._first()) is not None else None
+
+    def peek(self) -> Any:
+        return self._waiting[number][2] if (number := self._first()) is not None else None
+
+    def _first(self) -> int | None:
+        late = monotonic() - self._threshold
+        return min(self._waiting, key=lambda number: ((0 if (task := self._waiting[number])[1] <= late else task[0]), number), default=None)
+
+    @property
+    def queue_size(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._waiting

@@ -1,0 +1,275 @@
+"""``OpenAIChatProxy``, ``OpenAIChatProxyManager`` and ``ModelRouter`` of QReward 0.1.7.
+
+A proxy is a ``QRewardClient`` with one endpoint and a queue of its own: its requests never move to another proxy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import warnings
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from functools import cached_property
+from typing import Any, Self
+
+from qreward.client import QRewardClient
+from qreward.compat.names import PAGE
+from qreward.errors import ConfigError
+from qreward.settings.policies import Endpoint, Limits, LoadBalanceStrategy, Timeouts
+from qreward.streaming.handles import BatchStream, Stream
+
+_OWN_CLIENT = "pass your own client: Endpoint(base_url, http_client=httpx.AsyncClient(event_hooks=...))"
+REPLACED = {
+    "chat_process_fuc": "write chat_process_func",
+    "error_process_fuc": "write error_process_func",
+    "httpx_request_hook": _OWN_CLIENT,
+    "httpx_response_hook": _OWN_CLIENT,
+    "is_hack_embedding_method": "describe a server whose responses are not OpenAI's with qreward.register_kind",
+}
+"""Parameters of a proxy that cannot be kept, and what to do instead."""
+
+
+class OpenAIChatProxy:
+    """One OpenAI-compatible endpoint with the parameters, the defaults and the results of 0.1.7.
+
+    Raises:
+        ConfigError: a parameter is invalid, or cannot be kept.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        api_key: str | None = None,
+        debug: bool = False,
+        max_concurrent: int = 64,
+        chat_process_func: Callable[[Any], Any] | None = None,
+        error_process_func: Callable[[Any], Any] | None = None,
+        timeout: float | None = None,
+        rate_limiter_bucket_size: float = 50.0,
+        rate_limiter_bucket_period: float = 1.0,
+        verify_ssl: bool = True,
+        **replaced: Any,
+    ) -> None:
+        for name in replaced:
+            raise ConfigError(f"OpenAIChatProxy({name}=...) cannot be kept: {REPLACED.get(name, 'it never was a parameter')}; {PAGE}")
+        if debug:
+            text = "OpenAIChatProxy(debug=True) has no effect: pass observers=[...] to QRewardClient"
+            warnings.warn(f"{text}; {PAGE}", DeprecationWarning, stacklevel=2)
+        self._endpoint: dict[str, Any] = {"base_url": base_url, "api_key": api_key or os.getenv("OPENAI_API_KEY"), "verify": verify_ssl}
+        self._per_minute = 60 * rate_limiter_bucket_size / rate_limiter_bucket_period
+        self._max_concurrent = max_concurrent
+        self._timeout = timeout or 60.0
+        self._temperature = 0.0
+        self._process_chat = chat_process_func
+        self._process_error = error_process_func
+
+    @cached_property
+    def client(self) -> QRewardClient:
+        """The client behind the proxy, with the settings as they are when it is first used."""
+        limits = Limits(max_concurrency=self._max_concurrent, rpm=self._per_minute)
+        return QRewardClient([Endpoint(**self._endpoint, limits=limits, timeouts=Timeouts(attempt=self._timeout))])
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.client.aclose()
+
+    def with_max_concurrent(self, max_concurrent: int) -> Self:
+        self._max_concurrent = max_concurrent
+        return self
+
+    def with_temperature(self, temperature: float) -> Self:
+        self._temperature = temperature
+        return self
+
+    def with_timeout(self, timeout: float) -> Self:
+        self._timeout = timeout
+        return self
+
+    def with_error_process_func(self, error_process_func: Callable[[Any], Any]) -> Self:
+        self._process_error = error_process_func
+        return self
+
+    def _options(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        return {"temperature": self._temperature, **options}
+
+    def _content(self, completion: Any) -> Any:
+        if self._process_chat is not None:
+            completion = self._process_chat(completion)
+        return completion.choices[0].message.content
+
+    async def chat_completion(self, messages: Any, model: str, **options: Any) -> Any:
+        """The text of the response."""
+        return self._content(await self.client.chat_completion(messages, model, **self._options(options)))
+
+    async def batch_chat_completion(self, batch_messages: Any, model: str, **options: Any) -> list[Any]:
+        """The texts in the order of the input; in place of a failed one its exception, or what ``error_process_func`` makes of it."""
+        batch = await self.client.batch_chat_completion(batch_messages, model, **self._options(options))
+        return list(map(self._outcome, batch))
+
+    def _outcome(self, result: Any) -> Any:
+        try:
+            return self._content(result.value)
+        except Exception as error:
+            return error if self._process_error is None else self._process_error(error)
+
+    def stream_chat_completion(self, messages: Any, model: str, **options: Any) -> Stream:
+        return self.client.stream_chat_completion(messages, model, **self._options(options))
+
+    def batch_stream_chat_completion(self, batch_messages: Any, model: str, **options: Any) -> BatchStream:
+        return self.client.batch_stream_chat_completion(batch_messages, model, **self._options(options))
+
+    async def embeddings(self, *, sentences: Any = None, model: str | None = None, **options: Any) -> list[Any]:
+        """openai's ``Embedding`` objects."""
+        return (await self.client.embeddings(sentences, model or "", **options)).data
+
+    async def batch_embeddings(
+        self, *, batch_sentences: Sequence[Any], model: str | None = None, extra_bodies: Sequence[Any] | None = None, **options: Any
+    ) -> list[list[Any]]:
+        bodies = extra_bodies or [None] * len(batch_sentences)
+        pairs = zip(batch_sentences, bodies, strict=True)
+        calls = [self.embeddings(sentences=item, model=model, extra_body=body, **options) for item, body in pairs]
+        return await asyncio.gather(*calls)
+
+
+@dataclass
+class ProxyGroup:
+    """Proxies among which one is selected in turn, those of larger weight more often. ``pattern`` names the models that they serve."""
+
+    pattern: str = ""
+    strategy: LoadBalanceStrategy = LoadBalanceStrategy.ROUND_ROBIN
+    proxies: dict[str, OpenAIChatProxy] = field(default_factory=dict)
+    weights: dict[str, int] = field(default_factory=dict)
+    healthy_keys: set[str] = field(default_factory=set)
+    _credit: dict[str, int] = field(default_factory=dict, repr=False)
+
+    def add(self, key: str, proxy: OpenAIChatProxy, weight: int = 1) -> None:
+        if key in self.proxies:
+            raise ConfigError(f"a proxy with the key {key!r} exists already; use another key")
+        self.proxies[key] = proxy
+        self.weights[key] = max(1, weight)
+        self.healthy_keys.add(key)
+
+    def drop(self, key: str) -> OpenAIChatProxy | None:
+        self.healthy_keys.discard(key)
+        return self.proxies.pop(key, None)
+
+    def mark(self, key: str, *, healthy: bool) -> None:
+        if key not in self.proxies:
+            raise KeyError(f"there is no proxy with the key {key!r}")
+        (self.healthy_keys.add if healthy else self.healthy_keys.discard)(key)
+
+    def select(self) -> OpenAIChatProxy:
+        """Smooth weighted round robin, as of nginx. Raises ``RuntimeError`` if no proxy is healthy."""
+        weighted = self.strategy is LoadBalanceStrategy.WEIGHTED_ROUND_ROBIN
+        shares = {key: self.weights[key] if weighted else 1 for key in self.proxies if key in self.healthy_keys}
+        if not shares:
+            raise RuntimeError(f"no healthy proxy{f' for {self.pattern!r}' if self.pattern else ''}; mark one with mark_healthy()")
+        for key, share in shares.items():
+            self._credit[key] = self._credit.get(key, 0) + share
+        best = max(shares, key=self._credit.__getitem__)
+        self._credit[best] -= sum(shares.values())
+        return self.proxies[best]
+
+
+class ModelRouter:
+    """Groups of proxies by model: the exact name, else the first pattern that matches."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, ProxyGroup] = {}
+
+    def register(
+        self,
+        pattern: str,
+        proxy_map: Mapping[str, OpenAIChatProxy],
+        weights: Mapping[str, int] | None = None,
+        strategy: LoadBalanceStrategy = LoadBalanceStrategy.ROUND_ROBIN,
+    ) -> None:
+        self._groups[pattern] = group = ProxyGroup(pattern, strategy)
+        for key, proxy in proxy_map.items():
+            group.add(key, proxy, (weights or {}).get(key, 1))
+
+    def resolve(self, model: str) -> ProxyGroup | None:
+        return self._groups.get(model) or next((group for group in self._groups.values() if fnmatch(model, group.pattern)), None)
+
+    def select_from_group(self, group: ProxyGroup) -> OpenAIChatProxy:
+        return group.select()
+
+    def mark_unhealthy(self, pattern: str, key: str) -> None:
+        self._groups[pattern].mark(key, healthy=False)
+
+    def mark_healthy(self, pattern: str, key: str) -> None:
+        self._groups[pattern].mark(key, healthy=True)
+
+    def list_routes(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "pattern": group.pattern,
+                "strategy": group.strategy.value,
+                "proxy_count": len(group.proxies),
+                "healthy_count": len(group.healthy_keys),
+                "keys": list(group.proxies),
+            }
+            for group in self._groups.values()
+        ]
+
+
+class OpenAIChatProxyManager:
+    """Proxies by key. ``select_proxy`` returns one of them; the caller sends to it."""
+
+    def __init__(self, strategy: LoadBalanceStrategy = LoadBalanceStrategy.ROUND_ROBIN) -> None:
+        self._group = ProxyGroup(strategy=strategy)
+        self._router = ModelRouter()
+        self.register_model_route = self._router.register
+        self.list_routes = self._router.list_routes
+
+    def add_proxy(self, key: str, proxy: OpenAIChatProxy, weight: int = 1) -> Self:
+        self._group.add(key, proxy, weight)
+        return self
+
+    def add_proxy_with_default(self, key: str, base_url: str, api_key: str) -> Self:
+        return self.add_proxy(key, OpenAIChatProxy(base_url, api_key=api_key))
+
+    def add_proxies_with_default(self, proxies: Mapping[str, tuple[str, str]]) -> Self:
+        for key, (base_url, api_key) in proxies.items():
+            self.add_proxy_with_default(key, base_url, api_key)
+        return self
+
+    def proxy(self, key: str) -> OpenAIChatProxy:
+        """Raises ``KeyError`` if there is no such proxy."""
+        return self._group.proxies[key]
+
+    def exist_proxy(self, key: str) -> bool:
+        return key in self._group.proxies
+
+    def proxies(self) -> dict[str, OpenAIChatProxy]:
+        return dict(self._group.proxies)
+
+    def healthy_proxies(self) -> dict[str, OpenAIChatProxy]:
+        return {key: proxy for key, proxy in self._group.proxies.items() if key in self._group.healthy_keys}
+
+    def mark_unhealthy(self, key: str) -> None:
+        self._group.mark(key, healthy=False)
+
+    def mark_healthy(self, key: str) -> None:
+        self._group.mark(key, healthy=True)
+
+    def select_proxy(self, model: str | None = None) -> OpenAIChatProxy:
+        """The next proxy of the model's route, or of all if it has none. Raises ``RuntimeError`` if none is healthy."""
+        return ((model and self._router.resolve(model)) or self._group).select()
+
+    async def batch_stream_chat_completion(self, batch_messages: Any, model: str, **options: Any) -> AsyncIterator[tuple[int, str]]:
+        async for item in self.select_proxy(model).batch_stream_chat_completion(batch_messages, model, **options):
+            yield item
+
+    async def remove_proxy(self, key: str) -> None:
+        if (proxy := self._group.drop(key)) is not None:
+            await proxy.client.aclose()
+
+    async def close(self) -> None:
+        for key in list(self._group.proxies):
+            await self.remove_proxy(key)

@@ -1,0 +1,225 @@
+"""The old names of QReward 0.1.7: where they are found, what they say, and what of their behaviour is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+import qreward
+from qreward import CircuitOpen, ConfigError
+from qreward.compat.functions import PriorityTaskQueue, schedule
+from qreward.compat.names import GONE, KEPT
+from qreward.compat.proxies import REPLACED, OpenAIChatProxy
+from qreward.settings import policies
+
+OLD_PATHS = {
+    "qreward.client": {"LoadBalanceStrategy", "ModelRouter", "OpenAIChatProxy", "OpenAIChatProxyManager"},
+    "qreward.client.load_balancer": {"LoadBalanceStrategy"},
+    "qreward.client.manager": {"OpenAIChatProxyManager"},
+    "qreward.client.model_router": {"ModelRouter"},
+    "qreward.client.openai": {"OpenAIChatProxy"},
+    "qreward.utils": {
+        "RequestsTCPKeepAliveAdapter", "aiohttp_keepalive_socket_factory", "httpx_keepalive_socket", "patch_httpx", "retry", "schedule",
+    },
+    "qreward.utils.scheduler": {
+        "AdaptiveRateLimiter", "AsyncRunner", "BaseRunner", "CircuitBreaker", "CircuitState", "ConfigWatcher", "ExecutionContext",
+        "LimiterPool", "OverloadChecker", "Priority", "PriorityTaskQueue", "RunningTaskPool", "ScheduleConfig", "ScheduleMetrics",
+        "SyncRunner", "TelemetryExporter", "schedule",
+    },
+}  # fmt: skip
+"""What the modules of 0.1.7 exported."""
+SAME_PLACE = ("qreward.client", "LoadBalanceStrategy")
+"""An import that needs no change: the module of today has the name too."""
+
+
+def deprecations(action: Callable[[], object]) -> list[str]:
+    """The texts of the warnings of an action. All must be deprecations at a line of this file."""
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        action()
+    assert all(each.category is DeprecationWarning and each.filename in (__file__, "<old>") for each in seen), seen
+    return [str(each.message) for each in seen]
+
+
+def imported(module: str, name: str) -> Callable[[], None]:
+    return lambda: exec(compile(f"from {module} import {name}", "<old>", "exec"), {})
+
+
+def test_every_name_of_0_1_7_is_found_with_one_warning_or_says_its_replacement() -> None:
+    assert set().union(*OLD_PATHS.values()) == set(KEPT) | set(GONE)
+    for module, names in OLD_PATHS.items():
+        for name in sorted(names & set(GONE)):
+            with pytest.raises(ImportError, match="was dropped") as raised:
+                imported(module, name)()
+            assert GONE[name] in str(raised.value)
+        for name in sorted(names & set(KEPT)):
+            texts = deprecations(imported(module, name))
+            assert len(texts) == (name != "schedule" and (module, name) != SAME_PLACE), (module, name, texts)
+            assert all(text.startswith(f"{module}.{name} is deprecated: {KEPT[name][1]}; see docs/") for text in texts)
+        with pytest.raises(ImportError, match="cannot import name 'nonsense'"):
+            imported(module, "nonsense")()
+
+
+def test_an_attribute_of_an_old_module_warns_at_its_own_line_at_every_use() -> None:
+    import qreward.utils.scheduler
+
+    for _ in range(2):
+        assert len(deprecations(lambda: qreward.utils.scheduler.Priority)) == 1
+    assert qreward.utils.scheduler.schedule is schedule
+    assert not hasattr(qreward.client, "nonsense")
+
+
+def test_the_same_enums_stand_at_the_old_paths() -> None:
+    with pytest.deprecated_call():
+        from qreward.client.load_balancer import LoadBalanceStrategy
+    with pytest.deprecated_call():
+        from qreward.utils.scheduler import Priority
+    assert (LoadBalanceStrategy, Priority) == (policies.LoadBalanceStrategy, policies.Priority)
+
+
+def test_programs_that_use_no_old_name_load_none_of_this() -> None:
+    script = "import sys, qreward; qreward.QRewardClient; print([name for name in sys.modules if 'compat' in name and 'qreward' in name])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "[]"
+
+
+NEW_FORMS: list[tuple[dict[str, Any], str]] = [
+    ({}, "()"),
+    ({"timeout": 0, "limit_size": 0, "hedged_request_time": 0, "circuit_breaker_threshold": 0, "retry_times": 0}, "()"),
+    ({"timeout": 30, "priority": policies.Priority.HIGH}, "(timeout=30.0, priority=Priority.HIGH)"),
+    ({"retry_times": 5}, "(retry_times=5, retry_max_interval=1.0, speed_up_max_multiply=5)"),
+    ({"retry_times": 2, "speed_up_max_multiply": 0, "retry_interval": 0}, "(retry_times=2, retry_interval=0.0)"),
+    ({"hedged_request_time": 3}, "(hedged_request_time=3.0, hedged_request_max_times=2)"),
+    ({"adaptive_limit": True}, "()"),
+    ({"adaptive_limit": True, "limit_size": 9}, "(limit_size=9, adaptive_limit=True, adaptive_latency_threshold=5.0)"),
+    ({"exception_types": (ValueError, BaseException)}, "()"),
+    ({"exception_types": TimeoutError}, "(exception_types=(TimeoutError,))"),
+    ({"default_result": None}, "(default_result=None)"),
+    ({"adaptive_window_seconds": 5.0}, "(); adaptive_window_seconds has no effect any more"),
+]
+
+
+def decorate(made: list[Any], old: dict[str, Any]) -> None:
+    made.append(schedule(**old)(lambda: 1))
+
+
+def test_the_warning_of_schedule_says_the_new_form_which_is_what_runs() -> None:
+    for old, form in NEW_FORMS:
+        made: list[Any] = []
+        (text,) = deprecations(partial(decorate, made, old))
+        assert f"and @schedule{form}; see docs" in text, old
+        written, _, _ = form.partition(";")
+        with warnings.catch_warnings():
+            new = eval(f"qreward.ScheduleConfig{written}", {"qreward": qreward, "Priority": qreward.Priority, "TimeoutError": TimeoutError})
+        runs = {**made[0].config.snapshot(), "default_result": new.default_result}
+        ineffective = set() if new.retry_times else {"retry_interval", "retry_max_interval"}
+        assert {name: runs[name] for name in runs if name not in ineffective} == {
+            name: value for name, value in new.snapshot().items() if name not in ineffective
+        }, old
+
+
+def test_positional_settings_keep_their_order_and_wrong_ones_are_refused() -> None:
+    with pytest.deprecated_call():
+        function = schedule(5, 3)(lambda: 1)
+    assert (function.config.timeout, function.config.hedged_request_time) == (5, 3)
+    wrongs: list[tuple[dict[str, Any], str]] = [
+        ({"timeout": -1}, "timeout"),
+        ({"retry_time": 1}, "retry_times"),
+        ({"exception_types": "all"}, "exception_types"),
+    ]
+    for wrong, match in wrongs:
+        with pytest.raises(ConfigError, match=match):
+            schedule(**wrong)
+    with pytest.raises(ConfigError, match="at most 24"):
+        schedule(*range(25))
+
+
+def old_schedule(**settings: Any) -> Any:
+    with pytest.deprecated_call():
+        return schedule(**settings)
+
+
+async def test_an_open_circuit_is_the_error_of_then_and_of_now_also_where_there_is_a_default() -> None:
+    @old_schedule(circuit_breaker_threshold=1, default_result="fallback")
+    async def fails() -> str:
+        raise OSError("away")
+
+    assert await fails() == "fallback"
+    with pytest.raises(RuntimeError) as raised:
+        await fails()
+    assert isinstance(raised.value, CircuitOpen)
+
+
+async def test_what_ends_a_task_or_a_program_is_neither_retried_nor_replaced() -> None:
+    tries: list[type[BaseException]] = []
+
+    @old_schedule(retry_times=3, default_result=0)
+    async def ends(error: BaseException) -> None:
+        tries.append(type(error))
+        raise error
+
+    @old_schedule(retry_times=3, default_result=0)
+    def ends_blocking(error: BaseException) -> None:
+        tries.append(type(error))
+        raise error
+
+    with pytest.raises(asyncio.CancelledError):
+        await ends(asyncio.CancelledError())
+    for error in (KeyboardInterrupt, SystemExit):
+        with pytest.raises(error):
+            ends_blocking(error())
+    assert tries == [asyncio.CancelledError, KeyboardInterrupt, SystemExit]
+
+
+def test_a_base_exception_that_is_not_named_is_raised_at_once() -> None:
+    class Stop(BaseException): ...
+
+    tries = []
+
+    @old_schedule(retry_times=3, exception_types=ValueError)
+    def fails() -> None:
+        tries.append(1)
+        raise Stop("now")
+
+    with pytest.raises(Stop, match="now"):
+        fails()
+    assert len(tries) == 1
+
+
+def test_a_task_that_waited_for_the_threshold_is_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("qreward.compat.functions.monotonic", lambda: now[0])
+    queue = PriorityTaskQueue(starvation_threshold=10)
+    queue.put("low", priority=9)
+    now[0] = 9.0
+    queue.put("high", priority=0)
+    assert queue.peek() == "high"
+    now[0] = 10.0
+    assert [queue.get(), queue.get(), queue.get()] == ["low", "high", None]
+    with pytest.raises(ConfigError, match=r"priority must be in \[0, 9\]"):
+        queue.put("x", priority=10)
+
+
+def test_a_parameter_of_a_proxy_that_cannot_be_kept_says_its_replacement() -> None:
+    for name, text in REPLACED.items():
+        wrong: dict[str, Any] = {name: lambda request: None}
+        with pytest.raises(ConfigError) as raised:
+            OpenAIChatProxy("http://gpu-0:8000/v1", api_key="secret-1", **wrong)
+        assert text in str(raised.value)
+        assert "secret-1" not in str(raised.value)
+    with pytest.raises(ConfigError, match="never was a parameter"):
+        OpenAIChatProxy("http://gpu-0:8000/v1", max_concurrency=3)
+    assert "observers" in deprecations(lambda: OpenAIChatProxy("http://gpu-0:8000/v1", debug=True))[0]
+
+
+def test_the_limits_of_a_proxy_are_those_of_0_1_7_and_certificates_are_verified() -> None:
+    proxy = OpenAIChatProxy("http://gpu-0:8000/v1", api_key="x", timeout=20)
+    (endpoint,) = proxy.with_max_concurrent(8).client.config.endpoints
+    assert (endpoint.limits.max_concurrency, endpoint.limits.rpm, endpoint.timeouts.attempt, endpoint.verify) == (8, 3000, 20, True)

@@ -68,7 +68,7 @@ class BatchApi:
         wanted = {"input_file_id": file, "endpoint": url, "completion_window": WINDOW, "metadata": {METADATA: tag}}
         return self._read(BatchObject, await self._call("POST", "/batches", model, msgspec.json.encode(wanted)), model)
 
-    async def look(self, batch: str, model: str) -> BatchObject:
+    async def retrieve(self, batch: str, model: str) -> BatchObject:
         """Return the present state of a batch."""
         return self._read(BatchObject, await self._call("GET", f"/batches/{batch}", model), model)
 

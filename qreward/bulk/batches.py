@@ -34,18 +34,14 @@ SCORING = 2048
 
 
 class Entry:
-    """A line that is being sent: a request, or the fields of an item for a scorer.
+    """A line that is being sent: a request, or the fields of an item for a scorer. ``reserved`` is the most that its attempts can cost."""
 
-    ``reserved`` is what ``reserves`` attempts can cost.
-    """
-
-    __slots__ = ("content", "custom_id", "digest", "ordinal", "place", "reserved", "reserves", "started")
+    __slots__ = ("content", "custom_id", "digest", "ordinal", "place", "reserved", "started")
 
     def __init__(self, ordinal: int, line: InputLine, custom_id: str, content: Any, reserved: Spent) -> None:
         self.ordinal, self.digest, self.place = ordinal, line.digest, line.place
         self.custom_id, self.content = custom_id, content
         self.reserved, self.started = reserved, False
-        self.reserves = 1
 
 
 class LineQueue:
@@ -177,6 +173,7 @@ class LineRun(ABC):
         runtime: that of the client.
         journal: closed by the run.
         settings: of the run.
+        reader: makes requests of lines.
         scorer: makes a verdict of each line; None sends each line as a request.
         done_before: lines that were done before this run.
 
@@ -186,9 +183,11 @@ class LineRun(ABC):
         read_on: set when lines were taken or are done, so that more can be read.
     """
 
-    def __init__(self, runtime: Runtime, journal: Journal, settings: BulkSettings, scorer: Scorer | None, done_before: int) -> None:
+    def __init__(
+        self, runtime: Runtime, journal: Journal, settings: BulkSettings, reader: RequestReader, scorer: Scorer | None, done_before: int
+    ) -> None:
         self.runtime, self._journal, self._settings, self._scorer = runtime, journal, settings, scorer
-        self._reader = RequestReader(settings)
+        self._reader = reader
         self.scheduling: Mapping[str, Any] = settings.scheduling()
         hedge = {"hedge": False} if settings.is_limited else {}  # a copy would cost what is not reserved
         self.request_options = runtime.request_options({**self.scheduling, **hedge})

@@ -29,7 +29,7 @@ import msgspec
 from qreward.bulk import records
 from qreward.bulk.budget import NOTHING, Spent
 from qreward.bulk.index import Index, JournalFull, allocate
-from qreward.bulk.provider import HeldBatch, read_record
+from qreward.bulk.provider import HeldBatch, apply_record
 from qreward.bulk.records import BATCH, BLOCK, DONE, FAILED, SPENT, STARTED, BlockMark, Summary
 from qreward.errors import ConfigError, QRewardError
 
@@ -239,7 +239,7 @@ class Journal:
             if kind != SPENT:
                 self._index.put(number, place, records.digest_of(found), ok=kind == DONE)
         elif kind == BATCH:
-            self._settled += read_record(self.held, number, records.content_of(found))
+            self._settled += apply_record(self.held, number, records.content_of(found))
             self.batches = max(self.batches, number + 1)
         elif kind == BLOCK:
             self._set_block(number, msgspec.json.decode(records.content_of(found), type=BlockMark | None))

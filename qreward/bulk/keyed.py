@@ -14,6 +14,7 @@ from qreward.bulk.batches import Entry, LineRun
 from qreward.bulk.budget import Spent
 from qreward.bulk.folder import JournalFolder, KeyedLine, keyed_line
 from qreward.bulk.outputs import answer_line, failure_line
+from qreward.bulk.requests import RequestReader
 from qreward.bulk.settings import BulkSettings
 from qreward.errors import BadRequest, ConfigError, QRewardError
 from qreward.judge.types import Scorer
@@ -66,9 +67,9 @@ class KeyedRun(LineRun):
     """
 
     def __init__(self, runtime: Runtime, folder: JournalFolder, settings: BulkSettings, scorer: Scorer | None = None) -> None:
-        self._folder = folder
+        self._folder, reader = folder, RequestReader(settings)
         self._part, journal = folder.claim()
-        super().__init__(runtime, journal, settings, scorer, folder.done)
+        super().__init__(runtime, journal, settings, reader, scorer, folder.done)
         self._next = max(journal.size, 1 + max(journal.unfinished, default=-1))
         self._waiting: dict[int, asyncio.Future[RowResult]] = {}  # by digest
         self._reading = asyncio.Lock()

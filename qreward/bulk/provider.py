@@ -1,6 +1,6 @@
 """Provider batches: files of requests that a provider works off within a day, at a lower price. What is known of one, and what follows.
 
-A provider batch is collected, uploaded, recorded in the journal, created at the provider, and looked at until it has ended; then its
+A provider batch is collected, uploaded, recorded in the journal, created at the provider, and polled until it has ended; then its
 results are read. Everything here is pure: limits, the JSON of OpenAI's Batch API (https://platform.openai.com/docs/api-reference/batch),
 the records of the journal, and decisions. ``batch_api`` makes the calls, ``provider_batches`` runs the batches.
 """
@@ -33,8 +33,8 @@ WINDOW = "24h"
 """The only ``completion_window`` that OpenAI accepts."""
 METADATA = "qreward"
 """The key of a batch's metadata whose value tells whose it is, so that a run finds a batch whose identifier it did not receive."""
-FIRST_LOOK, LONGEST_LOOK, SLOWER = 5.0, 60.0, 1.5
-"""Seconds before the first look at a batch, the longest time between two looks, and the factor from one to the next."""
+FIRST_POLL, LONGEST_POLL, POLL_FACTOR = 5.0, 60.0, 1.5
+"""Seconds before a batch is polled first, the longest time between two polls, and the factor from one to the next."""
 SENT_AGAIN = frozenset({FailureKind.OVERLOADED, FailureKind.TRANSIENT, FailureKind.TIMEOUT})
 """Failures of a line after which it is sent again: 429 and 5xx, for example."""
 NOT_DONE = {"batch_expired": FailureKind.TIMEOUT, "batch_cancelled": FailureKind.TIMEOUT}
@@ -143,14 +143,14 @@ def read(kind: type[T], body: bytes) -> T:
         raise Malformed(f"it is not a {kind.__name__} of the Batch API: {error}") from None
 
 
-def next_look(seconds: float, longest: float) -> float:
-    """Return how long to wait for the next look at a batch, after a wait of ``seconds``.
+def next_poll(seconds: float, longest: float) -> float:
+    """Return how long to wait until a batch is polled again, after a wait of ``seconds``.
 
     Example:
-        >>> [next_look(5.0, 60.0), next_look(50.0, 60.0)]
+        >>> [next_poll(5.0, 60.0), next_poll(50.0, 60.0)]
         [7.5, 60.0]
     """
-    return min(longest, seconds * SLOWER)
+    return min(longest, seconds * POLL_FACTOR)
 
 
 def url_of(call: WireRequest) -> str:
@@ -172,7 +172,7 @@ def fits(size: int, inputs: int) -> bool:
 _CODECS = {f"/v1{codec.path}": codec for codec in (CHAT, EMBEDDINGS)}
 
 
-def asked(url: str, model: str, inputs: int) -> WireRequest:
+def partial_request(url: str, model: str, inputs: int) -> WireRequest:
     """Return a request of which only so much is known as its response needs to be checked."""
     codec = _CODECS.get(url) or passthrough(url)
     return WireRequest(codec, model, [""] * inputs, {}, None)
@@ -242,7 +242,7 @@ def end_record(spent: Spent = NOTHING) -> bytes:
     return msgspec.json.encode({"end": True, "tokens": spent.tokens, "cost": spent.cost})
 
 
-def read_record(held: dict[int, HeldBatch], number: int, content: bytes) -> Spent:
+def apply_record(held: dict[int, HeldBatch], number: int, content: bytes) -> Spent:
     """Take in a record of the journal. Returns what the batch has cost beside its results."""
     fields = msgspec.json.decode(content)
     if "ordinals" in fields:

@@ -150,7 +150,7 @@ class ProviderBatches:
     async def _collect(self) -> None:
         async for entry in self.queue:
             try:
-                self._take_in(entry)
+                self._add_line(entry)
             except QRewardError as error:
                 self._bulk.finish(entry, Result(entry.ordinal, None, error, None, 0.0, 0.0))
             except OSError as error:
@@ -163,7 +163,7 @@ class ProviderBatches:
             if batch.missing:  # lines that are not in the input any more, or that this run does not read
                 self._follow_soon(batch)
 
-    def _take_in(self, entry: Entry) -> None:
+    def _add_line(self, entry: Entry) -> None:
         """Put a line into a file. Raises ``BadRequest`` if it cannot be sent, or ``ConfigError``."""
         call, reserved = entry.content, entry.reserved
         url, inputs = provider.url_of(call), provider.inputs_in(call)
@@ -206,7 +206,7 @@ class ProviderBatches:
 
     def _follow_soon(self, batch: Batch) -> None:
         self._following += 1
-        self._begin(self._guarded(batch, self._go_on))
+        self._begin(self._guarded(batch, self._resume))
 
     async def _guarded(self, batch: Batch, work: Callable[[Batch], Awaitable[None]]) -> None:
         """Work on a batch. If that fails, the run stops; what is at the provider stays there, for the next run."""
@@ -225,7 +225,7 @@ class ProviderBatches:
     async def _submit(self, batch: Batch) -> None:
         """Upload a file, create its batch, and follow it."""
         spool, api, model = batch.spool, batch.api, batch.model
-        file = await self._persist(batch, lambda: api.upload(spool, model))
+        file = await self._repeat(batch, lambda: api.upload(spool, model))
         if self._bulk.is_stopping:
             return
         number = batch.number = self._journal.batches
@@ -237,7 +237,7 @@ class ProviderBatches:
         self._bulk.submitted(spool.ordinals)
         created = await self._create(batch, file)
         self._name(batch, created)
-        await self._follow(batch, batch.first_look)
+        await self._follow(batch, batch.first_poll)
 
     async def _create(self, batch: Batch, file: str) -> BatchObject:
         """Create a batch. After a failure that leaves open whether it was created, it is looked for first."""
@@ -252,16 +252,16 @@ class ProviderBatches:
         async def find_or_create() -> BatchObject:
             return await api.find(batch.tag, model) or await api.create(file, batch.url, batch.tag, model)
 
-        await asyncio.sleep(batch.first_look)
-        return await self._persist(batch, find_or_create)
+        await asyncio.sleep(batch.first_poll)
+        return await self._repeat(batch, find_or_create)
 
-    async def _go_on(self, batch: Batch) -> None:
+    async def _resume(self, batch: Batch) -> None:
         """Go on with a batch of an earlier run, which may have ended before the provider named it."""
         if batch.id is None:
-            found = await self._persist(batch, lambda: batch.api.find(batch.tag, batch.model))
+            found = await self._repeat(batch, lambda: batch.api.find(batch.tag, batch.model))
             if found is None:
-                await asyncio.sleep(batch.first_look)  # the request may have been on its way
-                found = await self._persist(batch, lambda: batch.api.find(batch.tag, batch.model))
+                await asyncio.sleep(batch.first_poll)  # the request may have been on its way
+                found = await self._repeat(batch, lambda: batch.api.find(batch.tag, batch.model))
             if found is None:
                 await self._send_rest(batch, batch.spool.take_rest())
                 return
@@ -274,28 +274,28 @@ class ProviderBatches:
         self._journal.record_batch(batch.number, msgspec.json.encode({"id": found.id}))
 
     async def _follow(self, batch: Batch, wait: float) -> None:
-        """Look at a batch until it has ended, and take its results."""
+        """Poll a batch until it has ended, and take its results."""
         batch.since, name = self._loop.time(), batch.id or ""
         while True:
             await asyncio.sleep(wait)
             try:
-                found = await self._persist(batch, lambda: batch.api.look(name, batch.model))
+                found = await self._repeat(batch, lambda: batch.api.retrieve(name, batch.model))
             except RequestError as error:
                 if error.status_code != 404 or not self._bulk.force:
                     raise
                 found = BatchObject(name, "cancelled")
             if found.has_ended:
                 break
-            wait = provider.next_look(max(wait, batch.first_look), batch.longest)
+            wait = provider.next_poll(max(wait, batch.first_poll), batch.longest)
         if found.status == "failed":
             await self._take_refusal(batch, found)
             return
         again: Again = []
         for file, least in found.files:
             for _ in range(self._bulk.attempts):
-                if await self._persist(batch, partial(self._results.take, batch, file, again)) >= least:
+                if await self._repeat(batch, partial(self._results.take, batch, file, again)) >= least:
                     break
-                await asyncio.sleep(batch.first_look)  # what is missing was paid
+                await asyncio.sleep(batch.first_poll)  # what is missing was paid
         await self._send_again(batch, again, found.status)
 
     async def _send_again(self, batch: Batch, again: Again, status: str) -> None:
@@ -356,9 +356,9 @@ class ProviderBatches:
             spent = batch.spent + batch.reserved
             self._journal.record_batch(batch.number, provider.end_record(spent), spent)
 
-    async def _persist(self, batch: Batch, call: Callable[[], Awaitable[T]]) -> T:
+    async def _repeat(self, batch: Batch, call: Callable[[], Awaitable[T]]) -> T:
         """Make a call, again and again while the provider cannot be reached or is overloaded. Raises the error of the last try."""
-        wait, waited = batch.first_look, 0.0
+        wait, waited = batch.first_poll, 0.0
         while True:
             try:
                 return await call()
@@ -368,7 +368,7 @@ class ProviderBatches:
                 raise failure.error
             pause = max(wait, failure.retry_after or 0.0)
             await asyncio.sleep(pause)
-            waited, wait = waited + pause, provider.next_look(wait, batch.longest)
+            waited, wait = waited + pause, provider.next_poll(wait, batch.longest)
 
 
 def _disk(error: OSError) -> str:

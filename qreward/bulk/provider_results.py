@@ -138,7 +138,7 @@ def without_result(batch: Batch, status: str) -> Failure:
 
 def _outcome(batch: Batch, line: SpooledLine, found: ResultLine) -> Answer | Failure:
     """Return what a result line means, as if its response had been received from the endpoint."""
-    call, response = provider.asked(batch.url, batch.model, line.inputs), found.response
+    call, response = provider.partial_request(batch.url, batch.model, line.inputs), found.response
     connection = batch.api.connection
     status = 200 if response is None else response.status_code
     body = b"" if response is None else bytes(response.body)

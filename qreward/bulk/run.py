@@ -22,6 +22,7 @@ from qreward.bulk.outputs import OutputFile, answer_line, failure_line
 from qreward.bulk.provider import URLS, url_of
 from qreward.bulk.provider_batches import ProviderBatches
 from qreward.bulk.report import BulkReport
+from qreward.bulk.requests import RequestReader
 from qreward.bulk.settings import BulkSettings
 from qreward.codecs.base import WireRequest
 from qreward.engine.snapshots import load_of
@@ -51,7 +52,7 @@ class BulkRun(LineRun):
     Args:
         source: where lines come from.
         outputs: the file of results, and that of failures.
-        runtime, journal, settings, scorer: see :class:`~qreward.bulk.batches.LineRun`.
+        runtime, journal, settings, reader, scorer: see :class:`~qreward.bulk.batches.LineRun`.
     """
 
     def __init__(
@@ -61,9 +62,10 @@ class BulkRun(LineRun):
         outputs: tuple[OutputFile, OutputFile],
         journal: Journal,
         settings: BulkSettings,
+        reader: RequestReader,
         scorer: Scorer | None = None,
     ) -> None:
-        super().__init__(runtime, journal, settings, scorer, journal.done)
+        super().__init__(runtime, journal, settings, reader, scorer, journal.done)
         self._source, (self._output, self._failures) = source, outputs
         self._budget = SpendingLimit(settings.max_cost, settings.max_tokens, journal.spent_before)
         self._provider: ProviderBatches | None = None  # made for the first line that goes there
@@ -144,7 +146,7 @@ class BulkRun(LineRun):
         ``text`` is its line of the output, if it succeeded and has one already; ``spent`` what it cost, if that does not follow from it.
         """
         error = result.error
-        if error is not None and _is_not_its_fault(entry, result):
+        if error is not None and _was_never_processed(entry, result):
             self._budget.settle(entry.reserved, NOTHING)
             if entry.started:
                 self._journal.withdraw(entry.ordinal, entry.digest)
@@ -168,7 +170,7 @@ class BulkRun(LineRun):
         usage = result.usage if self._scorer is None or not result.ok else result.value.usage
         answer = spent_by(usage, self.runtime.prices.get(result.endpoint or "")) if result.ok else NOTHING
         unknown = sum(attempt.outcome not in FREE for attempt in result.attempts) + (answer is None)
-        most = Spent(entry.reserved.tokens // entry.reserves, entry.reserved.cost / entry.reserves)
+        most = Spent(entry.reserved.tokens // self.attempts, entry.reserved.cost / self.attempts)
         return (answer or NOTHING) + most * unknown
 
     # reading
@@ -181,7 +183,7 @@ class BulkRun(LineRun):
                 self._start_provider()
             while block := await asyncio.to_thread(next, blocks, None):
                 first = self._read
-                for ordinal, line in self._unknown(first, block):
+                for ordinal, line in self._lines_to_send(first, block):
                     self._read = ordinal
                     if self._reason is not None or self._taken == self._settings.sample:
                         return
@@ -197,7 +199,7 @@ class BulkRun(LineRun):
     def _are_done(self, ordinals: range) -> bool:
         return self._journal.are_done(self._settings.of_the_shard(ordinals))
 
-    def _unknown(self, first: int, block: Block) -> list[tuple[int, InputLine]]:
+    def _lines_to_send(self, first: int, block: Block) -> list[tuple[int, InputLine]]:
         """Return the lines of a block that are not done. Raises ``ConfigError`` if one that was sent has changed since then."""
         if block.lines is None:
             return []
@@ -253,9 +255,7 @@ class BulkRun(LineRun):
         reserved = await self._reserve(call, names, attempts)
         if reserved is None:
             return None, pool
-        entry = Entry(ordinal, line, custom_id, call, reserved)
-        entry.reserves = attempts
-        return entry, pool
+        return Entry(ordinal, line, custom_id, call, reserved), pool
 
     def _batch_endpoints(self, call: WireRequest) -> tuple[Endpoint, ...]:
         """Return the endpoints of kind ``openai_batch`` to which a line goes; empty if it goes to others."""
@@ -447,7 +447,7 @@ class BulkRun(LineRun):
         return (line.result for line in found if line.ok == ok)
 
 
-def _is_not_its_fault(entry: Entry, result: Result[Any]) -> bool:
+def _was_never_processed(entry: Entry, result: Result[Any]) -> bool:
     """Return whether a failed line was certainly never processed, so that it may be sent again when the endpoints are back."""
     if isinstance(result.error, BadRequest | ConfigError):
         return False

@@ -43,12 +43,12 @@ async def run_bulk(
         raise ConfigError(
             "max_cost needs the price of the endpoints; set Endpoint(price=(dollars for a million prompt tokens, completion tokens))"
         )
-    if scorer is not None and (checked.max_cost is not None or checked.max_tokens is not None):
+    if scorer is not None and checked.is_limited:
         raise ConfigError("max_cost and max_tokens hold for requests; what a judge will use is not known before. Leave them out")
     written, failures = OutputFile(path), OutputFile(path.with_name(f"{path.stem}.failed.jsonl"))
     journal_path = path.with_name(f"{path.name}.journal")
     _check_apart(lines.names, (path, failures.path, journal_path))
-    RequestReader(checked)  # raises for wrong settings before a journal is made
+    reader = RequestReader(checked)
     try:
         journal = Journal(
             journal_path,
@@ -58,7 +58,7 @@ async def run_bulk(
         )
     except JournalFull as error:
         return BulkReport(reason=str(error))
-    run = BulkRun(runtime, lines, (written, failures), journal, checked, scorer)
+    run = BulkRun(runtime, lines, (written, failures), journal, checked, reader, scorer)
     on_start(run)
     return await run.run()
 

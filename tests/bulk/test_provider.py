@@ -19,13 +19,13 @@ from qreward.bulk.provider import (
     BatchObject,
     HeldBatch,
     ResultLine,
-    asked,
+    apply_record,
     begin_record,
     end_record,
     inputs_in,
-    next_look,
+    next_poll,
+    partial_request,
     read,
-    read_record,
     url_of,
 )
 from qreward.bulk.requests import RequestReader
@@ -38,13 +38,13 @@ ABOUT = {"endpoint": "p", "url": "/v1/chat/completions", "model": MODEL, "tag": 
 
 
 def test_looks_become_rarer_and_stay_within_the_longest() -> None:
-    wait, waits = provider.FIRST_LOOK, []
+    wait, waits = provider.FIRST_POLL, []
     for _ in range(10):
-        wait = next_look(wait, provider.LONGEST_LOOK)
+        wait = next_poll(wait, provider.LONGEST_POLL)
         waits.append(wait)
     assert waits == sorted(waits)
-    assert waits[0] > provider.FIRST_LOOK
-    assert waits[-1] == provider.LONGEST_LOOK
+    assert waits[0] > provider.FIRST_POLL
+    assert waits[-1] == provider.LONGEST_POLL
 
 
 def test_only_these_states_are_the_end_of_a_batch() -> None:
@@ -83,7 +83,7 @@ def test_the_request_of_a_line_says_where_it_goes_and_how_its_response_is_checke
         row = {"url": url, "body": {"model": MODEL, **body}}
         call = reader.read(InputLine("item:1", 0, json.dumps(row).encode()), 0).call
         assert (url_of(call), inputs_in(call)) == (url, inputs)
-        again = asked(url, MODEL, inputs)
+        again = partial_request(url, MODEL, inputs)
         assert again.codec is call.codec
         if call.codec is EMBEDDINGS:
             assert len(inputs_of(again)) == inputs
@@ -104,15 +104,15 @@ def begun(folder: Path, *lines: SpooledLine) -> bytes:
 def test_a_batch_is_held_from_its_record_to_its_end(tmp_path: Path) -> None:
     held: dict[int, HeldBatch] = {}
     lines = [SpooledLine(5, 50, "", "", 70, 0.5), SpooledLine(2, 2**64 - 1, "", ""), SpooledLine(9, 0, "", "", 30, 0.25)]
-    assert read_record(held, 4, begun(tmp_path, *lines)) == NOTHING
+    assert apply_record(held, 4, begun(tmp_path, *lines)) == NOTHING
     assert [held[4].reserved(ordinal) for ordinal in held[4]] == [NOTHING, Spent(70, 0.5), Spent(30, 0.25)]
     assert list(held[4].written) == [5, 2, 9]
     assert (held[4].endpoint, held[4].tag, held[4].id, list(held[4])) == ("p", "t:0", None, [2, 5, 9])
     assert [held[4].digest(ordinal) for ordinal in (2, 5, 9, 3, 100)] == [2**64 - 1, 50, 0, None, None]
-    read_record(held, 4, b'{"id":"batch_1"}')
+    apply_record(held, 4, b'{"id":"batch_1"}')
     assert held[4].id == "batch_1"
-    assert read_record(held, 4, end_record(Spent(12, 0.5))) == Spent(12, 0.5)
-    read_record(held, 4, b'{"id":"late"}')
+    assert apply_record(held, 4, end_record(Spent(12, 0.5))) == Spent(12, 0.5)
+    apply_record(held, 4, b'{"id":"late"}')
     assert held == {}
 
 

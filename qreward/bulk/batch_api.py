@@ -10,10 +10,9 @@ from secrets import token_hex
 
 import msgspec
 
-from qreward.bulk.provider import METADATA, WINDOW, BatchObject, BatchPage, FileObject, T, read
+from qreward.bulk.provider import METADATA, WINDOW, BatchObject, BatchPage, FileObject, T, partial_request, read
 from qreward.bulk.spool import Spool
-from qreward.codecs.base import Malformed, Reply, TransportError, WireRequest
-from qreward.codecs.passthrough import passthrough
+from qreward.codecs.base import Malformed, Reply, TransportError
 from qreward.scheduler.outcome import Failure
 from qreward.settings.policies import Endpoint
 from qreward.transport.connection import EndpointConnection, failure_of
@@ -127,14 +126,12 @@ class BatchApi:
         try:
             return read(kind, body)
         except Malformed as error:
-            raise CallFailed(self.connection.failure_from_body(error, Reply(200, {}, body), _any(model))) from None
+            raise CallFailed(
+                self.connection.failure_from_body(error, Reply(200, {}, body), partial_request("/v1/batches", model))
+            ) from None
 
     def _failed(self, error: Exception, model: str) -> CallFailed:
-        return CallFailed(failure_of(error, self.endpoint, _any(model), self.connection))
+        return CallFailed(failure_of(error, self.endpoint, partial_request("/v1/batches", model), self.connection))
 
     def _refused(self, reply: Reply, model: str) -> CallFailed:
-        return CallFailed(self.connection.failure_from_reply(reply, _any(model)))
-
-
-def _any(model: str) -> WireRequest:
-    return WireRequest(passthrough("/v1/batches"), model, None, {}, None)
+        return CallFailed(self.connection.failure_from_reply(reply, partial_request("/v1/batches", model)))

@@ -136,7 +136,7 @@ class Input:
         """
         if self._rows is not None:
             yield from _in_blocks(_rows_of("item", self._rows))
-        known = _Known(marks, are_done)
+        known = _KnownBlocks(marks, are_done)
         for name in self.names:
             if (read := _reader(name)) is None:
                 yield from _text_blocks(name, known)
@@ -221,7 +221,7 @@ class _Unpacked(io.RawIOBase):
         return size
 
 
-class _Known:
+class _KnownBlocks:
     """The blocks of an earlier run that may still be what the input holds, in their order; and the place in the input that was reached."""
 
     def __init__(self, marks: Iterable[BlockMark], are_done: Callable[[range], bool]) -> None:
@@ -257,7 +257,7 @@ def _hash(data: bytes) -> str:
     return blake2b(data, digest_size=16).hexdigest()
 
 
-def _text_blocks(name: str, known: _Known) -> Iterator[Block]:
+def _text_blocks(name: str, known: _KnownBlocks) -> Iterator[Block]:
     label = "standard input" if name == STANDARD_INPUT else name
     number, rest = 0, b""
     try:

@@ -164,15 +164,10 @@ def url_of(call: WireRequest) -> str:
     return path if path.startswith("/v1/") else f"/v1{path}"
 
 
-def fits(size: int, inputs: int) -> bool:
-    """Return whether a file may have so many bytes and inputs."""
-    return size <= FILE_BYTES and inputs <= INPUTS
-
-
 _CODECS = {f"/v1{codec.path}": codec for codec in (CHAT, EMBEDDINGS)}
 
 
-def partial_request(url: str, model: str, inputs: int) -> WireRequest:
+def partial_request(url: str, model: str, inputs: int = 1) -> WireRequest:
     """Return a request of which only so much is known as its response needs to be checked."""
     codec = _CODECS.get(url) or passthrough(url)
     return WireRequest(codec, model, [""] * inputs, {}, None)

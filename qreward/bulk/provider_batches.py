@@ -18,7 +18,7 @@ import msgspec
 from qreward.bulk import provider
 from qreward.bulk.batch_api import BatchApi, CallFailed
 from qreward.bulk.batches import Entry, LineQueue
-from qreward.bulk.budget import NOTHING
+from qreward.bulk.budget import NOTHING, Spent
 from qreward.bulk.journal import Journal
 from qreward.bulk.provider import BatchObject, HeldBatch
 from qreward.bulk.provider_files import Batch, Files
@@ -75,14 +75,13 @@ class ProviderBatches:
         lines = [batch.missing + batch.spool.left for batch in self._open.values()]
         return sum(lines), len(lines)
 
-    def holder(self, ordinal: int, digest: int) -> HeldBatch | None:
-        """Return the batch of an earlier run that holds a line, or None. Such a line must be handed over, not sent."""
-        batch = self._holder(ordinal, digest)
-        return None if batch is None else batch.held
+    def reserved(self, ordinal: int, digest: int) -> Spent | None:
+        """Return what a line may cost that a batch of an earlier run holds. Such a line is handed over, not sent. None for another line."""
+        holder = self._holder(ordinal, digest)
+        return holder.held.reserved(ordinal) if holder is not None and holder.held is not None else None
 
     def _holder(self, ordinal: int, digest: int) -> Batch | None:
-        batches = (batch for batch in self._open.values() if batch.held is not None)
-        return next((batch for batch in batches if batch.held and batch.held.digest(ordinal) == digest), None)
+        return next((batch for batch in self._open.values() if batch.held and batch.held.digest(ordinal) == digest), None)
 
     def _adopt(self, held: HeldBatch) -> None:
         """Go on with a batch of an earlier run, or forget it if all of its results are there."""

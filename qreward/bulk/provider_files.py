@@ -92,9 +92,11 @@ class Files:
         """Add a line to the file that is being collected for it. Raises ``OSError``."""
         key, most = (api.endpoint.name, url, model), self._most_lines.get(api.endpoint.name, provider.LINES)
         batch = self._collecting.get(key)
-        if batch is not None and not provider.fits(batch.spool.size + len(request), batch.spool.inputs + line.inputs):
-            self._complete(key)
-            batch = None
+        if batch is not None:
+            size, inputs = batch.spool.size + len(request), batch.spool.inputs + line.inputs
+            if size > provider.FILE_BYTES or inputs > provider.INPUTS:
+                self._complete(key)
+                batch = None
         if batch is None:
             batch = self._collecting[key] = self.new(api, url, model)
         batch.spool.add(line, request)

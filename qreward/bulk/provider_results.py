@@ -38,17 +38,17 @@ class ProviderRun(Protocol):
         read_on: set when lines were taken or are done, so that more can be read.
         attempts: tries of a line, at most.
         force: go on although something of an earlier run is lost.
+        has_read_all: the input was read to its end.
     """
 
     runtime: Runtime
     read_on: asyncio.Event
     attempts: int
     force: bool
+    has_read_all: bool
 
     @property
     def is_stopping(self) -> bool: ...
-    @property
-    def has_read_all(self) -> bool: ...
     def stop(self, reason: QRewardError | str) -> None: ...
     def finish(self, entry: Entry, result: Result[Any], text: bytes | None = None, spent: Spent | None = None) -> None: ...
     def hold(self, most: Spent) -> None: ...

@@ -28,7 +28,7 @@ import msgspec
 from qreward.bulk.budget import Spent
 
 FORMAT = "qreward journal 2"
-STARTED, DONE, FAILED, SPENT, BATCH, BLOCK, SUMMARY = b"SDFCBIK"
+STARTED, DONE, FAILED, WITHDRAWN, BATCH, BLOCK, SUMMARY = b"SDFCBIK"
 
 
 def record(content: bytes) -> bytes:

@@ -74,7 +74,7 @@ class BulkRun(LineRun):
         self._reason: str | None = None
         self._error: BaseException | None = None
         self._read = self._taken = self._sent = self._sent_again = 0
-        self._is_read = False
+        self.has_read_all = False
         self.attempts, self.force = runtime.config.retry.attempts, settings.resume == "force"
         self._meter: ProgressMeter | None = None
 
@@ -108,10 +108,6 @@ class BulkRun(LineRun):
     @property
     def is_stopping(self) -> bool:
         return self._reason is not None
-
-    @property
-    def has_read_all(self) -> bool:
-        return self._is_read
 
     def submitted(self, ordinals: Iterable[int]) -> None:
         """Count lines that the journal holds as sent."""
@@ -191,7 +187,7 @@ class BulkRun(LineRun):
                 self._read = first + block.length
             if self._journal.size > self._read:
                 self._shorten(self._read)
-            self._is_read = True
+            self.has_read_all = True
         finally:
             for batch in self._all_batches():
                 batch.queue.complete()
@@ -245,9 +241,9 @@ class BulkRun(LineRun):
         if self._scorer is not None:
             return Entry(ordinal, line, *self._reader.read_item(line, ordinal), Spent()), None
         custom_id, call = self._reader.read(line, ordinal)
-        holder = None if self._provider is None else self._provider.holder(ordinal, line.digest)
-        if holder is not None:
-            return Entry(ordinal, line, custom_id, call, holder.reserved(ordinal)), None
+        reserved = None if self._provider is None else self._provider.reserved(ordinal, line.digest)
+        if reserved is not None:
+            return Entry(ordinal, line, custom_id, call, reserved), None
         batch_endpoints = self._batch_endpoints(call)
         pool = None if batch_endpoints else self._pool(call)
         names = [each.name for each in (batch_endpoints if pool is None else pool.sources)]
@@ -359,7 +355,7 @@ class BulkRun(LineRun):
 
     async def _write_if_done(self) -> tuple[Path | None, Path | None]:
         """Write the output if everything is done. Returns the files that were written."""
-        if self._reason is None and not self._is_read:
+        if self._reason is None and not self.has_read_all:
             self._reason = f"its sample of {self._taken} lines is done"
         if not self._journal.flush() or self._reason is not None:
             return None, None

@@ -5,7 +5,7 @@ result counts, so a killed process loses none; ``fsync`` follows within ``SYNC``
 record that was cut off in writing is dropped when the journal is opened. A damaged record before the end is passed over: its line is sent
 again. A lock refuses a second run on the same file. Summaries let a large journal be opened without reading its records one by one.
 
-An own format and not SQLite, because a record must be written before its request is sent: that costs 7 us a line here, and 33 us as a
+An own format and not SQLite, because a record must be written before its request is sent: that costs 6 us a line here, and 36 us as a
 transaction of SQLite (``benchmarks/bulk.py --only journal``). Any text tool can read it.
 """
 

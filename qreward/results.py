@@ -7,7 +7,7 @@ through the ``Answered`` protocol.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, overload
 
 from qreward.errors import QRewardError, RequestError
@@ -215,6 +215,14 @@ class EndpointStats:
     p95: float | None = None
     p99: float | None = None
     state: EndpointState | None = None
+
+
+_COUNTS = tuple(field.name for field in fields(EndpointStats) if field.name not in ("p50", "p95", "p99", "state"))
+
+
+def merged_stats(one: EndpointStats, other: EndpointStats) -> EndpointStats:
+    """Return the statistics of an endpoint that served two batches. Quantiles cannot be merged, and are left out."""
+    return EndpointStats(**{name: getattr(one, name) + getattr(other, name) for name in _COUNTS})
 
 
 class FleetStats(dict[str, EndpointStats]):

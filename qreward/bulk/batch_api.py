@@ -10,10 +10,9 @@ from secrets import token_hex
 
 import msgspec
 
-from qreward.bulk.provider import METADATA, WINDOW, BatchObject, read_batch, read_page
+from qreward.bulk.provider import METADATA, WINDOW, BatchObject, BatchPage, FileObject, T, partial_request, read
 from qreward.bulk.spool import Spool
-from qreward.codecs.base import Malformed, Reply, TransportError, WireRequest
-from qreward.codecs.passthrough import passthrough
+from qreward.codecs.base import Malformed, Reply, TransportError
 from qreward.scheduler.outcome import Failure
 from qreward.settings.policies import Endpoint
 from qreward.transport.connection import EndpointConnection, failure_of
@@ -61,29 +60,23 @@ class BatchApi:
             "Content-Length": str(len(head) + spool.size + len(tail)),
         }
         body = await self._call("POST", "/files", model, pieces(), headers)
-        try:
-            return msgspec.json.decode(body, type=_File).id
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise self._malformed(Malformed(f"it is not a file: {error}"), body, model) from None
+        return self._read(FileObject, body, model).id
 
     async def create(self, file: str, url: str, tag: str, model: str) -> BatchObject:
         """Create a batch of an uploaded file. If this fails, the batch may have been created: see ``find``."""
         wanted = {"input_file_id": file, "endpoint": url, "completion_window": WINDOW, "metadata": {METADATA: tag}}
-        return self._batch(await self._call("POST", "/batches", model, msgspec.json.encode(wanted)), model)
+        return self._read(BatchObject, await self._call("POST", "/batches", model, msgspec.json.encode(wanted)), model)
 
-    async def look(self, batch: str, model: str) -> BatchObject:
+    async def retrieve(self, batch: str, model: str) -> BatchObject:
         """Return the present state of a batch."""
-        return self._batch(await self._call("GET", f"/batches/{batch}", model), model)
+        return self._read(BatchObject, await self._call("GET", f"/batches/{batch}", model), model)
 
     async def find(self, tag: str, model: str) -> BatchObject | None:
         """Return the batch that was created with a tag, or None if there is none."""
         after = ""
         for _ in range(PAGES):
             body = await self._call("GET", f"/batches?limit={PAGE}{after}", model)
-            try:
-                page = read_page(body)
-            except Malformed as error:
-                raise self._malformed(error, body, model) from None
+            page = self._read(BatchPage, body, model)
             if (found := next((batch for batch in page.data if batch.tag == tag), None)) is not None:
                 return found
             if not page.has_more or not page.data:
@@ -129,25 +122,16 @@ class BatchApi:
             raise self._refused(reply, model)
         return reply.body
 
-    def _batch(self, body: bytes, model: str) -> BatchObject:
+    def _read(self, kind: type[T], body: bytes, model: str) -> T:
         try:
-            return read_batch(body)
+            return read(kind, body)
         except Malformed as error:
-            raise self._malformed(error, body, model) from None
+            raise CallFailed(
+                self.connection.failure_from_body(error, Reply(200, {}, body), partial_request("/v1/batches", model))
+            ) from None
 
     def _failed(self, error: Exception, model: str) -> CallFailed:
-        return CallFailed(failure_of(error, self.endpoint, _any(model), self.connection))
+        return CallFailed(failure_of(error, self.endpoint, partial_request("/v1/batches", model), self.connection))
 
     def _refused(self, reply: Reply, model: str) -> CallFailed:
-        return CallFailed(self.connection.failure_from_reply(reply, _any(model)))
-
-    def _malformed(self, error: Malformed, body: bytes, model: str) -> CallFailed:
-        return CallFailed(self.connection.failure_from_body(error, Reply(200, {}, body), _any(model)))
-
-
-class _File(msgspec.Struct):
-    id: str
-
-
-def _any(model: str) -> WireRequest:
-    return WireRequest(passthrough("/v1/batches"), model, None, {}, None)
+        return CallFailed(self.connection.failure_from_reply(reply, partial_request("/v1/batches", model)))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
+
+import msgspec
 
 from qreward.codecs.base import WireRequest
 from qreward.codecs.embeddings import EMBEDDINGS
@@ -26,30 +28,28 @@ Price = tuple[float, float]
 """US dollars for a million prompt tokens and a million completion tokens."""
 
 
-class Spent(NamedTuple):
-    """Tokens, and US dollars (0.0 where no endpoint has a price)."""
+class Spent(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens, and US dollars (0.0 where no endpoint has a price).
+
+    Example:
+        >>> Spent(80, 0.5) + Spent(20) * 2 - Spent(40)
+        Spent(tokens=80, cost=0.5)
+    """
 
     tokens: int = 0
     cost: float = 0.0
 
+    def __add__(self, other: Spent) -> Spent:
+        return Spent(self.tokens + other.tokens, self.cost + other.cost)
+
+    def __sub__(self, other: Spent) -> Spent:
+        return Spent(self.tokens - other.tokens, self.cost - other.cost)
+
+    def __mul__(self, times: int) -> Spent:
+        return Spent(self.tokens * times, self.cost * times)
+
 
 NOTHING = Spent()
-
-
-def total(spent: Iterable[Spent]) -> Spent:
-    """Return the sum of all."""
-    tokens, cost = 0, 0.0
-    for each in spent:
-        tokens, cost = tokens + each.tokens, cost + each.cost
-    return Spent(tokens, cost)
-
-
-def plus(one: Spent, other: Spent) -> Spent:
-    return Spent(one.tokens + other.tokens, one.cost + other.cost)
-
-
-def minus(one: Spent, other: Spent) -> Spent:
-    return Spent(one.tokens - other.tokens, one.cost - other.cost)
 
 
 class SpendingLimit:
@@ -74,29 +74,26 @@ class SpendingLimit:
         self.spent, self._reserved = spent, NOTHING
 
     @property
-    def is_limited(self) -> bool:
-        return self._max_cost is not None or self._max_tokens is not None
-
-    @property
     def is_idle(self) -> bool:
         """True if nothing is reserved, so that a request that does not fit now never will."""
         return self._reserved.tokens <= 0
 
     def reserve(self, most: Spent) -> bool:
         """Reserve what a request can cost at most. Returns False, and reserves nothing, if it might pass a limit."""
-        tokens, cost = (spent + held + more for spent, held, more in zip(self.spent, self._reserved, most, strict=True))
-        if (self._max_tokens is not None and tokens > self._max_tokens) or (self._max_cost is not None and cost > self._max_cost):
+        wanted = self.spent + self._reserved + most
+        too_many = self._max_tokens is not None and wanted.tokens > self._max_tokens
+        if too_many or (self._max_cost is not None and wanted.cost > self._max_cost):
             return False
         self.hold(most)
         return True
 
     def hold(self, most: Spent) -> None:
         """Reserve what was sent already, whether the limits allow it or not."""
-        self._reserved = plus(self._reserved, most)
+        self._reserved += most
 
     def settle(self, reserved: Spent, spent: Spent) -> None:
         """Replace what was reserved for a request with what it cost."""
-        self._reserved, self.spent = minus(self._reserved, reserved), plus(self.spent, spent)
+        self._reserved, self.spent = self._reserved - reserved, self.spent + spent
 
 
 def highest(prices: Iterable[Price]) -> Price | None:
@@ -137,7 +134,7 @@ def _of_lists(params: Mapping[str, Any]) -> int:
 
 def _tokens(value: object) -> int:
     if isinstance(value, str):
-        return len(value.encode("utf-8", "surrogatepass"))
+        return len(value) if value.isascii() else len(value.encode("utf-8", "surrogatepass"))
     if isinstance(value, Mapping):
         is_media = str(value.get("type", "text")) not in TEXTS and any(name in value for name in MEDIA)
         return (MEDIA_TOKENS if is_media else MESSAGE_TOKENS) + sum(_tokens(key) + _tokens(each) for key, each in value.items())

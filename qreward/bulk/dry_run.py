@@ -103,7 +103,7 @@ def dry_run(client: Client, source: Inputs, settings: Mapping[str, Any], *, is_s
     checked = BulkSettings(**settings)
     runtime, reader, found = runtime_of(client), RequestReader(checked), DryRun()
     for ordinal, line in enumerate(Input(source).lines()):
-        if not checked.takes(ordinal):
+        if not checked.of_the_shard(range(ordinal, ordinal + 1)):
             continue
         if found.lines - found.bad == checked.sample:
             break

@@ -15,14 +15,11 @@ from typing import Any, NamedTuple
 import msgspec
 
 from qreward.bulk.inputs import InputLine
-from qreward.bulk.journal import Journal, JournalInUse, Line
+from qreward.bulk.journal import Journal, JournalInUse, Line, read_records
 from qreward.bulk.outputs import OutputFile
-from qreward.bulk.records import DONE, FAILED, STARTED, digest_of, is_valid, result_of
+from qreward.bulk.records import DONE, FAILED, STARTED, digest_of, result_of
 from qreward.bulk.requests import IDS
 from qreward.errors import ConfigError
-
-READ = 1 << 18
-"""Bytes of a journal that are read at once."""
 
 
 class KeyedLine(NamedTuple):
@@ -53,10 +50,7 @@ def keyed_line(row: Mapping[str, Any]) -> KeyedLine:
     content = msgspec.json.encode(fields, order="deterministic")
     key = blake2b(content, digest_size=16).digest()
     identifier, digest = f"qreward-{key.hex()}", int.from_bytes(key[:8])
-    if "body" not in fields and "url" not in fields:
-        named = fields if any(name in fields for name in IDS) else {"custom_id": identifier, **fields}
-    else:
-        named = {"custom_id": identifier, **fields}
+    named = fields if any(name in fields for name in IDS) else {"custom_id": identifier, **fields}
     return KeyedLine(digest, identifier, InputLine(f"row {identifier}", digest, msgspec.json.encode(named)))
 
 
@@ -112,7 +106,7 @@ class JournalFolder:
 
     def _read(self, part: int, path: Path) -> None:
         end = self._ends.get(part, 0)
-        for place, record in _records(path, end):
+        for place, record in read_records(path, end):
             if not place:
                 Journal.check_header(path, record, self._settings, force=self._force)
             else:
@@ -200,28 +194,12 @@ class JournalFolder:
         return files
 
     def _lines(self, part: int, *, ok: bool) -> Iterator[bytes]:
-        for place, record in _records(self._part(part), 0):
+        for place, record in read_records(self._part(part)):
             if place and record[9] in (DONE, FAILED) and self._answers.get(digest_of(record)) == (part << 48 | place << 1 | ok):
                 yield result_of(record)
 
     def _part(self, part: int) -> Path:
         return self.path / f"part-{part:05}.jsonl.journal"
-
-
-def _records(path: Path, place: int) -> Iterator[tuple[int, bytes]]:
-    """Yield the records from a place on, each with its own, without line breaks. The end may be torn, or still being written."""
-    # opened each time, because network file systems show what others have written to those that open a file
-    with path.open("rb", buffering=0) as file:
-        file.seek(place)
-        rest = b""
-        while data := file.read(READ):
-            *records, rest = (rest + data).split(b"\n")
-            for record in records:
-                if is_valid(record):
-                    yield place, record
-                place += len(record) + 1
-            if rest.startswith(b"\0"):
-                return  # space that is reserved and not written yet
 
 
 def make_folder(path: Path) -> Path:

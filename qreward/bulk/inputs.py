@@ -33,7 +33,7 @@ NEWLINE = b"\n"
 CHUNK = 1 << 20
 """Bytes of a file that are read at once."""
 ROWS = 1024
-"""Rows of a table that are read at once."""
+"""Rows of a table that are read or written at once."""
 
 Inputs = str | Path | Sequence[str | Path] | Iterable[Mapping[str, Any]]
 
@@ -136,18 +136,13 @@ class Input:
         """
         if self._rows is not None:
             yield from _in_blocks(_rows_of("item", self._rows))
-        known = _Known(marks, are_done)
+        known = _KnownBlocks(marks, are_done)
         for name in self.names:
             if (read := _reader(name)) is None:
                 yield from _text_blocks(name, known)
             else:
                 known.forget()
                 yield from _in_blocks(read(name))
-
-    @property
-    def is_repeatable(self) -> bool:
-        """True if the lines can be read several times."""
-        return STANDARD_INPUT not in self.names and (self._rows is None or not isinstance(self._rows, Iterator))
 
     def count(self) -> int | None:
         """Return the number of lines, or None if only reading them would tell. Compressed files and tables are not counted."""
@@ -204,7 +199,7 @@ class _Unpacked(io.RawIOBase):
     """A zstandard file, decompressed. Unlike the package's own reader it raises ``EOFError`` if the file was cut off."""
 
     def __init__(self, name: str, packed: BinaryIO) -> None:
-        self._packed, self._new = packed, _needed("zstandard", name).ZstdDecompressor().decompressobj
+        self._packed, self._new = packed, needed("zstandard", name).ZstdDecompressor().decompressobj
         self._frame: Any = None
         self._ready = b""
 
@@ -226,7 +221,7 @@ class _Unpacked(io.RawIOBase):
         return size
 
 
-class _Known:
+class _KnownBlocks:
     """The blocks of an earlier run that may still be what the input holds, in their order; and the place in the input that was reached."""
 
     def __init__(self, marks: Iterable[BlockMark], are_done: Callable[[range], bool]) -> None:
@@ -262,7 +257,7 @@ def _hash(data: bytes) -> str:
     return blake2b(data, digest_size=16).hexdigest()
 
 
-def _text_blocks(name: str, known: _Known) -> Iterator[Block]:
+def _text_blocks(name: str, known: _KnownBlocks) -> Iterator[Block]:
     label = "standard input" if name == STANDARD_INPUT else name
     number, rest = 0, b""
     try:
@@ -357,8 +352,8 @@ def _table_row(place: str, columns: list[str], row: list[str]) -> InputLine:
 
 
 def _parquet(name: str) -> Iterator[InputLine]:
-    parquet = _needed("pyarrow.parquet", name)
-    arrow: type[Exception] = _needed("pyarrow", name).ArrowException
+    parquet = needed("pyarrow.parquet", name)
+    arrow: type[Exception] = needed("pyarrow", name).ArrowException
     number = 1
     try:
         with parquet.ParquetFile(name) as file:
@@ -370,7 +365,8 @@ def _parquet(name: str) -> Iterator[InputLine]:
         raise ConfigError(f"{name} cannot be read after row {number - 1}: {error}") from None
 
 
-def _needed(module: str, name: str) -> Any:
+def needed(module: str, name: str) -> Any:
+    """Import a module for a file. Raises ``ConfigError`` if its package is not installed."""
     try:
         return importlib.import_module(module)
     except ImportError:
@@ -407,7 +403,7 @@ def _reader(name: str) -> Callable[[str], Iterator[InputLine]] | None:
         known = ", ".join(filter(None, (*_TEXT, *_TABLES, *_PACKED)))
         raise ConfigError(f"{name}: the format {kind + packed!r} is not known; known: {known}")
     if packed == ".zst":
-        _needed("zstandard", name)
+        needed("zstandard", name)
     if kind == ".parquet":
-        _needed("pyarrow.parquet", name)
+        needed("pyarrow.parquet", name)
     return _TABLES.get(kind)

@@ -5,7 +5,7 @@ result counts, so a killed process loses none; ``fsync`` follows within ``SYNC``
 record that was cut off in writing is dropped when the journal is opened. A damaged record before the end is passed over: its line is sent
 again. A lock refuses a second run on the same file. Summaries let a large journal be opened without reading its records one by one.
 
-An own format and not SQLite, because a record must be written before its request is sent: that costs 7 us a line here, and 33 us as a
+An own format and not SQLite, because a record must be written before its request is sent: that costs 6 us a line here, and 36 us as a
 transaction of SQLite (``benchmarks/bulk.py --only journal``). Any text tool can read it.
 """
 
@@ -17,7 +17,6 @@ import json
 import os
 import threading
 from array import array
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
@@ -28,10 +27,10 @@ from zlib import crc32
 import msgspec
 
 from qreward.bulk import records
-from qreward.bulk.budget import NOTHING, Spent, plus, total
+from qreward.bulk.budget import NOTHING, Spent
 from qreward.bulk.index import Index, JournalFull, allocate
-from qreward.bulk.provider import HeldBatch, read_record
-from qreward.bulk.records import BATCH, BLOCK, DONE, FAILED, SPENT, STARTED, BlockMark, Summary
+from qreward.bulk.provider import HeldBatch, apply_record
+from qreward.bulk.records import BATCH, BLOCK, DONE, FAILED, STARTED, WITHDRAWN, BlockMark, Summary
 from qreward.errors import ConfigError, QRewardError
 
 SYNC = 0.1
@@ -72,11 +71,10 @@ class Journal:
     Attributes:
         torn: bytes that are no valid record: of one at the end that was cut off in writing, or of damaged ones.
         unfinished: lines that an earlier run had sent, and whose result it did not receive. They may be paid twice.
-        unlimited: those of them of which it is not known what they may have cost, because that run had no limits.
         spent_before: what earlier runs have spent, with all that their unfinished lines may have cost.
         held: number -> provider batch of an earlier run that has not ended. Its lines are paid there.
         batches: provider batches that were ever recorded; the number of the next.
-        blocks: blocks of the input, from its beginning, of which no line has changed since it was sent.
+        blocks: ordinal of the first line -> block of the input, in their order, of which no line has changed since it was sent.
         lost: lines whose result could not be written. They are sent again by the next run.
 
     Raises:
@@ -92,32 +90,31 @@ class Journal:
             raise ConfigError(f"the journal {str(path)!r} cannot be written: {error.strerror}") from None
         self._lock()
         self._index = Index()
-        self._started: dict[int, Spent] = {}  # sent, with no result yet, and the most that they may cost
-        self._left: dict[int, Spent] = {}  # the same of earlier runs
-        self._settled = NOTHING  # what all others cost
+        self._started: dict[int, Spent] = {}  # lines that this run has sent without a result yet -> the most that they may cost
+        self._left_before: dict[int, Spent] = {}  # the same of earlier runs
+        self._spent = NOTHING  # by all lines but these
         self.held: dict[int, HeldBatch] = {}
-        self.blocks: list[BlockMark] = []
+        self.blocks: dict[int, BlockMark] = {}
         self.batches = 0
-        self._end = self._seen = self._reserved = 0
+        self._end = self._read_to = self._reserved = 0
         self._largest = 4096
         self._unwritten: list[bytes] = []  # records that are not written yet, and their size
-        self._waiting = 0
+        self._unwritten_size = 0
         self._dirty, self._closing = threading.Event(), threading.Event()
-        self._part = self._crc = 0  # what no summary holds yet: where it begins, and its checksum
-        self._results, self._others = array("Q"), list[int]()
+        self._part_begin = self._part_crc = 0  # what no summary holds yet: where it begins, and its checksum
+        self._part_results, self._part_others = array("Q"), list[int]()
         try:
             self._recover(settings, force=force)
         except BaseException as error:
             self._index.close()
             os.close(self._file)
-            raise (self._unusable(error) if isinstance(error, OSError) else error) from None
+            raise (self._error_of(error) if isinstance(error, OSError) else error) from None
         if retry_failed:
             self._index.send_failed_again()
-        self.unfinished = frozenset(self._left)
-        self.unlimited = {ordinal for ordinal, most in self._left.items() if most == NOTHING}
-        self.spent_before = total((self._settled, *self._left.values()))
+        self.unfinished = frozenset(self._left_before)
+        self.spent_before = sum(self._left_before.values(), self._spent)
         self._begin_part()
-        self._trouble: OSError | None = None
+        self._sync_error: OSError | None = None
         self._syncer = threading.Thread(target=self._sync_often, name="qreward-journal", daemon=True)
         self._syncer.start()
 
@@ -136,14 +133,14 @@ class Journal:
         check, rest = partial(self.check_header, self.path, settings=settings, force=force), b""
         with self.path.open("rb", buffering=0) as file:
             while data := file.read(CHUNK):
-                rest = self._take_parts(rest + data, check)
+                rest = self._read_parts(rest + data, check)
                 if len(rest) > 2 * CHUNK:
-                    rest = self._take_records(rest, check)
+                    rest = self._read_records(rest, check)
                     if not self._end:
                         break
                 if not rest.strip(b"\0"):  # space that is reserved and not written yet
-                    self._seen, rest = self._seen + len(rest), b""
-            self._take_records(rest, check)
+                    self._read_to, rest = self._read_to + len(rest), b""
+            self._read_records(rest, check)
             file.seek(self._end)
             tail = file.read(CHUNK).rstrip(b"\0")
         if self._end == 0:
@@ -184,74 +181,77 @@ class Journal:
                     f"{header.get(name)!r} then, {now.get(name)!r} now; name another output, or go on with resume=force"
                 )
 
-    def _take_parts(self, data: bytes, check: Callable[[bytes], None]) -> bytes:
-        """Take in all parts that end with a summary, and return what follows. ``data`` begins at ``_seen``."""
+    def _read_parts(self, data: bytes, check: Callable[[bytes], None]) -> bytes:
+        """Take in all parts that end with a summary, and return what follows. ``data`` begins at ``_read_to``."""
         begin = 0
         for place, end in records.summaries_in(data):
-            self._take_part(data[begin:place], data[place:end], check)
+            self._read_part(data[begin:place], data[place:end], check)
             begin = end + 1
         return data[begin:]
 
-    def _take_part(self, part: bytes, summary: bytes, check: Callable[[bytes], None]) -> None:
+    def _read_part(self, part: bytes, summary: bytes, check: Callable[[bytes], None]) -> None:
         """Take in a part by its summary; or by its records, if they are not those of the summary."""
-        begin = records.number_of(summary) - self._seen if records.is_valid(summary) else -1
+        begin = records.number_of(summary) - self._read_to if records.is_valid(summary) else -1
         found = records.read_summary(summary) if 0 <= begin <= len(part) else None
         if found is None or crc32(memoryview(part)[begin:]) != found.crc:
-            self._take_records(b"%b%b\n" % (part, summary), check)
+            self._read_records(b"%b%b\n" % (part, summary), check)
             return
-        self._take_records(part[:begin], check)
+        self._read_records(part[:begin], check)
         if self._end:
-            self._take_summary(part[begin:], found)
-            self.torn += self._seen - self._end
-            self._seen += len(part) - begin + len(summary) + 1
-            self._end = self._seen
+            self._apply_summary(part[begin:], found)
+            self.torn += self._read_to - self._end
+            self._read_to += len(part) - begin + len(summary) + 1
+            self._end = self._read_to
 
-    def _take_summary(self, part: bytes, summary: Summary) -> None:
+    def _apply_summary(self, part: bytes, summary: Summary) -> None:
         self._index.put_all(*summary.triples())
         for place in summary.others:
-            begin = place - self._seen
-            self._take(part[begin : part.index(b"\n", begin)], place)
-        self._left = {ordinal: Spent(tokens, cost) for ordinal, tokens, cost in summary.started}
-        self._settled = summary.spent
+            begin = place - self._read_to
+            self._apply(part[begin : part.index(b"\n", begin)], place)
+        self._left_before = {ordinal: Spent(tokens, cost) for ordinal, tokens, cost in summary.started}
+        self._spent = summary.spent
 
-    def _take_records(self, data: bytes, check: Callable[[bytes], None]) -> bytes:
+    def _read_records(self, data: bytes, check: Callable[[bytes], None]) -> bytes:
         """Take in all records but for damaged ones, and return what follows. Stops if the first of all is not valid."""
         *found, rest = data.split(b"\n")
         for each in found:
             if records.is_valid(each):
-                self.torn += self._seen - self._end  # damaged records were passed over
+                self.torn += self._read_to - self._end  # damaged records were passed over
                 if self._end:
-                    self._take(each, self._seen)
+                    self._apply(each, self._read_to)
                 else:
                     check(each)
-                self._end = self._seen + len(each) + 1
+                self._end = self._read_to + len(each) + 1
             elif not self._end:
                 return data
-            self._seen += len(each) + 1
+            self._read_to += len(each) + 1
         return rest
 
-    def _take(self, found: bytes, place: int) -> None:
+    def _apply(self, found: bytes, place: int) -> None:
         """Take in one record, but not a summary."""
         kind, number = found[9], records.number_of(found)
         if kind == STARTED:
-            self._settled = plus(self._settled, self._left.pop(number, NOTHING))
-            self._left[number] = records.spent_of(found)
-        elif kind in (DONE, FAILED, SPENT):
-            self._left.pop(number, None)
-            self._settled = plus(self._settled, records.spent_of(found))
-            if kind != SPENT:
+            self._spent += self._left_before.pop(number, NOTHING)
+            self._left_before[number] = records.spent_of(found)
+        elif kind in (DONE, FAILED, WITHDRAWN):
+            self._left_before.pop(number, None)
+            self._spent += records.spent_of(found)
+            if kind != WITHDRAWN:
                 self._index.put(number, place, records.digest_of(found), ok=kind == DONE)
         elif kind == BATCH:
-            spent = read_record(self.held, number, records.content_of(found))
-            self._settled = plus(self._settled, spent)
+            self._spent += apply_record(self.held, number, records.content_of(found))
             self.batches = max(self.batches, number + 1)
         elif kind == BLOCK:
             self._set_block(number, msgspec.json.decode(records.content_of(found), type=BlockMark | None))
 
-    def _set_block(self, first: int, mark: BlockMark | None) -> None:
-        del self.blocks[bisect_right(self.blocks, first, key=_end_of) :]
+    def _set_block(self, first: int, mark: BlockMark | None) -> bool:
+        """Set or remove a block, and remove all that follow. Returns whether anything has changed."""
+        had = len(self.blocks)
+        while self.blocks and (last := self.blocks[next(reversed(self.blocks))]).first + last.lines > first:
+            del self.blocks[last.first]
         if mark is not None:
-            self.blocks.append(mark)
+            self.blocks[first] = mark
+        return mark is not None or len(self.blocks) < had
 
     # what is done
 
@@ -287,16 +287,9 @@ class Journal:
 
     def as_done(self) -> Iterator[Line]:
         """Yield the results in the order in which they were received. Of a line that was sent again, the last one."""
-        offset = 0
-        with self.path.open("rb") as file:
-            for found in file:
-                if offset and found[9:10] in (b"D", b"F"):
-                    entry = self._index.get(records.number_of(found)) if found[10:22].isdigit() else None  # it may be damaged
-                    if entry is not None and entry[0] == offset:
-                        yield Line(found[9] == DONE, records.result_of(found[:-1]))
-                offset += len(found)
-                if offset >= self._end:
-                    return
+        for place, found in read_records(self.path):
+            if found[9] in (DONE, FAILED) and (entry := self._index.get(records.number_of(found))) is not None and entry[0] == place:
+                yield Line(found[9] == DONE, records.result_of(found))
 
     def _read(self, offset: int) -> Line:
         data = os.pread(self._file, self._largest, offset)
@@ -315,16 +308,15 @@ class Journal:
         Raises:
             JournalFull: the disk has no space for its result. It must not be sent.
         """
-        if self._trouble is not None:
-            raise self._unusable(self._trouble)
+        if self._sync_error is not None:
+            raise self._error_of(self._sync_error)
         self._index.make_room(ordinal)
         found = records.line_record(STARTED, ordinal, digest, most)
         try:
-            self._reserve(self._waiting + len(found) + (1 + len(self._started)) * self._largest)
+            self._reserve(self._unwritten_size + len(found) + (1 + len(self._started)) * self._largest)
         except OSError as error:
-            raise self._unusable(error) from None
-        if (before := self._left.pop(ordinal, None)) is not None:
-            self._settled = plus(self._settled, before)
+            raise self._error_of(error) from None
+        self._spent += self._left_before.pop(ordinal, NOTHING)
         self._started[ordinal] = most
         self._append(found)
 
@@ -338,38 +330,35 @@ class Journal:
             try:
                 self._put()
             except OSError as error:
-                raise self._unusable(error) from None
+                raise self._error_of(error) from None
 
     def finish(self, ordinal: int, digest: int, result: bytes, spent: Spent = NOTHING, *, ok: bool) -> int:
         """Take in the result of a line, a line of the output without line breaks, and what it cost. ``write`` or ``flush`` writes it.
 
         Returns the place of its record in the file.
         """
-        place, found = self._end + self._waiting, self._end_of_line(DONE if ok else FAILED, ordinal, digest, spent, result)
+        place, found = self._end + self._unwritten_size, self._end_of_line(DONE if ok else FAILED, ordinal, digest, spent, result)
         self._index.put(ordinal, place, digest, ok=ok)
-        self._results.extend((ordinal, 2 * place + ok, digest))
+        self._part_results.extend((ordinal, 2 * place + ok, digest))
         self._largest = max(self._largest, len(found))
         return place
 
     def withdraw(self, ordinal: int, digest: int, spent: Spent = NOTHING) -> None:
         """Take in that a line is not in flight any more, has no result, and has cost so much."""
-        self._end_of_line(SPENT, ordinal, digest, spent)
+        self._end_of_line(WITHDRAWN, ordinal, digest, spent)
 
     def _end_of_line(self, kind: int, ordinal: int, digest: int, spent: Spent, result: bytes | None = None) -> bytes:
-        if (before := self._left.pop(ordinal, None)) is not None:
-            spent = plus(spent, before)
+        spent += self._left_before.pop(ordinal, NOTHING)
         self._started.pop(ordinal, None)
-        self._settled = Spent(self._settled.tokens + spent.tokens, self._settled.cost + spent.cost)
+        self._spent += spent
         found = records.line_record(kind, ordinal, digest, spent, result)
         self._append(found)
         return found
 
     def set_block(self, first: int, mark: BlockMark | None) -> None:
         """Take in a block of the input that begins with the line ``first``; None if lines of it have changed since they were sent."""
-        known = bisect_left(self.blocks, first, key=_first_of)
-        if (self.blocks[known] if known < len(self.blocks) else None) != mark:
-            self._set_block(first, mark)
-            self._others.append(self._end + self._waiting)
+        if (mark is None or self.blocks.get(first) != mark) and self._set_block(first, mark):
+            self._part_others.append(self._end + self._unwritten_size)
             self._append(records.record(b"I%012d %b" % (first, msgspec.json.encode(mark))))
 
     def record_batch(self, number: int, content: bytes, spent: Spent = NOTHING) -> None:
@@ -378,14 +367,14 @@ class Journal:
         Raises:
             JournalFull: the disk has no space for it.
         """
-        self._settled = plus(self._settled, spent)
-        self._others.append(self._end + self._waiting)
+        self._spent += spent
+        self._part_others.append(self._end + self._unwritten_size)
         self._append(records.record(b"B%012d %b" % (number, content)))
         self.write()
         try:
             os.fdatasync(self._file)
         except OSError as error:
-            raise self._unusable(error) from None
+            raise self._error_of(error) from None
 
     def flush(self) -> bool:
         """Write what is not written yet. Returns False if that fails: it is kept, and written by the next call."""
@@ -401,7 +390,7 @@ class Journal:
 
     def _append(self, found: bytes) -> None:
         self._unwritten.append(found)
-        self._waiting += len(found)
+        self._unwritten_size += len(found)
 
     def _reserve(self, size: int) -> None:
         """Reserve disk space, so that ``size`` more bytes can be written. Raises ``OSError``."""
@@ -422,10 +411,10 @@ class Journal:
         data = b"".join((*self._unwritten, found)) if self._unwritten else found
         self._write_at_end(data)
         self._unwritten.clear()
-        self._waiting = 0
-        self._crc = crc32(data, self._crc)
+        self._unwritten_size = 0
+        self._part_crc = crc32(data, self._part_crc)
         self._dirty.set()
-        if len(self._results) >= 3 * SUMMARISED or self._end - self._part >= CHUNK:
+        if len(self._part_results) >= 3 * SUMMARISED or self._end - self._part_begin >= CHUNK:
             self._summarise()
 
     def _write_at_end(self, data: bytes) -> None:
@@ -435,12 +424,14 @@ class Journal:
         self._end += len(data)
 
     def _begin_part(self) -> None:
-        self._part, self._crc = self._end, 0
-        self._results, self._others = array("Q"), list[int]()
+        self._part_begin, self._part_crc = self._end, 0
+        self._part_results, self._part_others = array("Q"), list[int]()
 
     def _summarise(self) -> None:
         """Write a summary of what was written since the last one, unless the disk is full."""
-        found = records.summary_record(self._part, self._crc, self._results, self._others, self._settled, {**self._left, **self._started})
+        found = records.summary_record(
+            self._part_begin, self._part_crc, self._part_results, self._part_others, self._spent, {**self._left_before, **self._started}
+        )
         with suppress(OSError):
             self._reserve(len(found) + len(self._started) * self._largest)
             self._write_at_end(found)
@@ -453,10 +444,10 @@ class Journal:
             try:
                 os.fdatasync(self._file)
             except OSError as error:
-                self._trouble = error
+                self._sync_error = error
             self._closing.wait(SYNC)
 
-    def _unusable(self, error: OSError) -> QRewardError:
+    def _error_of(self, error: OSError) -> QRewardError:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return JournalFull(f"no space is left for {str(self.path)!r}; make room and run the same command again")
         return QRewardError(f"the journal {str(self.path)!r} cannot be written: {error.strerror}")
@@ -481,7 +472,7 @@ class Journal:
         self._closing.set()
         self._dirty.set()
         self._syncer.join()
-        trouble = self._trouble
+        trouble = self._sync_error
         for step in (self._put, self._summarise_rest, self._cut_off_reserved, partial(os.fsync, self._file)):
             try:
                 step()
@@ -494,19 +485,27 @@ class Journal:
                 self._index.forget(records.number_of(lost))
         self._index.close()
         if trouble is not None:
-            raise self._unusable(trouble)
+            raise self._error_of(trouble)
 
     def _summarise_rest(self) -> None:
-        if not self._unwritten and len(self._results) >= 3 * AT_THE_END:
+        if not self._unwritten and len(self._part_results) >= 3 * AT_THE_END:
             self._summarise()
 
     def _cut_off_reserved(self) -> None:
         os.ftruncate(self._file, self._end)
 
 
-def _first_of(mark: BlockMark) -> int:
-    return mark.first
-
-
-def _end_of(mark: BlockMark) -> int:
-    return mark.first + mark.lines
+def read_records(path: Path, place: int = 0) -> Iterator[tuple[int, bytes]]:
+    """Yield the valid records of a journal from a place on, each with its own, without line breaks. The end may still be being written."""
+    # opened each time, because network file systems show what others have written to those that open a file
+    with path.open("rb", buffering=0) as file:
+        file.seek(place)
+        rest = b""
+        while data := file.read(CHUNK):
+            *found, rest = (rest + data).split(b"\n")
+            for each in found:
+                if records.is_valid(each):
+                    yield place, each
+                place += len(each) + 1
+            if rest.startswith(b"\0"):
+                return  # space that is reserved and not written yet

@@ -7,10 +7,10 @@ row is paid once, whichever process receives it and however often. Knows nothing
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from qreward.bulk.batches import Entry, ModelBatch, ScorerBatch, new_batch
+from qreward.bulk.batches import Entry, LineRun
 from qreward.bulk.budget import Spent
 from qreward.bulk.folder import JournalFolder, KeyedLine, keyed_line
 from qreward.bulk.outputs import answer_line, failure_line
@@ -20,7 +20,6 @@ from qreward.errors import BadRequest, ConfigError, QRewardError
 from qreward.judge.types import Scorer
 from qreward.results import Result, Usage
 from qreward.runtime import Runtime
-from qreward.scheduler.state import Pool
 
 OF_ONE_PROCESS = ("deadline", "max_cost", "max_tokens", "sample", "shard", "order", "progress")
 """Settings that need one process which sees all lines."""
@@ -54,7 +53,7 @@ def keyed_settings(options: Mapping[str, Any]) -> BulkSettings:
     return settings
 
 
-class KeyedRun:
+class KeyedRun(LineRun):
     """What one process does of a bulk. All methods are called in one event loop.
 
     Args:
@@ -68,19 +67,13 @@ class KeyedRun:
     """
 
     def __init__(self, runtime: Runtime, folder: JournalFolder, settings: BulkSettings, scorer: Scorer | None = None) -> None:
-        self.runtime, self._folder, self._scorer = runtime, folder, scorer
-        self._reader = RequestReader(settings)
-        self._part, self._journal = folder.claim()
-        self._next = max(self._journal.size, 1 + max(self._journal.unfinished, default=-1))
-        self.scheduling: Mapping[str, Any] = settings.scheduling()
-        self.request_options = runtime.request_options({**self.scheduling})
-        self.read_on = asyncio.Event()  # nobody waits for it: rows come when their batch does
-        self._batches: dict[Pool | None, ModelBatch | ScorerBatch] = {}
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._folder, reader = folder, RequestReader(settings)
+        self._part, journal = folder.claim()
+        super().__init__(runtime, journal, settings, reader, scorer, folder.done)
+        self._next = max(journal.size, 1 + max(journal.unfinished, default=-1))
         self._waiting: dict[int, asyncio.Future[RowResult]] = {}  # by digest
         self._reading = asyncio.Lock()
         self._error: QRewardError | None = None
-        self._is_flushing = False
 
     async def results(self, rows: Sequence[Mapping[str, Any]]) -> list[RowResult]:
         """Return the result of each row, of an earlier run, another process, or now. Equal rows have one result. Raises for no row."""
@@ -123,82 +116,55 @@ class KeyedRun:
                 entry.custom_id, entry.content = self._reader.read(row.line, ordinal)
                 pool = self.runtime.pool(entry.content.model)
         except QRewardError as error:
-            self._end(entry, failure_line(entry.custom_id, row.identifier, error), ok=False, is_kept=self._error is None)
+            self._end(entry, failure_line(entry.custom_id, row.identifier, error), error, is_kept=self._error is None)
             return
-        batch = self._batches.get(pool)
-        if batch is None:
-            batch = self._batches[pool] = new_batch(self, entry, pool, self._scorer)
-            task = asyncio.get_running_loop().create_task(batch.run())
-            self._tasks.add(task)
-            task.add_done_callback(self._ended)
-        batch.queue.add(entry)
-
-    # what the batches call
-
-    def start(self, entry: Entry) -> bool:
-        """Take in that a row is to be sent. Returns False if it must not be, for example because the disk is full."""
-        return self._can(lambda: self._journal.start(entry.ordinal, entry.digest))
-
-    def write(self, entry: Entry) -> bool:
-        """Write that rows were started. Returns False if this one must not be sent."""
-        entry.started = self._can(self._journal.write)
-        return entry.started
-
-    def _can(self, step: Callable[[], None]) -> bool:
-        try:
-            if self._error is not None:
-                raise self._error
-            step()
-        except QRewardError as error:
-            self._stop(error)
-            return False
-        return True
+        self._batch_of(entry, pool).queue.add(entry)
 
     def finish(self, entry: Entry, result: Result[Any]) -> None:
         """Take in the result of a row."""
         name, error = self._name(entry), result.error
         if error is not None:
             is_kept = entry.started or isinstance(error, BadRequest | ConfigError)  # else it was never sent, so it is not the row's fault
-            self._end(entry, failure_line(entry.custom_id, name, error), ok=False, is_kept=is_kept, usage=result.usage)
+            self._end(entry, failure_line(entry.custom_id, name, error), error, is_kept=is_kept, usage=result.usage)
         else:
             line = answer_line(entry.custom_id, name, result, is_verdict=self._scorer is not None)
-            self._end(entry, line, ok=True, usage=result.usage if self._scorer is None else result.value.usage)
+            self._end(entry, line, usage=result.usage if self._scorer is None else result.value.usage)
 
     def _name(self, entry: Entry) -> str:
         return entry.place.removeprefix("row ")
 
-    def _end(self, entry: Entry, line: bytes, *, ok: bool, is_kept: bool = True, usage: Usage | None = None) -> None:
-        if is_kept:
-            place = self._journal.finish(entry.ordinal, entry.digest, line, ok=ok)
-            self._folder.put(entry.digest, self._part, place, ok=ok)
-            self._flush_soon()
-        future = self._waiting.pop(entry.digest, None)
+    def _end(
+        self, entry: Entry, line: bytes, error: QRewardError | None = None, *, is_kept: bool = True, usage: Usage | None = None
+    ) -> None:
+        future = self._waiting.pop(entry.digest, None)  # before the run stops because of this row
+        place = self._record(entry.ordinal, entry.digest, line, error) if is_kept else None
+        if place is not None:
+            self._folder.put(entry.digest, self._part, place, ok=error is None)
         if future is not None and not future.done():
-            future.set_result(RowResult(ok, line, is_kept, usage))
-
-    def _flush_soon(self) -> None:
-        if not self._is_flushing:
-            self._is_flushing = True
-            asyncio.get_running_loop().call_soon(self._flush)
-
-    def _flush(self) -> None:
-        self._is_flushing = False
-        self._journal.flush()
+            future.set_result(RowResult(error is None, line, place is not None, usage))
 
     # the end
 
-    def _stop(self, error: QRewardError) -> None:
-        """Send nothing more. Each row that waits has this error, and the next run sends it."""
-        self._error = self._error or error
+    @property
+    def is_stopping(self) -> bool:
+        return self._error is not None
+
+    def stop(self, reason: QRewardError | str) -> None:
+        """Send nothing more. Each row that waits has this error, and the next run sends it. What is in flight is finished and recorded."""
+        if self._error is not None:
+            return
+        self._error = reason if isinstance(reason, QRewardError) else QRewardError(reason)
         waiting, self._waiting = self._waiting, {}
         for digest, future in waiting.items():
             if not future.done():
-                future.set_result(RowResult(False, failure_line("", f"qreward-{digest:016x}", error), is_kept=False))
+                future.set_result(RowResult(False, failure_line("", f"qreward-{digest:016x}", self._error), is_kept=False))
+        for batch in self._batches.values():
+            batch.stop()
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._stop(error if isinstance(error, QRewardError) else QRewardError(f"{type(error).__name__}: {error}"))
+            self.stop(error if isinstance(error, QRewardError) else f"{type(error).__name__}: {error}")
 
     async def aclose(self) -> None:
         """Wait for what is in flight, and close the journal."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 from collections.abc import Iterable, Mapping
@@ -12,13 +11,11 @@ from typing import Any
 
 import msgspec
 
+from qreward.bulk.inputs import ROWS, needed
 from qreward.codecs import json as jsonio
 from qreward.errors import ConfigError, QRewardError
 from qreward.judge.types import CriterionResult, Verdict
 from qreward.results import Result
-
-ROWS = 1024
-"""Rows of a Parquet file that are written at once."""
 
 
 def success_line(custom_id: str, identifier: str, body: bytes) -> bytes:
@@ -106,7 +103,7 @@ class OutputFile:
         if path.name == "-":
             raise ConfigError("the output must be a file, because its journal is kept beside it; name one")
         self.path = path
-        self._parquet = _pyarrow(path) if path.suffix == ".parquet" else None
+        self._parquet = (needed("pyarrow", str(path)), needed("pyarrow.parquet", str(path))) if path.suffix == ".parquet" else None
         if not path.parent.is_dir():
             raise ConfigError(f"there is no folder {str(path.parent)!r} for the output; make it, or name another")
         if path.is_dir():
@@ -140,7 +137,8 @@ class OutputFile:
         return count
 
     def _write_table(self, path: Path, lines: Iterable[bytes]) -> int:
-        pyarrow, parquet = self._parquet  # type: ignore[misc]
+        assert self._parquet is not None
+        pyarrow, parquet = self._parquet
         schema = pyarrow.schema([(name, pyarrow.string()) for name in ("id", "custom_id", "response", "error")])
         count, rows = 0, iter(lines)
         with parquet.ParquetWriter(path, schema) as writer:
@@ -157,10 +155,3 @@ def _row(line: bytes) -> dict[str, str | None]:
         if name not in ("id", "custom_id"):
             row["error" if name == "error" else "response"] = None if bytes(value) == b"null" else bytes(value).decode()
     return row
-
-
-def _pyarrow(path: Path) -> tuple[Any, Any]:
-    try:
-        return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
-    except ImportError:
-        raise ConfigError(f"{path} needs the package pyarrow; install it with pip install 'qreward[bulk]'") from None

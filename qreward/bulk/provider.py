@@ -1,6 +1,6 @@
 """Provider batches: files of requests that a provider works off within a day, at a lower price. What is known of one, and what follows.
 
-A provider batch is collected, uploaded, recorded in the journal, created at the provider, and looked at until it has ended; then its
+A provider batch is collected, uploaded, recorded in the journal, created at the provider, and polled until it has ended; then its
 results are read. Everything here is pure: limits, the JSON of OpenAI's Batch API (https://platform.openai.com/docs/api-reference/batch),
 the records of the journal, and decisions. ``batch_api`` makes the calls, ``provider_batches`` runs the batches.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -33,14 +33,16 @@ WINDOW = "24h"
 """The only ``completion_window`` that OpenAI accepts."""
 METADATA = "qreward"
 """The key of a batch's metadata whose value tells whose it is, so that a run finds a batch whose identifier it did not receive."""
-FIRST_LOOK, LONGEST_LOOK, SLOWER = 5.0, 60.0, 1.5
-"""Seconds before the first look at a batch, the longest time between two looks, and the factor from one to the next."""
+FIRST_POLL, LONGEST_POLL, POLL_FACTOR = 5.0, 60.0, 1.5
+"""Seconds before a batch is polled first, the longest time between two polls, and the factor from one to the next."""
 SENT_AGAIN = frozenset({FailureKind.OVERLOADED, FailureKind.TRANSIENT, FailureKind.TIMEOUT})
 """Failures of a line after which it is sent again: 429 and 5xx, for example."""
 NOT_DONE = {"batch_expired": FailureKind.TIMEOUT, "batch_cancelled": FailureKind.TIMEOUT}
 """Errors of lines that the provider did not work on, so that they cost nothing. They are sent again."""
 TOO_MANY_TOKENS = "token_limit_exceeded"
 """The error of a batch that would put more tokens into the provider's queue than the account may have there."""
+
+T = TypeVar("T")
 
 
 class BatchFault(msgspec.Struct, frozen=True):
@@ -53,6 +55,12 @@ class BatchFault(msgspec.Struct, frozen=True):
 
 class _Faults(msgspec.Struct, frozen=True):
     data: list[BatchFault] | None = None
+
+
+class FileObject(msgspec.Struct, frozen=True):
+    """An uploaded file."""
+
+    id: str
 
 
 class Counts(msgspec.Struct, frozen=True):
@@ -127,39 +135,22 @@ class ResultLine(msgspec.Struct, frozen=True):
         return found if isinstance(found, str) else None
 
 
-_BATCH, _PAGE, _LINE = (msgspec.json.Decoder(kind) for kind in (BatchObject, BatchPage, ResultLine))
-
-
-def read_batch(body: bytes) -> BatchObject:
-    """Parse a batch. Raises ``Malformed``."""
-    return _read(_BATCH, body, "a batch")  # type: ignore[no-any-return]
-
-
-def read_page(body: bytes) -> BatchPage:
-    """Parse a page of batches. Raises ``Malformed``."""
-    return _read(_PAGE, body, "a list of batches")  # type: ignore[no-any-return]
-
-
-def read_result(line: bytes) -> ResultLine:
-    """Parse a line of an output or error file. Raises ``Malformed``."""
-    return _read(_LINE, line, "a line of results")  # type: ignore[no-any-return]
-
-
-def _read(decoder: msgspec.json.Decoder[Any], body: bytes, what: str) -> Any:
+def read(kind: type[T], body: bytes) -> T:
+    """Parse a batch, a page of batches or a line of an output or error file. Raises ``Malformed``."""
     try:
-        return decoder.decode(body)
+        return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Malformed(f"it is not {what}: {error}") from None
+        raise Malformed(f"it is not a {kind.__name__} of the Batch API: {error}") from None
 
 
-def next_look(seconds: float, longest: float) -> float:
-    """Return how long to wait for the next look at a batch, after a wait of ``seconds``.
+def next_poll(seconds: float, longest: float) -> float:
+    """Return how long to wait until a batch is polled again, after a wait of ``seconds``.
 
     Example:
-        >>> [next_look(5.0, 60.0), next_look(50.0, 60.0)]
+        >>> [next_poll(5.0, 60.0), next_poll(50.0, 60.0)]
         [7.5, 60.0]
     """
-    return min(longest, seconds * SLOWER)
+    return min(longest, seconds * POLL_FACTOR)
 
 
 def url_of(call: WireRequest) -> str:
@@ -173,15 +164,10 @@ def url_of(call: WireRequest) -> str:
     return path if path.startswith("/v1/") else f"/v1{path}"
 
 
-def fits(size: int, inputs: int) -> bool:
-    """Return whether a file may have so many bytes and inputs."""
-    return size <= FILE_BYTES and inputs <= INPUTS
-
-
 _CODECS = {f"/v1{codec.path}": codec for codec in (CHAT, EMBEDDINGS)}
 
 
-def asked(url: str, model: str, inputs: int) -> WireRequest:
+def partial_request(url: str, model: str, inputs: int = 1) -> WireRequest:
     """Return a request of which only so much is known as its response needs to be checked."""
     codec = _CODECS.get(url) or passthrough(url)
     return WireRequest(codec, model, [""] * inputs, {}, None)
@@ -215,8 +201,8 @@ class HeldBatch:
         self.endpoint, self.url, self.model, self.tag = (str(fields[name]) for name in ("endpoint", "url", "model", "tag"))
         self.id: str | None = None
         self.written = array("Q", fields["ordinals"])
-        digests, unknown = [int(digest, 16) for digest in fields["digests"].split()], [0] * len(self.written)
-        lines = sorted(zip(self.written, digests, fields.get("tokens", unknown), fields.get("costs", unknown), strict=True))
+        digests = (int(digest, 16) for digest in fields["digests"].split())
+        lines = sorted(zip(self.written, digests, fields["tokens"], fields["costs"], strict=True))
         self._ordinals, self._digests, self._tokens, self._costs = (
             array(kind, column) for kind, column in zip("QQQd", zip(*lines, strict=True), strict=True)
         )
@@ -234,16 +220,16 @@ class HeldBatch:
         return self._digests[place] if place < len(self) and self._ordinals[place] == ordinal else None
 
     def reserved(self, ordinal: int) -> Spent:
-        """Return what a line that it holds may cost; nothing if the run that sent it had no limits."""
+        """Return what a line that it holds may cost; nothing if its output had no limit."""
         place = bisect_left(self._ordinals, ordinal)
         return Spent(self._tokens[place], self._costs[place])
 
 
 def begin_record(batch: Mapping[str, str], spool: Spool) -> bytes:
     """Return the record of a batch that is about to be created."""
-    written = " ".join(f"{digest:x}" for digest in spool.digests)
-    reserved = {"tokens": list(spool.tokens), "costs": list(spool.costs)} if any(spool.tokens) else {}
-    return msgspec.json.encode({**batch, "ordinals": list(spool.ordinals), "digests": written, **reserved})
+    digests = " ".join(f"{digest:x}" for digest in spool.digests)
+    lines = {"ordinals": list(spool.ordinals), "digests": digests, "tokens": list(spool.tokens), "costs": list(spool.costs)}
+    return msgspec.json.encode({**batch, **lines})
 
 
 def end_record(spent: Spent = NOTHING) -> bytes:
@@ -251,7 +237,7 @@ def end_record(spent: Spent = NOTHING) -> bytes:
     return msgspec.json.encode({"end": True, "tokens": spent.tokens, "cost": spent.cost})
 
 
-def read_record(held: dict[int, HeldBatch], number: int, content: bytes) -> Spent:
+def apply_record(held: dict[int, HeldBatch], number: int, content: bytes) -> Spent:
     """Take in a record of the journal. Returns what the batch has cost beside its results."""
     fields = msgspec.json.decode(content)
     if "ordinals" in fields:

@@ -18,7 +18,7 @@ import msgspec
 from qreward.bulk import provider
 from qreward.bulk.batch_api import BatchApi, CallFailed
 from qreward.bulk.batches import Entry, LineQueue
-from qreward.bulk.budget import minus, plus, total
+from qreward.bulk.budget import NOTHING, Spent
 from qreward.bulk.journal import Journal
 from qreward.bulk.provider import BatchObject, HeldBatch
 from qreward.bulk.provider_files import Batch, Files
@@ -53,7 +53,7 @@ class ProviderBatches:
 
     def __init__(self, run: ProviderRun, journal: Journal, folder: Path) -> None:
         self._bulk, self._journal, self._loop = run, journal, asyncio.get_running_loop()
-        self.queue = LineQueue(run)
+        self.queue = LineQueue(run.read_on)
         self._apis: dict[str, BatchApi] = {}
         self._open: dict[int, Batch] = {}  # those in the journal
         self._tasks: set[asyncio.Task[None]] = set()
@@ -75,15 +75,18 @@ class ProviderBatches:
         lines = [batch.missing + batch.spool.left for batch in self._open.values()]
         return sum(lines), len(lines)
 
-    def holder(self, ordinal: int, digest: int) -> Batch | None:
-        """Return the batch of an earlier run that holds a line, or None. Such a line must be handed over, not sent."""
-        batches = (batch for batch in self._open.values() if batch.held is not None)
-        return next((batch for batch in batches if batch.held and batch.held.digest(ordinal) == digest), None)
+    def reserved(self, ordinal: int, digest: int) -> Spent | None:
+        """Return what a line may cost that a batch of an earlier run holds. Such a line is handed over, not sent. None for another line."""
+        holder = self._holder(ordinal, digest)
+        return holder.held.reserved(ordinal) if holder is not None and holder.held is not None else None
+
+    def _holder(self, ordinal: int, digest: int) -> Batch | None:
+        return next((batch for batch in self._open.values() if batch.held and batch.held.digest(ordinal) == digest), None)
 
     def _adopt(self, held: HeldBatch) -> None:
         """Go on with a batch of an earlier run, or forget it if all of its results are there."""
         missing = [ordinal for ordinal in held if self._journal.digest(ordinal) is None]
-        reserved = total(map(held.reserved, missing))
+        reserved = sum(map(held.reserved, missing), NOTHING)
         self._bulk.hold(reserved)
         source = next((each for each in self._bulk.runtime.fleet.sources() if each.name == held.endpoint), None)
         if source is None and missing and not self._bulk.force:
@@ -146,7 +149,7 @@ class ProviderBatches:
     async def _collect(self) -> None:
         async for entry in self.queue:
             try:
-                self._take_in(entry)
+                self._add_line(entry)
             except QRewardError as error:
                 self._bulk.finish(entry, Result(entry.ordinal, None, error, None, 0.0, 0.0))
             except OSError as error:
@@ -159,12 +162,12 @@ class ProviderBatches:
             if batch.missing:  # lines that are not in the input any more, or that this run does not read
                 self._follow_soon(batch)
 
-    def _take_in(self, entry: Entry) -> None:
+    def _add_line(self, entry: Entry) -> None:
         """Put a line into a file. Raises ``BadRequest`` if it cannot be sent, or ``ConfigError``."""
         call, reserved = entry.content, entry.reserved
         url, inputs = provider.url_of(call), provider.inputs_in(call)
         line = SpooledLine(entry.ordinal, entry.digest, entry.custom_id, entry.place, reserved.tokens, reserved.cost, inputs)
-        holder = self.holder(entry.ordinal, entry.digest)
+        holder = self._holder(entry.ordinal, entry.digest)
         api = self._next_api(url, call.model) if holder is None else holder.api
         request = provider.request_line(entry.ordinal, url, call.codec.encode(call, api.connection.renamed.get(call.model, call.model)))
         if len(request) > provider.FILE_BYTES or inputs > provider.INPUTS:
@@ -178,7 +181,7 @@ class ProviderBatches:
         assert holder.held is not None
         holder.spool.add(line, request)
         holder.missing -= 1
-        holder.reserved = minus(holder.reserved, holder.held.reserved(entry.ordinal))
+        holder.reserved -= holder.held.reserved(entry.ordinal)
         if not holder.missing:
             self._follow_soon(holder)
 
@@ -202,7 +205,7 @@ class ProviderBatches:
 
     def _follow_soon(self, batch: Batch) -> None:
         self._following += 1
-        self._begin(self._guarded(batch, self._go_on))
+        self._begin(self._guarded(batch, self._resume))
 
     async def _guarded(self, batch: Batch, work: Callable[[Batch], Awaitable[None]]) -> None:
         """Work on a batch. If that fails, the run stops; what is at the provider stays there, for the next run."""
@@ -221,7 +224,7 @@ class ProviderBatches:
     async def _submit(self, batch: Batch) -> None:
         """Upload a file, create its batch, and follow it."""
         spool, api, model = batch.spool, batch.api, batch.model
-        file = await self._persist(batch, lambda: api.upload(spool, model))
+        file = await self._repeat(batch, lambda: api.upload(spool, model))
         if self._bulk.is_stopping:
             return
         number = batch.number = self._journal.batches
@@ -233,7 +236,7 @@ class ProviderBatches:
         self._bulk.submitted(spool.ordinals)
         created = await self._create(batch, file)
         self._name(batch, created)
-        await self._follow(batch, batch.first_look)
+        await self._follow(batch, batch.first_poll)
 
     async def _create(self, batch: Batch, file: str) -> BatchObject:
         """Create a batch. After a failure that leaves open whether it was created, it is looked for first."""
@@ -248,16 +251,16 @@ class ProviderBatches:
         async def find_or_create() -> BatchObject:
             return await api.find(batch.tag, model) or await api.create(file, batch.url, batch.tag, model)
 
-        await asyncio.sleep(batch.first_look)
-        return await self._persist(batch, find_or_create)
+        await asyncio.sleep(batch.first_poll)
+        return await self._repeat(batch, find_or_create)
 
-    async def _go_on(self, batch: Batch) -> None:
+    async def _resume(self, batch: Batch) -> None:
         """Go on with a batch of an earlier run, which may have ended before the provider named it."""
         if batch.id is None:
-            found = await self._persist(batch, lambda: batch.api.find(batch.tag, batch.model))
+            found = await self._repeat(batch, lambda: batch.api.find(batch.tag, batch.model))
             if found is None:
-                await asyncio.sleep(batch.first_look)  # the request may have been on its way
-                found = await self._persist(batch, lambda: batch.api.find(batch.tag, batch.model))
+                await asyncio.sleep(batch.first_poll)  # the request may have been on its way
+                found = await self._repeat(batch, lambda: batch.api.find(batch.tag, batch.model))
             if found is None:
                 await self._send_rest(batch, batch.spool.take_rest())
                 return
@@ -270,28 +273,28 @@ class ProviderBatches:
         self._journal.record_batch(batch.number, msgspec.json.encode({"id": found.id}))
 
     async def _follow(self, batch: Batch, wait: float) -> None:
-        """Look at a batch until it has ended, and take its results."""
+        """Poll a batch until it has ended, and take its results."""
         batch.since, name = self._loop.time(), batch.id or ""
         while True:
             await asyncio.sleep(wait)
             try:
-                found = await self._persist(batch, lambda: batch.api.look(name, batch.model))
+                found = await self._repeat(batch, lambda: batch.api.retrieve(name, batch.model))
             except RequestError as error:
                 if error.status_code != 404 or not self._bulk.force:
                     raise
                 found = BatchObject(name, "cancelled")
             if found.has_ended:
                 break
-            wait = provider.next_look(max(wait, batch.first_look), batch.longest)
+            wait = provider.next_poll(max(wait, batch.first_poll), batch.longest)
         if found.status == "failed":
             await self._take_refusal(batch, found)
             return
         again: Again = []
         for file, least in found.files:
             for _ in range(self._bulk.attempts):
-                if await self._persist(batch, partial(self._results.take, batch, file, again)) >= least:
+                if await self._repeat(batch, partial(self._results.take, batch, file, again)) >= least:
                     break
-                await asyncio.sleep(batch.first_look)  # what is missing was paid
+                await asyncio.sleep(batch.first_poll)  # what is missing was paid
         await self._send_again(batch, again, found.status)
 
     async def _send_again(self, batch: Batch, again: Again, status: str) -> None:
@@ -349,12 +352,12 @@ class ProviderBatches:
         """Record that a batch holds no line any more, and what it cost beside its results. Lines that were not read may have been paid."""
         if batch.number is not None and self._open.pop(batch.number, None) is not None:
             self._bulk.settle(batch.reserved, batch.reserved)
-            spent = plus(batch.spent, batch.reserved)
+            spent = batch.spent + batch.reserved
             self._journal.record_batch(batch.number, provider.end_record(spent), spent)
 
-    async def _persist(self, batch: Batch, call: Callable[[], Awaitable[T]]) -> T:
+    async def _repeat(self, batch: Batch, call: Callable[[], Awaitable[T]]) -> T:
         """Make a call, again and again while the provider cannot be reached or is overloaded. Raises the error of the last try."""
-        wait, waited = batch.first_look, 0.0
+        wait, waited = batch.first_poll, 0.0
         while True:
             try:
                 return await call()
@@ -364,7 +367,7 @@ class ProviderBatches:
                 raise failure.error
             pause = max(wait, failure.retry_after or 0.0)
             await asyncio.sleep(pause)
-            waited, wait = waited + pause, provider.next_look(wait, batch.longest)
+            waited, wait = waited + pause, provider.next_poll(wait, batch.longest)
 
 
 def _disk(error: OSError) -> str:

@@ -37,14 +37,14 @@ class Batch:
         self.since = 0.0
 
     @property
-    def first_look(self) -> float:
-        """Seconds before the first look at it, or before a call is repeated."""
-        return min(provider.FIRST_LOOK, self.longest)
+    def first_poll(self) -> float:
+        """Seconds before it is polled first, or before a call is repeated."""
+        return min(provider.FIRST_POLL, self.longest)
 
     @property
     def longest(self) -> float:
-        """The longest time between two looks, in seconds."""
-        return self.api.endpoint.probe or provider.LONGEST_LOOK
+        """The longest time between two polls, in seconds."""
+        return self.api.endpoint.probe or provider.LONGEST_POLL
 
     def take_number(self, line: int) -> SpooledLine | None:
         """Take a line by its number in the file that was uploaded, from 1."""
@@ -92,9 +92,11 @@ class Files:
         """Add a line to the file that is being collected for it. Raises ``OSError``."""
         key, most = (api.endpoint.name, url, model), self._most_lines.get(api.endpoint.name, provider.LINES)
         batch = self._collecting.get(key)
-        if batch is not None and not provider.fits(batch.spool.size + len(request), batch.spool.inputs + line.inputs):
-            self._complete(key)
-            batch = None
+        if batch is not None:
+            size, inputs = batch.spool.size + len(request), batch.spool.inputs + line.inputs
+            if size > provider.FILE_BYTES or inputs > provider.INPUTS:
+                self._complete(key)
+                batch = None
         if batch is None:
             batch = self._collecting[key] = self.new(api, url, model)
         batch.spool.add(line, request)

@@ -9,17 +9,18 @@ from copy import copy
 from typing import Any, Protocol
 
 from qreward.bulk import provider
-from qreward.bulk.batches import Entry, RunProtocol
-from qreward.bulk.budget import NOTHING, Spent, plus, spent_by
+from qreward.bulk.batches import Entry
+from qreward.bulk.budget import NOTHING, Spent, spent_by
 from qreward.bulk.inputs import InputLine
 from qreward.bulk.provider import ResultLine
 from qreward.bulk.provider_files import Batch
 from qreward.bulk.spool import SpooledLine
 from qreward.codecs.base import EmbeddedError, Malformed, Reply
 from qreward.engine.snapshots import Tallies
-from qreward.errors import BadRequest, RequestError
+from qreward.errors import BadRequest, QRewardError, RequestError
 from qreward.records import AttemptRecord
 from qreward.results import EndpointStats, Result, with_trail
+from qreward.runtime import Runtime
 from qreward.scheduler.outcome import Answer, Failure, FailureKind
 
 AT_ONCE = 256
@@ -29,45 +30,31 @@ Again = list[tuple[SpooledLine, Failure]]
 """Lines that must be sent again, and why."""
 
 
-class ProviderRun(RunProtocol, Protocol):
-    """What a provider batch needs of the run beside that.
+class ProviderRun(Protocol):
+    """What provider batches need of the run, which is a :class:`~qreward.bulk.run.BulkRun`; the methods are described there.
 
     Attributes:
+        runtime: that of the client.
+        read_on: set when lines were taken or are done, so that more can be read.
         attempts: tries of a line, at most.
         force: go on although something of an earlier run is lost.
+        has_read_all: the input was read to its end.
     """
 
+    runtime: Runtime
+    read_on: asyncio.Event
     attempts: int
     force: bool
+    has_read_all: bool
 
     @property
-    def is_stopping(self) -> bool:
-        """True if nothing more may be sent."""
-
-    @property
-    def has_read_all(self) -> bool:
-        """True if the input was read to its end."""
-
-    def stop(self, reason: str) -> None:
-        """Send nothing more."""
-
-    def finish(self, entry: Entry, result: Result[Any], text: bytes | None = None, spent: Spent | None = None) -> None:
-        """Take in the result of a line.
-
-        ``text`` is its line of the output, if it succeeded and has one already; ``spent`` what it cost, if that does not follow from it.
-        """
-
-    def hold(self, most: Spent) -> None:
-        """Reserve what an earlier run has sent already."""
-
-    def submitted(self, ordinals: Iterable[int]) -> None:
-        """Count lines that are sent by a provider batch, which the journal holds."""
-
-    def settle(self, reserved: Spent, spent: Spent) -> None:
-        """Replace what was reserved for an attempt with what it cost."""
-
-    def reserve_again(self, reserved: Spent) -> bool:
-        """Reserve another attempt of a line. Returns False, and stops the run, if the budget does not allow it."""
+    def is_stopping(self) -> bool: ...
+    def stop(self, reason: QRewardError | str) -> None: ...
+    def finish(self, entry: Entry, result: Result[Any], text: bytes | None = None, spent: Spent | None = None) -> None: ...
+    def hold(self, most: Spent) -> None: ...
+    def submitted(self, ordinals: Iterable[int]) -> None: ...
+    def settle(self, reserved: Spent, spent: Spent) -> None: ...
+    def reserve_again(self, reserved: Spent) -> bool: ...
 
 
 class Results:
@@ -91,7 +78,7 @@ class Results:
                 if number % AT_ONCE == 0:
                     await asyncio.sleep(0)
                 try:
-                    found = provider.read_result(content)
+                    found = provider.read(ResultLine, content)
                 except Malformed:
                     continue
                 good += 1
@@ -117,7 +104,7 @@ class Results:
         """Settle a failed attempt of a line and reserve the next. Returns False, and stops the run, if the budget does not allow it."""
         reserved, spent = Spent(line.tokens, line.cost), self._note(batch, line, failure)
         self._bulk.settle(reserved, spent)
-        batch.spent = plus(batch.spent, spent)
+        batch.spent += spent
         return self._bulk.reserve_again(reserved)
 
     def _take_line(self, batch: Batch, line: SpooledLine, found: ResultLine, again: Again) -> None:
@@ -151,7 +138,7 @@ def without_result(batch: Batch, status: str) -> Failure:
 
 def _outcome(batch: Batch, line: SpooledLine, found: ResultLine) -> Answer | Failure:
     """Return what a result line means, as if its response had been received from the endpoint."""
-    call, response = provider.asked(batch.url, batch.model, line.inputs), found.response
+    call, response = provider.partial_request(batch.url, batch.model, line.inputs), found.response
     connection = batch.api.connection
     status = 200 if response is None else response.status_code
     body = b"" if response is None else bytes(response.body)

@@ -28,7 +28,7 @@ import msgspec
 from qreward.bulk.budget import Spent
 
 FORMAT = "qreward journal 2"
-STARTED, DONE, FAILED, SPENT, BATCH, BLOCK, SUMMARY = b"SDFCBIK"
+STARTED, DONE, FAILED, WITHDRAWN, BATCH, BLOCK, SUMMARY = b"SDFCBIK"
 
 
 def record(content: bytes) -> bytes:
@@ -42,7 +42,7 @@ def line_record(kind: int, ordinal: int, digest: int, spent: Spent, result: byte
         >>> line_record(STARTED, 7, 255, Spent(12))[9:]
         b'S000000000007 00000000000000ff 12 0.0\\n'
     """
-    content = b"%c%012d %016x %d %r" % (kind, ordinal, digest, *spent)
+    content = b"%c%012d %016x %d %r" % (kind, ordinal, digest, spent.tokens, spent.cost)
     return record(content if result is None else b"%b %b" % (content, result))
 
 
@@ -123,7 +123,7 @@ class Summary(msgspec.Struct):
 def summary_record(begin: int, crc: int, results: array[int], others: list[int], spent: Spent, started: Mapping[int, Spent]) -> bytes:
     """Return the record of a :class:`Summary` of what the journal holds from ``begin`` on."""
     text = b64encode(_little_endian(results).tobytes()).decode()
-    left = [(ordinal, *most) for ordinal, most in started.items()]
+    left = [(ordinal, most.tokens, most.cost) for ordinal, most in started.items()]
     return record(b"K%012d %b" % (begin, msgspec.json.encode(Summary(crc, text, others, spent, left))))
 
 

@@ -7,21 +7,20 @@ batch. A run can be stopped at any time; the same run again goes on where it sto
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from qreward.bulk.batches import Entry, ModelBatch, ScorerBatch, new_batch
-from qreward.bulk.budget import NOTHING, Price, SpendingLimit, Spent, highest, minus, most_of, plus, spent_by
+from qreward.bulk.batches import Entry, LineRun, ModelBatch, ScorerBatch
+from qreward.bulk.budget import NOTHING, SpendingLimit, Spent, highest, most_of, spent_by
 from qreward.bulk.index import JournalFull
 from qreward.bulk.inputs import Block, Input, InputLine
 from qreward.bulk.journal import Journal
 from qreward.bulk.outputs import OutputFile, answer_line, failure_line
 from qreward.bulk.provider import URLS, url_of
 from qreward.bulk.provider_batches import ProviderBatches
-from qreward.bulk.provider_files import Batch
 from qreward.bulk.report import BulkReport
 from qreward.bulk.requests import RequestReader
 from qreward.bulk.settings import BulkSettings
@@ -30,18 +29,15 @@ from qreward.engine.snapshots import load_of
 from qreward.errors import BadRequest, ClientClosed, ConfigError, NoEndpoint, QRewardError, RequestTimeout
 from qreward.judge.types import Scorer
 from qreward.progress import ProgressMeter, start_progress
-from qreward.results import EndpointStats, Result, RouteLoad, dollars
+from qreward.results import EndpointStats, Result, RouteLoad, dollars, merged_stats
 from qreward.runtime import Runtime
 from qreward.scheduler.state import Pool
 from qreward.settings.policies import Endpoint
 
 BEAT = 0.25
 """Seconds between two refreshes of the progress."""
-HOPELESS = 100
-"""If so many lines have failed and none has succeeded, the run stops: the fault is not in the lines."""
 FREE = ("ok", "overloaded", "unreachable", "cancelled", "quota", "unsuitable", "unsendable", "local")
 """Outcomes of attempts that cost nothing beside the answer: the server did not work on them, or the answer's usage counts."""
-_COUNTS = ("sent", "won", "rejected", "retried", "hedged", "failed", "cancelled", "prompt_tokens", "completion_tokens", "cached_tokens")
 
 
 class LineState(Enum):
@@ -50,17 +46,13 @@ class LineState(Enum):
     OPEN, DONE, CHANGED = range(3)
 
 
-class BulkRun:
-    """One run.
+class BulkRun(LineRun):
+    """One run of one process, on one journal.
 
     Args:
-        runtime: that of the client.
         source: where lines come from.
         outputs: the file of results, and that of failures.
-        journal: closed by the run.
-        settings: see :class:`BulkSettings`.
-        reader: makes requests of lines.
-        scorer: makes a verdict of each line; None sends each line as a request.
+        runtime, journal, settings, reader, scorer: see :class:`~qreward.bulk.batches.LineRun`.
     """
 
     def __init__(
@@ -73,34 +65,25 @@ class BulkRun:
         reader: RequestReader,
         scorer: Scorer | None = None,
     ) -> None:
-        self.runtime, self._source, self._journal = runtime, source, journal
-        self._output, self._failures = outputs
-        self._settings, self._scorer = settings, scorer
-        self._reader = reader
+        super().__init__(runtime, journal, settings, reader, scorer, journal.done)
+        self._source, (self._output, self._failures) = source, outputs
         self._budget = SpendingLimit(settings.max_cost, settings.max_tokens, journal.spent_before)
-        hedge = {} if not self._budget.is_limited else {"hedge": False}  # a copy would cost what is not reserved
-        self.scheduling: Mapping[str, Any] = settings.scheduling()
-        self.request_options = runtime.request_options({**self.scheduling, **hedge})
-        self._batches: dict[Pool | None, ModelBatch | ScorerBatch] = {}
         self._provider: ProviderBatches | None = None  # made for the first line that goes there
-        self._tasks: set[asyncio.Task[Any]] = set()  # one reads, and each batch has one
         self._reading: asyncio.Task[Any] | None = None
-        self.read_on = asyncio.Event()
         self._over = asyncio.Event()
         self._reason: str | None = None
         self._error: BaseException | None = None
-        self._ok = self._failed = self._read = self._taken = self._sent = self._sent_again = 0
-        self._flushing = self._is_read = False
+        self._read = self._taken = self._sent = self._sent_again = 0
+        self.has_read_all = False
         self.attempts, self.force = runtime.config.retry.attempts, settings.resume == "force"
-        self._done_before = journal.done
         self._meter: ProgressMeter | None = None
 
     # stopping
 
-    def stop(self, reason: str) -> None:
+    def stop(self, reason: QRewardError | str) -> None:
         """Send nothing more. The run ends when what is in flight is done."""
         if self._reason is None and not self._over.is_set():
-            self._reason = reason
+            self._reason = str(reason)
             if self._reading is not None:
                 self._reading.cancel()
             for batch in self._all_batches():
@@ -120,24 +103,14 @@ class BulkRun:
         if not self._tasks:
             self._over.set()
 
-    def _begin(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        return task
-
     # lines
 
     @property
     def is_stopping(self) -> bool:
         return self._reason is not None
 
-    @property
-    def has_read_all(self) -> bool:
-        return self._is_read
-
     def submitted(self, ordinals: Iterable[int]) -> None:
-        """Count lines that are sent by a provider batch, which the journal holds."""
+        """Count lines that the journal holds as sent."""
         for ordinal in ordinals:
             self._sent += 1
             self._sent_again += ordinal in self._journal.unfinished
@@ -158,30 +131,10 @@ class BulkRun:
         self.stop("sending a line again could pass max_cost or max_tokens")
         return False
 
-    def start(self, entry: Entry) -> bool:
-        """Take in that a line is to be sent. Returns False if it must not be."""
-        if self._reason is not None:
-            return False
-        try:
-            self._journal.start(entry.ordinal, entry.digest, entry.reserved)
-        except QRewardError as error:  # the disk is full, for example
-            self.stop(str(error))
-            return False
-        entry.started = True
-        return True
-
     def write(self, entry: Entry) -> bool:
-        """Write that lines were started. Returns False if this one must not be sent."""
-        try:
-            self._journal.write()
-        except QRewardError as error:
-            entry.started = False
-            self._journal.withdraw(entry.ordinal, entry.digest)
-            self.stop(str(error))
-            return False
-        self._sent += 1
-        self._sent_again += entry.ordinal in self._journal.unfinished
-        return True
+        if is_written := super().write(entry):
+            self.submitted((entry.ordinal,))
+        return is_written
 
     def finish(self, entry: Entry, result: Result[Any], text: bytes | None = None, spent: Spent | None = None) -> None:
         """Take in the result of a line.
@@ -189,7 +142,7 @@ class BulkRun:
         ``text`` is its line of the output, if it succeeded and has one already; ``spent`` what it cost, if that does not follow from it.
         """
         error = result.error
-        if error is not None and _is_not_its_fault(entry, result):
+        if error is not None and _was_never_processed(entry, result):
             self._budget.settle(entry.reserved, NOTHING)
             if entry.started:
                 self._journal.withdraw(entry.ordinal, entry.digest)
@@ -206,26 +159,6 @@ class BulkRun:
             text = answer_line(entry.custom_id, _identifier(entry.ordinal), result, is_verdict=self._scorer is not None)
         self._record(entry.ordinal, entry.digest, text, error, spent)
 
-    def _record(self, ordinal: int, digest: int, text: bytes, error: QRewardError | None, spent: Spent = NOTHING) -> None:
-        try:
-            self._journal.finish(ordinal, digest, text, spent, ok=error is None)
-        except JournalFull as full:
-            self.stop(str(full))
-            return
-        self._ok += error is None
-        self._failed += error is not None
-        if self._failed >= HOPELESS and not self._ok and not self._done_before:
-            what = f"the first {self._failed} lines have all failed; the last one: {error}"
-            self.stop(f"{what}; when the cause is mended, go on with retry_failed to send them again")
-        if not self._flushing:
-            self._flushing = True
-            asyncio.get_running_loop().call_soon(self._flush)
-        self.read_on.set()
-
-    def _flush(self) -> None:
-        self._flushing = False
-        self._journal.flush()
-
     def _cost_of(self, entry: Entry, result: Result[Any]) -> Spent:
         """What a line cost: that of its answer, and all that each attempt without an answer may have cost."""
         if not entry.started:
@@ -233,30 +166,20 @@ class BulkRun:
         usage = result.usage if self._scorer is None or not result.ok else result.value.usage
         answer = spent_by(usage, self.runtime.prices.get(result.endpoint or "")) if result.ok else NOTHING
         unknown = sum(attempt.outcome not in FREE for attempt in result.attempts) + (answer is None)
-        if not unknown:
-            return answer or NOTHING
-        most = self._most_of_one(entry)
-        return plus(answer or NOTHING, Spent(unknown * most.tokens, unknown * most.cost))
-
-    def _most_of_one(self, entry: Entry) -> Spent:
-        """Return the most that one attempt of a line can cost; nothing if that has no limit."""
-        if self._budget.is_limited:
-            return Spent(entry.reserved.tokens // entry.reserves, entry.reserved.cost / entry.reserves)
-        return NOTHING if self._scorer is not None else self._most_if_limited(entry.content, self.runtime.prices.values())
+        most = Spent(entry.reserved.tokens // self.attempts, entry.reserved.cost / self.attempts)
+        return (answer or NOTHING) + most * unknown
 
     # reading
 
     async def _read_all(self) -> None:
         """Read the input and hand each line that is not done to the batch of its model."""
-        blocks = self._source.blocks(tuple(self._journal.blocks), self._are_done)
+        blocks = self._source.blocks(tuple(self._journal.blocks.values()), self._are_done)
         try:
-            if self._budget.is_limited and self._source.is_repeatable:
-                await asyncio.to_thread(self._count_left)
             if self._journal.held:
                 self._start_provider()
             while block := await asyncio.to_thread(next, blocks, None):
                 first = self._read
-                for ordinal, line in self._unknown(first, block):
+                for ordinal, line in self._lines_to_send(first, block):
                     self._read = ordinal
                     if self._reason is not None or self._taken == self._settings.sample:
                         return
@@ -264,34 +187,15 @@ class BulkRun:
                 self._read = first + block.length
             if self._journal.size > self._read:
                 self._shorten(self._read)
-            self._is_read = True
+            self.has_read_all = True
         finally:
             for batch in self._all_batches():
                 batch.queue.complete()
 
-    def _count_left(self) -> None:
-        """Count what lines may have cost that a run without limits had in flight, before another line is sent."""
-        left, ordinal = self._journal.unlimited, 0
-        for block in self._source.blocks(tuple(self._journal.blocks), self._are_done) if left else ():
-            for number, line in enumerate(block.lines or (), ordinal):
-                if number in left:
-                    with suppress(BadRequest):  # such a line was not sent
-                        most = self._most_if_limited(self._reader.read(line, number).call, self.runtime.prices.values())
-                        self._count_as_spent(number, line.digest, most)
-            ordinal += block.length
-            if ordinal > max(left, default=-1):
-                return
-
-    def _count_as_spent(self, ordinal: int, digest: int, one: Spent) -> None:
-        most = Spent(one.tokens * self.attempts, one.cost * self.attempts)
-        self._journal.unlimited.discard(ordinal)
-        self._journal.withdraw(ordinal, digest, most)
-        self._budget.settle(NOTHING, most)
-
     def _are_done(self, ordinals: range) -> bool:
         return self._journal.are_done(self._settings.of_the_shard(ordinals))
 
-    def _unknown(self, first: int, block: Block) -> list[tuple[int, InputLine]]:
+    def _lines_to_send(self, first: int, block: Block) -> list[tuple[int, InputLine]]:
         """Return the lines of a block that are not done. Raises ``ConfigError`` if one that was sent has changed since then."""
         if block.lines is None:
             return []
@@ -337,32 +241,17 @@ class BulkRun:
         if self._scorer is not None:
             return Entry(ordinal, line, *self._reader.read_item(line, ordinal), Spent()), None
         custom_id, call = self._reader.read(line, ordinal)
-        holder = None if self._provider is None else self._provider.holder(ordinal, line.digest)
-        if holder is not None:
-            return Entry(ordinal, line, custom_id, call, self._held(holder, ordinal, call)), None
+        reserved = None if self._provider is None else self._provider.reserved(ordinal, line.digest)
+        if reserved is not None:
+            return Entry(ordinal, line, custom_id, call, reserved), None
         batch_endpoints = self._batch_endpoints(call)
         pool = None if batch_endpoints else self._pool(call)
         names = [each.name for each in (batch_endpoints if pool is None else pool.sources)]
         attempts = 1 if pool is None else self.attempts
-        prices = [price for name in names if (price := self.runtime.prices.get(name)) is not None]
-        reserved = await self._reserve(ordinal, line.digest, call, prices, attempts)
+        reserved = await self._reserve(call, names, attempts)
         if reserved is None:
             return None, pool
-        if pool is None and not self._budget.is_limited:
-            reserved = self._most_if_limited(call, prices)  # the journal tells it to later runs
-            self._budget.hold(reserved)
-        entry = Entry(ordinal, line, custom_id, call, reserved)
-        entry.reserves = attempts
-        return entry, pool
-
-    def _held(self, holder: Batch, ordinal: int, call: WireRequest) -> Spent:
-        """Return what is reserved for a line that an earlier run has sent."""
-        assert holder.held is not None
-        reserved = holder.held.reserved(ordinal)
-        if reserved == NOTHING:
-            reserved = self._most_if_limited(call, [self.runtime.prices.get(holder.api.endpoint.name)])
-            self._budget.hold(reserved)
-        return reserved
+        return Entry(ordinal, line, custom_id, call, reserved), pool
 
     def _batch_endpoints(self, call: WireRequest) -> tuple[Endpoint, ...]:
         """Return the endpoints of kind ``openai_batch`` to which a line goes; empty if it goes to others."""
@@ -381,12 +270,8 @@ class BulkRun:
 
     async def _hand_over(self, entry: Entry, pool: Pool | None) -> None:
         """Give a line to the provider batches, to the batch of its model or to that of the scorer, as soon as its queue has room."""
-        batch: ModelBatch | ScorerBatch | ProviderBatches | None = self._batches.get(pool)
-        if pool is None and self._scorer is None:
-            batch = self._provider or self._start_provider()
-        elif batch is None:
-            batch = self._batches[pool] = new_batch(self, entry, pool, self._scorer)
-            self._begin(batch.run())
+        is_for_provider = pool is None and self._scorer is None
+        batch = (self._provider or self._start_provider()) if is_for_provider else self._batch_of(entry, pool)
         while batch.queue.is_full and self._reason is None:
             self.read_on.clear()
             await self.read_on.wait()
@@ -401,17 +286,19 @@ class BulkRun:
     def _all_batches(self) -> list[ModelBatch | ScorerBatch | ProviderBatches]:
         return [*self._batches.values(), *([] if self._provider is None else [self._provider])]
 
-    async def _reserve(self, ordinal: int, digest: int, call: WireRequest, prices: list[Price], attempts: int) -> Spent | None:
-        """Reserve what so many attempts of a line can cost at most, at the highest of these prices.
+    async def _reserve(self, call: WireRequest, names: Iterable[str], attempts: int) -> Spent | None:
+        """Reserve what so many attempts of a request can cost at most, at the highest price of these endpoints.
 
-        Returns None if the budget does not allow it, and stops the run.
+        Returns None if the budget does not allow it, and stops the run. Without limits, an output without limit counts as nothing.
         """
-        if not self._budget.is_limited:
-            return NOTHING
-        one = most_of(call, highest(prices))
-        most = Spent(one.tokens * attempts, one.cost * attempts)
-        if ordinal in self._journal.unlimited:  # the input cannot be read twice
-            self._count_as_spent(ordinal, digest, one)
+        price = highest(self.runtime.prices[name] for name in names if name in self.runtime.prices)
+        try:
+            one = most_of(call, price)
+        except ConfigError:
+            if self._settings.is_limited:
+                raise
+            one = NOTHING
+        most = one * attempts
         while not self._budget.reserve(most):
             if self._budget.is_idle:
                 self.stop("the next line could pass max_cost or max_tokens")
@@ -420,13 +307,6 @@ class BulkRun:
             self.read_on.clear()
             await self.read_on.wait()
         return most
-
-    def _most_if_limited(self, call: WireRequest, prices: Iterable[Price | None]) -> Spent:
-        """Return the most that one attempt of a request can cost; nothing if its output has no limit."""
-        try:
-            return most_of(call, highest(price for price in prices if price is not None))
-        except ConfigError:
-            return NOTHING
 
     # the run
 
@@ -475,7 +355,7 @@ class BulkRun:
 
     async def _write_if_done(self) -> tuple[Path | None, Path | None]:
         """Write the output if everything is done. Returns the files that were written."""
-        if self._reason is None and not self._is_read:
+        if self._reason is None and not self.has_read_all:
             self._reason = f"its sample of {self._taken} lines is done"
         if not self._journal.flush() or self._reason is not None:
             return None, None
@@ -495,10 +375,10 @@ class BulkRun:
 
     async def _total(self) -> int | None:
         """Return the number of lines that this run may send, as far as it can be known before."""
-        lines, shard = await asyncio.to_thread(self._source.count), self._settings.shard
+        lines = await asyncio.to_thread(self._source.count)
         if lines is None:
             return self._settings.sample
-        ours = lines if shard is None else len(range(shard[0] - 1, lines, shard[1]))
+        ours = len(self._settings.of_the_shard(range(lines)))
         return min(max(0, ours - self._done_before), self._settings.sample or ours)
 
     def _load(self) -> RouteLoad:
@@ -514,7 +394,7 @@ class BulkRun:
     def _report(self, seconds: float, output: Path | None, failures: Path | None) -> BulkReport:
         journal = self._journal
         endpoints = self._endpoints()
-        prompt, completion, cached = (sum(getattr(stats, name) for stats in endpoints.values()) for name in _COUNTS[-3:])
+        prompt, cached = (sum(getattr(stats, name) for stats in endpoints.values()) for name in ("prompt_tokens", "cached_tokens"))
         return BulkReport(
             lines=self._read,
             done=journal.done,
@@ -526,7 +406,7 @@ class BulkRun:
             at_provider=(0, 0) if self._provider is None else self._provider.left_there(),
             torn=journal.torn,
             seconds=seconds,
-            tokens=prompt + completion,
+            tokens=prompt + sum(stats.completion_tokens for stats in endpoints.values()),
             prompt_tokens=prompt,
             cached_tokens=cached,
             cost=self._cost(endpoints) if self.runtime.prices else None,
@@ -541,7 +421,7 @@ class BulkRun:
     def _cost(self, endpoints: Mapping[str, EndpointStats]) -> float:
         """US dollars of the requests; for a scorer those of all answers, as an item may take several."""
         if self._scorer is None:
-            return minus(self._budget.spent, self._journal.spent_before).cost
+            return (self._budget.spent - self._journal.spent_before).cost
         priced = [(self.runtime.prices[name], stats) for name, stats in endpoints.items() if name in self.runtime.prices]
         return sum(dollars(price, stats.prompt_tokens, stats.completion_tokens) for price, stats in priced)
 
@@ -550,7 +430,7 @@ class BulkRun:
         found: dict[str, EndpointStats] = {}
         for batch in self._all_batches():
             for name, stats in batch.endpoints().items():
-                found[name] = stats if name not in found else _sum(found[name], stats)
+                found[name] = stats if name not in found else merged_stats(found[name], stats)
         return found
 
     def _write(self) -> tuple[Path | None, Path | None]:
@@ -559,18 +439,11 @@ class BulkRun:
         return self._output.path if ok else None, self._failures.path if failed else None
 
     def _lines(self, *, ok: bool) -> Iterator[bytes]:
-        in_order = self._settings.order == "input"
-        for line in self._journal.in_order() if in_order else self._journal.as_done():
-            if line.ok == ok:
-                yield line.result
+        found = self._journal.in_order() if self._settings.order == "input" else self._journal.as_done()
+        return (line.result for line in found if line.ok == ok)
 
 
-def _sum(one: EndpointStats, other: EndpointStats) -> EndpointStats:
-    counts = {name: getattr(one, name) + getattr(other, name) for name in _COUNTS}
-    return EndpointStats(**counts)
-
-
-def _is_not_its_fault(entry: Entry, result: Result[Any]) -> bool:
+def _was_never_processed(entry: Entry, result: Result[Any]) -> bool:
     """Return whether a failed line was certainly never processed, so that it may be sent again when the endpoints are back."""
     if isinstance(result.error, BadRequest | ConfigError):
         return False

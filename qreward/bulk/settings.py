@@ -68,9 +68,10 @@ class BulkSettings(Policy):
             raise ValueError(f"must be (i, n) with i from 1 to n, not {value}")
         return value
 
-    def takes(self, ordinal: int) -> bool:
-        """Return whether a line belongs to the shard of this run."""
-        return self.shard is None or ordinal % self.shard[1] == self.shard[0] - 1
+    @property
+    def is_limited(self) -> bool:
+        """True if the run may spend only so much."""
+        return self.max_cost is not None or self.max_tokens is not None
 
     def of_the_shard(self, ordinals: range) -> range:
         """Return those of consecutive ordinals that belong to the shard of this run.

@@ -43,7 +43,7 @@ async def run_bulk(
         raise ConfigError(
             "max_cost needs the price of the endpoints; set Endpoint(price=(dollars for a million prompt tokens, completion tokens))"
         )
-    if scorer is not None and (checked.max_cost is not None or checked.max_tokens is not None):
+    if scorer is not None and checked.is_limited:
         raise ConfigError("max_cost and max_tokens hold for requests; what a judge will use is not known before. Leave them out")
     written, failures = OutputFile(path), OutputFile(path.with_name(f"{path.stem}.failed.jsonl"))
     journal_path = path.with_name(f"{path.name}.journal")

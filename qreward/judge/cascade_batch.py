@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from dataclasses import fields
 from typing import Any
 
 from qreward import options as options_of
@@ -18,7 +17,7 @@ from qreward.judge.runner import JudgeAnswer
 from qreward.judge.types import Verdict
 from qreward.options import DEFAULT
 from qreward.progress import ProgressMeter, start_progress
-from qreward.results import BatchInterrupted, BatchResult, BatchStats, EndpointStats, Result
+from qreward.results import BatchInterrupted, BatchResult, BatchStats, EndpointStats, Result, merged_stats
 
 _FROM_STAGES = ("priority", "tenant", "deadline")
 
@@ -219,7 +218,7 @@ class CascadeBatch:
         endpoints: dict[str, EndpointStats] = {}
         for stats in self._stats:
             for name, more in stats.endpoints.items():
-                endpoints[name] = _merged(endpoints[name], more) if name in endpoints else more
+                endpoints[name] = merged_stats(endpoints[name], more) if name in endpoints else more
         cost = sum(costs) if costs else None
         counted = BatchStats(self._ok + self._failed, self._ok, self._failed, took, endpoints, cost, self._decided_by)
         return BatchResult([self._results[index] for index in sorted(self._results)], counted)
@@ -258,11 +257,3 @@ class _Queue:
             self.sent[self._read] = index
             self._read += 1
             yield item
-
-
-_COUNTS = tuple(field.name for field in fields(EndpointStats) if field.name not in ("p50", "p95", "p99", "state"))
-
-
-def _merged(one: EndpointStats, other: EndpointStats) -> EndpointStats:
-    """The statistics of an endpoint that served two stages. Quantiles cannot be merged, and are left out."""
-    return EndpointStats(**{name: getattr(one, name) + getattr(other, name) for name in _COUNTS})

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from qreward.bulk import inputs, requests, settings
+from qreward.bulk.batches import HOPELESS
 from qreward.bulk.records import FORMAT
-from qreward.bulk.run import HOPELESS
 from qreward.cli import main
 from qreward.cli.run import add_arguments
 from qreward.testing import FakeEndpoint, FakeFleet

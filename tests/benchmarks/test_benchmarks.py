@@ -177,5 +177,5 @@ def test_the_markdown_command_measures_nothing_and_writes_the_page_from_the_file
 
 def test_the_page_has_the_sections_that_the_commands_write(module: Any) -> None:
     page = module("_pages").PAGE.read_text(encoding="utf-8")
-    for name in ("overhead", "memory", "streaming", "makespan", "batching"):
+    for name in ("overhead", "memory", "streaming", "makespan", "batching", "bulk", "bulk-peers"):
         assert page.count(f"<!-- {name}:begin -->") == page.count(f"<!-- {name}:end -->") == 1

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from keyed_fakes import MODEL, Counting, answers, asked, worker
 
+from qreward.bulk.batches import HOPELESS
 from qreward.bulk.folder import JournalFolder, keyed_line
 from qreward.bulk.keyed import keyed_settings
 from qreward.errors import ConfigError
@@ -128,10 +129,24 @@ async def test_a_full_disk_fails_rows_without_calling_them_done(tmp_path: Path, 
         assert [(each.ok, each.is_kept) for each in results] == [(False, False)] * 2
         assert json.loads(results[0].line)["error"]["code"] == "JournalFull"
         assert [(each.ok, each.is_kept) for each in await run.results(asked("a", "d"))] == [(True, True), (False, False)]
-        for task in run._tasks:
-            task.cancel()
     assert backend.sent == {"a": 1}
     assert opened(tmp_path).done == 1
+
+
+async def test_if_all_of_the_first_rows_fail_the_run_sends_no_others_and_the_next_one_goes_on(tmp_path: Path) -> None:
+    rows = [{"id": number, "prompt": "bad"} for number in range(3 * HOPELESS)]
+    backend = Counting()
+    async with worker(tmp_path, backend) as run:
+        results = await run.results(rows)
+        failed, lost = [each for each in results if each.is_kept], [each for each in results if not each.is_kept]
+        assert HOPELESS <= len(failed) < HOPELESS + 50 > backend.sent["bad"] - HOPELESS
+        message = json.loads(lost[0].line)["error"]["message"]
+        assert message.startswith(f"the first {HOPELESS} lines have all failed; the last one: ")
+        assert "go on with retry_failed" in message
+        assert [each.is_kept for each in await run.results(asked("good"))] == [False]
+        assert backend.sent["good"] == 0
+    async with worker(tmp_path, backend, retry_failed=True) as later:
+        assert answers(await later.results(asked("good"))) == ["re: good"]
 
 
 def test_a_torn_end_and_reserved_space_are_read_over(tmp_path: Path) -> None:

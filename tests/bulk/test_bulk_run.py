@@ -30,10 +30,11 @@ from bulk_fakes import (
 from scale import seeds
 
 from qreward.bulk import inputs
+from qreward.bulk.batches import HOPELESS
 from qreward.bulk.inputs import Input
 from qreward.bulk.journal import Journal
 from qreward.bulk.outputs import OutputFile
-from qreward.bulk.run import HOPELESS, BulkRun
+from qreward.bulk.run import BulkRun
 from qreward.bulk.start import run_bulk
 from qreward.errors import ConfigError
 
@@ -593,7 +594,7 @@ async def test_a_changed_line_that_was_not_sent_before_a_kill_is_not_passed_over
 def _passed_over(folder: Folder) -> int:
     """Lines that the next run does not parse."""
     journal = Journal(folder.journal, {}, force=True)
-    found = Input(folder.source).blocks(journal.blocks, journal.are_done)
+    found = Input(folder.source).blocks(journal.blocks.values(), journal.are_done)
     count = sum(block.length for block in found if block.lines is None)
     journal.close()
     return count

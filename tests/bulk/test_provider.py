@@ -18,14 +18,14 @@ from qreward.bulk.journal import Journal
 from qreward.bulk.provider import (
     BatchObject,
     HeldBatch,
-    asked,
+    ResultLine,
+    apply_record,
     begin_record,
     end_record,
     inputs_in,
-    next_look,
-    read_batch,
-    read_record,
-    read_result,
+    next_poll,
+    partial_request,
+    read,
     url_of,
 )
 from qreward.bulk.requests import RequestReader
@@ -38,13 +38,13 @@ ABOUT = {"endpoint": "p", "url": "/v1/chat/completions", "model": MODEL, "tag": 
 
 
 def test_looks_become_rarer_and_stay_within_the_longest() -> None:
-    wait, waits = provider.FIRST_LOOK, []
+    wait, waits = provider.FIRST_POLL, []
     for _ in range(10):
-        wait = next_look(wait, provider.LONGEST_LOOK)
+        wait = next_poll(wait, provider.LONGEST_POLL)
         waits.append(wait)
     assert waits == sorted(waits)
-    assert waits[0] > provider.FIRST_LOOK
-    assert waits[-1] == provider.LONGEST_LOOK
+    assert waits[0] > provider.FIRST_POLL
+    assert waits[-1] == provider.LONGEST_POLL
 
 
 def test_only_these_states_are_the_end_of_a_batch() -> None:
@@ -54,20 +54,21 @@ def test_only_these_states_are_the_end_of_a_batch() -> None:
 
 
 def test_the_answers_of_providers_are_read_as_far_as_they_matter() -> None:
-    whole = read_batch(
+    whole = read(
+        BatchObject,
         b'{"id":"b","object":"batch","status":"failed","x":1,"metadata":{"qreward":"t","own":"x"},'
-        b'"errors":{"object":"list","data":[{"code":"c","line":3,"message":"m","param":null}]},"request_counts":{"total":3}}'
+        b'"errors":{"object":"list","data":[{"code":"c","line":3,"message":"m","param":null}]},"request_counts":{"total":3}}',
     )
     assert (whole.tag, whole.faults[0].line, whole.files) == ("t", 3, [])
-    assert read_batch(b'{"id":"b","status":"expired","errors":null,"metadata":null}').tag is None
-    line = read_result(b'{"id":"r","custom_id":"7","response":{"status_code":400,"body":{"a":1}},"error":"as vLLM writes it"}')
+    assert read(BatchObject, b'{"id":"b","status":"expired","errors":null,"metadata":null}').tag is None
+    line = read(ResultLine, b'{"id":"r","custom_id":"7","response":{"status_code":400,"body":{"a":1}},"error":"as vLLM writes it"}')
     assert (line.ordinal, line.code, line.response and bytes(line.response.body)) == (7, None, b'{"a":1}')
-    assert read_result(b'{"custom_id":"7","response":null,"error":{"code":"batch_expired","message":"m"}}').code == "batch_expired"
-    assert read_result(b'{"custom_id":"not ours"}').ordinal is None
+    assert read(ResultLine, b'{"custom_id":"7","response":null,"error":{"code":"batch_expired","message":"m"}}').code == "batch_expired"
+    assert read(ResultLine, b'{"custom_id":"not ours"}').ordinal is None
     for broken in (b"", b"[]", b"<html>", b'{"id":1}', b'{"custom_id":'):
-        for read in (read_batch, read_result):
+        for kind in (BatchObject, ResultLine):
             with pytest.raises(Malformed):
-                read(broken)
+                read(kind, broken)
 
 
 def test_the_request_of_a_line_says_where_it_goes_and_how_its_response_is_checked() -> None:
@@ -82,7 +83,7 @@ def test_the_request_of_a_line_says_where_it_goes_and_how_its_response_is_checke
         row = {"url": url, "body": {"model": MODEL, **body}}
         call = reader.read(InputLine("item:1", 0, json.dumps(row).encode()), 0).call
         assert (url_of(call), inputs_in(call)) == (url, inputs)
-        again = asked(url, MODEL, inputs)
+        again = partial_request(url, MODEL, inputs)
         assert again.codec is call.codec
         if call.codec is EMBEDDINGS:
             assert len(inputs_of(again)) == inputs
@@ -103,15 +104,15 @@ def begun(folder: Path, *lines: SpooledLine) -> bytes:
 def test_a_batch_is_held_from_its_record_to_its_end(tmp_path: Path) -> None:
     held: dict[int, HeldBatch] = {}
     lines = [SpooledLine(5, 50, "", "", 70, 0.5), SpooledLine(2, 2**64 - 1, "", ""), SpooledLine(9, 0, "", "", 30, 0.25)]
-    assert read_record(held, 4, begun(tmp_path, *lines)) == NOTHING
+    assert apply_record(held, 4, begun(tmp_path, *lines)) == NOTHING
     assert [held[4].reserved(ordinal) for ordinal in held[4]] == [NOTHING, Spent(70, 0.5), Spent(30, 0.25)]
     assert list(held[4].written) == [5, 2, 9]
     assert (held[4].endpoint, held[4].tag, held[4].id, list(held[4])) == ("p", "t:0", None, [2, 5, 9])
     assert [held[4].digest(ordinal) for ordinal in (2, 5, 9, 3, 100)] == [2**64 - 1, 50, 0, None, None]
-    read_record(held, 4, b'{"id":"batch_1"}')
+    apply_record(held, 4, b'{"id":"batch_1"}')
     assert held[4].id == "batch_1"
-    assert read_record(held, 4, end_record(Spent(12, 0.5))) == Spent(12, 0.5)
-    read_record(held, 4, b'{"id":"late"}')
+    assert apply_record(held, 4, end_record(Spent(12, 0.5))) == Spent(12, 0.5)
+    apply_record(held, 4, b'{"id":"late"}')
     assert held == {}
 
 

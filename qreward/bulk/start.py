@@ -15,7 +15,7 @@ from qreward.bulk.requests import RequestReader
 from qreward.bulk.run import BulkRun
 from qreward.bulk.settings import BulkSettings
 from qreward.errors import ConfigError
-from qreward.judge.types import Scorer
+from qreward.judge.scorers import AnyScorer, described, unblocked
 from qreward.runtime import Client, runtime_of
 
 
@@ -25,16 +25,15 @@ async def run_bulk(
     output: str | Path,
     settings: Mapping[str, Any],
     *,
-    scorer: Scorer | None = None,
-    identity: str | None = None,
+    scorer: AnyScorer | None = None,
     on_start: Callable[[BulkRun], object] = lambda _: None,
 ) -> BulkReport:
     """Run a bulk; see :meth:`QRewardClient.run`.
 
     Args:
         client: the client that sends the requests; that of the scorer if there is one.
-        scorer: a judge or reward model that makes a verdict of each line. None sends each line as a request.
-        identity: describes the scorer, so that a run with another one is refused; by default its ``repr``.
+        scorer: a judge or reward model that makes a verdict of each line. None sends each line as a request. A run with another one is
+            refused.
         on_start: receives the run, which it may stop.
     """
     checked = BulkSettings(**settings)
@@ -43,7 +42,8 @@ async def run_bulk(
         raise ConfigError(
             "max_cost needs the price of the endpoints; set Endpoint(price=(dollars for a million prompt tokens, completion tokens))"
         )
-    if scorer is not None and checked.is_limited:
+    judge = None if scorer is None else unblocked(scorer, "scorer", ["batch_score"])
+    if judge is not None and checked.is_limited:
         raise ConfigError("max_cost and max_tokens hold for requests; what a judge will use is not known before. Leave them out")
     written, failures = OutputFile(path), OutputFile(path.with_name(f"{path.stem}.failed.jsonl"))
     journal_path = path.with_name(f"{path.name}.journal")
@@ -52,13 +52,13 @@ async def run_bulk(
     try:
         journal = Journal(
             journal_path,
-            checked.of_the_journal(lines.names, identity or (None if scorer is None else repr(scorer))),
+            checked.of_the_journal(lines.names, None if judge is None else described(judge)),
             force=checked.resume == "force",
             retry_failed=checked.retry_failed,
         )
     except JournalFull as error:
         return BulkReport(reason=str(error))
-    run = BulkRun(runtime, lines, (written, failures), journal, checked, reader, scorer)
+    run = BulkRun(runtime, lines, (written, failures), journal, checked, reader, judge)
     on_start(run)
     return await run.run()
 

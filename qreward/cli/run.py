@@ -10,7 +10,6 @@ import asyncio
 import signal
 import sys
 from collections.abc import Callable
-from hashlib import blake2b
 from time import monotonic
 from typing import Any
 
@@ -147,14 +146,6 @@ def _client(args: argparse.Namespace, scorer: RewardConfig | None) -> QRewardCli
     return QRewardClient.from_env()
 
 
-def _identity(scorer: RewardConfig) -> str:
-    """Describe a scorer, so that a run with another one is refused. Settings that change no verdict are left out."""
-    if scorer.judge is None:
-        return f"reward model {scorer.reward_model}"
-    settings = scorer.judge.model_dump_json().encode()
-    return f"judge {', '.join(scorer.judge.model)}, settings {blake2b(settings, digest_size=8).hexdigest()}"
-
-
 async def _try(args: argparse.Namespace, settings: dict[str, Any], scorer: RewardConfig | None) -> int:
     async with _client(args, scorer) as client:
         if scorer is not None:
@@ -170,8 +161,7 @@ async def _run(args: argparse.Namespace, settings: dict[str, Any], scorer: Rewar
             return await run_bulk(client, args.input, args.output, settings, on_start=_stop_on_interrupt)
         made = _make_scorer(client, scorer)
         try:
-            identity = _identity(scorer)
-            return await run_bulk(client, args.input, args.output, settings, scorer=made, identity=identity, on_start=_stop_on_interrupt)
+            return await run_bulk(client, args.input, args.output, settings, scorer=made, on_start=_stop_on_interrupt)
         finally:
             await made.aclose()
 

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from qreward.bulk.inputs import Inputs
     from qreward.bulk.report import BulkReport
-    from qreward.judge.types import Scorer
+    from qreward.judge.scorers import AnyScorer
     from qreward.telemetry import Telemetry
 
 Items = Iterable[Any] | AsyncIterable[Any]
@@ -453,7 +453,9 @@ class QRewardClient:
         """
         return await self._merged_many(MODERATE, model, "inputs", inputs, options)
 
-    async def run(self, source: Inputs, output: str | Path, *, scorer: Scorer | None = None, **options: Unpack[BulkOptions]) -> BulkReport:
+    async def run(
+        self, source: Inputs, output: str | Path, *, scorer: AnyScorer | None = None, **options: Unpack[BulkOptions]
+    ) -> BulkReport:
         """Send the requests of files, and write the results to a file. After an interruption, the same call continues where it stopped.
 
         Results are kept in a journal beside the output (``<output>.journal``) as they arrive. After a crash or an interruption, only
@@ -464,7 +466,8 @@ class QRewardClient:
                 an iterable of mappings. A line is one of OpenAI's Batch API, or has ``messages`` or ``prompt``.
             output: file of the results, in the format of OpenAI's Batch API, or ``.parquet``. It appears when all lines are done. Lines
                 that failed are in ``<output>.failed.jsonl``.
-            scorer: a judge or reward model of this client: each line is an item, and its result a verdict.
+            scorer: a judge, reward model or cascade: each line is an item, and its result a verdict. A run with another scorer, or
+                with other settings of it, is refused.
             options: see :class:`~qreward.bulk.settings.BulkSettings`.
 
         Returns:

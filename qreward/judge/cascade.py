@@ -19,6 +19,7 @@ from qreward.errors import ConfigError, Fault, InvalidResponse, QRewardError, Re
 from qreward.judge.cascade_batch import CascadeBatch
 from qreward.judge.cascade_stage import Confidence, Decided, Stage
 from qreward.judge.config import JudgeConfig
+from qreward.judge.scorers import AnyScorer, described, unblocked
 from qreward.judge.types import Item, Scorer, Verdict, check_batch_options
 from qreward.options import DEFAULT, JudgeBatchOptions, batch_items, seconds
 from qreward.results import BatchResult
@@ -26,9 +27,6 @@ from qreward.runtime import runtime_of
 from qreward.server.import_string import load_object
 from qreward.settings.base import Number, Policy, shown, wrong
 from qreward.settings.policies import Priority
-
-AnyScorer = Scorer | BlockingTwin[Any]
-"""A scorer, or the blocking twin of one, such as a ``SyncJudge``."""
 
 
 class CascadeConfig(Policy):
@@ -123,7 +121,7 @@ class Cascade:
         confidence: Confidence | Sequence[Confidence | None] | None = None,
     ) -> None:
         self._given: dict[str, Any] = {"min_confidence": min_confidence, "confidence": confidence}
-        scorers = list(map(_unblocked, _listed(stages)))
+        scorers = [unblocked(stage, "a stage") for stage in _listed(stages)]
         names = [*stages] if isinstance(stages, Mapping) else _names(scorers)
         functions = _each("confidence", confidence, len(scorers) - 1)
         least = _each("min_confidence", min_confidence, len(scorers) - 1)
@@ -261,6 +259,11 @@ class Cascade:
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(Cascade, {stage.name: stage.scorer for stage in self._stages}, **self._given), ()
 
+    @property
+    def verdict_settings(self) -> list[Any]:
+        """What the verdicts depend on; see :func:`~qreward.judge.scorers.described`."""
+        return [[stage.name, described(stage.scorer), stage.min_confidence, stage.confidence] for stage in self._stages]
+
     def __repr__(self) -> str:
         return f"<Cascade {' -> '.join(stage.name for stage in self._stages)}>"
 
@@ -295,14 +298,6 @@ def _listed(stages: object) -> list[Any]:
         if not isinstance(name, str) or not name:
             raise ConfigError(f"the name of a stage must be a text, not {name!r}")
     return values
-
-
-def _unblocked(stage: Any) -> Scorer:
-    scorer = stage._async if isinstance(stage, BlockingTwin) else stage
-    missing = [name for name in ("score", "batch_score", "aclose") if not callable(getattr(scorer, name, None))]
-    if missing:
-        raise ConfigError(f"a stage must be a scorer, such as a Judge; {stage!r} has no method {missing[0]!r}")
-    return scorer  # type: ignore[no-any-return]
 
 
 def _names(scorers: Sequence[Any]) -> list[str]:

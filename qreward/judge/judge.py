@@ -268,6 +268,13 @@ class Judge:
         return identity_of(self._config, {**others, "verdict": verdict}, self._calibrator.weights)
 
     @property
+    def verdict_settings(self) -> list[Any]:
+        """What the verdicts of :meth:`score` depend on; see :func:`~qreward.judge.scorers.described`."""
+        identity, config, calibration = self.identity, self._config, self.calibration
+        calibrated = None if calibration is None else calibration.model_dump()
+        return [identity.models, identity.settings, config.range, config.min_label_mass, config.reasks, calibrated]
+
+    @property
     def score_range(self) -> tuple[float, float] | None:
         """The lowest and the highest score. None if they are not known, as with a ``score`` function."""
         return self._ends

@@ -149,6 +149,11 @@ class RewardModelScorer:
         settings = {"range": self._range, "owns_client": self._owns_client, **self._params}
         return partial(RewardModelScorer, self._client, self._model, **settings), ()
 
+    @property
+    def verdict_settings(self) -> list[Any]:
+        """What the verdicts depend on; see :func:`~qreward.judge.scorers.described`."""
+        return [self._model, self._range, self._params]
+
     def __repr__(self) -> str:
         return f"<RewardModelScorer {self._model}>"
 

@@ -15,6 +15,7 @@ from qreward.bulk.batches import SCORING
 from qreward.bulk.start import run_bulk
 from qreward.errors import ConfigError
 from qreward.judge import Judge
+from qreward.judge.config import JudgeConfig
 from qreward.judge.types import Verdict
 from qreward.results import BatchResult
 
@@ -120,6 +121,30 @@ async def test_another_scorer_and_a_budget_are_refused(tmp_path: Path) -> None:
         await folder.run(backend, scorer=judge, columns={"prompt": "question", "response": "question"})
     with pytest.raises(ConfigError, match=r"max_cost and max_tokens hold for requests"):
         await folder.run(backend, scorer=judge, columns=COLUMNS, max_tokens=5)
+
+
+async def test_a_judge_with_another_setting_is_another_scorer_and_one_made_anew_is_not(tmp_path: Path) -> None:
+    folder, backend = Folder(tmp_path, items(5)), Backend(scores)
+    await folder.run(backend, scorer=judge_of(scale=(0, 9)), columns=COLUMNS, sample=2)
+    changed: list[dict[str, Any]] = [
+        {"scale": (0, 8)},
+        {"range": (-1, 1)},
+        {"temperature": 1},
+        {"rubric": [{"name": "right", "instructions": "It is right."}]},
+    ]
+    for settings in changed:
+        other = judge_of(**({} if "rubric" in settings else {"scale": (0, 9)}) | settings)
+        with pytest.raises(ConfigError, match=r"^scorer has changed"):
+            await folder.run(backend, scorer=other, columns=COLUMNS)
+    report = await folder.run(backend, scorer=judge_of(scale=(0, 9)), columns=COLUMNS)
+    assert (report.exit_code, report.done) == (0, 5)
+
+
+async def test_what_is_not_a_scorer_is_refused_before_there_is_a_journal(tmp_path: Path) -> None:
+    folder = Folder(tmp_path, items(5))
+    with pytest.raises(ConfigError, match=r"^scorer must be a scorer, such as a Judge; .* has no method 'batch_score'"):
+        await folder.run(Backend(scores), scorer=lambda _: JudgeConfig(model=(MODEL,)), columns=COLUMNS)
+    assert not folder.output.with_name(f"{folder.output.name}.journal").exists()
 
 
 class Lengths:

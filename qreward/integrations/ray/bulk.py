@@ -26,6 +26,7 @@ from qreward.engine.portal import portal
 from qreward.errors import ConfigError
 from qreward.integrations.ray.backends import require_ray
 from qreward.judge import make_scorer
+from qreward.judge.calibration import digest
 from qreward.judge.config import JudgeConfig
 from qreward.runtime import runtime_of
 from qreward.settings.client import ClientConfig
@@ -233,7 +234,9 @@ def _scorer_of(judge: JudgeSource, reward_model: str | None) -> JudgeConfig | st
 
 def _open(output: str | Path, options: Mapping[str, Any], scorer: JudgeConfig | str | None) -> JournalFolder:
     settings = keyed_settings(options)
-    identity = scorer.model_dump_json() if isinstance(scorer, JudgeConfig) else scorer
+    identity: str | None = None if isinstance(scorer, JudgeConfig) else scorer
+    if isinstance(scorer, JudgeConfig):
+        identity = f"judge {', '.join(scorer.model)}, settings {digest(scorer.model_dump())[:16]}"
     common = {"keyed": True, **settings.of_the_journal((), identity)}
     return JournalFolder(Path(output), common, force=settings.resume == "force", retry_failed=settings.retry_failed)
 

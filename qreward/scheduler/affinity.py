@@ -9,7 +9,8 @@ A source takes, among the oldest ``look_ahead`` tasks:
 4. when nothing else is left, a task of a large group that other sources have.
 
 So each prefix is computed once, while no source is ever idle for it, and nothing is bound to a source before it is sent. A task with n
-tasks before it goes after at most 2 n + ``look_ahead`` others. Without prefixes, or for a single source, the order is that of arrival.
+tasks before it goes after at most 2 n + ``look_ahead`` others. Where no two tasks share a prefix, or for a single source, the order is that
+of arrival.
 
 Groups are nested, as prefixes are. The tree of groups holds those in which tasks wait, and those that a source has.
 """
@@ -215,7 +216,7 @@ class AffineQueue(Generic[T]):
         while tasks and tasks[0].group is not group:
             tasks.popleft()
         if task.alone is not None:
-            task.alone.task = task.alone = None
+            task.alone.task = None
 
     def empty(self) -> list[T]:
         """Remove and return all tasks, oldest first."""

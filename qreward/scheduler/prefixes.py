@@ -57,9 +57,11 @@ class Expected(NamedTuple):
     tokens: float  # prompt tokens
     age: float  # tokens that were computed since its innermost known prefix was used, also if that is too long ago to expect it
     least: float  # prompt tokens from which that prefix counts as found
+    warm: int  # how many of its nested prefixes were expected to be cached
+    clock: float  # tokens computed by then, with its own
 
 
-COLD = Expected(0.0, 0.0, 0.0)
+COLD = Expected(0.0, 0.0, 0.0, 0, 0.0)
 make_prefix = _new = tuple.__new__  # a third of the time: hot path
 
 
@@ -114,22 +116,30 @@ class PrefixCache:
             self.forget()
         self._sent_at = now
         keys, lengths, total, _ = prefix
-        used, expected, place = self._used, COLD, len(keys) - 1
+        used, place = self._used, len(keys) - 1
+        tokens, age, least, warm = 0.0, 0.0, 0.0, 0
         while keys[place] not in used and place:
             place -= 1
         if keys[place] in used:
-            expected = self._expected(keys, lengths, place)
-        clock = self.clock = self.clock + total / self.characters - expected[0]
+            tokens, age, least, warm = self._expected(keys, lengths, place)
+        clock = self.clock = self.clock + total / self.characters - tokens
         for key in keys:
             used[key] = clock
         if len(used) > self._sweep_at:
             self._sweep()
-        return expected
+        return _new(Expected, (tokens, age, least, warm, clock))
+
+    def failed(self, prefix: Prefix, expected: Expected) -> None:
+        """A request ended without an answer. Perhaps it was rejected and never computed, so what only it has used is not cached."""
+        used = self._used
+        for key in prefix.keys[expected.warm :]:
+            if used.get(key) == expected.clock:
+                del used[key]
 
     def answered(self, prefix: Prefix, expected: Expected, answer: Answer, seconds: float) -> None:
         """A request was answered."""
         prompt, cached = answer.prompt_tokens, answer.cached_tokens
-        tokens, age, _ = expected
+        tokens, age, *_ = expected
         self.clock += answer.output_tokens or 0
         if tokens:
             self._warm += WEIGHT * (seconds - self._warm) if self._warm else seconds
@@ -156,14 +166,14 @@ class PrefixCache:
         """The source has lost its cache: it was restarted, or was silent for long."""
         self._used.clear()
 
-    def _expected(self, keys: tuple[int, ...], lengths: tuple[float, ...], place: int) -> Expected:
-        """Return what a request is expected to find, whose innermost prefix that was ever used is at ``place``."""
+    def _expected(self, keys: tuple[int, ...], lengths: tuple[float, ...], place: int) -> tuple[float, float, float, int]:
+        """Return what a request is expected to find, up to ``warm``. Its innermost prefix that was ever used is at ``place``."""
         used, clock, characters = self._used, self.clock, self.characters
         age = clock - used[keys[place]]
         least = (lengths[place] + (lengths[place - 1] if place else 0.0)) / 2 / characters
         if age >= self.capacity:  # it was evicted; perhaps an outer one was not
             place = next((outer for outer in range(place - 1, -1, -1) if clock - used.get(keys[outer], -inf) < self.capacity), -1)
-        return _new(Expected, (lengths[place] / characters if place >= 0 else 0.0, age, least))
+        return (lengths[place] / characters if place >= 0 else 0.0), age, least, place + 1
 
     def _learn(self, expected: Expected, cached: int) -> None:
         """Move the capacity towards an age at which a prefix was found although it was too old, or missed although it was not."""
@@ -228,13 +238,12 @@ class Homes(Generic[S]):
         return tuple([source for source in self._recent.get(key) or self._before.get(key, ()) if source.prefix_cache.is_warm(key)])
 
     def last_known(self, keys: tuple[int, ...], place: int) -> int:
-        """Return the number of keys up to the innermost that any source may have, or ``place``, before which no key is looked at."""
+        """Return the number of keys up to the innermost that any source has, or ``place``, before which no key is looked at."""
         recent, before = self._recent, self._before
         rest = keys[place:]
         if recent.keys().isdisjoint(rest) and before.keys().isdisjoint(rest):  # as a rule; quicker than one after another
             return place
         for end in range(len(keys), place, -1):
-            key = keys[end - 1]
-            if key in recent or key in before:
+            if self.of(keys[end - 1]):
                 return end
         return place

@@ -230,6 +230,8 @@ class Scheduler:
             verdict = self._failure_policy.of(now, attempt, outcome)
             if source.tokens is not None:
                 self.tokens.settle(attempt, None)
+            if task.prefix is not None:
+                source.prefix_cache.failed(task.prefix, attempt.cached)
             if task.holds(attempt):
                 task.drop(attempt)
                 self._continue(now, task, verdict)

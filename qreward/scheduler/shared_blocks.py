@@ -22,7 +22,7 @@ class Waiting(Protocol):
 
     prefix: Prefix | None
     group: Any  # the ``Group`` in which it waits, or None
-    alone: Any  # the ``Run`` that only this task has, while it waits
+    alone: Any  # the ``Run`` that only this task had when it last waited, or None
     filed: int
     slack: int
 
@@ -33,12 +33,13 @@ T = TypeVar("T", bound=Waiting)
 class Run(Generic[T]):
     """Blocks that the same tasks have."""
 
-    __slots__ = ("end", "keys", "task")
+    __slots__ = ("end", "keys", "shared", "task")
 
     def __init__(self, keys: tuple[int, ...], end: int, task: T | None) -> None:
         self.keys = keys  # of one of these tasks
         self.end = end  # how many of them there are up to the end of this run
         self.task = task  # the only one that has had it, while it waits
+        self.shared = task is None  # several have had it
 
 
 class SharedBlocks(Generic[T]):
@@ -72,7 +73,12 @@ class SharedBlocks(Generic[T]):
         while place < count:
             key = keys[place]
             run = runs.get(key) or self._recall(key)
-            if run is None or (end := run.end) <= place or (others := run.keys)[place] != key:  # or another has an equal key by chance
+            if (
+                run is None
+                or (run is task.alone and not run.shared)  # the task is back, for a retry
+                or (end := run.end) <= place
+                or (others := run.keys)[place] != key  # another has an equal key by chance
+            ):
                 self._add(task, keys, place, ends, homes)
                 break
             if run.task is not None:
@@ -82,8 +88,10 @@ class SharedBlocks(Generic[T]):
                 parted = keys[end - 1], others[run.end - 1]
                 runs[others[end]] = run
                 runs[key] = Run(keys, end, None)
-            elif first is not None:
-                first.alone = run.task = None
+            else:
+                run.shared = True
+                if first is not None:
+                    first.alone = run.task = None
             ends.append(end)
             place = end
         return ends, first, parted

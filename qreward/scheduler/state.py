@@ -103,7 +103,7 @@ class Task:
     prefix: Prefix | None = None  # what its prompt begins with; None: unknown, it takes part in no affinity
     # the next four belong to ``AffineQueue``:
     group: Group[Task] | None = None  # the waiting tasks with the same prefix that it is among
-    alone: Run[Task] | None = None  # the blocks of its prefix that no other task has
+    alone: Run[Task] | None = None  # the blocks of its prefix that no other task had when it last waited
     filed: int = 0  # how many tasks were filed in its line before it
     slack: int = 0  # how many younger tasks may leave its line before it
     trail: list[AttemptRecord] | None = None  # one record per attempt that failed or lost to another

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from random import Random
 
@@ -18,12 +19,12 @@ PEACE = 120.0
 """Seconds after which every server is well and every operator has gone home."""
 
 
-def random_simulation(seed: int) -> Simulation:
+def random_simulation(seed: int, strategies: Sequence[LoadBalanceStrategy] = tuple(LoadBalanceStrategy)) -> Simulation:
     """A scene in which, whatever happens, all tasks come to an end: what can never be done has a timeout."""
     rng = Random(seed)
-    retry, strategy = Retry(attempts=rng.choice([1, 2, 4, 8])), rng.choice(list(LoadBalanceStrategy))
+    retry, strategy = Retry(attempts=rng.choice([1, 2, 4, 8])), rng.choice(strategies)
     driver = Driver(seed=seed, retry=retry, strategy=strategy, hedge=rng.choice(HEDGES), most_waiting=rng.choice([None, None, 20]))
-    pools = [driver.pool, driver.new_pool("second", rng.choice(list(LoadBalanceStrategy)))][: rng.choice([1, 1, 2])]
+    pools = [driver.pool, driver.new_pool("second", rng.choice(strategies))][: rng.choice([1, 1, 2])]
     servers = {f"s{number}": _server(rng) for number in range(rng.randint(1, 4))}
     for name, server in servers.items():
         both = name == "s0" or rng.random() < 0.5  # no pool is without a source

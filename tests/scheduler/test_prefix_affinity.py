@@ -489,6 +489,20 @@ def test_retries_of_a_group_go_to_one_source() -> None:
     assert sorted(keys.values()) == [[0, 0, 0], [1, 1, 1]]
 
 
+def test_a_task_that_comes_back_is_no_sibling_of_itself_but_of_what_came_meanwhile() -> None:
+    for told in (True, False):
+        scene = Scene()
+        first = scene.add(1, told=told)
+        for siblings in (0, 1):
+            assert scene.line.take(scene.sources[0], AHEAD, scene.homes) is first
+            for _ in range(siblings):
+                scene.add(1, told=told)
+            scene.line.append(first)
+            scene.line.file(AHEAD, scene.homes)
+            assert first.group is not None
+            assert first.group.depth == siblings, told
+
+
 def test_few_tasks_are_sorted_in_one_go_and_the_order_is_the_same_when_all_are() -> None:
     scene = Scene(ahead=1024)
     for number in range(4 * SLICE):

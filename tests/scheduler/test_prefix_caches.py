@@ -21,7 +21,7 @@ def prefix(*keys: int, characters: float = 400.0, rest: float = 0.0) -> Prefix:
 
 def test_a_prefix_is_expected_until_as_much_was_computed_as_the_cache_holds() -> None:
     cache = PrefixCache(capacity=1000)
-    assert cache.use(0.0, prefix(1, 2)) == COLD
+    assert cache.use(0.0, prefix(1, 2)).tokens == 0.0
     assert cache.use(0.0, prefix(1, 3)).tokens == 100.0
     assert cache.use(0.0, prefix(1, 2, 9)).tokens == 200.0
     for number in range(10, 18):
@@ -54,11 +54,22 @@ def test_an_inner_prefix_never_outlives_an_outer_one(paths: list[list[int]], cap
             assert warm == sorted(warm, reverse=True)
 
 
+def test_a_request_without_an_answer_leaves_only_what_others_have_used() -> None:
+    cache = PrefixCache()
+    first = cache.use(0.0, prefix(1, 2, rest=100.0))
+    cache.use(0.0, prefix(1, 3, rest=100.0))
+    cache.failed(prefix(1, 2, rest=100.0), first)
+    assert [cache.is_warm(key) for key in (1, 2, 3)] == [True, False, True]
+    later = cache.use(0.0, prefix(1, 3, 4, rest=100.0))
+    cache.failed(prefix(1, 3, 4, rest=100.0), later)
+    assert [cache.is_warm(key) for key in (1, 3, 4)] == [True, True, False], "what was cached before remains"
+
+
 def test_it_is_forgotten_after_a_long_silence() -> None:
     cache = PrefixCache()
     cache.use(0.0, prefix(1))
     assert cache.use(IDLE, prefix(1)).tokens == 100.0
-    assert cache.use(2 * IDLE + 1, prefix(1)) == COLD
+    assert cache.use(2 * IDLE + 1, prefix(1)).tokens == 0.0
 
 
 @pytest.mark.parametrize("real", [30_000, 2_000_000])

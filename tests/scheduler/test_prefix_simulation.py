@@ -15,6 +15,7 @@ from scheduler_scenarios import random_simulation
 from qreward.scheduler.outcome import Answer
 from qreward.scheduler.prefixes import Prefix
 from qreward.scheduler.state import READ_AHEAD, Attempt, BatchFeed, Task
+from qreward.settings.policies import LoadBalanceStrategy
 
 PROMPT, SHARED = 1000, 900
 """Tokens of a prompt, and of the question in it."""
@@ -37,6 +38,35 @@ def test_every_invariant_holds_when_tasks_have_prefixes(seed: int, monkeypatch: 
     plain = Driver.task
     monkeypatch.setattr(Driver, "task", lambda self, *given, **more: prefixed(plain(self, *given, **more)))
     random_simulation(4000 + seed).run()
+
+
+def sends(seed: int, monkeypatch: pytest.MonkeyPatch, *, prefixes: str) -> list[tuple[float, int, str]]:
+    """What is sent when and where in a random simulation in which no two tasks have a prefix in common."""
+    plain, numbers = Driver.task, count()
+
+    def task(driver: Driver, *given: Any, **more: Any) -> Task:
+        made, number = plain(driver, *given, **more), next(numbers)
+        if prefixes == "told":
+            made.prefix = Prefix((hash((number, 0)),), (4000.0,), 5000.0 + number, told=True)
+        elif prefixes == "found":
+            keys = tuple(hash((number, place)) for place in range(6))
+            made.prefix = Prefix(keys, tuple(1000.0 * place for place in range(1, 7)), 6500.0 + number)
+        return made
+
+    by_load = [strategy for strategy in LoadBalanceStrategy if strategy is not LoadBalanceStrategy.CONSISTENT_HASH]
+    with monkeypatch.context() as patched:
+        patched.setattr(Driver, "task", task)
+        simulation = random_simulation(seed, by_load)
+        simulation.run()
+    return [(at, attempt.task.index, attempt.source.name) for at, attempt in simulation.driver.watch.sends]
+
+
+def test_where_nothing_is_shared_all_is_sent_as_without_prefixes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retries, copies and outages included: the first attempt of a task is no reason to prefer or to delay its next."""
+    for seed in seeds(12):
+        plain = sends(seed, monkeypatch, prefixes="none")
+        for prefixes in ("told", "found"):
+            assert sends(seed, monkeypatch, prefixes=prefixes) == plain, f"seed {seed}, {prefixes}"
 
 
 class CachingServer:

@@ -167,6 +167,15 @@ async def test_a_rate_may_come_change_and_go() -> None:
         assert (await batch).stats.ok == 400
 
 
+async def test_requests_sent_before_a_rate_changed_count_against_the_new_rate() -> None:
+    before, after = (config_of(endpoint("a", limits=Limits(adaptive=False, rpm=rpm))) for rpm in (1, 2))
+    async with over(before) as (client, servers):
+        await ask(client)
+        client.reload(after)
+        await ask(client)
+        assert servers.sent[1][2] - servers.sent[0][2] >= 29.9
+
+
 def test_what_a_server_told_of_its_rate_is_kept_beside_the_operators() -> None:
     client = QRewardClient([endpoint("a", limits=Limits())])
     source = source_of(client, "a")

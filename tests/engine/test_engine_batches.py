@@ -272,6 +272,7 @@ async def test_one_bad_item_fails_alone() -> None:
     async with client_of(wire) as client:
         batch = await client.batch_chat_completion(items, MODEL)
     assert batch.texts() == ["re: 0", None, "re: 2", None, "re: 4", None]
+    assert [str(error).partition(":")[0] for error in batch.errors.values()] == ["item 1", "item 3", "item 5"]
     assert sorted(wire.prompts) == ["0", "2", "4"]
 
 

@@ -12,9 +12,9 @@ from typing import Any
 from unittest.mock import ANY
 
 import pytest
-from engine_tools import MODEL, FakeWire, Said, chat, chats, client_of, leftovers, now
+from engine_tools import MODEL, FakeWire, Said, broken, chat, chats, client_of, leftovers, now
 
-from qreward import AttemptRecord, BatchInterrupted, BatchResult, DeadlineExceeded, EndpointStats, QRewardClient, Result
+from qreward import AttemptRecord, BatchInterrupted, BatchResult, DeadlineExceeded, EndpointStats, QRewardClient, Result, Retry
 from qreward.engine.snapshots import Tallies
 from qreward.records import PromptTokensDetails, Usage
 from qreward.scheduler.state import READ_AHEAD
@@ -274,6 +274,16 @@ async def test_one_bad_item_fails_alone() -> None:
     assert batch.texts() == ["re: 0", None, "re: 2", None, "re: 4", None]
     assert [str(error).partition(":")[0] for error in batch.errors.values()] == ["item 1", "item 3", "item 5"]
     assert sorted(wire.prompts) == ["0", "2", "4"]
+
+
+async def test_a_failed_item_names_the_endpoint_of_its_last_attempt() -> None:
+    async def fails(name: str, _: str) -> Any:
+        return broken(name)
+
+    async with client_of(FakeWire(fails), {"a": 1, "b": 1}, retry=Retry(attempts=2)) as client:
+        (result,) = await client.batch_chat_completion(chats(1), MODEL)
+    first, last = (attempt.endpoint for attempt in result.attempts)
+    assert result.endpoint == last != first
 
 
 async def test_nothing_but_bad_items_from_an_endless_input_lets_the_loop_live() -> None:

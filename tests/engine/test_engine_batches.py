@@ -326,5 +326,5 @@ def test_the_statistics_of_a_batch_count_every_attempt_by_its_outcome_and_sum_th
     stats = tallies.stats()
     assert (tallies.ok, tallies.failed) == (2, 1)
     assert stats["a"] == EndpointStats(sent=3, rejected=1, failed=2, retried=1)
-    tokens = {"prompt_tokens": 200, "completion_tokens": 20, "cached_tokens": 128}
+    tokens: dict[str, Any] = {"prompt_tokens": 200, "completion_tokens": 20, "cached_tokens": 128}
     assert stats["b"] == EndpointStats(sent=3, won=2, cancelled=1, hedged=1, retried=1, **tokens, p50=ANY, p95=ANY, p99=ANY)

@@ -58,13 +58,11 @@ class ProbingEngine(Engine[Scheduler]):
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        self._sources: Callable[[], Iterable[Source]] = tuple
-        self._on_result: Callable[[Source, ProbeResult], object] | None = None
         self._schedules: dict[Source, _Schedule] = {}
         self._probe_loops: dict[LoopDriver, ProbeLoop] = {}
 
     def watch_over(self, sources: Callable[[], Iterable[Source]], on_result: Callable[[Source, ProbeResult], object] | None = None) -> None:
-        """Set the sources to probe.
+        """Set the sources to probe. Must be called before the engine is used in an event loop.
 
         Args:
             sources: returns the sources, whose handles are endpoints; called each time probes are claimed.
@@ -102,8 +100,7 @@ class ProbingEngine(Engine[Scheduler]):
         if result.trouble is not None and schedule is not None and schedule.trouble != result.trouble:
             schedule.trouble = result.trouble
             LOG.warning("endpoint %r: its probe has no effect: %s", source.name, result.trouble)
-        if not self.closed:
-            self.apply(partial(self._take, source=source, result=result))
+        self.apply(partial(self._take, source=source, result=result))
 
     def _take(self, now: float, source: Source, result: ProbeResult) -> None:
         interval, schedule = cast("Endpoint", source.handle).probe, self._schedules.get(source)

@@ -428,7 +428,6 @@ class SingleStreamSink(StreamWaiter):
         self.driver.waiters.pop(self, None)
         self._task = None  # breaks the reference cycle of task and waiter, so that reference counting frees them
         self._arrived.give()
-        self._taken.give()
 
     # the attempt's side
 

@@ -12,10 +12,11 @@ from typing import Any
 from unittest.mock import ANY
 
 import pytest
-from engine_tools import MODEL, FakeWire, Said, chat, chats, client_of, leftovers, now
+from engine_tools import MODEL, FakeWire, Said, broken, chat, chats, client_of, leftovers, now
 
-from qreward import AttemptRecord, BatchInterrupted, BatchResult, DeadlineExceeded, EndpointStats, QRewardClient, Result
+from qreward import AttemptRecord, BatchInterrupted, BatchResult, DeadlineExceeded, EndpointStats, QRewardClient, Result, Retry
 from qreward.engine.snapshots import Tallies
+from qreward.records import PromptTokensDetails, Usage
 from qreward.scheduler.state import READ_AHEAD
 
 
@@ -228,6 +229,18 @@ async def test_at_the_deadline_every_item_of_a_sized_input_has_an_error_even_if_
     assert [result.index for result in batch] == list(range(5000))
 
 
+async def test_an_on_result_that_raises_at_the_deadline_leaves_the_unread_items_without_a_result() -> None:
+    def refuse(result: Result[Any]) -> None:
+        if not result.ok:
+            raise Unreadable("the disk is full")
+
+    async with client_of(FakeWire(), {"a": 4}) as client:
+        with pytest.raises(BatchInterrupted, match="the disk is full") as caught:
+            await client.batch_chat_completion(chats(1000), MODEL, deadline=2.5, on_result=refuse)
+    assert caught.value.results is not None
+    assert caught.value.results.stats.items < 1000
+
+
 async def test_a_batch_that_has_ended_is_not_kept_until_its_deadline() -> None:
     async def run(client: QRewardClient, way: str) -> weakref.ref[Any]:
         def on_result(_: Result[Any]) -> None:
@@ -259,7 +272,18 @@ async def test_one_bad_item_fails_alone() -> None:
     async with client_of(wire) as client:
         batch = await client.batch_chat_completion(items, MODEL)
     assert batch.texts() == ["re: 0", None, "re: 2", None, "re: 4", None]
+    assert [str(error).partition(":")[0] for error in batch.errors.values()] == ["item 1", "item 3", "item 5"]
     assert sorted(wire.prompts) == ["0", "2", "4"]
+
+
+async def test_a_failed_item_names_the_endpoint_of_its_last_attempt() -> None:
+    async def fails(name: str, _: str) -> Any:
+        return broken(name)
+
+    async with client_of(FakeWire(fails), {"a": 1, "b": 1}, retry=Retry(attempts=2)) as client:
+        (result,) = await client.batch_chat_completion(chats(1), MODEL)
+    first, last = (attempt.endpoint for attempt in result.attempts)
+    assert result.endpoint == last != first
 
 
 async def test_nothing_but_bad_items_from_an_endless_input_lets_the_loop_live() -> None:
@@ -288,15 +312,19 @@ async def test_nothing_is_sent_of_a_slow_async_input_after_on_result_has_raised(
     assert len(wire.sent) <= 10, "what was under way is finished, nothing else is begun"
 
 
-def test_the_statistics_of_a_batch_count_every_attempt_by_its_outcome() -> None:
+def test_the_statistics_of_a_batch_count_every_attempt_by_its_outcome_and_sum_the_tokens() -> None:
     def attempt(name: str, outcome: str, *, hedge: bool = False) -> AttemptRecord:
         return AttemptRecord(name, outcome, 0.5, hedge=hedge)
 
     tallies = Tallies()
     trail = (attempt("a", "overloaded"), attempt("a", "transient"), attempt("b", "cancelled", hedge=True), attempt("a", "timeout"))
-    tallies.add(Result(0, Said("yes"), None, "b", 1.5, 0.0, trail))
+    said = Said("yes")
+    said.usage = Usage(100, 10, 110, PromptTokensDetails(64))
+    tallies.add(Result(0, said, None, "b", 1.5, 0.0, trail))
     tallies.add(Result(1, None, DeadlineExceeded("too late"), "a", 0.0, 0.0))
+    tallies.add(Result(2, said, None, "b", 1.5, 0.0, (attempt("b", "ok"),)))
     stats = tallies.stats()
-    assert (tallies.ok, tallies.failed) == (1, 1)
+    assert (tallies.ok, tallies.failed) == (2, 1)
     assert stats["a"] == EndpointStats(sent=3, rejected=1, failed=2, retried=1)
-    assert stats["b"] == EndpointStats(sent=2, won=1, cancelled=1, hedged=1, retried=1, p50=ANY, p95=ANY, p99=ANY)
+    tokens: dict[str, Any] = {"prompt_tokens": 200, "completion_tokens": 20, "cached_tokens": 128}
+    assert stats["b"] == EndpointStats(sent=3, won=2, cancelled=1, hedged=1, retried=1, **tokens, p50=ANY, p95=ANY, p99=ANY)

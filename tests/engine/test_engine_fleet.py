@@ -37,6 +37,18 @@ async def test_an_endpoint_that_is_tried_again_counts_as_capacity_once_it_has_an
         assert load_of(pool) == (0, 2, 0, 1)
 
 
+async def test_an_endpoint_that_is_marked_healthy_counts_as_capacity_at_once() -> None:
+    async def fails(*_: str) -> Any:
+        return broken()
+
+    async with client_of(FakeWire(fails), {"a": 2}) as client:
+        pool = client._runtime.fleet.pool(MODEL)
+        await begin(client, 20, timeout=30)
+        assert load_of(pool) == (0, 0, 1, 1)
+        client.mark_healthy("a")
+        assert load_of(pool) == (0, 2, 0, 1)
+
+
 @pytest.mark.parametrize("out", ["remove_endpoint", "mark_unhealthy"])
 async def test_when_the_last_endpoint_goes_what_waits_fails_with_the_reason(out: str) -> None:
     wire = FakeWire()

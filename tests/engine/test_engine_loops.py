@@ -242,6 +242,21 @@ def test_an_exit_in_the_background_ends_the_loop_and_is_not_reported_as_an_error
     assert reported == []
 
 
+async def test_an_error_in_the_background_is_reported_before_its_task_is_freed() -> None:
+    reported: list[dict[str, Any]] = []
+
+    async def fails() -> None:
+        raise OSError("the connection cannot be closed")
+
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: reported.append(context))
+    run_in_background(loop, fails())
+    tasks = asyncio.all_tasks()
+    await asyncio.sleep(0.001)
+    assert [str(context["exception"]) for context in reported] == ["the connection cannot be closed"]
+    del tasks
+
+
 def test_the_connections_of_a_loop_that_was_just_closed_are_closed_by_the_next_or_with_the_client() -> None:
     shared = Shared()
     client = QRewardClient(endpoints({"a": 2}), wire_factory=shared.wire)

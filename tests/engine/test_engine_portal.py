@@ -160,6 +160,21 @@ def test_an_interrupted_call_is_cancelled_and_has_ended_when_the_interrupt_comes
     assert said == ["cleaned up"]
 
 
+def test_an_interrupt_before_the_work_reaches_the_loop_ends_the_call_and_the_work_never_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    work, mine = Work(), Portal()
+
+    def interrupted(_: Callable[[], object]) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(mine, "soon", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        mine.call(work)
+    assert mine.under_way == set()
+    assert not work.started.is_set()
+    mine.close()
+
+
 def test_an_error_of_interrupted_work_is_not_reported_as_forgotten(caplog: pytest.LogCaptureFixture) -> None:
     async def work() -> None:
         interrupt()

@@ -15,10 +15,23 @@ import pytest
 from engine_tools import MODEL
 from reload_tools import Servers, ask, begin, config_of, endpoint, over, source_of
 
-from qreward import ConfigError, Hedge, Limits, NoEndpoint, QRewardClient, QueueFull, Retry, Route, SyncQRewardClient, Timeouts
+from qreward import (
+    ConfigError,
+    Hedge,
+    Limits,
+    NoEndpoint,
+    PrefixAffinity,
+    QRewardClient,
+    QueueFull,
+    Retry,
+    Route,
+    SyncQRewardClient,
+    Timeouts,
+)
 from qreward.errors import ServerError
 from qreward.scheduler.limits.concurrency import AdaptiveLimit
 from qreward.scheduler.limits.headers import HeaderRateLimit
+from qreward.scheduler.limits.rate import Gcra
 from qreward.scheduler.outcome import Failure, FailureKind
 from qreward.settings.client import ClientConfig
 
@@ -132,6 +145,8 @@ async def test_limits_weight_price_models_and_timeouts_change_without_a_new_begi
         await asyncio.sleep(0)
         assert servers.live == {"a": 5}
         assert source.reserved
+        assert isinstance(source.tokens, Gcra)
+        assert source.tokens.rate == 100_000.0
         assert (source.latency.mean, source.tally.ok, source.weight, source.attempt_timeout) == (seconds, 10, 3.0, 9.0)
         assert client.config.endpoints == (after,)
         assert (await batch).stats.ok == 60
@@ -165,6 +180,15 @@ async def test_a_rate_may_come_change_and_go() -> None:
             counts.append(len(servers.sent) - sent)
         assert counts == [100, pytest.approx(20, abs=1), pytest.approx(100, abs=2), 100]
         assert (await batch).stats.ok == 400
+
+
+async def test_requests_sent_before_a_rate_changed_count_against_the_new_rate() -> None:
+    before, after = (config_of(endpoint("a", limits=Limits(adaptive=False, rpm=rpm))) for rpm in (1, 2))
+    async with over(before) as (client, servers):
+        await ask(client)
+        client.reload(after)
+        await ask(client)
+        assert servers.sent[1][2] - servers.sent[0][2] >= 29.9
 
 
 def test_what_a_server_told_of_its_rate_is_kept_beside_the_operators() -> None:
@@ -203,6 +227,13 @@ def test_what_was_found_out_of_a_window_is_kept_under_another_limit() -> None:
         assert source_of(client, "a") is source
         assert (source.window.limit, source.window is window) == (limit, kept), (before, seen, after)
         assert cast("AdaptiveLimit", source.window).most == (after or AdaptiveLimit(random.Random()).most)
+
+
+def test_a_prefix_cache_has_the_configured_size_on_old_and_new_endpoints() -> None:
+    client = QRewardClient([endpoint("a")])
+    client.reload(config_of(endpoint("a"), endpoint("b"), prefix_affinity=PrefixAffinity(capacity=5_000)))
+    client.add_endpoint(endpoint("c"))
+    assert [source_of(client, name).prefix_cache.capacity for name in "abc"] == [5_000] * 3
 
 
 OTHERS: list[dict[str, Any]] = [{"host": "moved"}, {"api_key": "sk-b"}, {"headers": {"X-Team": "b"}}, {"kind": "vllm"}, {"verify": False}]

@@ -95,6 +95,16 @@ async def test_a_stream_that_is_let_go_of_is_closed() -> None:
         ask(client)
 
 
+async def test_text_that_arrived_unread_is_dropped_when_the_stream_is_closed() -> None:
+    async with client_of(StreamWire(), {"a": 1}) as client:
+        reader = aiter(stream := ask(client))
+        assert await anext(reader) == "re"
+        await asyncio.sleep(1.5)
+        await stream.aclose()
+        with pytest.raises(StreamInterrupted, match="left before its end"):
+            await anext(reader)
+
+
 async def test_a_loop_that_is_thrown_away_is_left_later() -> None:
     wire = StreamWire()
     async with client_of(wire, {"a": 1}) as client:

@@ -11,6 +11,7 @@ from engine_tools import client_of, endpoints, now
 from stream_wire import OPENED, Step, StreamWire, ask, heard, spoken, words
 
 from qreward import RequestTimeout, StreamInterrupted, Timeouts
+from qreward.engine.stream_sink import AHEAD
 from qreward.scheduler.stats import KNOWN
 
 
@@ -52,8 +53,9 @@ async def test_a_first_token_that_is_far_later_than_usual_ends_the_attempt(opene
         assert again - began >= 5
 
 
-async def test_a_pause_that_is_far_longer_than_usual_ends_the_stream() -> None:
-    wire = StreamWire(mostly(words(20), lambda *_: ["so far", 1000.0, "never"]))
+@pytest.mark.parametrize("pause", [[1000.0], [2.0, OPENED] * 500], ids=["silent", "with signs of life"])
+async def test_a_pause_that_is_far_longer_than_usual_ends_the_stream(pause: list[Step]) -> None:
+    wire = StreamWire(mostly(words(20), lambda *_: ["so far", *pause, "never"]))
     async with client_of(wire, {"a": 1}) as client:
         await learn(client)
         began = now()
@@ -63,6 +65,19 @@ async def test_a_pause_that_is_far_longer_than_usual_ends_the_stream() -> None:
         assert isinstance(caught.value.__cause__, RequestTimeout)
         assert [attempt.outcome for attempt in caught.value.attempts] == ["timeout"]
         assert wire.cancelled == ["hi"]
+
+
+async def test_a_server_that_hangs_after_the_stream_waited_for_its_reader_ends_the_stream() -> None:
+    wire = StreamWire(mostly(words(20), lambda *_: [*["x"] * AHEAD, 1000.0, "never"]))
+    async with client_of(wire, {"a": 1}) as client:
+        await learn(client)
+        reader = aiter(ask(client))
+        assert await anext(reader) == "x"
+        await asyncio.sleep(60)
+        began = now()
+        with pytest.raises(StreamInterrupted, match=r"endpoint 'a' sent nothing for 5.0 s amid its answer"):
+            await heard(reader)
+        assert 5 <= now() - began < 5.1
 
 
 async def test_the_time_an_endpoint_has_for_an_attempt_holds_for_the_whole_stream() -> None:

@@ -13,7 +13,7 @@ from qreward.scheduler.limits.concurrency import FixedLimit
 from qreward.scheduler.load_balancing import ExpectedFinish
 from qreward.scheduler.outcome import Answer
 from qreward.scheduler.queue import Queue
-from qreward.scheduler.state import LOW, Attempt, Pool, Source, Task, make_source
+from qreward.scheduler.state import LOW, Attempt, Pool, Source, Task, make_source, standing
 from qreward.settings.policies import Limits
 
 
@@ -81,6 +81,22 @@ def test_a_request_waits_for_the_lease_and_calls_for_it_once() -> None:
     assert not lease.may_send(0.6), "a share without a slot"
     assert len(calls) == 2
     assert lease.is_short()
+
+
+def test_a_source_that_may_send_nothing_by_its_lease_is_said_to_wait_for_its_share() -> None:
+    """Of each limit: before the first share, with one, once that has run out, and with a share of nothing."""
+    said = {}
+    for name, limits in (("permits", Limits(max_concurrency=4, shared="local")), ("requests", Limits(rpm=60, shared="local"))):
+        source = make_source("a", Random(0), limits)
+        lease, found = source.lease, [standing(0.0, source)]
+        assert lease is not None
+        lease.take_over(0.0, 0.0, RenewReply(1, **{name: Grant(60, 2, 2)}))
+        found += [standing(1.0, source), standing(LEASE, source)]
+        lease.lapse(LEASE)
+        lease.take_over(LEASE, LEASE, RenewReply(1, **{name: Grant(60, 0, 0)}))
+        said[name] = [*found, standing(LEASE, source)]
+    waits = ("waiting for its share", inf)
+    assert said == dict.fromkeys(said, [waits, ("ready", 0.0), waits, waits])
 
 
 def test_a_member_alone_without_a_share_takes_one_eighth_or_its_part_if_there_are_more_members() -> None:

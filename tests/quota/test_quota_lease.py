@@ -110,6 +110,17 @@ def test_a_member_alone_without_a_share_takes_one_eighth_or_its_part_if_there_ar
     assert taken == {0: 75.0, 3: 75.0, 20: 30.0}
 
 
+def test_a_member_alone_stays_one_request_a_minute_below_its_share_but_never_below_half_of_it() -> None:
+    rates = {}
+    for share in (60.0, 3.0, 1.0, 0.5):
+        lease = Lease(Limits(rpm=60), FixedLimit())
+        lease.take_over(0.0, 0.0, RenewReply(4, requests=Grant(60, share)))
+        lease.go_alone(0.5, RenewRequest(), "away")
+        assert lease.requests is not None
+        rates[share] = round(60 * lease.requests.rate, 3)
+    assert rates == {60.0: 59.0, 3.0: 2.0, 1.0: 0.5, 0.5: 0.25}
+
+
 def test_a_share_that_was_given_up_is_not_used_again() -> None:
     """It may belong to others: a member that returns waits for a young ledger, and alone it takes no more than a newcomer."""
     for kind, limits, reply, request in (

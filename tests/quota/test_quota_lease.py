@@ -168,6 +168,26 @@ def test_tokens_that_an_answer_did_not_use_go_back_to_all_members() -> None:
     assert (demand.left, demand.spent, demand.returned) == (1500, 500, 200)
 
 
+def test_one_large_request_does_not_keep_smaller_ones_waiting_for_long() -> None:
+    lease = Lease(Limits(tpm=60_000), FixedLimit())
+    lease.take_over(0.0, 0.0, RenewReply(1, tokens=Grant(60_000, 60_000, 20_000)))
+    assert lease.tokens is not None
+    for cost in (8000.0, *[100.0] * 100):
+        lease.tokens.take(0.0, cost)
+    assert lease.tokens.least <= 100
+
+
+def test_what_is_left_but_too_little_for_a_request_goes_back_to_all_members() -> None:
+    lease = Lease(Limits(tpm=60_000), FixedLimit())
+    lease.take_over(0.0, 0.0, RenewReply(1, tokens=Grant(60_000, 60_000, 600)))
+    assert lease.tokens is not None
+    left = []
+    for _ in range(3):
+        lease.tokens.take(0.0, 200)
+        left.append(lease.tokens.need(60_000, lapsed=False, want=0, rate=0).left)
+    assert left == [400, 0, -200]
+
+
 # what a source asks for
 
 

@@ -96,7 +96,8 @@ def test_a_source_that_may_send_nothing_by_its_lease_is_said_to_wait_for_its_sha
         lease.take_over(LEASE, LEASE, RenewReply(1, **{name: Grant(60, 0, 0)}))
         said[name] = [*found, standing(LEASE, source)]
     waits = ("waiting for its share", inf)
-    assert said == dict.fromkeys(said, [waits, ("ready", 0.0), waits, waits])
+    expected = [waits, ("ready", 0.0), waits, waits]
+    assert said == {"permits": expected, "requests": expected}
 
 
 def test_a_member_alone_without_a_share_takes_one_eighth_or_its_part_if_there_are_more_members() -> None:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from math import inf
 from random import Random
 
+from msgspec.structs import replace
+
 from qreward.quota.lease import Lease
 from qreward.quota.messages import LEASE, MINUTE, RENEW, Demand, Grant, RenewReply, RenewRequest
 from qreward.quota.renewal import AHEAD, IDLE, DemandTracker
@@ -90,10 +92,10 @@ def test_a_source_that_may_send_nothing_by_its_lease_is_said_to_wait_for_its_sha
         source = make_source("a", Random(0), limits)
         lease, found = source.lease, [standing(0.0, source)]
         assert lease is not None
-        lease.take_over(0.0, 0.0, RenewReply(1, **{name: Grant(60, 2, 2)}))
+        lease.take_over(0.0, 0.0, replace(RenewReply(1), **{name: Grant(60, 2, 2)}))
         found += [standing(1.0, source), standing(LEASE, source)]
         lease.lapse(LEASE)
-        lease.take_over(LEASE, LEASE, RenewReply(1, **{name: Grant(60, 0, 0)}))
+        lease.take_over(LEASE, LEASE, replace(RenewReply(1), **{name: Grant(60, 0, 0)}))
         said[name] = [*found, standing(LEASE, source)]
     waits = ("waiting for its share", inf)
     expected = [waits, ("ready", 0.0), waits, waits]

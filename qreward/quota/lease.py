@@ -52,9 +52,13 @@ class Lease:
         self.permits = 0.0 if limits.max_concurrency else inf  # requests it may have in flight
         self.window = CappedLimit(window, self.permits)  # the concurrency limit, capped by ``permits``
 
+    def is_valid(self, now: float) -> bool:
+        """Return whether it has not run out and allows at least one request in flight."""
+        return self.permits >= 1 and now < self.until
+
     def may_send(self, now: float) -> bool:
-        """Return whether the lease is valid and allows at least one request in flight. If not, request a renewal."""
-        if self.permits >= 1 and now < self.until:
+        """Return whether it is valid. If not, request a renewal."""
+        if self.is_valid(now):
             return True
         self.miss()
         return False

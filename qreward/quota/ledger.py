@@ -216,9 +216,8 @@ class Holder(msgspec.Struct, array_like=True):
     lasts: float = 0.0  # seconds after which its requests in flight are certainly over
 
     def holds(self, now: float) -> float:
-        if now <= self.at + LEASE:
-            return max(self.held, self.using)
-        return float(self.using) if now <= self.at + self.lasts else 0.0
+        """Return what it may hold, until ``PermitPool.advance`` drops it."""
+        return max(self.held, self.using) if now <= self.at + LEASE else float(self.using)
 
 
 class PermitPool(msgspec.Struct, array_like=True):

@@ -487,7 +487,7 @@ def standing(now: float, source: Source) -> Availability:
         return Availability("removed", inf)
     if health.marked_unhealthy:
         return Availability("marked unhealthy", inf)
-    waits = [(at - now, reason) for at, reason in _obstacles(source) if at > now]
+    waits = [(at - now, reason) for at, reason in _obstacles(now, source) if at > now]
     if waits:
         seconds, reason = max(waits)
         return Availability(reason, seconds)
@@ -498,7 +498,9 @@ def standing(now: float, source: Source) -> Availability:
     return Availability("ready", 0.0)
 
 
-def _obstacles(source: Source) -> Iterator[tuple[float, str]]:
+def _obstacles(now: float, source: Source) -> Iterator[tuple[float, str]]:
+    if source.lease is not None and not source.lease.is_valid(now):
+        yield inf, "waiting for its share"
     yield source.health.open_until, "out of service after failures"
     asked = source.cooldown.uncapped_hint
     capped = "" if asked is None else f"; it asked for {asked:.4g} s, which max_retry_after shortens"

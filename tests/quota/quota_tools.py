@@ -21,7 +21,7 @@ from qreward import Endpoint, Limits, QRewardClient
 from qreward.quota import renewal
 from qreward.quota.ledger import Ledger
 from qreward.quota.messages import RenewReply, RenewRequest
-from qreward.testing.virtual_time import run_in_virtual_time
+from qreward.testing.virtual_time import VirtualTimeLoop, run_in_virtual_time
 
 
 class PlayedTransport:
@@ -30,6 +30,7 @@ class PlayedTransport:
     def __init__(self) -> None:
         self.ledgers: dict[str, Ledger] = {}
         self.away = False
+        self.seconds = 0.0  # in which it answers a renewal
         self.renewals = 0
         self.asked: list[float] = []  # when a renewal was asked for, also while it is away
         self.leaves = 0
@@ -43,6 +44,7 @@ class PlayedTransport:
         if self.away:
             raise OSError("nobody is there")
         reply = self.ledger(key).renew(now(), member, ask)
+        let_pass(self.seconds)
         if ask.permits is not None and reply.permits is not None:
             self.trace.append((now(), member, ask.permits.hold, reply.permits.hold))
         return reply
@@ -135,6 +137,12 @@ call = engine_tools.ask
 
 def now() -> float:
     return asyncio.get_running_loop().time()
+
+
+def let_pass(seconds: float) -> None:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualTimeLoop)
+    loop.let_pass(seconds)
 
 
 def shared(test: Callable[..., Any]) -> Callable[..., None]:

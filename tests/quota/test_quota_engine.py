@@ -156,6 +156,19 @@ async def test_a_process_that_slept_longer_than_its_lease_sends_nothing_before_i
 
 
 @shared
+async def test_a_lease_whose_reply_was_slow_ends_no_later(processes: Processes) -> None:
+    client, wire = processes.client(max_concurrency=4)
+    processes.transport.seconds = 2.0
+    await call(client, 1)
+    processes.turns[client].asleep = True
+    await asyncio.sleep(processes.transport.asked[-1] + LEASE + 0.1 - now())
+    asked = asyncio.ensure_future(call(client, 2))
+    await asyncio.sleep(1)
+    assert len(wire.sent) == 1
+    await stop(asked)
+
+
+@shared
 async def test_while_the_ledger_is_away_each_goes_on_with_its_last_share_and_logs_when_that_begins_and_ends(processes: Processes) -> None:
     found = [processes.client(rpm=600, max_concurrency=8) for _ in range(4)]
     work = [busy(client) for client, _ in found]

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from math import inf
 from random import Random
 
+from msgspec.structs import replace
+
 from qreward.quota.lease import Lease
 from qreward.quota.messages import LEASE, MINUTE, RENEW, Demand, Grant, RenewReply, RenewRequest
 from qreward.quota.renewal import AHEAD, IDLE, DemandTracker
@@ -13,7 +15,7 @@ from qreward.scheduler.limits.concurrency import FixedLimit
 from qreward.scheduler.load_balancing import ExpectedFinish
 from qreward.scheduler.outcome import Answer
 from qreward.scheduler.queue import Queue
-from qreward.scheduler.state import LOW, Attempt, Pool, Source, Task, make_source
+from qreward.scheduler.state import LOW, Attempt, Pool, Source, Task, make_source, standing
 from qreward.settings.policies import Limits
 
 
@@ -83,6 +85,23 @@ def test_a_request_waits_for_the_lease_and_calls_for_it_once() -> None:
     assert lease.is_short()
 
 
+def test_a_source_that_may_send_nothing_by_its_lease_is_said_to_wait_for_its_share() -> None:
+    """Of each limit: before the first share, with one, once that has run out, and with a share of nothing."""
+    said = {}
+    for name, limits in (("permits", Limits(max_concurrency=4, shared="local")), ("requests", Limits(rpm=60, shared="local"))):
+        source = make_source("a", Random(0), limits)
+        lease, found = source.lease, [standing(0.0, source)]
+        assert lease is not None
+        lease.take_over(0.0, 0.0, replace(RenewReply(1), **{name: Grant(60, 2, 2)}))
+        found += [standing(1.0, source), standing(LEASE, source)]
+        lease.lapse(LEASE)
+        lease.take_over(LEASE, LEASE, replace(RenewReply(1), **{name: Grant(60, 0, 0)}))
+        said[name] = [*found, standing(LEASE, source)]
+    waits = ("waiting for its share", inf)
+    expected = [waits, ("ready", 0.0), waits, waits]
+    assert said == {"permits": expected, "requests": expected}
+
+
 def test_a_member_alone_without_a_share_takes_one_eighth_or_its_part_if_there_are_more_members() -> None:
     taken = {}
     for members in (0, 3, 20):
@@ -92,6 +111,17 @@ def test_a_member_alone_without_a_share_takes_one_eighth_or_its_part_if_there_ar
         assert lease.requests is not None
         taken[members] = lease.requests.share
     assert taken == {0: 75.0, 3: 75.0, 20: 30.0}
+
+
+def test_a_member_alone_stays_one_request_a_minute_below_its_share_but_never_below_half_of_it() -> None:
+    rates = {}
+    for share in (60.0, 3.0, 1.0, 0.5):
+        lease = Lease(Limits(rpm=60), FixedLimit())
+        lease.take_over(0.0, 0.0, RenewReply(4, requests=Grant(60, share)))
+        lease.go_alone(0.5, RenewRequest(), "away")
+        assert lease.requests is not None
+        rates[share] = round(60 * lease.requests.rate, 3)
+    assert rates == {60.0: 59.0, 3.0: 2.0, 1.0: 0.5, 0.5: 0.25}
 
 
 def test_a_share_that_was_given_up_is_not_used_again() -> None:
@@ -139,6 +169,26 @@ def test_tokens_that_an_answer_did_not_use_go_back_to_all_members() -> None:
     lease.tokens.settle(500, 300)
     demand = lease.tokens.need(60_000, lapsed=False, want=0, rate=0)
     assert (demand.left, demand.spent, demand.returned) == (1500, 500, 200)
+
+
+def test_one_large_request_does_not_keep_smaller_ones_waiting_for_long() -> None:
+    lease = Lease(Limits(tpm=60_000), FixedLimit())
+    lease.take_over(0.0, 0.0, RenewReply(1, tokens=Grant(60_000, 60_000, 20_000)))
+    assert lease.tokens is not None
+    for cost in (8000.0, *[100.0] * 100):
+        lease.tokens.take(0.0, cost)
+    assert lease.tokens.least <= 100
+
+
+def test_what_is_left_but_too_little_for_a_request_goes_back_to_all_members() -> None:
+    lease = Lease(Limits(tpm=60_000), FixedLimit())
+    lease.take_over(0.0, 0.0, RenewReply(1, tokens=Grant(60_000, 60_000, 600)))
+    assert lease.tokens is not None
+    left = []
+    for _ in range(3):
+        lease.tokens.take(0.0, 200)
+        left.append(lease.tokens.need(60_000, lapsed=False, want=0, rate=0).left)
+    assert left == [400, 0, -200]
 
 
 # what a source asks for

@@ -215,6 +215,17 @@ def test_nothing_is_kept_for_a_member_that_is_slow() -> None:
     assert sum(slow[3:]) >= 0.9 * 4 * 0.5 * ledger.requests.rate, slow
 
 
+def test_a_member_that_wants_nothing_for_one_renewal_does_not_go_before_one_that_waited() -> None:
+    ledger = Ledger()
+
+    def renewed(now: float, name: str, *, want: float = 1000, spent: float = 0.0) -> float:
+        return part_of(ledger.renew(now, name, rate(60, want=want, spent=spent)).requests).grant
+
+    assert (renewed(0.0, "a"), renewed(0.0, "b")) == (2, 0)
+    renewed(0.6, "a", want=0, spent=2.0)
+    assert (renewed(0.6, "b"), renewed(1.2, "a", spent=2.0), renewed(1.2, "b")) == (0, 0, 1)
+
+
 def test_what_proves_unused_later_is_taken_off_what_was_used_first() -> None:
     ledger = Ledger()
     grant = part_of(ledger.renew(0.0, "a", rate()).requests).grant

@@ -144,9 +144,10 @@ class Driver:
         pool: Pool | None = None,
         payload: Any = None,
         prefix: Prefix | None = None,
+        tenant: str | None = None,
     ) -> Task:
         self._tasks += 1
-        task = Task(payload, pool or self.pool, level, timeout, None, self._tasks)
+        task = Task(payload, pool or self.pool, level, timeout, None, self._tasks, tenant)
         task.prefix = prefix
         return task
 
@@ -157,8 +158,9 @@ class Driver:
         pool: Pool | None = None,
         payload: Any = None,
         prefix: Prefix | None = None,
+        tenant: str | None = None,
     ) -> Task:
-        task = self.task(level, timeout, pool, payload, prefix)
+        task = self.task(level, timeout, pool, payload, prefix, tenant)
         self.watch.open[task] = None
         self.scheduler.submit(self.now, task)
         self._after()

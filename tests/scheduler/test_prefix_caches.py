@@ -149,3 +149,14 @@ def test_homes_are_the_sources_that_still_have_a_prefix_and_a_bounded_number_of_
     sources[-1].prefix_cache.forget()
     assert homes.of(1) == tuple(sources[-MOST_HOMES:-1])
     assert homes.of(2) == ()
+
+
+def test_a_prefix_that_was_known_long_ago_keeps_its_homes_when_a_longer_one_parts_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefixes, "REMEMBERED", 1)
+    first, second = (Source(name, Random(0)) for name in "ab")
+    homes: Homes[Source] = Homes()
+    for source, sent in ((first, prefix(1)), (first, prefix(2)), (second, prefix(3))):
+        source.prefix_cache.use(0.0, sent)
+        homes.add(sent, source)
+    homes.part(1, 3)
+    assert first in homes.of(1)

@@ -10,9 +10,11 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scheduler_driver import Driver
 from scheduler_queue import A, B, feed, order, queue, task
 
 from qreward.scheduler.fair_queueing import FEW, MOST_OWED, Fair, Flow
+from qreward.scheduler.outcome import FailureKind
 from qreward.scheduler.queue import Queue
 from qreward.scheduler.state import BatchFeed, Task
 from qreward.settings.policies import Priority
@@ -256,6 +258,28 @@ def test_tenants_with_longer_or_shorter_answers_than_expected_or_with_retries_ge
         if abs(used["odd"] / used["even"] - 1.0) > 0.05:
             found[ratio, tenants, retried] = used
     assert not found
+
+
+def test_a_request_that_was_sent_and_brought_no_answer_costs_its_tenant_what_was_expected() -> None:
+    """Of two tenants one gets answers; how the requests of the other end -> how many of 40 it is served."""
+    served = {}
+    for end in ("answered", "refused", "withdrawn"):
+        driver = Driver({"a": 1})
+        for number in range(80):
+            driver.submit(tenant=("odd", "even")[number % 2])
+        served[end] = 0
+        for _ in range(40):
+            (attempt,) = driver.at("a")
+            odd = attempt.task.tenant == "odd"
+            served[end] += odd
+            if odd and end == "refused":
+                driver.fail(attempt, FailureKind.REFUSED)
+            elif odd and end == "withdrawn":
+                driver.withdraw(attempt.task)
+                driver.cancelled(attempt)
+            else:
+                driver.ok(attempt, prompt=0)
+    assert served == dict.fromkeys(served, 20)
 
 
 def test_one_absurd_answer_does_not_lock_a_tenant_out() -> None:

@@ -66,6 +66,10 @@ def test_what_began_under_another_limit_says_nothing_of_this_one() -> None:
     for _ in range(100):
         limit.failed(1.5, 0.9)
     assert limit.limit == 16
+    for _ in range(100):
+        limit.wanted = True
+        limit.ok(1.5, 0.9, 0.1)
+    assert limit.limit == 16
 
 
 def test_being_turned_away_makes_it_fall_at_once_and_once() -> None:

@@ -82,6 +82,7 @@ def test_the_limit_comes_back_by_doubling_and_never_beyond_what_was_set() -> Non
         answers(window, PATIENCE)
         seen.append(window.limit)
     assert seen == [60, 100, 100]
+    assert window.changes == {("down", "rejected"): 1, ("up", "answers"): 2}
 
 
 def test_where_little_was_held_more_is_offered_sooner() -> None:

@@ -406,3 +406,17 @@ def test_the_end_of_a_certificate_that_a_private_authority_signed_is_told(tmp_pa
         tls = asyncio.run(findings.tls_handshake("127.0.0.1", int(url.rsplit(":", 1)[1].removesuffix("/v1"))))
     assert tls is not None
     assert tls.days == pytest.approx(10, abs=0.01)
+
+
+def test_the_settings_file_of_a_trainer_is_checked_with_the_servers_of_its_client(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "reward.json"
+    with fake() as endpoint:
+        content: dict[str, Any] = {"client": {"endpoints": [endpoint]}, "judge": {"model": "judge-7b"}}
+        file.write_text(json.dumps(content))
+        assert main(["check", str(file), "--timeout", "20"]) == 0
+        assert "ready" in capsys.readouterr().out
+        file.write_text(json.dumps(content | {"judge": {"modle": "judge-7b"}}))
+        assert main(["check", str(file), "--timeout", "20"]) == 2
+        assert "did you mean 'model'?" in capsys.readouterr().err

@@ -87,7 +87,7 @@ class BulkReport:
         if self.output is not None:
             lines.append(f"written       {self.output}")
         if self.failures is not None:
-            lines.append(f"failed lines  {self.failures}")
+            lines.append(f"failed lines  {self.failures} (each with its error); retry_failed sends them again")
         if self.reason is not None:
             lines.append(f"stopped       {self.reason}; the same command goes on")
         return "\n".join(lines)

@@ -17,7 +17,9 @@ import msgspec
 
 from qreward.cli import diagnose
 from qreward.errors import ConfigError
+from qreward.integrations.trainers.settings import SCORERS, load_reward_config
 from qreward.settings.client import ClientConfig, config_from_env, read_config
+from qreward.settings.files import read_settings
 from qreward.settings.policies import Endpoint
 
 FROM_ENVIRONMENT = "QREWARD_CONFIG, or OPENAI_BASE_URL and OPENAI_API_KEY"
@@ -28,7 +30,10 @@ CALL_AT_LEAST = 30.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "config", nargs="?", metavar="CONFIG", help=f"configuration file (.yaml, .json or .toml; default: {FROM_ENVIRONMENT})"
+        "config",
+        nargs="?",
+        metavar="CONFIG",
+        help=f"configuration file, or the settings file of a trainer (.yaml, .json or .toml; default: {FROM_ENVIRONMENT})",
     )
     parser.add_argument(
         "--timeout", type=float, default=5.0, metavar="SECONDS", help="limit for each endpoint in seconds (default: %(default)g)"
@@ -50,12 +55,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 def configuration(file: str | None) -> ClientConfig:
-    """The settings in a file, or those that the environment names if it is None. Raises ``ConfigError``."""
+    """The settings in a file, or those that the environment names if it is None. Raises ``ConfigError``.
+
+    A settings file of a trainer or a judge is checked, and its client's settings are returned.
+    """
     file = file or os.environ.get("QREWARD_CONFIG")
     if file is None:
         return config_from_env()
     if file.startswith(("http://", "https://")):
         raise ConfigError("CONFIG is a file, not a URL; `qreward init --endpoint URL` writes one")
+    content, _ = read_settings(file, empty="it must hold at least 'endpoints'")
+    if content.keys() & {"client", *SCORERS}:
+        return load_reward_config(file).client or config_from_env()
     return read_config(file)[0]
 
 

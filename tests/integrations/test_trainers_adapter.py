@@ -39,9 +39,11 @@ def test_a_column_that_is_not_there_is_a_wrong_setting_and_those_there_are_are_l
         ({"prompt": "asked"}, "prompt is mapped to 'asked', which the data does not have"),
         ({"topic": "a.b"}, "topic is mapped to 'a.b'"),
     ):
-        with pytest.raises(ConfigError, match=rf"{says}.*There are 'a', 'text'\.") as caught:
+        with pytest.raises(ConfigError, match=rf"{says}.*[Tt]here are 'a', 'text'") as caught:
             ADAPTER.item({"text": "4", "a": 1}, RewardConfig(reward_model="rm", columns=columns))
         assert caught.value
+    with pytest.raises(ConfigError, match="did you mean 'text'"):
+        ADAPTER.item({"text": "4"}, RewardConfig(reward_model="rm", columns={"prompt": "txt"}))
 
 
 async def test_a_missing_reward_is_logged_with_its_effect_and_is_what_was_chosen(caplog: pytest.LogCaptureFixture) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from qreward.errors import ConfigError
 from qreward.integrations.trainers.rewarder import Rewarder, Scored, reward_of, rewarder
 from qreward.integrations.trainers.settings import RESERVED, Failure, RewardConfig, Source, prompt_fields
+from qreward.spelling import did_you_mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,8 @@ def _column(row: Mapping[str, Any], path: str, field: str) -> Any:
     value: Any = row
     for name in (path,) if path in row else path.split("."):
         if not isinstance(value, Mapping) or name not in value:
-            raise ConfigError(f"columns: {field} is mapped to {path!r}, which the data does not have. {_existing(row)}")
+            hint = did_you_mean(path, sorted(row), otherwise="there are")
+            raise ConfigError(f"columns: {field} is mapped to {path!r}, which the data does not have; {hint}")
         value = value[name]
     return value
 

@@ -15,7 +15,7 @@ Rules that hold between any two calls:
 3. every task submitted or taken from a feed gets exactly one FINISH, unless it is withdrawn or has nothing to send (``Task.bind``);
 4. every SEND is followed by exactly one event; later events for the same attempt are ignored.
 
-``failure_policy`` decides what follows from a failure, ``endpoint_state`` when a source may be sent a request, ``hedging`` which requests
+``failure_policy`` decides what follows from a failure, ``state`` when a source may be sent a request, ``hedging`` which requests
 are sent twice.
 """
 

@@ -534,7 +534,7 @@ class Balancer(Protocol):
 
 
 class TaskQueue(Protocol):
-    """The queue of one pool. ``queueing.queue.Queue`` implements and describes it."""
+    """The queue of one pool. ``scheduler.queue.Queue`` implements and describes it."""
 
     cost: Callable[[Task], float]
     levels: list[int]

@@ -21,7 +21,7 @@ class BulkSettings(Policy):
         system: system message of plain lines and rows.
         columns: field of an item (``prompt``, ``response``, ``reference`` or one that the judge's prompt names) -> the column that holds
             it. For a scorer only; a field that is not listed has the name of its column.
-        timeout: seconds per line, queueing included. None sets no limit.
+        timeout: seconds per line, measured from when an endpoint takes it. None sets no limit.
         priority, tenant: as in :meth:`QRewardClient.batch_chat_completion`.
         deadline: seconds after which nothing more is sent. What is in flight then is finished.
         max_cost: US dollars that all runs on one journal may cost together; needs ``Endpoint(price=...)``. A request is sent only if the

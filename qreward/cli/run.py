@@ -77,7 +77,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         "--timeout",
         type=float,
         metavar="SECONDS",
-        help="limit for one line in seconds, time in the queue included (default: 600, or the deadline of --judge)",
+        help="limit for one line in seconds, from when an endpoint takes it (default: 600, or the deadline of --judge)",
     )
     add(
         "--deadline",

@@ -21,6 +21,7 @@ class Waiting(Protocol):
     """A task, as far as this matters here and to ``AffineQueue``."""
 
     prefix: Prefix | None
+    attempt: Any  # its request in flight, of which it waits to send a copy, or None
     group: Any  # the ``Group`` in which it waits, or None
     alone: Any  # the ``Run`` that only this task had when it last waited, or None
     filed: int
@@ -97,8 +98,11 @@ class SharedBlocks(Generic[T]):
         return ends, first, parted
 
     def _add(self, task: T, keys: tuple[int, ...], place: int, ends: list[int], homes: Homes[Any]) -> None:
-        """Remember the blocks from ``place`` on, which no other recent task has. Those that a source has are a group."""
-        end = homes.last_known(keys, place)
+        """Remember the blocks from ``place`` on, which no other recent task has. Those that a source has are a group.
+
+        A copy has no such group: it must go elsewhere than the request by which a source has the blocks.
+        """
+        end = homes.last_known(keys, place) if task.attempt is None else place
         if end > place:
             ends.append(end)
             self._runs[keys[place]] = Run(keys, end, None)

@@ -1,8 +1,8 @@
-"""What the prompt of a request begins with, for the scheduler's prefix affinity.
+"""Finds the prefix of a request's prompt, for the scheduler's prefix affinity.
 
-Where the caller names a group, the group is the prefix. Else the text of the prompt is cut into blocks, and each block is hashed together
-with all that precedes it, as the prefix caches of servers do. Content that is not a text, such as an image, counts as its ``repr``.
-There is no tokenizer.
+If the caller names a group, the group is the prefix. Otherwise the text of the prompt is cut into blocks, and each block is hashed
+together with all text before it, as the prefix caches of servers do. Content that is not text, such as an image, counts as its
+``repr``. There is no tokenizer.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from qreward.codecs.decisions.base import DecisionInput
 from qreward.scheduler.prefixes import Prefix, make_prefix
 
 BLOCK = 256
-"""Characters of a block, about 64 tokens. Servers cache blocks of 16 tokens (vLLM); smaller blocks cost more time than they find."""
+"""Characters in a block, about 64 tokens. vLLM caches blocks of 16 tokens, but hashing so many blocks would cost more than it gains."""
 PER_SIZE = 16
-"""Blocks of one size. After the first 4,096 characters blocks are twice as long for each doubling of the position."""
+"""Number of blocks of the smallest size. After the first 4,096 characters, the block length doubles each time the position doubles."""
 LONGEST = 1 << 22
-"""Characters after which a prompt is not looked at."""
+"""Position in characters up to which, at least, the blocks of a prompt are hashed."""
 
 
 def _ends() -> Iterator[int]:
@@ -35,6 +35,8 @@ def _ends() -> Iterator[int]:
 
 ENDS = tuple(_ends())
 """Positions at which blocks end."""
+FIRST_ENDS = tuple(ENDS[:count] for count in range(len(ENDS) + 1))
+"""The first so many of them."""
 MOST_GROUPS = 1024
 """Named groups that are remembered."""
 
@@ -43,14 +45,16 @@ V = TypeVar("V")
 
 
 class PrefixFinder:
-    """Finds what the prompts of requests begin with. Can be called from any thread."""
+    """Finds the prefixes of requests. Can be called from any thread."""
 
     def __init__(self) -> None:
-        self._keys: dict[tuple[str, str], tuple[int, ...]] = {}  # by model and group: the key of each nested group
+        self._keys: dict[Any, tuple[int, ...]] = {}  # by model and group: the key of each nested group
         self._common: dict[int, str] = {}  # by key: what the prompts of the group have in common so far
+        self._last: tuple[int, tuple[int, ...], str] = 0, (), ""  # salt and keys of the last prompt, and the text that it shared
 
     def __call__(self, call: WireRequest, named_only: bool = False) -> Prefix | None:
-        """Return the prefix of a request, or None if its inputs are no prompt, such as those of a reward model, or shorter than a block.
+        """Return the prefix of a request. Returns None for inputs that are not a prompt (as for a reward model) or are shorter than a
+        block.
 
         Args:
             call: the request.
@@ -67,12 +71,41 @@ class PrefixFinder:
             text = _text(inputs)
         else:
             return None
-        return _found(call, text) if call.group is None else self._named(call, text)
+        return self._found(call, text) if call.group is None else self._named(call, text)
+
+    def _found(self, call: WireRequest, text: str) -> Prefix | None:
+        """Return the prefix of a prompt, from its blocks. Those that the last two prompts had in common are compared, not hashed again."""
+        ends = FIRST_ENDS[bisect_right(ENDS, len(text))]
+        if not ends:
+            return None
+        salt, params = hash(call.model), call.params
+        if "prompt_cache_key" in params or "cache_salt" in params:
+            salt = hash((salt, repr(params.get("prompt_cache_key")), repr(params.get("cache_salt"))))
+        last_salt, last, common = self._last
+        same = len(common) if salt == last_salt and text.startswith(common) else 0
+        reused = bisect_right(ends, same)
+        keys = list(last[:reused])
+        key, begin = (keys[-1], same) if reused else (salt, 0)
+        for end in ends[reused:]:
+            key = hash((key, text[begin:end]))
+            keys.append(key)
+            begin = end
+        found, shared = tuple(keys), reused
+        while shared < len(last) and shared < len(found) and found[shared] == last[shared]:
+            shared += 1
+        if shared != reused or not reused:
+            common = text[: ends[shared - 1]] if shared else ""
+        self._last = salt, found, common
+        return make_prefix(Prefix, (found, ends, float(len(text)), False))
 
     def _named(self, call: WireRequest, text: str) -> Prefix:
         """Return the prefix of a named group. A tuple is nested groups, the outermost first. The keys are the same in all processes."""
-        name = call.model, repr(call.group)
-        keys = self._keys.get(name)
+        try:
+            name: Any = call.model, call.group
+            keys = self._keys.get(name)
+        except TypeError:  # it has no hash
+            name = call.model, repr(call.group)
+            keys = self._keys.get(name)
         if keys is None:
             keys = _remember(self._keys, name, _keys(call))
         lengths, longest = [], 0
@@ -103,21 +136,7 @@ def _keys(call: WireRequest) -> tuple[int, ...]:
 
 def common_length(one: str, other: str) -> int:
     """Return the number of characters with which both texts begin."""
-    return bisect_left(range(1, min(len(one), len(other)) + 1), True, key=lambda length: one[:length] != other[:length])
-
-
-def _found(call: WireRequest, text: str) -> Prefix | None:
-    params = call.params
-    key = hash(call.model)
-    if "prompt_cache_key" in params or "cache_salt" in params:
-        key = hash((key, repr(params.get("prompt_cache_key")), repr(params.get("cache_salt"))))
-    begin, keys = 0, []
-    ends = ENDS[: bisect_right(ENDS, len(text))]
-    for end in ends:
-        key = hash((key, text[begin:end]))
-        keys.append(key)
-        begin = end
-    return make_prefix(Prefix, (tuple(keys), ends, float(len(text)), False)) if keys else None
+    return bisect_left(range(1, len(one) + 1), True, key=lambda length: one[:length] != other[:length])
 
 
 def _is_message(value: Any) -> bool:

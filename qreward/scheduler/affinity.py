@@ -1,87 +1,87 @@
-"""A line of waiting tasks from which each source takes what it has in its prefix cache.
+"""The waiting tasks of a batch or of a tenant. Each source takes the one that its prefix cache suits best.
 
-A source takes, among the oldest ``look_ahead`` tasks:
+Tasks whose prompts begin alike form a group. Groups are nested: the group of a rubric contains those of its questions. A source *holds* a
+group while its cache is expected to have the prefix of the group. A group that no source holds is *cold*. A source chooses among the oldest
+``look_ahead`` tasks:
 
-1. a task whose prefix it has: of several the one with the longest, and of those the one it came to last, so that it finishes a group before
-   its cache loses it;
-2. a group that no source has, the largest first: inside of a group that it has (the questions of its rubric), else anywhere;
-3. a task that has no prefix, or is the only one known to have it;
-4. when nothing else is left, a task of a large group that other sources have.
+1. It takes from a group that it holds: the most deeply nested one, and of several the one that it used last. Cold groups inside of this
+   group go first.
+2. If it holds no group with tasks, it takes from the cold group that saves most text.
+3. If there is no cold group, it takes a task without a group.
+4. If there is no such task, it takes from a large group that other sources hold.
 
-So each prefix is computed once, while no source is ever idle for it, and nothing is bound to a source before it is sent. A task with n
-tasks before it goes after at most 2 n + ``look_ahead`` others. Where no two tasks share a prefix, or for a single source, the order is that
-of arrival.
-
-Groups are nested, as prefixes are. The tree of groups holds those in which tasks wait, and those that a source has.
+So each prefix is computed once, and no source is idle while tasks wait. A task with n tasks before it is sent after at most
+2 n + ``look_ahead`` others. If no two tasks share a prefix, the order is that of arrival.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Sequence
-from heapq import heappop, heappush
+from heapq import heappop, heappush, heapreplace
 from itertools import chain, islice
-from math import log2
 from typing import Any, Generic
 
-from qreward.scheduler.prefixes import Cached, Homes, Prefix, make_prefix
+from qreward.scheduler.prefixes import HasCache, Holders, Prefix, make_prefix
 from qreward.scheduler.shared_blocks import SharedBlocks, T
 
 COMPARED = 16
-"""Groups of other sources of which the largest is chosen."""
-CLASSES = 1024
-"""Classes of size of the groups that no source has, for each doubling of the size. With fewer the order is worse: 3 % of time with 16."""
+"""Groups of other sources of which the largest is taken."""
 BATCH = 16
-"""More tasks are sorted into groups when this part of the look-ahead is free, because several at once cost less."""
+"""More tasks are sorted into groups when this part of the look-ahead is free, because sorting several at once costs less."""
 SLICE = 256
-"""Tasks that are sorted into groups in one go, and groups that are looked at when some are dropped, so that no task waits for it."""
+"""Most tasks that are sorted in one go, and most groups that are checked in one sweep, so that no request is delayed by it."""
 SWEEP = 1024
-"""Groups that are kept before those that are of no use are dropped, and as many as are of use."""
+"""Groups in the tree from which on those without use are dropped."""
 
 Groups = OrderedDict["Group[T]", None]
 Path = tuple[int, tuple[int, ...], tuple[float, ...]]
-"""Keys and lengths of a group and of those around it, and how many groups had been inserted between others by then."""
-NO_PATH: Path = (-1, (), ())
-Shelf = list[tuple[float, int, "Group[T]"]]
-"""Heap of the groups that a source has at one depth, the one that it used last first. A group may be in it twice."""
+"""The keys and lengths of a group and of those around it, the outermost first, and the number of splits when they were collected."""
+Held = list[tuple[int, float, int, "Group[T]"]]
+"""Heap of groups that a source holds: the most deeply nested first, then the one that it used last. A group may be in it twice."""
 
 
 class Group(Generic[T]):
     """Waiting tasks with a common prefix: those that share no more than it, and inner groups."""
 
-    __slots__ = ("asleep", "depth", "free", "homes", "inner", "key", "length", "parent", "path", "place", "tasks")
+    __slots__ = ("cold", "depth", "holders", "idle", "inner", "key", "length", "listed", "parent", "path", "tasks")
 
     def __init__(self, key: int, length: float, parent: Group[T] | None) -> None:
         self.key, self.length, self.parent = key, length, parent
         self.depth: int = 0 if parent is None else parent.depth + 1
-        self.tasks: deque[T] = deque()  # those that are in no inner group; the first one waits, others may have left
-        self.inner = 0  # how many inner groups there are
-        self.free: BySize[T] | None = None  # those that no source has and that may have work
-        self.homes: dict[Cached, Shelf[T]] = {}  # the sources that have it, or had when they last looked, and their groups of this depth
-        self.asleep: dict[Cached, None] = {}  # of them, those that found nothing to do here
-        self.place: Groups[T] | None = None  # where it is listed as work for sources that do not have it
-        self.path: Path = NO_PATH
+        self.tasks: deque[T] = deque()  # its own, which are in no inner group; the first one waits, others may have been taken
+        self.inner = 0  # how many inner groups it has
+        self.cold: LargestFirst[T] | None = None  # the cold ones among them
+        self.holders: dict[HasCache, None] = {}  # the sources that held it when they looked last
+        self.idle: dict[HasCache, None] = {}  # the holders that found no task here, and look again when one comes
+        self.listed: Groups[T] | None = None  # the list in which sources find it that do not hold it
+        self.path: Path = (-1, (), ())  # see ``Path``
 
     def has_work(self) -> bool:
-        """Return whether a source that has it would find something to do here: a task of its own, or an inner group that no source has."""
-        return bool(self.tasks) or (self.free is not None and self.largest() is not None)
+        """Return whether a source that holds it would find a task here: one of its own, or one of a cold inner group."""
+        return bool(self.tasks) or (self.cold is not None and self.cold.first() is not None)
 
-    def is_at(self, source: Cached) -> bool:
-        """Return whether a source has it."""
-        return source in self.homes and source.prefix_cache.is_warm(self.key)
+    def is_held_by(self, source: HasCache) -> bool:
+        """Return whether a source holds it."""
+        return source in self.holders and source.prefix_cache.is_warm(self.key)
 
-    def narrowed(self, prefix: Prefix, inserts: int) -> Prefix:
-        """Return the prefix of one of its tasks without the keys at which no tasks are known to part.
+    def unlist(self) -> None:
+        if self.listed is not None:
+            del self.listed[self]
+            self.listed = None
 
-        What a source has of the others follows from these (see ``Homes.part``), so it need not be remembered.
+    def shorten(self, prefix: Prefix, splits: int) -> Prefix:
+        """Return the prefix of one of its tasks with the keys of the nested groups and the last key only.
+
+        No two tasks are known to differ at the other keys, so nobody asks for them. If two do later, ``Holders.split`` fills them in.
         """
-        keys, lengths, total, told = prefix
-        if self.path[0] != inserts:
-            self.path = (inserts, *self._path())
-        _, before, ends = self.path
-        if before and before[-1] == keys[-1]:
-            return make_prefix(Prefix, (before, ends, total, told))
-        return make_prefix(Prefix, (before + keys[-1:], ends + lengths[-1:], total, told))
+        at, keys, lengths = self.path
+        if at != splits:
+            at, keys, lengths = self.path = (splits, *self._path())
+        whole, ends, total, named = prefix
+        if not keys or keys[-1] != whole[-1]:
+            keys, lengths = keys + whole[-1:], lengths + ends[-1:]
+        return make_prefix(Prefix, (keys, lengths, total, named))
 
     def _path(self) -> tuple[tuple[int, ...], tuple[float, ...]]:
         if self.parent is None:
@@ -89,55 +89,37 @@ class Group(Generic[T]):
         keys, lengths = self.parent._path()
         return (*keys, self.key), (*lengths, self.length)
 
-    def largest(self) -> Group[T] | None:
-        """Return an inner group that no source has and that saves most text, or None."""
-        free = self.free
-        while free is not None and (group := free.first()) is not None:
-            if group.has_work():
-                return group
-            group.unlist()
-        return None
 
-    def enlist(self, group: Group[T]) -> None:
-        """List an inner group that no source has."""
-        if self.free is None:
-            self.free = BySize()
-        place = self.free.of_size((len(group.tasks) + group.inner) * group.length)
-        if place is not group.place:
-            group.unlist()
-            group.place = place
-            place[group] = None
+class LargestFirst(Generic[T]):
+    """Groups by the text that they save, in classes of a factor of two. A finer order makes no batch faster (simulated)."""
 
-    def unlist(self) -> None:
-        if self.place is not None:
-            del self.place[self]
-            self.place = None
-
-
-class BySize(Generic[T]):
-    """Groups by the text that they save, rounded: a heap of all of them costs twice as much with 100,000 groups."""
-
-    __slots__ = ("_classes", "_order")
+    __slots__ = ("_classes",)
 
     def __init__(self) -> None:
-        self._classes: dict[int, Groups[T]] = {}
-        self._order: list[int] = []  # heap of their numbers, the largest first
+        self._classes: dict[int, Groups[T]] = {}  # by the bits of the size
 
-    def of_size(self, characters: float) -> Groups[T]:
-        """Return the class of groups of this size."""
-        number = -int(CLASSES * log2(characters + 1))
-        found = self._classes.get(number)
-        if found is None:
-            found = self._classes[number] = OrderedDict()
-            heappush(self._order, number)
-        return found
+    def put(self, group: Group[T]) -> None:
+        """Add a group, or move it because its size has changed."""
+        bits = int((len(group.tasks) + group.inner) * group.length).bit_length()
+        groups = self._classes.get(bits)
+        if groups is None:
+            groups = self._classes[bits] = OrderedDict()
+        if groups is not group.listed:
+            group.unlist()
+            group.listed = groups
+            groups[group] = None
 
     def first(self) -> Group[T] | None:
-        """Return the oldest of the largest groups, or None."""
-        while self._order:
-            for group in self._classes[self._order[0]]:
-                return group
-            del self._classes[heappop(self._order)]
+        """Return the oldest of the largest groups, or None. Groups without tasks are removed."""
+        while self._classes:
+            bits = max(self._classes)
+            groups = self._classes[bits]
+            while groups:
+                group = next(iter(groups))
+                if group.has_work():
+                    return group
+                group.unlist()
+            del self._classes[bits]
         return None
 
 
@@ -145,28 +127,43 @@ class AffineQueue(Generic[T]):
     """Waiting tasks in order of arrival, for one pool."""
 
     __slots__ = (
-        "_ahead", "_blocks", "_filed", "_foreign", "_groups", "_head", "_inserts", "_last", "_line", "_old", "_own", "_pushes", "_root",
-        "_sweep_at", "_taken", "_unfiled", "append", "extend",
+        "_ahead", "_blocks",
+        "_current",
+        "_entries",
+        "_grouped",
+        "_groups",
+        "_head",
+        "_held",
+        "_left",
+        "_line",
+        "_of_others",
+        "_root",
+        "_splits",
+        "_sweep_at",
+        "_to_check",
+        "_ungrouped",
+        "append",
+        "extend",
     )  # fmt: skip
 
     def __init__(self, tasks: Iterable[T] = ()) -> None:
-        self._ahead: deque[T] = deque()  # to be taken before all others
-        self._line: list[T | None] = []  # those that are filed in groups, oldest first, and None for those that have left
-        self._head = 0  # the place in it of the oldest, unless that has left
-        self._filed = self._taken = 0  # tasks that were filed, and those of them that have left
-        self._unfiled: deque[T] = deque(tasks)  # those behind them
-        self._root: Group[T] = Group(0, 0.0, None)  # of all groups; its own tasks are those without one
-        self._groups: dict[int, Group[T]] = {}
+        self._ahead: deque[T] = deque()  # tasks that go before all others
+        self._line: list[T | None] = []  # the tasks that are sorted into groups, oldest first; None for those that have left
+        self._head = 0  # place in it before which all have left
+        self._grouped = self._left = 0  # how many tasks were ever sorted, and how many of them have left
+        self._ungrouped: deque[T] = deque(tasks)  # those behind them
+        self._root: Group[T] = Group(0, 0.0, None)  # of the tree of groups; its own tasks are those without a group
+        self._groups: dict[int, Group[T]] = {}  # those with tasks, and those that a source holds
         self._sweep_at = SWEEP
-        self._old: list[Group[T]] = []  # those that are to be looked at before the sweep ends
-        self._last: dict[Cached, Group[T]] = {}  # the group from which a source took last
-        self._own: dict[Cached, list[Shelf[T]]] = {}  # groups that a source has and that may have work, by depth
-        self._pushes = 0  # entries that were put on shelves
-        self._foreign: Groups[T] = OrderedDict()  # groups that some source has and that may have work
-        self._inserts = 0  # groups that were inserted between others
+        self._to_check: list[Group[T]] = []  # what is left to do of a sweep
+        self._current: dict[HasCache, Group[T]] = {}  # the group from which a source took last
+        self._held: dict[HasCache, Held[T]] = {}  # groups that a source holds and that may have work
+        self._entries = 0  # how many were pushed there
+        self._of_others: Groups[T] = OrderedDict()  # groups that some source holds and that may have work
+        self._splits = 0  # how many groups were inserted between others
         self._blocks: SharedBlocks[T] | None = None  # made when it is needed first
-        self.append = self._unfiled.append
-        self.extend = self._unfiled.extend
+        self.append = self._ungrouped.append
+        self.extend = self._ungrouped.extend
 
     # in order of arrival
 
@@ -178,45 +175,45 @@ class AffineQueue(Generic[T]):
         """Return the oldest task, or None."""
         if self._ahead:
             return self._ahead[0]
-        if self._filed > self._taken:
+        if self._grouped > self._left:
             return self._oldest()
-        return self._unfiled[0] if self._unfiled else None
+        return self._ungrouped[0] if self._ungrouped else None
 
     def head(self) -> T:
-        """Return the oldest task of a line that is not empty."""
+        """Return the oldest task. The queue must not be empty."""
         first = self.first()
         assert first is not None
         return first
 
     def popleft(self) -> T:
         """Remove and return the oldest task."""
-        if self._ahead or self._filed == self._taken:
-            return (self._ahead or self._unfiled).popleft()
+        if self._ahead or self._grouped == self._left:
+            return (self._ahead or self._ungrouped).popleft()
         task = self._oldest()
         self.discard(task)
         return task
 
     def pop(self) -> T:
         """Remove and return the newest task."""
-        if self._unfiled or self._filed == self._taken:
-            return (self._unfiled or self._ahead).pop()
+        if self._ungrouped or self._grouped == self._left:
+            return (self._ungrouped or self._ahead).pop()
         task = next(task for task in reversed(self._line) if task is not None)
         self.discard(task)
         return task
 
     def discard(self, task: T) -> None:
-        """Remove a task if it is filed."""
+        """Remove a task if it is sorted into a group."""
         group = task.group
         if group is None:
             return
         task.group = None
-        self._line[task.filed - self._filed] = None
-        self._taken += 1
+        self._line[task.position - self._grouped] = None
+        self._left += 1
         tasks = group.tasks
         while tasks and tasks[0].group is not group:
             tasks.popleft()
-        if task.alone is not None:
-            task.alone.task = None
+        if task.unshared is not None:
+            task.unshared.task = None
 
     def empty(self) -> list[T]:
         """Remove and return all tasks, oldest first."""
@@ -225,8 +222,8 @@ class AffineQueue(Generic[T]):
         return tasks
 
     def clear(self) -> None:
-        for task in self._waiting():
-            task.group = task.alone = None
+        for task in self._in_groups():
+            task.group = task.unshared = None
         self.__init__()  # type: ignore[misc]
 
     def keep(self, tasks: list[T]) -> None:
@@ -235,162 +232,163 @@ class AffineQueue(Generic[T]):
         self.extend(tasks)
 
     def __iter__(self) -> Iterator[T]:
-        return chain(self._ahead, self._waiting(), self._unfiled)
+        return chain(self._ahead, self._in_groups(), self._ungrouped)
 
     def __len__(self) -> int:
-        return len(self._ahead) + self._filed - self._taken + len(self._unfiled)
+        return len(self._ahead) + self._grouped - self._left + len(self._ungrouped)
 
     def __bool__(self) -> bool:
-        return bool(self._unfiled or self._filed > self._taken or self._ahead)
+        return bool(self._ungrouped or self._grouped > self._left or self._ahead)
 
-    def _waiting(self) -> Iterator[T]:
-        """Yield the tasks that are filed, oldest first."""
+    def _in_groups(self) -> Iterator[T]:
+        """Yield the tasks that are sorted into groups, oldest first."""
         return (task for task in islice(self._line, self._head, None) if task is not None)
 
     def _oldest(self) -> T:
-        """Return the oldest of the tasks that are filed, of which there must be one."""
+        """Return the oldest of the tasks that are sorted into groups, of which there must be one."""
         line, head = self._line, self._head
         while (task := line[head]) is None:
             head += 1
         self._head = head
         return task
 
-    # by affinity
+    # by prefix affinity
 
-    def take(self, source: Cached, look_ahead: int, homes: Homes[Any]) -> T:
+    def take(self, source: HasCache, look_ahead: int, holders: Holders[Any]) -> T:
         """Remove and return the task that a source should take. The queue must not be empty.
 
         Args:
             source: the source.
             look_ahead: how many tasks, in order of arrival, it chooses among; 0 for the oldest.
-            homes: which sources have which prefixes.
+            holders: which sources hold which prefixes.
         """
         if self._ahead or not look_ahead:
             return self.popleft()
-        unfiled, waiting = self._unfiled, self._filed - self._taken
-        if not waiting and unfiled[0].prefix is None:
-            return unfiled.popleft()
-        if unfiled and waiting < look_ahead - look_ahead // BATCH:
-            self.file(look_ahead, homes)
+        ungrouped, waiting = self._ungrouped, self._grouped - self._left
+        if not waiting and ungrouped[0].prefix is None:
+            return ungrouped.popleft()
+        if ungrouped and waiting < look_ahead - look_ahead // BATCH:
+            self.form_groups(look_ahead, holders)
         task = self._line[self._head] or self._oldest()
         group = task.group
-        assert group is not None
-        passed = self._taken - task.filed
-        if passed >= task.slack or (2 * passed >= task.slack and group.is_at(source)):
+        passed = self._left - task.position  # at most so many younger tasks have left before it
+        if passed >= task.slack or (2 * passed >= task.slack and group.is_held_by(source)):
             self._join(group, source)
         else:
-            group = self._last.get(source)
-            if group is None or group.free is not None or not group.tasks:  # else it stays with its group
+            group = self._current.get(source)
+            if group is None or group.cold is not None or not group.tasks:  # else it stays with its group
                 group = self._choose(source)
             task = group.tasks[0]
         self.discard(task)
         prefix = task.prefix
-        if prefix is not None and len(prefix.keys) > group.depth:
-            task.prefix = group.narrowed(prefix, self._inserts)
+        if prefix is not None and len(prefix[0]) > group.depth:
+            task.prefix = group.shorten(prefix, self._splits)
         return task
 
-    def _choose(self, source: Cached) -> Group[T]:
+    def _choose(self, source: HasCache) -> Group[T]:
         """Return the group from which a source takes from now on. It has tasks of its own."""
-        group = self._warm(source) or self._cold()
-        while group.free is not None and (inner := group.largest()) is not None:
+        group = self._held_group(source) or (self._root if self._root.has_work() else self._group_of_others())
+        while group.cold is not None and (inner := group.cold.first()) is not None:
             group = inner
         self._join(group, source)
         return group
 
-    def _join(self, group: Group[T], source: Cached) -> None:
-        """A source takes from a group."""
+    def _join(self, group: Group[T], source: HasCache) -> None:
+        """Record that a source takes from a group, which it holds from now on."""
         if group.parent is not None:
-            self._last[source] = group
-            if source not in group.homes:
-                self._visit(group, source, source.prefix_cache.clock)
+            self._current[source] = group
+            if source not in group.holders:
+                self._hold(group, source, source.prefix_cache.clock)
 
-    def _warm(self, source: Cached) -> Group[T] | None:
-        """Return the innermost group with work that a source has, or None."""
-        cache = source.prefix_cache
-        for shelf in reversed(self._own.get(source, ())):
-            while shelf:
-                _, number, group = shelf[0]
-                warm = cache.is_warm(group.key)
-                if warm and (group.tasks or group.has_work()):
-                    shelf[0] = (-cache.clock, number, group)  # it remains the first
-                    return group
-                heappop(shelf)
-                if warm:
-                    group.asleep[source] = None
-                elif group.homes.pop(source, None) is not None:
-                    group.asleep.pop(source, None)
-                    self._list(group)
+    def _held_group(self, source: HasCache) -> Group[T] | None:
+        """Return the first group with work that a source holds, or None."""
+        cache, held = source.prefix_cache, self._held.get(source)
+        while held:
+            depth, _, number, group = held[0]
+            warm = cache.is_warm(group.key)
+            if warm and group.has_work():
+                heapreplace(held, (depth, -cache.clock, number, group))
+                return group
+            heappop(held)
+            if warm:
+                group.idle[source] = None
+            elif source in group.holders:
+                del group.holders[source]
+                group.idle.pop(source, None)
+                self._list(group)
         return None
 
-    def _cold(self) -> Group[T]:
-        """Return a group with work for a source that has none with work."""
-        if self._root.has_work():
-            return self._root
+    def _group_of_others(self) -> Group[T]:
+        """Return a large group with work. All groups with work must be held by sources."""
         while True:
-            group = max(islice(self._foreign, COMPARED), key=lambda group: len(group.tasks) + group.inner)
+            group = max(islice(self._of_others, COMPARED), key=lambda group: len(group.tasks) + group.inner)
             if group.has_work():
                 return group
             group.unlist()
 
     # the tree of groups
 
-    def file(self, look_ahead: int, homes: Homes[Any]) -> None:
+    def form_groups(self, look_ahead: int, holders: Holders[Any]) -> None:
         """Sort some of the oldest tasks into groups. Tasks without a prefix stay in order if there are no others."""
-        unfiled, filed = self._unfiled, self._filed
-        waiting = filed - self._taken
-        if not unfiled or not look_ahead or (not waiting and unfiled[0].prefix is None):
+        ungrouped, position = self._ungrouped, self._grouped
+        waiting = position - self._left
+        if not ungrouped or not look_ahead or (not waiting and ungrouped[0].prefix is None):
             return
         line, groups = self._line, self._groups
         if 2 * self._head > len(line) or not waiting:
             del line[: self._head if waiting else None]
             self._head = 0
         slack = waiting + look_ahead
-        for _ in range(min(SLICE, len(unfiled), look_ahead - waiting)):
-            task = unfiled.popleft()
+        for _ in range(min(SLICE, len(ungrouped), look_ahead - waiting)):
+            task = ungrouped.popleft()
             prefix = task.prefix
             line.append(task)
-            task.filed = filed
+            task.position = position
             task.slack = slack
-            filed += 1
+            position += 1
             slack += 1
             if prefix is None:
                 group = self._root
             else:
-                group = (groups.get(prefix.keys[-1]) if prefix.told else None) or self._found(task, prefix, homes)
+                group = (groups.get(prefix.keys[-1]) if prefix.named else None) or self._find_group(task, prefix, holders)
             task.group = group
             tasks = group.tasks
             tasks.append(task)
             size = len(tasks)
-            if size & (size - 1) == 0:  # its first task, or the logarithm of its size has changed
+            if size & (size - 1) == 0:  # its first task, or its size has doubled
                 self._list(group)
-        self._filed = filed
+        self._grouped = position
         if len(groups) > self._sweep_at:
             self._sweep()
 
-    def _found(self, task: T, prefix: Prefix, homes: Homes[Any]) -> Group[T]:
-        """Return the group of a task, after its first sibling was moved there."""
+    def _find_group(self, task: T, prefix: Prefix, holders: Holders[Any]) -> Group[T]:
+        """Return the group of a task. The first task of a new group is moved there."""
         if self._blocks is None:
             self._blocks = SharedBlocks()
-        ends, first, parted = self._blocks.find(task, prefix, homes)
-        if not prefix.told:
-            homes.alone = 0 if ends else homes.alone + 1
+        ends, first, split = self._blocks.find(task, prefix, holders)
+        if not prefix.named:
+            holders.unshared = 0 if ends else holders.unshared + 1
         if not ends:
             return self._root
-        if parted is not None:
-            homes.part(*parted)
-        group = self._groups.get(prefix.keys[ends[-1] - 1]) or self._group(prefix, ends, homes)
-        if parted is not None:
-            above, below = self._groups.get(parted[0]), self._groups.get(parted[1])
-            if above is not None and below is not None:  # else keys are equal by chance
-                self._insert(above, below)
-        if first is not None and (before := first.group) is not None and before is not group:
-            first.group = group
-            group.tasks.append(first)
-            while before.tasks and before.tasks[0].group is not before:
-                before.tasks.popleft()
+        if split is not None:
+            holders.split(*split)
+        group = self._groups.get(prefix.keys[ends[-1] - 1]) or self._add_groups(prefix, ends, holders)
+        if split is not None:
+            outer, inner = self._groups.get(split[0]), self._groups.get(split[1])
+            if outer is not None and inner is not None:  # else keys are equal by chance
+                self._insert(outer, inner)
+        if first is not None and first.group is not None and first.group is not group:
+            self._move(first, group)
         return group
 
-    def _group(self, prefix: Prefix, ends: Sequence[int], homes: Homes[Any]) -> Group[T]:
+    def _move(self, task: T, group: Group[T]) -> None:
+        """Move a waiting task to another group."""
+        before, task.group = task.group, group
+        group.tasks.append(task)
+        while before.tasks and before.tasks[0].group is not before:
+            before.tasks.popleft()
+
+    def _add_groups(self, prefix: Prefix, ends: Sequence[int], holders: Holders[Any]) -> Group[T]:
         """Return the innermost of the groups that are so many keys of a prefix; they are created if needed."""
         parent = self._root
         for end in ends:
@@ -399,72 +397,72 @@ class AffineQueue(Generic[T]):
             if group is None:
                 group = self._groups[key] = Group(key, prefix.lengths[end - 1], parent)
                 parent.inner += 1
-                for source in homes.of(key):
-                    self._visit(group, source, source.prefix_cache.used_at(key))
+                for source in holders.of(key):
+                    self._hold(group, source, source.prefix_cache.used_at(key))
             parent = group
         return parent
 
-    def _insert(self, group: Group[T], below: Group[T]) -> None:
-        """Move a group below a new one, which nobody knew to be between it and its parent."""
+    def _insert(self, group: Group[T], inner: Group[T]) -> None:
+        """Insert a new group between an inner group and its parent."""
         parent = group.parent
-        if parent is None or below is group or below.parent is not parent:
+        if parent is None or inner is group or inner.parent is not parent:
             return
-        below.unlist()
-        below.parent, below.depth = group, group.depth + 1
-        self._inserts += 1
+        inner.unlist()
+        inner.parent, inner.depth = group, group.depth + 1
+        self._splits += 1
         parent.inner -= 1
         group.inner += 1
-        homes, below.homes = below.homes, {}
-        below.asleep.clear()
-        for source in homes:  # they look for it among those of its new depth
-            self._visit(below, source, source.prefix_cache.used_at(below.key))
-        self._list(below)
+        holders, inner.holders = inner.holders, {}
+        inner.idle.clear()
+        for source in holders:  # which hold the new group too
+            self._hold(inner, source, source.prefix_cache.used_at(inner.key))
+        self._list(inner)
 
-    def _list(self, group: Group[T]) -> None:
-        """List a group where sources look for it: those that have it and those that do not."""
-        parent = group.parent
-        if parent is None:
-            return
-        if group.homes:
-            for source in group.asleep:
-                self._put(group, group.homes[source], source.prefix_cache.used_at(group.key))
-            group.asleep.clear()
-            if group.place is not self._foreign:
-                group.unlist()
-                group.place = self._foreign
-                self._foreign[group] = None
-        else:
-            parent.enlist(group)
-            if parent.place is None or parent.asleep:
-                self._list(parent)
-
-    def _visit(self, group: Group[T], source: Cached, at: float) -> None:
-        """A source has a group, and those around it, and used it last at this clock."""
-        shelves = self._own.setdefault(source, [])
-        while (parent := group.parent) is not None and source not in group.homes:
-            while len(shelves) < group.depth:
-                shelves.append([])
-            shelf = group.homes[source] = shelves[group.depth - 1]
-            self._put(group, shelf, at)
+    def _hold(self, group: Group[T], source: HasCache, at: float) -> None:
+        """Record that a source holds a group and those around it, and when it used them last, by its clock."""
+        while (parent := group.parent) is not None and source not in group.holders:
+            group.holders[source] = None
+            self._push(group, source, at)
             self._list(group)
             group = parent
 
-    def _put(self, group: Group[T], shelf: Shelf[T], at: float) -> None:
-        self._pushes += 1
-        heappush(shelf, (-at, self._pushes, group))
+    def _list(self, group: Group[T]) -> None:
+        """List a group that has a task where sources look for it: in the heaps of its holders, and in a list for the other sources."""
+        parent = group.parent
+        if parent is None:
+            return
+        if group.holders:
+            for source in group.idle:
+                self._push(group, source, source.prefix_cache.used_at(group.key))
+            group.idle.clear()
+            if group.listed is not self._of_others:
+                group.unlist()
+                group.listed = self._of_others
+                self._of_others[group] = None
+        else:
+            if parent.cold is None:
+                parent.cold = LargestFirst()
+            parent.cold.put(group)
+            if parent.listed is None or parent.idle:
+                self._list(parent)
+
+    def _push(self, group: Group[T], source: HasCache, at: float) -> None:
+        """Put a group into the heap of a source that holds it."""
+        self._entries += 1
+        heappush(self._held.setdefault(source, []), (-group.depth, -at, self._entries, group))
 
     def _sweep(self) -> None:
-        """Drop some of the groups without tasks that no source has. An inner group is newer than those around it, and goes before them."""
-        if not self._old:
-            self._old = list(self._groups.values())
-        for _ in range(min(SLICE, len(self._old))):
-            group = self._old.pop()
-            if group.tasks or group.inner or any(source.prefix_cache.is_warm(group.key) for source in group.homes):
+        """Drop groups without tasks that no source holds. An inner group is newer than those around it, and is checked before them."""
+        if not self._to_check:
+            self._to_check = list(self._groups.values())
+        for _ in range(min(SLICE, len(self._to_check))):
+            group = self._to_check.pop()
+            if group.tasks or group.inner or any(source.prefix_cache.is_warm(group.key) for source in group.holders):
                 continue
             del self._groups[group.key]
             group.unlist()
             assert group.parent is not None
             group.parent.inner -= 1
-            group.homes.clear()
-        if not self._old:
+            group.holders.clear()
+        if not self._to_check:
             self._sweep_at = SWEEP + 2 * len(self._groups)

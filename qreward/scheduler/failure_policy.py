@@ -1,12 +1,12 @@
-"""Decides what follows from a failed attempt, for its source and for its task: one table of rules, one backoff, one retry budget.
+"""Decides what follows from a failed attempt, for its source and for its task.
 
-Overload affects the source's cooldown and concurrency limit; it costs the task no attempt and does not count against health. Any other
-failure of an endpoint counts against the source's health, unless the task itself is the likely cause (``_is_task_to_blame``): the tasks
-that reach a failing source first reveal it.
+Overload affects the source's cooldown and concurrency limit. It costs the task no attempt and does not count against the health of the
+source. Any other failure of an endpoint counts against the health of the source, unless the task is the likely cause
+(``_is_task_to_blame``).
 
-A refused request is never sent again. Any other task goes to another source at once if one will be available soon; otherwise it waits with
-full jitter (Brooker, AWS 2015) and may return to the same source. Retries draw on one budget (Finagle's RetryBudget), so that a failing
-fleet does not receive more load than a healthy one.
+A refused request is never sent again. Any other task is retried at another source at once if one will be available soon. Otherwise it waits
+with full jitter (Brooker, AWS 2015) and may return to the same source. Retries are charged to one budget (Finagle's RetryBudget), so that a
+failing fleet does not receive much more load than a healthy one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class FailureRule(NamedTuple):
     """What follows from one kind of failure."""
 
     retryable: bool  # the task may be retried
-    charged: bool = False  # the failure counts as one of the task's attempts, and the retry draws on the budget
+    charged: bool = False  # the failure counts as one of the task's attempts, and the retry is charged to the budget
     other_source_only: bool = False  # only another source may serve the task
     hurts_health: bool = False  # the failure counts against the health of the source
 
@@ -59,7 +59,7 @@ def backoff(base: float, cap: float, tries: int, rng: Random) -> float:
 class Budget:
     """The retry budget: a share of recent requests, and a reserve that refills at a fixed rate.
 
-    The reserve also covers every request that can be in flight, so that all requests of a lost endpoint can be redirected at once.
+    The reserve is large enough for every request that can be in flight, so that all requests of a lost endpoint can be retried at once.
     Source: Finagle RetryBudget (20 %, 10 a second, over 10 s).
     """
 
@@ -70,15 +70,15 @@ class Budget:
         self._floor = policy.budget_floor
         self.capacity = 0  # requests that all sources can have in flight
         self._earned = 0.0
-        self._reserve = inf  # full; its size is not known before the sources are
-        self._then = -inf
+        self._reserve = inf  # retries; at most what ``_advance`` allows
+        self._then = -inf  # when the two were last updated
 
     def deposit(self) -> None:
         """A request was sent for the first time."""
         self._earned += self._share
 
     def withdraw(self, now: float) -> bool:
-        """Take one retry from the budget. False if none is left."""
+        """Take one retry from the budget. Returns False if none is left."""
         self._advance(now)
         if self._earned >= 1:
             self._earned -= 1
@@ -89,7 +89,7 @@ class Budget:
         return True
 
     def grant(self, retries: int) -> None:
-        """Add retries for the requests in flight at a source that was lost: each of them may be retried."""
+        """Add ``retries`` to the budget, for the requests in flight at a source that went out of service."""
         self._earned += retries
 
     def wait(self) -> float:
@@ -106,26 +106,27 @@ class Budget:
 QUOTA_AWAY = 300.0
 """Seconds for which a source is out of service after it reported that its account is used up."""
 MOST_UNFIT = 2
-"""Sources that may find a task unsuitable before the task fails with that error."""
+"""Number of sources that answer ``UNSUITABLE`` before the task fails with that error."""
 
 ALIVE = frozenset({FailureKind.OVERLOADED, FailureKind.REFUSED})
 NO_SIGN_OF_LIFE = frozenset({FailureKind.TIMEOUT, FailureKind.UNREACHABLE, FailureKind.UNSENDABLE, FailureKind.LOCAL})
 
 MOST_TRAIL = 100
-"""Failed attempts that a task records at most, for it may wait out a long outage. Beyond them failed connections are charged as well."""
+"""Number of failed attempts that a task records. Failed connections to a source out of service are not charged to the task, so that it can
+wait until an outage ends; beyond this number they are charged."""
 
 
 class RetryDecision(NamedTuple):
     """What follows from a failed attempt."""
 
-    lost: bool = False  # the failure made the source unavailable, for a second or more
+    lost: bool = False  # the failure made the source unavailable for a second or more
     wait: float = 0.0  # seconds after which the task is retried; 0 is now
     error: QRewardError | None = None  # the error that the task ends with, or None if it continues
-    final: bool = False  # no other attempt could succeed, not even one that is in flight already
+    final: bool = False  # the task ends now, even if another of its attempts is in flight
 
 
 class FailurePolicy:
-    """Decides what follows from failed attempts, and owns the retry budget."""
+    """Decides what follows from failed attempts, and holds the retry budget."""
 
     def __init__(self, retry: Retry, rng: Random) -> None:
         self._retry = retry
@@ -141,7 +142,7 @@ class FailurePolicy:
             outcome = attempt.failure = _overdue(now, attempt)
         rule = rule_for(outcome)
         lost = self._record_failure(now, attempt, outcome, rule)
-        if not task.holds(attempt):  # the task does not depend on this attempt any more; it only counts for the source
+        if not task.holds(attempt):  # the task no longer depends on this attempt
             return RetryDecision(lost)
         error = task.last_error = outcome.error
         record_attempt(attempt, outcome.kind.name.lower(), now, getattr(error, "status_code", None), str(error))
@@ -164,7 +165,7 @@ class FailurePolicy:
         failed_elsewhere = attempt.cancel_reason is CancelReason.ABANDONED and (task.tries or task.suspected)
         if attempt.committed or slow is None or failed_elsewhere or now - attempt.sent_at < 4 * slow:
             return RetryDecision()
-        # abandoned, but so late that it counts against the source: short timeouts of callers must not hide a hang
+        # abandoned so late that it counts against the source: otherwise short timeouts of callers would hide a hang
         return RetryDecision(source.health.failed(now, attempt.sent_at, task.number, last=source.is_essential()))
 
     def _record_failure(self, now: float, attempt: Attempt, failure: Failure, rule: FailureRule) -> bool:
@@ -192,7 +193,7 @@ class FailurePolicy:
             return in_service
         if not (rule.hurts_health or (failure.misconfigured and not source.is_essential())):
             return False
-        if failure.kind is not FailureKind.UNREACHABLE:  # otherwise the request did not reach the source: the task cannot be the cause
+        if failure.kind is not FailureKind.UNREACHABLE:  # a request that did not reach the source cannot be the cause
             task_to_blame = self._is_task_to_blame(task, source)
             task.failures = (*task.failures, (source, now))
             if task_to_blame or (failure.kind is FailureKind.TIMEOUT and _hangs_elsewhere(now, attempt)):
@@ -202,8 +203,8 @@ class FailurePolicy:
     def _is_task_to_blame(self, task: Task, source: Source) -> bool:
         """Return whether the task, and not the source, is the likely cause of a failure.
 
-        It is if the task has failed at a source that served other tasks, or has failed as often as a task may. The failure then does not
-        count against this source, does not interrupt the source's return to service, and is charged to the task as the rule says.
+        That is so if the task has failed at a source that served other tasks, or has failed as often as a task may. The failure is then
+        charged to the task as the rule says, and does not count against the source.
         """
         if len(task.failures) >= self._retry.attempts:
             return True
@@ -230,7 +231,10 @@ class FailurePolicy:
         return self._wait(now, task, source), None
 
     def _is_charged(self, task: Task, source: Source, failure: Failure, rule: FailureRule) -> bool:
-        """Return whether a failure counts as one of the task's attempts. At a source that is out of service it does not, up to a bound."""
+        """Return whether a failure counts as one of the task's attempts.
+
+        Failures at a source that is out of service do not count, up to a bound.
+        """
         if not rule.hurts_health or source.health.in_service:
             return True
         if failure.kind is FailureKind.UNREACHABLE:
@@ -241,7 +245,7 @@ class FailurePolicy:
         avoided = task.avoiding(source)
         others = task.pool.awaits(now, avoided)
         self._avoid(task, avoided if others else task.unfit)
-        # the first retry is immediate; later ones wait, so that circuit breakers open before the attempts are used up
+        # later retries wait even if other sources are available, so that circuit breakers open before the attempts are used up
         wait = 0.0 if others and task.tries < 2 else backoff(self._retry.base, self._retry.cap, max(1, task.tries), self._rng)
         return wait if self.budget.withdraw(now) else wait + self.budget.wait()
 
@@ -267,7 +271,10 @@ def record_attempt(attempt: Attempt, outcome: str, now: float, status: int | Non
 
 
 def _hangs_elsewhere(now: float, attempt: Attempt) -> bool:
-    """Return whether the task exceeded a time limit before, or is long overdue at another source: then this source is not the cause."""
+    """Return whether the task has exceeded a time limit before, or has been in flight at another source for twice its 99th percentile.
+
+    In that case this source is not the cause of a timeout.
+    """
     task = attempt.task
     other = task.other(attempt)
     if task.overdue or other is None:

@@ -1,13 +1,13 @@
 """Fair queueing by cost: start-time fair queueing (Goyal, Vin and Cheng 1996).
 
-Each flow has a tag: the cost of the requests it was served, on a virtual clock. The flow with the lowest tag is served next, and its tag
-advances by the cost of that request. So over any time, two flows that always have requests waiting differ by at most one request of each. A
-flow that is new or was idle starts at the clock: it has neither credit nor debt from the past. The clock advances by the cost over the
-number of flows, as in WF2Q+ (Bennett and Zhang 1997), so that an endless sequence of new flows starves no flow. The clock never passes the
-end of the request that was served last.
+A flow is one participant, such as a tenant or a batch. Its tag is its position on a virtual clock, which counts cost. The flow with the
+lowest tag is served next, and its tag advances by the cost of the request. Between two flows that always have requests waiting, the cost
+served differs by at most one request of each. A flow that is new, or was idle, starts at the present value of the clock, so it has neither
+credit nor debt. The clock advances by the cost of each request over the number of flows, as in WF2Q+ (Bennett and Zhang 1997), so that an
+endless sequence of new flows cannot starve a flow. It never passes the end of the request that was served last.
 
-The real cost of a request is known only later. The difference is charged with the flow's next request. The module does not know tasks,
-levels or time.
+The real cost of a request is known only after its answer. The difference to the charge is added to the next charge of the flow. The module
+does not know tasks, priority levels or time.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Generic, TypeVar
 from qreward.scheduler.heap import IndexedHeap
 
 MOST_OWED = 64.0
-"""A request can be charged at most this many times its first charge in addition, so that one absurd answer cannot lock out a flow. The debt
-of a flow is thus bounded by its requests in flight."""
+"""Once its real cost is known, a request is charged at most this many times its first charge in addition. Otherwise a wrong token count in
+one answer could lock out a flow."""
 FEW = 8
 """Number of flows below which idle flows are not removed."""
 
@@ -30,7 +30,7 @@ class Flow:
     __slots__ = ("owed", "tag")
 
     tag: float  # its position on the virtual clock, in units of cost
-    owed: float  # cost that its answers used beyond their charge; negative if they used less
+    owed: float  # real cost of its answered requests less their charge, not yet added to its tag
 
     def waits(self) -> bool:
         """Return whether it has a request waiting."""
@@ -42,7 +42,7 @@ F = TypeVar("F", bound=Flow)
 
 
 class FairHeap(IndexedHeap[F]):
-    """Heap of flows by tag, ties in turn. A flow that has advanced or is idle is moved or removed when it reaches the top."""
+    """Heap of flows by tag, equal tags in turn. When a flow reaches the top, its position is updated, or it is removed if it is idle."""
 
     def __init__(self, waits: Callable[[F], bool]) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class Fair(Generic[Key, F]):
         self.alone = flow if len(self.flows) == 1 else None
 
     def awake(self, flow: F) -> None:
-        """A flow is about to have a request waiting. Call it only while there are several flows."""
+        """A request is about to be added to a flow. Call it only while there are several flows."""
         if not flow.waits():
             flow.tag = max(flow.tag, self._clock)
             flow.owed = max(flow.owed, 0.0)
@@ -109,7 +109,7 @@ class Fair(Generic[Key, F]):
         low = self._turns.least(flow)
         due = max(cost + flow.owed, 0.0)
         flow.owed = min(cost + flow.owed, 0.0)
-        # bounds how far a flow gets ahead that is served out of turn because others cannot be served now
+        # a flow that is served out of turn, because the others cannot be served now, gets ahead of them by a bounded amount
         flow.tag = max(flow.tag, min(flow.tag + due, low + MOST_OWED * due))
         self._clock = max(low, min(self._clock + due / max(1, len(self._turns)), low + due))
 
@@ -130,7 +130,7 @@ class Fair(Generic[Key, F]):
                 left.owed = 0.0
 
     def clear(self) -> None:
-        """Reset everything, since no request waits."""
+        """Remove all flows, because no request waits."""
         if self.alone is None:
             self._turns.empty()
         self.flows.clear()
@@ -138,7 +138,7 @@ class Fair(Generic[Key, F]):
         self._clock = 0.0
 
     def _forget_idle(self) -> None:
-        """Remove idle flows that the clock has passed; a new flow would start at the same position."""
+        """Remove idle flows whose tag the clock has passed: if one returns as a new flow, it starts at the same position."""
         clock = self._clock
         self.flows = {key: flow for key, flow in self.flows.items() if flow.tag > clock or flow.waits()}
         self._few = max(FEW, 2 * len(self.flows))

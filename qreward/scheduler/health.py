@@ -1,12 +1,13 @@
-"""When a source is left alone: out of service after failures (``Health``, a circuit breaker), cooling down after overload (``Cooldown``).
+"""When no requests are sent to a source: ``Health`` is a circuit breaker for failures, ``Cooldown`` a pause after overload.
 
-Closed -> open after five failures in a row of distinct tasks, or when most attempts fail. It stays open for 2 s x 2^k (at most 5 s, with
-jitter). Then it is half-open: one real task is sent. When that is answered, a quarter of the concurrency limit opens, then one slot more
-for every answer and one less for every failure, until the whole limit is in use again (slow start: it doubles each round). Only a failure
-of the first task opens the breaker again at once, so that a source with ordinary faults can return.
+The breaker opens when five distinct tasks in a row have failed, or when most attempts fail. An open breaker means that the source is out of
+service. It stays open for 2 s, and twice as long each further time, up to 5 s, with jitter. Then it is half-open: one task is sent. If that
+task fails, the breaker opens again. If it is answered, a quarter of the concurrency limit may be used. Each further answer adds one slot
+and each failure removes one, until the whole limit may be used again and the breaker is closed. (This is a slow start: the number of slots
+doubles each round.)
 
-One task that always fails cannot open the breaker: each task counts once, and ``failure_policy`` decides which failures count at all. A
-stalled source is out of service too, until an answer shows that it works.
+Each task counts once, so one task that always fails cannot open the breaker. ``failure_policy`` decides which failures count. A stalled
+source is also out of service; any answer puts it back in service.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ from typing import NamedTuple
 IN_A_ROW = 5
 FIRST_OPEN = 2.0
 LONGEST_OPEN = 5.0
-"""Seconds. A return must be noticed within seconds; Envoy's 300 s suits fleets with spare capacity. A probe costs one task one attempt."""
+"""Seconds for which the breaker is open at most, before jitter. Envoy's 300 s suits fleets with spare capacity; here a source must be used
+again within seconds of its recovery. Each test of the source costs one task one attempt."""
 QUICK_START = 4
-"""An answered probe opens one part in this many of the concurrency limit at once."""
+"""After the first answer of a half-open source, one part in this many of its concurrency limit may be used."""
 SICK = 0.4
 """Success rate below which the source is taken out of service."""
-_MEMORY = 0.95  # weight an older outcome keeps in the success rate: about the last 20
-_DISTINCT = 3
+_MEMORY = 0.95  # factor on the weight of older outcomes in the success rate, which thus covers about the last 20
+_DISTINCT = 3  # distinct tasks that must have failed before a low success rate counts
 
 
 class HealthChange(NamedTuple):
@@ -41,20 +43,22 @@ class Health:
 
     Args:
         rng: for jitter.
-        changed: called with the changes (-1, 0 or 1) of ``in_service`` and of ``is_back`` whenever one of them changes.
+        changed: called when ``in_service`` or ``is_back`` changes, with the difference of each: 1 if it became true, -1 if it became false,
+            0 if it is as before.
 
     Attributes:
-        is_back: in service, and more than one request may be in flight, so that the source is not just being probed.
-        serving_since: when it first answered after it was last out of service, -inf if it never was. An earlier failure may have been
-            part of the same outage.
+        in_service: the source is neither out of service after failures nor marked unhealthy by an operator.
+        is_back: it is in service, and more than one request may be in flight.
+        serving_since: when it first answered after it was last out of service; -inf if it never was out of service. Failures before that
+            time may belong to the outage.
     """
 
     def __init__(self, rng: Random, changed: Callable[[int, int], None] = lambda _in_service, _is_back: None) -> None:
         self._rng = rng
         self._changed = changed
         self.marked_unhealthy = False
-        self.in_service = self.is_back = True  # the source is neither out of service after failures nor marked unhealthy by an operator
-        self._openings = 0
+        self.in_service = self.is_back = True
+        self._openings = 0  # times that the breaker opened since the source was last fully back
         self._ejected = False  # it was ejected, and no answer has come since
         self.since = self.serving_since = -inf  # when the state last changed; requests sent earlier do not count
         self._close()
@@ -62,17 +66,17 @@ class Health:
     def _close(self) -> None:
         self.open_until = -inf  # the source is out of service before this time; -inf while in service
         self.half_open_limit: float = inf  # requests that may be in flight while it is half-open; inf otherwise
-        self._failing: set[int] = set()  # distinct tasks that failed since the last success
-        self._recent: set[int] = set()  # distinct tasks that failed at all
+        self._failing: set[int] = set()  # tasks that failed since the last answer
+        self._recent: set[int] = set()  # tasks whose failures the success rate still covers
         self._success, self.clean, self._stalled = 1.0, True, False
 
     def mark_unhealthy(self) -> None:
-        """An operator has marked it unhealthy."""
+        """Take it out of service until ``restore``, because an operator has marked it unhealthy."""
         self.marked_unhealthy = True
         self._update()
 
     def _update(self) -> None:
-        """Recompute the derived attributes. Call it after every change of ``down``, ``open_until`` or ``half_open_limit``."""
+        """Recompute the derived attributes after a change of ``marked_unhealthy``, ``open_until`` or ``half_open_limit``."""
         in_service = not self.marked_unhealthy and self.open_until == -inf
         is_back = in_service and self.half_open_limit > 1
         if in_service is not self.in_service or is_back is not self.is_back:
@@ -87,7 +91,7 @@ class Health:
             self._update()
 
     def ok(self, now: float, sent_at: float, limit: int) -> None:
-        """An answer arrived, under a concurrency limit of ``limit``."""
+        """An answer arrived. ``limit`` is the source's concurrency limit."""
         if self._stalled:
             self._close()
             self._update()
@@ -111,21 +115,21 @@ class Health:
         self._update()
 
     def failed(self, now: float, sent_at: float, task: int, *, last: bool) -> bool:
-        """A task failed at this source. True if the source went out of service now.
+        """A task failed at this source. Returns True if this failure takes the source out of service.
 
-        An essential source is not taken out for a low success rate. While nothing at all succeeds it is probed every two seconds.
+        An essential source is not taken out of service for a low success rate, and is out of service for about two seconds at a time.
 
         Args:
             now: seconds.
             sent_at: when the request was sent.
-            task: number of the task, to count each task once.
-            last: the source is essential: its routes have too few other sources in service.
+            task: number of the task. Each task counts once.
+            last: the source is essential: one of its routes has too few other sources in service.
         """
         if self.open_until != -inf or sent_at < self.since:
             return False
-        self.clean = False  # there is no failure that later answers have not made up for, so an answer changes nothing
+        self.clean = False
         self._failing.add(task)
-        if len(self._recent) < _DISTINCT:  # bounded: only whether it reaches this size matters
+        if len(self._recent) < _DISTINCT:  # a larger set would make no difference
             self._recent.add(task)
         self._success *= _MEMORY
         still_away = self.half_open_limit == 1
@@ -150,14 +154,15 @@ class Health:
         self._update()
 
     def stall(self, now: float) -> None:
-        """Take it out of service because it stalled. Any answer puts it back in service."""
+        """Take it out of service because it stalled. Any answer, also to an earlier request, puts it back in service."""
         self.eject(now, FIRST_OPEN)
         self._stalled = True
 
     def try_now(self, now: float, away_at: float) -> bool:
-        """A probe reports that it is back after it was away at ``away_at``: make it half-open at once, unless that was done since.
+        """A probe reports "ready"; the last other report came at ``away_at``. If the source is out of service, one request may be sent now.
 
-        Requests sent earlier no longer count. True if it was out of service, or half-open since before ``away_at``.
+        The same holds if it has been half-open for one request since before ``away_at``. Outcomes of earlier requests no longer count.
+        Returns True if one request may be sent because of this call.
         """
         if self.open_until == -inf and (self.half_open_limit != 1 or self.since > away_at):
             return False
@@ -166,7 +171,7 @@ class Health:
         return True
 
     def restore(self) -> None:
-        """An operator has marked it healthy."""
+        """Put it back in service, because an operator has marked it healthy."""
         self.marked_unhealthy, self._openings = False, 0
         self._close()
         self._update()
@@ -175,30 +180,30 @@ class Health:
 
 FIRST = 0.25
 LONGEST = 3.2
-"""Longest wait in seconds without a hint, before jitter of up to 1.5 times, so that sending resumes within 5 s of a source's return."""
+"""First and longest cooldown in seconds without a hint, before jitter. With jitter of up to 1.5 times the longest is below 5 s."""
 
 
 class Cooldown:
-    """Until when nothing is sent to a source that rejected requests: inactive, active until a time, or open for one probe.
+    """A pause after a source rejected requests because of overload: inactive, active until a time, or over with one request in flight.
 
-    A hint (``Retry-After``) is obeyed exactly; ``failure_policy`` has already capped one that is too long. Without a hint the cooldown
-    lasts 0.25 s, doubling while rejects continue. Afterwards one request is sent as a probe. The others follow when the probe was not
-    rejected within a few times the usual delay of a reject. The concurrency limit decides which rejects start a cooldown and which only
-    mean that the source is full.
+    A hint (``Retry-After``) is obeyed exactly, after ``failure_policy`` has capped it. Without a hint the cooldown lasts 0.25 s, and twice
+    as long each further time, up to 3.2 s, with jitter. After a cooldown one request is sent. Further requests follow when it is answered,
+    or when it was not rejected within three times the usual delay of a reject. ``ConcurrencyLimit.rejected`` decides which rejects start
+    a cooldown; the others only mean that the source is full.
     """
 
     def __init__(self, rng: Random) -> None:
-        self.opens_at = -inf  # the time before which nothing may be sent
+        self.opens_at = -inf  # time before which nothing may be sent
         self._rng = rng
-        self.closed = 0  # cooldowns in a row without a successful probe; 0 while it is inactive
-        self.uncapped_hint: float | None = None  # seconds for which the source asked to wait, if that was capped; else None
-        self._closed_at = -inf
-        self._hint_until = -inf  # the latest hint holds until then
-        self._probe_at: float | None = None
-        self._reject_after = 0.0  # seconds a reject takes, moving average
+        self.closed = 0  # cooldowns in a row, without a request in between that was not rejected; 0 while it is inactive
+        self.uncapped_hint: float | None = None  # the last hint in seconds if it was capped, else None
+        self._closed_at = -inf  # when the last cooldown started
+        self._hint_until = -inf  # when the wait of the longest hint ends
+        self._probe_at: float | None = None  # when the first request after the cooldown was sent
+        self._reject_after = 0.0  # seconds until a request is rejected, moving average
 
     def sent(self, now: float) -> None:
-        """A request was sent. The first one after a cooldown is the probe; the next one ends the cooldown."""
+        """A request was sent while the cooldown was not inactive. The first one is a test; a second one ends the cooldown."""
         if self._probe_at is None:
             self._probe_at = now
             self.opens_at = now + max(FIRST, 3 * self._reject_after)
@@ -213,7 +218,7 @@ class Cooldown:
     def rejected(self, now: float, sent_at: float, hint: float | None) -> None:
         """A request was rejected. ``hint`` is the wait in seconds that the source requests, or None."""
         self._reject_after += 0.2 * (now - sent_at - self._reject_after)
-        if sent_at >= self._closed_at:  # otherwise it was sent before this cooldown and adds no information
+        if sent_at >= self._closed_at:  # a request that was sent before this cooldown says nothing new
             self.closed = min(self.closed + 1, 8)
             self._closed_at = now
             self._probe_at = None
@@ -221,15 +226,18 @@ class Cooldown:
             self.opens_at = max(self.opens_at, now + pause)  # an earlier hint may be longer
         if hint is not None:
             self.opens_at, self._hint_until = max(self.opens_at, now + hint), max(self._hint_until, now + hint)
-            self.closed, self._probe_at = max(1, self.closed), None  # a probe in flight was sent before this hint
+            self.closed, self._probe_at = max(1, self.closed), None  # a request in flight was sent before this hint
 
     def hold(self, now: float, seconds: float) -> None:
-        """Start a cooldown because a probe of the server reports that it is not ready. The first request afterwards is the probe."""
+        """Start a cooldown of ``seconds`` because a probe reports that the server is not ready. One request is sent first afterwards."""
         self.opens_at = max(self.opens_at, now + seconds)
         self.closed, self._probe_at = max(1, self.closed), None
 
     def ease(self, now: float) -> bool:
-        """End the cooldown because the server reports free capacity; a hint of the source still holds. True if that is earlier."""
+        """End the cooldown now, or when the wait of a hint ends, because a probe reports free capacity.
+
+        Returns True if the cooldown now ends earlier than before.
+        """
         at = max(now, self._hint_until)
         if not self.closed or self._probe_at is not None or at >= self.opens_at:
             return False

@@ -1,4 +1,4 @@
-"""A priority queue whose items can be moved and removed. The entry of a removed item stays in the heap, empty, until it is swept out."""
+"""A priority queue whose items can be moved and removed. The heap entry of a removed item is emptied, and deleted later."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 
 SWEEP = 64
-"""Empty entries that a heap may hold before it is swept, in addition to as many as it has items."""
+"""Empty entries that a heap may hold, in addition to one for each item, before they are deleted."""
 
 
 class IndexedHeap(Generic[T]):
-    """A heap in which each item has one position. Items of equal rank are ordered by their numbers, then by when they were put."""
+    """A heap in which each item has one position. Items of equal rank are ordered by number, then in the order in which they were put."""
 
     __slots__ = ("_entries", "_heap", "_pushes")
 
@@ -39,7 +39,7 @@ class IndexedHeap(Generic[T]):
         """Remove an item if it is in the heap."""
         entry = self._entries.pop(item, None)
         if entry is not None:
-            entry[3] = None  # so that a heap keeps no removed item alive
+            entry[3] = None  # so that the removed item can be garbage collected
             self._sweep()
 
     def first(self) -> T | None:

@@ -1,18 +1,19 @@
 """Decides when a request in flight is also sent to a second source: hedges, tail copies and suspected hangs.
 
-All three share one mechanism and one budget; only copies of the attempts at a stalled source are not charged to the budget. The first
-answer counts, and the other attempt is cancelled. An attempt is not cancelled because it is slow (an unnecessary copy costs one request, a
-wrong cancellation loses all the work done), unless the copy seems to hang as well.
+A second attempt at a task that is still in flight is a copy. The first answer counts, and the other attempt is cancelled. All copies are
+charged to one budget, except those of the attempts at a stalled source. A slow attempt goes on while its copy runs, because cancelling it
+would lose the work done; one of the two is cancelled only if both seem to hang.
 
 Hang    An attempt that takes 1.3 times as long as an answer of the 99.9th percentile length is suspected to hang. It is copied even while
         other work waits, and ahead of that work. The time doubles with each suspicion of the same task. If the copy seems to hang as
-        well, the one of the two that has done less is cancelled and replaced, so that a very long answer is not lost.
-Hedge   A request outside of a batch that takes longer than 95 % of its source's answers (of its first tokens if streamed) is copied if
-        a fast source has a free slot and no work waits for it (Dean and Barroso, "The Tail at Scale", CACM 2013).
-Tail    The last requests of a batch, once the queue is empty, are copied to a source with a free slot if a fresh start would finish a
-        long answer a quarter sooner; the one with most left goes first (LATE, Zaharia et al., OSDI 2008).
+        well, the attempt of the two that has done less is cancelled and replaced, so that a very long answer is not lost.
+Hedge   A request outside of a batch that takes longer than 95 % of its source's answers (or of its source's first tokens, if streamed) is
+        copied if a fast source has a free slot and no work waits for it (Dean and Barroso, "The Tail at Scale", CACM 2013).
+Tail    Once the queue is empty, the last requests of a batch are copied to a source with a free slot if a copy would finish a long answer
+        a quarter sooner. The attempt with the most remaining time is copied first (LATE, Zaharia et al., OSDI 2008).
 
-Tail copies leave half of the budget's reserve to hangs. A quarter is left to attempts that have passed twice the time of a suspicion.
+A tail copy must leave half of the budget's reserve, and a copy of a suspected hang a quarter. Only attempts that have run for twice the
+time of a suspicion may use all of it.
 """
 
 from __future__ import annotations
@@ -32,15 +33,14 @@ HANG = 1.3
 """An attempt is suspected after this many times the time of an answer of the 99.9th percentile length."""
 UNKNOWN = 4.0
 """Seconds per token assumed for a source that has not answered yet, as a multiple of the slowest known source of the pool."""
-MOST_DOUBLINGS = 4
 GAIN = 1.25
 """A tail copy pays if the remaining time of the attempt exceeds this many times the expected time of the copy."""
 EQUAL = 1.1
-"""Another source counts as equally fast up to this many times the seconds per token of the attempt's source. In the tail an attempt past
-the 99th percentile length is copied to such a source, because treating it as hung costs little there."""
+"""Another source counts as equally fast up to this many times the seconds per token of the attempt's source. At the end of a batch, an
+attempt past the 99th percentile length is copied to an equally fast source, because free slots make a needless copy cheap."""
 WORTH = 1.5
-"""A source gets copies up to this many times the fastest source's seconds per token. Fast sources have a free slot soon, and a task is
-copied only once."""
+"""A source gets copies if its seconds per token are at most this many times those of the fastest source. A slower source is not used,
+because a task has only one copy and a fast source has a free slot soon."""
 LEAST_GAIN = 0.5
 """Remaining seconds of an attempt below which no tail copy pays."""
 HEALTHY = 0.7
@@ -48,24 +48,24 @@ HEALTHY = 0.7
 
 
 class Overdue(IntEnum):
-    """What an attempt is found to be, from the age it has reached: the scheduler acts in this order."""
+    """Which limit an attempt has passed. The scheduler acts on lower values first."""
 
     TIMED_OUT = 0
-    """Past its time limit."""
+    """Its time limit."""
     COPY_HUNG = 1
-    """A copy that is suspected to hang as well."""
+    """The time after which a copy is suspected to hang as well."""
     HUNG = 2
-    """Suspected to hang."""
+    """The time after which it is suspected to hang."""
     LATE = 3
-    """Outside of a batch, and due for a hedge."""
+    """The time after which a request outside of a batch is hedged."""
 
 
 class HedgingPolicy:
     """Decides which attempts are copied and owns the budget of copies. The scheduler makes the copies.
 
     Args:
-        policy: None disables all copies.
-        tries: failed attempts that end a task; the last attempt that a task has left is not copied.
+        policy: the settings; None disables all copies.
+        tries: number of failed attempts that end a task. An attempt that would be the last one is not copied.
     """
 
     def __init__(self, policy: Hedge | None, tries: int) -> None:
@@ -81,14 +81,17 @@ class HedgingPolicy:
         self.balance += self._share
 
     def withdraw(self, least: float = 0.0) -> bool:
-        """Take one copy from the budget if that leaves at least ``least``. False if it does not."""
+        """Take one copy from the budget. Returns False, and takes nothing, if less than ``least`` would be left."""
         if self.balance < 1 + least:
             return False
         self.balance -= 1
         return True
 
     def withdraw_for(self, now: float, suspect: Attempt) -> bool:
-        """Take one copy for an attempt that seems to hang. Below twice the time of a suspicion it must leave a quarter of the reserve."""
+        """Take one copy from the budget for an attempt that seems to hang. Returns False if too little is left.
+
+        A quarter of the reserve must remain, unless the attempt has run for twice the time of a suspicion.
+        """
         suspected_after = self.hung_after(suspect.source, suspect.task.pool) * _doubled(suspect.task)
         certain = now - suspect.sent_at >= 2 * suspected_after
         return self.policy is not None and self.withdraw(0.0 if certain else self.policy.reserve / 4)
@@ -96,16 +99,16 @@ class HedgingPolicy:
     # which attempts take too long
 
     def look_after(self, source: Source) -> float:
-        """Return the age in seconds at which an attempt at a source must be inspected first."""
+        """Return the age in seconds at which an attempt at a source is inspected for the first time."""
         hung = min((self.hung_after(source, pool) for pool in source.pools), default=inf)
         hedged = min(self.hedged_after(source), self.hedged_after(source, streamed=True))
         return max(LOOK_LEAST, min(LOOK_MOST, source.attempt_limit(0), hung, hedged, LEAST_SECONDS))
 
     def inspect(self, now: float, source: Source) -> tuple[list[tuple[Overdue, Attempt]], float]:
-        """Inspect the attempts of a source, oldest first, down to the age at which no limit can have passed.
+        """Find the attempts of a source that have passed a limit.
 
         Returns:
-            The attempts that have passed a limit, and when the next one will.
+            The attempts, each with its limit, and the time at which the next attempt passes one.
         """
         found, next_at = [], inf
         hedged_after = [self.hedged_after(source, streamed=streamed) if source.interactive_inflight else inf for streamed in (False, True)]
@@ -134,7 +137,7 @@ class HedgingPolicy:
 
     @staticmethod
     def behind(now: float, copy: Attempt) -> Attempt:
-        """Return the one of two apparently hung attempts that has done less work; a third attempt replaces it."""
+        """Return the attempt that has done less work, of a copy and the attempt it was made of, which both seem to hang."""
         task = copy.task
         assert task.attempt is not None
 
@@ -162,7 +165,7 @@ class HedgingPolicy:
         return inf if source.latency.p99 is None else source.latency.at(policy.quantile) or inf
 
     def may_be_copied(self, attempt: Attempt) -> bool:
-        """Return whether an attempt is the only one of its task and the task may have a second."""
+        """Return whether an attempt is the only one of its task, and the task may have a copy."""
         task = attempt.task
         if self.policy is None or not task.hedge or attempt.committed or task.tries + 1 >= self._tries:
             return False
@@ -180,7 +183,7 @@ class HedgingPolicy:
         return pool.in_service >= HEALTHY * len(pool.sources)
 
     def tail(self, now: float, pool: Pool) -> Iterator[tuple[Task, Source]]:
-        """Yield the tail copies that pay, one at a time; free capacity is checked again after each."""
+        """Yield (task, source) for each copy at the end of a batch that pays. Each must be sent before the next one is requested."""
         if self.policy is None or not self.policy.tail or not self.is_well(pool):
             return
         targets = CopyTargets(now, pool)
@@ -196,7 +199,7 @@ class HedgingPolicy:
                 yield attempt.task, target
 
     def _lasting(self, now: float, pool: Pool) -> Iterator[tuple[float, float, Attempt]]:
-        """Yield (remaining seconds, expected length in tokens, attempt) of the attempts in the tail of a batch."""
+        """Yield (remaining seconds, expected length in tokens, attempt) of attempts that belong to the last requests of a batch."""
         lengths = pool.lengths
         for source in pool.sources:
             pace = _pace(source, pool)
@@ -214,7 +217,10 @@ class HedgingPolicy:
 
 
 def _limit(now: float, attempt: Attempt) -> float:
-    """Return the seconds that an attempt may take. A committed stream has no learned limit, since the gaps between tokens are limited."""
+    """Return the seconds that an attempt may take.
+
+    For a stream that is being delivered only the configured limit applies, since the gaps between its tokens are limited instead.
+    """
     source = attempt.source
     if attempt.committed:
         return (source.attempt_timeout or inf) + attempt.held_until(now)
@@ -222,12 +228,12 @@ def _limit(now: float, attempt: Attempt) -> float:
 
 
 def _doubled(task: Task) -> float:
-    """Return the factor on the time after which a task is suspected: doubled by each earlier suspicion."""
-    return 2.0 ** min(task.suspected, MOST_DOUBLINGS)
+    """Return the factor on the time of a suspicion, which doubles with each earlier suspicion of the task."""
+    return 2.0**task.suspected
 
 
 def _pace(source: Source, pool: Pool) -> float:
-    """Return the seconds per token at a source, a high guess if it has not answered yet, or 0 if no source has."""
+    """Return the seconds per token at a source: a high guess if it has not answered yet, 0 if no source of the pool has."""
     lengths = pool.lengths
     return lengths.seconds_per_token(source.latency) or UNKNOWN * max(
         (lengths.seconds_per_token(other.latency) for other in pool.sources), default=0.0
@@ -235,7 +241,7 @@ def _pace(source: Source, pool: Pool) -> float:
 
 
 class CopyTargets:
-    """The sources of a pool that may receive copies, fastest first. Created for each inspection."""
+    """The sources of a pool that may receive copies, fastest first. It is valid at one time only."""
 
     def __init__(self, now: float, pool: Pool) -> None:
         self._paces = [(pool.lengths.seconds_per_token(source.latency), place, source) for place, source in enumerate(pool.sources)]
@@ -245,7 +251,10 @@ class CopyTargets:
         self._ready = [(pace, source) for pace, _, source in self._in_service if source.ready_at(now) <= now]
 
     def too_slow(self, avoided: tuple[Source, ...]) -> tuple[Source, ...]:
-        """Return the sources outside of ``avoided`` that get no copy: of unknown speed, or much slower than the fastest available one."""
+        """Return the sources outside of ``avoided`` whose speed is unknown, or much lower than that of the fastest available source.
+
+        Empty if no source outside of ``avoided`` is available.
+        """
         slow = self._slow.get(avoided)
         if slow is None:
             most = self._most(avoided)
@@ -254,7 +263,7 @@ class CopyTargets:
         return slow
 
     def quickest(self, avoided: tuple[Source, ...]) -> Source | None:
-        """Return the fastest source with a free slot, if it is nearly as fast as the fastest available one; else None."""
+        """Return the fastest source with a free slot outside of ``avoided``. None if there is none, or if it is too slow for copies."""
         most = self._most(avoided)
         for place, (pace, source) in enumerate(self._ready):
             if pace > most:

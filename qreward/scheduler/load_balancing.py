@@ -1,4 +1,5 @@
-"""Load balancing: which of several sources with a free slot takes the next task. If none has one, the first to get one takes it.
+"""Load balancing: which of several sources with a free slot takes the next task. If none has a free slot, no choice is needed: the first
+source that gets one takes the task.
 
 Scores are kept in a heap with one valid entry per source, so that the cost of a choice hardly depends on the number of sources.
 """
@@ -19,14 +20,14 @@ from qreward.settings.policies import LoadBalanceStrategy
 
 
 class _Scored:
-    """Base class: lowest score first, earliest offered among equals."""
+    """Base class: lowest score first; among equal scores the source that was offered first."""
 
     by_speed = False
 
     def __init__(self) -> None:
         self._ready: IndexedHeap[Source] = IndexedHeap()
 
-    def take(self, avoided: tuple[Source, ...], task: Task | None = None) -> Source | None:  # noqa: ARG002 - for those that look at it
+    def take(self, avoided: tuple[Source, ...], task: Task | None = None) -> Source | None:  # noqa: ARG002 - for subclasses
         return self._ready.take_outside(avoided)
 
     def score(self, source: Source) -> float:
@@ -45,8 +46,9 @@ class _Scored:
 class ExpectedFinish(_Scored):
     """Soonest expected answer: the mean latency, growing with the used share of the concurrency limit.
 
-    Rounding to 1/8 in the logarithm (13 %) keeps small changes from reordering. A source that has not answered yet goes first. A source
-    that has the prefix of a task in its cache is expected to answer it sooner; see ``PrefixCache.warm_share``.
+    Times that differ by less than about 13 % count as equal, so that small changes do not reorder the sources. A source that has not
+    answered yet goes first. A source that has the prefix of a task in its cache is expected to answer it sooner; see
+    ``PrefixCache.warm_share``.
     """
 
     by_speed = True
@@ -63,12 +65,12 @@ class ExpectedFinish(_Scored):
         return warm[1]
 
     def _warm(self, task: Task, prefix: Prefix, avoided: tuple[Source, ...]) -> list[tuple[float, Source]]:
-        """Return the sources with room that have most of a task's prefix, and when each is expected to answer."""
+        """Return the sources with a free slot that have the longest cached part of a task's prefix, each with its expected finish."""
         for key, length in zip(reversed(prefix.keys), reversed(prefix.lengths), strict=True):
-            homes = [source for source in task.pool.homes.of(key) if source in self._ready and source not in avoided]
-            if homes:
+            holders = [source for source in task.pool.holders.of(key) if source in self._ready and source not in avoided]
+            if holders:
                 share = length / prefix.total
-                return [(_finish(source) * (1 - share * (1 - source.prefix_cache.warm_share())), source) for source in homes]
+                return [(_finish(source) * (1 - share * (1 - source.prefix_cache.warm_share())), source) for source in holders]
         return []
 
     def score(self, source: Source) -> float:
@@ -77,7 +79,7 @@ class ExpectedFinish(_Scored):
 
 
 def _finish(source: Source) -> float:
-    """Return when a source is expected to answer, relative to others that have not answered yet if it has not."""
+    """Return the seconds in which a source is expected to answer; if it has not answered yet, a number that grows with its load."""
     return source.expected_finish() or 1.0 + source.inflight / source.window.limit
 
 
@@ -95,7 +97,7 @@ class LeastConnections(_Scored):
 class WeightedRoundRobin(_Scored):
     """Each source in proportion to its weight, spread evenly: earliest deadline first, as in Envoy's scheduler.
 
-    A source that was unavailable does not catch up afterwards. Without weights this is plain round robin.
+    A source that was unavailable does not catch up afterwards. If ``weights`` is None this is plain round robin.
     """
 
     def __init__(self, weights: dict[str, float] | None) -> None:
@@ -126,18 +128,19 @@ class WeightedRoundRobin(_Scored):
 
 
 VIRTUAL = 256
-"""Places of a source on the ring, as in KubeAI."""
+"""Positions of each source on the ring, as in KubeAI."""
 BOUND = 1.25
 """Most requests that a source may have in flight, relative to the mean of all (Mirrokni, Thorup and Zadimoghaddam 2018; KubeAI)."""
 HASHED = 1024.0
-"""Characters of a prompt by which it finds its place where nobody has told its group (256 tokens, as in the SGLang router)."""
+"""Characters of a prompt that decide its position on the ring if its group has no name (256 tokens, as in the SGLang router)."""
 
 
 class ConsistentHash(LeastConnections):
-    """The source that follows the group of the task on a ring of hashes, or the next one that is not much busier than the mean.
+    """Consistent hashing with bounded loads: the source that follows the task's prefix on a ring of hashes.
 
-    The place of a source depends on its name only, so several clients agree on it if the keys of the prefixes do. A task without a prefix
-    goes to the source with the fewest requests in flight.
+    If that source has no free slot, or many more requests in flight than the mean, the next one on the ring is taken. The positions of a
+    source depend on its name only, so several clients choose the same source for the same prefix key. A task without a prefix goes to the
+    source with the fewest requests in flight.
     """
 
     def __init__(self, weights: dict[str, float]) -> None:
@@ -171,7 +174,7 @@ class ConsistentHash(LeastConnections):
         self._ring = []
 
     def _from(self, place: int) -> Iterator[Source]:
-        """Go round the ring from a place."""
+        """Iterate over the ring once, from a position on."""
         if not self._ring:
             ring = [(_hash(f"{source.name}#{number}"), source) for source in self._sources for number in range(VIRTUAL)]
             self._ring = sorted(ring, key=itemgetter(0))
@@ -185,8 +188,8 @@ def _hash(text: str) -> int:
 
 
 def _place(prefix: Prefix) -> int:
-    """Return where a task is on the ring."""
-    if prefix.told:
+    """Return the position of a task on the ring."""
+    if prefix.named:
         return _hash(str(prefix.keys[-1]))
     return _hash(str(prefix.keys[max(0, bisect_right(prefix.lengths, HASHED) - 1)]))
 
@@ -206,7 +209,7 @@ class PowerOfTwo:
             self._place[source] = len(self._ready)
             self._ready.append(source)
 
-    def take(self, avoided: tuple[Source, ...], task: Task | None = None) -> Source | None:  # noqa: ARG002 - for those that look at it
+    def take(self, avoided: tuple[Source, ...], task: Task | None = None) -> Source | None:  # noqa: ARG002 - for other balancers
         aside = [source for source in avoided if source in self._place]
         for source in aside:
             self.forget(source)

@@ -1,12 +1,12 @@
 """Decides when batch items fail because no endpoint of their route is alive.
 
 The ``timeout`` of a batch item starts when an endpoint takes the item. Time in the queue does not count, because otherwise a long batch
-would time out in its own queue. This holds as long as one endpoint of the route is alive, however busy or rate limited it is. Once none is
-alive, the timeout of all waiting items starts. ``timeout`` seconds later they fail, and so do items that are read from the input
-afterwards, until an endpoint shows a sign of life.
+would time out in its own queue. This holds as long as one endpoint of the route is alive, even if that endpoint is busy or rate limited.
+When none is alive, the timeout of all waiting items starts. ``timeout`` seconds later the waiting items fail. Items that are read from the
+input afterwards fail too, until an endpoint shows a sign of life.
 
-An endpoint is alive unless it is out of service, half-open, removed, or has let five requests in a row time out without a sign of life.
-Signs of life are an answer, the first token of an answer, and a rejection of a request.
+An endpoint is alive unless it is out of service, half-open or removed, or five requests in a row have timed out without a sign of life.
+An answer, the first token of an answer and a rejection of a request are signs of life.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from qreward.scheduler.state import Attempt, BatchFeed, Pool, Source
 from qreward.scheduler.timer_wheel import TimerWheel
 
 UNKNOWN = 0.25
-"""Share of the timeout in which a source of unknown latency is expected to answer."""
+"""Share of the timeout within which a source of unknown latency is expected to answer."""
 
 
 class OutageTracker:
-    """Tracks the pools without a live source and the feeds that wait for them, whose timers are in ``wheel``."""
+    """Tracks the pools without a live source. The timers of the batches that use these pools are kept in ``wheel``."""
 
     def __init__(self, wheel: TimerWheel) -> None:
         self._wheel = wheel
         self._down: dict[Pool, None] = {}
 
     def enter(self, now: float, feed: BatchFeed) -> None:
-        """A batch begins to use a pool, which may be down already."""
+        """A batch begins to use its pool, which may be down already."""
         feed.opened_at = now
         feed.pool.feeds[feed] = None
         self.check(now, feed.pool)
@@ -51,7 +51,7 @@ class OutageTracker:
                 self._set_due(feed)
 
     def look(self, now: float, attempt: Attempt, *, alive: bool) -> None:
-        """An attempt has ended. Its outcome shows that the source is ``alive``, or may show that it is not."""
+        """An attempt has ended. ``alive``: its outcome is a sign of life."""
         source = attempt.source
         if alive:
             self.end(source, attempt.sent_at)
@@ -60,14 +60,20 @@ class OutageTracker:
                 self.check(now, pool)
 
     def end(self, source: Source, sent_at: float = inf) -> None:
-        """A source has shown a sign of life, on a request sent at ``sent_at``. It is ignored if the source's health changed since then."""
+        """End the outages of a source's pools, because a request sent at ``sent_at`` showed a sign of life.
+
+        Does nothing if the health of the source has changed since the request was sent.
+        """
         if self._down and sent_at >= source.health.since:
             for pool in source.pools:
                 if pool.down_since < inf:
                     self._end(pool)
 
     def postpone(self, now: float, feed: BatchFeed) -> bool:
-        """A feed's timeout has passed. True if it is postponed, which happens once, because a request in flight may still be answered."""
+        """Postpone the end of a batch whose timeout has passed, once, until the requests in flight should have been answered.
+
+        Returns False if it was postponed before, or if no answer is expected.
+        """
         assert feed.timeout is not None
         attempts = [(source, each) for source in feed.pool.sources for each in source.attempts if each.cancel_reason is None]
         until = max((each.sent_at + _usual(source, feed.timeout) for source, each in attempts), default=now)
@@ -92,14 +98,12 @@ class OutageTracker:
 def deadline(now: float, source: Source, pool: Pool, timeout: float, since: float) -> float:
     """Return the deadline of a batch item that a source takes now.
 
-    During an outage the item's timeout (seconds) started earlier, but not before the batch used the pool (``since``). The item still gets
-    the 99th percentile latency of the source, so that a source that has recovered can answer it.
+    During an outage the item's timeout (seconds) started when the outage began, or when the batch began to use the pool (``since``), if
+    that was later. The item gets at least the 99th percentile latency of the source, so that a recovered source can answer it.
     """
-    if pool.down_since == inf:
-        return now + timeout
     return min(now + timeout, max(pool.down_since + timeout, since + timeout, now + _usual(source, timeout)))
 
 
 def _usual(source: Source, timeout: float) -> float:
-    """Return the 99th percentile latency of a source, or a guess, up to the timeout."""
+    """Return the 99th percentile latency of a source, or a guess if it is unknown; at most ``timeout``."""
     return min(timeout, UNKNOWN * timeout if source.latency.p99 is None else source.latency.p99)

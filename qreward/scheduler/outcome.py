@@ -1,6 +1,6 @@
-"""How an attempt can end: the outcomes that transports report and the scheduler decides by.
+"""The outcomes of an attempt, as transports report them to the scheduler.
 
-The module does not know HTTP. Codecs and transports have already mapped a status code to a ``FailureKind``.
+The module does not know HTTP. Codecs and transports have already mapped the status code to a ``FailureKind``.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from qreward.errors import QRewardError
 
 
 class FailureKind(IntEnum):
-    """Why an attempt brought no answer. The kinds differ in what may be done about them."""
+    """Why an attempt brought no answer. ``failure_policy.RULES`` says what follows from each kind."""
 
     OVERLOADED = 0
     """The endpoint is at capacity or a rate limit is used up (429, 503, 529). Costs the task no attempt and does not affect health."""
     QUOTA = 1
-    """The account is used up (``insufficient_quota``): the endpoint is useless for minutes, but another one may serve the task."""
+    """The quota of the account is used up (``insufficient_quota``). Only another endpoint can serve the task for the next minutes."""
     TRANSIENT = 2
     """The endpoint failed while it processed the request (500, 502, 504, connection reset, broken JSON). The task may be retried."""
     UNREACHABLE = 3
@@ -26,18 +26,18 @@ class FailureKind(IntEnum):
     TIMEOUT = 4
     """The attempt's own time limit passed."""
     UNSUITABLE = 5
-    """This endpoint will never serve the task, another may (401, 403, 404, 405, 501, a redirect, context too long)."""
+    """This endpoint will never serve the task, but another may (401, 403, 404, 405, 501, a redirect, context too long)."""
     REFUSED = 6
     """The request itself is wrong (400, 413, 422, content filter). It is never sent again."""
     UNSENDABLE = 7
     """The request could not be built (unserialisable content). It is never sent."""
     LOCAL = 8
-    """The client's machine is at fault (no file descriptor left). The task is retried; the endpoint's health is not affected."""
+    """The client's machine is the cause (no file descriptor left). The task is retried. The endpoint's health is not affected."""
 
 
 @dataclass(slots=True, eq=False)
 class RateLimit:
-    """One rate limit as a server advertises it. All numbers are finite and not negative; None is not advertised."""
+    """One rate limit as a server advertises it. All numbers are finite and not negative; None means that it is not advertised."""
 
     limit: float | None = None  # requests or tokens that are allowed per window
     remaining: float | None = None  # how many of them are left
@@ -55,13 +55,13 @@ class RateLimitInfo:
 
 @dataclass(slots=True, eq=False)
 class ProbeResult:
-    """Result of a probe: what a server reports about itself. None is not reported."""
+    """Result of a probe: what a server reports about itself. None means that it does not report this."""
 
     ready: bool | None = None  # False if it reports that it is not ready, or does not respond
     running: float | None = None  # items of requests that it works on
     waiting: float | None = None  # items that wait inside it
-    most: float | None = None  # items that it works on at once at most
-    items: int | None = None  # maximum items of one list
+    most: float | None = None  # maximum number of items that it works on at once
+    items: int | None = None  # maximum number of items in one list
     cache_tokens: int | None = None  # tokens that its prefix cache holds
     trouble: str | None = None  # why the probe failed, if a wrong setting is the cause
 
@@ -93,7 +93,7 @@ class Failure:
     should_retry: bool | None = None  # value of the endpoint's ``x-should-retry`` header, or None
     misconfigured: bool = False  # the endpoint itself seems to be configured wrongly (401, 403, 404, ...), not just this request
     limits: RateLimitInfo | None = None  # rate limits that the response advertises, or None
-    dialect: str | None = None  # of a decision: the dialect that the response points to, or None; opaque to the scheduler
+    dialect: str | None = None  # the dialect that the response to a decision points to, or None; opaque to the scheduler
 
 
 class Cancelled:

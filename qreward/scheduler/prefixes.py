@@ -1,16 +1,15 @@
-"""Prompts that begin alike, and what of them a source still has in its prefix cache.
+"""Prefixes of prompts, and which of them are expected to be in the prefix cache of each source.
 
-Model servers keep the attention state of prompts they have seen (vLLM's automatic prefix caching, SGLang's RadixAttention, prompt caching
-of hosted APIs), so a prompt that begins like an earlier one at the same server is cheaper. ``PrefixCache`` is what one source is expected
-to have; ``Homes`` says which sources of a pool have a prefix. The module does not know messages, hashing or queues.
+Model servers keep the attention state of prompts that they have computed (vLLM's automatic prefix caching, SGLang's RadixAttention, prompt
+caching of hosted APIs). A prompt that begins like an earlier one at the same server is cheaper. ``PrefixCache`` predicts the cache of one
+source. ``Holders`` says which sources of a pool hold a prefix. The module does not know messages, hashing or queues.
 """
 
 from __future__ import annotations
 
-from math import inf
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from qreward.scheduler.outcome import Answer
+from qreward.scheduler.outcome import Answer, Cancelled, Failure, FailureKind
 
 CAPACITY = 500_000.0
 """Tokens that a prefix cache is assumed to hold until answers show more or less (llm-d assumes 31,250 blocks of 16 tokens)."""
@@ -34,9 +33,11 @@ LIMIT, GROWTH = 0.9, 1.05
 SWEEP = 4096
 """Prefixes that are remembered before those that are no longer cached are dropped, and as many as are cached."""
 REMEMBERED = 65_536
-"""Prefixes whose homes are remembered at least, and twice as many at most."""
-MOST_HOMES = 32
-"""Sources that are remembered per prefix, those that were sent it first. What all have needs no home."""
+"""Prefixes whose holders are remembered at least, and twice as many at most."""
+MOST_HOLDERS = 32
+"""Sources that are remembered for a prefix, those that were sent it last."""
+COMPUTED = frozenset({FailureKind.TRANSIENT, FailureKind.TIMEOUT})
+"""Failures after which a server may have computed the prompt. After the others it has not."""
 
 
 class Prefix(NamedTuple):
@@ -48,20 +49,21 @@ class Prefix(NamedTuple):
     keys: tuple[int, ...]  # a hash per nested prefix, salted by the model; at least one
     lengths: tuple[float, ...]  # characters from the beginning of the prompt to the end of each; increasing
     total: float  # characters of the whole prompt
-    told: bool = False  # the keys are groups that the caller named; False: they are the ends of blocks of text, found by hashing
+    named: bool = False  # the keys are groups that the caller named; False: they are the ends of blocks of text, found by hashing
 
 
 class Expected(NamedTuple):
     """What a request was expected to find in the cache of its source when it was sent."""
 
-    tokens: float  # prompt tokens
-    age: float  # tokens that were computed since its innermost known prefix was used, also if that is too long ago to expect it
-    least: float  # prompt tokens from which that prefix counts as found
-    warm: int  # how many of its nested prefixes were expected to be cached
-    clock: float  # tokens computed by then, with its own
+    tokens: float  # prompt tokens that are read from the cache
+    computed: float  # prompt tokens that are computed
+    age: float  # tokens that were computed since its innermost known prefix was used, also if that is too long ago to be cached
+    known: int  # how many of its nested prefixes were ever used
+    warm: int  # how many of them were expected to be cached
+    clock: float  # tokens computed when it was sent, with its own
 
 
-COLD = Expected(0.0, 0.0, 0.0, 0, 0.0)
+COLD = Expected(0.0, 0.0, 0.0, 0, 0, 0.0)
 make_prefix = _new = tuple.__new__  # a third of the time: hot path
 
 
@@ -69,7 +71,7 @@ class PrefixCache:
     """What one source is expected to have in its prefix cache.
 
     A server evicts what was used least recently. So a prefix is cached until as many tokens as the cache holds were computed after its last
-    use; this age is all that is kept of it. An outer prefix is used whenever an inner one is, so it never leaves before it.
+    use. These tokens are its age. An outer prefix is used whenever an inner one is, so it never leaves before it.
 
     Args:
         capacity: tokens that the cache holds, if known; None learns it from the cached tokens that answers report.
@@ -116,68 +118,71 @@ class PrefixCache:
             self.forget()
         self._sent_at = now
         keys, lengths, total, _ = prefix
-        used, place = self._used, len(keys) - 1
-        tokens, age, least, warm = 0.0, 0.0, 0.0, 0
-        while keys[place] not in used and place:
-            place -= 1
-        if keys[place] in used:
-            tokens, age, least, warm = self._expected(keys, lengths, place)
-        clock = self.clock = self.clock + total / self.characters - tokens
+        used, clock, characters = self._used, self.clock, self.characters
+        known = warm = len(keys)
+        while (last := used.get(keys[known - 1])) is None and known > 1:
+            known -= 1
+        tokens = age = 0.0
+        if last is None:
+            known = warm = 0
+        else:
+            age, warm = clock - last, known
+            if age >= self.capacity:  # it was evicted; perhaps an outer one was not
+                warm = next((outer for outer in range(known - 1, 0, -1) if self.is_warm(keys[outer - 1])), 0)
+            if warm:
+                tokens = lengths[warm - 1] / characters
+        computed = total / characters - tokens
+        self.clock = clock = clock + computed
         for key in keys:
             used[key] = clock
         if len(used) > self._sweep_at:
             self._sweep()
-        return _new(Expected, (tokens, age, least, warm, clock))
+        return _new(Expected, (tokens, computed, age, known, warm, clock))
 
-    def failed(self, prefix: Prefix, expected: Expected) -> None:
-        """A request ended without an answer. Perhaps it was rejected and never computed, so what only it has used is not cached."""
+    def failed(self, prefix: Prefix, expected: Expected, outcome: Failure | Cancelled) -> None:
+        """A request for which ``use`` returned ``expected`` ended without an answer. What only it has used is perhaps not cached."""
         used = self._used
         for key in prefix.keys[expected.warm :]:
             if used.get(key) == expected.clock:
                 del used[key]
+        if isinstance(outcome, Failure) and outcome.kind not in COMPUTED:
+            self.clock -= expected.computed
 
     def answered(self, prefix: Prefix, expected: Expected, answer: Answer, seconds: float) -> None:
         """A request was answered."""
         prompt, cached = answer.prompt_tokens, answer.cached_tokens
-        tokens, age, *_ = expected
+        tokens = expected[0]
         self.clock += answer.output_tokens or 0
         if tokens:
             self._warm += WEIGHT * (seconds - self._warm) if self._warm else seconds
         else:
             self._cold += WEIGHT * (seconds - self._cold) if self._cold else seconds
         if prompt:
-            self.characters += WEIGHT * (prefix.total / prompt - self.characters)
+            self.characters += WEIGHT * (prefix[2] / prompt - self.characters)
         if cached is None:
             return
         self.predicted_tokens += tokens
-        if self._learns and age > SOON * self.capacity:
-            self._learn(expected, cached)
+        if self._learns and expected.age > SOON * self.capacity:
+            self._learn(prefix, expected, cached)
 
     def warm_share(self) -> float:
         """Return the time of an answer whose prefix is cached, relative to one whose prefix is not."""
         return min(WARM, self._warm / self._cold) if self._warm and self._cold else UNKNOWN
 
-    def part(self, key: int, longer: int) -> None:
-        """Remember a prefix as being as old as a longer one of which it is the beginning."""
-        if longer in self._used:
-            self._used.setdefault(key, self._used[longer])
+    def split(self, outer: int, inner: int) -> None:
+        """Remember a prefix that nobody knew to be shared as used when an inner one was."""
+        if inner in self._used:
+            self._used.setdefault(outer, self._used[inner])
 
     def forget(self) -> None:
         """The source has lost its cache: it was restarted, or was silent for long."""
         self._used.clear()
 
-    def _expected(self, keys: tuple[int, ...], lengths: tuple[float, ...], place: int) -> tuple[float, float, float, int]:
-        """Return what a request is expected to find, up to ``warm``. Its innermost prefix that was ever used is at ``place``."""
-        used, clock, characters = self._used, self.clock, self.characters
-        age = clock - used[keys[place]]
-        least = (lengths[place] + (lengths[place - 1] if place else 0.0)) / 2 / characters
-        if age >= self.capacity:  # it was evicted; perhaps an outer one was not
-            place = next((outer for outer in range(place - 1, -1, -1) if clock - used.get(keys[outer], -inf) < self.capacity), -1)
-        return (lengths[place] / characters if place >= 0 else 0.0), age, least, place + 1
-
-    def _learn(self, expected: Expected, cached: int) -> None:
+    def _learn(self, prefix: Prefix, expected: Expected, cached: int) -> None:
         """Move the capacity towards an age at which a prefix was found although it was too old, or missed although it was not."""
-        capacity, age, found = self.capacity, expected.age, cached > expected.least
+        lengths, known = prefix.lengths, expected.known
+        least = (lengths[known - 1] + (lengths[known - 2] if known > 1 else 0.0)) / 2 / self.characters
+        capacity, age, found = self.capacity, expected.age, cached > least
         if found == (age >= capacity):
             capacity += WEIGHT * (age - capacity)
         elif found and age > LIMIT * capacity:
@@ -191,22 +196,22 @@ class PrefixCache:
         self._sweep_at = SWEEP + 2 * len(self._used)
 
 
-class Cached(Protocol):
+class HasCache(Protocol):
     """A source, as far as this matters here."""
 
     prefix_cache: PrefixCache
 
 
-S = TypeVar("S", bound=Cached)
+S = TypeVar("S", bound=HasCache)
 
 
-class Homes(Generic[S]):
-    """Which sources of a pool were sent a prefix and still have it."""
+class Holders(Generic[S]):
+    """Which sources of a pool were sent a prefix and are expected to have it in their cache still."""
 
-    __slots__ = ("_before", "_recent", "alone")
+    __slots__ = ("_before", "_recent", "unshared")
 
     def __init__(self) -> None:
-        self.alone = 0  # tasks in a row whose prompts, as far as they were compared, shared nothing with others
+        self.unshared = 0  # tasks in a row whose prompts, as far as they were compared, shared nothing with others
         self._recent: dict[int, tuple[S, ...]] = {}
         self._before: dict[int, tuple[S, ...]] = {}
 
@@ -215,33 +220,35 @@ class Homes(Generic[S]):
         recent, before = self._recent, self._before
         if len(recent) > REMEMBERED:
             self._before, self._recent = before, recent = recent, {}
-        for key in reversed(prefix.keys):
-            homes = recent.get(key, ())
-            if source in homes:  # and so it is in those of the outer prefixes
+        for key in reversed(prefix[0]):
+            holders = recent.get(key, ())
+            if source in holders:  # and so it is in those of the outer prefixes
                 return
-            homes = homes or before.get(key, ())
-            if source in homes:
-                recent[key] = homes
+            holders = holders or before.get(key, ())
+            if source in holders:
+                recent[key] = holders
+            elif holders:
+                recent[key] = (*(holders if len(holders) < MOST_HOLDERS else self.of(key)), source)[-MOST_HOLDERS:]
             else:
-                recent[key] = (*(homes if len(homes) < MOST_HOMES else self.of(key)), source)[-MOST_HOMES:] if homes else (source,)
+                recent[key] = (source,)
 
-    def part(self, key: int, longer: int) -> None:
-        """Remember the homes of a prefix, which nobody knew to be shared, as those of a longer one of which it is the beginning."""
-        homes = self._recent.get(longer) or self._before.get(longer, ())
-        if homes and key not in self._recent and key not in self._before:
-            self._recent[key] = homes
-            for source in homes:
-                source.prefix_cache.part(key, longer)
+    def split(self, outer: int, inner: int) -> None:
+        """Remember the holders of a prefix that nobody knew to be shared: they are those of an inner one."""
+        holders = self._recent.get(inner) or self._before.get(inner, ())
+        if holders and outer not in self._recent and outer not in self._before:
+            self._recent[outer] = holders
+            for source in holders:
+                source.prefix_cache.split(outer, inner)
 
     def of(self, key: int) -> tuple[S, ...]:
-        """Return the sources that have a prefix."""
+        """Return the sources that hold a prefix."""
         return tuple([source for source in self._recent.get(key) or self._before.get(key, ()) if source.prefix_cache.is_warm(key)])
 
-    def last_known(self, keys: tuple[int, ...], place: int) -> int:
-        """Return the number of keys up to the innermost that any source has, or ``place``, before which no key is looked at."""
+    def last_held(self, keys: tuple[int, ...], place: int) -> int:
+        """Return the number of keys up to the innermost that any source holds, or ``place``, before which no key is looked at."""
         recent, before = self._recent, self._before
         rest = keys[place:]
-        if recent.keys().isdisjoint(rest) and before.keys().isdisjoint(rest):  # as a rule; quicker than one after another
+        if recent.keys().isdisjoint(rest) and (not before or before.keys().isdisjoint(rest)):  # as a rule; quicker than one by one
             return place
         for end in range(len(keys), place, -1):
             if self.of(keys[end - 1]):

@@ -1,18 +1,18 @@
 """Applies the results of probes (health and metrics requests to a server) to its source.
 
-A probe result counts only as far as it agrees with what happens to real requests. A server that always reports "ready" while it fails, or
-"not ready" while it serves, changes nothing:
+The outcomes of requests take precedence over probes. A server that reports "ready" while its requests fail is treated as failing. A server
+that reports "not ready" while it answers requests is treated as working.
 
-L1  Not ready, then ready: the server has returned. It is sent a request at once, without waiting for the end of its time out of service or
-    its cooldown. A source that failed while it reported "ready" throughout waits as usual.
-L2  Ready once, then not ready, and no answer since the last probe: the source is sent nothing until a probe reports ready, except for one
-    request every half a minute. This uses the cooldown, not the health, because the source returns with the concurrency limit it had. A
-    source that answers a request sent after it reported "not ready" is not believed until it reports "ready".
-L3  Full, then not full: its cooldown ends. A ``Retry-After`` is still obeyed.
-L4  More than a few requests wait inside the server, in two probes in a row: its concurrency limit does not grow. The elasticity of
-    throughput shows the same, but only after one increase too many.
+L1  The server reported "not ready", and now reports "ready". Its cooldown or its time out of service ends, and one request is sent.
+L2  The server reported "ready", now reports "not ready", and has answered no request since the last probe. Its source is sent nothing until
+    it reports "ready", except for one request every 30 seconds. The rule starts a cooldown instead of taking the source out of service, so
+    that the source keeps its concurrency limit. If the server answers a request that was sent after it reported "not ready", this rule is
+    suspended until it reports "ready".
+L3  The server was full, and no longer is. Its cooldown ends, unless a ``Retry-After`` asks for a longer wait.
+L4  Two probes in a row find many requests waiting inside the server. Its concurrency limit does not grow. Without probes, the limit would
+    first be raised too far, and then be lowered when the raise did not increase throughput.
 
-After such a change one request goes first, as without probes. Probes that report nothing, or stop, leave everything unchanged.
+A probe that reports nothing changes nothing.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from qreward.scheduler.outcome import ProbeResult
 from qreward.scheduler.state import Source
 
 LONGEST_AWAY = 30.0
-"""Seconds for which a source is sent nothing because of probes alone; then a request checks whether they are right."""
+"""Seconds without a request after which one is sent although probes report "not ready"."""
 VALID, LEAST_VALID = 2.0, 2.0
-"""For how long a probe result holds: so many probe intervals, since the next probe may be late, and at least so many seconds."""
+"""A probe result is valid for ``VALID`` probe intervals, because the next probe may be late, and for at least ``LEAST_VALID`` seconds."""
 CROWD = 0.1
-"""Waiting items, as a share of those being processed, from which the server has a queue: a few always wait for its next step."""
+"""Waiting items, as a share of the running items, from which the server counts as crowded. A few items always wait for its next step."""
 
 
 class ProbeEffect(IntEnum):
@@ -37,9 +37,9 @@ class ProbeEffect(IntEnum):
 
     NONE = 0
     LOST = 1
-    """The source is no longer available soon."""
+    """The source was expected to accept work within about a second, and no longer is."""
     BETTER = 2
-    """The source may accept work sooner."""
+    """The source may be sent a request sooner than before."""
 
 
 class ProbeState:
@@ -60,14 +60,24 @@ class ProbeState:
         self._full: bool | None = None
         self._crowded = False
         self._answers = self._requests = 0
-        self._believed = False  # it has reported "ready", and its requests did not contradict it
-        self._away_since = inf  # since when it reports "not ready"
-        self._asked_at = -inf  # last probe that found it had been sent a request while it reported "not ready"
-        self._held_until = -inf  # sent nothing until then, by L2
-        self._unready_at = -inf  # last probe that did not report "ready"
+        self._believed = False  # it has reported "ready", and has not answered a request that was sent after "not ready" since then
+        self._away_since = inf  # time of the first "not ready" since the last "ready"; inf if there is none
+        self._asked_at = -inf  # time of the last probe that reported "not ready" and was preceded by a request
+        self._held_until = -inf  # end of the last cooldown started by L2
+        self._unready_at = -inf  # time of the last probe that did not report "ready"
 
     def take(self, now: float, source: Source, look: ProbeResult, interval: float) -> ProbeEffect:
-        """Apply a probe result to the source, and return the effect on its tasks. The next probe comes ``interval`` seconds later."""
+        """Apply a probe result.
+
+        Args:
+            now: the time of the result, in seconds.
+            source: the source that was probed.
+            look: the result.
+            interval: seconds until the next probe.
+
+        Returns:
+            How the availability of the source changed.
+        """
         tally, holds = source.tally, max(LEAST_VALID, VALID * interval)
         answered, self._answers = tally.ok > self._answers, tally.ok
         asked, self._requests = tally.sent > self._requests, tally.sent
@@ -91,7 +101,8 @@ class ProbeState:
         health = source.health
         if self._held_until > self._away_since:
             source.window.returned(now, source.inflight)
-        of_another_kind = health.open_until > max(self._held_until, now + 1.5 * LONGEST_OPEN)  # out of service because its quota is used up
+        of_another_kind = health.open_until > max(self._held_until, now + 1.5 * LONGEST_OPEN)  # its quota is used up
+
         tried = not of_another_kind and health.try_now(now, self._unready_at)
         return source.cooldown.ease(now) or tried
 

@@ -1,10 +1,10 @@
 """The queue of a pool. Sources with a free slot take tasks from it.
 
-There are ten priority levels. Each entry sorts by its arrival time plus ``AGEING`` seconds per level, so that urgent tasks go first and
-none starves. Within a level retries go first, then tenants in turn; of a tenant its single tasks (those outside of batches) first, then
-its batches in turn. Tenants, and the batches of a tenant, share by cost (see ``fair_queueing``).
+There are ten priority levels. Entries are ordered by their arrival time plus ``AGEING`` seconds per level, so that urgent tasks go first
+and none starves. Within a level retries go first. Then the tenants take turns, by cost (see ``fair_queueing``). Of one tenant, single tasks
+(those outside of batches) go first, and then its batches in turn, again by cost.
 
-Tasks that ended while they waited are dropped when the queue encounters them.
+Tasks that ended while they waited are removed when the queue encounters them.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ QUEUED = TaskState.QUEUED
 PATIENCE = 600.0
 """Seconds after which a task without a deadline is as urgent as one whose deadline is now."""
 MOST_GROUPS = 32
+"""Groups of retries of which a source checks the oldest task, at most."""
 LAST = 1e9
 """Seconds by which each failure moves a task back in the order for a half-open source."""
 BULK = 60.0
-"""Seconds of waiting after which a batch's next item goes ahead of newer single tasks of its level and tenant."""
+"""Seconds without a turn after which a batch's next item goes ahead of newer single tasks of its level and tenant."""
 PASSED_OVER = 0.5
 """Share of a single task's timeout for which others may be taken before it because of their prefixes."""
 LEAST_COST = 1.0
@@ -34,7 +35,7 @@ LEVELS = 10
 AGEING = 15.0
 """Seconds of waiting that outweigh one level of priority."""
 SWEEP = 64
-"""Tasks that may have ended in the queue before they are removed."""
+"""Ended tasks that may be in the queue before all of them are removed."""
 
 
 def due(task: Task) -> float:
@@ -46,17 +47,17 @@ def due(task: Task) -> float:
 
 
 def rank(task: Task, source: Source) -> float:
-    """Return the sort key of a task that was sent before: its age.
+    """Return the sort key of a task that was sent before: its arrival time.
 
-    A half-open source receives the tasks with the fewest failures first. Otherwise a few tasks that always fail would keep every source out
-    of service.
+    For a half-open source, tasks with fewer failures come first. Otherwise a few tasks that always fail would keep every source out of
+    service.
     """
     return task.born if source.health.half_open_limit > 1 else task.born + LAST * len(task.failures)
 
 
 def take_queued(line: AffineQueue[Task], source: Source, pool: Pool) -> Task:
-    """Remove and return the task of a line that a source should take. At least one of its tasks must not have ended."""
-    while (task := line.take(source, pool.compared, pool.homes)).state is not QUEUED:
+    """Remove and return the task of a line that a source should take. At least one task of the line must not have ended."""
+    while (task := line.take(source, pool.compared, pool.holders)).state is not QUEUED:
         pass
     return task
 
@@ -64,15 +65,16 @@ def take_queued(line: AffineQueue[Task], source: Source, pool: Pool) -> Task:
 class DeadlineQueue:
     """Tasks that were never sent, earliest deadline first, equal deadlines in the order of arrival.
 
-    Tasks of equal timeouts arrive in the order of their deadlines, so they form a line, from which a source may take a later task by prefix
-    affinity. Only tasks with an earlier deadline than its last one go to a heap. Either may contain tasks that have ended.
+    Tasks of equal timeouts arrive in the order of their deadlines. They are kept in ``line``, from which a source may take a later task by
+    prefix affinity. A task whose deadline is earlier than that of the last task in ``line`` is kept in the heap ``early``. Both may contain
+    tasks that have ended.
     """
 
     __slots__ = ("_last", "early", "line")
 
     def __init__(self) -> None:
         self.line: AffineQueue[Task] = AffineQueue()
-        self.early: IndexedHeap[Task] | None = None  # made when it is needed first
+        self.early: IndexedHeap[Task] | None = None  # created when it is needed
         self._last = -inf  # due time of the last task in ``line``
 
     def put(self, task: Task) -> None:
@@ -101,7 +103,7 @@ class DeadlineQueue:
         return first
 
     def take(self, head: Task, source: Source, now: float) -> Task:
-        """Remove and return the task that a source should take; ``head`` has just returned this most urgent one."""
+        """Remove and return the task that a source should take. ``head`` is the result of the method of that name."""
         if self.early is not None and head in self.early:
             self.early.drop(head)
             return head
@@ -127,14 +129,14 @@ class DeadlineQueue:
 class RetryQueue:
     """Tasks that were sent before, grouped by the sources they avoid and by their number of failures.
 
-    The first grouping keeps tasks that a source must not take from blocking others. The second keeps tasks that fail from blocking those
-    that do not; see ``rank``.
+    A source thus finds the tasks that it may take without going through the others, and tasks with many failures do not block the rest (see
+    ``rank``).
     """
 
     __slots__ = ("groups", "most_avoided")
 
     def __init__(self) -> None:
-        self.most_avoided = -1  # most sources that one task avoids; -1 without tasks. May be too large, never too small
+        self.most_avoided = -1  # largest number of sources that a task avoids, or more; -1 without tasks
         self.groups: dict[tuple[tuple[Source, ...], int], AffineQueue[Task]] = {}
 
     def put(self, task: Task) -> None:
@@ -145,7 +147,7 @@ class RetryQueue:
         self.groups[key].append(task)
 
     def first(self, source: Source) -> AffineQueue[Task] | None:
-        """Return the group with the oldest head among those that a source may take; a bounded number of groups is checked."""
+        """Return the group with the oldest head that a source may take, among the first ``MOST_GROUPS``."""
         best: AffineQueue[Task] | None = None
         least = inf
         for group in list(islice(self.groups, MOST_GROUPS)):
@@ -170,14 +172,13 @@ class RetryQueue:
         """Drop all tasks that have ended."""
         for line in self.groups.values():
             line.keep([task for task in line if task.state is QUEUED])
-        self.groups = {group: line for group, line in self.groups.items() if line}
 
     def all(self) -> list[Task]:
         """Return the tasks that still wait."""
         return [task for task in chain.from_iterable(self.groups.values()) if task.state is QUEUED]
 
     def _head(self, group: tuple[tuple[Source, ...], int]) -> Task | None:
-        """Return the oldest task of a group, or None after the group was removed because none is left."""
+        """Return the oldest task of a group. If none is left, remove the group and return None."""
         line = self.groups[group]
         while (head := line.first()) is not None and head.state is not QUEUED:
             line.popleft()
@@ -199,7 +200,7 @@ class BatchFlow(Flow):
 
     @property
     def born(self) -> float:
-        """Arrival time of a single task that would be as urgent as the next item."""
+        """Arrival time that a single task as urgent as the next item would have."""
         return self.feed.served + BULK
 
     @property
@@ -221,7 +222,10 @@ class TenantFlow(Flow):
         self.batches: Fair[BatchFeed, BatchFlow] = Fair()
 
     def next(self, allow_batch: bool) -> Task | BatchFlow | None:
-        """Return the next entry: a single task, unless none waits or a batch has waited for long. ``allow_batch``: batches may be taken."""
+        """Return the next entry, or None: a single task if one waits and no batch has waited for ``BULK`` longer, else a batch.
+
+        ``allow_batch``: whether a batch may be returned.
+        """
         head = self.singles.head()
         if allow_batch and self.batches.flows:
             first = self.batches.first()
@@ -248,7 +252,7 @@ class PriorityLevel:
         self.again = RetryQueue()
         self.items_again = RetryQueue()  # retries of batch items
         self._tenants: Fair[str | None, TenantFlow] = Fair()
-        self._online: FairHeap[TenantFlow] = FairHeap(TenantFlow.has_single)  # kept while there are several tenants
+        self._online: FairHeap[TenantFlow] = FairHeap(TenantFlow.has_single)  # the tenants with single tasks, if there are several tenants
 
     # adding
 
@@ -290,13 +294,13 @@ class PriorityLevel:
         return self.remove(self._turn(allow_batch) if alone is None else alone.next(allow_batch), source, now, cost)
 
     def best(self, source: Source, allow_batch: bool) -> tuple[float, Found]:
-        """Return what a source should take, and the arrival time of the most urgent entry that it may take; inf if there is none."""
+        """Return the arrival time of the most urgent entry for a source, and the one that it should take (inf, None if nothing waits)."""
         alone = self._tenants.alone
         fresh = self._turn(allow_batch) if alone is None else alone.next(allow_batch)
         found: Found = fresh
         age = first = inf if fresh is None else fresh.born
         if alone is None and (online := self._online.first()) is not None:
-            single = online.next(allow_batch=False)  # a batch's turn must not cost a single task its rank among the levels
+            single = online.next(allow_batch=False)  # it may be more urgent than a batch whose turn it is
             age = age if single is None else min(age, single.born)
         if self.again.groups or self.items_again.groups:
             line = self._retried(source)
@@ -305,7 +309,7 @@ class PriorityLevel:
         return age, found
 
     def remove(self, found: Found, source: Source, now: float, cost: Callable[[Task], float]) -> tuple[Task, BatchFeed | None] | None:
-        """Remove and return the entry that ``best`` has just found, or another of the same line that suits the source better."""
+        """Remove and return the entry ``found`` by ``best``, or another entry of the same line that suits the source better."""
         if found is None:
             return None
         if isinstance(found, AffineQueue):
@@ -324,7 +328,7 @@ class PriorityLevel:
     ) -> tuple[Task, BatchFeed]:
         feed = batch.feed
         pool = feed.pool
-        task = feed.buffer.take(source, pool.compared, pool.homes)
+        task = feed.buffer.take(source, pool.compared, pool.holders)
         task.feed = feed
         feed.served = now
         if not feed.buffer:
@@ -383,7 +387,7 @@ class PriorityLevel:
 
     def discard(self, task: Task) -> None:
         """Remove a task that has ended, if it is in the line of its tenant."""
-        if task.group is not None and task.sent_at is None:  # else it is among the retries, which drop it when they encounter it
+        if task.group is not None and task.sent_at is None:  # retries are dropped when they are encountered
             self._tenants.flows[task.tenant].singles.line.discard(task)
 
     def drop_feed(self, feed: BatchFeed) -> None:
@@ -393,7 +397,7 @@ class PriorityLevel:
             tenant.batches.forget(feed)
 
     def most_avoided(self) -> int:
-        """Return the most sources that a task sent before avoids; -1 if there is no such task."""
+        """Return the largest number of sources that a retried task avoids, or more; -1 if there is no such task."""
         return max((line.most_avoided for line in (self.again, self.items_again) if line.groups), default=-1)
 
     def reclaim(self, usable: tuple[Source, ...]) -> list[Task]:
@@ -417,7 +421,7 @@ class PriorityLevel:
             tenant.singles.sweep()
 
     def rest(self) -> None:
-        """Reset fair queueing, since nothing waits, and release references to tenants and feeds."""
+        """Reset fair queueing, because nothing waits. This also releases references to tenants and feeds."""
         alone = self._tenants.alone
         if alone is None:
             self._tenants.clear()
@@ -520,7 +524,7 @@ class Queue:
         return tasks
 
     def most_avoided(self) -> int:
-        """Return the most sources that a task sent before avoids; -1 if there is no such task."""
+        """Return the largest number of sources that a retried task avoids, or more; -1 if there is no such task."""
         return max((level.most_avoided() for level in self._busy()), default=-1)
 
     def reclaim(self, usable: tuple[Source, ...]) -> list[Task]:
@@ -601,7 +605,7 @@ class Queue:
             self.levels.remove(level.number)
 
     def _sweep(self) -> None:
-        """Drop ended tasks. It runs after as many have ended as the queue held the last time, so that the cost per task is constant."""
+        """Drop ended tasks. The next sweep comes after as many tasks have ended as are left now, so the cost per task is constant."""
         for level in self._busy():
             level.sweep()
         self._ended, self._most_ended = 0, max(SWEEP, len(self))

@@ -16,9 +16,9 @@ def is_glob(pattern: str) -> bool:
 
 
 def specificity(pattern: str) -> tuple[int, int, int, str]:
-    """Return a sort key, from general to specific: more literal characters, then fewer ``*``, then fewer ``?`` and classes.
+    """Return a sort key, larger for more specific patterns: more literal characters, then fewer ``*``, then fewer ``?`` and classes.
 
-    The pattern itself breaks ties, so that the order in which routes were added never matters.
+    Equally specific patterns are ordered alphabetically, so that the order in which routes were added does not matter.
     """
     bare = re.sub(r"\[!?\]?[^\]]*\]", "?", pattern)
     literal = sum(mark not in "*?" for mark in bare)

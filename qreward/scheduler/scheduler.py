@@ -1,7 +1,7 @@
 """The scheduler of requests to endpoints. Each pool has one queue; sources with free capacity take tasks from it.
 
-The scheduler is pure: each input carries the time ``now``, and the commands that follow from it are appended to ``out``. It does no I/O and
-reads no clock. A command is a plain tuple, so that a simulation or a replay can read it:
+The scheduler is pure: each input carries the time ``now``, and the resulting commands are appended to ``out``. It does no I/O and reads no
+clock. A command is a tuple:
 
 ``(SEND, attempt)``          start the attempt, and report its end by exactly one ``event``;
 ``(CANCEL, attempt)``        stop the attempt, and report ``CANCELLED`` once its connection is closed;
@@ -12,11 +12,11 @@ reads no clock. A command is a plain tuple, so that a simulation or a replay can
 Rules that hold between any two calls:
 1. work conservation: while a task waits, no source that may serve it has free capacity;
 2. a source never has more requests in flight than its concurrency limit, and gets none before ``ready_at``;
-3. every task submitted or taken from a feed gets exactly one FINISH, unless it is withdrawn or has nothing to send (``Task.bind``);
+3. every task submitted or taken from a batch gets exactly one FINISH, unless it is withdrawn or has nothing to send (``Task.bind``);
 4. every SEND is followed by exactly one event; later events for the same attempt are ignored.
 
-``failure_policy`` decides what follows from a failure, ``state`` when a source may be sent a request, ``hedging`` which requests
-are sent twice.
+Other modules make parts of the decisions: ``failure_policy`` what follows from a failure, ``state`` when a source may be sent a request,
+``hedging`` which requests are sent twice.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def outage_error_factory(feed: BatchFeed) -> Callable[[], RequestTimeout]:
 
 
 def too_late(task: Task) -> RequestTimeout:
-    """Return the error of a task that even a fast (5th percentile) answer would miss its deadline."""
+    """Return the error of a task that is dropped because even a fast (5th percentile) answer would come after its deadline."""
     error = RequestTimeout(
         f"dropped before it was sent: no endpoint of {task.pool.name} answers within what is left of the timeout of {task.timeout:g} s"
         " (queueing included); raise the timeout, send less at once, or add endpoints"
@@ -84,17 +84,17 @@ def full(pool: Pool, most: int) -> QueueFull:
 
 
 def unservable_error(pool: Pool) -> QRewardError | None:
-    """Return the error if no source of a pool can ever serve a task, else None."""
+    """Return the error if no source of a pool can serve a task before the sources change, else None."""
     if not pool.sources:
         return NoEndpoint(f"the route {pool.name} has no endpoint left; add one, or register the route anew")
-    if not pool.in_service and all(source.health.marked_unhealthy for source in pool.sources):
+    if all(source.health.marked_unhealthy for source in pool.sources):
         names = ", ".join(repr(source.name) for source in pool.sources)
         return CircuitOpen(f"every endpoint of the route {pool.name} is marked unhealthy ({names}); mark_healthy brings one back")
     return None
 
 
 def described(outcome: Failure | Cancelled) -> str:
-    """Describe what ended an attempt, for a log message. What the server wrote is left out, because it may quote the request."""
+    """Describe what ended an attempt, for a log message. The server's text is left out, because it may quote the request."""
     if not isinstance(outcome, Failure):
         return "requests were given up without an answer"
     error = outcome.error
@@ -104,7 +104,7 @@ def described(outcome: Failure | Cancelled) -> str:
 
 def unsuitable_error(task: Task) -> QRewardError | None:
     """Return the task's last error if every source is unsuitable for it or marked unhealthy, else None."""
-    if task.unfit and all(source in task.unfit or source.health.marked_unhealthy for source in task.pool.sources):
+    if all(source in task.unfit or source.health.marked_unhealthy for source in task.pool.sources):
         return task.last_error
     return None
 
@@ -118,16 +118,16 @@ Command = tuple[Any, ...]
 
 
 LOOK_LATER = 0.25
-"""Seconds between two checks of a pool with idle sources, and of attempts that are due for a copy when no source had capacity."""
+"""Seconds between two checks of a pool with idle sources, and of attempts that could not be copied because no source had capacity."""
 
 
 STALLED = 0.1
-"""Seconds by which a tick may be late. A later tick means that the event loop was blocked: answers may be unread, so no attempt or
-source is judged by its age until this much later."""
+"""Seconds by which a tick may be late. A later tick means that the event loop was blocked, and that answers may be unread. Checks of
+attempts and sources are then postponed by so many seconds."""
 
 
 LOOK_ANEW = 32
-"""Answers after which the age at which attempts are inspected is recomputed for a source."""
+"""Answers of a source after which the age at which its attempts are inspected is recomputed."""
 
 
 class Scheduler:
@@ -139,7 +139,8 @@ class Scheduler:
         estimate: returns (prompt tokens, maximum output tokens) of a payload. Called only for sources with a token limit, and while several
             batches or tenants share a priority.
         hedge: when a request is also sent to a second source; None never hedges.
-        most_waiting: tasks outside of batches that may wait in a pool; one more ends with ``QueueFull``. None is unlimited.
+        most_waiting: number of tasks outside of batches that may wait in a pool. A task beyond it ends with ``QueueFull``. None is
+            unlimited.
     """
 
     def __init__(
@@ -177,20 +178,17 @@ class Scheduler:
         self._ask(feed)
 
     def attend(self, now: float, feed: BatchFeed) -> None:
-        """Start to watch the feed's pool for outages (see ``outages``): its waiting items fail if no source is alive for their timeout.
-
-        ``close_feed`` ends the watch.
-        """
+        """Fail the waiting items of a batch if no source of its pool is alive for their timeout (see ``outages``), until ``close_feed``."""
         self.outages.enter(now, feed)
 
     def refill(self, now: float, feed: BatchFeed) -> None:
-        """The engine has put tasks into a feed's buffer, or marked the feed as ended."""
+        """Take note that the engine has put tasks into a feed's buffer, or marked the feed as ended."""
         feed.more_requested = False
         if feed.failing is not None:
-            self._fail_waiting(now, feed, feed.failing)
+            self._fail_waiting(feed, feed.failing)
         if feed.buffer:
             if feed.read_ahead > READ_AHEAD:
-                feed.file()
+                feed.form_groups()
             feed.pool.queue.put_feed(feed)
             self._check(now, feed.pool)
             self.pump(now, feed.pool)
@@ -198,7 +196,7 @@ class Scheduler:
             self._ask(feed)
 
     def close_feed(self, feed: BatchFeed) -> list[Task]:
-        """End a batch. Returns the tasks that were read ahead and never started."""
+        """End a batch. Returns the tasks that were read ahead and never sent."""
         feed.ended = True
         self.outages.leave(feed)
         feed.pool.queue.drop_feed(feed)
@@ -231,7 +229,7 @@ class Scheduler:
             if source.tokens is not None:
                 self.tokens.settle(attempt, None)
             if task.prefix is not None:
-                source.prefix_cache.failed(task.prefix, attempt.cached)
+                source.prefix_cache.failed(task.prefix, attempt.cached, outcome)
             if task.holds(attempt):
                 task.drop(attempt)
                 self._continue(now, task, verdict)
@@ -246,8 +244,8 @@ class Scheduler:
     def commit(self, now: float, attempt: Attempt) -> None:
         """Commit the task to this attempt, because its streamed answer is about to be passed to the caller.
 
-        ``attempt.committed`` tells afterwards whether that succeeded. It stays False if another attempt was faster or the task has ended.
-        The task's other attempt is cancelled. If a committed attempt fails, its task fails too, unless the task ``restarts``.
+        Sets ``attempt.committed``, unless another attempt was faster or the task has ended. The task's other attempt is cancelled. If a
+        committed attempt fails, its task fails too, unless the task ``restarts``.
         """
         task = attempt.task
         if attempt.ended or attempt.cancel_reason is not None or not task.holds(attempt):
@@ -256,21 +254,21 @@ class Scheduler:
         if task.copy is not None:
             self._beat(now, task, attempt)
             task.attempt, task.copy = attempt, None
-        elif task.state is TaskState.QUEUED:  # it was queued for a copy
+        elif task.state is TaskState.QUEUED:  # the task was queued for a copy
             task.state = TaskState.SENT
             task.pool.queue.take_back(task)
         attempt.source.began(now, attempt.sent_at)
         self.outages.end(attempt.source, attempt.sent_at)
 
     def opened(self, now: float, attempt: Attempt, limits: RateLimitInfo) -> None:
-        """The head of a streamed answer carried rate limits."""
+        """Apply the rate limits in the headers of a streamed answer that has begun."""
         attempt.source.advertised(now, attempt.sent_at, limits, used=0)
         self._fill(now, attempt.source)
 
     def tick(self, now: float) -> None:
         """Run the timers that are due. Call it at ``next_wake`` or later."""
         wake = self.wheel.next_wake()
-        stalled = wake is not None and now - wake > STALLED and not self._stalled  # no second postponement for a loop that is always late
+        stalled = wake is not None and now - wake > STALLED and not self._stalled  # once only, since a loop may always be late
         self._stalled = stalled
         for item in self.wheel.pop_due(now):
             if isinstance(item, Task):
@@ -292,7 +290,7 @@ class Scheduler:
         if isinstance(item, Pool):
             self._check_idle(now, item)
         elif isinstance(item, BatchFeed) and not self.outages.postpone(now, item):
-            self._give_up(now, item, outage_error_factory(item))
+            self._give_up(item, outage_error_factory(item))
 
     def next_wake(self) -> float | None:
         """Return when ``tick`` must be called next, or None. The time may be a little earlier than needed, never later."""
@@ -335,7 +333,7 @@ class Scheduler:
             self.changed(now, source)
 
     def set_policies(self, before: ClientConfig, after: ClientConfig) -> bool:
-        """Replace the policies that changed. A budget whose policy changes starts anew.
+        """Replace the policies that changed. The budget of a changed policy is reset.
 
         Returns:
             True if the hedging policy was replaced. Then ``check_attempts_again`` must be called.
@@ -441,7 +439,7 @@ class Scheduler:
             self._look_later(now, pool)
 
     def _place(self, now: float, task: Task) -> None:
-        if task.excluded and not task.pool.awaits(now, task.excluded):  # the sources it could use instead may be gone
+        if task.excluded and not task.pool.awaits(now, task.excluded):  # no other source is available any more
             task.excluded = task.unfit
         pool = task.pool
         source = self._ready(now, pool, task.excluded, task)
@@ -501,7 +499,7 @@ class Scheduler:
             self.wheel.move(source, at)
 
     def _next(self, now: float, source: Source) -> Task | None:
-        """Take the best task for a source from the queues of its pools. Tasks that can no longer meet their deadline are ended."""
+        """Take the best task for a source from the queues of its pools, and end tasks that can no longer meet their deadline."""
         while (pool := self._best_pool(now, source)) is not None:
             taken = pool.queue.take(source, now, allow_batch=pool.allows_batch(now, source))
             if taken is None:
@@ -525,7 +523,7 @@ class Scheduler:
         return min(waiting, key=lambda pool: pool.queue.key(source, allow_batch=pool.allows_batch(now, source)))
 
     def _begin(self, now: float, task: Task, feed: BatchFeed, source: Source) -> None:
-        """A source takes a task from a batch: the task's timeout starts, unless an outage started it earlier (see ``outages``)."""
+        """Start a task that a source takes from a batch. Its timeout starts too, unless an outage started it earlier (see ``outages``)."""
         task.pool.batch_inflight += 1
         if feed.left is not None:
             feed.left -= 1
@@ -533,7 +531,7 @@ class Scheduler:
         if task.pool.down_since < inf and task.timeout is not None:
             task.deadline = deadline(now, source, task.pool, task.timeout, feed.opened_at)
             self.wheel.move(task, task.deadline)
-        if not feed.more_requested and not feed.ended and len(feed.buffer) < feed.read_ahead - READ_AHEAD + LOW:
+        if len(feed.buffer) < feed.read_ahead - READ_AHEAD + LOW:
             self._ask(feed)
 
     def _cost(self, task: Task) -> float:
@@ -542,7 +540,7 @@ class Scheduler:
         return prompt + task.pool.lengths.mean
 
     def _too_late(self, now: float, task: Task, source: Source) -> bool:
-        """End a task that was not sent yet if no source in service can answer it before its deadline. True if it was ended."""
+        """End a task that is not in flight if no source in service can answer it before its deadline. Returns True if it was ended."""
         quick = source.latency.p5
         if task.deadline == inf or now + quick <= task.deadline or task.attempt is not None:
             return False
@@ -553,7 +551,7 @@ class Scheduler:
 
     def _send(self, now: float, task: Task, source: Source) -> None:
         if task.attempt is None and not task.bind(now, source):
-            self._end(task)  # another request has taken its content: treated as withdrawn
+            self._end(task)  # its content was sent with another request
             return
         attempt = Attempt(task, source, now, task.overdue)
         task.state = TaskState.SENT
@@ -574,7 +572,7 @@ class Scheduler:
         source.sent(now, attempt)
         if task.prefix is not None:
             attempt.cached = source.prefix_cache.use(now, task.prefix)
-            task.pool.homes.add(task.prefix, source)
+            task.pool.holders.add(task.prefix, source)
         if source.tokens is not None:
             self.tokens.reserve(now, attempt)
         task.pool.balancer.sent(source)
@@ -584,10 +582,10 @@ class Scheduler:
         self.out.append((SEND, attempt))
 
     def _report_down(self, now: float, source: Source, reason: str) -> None:
-        """Record that a source went out of service; reported once until it is back."""
+        """Report that a source went out of service, once until it is back."""
         if source.down_since is None:
             source.down_since = now
-            source.prefix_cache.forget()  # so that others take over what it had; it may come back with an empty cache
+            source.prefix_cache.forget()  # it may return with an empty cache
             self.health_changes.append(HealthChange(source.name, reason, 0.0))
 
     def _report_back(self, now: float, source: Source) -> None:
@@ -633,7 +631,7 @@ class Scheduler:
     # loss of sources
 
     def on_source_lost(self, now: float, source: Source) -> None:
-        """A source became unavailable: tasks that waited for it alone go to other sources, or fail if there is none."""
+        """Send tasks that waited only for a source that became unavailable to other sources. They fail if there is none."""
         for pool in source.pools:
             self._reclaim(now, pool)
 
@@ -641,10 +639,10 @@ class Scheduler:
         self._check(now, pool)
         most = pool.queue.most_avoided()
         usable = pool.usable(now, most + 1)
-        if len(usable) > most:  # each waiting task has at least one usable source left
+        if len(usable) > most:  # each waiting task has at least one usable source
             return
         for task in pool.queue.reclaim(usable):
-            if task.attempt is not None:  # it was queued for a copy, which no source can take now
+            if task.attempt is not None:  # it was queued for a copy that no source can take now
                 task.state = TaskState.SENT
             else:
                 task.excluded = task.unfit
@@ -657,37 +655,33 @@ class Scheduler:
             return
         tasks = pool.queue.empty()
         for task in tasks:
-            if task.attempt is not None:  # it was queued for a copy; the first attempt is still in flight
+            if task.attempt is not None:  # it was queued for a copy, and its first attempt is in flight
                 task.state = TaskState.SENT
-                continue
-            if task.state is TaskState.NEW:
-                self._start(now, task)
-            self._finish(task, error)
+            else:
+                self._finish(task, error)
         for feed in pool.feeds:
             if feed.failing is None:
-                self._give_up(now, feed, partial(type(error), str(error)))
+                self._give_up(feed, partial(type(error), str(error)))
 
-    def _give_up(self, now: float, feed: BatchFeed, failing: Callable[[], QRewardError]) -> None:
-        """Fail the items of a feed that wait or are read from now on, until a source of its pool is alive again."""
+    def _give_up(self, feed: BatchFeed, failing: Callable[[], QRewardError]) -> None:
+        """Fail the waiting items of a batch, and those that are read from now on, until a source of its pool is alive."""
         feed.failing = failing
         self.wheel.remove(feed)
-        self._fail_waiting(now, feed, failing)
+        self._fail_waiting(feed, failing)
         feed.more_requested = True
         self.out.append((MORE, feed))
 
-    def _fail_waiting(self, now: float, feed: BatchFeed, failing: Callable[[], QRewardError]) -> None:
-        """Fail the buffered items of a feed. While input remains one item is kept: sending it shows when a source is alive again."""
+    def _fail_waiting(self, feed: BatchFeed, failing: Callable[[], QRewardError]) -> None:
+        """Fail the buffered items of a batch. One is kept while input remains, because only a request can show that a source is alive."""
         while len(feed.buffer) > (not feed.ended):
-            task = feed.buffer.pop()
-            self._start(now, task)
-            self._finish(task, failing())
+            self._finish(feed.buffer.pop(), failing())
         if not feed.buffer:
             feed.pool.queue.drop_feed(feed)
 
     # inspection of attempts that take too long
 
     def _look(self, now: float, source: Source) -> None:
-        """Cancel attempts past their limit, copy those that seem to hang or are due for a hedge, and set the next inspection."""
+        """Cancel attempts past their limit, copy those that seem to hang or are due for a hedge, and schedule the next inspection."""
         if now >= source.silence.alarm_at(source.inflight, source.latency.mean):
             self._on_stall(now, source)
         found, next_at = self._hedging.inspect(now, source)
@@ -706,7 +700,7 @@ class Scheduler:
         source.check_at = max(soonest, now + min(LOOK_LATER, source.look_after / 8)) if source.inflight else inf
 
     def _on_stall(self, now: float, source: Source) -> None:
-        """A source has stalled. Take it out of service and copy its attempts where that is allowed; an essential source is kept."""
+        """Take a stalled source out of service, unless it is essential, and copy its attempts if that is allowed."""
         innocent = sum(not (attempt.task.tries or attempt.task.suspected or attempt.committed) for attempt in source.attempts)
         if innocent < LEAST_INFLIGHT or source.is_essential():
             source.silence.since = now
@@ -727,7 +721,7 @@ class Scheduler:
             self._copy(now, task, targets)
 
     def _hedge(self, now: float, attempt: Attempt) -> None:
-        """Hedge a request if a source has capacity and is expected to answer sooner than the age of the attempt."""
+        """Hedge a request if a source has capacity and is expected to answer in less time than the attempt has taken already."""
         task = attempt.task
         if not self._hedging.is_well(task.pool):
             return
@@ -740,9 +734,9 @@ class Scheduler:
         self._offer(now, source)
 
     def _copy(self, now: float, task: Task, targets: dict[Pool, CopyTargets]) -> None:
-        """Send a task to a second source, or queue it for one ahead of tasks that were never sent.
+        """Send a task to a second source. If none has capacity, queue the task ahead of tasks that were never sent.
 
-        ``targets`` caches the ``CopyTargets`` of this inspection, because each sorts all the sources of its pool.
+        ``targets`` holds the ``CopyTargets`` that were made at ``now``, because making one sorts all sources of a pool.
         """
         avoided = self._hedging.others(task)
         if task.pool not in targets:
@@ -757,7 +751,7 @@ class Scheduler:
             self._offer(now, source)
 
     def _check_idle(self, now: float, pool: Pool) -> None:
-        """Check a pool with idle sources: send batch items that were held back, or copy the last items of batches."""
+        """Send batch items that were held back to idle sources, or copy the last requests of batches to them."""
         if pool.queue.levels:
             for source in pool.sources:
                 self._fill(now, source)

@@ -1,9 +1,8 @@
-"""Finds which prompts begin alike, from the hashes of their blocks of text, or from the groups that the caller has told.
+"""Finds which prompts begin alike, from the hashes of their blocks of text, or from the groups that the caller has named.
 
-The blocks of all recent tasks form a radix tree: a ``Run`` is a row of blocks that the same tasks have. It ends where they part. So a task
-costs a look-up per run instead of one per block. The group of a task is the innermost run that another task has too. Tasks come one after
-another, so the first of a group looks as if it were alone; when the second comes, ``find`` names the first again. The module does not know
-sources or queues.
+The blocks of recent tasks form a radix tree. A node is a row of blocks that the same tasks have, and ends where these tasks differ. So a
+task costs one look-up per node, not one per block. The group of a task is the innermost node that another task has too. The first task of a
+group has no group until the second one comes; ``find`` then returns the first one again. The module does not know sources or queues.
 """
 
 from __future__ import annotations
@@ -11,34 +10,34 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import Any, Generic, Protocol, TypeVar
 
-from qreward.scheduler.prefixes import Homes, Prefix
+from qreward.scheduler.prefixes import Holders, Prefix
 
 REMEMBERED = 4096
-"""Runs that are remembered at least, and twice as many at most."""
+"""Nodes that are remembered at least, and twice as many at most."""
 
 
-class Waiting(Protocol):
+class WaitingTask(Protocol):
     """A task, as far as this matters here and to ``AffineQueue``."""
 
     prefix: Prefix | None
     attempt: Any  # its request in flight, of which it waits to send a copy, or None
     group: Any  # the ``Group`` in which it waits, or None
-    alone: Any  # the ``Run`` that only this task had when it last waited, or None
-    filed: int
+    unshared: Any  # the ``Node`` that only this task had when it last waited, or None
+    position: int
     slack: int
 
 
-T = TypeVar("T", bound=Waiting)
+T = TypeVar("T", bound=WaitingTask)
 
 
-class Run(Generic[T]):
+class Node(Generic[T]):
     """Blocks that the same tasks have."""
 
     __slots__ = ("end", "keys", "shared", "task")
 
     def __init__(self, keys: tuple[int, ...], end: int, task: T | None) -> None:
         self.keys = keys  # of one of these tasks
-        self.end = end  # how many of them there are up to the end of this run
+        self.end = end  # how many blocks there are from the beginning of the prompt to the end of this node
         self.task = task  # the only one that has had it, while it waits
         self.shared = task is None  # several have had it
 
@@ -46,77 +45,73 @@ class Run(Generic[T]):
 class SharedBlocks(Generic[T]):
     """The blocks of recent tasks."""
 
-    __slots__ = ("_before", "_runs")
+    __slots__ = ("_before", "_nodes")
 
     def __init__(self) -> None:
-        self._runs: dict[int, Run[T]] = {}  # by the key of their first block, which tells all that precedes it
-        self._before: dict[int, Run[T]] = {}  # those that were not needed lately
+        self._nodes: dict[int, Node[T]] = {}  # by the key of their first block, which depends on all blocks before it
+        self._before: dict[int, Node[T]] = {}  # those that were not needed lately
 
-    def find(self, task: T, prefix: Prefix, homes: Homes[Any]) -> tuple[list[int], T | None, tuple[int, int] | None]:
+    def find(self, task: T, prefix: Prefix, holders: Holders[Any]) -> tuple[list[int], T | None, tuple[int, int] | None]:
         """Return the groups of a task, which is remembered.
 
         Args:
             task: the task.
             prefix: its prefix.
-            homes: who has which blocks, perhaps from tasks of long ago.
+            holders: which sources hold which blocks, perhaps from tasks of long ago.
 
         Returns:
             How many blocks each of its nested groups has, from the outermost to the innermost.
             The waiting task that belongs to the innermost of them from now on, if any.
-            If one of them is new because tasks part inside of a run: its key, and that of the end of the run.
+            If a node was split, the keys of the two groups: that of the new, outer one, and that of the inner one.
         """
-        if len(self._runs) > REMEMBERED:
-            self._before, self._runs = self._runs, {}
-        runs, keys = self._runs, prefix.keys
+        if len(self._nodes) > REMEMBERED:
+            self._before, self._nodes = self._nodes, {}
+        nodes, before, keys = self._nodes, self._before, prefix[0]
         count, place = len(keys), 0
         ends: list[int] = []
-        first, parted = None, None
+        first, split = None, None
         while place < count:
             key = keys[place]
-            run = runs.get(key) or self._recall(key)
+            node = nodes.get(key)
+            if node is None and key in before:
+                node = nodes[key] = before.pop(key)
             if (
-                run is None
-                or (run is task.alone and not run.shared)  # the task is back, for a retry
-                or (end := run.end) <= place
-                or (others := run.keys)[place] != key  # another has an equal key by chance
+                node is None
+                or (node is task.unshared and not node.shared)  # the task is back, for a retry
+                or (end := node.end) <= place
+                or (others := node.keys)[place] != key  # another has an equal key by chance
             ):
-                self._add(task, keys, place, ends, homes)
+                self._add(task, keys, place, ends, holders)
                 break
-            if run.task is not None:
-                first = run.task
+            if node.task is not None:
+                first = node.task
             if end > count or keys[end - 1] != others[end - 1]:
-                end = _parting(keys, others, place + 1, min(end, count))
-                parted = keys[end - 1], others[run.end - 1]
-                runs[others[end]] = run
-                runs[key] = Run(keys, end, None)
+                end = _common(keys, others, place + 1, min(end, count))
+                split = keys[end - 1], others[node.end - 1]
+                nodes[others[end]] = node
+                nodes[key] = Node(keys, end, None)
             else:
-                run.shared = True
+                node.shared = True
                 if first is not None:
-                    first.alone = run.task = None
+                    first.unshared = node.task = None
             ends.append(end)
             place = end
-        return ends, first, parted
+        return ends, first, split
 
-    def _add(self, task: T, keys: tuple[int, ...], place: int, ends: list[int], homes: Homes[Any]) -> None:
-        """Remember the blocks from ``place`` on, which no other recent task has. Those that a source has are a group.
+    def _add(self, task: T, keys: tuple[int, ...], place: int, ends: list[int], holders: Holders[Any]) -> None:
+        """Remember the blocks from ``place`` on, which no other recent task has. Those that a source holds are a group.
 
-        A copy has no such group: it must go elsewhere than the request by which a source has the blocks.
+        A copy has no such group: it must go elsewhere than the request by which a source holds the blocks.
         """
-        end = homes.last_known(keys, place) if task.attempt is None else place
+        end = holders.last_held(keys, place) if task.attempt is None else place
         if end > place:
             ends.append(end)
-            self._runs[keys[place]] = Run(keys, end, None)
+            self._nodes[keys[place]] = Node(keys, end, None)
             place = end
         if place < len(keys):
-            task.alone = self._runs[keys[place]] = Run(keys, len(keys), task)
-
-    def _recall(self, key: int) -> Run[T] | None:
-        run = self._before.pop(key, None)
-        if run is not None:
-            self._runs[key] = run
-        return run
+            task.unshared = self._nodes[keys[place]] = Node(keys, len(keys), task)
 
 
-def _parting(keys: tuple[int, ...], others: tuple[int, ...], low: int, high: int) -> int:
+def _common(keys: tuple[int, ...], others: tuple[int, ...], low: int, high: int) -> int:
     """Return how many blocks two tasks have in common, which is between ``low`` and ``high``."""
     return low + bisect_left(range(low + 1, high + 1), True, key=lambda count: keys[count - 1] != others[count - 1])

@@ -1,7 +1,7 @@
-"""The state that the scheduler decides by: tasks and attempts at them, batches, sources, and the pools that bring both together.
+"""The state of the scheduler: tasks and their attempts, batches, sources, and pools.
 
-Only the scheduler changes it; the engine keeps its own objects in ``handle``. ``Source.ready_at`` combines all limits of a source into one
-time, the earliest at which it may be sent a request; limiters are not chained.
+Only the scheduler changes it. The engine keeps its own objects in ``handle``. ``Source.ready_at`` combines all limits of a source into one
+time: the earliest at which it may be sent a request.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from qreward.scheduler.limits.concurrency import AdaptiveLimit, ConcurrencyLimit
 from qreward.scheduler.limits.headers import DOUBT, HeaderRateLimit
 from qreward.scheduler.limits.rate import Gcra, LearnedRate
 from qreward.scheduler.outcome import Answer, Failure, RateLimitInfo
-from qreward.scheduler.prefixes import COLD, Expected, Homes, Prefix, PrefixCache
-from qreward.scheduler.shared_blocks import Run
+from qreward.scheduler.prefixes import COLD, Expected, Holders, Prefix, PrefixCache
+from qreward.scheduler.shared_blocks import Node
 from qreward.scheduler.stats import LONG, LatencyStats, OutputLengths, StallDetector, StreamTiming
 from qreward.settings.policies import Limits
 
@@ -69,7 +69,7 @@ class RequestOptions(NamedTuple):
 
 @dataclass(slots=True, eq=False, repr=False)
 class Task:
-    """One logical request. What has no comment is explained at ``RequestOptions``."""
+    """One logical request. See ``RequestOptions`` for the fields without a comment."""
 
     payload: Any  # the request content; opaque to the scheduler
     pool: Pool
@@ -88,7 +88,7 @@ class Task:
     due: int = -1  # belongs to the timer wheel
     charge: float = 0.0  # tokens that fair queueing has charged for it and not yet corrected
     attempt: Attempt | None = None  # the older one of its attempts in flight
-    copy: Attempt | None = None  # the other one, at another source
+    copy: Attempt | None = None  # the younger one, at another source
     hedge: bool = True
     restarts: bool = False
     streamed: bool = False
@@ -99,24 +99,25 @@ class Task:
     suspected: int = 0  # how often one of its attempts was suspected to hang
     failures: tuple[tuple[Source, float], ...] = ()  # where and when it failed, if the task itself may be the cause
     excluded: tuple[Source, ...] = ()  # sources it should not go to now
-    unfit: tuple[Source, ...] = ()  # of them, those that can never serve it
-    prefix: Prefix | None = None  # what its prompt begins with; None: unknown, it takes part in no affinity
+    unfit: tuple[Source, ...] = ()  # the sources in ``excluded`` that can never serve it
+    prefix: Prefix | None = None  # what its prompt begins with; None if unknown, so that prefix affinity does not apply
     # the next four belong to ``AffineQueue``:
-    group: Group[Task] | None = None  # the waiting tasks with the same prefix that it is among
-    alone: Run[Task] | None = None  # the blocks of its prefix that no other task had when it last waited
-    filed: int = 0  # how many tasks were filed in its line before it
-    slack: int = 0  # how many younger tasks may leave its line before it
+    group: Group[Task] | None = None  # the tasks with the same prefix that it waits among
+    unshared: Node[Task] | None = None  # the blocks of its prefix that no other task had when it last waited
+    position: int = 0  # how many tasks were sorted into groups before it
+    slack: int = 0  # how many younger tasks may be taken before it
     trail: list[AttemptRecord] | None = None  # one record per attempt that failed or lost to another
     last_error: QRewardError | None = None
     items: tuple[Task, ...] = ()  # the tasks that are merged into this one
-    serial: int = 0  # used by the engine's instrumentation, as are the next two: its number once assigned
+    # the next three belong to the engine's instrumentation:
+    serial: int = 0  # its number, once assigned
     end_reported: int = 0  # whether its end was reported
     span: Any = None
 
-    def bind(self, now: float, source: Source) -> bool:  # noqa: ARG002 - for those that are late bound
-        """Bind the payload just before the task is sent, with no attempt in flight. False if there is nothing to send.
+    def bind(self, now: float, source: Source) -> bool:  # noqa: ARG002 - for subclasses
+        """Choose the payload just before the task is sent. Called while no attempt is in flight. Returns False if there is nothing to send.
 
-        Subclasses that choose their content late override it.
+        Here the payload is fixed, and nothing is done. Subclasses override it.
         """
         return True
 
@@ -125,15 +126,15 @@ class Task:
         return attempt is self.attempt or attempt is self.copy
 
     def other(self, attempt: Attempt) -> Attempt | None:
-        """Return the attempt in flight besides the given one, or None."""
+        """Return the other attempt of the task, or None."""
         return self.copy if attempt is self.attempt else self.attempt
 
     def avoiding(self, source: Source) -> tuple[Source, ...]:
-        """Return the sources it should not go to now, and this one."""
+        """Return ``excluded`` with this source added."""
         return self.excluded if source in self.excluded else (*self.excluded, source)
 
     def drop(self, attempt: Attempt) -> None:
-        """Forget one of its attempts, which has ended. The other one, if any, continues."""
+        """Remove an attempt that has ended. The other attempt, if there is one, continues."""
         if attempt is self.attempt:
             self.attempt = self.copy
         self.copy = None
@@ -158,7 +159,7 @@ class Attempt:
     cost: float = 0.0  # tokens reserved for it
     cached: Expected = COLD  # what it was expected to find in the prefix cache of its source
     prompt: float = 0.0  # estimated tokens of the prompt, before scaling
-    failure: Failure | None = None  # the failure that the scheduler determined itself (a time limit), instead of a reported outcome
+    failure: Failure | None = None  # a failure that the scheduler determined itself: the attempt exceeded its time limit
     span: Any = None  # used by the engine's instrumentation
     handle: Any = None  # used by the engine, for example for an asyncio task
 
@@ -168,7 +169,7 @@ class Attempt:
 
 
 READ_AHEAD, LOW = 32, 8
-"""Tasks that the buffer of a batch should hold without prefix affinity, and those below which more input is requested."""
+"""Tasks that the buffer of a batch should hold without prefix affinity, and the number below which more input is requested."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -191,8 +192,8 @@ class BatchFeed:
     left: int | None = None  # items that are still to be taken, if the size of the input is known
     served: float = field(init=False)  # when an item was last taken
     failing: Callable[[], QRewardError] | None = None
-    """Factory of errors for items that wait or are read while no source of the pool is alive; None otherwise. The engine may fail an item
-    with it instead of appending the item to a non-empty buffer."""
+    """Makes the errors of items that wait or are read while no source of the pool is alive; None otherwise. The engine may use it to fail
+    an item instead of appending the item to a non-empty buffer."""
     due: int = -1  # belongs to the timer wheel
     postponed: bool = False  # used by ``outages``
     read_ahead: int = READ_AHEAD  # tasks that the buffer should hold; more if they have prefixes
@@ -206,23 +207,23 @@ class BatchFeed:
         if task.prefix is not None and self.read_ahead == READ_AHEAD:
             self.read_ahead = max(READ_AHEAD, self.pool.look_ahead)
 
-    def file(self) -> None:
+    def form_groups(self) -> None:
         """Sort tasks that were read into groups of equal prefixes, so that a source that takes one need not."""
-        self.buffer.file(self.pool.compared, self.pool.homes)
+        self.buffer.form_groups(self.pool.compared, self.pool.holders)
 
 
 ATTEMPT_FIRST = 120.0
 """Seconds an attempt may take at a source whose latency is not known yet."""
 ATTEMPT_LEAST = 10.0
 ATTEMPT_FACTOR = 8.0
-"""An attempt may take this many times the 99th percentile of this source's latency, or this many times what an answer of the pool's
-99th percentile length takes at this source, whichever is longer."""
+"""An attempt may take this many times the longer of two times: the 99th percentile of the source's latency, and the time in which the
+source generates an answer of the pool's 99th percentile length."""
 MOST_DOUBLINGS = 3
-"""How often a task's time limit doubles at most, from the second time on that the task exceeded one."""
+"""How often the time limit of a task's attempts doubles at most. It doubles with each attempt that exceeds it, except for the first."""
 SOON = 1.0
-"""Seconds within which a source must be expected to accept work to count as available soon."""
+"""A source is available soon if it is expected to accept work within so many seconds."""
 HELD = 0.05
-"""Share of an answer's time for which a slow reader may have held it up; beyond that the answer does not move the concurrency limit."""
+"""If a stream waited for its reader for more than this share of its time, its answer does not affect the concurrency limit."""
 
 
 @dataclass(slots=True)
@@ -242,9 +243,10 @@ class SourceCounters:
 
 
 class Source:
-    """One endpoint, or one function: its limits, cooldown, health, latency and requests in flight.
+    """One endpoint: its limits, cooldown, health, latency and requests in flight.
 
-    ``limits.adaptive`` is not read here: ``window`` and ``learned`` are None for a source with configured limits only, see ``make_source``.
+    ``make_source`` creates one that adapts its limits. Without ``window`` and ``learned`` only the configured limits apply, and
+    ``limits.adaptive`` is ignored.
     """
 
     __slots__ = (
@@ -280,14 +282,14 @@ class Source:
         self.lease: Lease | None = None  # the lease on limits that are shared with other processes
         self.cooldown = Cooldown(rng)
         self.attempt_timeout = attempt_timeout  # seconds one attempt may take as configured; None if that limit is learned
-        # requests in flight, oldest first, including those being cancelled
-        self.attempts: dict[Attempt, None] = {}
+        # requests in flight
+        self.attempts: dict[Attempt, None] = {}  # oldest first, including those being cancelled
         self.inflight = 0  # their number
-        self.interactive_inflight = 0  # how many of them do not belong to a batch
+        self.interactive_inflight = 0  # number of those outside of batches
         self.look_after = ATTEMPT_LEAST  # age in seconds from which they are inspected
-        self.check_at = inf  # when to inspect them next; inf while there is none
+        self.check_at = inf  # time of their next inspection; inf while there is none
         self.due = -1  # belongs to the timer wheel
-        # what was observed
+        # observations
         self.tally = SourceCounters()
         self.latency = LatencyStats()
         self.stream_timing: StreamTiming | None = None  # timing of its streams, from the first one on
@@ -295,13 +297,13 @@ class Source:
         self.health = Health(rng, self._health_changed)
         self.down_since: float | None = None  # when it was found to be out of service, until an answer shows that it is back
         self.answered_at = -inf  # when the latest answer came
-        self.proven = -inf  # when the most recently sent request that was answered had been sent
-        self.unanswered = 0  # consecutive requests that timed out without a sign of life of the source in between
+        self.proven = -inf  # latest send time of a request that was answered
+        self.unanswered = 0  # requests that timed out since the last sign of life
         self.trouble = ""  # message of its last failure other than overload
         self.prefix_cache = PrefixCache()
 
     def ready_at(self, now: float) -> float:
-        """Return the earliest time at which it may be sent a request. A past time means now, inf means not before some event."""
+        """Return the earliest time at which it may be sent a request. A past time means now; inf means that an event must come first."""
         health = self.health
         if self.inflight >= self.window.limit or self.inflight >= health.half_open_limit or health.marked_unhealthy or self.removed:
             return inf
@@ -349,7 +351,7 @@ class Source:
             self.silence.since = now
 
     def answered(self, now: float, sent_at: float, answer: Answer, held: float = 0.0) -> None:
-        """An answer arrived, ``held`` seconds of which it waited for its reader. ``inflight`` no longer counts it."""
+        """An answer arrived. ``held``: seconds for which it waited for its reader. ``inflight`` no longer counts the request."""
         self.answered_at, self.proven = now, max(self.proven, sent_at)
         self.unanswered = 0
         self.latency.add(now - sent_at - held, answer.output_tokens)
@@ -381,7 +383,7 @@ class Source:
             used: tokens, if the request was served; None if it was rejected or failed.
             hint: seconds after which a rejected request may be retried, as the server said.
         """
-        if self.learned is None or (limits is None and not self.metered):  # only the configured limits apply
+        if self.learned is None or (limits is None and not self.metered):  # limits are not adapted, or none was advertised
             return
         for unit, cost, doubt in (("requests", 1, 0.0), ("tokens", used or 0, DOUBT)):
             limit, advertised = getattr(self, unit), None if limits is None else getattr(limits, unit)
@@ -408,20 +410,20 @@ class Source:
             pool.back += is_back
 
     def was_well(self, then: float, *, asked_now: bool) -> bool:
-        """Return whether it served other tasks around the time ``then`` at which a task failed here.
+        """Return whether it served other tasks around the time ``then``, when a task failed here.
 
-        It did if it has answered since, without having been out of service in between. Where the task has now failed at another source
-        (``asked_now`` is False), it is enough that this source is still in service.
+        That is so if it has answered since then, without having been out of service in between. If the task has now failed at another
+        source (``asked_now`` is False), it is enough that this source is still in service.
         """
         health = self.health
         return then >= health.serving_since and (self.answered_at > then or (not asked_now and health.is_back))
 
     def is_alive(self) -> bool:
-        """Return False if it is known not to answer: it is out of service, half-open or removed, or shows no sign of life."""
+        """Return False if it does not answer: it is out of service, half-open or removed, or has shown no sign of life for long."""
         return self.health.is_back and self.unanswered < IN_A_ROW and not self.removed
 
     def available_soon(self, now: float) -> bool:
-        """Return whether it is expected to accept work within about a second."""
+        """Return whether it is expected to accept work within ``SOON``."""
         soon = now + SOON
         if not self.health.in_service or self.removed or self.cooldown.opens_at >= soon:
             return False
@@ -430,13 +432,13 @@ class Source:
         return not any(isinstance(limit, HeaderRateLimit) and limit.ready_at > soon for limit in (self.requests, self.tokens))
 
     def rate(self) -> float:
-        """Return the answers per second it can give: its concurrency limit over the mean latency, capped by its rate limits."""
+        """Return the answers per second that it can give: its concurrency limit over the mean latency, capped by its rate limits."""
         rates = [self.window.limit / max(self.latency.mean, 1e-6)]
         rates += [limit.rate for limit in (self.requests, self.learned) if limit is not None]
         return min(rates)
 
     def is_essential(self) -> bool:
-        """Return whether one of its pools has too few other sources in service to do without it."""
+        """Return whether one of its pools has too few other sources in service to go on without it."""
         return not all(pool.has_other(self) for pool in self.pools)
 
     def attempt_limit(self, overdue: int) -> float:
@@ -452,7 +454,7 @@ class Source:
         return max(ATTEMPT_LEAST, ATTEMPT_FACTOR * max(slow, rare) * 2.0 ** min(max(0, overdue - 1), MOST_DOUBLINGS))
 
     def expected_finish(self) -> float:
-        """Return the seconds in which it is expected to answer: the mean latency, growing with its load; 0 if unknown."""
+        """Return the seconds in which it is expected to answer: the mean latency, which grows with its load; 0 if unknown."""
         return self.latency.mean * (1.0 + self.inflight / self.window.limit)
 
     def __repr__(self) -> str:
@@ -474,14 +476,14 @@ def make_source(name: str, rng: Random, limits: Limits, *, weight: float = 1.0, 
 
 
 class Availability(NamedTuple):
-    """Whether a source may be sent a request, and why not."""
+    """Whether a source may be sent a request, and if not, why."""
 
-    reason: str  # a short description of the obstacle; ``ready`` if there is none
-    seconds: float  # for how long it is sent nothing; 0 if it may be sent a request now, inf if that depends on an event
+    reason: str  # what prevents it; ``ready`` if nothing does
+    seconds: float  # seconds until it may be sent a request; inf if an event must come first
 
 
 def standing(now: float, source: Source) -> Availability:
-    """Return whether a source may be sent a request now; if not, the obstacle that lasts longest."""
+    """Return whether a source may be sent a request now, and if not, the reason that lasts longest."""
     health = source.health
     if source.removed:
         return Availability("removed", inf)
@@ -515,16 +517,19 @@ def _obstacles(now: float, source: Source) -> Iterator[tuple[float, str]]:
 
 
 class Balancer(Protocol):
-    """The sources of one pool that may have a free slot. The caller of ``take`` checks the source, and offers it again when it has one."""
+    """The sources of one pool that may have a free slot, and the choice among them.
+
+    A source that was taken is not chosen again before it is offered again.
+    """
 
     by_speed: bool
-    """It prefers fast sources, so that a slow one may be left out at the end of a batch."""
+    """It prefers fast sources. At the end of a batch a slow source may then be left idle."""
 
     def offer(self, source: Source) -> None:
         """Add a source that has a free slot, or whose score has changed."""
 
     def take(self, avoided: tuple[Source, ...], task: Task | None = None) -> Source | None:
-        """Remove and return the best source that is not avoided, for a task, if it is known which."""
+        """Remove and return the best source that is not avoided, or None. ``task`` is None if the task is not known yet."""
 
     def sent(self, source: Source) -> None:
         """A source was sent a task of this pool."""
@@ -561,7 +566,7 @@ LOOK_AHEAD = 4096
 ONLINE = 30.0
 """Seconds after an interactive request (one outside of a batch) in which another is expected."""
 RESERVE, LEAST_WINDOW = 0.1, 8
-"""Share of a concurrency limit that is reserved for interactive requests while some are expected, and the least limit with a reserve."""
+"""Share of a concurrency limit that is reserved while interactive requests are expected, and the least limit with a reserve."""
 
 
 def reserve(window: int) -> int:
@@ -569,7 +574,7 @@ def reserve(window: int) -> int:
     return ceil(RESERVE * window) if window >= LEAST_WINDOW else 0
 
 
-ALONE, EACH = 256, 8
+UNSHARED, EACH = 256, 8
 """After so many tasks in a row whose prompts share nothing only each eighth prompt is looked at, until one shares something."""
 
 
@@ -586,7 +591,7 @@ class Pool:
         self.batch_inflight = 0  # started tasks that came from a batch and have not ended
         self.interactive_until = -inf  # interactive requests are expected until then
         self.feeds: dict[BatchFeed, None] = {}  # the open batches
-        self.homes: Homes[Source] = Homes()  # which of its sources have which prefixes
+        self.holders: Holders[Source] = Holders()  # which of its sources hold which prefixes
         self.compared = 0  # oldest tasks of a batch or tenant among which a source chooses by its prefix cache; 0 for a single source
         self.look_ahead = LOOK_AHEAD
         self.down_since = inf  # since when no source is alive while batches wait; inf while one is alive, or without batches
@@ -606,7 +611,7 @@ class Pool:
         if not self.compared or self.prefix_of is None:
             return None
         self._looked = (self._looked + 1) % EACH
-        return self.prefix_of(payload, self._looked > 0 and self.homes.alone >= ALONE)
+        return self.prefix_of(payload, self._looked > 0 and self.holders.unshared >= UNSHARED)
 
     def join(self, source: Source) -> None:
         self.sources.append(source)
@@ -624,7 +629,7 @@ class Pool:
         self.set_look_ahead(self.look_ahead)
 
     def has_other(self, source: Source) -> bool:
-        """Return whether the pool can do without this source: at least half of the others are in service and not half-open for a probe."""
+        """Return whether the pool can go on without this source: at least half of the other sources ``is_back`` (see ``Health``)."""
         well = self.back - source.health.is_back
         return well > 0 and 2 * well >= len(self.sources) - 1
 
@@ -649,7 +654,7 @@ class Pool:
         return tuple(islice(self._worth_waiting_for(now), most))
 
     def _worth_waiting_for(self, now: float, avoided: tuple[Source, ...] = ()) -> Iterator[Source]:
-        """Yield the sources that are available soon. The search starts where the last one was found, to check few sources."""
+        """Yield the sources that are available soon. The search starts at the one found last, so that few sources are checked."""
         if not self.in_service:
             return
         size, first = len(self.sources), self._found
@@ -662,7 +667,7 @@ class Pool:
     def allows_batch(self, now: float, source: Source) -> bool:
         """Return whether a source may take batch items. While interactive requests are expected, some slots are reserved for them."""
         if now < self.interactive_until:
-            # while interactive requests wait no slot is kept free: the queue's order decides, but batch items keep to their share
+            # while interactive requests wait, the queue sends them first; batch items only may not use the reserved slots
             held = source.inflight - source.interactive_inflight if self.queue.waiting else source.inflight
             if held >= source.window.limit - reserve(source.window.limit):
                 return False
@@ -673,26 +678,26 @@ class Pool:
 
 
 MARGIN = 2.0
-"""A source's finish time may be this many times that of the faster ones. A strict 1.3 halves the copies but leaves capacity idle
-(simulated)."""
+"""A source is used if it finishes within this many times the time of the faster ones. With 1.3 half as many copies are made, but more
+capacity stays idle (simulated)."""
 SWAY = 1.1
-"""Tolerance for small changes of seconds per token between two evaluations of the pool."""
+"""Tolerance for changes of seconds per token between two evaluations of the pool."""
 REFRESH, SHARE = 0.1, 0.1
 """Least seconds between two evaluations of the pool, and the time between them as a share of the remaining time of its batches."""
 LONGEST = 5.0
-"""Most seconds between two evaluations."""
+"""Most seconds between two evaluations of the pool."""
 
 
 class TailGuard:
-    """Keeps a slow source from one of the last items of a pool's batches if faster sources will finish that item sooner.
+    """Keeps a slow source from taking one of the last items of a pool's batches if faster sources will finish that item sooner.
 
-    The rule is earliest completion time, as in list scheduling for unequal machines (HEFT, Topcuoglu et al., IEEE TPDS 2002). Output
-    lengths are not known beforehand, and long answers end last, so the comparison assumes an answer that is longer than most.
+    The rule is earliest completion time, as in list scheduling for unequal machines (HEFT, Topcuoglu et al., IEEE TPDS 2002). The output
+    length of an item is not known beforehand. The comparison assumes a long answer (see ``stats.LONG``), because long answers end last.
     """
 
     def __init__(self) -> None:
-        self._look_at = -inf
-        self._limit = inf  # highest seconds per token that still helps
+        self._look_at = -inf  # time of the next evaluation
+        self._limit = inf  # most seconds per token of a source that is used
 
     def holds_back(self, now: float, source: Source, pool: Pool) -> bool:
         """Return whether the source should leave the remaining batch items to faster sources."""
@@ -703,9 +708,9 @@ class TailGuard:
 
     @staticmethod
     def _slowest(now: float, pool: Pool) -> tuple[float, float]:
-        """Return the highest seconds per token that still helps, and the seconds until all items are taken.
+        """Return the most seconds per token of a source that should be used, and the seconds until all items are taken.
 
-        The first is inf while much is left or little is known.
+        The first is inf while many items are left or too little is known.
         """
         left, lengths = pool.queue.left(), pool.lengths
         long = lengths.at(1 - LONG)

@@ -14,8 +14,8 @@ _BUCKETS = 256
 class Quantiles:
     """Quantiles of positive numbers, exact to about 5 %.
 
-    They come from counts in logarithmic buckets of 10 % width, as in DDSketch (Masson et al., VLDB 2019). The counts are halved after every
-    ``fade_after`` numbers, so that old ones fade.
+    They are computed from counts in logarithmic buckets of 10 % width, as in DDSketch (Masson et al., VLDB 2019). All counts are halved
+    each time they reach ``fade_after`` together, so that old numbers lose weight.
     """
 
     def __init__(self, fade_after: int | None = None) -> None:
@@ -36,7 +36,7 @@ class Quantiles:
         return min(_BUCKETS - 1, int(log(value) / _GROWTH + _OFFSET)) if value > _SMALLEST else 0
 
     def beyond(self, share: float) -> list[float]:
-        """Return for each bucket the value that ``share`` of all values in later buckets exceed, 0 if there are none."""
+        """Return for each bucket the value that is exceeded by ``share`` of the values in later buckets; 0 if later buckets are empty."""
         found, rank, above = [0.0] * _BUCKETS, 0, 0.0  # ``above``: values in buckets after ``top``
         top = _BUCKETS - 1
         for bucket in range(_BUCKETS - 1, -1, -1):
@@ -60,17 +60,22 @@ class Quantiles:
 class LatencyStats:
     """Latency of one source: mean and quantiles of the time of an answer, and seconds per token.
 
-    The mean starts at the first answer and moves 10 % of the way with each later one. Quantiles are refreshed every 32 answers. Seconds per
-    token is a ratio of sums over about the last 20 answers, because a mean of ratios would follow the shortest answers.
+    The mean is that of all answers up to about the tenth, and then a moving average with a weight of 10 % for each answer. Quantiles are
+    refreshed every 32 answers. Seconds per token is a ratio of sums over about the last 20 answers, because a mean of ratios would follow
+    the shortest answers.
 
     Attributes:
+        mean: mean seconds of an answer, 0 before the first one.
+        seconds_per_token: seconds per output token, 0 before the first answer; seconds per answer while the source reports no tokens.
+        reports_tokens: the source reports tokens.
         p5: 5th percentile in seconds, 0 before 20 answers.
+        p99: 99th percentile in seconds, None before 20 answers.
     """
 
     def __init__(self) -> None:
-        self.mean = self.seconds_per_token = self.p5 = 0.0  # mean time of an answer in seconds
-        self.p99: float | None = None  # 99th percentile in seconds, None before 20 answers
-        self.reports_tokens = False  # the source reports tokens; if it does not, ``seconds_per_token`` is seconds per answer
+        self.mean = self.seconds_per_token = self.p5 = 0.0
+        self.p99: float | None = None
+        self.reports_tokens = False
         self._answers = 0
         self._seconds = self._tokens = 0.0
         self._quantiles = Quantiles(fade_after=1000)
@@ -85,7 +90,7 @@ class LatencyStats:
             self.reports_tokens, self._seconds, self._tokens = True, 0.0, 0.0
         self._seconds = 0.95 * self._seconds + seconds
         self._tokens = 0.95 * self._tokens + (tokens or 1)
-        self.seconds_per_token = self._seconds / self._tokens  # seconds per token, 0 while unknown
+        self.seconds_per_token = self._seconds / self._tokens
         if self._answers >= KNOWN and (self._answers % 32 == 0 or self.p99 is None):
             self.p99 = self._quantiles.at(0.99)
             self.p5 = self._quantiles.at(0.05) or 0.0
@@ -101,9 +106,9 @@ MOST_DOUBLINGS = 3
 class StreamTiming:
     """Times to the first token and gaps between tokens of one source's streams, and the limits derived from them.
 
-    First token: clamp(4 x p99, 5 s, 120 s), doubled each time the task has exceeded a limit before, for the task may just be long. Before
-    20 first tokens were seen only the time limit of the attempt applies.
-    Gap: clamp(20 x p99, 5 s, 60 s), and 60 s before 20 gaps were seen.
+    The limit of a first token is 4 x p99, between 5 s and 120 s. It doubles each time the task has exceeded a limit before, because the
+    task may just be long. Before 20 first tokens were seen there is no such limit, only that of the whole attempt.
+    The limit of a gap is 20 x p99, between 5 s and 60 s, and 60 s before 20 gaps were seen.
     """
 
     def __init__(self) -> None:
@@ -120,7 +125,7 @@ class StreamTiming:
             self._gaps.add(gap)
 
     def first(self, quantile: float) -> float | None:
-        """Return the seconds within which the share ``quantile`` of first tokens arrived, or None before 20 of them."""
+        """Return the seconds within which the share ``quantile`` of first tokens arrived, or None before 20 first tokens."""
         return self._first.at(quantile) if self._first.count >= KNOWN else None
 
     def first_limit(self, overdue: int) -> float | None:
@@ -140,22 +145,24 @@ ENOUGH = 100
 """Answers needed before ``p99`` and ``p999`` are known."""
 RARE, EXTREME = 0.99, 0.999
 FADE = 4000
-"""Answers after which older ones count half."""
+"""Number of answers at which the weight of all earlier ones is halved."""
 REFRESH = 32
+"""Answers after which quantiles are recomputed."""
 LONG = 0.03
-"""A long answer is one exceeded by this share of the answers. Long answers, and not the mean, determine the end of a batch."""
+"""A *long* answer is the length that this share of the answers exceed. Long answers, and not the mean, determine the end of a batch."""
 STRETCH = 1.6
-"""Least length of a long answer as a multiple of the tokens done already, where few answers were as long."""
+"""A long answer is expected to have at least this many times the tokens that are done already, also if no answer was as long before."""
 
 
 class OutputLengths:
     """Output lengths of the answers of a pool, in tokens, over all of its sources, and predictions for answers in progress.
 
-    The time of an answer is the source's seconds per token times the length of the answer, and the length depends on the request only. So
-    the lengths seen at all sources predict how long an answer still takes that is not complete after a given number of tokens. A source
-    that does not report tokens is assumed to return answers of the pool's mean length.
+    The time of an answer is the source's seconds per token times the length of the answer. The length depends on the request only, so the
+    lengths seen at all sources predict the remaining time of an answer at any source. Answers of a source that does not report tokens are
+    assumed to have the pool's mean length.
 
     Attributes:
+        mean: tokens of an answer, moving average; 1 while no source reports tokens.
         p99, p999: 99th and 99.9th percentile in tokens; inf before a hundred answers.
     """
 
@@ -164,8 +171,8 @@ class OutputLengths:
         self.at = self._sizes.at
         self._beyond: list[float] = []
         self._fresh = 0
-        self._told = False
-        self.mean = 1.0  # tokens of an answer, moving average; 1 while no source reports tokens
+        self._told = False  # a source has reported tokens
+        self.mean = 1.0
         self.p99 = self.p999 = inf
 
     def add(self, seconds: float, tokens: int | None, latency: LatencyStats) -> None:
@@ -188,35 +195,37 @@ class OutputLengths:
         return latency.seconds_per_token if latency.reports_tokens else latency.seconds_per_token / self.mean
 
     def long(self, least: float) -> float:
-        """Return the length in tokens of a long answer among those longer than ``least``."""
+        """Return the length in tokens of a long answer (see ``LONG``) among those longer than ``least`` tokens."""
         if not self._beyond:
             self._beyond = self._sizes.beyond(LONG)
         return max(self._beyond[self._sizes.bucket(least)], STRETCH * least)
 
 
 LEAST_INFLIGHT = 3
-"""Requests in flight below which silence is no evidence."""
+"""Requests in flight below which silence is no evidence of a stall."""
 LEAST_ANSWERS = 20
+"""Silences that must have ended before a stall is detected."""
 LEAST_SECONDS = 2.5
+"""Seconds of silence below which there is no stall."""
 FACTOR = 3.0
-"""A stall is this many times the longest silence so far."""
+"""A silence is a stall from this many times the longest silence so far."""
 LEAST_DUE = 24.0
-"""Least number of answers that are overdue in a stall; the chance of that is e^-24 if answers arrive independently."""
-_MEMORY = 0.9995
+"""Answers that must have been due during the silence. If answers arrive independently, so long a silence has a probability of e^-24."""
+_MEMORY = 0.9995  # factor on the longest silence with each further one, so that it is forgotten slowly
 
 
 class StallDetector:
     """Detects a stalled source: it has requests in flight, and has answered none of them for far longer than ever before.
 
-    A dead endpoint with all slots in use shows no failure, only silence. The normal length of a silence is measured in answers that were
-    due meanwhile (requests in flight over the mean time of an answer, Little's law), since that number is about the same at any load. A
-    server that answers in batches shows long silences, which are learned as well.
+    An endpoint that dies with all slots in use reports no failure; its answers just stop. The length of a silence is measured by the number
+    of answers that were due in it: its seconds times the requests in flight, over the mean time of an answer (Little's law). That number is
+    about the same at any load. A server that answers in batches has long silences regularly, and they are learned as well.
     """
 
     def __init__(self) -> None:
-        self.since = inf  # when it last showed a sign of life under load; inf while it has too few requests in flight
-        self._longest = 0.0
-        self._answers = 0
+        self.since = inf  # when the present silence began; inf while it has too few requests in flight
+        self._longest = 0.0  # the longest silence, in answers that were due
+        self._answers = 0  # silences that a sign of life ended
 
     def sent(self, now: float, inflight: int) -> None:
         """A request was sent."""
@@ -224,7 +233,13 @@ class StallDetector:
             self.since = now
 
     def broken(self, now: float, inflight: int, mean: float) -> None:
-        """The source showed a sign of life. ``inflight`` no longer counts that request; ``mean`` is the mean latency in seconds."""
+        """A request ended with a sign of life, which ends a silence.
+
+        Args:
+            now: seconds.
+            inflight: requests in flight, without the one that has ended.
+            mean: mean latency in seconds.
+        """
         if self.since != inf and mean > 0:
             self._longest = max(_MEMORY * self._longest, (now - self.since) * (inflight + 1) / mean)
             self._answers += 1
@@ -236,7 +251,7 @@ class StallDetector:
             self.since = inf
 
     def alarm_at(self, inflight: int, mean: float) -> float:
-        """Return when the source counts as stalled if it stays silent; inf if it is not silent or too little is known."""
+        """Return when the source counts as stalled if no answer comes; inf if too few requests are in flight or too little is known."""
         if self.since == inf or self._answers < LEAST_ANSWERS or inflight < LEAST_INFLIGHT:
             return inf
         return self.since + max(LEAST_SECONDS, FACTOR * self._longest * mean / inflight, LEAST_DUE * mean / inflight)

@@ -1,7 +1,7 @@
 """A timer wheel with buckets of 1/64 s.
 
-A heap with lazy deletion would keep each finished item until its deadline; the wheel removes it at once. The bucket width is a power of
-two, so that bucket numbers and times convert exactly (no livelock from float rounding).
+A removed item is deleted at once, whereas a heap with lazy deletion would keep it until its deadline. The bucket width is a power of two,
+so that bucket numbers and times convert exactly. Otherwise a rounded wake time could lie before its bucket, and cause an endless loop.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ PER_SECOND = 64
 
 
 class Timed(Protocol):
-    """An item with a timer. ``due`` belongs to the wheel: the number of the item's bucket, or -1."""
+    """An item with a timer. The wheel sets ``due`` to the number of the item's bucket, or to -1 if it is in none."""
 
     due: int
 
@@ -25,10 +25,10 @@ class TimerWheel:
     def __init__(self) -> None:
         self._buckets: dict[int, dict[Timed, None]] = {}
         self._heap: list[int] = []
-        self._known: set[int] = set()  # buckets in the heap: one that empties and fills again is pushed once
+        self._known: set[int] = set()  # the buckets in the heap, so that one that empties and fills again is not pushed twice
 
     def add(self, item: Timed, when: float) -> None:
-        """Add an item that is due at ``when`` (seconds), or at most one bucket later. It must not be in the wheel."""
+        """Add an item that is not in the wheel. It is due at ``when`` (seconds), rounded up to the next bucket."""
         bucket = ceil(when * PER_SECOND)
         item.due = bucket
         items = self._buckets.get(bucket)

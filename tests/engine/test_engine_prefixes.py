@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any
 
 from hypothesis import given
@@ -33,6 +34,18 @@ def test_prompts_share_the_blocks_up_to_the_first_difference_and_no_others(size:
     assert common(*pair) == max((end for end in ENDS if end <= len(head)), default=0)
 
 
+models = st.sampled_from("mn")
+parts = st.tuples(st.sampled_from(["rubric ", "manual "]), st.integers(0, 900), st.text(max_size=3), st.integers(0, 900), models)
+
+
+@given(st.lists(parts, max_size=12))
+def test_the_prefix_of_a_prompt_does_not_depend_on_the_prompts_before_it(prompts: list[tuple[str, int, str, int, str]]) -> None:
+    used = PrefixFinder()
+    for head, repeated, middle, rest, model in prompts:
+        call = chat(head * repeated + middle + "x" * rest, model=model)
+        assert used(call) == PrefixFinder()(call)
+
+
 def test_block_ends_are_at_most_an_eighth_of_the_position_apart_beyond_the_first_blocks() -> None:
     gaps = [(begin, end - begin) for begin, end in pairwise(ENDS)]
     assert ENDS[0] == BLOCK
@@ -48,16 +61,19 @@ def test_the_text_of_all_messages_counts_and_other_models_and_cache_keys_share_n
         ("another last message", chat(rubric, "p" * 3000), 2816),
         ("another model", chat(rubric, question, model="n"), 0),
         ("another cache key", chat(rubric, question, prompt_cache_key="k"), 0),
+        ("a cache salt", chat(rubric, question, cache_salt="s"), 0),
         ("another parameter", chat(rubric, question, temperature=1), 5632),
         ("parts", chat(rubric, [{"type": "text", "text": question}]), 2816),
     ):
         assert common(base, other) == shared, name
+    assert common(chat(rubric, prompt_cache_key="k"), chat(rubric, prompt_cache_key="l")) == 0
+    assert common(chat(rubric, cache_salt="k"), chat(rubric, cache_salt="k")) == 2816
 
 
 def test_a_named_group_is_the_whole_prefix_and_a_tuple_is_nested_groups() -> None:
     prefix_of = PrefixFinder()
-    found = [prefix_of(chat("text " * 200, group=group)) for group in ("q1", ("rubric", "q1"), ("rubric", "q2"), 7)]
-    assert all(prefix is not None and prefix.told and prefix.total == 1000 for prefix in found)
+    found = [prefix_of(chat("text " * 200, group=group)) for group in ("q1", ("rubric", "q1"), ("rubric", "q2"), [7])]
+    assert all(prefix is not None and prefix.named and prefix.total == 1000 for prefix in found)
     single, first, second, number = [prefix.keys for prefix in found if prefix is not None]
     assert len(single) == len(number) == 1
     assert first[0] == second[0]
@@ -91,4 +107,6 @@ def test_short_prompts_and_inputs_that_are_no_prompts_have_no_prefix() -> None:
     reward = WireRequest(CHAT, "m", [("prompt", "response" * 100)], {}, None)
     for call in (chat("short"), WireRequest(CHAT, "m", [], {}, None), reward):
         assert PrefixFinder()(call) is None
-    assert PrefixFinder()(WireRequest(CHAT, "m", "text " * 100, {}, None)) is not None
+    message = MappingProxyType({"role": "user", "content": "text " * 100})
+    for inputs in ("text " * 100, [message]):
+        assert PrefixFinder()(WireRequest(CHAT, "m", inputs, {}, None)) is not None

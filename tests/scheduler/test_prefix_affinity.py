@@ -13,9 +13,9 @@ from scheduler_driver import Driver
 
 from qreward.scheduler.affinity import SLICE, AffineQueue
 from qreward.scheduler.outcome import Answer, FailureKind
-from qreward.scheduler.prefixes import Homes, Prefix
+from qreward.scheduler.prefixes import Holders, Prefix
 from qreward.scheduler.queue import SWEEP
-from qreward.scheduler.state import ALONE, EACH, BatchFeed, Source, Task, TaskState
+from qreward.scheduler.state import EACH, UNSHARED, BatchFeed, Source, Task, TaskState
 
 AHEAD = 16
 
@@ -26,24 +26,24 @@ class Scene:
     def __init__(self, sources: int = 3, ahead: int = AHEAD) -> None:
         self.line: AffineQueue[Task] = AffineQueue()
         self.sources = [Source(str(number), Random(0)) for number in range(sources)]
-        self.homes: Homes[Source] = Homes()
+        self.holders: Holders[Source] = Holders()
         self.ahead = ahead
         self.added: list[Task] = []
 
-    def add(self, *keys: int, told: bool = True) -> Task:
+    def add(self, *keys: int, named: bool = True) -> Task:
         task = Task(None, None, 5, None, None, len(self.added))  # type: ignore[arg-type]
         if keys:
-            task.prefix = Prefix(keys, tuple(1000.0 * place for place in range(1, len(keys) + 1)), 1000.0 * len(keys) + 500, told)
+            task.prefix = Prefix(keys, tuple(1000.0 * place for place in range(1, len(keys) + 1)), 1000.0 * len(keys) + 500, named)
         self.added.append(task)
         self.line.append(task)
         return task
 
     def take(self, source: int = 0) -> int:
         """Let a source take a task, and send it there. Returns the number of the task."""
-        task = self.line.take(self.sources[source], self.ahead, self.homes)
+        task = self.line.take(self.sources[source], self.ahead, self.holders)
         if task.prefix is not None:
             self.sources[source].prefix_cache.use(0.0, task.prefix)
-            self.homes.add(task.prefix, self.sources[source])
+            self.holders.add(task.prefix, self.sources[source])
         return task.index
 
 
@@ -171,18 +171,18 @@ def test_a_group_that_waits_again_keeps_its_place_among_those_that_a_source_has(
 def test_a_source_that_is_down_has_no_prefixes() -> None:
     driver = Driver({"a": 8, "b": 8})
     for _ in range(16):
-        driver.submit(prefix=Prefix((1,), (2000.0,), 2400.0, told=True))
+        driver.submit(prefix=Prefix((1,), (2000.0,), 2400.0, named=True))
     lost = driver["a"]
-    assert lost in driver.pool.homes.of(1)
+    assert lost in driver.pool.holders.of(1)
     while lost.down_since is None:
         driver.fail(next(iter(lost.attempts)), FailureKind.TRANSIENT)
-    assert driver.pool.homes.of(1) == (driver["b"],)
+    assert driver.pool.holders.of(1) == (driver["b"],)
 
 
 def test_found_groups_are_those_of_the_deepest_block_that_another_task_has() -> None:
     scene = Scene()
     for answer in range(6):
-        scene.add(1, 2, 10 + answer % 2, 100 + answer, told=False)
+        scene.add(1, 2, 10 + answer % 2, 100 + answer, named=False)
     assert [scene.take(0) for _ in range(3)] == [0, 2, 4]
     assert [scene.take(1) for _ in range(3)] == [1, 3, 5]
 
@@ -190,10 +190,10 @@ def test_found_groups_are_those_of_the_deepest_block_that_another_task_has() -> 
 def test_the_first_of_a_found_group_is_regrouped_when_its_sibling_comes() -> None:
     scene = Scene(ahead=64)
     for question in range(4):
-        scene.add(1, 10 + question, 100 + question, told=False)
+        scene.add(1, 10 + question, 100 + question, named=False)
     first = scene.take(0)
     for question in range(4):
-        scene.add(1, 10 + question, 200 + question, told=False)
+        scene.add(1, 10 + question, 200 + question, named=False)
     assert scene.take(0) == 4 + first
     pairs = [(scene.take(source), scene.take(source)) for source in (1, 2, 1)]
     assert all(later - earlier == 4 for earlier, later in pairs), pairs
@@ -202,7 +202,7 @@ def test_the_first_of_a_found_group_is_regrouped_when_its_sibling_comes() -> Non
 def test_what_only_all_share_is_served_in_order_of_arrival() -> None:
     scene = Scene(ahead=64)
     for answer in range(20):
-        scene.add(1, 2, 100 + answer, told=False)
+        scene.add(1, 2, 100 + answer, named=False)
     assert [scene.take(number % 3) for number in range(20)] == list(range(20))
 
 
@@ -232,7 +232,7 @@ def test_nothing_is_lost_or_doubled_and_nobody_is_passed_over_for_long(steps: li
     passed: Counter[int] = Counter()
     for step in steps:
         if step[0] == "add":
-            waiting.append(scene.add(*nested(step[1]), told=step[2]).index)
+            waiting.append(scene.add(*nested(step[1]), named=step[2]).index)
         elif step[0] == "forget":
             scene.sources[0].prefix_cache.forget()
         elif not waiting:
@@ -266,11 +266,11 @@ def test_nothing_is_lost_or_doubled_and_nobody_is_passed_over_for_long(steps: li
 
 @given(st.lists(keys, max_size=60), st.booleans())
 def test_each_of_a_burst_goes_after_at_most_twice_as_many_as_were_before_it_and_a_look_ahead(
-    burst: list[tuple[int, ...]], told: bool
+    burst: list[tuple[int, ...]], named: bool
 ) -> None:
     scene = Scene(ahead=8)
     for each in burst:
-        scene.add(*nested(each), told=told)
+        scene.add(*nested(each), named=named)
     places = {scene.take(place % 3): place for place in range(len(burst))}
     assert all(place <= 2 * number + 8 for number, place in places.items())
 
@@ -280,25 +280,25 @@ busy = st.lists(st.tuples(st.sampled_from([0, 1, 1, 1, 1, 2]), st.integers(0, 1)
 
 @given(busy, st.sampled_from([1, 2, 4]), st.booleans())
 def test_no_task_is_overtaken_by_more_younger_ones_than_were_before_it_and_a_look_ahead(
-    steps: list[tuple[int, int]], ahead: int, told: bool
+    steps: list[tuple[int, int]], ahead: int, named: bool
 ) -> None:
     """The line stays as long as it is: one task comes for each that goes, and a source likes to stay with its group."""
     scene, before, passed = Scene(2, ahead), list(range(ahead)), Counter[int]()
     for number in range(ahead):
-        scene.add(number % 2, told=told)
+        scene.add(number % 2, named=named)
     for key, source in steps:
         taken = scene.take(source)
         passed.update(task.index for task in scene.line if task.index < taken)
         before.append(len(scene.line))
-        scene.add(*[key] * (key > 0), told=told)
+        scene.add(*[key] * (key > 0), named=named)
         assert all(count <= before[index] + ahead for index, count in passed.items())
 
 
 @given(st.lists(st.tuples(st.lists(st.integers(0, 4), min_size=1, max_size=4), st.booleans(), st.integers(-1, 2)), max_size=60))
 def test_nothing_is_lost_if_keys_are_equal_by_chance(steps: list[tuple[list[int], bool, int]]) -> None:
     scene, taken = Scene(ahead=8), []
-    for keys, told, taker in steps:
-        scene.add(*keys, told=told)
+    for keys, named, taker in steps:
+        scene.add(*keys, named=named)
         if taker >= 0:
             taken.append(scene.take(taker))
     taken += [scene.take(number % 3) for number in range(len(scene.line))]
@@ -318,7 +318,7 @@ def played(driver: Driver, keys: list[int | None], *, singles: bool) -> list[int
     tasks = []
     for key in keys:
         task = driver.task()
-        task.prefix = None if key is None else Prefix((1, key), (400.0, 2000.0), 2400.0, told=True)
+        task.prefix = None if key is None else Prefix((1, key), (400.0, 2000.0), 2400.0, named=True)
         tasks.append(task)
     if singles:
         for task in tasks:
@@ -365,11 +365,11 @@ def test_prompts_are_looked_at_seldom_while_they_share_nothing_and_all_of_them_a
     driver = Driver({"a": 1, "b": 1})
     pool, looked = driver.pool, []
     pool.prefix_of = lambda payload, named_only: None if named_only else looked.append(payload)
-    pool.homes.alone = ALONE
+    pool.holders.unshared = UNSHARED
     for number in range(5 * EACH):
         pool.prefix_of_task(number)
     assert len(looked) == 5
-    pool.homes.alone = 0
+    pool.holders.unshared = 0
     for number in range(EACH):
         pool.prefix_of_task(number)
     assert len(looked) == 5 + EACH
@@ -377,25 +377,25 @@ def test_prompts_are_looked_at_seldom_while_they_share_nothing_and_all_of_them_a
 
 def test_a_line_counts_the_prompts_in_a_row_that_share_nothing() -> None:
     line: AffineQueue[Any] = AffineQueue()
-    homes: Homes[Any] = Homes()
+    holders: Holders[Any] = Holders()
     driver = Driver({"a": 1})
     counts = []
     for key in (1, 2, 3, 3, 4):
         task = driver.task()
         task.prefix = Prefix((key,), (2000.0,), 2400.0)
         line.append(task)
-        line.file(100, homes)
-        counts.append(homes.alone)
+        line.form_groups(100, holders)
+        counts.append(holders.unshared)
     assert counts == [1, 2, 3, 0, 1]
 
 
-def told(key: int) -> Prefix:
-    return Prefix((key,), (2000.0,), 2400.0, told=True)
+def named(key: int) -> Prefix:
+    return Prefix((key,), (2000.0,), 2400.0, named=True)
 
 
 def test_a_single_call_that_ends_while_it_waits_leaves_its_line() -> None:
     driver = Driver({"a": 1, "b": 1})
-    tasks = [driver.submit(prefix=told(number % 2)) for number in range(8)]
+    tasks = [driver.submit(prefix=named(number % 2)) for number in range(8)]
     driver.ok(driver.at("a")[0])
     waiting = [task for task in tasks if task.state is TaskState.QUEUED]
     assert any(task.group is not None for task in waiting)
@@ -411,7 +411,7 @@ def test_a_call_that_ends_before_it_is_in_a_group_is_not_sent() -> None:
         for left in (True, False):
             driver, tasks = Driver({"a": 1, "b": 1}), []
             for number, key in enumerate(keys):
-                tasks.append(driver.submit(timeout=None if left or number != ends else 5.0, prefix=told(key)))
+                tasks.append(driver.submit(timeout=None if left or number != ends else 5.0, prefix=named(key)))
             if left:
                 driver.withdraw(tasks[ends])
             else:
@@ -425,7 +425,7 @@ def test_a_call_that_ends_before_it_is_in_a_group_is_not_sent() -> None:
 
 def test_calls_that_remain_when_those_that_ended_are_swept_away_may_end_or_be_taken() -> None:
     driver = Driver({"a": 1, "b": 1})
-    tasks = [driver.submit(prefix=told(number % 4)) for number in range(2 * SWEEP)]
+    tasks = [driver.submit(prefix=named(number % 4)) for number in range(2 * SWEEP)]
     driver.ok(driver.at("a")[0])
     waiting = [task for task in tasks if task.state is TaskState.QUEUED]
     driver.withdraw(*waiting[:SWEEP])
@@ -439,7 +439,7 @@ def test_calls_that_remain_when_those_that_ended_are_swept_away_may_end_or_be_ta
 
 def test_a_single_call_that_has_waited_for_half_of_its_timeout_is_no_longer_passed_over() -> None:
     driver = Driver({"a": 1, "b": 1})
-    tasks = [driver.submit(timeout=100.0, prefix=told(key)) for key in (1, 2, 3, 1, 1, 1)]
+    tasks = [driver.submit(timeout=100.0, prefix=named(key)) for key in (1, 2, 3, 1, 1, 1)]
     driver.ok(driver.at("a")[0])
     assert driver.where(tasks[3]) == "a"
     driver.ok(driver.at("a")[0], after=55.0)
@@ -451,7 +451,7 @@ def submitted(driver: Driver, keys: list[int]) -> list[Task]:
     tasks = []
     for key in keys:
         task = driver.task()
-        task.prefix = Prefix((key,), (2000.0,), 2400.0, told=True)
+        task.prefix = Prefix((key,), (2000.0,), 2400.0, named=True)
         driver.watch.open[task] = None
         driver.scheduler.submit(driver.now, task)
         driver.scheduler.out.clear()
@@ -473,7 +473,7 @@ def test_retries_of_a_group_go_to_one_source() -> None:
     pool, (lost, *others) = driver.pool, driver.sources.values()
     for number in range(6):
         task = driver.task()
-        task.prefix = Prefix(((0, 0, 1, 1, 0, 1)[number],), (2000.0,), 2400.0, told=True)
+        task.prefix = Prefix(((0, 0, 1, 1, 0, 1)[number],), (2000.0,), 2400.0, named=True)
         task.sent_at, task.excluded = 0.0, (lost,)
         pool.queue.put(task)
     keys: dict[Source, list[int]] = {source: [] for source in others}
@@ -484,23 +484,23 @@ def test_retries_of_a_group_go_to_one_source() -> None:
         prefix = taken[0].prefix
         assert prefix is not None
         source.prefix_cache.use(0.0, prefix)
-        pool.homes.add(prefix, source)
+        pool.holders.add(prefix, source)
         keys[source].append(prefix.keys[0])
     assert sorted(keys.values()) == [[0, 0, 0], [1, 1, 1]]
 
 
 def test_a_task_that_comes_back_is_no_sibling_of_itself_but_of_what_came_meanwhile() -> None:
-    for told in (True, False):
+    for named in (True, False):
         scene = Scene()
-        first = scene.add(1, told=told)
+        first = scene.add(1, named=named)
         for siblings in (0, 1):
-            assert scene.line.take(scene.sources[0], AHEAD, scene.homes) is first
+            assert scene.line.take(scene.sources[0], AHEAD, scene.holders) is first
             for _ in range(siblings):
-                scene.add(1, told=told)
+                scene.add(1, named=named)
             scene.line.append(first)
-            scene.line.file(AHEAD, scene.homes)
+            scene.line.form_groups(AHEAD, scene.holders)
             assert first.group is not None
-            assert first.group.depth == siblings, told
+            assert first.group.depth == siblings, named
 
 
 def test_few_tasks_are_sorted_in_one_go_and_the_order_is_the_same_when_all_are() -> None:
@@ -508,7 +508,7 @@ def test_few_tasks_are_sorted_in_one_go_and_the_order_is_the_same_when_all_are()
     for number in range(4 * SLICE):
         scene.add(1, 100 + number * 7 % 50)
     for turn in range(1, 5):
-        scene.line.file(1024, scene.homes)
+        scene.line.form_groups(1024, scene.holders)
         assert sum(task.group is not None for task in scene.added) == turn * SLICE
     assert [task.index for task in scene.line] == list(range(4 * SLICE))
     group = [number for number in range(4 * SLICE) if number * 7 % 50 == 0]

@@ -15,7 +15,7 @@ from qreward.settings.policies import Hedge, LoadBalanceStrategy
 
 def submit(driver: Driver, key: int | None, share: float = 0.9) -> Task:
     """Submit a task whose group makes up this share of its prompt."""
-    return driver.submit(prefix=None if key is None else Prefix((key,), (10_000.0 * share,), 10_000.0, told=True))
+    return driver.submit(prefix=None if key is None else Prefix((key,), (10_000.0 * share,), 10_000.0, named=True))
 
 
 def placed(driver: Driver, *keys: int | None) -> list[str | None]:

@@ -7,16 +7,17 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scheduler_driver import failure
 
 from qreward.scheduler import prefixes
-from qreward.scheduler.outcome import Answer
-from qreward.scheduler.prefixes import CAPACITY, COLD, IDLE, MOST_HOMES, REMEMBERED, SWEEP, Homes, Prefix, PrefixCache
+from qreward.scheduler.outcome import CANCELLED, Answer, Cancelled, Failure, FailureKind
+from qreward.scheduler.prefixes import CAPACITY, COLD, IDLE, MOST_HOLDERS, REMEMBERED, SWEEP, Holders, Prefix, PrefixCache
 from qreward.scheduler.state import Source
 
 
 def prefix(*keys: int, characters: float = 400.0, rest: float = 0.0) -> Prefix:
     """Nested prefixes of so many characters each, and the rest of the prompt."""
-    return Prefix(keys, tuple(characters * place for place in range(1, len(keys) + 1)), characters * len(keys) + rest, told=True)
+    return Prefix(keys, tuple(characters * place for place in range(1, len(keys) + 1)), characters * len(keys) + rest, named=True)
 
 
 def test_a_prefix_is_expected_until_as_much_was_computed_as_the_cache_holds() -> None:
@@ -58,11 +59,24 @@ def test_a_request_without_an_answer_leaves_only_what_others_have_used() -> None
     cache = PrefixCache()
     first = cache.use(0.0, prefix(1, 2, rest=100.0))
     cache.use(0.0, prefix(1, 3, rest=100.0))
-    cache.failed(prefix(1, 2, rest=100.0), first)
+    cache.failed(prefix(1, 2, rest=100.0), first, CANCELLED)
     assert [cache.is_warm(key) for key in (1, 2, 3)] == [True, False, True]
     later = cache.use(0.0, prefix(1, 3, 4, rest=100.0))
-    cache.failed(prefix(1, 3, 4, rest=100.0), later)
+    cache.failed(prefix(1, 3, 4, rest=100.0), later, CANCELLED)
     assert [cache.is_warm(key) for key in (1, 3, 4)] == [True, True, False], "what was cached before remains"
+
+
+def test_only_a_request_that_a_server_may_have_computed_ages_what_is_cached() -> None:
+    outcomes: list[tuple[Failure | Cancelled, bool]] = [
+        (CANCELLED, True),
+        *((failure(kind), kind in (FailureKind.TRANSIENT, FailureKind.TIMEOUT)) for kind in FailureKind),
+    ]
+    for outcome, computed in outcomes:
+        cache = PrefixCache(capacity=1000)
+        cache.use(0.0, prefix(1))
+        for number in range(2, 22):
+            cache.failed(prefix(number), cache.use(0.0, prefix(number)), outcome)
+        assert cache.is_warm(1) is not computed, outcome
 
 
 def test_it_is_forgotten_after_a_long_silence() -> None:
@@ -129,34 +143,34 @@ def test_an_answer_with_a_cached_prefix_is_known_to_be_quicker() -> None:
 
 
 def test_memory_is_bounded_by_what_is_cached() -> None:
-    cache, homes = PrefixCache(10_000), Homes[Source]()
+    cache, holders = PrefixCache(10_000), Holders[Source]()
     source = Source("a", Random(0))
     source.prefix_cache = cache
     for number in range(3 * REMEMBERED):
         cache.use(0.0, prefix(number))
-        homes.add(prefix(number), source)
+        holders.add(prefix(number), source)
     assert len(cache._used) <= SWEEP + 1000
-    assert len(homes._recent) + len(homes._before) <= 2 * REMEMBERED + 2
+    assert len(holders._recent) + len(holders._before) <= 2 * REMEMBERED + 2
 
 
-def test_homes_are_the_sources_that_still_have_a_prefix_and_a_bounded_number_of_them() -> None:
-    sources = [Source(str(number), Random(0)) for number in range(MOST_HOMES + 10)]
-    homes: Homes[Source] = Homes()
+def test_holders_are_the_sources_that_still_have_a_prefix_and_a_bounded_number_of_them() -> None:
+    sources = [Source(str(number), Random(0)) for number in range(MOST_HOLDERS + 10)]
+    holders: Holders[Source] = Holders()
     for source in sources:
         source.prefix_cache.use(0.0, prefix(1))
-        homes.add(prefix(1), source)
-    assert homes.of(1) == tuple(sources[-MOST_HOMES:])
+        holders.add(prefix(1), source)
+    assert holders.of(1) == tuple(sources[-MOST_HOLDERS:])
     sources[-1].prefix_cache.forget()
-    assert homes.of(1) == tuple(sources[-MOST_HOMES:-1])
-    assert homes.of(2) == ()
+    assert holders.of(1) == tuple(sources[-MOST_HOLDERS:-1])
+    assert holders.of(2) == ()
 
 
-def test_a_prefix_that_was_known_long_ago_keeps_its_homes_when_a_longer_one_parts_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prefix_that_was_known_long_ago_keeps_its_holders_when_a_longer_one_parts_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefixes, "REMEMBERED", 1)
     first, second = (Source(name, Random(0)) for name in "ab")
-    homes: Homes[Source] = Homes()
+    holders: Holders[Source] = Holders()
     for source, sent in ((first, prefix(1)), (first, prefix(2)), (second, prefix(3))):
         source.prefix_cache.use(0.0, sent)
-        homes.add(sent, source)
-    homes.part(1, 3)
-    assert first in homes.of(1)
+        holders.add(sent, source)
+    holders.split(1, 3)
+    assert first in holders.of(1)

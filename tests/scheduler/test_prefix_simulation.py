@@ -46,8 +46,8 @@ def sends(seed: int, monkeypatch: pytest.MonkeyPatch, *, prefixes: str) -> list[
 
     def task(driver: Driver, *given: Any, **more: Any) -> Task:
         made, number = plain(driver, *given, **more), next(numbers)
-        if prefixes == "told":
-            made.prefix = Prefix((hash((number, 0)),), (4000.0,), 5000.0 + number, told=True)
+        if prefixes == "named":
+            made.prefix = Prefix((hash((number, 0)),), (4000.0,), 5000.0 + number, named=True)
         elif prefixes == "found":
             keys = tuple(hash((number, place)) for place in range(6))
             made.prefix = Prefix(keys, tuple(1000.0 * place for place in range(1, 7)), 6500.0 + number)
@@ -65,7 +65,7 @@ def test_where_nothing_is_shared_all_is_sent_as_without_prefixes(monkeypatch: py
     """Retries, copies and outages included: the first attempt of a task is no reason to prefer or to delay its next."""
     for seed in seeds(12):
         plain = sends(seed, monkeypatch, prefixes="none")
-        for prefixes in ("told", "found"):
+        for prefixes in ("named", "found"):
             assert sends(seed, monkeypatch, prefixes=prefixes) == plain, f"seed {seed}, {prefixes}"
 
 
@@ -89,7 +89,7 @@ class CachingServer:
         return self.free_at, Answer("yes", PROMPT, 1, cached_tokens=SHARED * known)
 
 
-def bulk(groups: int, size: int, *, affine: bool, told: bool = True) -> tuple[float, int, Driver]:
+def bulk(groups: int, size: int, *, affine: bool, named: bool = True) -> tuple[float, int, Driver]:
     """Judge so many answers each to so many questions, shuffled. Returns the seconds, the tokens computed, and the driver."""
     driver = Driver(dict.fromkeys("abcd", 8), thorough=False)
     servers = {name: CachingServer() for name in driver.sources}
@@ -99,8 +99,8 @@ def bulk(groups: int, size: int, *, affine: bool, told: bool = True) -> tuple[fl
     Random(3).shuffle(questions)
     for number, question in enumerate(questions):
         task = driver.task()
-        keys = (1, 10 + question) if told else (1, 10 + question, 10_000 + number)
-        task.prefix = Prefix(keys, (200.0, 4.0 * SHARED, 4.0 * PROMPT)[: len(keys)], 4.0 * PROMPT, told) if affine else None
+        keys = (1, 10 + question) if named else (1, 10 + question, 10_000 + number)
+        task.prefix = Prefix(keys, (200.0, 4.0 * SHARED, 4.0 * PROMPT)[: len(keys)], 4.0 * PROMPT, named) if affine else None
         task.payload = Prefix((question,), (1.0,), 1.0)
         feed.buffer.append(task)
     feed.ended = True
@@ -125,8 +125,8 @@ def test_servers_with_prefix_caches_compute_each_question_once() -> None:
     groups, size = 60, 16
     least = groups * (SHARED + size * (PROMPT - SHARED))
     plain, plain_tokens, _ = bulk(groups, size, affine=False)
-    for told in (True, False):
-        affine, tokens, driver = bulk(groups, size, affine=True, told=told)
+    for named in (True, False):
+        affine, tokens, driver = bulk(groups, size, affine=True, named=named)
         predicted = sum(source.prefix_cache.predicted_tokens for source in driver.sources.values())
         assert tokens <= 1.1 * least < plain_tokens / 3
         assert affine < plain / 3

@@ -5,13 +5,35 @@ from __future__ import annotations
 from scheduler_driver import Driver
 from scheduler_warm import HANGS_ONLY, PACE, live, warm_all
 
-from qreward.errors import QueueFull, RequestTimeout
+from qreward.errors import NoEndpoint, QueueFull, RequestTimeout
 from qreward.scheduler.outcome import Answer, FailureKind
 from qreward.scheduler.scheduler import LOOK_LATER
 from qreward.scheduler.state import LEAST_WINDOW, TaskState, reserve
-from qreward.settings.policies import Retry
+from qreward.settings.policies import Limits, Retry
 
 K = FailureKind
+
+
+def test_a_call_for_a_route_without_endpoints_fails_for_that_reason_even_if_none_may_wait() -> None:
+    driver = Driver(most_waiting=0)
+    assert isinstance(driver.outcome(driver.submit()), NoEndpoint)
+
+
+def test_an_urgent_batch_gets_slots_while_less_urgent_calls_wait_even_if_calls_fill_all_others() -> None:
+    driver = Driver({"a": 10})
+    calls = [driver.submit(level=9) for _ in range(20)]
+    driver.feed(5, level=0)
+    driver.ok(live(calls[0]))
+    assert sum(attempt.task.feed is not None for attempt in driver.at("a")) == 1
+
+
+def test_what_waits_for_a_rate_limit_is_sent_when_the_limit_allows_it_and_not_with_the_next_answer() -> None:
+    driver = Driver()
+    driver.add("a", Limits(rpm=60, max_concurrency=9))
+    for _ in range(4):
+        driver.submit()
+    driver.wait(2.5)
+    assert [round(when) for when, _ in driver.watch.sends] == [0, 1, 2]
 
 
 # too late to be of use

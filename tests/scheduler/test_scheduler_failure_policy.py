@@ -158,6 +158,23 @@ def test_a_failed_probe_is_not_charged_to_the_task() -> None:
     assert isinstance(driver.outcome(task), Answer)
 
 
+def test_the_budget_covers_all_requests_that_the_sources_may_have_in_flight() -> None:
+    driver = Driver({"a": 150, "b": 150}, retry=Retry(budget=0.0, budget_floor=1.0))
+    tasks = [driver.submit() for _ in range(150)]
+    for task in tasks:
+        assert task.attempt is not None
+        driver.fail(task.attempt, K.LOCAL, after=0.0)
+    assert all(task.sends == 2 for task in tasks), "at once"
+
+
+def test_a_failed_attempt_is_counted_as_a_retry_of_the_source_that_it_goes_to() -> None:
+    driver = Driver({"a": 1, "b": 1})
+    task = driver.submit()
+    assert task.attempt is not None
+    driver.fail(task.attempt, K.TRANSIENT)
+    assert (driver["a"].tally.retried, driver["b"].tally.retried) == (0, 1)
+
+
 def test_a_retry_without_budget_waits_for_it_and_never_fails_for_lack_of_it() -> None:
     driver = Driver({"a": 400, "b": 400}, retry=Retry(budget=0.0, budget_floor=1.0))
     tasks = [driver.submit() for _ in range(400)]
@@ -202,6 +219,7 @@ def test_an_overdue_attempt_is_cancelled_and_the_task_goes_elsewhere_with_twice_
     driver.wait(0.2)
     assert driver.is_cancelled(first)
     driver.cancelled(first, after=0.5)
+    assert f"{driver.now - first.sent_at:.1f} s" in str(task.last_error)
     second = live(task)
     assert second.source is not first.source
     driver.wait(239.9)

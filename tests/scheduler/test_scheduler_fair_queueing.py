@@ -251,6 +251,32 @@ def shares(ratios: dict[str, float], *, answers: int, slots: int = 64, retried: 
     return used
 
 
+def test_the_estimated_tokens_of_prompts_count_before_any_answer_reports_its_own() -> None:
+    driver = Driver({"a": 1}, estimate=lambda payload: (payload, 0.0))
+    for _ in range(20):
+        driver.submit(tenant="long", payload=100.0)
+        driver.submit(tenant="short", payload=1.0)
+    served = []
+    for _ in range(16):
+        [attempt] = driver.at("a")
+        served.append(attempt.task.tenant)
+        driver.ok(attempt, prompt=None, output=None)
+    assert served[1:].count("short") >= 13
+
+
+def test_the_reported_tokens_of_prompts_count_too() -> None:
+    driver = Driver({"a": 1})
+    for _ in range(20):
+        driver.submit(tenant="long")
+        driver.submit(tenant="short")
+    served = []
+    for _ in range(16):
+        [attempt] = driver.at("a")
+        served.append(attempt.task.tenant)
+        driver.ok(attempt, prompt=30 if attempt.task.tenant == "long" else 0, output=1)
+    assert served.count("short") >= 13
+
+
 def test_tenants_with_longer_or_shorter_answers_than_expected_or_with_retries_get_only_their_share() -> None:
     found = {}
     for ratio, tenants, retried in ((0.2, True, ""), (5.0, True, ""), (5.0, False, ""), (1.0, True, "odd")):

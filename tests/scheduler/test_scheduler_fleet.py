@@ -103,7 +103,9 @@ def test_a_task_that_only_a_lost_source_could_serve_fails_with_what_the_other_sa
 
 
 def test_a_route_that_keeps_its_sources_can_change_how_it_chooses() -> None:
-    driver = Driver({"a": 4, "b": 4})
+    driver = Driver({"a": 9, "b": 9})
+    for name, seconds in (("a", 1.0), ("b", 5.0)):  # by expected finish "a" would be preferred
+        driver[name].latency.add(seconds)
     driver.reroute(["a", "b"], strategy=LoadBalanceStrategy.ROUND_ROBIN)
     assert [driver.where(driver.submit()) for _ in range(6)] == ["a", "b"] * 3
 

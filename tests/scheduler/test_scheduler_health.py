@@ -121,6 +121,10 @@ def test_a_first_task_that_fails_opens_it_again_for_longer_and_a_later_failure_t
             back.ok(now, now, LIMIT)
         assert fail(back, now + 1, task=1) is opens
         assert (back.open_until, back.half_open_limit) == ((now + 1 + 4.0, 1) if opens else (-inf, 2))
+        if not opens:
+            assert back.is_back
+            assert not fail(back, now + 1, task=2)
+            assert (back.in_service, back.is_back) == (True, False), "one at a time again"
 
 
 def test_a_source_with_ordinary_faults_comes_back() -> None:

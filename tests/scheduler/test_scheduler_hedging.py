@@ -14,7 +14,7 @@ from scheduler_warm import PACE, copy, live, warm, warm_all
 from qreward.scheduler.outcome import CANCELLED, Answer, FailureKind
 from qreward.scheduler.state import BatchFeed, CancelReason, Task
 from qreward.scheduler.stats import OutputLengths, StreamTiming
-from qreward.settings.policies import Hedge, Retry
+from qreward.settings.policies import Hedge, Limits, Retry
 
 K = FailureKind
 AFTER_2 = Hedge(after=2.0)
@@ -109,6 +109,40 @@ def test_a_stream_is_hedged_by_the_time_of_first_tokens_and_another_call_by_that
     assert after[streamed] == pytest.approx(1.0, abs=0.25)
 
 
+def test_a_stream_is_hedged_when_the_other_source_usually_begins_sooner_than_was_waited() -> None:
+    """Whole answers take 10 s at both sources, and first tokens 1 s."""
+    seen = {}
+    for streamed in (False, True):
+        driver = Driver({"a": 4, "b": 4}, hedge=Hedge(quantile=0.9))
+        for source in driver.sources.values():
+            source.stream_timing = StreamTiming()
+            for _ in range(100):
+                source.latency.add(10.0)
+                source.stream_timing.began(1.0)
+        driver.scheduler.check_attempts_again(0.0, list(driver.sources.values()))
+        task = driver.task()
+        task.streamed = streamed
+        driver.watch.open[task] = None
+        driver.scheduler.submit(0.0, task)
+        driver.wait(0.0)
+        driver._after()
+        while task.copy is None and driver.now < 60.0:
+            driver.wait(0.1)
+        seen[streamed] = driver.now
+    assert seen[True] == pytest.approx(1.0, abs=0.3)
+    assert seen[False] >= 9.0
+
+
+def test_a_call_is_hedged_in_time_though_its_source_waits_for_a_rate_limit() -> None:
+    driver = Driver(hedge=AFTER_2)
+    driver.add("a", Limits(rpm=1))
+    task = driver.submit()
+    driver.submit()
+    driver.add("b", Limits(max_concurrency=4))
+    driver.wait(2.1)
+    assert copy(task).source.name == "b"
+
+
 def test_there_is_no_hedge_while_no_other_source_has_a_free_slot_and_there_is_one_when_it_has() -> None:
     """The one that is not made costs no budget."""
     driver = Driver({"a": 1, "b": 1}, hedge=Hedge(after=2.0, budget=0.0, reserve=1))
@@ -142,6 +176,12 @@ def test_hedges_and_tail_copies_are_for_fleets_of_which_70_percent_are_in_servic
         task = driver.submit()
         driver.wait(10.0)
         assert (task.copy is not None) is hedged, down
+    driver = Driver(dict.fromkeys("abcdefghij", 4), hedge=AFTER_2)
+    for name in "abc":
+        driver.mark(name, down=True)
+    task = driver.submit()
+    driver.wait(10.0)
+    assert task.copy is not None, "exactly 70 %"
 
 
 def test_a_call_is_not_copied_without_a_policy_if_it_must_not_be_or_if_it_is_an_item_of_a_bulk() -> None:
@@ -291,6 +331,13 @@ def test_no_tail_copy_goes_to_a_source_much_slower_than_the_quickest() -> None:
     driver.ok(live(busy[0]), after=0.0)
     driver.wait(0.3)
     assert copy(task).source.name == "quick"
+
+
+def test_when_the_fastest_source_has_no_slot_left_the_next_copy_goes_to_the_second_fastest() -> None:
+    driver = warm_all(Driver({"slow": 2, "fast": 1, "second": 1}, hedge=TAIL_ONLY), slow=0.4, second=1.2 * PACE)
+    tasks = bulk_at(driver, "slow", 2)
+    driver.wait(0.9)
+    assert {copy(task).source.name for task in tasks} == {"fast", "second"}
 
 
 def test_no_tail_copy_is_made_while_items_of_any_bulk_wait() -> None:

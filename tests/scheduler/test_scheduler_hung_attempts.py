@@ -95,6 +95,17 @@ def test_the_first_attempt_goes_on_until_its_own_time_limit() -> None:
     assert first.cancel_reason is CancelReason.OVERDUE
 
 
+def test_an_attempt_past_its_time_limit_is_cancelled_and_not_its_copy_which_has_done_less() -> None:
+    driver = Driver(hedge=Hedge(after=9.0))
+    for name in "ab":
+        driver.add(name, attempt_timeout=10.0)
+    task = driver.submit()
+    first = live(task)
+    driver.wait(10.2)
+    assert driver.is_cancelled(first)
+    assert not driver.is_cancelled(copy(task))
+
+
 def test_a_copy_that_hangs_as_well_makes_way_for_a_third_source() -> None:
     driver = warm_all(Driver({"a": 4, "b": 4, "c": 4}, hedge=HANGS_ONLY))
     task = hang(driver, "a")

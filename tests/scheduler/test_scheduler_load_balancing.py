@@ -23,6 +23,7 @@ from qreward.scheduler.load_balancing import (
     WeightedRoundRobin,
     make_balancer,
 )
+from qreward.scheduler.prefixes import Prefix
 from qreward.scheduler.state import Source
 from qreward.settings.policies import Limits, LoadBalanceStrategy
 
@@ -191,6 +192,39 @@ def test_a_balancer_hands_out_each_offered_source_once_and_never_one_to_avoid(st
                 assert taken in offered - {source}
                 offered.remove(taken)
                 balancer.sent(taken)
+
+
+def group(number: int) -> Prefix:
+    return Prefix((number,), (2000.0,), 2400.0, named=True)
+
+
+def homes(driver: Driver, groups: int) -> list[str | None]:
+    """Submit a task of each group and answer it: who got them."""
+    found = []
+    for number in range(groups):
+        task = driver.submit(prefix=group(number))
+        found.append(driver.where(task))
+        assert task.attempt is not None
+        driver.ok(task.attempt)
+    return found
+
+
+def test_consistent_hashing_spreads_groups_over_the_sources_and_moves_only_those_of_a_source_that_leaves() -> None:
+    driver = Driver(dict.fromkeys("abcd", 9), strategy=S.CONSISTENT_HASH)
+    before = homes(driver, 200)
+    assert homes(driver, 200) == before
+    assert all(30 <= count <= 70 for count in Counter(before).values())
+    driver.remove("d")
+    after = homes(driver, 200)
+    assert [new for old, new in zip(before, after, strict=True) if old != "d"] == [old for old in before if old != "d"]
+    moved = Counter(new for old, new in zip(before, after, strict=True) if old == "d")
+    assert moved.keys() == set("abc"), "not all to the same one"
+
+
+def test_consistent_hashing_uses_the_only_source_with_a_free_slot_however_busy_it_is() -> None:
+    driver = Driver({"a": 50, "b": 1, "c": 1}, strategy=S.CONSISTENT_HASH)
+    names = [driver.where(driver.submit(prefix=group(number))) for number in range(30)]
+    assert Counter(names) == {"a": 28, "b": 1, "c": 1}
 
 
 def test_offering_sources_again_and_again_does_not_fill_the_memory() -> None:

@@ -23,7 +23,7 @@ levels = st.one_of(st.just(5), st.integers(0, 9))
 prefixes = st.sampled_from(
     [
         None,
-        *(Prefix((key,), (2000.0,), 2400.0, told=True) for key in (1, 2, 3)),
+        *(Prefix((key,), (2000.0,), 2400.0, named=True) for key in (1, 2, 3)),
         *(Prefix((9, 10 * key, 10 * key + key), (500.0, 1000.0, 2000.0), 2400.0) for key in (4, 5)),
     ]
 )

@@ -81,6 +81,16 @@ def test_the_items_say_that_no_endpoint_has_answered_and_what_the_last_failure_w
     assert len({id(error) for error in errors}) == len(errors)  # each item has an error of its own
 
 
+def test_the_error_of_an_item_names_at_most_three_endpoints() -> None:
+    named = {}
+    for count, names in ((3, "('s0', 's1', 's2')"), (5, "('s0', 's1', 's2' and 2 more)")):
+        play = Play({f"s{number}": refusing() for number in range(count)})
+        play.run(100, timeout=5.0)
+        if not any(names in str(end) for end in play.driver.watch.finished.values()):
+            named[count] = {str(end) for end in play.driver.watch.finished.values()}
+    assert not named
+
+
 def test_an_endpoint_that_returns_within_the_timeout_rescues_the_batch() -> None:
     """If it returns late, those items are lost that were under way when it died, and wait for another try."""
     lost = {}
@@ -222,6 +232,39 @@ def test_items_fail_at_once_where_all_endpoints_are_marked_unhealthy_or_gone_and
         driver.serve(feed)
         assert len(driver.watch.finished) == 62
         assert len(feed.buffer) + len(driver.watch.live) > 30
+
+
+def test_the_waiting_items_of_a_batch_that_was_read_to_its_end_fail_as_well() -> None:
+    driver = Driver({"a": 2})
+    driver.feed(20)
+    driver.mark("a", down=True)
+    assert [type(end) for end in driver.watch.finished.values()] == [CircuitOpen] * 18
+    driver = Driver({"a": 1})
+    driver.feed(20, timeout=5.0)
+    _refuse_until(driver, 8.0)
+    assert len(driver.watch.finished) >= 18
+
+
+def test_items_that_are_read_after_all_endpoints_were_marked_say_so_though_an_outage_went_before() -> None:
+    driver = Driver({"a": 1}, refill=False)
+    feed = driver.feed(1000, timeout=5.0)
+    driver.serve(feed)
+    _refuse_until(driver, 2.0)
+    driver.mark("a", down=True)
+    driver.serve(feed)
+    driver.wait(10.0)
+    assert feed.failing is not None
+    assert isinstance(feed.failing(), CircuitOpen)
+
+
+def test_a_limit_that_is_raised_in_an_outage_is_no_sign_of_life() -> None:
+    driver = Driver({"a": 1})
+    feed = driver.feed(100, timeout=60.0)
+    _refuse_until(driver, 2.0)
+    began = feed.pool.down_since
+    assert began < 2.0
+    driver.scheduler.changed(driver.now, driver["a"])
+    assert feed.pool.down_since == began
 
 
 def test_a_feed_without_a_timeout_waits_for_ever() -> None:

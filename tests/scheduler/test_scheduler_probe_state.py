@@ -109,6 +109,7 @@ CASES: dict[str, tuple[list[Event], list[ProbeEffect], float]] = {
     "it turns away although it has room": ([(0, turn_away()), (0.1, ROOM), (1.1, ROOM)], [NONE, NONE], kept_cooldown()),
     "its outage is over": ([(0, turn_away()), (0.1, AWAY), (1.1, READY)], [NONE, BETTER], 1.1),
     "more than it can are full": ([(0, turn_away()), (0.1, ProbeResult(running=9.0, most=8.0)), (1.1, ROOM)], [NONE, BETTER], 1.1),
+    "only what it works on is known": ([(0, turn_away()), (0.1, FULL), (1.1, ProbeResult(running=5.0))], [NONE, NONE], kept_cooldown()),
     "less are not": ([(0, turn_away()), (0.1, ProbeResult(running=7.0, most=8.0)), (1.1, ROOM)], [NONE, NONE], kept_cooldown()),
 }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+from random import Random
 from typing import Any
 
 import pytest
@@ -79,6 +81,29 @@ def test_emptying_hands_over_everything_the_read_ahead_included() -> None:
     assert not bulk.buffer
     assert not bulk.queued
     assert not waiting
+
+
+def test_tasks_with_earlier_deadlines_than_those_before_them_are_counted_emptied_and_dropped_once_ended() -> None:
+    tasks = [task(timeout=timeout) for timeout in (300.0, 200.0, 100.0, 250.0)]
+    waiting = queue(*tasks)
+    assert len(waiting) == 4
+    tasks[1].state = TaskState.DONE
+    waiting.take_back(tasks[1])
+    assert len(waiting) == 3
+    assert set(waiting.empty()) == {tasks[0], tasks[2], tasks[3]}
+    assert len(waiting) == 0
+
+
+def test_the_oldest_retry_goes_first_and_at_a_source_that_is_being_tested_the_one_with_fewest_failures() -> None:
+    source = Source("d", Random(0))
+    often, once = task(born=1.0, avoids=()), task(born=2.0, avoids=())
+    often.failures = ((A, 0.0), (B, 0.0))
+    once.failures = ((A, 0.0),)
+    seen = {}
+    for limit in (inf, 2, 1):
+        source.health.half_open_limit = limit
+        seen[limit] = order(queue(often, once), source)
+    assert seen == {inf: [often, once], 2: [often, once], 1: [once, often]}
 
 
 def test_equal_deadlines_keep_the_order_of_submission_although_one_between_them_has_ended() -> None:

@@ -31,6 +31,10 @@ def test_a_task_is_sent_at_once_if_a_source_has_a_free_slot_and_its_answer_comes
     assert scheduler.out == [(FINISH, task, answer, driver["a"], 2.5)]
     assert task.state is TaskState.DONE
     assert task.attempt is None
+    driver.now = 8.0
+    driver.ok(live(driver.submit()), prompt=10, output=20)
+    tally = driver["a"].tally
+    assert (tally.sent, tally.ok, tally.prompt_tokens, tally.output_tokens) == (2, 2, 10, 20)
 
 
 def test_an_answer_in_the_same_turn_as_the_timeout_counts_if_it_is_reported_first() -> None:
@@ -77,7 +81,9 @@ def test_a_timeout_stops_the_attempt_and_the_slot_comes_back_when_the_connection
     task, waiting = driver.submit(timeout=5.0), driver.submit()
     attempt = live(task)
     driver.until(5.1)
-    assert isinstance(driver.outcome(task), RequestTimeout)
+    error = driver.outcome(task)
+    assert isinstance(error, RequestTimeout)
+    assert "an attempt was under way" in str(error)
     assert driver.is_cancelled(attempt)
     assert driver["a"].inflight == 1
     assert driver.where(waiting) is None
@@ -122,6 +128,19 @@ def test_a_withdrawn_task_has_no_outcome_and_its_slot_comes_back_when_its_attemp
     driver.watch.check_all_over()
 
 
+def test_a_batch_that_is_withdrawn_with_items_that_are_done_leaves_no_timer() -> None:
+    driver = Driver({"a": 1, "b": 1})
+    feed = driver.feed(2)
+    items = [attempt.task for attempt in driver.watch.live]
+    driver.ok(live(items[0]))
+    driver.close_feed(feed)
+    attempt = live(items[1])
+    driver.withdraw(*items)
+    driver.cancelled(attempt)
+    driver.wait(1.0)
+    assert driver.scheduler.next_wake() is None
+
+
 # overload
 
 
@@ -133,6 +152,7 @@ def test_after_a_hint_nothing_is_sent_until_it_has_passed_then_one_probe_then_al
         driver.fail(attempt, K.OVERLOADED, after=0.0)
     driver.until(7.09)
     assert not driver.at("a")
+    assert driver.scheduler.health_changes == [], "it is not out of service"
     driver.until(7.1 + BUCKET)
     assert len(driver.at("a")) == 1
     driver.ok(driver.at("a")[0], after=0.01)
@@ -166,9 +186,10 @@ def test_the_timeout_of_a_bulks_task_begins_when_it_is_taken() -> None:
 
 def test_a_closed_bulk_returns_what_was_read_ahead_and_never_started() -> None:
     driver = Driver({"a": 2})
-    feed = driver.feed(20)
+    feed = driver.feed(1000)
     rest = driver.close_feed(feed)
-    assert len(rest) == 18
+    assert len(rest) == CHUNK - 2
+    assert feed.ended, "nothing more is read"
     assert all(task.state is TaskState.NEW for task in rest)
     while driver.watch.live:
         driver.ok(driver.at("a")[0])

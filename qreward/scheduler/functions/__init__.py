@@ -1,5 +1,6 @@
-"""The scheduler of calls of decorated functions. It enforces exact, configured limits, where ``scheduler.scheduler`` learns the capacity of
-endpoints.
+"""The scheduler of calls of decorated functions. It enforces configured limits exactly; ``scheduler.scheduler`` learns the capacity of
+endpoints instead.
 
-It has the same kinds of inputs and commands, so that the same engine drives it. It does not know exception types, threads or event loops.
+Both have the same kinds of inputs and commands, so that one engine drives both. This package does not know exception types, threads or
+event loops.
 """

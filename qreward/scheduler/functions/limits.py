@@ -1,17 +1,16 @@
 """Options of calls of decorated functions, and the limits that they set: adaptive, per window, and circuit breakers.
 
-The options are plain values, compiled from the user's settings.
+The options are plain values, computed from the user's settings.
 
-``AimdLimit`` follows AIMD (Chiu and Jain, 1989): it is halved when too many tries fail or they take too long, and raised by a tenth
-otherwise. It is evaluated in rounds of as many tries as the limit, all of them started under it, so that the effect of a change is seen
-before the next change.
+``AimdLimit`` uses additive increase and multiplicative decrease (AIMD; Chiu and Jain, 1989). It is halved when too many tries fail or tries
+take too long, and else raised by a tenth, at least by 1. It is evaluated after as many tries as the limit, all of which were started after
+its last change, so that the effect of a change is seen before the next one.
 
-``SlidingWindowLimit`` is a rate limit that holds in any window. A token bucket allows twice its size in a window that begins with a full
-bucket. This limit stores the time of each start within the last window instead, so the next try starts as soon as the window allows and
-never earlier. O(1) per start, one float of memory each.
+``SlidingWindowLimit`` is a rate limit that holds in every window. A token bucket allows twice its size in a window that begins with a full
+bucket. This limit stores the time of each start within the last window instead: O(1) time per start, and one float of memory.
 
-``Breaker`` is a circuit breaker (Nygard, "Release It!", 2007): a number of failures in a row opens it, and after a time one call is tried
-again. Its numbers are configured, unlike those of ``scheduler.health``.
+``Breaker`` is a circuit breaker (Nygard, "Release It!", 2007). A number of failures in a row opens it. After a time one call is tried
+again. Both numbers are configured, unlike those of ``scheduler.health``.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from typing import NamedTuple
 
 
 class Pause(NamedTuple):
-    """Longest wait in seconds before the first retry, and before any; see ``scheduler.failure_policy.backoff``."""
+    """Longest wait in seconds before the first retry (``base``) and before any (``cap``); see ``scheduler.failure_policy.backoff``."""
 
     base: float
     cap: float
@@ -36,12 +35,13 @@ class Rate(NamedTuple):
 
 
 class Hedging(NamedTuple):
-    """When a call with a try in flight is tried a second time.
+    """When a call is hedged, that is, tried again while a try is in flight.
 
     Attributes:
-        after: seconds, or None for the ``quantile`` of the time of successful tries.
-        most: hedges per call.
-        share: hedges that each call adds to the budget of all calls.
+        after: seconds after which it is hedged, or None for the ``quantile`` of the times of successful tries.
+        quantile: a number between 0 and 1.
+        most: maximum number of hedges per call.
+        share: number of hedges that each call adds to the budget of all calls.
     """
 
     after: float | None
@@ -58,7 +58,13 @@ class Breaking(NamedTuple):
 
 
 class Adapting(NamedTuple):
-    """Bounds of an adaptive limit, and the conditions under which it falls: a share of failures, and the mean seconds of a try or None."""
+    """Settings of an adaptive limit.
+
+    Attributes:
+        least, most: its bounds.
+        errors: share of failed tries above which it falls.
+        seconds: mean time of a successful try above which it falls, or None.
+    """
 
     least: int
     most: int
@@ -74,13 +80,14 @@ class FunctionOptions(NamedTuple):
         timeout: seconds the whole call may take, or None.
         retries: maximum number of retries after failures.
         pause: backoff before retries.
-        parallel_tries: maximum tries in flight at once while a call is retried.
-        most: maximum tries in flight over all keys and all functions of the pool, or None.
+        parallel_tries: maximum number of tries in flight at once while a call is retried.
+        most: maximum number of tries in flight over all keys and all functions of the pool, or None.
         rate: rate limit of each key, or None.
         hedging: when to hedge, or None.
         breaking: circuit breaker of each key, or None.
-        adapting: adapts the rate limit if there is one, else the pool's concurrency limit; never above the configured limit.
-        paced: its tries wait for the rate limit; if False, they are only counted.
+        adapting: settings by which the rate limit adapts, or the pool's concurrency limit if there is no rate limit, or None. The adaptive
+            limit never exceeds the configured one.
+        paced: its tries wait for the rate limit; if False, they do not wait, but count.
         noted: decisions are logged in ``Call.notes``.
     """
 
@@ -99,8 +106,9 @@ class FunctionOptions(NamedTuple):
 
 
 FALL, RISE = 0.5, 1.1
+"""Factors by which an adaptive limit falls and rises."""
 LEAST_ROUND = 5
-"""Tries below which a share of failures is no evidence."""
+"""Least number of tries by which it is evaluated."""
 
 
 class AimdLimit:
@@ -113,7 +121,7 @@ class AimdLimit:
 
     Attributes:
         limit: the present limit.
-        wanted: a call had to wait for the limit in this round, so that a higher one would help.
+        wanted: a call had to wait for the limit since its last evaluation, so that a higher limit would help.
     """
 
     __slots__ = ("_bounds", "_exact", "_failed", "_fell_at", "_ok", "_seconds", "_since", "config", "limit", "wanted")
@@ -126,14 +134,14 @@ class AimdLimit:
         self.change(config, most)
 
     def change(self, config: Adapting, most: float = inf) -> None:
-        """Replace the config and bounds, if they differ. The learned value is kept within the new bounds."""
-        bounds = min(config.least, most), min(config.most, most)
+        """Replace the config and bounds, if they differ. The present limit is kept as far as the new bounds allow."""
+        bounds = config.least, min(config.most, most)
         if bounds != self._bounds or config != self.config:
             self.config, self._bounds = config, bounds
             self._begin_round(self._since, self._exact)
 
     def ok(self, now: float, sent_at: float, seconds: float) -> bool:
-        """A try succeeded after ``seconds``. True if the limit has changed."""
+        """A try succeeded after ``seconds``. Returns True if the limit has changed."""
         if sent_at < self._since:
             return False
         self._ok += 1
@@ -141,14 +149,14 @@ class AimdLimit:
         return self._evaluate(now)
 
     def failed(self, now: float, sent_at: float) -> bool:
-        """A try failed. True if the limit has changed."""
+        """A try failed. Returns True if the limit has changed."""
         if sent_at < self._since:
             return False
         self._failed += 1
         return self._evaluate(now)
 
     def overloaded(self, now: float, sent_at: float) -> bool:
-        """A try was rejected because of overload: the limit falls at once. True if the limit has changed.
+        """A try was rejected because of overload, so that the limit falls at once. Returns True if the limit has changed.
 
         Tries started before the limit last fell are ignored.
         """
@@ -214,7 +222,7 @@ class SlidingWindowLimit:
     def take(self, now: float) -> None:
         starts, window = self._starts, self.window
         starts.append(now)
-        while starts[0] + window <= now:  # the same sum as in ``ready_at``: a difference would round differently
+        while starts[0] + window <= now:  # the sum is written as in ``ready_at``, because a difference would be rounded differently
             starts.popleft()
 
 
@@ -251,7 +259,7 @@ class Breaker:
         return self._opened_at == -inf or self.probe is call
 
     def admits(self, now: float, call: object) -> bool:
-        """Return whether a call may be tried. A call may become the probe here, so its end must be reported by :meth:`over`."""
+        """Return whether a call may be tried. The call may become the probe, so its end must be reported by :meth:`over`."""
         if self.trusts(call):
             return True
         if self.probe is None and now >= self.open_until:
@@ -260,12 +268,12 @@ class Breaker:
         return False
 
     def ok(self, call: object) -> None:
-        """A try succeeded. While the breaker is not closed, only tries of the probe count; others started before it opened."""
+        """A try succeeded. While the breaker is not closed only tries of the probe count, because the others started before it opened."""
         if self.trusts(call):
             self.failures, self._opened_at, self.probe = 0, -inf, None
 
     def failed(self, now: float, call: object) -> bool:
-        """A try failed. True if the breaker has opened now."""
+        """A try failed. Returns True if this failure opens the breaker."""
         self.failures += 1
         if not self.trusts(call) or (self.probe is None and self.failures < self.config.threshold):
             return False
@@ -273,6 +281,6 @@ class Breaker:
         return True
 
     def over(self, call: object) -> None:
-        """A call has ended. If it was the probe and did not decide, the next call becomes the probe."""
+        """A call has ended. If it was the probe and has neither succeeded nor failed, another call may become the probe."""
         if self.probe is call:
             self.probe = None

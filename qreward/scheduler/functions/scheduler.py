@@ -1,6 +1,6 @@
 """The scheduler of function calls: decides when a call is tried, retried, hedged or ended, with which error, and why it waits.
 
-It is pure: each input carries the time ``now``, and the commands that follow from it are appended to ``out``.
+It is pure: each input carries the time ``now``, and the resulting commands are appended to ``out``. ``scheduler.scheduler`` describes them.
 
 Rules that hold between any two inputs:
 1. work conservation: no call waits while its key may start a try and its group has a free slot;
@@ -34,9 +34,12 @@ if TYPE_CHECKING:
 
 
 def learn(now: float, attempt: Attempt, call: Call, outcome: Answer | CallFailure) -> bool:
-    """Update the limits and the circuit breaker by the outcome of a try, even if its call has ended. True if the breaker has opened now.
+    """Update the limits and the circuit breaker by the outcome of a try, even if its call has ended.
 
-    Overload does not count against health. A try whose call has timed out was counted at that time.
+    Overload does not count as a failure for the circuit breaker. A try whose call has timed out was counted at that time.
+
+    Returns:
+        True if the outcome opens the circuit breaker.
     """
     key, function, sent_at = call.key_state, call.function, attempt.sent_at
     counted = attempt.cancel_reason is CancelReason.OVERDUE
@@ -59,7 +62,7 @@ def learn(now: float, attempt: Attempt, call: Call, outcome: Answer | CallFailur
 
 
 def record_failure(now: float, call: Call, sent_at: float) -> bool:
-    """Count a failed try, or one that exceeded its call's timeout. True if the breaker has opened now."""
+    """Count a failed try, or one that exceeded its call's timeout. Returns True if it opens the circuit breaker."""
     _adapt(call, AimdLimit.failed, now, sent_at)
     breaker = call.key_state.breaker
     if breaker is None or not breaker.failed(now, call):
@@ -76,13 +79,13 @@ def _adapt(call: Call, record: Callable[..., bool], *event: float) -> None:
 
 
 def next_try(now: float, call: Call, rng: Random, wait: float | None = None) -> float:
-    """Return when the next retry of a call may be made, if the number of retries allows one; inf if never.
+    """Return when the next retry of a call may be made; inf if its deadline or the circuit breaker allows none.
 
-    ``wait`` is the number of seconds that the last failure or the user says, used exactly; None for the backoff.
+    ``wait`` is a number of seconds that the error or the user states, and is used exactly. None uses the backoff.
     """
     if wait is None:
         pause = backoff(*call.options.pause, call.retries + 1, rng)
-        at = max(now + min(pause, (call.deadline - now) / 2), call.not_before)  # an early retry is better than none
+        at = max(now + min(pause, (call.deadline - now) / 2), call.not_before)  # a shorter backoff if time is short
     else:
         at = now + wait
     breaker = call.key_state.breaker
@@ -126,9 +129,9 @@ def wait_reason(now: float, call: Call) -> str:
 
 
 HEDGE_LATER = 0.25
-"""Seconds after which a hedge is tried again for which there was no free slot."""
+"""Seconds after which a call is checked again that was due for a hedge when there was no free slot."""
 FORGETS = 1000
-"""Keys that a submission checks at most for dropping, which delays it by about a millisecond."""
+"""Number of unused keys that a submission may delete, which takes about a millisecond."""
 
 
 class CallScheduler:
@@ -249,12 +252,11 @@ class CallScheduler:
     def _may_start(self, now: float, call: Call) -> bool:
         """Return whether a try may start now without going ahead of a waiting call.
 
-        A waiting call would have started already if it could, unless a tick is overdue.
+        Returns False while a call waits for a time that has passed already, because that call starts first, with the next tick.
         """
         return self.group.inflight < self.group.limit and call.key_state.ready_at(call) <= now < self._wakes.rank()
 
     def _place(self, now: float, call: Call) -> None:
-        call.state = TaskState.QUEUED
         if call.notes is not None and not self._may_start(now, call):
             call.note(now, wait_reason(now, call))
         call.key_state.queue.put(call, call.rank if call.options.paced else -inf, call.number)
@@ -267,7 +269,7 @@ class CallScheduler:
             self._arrange(now, call.key_state)
 
     def _arrange(self, now: float, state: KeyState) -> None:
-        """Register a key as ready, or set its timer. Call it whenever its first call or the time of that call has changed."""
+        """Mark a key as ready, or set its timer. Call it whenever its first waiting call, or the time of that call's start, has changed."""
         first = state.queue.first()
         at = inf if first is None else state.ready_at(first)
         if first is not None and at <= now:
@@ -312,7 +314,6 @@ class CallScheduler:
         state, counters = call.key_state, call.function.counters
         attempt = Attempt(call, cast("Source", state), now)
         attempt.hedge = hedge
-        call.state = TaskState.SENT
         call.tried[attempt] = None
         state.inflight += 1
         state.used_at = now
@@ -365,7 +366,7 @@ class CallScheduler:
         if not call.tried or (breaker is not None and not breaker.trusts(call)):
             return
         if function.hedges_left < 1:
-            call.note(now, "no hedge: as many were made as may be")
+            call.note(now, "no hedge: the hedge budget is used up")
         elif call.key_state.queue or not self._may_start(now, call):
             call.hedge_at = now + HEDGE_LATER
         else:
@@ -395,7 +396,7 @@ class CallScheduler:
         if not raised.again:
             self._finish(now, call, raised.error)
             return
-        if raised.overloaded or raised.wait is not None:  # a planned retry would be too early, or one too many
+        if raised.overloaded or raised.wait is not None:  # a retry that is planned already would come too early
             self._unplan(now, call)
         self._plan_retry(now, call, raised.wait)
         if not call.tried and not call.planned:
@@ -410,7 +411,7 @@ class CallScheduler:
             self._empty(now, call.key_state)
 
     def _empty(self, now: float, state: KeyState) -> None:
-        """The breaker has opened: end the waiting calls of a key, except those with another try in flight."""
+        """End the waiting calls of a key whose circuit breaker has opened, except those with a try in flight."""
         calls = state.queue.empty()
         self._arrange(now, state)
         for call in calls:

@@ -1,8 +1,8 @@
 """State of decorated functions and of their calls.
 
-``Call`` is one call, ``CallFailure`` a failed try of it. ``Function`` has the options, keys, durations and hedge budget of one function.
-``KeyState`` is one key of a function, with its queue, rate limit and circuit breaker. ``ConcurrencyGroup`` is the concurrency limit that
-the functions of a pool share, and the order of their keys.
+``Call`` is one call, and ``CallFailure`` a failed try of it. ``Function`` holds the options, keys, durations and hedge budget of one
+function. ``KeyState`` is one key of a function, with its queue, rate limit and circuit breaker. ``ConcurrencyGroup`` is the concurrency
+limit that the functions of a pool share, and the order of their keys.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class CallFailure:
 
     error: BaseException  # the exception that the caller receives if the call is not retried
     _: KW_ONLY
-    again: bool = True  # the call may be retried, and the try counts as a failure; if False, the error is passed on and not counted
-    wait: float | None = None  # seconds after which the call may be retried, if the error or the user says so; NaN or less than 0 is 0
-    overloaded: bool = False  # it was rejected because of overload: that costs a retry, but does not count against health
-    covered: bool = False  # the exception is one for which a default may be returned
+    again: bool = True  # the call may be retried, and the try counts as a failure; if False, the error ends the call and does not count
+    wait: float | None = None  # seconds after which the call may be retried, if the error or the user states them; NaN or less than 0 is 0
+    overloaded: bool = False  # it was rejected because of overload: that uses up a retry, but does not count for the circuit breaker
+    covered: bool = False  # a default may be returned instead of this exception
 
     def __post_init__(self) -> None:
         if self.wait is not None and not self.wait > 0:
@@ -49,17 +49,19 @@ class Call(Task):
     """A task that is a call of a function. Several tries of it may be in flight at once.
 
     Attributes:
-        function, key, key_state: the function, the key of the call, and the state of that key, which is set on submission.
+        function, key: the function, and the key of the call.
+        key_state: the state of that key; set on submission, as is ``rank``.
         options: its options, fixed when the call was made.
         rank: position in the order of calls, smaller first: arrival time plus some seconds per priority level.
         tried: tries in flight, oldest first.
         begun: number of tries started.
-        retries, hedges: tries beyond the first, by reason.
-        tries: tries that failed. ``streak`` counts those since one was rejected because of overload.
+        retries, hedges: numbers of tries beyond the first, by reason.
+        tries: number of tries that failed.
+        streak: number of tries that failed since one was rejected because of overload.
         error, covered: the last failure; see ``CallFailure``.
-        not_before: time before which there must be no other try, as the error or the user says.
+        not_before: time before which there must be no other try, as the error or the user states.
         retry_at, hedge_at: when the next retry or hedge is due; inf for none.
-        notes: log of the decisions about it with their times, or None if not requested.
+        notes: the decisions about it with their times, or None if they are not logged.
     """
 
     __slots__ = (
@@ -68,13 +70,13 @@ class Call(Task):
     )  # fmt: skip
 
     key_state: KeyState
+    rank: float
 
     def __init__(self, function: Function, key: Hashable, options: FunctionOptions, waiter: Any) -> None:
         super().__init__(None, cast("Any", None), options.level, options.timeout, waiter, 0)  # it has a key's state instead of a pool
         self.function = function
         self.key = key
         self.options = options
-        self.rank = 0.0
         self.tried: dict[Attempt, None] = {}
         self.begun = self.retries = self.hedges = self.streak = 0
         self.error: BaseException | None = None
@@ -89,7 +91,7 @@ class Call(Task):
 
     @property
     def planned(self) -> bool:
-        """Another try is due at a time, or waits in the queue."""
+        """Another try is due at a certain time, or waits in the queue."""
         return self.retry_at < inf or self in self.key_state.queue
 
     def next_due(self) -> float:
@@ -103,7 +105,10 @@ class Call(Task):
             self.not_before = now + failure.wait
 
     def may_retry(self) -> bool:
-        """Return whether a retry may be made now, besides the tries in flight. Each failure other than overload allows one more at once."""
+        """Return whether a retry may be made now, in addition to the tries in flight.
+
+        Each failure since the last overload allows one more try in flight, up to ``parallel_tries``.
+        """
         options = self.options
         return self.retries < options.retries and len(self.tried) < max(1, min(options.parallel_tries, 1 + self.streak))
 
@@ -134,7 +139,7 @@ class ConcurrencyGroup:
         self._most: float = inf
 
     def follow(self) -> None:
-        """Update the limit from the options of its functions: the lowest of several numbers applies."""
+        """Update the limit from the options of its functions. If they differ, the lowest applies."""
         options = [function.options for function in self.functions]
         self._most = min((each.most for each in options if each.most is not None), default=inf)
         adapting = [each.adapting for each in options if each.rate is None and each.adapting is not None]
@@ -151,7 +156,7 @@ def _strictness(adapting: Adapting) -> tuple[float, ...]:
 
 
 class KeyState:
-    """State of one key of a function. It takes the place that an endpoint has for a request.
+    """State of one key of a function. For the engine it is the source of an attempt.
 
     Attributes:
         function: the function.

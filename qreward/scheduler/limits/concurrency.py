@@ -1,24 +1,25 @@
 """Concurrency limits: how many requests a source may have in flight. ``FixedLimit`` is configured; ``AdaptiveLimit`` finds the capacity.
 
-The scheduler reads only ``limit``, and reports sends, answers and rejects so that a limit can adapt. A limit also classifies rejects:
-either the source is unavailable or over a rate (its cooldown starts), or it is only full. Failures and timeouts do not move a limit;
-``health`` judges them.
+The scheduler reads ``limit``, and reports sends, answers and rejects so that a limit can adapt. A limit also decides what a reject means:
+the source is unavailable or over a rate limit, so that its cooldown starts, or it is only full. Failures and timeouts do not change a
+limit; they count against ``health``.
 
-Two signals move the adaptive limit, without prior knowledge. *Rejects* show the capacity of the source: the requests that it still serves.
-*Elasticity* shows whether more requests in flight still increase throughput, from the time per token; it also works where a server queues
-without ever rejecting. Both are measured against the limit's own earlier rounds, never against a lowest latency, which for language models
-is only that of the shortest answer.
+Two measurements change the adaptive limit. *Rejects* show the capacity of the source: the number of requests that it still serves.
+*Elasticity* shows whether more requests in flight increase throughput, from the time per token. It also works for a server that queues
+requests and never rejects one. A round is a number of answers to requests sent under one value of the limit. Each round is compared with
+the one before. The lowest latency is not used, because for language models it is that of the shortest answer.
 
-W1  Start at a usual size and double every round while throughput keeps up. A small configured limit is used from the start. If that is too
-    much, the first rejects show the capacity within a round trip.
-W2  Without rejects, alternate a little above and below a base. Move the base up while that increases throughput, and down where less would
-    do as well. At the configured limit, test below it only now and then.
-W3  A reject sets the limit to the requests that are still served, less a little for other clients. A single reject without a hint among
-    good answers is noise.
-W4  From there, try one slot more after many clean answers. Each try that succeeds doubles the next; one that fails is taken back, and its
-    reject is not counted as new information. Tries end where elasticity shows that more does not increase throughput. If a failed try
-    costs a wait, because the source requested one, the next try comes after twenty times that wait.
-W5  If no request is still served, twice in a row, the source is unavailable and not full: start again, with half of its former capacity.
+W1  Start at 32, and double the limit every round while throughput rises with it. A configured limit of at most 64 is used at once. If the
+    limit is too high, the first rejects show the capacity within a round trip.
+W2  Without rejects, alternate between 15 % above and 15 % below a base. Raise the base if the higher limit increases throughput, and lower
+    it if the lower limit does not reduce throughput. At the configured limit, test below it only in every eighth round.
+W3  A reject sets the limit to the number of requests that are still served, less 3 %, which is left to other clients. A single reject
+    without a hint among good answers is ignored.
+W4  After a reject, try one slot more after 100 answers. If that succeeds, double the step for the next try. If it fails, take it back; its
+    reject does not change the limit otherwise. Tries end when elasticity shows that a higher limit does not increase throughput. If the
+    reject of a failed try carries a wait (``Retry-After``), the next try comes after twenty times that wait.
+W5  If two rejects in a row find no other request in flight, the source is unavailable and not full. Start again, with at least half of the
+    base that last went 100 answers without a reject.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ from random import Random
 DEFAULT_LIMIT = 64
 """Requests in flight at an endpoint whose capacity is unknown."""
 PATIENCE = 100
-"""Answers after which a lowered limit is raised again. This bounds rejects to about one in so many requests."""
+"""Answers after which a lowered limit is raised again. Rejects are thus about one in so many requests at most."""
 
 
 Changes = dict[tuple[str, str], int]
-"""How often a limit changed: (``up`` or ``down``, reason in one word) -> count."""
+"""Counts of the changes of a limit. The key is a pair: ``up`` or ``down``, and one word for the reason."""
 
 
 def count_change(changes: Changes, before: int, after: int, reason: str) -> None:
@@ -45,9 +46,9 @@ def count_change(changes: Changes, before: int, after: int, reason: str) -> None
 
 
 class ConcurrencyLimit:
-    """How many requests a source may have in flight: a limit that never changes. Subclasses adapt it to the events.
+    """How many requests a source may have in flight. This class never changes ``limit``; subclasses do, and say why in ``reason``.
 
-    ``inflight`` and ``others`` are counted after the event. ``reason`` says why ``limit`` has its value.
+    In all methods ``inflight`` and ``others`` are the requests in flight after the event.
     """
 
     reason = "fixed"
@@ -63,24 +64,26 @@ class ConcurrencyLimit:
         """An answer arrived, of ``tokens`` output tokens, or None if the source does not report them."""
 
     def rejected(self, now: float, sent_at: float, hint: float | None, others: int, /) -> bool:  # noqa: ARG002 - for subclasses
-        """A request was rejected while ``others`` are in flight, with a wait of ``hint`` seconds or None. True if a cooldown must start.
+        """A request was rejected while ``others`` are in flight. ``hint`` is the wait in seconds that the source requests, or None.
 
-        A hint starts a cooldown in any case. If this returns False, the hint is not treated as a sign of a rate limit.
+        Returns:
+            True if the source is unavailable or over a rate limit, so that a cooldown must start; False if it is only full. A hint starts
+            a cooldown in any case.
         """
         return True
 
     def returned(self, now: float, inflight: int, /) -> None:
-        """The source is back after it served nothing. Rejects while it became unavailable said nothing about its capacity."""
+        """The source works again after it was unavailable. The rejects of that time do not show its capacity."""
 
     def crowd(self, until: float, /) -> None:
-        """Until then requests are known to wait inside the server, and the limit should not grow."""
+        """Requests wait inside the server, so the limit should not grow before ``until``."""
 
 
 class FixedLimit(ConcurrencyLimit):
     """A configured limit, or the default.
 
-    A source that rejects requests beyond its own capacity but serves the rest gets no cooldown. The limit falls to the number it still
-    serves for a hundred answers (fewer where it is small), and doubles from there. A single reject among good answers is noise.
+    If the source rejects requests but still serves others, the limit falls to the number that it serves. After 100 answers (fewer if the
+    limit is small) it doubles, up to the configured limit. A single reject among good answers is ignored.
     """
 
     def __init__(self, limit: int | None = None) -> None:
@@ -92,14 +95,13 @@ class FixedLimit(ConcurrencyLimit):
 
     def ok(self, _now: float, _sent_at: float, _tokens: int | None, _inflight: int) -> None:
         self._good += 1
-        if self.limit < self._set:
-            self._clean += 1
-            if self._clean >= min(PATIENCE, 4 * self.limit):
-                self._move(2 * self.limit, "answers")
+        self._clean += 1
+        if self._clean >= min(PATIENCE, 4 * self.limit):
+            self._move(2 * self.limit, "answers")
 
     def rejected(self, now: float, sent_at: float, hint: float | None, others: int) -> bool:
         lone, self._good = self._good >= self._set / 2, 0
-        if hint is not None or others == 0:  # unavailable, or over a rate: no evidence of its capacity
+        if hint is not None or others == 0:  # unavailable, or over a rate limit: the reject does not show its capacity
             self._closed_at = now
             self._move(self._set, "away")
             return True
@@ -108,29 +110,32 @@ class FixedLimit(ConcurrencyLimit):
         return False
 
     def _move(self, limit: int, reason: str) -> None:
-        before, self._clean, self.limit = self.limit, 0, max(1, min(self._set, limit))
+        before, self._clean, self.limit = self.limit, 0, min(self._set, limit)
         count_change(self.changes, before, self.limit, reason)
 
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """Constants of the adaptive limit. Swept one at a time over 23 server models, none moved the mean by more than .006."""
+    """Constants of the adaptive limit.
 
-    start: int = 32
-    keep: float = 0.35  # W1: elasticity that justifies another doubling
-    zig: float = 0.15  # W2: how far above and below the base
-    memory: float = 0.8  # W2: weight that older differences keep, per round
-    low: float = 0.05  # W2: elasticity below which a smaller limit loses nothing
-    high: float = 0.20  # W2: elasticity above which a larger limit pays
-    down: float = 0.85
-    up: float = 1.20
+    Each was varied alone in simulations of 23 servers. None changed the mean share of the capacity that was found by more than .006.
+    """
+
+    start: int = 32  # W1: initial limit
+    keep: float = 0.35  # W1: least elasticity at which the limit doubles again
+    zig: float = 0.15  # W2: share by which the limit lies above and below the base
+    memory: float = 0.8  # W2: factor on the weight of older rounds with each new one
+    low: float = 0.05  # W2: elasticity below which the base is lowered
+    high: float = 0.20  # W2: elasticity above which the base is raised
+    down: float = 0.85  # W2: factor by which it is lowered
+    up: float = 1.20  # W2: factor by which it is raised
     spare: float = 0.03  # W3: share left to other clients after a reject
-    patience: int = 100  # W4: clean answers before a try
-    hold: float = 60.0  # W4: or seconds, for slow sources
-    settle: float = 1.0  # W4: least seconds between tries, and how long a reject is attributed to the last try
-    price: float = 20.0  # W4: after a failed try that costs a wait, seconds without a try per second of that wait
-    shortest_round: int = 12
-    longest_round: int = 100
+    patience: int = 100  # W4: answers without a reject before a try
+    hold: float = 60.0  # W4: seconds after which a source that answers slowly is tried without so many answers
+    settle: float = 1.0  # W4: least seconds between tries; a reject within this time is attributed to the last try
+    price: float = 20.0  # W4: after a failed try whose reject carried a wait, the next try comes after so many times that wait
+    shortest_round: int = 12  # least answers of a round
+    longest_round: int = 100  # most answers of a round
     trusted: int = 64  # W1: largest configured limit that is used at once
     look: int = 8  # W2: rounds between two tests below the configured limit
 
@@ -141,9 +146,10 @@ MOST = 2048
 
 
 class Elasticity:
-    """How throughput follows the concurrency limit: 1 if in proportion, 0 if not at all.
+    """How throughput depends on the concurrency limit: 1 if it is proportional, 0 if it does not change.
 
-    It is d ln(throughput) / d ln(limit), from differences of consecutive rounds, so that slow changes of the source itself do not count.
+    The value is d ln(throughput) / d ln(limit). It is computed from the differences between consecutive rounds, so that slow changes of the
+    source itself have no effect.
     """
 
     def __init__(self) -> None:
@@ -151,7 +157,7 @@ class Elasticity:
         self._xy = self._xx = 0.0
 
     def add(self, window: int, seconds_per_token: float) -> float | None:
-        """Add a round. Returns the elasticity between it and the one before, or None if they cannot be compared."""
+        """Add a round. Returns the elasticity between this round and the one before, or None if they cannot be compared."""
         x, y = log(window), log(max(1e-9, seconds_per_token))
         last, self._last = self._last, (x, y)
         if last is None or abs(x - last[0]) <= 0.05:
@@ -167,7 +173,7 @@ class Elasticity:
 
     @property
     def value(self) -> float:
-        """Elasticity over all rounds, recent ones weighted most; 1 if unknown."""
+        """Elasticity over all rounds, with more weight on recent ones; 1 if unknown."""
         return 1 - self._xy / self._xx if self._xx else 1.0
 
 
@@ -183,7 +189,7 @@ class AdaptiveLimit(ConcurrencyLimit):
     """An adaptive concurrency limit. The module docstring lists its rules.
 
     Args:
-        rng: for random rounding.
+        rng: used for random rounding.
         most: the configured limit, which is never exceeded; None for ``MOST``.
     """
 
@@ -192,21 +198,21 @@ class AdaptiveLimit(ConcurrencyLimit):
         self.most = MOST if most is None else most
         self._start = most if most is not None and most <= TUNING.trusted else min(TUNING.start, self.most)
         super().__init__(self._start)
-        self._held = 0.0  # the base under which it last went many answers without a reject
+        self._held = 0.0  # the base under which 100 answers last came without a reject
         self._rounds = 1
         self.reason = "start"
-        self.crowded_until = -inf  # until then requests are known to wait inside the server, and the limit does not grow
+        self.crowded_until = -inf  # time before which requests wait inside the server, and the limit does not grow
         self._elasticity = Elasticity()
-        self._side = 1.0
+        self._side = 1.0  # whether the limit lies above (1) or below (-1) the base
         self._good = self.most  # answers since the last reject
         self._away = 0  # rejects in a row with no other request in flight
-        self._reject_after = 0.0  # seconds a reject takes, moving average
+        self._reject_after = 0.0  # seconds until a request is rejected, moving average
         self._clean = 0  # answers since the last try or reject
-        self._mark = 0.0  # when that was
+        self._mark = 0.0  # time of the last try or reject
         self._floor = 0  # the limit before the last try
-        self._blame_until = 0.0
+        self._blame_until = 0.0  # a reject before this time is attributed to the last try
         self._no_try_before = 0.0
-        self._round = _Round(self.limit, 0.0, 0)
+        self._round: _Round
         self._begin(0.0, 0)
 
     def _begin(self, now: float, inflight: int) -> None:
@@ -260,7 +266,7 @@ class AdaptiveLimit(ConcurrencyLimit):
 
     def _yield_to(self, now: float, others: int, survivors: int) -> None:
         base = float(min(self.limit, survivors))
-        if self._step or self._clean:  # true about once in a burst of rejects
+        if self._step or self._clean:  # only for the first of several rejects in a row
             give = base * TUNING.spare
             base -= int(give) + (self._rng.random() < give % 1)
         self._starting, self._capped, self._step = False, True, 0
@@ -278,7 +284,7 @@ class AdaptiveLimit(ConcurrencyLimit):
         barred = now < max(self._no_try_before, self.crowded_until) or waited < self._settle()
         if not due or barred or self.limit >= min(self.most, 1.5 * self._round.limit):
             return
-        if self._elasticity.value < TUNING.high:  # more would not help: rejects are not the limiting factor
+        if self._elasticity.value < TUNING.high:  # a higher limit would not increase throughput
             self._capped = False
             return
         self._floor = self.limit
@@ -291,14 +297,14 @@ class AdaptiveLimit(ConcurrencyLimit):
 
     def _end_round(self, now: float, inflight: int) -> None:
         current, base = self._round, self._base
-        if current.peak < 0.8 * self.limit:  # too little load to learn from
+        if current.peak < 0.8 * self.limit:  # the limit was hardly reached, so the round says nothing about it
             self._elasticity.break_off()
         else:
             change = self._elasticity.add(self.limit, current.seconds / current.tokens)
             factor = 1.0
             if self._starting:
                 factor = self._start_factor(inf if change is None else change)
-            elif change is not None and self._side < 0:  # every second round, after one above and one below
+            elif change is not None and self._side < 0:  # every second round, after one above the base and one below
                 factor = self._seek_factor()
             base *= factor if now >= self.crowded_until else min(1.0, factor)
         self._side = -self._side

@@ -1,24 +1,26 @@
 """A rate limit that follows the server's rate limit headers, so that requests slow down before the first reject.
 
-A response advertises how much of a limit is ``remaining``, and in how many seconds (``reset``) all of it is available again. Two kinds of
-limits do so, and the headers do not tell which. A *bucket* refills continuously, and its ``reset`` grows with use: OpenAI's is "the time
-until the rate limit resets to its initial state" (guide to rate limits); 4,518 of 20,000 tokens used gave 13.554 s, which is 20,000 a
-minute. A *window* ends at a fixed time, at which the whole limit is available again (``RateLimit-Reset`` of
-draft-ietf-httpapi-ratelimit-headers-06; proxies that count calendar minutes).
+The headers of a response *advertise* the ``remaining`` amount of a limit, and the seconds (``reset``) until all of it is available again.
+There are two kinds of limits, which the headers do not distinguish. A *bucket* refills continuously, and its ``reset`` grows with use.
+OpenAI's limits are buckets: their reset is "the time until the rate limit resets to its initial state" (guide to rate limits), and was
+13.554 s after 4,518 of 20,000 tokens a minute were used. A *window* ends at a fixed time, at which the whole limit is available again
+(``RateLimit-Reset`` of draft-ietf-httpapi-ratelimit-headers-06; proxies that count calendar minutes).
 
-A1  The remaining amount is the last advertised one, less the cost of requests sent after the one that brought it, plus the refill since.
-    (If the server writes headers when it answers, it has counted some of those requests already; the amount is then too low until the
-    next answer.) The advertisement of an earlier request is outdated. The order of requests sent at one instant is unknown, so any
-    possible order is allowed for.
-A2  The kind is the one seen last: if ``remaining`` fell and ``reset`` rose it is a bucket, if both fell it is a window. Before that it is
-    taken for a window, unless used / reset equals the limit divided by a usual window. The slope of a bucket is its rate.
-A3  With nothing remaining, requests wait for the refill or for the end of the window. After a minute without a request, or when the time of
-    a ``Retry-After`` has passed, one request is sent anyway. If it is answered and still nothing remains, advertisements are ignored until
-    one has something remaining. An answer without the header ends the limit.
-A4  Tokens are reserved by an estimate, scaled by what the server was seen to charge for such estimates (it may count ``max_tokens``, or
-    other clients). The largest recent cost must remain, and a share of the cost that no answer has confirmed yet.
+A1  The remaining amount is the one that the latest request's response advertised, less the cost of requests sent after that request, plus
+    the refill since. Responses to earlier requests are outdated. The server may have processed requests that were sent at one instant in
+    any order. If it writes the headers when it answers, it has counted some later requests already; the amount is then too low until the
+    next response.
+A2  If ``remaining`` falls and ``reset`` rises, the limit is a bucket; if both fall, it is a window. The latest such observation counts.
+    Before the first one, it is taken for a window, unless used / reset equals the limit divided by a usual window. The rate of a bucket
+    is the fall of ``remaining`` over the rise of ``reset``.
+A3  If nothing remains, requests wait for the refill or for the end of the window. After a minute without a request, or when the time of a
+    ``Retry-After`` has passed, one request is sent anyway. If it is answered and still nothing remains, headers are ignored until
+    something remains. An answer without the header ends the limit.
+A4  An estimate of a request's tokens is reserved. It is scaled by what the server has charged for earlier estimates, since the server may
+    count ``max_tokens``, or other clients. The largest recent cost must remain, and a share of the reserved tokens that no answer has
+    confirmed yet.
 
-A limit that is not reached delays nothing, and a configured limit applies in addition. This module does not parse headers.
+A limit that is not reached delays nothing. A configured limit applies in addition. This module does not parse headers.
 """
 
 from __future__ import annotations
@@ -33,34 +35,37 @@ MINUTE = 60.0
 """Window of a limit in seconds if nothing else is known."""
 USUAL_WINDOWS = (1.0, 10.0, 60.0, 3600.0, 86400.0)
 LONG = USUAL_WINDOWS[2:]
-"""Windows that can be recognised from one response: an empty small bucket would look like a window of one second."""
+"""Windows that are recognised from a single response. A small empty bucket would look like a window of one second, so the short ones are
+left out."""
 NEAR, EXACT = 0.25, 0.05
-"""Relative tolerances within which a window is taken for a usual one: a measured window, and one seen in a single response."""
+"""Relative tolerances within which a window counts as a usual one: if it was measured, and if a single response shows it."""
 MARKED = 0.05
 """Share of the largest ``remaining`` seen by which it must have fallen before the kind is decided."""
 TICKS = 5.0
-"""Steps by which ``reset`` must have moved to decide the kind, and ``remaining`` to measure the rate: both are rounded."""
+"""Steps by which ``reset`` must have changed before the kind is decided, and ``remaining`` before the rate is measured, because servers
+round both."""
 PLENTY, GLANCE = 0.5, 1.0
-"""If more than this share of a limit remains, advertisements are read only once in so many seconds."""
+"""If more than the share ``PLENTY`` of a limit remains, headers are read only once in ``GLANCE`` seconds."""
 FINE = 0.001
 """Step of ``reset`` in seconds if fractions are advertised."""
 STEADY = 0.98
-"""Share of the rate that is used where windows are shorter than the time of an answer."""
+"""Share of the rate that is used if windows are shorter than the time of an answer."""
 LONGEST_WAIT = 60.0
-"""Seconds after the last request at which one request is sent in spite of the advertisement."""
+"""Seconds after the last request at which one request is sent although nothing remains."""
 FORGOTTEN = 300.0
-"""Seconds after which the last advertisement is dropped."""
+"""Seconds after which an advertised limit is dropped if no response has advertised it again."""
 DOUBT = 0.25
 """Share by which used tokens may exceed the reserved ones."""
 RESERVE = 0.05
-"""Share of a window that may stay unused to leave space for a large request. The rest of a bucket is not lost."""
+"""Share of a window that is kept for a large request at most, since it is lost if none comes. What is kept of a bucket is not lost."""
 FADE = 0.998
-"""Factor on the largest cost with each request: half after 350."""
+"""Factor on the largest cost with each request: it halves in about 350 requests."""
 PRIOR, MEMORY = 10.0, 0.99
-"""Weight of the initial estimate, in requests, and the factor on older charges with each new one."""
+"""Weight of the initial estimate, in requests, and factor on the weight of older charges with each new one."""
 MOST_SCALE = 8.0
+"""Largest factor between the server's charges and the estimates, and its inverse the smallest."""
 REMEMBERED = 4096
-"""Send times that are kept at most, in case answers carry no limit."""
+"""Number of send times that are kept, in case no response advertises the limit."""
 
 
 class HeaderRateLimit:
@@ -68,7 +73,7 @@ class HeaderRateLimit:
 
     Args:
         pace: the configured limit, which applies as well.
-        doubt: 0 where costs are known beforehand (requests), ``DOUBT`` where they are estimates (tokens).
+        doubt: 0 if costs are known beforehand (requests), ``DOUBT`` if they are estimates (tokens).
 
     Example:
         >>> limit = HeaderRateLimit()
@@ -81,32 +86,34 @@ class HeaderRateLimit:
         self.pace = pace
         self.window: float | None = None  # seconds in which the whole limit is available again, or None if unknown
         self.refill = 0.0  # amount per second; 0 for a window, which is refilled at once
-        self.scale = 1.0  # tokens that the server charges for one token of a plain estimate; always 1 for requests
+        self.scale = 1.0  # tokens that the server charges for one estimated token; always 1 for requests
         self._doubt = doubt
         # accounting
-        self._left, self._at = inf, -inf  # remaining amount, and as of when; inf while unknown
+        self._left, self._at = inf, -inf  # remaining amount (inf while unknown), and the time for which it was computed
         self._most = inf  # remaining amount when nothing is used
-        self._used = 0.0  # used amount at the last advertisement: if this is a bucket, only so much is back at its reset
-        self._paid = self._confirmed = 0.0  # cost of all requests so far, and the part that advertisements cover
-        self._sends: deque[list[float]] = deque(maxlen=REMEMBERED)  # time, cost until after its first and its last request, count
-        self._ask_at, self._probe_at = inf, inf  # when one request is sent in spite of the limit, and when the last such one was
-        self._open = 0.0  # reserved and not settled
-        self._largest = 1.0
-        # the advertisements
-        self._follows = False  # ``remaining`` is advertised, not only the limit
-        self._newest, self._advertised_at = -inf, -inf  # send time of the request with the latest advertisement, and when it was answered
-        self._replies, self._lowest = 0, 0.0  # of the requests sent at that instant: how many advertised, and the lowest value
-        self._nonsense = False
-        self._sums = (0.0, 0.0)  # charged and estimated amounts, recent ones weighted most
-        self._reference: tuple[float, float, float] | None = None  # sent at, cost so far, remaining: base for comparing charges
+        self._used = 0.0  # used amount in the latest response: if the limit is a bucket, only so much is refilled at its reset
+        self._paid = self._confirmed = 0.0  # cost of all requests so far, and the part of it that responses cover
+        # the requests by their send time: [time, total cost after the first of them, total cost after the last, their number]
+        self._sends: deque[list[float]] = deque(maxlen=REMEMBERED)
+        self._ask_at = inf  # when one request is sent although nothing remains
+        self._probe_at = inf  # when the last such request was sent
+        self._open = 0.0  # reserved amount that is not settled
+        self._largest = 1.0  # largest recent cost of a request
+        # what responses advertise
+        self._follows = False  # they advertise ``remaining``, and not only the limit
+        self._newest, self._advertised_at = -inf, -inf  # when the latest request with headers was sent, and when it was answered
+        self._replies, self._lowest = 0, 0.0  # the responses to requests sent at that instant: their number and lowest ``remaining``
+        self._nonsense = False  # headers are ignored, by A3
+        self._sums = (0.0, 0.0)  # charged and estimated amounts, with more weight on recent ones
+        self._reference: tuple[float, float, float] | None = None  # (sent at, cost so far, remaining) that charges are compared with
         # the kind of limit
-        self._bucket: bool | None = None
-        self._mark: tuple[float, float, float] | None = None  # sent at, remaining, reset: base for deciding the kind
+        self._bucket: bool | None = None  # whether it is a bucket; None if unknown
+        self._mark: tuple[float, float, float] | None = None  # (sent at, remaining, reset) by which the kind is decided
         self._peak = 0.0  # largest ``remaining`` advertised
-        self._began, self._full_at = -inf, -inf  # start and end of the window; requests sent before the start belong to the last one
-        self._guessed = False  # the end of the window is not advertised yet
-        self._longest = 0.0  # largest ``reset`` advertised: a window is at least as long
-        self._lag = 0.0  # seconds from a request to its answer, of slow ones
+        self._began, self._full_at = -inf, -inf  # start and end of the window; requests sent before the start belong to the one before
+        self._guessed = False  # the end of the window was computed, and not advertised yet
+        self._longest = 0.0  # largest ``reset`` advertised; a window is at least as long
+        self._lag = 0.0  # seconds from a request to its response, among the slower ones
 
     # the interface of a ``Gcra``
 
@@ -117,7 +124,7 @@ class HeaderRateLimit:
 
     @property
     def ready_at(self) -> float:
-        """Earliest time at which a request conforms. A past time means now."""
+        """Earliest time at which a request is allowed. A past time means now."""
         at = -inf if self.pace is None else self.pace.ready_at
         needed = self._needed()
         if self._left >= needed:
@@ -126,7 +133,14 @@ class HeaderRateLimit:
         return max(at, min(back_at, self._ask_at))
 
     def take(self, now: float, cost: float = 1.0, plain: float | None = None) -> None:
-        """Charge for a request. ``plain`` is an estimate independent of the answers, from which the server's charges are scaled."""
+        """Charge for a request.
+
+        Args:
+            now: seconds.
+            cost: expected cost of the request.
+            plain: an estimate of the cost that does not depend on earlier answers. It is scaled by what the server charges, and then takes
+                the place of ``cost`` while the server advertises the remaining amount.
+        """
         if self.pace is not None:
             self.pace.take(now, cost)
         if self._doubt:
@@ -153,8 +167,8 @@ class HeaderRateLimit:
     def settle(self, reserved: float, used: float) -> None:
         """A request ended for which ``reserved`` was charged and which used ``used``; 0 if it was not served.
 
-        While ``remaining`` is advertised, the usage of an answer does not change the remaining amount: the server's own count already
-        covers it, or will. Also, short answers come first, and their usage would mislead.
+        While ``remaining`` is advertised, the tokens that an answer used do not change the remaining amount, because the server counts
+        them itself. Besides, short answers come first, so that their use would be too low an estimate.
         """
         if self.pace is not None:
             self.pace.give_back(reserved - used)
@@ -163,7 +177,7 @@ class HeaderRateLimit:
         if not self._follows or not used:
             self._left += reserved - used
 
-    # advertisements
+    # responses
 
     def update(
         self, now: float, sent_at: float, info: RateLimit | None, *, answered: bool = True, others: float = 0.0, hint: float | None = None
@@ -173,10 +187,10 @@ class HeaderRateLimit:
         Args:
             now: when the response arrived.
             sent_at: when its request was sent.
-            info: the advertised limit, or None. If a request was answered without it, after the last advertisement, the limit ends.
+            info: the advertised limit, or None. The limit ends if a request is answered without it that was sent after the last one.
             answered: the request was served, not rejected.
-            others: cost of the other requests in flight; used only for the first advertisement.
-            hint: seconds after which a rejected request may be retried, as the server said; takes precedence over inferred times.
+            others: cost of the other requests in flight; used only with the first advertised limit.
+            hint: seconds after which a rejected request may be retried, as the server said. Takes precedence over computed times.
         """
         if info is not None:
             self._apply(now, sent_at, info, answered, others)
@@ -198,7 +212,7 @@ class HeaderRateLimit:
         if sent_at < max(self._newest, self._began) or (limit is not None and limit <= 0):
             return
         if remaining is None:
-            if limit is None or window is None:  # without a window a limit per second would be taken for one per minute
+            if limit is None or window is None:  # a limit of unknown window may be per second, and would be taken for one per minute
                 return
             remaining = limit if self._left == inf else min(limit, self._left)
             self._follows = False
@@ -237,7 +251,7 @@ class HeaderRateLimit:
         self._at = max(self._at, now)
 
     def _follow(self, now: float, sent_at: float, remaining: float, *, later: bool) -> None:
-        """Set the remaining amount to the advertised one, less the cost of later requests, plus the refill since."""
+        """Set the remaining amount to the advertised one, less the cost of later requests, plus the refill since then."""
         sends = self._sends
         while sends and sends[0][0] < sent_at:
             sends.popleft()
@@ -255,7 +269,7 @@ class HeaderRateLimit:
             self._compare(sent_at, first, remaining)
 
     def _compare(self, sent_at: float, paid: float, remaining: float) -> None:
-        """Learn what the server charges per reserved token, from two requests that were each sent alone at their instant."""
+        """Learn what the server charges per reserved token, from two requests of which each was the only one sent at its time."""
         reference, self._reference = self._reference, (sent_at, paid, remaining)
         if reference is None or reference[0] < self._began:
             return
@@ -267,7 +281,7 @@ class HeaderRateLimit:
             self.scale = min(MOST_SCALE, max(1 / MOST_SCALE, self._sums[0] / self._sums[1]))
 
     def _contradicts(self, sent_at: float, remaining: float, *, answered: bool) -> bool:
-        """Return whether the server advertises that nothing remains although it answers requests."""
+        """Return whether the server advertises that nothing remains, but answers requests."""
         if remaining >= 1:
             self._nonsense = False
         elif answered and sent_at == self._probe_at:
@@ -275,7 +289,7 @@ class HeaderRateLimit:
         return self._nonsense
 
     def _update_refill(self, now: float, sent_at: float, remaining: float, info: RateLimit) -> None:
-        """Determine how the limit is refilled: at which rate, up to which amount, or when."""
+        """Determine how the limit is refilled: at which rate and up to which amount, or at which time."""
         limit, reset = info.limit, info.reset
         self._peak = max(self._peak, remaining)
         if info.window is not None:
@@ -298,8 +312,8 @@ class HeaderRateLimit:
                 self._spread(limit / span)
 
     def _rate_of_bucket(self, remaining: float, reset: float, limit: float | None) -> float:
-        """Return the refill per second; 0 if it is not a bucket."""
-        if self._bucket is False or (self._bucket is None and self._began > -inf):  # a window, or a limit that was refilled at a reset
+        """Return the refill per second; 0 if the limit is not a bucket."""
+        if self._bucket is False or (self._bucket is None and self._began > -inf):  # a window, or restored at once like a window
             return 0.0
         if limit is None:
             return self.refill if self._bucket else 0.0
@@ -308,7 +322,7 @@ class HeaderRateLimit:
         if not self._bucket:
             return limit / found if found else 0.0
         window = self.window or found or MINUTE
-        if window not in USUAL_WINDOWS and used > 0.5 * limit:  # it was measured from a small difference; this one is large
+        if window not in USUAL_WINDOWS and used > 0.5 * limit:  # more is used than when the window was measured, so this is more exact
             seen = limit * reset / used
             window = seen if abs(seen - window) <= NEAR * window else window
         return limit / window
@@ -316,15 +330,15 @@ class HeaderRateLimit:
     def _update_end(self, now: float, sent_at: float, reset: float) -> None:
         """Update the end of the window, which lies between ``sent_at + reset`` and ``now + reset``.
 
-        The upper bound is used, and the lowest one of several responses once the limit is known to be a window.
+        The upper bound is used. Of several responses the lowest bound counts once the limit is known to be a window, else the highest.
         """
         self._longest = max(self._longest, reset)
         first = self._guessed or sent_at + reset > self._full_at
-        nearer = min if self._bucket is False else max  # a bucket is full later with each later advertisement
+        nearer = min if self._bucket is False else max  # each use of a bucket delays the time at which it is full
         self._full_at, self._guessed = now + reset if first else nearer(self._full_at, now + reset), False
 
     def _spread(self, rate: float) -> None:
-        """Use an even rate, because windows end before an answer can advertise them."""
+        """Use an even rate, because a window has ended when the response that advertises it arrives."""
         self.refill = STEADY * rate
         self._most = self._largest + BURST * self.refill
         self._left = min(self._left, self._most)
@@ -332,7 +346,7 @@ class HeaderRateLimit:
 
     def _detect_kind(self, now: float, sent_at: float, remaining: float, reset: float, limit: float | None) -> None:
         mark = self._mark
-        if mark is None or now >= mark[0] + mark[2] or remaining > mark[1]:  # a window may have ended since, or the limit was raised
+        if mark is None or now >= mark[0] + mark[2] or remaining > mark[1]:  # a window may have ended, or the limit was raised
             self._mark = (sent_at, remaining, reset)
             return
         fell, rose = mark[1] - remaining, reset - mark[2]
@@ -340,7 +354,7 @@ class HeaderRateLimit:
         if fell < max(1.0, MARKED * self._peak) or abs(rose) < TICKS * tick:
             return
         self._bucket = rose > 0
-        if self._bucket and fell < TICKS:  # too little to measure the rate
+        if self._bucket and fell < TICKS:  # too small a fall to measure the rate
             return
         self._mark = (sent_at, remaining, reset)
         if self._bucket and limit is not None:

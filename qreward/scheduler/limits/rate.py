@@ -1,15 +1,15 @@
 """Rate limits: a configured one (``Gcra``), and one learned from rejects (``LearnedRate``).
 
 ``Gcra`` is the generic cell rate algorithm (ITU-T I.371): one float of state per limit, O(1), exact wake times. A request of cost c moves
-the theoretical arrival time by c / rate. The next request conforms once that time is less than ``burst`` seconds ahead. A cost larger than
-the burst is allowed when there is no debt, and paid off afterwards.
+the theoretical arrival time by c / rate. The next request is allowed once that time is less than ``burst`` seconds ahead. A request whose
+cost exceeds the burst is allowed too; later requests then wait until its cost is paid off.
 
-``LearnedRate`` starts with the first reject that carries a hint (``Retry-After``), which may mean a rate limit. The requests accepted over
-the last minute, less 2 %, are a rate that the limit certainly allows, for token buckets and calendar windows alike. From there the rate is
-raised: 2 % after 20 s without a reject, then twice as much (at most 30 %) every 5 s. A reject takes back the last raise. Rejects that
-continue among answers at a rate that was not raised are not caused by the rate: after two of them the learned rate is dropped. Too few
-accepted requests are no evidence of a rate. A source that accepts nothing any more is unavailable, so only the first reject after an answer
-counts.
+``LearnedRate`` has no limit until a reject carries a hint (``Retry-After``), which may mean a rate limit. Then it allows the rate at which
+requests were accepted over the last minute, less 2 %. Token buckets and limits per calendar minute both allow that rate. The rate is raised
+by 2 % after 20 s without a reject, and then by twice as much as before (at most 30 %) every 5 s. A reject takes back the last raise. If two
+rejects come at a rate that was not raised, with answers in between, the rate is not their cause, and the limit is dropped. A rate is
+learned only from five or more accepted requests. Only the first reject after an answer counts, because a source that accepts nothing any
+more is unavailable.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 from math import inf
 
 BURST = 0.1
-"""Seconds' worth of a rate that may be sent at once. One second can put twice the rate into a provider's per-second window (simulated)."""
+"""Seconds of a rate that may be sent at once. With one second, a provider's window of one second can receive twice the rate (simulated)."""
 
 
 class Gcra:
@@ -30,11 +30,11 @@ class Gcra:
 
     @property
     def ready_at(self) -> float:
-        """Earliest time at which a request conforms. A past time means now."""
+        """Earliest time at which a request is allowed. A past time means now."""
         return self._arrival - self.burst
 
     def take(self, now: float, cost: float = 1.0, _plain: float | None = None) -> None:
-        """Charge for a request. (``HeaderRateLimit`` also takes a plain estimate of its cost.)"""
+        """Charge for a request. The last argument is used by ``HeaderRateLimit`` only."""
         self._arrival = max(self._arrival, now) + cost / self.rate
 
     def give_back(self, cost: float) -> None:
@@ -47,23 +47,27 @@ class Gcra:
 
 
 SPAN = 60
+"""Seconds over which accepted requests are counted."""
 SHARE = 0.98
+"""Share of the accepted requests that is taken as the rate."""
 FIRST_RAISE, LARGEST_RAISE = 0.02, 0.30
+"""The first and the largest raise, as a share of the rate."""
 CALM, NEXT = 20.0, 5.0
+"""Seconds without a reject before the first raise, and between two raises."""
 EVIDENCE = 5
 """Accepted requests in the last minute needed to learn a rate, and answers needed before a reject counts against a learned rate."""
 
 
 class LearnedRate:
-    """No limit until a reject carries a hint; then a limit on requests per second by GCRA."""
+    """A limit on requests per second that is learned from rejects. There is none before a reject carries a hint."""
 
     def __init__(self) -> None:
         self._pace: Gcra | None = None
         self._accepted: dict[int, int] = {}  # second -> requests sent and not rejected, over the last minute
-        self._began: float | None = None
-        self._changed = self._cut = -inf
-        self._answered = 0  # since the last cut
-        self._in_vain = False  # the last cut was of a rate that had not been raised
+        self._began: float | None = None  # when the first request was sent
+        self._changed = self._cut = -inf  # when the rate was last changed, and when it was last lowered
+        self._answered = 0  # answers since it was last lowered
+        self._in_vain = False  # the last time the rate was lowered, it had not been raised before
         self._raised = 0.0  # share by which the rate was last raised; 0 before the first raise
 
     @property
@@ -73,7 +77,7 @@ class LearnedRate:
 
     @property
     def ready_at(self) -> float:
-        """Earliest time at which a request conforms."""
+        """Earliest time at which a request is allowed. A past time means now."""
         return -inf if self._pace is None else self._pace.ready_at
 
     def sent(self, now: float) -> None:

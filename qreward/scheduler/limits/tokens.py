@@ -1,9 +1,9 @@
-"""Token accounting for sources with a token limit: estimate, reserve, reconcile.
+"""Token accounting for sources with a token limit.
 
-The tokens of a task are known only afterwards. So an estimate is reserved when the task is sent and corrected when it is answered. The
-prompt is estimated from its size, scaled by the error of earlier estimates; the output is the mean of earlier answers. For a server that
-advertises its remaining tokens, ``HeaderRateLimit`` learns what the server charges. It scales a *plain* estimate, one that does not change
-with the answers.
+The tokens that a task uses are known only when it is answered. So an estimate is reserved when the task is sent, and corrected when it is
+answered. The tokens of the prompt are estimated from its size, and scaled by the error of earlier estimates. The tokens of the output are
+the mean of earlier answers. If a server advertises its remaining tokens, ``HeaderRateLimit`` learns what the server charges, and needs a
+*plain* estimate for that: one that does not depend on earlier answers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from qreward.scheduler.state import Attempt
 
 FIRST_OUTPUT = 256.0
-"""Output tokens expected of an answer before the first one."""
+"""Output tokens that are expected of the first answer."""
 
 
 class TokenEstimator:
@@ -40,9 +40,9 @@ class TokenEstimator:
         pace.take(now, attempt.cost, prompt + (most if reserved else min(FIRST_OUTPUT, most or inf)))
 
     def settle(self, attempt: Attempt, answer: Answer | None) -> None:
-        """Correct the charge by the tokens that the answer reports. Without an answer the whole charge is returned."""
+        """Correct the charge by the tokens that the answer reports. If there is no answer, the whole charge is returned."""
         pace = attempt.source.tokens
-        if pace is None or not attempt.cost:  # sent before there was a limit
+        if pace is None or not attempt.cost:  # nothing was charged, because there was no limit when it was sent
             return
         pace.settle(attempt.cost, 0.0 if answer is None else self._used(attempt, answer))
 

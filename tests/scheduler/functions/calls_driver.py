@@ -47,26 +47,26 @@ class Driver:
         self.watch = Watch(self.scheduler)
         self._calls = 0
 
-    def function(self, name: str = "f", *, keyed: bool = False, **terms: Any) -> Function:
-        """A function of the pool, with such terms."""
-        function = Function(name, self.scheduler.group, FunctionOptions(**terms), keyed=keyed)
+    def function(self, name: str = "f", *, keyed: bool = False, **options: Any) -> Function:
+        """A function of the pool, with these options."""
+        function = Function(name, self.scheduler.group, FunctionOptions(**options), keyed=keyed)
         self.watch.functions.append(function)
         return function
 
     # what callers do
 
-    def call(self, function: Function, key: Hashable = None, **terms: Any) -> Call:
-        """Call a function, under its terms but for some."""
+    def call(self, function: Function, key: Hashable = None, **options: Any) -> Call:
+        """Call a function with its options, of which some are replaced."""
         self._calls += 1
-        call = Call(function, key, function.options._replace(**terms), None)
+        call = Call(function, key, function.options._replace(**options), None)
         call.index = self._calls
         self.watch.submit(call)
         self.scheduler.submit(self.now, call)
         self._after()
         return call
 
-    def calls(self, count: int, function: Function, key: Hashable = None, **terms: Any) -> list[Call]:
-        return [self.call(function, key, **terms) for _ in range(count)]
+    def calls(self, count: int, function: Function, key: Hashable = None, **options: Any) -> list[Call]:
+        return [self.call(function, key, **options) for _ in range(count)]
 
     def withdraw(self, *calls: Call) -> None:
         for call in calls:
@@ -74,10 +74,10 @@ class Driver:
         self.scheduler.withdraw(self.now, list(calls))
         self._after()
 
-    def change(self, function: Function, **terms: Any) -> None:
-        """Set other terms while it is in use."""
+    def change(self, function: Function, **options: Any) -> None:
+        """Set other options while it is in use."""
         rate = function.options.rate
-        function.options = function.options._replace(**terms)
+        function.options = function.options._replace(**options)
         self.watch.changed(self.now, function, 0.0 if rate is None else rate.window)
         self.scheduler.changed(self.now, function)
         self._after()

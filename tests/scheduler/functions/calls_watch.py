@@ -212,7 +212,7 @@ class Watch:
         adapting = [function.options.adapting for function in self.functions if function.options.rate is None and function.options.adapting]
         assert bool(adapting) == (group.adaptive is not None)
         if adapting:
-            assert min(most, *(terms.least for terms in adapting)) <= group.limit <= max(terms.most for terms in adapting)
+            assert min(most, *(limits.least for limits in adapting)) <= group.limit <= max(limits.most for limits in adapting)
         for function in self.functions:
             for key, key_state in function.keys.items():
                 assert key_state.inflight == self.inflight[function, key]

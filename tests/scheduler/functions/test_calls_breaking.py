@@ -17,10 +17,10 @@ def state(function: Function, key: object = None) -> str:
     return breaker.state
 
 
-def opened(threshold: int = 1, recovery: float = 10.0, **terms: Any) -> tuple[Driver, Function]:
+def opened(threshold: int = 1, recovery: float = 10.0, **options: Any) -> tuple[Driver, Function]:
     """A breaker that has just opened."""
     driver = Driver()
-    f = driver.function(breaking=Breaking(threshold, recovery), **terms)
+    f = driver.function(breaking=Breaking(threshold, recovery), **options)
     for _ in range(threshold):
         driver.fail(driver.call(f, timeout=None, retries=0))
     assert state(f) == "open"
@@ -57,10 +57,10 @@ def test_of_many_calls_at_once_only_as_many_are_tried_as_it_takes() -> None:
 
 
 @pytest.mark.parametrize("opens", ["a failure", "a failure after the call was withdrawn", "a timeout"])
-@pytest.mark.parametrize("terms", [{"most": 1}, {"rate": Rate(1, 5.0)}])
-def test_calls_that_wait_are_refused_when_it_opens(opens: str, terms: dict[str, Any]) -> None:
+@pytest.mark.parametrize("options", [{"most": 1}, {"rate": Rate(1, 5.0)}])
+def test_calls_that_wait_are_refused_when_it_opens(opens: str, options: dict[str, Any]) -> None:
     driver = Driver()
-    f = driver.function(breaking=Breaking(1, 10.0), **terms)
+    f = driver.function(breaking=Breaking(1, 10.0), **options)
     first = driver.call(f, timeout=1.0 if opens == "a timeout" else None)
     waits = driver.call(f)
     (attempt,) = driver.tries(first)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from calls_driver import Driver, Hedging, Rate
 
+from qreward.scheduler.functions.limits import Adapting
 from qreward.scheduler.queue import AGEING
 
 HIGH, NORMAL, LOW = 0, 5, 9
@@ -23,6 +24,25 @@ def test_the_most_urgent_goes_first_though_it_came_last() -> None:
         (current,) = driver.under_way()
         order.append(current)
     assert order == [high, *normal, *low]
+
+
+def test_of_several_settings_with_the_same_bounds_those_with_a_time_limit_apply() -> None:
+    for order in ((None, 0.5), (0.5, None), (2.0, 0.5), (0.5, 2.0)):
+        driver = Driver()
+        for number, seconds in enumerate(order):
+            driver.function(f"f{number}", adapting=Adapting(1, 8, 0.5, seconds))
+        adaptive = driver.scheduler.group.adaptive
+        assert adaptive is not None
+        assert adaptive.config.seconds == 0.5, order
+
+
+def test_a_reset_drops_the_keys_that_are_not_in_use() -> None:
+    driver = Driver()
+    f = driver.function(keyed=True, most=1)
+    driver.ok(driver.call(f, "done"))
+    driver.call(f, "busy")
+    driver.reset(f)
+    assert set(f.keys) == {"busy"}
 
 
 def test_calls_that_have_waited_long_enough_go_before_urgent_ones() -> None:

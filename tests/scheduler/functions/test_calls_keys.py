@@ -59,9 +59,9 @@ PAST: dict[str, tuple[dict[str, Any], Callable[[Driver, Function], object], floa
 def test_a_key_is_remembered_exactly_as_long_as_its_past_counts() -> None:
     """Terms of the function, what is done, and for how long the key is remembered after that."""
     found = {}
-    for what, (terms, use, remembered) in PAST.items():
+    for what, (options, use, remembered) in PAST.items():
         driver = Driver()
-        f = driver.function(keyed=True, **terms)
+        f = driver.function(keyed=True, **options)
         use(driver, f)
         driver.wait(max(0.0, remembered - 0.1))
         before = keys(driver, f)
@@ -118,13 +118,13 @@ def test_few_are_forgotten_at_a_time_and_all_of_them_in_the_end(monkeypatch: pyt
 
 
 def test_ten_thousand_keys_leave_nothing_and_forgetting_them_keeps_no_call_waiting() -> None:
-    terms = FunctionOptions(retries=1, rate=Rate(2, 5.0), breaking=Breaking(2, 1.0), timeout=2.0, most=100)
+    options = FunctionOptions(retries=1, rate=Rate(2, 5.0), breaking=Breaking(2, 1.0), timeout=2.0, most=100)
     scheduler, rng, now = CallScheduler(Random(0)), Random(1), 0.0
-    f = Function("f", scheduler.group, terms, keyed=True)
+    f = Function("f", scheduler.group, options, keyed=True)
     most = 0
     for number in range(10_000):
         now += 0.01
-        call = Call(f, number, terms, None)
+        call = Call(f, number, options, None)
         before = len(f.keys)
         scheduler.submit(now, call)
         assert len(f.keys) > before - FORGETS

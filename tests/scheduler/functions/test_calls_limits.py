@@ -52,10 +52,25 @@ def test_slow_tries_make_it_fall_if_that_was_asked_for() -> None:
     assert (slow.limit, any_pace.limit) == (20, 40)
 
 
+def test_a_round_in_which_all_tries_fail_says_nothing_of_how_long_they_take() -> None:
+    limit = AimdLimit(TERMS._replace(errors=1.0, seconds=1.0), 40)
+    rounds(limit, 1, failing=1.0)
+    assert limit.limit == 40
+
+
 def test_tries_that_fail_do_not_make_the_others_pass_for_quick() -> None:
     limit = AimdLimit(TERMS._replace(seconds=1.0), 40)
     rounds(limit, 1, failing=0.25, seconds=1.2)
     assert limit.limit == 20
+
+
+def test_new_settings_apply_from_the_next_try_on_even_if_the_bounds_are_as_before() -> None:
+    limit = AimdLimit(TERMS, 40)
+    limit.change(TERMS._replace(errors=0.9))
+    rounds(limit, 1, failing=0.5)
+    assert limit.limit == 40
+    limit.change(TERMS._replace(errors=0.1), most=1.0)
+    assert limit.limit == 1, "the least limit does not exceed what else is allowed"
 
 
 def test_what_began_under_another_limit_says_nothing_of_this_one() -> None:

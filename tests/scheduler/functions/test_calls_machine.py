@@ -21,7 +21,7 @@ KEYS = ("a", "b", "c")
 picks = st.integers(0, 1000)
 seconds = st.sampled_from([0.0, 0.001, 1 / 64, 0.1, 0.5, 1.0, 3.0, 20.0, 200.0])
 waits = st.sampled_from([None, None, None, 0.0, 0.3, 5.0])
-terms = st.builds(
+options = st.builds(
     FunctionOptions,
     level=st.integers(0, 9),
     timeout=st.sampled_from([None, 0.01, 1.0, 30.0]),
@@ -47,7 +47,7 @@ outcomes = st.one_of(
 class Machine(RuleBasedStateMachine):
     """Two functions of one pool, one with keys, every kind of end, settings that change while it runs."""
 
-    @initialize(seed=st.integers(0, 3), first=terms, second=terms)
+    @initialize(seed=st.integers(0, 3), first=options, second=options)
     def begin(self, seed: int, first: FunctionOptions, second: FunctionOptions) -> None:
         self.driver = Driver(Random(seed))
         self.over: list[Attempt] = []
@@ -112,7 +112,7 @@ class Machine(RuleBasedStateMachine):
 
     # users who change their minds
 
-    @rule(first=st.booleans(), other=terms)
+    @rule(first=st.booleans(), other=options)
     def change(self, first: bool, other: FunctionOptions) -> None:
         self.driver.change(self.functions[first], **other._asdict())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import product
 from math import nan
 
-from calls_driver import AT_ONCE, Driver, Hedging, Longest, Pause, Shortest
+from calls_driver import AT_ONCE, Driver, Hedging, Longest, Pause, Rate, Shortest
 
 from qreward.errors import RequestError, RequestTimeout
 
@@ -144,6 +144,12 @@ def test_what_is_decided_is_noted_if_that_is_wanted() -> None:
     assert waits.notes is not None
     assert waits.notes[0] == (0.0, "waits for room: 1 of 1 in flight")
     assert driver.call(f, noted=False).notes is None
+    paced = Driver()
+    g = paced.function(rate=Rate(1, 10.0), noted=True)
+    paced.call(g)
+    paced.wait(1.0)
+    second = paced.call(g)
+    assert second.notes == [(1.0, "waits for the rate limit: 9 s, 0 in line")]
 
 
 # the deadline

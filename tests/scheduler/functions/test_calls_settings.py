@@ -72,9 +72,9 @@ def test_adapting_may_begin_and_end() -> None:
 
 
 def test_which_of_several_that_adapt_a_group_is_heard_depends_on_nothing_but_what_they_say() -> None:
-    for terms in ([7, 20, 90], [90, 20, 7]):
+    for values in ([7, 20, 90], [90, 20, 7]):
         driver = Driver()
-        for number, most in enumerate(terms):
+        for number, most in enumerate(values):
             driver.function(str(number), adapting=Adapting(1, most, 0.3, None))
         assert driver.scheduler.group.limit == 7
 

@@ -38,20 +38,78 @@ def test_it_finds_the_capacity_of_servers_of_any_kind(module: Callable[[str], Mo
     assert not missed
 
 
-def test_a_small_configured_limit_is_used_at_once_and_kept_where_it_pays_and_a_large_one_is_no_target() -> None:
-    assert AdaptiveLimit(Random(0), 1000).limit == TUNING.start
-    window, seen, now = AdaptiveLimit(Random(0), 40), [], 0.0
-    assert window.limit == 40
-    for _ in range(40):  # rounds in which throughput is in proportion to the limit
-        limit = window.limit
-        for _ in range(limit):
-            window.sent(now, limit)
-        now += 1.0
-        for _ in range(limit):
-            window.ok(now, now - 1.0, 10, limit)
-        seen.append(window.limit)
-    assert max(seen) == 40
-    assert sum(seen) >= 0.95 * 40 * len(seen)
+def path(limit: AdaptiveLimit, seconds: Callable[[int], float], rounds: int, *, cap: int = 2048, load: int = 2048) -> list[int]:
+    """Return the limit before each round, in which as many of ``load`` requests are sent as it allows.
+
+    Those beyond ``cap`` are rejected after 0.1 s; the others are answered after ``seconds(sent)``.
+    """
+    now, seen = 0.0, []
+    for _ in range(rounds):
+        seen.append(limit.limit)
+        sent = min(limit.limit, load)
+        served = min(sent, cap)
+        for number in range(sent):
+            limit.sent(now, number + 1)
+        for others in range(sent - 1, served - 1, -1):
+            limit.rejected(now + 0.1, now, None, others)
+        began, now = now, now + seconds(sent)
+        for others in range(served - 1, -1, -1):
+            limit.ok(now, began, 10, others)
+    return seen
+
+
+def elastic(value: float) -> Callable[[int], float]:
+    """Return the seconds of an answer at a server whose throughput has this elasticity."""
+    return lambda sent: sent ** (1.0 - value)
+
+
+def test_the_path_of_the_limit_follows_from_elasticity_and_rejects() -> None:
+    """Configured limit, seconds of an answer, further arguments of ``path`` -> the limit in each round."""
+    again = [40, 40, 40, 40, 40, 40, 40, 34]
+    table: list[tuple[int | None, Callable[[int], float], dict[str, int], list[int]]] = [
+        (None, elastic(1.0), {}, [32, 64, 128, 256, 512, 1024, 2048, 1741, 2048, 2048]),
+        (None, elastic(0.36), {}, [32, 64, 128, 256, 512, 1024, 2048, 1741]),
+        (None, elastic(0.34), {}, [32, 64, 74, 54, 88, 65, 106, 78, 127, 94]),
+        (None, elastic(0.22), {}, [32, 64, 74, 54, 88, 65, 106, 78, 127, 94]),
+        (None, elastic(0.18), {}, [32, 64, 74, 54, 74, 54, 74, 54]),
+        (None, elastic(0.06), {}, [32, 64, 74, 54, 74, 54, 74, 54]),
+        (None, elastic(0.04), {}, [32, 64, 37, 27, 31, 23, 27, 20]),
+        (100, elastic(1.0), {}, [32, 64, 100, 100, 100, 100, 100, 85, 100]),
+        (40, elastic(1.0), {}, [*again, *again, 40]),
+        (
+            None,
+            lambda sent: max(1.0, sent / 40),
+            {},
+            [32, 64, 74, 54, 88, 65, 88, 65, 88, 65, 88, 65, 75, 55, 64, 47, 54, 40, 46, 34, 46, 34, 55],
+        ),
+        (64, elastic(1.0), {}, [64, 64]),
+        (65, elastic(1.0), {}, [32, 64, 65]),
+        (20, elastic(1.0), {}, [20, 20]),
+        (100, elastic(1.0), {"load": 51}, [32, 64, 64, 64, 64]),
+        (100, elastic(1.0), {"load": 52}, [32, 64, 100, 100, 100]),
+        (None, elastic(1.0), {"cap": 6}, [32, *17 * [6], 7, 6]),
+        (None, elastic(1.0), {"cap": 50}, [32, 64, 50, 50, 51, 49, 49, 50, 52, 49, 49, 50, 52]),
+        (None, lambda _sent: 30.0, {"cap": 6}, [32, 6, 6, 7, 6, 6, 7, 6]),
+        (None, lambda sent: max(1.0, sent / 20), {"cap": 30}, [32, 30, 30, 30, 30, 31, 29, 29, 29, 29, 30, 32]),
+    ]
+    wrong = {}
+    for number, (most, seconds, options, expected) in enumerate(table):
+        seen = path(AdaptiveLimit(Random(0), most), seconds, len(expected), **options)
+        if seen != expected:
+            wrong[number] = seen
+    assert not wrong
+
+
+def test_each_change_of_the_limit_is_counted_with_its_reason() -> None:
+    limit = AdaptiveLimit(Random(0), 100)
+    assert limit.reason == "start"
+    path(limit, elastic(1.0), 16)
+    assert limit.changes == {("up", "start"): 2, ("down", "start"): 1, ("up", "elasticity"): 2, ("down", "elasticity"): 1}
+    assert limit.reason == "elasticity 1.00"
+    limit = AdaptiveLimit(Random(0))
+    path(limit, elastic(1.0), 9, cap=50)
+    assert limit.changes == {("up", "start"): 1, ("down", "rejected"): 13, ("up", "trial"): 3}
+    assert limit.reason == "rejected while 50 were served"
 
 
 def test_without_enough_work_it_learns_nothing() -> None:
@@ -103,12 +161,22 @@ def test_a_source_that_turns_everything_away_is_gone_not_full() -> None:
 
 
 def test_a_lone_reject_amid_good_answers_is_noise() -> None:
-    window = FixedLimit(8)
-    answers(window, 4)
-    assert not window.rejected(1.0, 0.5, None, 3)
-    assert window.limit == 8
-    assert not window.rejected(1.1, 0.6, None, 3)
-    assert window.limit == 3, "a second one is not alone"
+    """Configured limit, answers before two rejects -> the limit after each of them."""
+    wrong = {}
+    for (most, before), expected in {(8, 4): (8, 3), (8, 3): (3, 3), (2, 0): (1, 1), (2, 1): (2, 1), (64, 32): (64, 3)}.items():
+        window = FixedLimit(most)
+        answers(window, before)
+        seen = []
+        for at in (1.0, 1.1):
+            assert not window.rejected(at, at - 0.5, None, min(3, most - 1))
+            seen.append(window.limit)
+        if tuple(seen) != expected:
+            wrong[most, before] = seen
+    assert not wrong
+
+
+def test_without_a_configured_limit_the_default_applies() -> None:
+    assert FixedLimit().limit == 64
 
 
 def test_a_hint_or_nothing_left_in_flight_means_that_the_source_wants_to_be_left_alone() -> None:
@@ -217,4 +285,4 @@ def test_a_source_that_is_back_starts_at_half_of_what_it_held_before() -> None:
         window.rejected(now + number, now + number - 0.1, None, 3)
     assert window.limit <= 3
     window.returned(now + 2.0, 0)
-    assert held / 4 <= window.limit <= held / 2
+    assert (held, window.limit) == (256, 128)

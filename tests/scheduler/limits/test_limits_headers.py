@@ -55,6 +55,32 @@ def test_what_is_left_may_be_sent_at_once_and_then_the_window_is_waited_for() ->
     assert meter.ready_at > 21.0
 
 
+def test_the_rate_is_the_lower_of_the_configured_and_the_advertised_one() -> None:
+    """Configured requests a second -> the rate before and after a header of 60 a minute."""
+    seen = {}
+    for configured in (None, 5.0, 0.5):
+        meter = HeaderRateLimit(None if configured is None else Gcra(configured))
+        before = meter.rate
+        meter.update(1.0, 0.0, RateLimit(60, 30, None))
+        seen[configured] = before, meter.rate
+    assert seen == {None: (inf, 1.0), 5.0: (5.0, 1.0), 0.5: (0.5, 0.5)}
+
+
+def test_a_reset_that_is_always_zero_is_no_length_of_a_window() -> None:
+    meter, now = meter_after(100, 0, 0.0), 1.0
+    for _ in range(3):
+        now = max(now + 120.0, meter.ready_at)
+        meter.take(now)
+        meter.update(now + 1.0, now, RateLimit(100, 50, 0.0))
+    assert meter.ready_at <= now + 1.0
+
+
+def test_more_than_the_limit_may_remain() -> None:
+    meter = meter_after(60, 100, None)
+    send(meter, 100, 1.0)
+    assert meter.ready_at > 1.0
+
+
 def test_what_may_be_a_bucket_brings_back_at_its_reset_no_more_than_was_used_at_the_last_header() -> None:
     meter = meter_after(100, 95, 3.0)
     send(meter, 95, 2.0)  # a bucket would be full much later now
@@ -274,6 +300,13 @@ def test_nothing_left_is_not_believed_when_answers_come_all_the_same_but_when_re
     meter.update(now + 1.0, now, RateLimit(100, 40, 30.0))  # sense again
     send(meter, 40, now + 1.0)
     assert meter.ready_at > now + 1.0
+    meter = meter_after(100, 0, 1e9)
+    meter.take(now := meter.ready_at)
+    meter.update(now + 1.0, now, RateLimit(100, 0, 1e9))
+    meter.take(now + 1.0)
+    meter.update(now + 2.0, now + 1.0, RateLimit(100, 1, 1e9))
+    send(meter, 1, now + 2.0)
+    assert meter.ready_at > now + 2.0, "one that remains is sense as well"
     meter = meter_after(100, 0, 1e9)
     for _ in range(3):
         now = meter.ready_at

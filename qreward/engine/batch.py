@@ -1,4 +1,4 @@
-"""One caller that waits for many tasks, whose items are read from an iterable as they are needed.
+"""The waiter of a batch: one caller that waits for many tasks. The items are read from an iterable as they are needed.
 
 There is no asyncio task, future or coroutine per item. Memory holds the items in flight and a small read-ahead, plus the results
 if they are kept.
@@ -27,7 +27,7 @@ BEAT = 0.25
 """Seconds between two refreshes of the progress display, so that it is updated even when no item finishes."""
 
 GROUPED_AT_ONCE = 128
-"""The same for items whose prompts have prefixes, as each is also sorted into a group."""
+"""``MOST_AT_ONCE`` for items whose prompts have prefixes. It is smaller, because each of them is also sorted into a group."""
 
 FILL = 0.05
 """Seconds for which a batch whose prompts have prefixes reads ahead before it sends the first item."""
@@ -51,22 +51,22 @@ class BatchWaiter(Waiter):
 
     Args:
         driver: the loop driver on which the batch runs.
-        pool: the endpoints that serve it.
-        items: the input. It is read once, to the end, and no faster than items are sent.
+        pool: the pool whose endpoints serve the batch.
+        items: the input, which is read once, and only as fast as its items are sent.
         prepare: see ``Prepare``.
-        terms: request options of each item.
+        request_options: options of each item.
         deadline: seconds after which unfinished items fail with ``DeadlineExceeded``, or None.
         on_result: called in the event loop with each result as soon as it is known.
         progress: receives each result, is refreshed every ``BEAT`` seconds, and is closed when the batch ends, however it ends.
         prices: endpoint name -> US dollars for a million prompt and completion tokens.
         keep: keep the results; if False, ``run`` returns an empty batch with its statistics.
 
-    The input, ``on_result`` and ``progress`` are the caller's code. They may raise anything, and they may run in the asyncio task of
-    another caller. Each call to them is guarded; an exception goes to ``_fail``, so that it ends this batch and no other.
+    The input, ``on_result`` and ``progress`` are the caller's code. This code may raise any exception, and may run in the asyncio task of
+    another caller. Every exception of the caller's code is caught and passed to ``_fail``, which ends this batch and no other.
     """
 
-    carry: Callable[[Attempt], Awaitable[Outcome]] | None = None
-    _waited = 0.0  # seconds of the deadline that had passed before it was run
+    execute: Callable[[Attempt], Awaitable[Outcome]] | None = None
+    _waited = 0.0  # seconds of the deadline that had passed before ``run`` was called
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class BatchWaiter(Waiter):
         items: Iterable[Any] | AsyncIterable[Any],
         prepare: Prepare,
         *,
-        terms: RequestOptions,
+        request_options: RequestOptions,
         deadline: float | None,
         on_result: Callable[[Result[Any]], object] | None,
         progress: BatchProgress | None,
@@ -83,7 +83,7 @@ class BatchWaiter(Waiter):
         keep: bool,
     ) -> None:
         self.driver = driver
-        self._pool, self._prepare, self._terms = pool, prepare, terms
+        self._pool, self._prepare, self._request_options = pool, prepare, request_options
         self._deadline, self._on_result, self._keep = deadline, on_result, keep
         self._progress, self._prices = progress, prices
         self._beat: asyncio.TimerHandle | None = None
@@ -104,14 +104,16 @@ class BatchWaiter(Waiter):
         """Read and send the items, and wait for all results.
 
         Raises:
-            BatchInterrupted: the input, closing the input, ``on_result`` or ``progress`` raised an ``Exception`` or a
-                ``CancelledError`` of its own. Requests in flight were finished first.
-            BaseException: any other exception that they raised, such as ``KeyboardInterrupt``. Requests in flight were cancelled.
+            BatchInterrupted: the input, closing the input, ``on_result`` or ``progress`` raised an ``Exception``, or raised
+                ``CancelledError`` without being cancelled. Requests in flight were finished first.
+            BaseException: any other exception of this code, such as ``KeyboardInterrupt``. Requests in flight were cancelled.
         """
         driver, clock = self.driver, self.driver.engine.clock
         began = clock()
         self._fill_until = began + FILL
-        self._feed = BatchFeed(self._pool, self._terms.level, self, began, self._terms.tenant, self._terms.timeout)
+        self._feed = BatchFeed(
+            self._pool, self._request_options.level, self, began, self._request_options.tenant, self._request_options.timeout
+        )
         self._feed.left = self._size
         expiry = driver.loop.call_later(self._deadline - self._waited, self._expire) if self._deadline is not None else None
         if isinstance(self._items, AsyncIterator):
@@ -193,8 +195,8 @@ class BatchWaiter(Waiter):
     def _fail(self, error: BaseException) -> None:
         """Handle an exception of the caller's code: read no more items.
 
-        ``run`` raises the first error. An exception that does not concern the batch alone (see ``_is_only_ours``) replaces an earlier
-        one that does, and ends the batch immediately.
+        ``run`` raises the first error. An exception that must end the event loop (see ``_is_only_ours``) replaces an earlier error that
+        concerns the batch alone, and ends the batch immediately.
         """
         self._feed.ended = True
         if self._error is None or (_is_only_ours(self._error) and not _is_only_ours(error)):
@@ -237,7 +239,10 @@ class BatchWaiter(Waiter):
         return False
 
     def _read_now(self, feed: BatchFeed) -> bool:
-        """Read some items. Returns False if reading continues by itself, or when the consumer takes events."""
+        """Read some items.
+
+        Returns False if ``LoopDriver.refill`` is called later: after the next read, or when the consumer takes events.
+        """
         assert isinstance(self._items, Iterator)
         for _ in range(MOST_AT_ONCE if feed.read_ahead <= READ_AHEAD else GROUPED_AT_ONCE):
             if self._room(feed) <= 0 or feed.ended:
@@ -254,13 +259,13 @@ class BatchWaiter(Waiter):
             self._end_if_done()
         elif feed.failing is None and (not feed.buffer or self._is_filling(feed)):
             with self.driver.engine.lock:
-                feed.file()
+                feed.form_groups()
             self.driver.loop.call_soon(self._read_on, feed)
             return False
         return True
 
     def _is_filling(self, feed: BatchFeed) -> bool:
-        """Return True while the batch begins and reads ahead before anything is sent, so that endpoints do not divide groups."""
+        """Return True while a new batch only reads ahead and sends nothing. A group is then read before endpoints divide it."""
         return feed.read_ahead > READ_AHEAD and self._room(feed) > 0 and self.driver.engine.clock() < self._fill_until
 
     def _room(self, feed: BatchFeed) -> int:
@@ -284,7 +289,7 @@ class BatchWaiter(Waiter):
         self._end_if_done()
 
     async def _guarded(self, work: Awaitable[object]) -> None:
-        """Await the caller's code, as ``_call`` calls it. Items that were read before are still finished."""
+        """Await code of the caller, and pass its exception to ``_fail``. Items that were already read are still finished."""
         try:
             await work
         except GeneratorExit:
@@ -292,7 +297,7 @@ class BatchWaiter(Waiter):
         except BaseException as error:
             reader = self._reader
             assert reader is not None
-            if not (isinstance(error, asyncio.CancelledError) and reader.cancelling()):  # else ``_leave`` cancelled the reader
+            if not (isinstance(error, asyncio.CancelledError) and reader.cancelling()):  # otherwise ``_leave`` cancelled the reader
                 self._fail(error)
 
     async def _read_all(self, items: AsyncIterator[Any]) -> None:
@@ -322,16 +327,16 @@ class BatchWaiter(Waiter):
 
     def _put(self, feed: BatchFeed, index: int, payload: Any) -> None:
         """Append the task of an item to the feed."""
-        task = self._terms.task(payload, self._pool, self, index)
+        task = self._request_options.task(payload, self._pool, self, index)
         self._live[task] = None
         feed.read(task)
 
     def _is_trying(self, feed: BatchFeed) -> bool:
-        """Return True if a read item is buffered, whose sending will show whether an endpoint has recovered."""
+        """Return True if an item waits in the buffer. Sending this item will show whether an endpoint has recovered."""
         return bool(feed.buffer)
 
     def _end_trying(self, feed: BatchFeed) -> None:
-        """At the end of the input, let the buffered item fail too if the batch is failing: no further item can show a recovery."""
+        """At the end of the input of a failing batch, let the buffered item fail too, because no later item can show a recovery."""
         if feed.failing is not None:
             self.driver.refill(feed)
 
@@ -353,7 +358,7 @@ class BatchWaiter(Waiter):
             self._on_result = None
 
     def _end_task(self, task: Task, result: Result[Any]) -> None:  # noqa: ARG002 - for subclasses
-        """Take the result of a task, which is that of its item."""
+        """Take the result of a task as the result of its item."""
         self._settle(result)
 
     def _drop_unstarted(self) -> None:
@@ -401,5 +406,5 @@ def _as_ours(error: Exception, index: int) -> QRewardError:
 
 
 def _is_only_ours(error: BaseException) -> bool:
-    """Return True for an error that concerns the batch alone. Others, such as ``KeyboardInterrupt``, must end the event loop."""
+    """Return True for an error that concerns the batch alone. Other errors, such as ``KeyboardInterrupt``, must end the event loop."""
     return isinstance(error, Exception | asyncio.CancelledError | GeneratorExit)

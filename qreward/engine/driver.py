@@ -1,7 +1,8 @@
 """One ``Engine`` per client, and one ``LoopDriver`` per event loop.
 
-The scheduler's state belongs to the client, so limits hold across all event loops and threads. It is accessed only under the
-engine's lock, and never while the caller's code runs. Connections belong to a loop driver, because they belong to an event loop.
+The scheduler's state belongs to the client, so limits hold across all event loops and threads. The state is accessed only under the
+engine's lock, and never while the caller's code runs. Each loop driver has connections of its own, because a connection belongs to one
+event loop.
 
 Each loop driver has one timer. A queued item has no asyncio task. A single call runs its attempts in its caller's own task. A
 batch has one asyncio task for each attempt in flight; when an attempt ends, its task carries out the next attempt.
@@ -27,26 +28,26 @@ from qreward.scheduler.scheduler import CANCEL, FINISH, SEND, Command
 from qreward.scheduler.state import Attempt, BatchFeed, Source, Task
 
 TURNS = 64
-"""Attempts that one task makes before it yields to the event loop."""
+"""Number of attempts that one asyncio task makes before it yields to the event loop."""
 
 
 class Backend(Protocol):
-    """A backend that sends requests. Each event loop has its own.
+    """A backend that sends requests. Each event loop has a backend of its own.
 
     A backend may also have ``stream(endpoint, call)`` (see ``stream_sink``), ``look(endpoint)`` to probe an endpoint (see ``probing``),
-    and ``keep(endpoints)``, which is called in the event loop when endpoints other than these are no longer used.
+    and ``keep(endpoints)``, which closes the connections to all other endpoints. ``keep`` is called in the event loop.
     """
 
     async def send(self, endpoint: Any, call: Any) -> Answer | Failure:
-        """Make one attempt. Raises only ``CancelledError``; the connection is then closed."""
+        """Make one attempt. Raises only ``CancelledError``; the connection is closed before."""
 
     async def aclose(self) -> None: ...
 
 
 class SchedulerProtocol(Protocol):
-    """The inputs that the engine gives to a scheduler: that of endpoints, or that of scheduled functions.
+    """The methods of a scheduler that the engine calls. The scheduler of endpoints and that of scheduled functions have them.
 
-    After each input, the engine takes the resulting commands from ``out`` and the changes from ``health_changes``.
+    After each call of a method, the engine takes the resulting commands from ``out`` and the changes of health from ``health_changes``.
     """
 
     out: list[Command]
@@ -60,12 +61,12 @@ class SchedulerProtocol(Protocol):
 
 
 class Waiter(Protocol):
-    """The receiver of the outcomes of tasks: a single call or a batch. It is the ``waiter`` of its tasks.
+    """Receives the outcomes of tasks, for a single call, a batch or a stream. A task refers to its waiter as ``task.waiter``.
 
     Attributes:
-        driver: the loop driver that runs its attempts.
-        context: the context variables of its caller.
-        carry: carries out one attempt, or None to use ``Backend.send``. Raises only ``CancelledError``.
+        driver: the loop driver that runs the waiter's attempts.
+        context: the context variables of the waiter's caller.
+        execute: executes one attempt, or None to use ``Backend.send``. Raises only ``CancelledError``.
     """
 
     __slots__ = ()
@@ -73,15 +74,15 @@ class Waiter(Protocol):
     context: Context
 
     @property
-    def carry(self) -> Callable[[Attempt], Awaitable[Outcome]] | None: ...
+    def execute(self) -> Callable[[Attempt], Awaitable[Outcome]] | None: ...
 
     def start(self, attempt: Attempt) -> None:
-        """Have ``LoopDriver.run_attempt`` run for an attempt, in a task whose context is the caller's or a copy of it."""
+        """Run ``LoopDriver.run_attempt`` for an attempt, in an asyncio task that has the caller's context or a copy of it."""
 
     def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None: ...
 
     def read(self, feed: BatchFeed) -> bool:
-        """Put more input into the feed's buffer. Returns False if that happens later, followed by ``LoopDriver.refill``."""
+        """Put more input into the feed's buffer. Returns False if the waiter reads later and then calls ``LoopDriver.refill``."""
         raise AssertionError(f"a {type(self).__name__} has no feed: {feed}")
 
     def close(self) -> None:
@@ -99,7 +100,7 @@ class Engine(Generic[S]):
 
     Args:
         scheduler: makes all decisions; ``qreward.scheduler.scheduler.Scheduler`` for endpoints.
-        wire_factory: makes the backend of one event loop.
+        backend_factory: makes the backend of one event loop.
         clock: returns monotonic seconds; replaced in tests.
         watch: receives the events of calls and attempts, or None.
     """
@@ -107,7 +108,7 @@ class Engine(Generic[S]):
     def __init__(
         self,
         scheduler: S,
-        wire_factory: Callable[[], Backend],
+        backend_factory: Callable[[], Backend],
         *,
         clock: Callable[[], float] = monotonic,
         watch: Instrumentation | None = None,
@@ -118,7 +119,7 @@ class Engine(Generic[S]):
         self.scheduler = scheduler
         self.wake_listeners: list[Callable[[], object]] = []  # for users of the engine other than its loop drivers
         self.closed = False
-        self._wire_factory = wire_factory
+        self._backend_factory = backend_factory
         self._drivers: dict[asyncio.AbstractEventLoop, LoopDriver] = {}
 
     def driver(self) -> LoopDriver:
@@ -132,7 +133,7 @@ class Engine(Generic[S]):
             if self.closed:
                 raise ClientClosed("the client is closed; make a new one")
             gone = [self._drivers.pop(other) for other in list(self._drivers) if other.is_closed()]
-            driver = self._drivers[loop] = LoopDriver(self, loop, self._wire_factory())
+            driver = self._drivers[loop] = LoopDriver(self, loop, self._backend_factory())
         for other in gone:
             other.release()
             run_in_background(loop, other.backend.aclose())
@@ -141,7 +142,7 @@ class Engine(Generic[S]):
     def apply(self, change: Callable[[float], Any]) -> Any:
         """Change the scheduler's state, from any thread, inside or outside an event loop.
 
-        Each resulting command runs where its waiter lives. Returns the value that ``change`` returns.
+        Each resulting command runs in the event loop or thread of its waiter. Returns the value that ``change`` returns.
         """
         try:
             here = self._drivers.get(asyncio.get_running_loop())
@@ -162,7 +163,10 @@ class Engine(Generic[S]):
         return value
 
     def log_health(self) -> None:
-        """Log the endpoints that went out of service or came back. Logs outside the lock, because a log handler is the user's code."""
+        """Log the endpoints that went out of service or came back.
+
+        Logging happens outside the lock, because a log handler is the user's code.
+        """
         with self.lock:
             changes, self.scheduler.health_changes = self.scheduler.health_changes, []
         for source, reason, seconds in changes:
@@ -206,7 +210,7 @@ class Engine(Generic[S]):
             await driver.aclose()
 
     def forget(self, driver: LoopDriver) -> None:
-        """Remove a loop driver that has ended, and wake the others: its timer may have been set for work of theirs."""
+        """Remove a loop driver that has ended, and wake the others, because the ended driver's timer may have been set for their work."""
         self._drivers.pop(driver.loop, None)
         self._wake_all()
 
@@ -221,7 +225,7 @@ class LoopDriver:
         self.backend = backend
         self.waiters: dict[Waiter, None] = {}
         self._attempts: dict[Attempt, None] = {}
-        self._runners: dict[asyncio.Task[None], Attempt | None] = {}  # -> the attempt that the task has not begun yet
+        self._runners: dict[asyncio.Task[None], Attempt | None] = {}  # asyncio task -> the attempt that it has not begun yet
         self._idle = asyncio.Event()  # set when the last attempt ends during closing
         self._closing: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -244,13 +248,13 @@ class LoopDriver:
         self.locked(self.engine.scheduler.refill, feed)
 
     def withdraw(self, tasks: list[Task], error: QRewardError | None = None) -> None:
-        """Remove tasks from the scheduler: their caller gave them up, or they end with ``error``, which the engine made."""
+        """Remove tasks from the scheduler. The caller gave the tasks up, or they end with ``error``, an error of the engine."""
         if self.watch is not None:
             self.watch.withdrawn(tasks, error)
         self.locked(self.engine.scheduler.withdraw, tasks)
 
     def commit(self, attempt: Attempt) -> bool:
-        """Commit to an attempt, whose answer is passed on from now on. Returns False if the attempt is no longer wanted."""
+        """Commit to an attempt: from now on, its answer is passed to the caller. Returns False if the attempt is no longer wanted."""
         self.locked(self.engine.scheduler.commit, attempt)
         if attempt.committed and self.watch is not None:
             self.watch.first(attempt)
@@ -284,7 +288,7 @@ class LoopDriver:
         return out
 
     def run(self, out: list[Command], batch: Waiter | None = None) -> Attempt | None:
-        """Run commands. The first attempt of ``batch`` is not started but returned."""
+        """Run commands. If ``batch`` is given, its first attempt is returned instead of started."""
         kept: Attempt | None = None
         for command in out:
             home = runner_of(command)
@@ -306,10 +310,10 @@ class LoopDriver:
                 self._finish(*command[1:])
             elif what == CANCEL:
                 attempt = command[1]
-                if attempt.handle is not None:  # else it has not begun, and checks ``cancel_reason`` itself
+                if attempt.handle is not None:  # otherwise the attempt has not begun, and checks ``cancel_reason`` itself
                     attempt.handle.cancel()
             elif command[1].waiter.read(command[1]):
-                # not by recursion: its depth would grow with the number of endpoint slots
+                # appended, because the depth of a recursion would grow with the number of endpoint slots
                 out += self._change(self.engine.scheduler.refill, command[1])
         return kept
 
@@ -328,7 +332,7 @@ class LoopDriver:
 
     def _posted(self, command: Command) -> None:
         self.run([command])
-        self._rearm()  # the sender has a timer for the next wake time, but may end before that
+        self._rearm()  # the sender set its timer for the next wake time, but its event loop may end before that
 
     async def run_attempt(self, attempt: Attempt, me: asyncio.Task[Any], batch: Waiter | None = None) -> Attempt | None:
         """Carry out an attempt in the task ``me`` and report its outcome to the scheduler.
@@ -341,8 +345,8 @@ class LoopDriver:
         outcome: Outcome
         try:
             task = attempt.task
-            carry = task.waiter.carry
-            sending = self.backend.send(attempt.source.handle, task.payload) if carry is None else carry(attempt)
+            execute = task.waiter.execute
+            sending = self.backend.send(attempt.source.handle, task.payload) if execute is None else execute(attempt)
             outcome = await (sending if attempt.span is None else within(attempt.span, sending))
         except asyncio.CancelledError:
             if (
@@ -433,7 +437,7 @@ class LoopDriver:
     # the end
 
     async def _close_with_loop(self) -> AsyncGenerator[None, None]:
-        """Stay suspended until the event loop shuts down its asynchronous generators, then close the connections while it still runs."""
+        """Stay suspended until the event loop shuts down its asynchronous generators. Then close the connections while the loop runs."""
         try:
             yield
         finally:
@@ -443,12 +447,12 @@ class LoopDriver:
     async def aclose(self) -> None:
         """End unfinished work, wait until its connections are closed, and close the backend.
 
-        This happens once, however many callers wait for it; a caller that is cancelled does not stop it.
+        The driver is closed only once, even if several callers wait. A caller that is cancelled does not stop the closing.
         """
         await asyncio.shield(self.closing())
 
     def closing(self) -> asyncio.Task[None]:
-        """Return the task that closes this driver, started now if it is not running yet."""
+        """Return the task that closes this driver. The task is started if it is not running yet."""
         if self._closing is None:
             self._closing = self.loop.create_task(self._close())
         return self._closing
@@ -475,7 +479,7 @@ class LoopDriver:
             self.engine.apply(partial(scheduler.event, attempt=attempt, outcome=CANCELLED))
 
     def _stop(self) -> None:
-        for attempt in list(self._attempts):  # asyncio tasks that were cancelled before their first step never reported an outcome
+        for attempt in list(self._attempts):  # an asyncio task that was cancelled before its first step has reported no outcome
             self.ended(attempt, CANCELLED)
         if self._timer is not None:
             self._timer.cancel()
@@ -484,6 +488,6 @@ class LoopDriver:
 
 
 def runner_of(command: Command) -> Any:
-    """Return the driver of a command's waiter, a loop driver or a thread driver: ``run`` runs commands, ``post`` does from any thread."""
+    """Return the driver of a command's waiter: a loop driver or a thread driver. Any thread may call its method ``post``."""
     subject = command[1]
     return (subject.task if isinstance(subject, Attempt) else subject).waiter.driver

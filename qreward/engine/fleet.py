@@ -1,15 +1,15 @@
-"""The endpoints and routes of one client, as sources and pools of its scheduler. They can be changed live, from any thread.
+"""The endpoints and routes of one client, as sources and pools of its scheduler. Any thread can change them.
 
 Every change, from one endpoint to a whole new configuration, is the same operation: the current endpoints and routes are replaced by
-others while requests are in flight.
+others while requests are in flight. The scheduler's state changes once, under the engine's lock, so no request sees half of a change. New
+endpoints enter the pools before old ones leave, so that no pool is empty in between.
 
-- It is one change of the scheduler's state, under the engine's lock. No request sees a part of it.
-- Requests in flight finish at their endpoint.
-- Queued requests stay queued. A pool continues to exist if its pattern does. A pool whose pattern is gone is served by the
-  endpoints that now serve the models requested from it. If there are none, its queued requests fail with ``NoEndpoint``.
-- New endpoints enter the pools before old ones leave, so that no pool is empty in between.
-- An endpoint that is the same server with other limits, weight, price, models or timeouts keeps its learned state. Any other change
-  (address, key, headers, ``limits.adaptive``, ...) makes it a new endpoint with the old name.
+Requests in flight finish at their endpoint, and queued requests stay queued. A pool exists as long as its pattern exists. A pool whose
+pattern is gone is served by the endpoints that now serve the models requested from it. If there are none, the queued requests of the pool
+fail with ``NoEndpoint``.
+
+An endpoint keeps its learned state if it is the same server with other limits, weight, price, models or timeouts. Any other change
+(address, key, headers, ``limits.adaptive``, ...) makes a new endpoint with the old name.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ ADJUSTABLE = frozenset({
 MAX_MODELS = 1000
 """Maximum number of requested models that a pool remembers. It is bounded because the names come from callers."""
 WINDOW_RESTRICTED = 0.8
-"""Share of the configured limit from which a window counts as restricted by that limit alone."""
+"""A window of at least this share of the configured limit counts as restricted by that limit alone."""
 
 _Balancing = tuple[LoadBalanceStrategy, dict[str, float]]
 _DEFAULT_BALANCING: _Balancing = (LoadBalanceStrategy.EXPECTED_FINISH, {})
@@ -68,9 +68,9 @@ class Fleet:
         self._set(endpoints, routes)
 
     def pool(self, model: str) -> Pool:
-        """Return the pool that serves a model, and record the model as requested from it.
+        """Return the pool that serves a model, and record that the model was requested.
 
-        Raises ``NoEndpoint``, which names the existing routes, or says that only bulks can use the endpoints of the model.
+        Raises ``NoEndpoint`` if no route matches the model, or if only bulks can use the endpoints of the model.
         """
         pool = self._table.find(model)
         if pool is None:
@@ -115,13 +115,14 @@ class Fleet:
     # changes
 
     def add(self, endpoint: Endpoint) -> None:
-        """Add an endpoint. Queued requests for its models can use it immediately. Raises ``ConfigError`` for a name in use."""
+        """Add an endpoint. Queued requests for its models can use it immediately. Raises ``ConfigError`` if the name is already in use."""
         self._set([*self._endpoints(), endpoint], self._registered())
 
     def remove(self, name: str) -> None:
         """Remove an endpoint.
 
-        Its requests in flight are finished. Queued requests go to other endpoints, or fail with ``NoEndpoint`` if there are none.
+        Requests in flight at the endpoint are finished. Queued requests go to other endpoints, or fail with ``NoEndpoint`` if there are
+        none.
         """
         self.source(name)
         routes = [_without(route, name) if name in route.endpoints else route for route in self._registered()]
@@ -166,7 +167,7 @@ class Fleet:
     def _set(
         self, endpoints: Iterable[Endpoint], routes: Iterable[Route], policies: tuple[ClientConfig, ClientConfig] | None = None
     ) -> None:
-        """Replace endpoints and routes, and the scheduler's policies if two configurations are given, the old and the new one."""
+        """Replace endpoints and routes. If ``policies`` gives the old and the new configuration, replace the scheduler's policies too."""
         endpoints = list(endpoints)
         names: set[str] = set()
         for endpoint in endpoints:
@@ -220,7 +221,7 @@ class Fleet:
         source.prefix_cache.set_capacity(None if self._affinity is None else self._affinity.capacity)
 
     def _replace_pools(self, routes: Iterable[Route]) -> list[tuple[Pool, list[Source], Balancer]]:
-        """Return a pool for each pattern, its old one if there was one, with its new sources and its balancer."""
+        """Return a pool for each pattern, with its new sources and its balancer. A pattern that had a pool keeps it."""
         balancings = {pool: (route.strategy, route.weights) for route, pool in self._routes.values()}
         unused = self._pools()
         served: list[tuple[Pool, list[Source], Balancer]] = []
@@ -254,7 +255,7 @@ class Fleet:
         return served
 
     def _pools(self) -> dict[str, list[Pool]]:
-        """Return all pools by pattern. The last pool of each pattern is the one in use."""
+        """Return all pools by pattern. The last pool of each pattern is the pool in use."""
         found: dict[str, list[Pool]] = {}
         overridden = ((pattern, pool) for pattern, pool in self._own.items() if pattern in self._routes)
         for pattern, pool in (*self._orphans, *overridden, *self._table.items().items()):
@@ -282,7 +283,7 @@ class Fleet:
         return make_balancer(*balancing, self._engine.scheduler.rng)
 
     def _release_connections(self) -> None:
-        """Let each backend close what it holds for endpoints that no longer exist."""
+        """Let each backend close its connections to endpoints that no longer exist."""
         try:
             here = asyncio.get_running_loop()
         except RuntimeError:
@@ -294,7 +295,10 @@ class Fleet:
                 driver.later(partial(self._release_at, driver))
 
     def _release_at(self, driver: LoopDriver) -> None:
-        """The endpoints are looked up here, in the driver's event loop, because several changes may arrive in a different order."""
+        """Call ``keep`` of a driver's backend, in its event loop.
+
+        The endpoints are looked up only here, because several changes may arrive in another order than they were made.
+        """
         keep: Callable[[list[object]], object] | None = getattr(driver.backend, "keep", None)
         if keep is not None:
             keep([source.handle for source in self.sources()])
@@ -342,7 +346,7 @@ def _limited(limits: Limits) -> tuple[bool, ...]:
 def adjust(source: Source, endpoint: Endpoint, rng: Random) -> None:
     """Give a source other limits. The source keeps its latencies, health, counts, and what was learned about its window and rates."""
     old, limits = cast("Endpoint", source.handle).limits, endpoint.limits
-    if source.lease is not None:  # the share announces the new limits to the other processes
+    if source.lease is not None:  # the lease announces the new limits to the other processes
         if old.max_concurrency != limits.max_concurrency:
             source.lease.window.inner = _resized(source.lease.window.inner, limits.max_concurrency, rng)
     else:
@@ -371,7 +375,7 @@ def _resized(window: ConcurrencyLimit, most: int | None, rng: Random) -> Concurr
 
 
 def _at_rate(limit: Gcra | HeaderRateLimit | None, per_minute: float | None) -> Gcra | HeaderRateLimit | None:
-    """Return the same limit at another rate. It keeps the requests or tokens that were already charged."""
+    """Return the same limit at another rate. The limit keeps the requests or tokens that were already charged."""
     rate = limit.pace if isinstance(limit, HeaderRateLimit) else limit
     if per_minute is None:
         rate = None

@@ -3,7 +3,7 @@
 The first attempt of an asynchronous call runs in the caller's own asyncio task, as an undecorated call would.
 
 Each blocking caller waits in its own thread, without an event loop. An attempt runs in the caller's own thread if it never has to be
-abandoned while it runs, else in a worker thread. There is no timer: one of the waiting callers, the leader, waits only until the
+abandoned while it runs, and otherwise in a worker thread. There is no timer. Instead, one waiting caller, the leader, waits only until the
 scheduler's next wake time, and then calls the scheduler's ``tick``.
 """
 
@@ -47,7 +47,7 @@ class AsyncCall(Single):
         self._body = body
         self._judge = judge
 
-    async def carry(self, _attempt: Attempt) -> Answer | CallFailure:  # type: ignore[override]
+    async def execute(self, _attempt: Attempt) -> Answer | CallFailure:  # type: ignore[override]
         """Make one attempt. Only cancellation is raised, which the loop driver handles."""
         try:
             return Answer(await self._body())
@@ -132,7 +132,7 @@ class ThreadDriver:
             self.do(self.scheduler.tick)
 
     def hand_over(self) -> None:
-        """Wake another waiting caller, which becomes the leader, after a caller has ended its wait."""
+        """Wake another waiting caller after one has ended its wait. The woken caller becomes the leader."""
         if not self._waiting:
             return
         with self._engine.lock:
@@ -205,13 +205,14 @@ class BlockingCall:
     def wake(self) -> None:
         if not self.woken:
             self.woken = True
-            with suppress(RuntimeError):  # another thread has released the lock at the same moment
+            with suppress(RuntimeError):  # another thread released the lock at the same moment
                 CLOCK.wake(self.lock)
 
     def _run_in_worker(self, context: Context, attempt: Attempt) -> Callable[[], None]:
         """Make one attempt in a worker thread.
 
-        Returns the function that reports the outcome. It is called when the worker is idle again, because it may start the next attempt.
+        Returns the function that reports the outcome. The worker calls this function when it is idle again, because the report may start
+        the next attempt.
         """
         try:
             outcome = context.run(self._run, attempt)

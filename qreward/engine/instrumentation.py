@@ -61,7 +61,10 @@ class Watcher(Protocol):
     """Receives the events described in the module's docstring. ``now`` is the time of the engine's clock, in seconds."""
 
     def began(self, task: Task, now: float, /) -> bool:
-        """Called when a call is made. Returns False for no further events of it; they stop if all watchers return False."""
+        """Called when a call is made. Returns False if this watcher needs no further events of the call.
+
+        The events of a call are left out only if all watchers return False.
+        """
 
     def sent(self, attempt: Attempt, /) -> None: ...
     def first(self, attempt: Attempt, now: float, /) -> None: ...
@@ -71,10 +74,10 @@ class Watcher(Protocol):
 
 
 class Instrumentation:
-    """Notifies watchers of each call and each attempt once. The engine calls its methods, in any order that a call can take.
+    """Notifies watchers of the events of calls and attempts, of each event once.
 
     Args:
-        watchers: the watchers. One that raises still receives later events; its first error is logged.
+        watchers: the objects to notify. A watcher that raises still receives later events; only its first error is logged.
         clock: the engine's clock.
     """
 
@@ -114,13 +117,13 @@ class Instrumentation:
         task = attempt.task
         if task.serial == UNWANTED:
             return
-        if attempt.cancel_reason is None and isinstance(outcome, Cancelled):  # by its caller or the loop's shutdown, not by the scheduler
+        if attempt.cancel_reason is None and isinstance(outcome, Cancelled):  # cancelled by its caller or the loop's shutdown
             task.end_reported = task.end_reported or GIVEN_UP
         self._notify("ended", attempt, outcome, self._clock())
 
     def done(self, task: Task, end: End, source: Source | None = None) -> None:
         """Report the end of a call. Later reports of the same call are ignored."""
-        if not task.serial and end is not None:  # read ahead, and never sent
+        if not task.serial and end is not None:  # an item that was read ahead and never sent
             self.began(task)
         if task.serial <= 0 or task.end_reported == REPORTED:
             return
@@ -135,7 +138,7 @@ class Instrumentation:
             self.done(task, error)
 
     def _notify(self, event: str, *arguments: Any) -> bool:
-        """Call a method of each watcher. Returns True if one of them returned True."""
+        """Call a method of each watcher. Returns True if the method of a watcher returned True."""
         wanted = False
         for watcher in self._watchers:
             try:
@@ -220,7 +223,7 @@ class ObserverNotifier:
     """The watcher that notifies the user's observers.
 
     Args:
-        observers: objects with at least one method of :class:`~qreward.observers.Observer`. One that raises is called no more.
+        observers: objects with at least one method of :class:`~qreward.observers.Observer`. An observer that raises is not called again.
     """
 
     def __init__(self, observers: Iterable[object]) -> None:

@@ -1,7 +1,7 @@
 """The portal: one event loop in a background thread, through which blocking code uses asynchronous code.
 
-A process has one portal, started when first needed and ended at exit. A forked child gets its own. This module must not know clients
-or requests, only coroutines and asynchronous iterables.
+A process has one portal, started when first needed and ended at exit. A forked child gets a portal of its own. This module must not know
+clients or requests, only coroutines and asynchronous iterables.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ _END: Any = object()
 
 
 class Portal:
-    """An event loop in a thread of its own. :func:`portal` returns the one of this process.
+    """An event loop in a thread of its own. :func:`portal` returns the portal of this process.
 
     Attributes:
-        ended: True if the event loop runs nothing more.
-        under_way: the work that is not over.
+        ended: True if the event loop has ended.
+        under_way: the work that has not ended yet.
     """
 
     def __init__(self) -> None:
         self.ended = False
         self._exit_timeout = GRACE
         self._failure: BaseException | None = None
-        self._lock = threading.RLock()  # garbage collection while it is held may run code that begins work
+        self._lock = threading.RLock()  # reentrant: while it is held, garbage collection may run code that begins work
         self.under_way: set[_Work[Any]] = set()
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name="qreward-portal", daemon=True)
@@ -54,9 +54,9 @@ class Portal:
     def call(self, function: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Run an async function in the event loop and wait for it. The function sees the caller's context variables.
 
-        Can be called from many threads at once, and in a thread where another event loop runs, which is blocked meanwhile. If the
-        wait is interrupted, for example by Ctrl-C, the function is cancelled. The interrupt is raised after the function has ended,
-        after ``GRACE`` seconds, or at a second interrupt. The notes of the function's ``CancelledError`` are added to the interrupt.
+        Many threads may call this method at once. If an event loop runs in the calling thread, that loop is blocked until the function
+        ends. If the wait is interrupted, for example by Ctrl-C, the function is cancelled. The interrupt is raised after the function has
+        ended, after ``GRACE`` seconds, or at a second interrupt. The notes of the function's ``CancelledError`` are added to the interrupt.
 
         Raises:
             RuntimeError: called in the portal's own thread, which would wait for itself forever.
@@ -77,7 +77,7 @@ class Portal:
         return BlockingIterator(self, source, ahead)
 
     def give_up(self, work: _Work[Any], error: BaseException) -> None:
-        """Stop the work of a caller that was interrupted by ``error``. A second interrupt only ends the wait."""
+        """Stop the work of a caller that was interrupted by ``error``. A second interrupt ends only the wait for the work."""
         ended = False
         with contextlib.suppress(KeyboardInterrupt):
             ended = work.stop()
@@ -162,7 +162,10 @@ class Portal:
 
 
 class _Work(Generic[T]):
-    """A coroutine that the event loop runs for a waiting thread. ``on_end`` is called when it is over, normally in the event loop."""
+    """A coroutine that the event loop runs for a waiting thread.
+
+    ``on_end`` is called when the coroutine is over, normally in the event loop.
+    """
 
     __slots__ = ("_coroutine", "_on_end", "_open", "_over", "_portal", "task")
 
@@ -201,13 +204,13 @@ class _Work(Generic[T]):
             self.task.cancel()
 
     def wait(self, seconds: float = -1) -> bool:
-        """Wait until the work is over, ``seconds`` at most (-1: no limit). Returns False if it is not over."""
+        """Wait until the work is over, ``seconds`` at most (-1: no limit). Returns False if the work is not over."""
         if self._open and self._over.acquire(timeout=seconds):
             self._over.release()
         return not self._open
 
     def stop(self) -> bool:
-        """Cancel the work and wait ``GRACE`` seconds at most for its end. Returns False if it has not ended."""
+        """Cancel the work and wait ``GRACE`` seconds at most for its end. Returns False if the work has not ended."""
         self._portal.soon(self.cancel)
         return self.wait(GRACE)
 
@@ -238,9 +241,9 @@ class BlockingIterator(Iterator[T]):
     """Iterates over an asynchronous iterable in blocking code.
 
     The whole ``async for`` runs in one task of the portal's event loop, so the iterable closes its resources in the task and context
-    in which it opened them. The task starts when the first item is requested, in a copy of the context of that moment. It runs ahead
-    of the reader by a bounded number of items. Leaving early (``close()``, ``with``, or dropping the last reference, as ``break``
-    does) closes the iterable; ``close()`` and ``with`` wait until it is closed.
+    in which it opened them. The task starts when the first item is requested, with a copy of the reader's context. The task runs ahead of
+    the reader by a bounded number of items. The iterable is closed when the iterator is left early: by ``close()``, by ``with``, or when
+    its last reference is dropped, for example by ``break``. ``close()`` and ``with`` also wait until the iterable is closed.
 
     Args:
         portal: the portal whose event loop runs the iteration.
@@ -248,7 +251,7 @@ class BlockingIterator(Iterator[T]):
         ahead: maximum number of items that wait for the reader; more are fetched when half of them are read.
 
     Raises:
-        RuntimeError: read in the portal's own thread.
+        RuntimeError: the iterator was read in the portal's own thread.
         ClientClosed: the process is ending, or was forked from the process in which the iteration began.
     """
 
@@ -282,7 +285,7 @@ class BlockingIterator(Iterator[T]):
         return item
 
     def close(self) -> None:
-        """Stop reading and close the iterable. Raises what closing the iterable raises."""
+        """Stop reading and close the iterable. An exception that the iterable raises while it is closed is raised here."""
         begun, self._over = self._work is not None and not self._over, True
         if not begun:
             return
@@ -328,7 +331,7 @@ class _Pump(Generic[T]):
         self.items.put(_END)
 
     def half_was_read(self) -> None:
-        """Make space for as many items. Called in the event loop."""
+        """Make space for ``half`` more items. Called in the event loop."""
         for _ in range(self.half):
             self._space.release()
 
@@ -357,7 +360,7 @@ def portal() -> Portal:
 
 
 def blocking(function: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Any, P], T]:
-    """Make the blocking twin of an async method, with its signature. It calls the method of ``self._async`` through the portal.
+    """Make the blocking twin of an async method, with the same signature. The twin calls the method of ``self._async`` through the portal.
 
     Example:
         >>> class Client:
@@ -379,7 +382,7 @@ def blocking(function: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) ->
 
 
 def forwarded(function: Callable[Concatenate[Any, P], T], wrap: Callable[[T], R]) -> Callable[Concatenate[Any, P], R]:
-    """Make the twin of a method that does not wait. It calls the method of ``self._async`` and passes what it returns to ``wrap``."""
+    """Make the twin of a method that does not wait. The twin calls the method of ``self._async`` and passes the result to ``wrap``."""
     name = function.__name__
 
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -389,7 +392,7 @@ def forwarded(function: Callable[Concatenate[Any, P], T], wrap: Callable[[T], R]
 
 
 def same(value: T) -> T:
-    """Return the value. The ``wrap`` of a method whose twin returns the same."""
+    """Return the value unchanged. Used as ``wrap`` if the twin returns the method's result unchanged."""
     return value
 
 
@@ -403,7 +406,7 @@ A = TypeVar("A", bound=Closable)
 
 
 class BlockingTwin(Generic[A]):
-    """The base of the blocking twins of asynchronous objects: closing, ``with`` and ``repr``.
+    """Base class of the blocking twins of asynchronous objects, with ``close``, ``with`` and ``repr``.
 
     Attributes:
         _async: the asynchronous object.
@@ -415,7 +418,7 @@ class BlockingTwin(Generic[A]):
         self._async = inner
 
     def close(self) -> None:
-        """Stop all requests of this object and close what it holds. When this returns it is closed. Further calls do nothing."""
+        """Stop all requests of this object, close what it holds, and wait until that is done. Further calls do nothing."""
         with contextlib.suppress(ClientClosed):  # the process is ending, and the portal has closed it
             portal().call(self._async.aclose)
 
@@ -433,7 +436,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _documented(call: F, function: Callable[..., Any]) -> F:
-    """Give a twin the name, signature and docstring of its method, without the example, which shows the use of the method."""
+    """Give a twin the name, signature and docstring of its method. The example is left out, because it shows the asynchronous method."""
     functools.update_wrapper(call, function)
     call.__doc__ = (inspect.getdoc(function) or "").partition("\n\nExample:")[0]
     return call

@@ -1,8 +1,8 @@
-"""An engine that probes its endpoints at intervals: whether they are ready, and how loaded they are.
+"""An engine that probes its endpoints at intervals, to learn whether they are ready and how loaded they are.
 
-Each loop driver has a probe loop with one timer. Due probes are claimed under the engine's lock, so that one event loop at a time
-probes an endpoint, and the same one each time. If that event loop stops, another takes over. If no endpoint is to be probed, there is
-no timer. This module decides when to probe. The backend makes the probe, and ``scheduler.probe_state`` interprets the result.
+Each loop driver has a probe loop with one timer. Due probes are claimed under the engine's lock, so that only one event loop probes an
+endpoint, always the same one. If that event loop stops, another takes over. Without endpoints to probe, there is no timer. This module
+decides when to probe. The backend makes the probe, and ``scheduler.probe_state`` interprets the result.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _Probe = Callable[[Endpoint], Awaitable[ProbeResult]]
 
 
 class _Schedule:
-    """The probes of one source: their results, the time of the next one, the probe loop that makes it, and the trouble logged last."""
+    """The probes of one source: their results, the time of the next probe, its probe loop, and the problem that was logged last."""
 
     __slots__ = ("busy_until", "by", "next_at", "state", "trouble")
 
@@ -66,17 +66,17 @@ class ProbingEngine(Engine[Scheduler]):
 
         Args:
             sources: returns the sources, whose handles are endpoints; called each time probes are claimed.
-            on_result: called under the engine's lock with the result of each probe, or None.
+            on_result: function that is called, under the engine's lock, with the result of each probe; or None.
         """
         self._sources, self._on_result = sources, on_result
 
-    def look_around(self) -> None:
+    def sources_changed(self) -> None:
         """Check again which probes are due, because the sources may have changed. Can be called from any thread."""
         for driver, probe_loop in list(self._probe_loops.items()):
             driver.later(probe_loop.go)
 
     def claim(self, by: ProbeLoop) -> tuple[list[Source], float]:
-        """Return the sources that a probe loop must probe now, and when it must claim again (inf: when ``look_around`` is called)."""
+        """Return the sources that a probe loop must probe now, and the time of its next claim (inf: when ``sources_changed`` is called)."""
         with self.lock:
             now, claimed, wake, schedules = self.clock(), [], inf, {}
             for source in self._sources():
@@ -114,7 +114,7 @@ class ProbingEngine(Engine[Scheduler]):
         effect = schedule.state.take(now, source, result, interval)
         if effect is ProbeEffect.LOST:
             self.scheduler.on_source_lost(now, source)
-        if effect is not ProbeEffect.NONE:  # a lost source must be woken in time as well
+        if effect is not ProbeEffect.NONE:  # a lost source also needs its wake time
             self.scheduler.changed(now, source)
 
     def forget(self, driver: LoopDriver) -> None:
@@ -135,7 +135,7 @@ class ProbingEngine(Engine[Scheduler]):
 
 
 class ProbeLoop:
-    """The probes that one loop driver makes."""
+    """Makes the probes of one loop driver."""
 
     def __init__(self, engine: ProbingEngine, driver: LoopDriver, probe: _Probe) -> None:
         self._engine, self._loop, self._probe = engine, driver.loop, probe
@@ -144,7 +144,7 @@ class ProbeLoop:
         self._over = False
 
     def go(self) -> None:
-        """Start the probes that are due, and set the timer for the next. Must be called in the loop driver's event loop."""
+        """Start the probes that are due, and set the timer for the next probe. Must be called in the loop driver's event loop."""
         if self._over:
             return
         if self._timer is not None:
@@ -152,7 +152,7 @@ class ProbeLoop:
             self._timer = None
         claimed, wake = self._engine.claim(self)
         for source in claimed:
-            task = self._loop.create_task(self._run(source), context=Context())  # so that the caller's context is not kept alive
+            task = self._loop.create_task(self._run(source), context=Context())  # an empty context does not keep the caller's alive
             self._under_way.add(task)
             task.add_done_callback(self._under_way.discard)
         if wake < inf:
@@ -173,5 +173,5 @@ class ProbeLoop:
         except TimeoutError:
             result = ProbeResult()
         except Exception as error:  # a failing probe must not make anything else fail
-            result = ProbeResult(trouble=f"the look raised {type(error).__name__}")
+            result = ProbeResult(trouble=f"the probe raised {type(error).__name__}")
         self._engine.seen(source, result)

@@ -17,7 +17,7 @@ from qreward.scheduler.state import Attempt, Source, Task, TaskState
 class Single(Waiter):
     """The waiter of a single call."""
 
-    carry = None
+    execute = None
     __slots__ = ("_mine", "_next", "_result", "_task", "_waiter", "context", "driver")
 
     def __init__(self, driver: LoopDriver) -> None:

@@ -35,7 +35,8 @@ def stats_of(source: Source, now: float) -> EndpointStats:
     state = EndpointState(source.inflight, source.window.limit, source.window.reason, obstacle.reason, seconds, sharing)
     names = ("sent", "rejected", "retried", "hedged", "failed", "cancelled", "prompt_tokens", "cached_tokens")
     counts = {name: getattr(tally, name) for name in names}
-    counts |= {"won": tally.ok, "completion_tokens": tally.output_tokens, "predicted_tokens": int(source.prefix_cache.predicted_tokens)}
+    counts |= {"answered": tally.ok, "completion_tokens": tally.output_tokens}
+    counts["predicted_tokens"] = int(source.prefix_cache.predicted_tokens)
     return EndpointStats(**counts, **_quantiles(source.latency), state=state)
 
 
@@ -94,7 +95,7 @@ class Tallies:
         if result.error is None and result.endpoint is not None:
             self.ok += 1
             counters = self._of(result.endpoint)
-            counters.won += 1
+            counters.answered += 1
             counters.latency.add(result.latency)
             if usage := result.usage:
                 counters.prompt_tokens += usage.prompt_tokens or 0
@@ -129,7 +130,7 @@ class Tallies:
 
 
 class ItemTallies(Tallies):
-    """The statistics of a batch whose items may need several requests: items in the totals, requests in those of endpoints."""
+    """The statistics of a batch whose items may need several requests. Totals count items; statistics of endpoints count requests."""
 
     def add(self, result: Result[object]) -> None:
         self.ok += result.error is None
@@ -147,14 +148,14 @@ class ItemTallies(Tallies):
 
 
 class _Counters:
-    NAMES = ("won", "rejected", "retried", "hedged", "failed", "cancelled", "prompt_tokens", "completion_tokens", "cached_tokens")
+    NAMES = ("answered", "rejected", "retried", "hedged", "failed", "cancelled", "prompt_tokens", "completion_tokens", "cached_tokens")
     __slots__ = (*NAMES, "latency")
 
     def __init__(self) -> None:
-        self.won = self.rejected = self.retried = self.hedged = self.failed = self.cancelled = 0
+        self.answered = self.rejected = self.retried = self.hedged = self.failed = self.cancelled = 0
         self.prompt_tokens = self.completion_tokens = self.cached_tokens = 0
         self.latency = Quantiles()
 
     def stats(self) -> EndpointStats:
-        sent = self.won + self.rejected + self.failed + self.cancelled
+        sent = self.answered + self.rejected + self.failed + self.cancelled
         return EndpointStats(sent=sent, **{name: getattr(self, name) for name in self.NAMES}, **_quantiles(self.latency))

@@ -1,7 +1,7 @@
 """The waiter of a batch of streams, whose chunks are delivered through one queue in the order in which they arrive.
 
-In all other respects it is a ``BatchWaiter``: its input is read as needed, and items are sent as endpoints have free slots. The queue
-is bounded: if the consumer is slow, neither the streams nor the input are read further.
+In all other respects the waiter is a ``BatchWaiter``: its input is read as needed, and items are sent as endpoints have free slots. The
+queue is bounded: while a slow consumer leaves it full, neither the streams nor the input are read.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from qreward.scheduler.outcome import Answer
 from qreward.scheduler.state import BatchFeed, Source, Task
 
 AHEAD = 256
-"""Events of all streams together that are queued for the consumer before reading pauses."""
+"""Number of events, of all streams together, that are queued for the consumer before reading pauses."""
 
 
 class BatchStreamSink(StreamWaiter, BatchWaiter):
-    """The waiter of a batch of streams. Takes the arguments of :class:`BatchWaiter`, and one more.
+    """The waiter of a batch of streams. Takes the arguments of :class:`BatchWaiter`, and ``most``.
 
     Args:
         most: maximum number of concurrent streams; 0 for as many as the endpoints accept.
@@ -97,7 +97,7 @@ class BatchStreamSink(StreamWaiter, BatchWaiter):
         await super().idle()
 
     def _resume(self) -> None:
-        """Resume one paused stream for each event taken, or all of them if no events are queued or the texts are dropped."""
+        """Resume one paused stream for each event taken. Resume all streams if no events are queued or the texts are dropped."""
         paused = self._paused
         while paused and (not self._events or self._only_results or len(self._events) < AHEAD):
             waiter = paused.popleft()
@@ -108,7 +108,7 @@ class BatchStreamSink(StreamWaiter, BatchWaiter):
 
     # called by the loop driver
 
-    carry = StreamWaiter.carry
+    execute = StreamWaiter.execute
 
     def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
         texts = self._texts.pop(task, None)

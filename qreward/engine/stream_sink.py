@@ -1,9 +1,9 @@
-"""Streams: ``StreamAttempt``, one streamed attempt, and ``StreamWaiter``, which receives its chunks (``SingleStreamSink`` for one stream).
+"""Streamed attempts (``StreamAttempt``) and the waiters that receive their chunks (``StreamWaiter``, ``SingleStreamSink``).
 
-Nothing is passed on before the first token, so that until then an attempt may fail, or lose against another attempt, unnoticed. At the
-first token the attempt is committed, and the scheduler cancels the other attempts. One consumer takes the events that have arrived. The
-buffer of events is bounded: while it is full, nothing more is read, and no time limit runs except that of the whole request. This module
-must not know HTTP, nor what the consumer does with the chunks.
+No chunk is passed on before the first token. Until then an attempt can fail, or lose against another attempt, without the consumer
+noticing it. At the first token the attempt is committed, and the scheduler cancels the other attempts. A stream has one consumer, which
+reads the events. The buffer of events is bounded: while it is full, nothing more is read, and only the time limit of the whole request
+runs. This module must know neither HTTP nor what the consumer does with the chunks.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from qreward.scheduler.outcome import CANCELLED, Answer, Failure, FailureKind, O
 from qreward.scheduler.state import Attempt, Source, Task, TaskState
 
 GAPS_AT_ONCE = 64
-"""Number of gaps between tokens that are collected before they are recorded at the source, which takes the engine's lock."""
+"""Number of gaps between tokens that are collected before they are recorded at the source. Recording takes the engine's lock."""
 AHEAD = 64
-"""Chunks that are queued for the consumer before reading pauses. Reading resumes when half of them are taken."""
+"""Number of chunks that are queued for the consumer before reading pauses. Reading resumes when half of them are taken."""
 
 
 class OpenStream(Protocol):
-    """What the backend's ``stream`` returns if it does not return a ``Failure``. Chunks have ``text`` and ``has_output``."""
+    """An open stream, the result of the backend's ``stream`` unless that is a ``Failure``. Chunks have ``text`` and ``has_output``."""
 
     limits: RateLimitInfo | None
     outcome: Outcome | None
@@ -40,7 +40,7 @@ class OpenStream(Protocol):
 
 
 class InactivityTimer:
-    """One timer for all waits of an asyncio task, which is cancelled when a wait takes too long.
+    """One timer for all waits of an asyncio task. The timer cancels the task when a wait takes too long.
 
     The timer is not set again for each token. If it fires before the current deadline, it is set again for that deadline.
     """
@@ -85,8 +85,8 @@ class InactivityTimer:
 class Signal:
     """Wakes all its waiters.
 
-    The futures that its methods return must be awaited immediately. The methods are not coroutines for speed: a reader waits for each
-    token.
+    The futures that its methods return must be awaited immediately. For speed the methods are not coroutines, because a reader waits for
+    each token.
 
     Attributes:
         read: True while the stream's one reader waits.
@@ -128,13 +128,13 @@ class Signal:
 
 
 class StreamWaiter(Waiter):
-    """A waiter whose attempts are streams. One consumer takes their events."""
+    """A waiter whose attempts are streams. One consumer takes the events of these streams."""
 
     __slots__ = ("_arrived", "_events", "_open_attempts", "driver")
 
     def __init__(self, driver: LoopDriver) -> None:
         self.driver = driver
-        self._events: deque[Any] = deque()  # arrived, not yet taken
+        self._events: deque[Any] = deque()  # events that have arrived and are not yet taken
         self._arrived = Signal(driver.loop)
         self._open_attempts = 0
 
@@ -156,7 +156,7 @@ class StreamWaiter(Waiter):
         return event
 
     def ended(self) -> bool:
-        """Return True if no more events will arrive. Raises the error if one ended the stream."""
+        """Return True if no more events will arrive. Raises the error that ended the stream, if there was one."""
         raise NotImplementedError
 
     def took(self) -> None:
@@ -172,7 +172,7 @@ class StreamWaiter(Waiter):
         raise NotImplementedError
 
     def over(self) -> bool:
-        """Return True if there is nothing left to give up."""
+        """Return True if the stream is over, so that ``leave`` has nothing left to do."""
         raise NotImplementedError
 
     async def idle(self) -> None:
@@ -182,7 +182,7 @@ class StreamWaiter(Waiter):
 
     # the attempt's side
 
-    def carry(self, attempt: Attempt) -> Coroutine[Any, Any, Outcome]:
+    def execute(self, attempt: Attempt) -> Coroutine[Any, Any, Outcome]:
         self._open_attempts += 1
         return StreamAttempt(attempt, self).run()
 
@@ -196,7 +196,7 @@ class StreamWaiter(Waiter):
         raise NotImplementedError
 
     def put(self, task: Task, chunks: list[Any], /) -> bool:
-        """Take chunks. Returns True if ``space`` must be awaited before the next ones."""
+        """Take chunks. Returns True if ``space`` must be awaited before the next call."""
         raise NotImplementedError
 
     async def space(self) -> None:
@@ -260,7 +260,7 @@ class StreamAttempt:
             await stream.aclose()
 
     async def _read_first(self, stream: OpenStream) -> list[Any] | None:
-        """Read up to and including the first token. Returns None if there is no answer."""
+        """Read up to and including the first token. Returns None if the stream ended without an answer."""
         held: list[Any] = []
         while (chunks := await stream.read()) is not None:
             held += chunks
@@ -272,7 +272,7 @@ class StreamAttempt:
         """Commit the attempt at its first token. Returns False if the attempt is no longer wanted."""
         if not self._receiver.driver.commit(self._attempt):
             return False
-        self._tempo = self._attempt.source.stream_timing  # set at the latest when an attempt is committed
+        self._tempo = self._attempt.source.stream_timing  # ``commit`` has set it if it was not set before
         self._limit = self._tempo.gap_limit()
         self._receiver.begin(self._attempt.task)
         return True
@@ -320,7 +320,7 @@ class StreamAttempt:
 
 @dataclass(frozen=True, slots=True)
 class StreamRestarted:
-    """A stream event: discard all text before it. The answer starts again, possibly at another endpoint.
+    """A stream event after which all earlier text must be discarded. The answer starts again, possibly at another endpoint.
 
     Attributes:
         text: the text to discard.
@@ -355,7 +355,7 @@ class SingleStreamSink(StreamWaiter):
     # the consumer's side
 
     def submit(self, task: Task) -> None:
-        """Submit the stream's task, once. It is sent as soon as an endpoint has a free slot."""
+        """Submit the stream's task, once. The task is sent as soon as an endpoint has a free slot."""
         self._task = task
         self.driver.waiters[self] = None
         self.driver.submit(task)

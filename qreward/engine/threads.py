@@ -1,8 +1,8 @@
 """Worker threads for blocking functions, and the time and wait primitives of blocking code.
 
 ``Workers`` runs jobs in daemon threads, up to a maximum number of threads. ``concurrent.futures`` is not used because it joins its
-threads when the process ends: one hung function would keep the process alive forever. Nothing here waits for a thread. Each thread
-sleeps on a raw lock of its own. Idle threads form a stack, so that threads that are not needed stay at its bottom and end.
+threads when the process ends: one hung function would keep the process alive forever. No function here waits for a thread to end. Each
+thread sleeps on a raw lock of its own. Idle threads form a stack: threads that are not needed stay at its bottom, and end after a while.
 
 ``BlockingTime`` is the one interface through which blocking code waits, so that tests can replace real time by virtual time. Waiting
 and waking use a raw ``threading.Lock`` that is already held: the waiting thread acquires it, the waking thread releases it. An
@@ -21,13 +21,13 @@ from typing import Protocol
 from qreward.engine import background
 
 Job = Callable[[], Callable[[], object] | None]
-"""A job that a worker runs. It must not raise; it reports its result itself. The function it returns, if any, is called when the worker
-is idle again: a report made there may start the next job in this worker, which is still busy while the job itself runs."""
+"""A job that a worker runs. A job must not raise, and reports its result itself. It may return a function, which is called when the worker
+is idle again. A report made by that function can start the next job in the same worker, which is still busy while the job runs."""
 
 IDLE_SECONDS = 10.0
 """Seconds without work after which a thread ends."""
 MOST = 1024
-"""Maximum threads of the pool that all functions share. A safeguard only: the functions' own limits are far lower."""
+"""Maximum threads of the pool that all functions share. It is only a safeguard, because the functions' own limits are far lower."""
 
 
 class Workers:
@@ -119,7 +119,7 @@ class _Worker:
         self.wakeup.acquire()
 
     def work(self) -> None:
-        """Run all jobs of the thread, one after the other. After a job, reach ``_rest`` fast: a thread that the job woke may be waiting."""
+        """Run all jobs of the thread, one after the other."""
         idle, report = self._pool.idle, None
         while (job := self.job) is not None:
             self.job = None
@@ -139,7 +139,7 @@ class _Worker:
         self._pool.leave()
 
     def _rest(self) -> None:
-        """Sleep until there is a job. After ``idle_seconds`` without one, leave the stack of idle threads, which ends the thread."""
+        """Sleep until there is a job. After ``idle_seconds`` without a job, leave the stack of idle threads, which ends the thread."""
         if self.wakeup.acquire(timeout=self._idle_seconds):
             return
         try:
@@ -164,7 +164,7 @@ class BlockingTime(Protocol):
         """Return the seconds of a monotonic clock."""
 
     def wait(self, lock: threading.Lock, timeout: float | None) -> bool:
-        """Acquire a lock that another thread will :meth:`wake`, within ``timeout`` seconds (None: no limit). False on timeout."""
+        """Acquire a lock that another thread will :meth:`wake`, within ``timeout`` seconds (None: no limit). Returns False on timeout."""
 
     def wake(self, lock: threading.Lock) -> None:
         """Release a lock on which a thread waits or will wait."""
@@ -206,7 +206,7 @@ REAL_TIME = RealTime()
 
 
 class Clock:
-    """The ``BlockingTime`` that decorated functions use at present. Its methods are those of ``time``."""
+    """The ``BlockingTime`` that decorated functions use at present. Its methods are those of its attribute ``time``."""
 
     def __init__(self) -> None:
         self.use(REAL_TIME)

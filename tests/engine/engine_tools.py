@@ -122,7 +122,7 @@ def client_of(wire: Any, limits: dict[str, int] | Iterable[Endpoint] | None = No
         loop = None
     if isinstance(loop, VirtualTimeLoop):
         settings["clock"] = loop.time
-    return CheckedClient(fleet, wire_factory=wire if isinstance(wire, type) else lambda: wire, **settings)
+    return CheckedClient(fleet, backend_factory=wire if isinstance(wire, type) else lambda: wire, **settings)
 
 
 def on_virtual_time(test: Callable[[], Any]) -> Any:

@@ -59,5 +59,5 @@ async def parent() -> None:
     await client.aclose()
 
 
-client = QRewardClient(endpoints({"a": 2}), wire_factory=make_wire)
+client = QRewardClient(endpoints({"a": 2}), backend_factory=make_wire)
 asyncio.run(parent())

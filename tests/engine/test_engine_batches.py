@@ -12,9 +12,20 @@ from typing import Any
 from unittest.mock import ANY
 
 import pytest
-from engine_tools import MODEL, FakeWire, Said, broken, chat, chats, client_of, leftovers, now
+from engine_tools import MODEL, FakeWire, Said, ask, broken, chat, chats, client_of, endpoints, leftovers, now
 
-from qreward import AttemptRecord, BatchInterrupted, BatchResult, DeadlineExceeded, EndpointStats, QRewardClient, Result, Retry
+from qreward import (
+    AttemptRecord,
+    BatchInterrupted,
+    BatchResult,
+    DeadlineExceeded,
+    Endpoint,
+    EndpointStats,
+    Limits,
+    QRewardClient,
+    Result,
+    Retry,
+)
 from qreward.engine.snapshots import Tallies
 from qreward.records import PromptTokensDetails, Usage
 from qreward.scheduler.state import READ_AHEAD
@@ -114,13 +125,25 @@ async def test_a_batch_that_is_cancelled_closes_its_input_and_stops_what_is_unde
         batch = asyncio.ensure_future(client.batch_chat_completion(source.open(kind), MODEL))
         await asyncio.sleep(2.5)
         batch.cancel()
-        with pytest.raises(asyncio.CancelledError):
+        with pytest.raises(asyncio.CancelledError) as cancelled:
             await batch
+        (note,) = cancelled.value.__notes__
+        assert note.startswith("8 items were done when the batch was given up; their results are lost; on_result receives")
         assert source.closed
         assert leftovers(client) == {}
         await asyncio.sleep(0.1)
     assert len(wire.sent) == 12
     assert wire.cancelled == ["8", "9", "10", "11"]
+
+
+async def test_a_batch_that_is_cancelled_says_how_many_of_its_items_are_done() -> None:
+    async with client_of(FakeWire(), {"a": 4}) as client:
+        batch = asyncio.ensure_future(client.batch_chat_completion(chats(100), MODEL, on_result=lambda _: None))
+        await asyncio.sleep(2.5)
+        batch.cancel()
+        with pytest.raises(asyncio.CancelledError) as cancelled:
+            await batch
+    assert cancelled.value.__notes__ == ["8 of 100 items were done when the batch was given up; on_result received each of them"]
 
 
 class Unreadable(Exception):
@@ -327,4 +350,28 @@ def test_the_statistics_of_a_batch_count_every_attempt_by_its_outcome_and_sum_th
     assert (tallies.ok, tallies.failed) == (2, 1)
     assert stats["a"] == EndpointStats(sent=3, rejected=1, failed=2, retried=1)
     tokens: dict[str, Any] = {"prompt_tokens": 200, "completion_tokens": 20, "cached_tokens": 128}
-    assert stats["b"] == EndpointStats(sent=3, won=2, cancelled=1, hedged=1, retried=1, **tokens, p50=ANY, p95=ANY, p99=ANY)
+    assert stats["b"] == EndpointStats(sent=3, answered=2, cancelled=1, hedged=1, retried=1, **tokens, p50=ANY, p95=ANY, p99=ANY)
+
+
+async def test_the_statistics_of_an_endpoint_say_how_long_its_answers_take_and_when_it_takes_the_next_request() -> None:
+    async def script(_: str, prompt: str) -> str:
+        await asyncio.sleep(9.0 if prompt.endswith("0") else 1.0)
+        return "yes"
+
+    limited = Endpoint("http://b.example/v1", name="b", models=["slow"], limits=Limits(rpm=6, max_concurrency=2, adaptive=False))
+    async with client_of(FakeWire(script), [*endpoints({"a": 4}), limited]) as client:
+        await client.batch_chat_completion(chats(100), MODEL)
+        stats = client.stats()["a"]
+        assert (stats.p50, stats.p95, stats.p99) == (pytest.approx(1, rel=0.1), pytest.approx(9, rel=0.1), pytest.approx(9, rel=0.1))
+        await client.chat_completion(chat(1), "slow")
+        states = [client.stats()[name].state for name in ("a", "b")]
+        assert [(state.obstacle, state.ready_in) for state in states if state is not None] == [
+            ("ready", 0.0),
+            ("limit of 0.1 requests/s", pytest.approx(8.9)),
+        ]
+        full = [asyncio.ensure_future(ask(client, number)) for number in range(4)]
+        await asyncio.sleep(0.5)
+        state = client.stats()["a"].state
+        assert state is not None
+        assert (state.obstacle, state.ready_in) == ("window full", None)
+        await asyncio.gather(*full)

@@ -235,7 +235,7 @@ def test_an_interrupt_in_one_thread_leaves_the_work_of_the_others() -> None:
 
 
 @pytest.mark.parametrize("where", ["task", "callback"])
-def test_a_system_exit_in_the_loop_ends_what_is_under_way_and_the_portal(where: str) -> None:
+def test_a_system_exit_in_the_loop_ends_what_is_under_way_and_the_portal(where: str, caplog: pytest.LogCaptureFixture) -> None:
     work, mine = Work(), Portal()
 
     def leave() -> None:
@@ -258,6 +258,8 @@ def test_a_system_exit_in_the_loop_ends_what_is_under_way_and_the_portal(where: 
     assert mine.ended
     with pytest.raises(SystemExit):
         mine.call(double, 1)
+    gc.collect()
+    assert caplog.messages == [], "it was raised, and is not also logged"
 
 
 def test_closing_cancels_what_is_under_way_and_is_an_error_to_its_callers() -> None:

@@ -211,7 +211,7 @@ def test_when_a_loop_ends_another_takes_its_probes_over() -> None:
             looks.append(threading.get_ident())
             return ProbeResult(ready=True)
 
-    client = QRewardClient([endpoint("a", 0.02)], wire_factory=Counted)
+    client = QRewardClient([endpoint("a", 0.02)], backend_factory=Counted)
 
     async def first() -> None:
         await ask(client)

@@ -85,7 +85,7 @@ def test_a_wrong_configuration_changes_nothing() -> None:
     client = QRewardClient.from_config(BEFORE)
     sources = client._runtime.fleet.sources()
     wrong: list[tuple[Any, str]] = [
-        ({"endpoints": []}, "endpoints: must hold at least one endpoint"),
+        ({"endpoints": []}, "endpoints: must contain at least one endpoint"),
         ({"endpoints": [{"base_url": "http://b", "name": "b"}], "timeout": 0}, "timeout: "),
         ({"endpoints": [{"base_url": "http://b"}], "routes": {"x": {"endpoints": ["a"]}}}, "routes.x.endpoints: there is no endpoint 'a'"),
         ("nowhere.json", "cannot be read"),
@@ -318,7 +318,7 @@ def test_other_threads_may_reload_a_client_that_works() -> None:
             if done.wait(0.001):
                 return
 
-    with SyncQRewardClient(configs[0].endpoints, wire_factory=lambda: cast("Any", servers)) as client:
+    with SyncQRewardClient(configs[0].endpoints, backend_factory=lambda: cast("Any", servers)) as client:
         threads = [threading.Thread(target=meddle, args=(first,)) for first in (0, 1)]
         for thread in threads:
             thread.start()

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import pytest
 
 from qreward.engine import threads
-from qreward.engine.threads import REAL_TIME, SHARED, BlockingTime, RealTime, Workers
+from qreward.engine.threads import CLOCK, REAL_TIME, SHARED, BlockingTime, RealTime, Workers, replaced_time
 
 PATIENCE = 30.0
 """Seconds after which a test that should have been woken fails."""
@@ -272,3 +272,15 @@ def test_real_time_runs_jobs_in_the_workers_it_is_given() -> None:
     assert bodies.have_begun(1)
     assert (busy(workers), SHARED is workers) == (1, False)
     bodies.may_end.release()
+
+
+def test_a_clock_that_replaces_another_replacement_gives_it_back() -> None:
+    before, outer, inner = CLOCK.run, RealTime(Workers(1)), RealTime(Workers(1))
+    used = [before]
+    with replaced_time(outer):
+        used.append(CLOCK.run)
+        with replaced_time(inner):
+            used.append(CLOCK.run)
+        used.append(CLOCK.run)
+    used.append(CLOCK.run)
+    assert used == [before, outer.run, inner.run, outer.run, before]

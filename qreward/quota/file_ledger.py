@@ -1,12 +1,12 @@
-"""Limits shared by the processes of one user on one machine: ledgers in files of a private directory. No daemon is needed.
+"""Limits shared by the processes of one user on one machine. The ledgers are files in a private directory; no daemon is needed.
 
-Any process may change a ledger at any time, and may die while it does. Changes are made under a kernel lock (``flock``), which is released
-when its process dies. The file has two slots, each with a number and a checksum. A change overwrites the older slot, so that the previous
-state survives a write that a death interrupts. Each member holds a lock on a file of its own while its process lives, so that the others
-notice its death at once.
+A process may die while it changes a ledger. Changes are made under a kernel lock (``flock``), which the kernel releases when the process
+dies. The file has two slots, each with a number and a checksum. A change overwrites the older slot, so that the previous state survives
+if the write is interrupted. Each member has a file of its own and keeps it locked while its process lives. The other members see from this
+lock that the process has died.
 
-The directory and its files must belong to the user alone, and links are not followed. The name of a ledger is a keyed hash of the address,
-from which the API key cannot be recovered.
+The directory and its files must belong to the user alone, and links are not followed. The name of a ledger is a hash from which the API key
+cannot be recovered.
 """
 
 from __future__ import annotations
@@ -41,7 +41,11 @@ class Unsafe(OSError):
 
 
 def directory() -> Path:
-    """Return the directory of ledgers: ``QREWARD_SHARE_DIR``, or below the user's runtime directory, or below the temporary directory."""
+    """Return the directory of the ledgers.
+
+    It is the environment variable ``QREWARD_SHARE_DIR`` if that is set, else ``qreward`` in the user's runtime directory if there is one,
+    else a directory in the temporary directory.
+    """
     if chosen := os.environ.get(VARIABLE):
         return Path(chosen)
     if runtime := os.environ.get("XDG_RUNTIME_DIR"):
@@ -50,7 +54,7 @@ def directory() -> Path:
 
 
 def open_directory(path: Path) -> int:
-    """Open a private directory, created if it does not exist, and return its descriptor. Raises ``Unsafe`` or another ``OSError``."""
+    """Open a private directory and return its descriptor. Creates the directory if needed. Raises ``Unsafe`` or another ``OSError``."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
         path.mkdir(mode=0o700)
@@ -75,13 +79,13 @@ def _checked(found: int, name: object, is_right: Callable[[int], bool]) -> int:
 
 
 LAYOUT = 2
-"""Version of the file format. It is part of the file name, so that different versions do not misread each other's ledgers."""
+"""Version of the file format. It is part of the file name, so that programs with different formats use different files."""
 HEAD = struct.Struct("<QII")
-"""Number of the change, length and checksum of the content, at the beginning of a slot."""
+"""The beginning of a slot: number of the change, length and checksum of the content."""
 SLOT = 256 * 1024
 """Bytes of a slot, enough for about a thousand members. Unused bytes take no disk space."""
 PATIENCE = 0.25
-"""Seconds to wait for the lock. It is held for a tenth of a millisecond, unless its holder is stopped at that moment."""
+"""Seconds to wait for the lock. A process holds the lock for about 0.1 ms, or longer if the process is stopped at that moment."""
 
 
 class LedgerFile:
@@ -89,7 +93,7 @@ class LedgerFile:
 
     Args:
         path: the directory.
-        key: the ledger's name, see ``key_of``.
+        key: the name of the ledger, see ``key_of``.
         clock: returns seconds, from a clock that all processes of this machine share.
     """
 
@@ -105,10 +109,10 @@ class LedgerFile:
 
     @contextmanager
     def locked(self, member: str) -> Iterator[tuple[float, Ledger]]:
-        """Lock the ledger, and yield the time and the ledger. It is written back if the body raises nothing.
+        """Lock the ledger, and yield the time and the ledger. The ledger is written back if the body raises nothing.
 
         Raises:
-            OSError: it cannot be locked, opened or written.
+            OSError: the ledger cannot be locked, opened or written.
         """
         self._lock()
         try:
@@ -124,7 +128,7 @@ class LedgerFile:
             fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def remove_member(self, member: str) -> None:
-        """Remove the file of a member of this process, which has left."""
+        """Remove the file of a member of this process, after the member has left."""
         held = self._members.pop(member, None)
         if held is not None:
             with suppress(OSError):
@@ -132,7 +136,7 @@ class LedgerFile:
             os.close(held)
 
     def close(self) -> None:
-        """Close all files. In a forked child this does not release the parent's locks."""
+        """Close all files. If a forked child calls this, the locks of the parent stay."""
         for held in (self._file, self._directory, *self._members.values()):
             if held >= 0:
                 os.close(held)
@@ -159,12 +163,11 @@ class LedgerFile:
             self.close()  # the file was deleted: other processes use a new one
 
     def _take_lock(self) -> None:
-        until, pause = time.monotonic() + PATIENCE, 0.0005
+        until = time.monotonic() + PATIENCE
         while not _try_lock(self._file):
             if time.monotonic() > until:
                 raise TimeoutError("another process holds the lock of the ledger and does not release it; is it stopped?")
-            time.sleep(pause)
-            pause = min(2 * pause, 0.01)
+            time.sleep(0.001)
 
     # its content
 
@@ -182,11 +185,8 @@ class LedgerFile:
         return Ledger(now if self._others_are_alive() else -inf)
 
     def _read_slot(self, at: int) -> tuple[int, bytes]:
-        """Return the number and content of a slot, (0, b"") if it is not intact."""
-        head = os.pread(self._file, HEAD.size, at)
-        if len(head) < HEAD.size:
-            return 0, b""
-        serial, length, checksum = HEAD.unpack(head)
+        """Return the number and the content of a slot, (0, b"") if the slot is empty or damaged."""
+        serial, length, checksum = HEAD.unpack(os.pread(self._file, HEAD.size, at).ljust(HEAD.size, b"\0"))
         content = os.pread(self._file, min(length, SLOT - HEAD.size), at + HEAD.size)
         return (serial, content) if crc32(content, serial & 0xFFFFFFFF) == checksum else (0, b"")
 
@@ -209,7 +209,10 @@ class LedgerFile:
             _try_lock(held)
 
     def _has_died(self, member: str) -> bool:
-        """Return whether the process of a member has ended. False if the member's file is missing: then its lease must run out."""
+        """Return whether the process of a member has died.
+
+        Returns False if the member's file is missing, because that proves nothing. The member is then removed when its lease expires.
+        """
         try:
             held = open_file(self._directory, self._name(member), create=False)
         except OSError:
@@ -223,14 +226,14 @@ class LedgerFile:
             os.close(held)
 
     def _others_are_alive(self) -> bool:
-        """Return whether other live members may hold shares of a ledger that was lost."""
+        """Return whether other members that are alive may hold shares of a lost ledger."""
         names = os.listdir(self._directory)  # noqa: PTH208 - the directory that is open, whatever its path is now
         others = [name.rpartition(".")[2] for name in names if name.startswith(f"{self._key}.")]
         return any(other in self._members or not self._has_died(other) for other in others)
 
 
 def _try_lock(file: int) -> bool:
-    """Try to lock a file. False if another process has locked it."""
+    """Try to lock a file. Returns False if another process has locked it."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -239,7 +242,7 @@ def _try_lock(file: int) -> bool:
 
 
 class FileTransport:
-    """Transport to the ledgers of this machine. A renewal raises ``OSError`` if its ledger cannot be locked, opened or written.
+    """Reaches the ledgers of this machine. ``renew`` and ``leave`` raise ``OSError`` if a file cannot be locked, opened or written.
 
     Args:
         path: the directory; by default see :func:`~qreward.quota.file_ledger.directory`.
@@ -276,7 +279,6 @@ class FileTransport:
 def _close_all(files: dict[str, LedgerFile]) -> None:
     for file in list(files.values()):
         file.close()
-    files.clear()
 
 
 SECRET_HEADERS = ("authorization", "api-key", "x-api-key")
@@ -284,9 +286,9 @@ SECRET_HEADERS = ("authorization", "api-key", "x-api-key")
 
 
 def key_of(endpoint: Endpoint) -> str:
-    """Return the ledger name of an endpoint: a hash of its address, keyed by its API key (BLAKE2b's own keyed mode, RFC 7693).
+    """Return the name of an endpoint's ledger: a hash of the address, with the API key as the key of the hash (BLAKE2b, RFC 7693).
 
-    Endpoints with the same address and API key share a ledger, whatever their names are.
+    Endpoints with the same address and API key share a ledger, even if their names differ.
 
     Example:
         >>> key_of(Endpoint("http://a/v1", api_key="k")) == key_of(Endpoint("http://a/v1/", api_key="k", name="other"))
@@ -294,7 +296,7 @@ def key_of(endpoint: Endpoint) -> str:
         >>> key_of(Endpoint("http://a/v1", api_key="k")) == key_of(Endpoint("http://a/v1"))
         False
     """
-    secret = blake2b(_secret(endpoint).encode(), digest_size=32, person=b"qreward-key").digest()
+    secret = blake2b(_secret(endpoint).encode(), person=b"qreward-key").digest()
     return blake2b(endpoint.base_url.encode(), digest_size=16, key=secret, person=b"qreward-share").hexdigest()
 
 

@@ -1,12 +1,12 @@
-"""The lease of one member: what its source may send on its share, and for how long.
+"""The lease of one member: how much its source may send, and until when.
 
-A ``LeasedQuota`` replaces the source's limits on requests and on tokens, and a ``CappedLimit`` wraps its concurrency limit. Both read the
-source's ``Lease``. Nothing may be sent before the first share, nor after the lease of the last one has run out, even if the process slept
-meanwhile.
+A ``LeasedQuota`` replaces the source's limits on requests and on tokens, and a ``CappedLimit`` wraps its concurrency limit. Both depend on
+the source's ``Lease``. The source sends nothing before it has a share, and nothing after the lease has expired, even if the process was
+suspended meanwhile.
 
-If shares cannot be renewed (the ledger does not answer, or is young), the member is *on its own*: it keeps to the share that it held last,
-by a rate limit of its own. That rate is one request a minute lower, so that many such members together never send one request too many in
-a minute. A member that never held a share takes an eighth of the limit.
+If shares cannot be renewed, because the ledger does not answer or is young, the member is *on its own*. It continues with its last share,
+as a rate limit. For requests this rate is one request a minute lower than the share, so that the members together stay within the limit
+in every minute. A member without a share uses an eighth of the limit.
 """
 
 from __future__ import annotations
@@ -20,44 +20,46 @@ from qreward.scheduler.limits.rate import Gcra
 from qreward.settings.policies import Limits
 
 FADE = 0.95
-"""Factor on the largest cost with each request: half after 14."""
+"""Each request multiplies the largest cost by this factor, which halves it in 14 requests."""
 HAIR = 1e-9
 NEWCOMER = 8
-"""A process that starts while the ledger does not answer takes one part in this many of the limit: the usual number of reward workers."""
+"""A process that starts while the ledger does not answer divides the limit by this number, the usual number of reward workers."""
 SLOWER = 1.0
-"""Requests a minute by which a member on its own stays below its share; at most half of the share."""
+"""A member on its own stays below its share by this many requests a minute, but by at most half of the share."""
 CATCH_UP = 1 / 32
-"""Seconds by which a member on its own may send early, since the scheduler wakes in steps of half of that."""
+"""A member on its own may send this many seconds early, because the scheduler wakes in steps of 1/64 s."""
 FIRST_TOKENS = 256.0
-"""Tokens assumed for the first requests."""
+"""The number of tokens that the first requests are expected to use."""
 
 
 class Lease:
     """The shares of one process in the limits of one key.
 
     Attributes:
-        call: called when a request has to wait for the lease; once, until ``missed`` is reset. It must not block.
-        requests, tokens: quotas of what is limited per minute, else None; ``quotas`` are those that there are.
+        call: called when a request has to wait for the lease, and not again until ``missed`` is reset. Must not block.
+        requests, tokens: quotas of the limits per minute; None for a limit that is not configured.
+        quotas: the quotas that are not None.
     """
 
     def __init__(self, limits: Limits, window: ConcurrencyLimit) -> None:
         self.call: Callable[[], object] = lambda: None
-        self.missed = self.own = False  # ``call`` was called
-        self.until = -inf  # when the lease runs out, or when being on its own must be confirmed again; -inf without a lease
-        self.members = 0  # number of members that share the key, by the last reply; 0 if it is not a member
-        self.news = "waiting for a first share"  # description of an unusual state; empty otherwise
+        self.missed = False  # True after ``call``
+        self.own = False  # True if the member is on its own
+        self.until = -inf  # when the lease, or the time on its own, ends unless it is renewed; -inf without a lease
+        self.members = 0  # number of members that share the key, according to the last reply; 0 if this process is not a member
+        self.news = "waiting for a first share"  # description of an unusual state; empty in the usual state
         self.requests = LeasedQuota(self, 1.0) if limits.rpm else None
         self.tokens = LeasedQuota(self, FIRST_TOKENS) if limits.tpm else None
         self.quotas = [quota for quota in (self.requests, self.tokens) if quota is not None]
-        self.permits = 0.0 if limits.max_concurrency else inf  # requests it may have in flight
+        self.permits = 0.0 if limits.max_concurrency else inf  # requests that may be in flight
         self.window = CappedLimit(window, self.permits)  # the concurrency limit, capped by ``permits``
 
     def is_valid(self, now: float) -> bool:
-        """Return whether it has not run out and allows at least one request in flight."""
+        """Return whether the lease has not expired and allows at least one request in flight."""
         return self.permits >= 1 and now < self.until
 
     def may_send(self, now: float) -> bool:
-        """Return whether it is valid. If not, request a renewal."""
+        """Return whether the lease is valid. If not, request a renewal."""
         if self.is_valid(now):
             return True
         self.miss()
@@ -70,11 +72,11 @@ class Lease:
             self.call()
 
     def is_short(self) -> bool:
-        """Return whether the share is too small for a request even after a renewal, so that an early renewal would not help."""
+        """Return whether the last renewal left too little for a request, so that an early renewal would not help."""
         return not self.own and (self.permits < 1 or any(quota.is_used_up() for quota in self.quotas))
 
     def lapse(self, now: float) -> bool:
-        """Return whether there is no valid lease. If so, the unused amounts are dropped."""
+        """Return whether the lease has expired. If so, drop the amounts that are left."""
         if now < self.until:
             return False
         for quota in self.quotas:
@@ -82,9 +84,9 @@ class Lease:
         return True
 
     def take_over(self, now: float, sent_at: float, reply: RenewReply) -> None:
-        """Apply a reply to a renewal that was sent at ``sent_at``."""
+        """Apply the reply to a renewal that was sent at ``sent_at``."""
         holds_any = any(quota.share for quota in self.quotas) or 0 < self.permits < inf
-        if reply.young and not self.own and not holds_any:  # it has no share to continue with
+        if reply.young and not self.own and not holds_any:  # there is no share to continue with
             self.until, self.members, self.news = -inf, reply.members, "the ledger has just begun"
             return
         self.members, self.news = reply.members, "on its last share: the ledger has just begun" if reply.young else ""
@@ -97,7 +99,7 @@ class Lease:
                 quota.given(now, part)
 
     def go_alone(self, now: float, request: RenewRequest, reason: str) -> None:
-        """The ledger does not answer: continue with the last share for the time of one lease, within which this must be called again."""
+        """Continue with the last share, because the ledger does not answer. Call this at least once in the time of a lease."""
         for quota, need in ((self.requests, request.requests), (self.tokens, request.tokens)):
             if quota is not None and need is not None and not quota.share:
                 quota.share, quota.limit = need.limit / max(NEWCOMER, self.members), need.limit
@@ -107,7 +109,7 @@ class Lease:
         self._set_own(now, own=True)
 
     def end(self) -> None:
-        """Give up all shares, because it is not a member any more."""
+        """Give up all shares, because the process leaves the ledger."""
         self.until, self.own, self.members, self.news = -inf, False, 0, "idle"
         if self.permits < inf:
             self._permit(0.0)
@@ -135,20 +137,22 @@ class Lease:
         if own and not self.own:
             for quota in self.quotas:
                 quota.begin_own(now)
-        self.own = own  # it is on its own
+        self.own = own
 
 
 class LeasedQuota(Gcra):
     """A member's share of a limit per minute, with the interface of a ``Gcra``.
 
     Args:
-        lease: the lease it belongs to.
-        cost: expected cost of a request. If it is 1, requests are counted, and all cost the same.
+        lease: the lease that this quota belongs to.
+        cost: the expected cost of a request. 1 means that the quota counts requests, which all cost 1.
 
     Attributes:
-        share: its share per minute; its own rate limit is derived from it while it is on its own.
+        share: the share per minute. While the member is on its own, this is its rate limit.
+        left: amount that was granted and has not been used.
         spent, returned: as in ``Demand``.
-        largest, mean: cost of the larger requests, and of all on average.
+        largest: the highest cost of a request, which fades by ``FADE``.
+        mean: the average cost of a request.
     """
 
     def __init__(self, lease: Lease, cost: float) -> None:
@@ -156,13 +160,13 @@ class LeasedQuota(Gcra):
         self._lease = lease
         self._whole = cost == 1
         self._spread = inf
-        self.left = self.spent = self.returned = self.share = 0.0  # amount granted and not used
-        self.limit = inf  # limit per minute of all members together
+        self.left = self.spent = self.returned = self.share = 0.0
+        self.limit = inf  # limit per minute for all members together
         self.largest = self.mean = cost
 
     @property
     def least(self) -> float:
-        """Amount that must be left for a request to be sent."""
+        """The amount that must be left before a request is sent: the cost of a large request, or the whole limit if that is less."""
         return min(self.largest, max(1.0, self.limit))
 
     def is_used_up(self) -> bool:
@@ -171,7 +175,7 @@ class LeasedQuota(Gcra):
 
     @property
     def ready_at(self) -> float:
-        """Earliest time at which a request conforms, while the lease is valid; inf if that needs another grant."""
+        """The earliest time at which a request may be sent, if the lease is still valid then; inf if another grant is needed first."""
         lease = self._lease
         if lease.own:
             return self._arrival - CATCH_UP
@@ -192,7 +196,7 @@ class LeasedQuota(Gcra):
         self.spent += cost
 
     def give_back(self, cost: float) -> None:
-        """Correct an earlier charge. The unused part is returned to all members; an excess (negative ``cost``) is owed."""
+        """Correct an earlier charge. A positive ``cost`` was not used and goes back to all members; a negative one is charged as well."""
         if self._lease.own:
             self._arrival -= cost / self._own_rate()
         elif cost > 0:
@@ -207,16 +211,16 @@ class LeasedQuota(Gcra):
         self.left += part.grant
         if not self._lease.own:
             self._spread = max(self.left / RENEW, self.rate)
-            self._arrival = min(self._arrival, now + RENEW)  # old debt must not delay the use of this grant
+            self._arrival = min(self._arrival, now + RENEW)  # earlier large requests must not delay the use of this grant
 
     def begin_own(self, now: float) -> None:
-        """Start to use a rate limit of its own."""
+        """Use the share as a rate limit from now on."""
         self.left = 0.0
         self.rate = self._own_rate()
         self._arrival = now + self.least / self.rate
 
     def need(self, limit: float, *, lapsed: bool, want: float, rate: float) -> Demand:
-        """Return its demand for a renewal. An amount left that is too small for a request is returned."""
+        """Return the demand for a renewal. If too little is left for a request, that amount goes back to all members."""
         hold = 0.0 if lapsed else self.share
         if self.is_used_up():
             self.left = min(self.left, 0.0)
@@ -231,7 +235,7 @@ class LeasedQuota(Gcra):
 class CappedLimit(ConcurrencyLimit):
     """A concurrency limit capped by the member's share of requests in flight. The wrapped limit adapts as usual.
 
-    ``limit`` is at least 1: ``Lease.may_send`` prevents sending if the share allows none.
+    ``limit`` is at least 1. If the share allows no request, ``Lease.may_send`` prevents sending.
     """
 
     def __init__(self, inner: ConcurrencyLimit, permits: float) -> None:
@@ -250,7 +254,7 @@ class CappedLimit(ConcurrencyLimit):
         self.cap(self._permits)
 
     def cap(self, permits: float) -> None:
-        """Set the share of requests in flight, or follow a change of the wrapped limit."""
+        """Set the share of requests in flight, and apply the present value of the wrapped limit."""
         self._permits = permits
         self.limit = int(max(1, min(self._inner.limit, permits)))
         self.reason = "its share" if permits < self._inner.limit else self._inner.reason

@@ -1,36 +1,41 @@
 """The ledger of the limits of one key: its members, and how much each of them may use per minute and have in flight.
 
-The ledger is pure. ``now`` is passed in, in seconds of any clock that all processes of a ledger share. Between two calls it may be stored
-anywhere.
+The ledger does no I/O and reads no clock. Callers pass in ``now``, in seconds of a clock that all processes of the ledger share. Between
+two calls the ledger can be stored anywhere.
 
-A new ledger may replace a lost one, of which members still hold shares. While it is *young*, for the time of one lease, it grants nothing:
-a member that reports a share keeps it, all others wait. Where it is known that no member can hold a share (``Ledger()``), none has to wait.
+A new ledger may replace a lost one while members still hold shares of the lost one. For the time of one lease the new ledger is therefore
+*young* and grants nothing. A member that reports a share keeps it, and every other member waits. If no member can hold a share, the ledger
+is created without this period, as ``Ledger()``.
 
 Shares are max-min fair: small demands are met in full, and the rest is divided equally (water filling; Bertsekas and Gallager, Data
 Networks, 6.5.2).
 
-``WindowQuota`` is a limit on the use in any minute, granted to the members in small amounts.
+``WindowQuota`` limits the use in any minute. It grants small amounts to the members.
 
-M1  A granted amount counts from the grant until a minute (and ``MARGIN``) after it was reported as used. The sum never exceeds the limit.
-    So no minute has more use, whichever members join, leave, stall or die: an amount that is never reported counts as used.
-M2  Amounts are granted evenly, at the limit divided by ``PERIOD``, with about one second's worth at once.
-M3  Members that want more than there is get equal parts over time, by start-time fair queueing (Goyal, Vin and Cheng 1996): each has a
-    clock that advances by its grants; the one furthest behind goes first. A member that is new or returns starts at the common clock.
-M4  A grant is at least the smallest useful amount of its member. The first in order may get more than the credit, if there is no debt.
+M1  An amount counts from its grant until a minute (and ``MARGIN``) after the member reported it as used. The sum of all amounts that count
+    never exceeds the limit. An amount that is never reported counts as used. So no minute has more use than the limit, even if members
+    join, leave, stall or die.
+M2  Credit accumulates evenly, at the limit divided by ``PERIOD``, up to about one second's worth. Grants are taken from the credit.
+M3  Members that want more than the credit get equal parts over time, by start-time fair queueing (Goyal, Vin and Cheng 1996). Each member
+    has a clock that advances by the amounts granted to it. The member whose clock is furthest behind is served first. A new or returning
+    member starts at the common clock.
+M4  A grant is at least the smallest amount that is useful to the member. If that amount exceeds the credit, the first member in order gets
+    it once one second's worth of credit has accumulated. The credit is negative afterwards.
 
-``PermitPool`` is a limit on what is held at once (requests in flight), divided by lease among the members that want some.
+``PermitPool`` limits the requests in flight. It divides the limit among the members that want a share.
 
-P1  Each member should have its max-min fair part. But it gets at most what no other member may still believe to hold. So a share grows by
-    what others have given up and reported, lost with their lease, or left behind when they died.
-P2  Until its next report, a member is assumed to hold what it reported last or was granted since, whichever is more, and at least its
-    requests in flight.
-P3  Where parts are whole numbers, the remainder goes round the members, one ``TURN`` after another, so that none starves where there are
-    too few.
+P1  A member's share is its max-min fair part, reduced to what the other members leave free (see P2). A share therefore grows only after
+    another member reports a smaller share, loses its lease or dies.
+P2  Until its next report, a member is assumed to use the larger of the share that it reported and the share that it was granted, and at
+    least its requests in flight.
+P3  If parts must be whole numbers, some members get one more than others. Other members get it after each ``TURN``, so that all members
+    get some even if the limit is smaller than their number.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 from math import floor, inf
 
 import msgspec
@@ -39,11 +44,11 @@ from qreward.quota.messages import FRESH, LEASE, MARGIN, MINUTE, PERIOD, RENEW, 
 
 
 def water_level(amount: float, vessels: Iterable[tuple[float, float]]) -> float:
-    """Return the water level of an amount poured into connected vessels, inf if they hold less than the amount.
+    """Return the level of an amount of water poured into connected vessels, inf if their total capacity is smaller.
 
     Args:
-        amount: the amount that is poured in.
-        vessels: (height of the bottom, capacity) of each vessel; a vessel holds one unit per unit of height.
+        amount: the amount of water.
+        vessels: (height of the bottom, capacity) of each vessel. A vessel holds one unit of water per unit of height.
 
     Example:
         >>> water_level(10.0, [(0.0, 2.0), (0.0, 9.0), (0.0, 9.0)])
@@ -54,50 +59,48 @@ def water_level(amount: float, vessels: Iterable[tuple[float, float]]) -> float:
         inf
     """
     edges = sorted(edge for bottom, room in vessels if room > 0 for edge in ((bottom, 1), (bottom + room, -1)))
-    height, open_ones = 0.0, 0
-    for at, change in edges:
-        if open_ones:
-            if (at - height) * open_ones >= amount:
-                return height + amount / open_ones
-            amount -= (at - height) * open_ones
-        height, open_ones = at, open_ones + change
+    width = 0
+    for (height, change), (above, _) in pairwise(edges):
+        width += change
+        room = (above - height) * width
+        if room >= amount:
+            return height + amount / width
+        amount -= room
     return inf
 
 
-AT_ONCE = 1.0
-"""Credit, in seconds of the rate, that is enough for a larger grant. At most twice as much credit accumulates for tokens."""
 LEAST_WAITING = 2.0
-"""Credit of requests that accumulates at most, if one second's worth is less."""
+"""The credit for requests may accumulate to this many requests, even if one second's worth is less."""
 HAIR = 1e-9
-"""Relative tolerance for rounding of float sums."""
+"""Relative tolerance for rounding errors in sums of floats."""
 
 
 class Account(msgspec.Struct, array_like=True):
     """One member's use of a limit per minute.
 
     Attributes:
-        spent, returned: totals of its last report, see ``Demand``.
+        spent, returned: totals of the member's last report, see ``Demand``.
     """
 
-    at: float  # time of its last report
+    at: float  # time of the member's last report
     spent: float
     returned: float
-    served: float = 0.0  # its clock for fair queueing
-    out: float = 0.0  # amount granted and not reported as used
-    want: float = 0.0  # amount that it wants in addition to ``out``
-    least: float = 1.0  # the smallest useful amount
+    served: float = 0.0  # the member's clock for fair queueing
+    out: float = 0.0  # amount that was granted and has not been reported as used
+    want: float = 0.0  # amount that the member wants in addition to ``out``
+    least: float = 1.0  # the smallest amount that is useful to the member
 
 
 class WindowQuota(msgspec.Struct, array_like=True):
     """A limit per minute; rules M1 to M4."""
 
-    whole: bool  # it is granted in whole numbers
+    whole: bool  # True if only whole numbers are granted
     limit: float = inf  # amount per minute
     accounts: dict[str, Account] = {}  # account of each member
-    used: dict[int, float] = {}  # time step -> amount reported as used in it
-    credit: float = 0.0  # amount that may be granted now, as of ``since``
+    used: dict[int, float] = {}  # number of the time step -> amount reported as used in this step
+    credit: float = 0.0  # amount that may be granted at the time ``since``
     since: float = -inf
-    clock: float = 0.0  # the common clock of the members that want more than they get
+    clock: float = 0.0  # the common clock: that of the member furthest behind among those that want a grant
 
     @property
     def rate(self) -> float:
@@ -106,8 +109,8 @@ class WindowQuota(msgspec.Struct, array_like=True):
 
     @property
     def most(self) -> float:
-        """Largest credit."""
-        return max(LEAST_WAITING, AT_ONCE * self.rate) if self.whole else 2 * AT_ONCE * self.rate
+        """The largest credit that may accumulate."""
+        return max(LEAST_WAITING, self.rate) if self.whole else 2 * self.rate
 
     def advance(self, now: float, *, young: bool) -> None:
         """Add credit up to ``now``, drop use older than a minute, and close the accounts of members whose lease has run out."""
@@ -120,13 +123,13 @@ class WindowQuota(msgspec.Struct, array_like=True):
             self.close(self.accounts[member].at + LEASE, member)
 
     def close(self, now: float, member: str) -> None:
-        """Close a member's account. Its outstanding amount counts as used."""
+        """Close a member's account. The amount that it has not reported counts as used."""
         account = self.accounts.pop(member, None)
         if account is not None:
             self._use(now, account.out)
 
     def report(self, now: float, member: str, need: Demand) -> None:
-        """Apply a member's report of what it used, has left, and wants."""
+        """Apply a member's report: the amounts that it used, has left, and wants."""
         account = self.accounts.get(member)
         if account is None:
             account = self.accounts[member] = Account(now, need.spent, need.returned, self.clock)
@@ -134,17 +137,17 @@ class WindowQuota(msgspec.Struct, array_like=True):
         self._use(now, used)
         self._refund(returned)
         left = max(0.0, need.left)
-        back = account.out - left - used + returned  # unused part of its grants; negative if it used more
+        back = account.out - left - used + returned  # the unused part of the grants; negative if the member used more than its grants
         self.credit = min(self.most, self.credit + back)
         account.served -= back
-        wanted = account.want > 0  # a member that was slow, but within its lease, may catch up
+        wanted = account.want > 0  # if so, its clock stays behind, and it is served first
         account.at, account.spent, account.returned, account.out = now, need.spent, need.returned, left
         account.want, account.least = max(0.0, need.want - left), need.least
         if account.want and not wanted:
             account.served = max(account.served, self.clock)
 
     def grant(self, now: float, member: str) -> float:
-        """Grant a member its part of the credit, and return the amount."""
+        """Grant a member its part of the credit, and return this amount."""
         account = self.accounts[member]
         if account.want <= 0:
             return 0.0
@@ -159,13 +162,11 @@ class WindowQuota(msgspec.Struct, array_like=True):
         return given
 
     def counted(self) -> float:
-        """Return the amount that counts now: used within the last minute, or granted and outstanding."""
+        """Return the sum of the amounts that count now, see M1."""
         return sum(self.used.values()) + sum(account.out for account in self.accounts.values())
 
     def _fair_part(self, account: Account, hungry: dict[str, Account], amount: float) -> float:
-        """Return the fair part of an amount, 0 if it is too small to be useful."""
-        if amount <= 0:
-            return 0.0
+        """Return a member's fair part of an amount, 0 if this part is too small to be useful to the member."""
         height = water_level(amount, ((other.served, other.want) for other in hungry.values()))
         part = min(account.want, max(0.0, height - account.served))
         if self.whole:
@@ -173,8 +174,8 @@ class WindowQuota(msgspec.Struct, array_like=True):
         return part if part >= min(account.least, account.want) else 0.0
 
     def _piece(self, member: str, hungry: dict[str, Account], room: float) -> float:
-        """Return the smallest useful amount if all members ahead of this one could get theirs as well, else 0."""
-        left, enough = self.credit, 1.0 if self.whole else AT_ONCE * self.rate
+        """Return the smallest amount that is useful to a member, 0 if the credit is too small for the members up to this one."""
+        left, enough = self.credit, 1.0 if self.whole else self.rate
         for name, other in sorted(hungry.items(), key=lambda item: (item[1].served, item[0])):
             least = min(other.least, other.want, self.limit)
             if left + HAIR * least < min(least, enough) or room + HAIR * self.limit < least:
@@ -185,60 +186,57 @@ class WindowQuota(msgspec.Struct, array_like=True):
         return 0.0
 
     def _use(self, now: float, amount: float) -> None:
-        if amount > 0:
-            step = floor(now / STEP)
-            self.used[step] = self.used.get(step, 0.0) + amount
+        step = floor(now / STEP)
+        self.used[step] = self.used.get(step, 0.0) + amount
 
     def _refund(self, amount: float) -> None:
-        """Take back an amount that was not used, from the oldest steps, so that the rest counts at least as long as it must."""
-        for step in sorted(self.used) if amount > 0 else ():
+        """Subtract an amount that was not used from the oldest steps, so that no amount that was used is dropped too early."""
+        for step in sorted(self.used):
             taken = min(amount, self.used[step])
             self.used[step] -= taken
             amount -= taken
-            if amount <= 0:
-                return
 
 
 assert RENEW < FRESH < LEASE
 
 
 TURN = 15.0
-"""Seconds after which the remainder goes to the next members. Each handover costs about half a second of its use."""
+"""Seconds after which the remainder goes to the next members. After each change it is unused for about half a second."""
 
 
 class Holder(msgspec.Struct, array_like=True):
     """One member's part of a ``PermitPool``."""
 
-    at: float  # time of its last renewal
-    want: float = 0.0  # the share that it wants
-    held: float = 0.0  # the share that it may believe to hold
-    using: int = 0  # requests in flight
-    lasts: float = 0.0  # seconds after which its requests in flight are certainly over
+    at: float  # time of the member's last renewal
+    want: float = 0.0  # the share that the member wants
+    held: float = 0.0  # the larger of the share that the member reported and the share that it was granted
+    using: int = 0  # the member's requests in flight
+    lasts: float = 0.0  # seconds after which these requests have certainly ended
 
     def holds(self, now: float) -> float:
-        """Return what it may hold, until ``PermitPool.advance`` drops it."""
+        """Return what the member is assumed to use, see P2. After its lease these are only the requests in flight."""
         return max(self.held, self.using) if now <= self.at + LEASE else float(self.using)
 
 
 class PermitPool(msgspec.Struct, array_like=True):
-    """A limit on what is held at once; rules P1 to P3. ``total`` is the limit; ``whole``: it is divided in whole numbers."""
+    """A limit on requests in flight; rules P1 to P3. ``Ledger`` also uses it to divide limits per minute into shares."""
 
-    whole: bool
-    total: float = inf
+    whole: bool  # True if the shares are whole numbers
+    total: float = inf  # the limit
     holders: dict[str, Holder] = {}
 
     def advance(self, now: float) -> None:
-        """Drop members whose lease has run out, once their requests in flight must be over."""
+        """Remove members whose lease has expired and whose requests in flight have certainly ended."""
         for name, holder in list(self.holders.items()):
             if now > holder.at + max(LEASE, holder.lasts if holder.using else 0.0):
                 del self.holders[name]
 
     def held(self, now: float) -> float:
-        """Return the sum of what all members may believe to hold."""
+        """Return the sum of what the members are assumed to use, see P2."""
         return sum(holder.holds(now) for holder in self.holders.values())
 
     def renew(self, now: float, member: str, need: Demand, *, young: bool) -> float:
-        """Apply a member's demand, and return its share."""
+        """Apply a member's demand, and return the member's share."""
         self.holders.pop(member, None)
         others = self.held(now)
         holder = self.holders[member] = Holder(now, min(need.rate, self.total), 0.0, need.using, need.lasts)
@@ -252,8 +250,8 @@ class PermitPool(msgspec.Struct, array_like=True):
         height = water_level(self.total, ((0.0, want) for want in wants.values()))
         if self.whole and height < inf:
             height = floor(height + HAIR)
-        if not self.whole or wants[member] <= height:
-            return min(height, wants[member])
+        if wants[member] <= height:
+            return wants[member]
         short = sorted(name for name, want in wants.items() if want > height)
         left = int(self.total - sum(min(height, want) for want in wants.values()))
         place = short.index(member) - left * floor(now / TURN)
@@ -261,11 +259,11 @@ class PermitPool(msgspec.Struct, array_like=True):
 
 
 BACKWARDS = 1.0
-"""Seconds by which the clocks of members may differ. A clock further behind is another clock, as after a restart of the machine."""
+"""Seconds by which the clocks of members may differ. A time further back comes from another clock, as after a restart of the machine."""
 
 
 class Member(msgspec.Struct, array_like=True):
-    """A member: when it last renewed, and its configured limits."""
+    """A member: the time of its last renewal, and its configured limits."""
 
     at: float
     requests: float = inf
@@ -277,13 +275,13 @@ class Ledger(msgspec.Struct, array_like=True):
     """The limits of one key and its members. The module docstring lists the rules.
 
     Args:
-        begun: when it was created; -inf if no earlier ledger can have granted shares.
+        begun: time of creation; -inf if no earlier ledger can have granted shares.
 
     Example:
         >>> ledger, request = Ledger(), RenewRequest(permits=Demand(limit=8, rate=20))
         >>> ledger.renew(0.0, "a", request).permits.hold
         8
-        >>> ledger.renew(0.1, "b", request).permits.hold  # it gets half once the other member has reported that it holds less
+        >>> ledger.renew(0.1, "b", request).permits.hold  # "b" gets a share after "a" has reported a smaller one
         0
         >>> ledger.renew(0.5, "a", RenewRequest(permits=Demand(limit=8, rate=20, hold=8))).permits.hold
         4
@@ -299,7 +297,7 @@ class Ledger(msgspec.Struct, array_like=True):
     token_shares: PermitPool = msgspec.field(default_factory=lambda: PermitPool(whole=False))
 
     def renew(self, now: float, member: str, request: RenewRequest) -> RenewReply:
-        """Apply a member's demand and return its shares. The renewals of a member must arrive in order; a late one may be lost."""
+        """Apply a member's demand and return the member's shares. The renewals of one member must arrive in order; some may be lost."""
         limits = [inf if need is None else need.limit for need in (request.requests, request.tokens, request.permits)]
         self.members[member] = Member(max(self.now, now), *limits)
         now = self._advance(now)
@@ -321,31 +319,35 @@ class Ledger(msgspec.Struct, array_like=True):
         return Grant(quota.limit, hold, 0.0 if young else quota.grant(now, member))
 
     def leave(self, now: float, member: str, request: RenewRequest) -> None:
-        """Remove a member that leaves in order: it reports what it used, and returns the rest."""
+        """Remove a member that leaves: the ledger counts what it reports as used, and takes back the rest."""
+        now = self._advance(now)
         for need, quota in ((request.requests, self.requests), (request.tokens, self.tokens)):
             if need is not None and member in quota.accounts:
-                quota.report(max(self.now, now), member, msgspec.structs.replace(need, left=0.0, want=0.0))
+                quota.report(now, member, msgspec.structs.replace(need, left=0.0, want=0.0))
         self.remove_dead(now, member)
 
     def remove_dead(self, now: float, member: str) -> None:
-        """Remove a member. Its outstanding amounts count as used, its shares become free."""
+        """Remove a member that has died. Amounts that it has not reported count as used, and its shares become free."""
         self.members.pop(member, None)
+        now = self._advance(now)
         for quota in (self.requests, self.tokens):
-            quota.close(max(self.now, now), member)
+            quota.close(now, member)
         for pool in (self.permits, self.request_shares, self.token_shares):
             pool.holders.pop(member, None)
-        self._advance(now)
 
     def silent(self, now: float) -> list[str]:
-        """Return the members whose renewal is late, and which may have died."""
+        """Return the members that may have died, because their renewals are late."""
         return [name for name, member in self.members.items() if now > member.at + FRESH]
 
     def is_of(self, now: float) -> bool:
-        """Return whether the ledger's times can come from this clock."""
+        """Return whether the ledger's times can come from the clock that returned ``now``."""
         return now >= self.now - BACKWARDS
 
     def _advance(self, now: float) -> float:
-        """Bring everything up to the time, and return it. Each limit is the smallest that a member has configured."""
+        """Advance all state to ``now``, or to the last time if that is later. Each limit becomes the smallest that a member has configured.
+
+        Returns the time to which the state was advanced.
+        """
         now = self.now = max(self.now, now)
         self.members = {name: member for name, member in self.members.items() if now <= member.at + LEASE}
         if members := self.members.values():  # without members the last limits stay

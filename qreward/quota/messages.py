@@ -1,4 +1,4 @@
-"""The messages between a member and the ledger at a renewal. They are serialisable; all times are durations in seconds."""
+"""The messages between a member and the ledger at a renewal. They can be serialised. All times in them are durations in seconds."""
 
 from __future__ import annotations
 
@@ -7,46 +7,47 @@ from math import inf
 import msgspec
 
 LEASE = 4.0
-"""Seconds for which a lease is valid. A member that has not renewed for so long has lost its share, and stops using it."""
+"""Seconds for which a lease is valid. A member that does not renew its lease within this time loses its share and stops using it."""
 RENEW = 0.5
 """Seconds between two renewals of an active member."""
 FRESH = 1.5
-"""Seconds without a renewal after which a member counts as slow: nothing is reserved for its demand."""
+"""Seconds without a renewal after which a member counts as slow. Nothing is reserved for a slow member."""
 LINGER = 60.0
-"""Seconds after which requests of a process that stopped renewing are assumed to be over, if the latency is unknown."""
+"""If a process stops renewing and its latency is unknown, its requests are assumed to have ended after this many seconds."""
 MINUTE = 60.0
 MARGIN = 0.5
-"""Seconds by which requests may be closer together when they arrive than when they were sent (loaded machines, new connections)."""
+"""Two requests may arrive closer together than they were sent (loaded machines, new connections), by at most this many seconds."""
 STEP = 0.25
-"""Resolution in seconds of the ledger's record of the last minute."""
+"""The ledger records the use of the last minute in steps of this many seconds."""
 PERIOD = MINUTE + MARGIN + STEP + RENEW
-"""Seconds over which a limit per minute is granted. It exceeds a minute because a request counts until a minute after its report."""
+"""A limit per minute is granted over this many seconds. They exceed a minute because a request counts until a minute after its report."""
 
 
 class Demand(msgspec.Struct, array_like=True):
     """A member's state and demand for one limit.
 
     For a rate limit, amounts are requests or tokens, and ``limit``, ``hold`` and ``rate`` are per minute. For a concurrency limit, amounts
-    are requests in flight.
+    are requests in flight; ``want``, ``least``, ``spent``, ``returned`` and ``left`` have no meaning.
 
     Attributes:
-        spent, returned: totals since it started: the granted amount that it used, and the part of it that proved unused later.
+        spent: total of the granted amounts that the member has used since it started.
+        returned: total of the amounts in ``spent`` that turned out to be unused, such as tokens that an answer did not need.
     """
 
     limit: float  # the configured limit
-    want: float = 0.0  # amount it could use until its next renewal, ``left`` included. Not used for a concurrency limit.
-    hold: float = 0.0  # the share that it holds
-    rate: float = 0.0  # the share that it could use; inf is any
-    least: float = 1.0  # the smallest useful amount
+    want: float = 0.0  # amount that the member could use until its next renewal, including ``left``
+    hold: float = 0.0  # the share that the member holds
+    rate: float = 0.0  # the share that the member could use; inf for any share
+    least: float = 1.0  # the smallest amount that is useful to the member
     spent: float = 0.0
     returned: float = 0.0
-    left: float = 0.0  # granted amount that it has not used yet
+    left: float = 0.0  # granted amount that the member has not used yet
     using: int = 0  # requests in flight
-    lasts: float = LINGER  # seconds after which its requests in flight are certainly over
+    lasts: float = LINGER  # seconds after which these requests have certainly ended
 
 
 class RenewRequest(msgspec.Struct, array_like=True):
-    """A member's renewal request: its demand for each limit that it has."""
+    """A member's renewal request: its demand for each limit that is configured."""
 
     requests: Demand | None = None
     tokens: Demand | None = None
@@ -56,16 +57,16 @@ class RenewRequest(msgspec.Struct, array_like=True):
 class Grant(msgspec.Struct, array_like=True):
     """A member's part of one limit."""
 
-    limit: float = inf  # the limit of all members together: the smallest that any member has configured
-    hold: float = 0.0  # its share: per minute, or in flight at once
-    grant: float = 0.0  # amount that it may use in addition to what it has left, while its lease is valid
+    limit: float = inf  # the limit for all members together: the smallest that a member has configured
+    hold: float = 0.0  # the member's share: per minute for a rate limit, in flight for a concurrency limit
+    grant: float = 0.0  # amount that the member may use in addition to ``left``, while its lease is valid
 
 
 class RenewReply(msgspec.Struct, array_like=True):
     """The ledger's reply to a renewal."""
 
     members: int  # number of members
-    young: bool = False  # the ledger is new and does not know all members yet: a member that holds a share continues to use it on its own
+    young: bool = False  # True if the ledger may not know all members yet. A member that holds a share continues to use it on its own.
     lease: float = LEASE  # seconds for which the reply is valid, from when the member sent its request
     requests: Grant | None = None
     tokens: Grant | None = None

@@ -1,9 +1,9 @@
 """Renews the leases of sources whose limits are shared with other processes, in one thread per client.
 
-It is a thread and not a task of the event loop, because reward code may block the loop. Active sources are renewed twice a second, sources
-that start to work at once. Idle sources leave the ledger, and without active sources the thread sleeps without a timer. A
-``LedgerTransport``, which may block, reaches the ledger: in a file of this machine (``file_ledger``), or in a Ray actor
-(``integrations.ray.limit_actor``). ``quota.lease`` defines what a share allows.
+A thread is used and not a task of the event loop, because reward code may block the loop. The leases of active sources are renewed twice a
+second. A source that starts to work is renewed at once. An idle source leaves the ledger. If all sources are idle, the thread sleeps until
+a source starts to work. The ledger is in a file of this machine (``file_ledger``) or in a Ray actor (``integrations.ray.limit_actor``); a
+``LedgerTransport`` reaches it and may block. ``quota.lease`` defines what a share allows.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from qreward.engine.driver import Engine
 from qreward.engine.instrumentation import LOG
 from qreward.quota.file_ledger import FileTransport, key_of
 from qreward.quota.lease import Lease
-from qreward.quota.messages import LINGER, MINUTE, RENEW, Demand, RenewReply, RenewRequest
+from qreward.quota.messages import LINGER, MINUTE, RENEW, Demand, Grant, RenewReply, RenewRequest
 from qreward.scheduler.state import LOW, Source
 from qreward.settings.policies import Endpoint, Limits
 
 SOON = 0.05
-"""Least seconds from a renewal to one that is requested early."""
+"""The minimum number of seconds between a renewal and an early renewal."""
 AGAIN = 0.25
-"""Seconds after which a failed renewal is retried. After a second failure in a row the ledger counts as unreachable."""
+"""Seconds after which a failed renewal is retried. After two failures in a row the ledger counts as unreachable."""
 RETRY = 1.0
 """Seconds between two tries while the ledger is unreachable."""
 CLOSE_TIMEOUT = 3.0
-"""Seconds for which a client that is closed waits for its shares to be returned."""
+"""Seconds for which ``aclose`` waits until the shares are returned."""
 AHEAD = 1.5
-"""Requested amount as a multiple of the recent use, so that use may grow."""
+"""A source requests this many times the amount that it used recently, so that its use can grow."""
 SLOW = 2.0
-"""Requests in flight are certainly over after this many times the 99th percentile latency."""
+"""Requests in flight have certainly ended after this many times the 99th percentile of the latency."""
 IDLE = 2.0
 """Seconds without work after which a source counts as idle."""
 
@@ -45,17 +45,17 @@ class LedgerTransport(Protocol):
     """Connects members to the ledger of a key. The calls for one member are made one after the other, in one thread."""
 
     def renew(self, key: str, member: str, request: RenewRequest, /) -> RenewReply:
-        """Renew a member's shares. It may take some seconds, and may raise any exception if the ledger does not answer."""
+        """Renew a member's shares. May block for some seconds, and may raise any exception if the ledger does not answer."""
 
     def leave(self, key: str, member: str, request: RenewRequest, /) -> None:
-        """Remove a member, which reports what it used."""
+        """Remove a member. ``request`` reports what the member used."""
 
     def close(self) -> None:
         """Release all resources. Raises nothing."""
 
 
 def make_transport(kind: str) -> LedgerTransport:
-    """Create the transport of a kind. Ray is not imported before it is used."""
+    """Create the transport of a kind. Imports Ray only for the kind ``ray``."""
     if kind == "ray":
         from qreward.integrations.ray.limit_actor import RayLedgerTransport  # noqa: PLC0415 - an extra
 
@@ -64,14 +64,14 @@ def make_transport(kind: str) -> LedgerTransport:
 
 
 class DemandTracker:
-    """Measures what one source needs from one renewal to the next. It reads the source and does not change it."""
+    """Measures how much one source needs until its next renewal. It reads the source and does not change it."""
 
     def __init__(self, source: Source, lease: Lease) -> None:
         self._source = source
         self._lease = lease
         self._sent = source.tally.sent
         self._at = self._worked_at = -inf
-        self.hungry = False  # work waited for the source at the last renewal
+        self.hungry = False  # True if tasks waited for the source at the last renewal
 
     def is_idle(self, now: float) -> bool:
         """Return whether nothing has been in flight or waiting for more than ``IDLE`` seconds."""
@@ -80,7 +80,10 @@ class DemandTracker:
         return now - self._worked_at > IDLE
 
     def waiting(self, now: float) -> float:
-        """Return the number of tasks that wait for it, inf if they are many; 0 if it could not take them anyway."""
+        """Return the number of tasks that wait for the source, inf if there are ``LOW`` or more.
+
+        Returns 0 if the source cannot take tasks, for example because it is unhealthy.
+        """
         source, health = self._source, self._source.health
         if source.removed or health.marked_unhealthy or source.cooldown.opens_at > now + RENEW or source.inflight >= health.half_open_limit:
             return 0
@@ -88,7 +91,7 @@ class DemandTracker:
         return inf if count >= LOW else count
 
     def request(self, now: float, limits: Limits) -> RenewRequest:
-        """Return the renewal request for now."""
+        """Return the request for a renewal at the time ``now``."""
         source, lease = self._source, self._lease
         seconds, self._at = min(MINUTE, max(now - self._at, RENEW / 2)), now
         used, self._sent = source.tally.sent - self._sent, source.tally.sent
@@ -127,8 +130,8 @@ class LeaseRenewer:
 
     def __init__(self, source: Source, lease: Lease, transport: LedgerTransport, engine: Engine[Any]) -> None:
         self.source = source
-        self.joined = False  # the source was a member of the ledger at the last reply
-        self.next_at = 0.0  # when to renew next
+        self.joined = False  # True if the source is a member of the ledger, according to the last reply
+        self.next_at = 0.0  # time of the next renewal
         self._lease = lease
         self._key = key_of(cast("Endpoint", source.handle))
         self._transport = transport
@@ -144,7 +147,10 @@ class LeaseRenewer:
         return cast("Endpoint", self.source.handle).limits
 
     def turn(self, now: float) -> float | None:
-        """Renew or leave if that is due. Returns when to run again, None if not before a request needs the lease."""
+        """Renew the lease if that is due, or leave the ledger if the source is idle.
+
+        Returns the time at which to call this again. None means: when a request needs the lease.
+        """
         with self._engine.lock:
             idle = self._demand.is_idle(now)
             if idle and not self.joined:
@@ -176,9 +182,9 @@ class LeaseRenewer:
     def _renewed(self, sent_at: float, request: RenewRequest, reply: RenewReply) -> None:
         if self._failures > 1:
             LOG.warning("endpoint %r: sharing of its limits works again; %d processes share them", self.source.name, reply.members)
-        gives_up = reply.permits is not None and request.permits is not None and reply.permits.hold < request.permits.hold
+        gives_up = _held(reply.permits) < _held(request.permits)
         self.joined, self._failures = True, 0
-        self.next_at = sent_at + (SOON if gives_up else RENEW)  # others get the part it gives up only after its next report
+        self.next_at = sent_at + (SOON if gives_up else RENEW)  # other members get the part that is given up after the next report
         self._warn_of_smaller_limits(request, reply)
         self._change(partial(self._lease.take_over, sent_at=sent_at, reply=reply))
 
@@ -207,7 +213,7 @@ class LeaseRenewer:
 
         def changed(now: float) -> None:
             change(now)
-            lease.missed = True  # requests that wait for the next share need not wake the thread
+            lease.missed = True  # so that requests that wait for the next share do not wake the thread
             scheduler.changed(now, self.source)
             if not (self._demand.hungry or lease.is_short()):
                 self.stand_by()
@@ -215,13 +221,13 @@ class LeaseRenewer:
         self._engine.apply(changed)
 
     def stand_by(self) -> None:
-        """Make the next request for this source wake the thread: the balancer offers the source, and ``Lease.may_send`` then calls."""
+        """Let the next request wake the thread: the balancer offers this source, and then ``Lease.may_send`` calls ``Lease.call``."""
         self._lease.missed = False
         for pool in self.source.pools:
             pool.balancer.offer(self.source)
 
     def leave(self, now: float = inf) -> None:
-        """Return the share, unless there is work again. The next share is requested when it is needed."""
+        """Leave the ledger and return the share, unless the source has work again. The next request joins the ledger again."""
         engine = self._engine
         with engine.lock:
             if not self._demand.is_idle(now):
@@ -229,19 +235,23 @@ class LeaseRenewer:
             request = self._demand.request(engine.clock(), self.limits)
             self._lease.end()
             self.stand_by()
-        self.joined, self._failures, self.next_at = False, 0, 0.0
+        self.joined, self.next_at = False, 0.0
         try:
             self._transport.leave(self._key, self._member, request)
         except Exception as error:
             LOG.debug("endpoint %r: its share was not given back: %s", self.source.name, type(error).__name__)
 
 
+def _held(permits: Demand | Grant | None) -> float:
+    return 0.0 if permits is None else permits.hold
+
+
 class Sharing:
     """Renews the leases of all sources with shared limits of one client.
 
     Args:
-        engine: the engine, whose lock guards the state of the sources.
-        sources: returns the present sources; their handles are endpoints.
+        engine: the engine. Its lock guards the state of the sources.
+        sources: returns the present sources. Their handles are endpoints.
     """
 
     def __init__(self, engine: Engine[Any], sources: Callable[[], Iterable[Source]]) -> None:
@@ -254,16 +264,16 @@ class Sharing:
         self._closed = threading.Event()
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
-        self.look_around()
+        self.sources_changed()
 
-    def look_around(self) -> None:
+    def sources_changed(self) -> None:
         """Add the sources that are new. May be called from any thread."""
         for source in self._sources():
             lease = source.lease
             if lease is not None and source not in self._renewers:
                 renewer = self._renewers[source] = LeaseRenewer(source, lease, self._transport_of(source), self._engine)
                 self._engine.apply(partial(self._attach, lease=lease, renewer=renewer))
-        if self._renewers and self._engine.drivers():
+        if self._renewers:
             self._call()
 
     def _transport_of(self, source: Source) -> LedgerTransport:
@@ -274,7 +284,10 @@ class Sharing:
             return self._transports[kind]
 
     def turn(self) -> float | None:
-        """Run all renewals that are due. Returns the seconds until the next one, None if not before a request needs a lease."""
+        """Run all renewals that are due.
+
+        Returns the seconds until the next renewal. None means: until a request needs a lease.
+        """
         renewers = list(self._renewers.items())  # read before the sources, so that a source added in between does not seem removed
         now, present = self._engine.clock(), set(self._sources())
         times = []
@@ -308,9 +321,9 @@ class Sharing:
         renewer.stand_by()
 
     def _call(self) -> None:
-        """Wake the renewal thread. The engine's lock may be held, under which no thread may be started."""
+        """Wake the renewal thread. If there is none, start it later in an event loop, because the engine's lock may be held here."""
         if self._thread is None:
-            for driver in self._engine.drivers():  # on all loops, for one may be blocked; the first starts the thread
+            for driver in self._engine.drivers():  # in all event loops, because one may be blocked; the first one starts the thread
                 driver.later(self._start)
         self._wake.set()
 
@@ -335,11 +348,11 @@ class Sharing:
 
 
 def _run(sharing: weakref.ref[Sharing], wake: threading.Event, closed: threading.Event) -> None:
-    """Body of the renewal thread. It ends when the ``Sharing`` is closed or garbage collected."""
+    """Run in the renewal thread, until the ``Sharing`` is closed or garbage-collected."""
     while not closed.is_set() and (found := sharing()) is not None:
         try:
             seconds = found.turn()
-        except Exception as error:  # no error may end the thread: without renewals nothing would be sent any more
+        except Exception as error:  # no error may end the thread, because nothing can be sent without renewals
             LOG.warning("sharing of limits failed with %s: %s; trying again", type(error).__name__, error)
             seconds = RETRY
         del found

@@ -11,7 +11,7 @@ from quota_tools import FakeWire, Processes, call
 
 from qreward import QRewardClient
 
-client = QRewardClient([Processes.endpoint(max_concurrency=8)], wire_factory=lambda: FakeWire(seconds=0.01))
+client = QRewardClient([Processes.endpoint(max_concurrency=8)], backend_factory=lambda: FakeWire(seconds=0.01))
 
 
 def sharing() -> str:

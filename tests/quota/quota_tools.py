@@ -30,6 +30,8 @@ class PlayedTransport:
     def __init__(self) -> None:
         self.ledgers: dict[str, Ledger] = {}
         self.away = False
+        self.forgets = False  # a member that leaves gets an error
+        self.made = 0  # times that it was created
         self.seconds = 0.0  # in which it answers a renewal
         self.renewals = 0
         self.asked: list[float] = []  # when a renewal was asked for, also while it is away
@@ -51,7 +53,7 @@ class PlayedTransport:
 
     def leave(self, key: str, member: str, ask: RenewRequest) -> None:
         self.leaves += 1
-        if self.away:
+        if self.away or self.forgets:
             raise OSError("nobody is there")
         self.left.append(member)
         self.ledger(key).leave(now(), member, ask)
@@ -105,7 +107,7 @@ class Processes:
 
     def __init__(self, transport: PlayedTransport, caplog: pytest.LogCaptureFixture) -> None:
         self.transport = transport
-        self._caplog = caplog
+        self.caplog = caplog
         self.clients: list[QRewardClient] = []
         self.turns: dict[QRewardClient, Turns] = {}
 
@@ -124,7 +126,7 @@ class Processes:
 
     def logged(self, words: str = "") -> list[str]:
         """What the library has logged, with these words in it."""
-        return [record.getMessage() for record in self._caplog.records if words in record.getMessage()]
+        return [record.getMessage() for record in self.caplog.records if words in record.getMessage()]
 
     async def close(self) -> None:
         for client in self.clients:
@@ -151,7 +153,12 @@ def shared(test: Callable[..., Any]) -> Callable[..., None]:
     @wraps(test)
     def run(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
         transport = PlayedTransport()
-        monkeypatch.setattr(renewal, "make_transport", lambda _kind: transport)
+
+        def make(_kind: str) -> PlayedTransport:
+            transport.made += 1
+            return transport
+
+        monkeypatch.setattr(renewal, "make_transport", make)
 
         async def play() -> None:
             processes = Processes(transport, caplog)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from itertools import pairwise
 from pathlib import Path
@@ -73,6 +74,17 @@ async def test_a_client_asks_early_for_a_share_that_it_lacks_but_not_at_once_aga
     await asyncio.gather(*(call(client, number) for number in range(40)))
     assert wire.sent[0][2] - began < 0.01
     assert processes.transport.renewals <= 2 + (now() - began) / SOON
+
+
+@shared
+async def test_a_client_whose_share_does_not_suffice_any_more_asks_for_more_before_its_next_renewal(processes: Processes) -> None:
+    client, _ = processes.client(rpm=60)
+    await call(client, "hello")
+    await asyncio.sleep(2 * RENEW + 0.01)
+    await asyncio.gather(*(call(client, number) for number in range(4)))
+    pauses = [round(after - before, 2) for before, after in pairwise(processes.transport.asked)]
+    assert pauses[:2] == [RENEW, RENEW]
+    assert SOON <= pauses[2] < RENEW
 
 
 @shared
@@ -263,6 +275,18 @@ async def test_a_limit_changed_live_holds_from_then_on(processes: Processes) -> 
 
 
 @shared
+async def test_a_limit_on_requests_in_flight_changed_live_holds_from_then_on(processes: Processes) -> None:
+    client, wire = processes.client(max_concurrency=4)
+    work, live = busy(client), []
+    for limit in (4, 16, 2):
+        client.reload({"endpoints": [{**ENDPOINT, "limits": {"max_concurrency": limit, "shared": "local", "adaptive": False}}]})
+        await asyncio.sleep(5)
+        live.append(wire.live["a"])
+    assert live == [4, 16, 2]
+    await stop(work)
+
+
+@shared
 async def test_sharing_may_be_switched_on_and_off_live_while_work_waits(processes: Processes) -> None:
     client, wire = processes.client(rpm=60, shared="none")
     assert client.stats()["a"].state.sharing is None  # type: ignore[union-attr]
@@ -306,6 +330,27 @@ async def test_an_endpoint_that_is_removed_leaves_when_its_last_answer_is_there(
     await asked
     await asyncio.sleep(3)
     assert not any(ledger.members for ledger in processes.transport.ledgers.values())
+
+
+@shared
+async def test_a_share_that_cannot_be_returned_is_logged_and_disturbs_nothing(processes: Processes) -> None:
+    client, wire = processes.client(rpm=600)
+    await call(client, 1)
+    processes.transport.forgets = True
+    processes.caplog.set_level(logging.DEBUG)
+    await asyncio.sleep(10)
+    assert processes.logged("share") == ["endpoint 'a': its share was not given back: OSError"]
+    assert sharing(client) == "idle"
+    await call(client, 2)
+    assert len(wire.sent) == 2
+
+
+@shared
+async def test_all_endpoints_of_a_client_reach_their_ledgers_by_one_transport(processes: Processes) -> None:
+    client, _ = processes.client(rpm=600)
+    client.add_endpoint(processes.endpoint("b", rpm=600))
+    await asyncio.gather(*(call(client, number) for number in range(2)))
+    assert (processes.transport.made, len(processes.transport.ledgers)) == (1, 2)
 
 
 def test_sharing_without_anything_to_share_says_what_to_set() -> None:

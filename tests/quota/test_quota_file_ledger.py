@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
@@ -9,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    return tmp_path / "shares"
+    return tmp_path / "new" / "shares"
 
 
 @contextmanager
@@ -57,6 +58,10 @@ def permits(share: RenewReply) -> float:
     return share.permits.hold
 
 
+def open_files() -> int:
+    return len(list(Path("/dev/fd").iterdir()))
+
+
 def ledger_file(place: Path) -> Path:
     return place / f"{KEY}-{file_ledger.LAYOUT}"
 
@@ -73,13 +78,19 @@ def test_members_of_one_key_share_and_of_another_do_not(place: Path, clock: Cloc
 
 
 def test_a_member_that_leaves_leaves_nothing_behind_but_the_ledger(place: Path, clock: Clock) -> None:
+    before = open_files()
     transport = FileTransport(place, clock)
     transport.renew(KEY, "a", asked())
     assert len(list(place.iterdir())) == 2
     transport.leave(KEY, "a", asked())
     transport.close()
+    assert open_files() == before
     assert [path.name for path in place.iterdir()] == [f"{KEY}-{file_ledger.LAYOUT}"]
     assert place.stat().st_mode & 0o777 == 0o700
+    assert permits(transport.renew(KEY, "b", asked())) == 8
+    del transport
+    gc.collect()
+    assert open_files() == before, "a transport that is not used any more closes its files"
 
 
 def test_a_member_that_leaves_takes_its_own_file_away_even_if_the_ledger_cannot_be_written(
@@ -92,6 +103,35 @@ def test_a_member_that_leaves_takes_its_own_file_away_even_if_the_ledger_cannot_
         transport.leave(KEY, "a", asked())
     transport.close()
     assert [path.name for path in place.iterdir()] == [ledger_file(place).name]
+
+
+def test_a_ledger_that_does_not_fit_into_its_file_is_refused_and_any_other_can_be_read(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = []
+    for size in range(32, 256):
+        monkeypatch.setattr(file_ledger, "SLOT", size)
+        one, other = FileTransport(tmp_path / str(size), clock), FileTransport(tmp_path / str(size), clock)
+        try:
+            one.renew(KEY, "a", asked())
+        except OSError:
+            refused.append(size)
+        else:
+            assert not other.renew(KEY, "a", asked()).young, size
+        one.close(), other.close()
+    assert refused == list(range(32, refused[-1] + 1))
+
+
+def test_a_member_whose_file_is_missing_keeps_its_share_until_its_lease_runs_out(place: Path, clock: Clock) -> None:
+    one, other = FileTransport(place, clock), FileTransport(place, clock)
+    one.renew(KEY, "a", asked())
+    (place / f"{ledger_file(place).name}.a").unlink()
+    shares = {}
+    for pause in (FRESH + 0.1, LEASE + 0.1):
+        clock.now = Clock.now + pause
+        shares[pause] = permits(other.renew(KEY, "b", asked()))
+    assert list(shares.values()) == [0, 8]
+    one.close(), other.close()
 
 
 def test_a_killed_process_is_noticed_long_before_its_lease_runs_out(place: Path) -> None:
@@ -223,7 +263,9 @@ def test_a_ledger_of_a_time_before_the_machine_started_again_does_not_count(plac
     transport.close()
 
 
-def test_a_directory_that_is_a_link_or_open_to_others_is_refused(tmp_path: Path, clock: Clock) -> None:
+def test_a_directory_that_is_a_link_or_open_to_others_or_of_another_user_is_refused(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     private, link, public = tmp_path / "private", tmp_path / "link", tmp_path / "public"
     private.mkdir(mode=0o700)
     link.symlink_to(private)
@@ -233,13 +275,18 @@ def test_a_directory_that_is_a_link_or_open_to_others_is_refused(tmp_path: Path,
         FileTransport(link, clock).renew(KEY, "a", asked())
     with pytest.raises(Unsafe, match="mode 777"):
         FileTransport(public, clock).renew(KEY, "a", asked())
+    before = open_files()
+    monkeypatch.setattr(os, "geteuid", lambda: private.stat().st_uid + 1)
+    with pytest.raises(Unsafe, match="must belong to this user alone"):
+        FileTransport(private, clock).renew(KEY, "a", asked())
+    assert open_files() == before
     assert list(private.iterdir()) == []
 
 
 def test_a_link_in_the_place_of_a_ledger_is_not_followed(place: Path, tmp_path: Path, clock: Clock) -> None:
     victim = tmp_path / "victim"
     victim.write_text("precious")
-    place.mkdir(mode=0o700)
+    place.mkdir(mode=0o700, parents=True)
     ledger_file(place).symlink_to(victim)
     with pytest.raises(OSError, match="link"):
         FileTransport(place, clock).renew(KEY, "a", asked())
@@ -252,6 +299,8 @@ def test_a_directory_that_cannot_be_made_is_an_error_of_the_renewal(tmp_path: Pa
     transport = FileTransport(file / "shares", clock)
     with pytest.raises(OSError, match="file"):
         transport.renew(KEY, "a", asked())
+    with pytest.raises(OSError, match="file"):
+        transport.leave(KEY, "a", asked())
     file.unlink()
     assert permits(transport.renew(KEY, "a", asked())) == 8
     transport.close()
@@ -263,6 +312,16 @@ def test_a_process_that_keeps_the_lock_is_waited_for_a_moment_only(place: Path, 
     one.renew(KEY, "a", asked())
     with one._files[KEY].locked("a"), pytest.raises(TimeoutError, match="another process holds the lock of the ledger"):
         other.renew(KEY, "b", asked())
+    assert other.renew(KEY, "b", asked()).members == 2
+    one.close(), other.close()
+
+
+def test_a_lock_that_is_released_within_a_moment_is_waited_for(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = FileTransport(place), FileTransport(place)
+    one.renew(KEY, "a", asked())
+    held = ExitStack()
+    held.enter_context(one._files[KEY].locked("a"))
+    monkeypatch.setattr(time, "sleep", lambda _: held.close())
     assert other.renew(KEY, "b", asked()).members == 2
     one.close(), other.close()
 

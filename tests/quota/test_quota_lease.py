@@ -6,12 +6,13 @@ from collections.abc import Callable
 from math import inf
 from random import Random
 
+import pytest
 from msgspec.structs import replace
 
-from qreward.quota.lease import Lease
-from qreward.quota.messages import LEASE, MINUTE, RENEW, Demand, Grant, RenewReply, RenewRequest
-from qreward.quota.renewal import AHEAD, IDLE, DemandTracker
-from qreward.scheduler.limits.concurrency import FixedLimit
+from qreward.quota.lease import CATCH_UP, CappedLimit, Lease
+from qreward.quota.messages import LEASE, LINGER, MINUTE, RENEW, Demand, Grant, RenewReply, RenewRequest
+from qreward.quota.renewal import AHEAD, IDLE, SLOW, DemandTracker
+from qreward.scheduler.limits.concurrency import AdaptiveLimit, FixedLimit
 from qreward.scheduler.load_balancing import ExpectedFinish
 from qreward.scheduler.outcome import Answer
 from qreward.scheduler.queue import Queue
@@ -55,7 +56,8 @@ def test_a_large_request_does_not_delay_the_use_of_the_next_grant() -> None:
     assert lease.tokens is not None
     lease.tokens.take(0.0, 3000)
     lease.take_over(0.5, 0.5, RenewReply(1, tokens=Grant(60_000, 60_000, 10_000)))
-    assert lease.tokens.ready_at <= 0.5 + RENEW
+    assert lease.tokens.ready_at == 0.5 + RENEW - lease.tokens.burst
+    assert lease.tokens.rate == 1000, "what the scheduler expects of the source, per second"
 
 
 def test_a_grant_is_spread_over_the_time_until_the_next_renewal() -> None:
@@ -83,6 +85,67 @@ def test_a_request_waits_for_the_lease_and_calls_for_it_once() -> None:
     assert not lease.may_send(0.6), "a share without a slot"
     assert len(calls) == 2
     assert lease.is_short()
+
+
+def test_a_lease_is_described_by_its_shares() -> None:
+    lease, limits = Lease(Limits(rpm=600, tpm=120_000), FixedLimit()), Limits(rpm=600, tpm=120_000)
+    said = [lease.words(limits)]
+    for members in (1, 3):
+        lease.take_over(0.0, 0.0, RenewReply(members, requests=Grant(600, 73.4567), tokens=Grant(120_000, 12_345.6)))
+        said.append(lease.words(limits))
+    shares = "73.46 of 600 requests a minute, 12346 of 120000 tokens a minute"
+    assert said == ["waiting for a first share", f"the only process: {shares}", f"one of 3 processes: {shares}"]
+
+
+def test_a_share_is_short_if_it_allows_no_request_in_flight_or_too_few_of_one_kind() -> None:
+    limits = Limits(max_concurrency=4, rpm=60, tpm=6000)
+    found = {}
+    for case in ((1, 1, 256), (0, 1, 256), (1, 0, 256), (1, 1, 255)):
+        permits, requests, tokens = case
+        lease = Lease(limits, FixedLimit())
+        lease.take_over(0.0, 0.0, RenewReply(2, requests=Grant(60, 9, requests), tokens=Grant(6000, 9, tokens), permits=Grant(4, permits)))
+        short = lease.is_short()
+        lease.go_alone(1.0, RenewRequest(), "away")
+        found[case] = (short, lease.is_short())
+    assert found == {(1, 1, 256): (False, False), (0, 1, 256): (True, False), (1, 0, 256): (True, False), (1, 1, 255): (True, False)}
+
+
+def test_a_request_larger_than_the_limit_is_sent_once_a_whole_minutes_amount_is_left() -> None:
+    least = {}
+    for limits, limit, cost in ((Limits(tpm=1000), 1000.0, 5000.0), (Limits(tpm=1000), 1000.0, 500.0), (Limits(rpm=0.5), 0.5, 1.0)):
+        lease = Lease(limits, FixedLimit())
+        (quota,) = lease.quotas
+        quota.given(0.0, Grant(limit, limit))
+        quota.take(0.0, cost)
+        quota.left = 0.0
+        least[limit, cost] = quota.need(limit, lapsed=False, want=1, rate=0).least
+    assert least == {(1000.0, 5000.0): 1000, (1000.0, 500.0): 500, (0.5, 1.0): 1}
+
+
+def test_the_limit_on_requests_in_flight_adapts_within_a_share_as_it_would_alone() -> None:
+    """A share of 12, of a server that takes more and more, then at times only 6, and is lost twice."""
+    alone, shared = AdaptiveLimit(Random(1), 256), CappedLimit(AdaptiveLimit(Random(1), 256), 12)
+    seen = set()
+    for step in range(6000):
+        now, full = step / 10, step > 1500 and step % 600 < 20
+        returns = []
+        for limit in (alone, shared):
+            inflight = 0 if step < 1500 else alone.limit - 1
+            limit.sent(now, alone.limit)
+            if full:
+                returns.append(limit.rejected(now, now - 1.0, 2.0 if step % 2 else None, 6 if step % 1200 < 600 else 0))
+            elif step % 2000 == 1999:
+                limit.returned(now, 1)
+                limit.crowd(now + 5.0)
+            else:
+                limit.ok(now, now - 1.0, 10 + step % 7, inflight)
+        assert returns in ([], [False] * 2, [True] * 2), step
+        inner = shared.inner
+        assert isinstance(inner, AdaptiveLimit)
+        assert (inner.limit, inner.crowded_until) == (alone.limit, alone.crowded_until), step
+        assert (shared.limit, shared.reason) == (min(alone.limit, 12), "its share" if alone.limit > 12 else alone.reason), step
+        seen.add((alone.limit > 12, *returns[:1]))
+    assert seen == {(True,), (False,), (True, True), (False, True), (True, False)}, "all of these are compared"
 
 
 def test_a_source_that_may_send_nothing_by_its_lease_is_said_to_wait_for_its_share() -> None:
@@ -121,7 +184,12 @@ def test_a_member_alone_stays_one_request_a_minute_below_its_share_but_never_bel
         lease.go_alone(0.5, RenewRequest(), "away")
         assert lease.requests is not None
         rates[share] = round(60 * lease.requests.rate, 3)
+        assert lease.requests.ready_at == 0.5 + 1 / lease.requests.rate - CATCH_UP
     assert rates == {60.0: 59.0, 3.0: 2.0, 1.0: 0.5, 0.5: 0.25}
+    lease = Lease(Limits(tpm=6000), FixedLimit())
+    lease.take_over(0.0, 0.0, RenewReply(4, tokens=Grant(6000, 600)))
+    lease.go_alone(0.5, RenewRequest(), "away")
+    assert [60 * quota.rate for quota in lease.quotas] == [600], "a token more or less does not matter"
 
 
 def test_a_share_that_was_given_up_is_not_used_again() -> None:
@@ -187,8 +255,9 @@ def test_what_is_left_but_too_little_for_a_request_goes_back_to_all_members() ->
     left = []
     for _ in range(3):
         lease.tokens.take(0.0, 200)
-        left.append(lease.tokens.need(60_000, lapsed=False, want=0, rate=0).left)
-    assert left == [400, 0, -200]
+        demand = lease.tokens.need(60_000, lapsed=False, want=0, rate=0)
+        left.append((demand.left, round(demand.least - lease.tokens.least)))
+    assert left == [(400, 0), (0, 0), (-200, 200)], "and what was used too much is owed"
 
 
 # what a source asks for
@@ -224,6 +293,9 @@ class Demands:
 def test_a_source_asks_for_as_many_slots_as_it_used_since_its_last_renewal_and_a_few_more() -> None:
     demands = Demands(Limits(max_concurrency=64, shared="local"))
     asked = []
+    first = demands.ask(-1.0).permits
+    assert first is not None
+    assert first.rate == 0
     for now, count in ((0.0, 6), (0.5, 20), (1.0, 0), (1.5, 0)):
         demands.send(now, count)
         demands.answer(now + 0.2)
@@ -251,6 +323,36 @@ def test_a_source_asks_for_half_as_much_again_as_it_used_since_its_last_renewal(
     assert (first.rate, second.rate) == (AHEAD * 40 / 0.5 * MINUTE + 1, 0.0)
 
 
+def test_a_source_asks_for_tokens_by_the_mean_of_what_its_requests_cost() -> None:
+    demands = Demands(Limits(tpm=60_000, shared="local"))
+    assert demands.lease.tokens is not None
+    demands.ask(0.0)
+    demands.send(0.1, 40)
+    for _ in range(100):
+        demands.lease.tokens.take(0.2, 1000.0)
+    demands.answer(0.3)
+    tokens = demands.ask(0.5).tokens
+    assert tokens is not None
+    assert round(tokens.want / 1000) == AHEAD * 40 + 1
+    assert round(tokens.rate / 1000) == AHEAD * 40 / 0.5 * MINUTE + 1
+
+
+def test_a_source_without_a_slot_asks_for_the_requests_of_one_slot() -> None:
+    demands = Demands(Limits(max_concurrency=64, rpm=6000, shared="local"))
+    pool = Pool("p", [demands.source], ExpectedFinish(), Queue())
+    for number in range(10):
+        pool.queue.put(Task(None, pool, 5, None, None, number))
+    wants = []
+    for share in (0, 4, 64):
+        demands.lease.take_over(0.0, 0.0, RenewReply(1, requests=Grant(6000, 60), permits=Grant(64, share)))
+        if not share:
+            demands.lease.end()
+        requests = demands.ask(0.5).requests
+        assert requests is not None
+        wants.append(requests.want)
+    assert wants == [2, 5, 65], "one more, so that the next renewal is not late"
+
+
 def test_how_many_tasks_wait_for_a_source_counts_only_if_it_could_take_them() -> None:
     def waiting(tasks: int, change: Callable[[Source], object] = lambda _: None) -> float:
         demands = Demands(Limits(rpm=6000, shared="local"))
@@ -269,6 +371,19 @@ def test_how_many_tasks_wait_for_a_source_counts_only_if_it_could_take_them() ->
     }
     assert {name: waiting(3, change) for name, change in obstacles.items()} == dict.fromkeys(obstacles, 0)
     assert waiting(3, lambda source: source.cooldown.hold(0.0, RENEW)) == 3, "it is over by the next renewal"
+
+
+def test_the_requests_in_flight_of_a_source_last_at_most_twice_its_longest_latency() -> None:
+    lasts = []
+    for seconds in (0.0, 0.5, 90.0):
+        demands = Demands(Limits(max_concurrency=64, shared="local"))
+        if seconds:
+            demands.send(0.0, 20)
+            demands.answer(seconds)
+        permits = demands.ask(100.0).permits
+        assert permits is not None
+        lasts.append(permits.lasts)
+    assert lasts == [LINGER, pytest.approx(SLOW * 0.5, rel=0.1), LINGER]
 
 
 def test_a_source_is_idle_two_seconds_after_its_last_work() -> None:

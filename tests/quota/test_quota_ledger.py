@@ -6,9 +6,10 @@ from math import inf
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from qreward.quota.ledger import TURN, Ledger, water_level
-from qreward.quota.messages import FRESH, LEASE, LINGER, MINUTE, PERIOD, Demand, Grant, RenewReply, RenewRequest
+from qreward.quota.messages import FRESH, LEASE, LINGER, MARGIN, MINUTE, PERIOD, STEP, Demand, Grant, RenewReply, RenewRequest
 
 
 def slots(limit: int = 8, want: float = inf, hold: float = 0, using: int = 0) -> RenewRequest:
@@ -139,14 +140,37 @@ def test_a_reply_that_was_lost_costs_nothing_for_long() -> None:
     assert again >= lost
 
 
+def test_a_grant_of_tokens_is_large_enough_for_a_request_once_a_seconds_worth_has_accumulated() -> None:
+    """Second -> granted to a member whose requests cost 150 tokens, of a limit of about 99 tokens a second."""
+    ledger = Ledger()
+    granted: dict[float, float] = {}
+    all_credit = part_of(ledger.renew(0.0, "b", RenewRequest(tokens=Demand(6000, want=1e6, rate=inf))).tokens).grant
+    ledger.leave(0.0, "b", RenewRequest(tokens=Demand(6000, spent=all_credit)))
+    for now in (0.0, 0.5, 0.9, 1.1, 1.5, 2.5, 3.0):
+        tokens = Demand(6000, want=1e6, rate=inf, least=150.0, spent=sum(granted.values()))
+        granted[now] = part_of(ledger.renew(now, "a", RenewRequest(tokens=tokens)).tokens).grant
+    assert granted == {0.0: 0, 0.5: 0, 0.9: 0, 1.1: 150, 1.5: 0, 2.5: 0, 3.0: 150}
+
+
 def test_what_a_dead_process_had_in_hand_counts_as_used_for_a_minute() -> None:
     ledger = Ledger()
     grant = part_of(ledger.renew(0.0, "a", rate(60)).requests).grant
     ledger.remove_dead(0.0, "a")
-    ledger.renew(30.0, "b", rate(60, want=0))
-    assert ledger.requests.counted() == grant
-    ledger.renew(61.0, "b", rate(60, want=0))
-    assert ledger.requests.counted() == 0
+    for now, counted in ((30.0, grant), (MINUTE + MARGIN + STEP - 0.01, grant), (MINUTE + MARGIN + STEP, 0)):
+        ledger.renew(now, "b", rate(60, want=0))
+        assert ledger.requests.counted() == counted, now
+
+
+def test_after_a_pause_about_two_seconds_worth_of_a_limit_may_be_used_at_once_and_two_requests_at_least() -> None:
+    granted = {}
+    for kind, limit in (("requests", 6), ("requests", 6000), ("tokens", 6000)):
+        ledger, need = Ledger(), Demand(limit, want=1e6, rate=inf)
+        ledger.renew(0.0, "a", RenewRequest(**{kind: replace(need, want=0.0)}))
+        granted[kind, limit] = part_of(getattr(ledger.renew(59.0, "a", RenewRequest(**{kind: need})), kind)).grant
+        again = part_of(getattr(ledger.renew(59.0, "b", RenewRequest(**{kind: need})), kind)).grant
+        assert again < 1, (kind, limit)
+    second = 6000 / PERIOD
+    assert granted == {("requests", 6): 2, ("requests", 6000): int(second), ("tokens", 6000): pytest.approx(2 * second)}
 
 
 def test_a_member_that_leaves_in_good_order_gives_back_what_it_did_not_use() -> None:
@@ -258,6 +282,10 @@ def test_a_new_ledger_lets_those_go_on_that_hold_something_and_gives_nothing_to_
     assert holder.young
     assert (part_of(holder.requests).hold, part_of(holder.permits).hold, part_of(holder.requests).grant) == (70.0, 3, 0)
     assert (part_of(newcomer.requests).hold, part_of(newcomer.permits).hold, part_of(newcomer.requests).grant) == (0, 0, 0)
+    more = ledger.renew(100.0, "c", RenewRequest(rate(hold=700.0).requests, None, slots(hold=9).permits))
+    most = 600 * MINUTE / PERIOD
+    assert (part_of(more.requests).hold, part_of(more.permits).hold) == (pytest.approx(most), 8), "no more than the limit"
+    ledger.remove_dead(100.0, "c")
     later = ledger.renew(100.0 + LEASE, "b", slots())
     assert not later.young
     assert part_of(later.permits).hold == 4
@@ -287,4 +315,5 @@ def test_a_ledger_and_its_replies_are_the_same_after_they_were_encoded() -> None
 def test_the_level_up_to_which_all_are_filled() -> None:
     assert water_level(0.0, [(1.0, 5.0)]) == 1.0
     assert water_level(3.0, [(0.0, 1.0), (0.0, 5.0), (4.0, 5.0)]) == 2.0
+    assert water_level(2.0, [(0.0, 1.0), (5.0, 5.0)]) == 6.0
     assert water_level(9.0, []) == inf

@@ -16,6 +16,7 @@ import pytest
 from quota_tools import FakeWire, Processes, call
 
 from qreward import Endpoint, QRewardClient
+from qreward.quota import renewal
 from qreward.quota.file_ledger import VARIABLE, key_of
 
 
@@ -34,7 +35,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def new_client(**limits: Any) -> QRewardClient:
-    return QRewardClient([Processes.endpoint(**limits)], wire_factory=lambda: FakeWire(seconds=0.001))
+    return QRewardClient([Processes.endpoint(**limits)], backend_factory=lambda: FakeWire(seconds=0.001))
 
 
 def test_a_thread_begins_with_the_first_call_and_ends_with_the_client(place: Path) -> None:
@@ -48,6 +49,32 @@ def test_a_thread_begins_with_the_first_call_and_ends_with_the_client(place: Pat
     asyncio.run(use())
     assert not helpers()
     assert len(files(place)) == 1
+
+
+def test_a_thread_that_sleeps_until_the_next_call_ends_with_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(renewal, "IDLE", 0.0)
+
+    async def use() -> None:
+        async with new_client(rpm=6000) as client:
+            await call(client, 1)
+            async with asyncio.timeout(30):
+                while client.stats()["a"].state.sharing != "idle":  # type: ignore[union-attr]  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            assert len(helpers()) == 1
+
+    asyncio.run(use())
+    assert not helpers()
+
+
+def test_a_client_that_shares_nothing_has_no_thread_after_a_change_either() -> None:
+    async def use() -> None:
+        async with new_client(shared="none", rpm=6000) as client:
+            await call(client, 1)
+            client.add_endpoint(Processes.endpoint("b", shared="none"))
+            await call(client, 2)
+            assert not helpers()
+
+    asyncio.run(use())
 
 
 def test_a_client_that_is_forgotten_takes_its_thread_along() -> None:

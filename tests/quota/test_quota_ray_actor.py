@@ -106,7 +106,7 @@ def test_an_actor_that_died_is_an_error_once_and_made_again_with_the_next_renewa
     ray.now += LEASE
     assert hold(transport, "a") == 8
     ray.kill()
-    with pytest.raises(ConnectionError, match="the broker actor died"):
+    with pytest.raises(ConnectionError, match="the ledger actor died"):
         hold(transport, "a", 8)
     share = transport.renew(KEY, "a", asked(hold=8))
     assert share.young

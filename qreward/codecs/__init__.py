@@ -1,1 +1,1 @@
-"""Encoding of requests and decoding of responses for each API. Pure functions on bytes, without I/O."""
+"""Encodes requests and decodes responses, for each API. The codecs work on bytes and do no I/O."""

@@ -10,14 +10,19 @@ from qreward.codecs import finish_reason
 from qreward.results import Answered
 
 RESERVED = frozenset({"model", "messages", "input"})
-"""Members of the body that are arguments of calls, so that no parameter may have their name. A ``ListCodec`` reserves those of its body."""
+"""Members of the body that are set by arguments of a call, so no parameter may have these names. A ``ListCodec`` reserves further ones."""
 
 
 class WireRequest:
-    """One logical request, before an endpoint is chosen for it.
+    """One request of a caller, before an endpoint is chosen for it.
 
-    ``inputs`` are the messages of a chat, the input of an embedding or a list of items; ``params`` the other members of the JSON body;
-    ``headers`` the additional HTTP headers of this call; ``group`` what the caller says its prompt begins with, or None.
+    Attributes:
+        codec: encodes the body and decodes the response.
+        model: name of the model.
+        inputs: the messages of a chat, the input of an embeddings request, or a list of items.
+        params: the other members of the JSON body.
+        headers: additional HTTP headers of this call, or None.
+        group: identifies requests whose prompts begin with the same text, or None.
     """
 
     __slots__ = ("codec", "group", "headers", "inputs", "model", "params")
@@ -40,26 +45,26 @@ class WireRequest:
 
 
 def hash_of_group(group: object, start: int = 0) -> int:
-    """Return a hash of a ``group``; the same in all processes. ``start`` is the hash of the outer groups, if groups are nested."""
+    """Return a hash of a ``group`` that is equal in all processes. For nested groups, ``start`` is the hash of the outer groups."""
     return crc32(repr(group).encode("utf-8", "backslashreplace"), start)
 
 
 class Codec(Protocol):
-    """One kind of request, such as a chat completion. Stateless. ``path`` is relative to the endpoint's base URL."""
+    """One kind of request, such as a chat completion. ``path`` is relative to the endpoint's base URL."""
 
     path: str
 
     def encode(self, call: WireRequest, model: str) -> bytes:
-        """Return the JSON body. ``model`` is the server's name of the model. Raises ``BadRequest`` for values that JSON cannot hold."""
+        """Return the JSON body. ``model`` is the model's name at the server. Raises ``BadRequest`` if JSON cannot represent a value."""
 
     def decode(self, body: bytes, call: WireRequest) -> Answered:
         """Return the decoded response. Raises ``Malformed``, ``EmbeddedError`` or ``Unfinished``."""
 
     def validate(self, inputs: Any) -> Any:
-        """Return the inputs, ready to be sent. Raises ``BadRequest`` for invalid inputs, with the position and the correction."""
+        """Return the inputs in a form that ``encode`` accepts. Raises ``BadRequest``, which says where a fault is and what to change."""
 
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
-        """Return a rough estimate of the (prompt, maximum output) tokens of a call, to reserve before it is sent."""
+        """Return a rough estimate of the prompt tokens and the maximum output tokens of a call."""
 
 
 class Malformed(Exception):
@@ -75,7 +80,7 @@ class EmbeddedError(Exception):
 
 
 class Unfinished(Exception):
-    """The response is incomplete, according to the ``finish_reason`` (``ending``) of one of its choices."""
+    """The response is incomplete. ``ending`` is the ``finish_reason`` of the choice that shows it."""
 
     def __init__(self, ending: str) -> None:
         super().__init__(finish_reason.described(ending))
@@ -97,9 +102,9 @@ class TransportError(Exception):
     """No complete response was received. The message contains no secrets.
 
     Attributes:
-        sent: False only if the request was certainly not processed.
+        sent: False only if the server certainly did not process the request.
         timeout: True if a time limit of the transport passed.
-        local: True if the cause is on the local machine, such as a lack of file descriptors.
+        local: True if the cause is on this machine, such as a lack of file descriptors.
         malformed: True if the response is not valid HTTP or too large.
     """
 

@@ -1,4 +1,4 @@
-"""The codec of chat completions. Knows JSON and the OpenAI API; knows nothing of HTTP or endpoints."""
+"""The codec of chat completions in the OpenAI API. It does not depend on HTTP or endpoints."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from qreward.errors import BadRequest
 from qreward.results import Usage
 
 CHARS_PER_TOKEN = 3.5
-"""Estimated characters per token. The scheduler corrects it with the usage that servers report."""
+"""Estimated characters per token. The scheduler corrects estimates with the usage that servers report."""
 
 _EXAMPLE = "[{'role': 'user', 'content': '...'}]"
 _ITEMS = "chat_completion(item['messages'], ...) or batch_chat_completion([item['messages'] for item in items], ...)"
@@ -32,7 +32,7 @@ class _Choice(msgspec.Struct, gc=False):
 
 
 class _Completion(msgspec.Struct, gc=False):
-    """The members of a response that are decoded. The others differ between servers."""
+    """The members of a response that are decoded at once. The others differ between servers."""
 
     choices: list[_Choice] | None = None
     usage: Usage | None = None
@@ -43,7 +43,15 @@ _DECODER = msgspec.json.Decoder(_Completion)
 
 
 class ChatAnswer(msgspec.Struct, gc=False):
-    """A chat completion: the undecoded body, and what every response needs: usage, and content and finish reason of the first choice."""
+    """A chat completion.
+
+    Attributes:
+        body: the undecoded JSON.
+        model: name of the model in the request.
+        content: content of the first choice: a text, a list of parts, or None.
+        usage: tokens of the request; None if the server reported none.
+        finish_reason: why the first choice ended; None if the server did not say.
+    """
 
     body: bytes
     model: str
@@ -52,11 +60,11 @@ class ChatAnswer(msgspec.Struct, gc=False):
     finish_reason: str | None = None
 
     def text(self) -> str:
-        """Return the content of the first choice: ``""`` if it has none; the joined text parts if it is a list."""
+        """Return the content of the first choice as text. Parts of a list are joined; without content it is ``""``."""
         return self.content if type(self.content) is str else joined(self.content)
 
     def build(self) -> Any:
-        """Return an openai ``ChatCompletion``. Missing members are filled in; members of another type are kept as they are."""
+        """Return an openai ``ChatCompletion``. Missing members are filled in; members of a wrong type are kept as they are."""
         from openai.types.chat import ChatCompletion  # noqa: PLC0415 - takes most of a second, and is often not needed
 
         return jsonio.build(ChatCompletion, self.body, partial(completed, "chat.completion", "message", self.model))
@@ -91,24 +99,21 @@ class ChatCodec:
         return ChatAnswer(body, call.model, first.message.content, seen.usage, reason if reason == "stop" else ending_of(reason))
 
     def check_ending(self, reason: object) -> None:
-        """Raise ``Unfinished`` for a ``finish_reason`` that this codec does not accept.
-
-        Complete responses are accepted, and those cut off at the token limit.
-        """
+        """Raise ``Unfinished`` if a response with this ``finish_reason`` is incomplete, unless it was cut off at the token limit."""
         ending = ending_of(reason)
         if ending is not None and not is_whole(ending) and not self.takes(ending):
             raise Unfinished(ending)
 
     def takes(self, ending: str) -> bool:
-        """Return whether an incomplete response is still returned to the caller, with its ``finish_reason``."""
+        """Return True if an incomplete response with this reason is returned to the caller instead of raising ``Unfinished``."""
         return ending == LENGTH
 
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
-        """Estimate the prompt by its characters, and the output by ``max_tokens`` (0 if the caller set none)."""
+        """Return an estimate of the prompt tokens from the number of characters, and ``max_tokens`` (0 if the caller set none)."""
         return sum(_length(message.get("content")) for message in call.inputs) / CHARS_PER_TOKEN, most_output(call.params)
 
     def validate(self, inputs: Any) -> Any:
-        """Return the messages, ready to be sent. Message objects become dicts. Raises ``BadRequest`` for invalid messages."""
+        """Return the messages as dicts. Raises ``BadRequest`` for invalid messages."""
         if type(inputs) is list and inputs:
             for message in inputs:
                 if type(message) is not dict or type(message.get("role")) is not str:
@@ -119,7 +124,7 @@ class ChatCodec:
 
 
 class VerbatimChatCodec(ChatCodec):
-    """``ChatCodec`` for programs that check ``finish_reason`` themselves: it accepts every response."""
+    """A ``ChatCodec`` that accepts every ``finish_reason``, for programs that check it themselves."""
 
     def takes(self, ending: str) -> bool:  # noqa: ARG002 - accepts every ending
         return True
@@ -129,7 +134,7 @@ CHAT, VERBATIM_CHAT = ChatCodec(), VerbatimChatCodec()
 
 
 def most_output(params: Mapping[str, Any]) -> float:
-    """Return the tokens that a response may have at most, of all its choices; 0 if the caller set no limit."""
+    """Return the maximum output tokens of a request, over all of its choices; 0 if the caller set no limit."""
     most, choices = params.get("max_completion_tokens") or params.get("max_tokens"), params.get("n")
     return float(most * (choices if isinstance(choices, int) else 1)) if isinstance(most, int) else 0.0
 
@@ -144,7 +149,7 @@ def joined(content: object) -> str:
 
 
 def is_missing(message: Mapping[str, Any]) -> bool:
-    """Return whether a message has neither content nor calls, as after a failed generation. An empty string is content.
+    """Return True if a message has neither content nor tool calls, as after a failed generation. An empty string is content.
 
     Example:
         >>> is_missing({"role": "assistant", "content": None}), is_missing({"role": "assistant", "content": ""})
@@ -212,7 +217,10 @@ def _lenient_choice(raw: object) -> _Choice:
 
 
 def completed(kind: str, member: str, model: str, document: dict[str, Any]) -> dict[str, Any]:
-    """Add the members that openai's type requires, of a completion (``member`` is ``message``) or a chunk (``delta``)."""
+    """Return a document with all members that openai's type requires.
+
+    ``member`` is ``message`` for a completion and ``delta`` for a chunk of a stream.
+    """
     raw, choices = document.get("choices"), []
     for index, each in enumerate(raw if isinstance(raw, list) else []):
         choice = {"index": index, "finish_reason": None, **(each if isinstance(each, dict) else {})}

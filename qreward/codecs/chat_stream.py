@@ -1,11 +1,10 @@
 """Streamed chat completions: decodes the chunks, and assembles them into a completion.
 
-Knows JSON and the OpenAI API; knows nothing of HTTP or of how a stream ends. A chunk in the usual form is read by one decoder (0.4 us), any
-other chunk by a slower, lenient path.
+A chunk in the usual form is read by a fast decoder (0.4 us), any other chunk by a slower, lenient one. This module does not depend on HTTP.
 
-Members of the deltas are merged as follows. Texts are concatenated, except names and ids, of which the first counts. Items of a list that
-have an ``index`` are merged by it; other lists are concatenated. Of any other value, the last one counts. Members that are not in the
-OpenAI API (``reasoning_content``, ``token_ids``, ...) therefore look the same as in a response that was not streamed.
+Members of the deltas are merged as follows. Texts are concatenated; for names and ids the first value counts. List items with an ``index``
+are merged with the item of the same index; other lists are concatenated. For any other value the last one counts. So members that are not
+in the OpenAI API (``reasoning_content``, ``token_ids``, ...) look the same as in a response that was not streamed.
 """
 
 from __future__ import annotations
@@ -29,9 +28,14 @@ NOTHING = msgspec.Raw(b"null")
 
 
 class ChunkChoice(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    """One choice of a chunk. ``more`` holds the members that are not in the OpenAI API, such as ``stop_reason`` and ``token_ids``.
+    """One choice of a chunk.
 
-    ``logprobs`` are undecoded JSON, ``null`` if there are none: they are seldom read and far longer than the text.
+    Attributes:
+        index: number of the choice.
+        delta: the new parts of the message.
+        finish_reason: why the choice ended, as the server sent it.
+        logprobs: undecoded JSON, ``null`` if there are none. They are seldom read and far longer than the text.
+        more: members that are not in the OpenAI API, such as ``stop_reason`` and ``token_ids``.
     """
 
     index: int = 0
@@ -42,7 +46,7 @@ class ChunkChoice(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 
     @property
     def ending(self) -> str | None:
-        """Why the choice ended, or None if it continues, for which some servers send ``""`` or ``"null"``."""
+        """Why the choice ended; None if it continues. Some servers send ``""`` or ``"null"`` until then."""
         return ending_of(self.finish_reason)
 
 
@@ -56,7 +60,15 @@ _DECODER = msgspec.json.Decoder(_Usual)
 
 
 class ChatChunk(msgspec.Struct, gc=False):
-    """One chunk: the undecoded body, and the few members that every chunk needs. ``text`` is added to the content of the first choice."""
+    """One chunk of a stream.
+
+    Attributes:
+        body: the undecoded JSON.
+        model: name of the model in the request.
+        choices: its choices.
+        usage: tokens of the request; usually None except in the last chunk.
+        text: the text that is appended to the content of the first choice.
+    """
 
     body: bytes
     model: str
@@ -66,12 +78,12 @@ class ChatChunk(msgspec.Struct, gc=False):
 
     @property
     def finish_reason(self) -> str | None:
-        """Why the first choice ended; None if this chunk does not end it."""
+        """Why the first choice ended; None if it does not end with this chunk."""
         return next((choice.ending for choice in self.choices if choice.index == 0), None)
 
     @property
     def has_output(self) -> bool:
-        """Whether any choice has output: content, reasoning or a tool call. The first chunk with output contains the first token."""
+        """True if a choice has content, reasoning or a tool call. The first chunk with output contains the first token."""
         return any(value and name != "role" for choice in self.choices for name, value in choice.delta.items())
 
     def build(self) -> Any:
@@ -82,7 +94,11 @@ class ChatChunk(msgspec.Struct, gc=False):
 
 
 def read_chunk(event: Event, model: str) -> ChatChunk | None:
-    """Return the chunk in an event, or None if there is none, as in a ping. Raises ``EmbeddedError``, or ``Malformed``.
+    """Return the chunk in an event, or None for an event without a chunk, such as a ping.
+
+    Raises:
+        EmbeddedError: the event is an error of the server.
+        Malformed: the event is not a chunk.
 
     Example:
         >>> read_chunk(Event(b'{"choices": [{"index": 0, "delta": {"content": "yes"}}]}'), "judge-7b").text
@@ -100,7 +116,7 @@ def read_chunk(event: Event, model: str) -> ChatChunk | None:
 
 
 def whole_chunk(body: bytes, model: str) -> ChatChunk:
-    """Return a complete response as one chunk, for a server that does not stream. Raises ``Malformed`` or ``EmbeddedError``."""
+    """Return the response of a server that does not stream, as one chunk. Raises ``Malformed`` or ``EmbeddedError``."""
     chunk = _read_leniently(Event(body), model)
     if chunk is None:
         raise Malformed("the answer has no choices")
@@ -116,7 +132,7 @@ def _text(choices: list[ChunkChoice]) -> str:
 
 
 def _read_leniently(event: Event, model: str) -> ChatChunk | None:
-    """Slow path, for errors, unusual types, unknown members of a choice, and invalid JSON that can still be read."""
+    """Read a chunk that the fast decoder refuses: errors, unusual types, unknown members, and JSON with small faults."""
     body = event.data
     if event.name == "error":
         try:
@@ -153,25 +169,25 @@ def _delta(members: dict[str, Any]) -> dict[str, Any]:
 
 
 def tells_usage_only(chunk: Any) -> bool:
-    """Return whether this is the last chunk, with usage and no choices. Accepts a ``ChatChunk`` or an openai chunk."""
+    """Return True for a chunk with usage and without choices, which is the last one. Accepts a ``ChatChunk`` or an openai chunk."""
     return not chunk.choices and chunk.usage is not None
 
 
 _CONSTANT = frozenset({"role", "id", "type", "object", "format"})
-"""Members whose texts are not concatenated: servers send them complete, once or in every chunk."""
+"""Members whose texts are not concatenated, because servers send them complete, once or in every chunk."""
 
 _OF_STREAMS = frozenset({"choices", "object", "obfuscation"})
-"""Members of a chunk that are not members of the completion."""
+"""Members of a chunk that are not copied to the completion."""
 
 _FIRST = frozenset({"id", "created", "model"})
 
 
 class Pieces(list[str]):
-    """Pieces of an incomplete text, joined once at the end."""
+    """Pieces of a text, which are joined at the end."""
 
 
 class Indexed(dict[int, dict[str, Any]]):
-    """A list whose items have an ``index``."""
+    """The items of a list by their ``index``."""
 
 
 class _Choice:
@@ -184,7 +200,7 @@ class _Choice:
         self.more: dict[str, Any] = {}
 
     def add(self, choice: ChunkChoice, length: int) -> int:
-        """Merge the choice of a chunk of ``length`` bytes. Return roughly how many bytes are kept of it."""
+        """Merge the choice of a chunk. ``length`` is the size of the chunk in bytes. Return the approximate number of bytes kept."""
         kept = 0
         for name, value in choice.delta.items():
             if type(value) is str and type(pieces := self.message.get(name)) is Pieces:
@@ -218,7 +234,10 @@ class _Choice:
 class StreamAccumulator:
     """Assembles the chunks of a stream into a completion. Implements ``Answered`` of ``qreward.results``.
 
-    ``usage`` is the one that the server reported last, and ``size`` the approximate number of bytes kept.
+    Attributes:
+        model: name of the model in the request.
+        usage: the last usage that the server reported.
+        size: approximate number of bytes kept.
 
     Example:
         >>> assembly = StreamAccumulator("judge-7b")
@@ -236,7 +255,7 @@ class StreamAccumulator:
         self.usage: Usage | None = None
         self.size = 0
         self._choices: dict[int, _Choice] = {}
-        self._edges: list[bytes] = []  # chunks of which other members than choices are read: the first and the last ones
+        self._edges: list[bytes] = []  # the first and the last chunks, whose other members are copied to the completion
         self._usage_body = b"{}"
 
     def add(self, chunk: ChatChunk) -> None:
@@ -258,7 +277,7 @@ class StreamAccumulator:
         return not self._choices
 
     def finished(self, choices: int) -> bool:
-        """Return whether at least this number of choices was received and all received choices have ended."""
+        """Return True if at least ``choices`` choices were received and all received ones have ended."""
         return len(self._choices) >= choices and all(choice.ending is not None for choice in self._choices.values())
 
     @property
@@ -270,7 +289,7 @@ class StreamAccumulator:
         return [ending_of(choice.ending) for choice in self._choices.values()]
 
     def heads(self) -> list[bytes]:
-        """Return the chunks that contain more than text: the first, those that end a choice, and the one with the usage."""
+        """Return the first chunk, the chunks that end a choice, and the one with the usage."""
         return [*self._edges, self._usage_body]
 
     def text(self) -> str:
@@ -335,7 +354,7 @@ def _merge_item(known: Indexed, item: Any) -> None:
 
 
 def _place(known: Indexed, item: dict[str, Any]) -> int:
-    """Return the position of a piece of a tool call. Some servers send no index; some send 0 for each of several complete calls."""
+    """Return the index of the tool call to which an item belongs. Some servers send no index, or 0 for each of several complete calls."""
     index, last = item.get("index"), max(known, default=-1)
     place = index if type(index) is int else max(last, 0)
     begun = known.get(place)
@@ -350,7 +369,7 @@ def _name_of(call: dict[str, Any]) -> str | None:
 
 
 def _replace(into: dict[str, Any], members: dict[str, Any]) -> None:
-    """Merge members that are not pieces of text into those received before: lists are extended, other values replaced."""
+    """Merge members into those received before: lists are extended, objects are merged, and other values are replaced."""
     for name, value in members.items():
         old = into.get(name)
         if isinstance(value, list) and isinstance(old, list):

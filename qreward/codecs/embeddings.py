@@ -1,4 +1,4 @@
-"""The codec of embeddings. Knows JSON and the OpenAI API; knows nothing of HTTP or endpoints."""
+"""The codec of embeddings in the OpenAI API. It does not depend on HTTP or endpoints."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from qreward.results import Usage
 
 
 class _Embeddings(msgspec.Struct, gc=False):
-    """The members of a response that are decoded. Vectors are decoded only when they are needed."""
+    """The members of a response that are decoded at once. Vectors are decoded when they are needed."""
 
     data: list[msgspec.Raw] | None = None
     usage: Usage | None = None
@@ -26,7 +26,7 @@ _DECODER = msgspec.json.Decoder(_Embeddings)
 
 
 class EmbeddingsAnswer(msgspec.Struct, gc=False):
-    """A response with embeddings, with the undecoded body."""
+    """A response with embeddings. ``body`` is the undecoded JSON."""
 
     body: bytes
     model: str
@@ -72,7 +72,7 @@ class EmbeddingsCodec:
         return EmbeddingsAnswer(body, call.model, seen.usage)
 
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
-        """Estimate the tokens: token ids are counted, texts estimated by their characters. There is no output."""
+        """Return the prompt tokens and 0.0 output tokens. For texts, the prompt tokens are estimated from the number of characters."""
         return sum(len(item) / CHARS_PER_TOKEN if isinstance(item, str) else float(len(item)) for item in inputs_of(call)), 0.0
 
     def validate(self, inputs: Any) -> Any:
@@ -105,7 +105,7 @@ _KINDS: tuple[set[type], ...] = ({str}, {int}, {list}, {tuple})
 
 
 def inputs_of(call: WireRequest) -> list[Any]:
-    """Return the inputs of an embeddings call as a list. A text, or its list of token ids, is one input."""
+    """Return the inputs of an embeddings call as a list. A single text, or its list of token ids, is one input."""
     inputs = call.inputs
     return [inputs] if isinstance(inputs, str) or isinstance(inputs[0], int) else list(inputs)
 
@@ -137,7 +137,7 @@ def _completed_item(raw: object, index: int) -> dict[str, Any]:
 
 
 def _in_order(items: list[Any]) -> list[Any]:
-    """Sort by ``index`` if the indexes are 0..n-1 in some order; otherwise keep the order."""
+    """Sort by ``index`` if each index from 0 to n-1 occurs once; otherwise keep the order."""
     indexes = [item.index for item in items]
     if indexes == list(range(len(items))) or set(indexes) != set(range(len(items))):
         return items

@@ -1,8 +1,8 @@
-"""The meaning of ``finish_reason``: which completions count as complete.
+"""The meaning of ``finish_reason``: which responses count as complete.
 
-A complete response ends with ``stop`` (``eos_token`` or ``stop_sequence`` in TGI), with a tool call, or without a reason, which some
-servers leave out. With ``length`` it was cut off at its token limit; with ``content_filter`` a part was withheld; with ``abort``, ``error``
-and similar reasons the server aborted it. A response with an unknown reason is not known to be complete, so it counts as incomplete.
+A response is complete if its reason is ``stop`` (``eos_token`` or ``stop_sequence`` in TGI) or a tool call, or if it has no reason, because
+some servers leave it out. ``length`` means that the response was cut off at its token limit, ``content_filter`` that a part was withheld,
+and ``abort``, ``error`` and similar reasons that the server aborted it. A response with an unknown reason counts as incomplete.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 LENGTH = "length"
 """The response was cut off at the token limit of the request."""
 ABORTED = frozenset({"abort", "error", "insufficient_system_resource"})
-"""The server aborted the generation (the last reason is DeepSeek's). Another attempt may succeed."""
+"""Reasons of servers that aborted the generation (the last one is DeepSeek's). Another attempt may succeed."""
 
 _WHOLE = frozenset({None, "stop", "eos_token", "stop_sequence", "tool_calls", "function_call"})
-_SHOWN = 40  # characters of a reason that an error message shows
+_SHOWN = 40  # most characters of a reason in an error message
 _MEANINGS = {
     LENGTH: "cut off at its token limit (raise max_tokens)",
     "content_filter": "a part withheld by the server's content filter",
@@ -34,7 +34,7 @@ def ending_of(reason: object) -> str | None:
 
 
 def is_whole(ending: str | None) -> bool:
-    """Return whether the model itself ended the response, and nothing of it is missing."""
+    """Return True if a response with this reason is complete."""
     return ending in _WHOLE
 
 

@@ -1,6 +1,6 @@
 """JSON encoding and decoding: strict for requests, lenient for responses.
 
-msgspec is used first; the standard library handles what msgspec rejects. Knows nothing of chats or embeddings.
+msgspec is tried first, because it is faster. The standard library handles the values and bodies that msgspec rejects.
 """
 
 from __future__ import annotations
@@ -25,13 +25,18 @@ _BYTES = (bytes, bytearray, memoryview)
 
 
 REFUSED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""Exceptions of the strict decoder after which a body is decoded leniently."""
+"""Exceptions of msgspec's decoder. After one of them, a body is decoded leniently."""
 
 
 def write(model: str, name: str, inputs: Any, params: Mapping[str, Any], *, all_text: bool) -> bytes:
-    """Return a request as JSON. Raises ``BadRequest`` with the position of a value that JSON cannot hold.
+    """Return a request as JSON. Raises ``BadRequest`` with the position of a value that JSON cannot represent.
 
-    ``name`` is the member that holds the inputs. ``all_text`` skips their check, to keep ordinary calls fast: they are known to be valid.
+    Args:
+        model: name of the model at the server.
+        name: name of the member for the inputs.
+        inputs: the inputs.
+        params: the other members of the body.
+        all_text: True if the inputs contain only texts and integers, so that they need no check.
 
     Example:
         >>> write("judge-7b", "input", ["a"], {"dimensions": 8}, all_text=True)
@@ -48,7 +53,7 @@ def write(model: str, name: str, inputs: Any, params: Mapping[str, Any], *, all_
 
 
 def dumps(value: Any) -> bytes:
-    """Return a part of a request as JSON. Raises ``BadRequest`` for a value that JSON cannot hold."""
+    """Return a value as JSON. Raises ``BadRequest`` if JSON cannot represent it."""
     try:
         return _ENCODER.encode(value)
     except (TypeError, ValueError):
@@ -56,9 +61,9 @@ def dumps(value: Any) -> bytes:
 
 
 def check(value: object, path: str) -> None:
-    """Raise ``BadRequest`` if ``value`` contains something that JSON cannot hold, with its position (``messages[1].content``).
+    """Raise ``BadRequest`` if JSON cannot represent a value, with the position of the fault, such as ``messages[1].content``.
 
-    msgspec would not report it: it writes NaN as null and bytes as base64.
+    msgspec does not report such values: it writes NaN as null and bytes as base64.
     """
     if type(value) in _PLAIN:
         return
@@ -77,7 +82,7 @@ def read(body: bytes) -> Any:
 
 
 def read_leniently(body: bytes) -> Any:
-    """Decode a body, tolerating a byte order mark, NaN, bare control characters and broken UTF-8. Raises ``Malformed``."""
+    """Decode a body that may contain a byte order mark, NaN, control characters in strings, or invalid UTF-8. Raises ``Malformed``."""
     if not body.strip():
         raise Malformed("the answer is empty")
     try:
@@ -95,7 +100,7 @@ def read_object(body: bytes) -> dict[str, Any]:
 
 
 def usage_of(raw: object) -> Usage | None:
-    """Return the usage of a leniently decoded response, whose counts may be floats, strings or missing. None if it is not an object."""
+    """Return the usage in a decoded response, or None if it is not an object. Counts may be floats or strings, or may be missing."""
     if not isinstance(raw, dict):
         return None
     details = raw.get("prompt_tokens_details")
@@ -126,7 +131,10 @@ def base64_floats(text: str) -> list[float]:
 
 
 def build(kind: Any, body: bytes, completed: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
-    """Return the openai object of a body. If openai's types do not accept it, it is made of the members that ``completed`` returns."""
+    """Return an openai object of type ``kind`` for a response body.
+
+    If openai's validation refuses the body, the object is created without validation. ``completed`` adds the missing members first.
+    """
     try:
         return kind.model_validate_json(body)
     except ValueError:
@@ -159,7 +167,7 @@ def _check_members(value: dict[Any, object], path: str) -> None:
 
 
 def _write_slowly(payload: Any) -> bytes:
-    """Encode with the standard library, which can escape lone surrogates. Raise ``BadRequest`` if that fails too."""
+    """Encode with the standard library, which escapes lone surrogates. Raise ``BadRequest`` if that fails too."""
     try:
         check(payload, "")
         return json.dumps(msgspec.to_builtins(payload, enc_hook=_plain), allow_nan=False, separators=(",", ":")).encode()

@@ -1,6 +1,6 @@
-"""The codec of requests whose body is sent as it is, to a route of the server that the caller names.
+"""The codec of requests to any route of a server. The body is sent as the caller wrote it, except for the name of the model.
 
-Of the response it knows that it is a JSON object, and whether it is an error.
+A response must be a JSON object and must not contain an ``error``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from qreward.results import Usage
 
 
 class PassthroughAnswer(msgspec.Struct, gc=False):
-    """A response: the undecoded body, and its usage if it has one."""
+    """A response: the undecoded JSON, and its usage or None."""
 
     body: bytes
     usage: Usage | None
@@ -32,10 +32,10 @@ class PassthroughAnswer(msgspec.Struct, gc=False):
 
 
 class PassthroughCodec:
-    """``POST`` to any route of a server. The parameters of a request are its body, without ``model``; its inputs are not sent.
+    """``POST`` to any route of a server. The body is made of ``model`` and the parameters of the request; its inputs are not sent.
 
     Args:
-        path: the route, relative to the server's root, such as ``/v1/score``.
+        path: the route, relative to the root of the server, such as ``/v1/score``.
     """
 
     native = True
@@ -62,7 +62,7 @@ class PassthroughCodec:
 
 
 def _usage(raw: object) -> Usage | None:
-    """Usage as chats report it, or as responses and decisions do (``input_tokens``)."""
+    """Return the usage of a response. OpenAI's chat API counts ``prompt_tokens``, its Responses API ``input_tokens``."""
     if isinstance(raw, Mapping) and "prompt_tokens" not in raw and "input_tokens" in raw:
         raw = {
             "prompt_tokens": raw.get("input_tokens"),
@@ -75,7 +75,7 @@ def _usage(raw: object) -> Usage | None:
 
 @lru_cache(maxsize=256)
 def passthrough(path: str) -> PassthroughCodec:
-    """Return the codec of a route. Equal routes have the same codec.
+    """Return the codec of a route. Equal paths return the same object.
 
     Example:
         >>> passthrough("/v1/score") is passthrough("/v1/score")

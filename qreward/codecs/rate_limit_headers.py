@@ -1,16 +1,15 @@
 """Parsers of response headers about rate limits and retries. Every number returned is finite and not negative.
 
-This module knows the names and notations of headers. ``scheduler/limits/headers.py`` decides what follows from them. The headers and their
-sources:
+``scheduler/limits/headers.py`` decides what follows from the headers. They and their sources are:
 
 - ``x-ratelimit-{limit,remaining,reset}-{requests,tokens}``: OpenAI (guide "Rate limits": ``reset`` is "the time until the rate limit
-  resets to its initial state"), Azure OpenAI (whole seconds; -1 for "not known"), Groq (docs "Rate Limits": requests per day, tokens per
-  minute), LiteLLM's proxy. Mostly token buckets; the headers do not contain the window.
-- the same with the suffix ``-minute`` or ``-day``: Cerebras (docs "Rate Limits": ``reset`` in seconds), Mistral (``req``, no ``reset``).
-- ``anthropic-ratelimit-{requests,tokens}-{limit,remaining,reset}``: Anthropic and Claude on AWS ("maximum ... per minute", ``reset`` an
-  RFC 3339 time; an observed response dated 12:41:00 had 12:40:59, the time of its request).
-- ``x-ratelimit-{limit,remaining,reset}`` and ``ratelimit-...``: gateways, and draft-ietf-httpapi-ratelimit-headers up to -06;
-  ``ratelimit: "name";r=50;t=30`` and ``ratelimit-policy: "name";q=100;w=60`` since -08. They count requests.
+  resets to its initial state"), Azure OpenAI (whole seconds; -1 for an unknown number), Groq (docs "Rate Limits": requests per day, tokens
+  per minute) and LiteLLM's proxy. Most of them are token buckets. The headers do not contain the window.
+- the same with the suffix ``-minute`` or ``-day``: Cerebras (docs "Rate Limits": ``reset`` in seconds) and Mistral (``req``, no ``reset``).
+- ``anthropic-ratelimit-{requests,tokens}-{limit,remaining,reset}``: Anthropic and Claude on AWS ("maximum ... per minute"). ``reset`` is an
+  RFC 3339 time. It may be slightly in the past: a response dated 12:41:00 had 12:40:59.
+- ``x-ratelimit-{limit,remaining,reset}`` and ``ratelimit-...``: gateways, and draft-ietf-httpapi-ratelimit-headers up to -06. Since -08
+  the draft has ``ratelimit: "name";r=50;t=30`` and ``ratelimit-policy: "name";q=100;w=60``. These headers count requests.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from qreward.scheduler.outcome import RateLimit, RateLimitInfo
 Headers = Mapping[str, str]
 
 MOST = 1e15
-"""Largest number of requests or tokens that is accepted as valid."""
+"""A header with a larger number of requests or tokens is ignored."""
 
 _MINUTE, _DAY = 60.0, 86400.0
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|us|s|m|h|d)")
@@ -40,7 +39,7 @@ _EPOCH = 1e9  # seconds; a larger number is a date, not a duration
 
 
 class Names(NamedTuple):
-    """The names of the headers of one limit, and its window in seconds if the names contain it."""
+    """The names of the headers of one limit. ``window`` is its window in seconds, if the names say it."""
 
     remaining: str
     limit: str
@@ -69,14 +68,18 @@ TOKENS = (
 )
 _SIGNS = (*(names.remaining for names in (*REQUESTS, *TOKENS)), "ratelimit")
 _HINTS = (REQUESTS[0], TOKENS[0], REQUESTS[1])
-"""The limits whose ``reset`` tells how long to wait if nothing remains."""
+"""Limits whose ``reset`` is the time to wait when nothing remains."""
 
 
 def retry_after(headers: Headers, now: float) -> float | None:
-    """Return the seconds to wait before the next request, or None if the headers do not contain them.
+    """Return the seconds to wait before the next request, or None if the headers do not say.
 
-    They are read from ``retry-after-ms``, else ``retry-after``, else the latest ``x-ratelimit-reset`` of a limit with nothing remaining.
-    Headers are case-insensitive or in lower case; ``now`` is the wall clock, as from ``time.time()``, for headers that contain a date.
+    They are read from ``retry-after-ms``; without it from ``retry-after``; without both from the latest ``x-ratelimit-reset`` of a limit
+    with nothing remaining.
+
+    Args:
+        headers: the headers, case-insensitive or with names in lower case.
+        now: the wall clock (``time.time()``), for headers that contain a date.
 
     Example:
         >>> retry_after({"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "6m0s"}, 0.0)
@@ -96,9 +99,10 @@ def should_retry(headers: Headers) -> bool | None:
 
 
 def wait(text: str | None, now: float) -> float | None:
-    """Return the seconds that a text describes, or None if it is not valid, or a date in the past.
+    """Return a header value as the number of seconds to wait. None if it is invalid or a date in the past.
 
-    The text is a number of seconds, a duration such as ``6m0s``, or a date: an HTTP date, RFC 3339, or an epoch in seconds or milliseconds.
+    The value is a number of seconds; a duration such as ``6m0s``; or a date in the form of HTTP, in RFC 3339, or as seconds or milliseconds
+    since 1970.
     """
     if text is None:
         return None
@@ -116,7 +120,7 @@ def wait(text: str | None, now: float) -> float | None:
 
 
 def timestamp(text: str) -> float | None:
-    """Return an HTTP or RFC 3339 date as seconds since the epoch. None if it is not valid, or has no time zone."""
+    """Return an HTTP or RFC 3339 date as seconds since 1970. None if it is invalid or has no time zone."""
     try:
         moment = datetime.fromisoformat(text) if text[:1].isdigit() else parsedate_to_datetime(text)
         return moment.timestamp() if moment.tzinfo is not None else None
@@ -125,7 +129,7 @@ def timestamp(text: str) -> float | None:
 
 
 def number(text: str | None) -> float | None:
-    """Return a text as a number, or None if it is not a finite, non-negative number."""
+    """Return a text as a number. None if it is no number, or is infinite, NaN or negative."""
     try:
         return _not_negative(float(text)) if text is not None else None
     except ValueError:
@@ -139,7 +143,7 @@ def _not_negative(number: float) -> float | None:
 def read(headers: Headers, now: float | None = None) -> RateLimitInfo | None:
     """Return the rate limits in the headers, or None if there are none.
 
-    ``now`` is the wall clock, for a ``reset`` that is a date. It is used only if the response has no ``date`` header.
+    If ``reset`` is a date, it is compared with the ``date`` header. Without this header it is compared with ``now``, the wall clock.
 
     Example:
         >>> read({"x-ratelimit-limit-requests": "60", "x-ratelimit-remaining-requests": "59", "x-ratelimit-reset-requests": "1s"})
@@ -159,7 +163,7 @@ def read(headers: Headers, now: float | None = None) -> RateLimitInfo | None:
 
 
 def _clock(headers: Headers, now: float | None) -> float:
-    """Return the server's clock, to which its dates refer. The local clock may differ by more than a window."""
+    """Return the server's time from its ``date`` header, because the local clock may differ by more than a window."""
     date = headers.get("date")
     moment = None if date is None else _date(date)
     return moment if moment is not None else time.time() if now is None else now
@@ -192,7 +196,7 @@ def _checked(remaining: float | None, limit: float | None, reset: float | None, 
 
 
 def _window(policies: str, limit: str | None) -> float | None:
-    """Return the window in seconds (parameter ``w``) of the policy with this limit, or of the only policy; else None."""
+    """Return the window in seconds (parameter ``w``) of the policy with this limit. If there is only one policy, return its window."""
     windows = {}
     for policy in policies.lower().split(","):
         quota, _, parameters = policy.partition(";")
@@ -202,7 +206,7 @@ def _window(policies: str, limit: str | None) -> float | None:
 
 
 def _of_draft(headers: Headers) -> RateLimit | None:
-    """Read ``ratelimit`` with ``ratelimit-policy``. Of the policies that count requests, return the one with the smallest share left."""
+    """Read ``ratelimit`` and ``ratelimit-policy``. Among the policies that count requests, return the one with the smallest share left."""
     policies = dict(_items(headers.get("ratelimit-policy") or ""))
     found = []
     for name, item in _items(headers.get("ratelimit") or ""):
@@ -215,7 +219,10 @@ def _of_draft(headers: Headers) -> RateLimit | None:
 
 
 def _items(text: str) -> list[tuple[str, dict[str, str]]]:
-    """Return the members of a structured list with their parameters. Draft -07's ``limit=100, remaining=50, reset=5`` has no name."""
+    """Return the members of a structured list with their parameters.
+
+    In draft -07 the header is ``limit=100, remaining=50, reset=5``, which becomes one member without a name.
+    """
     text = text.lower()
     if text.startswith("limit="):
         return [("", dict(_PARAMETER.findall(text)))]

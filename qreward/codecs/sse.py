@@ -1,9 +1,13 @@
-"""An incremental parser of server-sent events. Knows nothing of sockets, JSON or the meaning of events.
+"""An incremental parser of server-sent events. It does not depend on sockets and does not interpret events.
 
-It follows the WHATWG HTML standard, section 9.2.6, with four exceptions: an event at the end of the stream counts even without a blank
-line after it (many servers leave it out), the size of an event is limited, a field ``error`` is data of an event of that name (llama.cpp
-reports errors this way), and ``id`` and ``retry`` are ignored. Data is not decoded: in UTF-8, no byte of a line end is part of another
-character, so a character may be split between two reads.
+It follows the WHATWG HTML standard, section 9.2.6, with four exceptions:
+
+- the last event of a stream needs no blank line after it, because many servers leave the line out;
+- the size of an event is limited;
+- a field ``error`` becomes an event with the name ``error``, because llama.cpp reports errors this way;
+- the fields ``id`` and ``retry`` are ignored.
+
+The parser works on bytes, so a character may be split between two reads.
 """
 
 from __future__ import annotations
@@ -13,27 +17,27 @@ from collections.abc import Iterator
 import msgspec
 
 MOST_BYTES = 1 << 20
-"""Largest size of an event in bytes: far above any chunk of a chat, and far below what would exhaust memory."""
+"""Maximum bytes of an event. Chunks of a chat are far smaller."""
 
 _BOM = b"\xef\xbb\xbf"
 
 
 class Event(msgspec.Struct, gc=False):
-    """One event: its data, with lines joined by line feeds, and its name (``""`` without an ``event:`` field)."""
+    """One event: its data, whose lines are joined by line feeds, and its name (``""`` without an ``event:`` field)."""
 
     data: bytes
     name: str = ""
 
 
 class EventTooLong(Exception):
-    """An event, or one line of the stream, exceeds the size limit. The parser accepts no more data."""
+    """An event, or one line of the stream, exceeds the size limit. The parser accepts no further data."""
 
 
 class Parser:
     """Parses bytes into events. The result does not depend on how the bytes are split into chunks.
 
     Args:
-        most_bytes: largest total size of the lines of one event in bytes, without line ends and comments. A comment has the same limit.
+        most_bytes: maximum bytes of the lines of one event, not counting line ends and comments. A comment has the same limit.
 
     Example:
         >>> parser = Parser()
@@ -46,16 +50,16 @@ class Parser:
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self._most = most_bytes
         self._too_long = f"an event of the stream is longer than {most_bytes} bytes"
-        self._start: bytes | None = b""  # possible beginning of a byte order mark; None once decided
+        self._start: bytes | None = b""  # possible beginning of a byte order mark; None after the first bytes
         self._partial: list[bytes] = []  # pieces of an incomplete line
-        self._pending = 0  # bytes in them
+        self._pending = 0  # total bytes of these pieces
         self._after_cr = False
         self._data: list[bytes] = []
         self._name = ""
         self._size = 0  # bytes of the lines of the event so far
 
     def feed(self, data: bytes) -> Iterator[Event]:
-        """Yield the events that these bytes complete. Consume all of them before the next call. Raises ``EventTooLong``."""
+        """Yield the events that are complete with these bytes. Iterate to the end before the next call. Raises ``EventTooLong``."""
         if self._start is not None:
             data = self._after_mark(data)
         if self._size or self._pending or self._after_cr:
@@ -80,12 +84,12 @@ class Parser:
             yield from self._lines(rest)
 
     def finish(self) -> Iterator[Event]:
-        """Yield the event that the end of the stream completes, if there is one. Raises ``EventTooLong``."""
+        """Yield the last event of the stream, if it is not yielded yet. Raises ``EventTooLong``."""
         held, self._start = self._start, None
         yield from self._lines((held or b"") + b"\n\n")
 
     def _after_mark(self, data: bytes) -> bytes:
-        """Return the data without a byte order mark; ``b""`` while it may be the beginning of one."""
+        """Return the data without a byte order mark; ``b""`` as long as the bytes may be the beginning of one."""
         data = (self._start or b"") + data
         if len(data) < len(_BOM) and _BOM.startswith(data):
             self._start = data

@@ -1,1 +1,4 @@
-"""The HTTP transport: HTTP backends, and the conversion of responses and errors to outcomes. Must not know how requests are scheduled."""
+"""The HTTP transport: HTTP backends, and the conversion of responses and errors to outcomes.
+
+This package must not know how requests are scheduled.
+"""

@@ -1,9 +1,9 @@
 """The default HTTP backend: aiohttp, with settings that keep it correct and fast on the hot path.
 
-The settings replace defaults of aiohttp, which queues requests above 100 connections, times out after 300 s, follows the redirect of a
-POST with the API key in its headers, keeps cookies, and reads the environment for each request. This module has no deadline per
-attempt, because a timer per request costs more than all of qreward's own code. It times only the opening of a connection
-(``timeouts.connect``) and, if the user sets ``timeouts.read``, the wait for data.
+The settings replace defaults of aiohttp. By default aiohttp queues requests above 100 connections, times out after 300 s, follows the
+redirect of a POST with the API key in its headers, keeps cookies, and reads the environment for each request. This module has no time limit
+for a whole attempt, because a timer per request costs more CPU time than all of qreward's own code. There are time limits for the opening
+of a connection (``timeouts.connect``) and, if the user sets ``timeouts.read``, for each wait for data.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from qreward.transport import base, connection_settings
 from qreward.transport.base import Body, ByteStream, HttpTransport
 
 CONNECTS_AT_ONCE = 64
-"""Maximum number of connections that are opened to an endpoint at the same time. 2048 concurrent TLS handshakes stall the event loop for
-seconds and time out themselves; 64 at a time take the same total time and keep the loop's lag under 100 ms (measured)."""
+"""Maximum number of connections that are opened to an endpoint at the same time. 2048 concurrent TLS handshakes block the event loop for
+seconds, until they time out. With 64 at a time the total is the same, and the loop is blocked for less than 100 ms (measured)."""
 
 _LARGE = 1 << 20  # bytes; aiohttp warns about larger bodies that are passed as one bytes object
 _NOT_SENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.ClientHttpProxyError, aiohttp.InvalidURL, UnicodeError)
@@ -51,7 +51,7 @@ class AiohttpTransport(HttpTransport):
         self._closed = False
 
     async def post(self, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> Reply:
-        """As in the base class, without a stream object per request."""
+        """Do the same as the base class, without a stream object per request."""
         session = self._session or self._open()
         url = self._urls.get(path) or self._url(path)
         data = body if len(body) < _LARGE else io.BytesIO(body)
@@ -135,7 +135,7 @@ class AiohttpTransport(HttpTransport):
 
 
 class AiohttpStream(ByteStream):
-    """A response whose body has not been read yet. It is in the set ``arriving`` until the body ends or the stream is closed.
+    """A response whose body has not been read yet. The response is in the set ``arriving`` until its body ends or the stream is closed.
 
     At the end of the body, aiohttp itself returns the connection to the pool.
     """
@@ -151,30 +151,22 @@ class AiohttpStream(ByteStream):
         self.headers = response.headers
 
     async def read(self) -> bytes:
+        data = b""
         try:
-            if data := await self._content.readany():
-                return data
+            data = await self._content.readany()
         except _EXPECTED as error:
             failure = translate(error)
-        except BaseException:
-            self._leave()
-            raise
         else:
-            self._leave()
             return data
-        self._leave()
+        finally:
+            if not data:
+                self._close()
         raise failure
 
-    async def drain(self, seconds: float) -> None:
-        if self._content.is_eof():  # the usual case, without a timer
-            self._leave()
-        else:
-            await super().drain(seconds)
-
     async def aclose(self) -> None:
-        self._leave()
+        self._close()
 
-    def _leave(self) -> None:
+    def _close(self) -> None:
         self._response.close()
         self._arriving.discard(self._response)
 
@@ -182,8 +174,8 @@ class AiohttpStream(ByteStream):
 class GatedConnector(aiohttp.TCPConnector):
     """A connector that limits how many connections are opened at the same time and, if configured, per second.
 
-    The connect timeout covers the whole opening of a connection, but not the wait for its turn. ``_create_connection`` is private to
-    aiohttp; the tests check that it behaves as expected.
+    The connect timeout covers the whole opening of a connection, but not the wait until it may be opened. ``_create_connection`` is private
+    to aiohttp; the tests check that it behaves as expected.
     """
 
     def __init__(self, *, connect: float, connects_per_second: float | None, keepalive: float, tls: object) -> None:
@@ -212,7 +204,7 @@ def translate(error: BaseException) -> TransportError:
         return _not_sent(error)
     if isinstance(error, aiohttp.SocketTimeoutError):
         return base.silence()
-    if isinstance(error, aiohttp.ClientResponseError | HttpProcessingError):  # its status 400 is aiohttp's, not the server's
+    if isinstance(error, aiohttp.ClientResponseError | HttpProcessingError):  # the status 400 of this error is aiohttp's, not the server's
         return base.not_http(type(error).__name__)
     return base.broken(_reason(error))
 

@@ -1,6 +1,6 @@
 """The backend that the engine uses: ``HttpBackend.send`` sends a request to an endpoint and returns an ``Answer`` or a ``Failure``.
 
-This module knows codecs, transports and failures. It must not know queues, retries or limits. An ``HttpBackend`` belongs to one event
+This module knows codecs, transports and failures, and must not know queues, retries or limits. An ``HttpBackend`` belongs to one event
 loop.
 """
 
@@ -34,12 +34,12 @@ class HttpBackend:
 
     def __init__(self) -> None:
         self._connections: dict[int, EndpointConnection] = {}
-        self._dismissed: dict[EndpointConnection, asyncio.Task[None] | None] = {}  # -> the task that closes it
+        self._dismissed: dict[EndpointConnection, asyncio.Task[None] | None] = {}  # connection -> the task that closes it
         self._kept: dict[int, Endpoint] | None = None  # None: any endpoint
         self._closed = False
 
     async def send(self, endpoint: Endpoint, call: WireRequest) -> Answer | Failure:
-        """Make one attempt. Raises only ``CancelledError``; when cancelled, the connection is closed."""
+        """Make one attempt. Raises only ``CancelledError``; the connection is closed before."""
         connection = self._connections.get(id(endpoint))
         try:
             if connection is None:
@@ -57,7 +57,7 @@ class HttpBackend:
                 outcome = connection.outcome_of(reply, call)
                 if decide is None or isinstance(outcome, Answer) or not _speaks_otherwise(decide, endpoint, call, outcome):
                     return outcome
-                decide = None  # the request is sent once more
+                decide = None  # now the request is sent once more
         except Exception as error:
             return failure_of(error, endpoint, call, connection)
         finally:
@@ -66,7 +66,7 @@ class HttpBackend:
     async def stream(self, endpoint: Endpoint, call: WireRequest) -> ChatStream | Failure:
         """Make one streamed attempt. Returns an open stream once the server has answered 2xx; see ``qreward.transport.stream``.
 
-        Raises only ``CancelledError``; when cancelled, the connection is closed.
+        Raises only ``CancelledError``; the connection is closed before.
         """
         connection, opened = None, None
         try:
@@ -82,9 +82,9 @@ class HttpBackend:
         return opened
 
     async def look(self, endpoint: Endpoint) -> ProbeResult:
-        """Probe a server: whether it is ready, and its load. Raises only ``CancelledError``.
+        """Probe a server, to learn whether it is ready and how loaded it is. Raises only ``CancelledError``.
 
-        A probe that fails returns an empty result, or one whose ``trouble`` says why probes of this server cannot work.
+        If the probe fails, the result is empty, or its ``trouble`` says why this server cannot be probed.
         """
         connection = None
         try:
@@ -100,11 +100,11 @@ class HttpBackend:
             self._leave(connection)
 
     def keep(self, endpoints: Iterable[Endpoint]) -> None:
-        """Keep the connections of these endpoints, and close all others, each when its last request has ended.
+        """Keep the connections of these endpoints. Every other connection is closed when its last request has ended.
 
         Must be called in the event loop. A new ``Endpoint`` object with the name of an old one takes over its connections, unless a
-        setting on which they depend has changed. A later request to an endpoint that is not among these gets a connection of its own,
-        which is closed after the request.
+        setting on which they depend has changed. A later request to any other endpoint gets a connection of its own, which is closed after
+        the request.
         """
         kept = self._kept = {id(endpoint): endpoint for endpoint in endpoints}
         fresh = {endpoint.name: endpoint for key, endpoint in kept.items() if key not in self._connections}
@@ -122,11 +122,11 @@ class HttpBackend:
         self._closed = True
         connections, self._connections, self._dismissed = [*self._connections.values(), *self._dismissed], {}, {}
         for connection in connections:
-            connection.retired = False  # so that its last request does not close it again
+            connection.retired = False  # else its last request would close it again
             await connection.aclose()
 
     def _enter(self, endpoint: Endpoint) -> EndpointConnection:
-        """Return the connection of an endpoint, for one more request."""
+        """Return the connection of an endpoint, and count one more request on it."""
         connection = self._connections.get(id(endpoint))
         if connection is None:
             if self._closed:
@@ -148,7 +148,7 @@ class HttpBackend:
 
     def _leave(self, connection: EndpointConnection | None) -> None:
         """Count a request that has ended, and close a retired connection after its last request."""
-        if connection is None:  # it could not be made
+        if connection is None:  # the connection could not be made
             return
         connection.in_flight -= 1
         if connection.retired and not connection.in_flight:
@@ -160,7 +160,10 @@ class HttpBackend:
 
 
 def _speaks_otherwise(decide: Decide, endpoint: Endpoint, sent: WireRequest, failure: Failure) -> bool:
-    """Return whether the response to a decision points to another dialect, which is noted. If not, the error says how to name it."""
+    """Return True if the response to a decision points to another dialect, and note that dialect.
+
+    Otherwise, add to the error how to set the dialect.
+    """
     if decide.learns(endpoint, sent.model, failure.dialect):
         return decide.dialect_at(endpoint, sent.model) is not sent.codec
     failure.error.args = (f"{failure.error}{decide.advice(endpoint, sent.model, failure.error)}",)

@@ -1,7 +1,7 @@
-"""What the HTTP backends share: ``HttpTransport`` sends requests, ``ByteStream`` reads a response body; and the errors of connections.
+"""Base classes of the HTTP backends: ``HttpTransport`` sends requests, ``ByteStream`` reads a response body. Also their errors.
 
-They move bytes only. Codecs (``qreward.codecs.base.Codec``) turn requests into bytes and bytes into answers. The message of an error must
-not contain the text of a library's exception, which may hold a URL or headers.
+A backend only moves bytes. Codecs (``qreward.codecs.base.Codec``) turn requests into bytes and bytes into answers. The message of an error
+must not contain the text of a library's exception, which may hold a URL or headers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from qreward.codecs.base import Reply, TransportError
 
 
 class ByteStream(ABC):
-    """An HTTP response whose body has not been read yet. ``headers`` is case-insensitive. One task reads at a time."""
+    """An HTTP response whose body has not been read yet. ``headers`` is case-insensitive. Only one task may read it at a time."""
 
     __slots__ = ("headers", "status")
 
@@ -26,7 +26,7 @@ class ByteStream(ABC):
     async def read(self) -> bytes:
         """Return the bytes that have arrived since the last call, waiting for at least one; ``b""`` at the end of the body.
 
-        Raises ``TransportError``. In that case, and on cancellation, the connection is closed.
+        Raises ``TransportError``. The connection is closed after such an error and on cancellation.
         """
 
     @abstractmethod
@@ -37,18 +37,16 @@ class ByteStream(ABC):
         """
 
     async def drain(self, seconds: float) -> None:
-        """Release the connection for other requests if the body ends within ``seconds``, else close it. Raises nothing."""
+        """Release the connection for other requests if the body ends within ``seconds``; otherwise close it. Raises nothing."""
         try:
             async with asyncio.timeout(seconds):
                 while await self.read():
                     pass
-        except (TransportError, TimeoutError):
+        except (TransportError, TimeoutError):  # then ``read`` has closed the connection
             pass
-        finally:
-            await self.aclose()
 
     async def read_whole(self, cap: int) -> Reply:
-        """Return the whole response, whose body may have ``cap`` bytes at most. Raises ``TransportError``. Always closes the stream."""
+        """Return the whole response and close the stream. Raises ``TransportError``, also for a body longer than ``cap`` bytes."""
         pieces, size = [], 0
         try:
             while piece := await self.read():
@@ -62,11 +60,11 @@ class ByteStream(ABC):
 
 
 Body = bytes | AsyncIterable[bytes] | None
-"""The body of a request: whole, in pieces that are read as they are sent, or none."""
+"""The body of a request: bytes, an iterable whose pieces are read as they are sent, or None for no body."""
 
 
 class HttpTransport(ABC):
-    """Connections to one endpoint, in one event loop. Responses may have ``cap`` bytes at most."""
+    """Connections to one endpoint, in one event loop. The body of a response may have ``cap`` bytes at most."""
 
     cap: int
 

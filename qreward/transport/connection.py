@@ -1,7 +1,7 @@
-"""The connection to one endpoint: its transport, the outcome of what it replies, and the probes of its server.
+"""The connection to one endpoint: its transport, the outcomes of its replies, and the probes of its server.
 
-A probe fetches readiness and load, by the record of the server's kind (``qreward.codecs.rewards.base.ServerKind``). Only ``TransportError``
-and cancellation are raised.
+A probe asks a server whether it is ready and how loaded it is. The record of the server's kind
+(``qreward.codecs.rewards.base.ServerKind``) says how to probe it. Only ``TransportError`` and cancellation are raised.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from qreward.transport.httpx_backend import HttpxTransport
 from qreward.transport.redaction import secrets_of
 
 SHAREABLE = frozenset({"weight", "price", "models", "probe", "limits", "timeouts", "decisions", "decision_labels"})
-"""Settings of an endpoint on which its connections do not depend, except some of the limits and timeouts; see ``_of_connections``."""
+"""Settings on which an endpoint's connections do not depend. The exceptions among limits and timeouts are in ``_of_connections``."""
 PASSING = frozenset({408, 425, 429})
 """Temporary statuses, which say nothing about the endpoint's settings."""
 
@@ -32,13 +32,13 @@ class EndpointConnection:
     Attributes:
         info: the server information that changes only when the server restarts; None until it was fetched.
         in_flight: number of requests in flight.
-        retired: True if it accepts no new requests and is closed when the last request has ended.
+        retired: True if the connection accepts no new requests and is closed when the last request has ended.
     """
 
     __slots__ = ("_root", "endpoint", "in_flight", "info", "name", "renamed", "retired", "secrets", "takes_stream_options", "transport")
 
     def __init__(self, endpoint: Endpoint) -> None:
-        self.endpoint = endpoint  # referenced, so that no other object gets its id
+        self.endpoint = endpoint  # kept referenced, so that no other object gets its id
         self.name = endpoint.name
         self.renamed = endpoint.model_names
         self.transport = open_transport(endpoint)
@@ -50,7 +50,7 @@ class EndpointConnection:
         self._root: HttpTransport | None = None
 
     def serves(self, endpoint: Endpoint) -> bool:
-        """Return True if ``endpoint`` can use these connections: no setting on which they depend differs."""
+        """Return True if ``endpoint`` can use these connections, because all settings on which they depend are the same."""
         return _of_connections(self.endpoint) == _of_connections(endpoint)
 
     def root_transport(self) -> HttpTransport:
@@ -67,7 +67,7 @@ class EndpointConnection:
             await self._root.aclose()
 
     def outcome_of(self, reply: Reply, call: WireRequest) -> Answer | Failure:
-        """Decode a reply: an answer, or a failure if the reply is an error or malformed."""
+        """Decode a reply. Returns an ``Answer``, or a ``Failure`` if the reply is an error or malformed."""
         if not 200 <= reply.status < 300:
             failure = self.failure_from_reply(reply, call)
             if isinstance(call.codec, Dialect):
@@ -91,13 +91,23 @@ class EndpointConnection:
                 error.endpoint, error.args = self.name, (f"endpoint {self.name!r}, model {error.model!r}: {error}",)
 
     def failure_from_reply(self, reply: Reply, call: WireRequest) -> Failure:
-        return failure_from_reply(reply, self.name, call.model, self.secrets.and_headers(call.headers))
+        secrets = self.secrets.and_headers(call.headers)
+        return failure_from_reply(reply, self.name, call.model, secrets, keyless=self._is_keyless(call))
 
     def failure_from_body(self, error: Malformed | EmbeddedError | Unfinished, reply: Reply, call: WireRequest) -> Failure:
-        return failure_from_body(error, reply, self.name, call.model, self.secrets.and_headers(call.headers))
+        secrets = self.secrets.and_headers(call.headers)
+        return failure_from_body(error, reply, self.name, call.model, secrets, keyless=self._is_keyless(call))
+
+    def _is_keyless(self, call: WireRequest) -> bool:
+        """Return True if no key was sent. Any header, and an HTTP client of the user's own, may have sent one."""
+        endpoint = self.endpoint
+        return endpoint.api_key is None and not endpoint.headers and not call.headers and endpoint.http_client is None
 
     async def probe(self) -> ProbeResult:
-        """Probe the server. It is not ready if no connection can be opened; a timeout or a broken connection leaves readiness unknown."""
+        """Probe the server.
+
+        The server is not ready if no connection opens; after a timeout or a broken connection, readiness is unknown.
+        """
         kind = kind_of(self.endpoint.kind)
         load, statuses = Load(), {}
         for path in kind.probe:
@@ -131,12 +141,12 @@ class EndpointConnection:
 
 
 def open_transport(endpoint: Endpoint) -> HttpTransport:
-    """Return the transport for an endpoint: the user's ``http_client`` if there is one, else aiohttp. Raises ``ConfigError``."""
+    """Return the transport for an endpoint: the user's ``http_client`` if there is one, otherwise aiohttp. Raises ``ConfigError``."""
     return AiohttpTransport(endpoint) if endpoint.http_client is None else HttpxTransport(endpoint)
 
 
 def failure_of(error: Exception, endpoint: Endpoint, call: WireRequest, connection: EndpointConnection | None) -> Failure:
-    """Return the failure for an exception of an attempt. ``connection`` is None if it could not be made."""
+    """Return the failure for an exception of an attempt. ``connection`` is None if the connection could not be made."""
     match error:
         case TransportError() if connection is not None:
             return failure_from_transport(error, connection.name, call.model, connection.secrets.and_headers(call.headers))
@@ -167,7 +177,7 @@ def _of_connections(endpoint: Endpoint) -> list[object]:
 
 
 def _trouble(kind: str, load: Load, statuses: dict[str, int]) -> str | None:
-    """Return why probes of this server apparently never work, or None."""
+    """Return the reason why probes of this server apparently never work, or None if they may work."""
     if not statuses:
         return f"a server of kind {kind!r} has no route for probes; leave probe out"
     if load != Load() or any(status < 300 or status >= 500 or status in PASSING for status in statuses.values()):

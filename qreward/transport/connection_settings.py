@@ -1,4 +1,4 @@
-"""The connection settings of an endpoint: headers, proxy and TLS. They are computed once per endpoint, not once per request."""
+"""The connection settings of an endpoint: headers, proxy and TLS. The settings are computed once per endpoint, not once per request."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FRAMING = frozenset({"content-length", "transfer-encoding", "connection"})
 
 
 def request_headers(endpoint: Endpoint) -> dict[str, str]:
-    """Return the headers of each request to the endpoint. Its own ``headers`` override the defaults. Raises ``ConfigError``."""
+    """Return the headers of each request to the endpoint. The endpoint's ``headers`` override the defaults. Raises ``ConfigError``."""
     headers = {
         "Content-Type": "application/json",
         "Accept": "application/json",
@@ -35,7 +35,7 @@ def request_headers(endpoint: Endpoint) -> dict[str, str]:
 
 
 def check_call_headers(headers: Mapping[str, str], model: str) -> None:
-    """Raise ``BadRequest`` if the extra headers of a call cannot be sent. Its message never shows a header's value."""
+    """Raise ``BadRequest`` if the extra headers of a call cannot be sent. The message never shows the value of a header."""
     if bad := _framing(headers):
         raise BadRequest(f"the header {bad!r} is set by the HTTP backend; remove it from extra_headers", model=model)
     for name, value in headers.items():
@@ -46,7 +46,7 @@ def check_call_headers(headers: Mapping[str, str], model: str) -> None:
 
 
 def call_headers(endpoint: Endpoint, call: WireRequest) -> Mapping[str, str] | None:
-    """Return the headers of one call, in addition to those of each request to the endpoint."""
+    """Return the headers that one call adds to those of every request to the endpoint."""
     headers = with_carried(call.headers)
     if endpoint.group_header is None or call.group is None:
         return headers
@@ -54,14 +54,14 @@ def call_headers(endpoint: Endpoint, call: WireRequest) -> Mapping[str, str] | N
 
 
 def configured_proxy(endpoint: Endpoint) -> str:
-    """Return the proxy as it is configured, by the endpoint or else by the environment; ``""`` for no proxy."""
+    """Return the proxy that the endpoint or, without one, the environment configures; ``""`` for no proxy."""
     if endpoint.proxy is not None:
         return endpoint.proxy.get_secret_value()
     parts = urlsplit(endpoint.base_url)
     if urllib.request.proxy_bypass(parts.netloc):
         return ""
     proxies = urllib.request.getproxies()
-    return proxies.get(parts.scheme) or proxies.get("all") or ""
+    return proxies.get(parts.scheme) or proxies.get("all", "")
 
 
 def proxy_of(endpoint: Endpoint) -> str | None:
@@ -83,16 +83,15 @@ def proxy_of(endpoint: Endpoint) -> str | None:
 
 
 def tls_of(endpoint: Endpoint) -> ssl.SSLContext | bool:
-    """Return True to verify with the system's CAs, False not to verify, or a context for the CA bundle. Raises ``ConfigError``."""
+    """Return True for the system's CAs, False for no verification, or a context with the CA bundle. Raises ``ConfigError``."""
     if isinstance(endpoint.verify, bool):
         return endpoint.verify
     bundle = Path(endpoint.verify)
     try:
         context = ssl.create_default_context(cafile=None if bundle.is_dir() else bundle, capath=bundle if bundle.is_dir() else None)
     except OSError as error:  # includes ssl.SSLError
-        reason = error.strerror or type(error).__name__
         raise ConfigError(
-            f"endpoint {endpoint.name!r}: verify names a CA bundle that cannot be read ({reason}): {endpoint.verify}"
+            f"endpoint {endpoint.name!r}: verify names a CA bundle that cannot be read ({error.strerror}): {endpoint.verify}"
         ) from None
     context.set_alpn_protocols(("http/1.1",))
     return context

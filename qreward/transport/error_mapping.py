@@ -1,13 +1,13 @@
 """Conversion of error responses and transport errors to a ``Failure``: its kind, and an error that says what the user can change.
 
-The steps are: ``parse_error_body`` extracts the message and the error codes from the body, ``status_of`` maps codes, types and phrases to
-the HTTP status that the server should have sent, and ``_MEANINGS`` maps the status to a kind of failure, an error class and advice.
+First, ``parse_error_body`` extracts the message and the error codes from the body. Then ``status_of`` maps codes, types and phrases to the
+HTTP status that the server should have sent. Last, ``_MEANINGS`` maps the status to a kind of failure, an error class and advice.
 
 Bodies that are read: OpenAI and vLLM ``{"error": {"message", "type", "code"}}``, ``{"error": "text"}``, TEI ``{"error", "error_type"}``
 and ``{"message", "code", "type"}``, SGLang ``{"object": "error", "message", "code"}``, FastAPI ``{"detail": ...}``, lists of one of
 these, plain text and HTML.
 
-This module knows HTTP statuses and the error formats of servers. It must not know sockets, nor how the scheduler treats a kind.
+This module knows HTTP statuses and the error formats of servers. Sockets, and the scheduler's reaction to a failure, must not appear here.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from qreward.scheduler.outcome import Failure, FailureKind
 from qreward.transport.redaction import Secrets
 
 _MARKUP = re.compile(r"(?is)<(script|style)\b.*?</\1\s*>|<!--.*?-->|<[^>]*>")
-_LOOKED_AT = 8192  # characters or bytes that are examined; the texts that are shown are far shorter
+_LOOKED_AT = 8192  # characters or bytes that are examined; messages show far fewer
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
@@ -85,7 +85,7 @@ def _text(document: dict[Any, Any]) -> str:
 
 
 def _message(value: Any) -> str:
-    """Return the message of a text or of FastAPI's list of ``{"loc", "msg", "input"}``. ``input`` is the user's data and is left out."""
+    """Return the message in a text or in FastAPI's list of ``{"loc", "msg", "input"}``, without ``input``, the user's data."""
     match value:
         case str():
             return value
@@ -100,7 +100,7 @@ def _message(value: Any) -> str:
 
 def _names(document: dict[str, Any]) -> tuple[str, ...]:
     values = (document.get(member) for member in ("code", "type", "error_type", "status"))
-    return tuple(re.sub(r"[\s.-]+", "_", str(value).strip().lower()) for value in values if isinstance(value, str | int) and value != "")
+    return tuple(re.sub(r"[\s.-]+", "_", str(value).strip().lower()) for value in values if value)
 
 
 QUOTA = frozenset({
@@ -147,7 +147,7 @@ _TOO_LONG = frozenset({"context_length_exceeded", "exceed_context_size_error", "
 
 
 def status_of(error_body: ErrorBody) -> int | None:
-    """Return the HTTP status that an error body stands for: by the first known name, else by a phrase in the text, else None.
+    """Return the HTTP status that an error body stands for, or None. The first known name decides, or else a phrase in the text.
 
     Example:
         >>> status_of(ErrorBody("slow down", ("rate_limit_exceeded",)))
@@ -192,12 +192,18 @@ _INVALID_SCORES = FailureMeaning(
 _TOO_LONG_BODY = FailureMeaning(FailureKind.UNSUITABLE, BadRequest, "shorten the input, or route it to a model with a longer context")
 _REDIRECT = _wrong_setup(InvalidResponse, "set base_url of endpoint {endpoint!r} to the final address")
 _PLACE = _wrong_setup(BadRequest, "check base_url of endpoint {endpoint!r}, and that it serves {model!r} (model_names maps names)")
+_WRONG_KEY = _wrong_setup(AuthenticationFailed, "check api_key of endpoint {endpoint!r}")
+_NO_KEY = _wrong_setup(
+    AuthenticationFailed,
+    "set api_key of endpoint {endpoint!r}, such as '${{JUDGE_KEY}}' for a key in the environment variable JUDGE_KEY; "
+    "QRewardClient.from_env() reads OPENAI_API_KEY",
+)
 _SERVER = FailureMeaning(_TRANSIENT, ServerError)
 _REQUEST = FailureMeaning(_REFUSED, BadRequest)
 
 _MEANINGS = {
     402: _QUOTA,
-    **dict.fromkeys((401, 403), _wrong_setup(AuthenticationFailed, "check api_key of endpoint {endpoint!r}")),
+    **dict.fromkeys((401, 403), _WRONG_KEY),
     **dict.fromkeys((404, 405, 410), _PLACE),
     407: _wrong_setup(AuthenticationFailed, "check user and password in proxy of endpoint {endpoint!r}"),
     **dict.fromkeys((408, 409, 424, 425, 499), _SERVER),
@@ -207,9 +213,19 @@ _MEANINGS = {
 }
 
 
-def failure_from_reply(reply: Reply, endpoint: str, model: str, secrets: Secrets, now: float | None = None) -> Failure:
-    """Return the failure for an HTTP response with a status other than 2xx. ``now`` is the wall clock, for dates in headers."""
-    about = _About(reply, endpoint, model, secrets)
+def failure_from_reply(
+    reply: Reply, endpoint: str, model: str, secrets: Secrets, now: float | None = None, *, keyless: bool = False
+) -> Failure:
+    """Return the failure for an HTTP response with a status other than 2xx.
+
+    Args:
+        reply: the response.
+        endpoint, model: names for the message.
+        secrets: what the message must not show.
+        now: the wall clock, for dates in headers.
+        keyless: whether no API key was sent. Servers often call a missing key an incorrect one.
+    """
+    about = _About(reply, endpoint, model, secrets, keyless)
     if 300 <= reply.status < 400:
         return about.failure(_REDIRECT, f"it points to {_target(reply)}", now)
     error_body = parse_error_body(reply.body)
@@ -217,13 +233,21 @@ def failure_from_reply(reply: Reply, endpoint: str, model: str, secrets: Secrets
 
 
 def failure_from_body(
-    error: Malformed | EmbeddedError | Unfinished, reply: Reply, endpoint: str, model: str, secrets: Secrets, now: float | None = None
+    error: Malformed | EmbeddedError | Unfinished,
+    reply: Reply,
+    endpoint: str,
+    model: str,
+    secrets: Secrets,
+    now: float | None = None,
+    *,
+    keyless: bool = False,
 ) -> Failure:
-    """Return the failure for a body that is not a valid answer, that carries an error, or whose answer is incomplete, despite a status 2xx.
+    """Return the failure for a 2xx response whose body is not a valid answer, carries an error, or has an incomplete answer.
 
-    The message for an invalid body shows its beginning. An incomplete answer is retried if the server aborted it; else it ends the request.
+    The message for an invalid body shows its beginning. An incomplete answer is retried if the server aborted it. Otherwise the request
+    fails.
     """
-    about = _About(reply, endpoint, model, secrets)
+    about = _About(reply, endpoint, model, secrets, keyless)
     match error:
         case EmbeddedError():
             error_body = error_body_of(error.body)
@@ -254,14 +278,17 @@ def failure_from_transport(error: TransportError, endpoint: str, model: str, sec
 def shorten(secrets: Secrets, text: str, most: int) -> str:
     """Return the text on one line, without secrets, cut to ``most`` characters.
 
-    Secrets are hidden before and after the text is put on one line, because that step may itself reveal or split one.
+    Secrets are hidden both before and after the text is put on one line, because joining lines may complete or split a secret.
     """
     clean = secrets.hide(one_line(secrets.hide(text)))
     return clean if len(clean) <= most else clean[: most - 3] + "..."
 
 
 def _meaning_of(status: int, error_body: ErrorBody) -> FailureMeaning:
-    """Return the meaning of a status. The code in the body takes precedence for 200 and 400, and for 500 if it means overload."""
+    """Return the meaning of a status.
+
+    A code in the body takes precedence over the statuses 200 and 400, and over 500 if it means overload.
+    """
     stated = status_of(error_body)
     if status in (200, 400) or (status == 500 and stated in (429, 503, 529)):
         status = stated or status
@@ -275,16 +302,19 @@ def _meaning_of(status: int, error_body: ErrorBody) -> FailureMeaning:
 
 
 class _About(NamedTuple):
-    """A response with what an error about it names, and the secrets that the error must not show."""
+    """A response, the names that an error about it shows, and the secrets that the error must not show."""
 
     reply: Reply
     endpoint: str
     model: str
     secrets: Secrets
+    keyless: bool
 
     def failure(self, meaning: FailureMeaning, words: str, now: float | None) -> Failure:
         headers = self.reply.headers
         message = f": {shorten(self.secrets, words, _SHOWN)}" if words else ""
+        if self.keyless and meaning is _WRONG_KEY:
+            meaning, message = _NO_KEY, f", and no API key was sent{message}"
         if meaning.advice:
             message += f"; {meaning.advice.format(endpoint=self.endpoint, model=self.model)}"
         return Failure(
@@ -304,7 +334,7 @@ class _About(NamedTuple):
 
 
 def _target(reply: Reply) -> str:
-    """Return the target of a redirect. Only its host is named, because a path or query may contain a token."""
+    """Return the target of a redirect. Only the host is named, because a path or query may contain a token."""
     try:
         host = urlsplit(reply.headers.get("location") or "").hostname
     except ValueError:

@@ -1,9 +1,10 @@
 """The backend for a user's own HTTP client: a client or a transport of ``httpx`` or ``httpx2``.
 
-No other module knows these packages. Neither is imported here, because a user who passes one of their objects has imported the package.
+Only this module knows these packages. The module imports neither package, because a user who passes an object of a package has already
+imported it.
 
-These clients have two weaknesses that the default backend does not have: a response that no request asked for is delivered to the next
-request on the connection, and above a few hundred connections each request becomes expensive.
+These clients have two weaknesses that the default backend does not have. First, these clients deliver an unrequested response to the next
+request on the connection. Second, above a few hundred connections, each request takes much CPU time.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _PACKAGES = ("httpx", "httpx2")
 class HttpxTransport(HttpTransport):
     """Sends requests through ``endpoint.http_client``, which belongs to the user and is never closed here.
 
-    Raises ``ConfigError`` if that is neither an ``AsyncClient`` nor an ``AsyncBaseTransport``.
+    Raises ``ConfigError`` if ``http_client`` is neither an ``AsyncClient`` nor an ``AsyncBaseTransport``.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -59,7 +60,10 @@ class HttpxTransport(HttpTransport):
 
 
 class HttpxStream(ByteStream):
-    """A response whose body has not been read yet. If a hook has closed it, ``pieces`` holds the body that was read before."""
+    """A response whose body has not been read yet.
+
+    If a hook of the user has closed the response, ``pieces`` holds the body that was read before.
+    """
 
     __slots__ = ("_package", "_pieces", "_response")
 
@@ -71,14 +75,16 @@ class HttpxStream(ByteStream):
         self.headers = response.headers
 
     async def read(self) -> bytes:
+        data = b""
         try:
-            return await anext(self._pieces, b"")
+            data = await anext(self._pieces, b"")
         except _expected(self._package) as error:
             failure = translate(self._package, error)
-        except BaseException:
-            await self.aclose()
-            raise
-        await self.aclose()
+        else:
+            return data
+        finally:
+            if not data:
+                await self.aclose()
         raise failure
 
     async def aclose(self) -> None:
@@ -92,8 +98,8 @@ class HttpxStream(ByteStream):
 def translate(package: Any, error: Exception) -> TransportError:
     """Return the ``TransportError`` for an exception of httpx, as the default backend would report it.
 
-    The exception's text is used only to distinguish a broken connection from malformed HTTP. The text of a ``RuntimeError``, such as a
-    closed client, is shown.
+    The text of an exception only distinguishes a broken connection from malformed HTTP. The text of a ``RuntimeError``, such as that of a
+    closed client, is also shown.
     """
     what = type(error).__name__
     cause: BaseException | None = error

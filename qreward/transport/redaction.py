@@ -1,6 +1,6 @@
 """Redaction of secrets: every text that goes into an error passes through ``Secrets.hide``.
 
-This module knows which settings of an endpoint are secret. It must not know what the texts are about.
+This module knows which settings of an endpoint are secret, and must not know what the texts are about.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _plain_values(endpoint: Endpoint) -> list[str]:
 
 
 def _parts(values: Iterable[object]) -> list[str]:
-    """Return each value, and the part after its scheme: a server may quote only ``abc`` of ``Token abc``."""
+    """Return each value and the part after its scheme, because a server may quote only ``abc`` of ``Token abc``."""
     texts = [str(value) for value in values]
     return texts + [rest.strip() for text in texts if (rest := text.partition(" ")[2])]
 

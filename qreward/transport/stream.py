@@ -1,6 +1,6 @@
 """One streamed attempt: sends the request, reads the response chunk by chunk, and determines the outcome.
 
-This module knows transports, events, chunks and failures. It must not know queues, time limits, or the consumer. Usage::
+This module knows transports, events, chunks and failures, and must not know queues, time limits or the consumer. Usage::
 
     opened = await backend.stream(endpoint, call)     # a Failure, or a ChatStream once the server has answered 2xx
     async with opened as stream:                      # leaving early closes the connection immediately, so the server notices
@@ -28,21 +28,21 @@ from qreward.transport.base import ByteStream, too_long
 from qreward.transport.connection import EndpointConnection, failure_of
 
 DRAIN = 0.1
-"""Seconds to wait for the end of a body after ``[DONE]``, so that its connection can be reused. The openai SDK waits as long."""
+"""Seconds to wait for the end of a body after ``[DONE]``, so that its connection can be reused. The openai SDK waits equally long."""
 
 _OPTIONS = "stream_options"
 _REFUSALS = (400, 422)
 _DONE = b"[DONE]"
 _NO_STREAM = (b"{", b"[", b"<")  # JSON or HTML; no line of an event starts with these
 _BLANKS = b" \t\r\n\xef\xbb\xbf"  # includes the bytes of a byte order mark
-_LOOKED_AT = 8192  # bytes of the beginning, to recognise a stream, and to show if the response is malformed
+_LOOKED_AT = 8192  # bytes of the beginning, kept to recognise a stream, and shown if the response is malformed
 
 
 class ChatStream:
-    """An open stream of one chat completion. One task reads it; any task may close it.
+    """An open stream of one chat completion. One task reads the stream; any task may close it.
 
-    ``limits`` are the server's rate limits from the headers; they are here and not in the ``Answer``, because they are outdated when the
-    stream ends. ``outcome`` is None while the stream is open, and ``Cancelled`` if it was closed early. ``on_close`` is called once.
+    ``limits`` are the server's rate limits from the headers. The ``Answer`` does not contain these limits, because they are outdated when
+    the stream ends. ``outcome`` is None while the stream is open, and ``Cancelled`` if it was closed early. ``on_close`` is called once.
     """
 
     __slots__ = (
@@ -66,7 +66,7 @@ class ChatStream:
         self._done = False
 
     async def read(self) -> list[ChatChunk] | None:
-        """Return the chunks that have arrived since the last call, waiting for at least one byte; None once there is an outcome."""
+        """Wait for at least one byte and return the chunks that have arrived since the last call. Returns None once there is an outcome."""
         if self.outcome is not None:
             return None
         chunks: list[ChatChunk] = []
@@ -81,7 +81,7 @@ class ChatStream:
         return chunks if chunks or self.outcome is None else None
 
     async def aclose(self) -> None:
-        """Close the stream. The connection is closed immediately, or, after ``[DONE]``, released if the body ends within ``DRAIN`` s."""
+        """Close the stream and its connection. After ``[DONE]``, the connection is kept for reuse if the body ends within ``DRAIN`` s."""
         self._settle(CANCELLED)
         done, self._done = self._done, False
         try:
@@ -162,7 +162,7 @@ class ChatStream:
         return chunks
 
     def _ended(self, *, well: bool) -> Answer | Failure:
-        """Return the outcome of a stream that has ended. ``well`` is True if it counts as complete, for example after ``[DONE]``."""
+        """Return the outcome of a stream that has ended. ``well``: the stream counts as complete, for example after ``[DONE]``."""
         assembly = self._assembly
         if assembly.empty:
             return self._failure(Malformed("the stream has no chunk with a choice"), self._beginning)
@@ -196,8 +196,8 @@ class ChatStream:
 async def open_stream(connection: EndpointConnection, call: WireRequest) -> ChatStream | Failure:
     """Send a streamed request. Raises ``BadRequest`` if the request cannot be sent, and ``TransportError``.
 
-    Token usage is requested through ``stream_options`` unless the caller set them. If the server rejects ``stream_options``, the request
-    is sent once more without them. If that succeeds, later requests to this server omit them.
+    Token usage is requested through ``stream_options`` unless the caller set this parameter. If the server rejects ``stream_options``, the
+    request is sent once more without it. If the second request succeeds, later requests to this server omit ``stream_options``.
     """
     if call.headers is not None:
         connection_settings.check_call_headers(call.headers, call.model)

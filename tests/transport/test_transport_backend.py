@@ -79,6 +79,16 @@ async def test_embeddings_go_where_the_kind_of_server_takes_them() -> None:
     assert found == table
 
 
+async def test_all_requests_go_over_one_connection_if_base_url_is_the_root_of_the_server() -> None:
+    async with Server(always(answer({"data": [{"index": 0, "embedding": [0.5]}]}))) as server:
+        backend = HttpBackend()
+        endpoint = Endpoint(server.url.removesuffix("/v1"), kind="tei", proxy="")
+        for request in (WireRequest(EMBEDDINGS, "e", ["a"], {}, None), call()):
+            await backend.send(endpoint, request)
+        await backend.aclose()
+    assert (len(server.requests), len(server.connections)) == (2, 1)
+
+
 ENDINGS: list[tuple[bytes, FailureKind]] = [
     (answer({"error": {"message": "slow down"}}, status=429, retry_after="2"), FailureKind.OVERLOADED),
     (answer({"error": {"message": "no"}}, status=400), FailureKind.REFUSED),

@@ -7,13 +7,15 @@ import random
 import string
 from typing import Any
 
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from multidict import CIMultiDict
 from shared_tools import each
 
-from qreward.codecs.base import EmbeddedError, Malformed, Reply, TransportError
+from qreward.codecs.base import EmbeddedError, Malformed, Reply, TransportError, WireRequest
+from qreward.codecs.chat import CHAT
 from qreward.codecs.rate_limit_headers import retry_after, should_retry
 from qreward.errors import (
     AuthenticationFailed,
@@ -26,6 +28,8 @@ from qreward.errors import (
     ServerError,
 )
 from qreward.scheduler.outcome import Failure, FailureKind
+from qreward.settings.policies import Endpoint
+from qreward.transport.connection import EndpointConnection
 from qreward.transport.error_mapping import failure_from_body, failure_from_reply, failure_from_transport
 from qreward.transport.redaction import Secrets
 
@@ -109,7 +113,8 @@ TABLE: list[tuple[int, Any, FailureKind, type[QRewardError], bool]] = [
     (405, {"detail": "Method Not Allowed"}, UNSUITABLE, BadRequest, True),
     (410, b"", UNSUITABLE, BadRequest, True),
     (400, openai("no such model", "invalid_request_error", "model_not_found"), UNSUITABLE, BadRequest, True),
-    (307, b"", UNSUITABLE, InvalidResponse, True),
+    *((status, b"", UNSUITABLE, InvalidResponse, True) for status in (300, 307, 399)),
+    (400, b"", REFUSED, BadRequest, False),
     (400, openai("unknown role", "BadRequestError", 400), REFUSED, BadRequest, False),
     (400, openai("filtered", None, "content_filter"), REFUSED, BadRequest, False),
     (400, sglang("bad temperature", 400), REFUSED, BadRequest, False),
@@ -187,6 +192,8 @@ MESSAGES: list[tuple[int, Any, str]] = [
     (422, {"detail": [{"loc": ["body", 0], "msg": "bad", "input": "the prompt"}, {"msg": "worse"}]}, ": body.0: bad; worse"),
     (400, {"detail": {"message": "inner"}}, ": inner"),
     (400, {"error": {"message": {"message": "deep"}}}, ": deep"),
+    (400, {"message": "outer", "error": {"message": "inner"}}, ": inner"),
+    (422, {"detail": [{"loc": [], "msg": "nowhere"}]}, "'judge-7b': nowhere"),
     (400, {"unknown": 1}, "answered 400 for model 'judge-7b'"),
     (500, b"<html><style>p {}</style><h1>Oh&nbsp;no</h1><script>alert(1)</script></html>", ": Oh&nbsp;no"),
     (500, b"plain words", ": plain words"),
@@ -195,11 +202,33 @@ MESSAGES: list[tuple[int, Any, str]] = [
 ]
 
 
+def test_a_refusal_of_a_request_without_a_key_says_that_none_was_sent_and_how_to_set_one() -> None:
+    request = WireRequest(CHAT, "judge-7b", [], {}, None)
+    sent = "answered 401 for model 'judge-7b': Incorrect API key provided; check api_key of endpoint 'gpu-0'"
+    none = "answered 401 for model 'judge-7b', and no API key was sent: Incorrect API key provided; set api_key of endpoint 'gpu-0'"
+    cases: list[tuple[dict[str, Any], WireRequest, str]] = [
+        ({}, request, none),
+        ({"api_key": ""}, request, none),
+        ({"api_key": "sk-wrong-key"}, request, sent),
+        ({"headers": {"X-Key": "abc"}}, request, sent),
+        ({}, WireRequest(CHAT, "judge-7b", [], {}, {"Authorization": "Bearer abc"}), sent),
+        ({"http_client": httpx.AsyncClient(auth=("user", "password"))}, request, sent),
+    ]
+    body = json.dumps(openai("Incorrect API key provided")).encode()
+    for settings, call, expected in cases:
+        connection = EndpointConnection(Endpoint("http://gpu-0:8000/v1", name="gpu-0", **settings))
+        got = connection.failure_from_reply(Reply(401, CIMultiDict(), body), call)
+        assert expected in str(got.error), settings
+        assert isinstance(got.error, AuthenticationFailed)
+        assert ("'${JUDGE_KEY}'" in str(got.error)) is (expected is none)
+
+
 @each("status, body, expected", MESSAGES)
 def test_the_message_gives_the_servers_words_and_what_to_change(status: int, body: Any, expected: str) -> None:
     text = str(failure(status, body).error)
     assert expected in text
     assert text.isprintable()
+    assert text.strip("; ") == text
     assert "the prompt" not in text
 
 
@@ -246,6 +275,8 @@ def test_a_body_that_is_no_answer_shows_how_it_begins() -> None:
     assert (got.kind, type(got.error)) == (TRANSIENT, InvalidResponse)
     assert str(got.error).startswith("endpoint 'gpu-0' answered 200 for model 'judge-7b': the answer is not JSON; it begins: <html> xxx")
     assert len(str(got.error)) < 320
+    nothing = failure_from_body(Malformed("the answer is empty"), Reply(200, {}, b""), "gpu-0", "judge-7b", NONE)
+    assert str(nothing.error) == "endpoint 'gpu-0' answered 200 for model 'judge-7b': the answer is empty"
 
 
 DATE = "Fri, 15 Jan 2027 08:00:30 GMT"  # 30 seconds after NOW

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from typing import Any
 
 import httpx
@@ -53,7 +54,9 @@ async def test_a_request_that_respx_does_not_know_says_so() -> None:
 
 @PACKAGES
 @each("bare", [False, True])
-async def test_a_mock_transport_works_alone_and_in_a_client(package: Any, bare: bool) -> None:
+async def test_a_mock_transport_works_alone_and_in_a_client(package: Any, bare: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if bare:
+        monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:1")
     mock = package.MockTransport(lambda request: package.Response(200, json=completion(request.url.path)))
     client = mock if bare else package.AsyncClient(transport=mock)
     outcome = await outcome_of(client)
@@ -127,13 +130,21 @@ async def test_what_the_clients_errors_mean(package: Any, number: int) -> None:
 
 @PACKAGES
 async def test_an_operating_systems_refusal_is_found_under_the_clients_wrapping(package: Any) -> None:
-    def broken(_: Any) -> Any:
+    def chained(_: Any) -> Any:
         raise package.ConnectError("all attempts failed") from OSError(errno.EMFILE, "Too many open files")
 
-    transport = HttpxTransport(Endpoint(URL, http_client=package.MockTransport(broken)))
-    with pytest.raises(TransportError) as caught:
-        await transport.post("/chat/completions", b"{}")
-    assert caught.value.local
+    def within(_: Any) -> Any:
+        try:
+            os.dup(-1)
+        except OSError as error:
+            error.errno = errno.EMFILE
+            raise package.ConnectError("all attempts failed")  # noqa: B904 - the case
+
+    for broken in (chained, within):
+        transport = HttpxTransport(Endpoint(URL, http_client=package.MockTransport(broken)))
+        with pytest.raises(TransportError) as caught:
+            await transport.post("/chat/completions", b"{}")
+        assert caught.value.local, broken.__name__
 
 
 @PACKAGES

@@ -7,10 +7,10 @@ from typing import Any
 
 from shared_tools import PATIENCE, completion
 from stream_tools import MESSAGES, call
-from transport_server import Connection, Request, Server, always, answer, backend_to, endpoint_of
+from transport_server import Connection, Request, Server, always, answer, backend_to, endpoint_of, hang
 
 from qreward import QRewardClient, RewardModel
-from qreward.scheduler.outcome import Answer
+from qreward.scheduler.outcome import Answer, Failure
 from qreward.settings.client import ClientConfig
 from qreward.settings.policies import Endpoint, Limits, Timeouts
 from qreward.transport.backend import HttpBackend
@@ -51,6 +51,24 @@ async def test_what_is_still_sent_to_an_endpoint_that_is_not_kept_is_answered_an
             assert isinstance(await backend.send(endpoint, call()), Answer)
         await all_closed(backend, server)
         assert len(server.connections) == 3
+
+
+async def test_a_stream_that_is_refused_leaves_nothing_of_an_endpoint_that_is_not_kept() -> None:
+    async with backend_to(always(answer(b"{}", status=400))) as (server, endpoint, backend):
+        assert isinstance(await backend.stream(endpoint, call()), Failure)
+        backend.keep([])
+        await all_closed(backend, server)
+
+
+async def test_closing_the_backend_leaves_no_task_for_requests_that_it_ends() -> None:
+    async with backend_to(hang) as (server, endpoint, backend):
+        asked = asyncio.ensure_future(backend.send(endpoint, call()))
+        await server.until(1)
+        backend.keep([])
+        before = asyncio.all_tasks()
+        await backend.aclose()
+        assert isinstance(await asked, Failure)
+        assert asyncio.all_tasks() <= before
 
 
 async def test_all_requests_under_way_to_an_endpoint_that_is_not_kept_any_more_are_finished_first() -> None:

@@ -17,7 +17,7 @@ from transport_server import Connection, Request, Server, answer
 
 from qreward.codecs.base import WireRequest
 from qreward.codecs.chat import CHAT
-from qreward.errors import QRewardError
+from qreward.errors import BadRequest, QRewardError
 from qreward.results import AttemptRecord, with_trail
 from qreward.scheduler.outcome import Failure
 from qreward.settings.policies import Endpoint
@@ -181,12 +181,16 @@ async def test_a_wrong_setting_or_a_dead_server_does_not_show_a_secret(settings:
     await backend.aclose()
 
 
-@each("headers", [{"X-Call": f"{OF_CALL}\r\nX-Other: 1"}, {"X Call": OF_CALL}, {"Transfer-Encoding": OF_CALL}, {"X-Call": OF_CALL + "é"}])
+@each(
+    "headers",
+    [{"X-Call": f"{OF_CALL}\r\nX-Other: 1"}, {"X Call": OF_CALL}, {"Transfer-Encoding": OF_CALL}, {"X-Call": OF_CALL + "é"}, {7: OF_CALL}],
+)
 async def test_an_extra_header_that_cannot_be_sent_is_named_without_its_value(headers: dict[str, str]) -> None:
     backend = HttpBackend()
     endpoint = Endpoint("http://127.0.0.1:1/v1", name="gpu-0", proxy="")
     outcome = await backend.send(endpoint, WireRequest(CHAT, "judge-7b", [], {}, headers))
     _check(outcome, headers)
     assert isinstance(outcome, Failure)
-    assert next(iter(headers)) in str(outcome.error)
+    assert str(next(iter(headers))) in str(outcome.error)
+    assert isinstance(outcome.error, BadRequest)
     await backend.aclose()

@@ -1,1 +1,1 @@
-"""Decision endpoints: typed questions about one input, and a probability for every option. One module per dialect."""
+"""Decision endpoints: typed questions about one input, and a probability for every option. Each dialect has a module."""

@@ -1,6 +1,7 @@
-"""The base of all dialects of decisions: the input of a call, its encoding, and the checks of every number of an answer.
+"""The base of all dialects of decisions: the input of a call, its encoding, and checks of the numbers in answers.
 
-Knows no particular server's API. A dialect is a ``Codec`` whose calls have a ``DecisionInput`` as ``inputs``.
+A dialect is the form in which one API takes questions and returns answers. It is a ``Codec`` whose calls have a ``DecisionInput`` as
+``inputs``.
 """
 
 from __future__ import annotations
@@ -28,22 +29,22 @@ ALL_KINDS = ("openai", "vllm", "sglang", "systemone", "chat")
 ROLES = ("system", "developer", "user", "assistant")
 """Roles of the messages of an input."""
 SUM_TOLERANCE = 0.02
-"""Probabilities whose sum differs by more from 1 are no distribution. Servers round them, some to two decimals."""
-_ROUNDING = 1e-6  # of one probability
-_MASS_ROUNDING = 1e-3  # of a sum of exponentials of float32
-_MOST_ASKED = 64
-_MOST_KEPT = 4096  # questions
+"""Probabilities whose sum differs from 1 by more than this are invalid. Servers round them, some to two decimals."""
+_ROUNDING = 1e-6  # rounding error of one probability
+_MASS_ROUNDING = 1e-3  # rounding error of a sum of exponentials in float32
+_MOST_CACHED_TUPLES = 64
+_MOST_CACHED_QUESTIONS = 4096
 
 
 class DecisionInput(NamedTuple):
-    """What a call asks: questions about one input, which is a text or a list of messages with a text as content."""
+    """The input of a call and the questions about it. The input is a text, or a list of messages whose content is text."""
 
     input: str | list[dict[str, str]]
     questions: tuple[Question, ...]
 
 
 class DecisionReply(msgspec.Struct):
-    """A decoded response. Implements ``qreward.results.Answered``."""
+    """The decoded response to a decision. Implements ``qreward.results.Answered``."""
 
     table: AnswerTable
     model: str
@@ -51,37 +52,37 @@ class DecisionReply(msgspec.Struct):
 
     @property
     def answers(self) -> tuple[DecisionAnswer, ...]:
-        """One answer per question, in their order."""
+        """One answer per question, in the order of the questions."""
         return self.table.answers()
 
     def text(self) -> str:
-        """Return ``""``: nothing was written."""
+        """Return ``""``, because a decision generates no text."""
         return ""
 
     def build(self) -> Decision:
-        """Return the answers with model and usage."""
+        """Return a ``Decision`` with the answers, the model and the usage."""
         return Decision(self.answers, self.model, self.usage)
 
 
 class InvalidAnswer(Exception):
-    """The answer to one question is not valid, by a fault of the server. The message describes the fault."""
+    """The server sent an invalid answer to one question. The message describes the fault."""
 
 
 class NoAnswer(Exception):
-    """The server is not at fault, but there is no answer to a question. The message says why."""
+    """There is no answer to a question, for example because the model refused. The message says why."""
 
 
 DECLINED = "the model declined to answer"
 
 
-class _Kept(NamedTuple):
+class _EncodedQuestion(NamedTuple):
     question: Question
     json: bytes
     names: tuple[str, ...]
 
 
-class _Asked(msgspec.Struct):
-    """Questions with their member of the body. ``checked`` is True if they can be asked in one request."""
+class _EncodedQuestions(msgspec.Struct):
+    """Questions and the member of the body with them. ``checked`` is True after ``Dialect.check`` has accepted them."""
 
     questions: tuple[Question, ...]
     member: bytes
@@ -89,17 +90,18 @@ class _Asked(msgspec.Struct):
 
 
 class Dialect(ABC):
-    """How decisions are requested from one kind of API. Subclasses set the attributes and define the form of a question and an answer.
+    """Requests decisions from one kind of API. Subclasses set the attributes, write questions and read answers.
 
     Attributes:
         name: value of ``Endpoint.decisions``.
         path: path of the API.
         native: False if ``path`` is relative to the endpoint's ``base_url``; True if it is relative to the root of the server.
-        most_questions, most_options, most_levels: largest number of questions in a request, options of a ``Choice``, levels of a ``Score``.
-        kinds: the kinds of questions that the API takes.
-        input_member, questions_member: names of the members of the body that hold the input and the questions.
-        reserved: members of the body that no parameter may have.
-        extra: further members of the body, which the caller's parameters replace.
+        most_questions: maximum number of questions in a request.
+        most_options, most_levels: maximum number of options of a ``Choice``, and of levels of a ``Score``.
+        kinds: the types of questions that the API takes.
+        input_member, questions_member: names of the body's members with the input and the questions.
+        reserved: names of members that no parameter may have.
+        extra: further members of the body. Parameters of the caller replace them.
     """
 
     name: str
@@ -115,29 +117,29 @@ class Dialect(ABC):
 
     def __init__(self, extra: Mapping[str, Any] | None = None) -> None:
         self.extra = extra or {}
-        self._kept: dict[int, _Kept] = {}
-        self._asked: dict[int, _Asked] = {}
+        self._question_cache: dict[int, _EncodedQuestion] = {}
+        self._tuple_cache: dict[int, _EncodedQuestions] = {}
 
     def at(self, endpoint: Endpoint) -> Dialect:  # noqa: ARG002 - for subclasses
-        """Return the dialect with what the settings of an endpoint say about it."""
+        """Return the variant of this dialect for the settings of an endpoint. By default the dialect itself."""
         return self
 
     @abstractmethod
     def write(self, question: Question) -> Any:
-        """Return a question as it stands in the body."""
+        """Return a question in the form that the body has."""
 
     @abstractmethod
     def rows(self, document: dict[str, Any], count: int) -> Sequence[Any]:
-        """Return what a response says to each of ``count`` questions, in their order. Raises ``Malformed``."""
+        """Return the part of a response about each of ``count`` questions, in their order. Raises ``Malformed``."""
 
     @abstractmethod
     def read(self, question: Question, row: Any) -> FoundAnswer:
-        """Return the answer to a question. Raises ``InvalidAnswer`` or ``NoAnswer``."""
+        """Return the answer to a question. ``row`` is its part of the response. Raises ``InvalidAnswer`` or ``NoAnswer``."""
 
     def encode(self, call: WireRequest, model: str) -> bytes:
-        """Return the JSON body. Raises ``BadRequest`` for questions that this dialect cannot ask, and for values that JSON cannot hold."""
+        """Return the JSON body. Raises ``BadRequest`` if this dialect cannot ask the questions, or JSON cannot represent a value."""
         inputs: DecisionInput = call.inputs
-        asked = self._asked_of(inputs.questions)
+        asked = self._encoded_questions(inputs.questions)
         if not asked.checked or call.params:
             self.check(inputs.questions, call.params)
             asked.checked = True
@@ -145,40 +147,43 @@ class Dialect(ABC):
         body = jsonio.write(model, self.input_member, self.input_of(inputs.input), params, all_text=True)
         return b"".join((body[:-1], asked.member, b"}"))
 
-    def _asked_of(self, questions: tuple[Question, ...]) -> _Asked:
-        """Return questions with their member of the body. They are kept, as the items of a batch mostly have the same ones."""
-        found = self._asked.get(id(questions))
+    def _encoded_questions(self, questions: tuple[Question, ...]) -> _EncodedQuestions:
+        """Return questions with their member of the body. The result is cached, because the items of a batch share their questions."""
+        found = self._tuple_cache.get(id(questions))
         if found is None:
-            if len(self._asked) >= _MOST_ASKED:
-                self._asked.clear()
-            member = b',"%b":%b' % (self.questions_member.encode(), self.join([self.kept(question).json for question in questions]))
-            found = self._asked[id(questions)] = _Asked(questions, member)  # holding the questions keeps their id from being used again
+            if len(self._tuple_cache) >= _MOST_CACHED_TUPLES:
+                self._tuple_cache.clear()
+            written = self.join([self.encoded_question(question).json for question in questions])
+            member = b',"%b":%b' % (self.questions_member.encode(), written)
+            # the entry references the questions, so that no other questions get the same id
+            found = self._tuple_cache[id(questions)] = _EncodedQuestions(questions, member)
         return found
 
     def input_of(self, given: str | list[dict[str, str]]) -> Any:
-        """Return the input in the form that the API takes. By default it is one text."""
+        """Return the input in the form that the API takes: by default, one text."""
         return given if isinstance(given, str) else as_text(given)
 
     def join(self, written: list[bytes]) -> bytes:
-        """Return the JSON of all questions."""
+        """Return the JSON of all questions. ``written`` has the JSON of each."""
         return b"[" + b",".join(written) + b"]"
 
     def names(self, question: Question) -> tuple[str, ...]:  # noqa: ARG002 - for subclasses
-        """Return the names by which the server calls the options of a question in its answer, if it does."""
+        """Return the names of a question's options in the server's answer; empty if answers do not name them."""
         return ()
 
-    def kept(self, question: Question) -> _Kept:
-        """Return the JSON of a question and the names of its options. They are kept, as a judge asks the same questions about all items."""
-        found = self._kept.get(id(question))
+    def encoded_question(self, question: Question) -> _EncodedQuestion:
+        """Return the JSON of a question and the names of its options. The result is cached, because questions are asked many times."""
+        found = self._question_cache.get(id(question))
         if found is None:
-            if len(self._kept) >= _MOST_KEPT:
-                self._kept.clear()
-            # holding the question keeps its id from being used again
-            found = self._kept[id(question)] = _Kept(question, jsonio.dumps(self.write(question)), self.names(question))
+            if len(self._question_cache) >= _MOST_CACHED_QUESTIONS:
+                self._question_cache.clear()
+            # the entry references the question, so that no other question gets the same id
+            found = _EncodedQuestion(question, jsonio.dumps(self.write(question)), self.names(question))
+            self._question_cache[id(question)] = found
         return found
 
     def check(self, questions: Sequence[Question], params: Mapping[str, Any]) -> None:
-        """Raise ``BadRequest`` for questions that this dialect cannot ask in one request, and for parameters that it sets itself."""
+        """Raise ``BadRequest`` if this dialect cannot ask the questions in one request, or if it sets one of the parameters itself."""
         if params and (taken := self.reserved & params.keys()):
             raise BadRequest(f"{min(taken)!r} is set by decide() itself for {self.path}; leave it out of the parameters")
         if len(questions) > self.most_questions:
@@ -199,7 +204,7 @@ class Dialect(ABC):
                 )
 
     def decode(self, body: bytes, call: WireRequest) -> DecisionReply:
-        """Return the answers. Raises ``EmbeddedError``, or ``Malformed`` if no answer can be read."""
+        """Return the answers. Raises ``EmbeddedError``, or ``Malformed`` if no answer is valid."""
         document, questions = jsonio.read_object(body), call.inputs.questions
         if document.get("error"):
             raise EmbeddedError(document["error"])
@@ -229,17 +234,17 @@ class Dialect(ABC):
         return usage_of(document.get("usage"))
 
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
-        """Estimate the prompt by the characters of input and questions, and the output as one token per question."""
+        """Return an estimate of the prompt tokens from the number of characters, and one output token per question."""
         given, questions = call.inputs
         size = len(given) if isinstance(given, str) else sum(len(message["content"]) for message in given)
-        return (size + len(self._asked_of(questions).member)) / CHARS_PER_TOKEN, float(len(questions))
+        return (size + len(self._encoded_questions(questions).member)) / CHARS_PER_TOKEN, float(len(questions))
 
     def validate(self, inputs: Any) -> DecisionInput:
-        """Return input and questions, ready to be sent. Raises ``BadRequest`` or ``ConfigError``."""
+        """Return checked input and questions. Raises ``BadRequest`` or ``ConfigError``."""
         return valid_input(inputs)
 
     def refused_by(self, status: int, body: bytes) -> str | None:
-        """Return the name of the dialect that an error response points to; None if it says nothing about the dialect."""
+        """Return the name of another dialect that an error response points to, or None."""
         found = refused_by(status, body)
         return None if found == self.name else found
 
@@ -254,7 +259,7 @@ def shown(question: Question) -> str:
 
 
 def distribution(numbers: Sequence[object], count: int) -> tuple[float, ...]:
-    """Return probabilities whose sum is 1. Raises ``InvalidAnswer`` for numbers that are not a distribution over ``count`` options.
+    """Return numbers as probabilities whose sum is 1. Raises ``InvalidAnswer`` if they are not a distribution over ``count`` options.
 
     Example:
         >>> distribution([0.25, 0.74], 2)
@@ -266,7 +271,7 @@ def distribution(numbers: Sequence[object], count: int) -> tuple[float, ...]:
 
 
 def normalised(numbers: Sequence[float]) -> tuple[float, ...]:
-    """Return numbers from 0 to 1 so that their sum is 1. Raises ``InvalidAnswer`` if it is too far from 1."""
+    """Return probabilities divided by their sum. Raises ``InvalidAnswer`` if the sum is too far from 1."""
     whole = math.fsum(numbers)
     if abs(whole - 1.0) > SUM_TOLERANCE + _ROUNDING:
         raise InvalidAnswer(f"the sum of its probabilities is {whole:.4g}")
@@ -274,7 +279,7 @@ def normalised(numbers: Sequence[float]) -> tuple[float, ...]:
 
 
 def probability(number: object, rounding: float = _ROUNDING) -> float:
-    """Return a number from 0 to 1; one that is outside by no more than ``rounding`` becomes 0 or 1. Raises ``InvalidAnswer``."""
+    """Return a number from 0 to 1. A number outside by at most ``rounding`` becomes 0 or 1. Raises ``InvalidAnswer`` for anything else."""
     if type(number) is float and 0.0 <= number <= 1.0:
         return number
     if type(number) is not float and type(number) is not int:
@@ -285,19 +290,19 @@ def probability(number: object, rounding: float = _ROUNDING) -> float:
 
 
 def mass(number: object) -> float | None:
-    """Return a label mass, or None if there is none. Raises ``InvalidAnswer`` for anything but a probability."""
+    """Return a label mass: the total probability of all labels. None stays None. Raises ``InvalidAnswer`` if it is no probability."""
     return None if number is None else probability(number, _MASS_ROUNDING)
 
 
 def member(row: object, name: str) -> Any:
-    """Return a member of an answer. Raises ``InvalidAnswer`` if the answer is not an object; a member that is missing is None."""
+    """Return a member of an answer, or None if it is missing. Raises ``InvalidAnswer`` if the answer is not an object."""
     if not isinstance(row, dict):
         raise InvalidAnswer(f"it is a JSON {type(row).__name__} instead of an object")
     return row.get(name)
 
 
 def usage_of(raw: object) -> Usage | None:
-    """Return the usage of a response, with the names of OpenAI's Responses API (``input_tokens``) or those of its chat API."""
+    """Return the usage of a response. It may have the names of OpenAI's Responses API (``input_tokens``) or of its chat API."""
     if not isinstance(raw, dict) or "input_tokens" not in raw:
         return jsonio.usage_of(raw)
     prompt, output, details = raw["input_tokens"], raw.get("output_tokens"), raw.get("input_tokens_details")
@@ -311,17 +316,17 @@ def usage_of(raw: object) -> Usage | None:
 
 
 def answers_by_id(document: dict[str, Any], count: int) -> list[Any]:
-    """Return the answers of a mapping whose keys are the places of the questions. Raises ``Malformed``."""
+    """Return the answers in the order of the questions, from a mapping with the keys ``"0"``, ``"1"``, ... Raises ``Malformed``."""
     found = document.get("answers")
     if not isinstance(found, dict):
         raise Malformed("the answer has no mapping of answers")
     if len(found) != count or any(str(place) not in found for place in range(count)):
-        raise Malformed(f"the answer has {len(found)} answers, which are not those to the {count} questions")
+        raise Malformed(f"the answer has {len(found)} answers, which do not match the {count} questions")
     return [found[str(place)] for place in range(count)]
 
 
 def named_numbers(raw: object, names: Sequence[str]) -> list[object]:
-    """Return the number of each name. Raises ``InvalidAnswer`` for a mapping with other names."""
+    """Return the values of a mapping in the order of ``names``. Raises ``InvalidAnswer`` if the mapping has other keys."""
     if type(raw) is dict and len(raw) == len(names):
         try:
             return [raw[name] for name in names]
@@ -331,7 +336,7 @@ def named_numbers(raw: object, names: Sequence[str]) -> list[object]:
 
 
 def as_text(messages: Sequence[Mapping[str, str]]) -> str:
-    """Return messages as one text, for APIs that take no conversation. The text of a single message is the message's.
+    """Return messages as one text, for APIs that take no conversation. A single message is returned without its role.
 
     Example:
         >>> as_text([{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}])
@@ -343,7 +348,7 @@ def as_text(messages: Sequence[Mapping[str, str]]) -> str:
 
 
 def unique_names(options: Sequence[str | bool]) -> list[str]:
-    """Return a different name for each option, in one line, for APIs whose options are texts that differ by more than case.
+    """Return a name in one line for each option. Names differ by more than upper and lower case, which some APIs require.
 
     Example:
         >>> unique_names([True, "true", "two\nlines"])
@@ -374,15 +379,15 @@ def described(name: str, description: str) -> str:
 
 
 def valid_input(inputs: Any) -> DecisionInput:
-    """Return input and questions, ready to be sent. Raises ``BadRequest`` or ``ConfigError`` with what to change.
+    """Return checked input and questions. Raises ``BadRequest`` or ``ConfigError``, which say what to change.
 
-    The questions of a ``DecisionInput`` are taken to be checked.
+    The questions in a ``DecisionInput`` are not checked again.
     """
     given, questions = inputs
     checked = questions if type(inputs) is DecisionInput else check_questions(questions)
     if isinstance(given, str):
         if not given.strip():
-            raise BadRequest("the input is empty; give the text that the questions are about")
+            raise BadRequest("the input is empty; pass the text that the questions are about")
         return DecisionInput(given, checked)
     if not isinstance(given, list | tuple):
         raise BadRequest(f"the input is a {type(given).__name__}; give a text, or messages such as {_EXAMPLE}")
@@ -403,9 +408,9 @@ def _text_message(message: dict[str, Any], place: int) -> dict[str, str]:
 
 
 def refused_by(status: int, body: bytes) -> str | None:
-    """Return the name of the dialect that an error response to a request for decisions points to; None if it says nothing about it.
+    """Return the name of the dialect that the error response to a decision points to, or None.
 
-    The words are those of vLLM 0.33 and SGLang 0.5.23. A server may also repeat the request, so words of the request count as well.
+    The messages are those of vLLM 0.33 and SGLang 0.5.23. A server may repeat the request in its message; its words count too.
 
     Example:
         >>> refused_by(404, b'{"detail":"Not Found"}'), refused_by(404, b'{"error":{"message":"The model `m` does not exist."}}')
@@ -422,11 +427,11 @@ def refused_by(status: int, body: bytes) -> str | None:
 
 
 _EXAMPLE = "[{'role': 'user', 'content': '...'}]"
-_SHOWN = 60  # characters of a question that an error message shows
+_SHOWN = 60  # most characters of a question in an error message
 _NO_MODEL = ("does not exist", "not found", "model_not_found")
 _POINTERS = (
     (("use /v1/systemone",), "systemone"),
-    (("/v1/decisions requires a generation model",), "systemone"),  # of SGLang: such checkpoints may have a head for decisions
+    (("/v1/decisions requires a generation model",), "systemone"),  # SGLang, for checkpoints that may have a head for decisions
     (("/v1/decisions requires",), "chat"),
     (("/v1/decisions does not support",), "chat"),
     (("/v1/decisions renders",), "chat"),
@@ -434,7 +439,7 @@ _POINTERS = (
     (("/v1/systemone requires",), "chat"),
     (("/v1/systemone does not support",), "chat"),
     (("is not one distinct token",), "chat"),
-    (("expected tags: 'choice', 'score', 'yes_no'",), "systemone"),  # of SGLang, which serves it for checkpoints of both kinds
+    (("expected tags: 'choice', 'score', 'yes_no'",), "systemone"),  # SGLang, which serves /v1/systemone for all checkpoints
     (("expected tags: 'predicate', 'choice', 'score'",), "vllm"),
     (("extra inputs are not permitted", "'question'", "field required"), "systemone"),
     (("extra inputs are not permitted",), "vllm"),
@@ -444,4 +449,4 @@ _POINTERS = (
     (("choices per question",), "vllm"),
     (("not supported", "decisions"), "chat"),
 )
-"""Words of an error message, all of them in lower case -> the dialect that they point to. The first that fits is taken."""
+"""Texts that an error message contains, in lower case -> the dialect that they point to. The first match counts."""

@@ -1,6 +1,6 @@
 """The dialect ``chat``: a decision of any chat model, from the log probabilities of the first token of its answer.
 
-One question a request. The question follows the input, so that all questions about an input share its prefix.
+A request has one question. The question comes after the input, so that the requests about one input have a common prefix.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from qreward.decisions import Choice, FoundAnswer, Question, Score, YesNo
 from qreward.settings.policies import Endpoint
 
 TOP = 20
-"""Tokens whose log probabilities are asked for: the most that OpenAI and, without ``--max-logprobs``, vLLM return."""
+"""Number of tokens whose log probabilities are requested. OpenAI, and vLLM without ``--max-logprobs``, return no more."""
 UNSEEN = 0.05
-"""Largest probability that a label may have which is not among the tokens returned. Of 20 tokens, the last has no more."""
+"""A label that is missing from the returned tokens may have at most this probability. The last of 20 tokens has no more."""
 
 _LABELS = {Choice: tuple(string.ascii_uppercase[:TOP]), Score: tuple(string.digits), YesNo: ("yes", "no")}
 _REPLY = {
@@ -41,8 +41,8 @@ _REPLY = {
     YesNo: "Reply with yes or no, and nothing else.",
 }
 _LEADS = {Choice: "Question", Score: "Rate", YesNo: "Is this true"}
-_LEAST = -1e4  # of a log probability; vLLM writes -9999 for minus infinity
-_ROUNDING = 1e-3  # of a log probability of float32
+_LEAST = -1e4  # lowest log probability; vLLM writes -9999 for minus infinity
+_ROUNDING = 1e-3  # rounding error of a log probability in float32
 _SPACES = string.whitespace + "▁Ġ"  # the last two stand for a space in tokens of SentencePiece and byte-level BPE
 _THINKING = frozenset({"vllm", "sglang"})  # kinds whose chat templates take enable_thinking
 
@@ -50,7 +50,7 @@ _THINKING = frozenset({"vllm", "sglang"})  # kinds whose chat templates take ena
 class ChatDialect(Dialect):
     """``POST /chat/completions`` with ``logprobs``.
 
-    The temperature is 1, as SGLang divides the logits by it before it computes log probabilities (``srt/layers/sampler.py``).
+    The temperature is 1, because SGLang divides the logits by it before it computes log probabilities (``srt/layers/sampler.py``).
     """
 
     name = "chat"
@@ -92,7 +92,7 @@ class ChatDialect(Dialect):
         found, seen, least = _sum_up(_tokens(row), labels_of(question))
         whole = mass(math.fsum(found.values()))
         if not whole:
-            raise NoAnswer("the model's first token is none of the labels (a model that thinks first cannot be asked in this way)")
+            raise NoAnswer("the model's first token is none of the labels (this dialect does not work with a model that thinks first)")
         unseen = min(least, 1.0 - seen) if len(found) < len(question.options) else 0.0
         if unseen > UNSEEN:
             raise NoAnswer(f"the server returned too few tokens: a label that is missing may have a probability of {unseen:.2f}")
@@ -101,7 +101,7 @@ class ChatDialect(Dialect):
 
 
 def labels_of(question: Question) -> tuple[str, ...]:
-    """Return the label of each option: yes and no, the number of a level, or a letter.
+    """Return the label of each option: yes or no, the number of a level, or a letter.
 
     Example:
         >>> labels_of(YesNo("It is right.")), labels_of(Score("Clear?", levels=["no", "fairly", "very"]))
@@ -111,7 +111,7 @@ def labels_of(question: Question) -> tuple[str, ...]:
 
 
 def asked(question: Question) -> str:
-    """Return a question as a model reads it: the text, a line per option with its label, and how to reply.
+    """Return the text of a question for a model: the question, a line per option with its label, and how to reply.
 
     Example:
         >>> print(asked(Choice("Tone?", choices={"calm": "factual", "rude": ""})))
@@ -129,7 +129,7 @@ def asked(question: Question) -> str:
 
 
 def _messages(inputs: DecisionInput) -> list[dict[str, str]]:
-    """Return the conversation: the input's own system message, if it begins with one, then everything else as one message."""
+    """Return the conversation: the input's system message, if it begins with one, then the rest and the question as one message."""
     given, question = inputs.input, asked(inputs.questions[0])
     if isinstance(given, str):
         return [{"role": "user", "content": f"{given}\n\n{question}"}]
@@ -138,7 +138,7 @@ def _messages(inputs: DecisionInput) -> list[dict[str, str]]:
 
 
 def _tokens(choice: dict[str, Any]) -> list[tuple[str, float]]:
-    """Return the tokens that could have been first, each with its log probability. Raises ``InvalidAnswer``."""
+    """Return the candidates for the first token, each with its log probability. Raises ``InvalidAnswer`` or ``NoAnswer``."""
     logprobs = choice.get("logprobs")
     content = logprobs.get("content") if isinstance(logprobs, dict) else None
     if not isinstance(content, list) or not content:
@@ -155,7 +155,7 @@ def _tokens(choice: dict[str, Any]) -> list[tuple[str, float]]:
 
 
 def _sum_up(tokens: list[tuple[str, float]], labels: Sequence[str]) -> tuple[dict[str, float], float, float]:
-    """Return the probability of each label found, that of all tokens together, and that of the least probable token."""
+    """Return three values: the probability of each label found, the sum over all tokens, and the smallest probability of a token."""
     found: dict[str, float] = {}
     numbers = [math.exp(min(max(number, _LEAST), 0.0)) for _, number in tokens]
     wanted = {label.casefold(): label for label in labels}

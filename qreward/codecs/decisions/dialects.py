@@ -1,4 +1,4 @@
-"""All dialects by name, and the memory of which endpoint speaks which. Knows how no dialect looks."""
+"""All dialects by name, and a table of the dialect that each endpoint was found to use."""
 
 from __future__ import annotations
 
@@ -19,18 +19,17 @@ DIALECTS: Mapping[str, Dialect] = {
 }
 """Every dialect, by its name."""
 EXPECTED: Mapping[str, str] = {"sglang": "sglang", "vllm": "vllm"}
-"""Kind of an endpoint -> the dialect that it is taken to speak until it is known; ``openai`` for all others."""
+"""Kind of an endpoint -> the dialect to try first; ``openai`` for all other kinds."""
 PROBE = DecisionInput("2 + 2 = 4", (YesNo("The sum is right."),))
-"""The smallest decision. It is valid at OpenAI and at vLLM, so that a vLLM server whose model gives no decisions says just that (501).
-SGLang refuses its type ``predicate``. A server of vLLM that answers is told from OpenAI by its ``kind``, or by the first limit that it
-complains about."""
+"""A small decision that shows which dialect a server uses. OpenAI and vLLM answer it in the dialect ``openai``, and SGLang refuses it.
+A vLLM server whose model cannot decide answers 501."""
 
 MOST_KNOWN = 8192
-"""Endpoints and models that are remembered. It is bounded because the names of models come from callers."""
+"""Most pairs of endpoint and model that are remembered. There is a limit because callers choose the names of models."""
 
 
 class DialectTable:
-    """What is known of the dialects of endpoints: (name of an endpoint, its address, model) -> dialect."""
+    """The dialects that endpoints use, for each pair of endpoint and model."""
 
     default = OPENAI
 
@@ -39,24 +38,27 @@ class DialectTable:
         self._assumed: dict[tuple[str, str, str], str] = {}
 
     def known(self, endpoint: Endpoint, model: str) -> Dialect | None:
-        """Return the dialect that an endpoint was found to speak for a model; None if that is not known."""
+        """Return the dialect that an endpoint was found to use for a model; None if it is not known yet."""
         name = self._known.get((endpoint.name, endpoint.base_url, model))
         return None if name is None else DIALECTS[name].at(endpoint)
 
     def expected(self, endpoint: Endpoint, model: str) -> Dialect:
-        """Return the dialect of the setting ``Endpoint.decisions``, else the one known or assumed, else that which its kind suggests."""
+        """Return the dialect to use for an endpoint and a model.
+
+        The first that is available counts: the setting ``Endpoint.decisions``, the known dialect, the assumed one, and that of its kind.
+        """
         key = endpoint.name, endpoint.base_url, model
         name = endpoint.decisions or self._known.get(key) or self._assumed.get(key) or EXPECTED.get(endpoint.kind, "openai")
         return DIALECTS[name].at(endpoint)
 
     def assume(self, endpoint: Endpoint, model: str, name: str) -> None:
-        """Take an endpoint to speak a dialect until it is known."""
+        """Use a dialect for an endpoint and a model until their dialect is known."""
         if len(self._assumed) >= MOST_KNOWN:
             self._assumed.clear()
         self._assumed[endpoint.name, endpoint.base_url, model] = name
 
     def remember(self, endpoint: Endpoint, model: str, name: str) -> Dialect:
-        """Note which dialect an endpoint speaks for a model, and return it. Raises ``ConfigError`` for a name that is not known."""
+        """Store the dialect that an endpoint was found to use for a model, and return it. Raises ``ConfigError`` for an unknown name."""
         if name not in DIALECTS:
             raise ConfigError(f"there is no dialect {name!r} of decisions; known are {', '.join(DIALECTS)}")
         if len(self._known) >= MOST_KNOWN:
@@ -65,10 +67,10 @@ class DialectTable:
         return DIALECTS[name].at(endpoint)
 
     def forget(self, endpoint: Endpoint, model: str) -> None:
-        """Forget what is known of an endpoint and a model, as after its server was replaced."""
+        """Remove the known dialect of an endpoint and a model, for example because the server was replaced."""
         self._known.pop((endpoint.name, endpoint.base_url, model), None)
 
     def limits(self, endpoints: Iterable[Endpoint], model: str) -> tuple[int, int]:
-        """Return the largest number of questions in a request, and of options in a question, that all of the endpoints take."""
+        """Return the maximum number of questions in a request, and of options in a question, that every one of the endpoints takes."""
         dialects = [self.expected(endpoint, model) for endpoint in endpoints]
         return min(dialect.most_questions for dialect in dialects), min(dialect.most_options for dialect in dialects)

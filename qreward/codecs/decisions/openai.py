@@ -1,6 +1,6 @@
 """The dialects ``openai`` and ``vllm``: ``POST /decisions``, as OpenAI defined it and as vLLM serves it.
 
-vLLM refuses members that it does not know, takes fewer questions and options, and reads the input as one text.
+vLLM refuses unknown members, takes fewer questions and options, and takes the input as one text.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class _Choice(msgspec.Struct, gc=False, tag="choice"):
 
 
 class _Decision(msgspec.Struct, gc=False):
-    """A response as it should be. Decoding it checks all types, and that each number is from 0 to 1."""
+    """A response in the documented form. Decoding it checks all types, and that each number is from 0 to 1."""
 
     answers: list[_Predicate | _Score | _Choice]
     model: str = ""
@@ -95,7 +95,7 @@ class OpenAIDialect(Dialect):
         return {**asked, options: [{key: option, **({"description": text} if text else {})} for option, text in pairs]}
 
     def decode(self, body: bytes, call: WireRequest) -> DecisionReply:
-        """Return the answers of a response as it should be by a short way, and of any other one as all dialects do."""
+        """Return the answers. A response in the documented form is decoded by a faster way than in the base class."""
         questions = call.inputs.questions
         try:
             found = _DECODER.decode(body)
@@ -107,7 +107,7 @@ class OpenAIDialect(Dialect):
         return super().decode(body, call)
 
     def _usual(self, questions: tuple[Question, ...], rows: Sequence[_Predicate | _Score | _Choice]) -> AnswerTable:
-        """Return the answers to the questions. Raises ``InvalidAnswer`` for anything unusual, without saying what it is."""
+        """Return the answers of a response in the documented form. Raises ``InvalidAnswer`` without a message for any other one."""
         numbers: list[float] = []
         masses: list[float | None] = []
         confidences: list[float] = []
@@ -149,11 +149,11 @@ class OpenAIDialect(Dialect):
         return FoundAnswer(numbers, confidence=confidence, label_mass=self.label_mass(confidence, max(numbers)))
 
     def label_mass(self, confidence: float, highest: float) -> float | None:  # noqa: ARG002 - for subclasses
-        """Return the label mass of an answer, if the dialect tells it."""
+        """Return the label mass of an answer; None if the API does not report it."""
         return None
 
     def _in_order(self, question: Question, raw: object) -> list[object]:
-        """Return the probability of each option, by its typed value, or by the number of its level."""
+        """Return the probability of each option, in the order of the question. Levels are matched by number, other options by value."""
         if not isinstance(raw, list):
             raise InvalidAnswer("it has no list of probabilities")
         labels = isinstance(question, Score)
@@ -171,7 +171,7 @@ class OpenAIDialect(Dialect):
 
 
 def _numbers_of(question: Question, row: _Score | _Choice) -> Sequence[float]:
-    """Return the probability of each option of a question. Raises ``InvalidAnswer`` for other options, or in another order."""
+    """Return the probability of each option of a question. Raises ``InvalidAnswer`` if the row has other options or another order."""
     options, found = question.options, row.probabilities
     if len(found) != len(options):
         raise InvalidAnswer
@@ -186,7 +186,7 @@ def _numbers_of(question: Question, row: _Score | _Choice) -> Sequence[float]:
 
 
 class VLLMDialect(OpenAIDialect):
-    """Decisions as vLLM 0.33 serves them (``entrypoints/openai/decisions``). Its confidence is probability times label mass."""
+    """Decisions as vLLM 0.33 serves them (``entrypoints/openai/decisions``). Its ``confidence`` is the probability times the label mass."""
 
     name = "vllm"
     most_questions = 64

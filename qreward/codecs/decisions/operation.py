@@ -1,4 +1,4 @@
-"""``Decide``: the codec of a decision before an endpoint is chosen for it. Each endpoint is then sent its own dialect."""
+"""``Decide``: the codec of a decision until an endpoint is chosen. The request is then encoded in the dialect of the endpoint."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Decide:
     """The codec of a ``WireRequest`` whose ``inputs`` are a ``DecisionInput``.
 
     Args:
-        table: which endpoint speaks which dialect.
-        learned: called after an error response has shown that an endpoint speaks another dialect than was known.
+        table: the dialects of endpoints.
+        learned: called after an error response has shown that an endpoint uses another dialect.
     """
 
     name = "decide"
@@ -31,13 +31,13 @@ class Decide:
         self.table, self._learned = table, learned
 
     def dialect_at(self, endpoint: Endpoint, model: str) -> Dialect:
-        """Return the dialect that is used for an endpoint now."""
+        """Return the dialect in which the next request to an endpoint is encoded."""
         return self.table.expected(endpoint, model)
 
     def learns(self, endpoint: Endpoint, model: str, name: str | None) -> bool:
-        """Note the dialect that an error response points to. Returns True if the request should be sent again, in that dialect.
+        """Store the dialect that an error response points to. Returns True if the request should be sent again in that dialect.
 
-        The setting of an endpoint stands: if it names a dialect, the error is the caller's.
+        Nothing is stored if ``Endpoint.decisions`` names a dialect.
         """
         if name is None or endpoint.decisions is not None:
             return False
@@ -46,13 +46,13 @@ class Decide:
         return True
 
     def advice(self, endpoint: Endpoint, model: str, error: Exception) -> str:
-        """Return what an error of an endpoint adds where its dialect may be the fault: how to name the right one; else ``""``."""
+        """Return a hint to add to an error that a wrong dialect may have caused; ``""`` for any other error."""
         status = getattr(error, "status_code", None)
         if status not in NO_SUCH_PATH and (status not in OTHER_BODY or endpoint.decisions or self.table.known(endpoint, model)):
             return ""
         name = self.dialect_at(endpoint, model).name
         return (
-            f"; it was asked in the dialect {name!r} of decisions; if it speaks another one, set decisions= of endpoint {endpoint.name!r}"
+            f"; the decision was sent in the dialect {name!r}; if the server uses another one, set decisions= of endpoint {endpoint.name!r}"
         )
 
     def validate(self, inputs: Any) -> DecisionInput:
@@ -60,7 +60,7 @@ class Decide:
         return valid_input(inputs)
 
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
-        """Estimate as the default dialect does; the others differ by little."""
+        """Return the estimate of the default dialect. Other dialects need about as many tokens."""
         return self.table.default.estimate_tokens(call)
 
     def encode(self, call: WireRequest, model: str) -> bytes:  # noqa: ARG002 - as all codecs have it

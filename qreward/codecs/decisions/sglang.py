@@ -1,7 +1,7 @@
 """The dialect ``sglang``: ``POST /decisions`` as SGLang 0.5.23 serves it (``entrypoints/openai/serving_decisions.py``).
 
-The path is OpenAI's, but nothing else: a question has an id, answers are a mapping by id, and options are names that must differ by more
-than case.
+Only the path is the same as in OpenAI's API. A question has an id, answers are a mapping by id, and options are names that must differ by
+more than upper and lower case.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _TYPES = {YesNo: "yes_no", Score: "score", Choice: "choice"}
 
 
 class SGLangDialect(Dialect):
-    """Decisions of SGLang. Every answer tells its label mass."""
+    """Decisions of SGLang. Every answer has its label mass."""
 
     name = "sglang"
     path = "/decisions"
-    most_questions = 64  # the server sets no limit; each question is a prompt of its own, and all of a request are scored in one call
+    most_questions = 64  # the server has no limit, but scores the prompts of all questions in a request together
     most_options = 26
 
     def write(self, question: Question) -> dict[str, Any]:
@@ -55,12 +55,12 @@ class SGLangDialect(Dialect):
         kind = member(row, "type")
         if kind != _TYPES[type(question)]:
             raise InvalidAnswer(f"it has the type {kind!r}")
-        numbers = named_numbers(row.get("probabilities"), self.kept(question).names)
+        numbers = named_numbers(row.get("probabilities"), self.encoded_question(question).names)
         return FoundAnswer(distribution(numbers, len(numbers)), label_mass=mass(row.get("label_mass")))
 
 
 def names_of(question: Question) -> tuple[str, ...]:
-    """Return the names by which the server calls the options of a question in its answer."""
+    """Return the names of a question's options in the server's answer."""
     if isinstance(question, Choice):
         return tuple(unique_names(question.options))
     return ("yes", "no") if isinstance(question, YesNo) else tuple(str(level) for level in range(len(question.options)))

@@ -1,9 +1,8 @@
 """The dialect ``systemone``: ``POST /systemone``, the System One API 0.2.0, as vLLM 0.33 and SGLang 0.5.23 serve it.
 
-They differ in where the label mass stands: vLLM puts it into ``diagnostics``, SGLang into the answer, as ``x_label_mass``. Both compute a
-``confidence`` in their own way (vLLM: probability times label mass; SGLang: distance from a uniform guess), so it is not read: the same
-question gets the same confidence from both. Checkpoints made for decisions report no label mass; vLLM and SGLang cut a state that is too
-long for them without saying so.
+vLLM reports the label mass in ``diagnostics``, SGLang in the answer as ``x_label_mass``. Checkpoints that were trained for decisions report
+none. The ``confidence`` of a response is ignored, because vLLM and SGLang compute it differently (vLLM: probability times label mass;
+SGLang: distance from a uniform guess). Both truncate a state that is too long for these checkpoints, without an error.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _TYPES = {YesNo: "noul", Score: "score", Choice: "choice"}
 
 
 class SystemOneDialect(Dialect):
-    """Decisions of System One. ``most_options`` are those of vLLM; SGLang labels the options beyond 26 with two letters."""
+    """Decisions of System One. vLLM takes 26 options and SGLang 255."""
 
     name = "systemone"
     path = "/systemone"
@@ -80,7 +79,7 @@ class SystemOneDialect(Dialect):
             yes = probability(answer.get("noul"))
             numbers: tuple[float, ...] = (yes, 1.0 - yes)
         else:
-            numbers = distribution(named_numbers(answer.get("probabilities"), self.kept(question).names), len(question.options))
+            numbers = distribution(named_numbers(answer.get("probabilities"), self.encoded_question(question).names), len(question.options))
         told = answer.get("x_label_mass") if diagnostics is None else member(diagnostics, "label_mass")
         return FoundAnswer(numbers, label_mass=mass(told))
 

@@ -1,8 +1,8 @@
-"""Codecs of GPU reward servers and of the OpenAI APIs that take lists. They know nothing of queues or of sockets.
+"""Codecs of GPU reward servers and of the OpenAI APIs that take lists.
 
-``base`` defines items, operations, codecs and the record of a kind of server; each kind has a file with its record, and ``registry`` lists
-them.
+``base`` defines items, operations, codecs and the record of a kind of server. Each kind has a module with its record, and ``registry``
+lists the kinds.
 
-Results are assigned to items by ``index`` if the server sends one, else by position, never by score. A list of another length is
-``Malformed``. A score that is null, NaN, infinite or not a number is an error of its item, never 0.
+Results are assigned to items by ``index`` if the server sends one, otherwise by position, never by score. A list of the wrong length is
+``Malformed``. If a score is null, NaN, infinite or not a number, its item fails; it never becomes 0.
 """

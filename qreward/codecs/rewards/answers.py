@@ -1,6 +1,6 @@
-"""Responses to lists of items: a value or an error for each item, and the usage of each. Knows no server's API.
+"""Responses to lists of items: a value or an error for each item, and its usage.
 
-Results that have a type of the openai package are built on demand.
+Objects of the openai package are created only when they are needed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MOST = 2**53  # beyond it, floats skip whole numbers
 
 
 class RewardScore(float):
-    """A reward: a float, with the other numbers that the server returned.
+    """A reward: a float with the other numbers that the server returned.
 
     Attributes:
         attributes: name -> number, such as ``helpfulness`` and ``correctness``. Empty if the server returns only one number.
@@ -43,7 +43,10 @@ class RewardScore(float):
 class ItemAnswer(msgspec.Struct, gc=False):
     """The result of one item of a list. Implements ``qreward.results.Answered``.
 
-    ``usage`` is its share of the usage of the whole request, ``estimated`` by the size of the items if the server reported only the total.
+    Attributes:
+        value: the value of the item.
+        usage: its share of the tokens of the request; None if the server reported none.
+        estimated: True if the share is estimated from the size of the items, because the server reported only the total.
     """
 
     value: Any
@@ -54,13 +57,13 @@ class ItemAnswer(msgspec.Struct, gc=False):
         return self.value
 
     def text(self) -> str:
-        """Return the text of the first choice if the result is a completion; else ``""``."""
+        """Return the text of the first choice if the result is a completion; otherwise ``""``."""
         text = self._first().get("text")
         return text if isinstance(text, str) else ""
 
     @property
     def finish_reason(self) -> str | None:
-        """Why the first choice ended, if the result is a completion; else None."""
+        """Why the first choice ended, if the result is a completion; otherwise None."""
         return ending_of(self._first().get("finish_reason"))
 
     def _first(self) -> dict[str, Any]:
@@ -69,10 +72,15 @@ class ItemAnswer(msgspec.Struct, gc=False):
 
 
 class ListAnswer(msgspec.Struct, gc=False):
-    """The response to a list of items: for each, in the order of the request, its value or an ``InvalidResponse``.
+    """The response to a list of items.
 
-    ``usage`` is that of the whole request, and ``each`` that of each item, if the server reports it; else it is estimated by ``sizes``, the
-    prompt tokens of each item, and ``outputs``, the size of its generated text. ``kind`` is the type of the answer of an item.
+    Attributes:
+        items: the value of each item or an ``InvalidResponse``, in the order of the request.
+        usage: tokens of the whole request; None if the server reported none.
+        each: tokens of each item; None if the server did not report them.
+        sizes: estimated prompt tokens of each item, by which ``usage`` is divided among the items.
+        outputs: size of each item's generated text, for the same purpose; None if there is none.
+        kind: the type of an item's answer.
     """
 
     items: list[Any]
@@ -93,7 +101,7 @@ class ListAnswer(msgspec.Struct, gc=False):
         return self.items
 
     def shares(self) -> list[ItemAnswer | InvalidResponse]:
-        """Return the result or the error of each item, each result with its share of the usage."""
+        """Return the answer or the error of each item. Each answer has its share of the usage."""
         whole, count = self.usage, len(self.items)
         estimated = self.each is None and whole is not None and count > 1
         usages = self._estimated(whole) if estimated and whole is not None else self.each or [whole] * count
@@ -114,7 +122,7 @@ class ListAnswer(msgspec.Struct, gc=False):
 def share(total: int | None, sizes: Sequence[float]) -> list[int | None]:
     """Split a total into integers in proportion to the sizes (Hamilton's method of largest remainders).
 
-    A total that cannot be a number of tokens yields None for each.
+    If the total is None, negative or too large, every share is None.
 
     Example:
         >>> share(10, [1.0, 1.0, 2.0])
@@ -132,7 +140,7 @@ def share(total: int | None, sizes: Sequence[float]) -> list[int | None]:
 
 
 class Choices(ItemAnswer, gc=False):
-    """The choices of a completion for one prompt; built as a list of openai ``CompletionChoice``."""
+    """The choices of a completion for one prompt. ``build`` returns a list of openai ``CompletionChoice``."""
 
     def build(self) -> Any:
         from openai.types import CompletionChoice  # noqa: PLC0415 - takes most of a second, and is often not needed
@@ -141,7 +149,7 @@ class Choices(ItemAnswer, gc=False):
 
 
 class Moderated(ItemAnswer, gc=False):
-    """The moderation of one input; built as an openai ``Moderation``."""
+    """The moderation of one input. ``build`` returns an openai ``Moderation``."""
 
     def build(self) -> Any:
         from openai.types import Moderation  # noqa: PLC0415

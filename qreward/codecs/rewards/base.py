@@ -1,8 +1,8 @@
-"""The base of all codecs of lists: one request body with many items, one response with as many values. Knows no particular server's API.
+"""The base of all list codecs: one request body with many items, and one response with a value for each.
 
-Before an endpoint is chosen, a request has an ``Operation``: it validates items, estimates their size, and says which of them may share a
-request. When an endpoint can take it, the ``ListCodec`` of the endpoint's kind encodes the body and decodes the response. A ``ServerKind``
-is the record of everything that is known of one kind of server.
+Before an endpoint is chosen, a request has an ``Operation``. It validates items, estimates their size, and decides which of them may share
+a request. When an endpoint takes the request, the ``ListCodec`` of the endpoint's kind encodes the body and decodes the response. A
+``ServerKind`` describes one kind of server.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from qreward.settings.policies import RewardModel
 TEXT, PAIR, CHAT_ITEM, TOKENS, PARTS = "text", "pair", "chat", "tokens", "parts"
 """The kinds of items. Items of different kinds never share a request."""
 LONE = frozenset({CHAT_ITEM, PARTS})
-"""Kinds of which a body contains only one item."""
+"""Kinds of items that are sent in a body of their own."""
 
-_BYTES_AROUND_ITEM = 16  # of JSON syntax: quotes, brackets, a comma
-_BYTES_AROUND_ITEMS = 512  # of a body other than its items
+_BYTES_AROUND_ITEM = 16  # JSON syntax of one item: quotes, brackets, a comma
+_BYTES_AROUND_ITEMS = 512  # other members of a body
 
 
 class Pair(msgspec.Struct, frozen=True, gc=False):
@@ -54,9 +54,14 @@ class Parts(msgspec.Struct, frozen=True, gc=False):
 
 
 def pair_item(raw: Any) -> str | Pair | Conversation:
-    """Return an item to score: a text, ``(prompt, response)``, or a conversation. A conversation as prompt is joined with the response.
+    """Return an item to score: a text, a ``Pair``, or a ``Conversation``.
 
-    Raises ``BadRequest`` for anything else.
+    Args:
+        raw: a text, ``(prompt, response)``, a list of messages, or a dict with ``prompt`` and ``response`` or with ``messages``. If the
+            prompt is a list of messages, the response becomes its last message.
+
+    Raises:
+        BadRequest: ``raw`` has none of these forms.
     """
     if isinstance(raw, str):
         return raw
@@ -104,7 +109,7 @@ def parts_item(raw: Any) -> str | Parts:
 
 
 def _not_an_item(raw: object, name: str, rule: str) -> BadRequest:
-    """None is a missing value, as after a failed generation."""
+    """Return the error for an invalid item. None gets a message of its own, because it is usually a failed generation."""
     if raw is None:
         return BadRequest(f"the {name} is None; leave the item out, or give the {name}")
     return BadRequest(f"{rule}, not {'an empty one' if raw in ('', [], ()) else f'a {type(raw).__name__}'}")
@@ -139,7 +144,7 @@ _SHAPES = {str: TEXT, Pair: PAIR, Conversation: CHAT_ITEM, list: TOKENS, Parts: 
 
 
 def tokens_in(item: Any) -> float:
-    """Return the tokens of an item: token ids are counted, texts estimated by their characters."""
+    """Return the number of tokens of an item. For texts it is estimated from the number of characters."""
     match item:
         case str():
             chars = len(item)
@@ -155,7 +160,7 @@ def tokens_in(item: Any) -> float:
 
 
 def bytes_in(item: Any) -> int:
-    """Estimate the bytes of an item in a body. The estimate is not too small unless the item has many JSON escapes."""
+    """Return an estimate of an item's bytes in a body. It is too small only if the item has many JSON escapes."""
     match item:
         case list():
             size = sum(len(str(token)) + 1 for token in item)
@@ -169,12 +174,12 @@ def bytes_in(item: Any) -> int:
 
 
 class MergeLimits(msgspec.Struct, frozen=True):
-    """How much one request may contain. None sets no limit.
+    """The limits of one request. None means no limit.
 
     Args:
-        items: number of items.
-        tokens: estimated tokens of all items.
-        bytes: size of the body.
+        items: maximum number of items.
+        tokens: maximum tokens of all items together, as estimated by ``tokens_in``.
+        bytes: maximum bytes of the body.
     """
 
     items: int | None = None
@@ -182,15 +187,17 @@ class MergeLimits(msgspec.Struct, frozen=True):
     bytes: int | None = None
 
     def with_items(self, most: int | None) -> MergeLimits:
-        """Return the same limits with at most ``most`` items, but at least one. None changes nothing."""
+        """Return these limits with at most ``most`` items. A value below 1 counts as 1, and None changes nothing."""
         return self if most is None or (self.items is not None and self.items <= most) else self.of_items(most)
 
     def of_items(self, items: int) -> MergeLimits:
-        """Return the same limits with this number of items, but at least one."""
+        """Return these limits with another number of items. A value below 1 counts as 1."""
         return MergeLimits(max(1, items), self.tokens, self.bytes)
 
     def fitting(self, items: Iterable[Any]) -> int:
-        """Return how many of the items, from the first, fit into one request. At least 1: the server rejects an item that is too large.
+        """Return how many items, counted from the first, fit into one request.
+
+        The result is at least 1: an item that exceeds a limit is sent alone, and the server decides.
 
         Example:
             >>> MergeLimits(items=2).fitting(["a", "b", "c"])
@@ -213,42 +220,43 @@ def _over(amount: float, limit: float | None) -> bool:
 UNLIMITED = MergeLimits()
 ALONE = MergeLimits(items=1)
 
-SPLITTING = frozenset({400, 413, 422, 424})
-"""Statuses of a list for which one item may be the cause: these servers accept all items of a list or none."""
-ONES_FAULT = (BadRequest, ServerError, InvalidResponse, ConnectionFailed, RequestTimeout)
-"""Errors of a list for which one item may be the cause."""
-_OF_AN_ITEM = frozenset({FailureKind.REFUSED, FailureKind.UNSUITABLE})  # UNSUITABLE: too long for this model
-_OF_NO_ITEM = frozenset({FailureKind.OVERLOADED, FailureKind.QUOTA, FailureKind.UNSENDABLE})
+BAD_ITEM_STATUSES = frozenset({400, 413, 422, 424})
+"""Statuses of a refused list that a single bad item may have caused."""
+BAD_ITEM_ERRORS = (BadRequest, ServerError, InvalidResponse, ConnectionFailed, RequestTimeout)
+"""Errors of a list that a single bad item may have caused."""
+_BAD_ITEM_KINDS = frozenset({FailureKind.REFUSED, FailureKind.UNSUITABLE})  # UNSUITABLE: too long for this model
+_NOT_ITEM_KINDS = frozenset({FailureKind.OVERLOADED, FailureKind.QUOTA, FailureKind.UNSENDABLE})
 
 
 def splits(failure: Failure, count: int) -> bool:
-    """Return whether a failed list of ``count`` items is sent again in two halves, so that finally only the invalid item fails.
+    """Return True if a failed list of ``count`` items is sent again in two halves, so that in the end only the bad item fails.
 
-    After an overload, the whole list waits at the head of its queue instead. A wrong key or address would fail for each half too.
+    After an overload, the whole list can be sent again, so it is not split. After an error such as a wrong key it is not split either,
+    because each half would fail too.
     """
-    if count < 2 or failure.misconfigured or failure.kind in _OF_NO_ITEM:
+    if count < 2 or failure.misconfigured or failure.kind in _NOT_ITEM_KINDS:
         return False
     status = failure.error.status_code if isinstance(failure.error, RequestError) else None
-    return failure.kind in _OF_AN_ITEM or status in SPLITTING
+    return failure.kind in _BAD_ITEM_KINDS or status in BAD_ITEM_STATUSES
 
 
-def may_be_one_items_fault(error: BaseException) -> bool:
-    """Return whether parts of a list that finally failed may succeed.
+def may_have_a_bad_item(error: BaseException) -> bool:
+    """Return True if parts of a failed list may succeed.
 
-    A response that was read but is not a list of results for these items is an error of the server, for the whole list. With fewer items,
-    the response of such a server may seem valid: a server that always returns one number would be believed for a list of one item.
+    This is False for a response that could be read but does not have one result per item. Such a server must not be asked again with fewer
+    items: if it always returns one number, its response to a list of one item would wrongly be accepted.
     """
     read = isinstance(error, InvalidResponse) and error.status_code is not None
-    return isinstance(error, ONES_FAULT) and not read
+    return isinstance(error, BAD_ITEM_ERRORS) and not read
 
 
 class Operation:
-    """An operation on a list of items, before an endpoint is chosen. It is the ``codec`` of a ``WireRequest`` whose ``inputs`` are items.
+    """An operation on a list of items, such as ``score``. It is the ``codec`` of a ``WireRequest`` until an endpoint is chosen.
 
     Attributes:
-        name: such as ``score``.
-        item: returns one item, ready to be sent, or raises ``BadRequest``.
-        check: raises ``BadRequest`` for parameters that are missing or not supported.
+        name: its name, such as ``score``.
+        item: a function that validates one item and returns it in the form that codecs take. Raises ``BadRequest``.
+        check: a function that raises ``BadRequest`` if a parameter is missing or not supported.
     """
 
     path = ""
@@ -259,7 +267,7 @@ class Operation:
         self.check = check
 
     def validate(self, inputs: Any) -> list[Any]:
-        """Return the items, ready to be sent. Raises ``BadRequest`` with the index of an invalid item."""
+        """Return the items in the form that codecs take. Raises ``BadRequest`` with the index of an invalid item."""
         if not isinstance(inputs, list | tuple) or not inputs:
             what = "empty" if isinstance(inputs, list | tuple) else f"a {type(inputs).__name__}"
             raise BadRequest(f"the items of {self.name} are {what}; send a list of at least one")
@@ -272,14 +280,14 @@ class Operation:
         return items
 
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
-        """Estimate the items by their characters, and the output by ``max_tokens``. Only completions have output."""
+        """Return the estimated tokens of all items, and the maximum output tokens, which only completions have."""
         output = most_output(call.params) * len(call.inputs) if self.name == "completions" else 0.0
         return sum(map(tokens_in, call.inputs)), output
 
     def merge_key(self, call: WireRequest) -> Hashable:
-        """Return a key. Calls with equal keys may share a request: they differ only in their items, which have the same kinds.
+        """Return the key of a call. Calls with equal keys may share a request: they differ only in their items.
 
-        Raises ``BadRequest`` for parameters that JSON cannot hold.
+        Raises ``BadRequest`` if JSON cannot represent a parameter.
         """
         params = jsonio.write(call.model, "", None, dict(sorted(call.params.items())), all_text=True)
         headers = frozenset((name.lower(), value) for name, value in (call.headers or {}).items())
@@ -296,19 +304,20 @@ class Operation:
 
 
 class ListCodec:
-    """How one operation is sent to one kind of server. Subclass it, set the attributes, and override what the server does differently.
+    """Sends one operation to one kind of server. Subclass it, set the attributes, and override methods where the server differs.
 
     Attributes:
         path: path of the API, such as ``/reward``.
-        native: False if ``path`` is relative to the endpoint's ``base_url``; True if it is relative to the root of the server, that is, to
-            ``base_url`` without its ``/v1``.
-        member: name of the member of the body that holds the items.
-        texts, pairs, chats: what the server takes as an item. A pair becomes a text by ``RewardModel(template=...)`` or, if ``pairs`` is
-            False and ``chats`` is True, a conversation. A body holds one conversation, as ``messages``.
-        rows_in: name of the member of the response that is a list with one row per item; ``""`` if the response itself is that list.
-        value_in: name of the member of a row that holds the reward. A row that is not an object is the reward itself.
-        limits: how much one body may contain.
-        answer: the type of the answer of an item, which builds what callers receive.
+        native: False if ``path`` is relative to the endpoint's ``base_url``; True if it is relative to the root of the server, which is
+            ``base_url`` without ``/v1``.
+        member: name of the body's member with the items.
+        texts, pairs, chats: True if the server takes texts, pairs or conversations as items. A pair becomes a text if
+            ``RewardModel(template=...)`` is set. Otherwise, for a server that takes conversations but no pairs, it becomes a conversation.
+            Each conversation is sent in a body of its own, as ``messages``.
+        rows_in: name of the response's member with a list of one row per item; ``""`` if the response itself is that list.
+        value_in: name of the row's member with the reward. If a row is not an object, it is the reward itself.
+        limits: the limits of one body.
+        answer: the type of an item's answer. Its ``build`` returns the result for the caller.
         operation: the operation.
         settings: the :class:`RewardModel` of the endpoint.
 
@@ -336,7 +345,7 @@ class ListCodec:
         self.settings = settings
 
     def form(self, item: Any) -> Any:
-        """Return the item in the form that this server accepts. Raises ``BadRequest`` if it accepts none."""
+        """Return the item in a form that this server accepts. Raises ``BadRequest`` if there is none."""
         if type(item) is str and self.texts:
             return item
         if isinstance(item, Pair):
@@ -357,11 +366,11 @@ class ListCodec:
         return item
 
     def mergeable(self, item: Any) -> bool:
-        """Return whether the item may share a body with others of its kind. Raises ``BadRequest`` like ``form``."""
+        """Return True if the item may share a body with others of its kind. Raises ``BadRequest`` like ``form``."""
         return shape_of(self.form(item)) not in LONE
 
     def encode(self, call: WireRequest, model: str) -> bytes:
-        """Return the body. Raises ``BadRequest`` for items that cannot share it, that the server rejects, or that JSON cannot hold."""
+        """Return the body. Raises ``BadRequest`` if items cannot share a body, if the server does not take them, or if JSON cannot."""
         self.operation.check(call.params)
         items = [self.form(item) for item in call.inputs]
         lone = LONE & set(map(shape_of, items))
@@ -377,22 +386,27 @@ class ListCodec:
         return jsonio.write(model, name, inputs, params, all_text=type(items[0]) in (str, list))
 
     def body(self, items: list[Any]) -> dict[str, Any]:
-        """Return the members of the body that hold the items, as ``form`` returns them."""
+        """Return the members of the body with the items. ``items`` are results of ``form``."""
         if isinstance(items[0], Conversation):
             return {"messages": items[0].messages}
         return {self.member: items[0].parts if isinstance(items[0], Parts) else items}
 
     def defaults(self) -> dict[str, Any]:
-        """Return further members, which the caller may replace. ``model`` is always sent: routers need it."""
+        """Return further members of the body. Parameters of the caller replace them. ``model`` is always sent, because routers need it."""
         return {}
 
     def decode(self, body: bytes, call: WireRequest) -> ListAnswer:
-        """Return a value or an ``InvalidResponse`` for each item. Raises ``EmbeddedError``, or ``Malformed`` if no item has a value."""
+        """Return the response, with a value or an ``InvalidResponse`` for each item.
+
+        Raises:
+            EmbeddedError: the response is an error.
+            Malformed: no item has a value, or the response has another form.
+        """
         document = parsing.read(body)
         try:
             rows = self.rows(document, call)
             values = [self._value(row, call) for row in rows]
-        except (LookupError, TypeError, ValueError, AttributeError) as error:  # of a codec that does not expect such a response
+        except (LookupError, TypeError, ValueError, AttributeError) as error:  # raised by a codec for an unexpected response
             raise Malformed(f"the answer has another form than {type(self).__name__} expects ({type(error).__name__})") from error
         if all(isinstance(value, InvalidResponse) for value in values):
             raise Malformed(f"the answer has no {self.operation.name} for any item: {values[0]}")
@@ -403,11 +417,11 @@ class ListCodec:
         return ListAnswer(values, usage, each, [tokens_in(item) for item in call.inputs], self.outputs(values), self.answer)
 
     def rows(self, document: Any, call: WireRequest) -> list[Any]:
-        """Return the row of each item, in the order of the items. Raises ``Malformed``."""
+        """Return the row of each item, in the order of the items. Raises ``Malformed`` if the rows do not match the items."""
         return parsing.in_order(parsing.member(document, self.rows_in), len(call.inputs))
 
     def value(self, row: Any) -> Any:
-        """Return the value of a row. Raises ``InvalidRow``."""
+        """Return the value of a row. Raises ``InvalidRow`` if it has none."""
         return RewardScore(parsing.number(parsing.row_of(row).get(self.value_in) if isinstance(row, dict) else row))
 
     def usages(self, rows: list[Any]) -> list[Usage] | None:  # noqa: ARG002 - for subclasses
@@ -415,7 +429,7 @@ class ListCodec:
         return None
 
     def outputs(self, values: list[Any]) -> list[float] | None:  # noqa: ARG002 - for subclasses
-        """Return the size of the generated text of each item, or None if there is none."""
+        """Return the size of each item's generated text, or None if the operation generates no text."""
         return None
 
     def validate(self, inputs: Any) -> Any:
@@ -435,11 +449,11 @@ class ListCodec:
 
 
 class NumberCodec(ListCodec):
-    """A codec of rows that hold the numbers of a classifier or a vector, of which the settings select the reward.
+    """A codec for rows with a list of numbers, such as the classes of a classifier. ``RewardModel.label`` selects the reward.
 
     Attributes:
-        value_in: the member that holds the numbers.
-        last: without a setting, the last number is the reward; otherwise there must be only one.
+        value_in: name of the row's member with the numbers.
+        last: True if the last number is the reward when no label is set. If False, a row must then have only one number.
     """
 
     last: ClassVar[bool] = False
@@ -452,18 +466,19 @@ class NumberCodec(ListCodec):
 
 @dataclass(frozen=True)
 class ServerKind:
-    """A kind of server: how each operation is sent to it, and what it reports about itself.
+    """A kind of server: the codec of each operation, and the routes that report its state.
 
     Args:
         name: value of ``Endpoint.kind``.
         codecs: name of an operation (``score``, ``classify``, ``rerank``, ``embeddings``, ``completions``, ``moderations``) -> its
-            :class:`ListCodec`, or ``RewardModel.route`` -> codec if there are several; the route ``""`` is the default.
-        probe: paths of the GET requests of a probe, relative to the root of the server. A path without a reader tells by its status
-            whether the server is ready.
+            :class:`ListCodec`. If an operation has several codecs, a mapping of ``RewardModel.route`` -> codec, with ``""`` for the
+            default.
+        probe: paths of the GET requests of a probe, relative to the root of the server. For a path without a reader, the status of the
+            response shows whether the server is ready.
         info: path whose response changes only when the server restarts, such as its limits; None if there is none.
-        readers: path -> function that parses the body of its response, for paths that are not in ``server_info.READERS``.
-        chat: it also serves chat completions.
-        lists_models: it lists its models at ``/v1/models``, and rejects others.
+        readers: path -> function that parses the response body, for paths that are not in ``server_info.READERS``.
+        chat: True if it also serves chat completions.
+        lists_models: True if it lists its models at ``/v1/models`` and rejects all others.
     """
 
     name: str

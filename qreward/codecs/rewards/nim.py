@@ -1,4 +1,4 @@
-"""The kind ``nim``: NVIDIA NIM's reward models, which answer a chat with a line of numbers."""
+"""The kind ``nim``: NVIDIA NIM's reward models. They answer a chat with a line of named numbers."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _ATTRIBUTE = re.compile(r"\s*([A-Za-z][\w .-]{0,40}?)\s*:\s*([^\s,]+)\s*")
 class NimReward(ListCodec):
     """``POST /chat/completions`` with a response such as ``helpfulness:1.25,correctness:0.43`` or ``reward:-7.1``.
 
-    A request contains one conversation; only concurrent requests increase the throughput. The reward is the attribute named by the
-    settings' ``label``, else ``reward``, else the only one.
+    A request contains one conversation, so only concurrent requests increase the throughput. The reward is the attribute that
+    ``RewardModel.label`` names; without a label, the attribute ``reward``, or the only attribute.
     """
 
     path = "/chat/completions"
@@ -36,7 +36,7 @@ class NimReward(ListCodec):
 
     def value(self, row: Any) -> RewardScore:
         row = parsing.row_of(row)
-        parsing.check_ending(row.get("finish_reason"))  # "length" is usual here, and the text of numbers is still complete
+        parsing.check_ending(row.get("finish_reason"))  # "length" is accepted: these servers send it with complete numbers
         message = row.get("message")
         attributes = attributes_of(joined(message.get("content")) if isinstance(message, dict) else "")
         return RewardScore(parsing.by_name(attributes, self.settings.label, "reward"), attributes)

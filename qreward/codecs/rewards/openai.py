@@ -1,4 +1,4 @@
-"""The kind ``openai``: embeddings, legacy completions, moderations, rankings, and rewards as vectors of one number."""
+"""The kind ``openai``: embeddings, legacy completions, moderations, rankings, and rewards that are sent as vectors of one number."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from qreward.settings.policies import BATCH_KIND
 class VectorScore(NumberCodec):
     """``POST /embeddings`` of a server that returns a reward as a vector of one number (SGLang, vLLM, and servers with their API).
 
-    A longer vector is an embedding and not a reward, unless the settings select one of its numbers by ``label``.
+    A longer vector is an embedding, so it is an error unless ``RewardModel.label`` selects one of its numbers.
     """
 
     path = "/embeddings"
@@ -23,7 +23,7 @@ class VectorScore(NumberCodec):
 
 
 class EmbeddingList(ListCodec):
-    """``POST /embeddings``: one vector of floats per item. A list of token ids is one item, so it is sent inside another list."""
+    """``POST /embeddings``: one vector of floats per item. An item is a text or a list of token ids."""
 
     path = "/embeddings"
 
@@ -32,15 +32,15 @@ class EmbeddingList(ListCodec):
 
 
 class OpenAIEmbeddingList(EmbeddingList):
-    """The same with the limits of OpenAI's own API, as documented in the openai package."""
+    """``POST /embeddings`` with the limits of OpenAI's own API, which the openai package documents."""
 
     limits = MergeLimits(items=2048, tokens=300_000)
 
 
 class CompletionList(ListCodec):
-    """``POST /completions``: the ``n`` choices of each prompt, numbered from 0. The finish reasons accepted are those of the chat codec.
+    """``POST /completions``: a list of ``n`` choices for each prompt. The accepted finish reasons are those of the chat codec.
 
-    In the response, choice ``k`` of prompt ``i`` has the index ``i * n + k``.
+    In the response, choice ``k`` of prompt ``i`` has the index ``i * n + k``. In the result it has the index ``k``.
     """
 
     path = "/completions"
@@ -65,7 +65,7 @@ class CompletionList(ListCodec):
 
 
 class ModerationList(ListCodec):
-    """``POST /moderations``: one result per item. A list of parts is one item."""
+    """``POST /moderations``: one result per item. An item is a text or a list of parts."""
 
     path = "/moderations"
     rows_in = "results"
@@ -79,7 +79,7 @@ class ModerationList(ListCodec):
 
 
 class Rerank(ListCodec):
-    """``POST /rerank`` of vLLM and Jina. The items are documents; all share the query of the call. Results are sorted and have an index."""
+    """``POST /rerank`` of vLLM and Jina. The items are documents, which share the query of the call. Results are matched by index."""
 
     path = "/rerank"
     member = "documents"
@@ -110,4 +110,4 @@ OPENAI = ServerKind(
     lists_models=True,
 )
 OPENAI_BATCH = ServerKind(BATCH_KIND, {}, probe=OPENAI.probe, chat=True, lists_models=True)
-"""The same API. Bulks use its Batch API, for which ``qreward.bulk`` makes the files; nothing else sends to it."""
+"""A server with OpenAI's Batch API. Only bulk runs send to it, as provider batches."""

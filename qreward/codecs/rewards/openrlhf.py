@@ -12,10 +12,11 @@ from qreward.codecs.rewards.parsing import InvalidRow
 
 
 class OpenRlhfReward(ListCodec):
-    """``POST /get_reward`` with ``query`` (prompt and response in one), ``prompts`` and ``labels``.
+    """``POST /get_reward`` with ``query`` (prompt and response in one text), ``prompts`` and ``labels``.
 
-    The reward is in ``rewards``. ``scores`` and the lists of ``extra_logs`` are its attributes; ``RewardModel(label=...)`` selects one of
-    them as the reward. Without a template, the query is the prompt followed by the response.
+    The reward is in ``rewards``. The attributes of the score also have ``scores`` and the lists in ``extra_logs``;
+    ``RewardModel(label=...)`` selects one of them as the reward. Without ``RewardModel(template=...)``, the query is the prompt followed by
+    the response.
     """
 
     path = "/get_reward"

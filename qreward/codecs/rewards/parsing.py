@@ -1,6 +1,6 @@
-"""Strict parsing of lists in responses. A number is finite or an error; a row that cannot be assigned to its item is an error.
+"""Strict parsing of lists in responses: numbers must be finite, and each row must belong to one item.
 
-Knows no particular server. Functions raise only ``Malformed``, ``EmbeddedError`` and, for one row, ``InvalidRow``.
+Functions raise ``Malformed`` or ``EmbeddedError`` for a whole response and ``InvalidRow`` for one row.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class InvalidRow(Exception):
 
 
 def read(body: bytes) -> Any:
-    """Return the decoded document. Raises ``Malformed``, or ``EmbeddedError`` for an error in one of the forms of these servers."""
+    """Return the decoded body. Raises ``Malformed``, or ``EmbeddedError`` if it is an error (see ``is_error``)."""
     document = jsonio.read(body)
     if isinstance(document, dict) and is_error(document):
         raise EmbeddedError(document)
@@ -28,15 +28,15 @@ def read(body: bytes) -> Any:
 
 
 def is_error(document: dict[str, Any]) -> bool:
-    """Return whether a document is an error.
+    """Return True if a document is an error.
 
-    Most servers send ``{"error": ...}``, SGLang ``{"object": "error"}``, and TEI's OpenAI routes ``{"message", "type"}``.
+    Most servers send ``{"error": ...}``, SGLang sends ``{"object": "error"}``, and TEI's OpenAI routes send ``{"message", "type"}``.
     """
     return bool(document.get("error")) or document.get("object") == "error" or ("message" in document and "type" in document)
 
 
 def check_ending(reason: object) -> None:
-    """Raise ``InvalidRow`` for a ``finish_reason`` that the chat codec does not accept."""
+    """Raise ``InvalidRow`` if the chat codec does not accept a ``finish_reason``."""
     try:
         CHAT.check_ending(reason)
     except Unfinished as error:
@@ -44,7 +44,7 @@ def check_ending(reason: object) -> None:
 
 
 def member(document: Any, name: str) -> list[Any]:
-    """Return a required list of the response, or the response itself if the name is ``""``. Raises ``Malformed`` if it is missing."""
+    """Return a list in the response; for the name ``""`` the response itself. Raises ``Malformed`` if it is not a list."""
     found = (document.get(name) if isinstance(document, dict) else None) if name else document
     if not isinstance(found, list):
         raise Malformed(f"the answer has no {name}" if name else "the answer is not an array of results")
@@ -52,16 +52,16 @@ def member(document: Any, name: str) -> list[Any]:
 
 
 def as_many(rows: list[Any], count: int, what: str) -> list[Any]:
-    """Return the rows if there are as many as items. Raises ``Malformed`` otherwise; rows are never dropped or filled in."""
+    """Return the rows if there is one for each of ``count`` items. Raises ``Malformed`` otherwise."""
     if len(rows) != count:
         raise Malformed(f"the answer has {len(rows)} {what} for {count} item{'s'[: count != 1]}")
     return rows
 
 
 def in_order(rows: list[Any], count: int) -> list[Any]:
-    """Return the rows in the order of the items: by ``index`` if the rows have one, else unchanged. Never by score.
+    """Return the rows in the order of the items: sorted by ``index`` if the rows have one, otherwise unchanged.
 
-    Raises ``Malformed`` if the number of rows and items differs, or the indexes do not match the items.
+    Raises ``Malformed`` if there is not one row per item, or if the indexes do not match the items.
     """
     rows = as_many(rows, count, "results")
     indexes: list[Any] = [row.get("index") if isinstance(row, dict) else None for row in rows]
@@ -73,7 +73,7 @@ def in_order(rows: list[Any], count: int) -> list[Any]:
 
 
 def number(raw: Any, what: str = "score") -> float:
-    """Return a finite number. Raises ``InvalidRow`` for anything else, including null, NaN and true; none of them counts as 0."""
+    """Return a finite number. Raises ``InvalidRow`` for anything else, including null, NaN and true."""
     if type(raw) is float or type(raw) is int:
         try:
             value = float(raw)
@@ -85,7 +85,7 @@ def number(raw: Any, what: str = "score") -> float:
 
 
 def is_number(raw: Any) -> bool:
-    """Return whether ``number`` accepts a value."""
+    """Return True if ``number`` accepts a value."""
     try:
         number(raw)
     except InvalidRow:
@@ -110,7 +110,7 @@ def numbers(raw: Any, what: str) -> list[float]:
 
 
 def row_of(raw: Any) -> dict[str, Any]:
-    """Return a row that must be an object and not an error. Raises ``InvalidRow`` otherwise."""
+    """Return the row. Raises ``InvalidRow`` if it is not an object, or is an error."""
     if not isinstance(raw, dict):
         raise InvalidRow(f"its result is {safe_repr(raw)}, not an object")
     if is_error(raw):
@@ -119,9 +119,17 @@ def row_of(raw: Any) -> dict[str, Any]:
 
 
 def by_position(values: Sequence[float], label: int | str | None, names: Sequence[str], *, last: bool, what: str) -> float:
-    """Return one of several numbers: by position or name; without a label the only one, or the last if ``last`` is True.
+    """Return the number that a label selects.
 
-    Raises ``InvalidRow`` if the label does not select a number.
+    Args:
+        values: the numbers of a row.
+        label: a position, or one of ``names``. None selects the only number.
+        names: names of the numbers, in their order.
+        last: with None as the label, select the last number instead of the only one.
+        what: name of the list, for messages.
+
+    Raises:
+        InvalidRow: the label selects no number, or it is None and there are several.
     """
     if isinstance(label, str):
         if label not in names:
@@ -129,7 +137,7 @@ def by_position(values: Sequence[float], label: int | str | None, names: Sequenc
         label = names.index(label)
     if label is None:
         if len(values) > 1 and not last:
-            raise InvalidRow(f"its {what} has {len(values)} numbers; say which is the reward: RewardModel(label=...)")
+            raise InvalidRow(f"its {what} has {len(values)} numbers; select the reward with RewardModel(label=...)")
         label = -1
     if not -len(values) <= label < len(values):
         raise InvalidRow(f"its {what} has {len(values)} number{'s'[: len(values) != 1]}, and none at position {label}")
@@ -137,7 +145,7 @@ def by_position(values: Sequence[float], label: int | str | None, names: Sequenc
 
 
 def labelled(row: Any) -> dict[str, float]:
-    """Return the scores of a row by label. Servers sort them by score, so their order has no meaning. Raises ``InvalidRow``.
+    """Return a row's scores by label. Their order has no meaning, because servers sort them by score. Raises ``InvalidRow``.
 
     Example:
         >>> labelled([{"label": "good", "score": 0.75}, {"label": "bad", "score": 0.25}])
@@ -155,18 +163,21 @@ def labelled(row: Any) -> dict[str, float]:
 
 
 def by_name(attributes: dict[str, float], label: int | str | None, usual: str) -> float:
-    """Return one of several named numbers: that of the label, else the one named ``usual``, else the only one. Raises ``InvalidRow``."""
+    """Return the number that a label selects, by name or position. Without a label, return the one named ``usual``, or the only one.
+
+    Raises ``InvalidRow`` if there is no such number.
+    """
     if isinstance(label, int):
         return by_position(list(attributes.values()), label, (), last=False, what="answer")
     if label is None:
         label = usual if usual in attributes or len(attributes) != 1 else next(iter(attributes))
     if label not in attributes:
-        raise InvalidRow(f"it has {safe_names(attributes)}; say which is the reward: RewardModel(label=...)")
+        raise InvalidRow(f"it has {safe_names(attributes)}; select the reward with RewardModel(label=...)")
     return attributes[label]
 
 
 def safe_repr(raw: Any) -> str:
-    """Return a value for a message. Of texts, lists and objects only the type is shown, because they may repeat a secret."""
+    """Return a value as text for a message. For texts, lists and objects only the type is shown, because they may contain a secret."""
     if raw is None:
         return "null"
     if isinstance(raw, bool | float):
@@ -175,7 +186,7 @@ def safe_repr(raw: Any) -> str:
 
 
 def safe_names(names: Collection[str]) -> str:
-    """Return names for a message. Unless all of them are simple words, only their number is shown, because they may repeat a secret."""
+    """Return names as text for a message. If any is not a simple word, only their number is shown, because they may contain a secret."""
     words = [name for name in names if _WORD.fullmatch(name)]
     return ", ".join(words) if words and len(words) == len(names) else f"{len(names)} names" if names else "no names"
 

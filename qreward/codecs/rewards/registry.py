@@ -1,4 +1,4 @@
-"""The registry of the kinds of servers, and the operations themselves."""
+"""The registry of the kinds of servers, and the operations that they may support."""
 
 from __future__ import annotations
 
@@ -41,39 +41,39 @@ def _check_choices(params: Mapping[str, Any]) -> None:
 
 
 SCORE = Operation("score", pair_item)
-"""A reward for each item: ``(prompt, response)``, a conversation, or a text. -> ``RewardScore``, which is a float."""
+"""Items are ``(prompt, response)``, conversations or texts. The value of each is its reward, a ``RewardScore``."""
 CLASSIFY = Operation("classify", pair_item)
-"""The probability of each label for each item. Items are those of ``SCORE``. -> ``dict[str, float]``"""
+"""Items are those of ``SCORE``. The value of each is a ``dict[str, float]`` with the probability of each label."""
 RERANK = Operation("rerank", text_item, _check_ranking)
-"""The relevance of each item, a document, to ``params["query"]``. -> ``float``, in the order of the documents."""
+"""Items are documents. The value of each is its relevance to ``params["query"]``, a float."""
 EMBED = Operation("embeddings", token_item)
-"""A vector for each item, a text or its token ids. -> ``list[float]``"""
+"""Items are texts or lists of token ids. The value of each is its vector, a ``list[float]``."""
 COMPLETE = Operation("completions", token_item, _check_choices)
-"""Legacy completions of each item, a text or its token ids. -> ``list[dict]``, the ``n`` choices."""
+"""Items are prompts: texts or lists of token ids. The value of each is a ``list[dict]`` with ``n`` choices."""
 MODERATE = Operation("moderations", parts_item)
-"""A moderation of each item, a text or a list of parts. -> ``dict``"""
+"""Items are texts or lists of parts. The value of each is its moderation, a ``dict``."""
 _OPERATIONS = [operation.name for operation in (SCORE, CLASSIFY, RERANK, EMBED, COMPLETE, MODERATE)]
 
 
 def register_kind(kind: ServerKind) -> None:
-    """Make a kind of reward server known, so that ``Endpoint(kind=...)`` accepts its name.
+    """Register a kind of reward server, so that ``Endpoint(kind=...)`` accepts its name.
 
-    It is known in this process only. A process that gets a client or an ``Endpoint`` by pickling has to register the kind as well: call
-    ``register_kind`` in the module that defines the codecs, and import that module there. A kind that was registered before under this name
-    is replaced; the built-in kinds cannot be replaced.
+    The kind is registered in this process only. Call ``register_kind`` in the module that defines the codecs, and import that module in
+    every process that unpickles a client or an ``Endpoint`` of this kind. A kind that was registered before with the same name is replaced.
+    Built-in kinds cannot be replaced.
 
     Args:
-        kind: the record of the kind; see :class:`ServerKind`.
+        kind: the kind; see :class:`ServerKind`.
 
     Raises:
-        ConfigError: the name is not a text, or is that of a built-in kind; an operation is not known; a codec has no path.
+        ConfigError: the name is not a text or belongs to a built-in kind, an operation is unknown, or a codec has no path.
 
     Example:
         register_kind(ServerKind("acme", {"score": AcmeReward}, probe=("/health",)))    # AcmeReward: see ListCodec
         endpoint = Endpoint("http://gpu-0:8000", kind="acme")
     """
     if not isinstance(kind, ServerKind) or not isinstance(kind.name, str) or not kind.name:
-        raise ConfigError("register_kind takes a ServerKind, whose name is the value of Endpoint.kind")
+        raise ConfigError("register_kind takes a ServerKind with a name, which is the value of Endpoint.kind")
     if any(kind.name == built_in.name for built_in in BUILT_IN):
         raise ConfigError(f"the kind {kind.name!r} is built in; give yours another name")
     for operation in kind.codecs:
@@ -89,7 +89,7 @@ def register_kind(kind: ServerKind) -> None:
 
 
 def kind_of(name: str) -> ServerKind:
-    """Return the record of a kind. Raises ``ConfigError`` for one that is not registered in this process."""
+    """Return the kind with this name. Raises ``ConfigError`` if it is not registered in this process."""
     if name not in _KINDS:
         raise ConfigError(f"the kind of server {name!r} is not registered in this process; call register_kind in a module it imports")
     return _KINDS[name]
@@ -117,8 +117,8 @@ def _codec_of(kind: str, operation: Operation, settings: RewardModel) -> ListCod
     if route not in routes:
         known = [repr(each) for each in routes if each]
         if settings.route is None:
-            one = f"set RewardModel(route={' or '.join(known)}), or the kind of the server, such as kind: vllm"
-            raise ConfigError(f"an endpoint of kind {kind!r} does not say how it scores; {one}")
+            one = f"set RewardModel(route={' or '.join(known)}), or the kind of the server, such as kind='vllm'"
+            raise ConfigError(f"an endpoint of kind {kind!r} needs a route to score; {one}")
         remedy = f"set it to {' or '.join(known)}" if known else "leave it out"
         raise ConfigError(f"an endpoint of kind {kind!r} has no route {settings.route!r} for RewardModel(route=...); {remedy}")
     return routes[route](operation, settings)
@@ -130,7 +130,7 @@ def settings_of(endpoint: Endpoint) -> RewardModel:
 
 
 def bound(call: WireRequest, endpoint: Endpoint) -> tuple[WireRequest, str, bool]:
-    """Return a call with the codec of an endpoint, its path, and whether the path is relative to the root of the server.
+    """Return a call with the codec of an endpoint, the path of its request, and True if the path is relative to the root of the server.
 
     Raises ``ConfigError`` if the endpoint does not support the operation.
 
@@ -152,7 +152,7 @@ def bound(call: WireRequest, endpoint: Endpoint) -> tuple[WireRequest, str, bool
 
 
 def server_root(base_url: str) -> str:
-    """Return the address of a server's own routes, which are next to the ``/v1`` of its OpenAI API.
+    """Return the address of a server without the ``/v1`` of its OpenAI API.
 
     Example:
         >>> server_root("http://gpu-0:8000/v1"), server_root("http://tei:8080")

@@ -1,6 +1,6 @@
-"""Parsers of what servers report about themselves: whether they are ready, their load and their limits. No I/O.
+"""Parsers of responses in which servers report whether they are ready, their load and their limits.
 
-Missing or invalid members are None, and nothing is raised. ``Load.joined`` combines several responses.
+A missing or invalid value becomes None; no exception is raised. ``Load.joined`` combines several responses.
 """
 
 from __future__ import annotations
@@ -19,10 +19,14 @@ MODELS = "/v1/models"
 
 
 class ServerLimits(msgspec.Struct, frozen=True):
-    """The limits that a server reports; None for a limit it does not report.
+    """The limits that a server reports; None for a limit that it does not report.
 
-    They are the items of one request, the requests in flight (for TEI, the items), the tokens of one item, those processed at once, and
-    those that the prefix cache holds.
+    Attributes:
+        items: maximum number of items in one request.
+        concurrency: maximum number of requests in flight; for TEI, of items in flight.
+        input_tokens: maximum tokens of one item.
+        batch_tokens: maximum tokens that are processed at once.
+        cache_tokens: size of the prefix cache in tokens.
     """
 
     items: int | None = None
@@ -33,15 +37,22 @@ class ServerLimits(msgspec.Struct, frozen=True):
 
     @property
     def list_items(self) -> int | None:
-        """Largest number of items in a list that the server can accept.
+        """Maximum number of items in a list that the server accepts: the smaller one of ``items`` and ``concurrency``.
 
-        A server that limits ``items`` needs one unit of ``concurrency`` per item, so it rejects any list with more items than that.
+        In servers that limit ``items``, each item of a list counts towards ``concurrency``.
         """
         return self.items if self.items is None or self.concurrency is None else min(self.items, self.concurrency)
 
 
 class Load(msgspec.Struct, frozen=True):
-    """The state that a server reports; None for a value it does not report. ``running`` and ``waiting`` are numbers of items."""
+    """The state that a server reports; None for a value that it does not report.
+
+    Attributes:
+        ready: True if it accepts requests.
+        running, waiting: number of items that are processed, and that wait.
+        models: names of its models.
+        limits: its limits.
+    """
 
     ready: bool | None = None
     running: float | None = None
@@ -50,7 +61,7 @@ class Load(msgspec.Struct, frozen=True):
     limits: ServerLimits = ServerLimits()
 
     def joined(self, other: Load) -> Load:
-        """Return both combined. Values of ``other`` take precedence; values it does not report are kept."""
+        """Return both states combined. Where both report a value, that of ``other`` counts."""
         return Load(**{**_reported(self), **_reported(other), "limits": ServerLimits(**_reported(self.limits) | _reported(other.limits))})
 
 
@@ -59,9 +70,9 @@ def _reported(struct: msgspec.Struct) -> dict[str, Any]:
 
 
 def read_load(path: str, status: int, body: bytes, readers: Mapping[str, Callable[[bytes], Load]] | None = None) -> Load:
-    """Parse the response to a probe. Raises nothing.
+    """Parse the response to a probe.
 
-    A path without a reader tells by its status whether the server is ready; a route that is missing (404) tells nothing.
+    For a path without a reader, the status shows whether the server is ready: True for 2xx, False for 5xx, otherwise None.
 
     Example:
         >>> read_load("/v1/loads", 200, b'{"loads": [{"num_running_reqs": 3}]}').running
@@ -71,7 +82,7 @@ def read_load(path: str, status: int, body: bytes, readers: Mapping[str, Callabl
     if read is None:
         return Load(ready=True if 200 <= status < 300 else False if status >= 500 else None)
     load = read(body) if 200 <= status < 300 else Load()
-    if path == MODELS and (status >= 500 or 200 <= status < 300):  # such servers have no route for readiness
+    if path == MODELS and (status >= 500 or 200 <= status < 300):  # servers that are probed here have no route for readiness
         load = load.joined(Load(ready=status < 300))
     return load
 
@@ -80,16 +91,16 @@ _METRICS = {
     **dict.fromkeys((b"vllm:num_requests_running", b"sglang:num_running_reqs"), "running"),
     **dict.fromkeys((b"vllm:num_requests_waiting", b"sglang:num_queue_reqs", b"te_queue_size"), "waiting"),
 }
-"""Names of metrics, and what they count."""
+"""Name of a metric -> the field of ``Load`` that it counts."""
 _CACHE = b"vllm:cache_config_info{"
-"""Start of a metric whose labels are the settings of the prefix cache; one for each engine of the server."""
+"""Beginning of a metric whose labels are the settings of the prefix cache. The server has one for each of its engines."""
 _NAMES = (*_METRICS, _CACHE)
 _SIZES = re.compile(rb'[{,](block_size|num_gpu_blocks)="(\d{1,12})"')
 _SAMPLE = re.compile(rb'([A-Za-z_:][\w:]*)(?:\{(?:[^"}]|"(?:[^"\\]|\\.)*")*\})?[ \t]+(\S+)')
 
 
 def _of_metrics(body: bytes) -> Load:
-    """Add up the finite samples of a Prometheus text. It may have several hundred kilobytes, so only lines of these metrics are parsed."""
+    """Add up the samples of a Prometheus text. Only lines of known metrics are parsed, because a text can have hundreds of kilobytes."""
     found: dict[str, float] = {}
     cached = 0
     for line in body.split(b"\n"):
@@ -105,7 +116,7 @@ def _of_metrics(body: bytes) -> Load:
 
 
 def _of_loads(body: bytes) -> Load:
-    """Parse SGLang's ``/v1/loads``, with one entry per replica, or the array of ``/get_load`` of its older versions."""
+    """Parse SGLang's ``/v1/loads``, which has one entry per replica, or the array that older versions send at ``/get_load``."""
     document = _document(body)
     rows = document.get("loads") if isinstance(document, dict) else document
     rows = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []

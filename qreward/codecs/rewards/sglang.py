@@ -1,6 +1,6 @@
-"""The kind ``sglang``: the native ``/classify``, whose ``embedding`` is the reward; ``/v1/classify`` for classes; ``/v1/rerank``.
+"""The kind ``sglang``: rewards from ``/classify``, probabilities of labels from ``/v1/classify``, and ``/v1/rerank``.
 
-``/v1/classify`` always applies a softmax, so a reward model, which has one class, would always return 1.0.
+``/v1/classify`` always applies a softmax. For a reward model, which has one class, it always returns 1.0.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from qreward.results import Usage
 
 
 class SglangClassify(NumberCodec):
-    """The native ``POST /classify``: an array of ``{"embedding", "meta_info"}`` in the order of the texts."""
+    """``POST /classify`` returns an array of ``{"embedding", "meta_info"}`` in the order of the texts. ``embedding`` has the reward."""
 
     path = "/classify"
     native = True
@@ -56,7 +56,7 @@ class SglangLabels(VllmLabels):
 
 
 class SglangRerank(Rerank):
-    """``POST /v1/rerank``: an array, sorted by score."""
+    """``POST /v1/rerank`` returns an array that is sorted by score."""
 
     path = "/v1/rerank"
     native = True

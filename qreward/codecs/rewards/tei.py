@@ -1,6 +1,6 @@
 """The kind ``tei``, Text Embeddings Inference: ``/predict``, ``/rerank``, and the OpenAI route for embeddings.
 
-In this API, ``["a", "b"]`` is one pair, so lists of items are always sent as lists of lists. If one item fails, the whole request fails.
+In this API, ``["a", "b"]`` is one pair. So each item is sent as a list: ``[["a"], ["b"]]``. If one item fails, the whole request fails.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from qreward.codecs.rewards.openai import EmbeddingList, Rerank
 from qreward.codecs.rewards.parsing import InvalidRow
 
 LIMITS = MergeLimits(items=32, bytes=2_000_000)
-"""Defaults of ``--max-client-batch-size`` and ``--payload-limit``. ``GET /info`` reports the first; a probe reads it."""
+"""Defaults of ``--max-client-batch-size`` and ``--payload-limit``. A probe reads the first limit from ``GET /info``."""
 
 
 class TeiLabels(ListCodec):
-    """``POST /predict`` for the probability of each label, sorted by score."""
+    """``POST /predict`` for the probability of each label. The server sorts labels by score."""
 
     path = "/predict"
     native = True
@@ -37,7 +37,7 @@ class TeiLabels(ListCodec):
 
 
 class TeiPredict(TeiLabels):
-    """``POST /predict`` for a reward. Labels are sorted by score, so only the name identifies one."""
+    """``POST /predict`` for a reward. The server sorts labels by score, so the reward is selected by its name."""
 
     def defaults(self) -> dict[str, Any]:
         return {"raw_scores": not self.settings.activation}
@@ -47,7 +47,10 @@ class TeiPredict(TeiLabels):
         return RewardScore(parsing.by_name(scores, self._label(), ""), scores if len(scores) > 1 else None)
 
     def _label(self) -> str | None:
-        """Return the name of the label. A position refers to the classes of the model: those in the settings, or ``LABEL_0``, ..."""
+        """Return the name of the label that is the reward.
+
+        A position in the settings is a position in ``RewardModel.labels``. Without ``labels``, the names are ``LABEL_0``, ``LABEL_1``, ...
+        """
         label, names = self.settings.label, self.settings.labels
         if not isinstance(label, int):
             return label
@@ -61,7 +64,7 @@ class TeiPredict(TeiLabels):
 
 
 class TeiRerank(Rerank):
-    """``POST /rerank``: an array, sorted by score."""
+    """``POST /rerank`` returns an array that is sorted by score."""
 
     native = True
     member = "texts"
@@ -71,7 +74,7 @@ class TeiRerank(Rerank):
 
 
 class TeiEmbeddings(EmbeddingList):
-    """``POST /v1/embeddings``, which unlike ``/embed`` reports usage. ``/embeddings`` is the older name of the same route."""
+    """``POST /v1/embeddings``. It is used instead of ``/embed`` because it reports the usage."""
 
     path = "/v1/embeddings"
     native = True

@@ -1,7 +1,7 @@
 """The kind ``vllm``: ``/classify``, ``/pooling``, ``/score``, ``/rerank``, and rewards from ``/embeddings``.
 
-vLLM makes one engine request of each item of a list, and accepts all or none: one item that is too long is a 400 for the whole list. A
-conversation must be sent in a request of its own.
+vLLM accepts all items of a list or none: one item that is too long is a 400 for the whole list. A conversation must be sent in a request
+of its own.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from qreward.codecs.rewards.parsing import InvalidRow
 
 
 class VllmClassify(NumberCodec):
-    """``POST /classify``: the reward is one of ``probs``, which are raw logits while ``use_activation`` is false."""
+    """``POST /classify``: the reward is one of the numbers in ``probs``. They are logits if ``use_activation`` is false."""
 
     path = "/classify"
     native = True
@@ -31,8 +31,8 @@ class VllmClassify(NumberCodec):
 class VllmLabels(VllmClassify):
     """``POST /classify`` for the probability of each label.
 
-    vLLM returns the name of the most likely label only. The others take their names from the settings, or ``LABEL_0``, ``LABEL_1``, ...
-    The server Infinity, which has the same API, returns all names.
+    vLLM returns only the name of the most likely label. The other names are those in ``RewardModel.labels``, or ``LABEL_0``, ``LABEL_1``,
+    ... The server Infinity, which has the same API, returns all names.
     """
 
     def defaults(self) -> dict[str, Any]:
@@ -55,7 +55,7 @@ class VllmLabels(VllmClassify):
 
 
 class VllmPooling(VllmClassify):
-    """``POST /pooling``: the reward of a sequence. If there is one for each token or step, the last one."""
+    """``POST /pooling``: the reward of a sequence. If the server returns a reward for each token or step, the last one counts."""
 
     path = "/pooling"
     value_in = "data"
@@ -70,9 +70,9 @@ class VllmPooling(VllmClassify):
 
 
 class VllmScore(ListCodec):
-    """``POST /score``: pairs for a cross-encoder, as two lists of N texts, so that pairs of different callers may share a request.
+    """``POST /score``: pairs for a cross-encoder, as two lists of texts, so that pairs of different callers can share a request.
 
-    All versions accept the names ``text_1`` and ``text_2``.
+    All versions of vLLM accept the names ``text_1`` and ``text_2``.
     """
 
     path = "/score"
@@ -88,13 +88,13 @@ class VllmScore(ListCodec):
 
 
 class VllmVectorScore(VectorScore):
-    """``POST /embeddings`` of a server with a chat template."""
+    """``POST /embeddings`` of a server with a chat template, which also takes conversations."""
 
     chats = True
 
 
 class VllmRerank(Rerank):
-    """``POST /rerank``, which all versions serve at the root of the server."""
+    """``POST /rerank``, which all versions of vLLM serve at the root of the server."""
 
     native = True
 

@@ -14,7 +14,7 @@ from shared_tools import each
 
 from qreward.codecs.base import WireRequest
 from qreward.codecs.rewards.answers import ItemAnswer, ListAnswer, RewardScore, share
-from qreward.codecs.rewards.base import SPLITTING, MergeLimits, Operation, Pair, splits, tokens_in
+from qreward.codecs.rewards.base import BAD_ITEM_STATUSES, MergeLimits, Operation, Pair, splits, tokens_in
 from qreward.codecs.rewards.registry import CLASSIFY, COMPLETE, EMBED, RERANK, SCORE, codec_of, server_root
 from qreward.errors import BadRequest, ConfigError, InvalidResponse, RequestError
 from qreward.results import Usage
@@ -119,7 +119,7 @@ def failure(kind: FailureKind, status: int | None = None, misconfigured: bool = 
 def test_a_list_is_halved_if_one_item_may_be_at_fault_and_never_for_an_overload(failed: Failure, expected: bool) -> None:
     assert splits(failed, 2) is expected
     assert splits(failed, 1) is False
-    assert frozenset({400, 413, 422, 424}) == SPLITTING
+    assert frozenset({400, 413, 422, 424}) == BAD_ITEM_STATUSES
 
 
 @given(st.integers(0, 10**9), st.lists(st.floats(0, 1e6), min_size=1, max_size=40))
@@ -222,7 +222,7 @@ def test_settings_that_cannot_be_meant_are_refused(wrong: dict[str, Any]) -> Non
         ("tei", "pooling", "'tei' has no route 'pooling' .* set it to 'classify'"),
         ("sglang", "score", "'sglang' has no route 'score' .* set it to 'classify' or 'embeddings'"),
         ("openrlhf", "classify", "'openrlhf' has no route 'classify' .* leave it out"),
-        ("openai", None, r"'openai' does not say how it scores; set RewardModel\(route='embeddings'\), or the kind of the server"),
+        ("openai", None, r"'openai' needs a route to score; set RewardModel\(route='embeddings'\), or the kind of the server"),
     ],
 )
 def test_a_route_that_the_server_has_not_is_refused_with_those_it_has(kind: str, route: Any, said: str) -> None:

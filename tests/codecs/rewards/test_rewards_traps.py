@@ -60,7 +60,7 @@ def test_sglang_is_asked_by_its_native_route_as_the_softmax_of_one_class_is_alwa
 
 
 def test_a_vector_of_many_numbers_is_an_embedding_and_no_reward() -> None:
-    with pytest.raises(Malformed, match=r"4 numbers; say which is the reward: RewardModel\(label=...\)"):
+    with pytest.raises(Malformed, match=r"4 numbers; select the reward with RewardModel\(label=...\)"):
         decoded("sglang", ONE, [{"embedding": [0.1, 0.2, 0.3, 0.4]}])
     assert decoded("sglang", ONE, [{"embedding": [0.1, 0.2, 0.3, 0.4]}], label=-1) == [0.4]
     failure = failed(FakeEndpoint("gpu-0", kind="vllm"), ONE, RewardModel(route="embeddings"))
@@ -166,7 +166,7 @@ def test_of_several_attributes_only_one_called_reward_is_taken_by_default() -> N
     assert decoded("nim", asked, choice("reward:2,length:9")) == [2.0]
     assert decoded("nim", asked, choice("helpfulness:1.5")) == [1.5]
     assert decoded("nim", asked, choice("a:1,b:2"), label="b") == [2.0]
-    with pytest.raises(Malformed, match="helpfulness, correctness; say which is the reward"):
+    with pytest.raises(Malformed, match="helpfulness, correctness; select the reward with"):
         decoded("nim", asked, choice("helpfulness:1.25,correctness:0.43"))
 
 

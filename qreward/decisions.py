@@ -1,6 +1,6 @@
 """Typed questions about one input, and their answers with a probability for every option.
 
-Values only: this module knows no server and no codec.
+This module defines values only. It must not know servers or codecs.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import msgspec
 
 from qreward.errors import ConfigError, QRewardError
 from qreward.records import Usage
+from qreward.spelling import did_you_mean
 
 Option = str | bool
-"""An option of a question: ``True`` or ``False``, the label of a level, or a choice."""
+"""An option of a question: ``True``, ``False``, the label of a level, or a choice."""
 
 
 def _check_text(kind: str, what: str, value: object) -> None:
@@ -50,7 +51,7 @@ class YesNo:
     Args:
         instructions: the statement or question.
         name: name of the answer in the :class:`Decision`; None for none.
-        yes, no: what each means, where the statement alone does not say.
+        yes, no: descriptions of the answers yes and no, if the statement alone is not clear.
 
     Example:
         >>> YesNo("The response answers the question.").options
@@ -72,7 +73,7 @@ class YesNo:
 
     @property
     def descriptions(self) -> tuple[str, ...]:
-        """What each option means; ``""`` for an option without a description."""
+        """The description of each option; ``""`` for none."""
         return self.yes, self.no
 
 
@@ -81,9 +82,9 @@ class Score:
     """A rating on ordered levels.
 
     Args:
-        instructions: what to rate.
-        levels: labels of the levels, from the lowest to the highest: a list, or a mapping from labels to descriptions. 2 to 10 of them.
-            Servers number them from 0, so a label that is a number must be its place.
+        instructions: the question that the rating answers.
+        levels: the labels of 2 to 10 levels, the lowest first; or a mapping from labels to descriptions. Servers number the levels from 0,
+            so a label that is a number must be the number of its level.
         name: name of the answer in the :class:`Decision`; None for none.
 
     Example:
@@ -117,9 +118,10 @@ class Choice:
     """A choice between options that have no order.
 
     Args:
-        instructions: what to choose by.
-        choices: the options: a list of texts or bools, or a mapping from options to descriptions. 2 to 255 of them, as at OpenAI; vLLM
-            and SGLang read 26 at most, chat models 20. Servers call them A, B, ..., so such a letter must be its place.
+        instructions: the question that the choice answers.
+        choices: a list of 2 to 255 options, which are texts or bools; or a mapping from options to descriptions. OpenAI accepts 255
+            options, vLLM and SGLang 26, chat models 20. Servers call the options A, B, ..., so an option that is a single letter must be
+            the letter of its position.
         name: name of the answer in the :class:`Decision`; None for none.
 
     Example:
@@ -155,11 +157,13 @@ Question = YesNo | Score | Choice
 
 @dataclass(frozen=True)
 class DecisionAnswer:
-    """The answer to one question. If the question was refused or failed, all but ``question``, ``error`` and ``ok`` raise the error.
+    """The answer to one question.
+
+    If the question was refused or failed, all attributes raise its error, except ``question``, ``error`` and ``ok``.
 
     Attributes:
         question: the question.
-        error: why there is no answer; None if there is one.
+        error: the error of a question that was refused or failed; None for an answer.
 
     Example:
         >>> answer = DecisionAnswer(YesNo("It is right."), (0.9, 0.1), label_mass=0.98)
@@ -183,19 +187,21 @@ class DecisionAnswer:
         error: QRewardError | None = None,
     ) -> None:
         """Args:
-        probabilities: one for each option of the question, in their order; their sum is 1.
-        label_mass: probability of all options together among everything that the model could have answered. None if the server does
-            not report it.
-        confidence: as the server reports it. None computes it.
+        question: the question.
+        probabilities: a probability for each option of the question, in the order of the options. The sum is 1.
+        label_mass: the total probability of all options among all texts that the model could have answered. None if the server does not
+            report it.
+        confidence: the confidence that the server reports. None computes it from the probabilities.
+        error: the error of a question that was refused or failed.
         """
-        members = self.__dict__  # the attributes cannot be set, and this is called for each question
+        members = self.__dict__  # the class is frozen, and ``object.__setattr__`` is slower; this runs for each question
         members["question"], members["error"] = question, error
         members["_probabilities"] = tuple(probabilities)
         members["_label_mass"], members["_confidence"] = label_mass, confidence
 
     @property
     def ok(self) -> bool:
-        """True if there is an answer."""
+        """True if the question was answered."""
         return self.error is None
 
     @property
@@ -205,14 +211,17 @@ class DecisionAnswer:
 
     @property
     def probability(self) -> float:
-        """Of a :class:`YesNo`: the probability of yes."""
+        """The probability of yes, for a :class:`YesNo`. Raises ``AttributeError`` for other questions."""
         if not isinstance(self.question, YesNo):
             raise AttributeError(f"only the answer to a YesNo has a probability; this one is to a {type(self.question).__name__}")
         return self._numbers()[0]
 
     @property
     def score(self) -> float:
-        """Of a :class:`Score`: the expected level, where the lowest level is 0 and each next one is 1 more."""
+        """The expected level, for a :class:`Score`.
+
+        The levels are 0, 1, ... from the lowest up. Raises ``AttributeError`` for other questions.
+        """
         if not isinstance(self.question, Score):
             raise AttributeError(f"only the answer to a Score has a score; this one is to a {type(self.question).__name__}")
         return sum(level * number for level, number in enumerate(self._numbers()))
@@ -225,7 +234,7 @@ class DecisionAnswer:
 
     @property
     def confidence(self) -> float:
-        """Probability of the most probable option, multiplied by ``label_mass`` if that is known; or what the server reports as it."""
+        """The confidence that the server reports, or the probability of the most probable option, multiplied by a known ``label_mass``."""
         numbers = self._numbers()
         if self._confidence is not None:
             return self._confidence
@@ -233,9 +242,9 @@ class DecisionAnswer:
 
     @property
     def label_mass(self) -> float | None:
-        """Probability of all options together among everything that the model could have answered; None if the server does not report it.
+        """The total probability of all options among all texts that the model could have answered; None if the server does not report it.
 
-        A low value means that the model would rather have written something else.
+        A low value means that the model would probably have written something else.
         """
         self._numbers()
         return self._label_mass
@@ -247,7 +256,10 @@ class DecisionAnswer:
 
 
 class FoundAnswer(NamedTuple):
-    """The answer to one question: a probability per option, and the label mass and the confidence, None if the server reports none."""
+    """The answer to one question: a probability for each option, the label mass, and the confidence.
+
+    The server may not report the last two.
+    """
 
     probabilities: tuple[float, ...]
     label_mass: float | None = None
@@ -255,15 +267,16 @@ class FoundAnswer(NamedTuple):
 
 
 class AnswerTable(msgspec.Struct, frozen=True):
-    """The answers to some questions as columns of numbers, in the order of the questions.
+    """The answers to several questions as columns of numbers, in the order of the questions.
 
-    Most answers are only summed up, so that an object for each of them would cost more than all the rest.
+    Most answers are only summed. An object for each answer would cost more time than all other work on it.
 
     Attributes:
         questions: the questions.
-        probabilities: of the first question the probability of each option, then those of the second, and so on; 0 where there is an error.
-        label_masses, confidences: of each question, as in :class:`DecisionAnswer`; None and 0 where there is an error.
-        errors: place of a question -> why it has no answer.
+        probabilities: the probabilities of all options of the first question, then of the second, and so on; 0 for a question with an
+            error.
+        label_masses, confidences: a number for each question, as in :class:`DecisionAnswer`; None and 0 for a question with an error.
+        errors: index of a question -> its error.
     """
 
     questions: tuple[Question, ...]
@@ -274,7 +287,7 @@ class AnswerTable(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, questions: tuple[Question, ...], found: Sequence[FoundAnswer | QRewardError]) -> AnswerTable:
-        """Return the table of these answers and errors, one per question.
+        """Return the table of an answer or error for each question.
 
         Example:
             >>> AnswerTable.of((YesNo("It is right."),), [FoundAnswer((0.75, 0.25), label_mass=0.5)]).confidences
@@ -295,19 +308,19 @@ class AnswerTable(msgspec.Struct, frozen=True):
 
     @classmethod
     def joined(cls, tables: Sequence[AnswerTable]) -> AnswerTable:
-        """Return one table with the answers of several."""
+        """Return one table with the answers of several tables."""
         rows = [(question, table._row(*span)) for table in tables for question, span in zip(table.questions, table.spans(), strict=True)]
         return cls.of(tuple([question for question, _ in rows]), [row for _, row in rows])
 
     def spans(self) -> Iterator[tuple[int, int, int]]:
-        """Return of each question its place, and where its probabilities begin and end."""
+        """Yield for each question its index, and the begin and end of its probabilities in ``probabilities``."""
         end = 0
         for place, question in enumerate(self.questions):
             begin, end = end, end + len(question.options)
             yield place, begin, end
 
     def answers(self) -> tuple[DecisionAnswer, ...]:
-        """Return one answer per question."""
+        """Return the answer to each question."""
         found, end = [], 0
         for question, mass, sure in zip(self.questions, self.label_masses, self.confidences, strict=True):
             begin, end = end, end + len(question.options)
@@ -349,8 +362,17 @@ class Decision(Sequence[DecisionAnswer]):
     @overload
     def __getitem__(self, place: slice) -> tuple[DecisionAnswer, ...]: ...
     def __getitem__(self, place: int | str | slice) -> DecisionAnswer | tuple[DecisionAnswer, ...]:
-        """Return the answer at a position, or to the question with a name."""
-        return self._by_name[place] if isinstance(place, str) else self.answers[place]
+        """Return the answer at a position, or the answer to the question with a name.
+
+        Raises:
+            IndexError: there is no such position.
+            KeyError: no question has this name. The message suggests the closest name.
+        """
+        if not isinstance(place, str):
+            return self.answers[place]
+        if place not in self._by_name:
+            raise KeyError(f"no question has the name {place!r}; {did_you_mean(place, self._by_name)}")
+        return self._by_name[place]
 
     def __len__(self) -> int:
         return len(self.answers)
@@ -360,17 +382,17 @@ class Decision(Sequence[DecisionAnswer]):
 
     @property
     def errors(self) -> dict[int, QRewardError]:
-        """Position -> error, of the questions that were refused or failed."""
+        """A dict from the index of a question that was refused or failed to its error."""
         return {place: answer.error for place, answer in enumerate(self.answers) if answer.error is not None}
 
     def raise_for_errors(self) -> None:
-        """Raise the error of the first question that was refused or failed, if there is one."""
+        """Raise the error of the first question that was refused or failed. Does nothing if all questions were answered."""
         for error in self.errors.values():
             raise error
 
 
 def check_questions(questions: object) -> tuple[Question, ...]:
-    """Return the questions as a tuple. Raises ``ConfigError`` for anything else, for none, and for a name that stands twice."""
+    """Return the questions as a tuple. Raises ``ConfigError`` for other objects, for an empty list, and for two questions with one name."""
     if isinstance(questions, YesNo | Score | Choice):
         raise ConfigError(f"questions must be a list, such as [{type(questions).__name__}(...)]")
     if isinstance(questions, str | Mapping) or not isinstance(questions, Sequence) or not questions:

@@ -1,1 +1,1 @@
-"""Decisions of a client: which endpoint speaks which dialect, and requests in parts."""
+"""Decisions of a client: find the dialect of each endpoint, and divide requests with too many questions."""

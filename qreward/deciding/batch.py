@@ -1,4 +1,4 @@
-"""A batch of decisions. An item with more questions than a server takes needs several requests, which are sent at the same time."""
+"""A batch of decisions. If an item has more questions than a server accepts, it is sent as several requests at the same time."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from qreward.scheduler.state import BatchFeed, Source, Task
 
 
 class DividedItem:
-    """An item that is sent in parts, which may be divided again.
+    """An item that is sent in parts. A part may be divided again.
 
     Attributes:
-        index: its position in the batch.
-        under_way: requests that have not ended.
+        index: index of the item in the batch.
+        under_way: number of its requests that have not ended.
     """
 
     __slots__ = ("_calls", "_failed", "_results", "index", "under_way")
@@ -31,10 +31,10 @@ class DividedItem:
         self.index, self.under_way = index, 0
         self._calls: dict[tuple[int, ...], WireRequest] = {}  # by place: (1, 0) is the first half of the second part
         self._results: dict[tuple[int, ...], Result[Any]] = {}
-        self._failed: list[AttemptRecord] = []  # of requests that were divided after they had failed
+        self._failed: list[AttemptRecord] = []  # attempts of requests that failed and were then divided
 
     def divided(self, place: tuple[int, ...], calls: list[WireRequest], attempts: tuple[AttemptRecord, ...] = ()) -> None:
-        """Replace the request at a place by parts. ``attempts`` are those of the request, if it was sent."""
+        """Replace the request at ``place`` by parts. ``attempts`` are the attempts of this request, if it was sent."""
         self._calls.pop(place, None)
         self._calls |= {(*place, number): call for number, call in enumerate(calls)}
         self._failed += attempts
@@ -51,7 +51,7 @@ class DividedItem:
         results = [self._results[place] for place in places]
         outcomes: list[Outcome] = [each.value if each.error is None else each.error for each in results]
         joint = joined([self._calls[place] for place in places], outcomes)
-        last = max(results, key=lambda each: (each.ok, each.latency))  # its last attempt stands for the item
+        last = max(results, key=lambda each: (each.ok, each.latency))  # its last attempt is the last attempt of the item
         others = [attempt for each in results if each is not last for attempt in each.attempts]
         trail = (*self._failed, *others, *(last.attempts[:-1] if last.ok else last.attempts))
         queued = min(each.queued for each in results)
@@ -64,8 +64,8 @@ class DecisionBatch(BatchWaiter):
     """The waiter of a batch of decisions. See :class:`BatchWaiter` for the other arguments.
 
     Args:
-        most: returns the largest number of questions in a request, as far as is known now.
-        waited: seconds of the deadline that have passed.
+        most: returns the largest number of questions per request, as far as it is known.
+        waited: seconds of the deadline that have passed already.
     """
 
     def __init__(self, *args: Any, most: Callable[[], int], waited: float, **kwargs: Any) -> None:
@@ -82,12 +82,12 @@ class DecisionBatch(BatchWaiter):
         item = DividedItem(index)
         item.divided((), calls)
         for number, call in enumerate(calls):
-            feed.read(self._part(item, (number,), call, self._terms.timeout))
+            feed.read(self._part(item, (number,), call, self._request_options.timeout))
         if feed.left is not None:
             feed.left += len(calls) - 1
 
     def _part(self, item: DividedItem, place: tuple[int, ...], call: WireRequest, timeout: float | None) -> Task:
-        task = self._terms._replace(timeout=timeout).task(call, self._pool, self, item.index)
+        task = self._request_options._replace(timeout=timeout).task(call, self._pool, self, item.index)
         self._live[task] = None
         self._parts[task] = item, place
         return task
@@ -100,7 +100,7 @@ class DecisionBatch(BatchWaiter):
         self._end_if_done()
 
     def _send_again(self, task: Task, result: Result[Any]) -> bool:
-        """Divide a request that failed because of one of its questions, or of their number. Returns False if it failed for good."""
+        """Divide a request that failed because of one of its questions or because of their number. Returns False if the error is final."""
         assert result.error is not None
         if self._ending or self._error is not None:
             return False

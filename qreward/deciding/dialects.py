@@ -1,6 +1,6 @@
-"""Finds out which dialect of decisions the endpoints of a model speak, with one small request to each.
+"""Find the dialect of decisions of each endpoint of a model, with one small request to each endpoint.
 
-It is safe over event loops and threads: concurrent calls share the requests. It must not know how a dialect looks.
+Concurrent calls share these requests, also in several event loops and threads. This module must not know the format of a dialect.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from qreward.scheduler.state import Pool, Task
 from qreward.settings.policies import Endpoint
 
 TIMEOUT = 10.0
-"""Seconds after which an endpoint that does not answer is taken to speak what the others speak."""
+"""Seconds to wait for an answer. An endpoint that does not answer is assumed to have the dialect of the other endpoints."""
 MOST_MODELS = 4096
-"""Endpoints and models that are remembered. It is bounded because the names of models come from callers."""
+"""The most endpoints and models that are remembered. Callers choose the names of models, so there could be any number."""
 
 NEEDS_LABELS = "generative_scoring"
-"""The dialect that an endpoint speaks only if its settings say so."""
+"""A dialect that is never assumed. The settings of an endpoint must name it."""
 
 ANY = "openai"
-"""The kind of an endpoint whose settings do not say what server it is."""
+"""The ``kind`` of an endpoint whose settings do not name its server software."""
 
 Key = tuple[str, str, str]
-"""Name and address of an endpoint, and a model."""
+"""Name and base URL of an endpoint, and a model."""
 
 
 class DialectFinder:
     """The dialects of a client's endpoints.
 
     Attributes:
-        table: what is known.
+        table: the dialects that are known.
         decide: the codec of the client's decisions.
-        most: model -> largest number of questions that all of its endpoints take. A model is in it once nothing is left to find out.
+        most: model -> largest number of questions that all of its endpoints accept. A model is added when all its endpoints were asked.
     """
 
     def __init__(self) -> None:
@@ -57,23 +57,23 @@ class DialectFinder:
         self._changes = 0
 
     def changed(self) -> None:
-        """Look at the endpoints of every model again, because endpoints, routes or what is known of them have changed."""
+        """Forget ``most``, because endpoints, routes or known dialects have changed."""
         self._changes += 1
         self.most.clear()
 
     def most_questions(self, pool: Pool, model: str) -> int:
-        """Return how many questions every endpoint of a pool takes in one request."""
+        """Return the largest number of questions in a request that every endpoint of a pool accepts."""
         known = self.most.get(model)
         return self._most(endpoints_of(pool), model) if known is None else known
 
     async def find(self, driver: LoopDriver, pool: Pool, model: str, seconds: float | None = None) -> None:
-        """Wait until the dialect of one endpoint is known, or nothing more can be found out. Every endpoint is asked once for a model.
+        """Ask each endpoint once, and wait until the dialect of one endpoint is known or all requests have ended.
 
         Args:
             driver: runs the requests.
             pool: the endpoints.
             model: the model.
-            seconds: wait no longer than this; None for ``TIMEOUT``.
+            seconds: the longest time to wait, at most ``TIMEOUT``; None for ``TIMEOUT``.
         """
         changes, endpoints = self._changes, endpoints_of(pool)
         pending = self._ask(driver, endpoints, model)
@@ -86,7 +86,7 @@ class DialectFinder:
             self._settle(endpoints, model, changes)
 
     def _ask(self, driver: LoopDriver, endpoints: Sequence[Endpoint], model: str) -> list[Probe]:
-        """Return the probes of the endpoints that are under way, started now where there was none."""
+        """Start a probe for each endpoint that needs one. Returns the probes that have not ended."""
         pending = []
         with self._lock:
             known = self._known(endpoints, model)
@@ -107,7 +107,10 @@ class DialectFinder:
         return any(endpoint.decisions is not None or self.table.known(endpoint, model) is not None for endpoint in endpoints)
 
     def _assume(self, endpoints: Sequence[Endpoint], model: str) -> bool:
-        """Take each endpoint that is not known to speak what a known one speaks, preferably one of its kind. False if none is known."""
+        """Assume for each endpoint without a known dialect the dialect of another endpoint, preferably one of the same kind.
+
+        Returns False if no dialect is known.
+        """
         known: dict[str, str] = {}  # kind -> dialect
         for endpoint in endpoints:
             found = self.table.known(endpoint, model)
@@ -123,7 +126,7 @@ class DialectFinder:
         return bool(known)
 
     def _settle(self, endpoints: Sequence[Endpoint], model: str, changes: int) -> None:
-        """All endpoints were asked: nothing is left to find out."""
+        """Record the limit of a model, because all its endpoints were asked."""
         if len(self.most) >= MOST_MODELS:
             self.most.clear()
         if changes == self._changes:
@@ -134,11 +137,11 @@ class DialectFinder:
 
 
 class Probe:
-    """One small request that shows which dialect an endpoint speaks. It is not of any caller, and ends with its event loop.
+    """One small request that shows the dialect of an endpoint. It belongs to its event loop and not to a caller.
 
     Attributes:
-        done: set when it has ended.
-        unreached: the endpoint could not be reached, so that it was sent nothing.
+        done: has a result when the request has ended.
+        unreached: True if the endpoint could not be reached.
     """
 
     def __init__(self, driver: LoopDriver, endpoint: Endpoint, model: str, table: DialectTable) -> None:
@@ -183,11 +186,11 @@ class Probe:
     # as the loop driver calls its waiters
 
     def close(self) -> None:
-        """End it, because the client is closed."""
+        """Cancel the request, because the client is closed."""
         self._task.cancel()
 
     def abandon(self) -> list[Task]:
-        """End it, because its event loop was closed."""
+        """End the probe, because its event loop was closed."""
         self._end()
         return []
 
@@ -198,6 +201,6 @@ def endpoints_of(pool: Pool) -> list[Endpoint]:
 
 
 def _described(failure: Failure) -> str:
-    """Describe a failure without what the server wrote."""
+    """Describe a failure without the text of the server."""
     status = getattr(failure.error, "status_code", None)
     return f"failed with {type(failure.error).__name__}" if status is None else f"answered {status}"

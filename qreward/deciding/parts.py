@@ -1,6 +1,6 @@
-"""Decisions in parts: a request with more questions than a server takes is divided, and the decisions of its parts are joined.
+"""Decisions in parts: divide a request with more questions than a server accepts, and join the decisions of its parts.
 
-Pure: this module knows neither the engine nor asyncio.
+Pure functions. This module must not know the engine or asyncio.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from qreward.errors import BadRequest, QRewardError
 from qreward.records import AttemptRecord, Usage, added
 
 REFUSED = "refused"
-"""Outcome of an attempt whose request the server found wrong: 400, 413 or 422, but not for the length of the input."""
+"""The outcome of an attempt that the server rejected with 400, 413 or 422, except for a too long input."""
 
 Outcome = Decision | QRewardError
 T = TypeVar("T")
@@ -29,13 +29,13 @@ def questions_of(call: WireRequest) -> tuple[Question, ...]:
 
 
 def divided(call: WireRequest, most: int) -> list[WireRequest]:
-    """Return a request as parts with at most ``most`` questions each, of about the same size, in the order of the questions."""
+    """Divide a request into parts of about the same size with at most ``most`` questions each. The order of the questions is kept."""
     questions = questions_of(call)
     return [call] if len(questions) <= most else [_part(call, part) for part in evenly(questions, most)]
 
 
 def evenly(items: tuple[T, ...], most: int) -> list[tuple[T, ...]]:
-    """Return items in parts of at most ``most``, of about the same size.
+    """Divide items into parts of about the same size with at most ``most`` items each.
 
     Example:
         >>> evenly((1, 2, 3, 4, 5), 3)
@@ -47,13 +47,16 @@ def evenly(items: tuple[T, ...], most: int) -> list[tuple[T, ...]]:
 
 
 def smaller(call: WireRequest, error: QRewardError, attempts: Sequence[AttemptRecord], most: int) -> list[WireRequest]:
-    """Return the parts in which a request that failed is sent again, so that finally only a bad question fails; [] if it is not.
+    """Divide a request that failed, so that in the end only the invalid question fails.
 
     Args:
         call: the request.
         error: its error.
-        attempts: the attempts that were made.
-        most: number of questions that all endpoints take, as far as is known now.
+        attempts: its attempts.
+        most: the largest number of questions per request, as far as it is known.
+
+    Returns:
+        The parts to send; empty if the request must not be sent again.
     """
     count = len(questions_of(call))
     if count < 2 or not isinstance(error, BadRequest):
@@ -64,9 +67,9 @@ def smaller(call: WireRequest, error: QRewardError, attempts: Sequence[AttemptRe
 
 
 def joined(calls: Sequence[WireRequest], outcomes: Sequence[Outcome]) -> Outcome:
-    """Return the decision over all parts, in their order. The questions of a part that failed have its error; if all failed, the first one.
+    """Join the outcomes of all parts into one decision. The questions of a failed part have the error of the part.
 
-    An error that is returned has the usage of none of them: no part was answered.
+    Returns the error of the first part if all parts failed.
     """
     answers: list[DecisionAnswer] = []
     model, usage = "", None
@@ -83,7 +86,7 @@ def joined(calls: Sequence[WireRequest], outcomes: Sequence[Outcome]) -> Outcome
 
 
 class JoinedAnswer:
-    """A joined decision in the form in which ``Result`` takes an answer."""
+    """A joined decision as the answer of a ``Result``."""
 
     __slots__ = ("_decision", "usage")
 
@@ -95,7 +98,7 @@ class JoinedAnswer:
         return self._decision
 
     def text(self) -> str:
-        """``""``: nothing was written."""
+        """Return ``""``, because a decision has no text."""
         return ""
 
 

@@ -1,4 +1,4 @@
-"""The requests of ``decide`` and ``batch_decide``, from their arguments. Sends nothing."""
+"""Make the requests of ``decide`` and ``batch_decide`` from their arguments. This module must not send anything."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from qreward.options import Arguments, preparer
 
 
 def decision_preparer(decide: Decide, given: Arguments, model: str, questions: object = None) -> Callable[[Any], WireRequest]:
-    """Return a function that makes a request of one item. What the items share is checked here, once.
+    """Return a function that makes the request for one item. The arguments that all items share are checked once, here.
 
     Args:
         decide: the codec of the client's decisions.
         given: options and parameters of the call.
         model: name of the model.
-        questions: the questions about all items; None if each item is ``(input, questions)``.
+        questions: the questions for all items; None if each item is ``(input, questions)``.
 
     Raises:
         ConfigError: the questions, the model or the parameters are invalid.

@@ -1,4 +1,4 @@
-"""One decision for one caller, in several requests at once if a server takes fewer questions, or finds one of them wrong."""
+"""One decision for one caller, sent as several requests if there are too many questions or if the server rejects one of them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class DividedDecision:
 
     Args:
         send: sends one request.
-        most: returns the largest number of questions in a request, as far as is known now.
-        options: the scheduling options of the requests. Their timeout is that of the call, from ``began``.
+        most: returns the largest number of questions per request, as far as it is known.
+        options: the scheduling options of the requests. The timeout is for the whole call, and starts at ``began``.
         clock: returns monotonic seconds.
         began: when the call began.
     """
@@ -36,9 +36,10 @@ class DividedDecision:
 
         Args:
             call: the request.
-            failed: the result of sending it as a whole, with an error; None if it was not sent.
+            failed: the failed result of the undivided request; None if it was not sent.
 
-        Raises the error of the request, or that of the first part if all parts failed. If the caller is cancelled, the requests are too.
+        Raises:
+            QRewardError: the error of the request; or the error of the first part, if all parts failed.
         """
         calls = divided(call, self._most()) if failed is None else self._smaller(call, failed)
         outcome = await self._joined(calls)
@@ -47,7 +48,7 @@ class DividedDecision:
         return outcome
 
     def _smaller(self, call: WireRequest, failed: Result[Any]) -> list[WireRequest]:
-        """Return the parts in which a request is sent again. Raises its error if it is not."""
+        """Divide a request that failed. Raises its error if it must not be sent again."""
         assert failed.error is not None
         calls = smaller(call, failed.error, failed.attempts, self._most())
         if not calls:
@@ -67,6 +68,6 @@ class DividedDecision:
             return error
 
     def _options_now(self) -> RequestOptions:
-        """Return the options with what is left of the timeout."""
+        """Return the options with the rest of the timeout."""
         timeout = self._options.timeout
         return self._options if timeout is None else self._options._replace(timeout=max(self._began + timeout - self._clock(), 1e-3))

@@ -1,6 +1,6 @@
-"""LLM judges: prompt one or more models, parse their answers into verdicts and aggregate these into a score.
+"""LLM judges: ask one or more models, parse their answers into verdicts, and aggregate the verdicts into a score.
 
-``RewardModelScorer`` offers a reward model through the same interface.
+``RewardModelScorer`` gives a reward model the same interface.
 """
 
 from __future__ import annotations

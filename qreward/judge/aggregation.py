@@ -1,4 +1,4 @@
-"""Aggregate several votes into one outcome, as soon as no pending vote can change it. Pure functions."""
+"""Aggregate several votes into one outcome. An outcome is decided as soon as no pending vote can change it. Pure functions."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from qreward.decisions import Option
 from qreward.errors import QRewardError, RequestError
 from qreward.judge.config import Settle
 from qreward.judge.rubric import DecidedCriteria, Rubric
-from qreward.judge.types import CriterionResult, Vote
+from qreward.judge.types import CriterionResult, CriterionResults, Vote
 
 SampleOutcome = Vote | QRewardError | None
-"""The outcome of one request; None while it is pending."""
+"""The outcome of one request; None while the request is pending."""
 
 
 class Aggregate(NamedTuple):
@@ -22,7 +22,7 @@ class Aggregate(NamedTuple):
 
     Attributes:
         score: the aggregated score.
-        votes: the votes.
+        votes: the votes that were aggregated.
         confidence: the confidence in the score, from 0 to 1; None for a single written vote. See :func:`confidence_of`.
     """
 
@@ -32,18 +32,18 @@ class Aggregate(NamedTuple):
 
 
 Decide = Callable[[Sequence[SampleOutcome]], Aggregate | QRewardError | None]
-"""From the known outcomes to the item's aggregate, its error, or None while it is undecided."""
+"""A function from the known outcomes of an item to its aggregate, its error, or None while it is undecided."""
 
 
 def quorum(size: int) -> int:
-    """The votes that an outcome needs: more than half."""
+    """Return the number of votes that an outcome needs: more than half of ``size``."""
     return size // 2 + 1
 
 
 def quorum_error(outcomes: Sequence[SampleOutcome], what: str = "votes") -> QRewardError | None:
-    """The error of an item that can no longer reach its quorum; None if it still can.
+    """Return the error of an item that can no longer reach its quorum; None if it can.
 
-    The error lists the errors of all failed requests. The error of an item's only request is returned unchanged.
+    The message lists the errors of all failed requests. If there is only one request, its error is returned unchanged.
     """
     errors = [outcome for outcome in outcomes if isinstance(outcome, QRewardError)]
     if not errors or len(outcomes) - len(errors) >= quorum(len(outcomes)):
@@ -62,15 +62,18 @@ def quorum_error(outcomes: Sequence[SampleOutcome], what: str = "votes") -> QRew
 
 
 def confidence_of(score: float, votes: Sequence[Vote], how: Settle, width: float | None) -> float | None:
-    """The confidence in a score that was aggregated from votes, from 0 to 1; None for a single written vote.
+    """Return the confidence in a score that was aggregated from votes, from 0 to 1; None for a single written vote.
 
-    The confidence of a single decision is its own. Of several votes it is the share that agrees with the score, where a decision counts
-    with its own confidence and a written vote with 1. A written vote agrees with a ``majority`` if its score is equal. Other votes agree
-    if they are nearer to the score than half the width of the range: of 1, 1 and 0 with the mean 0.67 both ones agree. Votes that were not
-    waited for do not count.
+    A single decision has a confidence of its own. The confidence of several votes is the share that agrees with the score. A written vote
+    counts as 1, a decision as its own confidence. With ``majority``, a written vote agrees if its score equals the aggregated score. All
+    other votes agree if they are nearer to the aggregated score than half the width of the range. For example, of the votes 1, 1 and 0 with
+    the mean 0.67, the two votes of 1 agree. Pending votes do not count.
 
     Args:
-        width: width of the range of scores. None if it is not known, as with a ``score`` function: then only equal votes agree.
+        score: the aggregated score.
+        votes: the votes.
+        how: ``majority``, ``mean`` or ``median``.
+        width: the highest score minus the lowest. None if they are not known, as with a ``score`` function; then only equal votes agree.
 
     Example:
         >>> confidence_of(1.0, [Vote(1.0), Vote(0.0), Vote(1.0), Vote(1.0)], "majority", 1.0)
@@ -89,14 +92,16 @@ def confidence_of(score: float, votes: Sequence[Vote], how: Settle, width: float
 
 
 def aggregate_scores(outcomes: Sequence[SampleOutcome], how: Settle, width: float | None = None) -> Aggregate | QRewardError | None:
-    """The aggregated score with the votes, those closest to it first; the error; or None while it is undecided.
+    """Return the aggregated score with the votes, the closest votes first; the error of the item; or None while it is undecided.
 
-    ``majority`` is the most frequent score. Among equally frequent scores it is their median, and of two middle ones the lower, so that the
-    result is always a score from a vote. It is decided when no pending vote can change it. ``mean`` and ``median`` wait until every
-    request has a vote or an error. All three need votes from more than half of the requests.
+    ``majority`` is the most frequent score. If several scores are equally frequent, it is their median, or the lower of the two middle
+    scores, so it is always the score of a vote. A majority is decided when no pending vote can change it. ``mean`` and ``median`` wait
+    until every request has a vote or an error. All three need votes from more than half of the requests.
 
     Args:
-        width: see :func:`confidence_of`.
+        outcomes: the outcomes of the requests.
+        how: ``majority``, ``mean`` or ``median``.
+        width: as in :func:`confidence_of`.
     """
     if len(outcomes) == 1:
         only = outcomes[0]
@@ -109,14 +114,14 @@ def aggregate_scores(outcomes: Sequence[SampleOutcome], how: Settle, width: floa
 
 
 def aggregate_comparisons(outcomes: Sequence[SampleOutcome], how: Settle) -> Aggregate | QRewardError | None:
-    """The aggregated score of the first response, with the votes; the error; or None while it is undecided.
+    """Return the aggregated score of the first response, with the votes; the error of the item; or None while it is undecided.
 
-    Each pair was shown in both orders: the requests 2k and 2k + 1 belong together. If the two orders disagree, they count as a tie. If one
-    of them is a tie, the other cannot change that. Two decisions that agree count as their mean. Several judges or samples are aggregated
-    like scores, except that a ``majority`` is of preferences: its score is the mean of the pairs with the most frequent preference, and
-    equally frequent preferences make a tie.
+    Each pair was shown in both orders, by the requests 2k and 2k + 1. If the two votes prefer different responses, or one vote is a tie,
+    the pair is a tie. Two decisions that prefer the same response count as their mean. Several models or samples are aggregated like
+    scores. For a ``majority`` the preferences are counted: the score is the mean of the pairs with the most frequent preference, and
+    equally frequent preferences are a tie.
 
-    The confidence is the share of the pairs that prefer the same, where a decision counts with its own confidence.
+    The confidence is the share of the pairs with the aggregated preference. A decision counts as its own confidence.
     """
     pairs = [_agreed(outcomes[place], outcomes[place + 1]) for place in range(0, len(outcomes), 2)]
     agreed = [pair for pair in pairs if isinstance(pair, Vote)]
@@ -127,7 +132,7 @@ def aggregate_comparisons(outcomes: Sequence[SampleOutcome], how: Settle) -> Agg
     same = [pair for pair in agreed if _preferred(pair.score) == _preferred(score)]
     if is_majority and any(pair.confidence is not None for pair in same):
         if None in pairs:
-            return None  # a decision that is missing may change the mean
+            return None  # a pending decision may change the mean
         score = mean([pair.score for pair in same])
     votes = tuple(outcome for outcome in outcomes if isinstance(outcome, Vote))
     sure = (
@@ -139,7 +144,7 @@ def aggregate_comparisons(outcomes: Sequence[SampleOutcome], how: Settle) -> Agg
 
 
 def _preferred(score: float) -> float:
-    """The score of a pair as that of a preference: 1.0, 0.5 or 0.0."""
+    """Return 1.0, 0.5 or 0.0 for the score of a pair: the score of its preference."""
     return 1.0 if score > 0.5 else 0.0 if score < 0.5 else 0.5
 
 
@@ -150,11 +155,13 @@ def _preference(pair: SampleOutcome) -> SampleOutcome:
 def aggregate_rubrics(
     outcomes: Sequence[SampleOutcome], how: Settle, rubric: Rubric, sizes: Sequence[int], bounds: tuple[float, float]
 ) -> Aggregate | QRewardError | None:
-    """The aggregated score of a rubric, like :func:`aggregate_scores`. Each vote is made from the outcomes of one or more requests.
+    """Aggregate the outcomes of a rubric. Combines the requests of each vote, and then aggregates the votes by :func:`aggregate_scores`.
 
     Args:
-        rubric: the rubric, which every vote answers as a whole.
-        sizes: the number of requests of each vote. The outcomes are in the order of the votes.
+        outcomes: the outcomes of the requests. The requests of one vote follow each other.
+        how: ``majority``, ``mean`` or ``median``.
+        rubric: the rubric.
+        sizes: the number of requests of each vote.
         bounds: lowest and highest reward.
     """
     votes, begin = list[SampleOutcome](), 0
@@ -165,7 +172,10 @@ def aggregate_rubrics(
 
 
 def _whole(parts: Sequence[SampleOutcome], rubric: Rubric, bounds: tuple[float, float]) -> SampleOutcome:
-    """The vote of one sample on all criteria, from its requests. A request that failed is an error: no criterion can be left out."""
+    """Return the vote of one sample on all criteria.
+
+    If one of its requests failed, the vote is an error, as no criterion may be left out.
+    """
     for part in parts:
         if isinstance(part, QRewardError):
             return part
@@ -186,12 +196,12 @@ def _whole(parts: Sequence[SampleOutcome], rubric: Rubric, bounds: tuple[float, 
 
 
 def _joined(parts: Sequence[Mapping[str, CriterionResult]]) -> Mapping[str, CriterionResult]:
-    """The criteria of all requests of a sample."""
-    return parts[0] if len(parts) == 1 else {name: result for part in parts for name, result in part.items()}
+    """Return the outcomes of the criteria of all requests of a sample."""
+    return parts[0] if len(parts) == 1 else CriterionResults(item for part in parts for item in part.items())
 
 
 def _aggregate(outcomes: Sequence[SampleOutcome], how: Settle, choose: Callable[[Sequence[float]], float]) -> float | QRewardError | None:
-    """The aggregated score; ``choose`` takes one of several equally frequent ones."""
+    """Return the aggregated score; an error; or None. ``choose`` decides between equally frequent scores."""
     if (error := quorum_error(outcomes)) is not None:
         return error
     scores = [outcome.score for outcome in outcomes if isinstance(outcome, Vote)]
@@ -208,7 +218,7 @@ def _aggregate(outcomes: Sequence[SampleOutcome], how: Settle, choose: Callable[
 
 
 def _agreed(one: SampleOutcome, other: SampleOutcome) -> SampleOutcome:
-    """The outcome of two orders: an error, else a tie, decides without the other; else both are needed."""
+    """Return the outcome of a pair from its two orders. One error or one tie decides the pair; otherwise both votes are needed."""
     for outcome in (one, other):
         if isinstance(outcome, QRewardError):
             return outcome
@@ -224,7 +234,7 @@ def _agreed(one: SampleOutcome, other: SampleOutcome) -> SampleOutcome:
 
 
 def side_of(vote: Vote) -> int:
-    """1 for the first response, -1 for the second, 0 for a tie. Of a decision the most probable option says it."""
+    """Return 1 if a vote prefers the first response, -1 for the second, 0 for a tie. For a decision, the most probable option counts."""
     if vote.distribution is None:
         return (vote.score > 0.5) - (vote.score < 0.5)
     return _SIDES[max(vote.distribution, key=vote.distribution.__getitem__)]

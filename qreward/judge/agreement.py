@@ -1,8 +1,8 @@
-"""``agreement``: how far judges agree with each other, and what moves their scores besides quality: position and length.
+"""``agreement``: measure how far judges agree, and how far the position and the length of responses influence their scores.
 
-The measures are pure functions of scores and comparisons. They need no extra package: the interval form of Krippendorff's alpha is a few
-sums. The ``krippendorff`` package makes arrays of items by distinct scores by distinct scores, which are 5 GB for 300 items and three
-judges that give probabilities.
+The measures are pure functions of scores and comparisons. They need no extra package, because the interval form of Krippendorff's alpha is
+a few sums. The ``krippendorff`` package would need 5 GB for 300 items and three judges that give probabilities, as it makes a matrix of
+all distinct scores for each item.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from qreward.options import JudgeBatchOptions
 from qreward.results import BatchResult
 
 LEAST_ITEMS = 3
-"""The fewest items for a correlation. Two always lie on a line."""
+"""The fewest items for a correlation. Two items always lie on a line."""
 
 
 @dataclass(frozen=True, slots=True)
 class JudgeReport:
-    """Measures of one judge. A measure is None if there are no items from which it can be computed.
+    """Measures of one judge. A measure is None if there are no items to compute it from.
 
     Attributes:
         name: name of the judge.
         items: number of items and pairs.
-        unreadable: share of them without a result because no answer could be read as a verdict, or the model declined.
-        failed: share of them without a result for other reasons, such as a timeout.
+        unreadable: share of the items without a result because no answer could be read as a verdict, or the model declined.
+        failed: share of the items without a result for other reasons, such as a timeout.
         mean: mean score.
-        length_bias: Spearman correlation of score and length of the response in characters. Longer responses may be better, so compare
-            it with that of other judges, or of labels.
+        length_bias: Spearman correlation of the score with the length of the response in characters. Longer responses may be better, so
+            compare this number with that of other judges or of labels.
         order_changes: share of pairs whose preference changes when the responses change places.
-        first_place: share of the preferences, in both orders, that are for the response shown first. 0.5 means no bias.
+        first_place: share of the preferences for the response that is shown first, over both orders. 0.5 means no bias.
     """
 
     name: str
@@ -56,14 +56,14 @@ class JudgeReport:
 
 @dataclass(frozen=True, slots=True)
 class JudgePairReport:
-    """How far two judges agree. A measure is None if there are no items from which it can be computed.
+    """Measures of the agreement of two judges. A measure is None if there are no items to compute it from.
 
     Attributes:
         first, second: names of the judges.
         alpha: Krippendorff's alpha of their scores.
-        correlation: Spearman correlation of their scores: whether they put responses into the same order.
-        difference: mean of the first judge's score minus the second's.
-        same_preference: share of pairs for which they give the same preference.
+        correlation: Spearman correlation of their scores. It is 1 if both judges put the responses into the same order.
+        difference: mean score of the first judge minus mean score of the second, over the items that both have scored.
+        same_preference: share of the pairs for which both judges have the same preference.
     """
 
     first: str
@@ -76,13 +76,13 @@ class JudgePairReport:
 
 @dataclass(frozen=True, slots=True)
 class AgreementReport:
-    """How far judges agree, and their biases. ``print`` shows it as tables.
+    """The agreement and the biases of judges. ``print`` shows the report as tables.
 
     Attributes:
         alpha: Krippendorff's alpha of all judges' scores, as in :func:`krippendorff_alpha`. None for one judge, or if all scores are equal.
-        preference_alpha: the same for preferences, where a tie is half-way between the two responses.
-        judges: each judge.
-        pairs: each two judges.
+        preference_alpha: Krippendorff's alpha of all judges' preferences, where a tie is half-way between the two responses.
+        judges: a report for each judge.
+        pairs: a report for each pair of judges.
     """
 
     alpha: float | None
@@ -91,7 +91,7 @@ class AgreementReport:
     pairs: tuple[JudgePairReport, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """The report as JSON holds it."""
+        """Return the report as plain values, for JSON."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -126,16 +126,16 @@ def _cell(value: object) -> str:
 
 
 def krippendorff_alpha(ratings: Sequence[Sequence[float | None]]) -> float | None:
-    """Krippendorff's alpha for numbers (the interval metric): 1 minus the observed over the expected disagreement.
+    """Return Krippendorff's alpha for numbers (the interval metric): 1 minus the ratio of observed to expected disagreement.
 
-    1 is full agreement, 0 that of chance. Krippendorff asks for at least 0.8, or 0.667 for tentative conclusions ("Content Analysis", 2004,
-    p. 241).
+    1 is full agreement, and 0 is agreement by chance. Krippendorff asks for at least 0.8, or 0.667 for tentative conclusions ("Content
+    Analysis", 2004, p. 241).
 
     Args:
-        ratings: for each rater the ratings of all items, in one order. None is a missing rating.
+        ratings: a list for each rater, with a rating for each item. None is a missing rating.
 
     Returns:
-        None if no item has two ratings, or all ratings are equal.
+        The alpha; None if no item has two ratings, or all ratings are equal.
 
     Example:
         >>> krippendorff_alpha([[1, 2, 3, 4], [1, 2, 3, 4]])
@@ -160,7 +160,9 @@ def _deviations(numbers: Sequence[float]) -> float:
 
 
 def spearman(ones: Sequence[float], others: Sequence[float]) -> float | None:
-    """The Spearman rank correlation; equal numbers share their mean rank. None for fewer than three pairs, or if one side is constant.
+    """Return the Spearman rank correlation. Equal numbers share their mean rank.
+
+    Returns None for fewer than three pairs, or if all numbers of ``ones`` or of ``others`` are equal.
 
     Example:
         >>> spearman([1, 2, 3, 4], [1, 4, 9, 16])
@@ -179,14 +181,14 @@ def _ranks(numbers: Sequence[float]) -> list[float]:
 
 
 def both_orders(votes: Sequence[Vote]) -> Iterator[tuple[Vote, Vote]]:
-    """The votes of each model and sample that saw both orders: the one in the order given, and the one in reverse."""
+    """Yield the two votes of each model and sample that saw both orders. The first vote saw the order of the input."""
     for one, other in pairwise(votes):
         if one.model == other.model and not one.swapped and other.swapped:
             yield one, other
 
 
 def position_bias(comparisons: Sequence[Comparison]) -> tuple[float | None, float | None]:
-    """The shares ``order_changes`` and ``first_place`` of :class:`JudgeReport`. Votes that saw one order only do not count."""
+    """Return ``order_changes`` and ``first_place`` of :class:`JudgeReport`. A vote for one order only does not count."""
     both = [pair for comparison in comparisons for pair in both_orders(comparison.votes)]
     sides = [(side_of(one), side_of(other)) for one, other in both]
     changes = [float(one != other) for one, other in sides]
@@ -196,12 +198,12 @@ def position_bias(comparisons: Sequence[Comparison]) -> tuple[float | None, floa
 
 
 class Judged(NamedTuple):
-    """The verdicts of one judge on all items and pairs, in their order; None where there is none.
+    """The results of one judge for all items and pairs.
 
     Attributes:
-        scores: scores of the items.
-        comparisons: comparisons of the pairs.
-        unreadable, failed: numbers of items and pairs without a result, by the reason.
+        scores: the score of each item, or None.
+        comparisons: the comparison of each pair, or None.
+        unreadable, failed: numbers of items and pairs without a result, as in :class:`JudgeReport`.
     """
 
     scores: list[float | None]
@@ -211,10 +213,10 @@ class Judged(NamedTuple):
 
 
 def report_of(judged: Mapping[str, Judged], lengths: Sequence[int]) -> AgreementReport:
-    """Compare the verdicts of judges.
+    """Return the report on the results of judges.
 
     Args:
-        judged: name of a judge -> its verdicts.
+        judged: name of a judge -> its results.
         lengths: length of each item's response in characters.
     """
     pairs = [_of_two((name, judged[name]), (other, judged[other])) for name, other in combinations(judged, 2)]
@@ -268,19 +270,19 @@ def _of_two(one: tuple[str, Judged], other: tuple[str, Judged]) -> JudgePairRepo
 
 
 async def agreement(judges: Mapping[str, Scorer] | Sequence[Scorer], items: Items, **options: Unpack[JudgeBatchOptions]) -> AgreementReport:
-    """Let all judges judge the same items, and report how far they agree and what biases they have.
+    """Let all judges judge the same items, and measure how far they agree and what biases they have.
 
     Args:
-        judges: the judges by name, or in a list, where each is called as it prints itself. One judge has no agreement, but biases.
-        items: the path of a JSONL file, or mappings. One with ``prompt`` and ``response`` is scored. One with ``prompt``, ``first`` and
-            ``second`` is compared, which only a :class:`~qreward.judge.judge.Judge` can do; position bias is known from these.
+        judges: the judges by name, or a list of judges, whose names are then their ``repr``. For one judge the report has its biases only.
+        items: the path of a JSONL file, or mappings. An item with ``prompt`` and ``response`` is scored. An item with ``prompt``, ``first``
+            and ``second`` is compared, and shows the position bias. Only a :class:`~qreward.judge.judge.Judge` can compare.
         options: as in :meth:`Judge.batch_score`.
 
     Returns:
-        The report. Scores of a ``Judge`` are compared in 0..1, whatever its ``range``; those of other scorers as they are.
+        The report. Scores of a ``Judge`` are mapped from its ``range`` to 0..1. Scores of other scorers are used as they are.
 
     Raises:
-        ConfigError: before anything is sent, if there is no judge, or an item is neither for a score nor a pair.
+        ConfigError: there is no judge, or an item has neither ``response`` nor ``first`` and ``second``. Nothing was sent.
         NoEndpoint, BatchInterrupted: as in :meth:`Judge.batch_score`.
 
     Example:
@@ -322,7 +324,7 @@ def _named(judges: Mapping[str, Scorer] | Sequence[Scorer]) -> dict[str, Scorer]
 
 
 def _sorted_out(items: Sequence[PlacedItem]) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
-    """The items to score, and the pairs to compare."""
+    """Return the items to score, and the pairs to compare."""
     points: list[Mapping[str, Any]] = []
     pairs: list[Mapping[str, Any]] = []
     for place, fields in items:

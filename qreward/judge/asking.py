@@ -1,6 +1,6 @@
-"""``JudgeModel``: one question to one judge model, as the modules that build, send and share requests see it.
+"""``JudgeModel``: one question to one judge model. The modules that build, send and share requests use this interface.
 
-``writing`` and ``deciding`` hold the two ways of asking. This module knows neither prompts nor verdicts.
+``writing`` implements it for written answers, ``deciding`` for decisions. This module must not know prompts or verdicts.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ from qreward.judge.prompts import Messages
 from qreward.judge.types import Vote
 
 UNSENT = ("extra_headers", "extra_body", "hedge")
-"""Parameters of a judge that are no members of the body."""
+"""Parameters of a judge that are not members of the request body."""
 
 
 class JudgeModel(ABC):
-    """One question to one judge model. With a rubric, a model has one for each request about an item.
+    """One question to one judge model. With a rubric there is one object for each model and request.
 
     Attributes:
         model: name of the model.
         reasks: how often a request is sent again after an answer that cannot be read.
-        format: the form of new requests. It may change, when servers do not accept it.
+        format: the form of new requests, such as a response format. It changes when servers do not accept it.
         cached_as: name of the model in the cache, including the namespace.
-        identity: the part of the key that all its requests share. Headers are left out, as they may contain an API key.
-        question: what follows the material in the prompt: what is asked, and how to answer. ``""`` for nothing.
+        identity: the part of the request key that all requests of this object share. Headers are not part of it, as they may contain an
+            API key.
+        question: the text at the end of the prompt that asks the question and says how to answer; ``""`` for none.
     """
 
     model: str
@@ -47,43 +48,50 @@ class JudgeModel(ABC):
         self.cached_as = json.dumps([config.cache_namespace, model])
 
     @abstractmethod
-    def asked(self, messages: Messages) -> Any:
-        """What is sent about these messages, which end with the question. Raises ``BadRequest`` if it cannot be sent."""
+    def input_of(self, messages: Messages) -> Any:
+        """Return the input of a request with these messages. Raises ``BadRequest`` if they cannot be sent."""
 
     @abstractmethod
-    def about(self, asked: Any) -> str:
-        """The name of the criterion that a request is about, if it is one of several; else ``""``."""
+    def criterion_of(self, inputs: Any) -> str:
+        """Return the name of the criterion that a request asks about; ``""`` if the request asks about several criteria or has no
+        rubric."""
 
     @abstractmethod
     def prepare(self, sample: int) -> Callable[[Any], WireRequest]:
-        """The function that makes a request from what :meth:`asked` returned. Raises ``ConfigError`` or ``BadRequest``."""
+        """Return the function that makes a request from the return value of :meth:`input_of`. Raises ``ConfigError`` or ``BadRequest``."""
 
     @abstractmethod
     def fall_back(self, form: str, error: QRewardError) -> bool:
-        """Whether a request that failed in this form should be sent again in another. If so, new requests use the other form."""
+        """Return whether a request that failed in this form should be sent again in another form.
+
+        New requests then use the other form too.
+        """
 
     @abstractmethod
     def parse(self, answer: Any) -> Reply:
-        """The reply in a decoded response."""
+        """Return the reply that a decoded response contains."""
 
     @abstractmethod
     def vote(self, reply: Reply, *, swapped: bool) -> Vote:
-        """The reply as a vote. Raises ``Unreadable`` and ``ScoreFunctionError``."""
+        """Return the vote of a reply. Raises ``Unreadable`` and ``ScoreFunctionError``."""
 
-    def divided(self, asked: Any, error: QRewardError) -> Sequence[Any]:  # noqa: ARG002 - for subclasses
-        """The parts in which a request that failed is sent instead, one after the other; none if it is not."""
+    def divided(self, inputs: Any, error: QRewardError) -> Sequence[Any]:  # noqa: ARG002 - for subclasses
+        """Return the parts into which a failed request is divided; empty if it cannot be divided.
+
+        The parts are sent one after the other.
+        """
         return ()
 
     def joined(self, replies: Sequence[Reply]) -> Reply:
-        """The reply to a request from those to its parts."""
+        """Return the reply to a request, made from the replies to its parts."""
         raise NotImplementedError
 
     @abstractmethod
-    def repeated(self, asked: Any, reply: Reply, reason: str) -> Any:
-        """What is sent after a reply that could not be read, for a reason."""
+    def repeated(self, inputs: Any, reply: Reply, reason: str) -> Any:
+        """Return the input of the next request, after a reply that could not be read. ``reason`` says why."""
 
     def without_verdict(self, reply: Reply, reason: str, times: str) -> str:  # noqa: ARG002 - for subclasses
-        """The message about a reply without a verdict. ``times`` says how many replies there were, if several."""
+        """Return the error message for a reply without a verdict. ``times`` is, for example, ``" in 2 answers"``; ``""`` for one reply."""
         return f"model {self.model!r} gave no verdict: {reason}"
 
 
@@ -91,7 +99,7 @@ _ENCODER = msgspec.json.Encoder(enc_hook=repr)
 
 
 def encoded(value: object) -> bytes:
-    """JSON, equal for equal values. A lone surrogate cannot be encoded as UTF-8, so it is escaped, as in the request itself."""
+    """Return a value as JSON, for use in a key. A lone surrogate is escaped, because UTF-8 cannot encode it."""
     try:
         return _ENCODER.encode(value)
     except UnicodeEncodeError:

@@ -1,7 +1,4 @@
-"""Makes the ``RequestBuilder`` of a judge from its settings: for single responses or pairs, written or decided, with a rubric or without.
-
-Sends nothing.
-"""
+"""Make the ``RequestBuilder`` of a judge from its settings: for single responses or pairs, written or decided, with or without a rubric."""
 
 from __future__ import annotations
 
@@ -18,24 +15,25 @@ from qreward.judge.parsing import PreferenceVerdict
 from qreward.judge.requests import ItemPrompt, ModelQuestions, RequestBuilder, by_rubric, compared, scored
 from qreward.judge.rubric import Criterion
 from qreward.judge.verdict_parser import VerdictParser
-from qreward.judge.writing import FormatLadder, WritingModel, criterion_models
+from qreward.judge.writing import AnswerFormat, WritingModel, criterion_models
 
 Limits = tuple[int, ...]
-"""For each model the most questions of a request for decisions; 0 if the model writes."""
+"""For each model, the largest number of questions in a request for decisions; 0 if the model writes."""
 
 
 class Builders:
-    """The request builders of one judge. They are made when they are needed, and kept.
+    """The request builders of one judge. A builder is made on first use and then kept.
 
     Args:
         config: the settings.
         given: ``prompt``, ``pair_prompt``, ``verdict`` and ``score`` of the judge.
-        parser: parser of a written verdict without a rubric.
+        parser: parses written verdicts of a judge without a rubric.
         decide: the codec of the client's decisions.
         calibrate: see :class:`~qreward.judge.requests.RequestBuilder`.
 
     Attributes:
-        autos: for each model what is known of its answers, with the method ``auto``.
+        autos: model -> whether it answers with probabilities, for the method ``auto``.
+        written: the limits with which all models write.
 
     Raises:
         ConfigError: a setting is invalid, or does not fit the method or the rubric.
@@ -51,7 +49,7 @@ class Builders:
     ) -> None:
         self._config, self._given, self._parser, self._decide, self._calibrate = config, given, parser, decide, calibrate
         self.autos = {model: AutoMethod(model) for model in config.model}
-        self._ladders = {model: FormatLadder(config) for model in config.model}
+        self._formats = {model: AnswerFormat(config) for model in config.model}
         self._prompts: dict[tuple[bool, bool], ItemPrompt] = {}
         self._made: dict[tuple[bool, Limits, bool], RequestBuilder] = {}
         self._lock = threading.Lock()
@@ -78,7 +76,7 @@ class Builders:
             raise ConfigError(f"{unused[0]} has no effect with method='decide', as nothing is written; leave it out, or use method='write'")
 
     def get(self, limits: Limits, *, pairs: bool) -> RequestBuilder:
-        """The builder for these limits."""
+        """Return the builder for these limits."""
         with self._lock:
             key = pairs, limits, all(auto.works for auto in self.autos.values())
             if key not in self._made:
@@ -92,12 +90,12 @@ class Builders:
             for model, most in zip(config.model, limits, strict=True)
         ]
         decide = compared(config) if pairs else scored(config, self._width) if config.rubric is None else by_rubric(config, models)
-        return RequestBuilder(models, config.samples, decide, self._instead(models, limits, pairs), self._calibrate)
+        return RequestBuilder(models, config.samples, decide, self._fallback(models, limits, pairs), self._calibrate)
 
-    def _instead(self, models: Sequence[ModelQuestions], limits: Limits, pairs: bool) -> RequestBuilder | None:
-        """The builder of written requests, as long as a model may turn out to give no probabilities."""
-        open_ = [most for model, most in zip(self._config.model, limits, strict=True) if most and not self.autos[model].works]
-        if self._config.method != "auto" or not open_:
+    def _fallback(self, models: Sequence[ModelQuestions], limits: Limits, pairs: bool) -> RequestBuilder | None:
+        """Return the builder of written requests for models that may give no probabilities; None if there are no such models."""
+        undetermined = [most for model, most in zip(self._config.model, limits, strict=True) if most and not self.autos[model].works]
+        if self._config.method != "auto" or not undetermined:
             return None
         others = [
             self._writing(model, pairs) if most else written
@@ -109,7 +107,7 @@ class Builders:
 
     @property
     def _width(self) -> float | None:
-        """The width of the range of rewards; None if it is not known."""
+        """The highest reward minus the lowest; None if they are not known."""
         ends = self._parser.ends
         return None if ends is None else ends[1] - ends[0]
 
@@ -121,22 +119,23 @@ class Builders:
         return self._prompts[pairs, apart]
 
     def _writing(self, model: str, pairs: bool) -> ModelQuestions:
-        config, ladder = self._config, self._ladders[model]
+        config, form = self._config, self._formats[model]
         if pairs:
-            question = WritingModel(model, VerdictParser(PreferenceVerdict), config, ladder, config.rubric)
+            question = WritingModel(model, VerdictParser(PreferenceVerdict), config, form, config.rubric)
             return ModelQuestions(self._prompt(True, apart=False), (question,))
         if config.rubric is None:
-            return ModelQuestions(self._prompt(False, apart=False), (WritingModel(model, self._parser, config, ladder),))
-        return ModelQuestions(self._prompt(False, apart=True), criterion_models(model, config.rubric, config, ladder))
+            return ModelQuestions(self._prompt(False, apart=False), (WritingModel(model, self._parser, config, form),))
+        return ModelQuestions(self._prompt(False, apart=True), criterion_models(model, config.rubric, config, form))
 
     def _deciding(self, model: str, most: int, pairs: bool) -> ModelQuestions:
-        """The questions for decisions; those of a rubric in as few requests as the servers of the model allow, of about the same size."""
+        """Return the questions for decisions. The criteria of a rubric are divided evenly over as few requests as the servers allow."""
         config, auto = self._config, self.autos[model] if self._config.method == "auto" else None
-        asks: list[SingleQuestion | Sequence[Criterion]]
+        subjects: list[SingleQuestion | Sequence[Criterion]]
         if pairs:
-            asks = [preference_question(built_in=self._given["pair_prompt"] is None, rubric=config.rubric)]
+            subjects = [preference_question(built_in=self._given["pair_prompt"] is None, rubric=config.rubric)]
         elif config.rubric is None:
-            asks = [self._point] if self._point is not None else []
+            subjects = [self._point] if self._point is not None else []
         else:
-            asks = [*evenly(config.rubric.criteria, most)]
-        return ModelQuestions(self._prompt(pairs, apart=True), [DecidingModel(model, each, config, self._decide, auto) for each in asks])
+            subjects = [*evenly(config.rubric.criteria, most)]
+        questions = [DecidingModel(model, each, config, self._decide, auto) for each in subjects]
+        return ModelQuestions(self._prompt(pairs, apart=True), questions)

@@ -1,15 +1,15 @@
 """A persistent cache of models' answers in a SQLite file. Any number of processes may share one file.
 
-The cache stores the text of an answer under a digest of its request, and no verdict: a cached answer is parsed again. The text of a
-decision is the list of its probabilities.
+The cache stores the text of an answer under a digest of its request. It stores no verdicts, and a cached answer is parsed again. The text
+of a decision is the list of its probabilities.
 
-Each answer has a fingerprint of the weights that wrote it, as far as servers report them (see ``codec.fingerprint_of``). The file also
-stores the fingerprint that each endpoint sent last. When an endpoint sends its first fingerprint, or one that differs from its last, the
-model may have changed: answers with other fingerprints are no longer found, until an endpoint sends their fingerprint again. So a fleet
-whose endpoints differ keeps all its answers, and a fleet whose weights were replaced finds none of the old ones.
+Each answer is stored with a fingerprint of the weights that wrote it, as far as servers report them (see ``codec.fingerprint_of``). The
+file also stores the latest fingerprint of each endpoint. When an endpoint sends a new fingerprint, the model may have changed. Answers with
+other fingerprints are then no longer returned, until an endpoint sends their fingerprint again. So if the endpoints have different weights,
+all their answers are returned; if the weights were replaced, the old answers are not.
 
-SQLite runs in its own thread, with a write-ahead log and short transactions: a process that dies during a transaction leaves the file as
-it was before. A file that cannot be used is reported in the log once, and judging continues without the cache.
+SQLite runs in a thread of its own, with a write-ahead log and short transactions. If a process dies during a transaction, the file keeps
+its earlier content. If the file cannot be used, the log says so once, and judging continues without the cache.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from qreward.judge.sampling import JudgeRequest, ReadItem
 from qreward.judge.types import Vote
 
 MOST = 1_000_000
-"""The most answers in a file; the oldest are deleted first. At a kilobyte each they take a gigabyte."""
+"""The most answers in a file; the oldest are deleted first. With a kilobyte for each answer, the file takes a gigabyte."""
 PATIENCE = 5.0
-"""Seconds to wait for another process that is writing."""
+"""Seconds to wait while another process writes to the file."""
 
 _log = logging.getLogger("qreward")
 
@@ -58,7 +58,7 @@ class CacheEntry(NamedTuple):
         model: name of the model in the cache, including the namespace.
         endpoint: name of the endpoint.
         reply: the answer.
-        key: digest of the request. None for an answer that could not be parsed: only its fingerprint is stored.
+        key: digest of the request. None for an answer that could not be parsed, of which only the fingerprint is stored.
     """
 
     model: str
@@ -68,11 +68,11 @@ class CacheEntry(NamedTuple):
 
 
 Sent = dict[str, tuple[str, bool]]
-"""Endpoint -> the fingerprint it sent last, and whether answers with that fingerprint are found."""
+"""Endpoint -> its latest fingerprint, and whether answers with this fingerprint are returned."""
 
 
 def record_fingerprint(sent: Sent, endpoint: str, fingerprint: str) -> None:
-    """Record the fingerprint that an endpoint sent. A new one invalidates those of all other endpoints until they send theirs again.
+    """Record the fingerprint that an endpoint sent. A new one invalidates each other fingerprint until an endpoint sends it again.
 
     Example:
         >>> sent = {"a": ("v1", True), "b": ("v1", True)}
@@ -87,7 +87,7 @@ def record_fingerprint(sent: Sent, endpoint: str, fingerprint: str) -> None:
 
 
 CHUNK = 64
-"""Items per lookup."""
+"""The most items of one lookup."""
 
 
 class Cache:
@@ -104,7 +104,7 @@ class Cache:
         background.watch(self, Cache._begin)
 
     def _begin(self) -> object:
-        """Create the state that belongs to one process. After a fork, the parent writes the pending answers, not the child."""
+        """Create the state that belongs to one process. After a fork, only the parent process writes the answers that were pending."""
         inherited = self.__dict__.get("_store"), self.__dict__.get("_worker")
         self._lock = threading.Lock()
         self._pending: list[CacheEntry] = []
@@ -114,21 +114,22 @@ class Cache:
         return inherited
 
     async def look_up(self, keys: Sequence[tuple[bytes, str]]) -> list[ModelReply | None]:
-        """The cached answers for these pairs of key and model, in their order; None where there is none."""
+        """Return the cached answer, or None, for each pair of key and model."""
         if not keys:
             return []
         found = await asyncio.get_running_loop().run_in_executor(self._thread(), self._store.read, keys)  # runs after pending writes
         return [found.get(key) for key, _ in keys]
 
     async def votes(self, requests: Sequence[JudgeRequest]) -> list[Vote | None]:
-        """The cached votes for these requests, in their order; None where there is none."""
+        """Return the cached vote, or None, for each request."""
         found = await self.look_up([(request.key, request.judge_model.cached_as) for request in requests])
         return [_vote(request, reply) for request, reply in zip(requests, found, strict=True)]
 
     async def with_votes(self, items: Iterable[Any] | AsyncIterable[Any], read: Callable[[object], ReadItem]) -> AsyncIterator[ReadItem]:
-        """The items of a batch, read and with their cached votes: ``CHUNK`` items at a time, those of an asynchronous input one by one.
+        """Read the items of a batch, and yield them with their cached votes.
 
-        An exception of the input is raised after the items that precede it.
+        The votes of up to ``CHUNK`` items are looked up together. Items of an asynchronous input are looked up one by one. If the input
+        raises an exception, it is raised after the items that were read before.
         """
         async with aclosing(_chunks(items)) as chunks:
             async for chunk in chunks:
@@ -139,7 +140,7 @@ class Cache:
                     yield item if isinstance(item.requests, Exception) else item._replace(votes=list(islice(votes, len(item.requests))))
 
     def keep(self, entry: CacheEntry) -> None:
-        """Store an answer. It is written in the background, together with others."""
+        """Store an answer. A background thread writes it, together with other pending answers."""
         with self._lock:
             self._pending.append(entry)
             if self._flushing:
@@ -148,7 +149,7 @@ class Cache:
         self._thread().submit(self._flush)
 
     def close(self) -> None:
-        """Write pending answers and close the file. Blocks. The next use opens the file again."""
+        """Write pending answers and close the file. The call blocks. The next use opens the file again."""
         with self._lock:
             worker, self._worker = self._worker, None
         if worker is not None:
@@ -170,7 +171,7 @@ class Cache:
 def _vote(request: JudgeRequest, reply: ModelReply | None) -> Vote | None:
     try:
         return None if reply is None else request.judge_model.vote(reply, swapped=request.swapped)
-    except Exception:  # the answer was parsed before, so the parser or the user's score function has changed
+    except Exception:  # the answer could be parsed before, so the parser or the user's score function has changed
         return None
 
 
@@ -219,9 +220,9 @@ if hasattr(os, "register_at_fork"):
 
 
 class _Store:
-    """The SQLite file. Its methods log errors instead of raising them.
+    """The SQLite file. Its methods log errors and do not raise them.
 
-    An open SQLite file must not be carried across a fork, so the file is closed before one.
+    The file is closed before a fork, because a process must not use a SQLite file that its parent has opened.
     """
 
     def __init__(self, path: str, most: int) -> None:
@@ -233,7 +234,7 @@ class _Store:
         _STORES.add(self)
 
     def read(self, pairs: Sequence[tuple[bytes, str]]) -> dict[bytes, ModelReply]:
-        """The answers under these pairs of key and model whose fingerprint is current."""
+        """Return the answers with a current fingerprint for these pairs of key and model."""
         found: dict[bytes, ModelReply] = {}
         models = dict(pairs)
         with self.busy:
@@ -253,7 +254,7 @@ class _Store:
         return found
 
     def write(self, entries: Sequence[CacheEntry]) -> None:
-        """Record the fingerprints of endpoints and add answers. Existing answers are not replaced."""
+        """Record the fingerprints of endpoints, and add answers. An answer that is in the file is not replaced."""
         texts = [(each.key, each.reply.fingerprint, each.reply.text.encode("utf-8", "surrogatepass")) for each in entries if each.key]
         with self.busy:
             try:
@@ -271,7 +272,7 @@ class _Store:
             self.shut()
 
     def shut(self) -> None:
-        """The same, for a caller that holds ``busy``."""
+        """Close the file. The caller must hold ``busy``."""
         finalizer, self._finalizer, self._file = self._finalizer, None, None
         if finalizer is not None:
             finalizer()
@@ -289,7 +290,7 @@ class _Store:
         return self._file
 
     def _fail(self, error: Exception) -> None:
-        """Log the first error. The file is used again only after a temporary one, such as a lock held by another process."""
+        """Log the first error. The file is not used again, unless the error is that another process holds a lock."""
         if not (isinstance(error, sqlite3.OperationalError) and "locked" in str(error)):
             self.shut()
             self._unusable = True
@@ -299,7 +300,7 @@ class _Store:
 
 
 def _prepare(file: sqlite3.Connection) -> None:
-    """Create the tables of a new file. Raises ``sqlite3.DatabaseError`` for a file of another version or program."""
+    """Create the tables of a new file. Raises ``sqlite3.DatabaseError`` if the file is of another version or program."""
     with file:
         file.execute("BEGIN IMMEDIATE")
         (version,) = file.execute("PRAGMA user_version").fetchone()
@@ -317,7 +318,7 @@ def _sent(file: sqlite3.Connection, model: str) -> Sent:
 
 
 def _record_fingerprints(file: sqlite3.Connection, entries: Sequence[CacheEntry]) -> None:
-    """Store the fingerprints of endpoints that have changed."""
+    """Store the changed fingerprints of endpoints."""
     for model in {each.model for each in entries}:
         before = _sent(file, model)
         after = dict(before)
@@ -329,7 +330,7 @@ def _record_fingerprints(file: sqlite3.Connection, entries: Sequence[CacheEntry]
 
 
 def _to_wal(file: sqlite3.Connection) -> None:
-    """Switch to the write-ahead log. SQLite itself does not wait for another process that does the same, so this function retries."""
+    """Switch to the write-ahead log. SQLite raises if another process does the same at this moment, so this function retries."""
     end = monotonic() + PATIENCE
     while True:
         try:

@@ -1,6 +1,6 @@
-"""What a ``Judge`` needs to apply a calibration: its identity, the ends of its scores, and a watch on the weights that answer.
+"""Apply a calibration to the scores of a ``Judge``, and check that it was made for this judge.
 
-This module sends nothing, and does not know how a curve is fitted.
+This module must not send anything, and must not know how a curve is fitted.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from qreward.judge.calibration import Calibration, JudgeIdentity, digest
 from qreward.judge.config import JudgeConfig
 
 MOST_WEIGHTS = 100
-"""The most fingerprints that are remembered. A fleet has a few; an API may change its fingerprint often."""
+"""The most fingerprints that are remembered. A fleet has a few, but an API may change its fingerprint often."""
 
 _log = logging.getLogger("qreward")
 
 _IRRELEVANT = ("model", "range", "reasks", "min_label_mass", "cache", "cache_namespace", "calibration", "pair_prompt", "prompt", "verdict")
-"""Settings that do not change the score of an item, and those that ``identity_of`` is given apart."""
+"""Settings that do not change the score of an item, and settings that are separate arguments of ``identity_of``."""
 
 
 def identity_of(config: JudgeConfig, others: Mapping[str, Any], weights: Iterable[str] = ()) -> JudgeIdentity:
-    """The identity of a judge. Settings at their default are left out, so that a new setting does not change older identities.
+    """Return the identity of a judge. Settings at their default are left out, so that a new setting does not change older identities.
 
     Args:
-        config: its settings.
-        others: name -> value of what is not in the settings, such as the prompt and the JSON schema of a verdict. None is a default.
+        config: the settings of the judge.
+        others: name -> value, for the prompt, the JSON schema of the verdict and other values outside ``config``. None is the default.
         weights: fingerprints of the weights that answered.
     """
     values = {name: getattr(config, name) for name in JudgeConfig.model_fields if name not in (*_IRRELEVANT, "params")}
@@ -45,23 +45,23 @@ class ScoreRange(NamedTuple):
     high: float
 
     def to_unit(self, score: float) -> float:
-        """The place of a score between the ends, in 0..1."""
+        """Return a score as a share of the range, from 0 to 1."""
         return min(max((score - self.low) / (self.high - self.low), 0.0), 1.0)
 
     def from_unit(self, place: float) -> float:
-        """The score at a place."""
+        """Return the score for a share of the range."""
         return self.low + (self.high - self.low) * place
 
 
 def range_to_calibrate(method: str, ends: tuple[float, float] | None) -> ScoreRange:
-    """The range of the scores of a judge that has, or gets, a calibration.
+    """Return the range of the scores of a judge, for a calibration.
 
     Args:
-        method: the judge's method.
-        ends: its lowest and highest score; None if they are not known.
+        method: the method of the judge.
+        ends: lowest and highest score of the judge; None if they are not known.
 
     Raises:
-        ConfigError: the judge cannot be calibrated. One that may decide or write has two kinds of scores, and a calibration fits one.
+        ConfigError: the judge cannot be calibrated. With the method ``auto`` it has two kinds of scores, and a calibration fits one kind.
     """
     if method == "auto":
         raise ConfigError("calibration: method='auto' may decide or write, which gives different scores; set method to 'decide' or 'write'")
@@ -73,11 +73,11 @@ def range_to_calibrate(method: str, ends: tuple[float, float] | None) -> ScoreRa
 
 
 class Calibrator:
-    """Applies a calibration to the scores of a judge, and records which weights answered. Without a calibration it only records.
+    """Applies a calibration to the scores of a judge, and records the weights that answered. Without a calibration it only records.
 
     Attributes:
         calibration: the calibration, or None.
-        weights: fingerprints of the weights that answered, the earliest first.
+        weights: the fingerprints of the weights that answered, the earliest first.
     """
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class Calibrator:
         """Use a calibration for a judge with this identity and range of scores. Returns the function that calibrates a score.
 
         Raises:
-            ConfigError: it was made for another judge.
+            ConfigError: the calibration was made for another judge.
         """
         if calibration.judge is not None and (changed := calibration.judge.differences(identity)):
             raise ConfigError(
@@ -100,12 +100,12 @@ class Calibrator:
         return self.apply
 
     def apply(self, score: float) -> float:
-        """The calibrated score, in the same range."""
+        """Return the calibrated score, in the same range."""
         assert self.calibration is not None
         return self._range.from_unit(self.calibration.apply(self._range.to_unit(score)))
 
     def note(self, fingerprint: str) -> None:
-        """Note which weights wrote an answer. If the calibration was made with others, the log says so once."""
+        """Record the weights that wrote an answer. If the calibration was made with other weights, this is logged once."""
         if fingerprint in self.weights or len(self.weights) >= MOST_WEIGHTS:
             return
         self.weights[fingerprint] = None
@@ -113,8 +113,8 @@ class Calibrator:
         if made_for is not None and not self._warned and made_for.has_other_weights(fingerprint):
             self._warned = True
             _log.warning(
-                "the calibration of the judge %s was made with other weights: now %s answers, then %s did; calibrate it again",
+                "the calibration of the judge %s was made with the weights %s, and now the weights %s answer; calibrate it again",
                 ", ".join(made_for.models),
-                fingerprint,
                 ", ".join(made_for.weights),
+                fingerprint,
             )

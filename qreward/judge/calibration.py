@@ -1,6 +1,7 @@
-"""``Calibration``: turns a judge's scores into probabilities, knows the judge it was made for, and is kept in a file.
+"""``Calibration``: turns the scores of a judge into probabilities, and can be saved to a file.
 
-The curve and the measures come from ``calibration_fit``. This module sends nothing and knows no ``Judge``, only its ``JudgeIdentity``.
+``calibration_fit`` fits the curve and computes the measures. This module must not send anything. It knows the ``JudgeIdentity`` of a judge,
+and must not know ``Judge``.
 """
 
 from __future__ import annotations
@@ -22,22 +23,21 @@ from qreward.judge.calibration_fit import Curve, Method
 from qreward.settings.base import Many, Policy
 
 LEAST_LABELS = 50
-"""The fewest labels for a calibration. Even 300 leave an error of about 0.02; see docs/how-to/calibration.md."""
+"""The fewest labels for a calibration. Even with 300 labels the error is about 0.02; see docs/how-to/calibration.md."""
 LEAST_OF_EACH = 10
-"""The fewest labels of yes and of no. Ten for each number that is fitted is the usual rule (Peduzzi et al. 1996)."""
+"""The fewest labels of yes, and the fewest of no. The usual rule is ten for each fitted number (Peduzzi et al. 1996)."""
 
 _Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class JudgeIdentity(Policy):
-    """What the scores of a judge depend on. Settings are stored as digests, because they may contain an API key.
+    """The settings and weights on which the scores of a judge depend. Settings are digests, because they may contain an API key.
 
     Args:
         models: names of the judge models.
         settings: name of a setting -> digest of its value, for settings that are not at their default.
-        weights: identifiers of the weights of the models, as servers reported them with answers to this judge; see
-            :func:`~qreward.judge.codec.fingerprint_of`.
+        weights: fingerprints of the weights that have answered this judge; see :func:`~qreward.judge.codec.fingerprint_of`.
     """
 
     models: tuple[str, ...] = ()
@@ -45,7 +45,7 @@ class JudgeIdentity(Policy):
     weights: tuple[str, ...] = ()
 
     def differences(self, other: JudgeIdentity) -> tuple[str, ...]:
-        """What differs in another identity, without the weights: ``model`` with both names, and the names of settings.
+        """Return the differences to another identity: ``model`` with both names, and the names of settings. Weights are not compared.
 
         Example:
             >>> JudgeIdentity(models=("judge-7b",)).differences(JudgeIdentity(models=("judge-70b",), settings={"samples": "00"}))
@@ -56,7 +56,7 @@ class JudgeIdentity(Policy):
         return (*models, *(name for name in names if self.settings.get(name) != other.settings.get(name)))
 
     def has_other_weights(self, fingerprint: str) -> bool:
-        """True if the fingerprint is none of these weights. False if no weights are known."""
+        """Return True if weights are known and the fingerprint is not one of them."""
         return bool(self.weights) and fingerprint not in self.weights
 
 
@@ -65,12 +65,12 @@ class Identified(Protocol):
 
     @property
     def identity(self) -> JudgeIdentity:
-        """What its scores depend on."""
+        """The settings and weights on which the scores depend."""
         raise NotImplementedError
 
 
 def digest(value: object) -> str:
-    """A digest of a value, equal for equal values. A function or class is known by its name."""
+    """Return a digest of a value. Equal values have equal digests. A function or class is represented by its name."""
     encoded = json.dumps(value, sort_keys=True, default=_named).encode()
     return blake2b(encoded, digest_size=16).hexdigest()
 
@@ -80,12 +80,13 @@ def _named(value: Any) -> str:
 
 
 class CalibrationQuality(Policy):
-    """How far scores are from probabilities.
+    """Measures of how far scores are from probabilities.
 
     Attributes:
         ece: expected calibration error; see :func:`~qreward.judge.calibration_fit.ece`.
-        ece_by_chance: the ECE to expect of exact probabilities with as many yes-or-no labels. An ``ece`` of this size shows no fault.
-        brier: Brier score, the mean squared error.
+        ece_by_chance: the expected ECE of exact probabilities with the same number of yes-or-no labels. An ``ece`` of this size indicates
+            no fault.
+        brier: Brier score: the mean squared error.
         log_loss: mean log loss in nats.
         accuracy: share of items on the same side of 0.5 as their label. None if all labels are 0.5.
     """
@@ -98,7 +99,7 @@ class CalibrationQuality(Policy):
 
     @classmethod
     def of(cls, probabilities: Sequence[float], labels: Sequence[float]) -> CalibrationQuality:
-        """Measure probabilities against labels, one label for each."""
+        """Measure probabilities against their labels."""
         losses = fits.log_losses(probabilities, labels)
         return cls(
             ece=fits.ece(probabilities, labels),
@@ -120,14 +121,14 @@ class Calibration(Policy):
 
     Attributes:
         method: ``temperature``, ``platt`` or ``isotonic``; see :func:`~qreward.judge.calibration_fit.fit`.
-        slope, intercept: of ``temperature`` and ``platt``. The temperature is ``1 / slope``.
-        points: of ``isotonic``; see :class:`~qreward.judge.calibration_fit.Curve`.
-        labels: number of labels that it was fitted to.
+        slope, intercept: parameters of ``temperature`` and ``platt``. The temperature is ``1 / slope``.
+        points: parameters of ``isotonic``; see :class:`~qreward.judge.calibration_fit.Curve`.
+        labels: number of labels to which the curve was fitted.
         failed: number of labelled items that could not be judged, and were left out.
         before: quality of the scores.
-        after: quality of the calibrated scores, each by a curve that was fitted without this item. The quality of the final curve on its
-            own items would look better than it is.
-        judge: the judge it was made for; None if not known.
+        after: quality of the calibrated scores, by cross-validation: the curve for an item is fitted without this item. Measured on the
+            items to which it was fitted, a curve looks better than it is.
+        judge: the judge for which the calibration was made; None if it is not known.
 
     Example:
         >>> scores, labels = [0.01] * 50 + [0.99] * 50, [True] * 10 + [False] * 40 + [True] * 40 + [False] * 10
@@ -161,14 +162,14 @@ class Calibration(Policy):
 
     @cached_property
     def curve(self) -> Curve:
-        """The curve."""
+        """The curve from a score to its probability."""
         return Curve(self.slope, self.intercept, self.points)
 
     def apply(self, score: float) -> float:
-        """The probability for a score. It never falls when the score rises.
+        """Return the probability for a score. A higher score never has a lower probability.
 
         Args:
-            score: the score in 0..1. One outside counts as the nearest end.
+            score: the score in 0..1. A score outside counts as the nearest end.
 
         Raises:
             ValueError: the score is not a number.
@@ -191,14 +192,14 @@ class Calibration(Policy):
 
         Args:
             scores: the judge's scores, in 0..1.
-            labels: for each score its label: True or False, or the probability of yes, or a grade in 0..1.
+            labels: one label for each score: True, False, the probability of yes, or a grade in 0..1.
             method: ``auto`` takes the method with the lowest log loss in cross-validation; see
                 :func:`~qreward.judge.calibration_fit.choose`.
-            failed: number of items that were left out.
+            failed: number of labelled items that could not be judged.
             judge: the judge that gave the scores.
 
         Raises:
-            ConfigError: there are too few labels, almost all of them are equal, or they do not rise with the scores.
+            ConfigError: there are too few labels, almost all labels are equal, or the labels do not rise with the scores.
         """
         scores, numbers = _in_unit("scores", scores), _in_unit("labels", labels)
         check_labels(numbers)
@@ -225,9 +226,9 @@ class Calibration(Policy):
         )
 
     def changed(self, judge: Identified) -> tuple[str, ...]:
-        """What has changed since the calibration was made: the names of settings, ``model``, and ``weights``. Empty if nothing has.
+        """Return what has changed since the calibration was made: names of settings, ``model``, ``weights``. Empty if nothing has changed.
 
-        ``weights`` is known only if the judge has answered, and as far as its servers say which weights answer.
+        Changed weights are known only after an answer, and only if the servers report their weights.
         """
         if self.judge is None:
             return ()
@@ -236,7 +237,7 @@ class Calibration(Policy):
         return (*self.judge.differences(now), *(["weights"] if others else []))
 
     def save(self, path: str | Path) -> None:
-        """Write the calibration to a JSON file. A file that is there is replaced as a whole, so no reader finds a part of it.
+        """Write the calibration to a JSON file. An existing file is replaced in one step, so that no reader sees half of it.
 
         Raises:
             ConfigError: the file cannot be written.
@@ -292,7 +293,7 @@ def _in_unit(name: str, values: Sequence[Any]) -> list[float]:
 
 
 def check_labels(labels: Sequence[float]) -> None:
-    """Raise ``ConfigError`` if there are too few labels, in 0..1, or too few of yes or of no. Labels between count in proportion."""
+    """Raise ``ConfigError`` if there are too few labels, or too few labels of yes or of no. A label of 0.3 counts as 0.3 of a yes."""
     if len(labels) < LEAST_LABELS:
         raise ConfigError(f"a calibration needs at least {LEAST_LABELS} labels, better 300; there are {len(labels)}")
     yes = sum(labels)

@@ -1,6 +1,7 @@
-"""Fits calibration curves to scores and labels, and measures how far scores are from probabilities. Pure; knows no judge and no file.
+"""Fit calibration curves to scores and labels, and measure how far scores are from probabilities. Pure functions.
 
-Plain Python is enough: a calibration has some hundred labels, and a fit takes milliseconds. So calibration needs no extra package.
+A calibration has some hundred labels, so a fit in plain Python takes milliseconds and needs no extra package. This module must not know
+judges or files.
 """
 
 from __future__ import annotations
@@ -14,29 +15,29 @@ from typing import Literal, NamedTuple
 
 Method = Literal["temperature", "platt", "isotonic"]
 METHODS: tuple[Method, ...] = ("temperature", "platt", "isotonic")
-"""From the simplest to the most flexible."""
+"""The methods, from the simplest to the most flexible."""
 
 EDGE = 1e-6
-"""Scores closer than this to 0 or 1 count as this far from them, as the logit of 0 and 1 is infinite."""
+"""The least distance of a score from 0 and 1. Closer scores are moved to this distance, as the logit of 0 and 1 is infinite."""
 FOLDS = 10
-"""Parts of cross-validation. Ten is the usual number (Kohavi 1995)."""
+"""Number of parts in cross-validation. Ten is usual (Kohavi 1995)."""
 MARGIN: Mapping[Method, float] = {"platt": 0.0, "isotonic": 2.0}
-"""Standard errors by which the log loss of a method must be lower than that of the simpler ones. Of 300 labels an isotonic curve often
-looks better by chance, and is worse on new items (Niculescu-Mizil and Caruana 2005 recommend a thousand labels)."""
+"""A method is chosen if its log loss is lower than that of the simpler methods by this number of standard errors. With 300 labels, an
+isotonic curve often looks better by chance and is worse on new items (Niculescu-Mizil and Caruana 2005 recommend a thousand labels)."""
 MOST_BINS = 15
-"""As in Guo et al. 2017."""
+"""The most bins of the calibration error, as in Guo et al. 2017."""
 LABELS_PER_BIN = 30
-"""The fewest labels in a bin, as far as scores differ. Of fewer labels, the share of yes is mostly chance."""
+"""The fewest labels in a bin. With fewer labels, the share of yes is mostly chance."""
 MOST_STEPS = 100
-"""Newton's method takes about 10."""
+"""The most steps of Newton's method, which usually takes about 10."""
 
 
 class Curve(NamedTuple):
-    """A function from a score in 0..1 to a probability, which never falls.
+    """A function from a score in 0..1 to a probability. The function never falls.
 
     Attributes:
-        slope, intercept: the probability is ``sigmoid(slope * logit(score) + intercept)``, unless there are points.
-        points: scores in rising order with their probabilities. Between two points the curve is a line; outside it is constant.
+        slope, intercept: without points, the probability is ``sigmoid(slope * logit(score) + intercept)``.
+        points: pairs of score and probability, by rising score. The curve is a line between two points, and constant outside of all points.
 
     Example:
         >>> Curve(slope=1.0)(0.25)
@@ -50,7 +51,7 @@ class Curve(NamedTuple):
     points: tuple[tuple[float, float], ...] = ()
 
     def __call__(self, score: float) -> float:
-        """The probability for a score. A score outside 0..1 counts as the nearest end."""
+        """Return the probability for a score. A score outside 0..1 counts as the nearest end."""
         if not self.points:
             return sigmoid(self.slope * logit(score) + self.intercept)
         place = bisect(self.points, score, key=_score)
@@ -61,7 +62,7 @@ class Curve(NamedTuple):
 
     @property
     def rises(self) -> bool:
-        """True if a higher score gives a higher probability anywhere."""
+        """True if some higher score has a higher probability, so that the curve is not constant."""
         return self.points[0][1] < self.points[-1][1] if self.points else self.slope > 0
 
 
@@ -82,10 +83,10 @@ def sigmoid(value: float) -> float:
 
 
 def fit(method: Method, scores: Sequence[float], labels: Sequence[float]) -> Curve:
-    """The curve of a method that fits the labels best.
+    """Return the curve of a method that fits the labels best.
 
-    ``temperature`` scales the logit of the score by one number (Guo et al. 2017). ``platt`` also shifts it (Platt 1999). ``isotonic``
-    takes the best function that never falls (Zadrozny and Elkan 2002).
+    ``temperature`` multiplies the logit of the score by one number (Guo et al. 2017). ``platt`` also adds a number to the logit (Platt
+    1999). ``isotonic`` takes the best function that never falls (Zadrozny and Elkan 2002).
 
     Args:
         scores, labels: numbers in 0..1, one label per score. A label between 0 and 1 is the probability of yes.
@@ -95,9 +96,9 @@ def fit(method: Method, scores: Sequence[float], labels: Sequence[float]) -> Cur
 
 
 def _targets(labels: Sequence[float]) -> list[float]:
-    """The labels, moved away from 0 and 1 by what one more label of each kind would do (Platt 1999).
+    """Return the labels, moved away from 0 and 1 as if there were one more label of each kind (Platt 1999).
 
-    Without this, labels that a score separates without error would make the slope infinite.
+    Otherwise the slope would be infinite for scores that separate the labels without an error.
     """
     yes = sum(labels)
     high, low = (yes + 1) / (yes + 2), 1 / (len(labels) - yes + 2)
@@ -126,7 +127,7 @@ def _logistic(scores: Sequence[float], targets: Sequence[float], *, shifts: bool
 def _newton_step(
     points: Sequence[tuple[float, float]], slope: float, intercept: float, *, shifts: bool
 ) -> tuple[tuple[float, float], float]:
-    """Newton's step for slope and intercept, and how fast the loss falls along it."""
+    """Return the Newton step for slope and intercept, and the slope of the loss along this step."""
     down_slope = down_intercept = bend_both = 0.0
     bend_slope = bend_intercept = 1e-12  # keeps the matrix invertible where all probabilities are almost 0 or 1
     for value, target in points:
@@ -157,7 +158,7 @@ def _loss(points: Sequence[tuple[float, float]], slope: float, intercept: float)
 
 
 class _Pool(NamedTuple):
-    """Neighbouring scores with one probability: the mean of their targets."""
+    """A range of scores with one probability, which is the mean of their targets."""
 
     lowest: float
     highest: float
@@ -174,7 +175,7 @@ class _Pool(NamedTuple):
 
 
 def _isotonic(scores: Sequence[float], targets: Sequence[float]) -> Curve:
-    """Pool adjacent violators (Ayer et al. 1955). The curve is level over a pool, and a line from one pool to the next."""
+    """Fit an isotonic curve by pooling adjacent violators (Ayer et al. 1955). It is constant over a pool, and a line between two pools."""
     groups: dict[float, _Pool] = {}
     for score, target in zip(scores, targets, strict=True):
         group = _Pool(score, score, target, 1)
@@ -192,9 +193,9 @@ def _isotonic(scores: Sequence[float], targets: Sequence[float]) -> Curve:
 
 
 def held_out(method: Method, scores: Sequence[float], labels: Sequence[float]) -> list[float]:
-    """The probability of each item by a curve that was fitted without it: cross-validation in ``FOLDS`` parts.
+    """Return the probability of each item by cross-validation: the curve is fitted without the part to which the item belongs.
 
-    Each part has about the same share of every label. Otherwise the parts are random, but the same in every run.
+    The items are divided into ``FOLDS`` random parts, each with about the same share of every label. The parts are the same in every run.
     """
     order = list(range(len(scores)))
     Random(0).shuffle(order)  # noqa: S311 - the same parts in every run, no secret
@@ -209,7 +210,7 @@ def held_out(method: Method, scores: Sequence[float], labels: Sequence[float]) -
 
 
 def choose(scores: Sequence[float], labels: Sequence[float]) -> Method:
-    """The method with the lowest log loss on held-out items, but a more flexible one only if it is better by its ``MARGIN``."""
+    """Return the method with the lowest log loss in cross-validation. A more flexible method must be better by its ``MARGIN``."""
     best, losses = METHODS[0], log_losses(held_out(METHODS[0], scores, labels), labels)
     for method in METHODS[1:]:
         others = log_losses(held_out(method, scores, labels), labels)
@@ -225,20 +226,20 @@ def choose(scores: Sequence[float], labels: Sequence[float]) -> Method:
 
 
 def log_losses(probabilities: Sequence[float], labels: Sequence[float]) -> list[float]:
-    """The log loss of each item. A probability of 0 or 1 counts as ``EDGE`` away from it."""
+    """Return the log loss of each item. Probabilities are kept at the distance ``EDGE`` from 0 and 1."""
     inside = [min(max(probability, EDGE), 1 - EDGE) for probability in probabilities]
     return [-label * log(inner) - (1 - label) * log(1 - inner) for inner, label in zip(inside, labels, strict=True)]
 
 
 def brier(probabilities: Sequence[float], labels: Sequence[float]) -> float:
-    """The mean squared difference between probability and label (Brier 1950)."""
+    """Return the mean squared difference between probability and label (Brier 1950)."""
     return sum((probability - label) ** 2 for probability, label in zip(probabilities, labels, strict=True)) / len(labels)
 
 
 def accuracy(probabilities: Sequence[float], labels: Sequence[float]) -> float | None:
-    """The share of items whose probability is on the same side of 0.5 as the label.
+    """Return the share of items whose probability is on the same side of 0.5 as their label.
 
-    A probability of 0.5 counts as half right. Items whose label is 0.5 do not count; None if there are no others.
+    A probability of 0.5 counts as half right. Items with the label 0.5 are left out. Returns None if no items are left.
     """
     found = [
         0.5 if probability == 0.5 else float((probability > 0.5) == (label > 0.5))
@@ -249,10 +250,10 @@ def accuracy(probabilities: Sequence[float], labels: Sequence[float]) -> float |
 
 
 def bins_of(probabilities: Sequence[float], labels: Sequence[float], most: int | None = None) -> list[list[tuple[float, float]]]:
-    """Pairs of probability and label in bins of about equal size, by rising probability. Equal probabilities are in one bin.
+    """Return pairs of probability and label in bins of about equal size, by rising probability. Equal probabilities are in one bin.
 
     Args:
-        most: number of bins. None takes as many as have ``LABELS_PER_BIN`` labels each, at most ``MOST_BINS``.
+        most: number of bins. None makes one bin for every ``LABELS_PER_BIN`` labels, and at most ``MOST_BINS``.
     """
     pairs = sorted(zip(probabilities, labels, strict=True))
     count = most or max(1, min(MOST_BINS, len(pairs) // LABELS_PER_BIN))
@@ -265,9 +266,9 @@ def bins_of(probabilities: Sequence[float], labels: Sequence[float], most: int |
 
 
 def ece(probabilities: Sequence[float], labels: Sequence[float], bins: int | None = None) -> float:
-    """The expected calibration error: the difference between mean probability and mean label of a bin, averaged over all items.
+    """Return the expected calibration error: the difference between mean probability and mean label of a bin, averaged over all items.
 
-    Bins have equal numbers of items instead of equal width, as that has less bias (Nguyen and O'Connor 2015; Roelofs et al. 2022).
+    Bins have equal numbers of items, which has less bias than equal widths (Nguyen and O'Connor 2015; Roelofs et al. 2022).
 
     Args:
         bins: number of bins; see :func:`bins_of`.
@@ -281,10 +282,10 @@ def ece(probabilities: Sequence[float], labels: Sequence[float], bins: int | Non
 
 
 def ece_by_chance(probabilities: Sequence[float], labels: Sequence[float], bins: int | None = None) -> float:
-    """The ECE to expect of probabilities that are exactly right, for as many yes-or-no labels.
+    """Return the expected ECE of exact probabilities, for the same number of yes-or-no labels.
 
-    The sum over a bin then has the variance of its Bernoulli labels, and the mean absolute value of a normal variable is
-    ``sqrt(2 / pi)`` times its standard deviation.
+    For exact probabilities, the sum of all ``probability - label`` of a bin has the variance of the sum of its labels. The mean absolute
+    value of a normal variable is ``sqrt(2 / pi)`` times its standard deviation.
     """
     variances = (sum(probability * (1 - probability) for probability, _ in pairs) for pairs in bins_of(probabilities, labels, bins))
     return sum(sqrt(2 / pi * variance) for variance in variances) / len(labels)

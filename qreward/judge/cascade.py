@@ -1,6 +1,6 @@
-"""``Cascade``: several scorers in turn. What one is not sure of goes to the next.
+"""``Cascade``: several scorers in turn. If a scorer is not sure of an item, the next one scores it.
 
-The stages are scorers of any kind. This module knows their interface only: no prompt, no model, no request.
+The stages are scorers of any kind. This module must know their interface only, and no prompt, model or request.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pydantic import Field, field_validator
 from qreward.engine.portal import BlockingTwin, blocking
 from qreward.errors import ConfigError, Fault, InvalidResponse, QRewardError, RequestTimeout
 from qreward.judge.cascade_batch import CascadeBatch
-from qreward.judge.cascade_stage import Confidence, Decided, Stage
+from qreward.judge.cascade_stage import Confidence, EarlierStages, Stage
 from qreward.judge.config import JudgeConfig
 from qreward.judge.scorers import AnyScorer, described, unblocked
 from qreward.judge.types import Item, Scorer, Verdict, check_batch_options
@@ -26,16 +26,16 @@ from qreward.results import BatchResult
 from qreward.runtime import runtime_of
 from qreward.server.import_string import load_object
 from qreward.settings.base import Number, Policy, shown, wrong
-from qreward.settings.policies import Priority
 
 
 class CascadeConfig(Policy):
     """The settings of a :class:`Cascade`, without its clients.
 
     Args:
-        stages: the scorers, the cheapest first: settings of a judge, or the name of a reward model. A mapping gives them names.
-        min_confidence: the least confidence with which a verdict stands; one number, or one for each stage but the last.
-        confidence: name of a stage -> ``module:function``, a function from a verdict to its confidence, instead of the verdict's own.
+        stages: the scorers, the cheapest first. Each is the settings of a judge or the name of a reward model. A mapping gives them names.
+        min_confidence: the least confidence with which a verdict is final; one number, or one for each stage but the last.
+        confidence: name of a stage -> ``module:function``. The function takes a verdict and returns its confidence, which replaces the
+            confidence of the verdict.
 
     Example:
         >>> CascadeConfig(stages=("rm-7b", JudgeConfig(model="judge-70b")), confidence={"rm-7b": "my_rewards:distance"}).min_confidence
@@ -49,7 +49,7 @@ class CascadeConfig(Policy):
     @field_validator("stages", mode="before")
     @classmethod
     def _read_stages(cls, value: object) -> object:
-        """Validate each stage here, so that an error says where it is, and not which of the possible types it is not."""
+        """Validate each stage. Pydantic would report an error for each possible type of the stage."""
         if not isinstance(value, list | tuple | Mapping):
             raise ValueError("must be a list of stages, the cheapest first, or a mapping from their names")
         read: dict[str | int, object] = {}
@@ -73,11 +73,11 @@ class CascadeConfig(Policy):
 
 
 class CascadeStats(NamedTuple):
-    """What the stages of a cascade decided since it was created.
+    """Counts of the items that each stage of a cascade has decided since the cascade was created.
 
     Attributes:
-        decided_by: name of each stage -> number of items whose verdict or error it gave.
-        escalated: share of the items that went beyond the first stage; 0.0 before the first item.
+        decided_by: name of a stage -> number of items with a verdict or error of this stage.
+        escalated: share of the items that went beyond the first stage, from 0 to 1; 0.0 before the first item.
     """
 
     decided_by: Mapping[str, int]
@@ -85,22 +85,23 @@ class CascadeStats(NamedTuple):
 
 
 class Cascade:
-    """Score responses with the first of several scorers that is sure. A ``Scorer`` itself.
+    """Score responses with several scorers in turn, until one of them is sure. A cascade is a ``Scorer`` too.
 
-    A verdict stands if its confidence is at least ``min_confidence``. An item whose verdict has less, or no confidence, goes to the next
-    scorer, and so does an item that failed, as with ``InvalidResponse``, a rate limit, a timeout or a dead endpoint. What the last scorer
-    returns or raises is final, and so is a ``ConfigError``, ``NoEndpoint``, ``ClientClosed`` or ``DeadlineExceeded`` of any scorer.
+    A verdict is final if its confidence is at least ``min_confidence``. If the confidence is lower or None, the next scorer scores the
+    item. The next scorer also scores an item that failed, for example with ``InvalidResponse``, a rate limit, a timeout or a dead endpoint.
+    A verdict or error of the last scorer is final. A ``ConfigError``, ``NoEndpoint``, ``ClientClosed`` or ``DeadlineExceeded`` of any
+    scorer is final.
 
-    A cascade can be created without a running event loop, used from several event loops and threads, and pickled; a copy starts with empty
+    A cascade can be created without a running event loop, used from several event loops and threads, and pickled. A copy starts with empty
     statistics.
 
     Args:
-        stages: two or more scorers, the cheapest first, or a mapping of names to scorers. Without a mapping, a stage has the name of its
-            model. A ``SyncJudge`` is taken too.
-        min_confidence: one number, or one for each stage but the last, from 0 to 1. With a ``confidence`` function any number. The default
-            is the threshold at which 199 of 201 answers of a decision model were right, according to its makers.
-        confidence: a function from a verdict to its confidence, for stages whose verdicts have none, such as a reward model. One function,
-            or one or None for each stage but the last.
+        stages: two or more scorers, the cheapest first, or a mapping from names to scorers. Without a mapping, a stage has the name of its
+            model. A stage may be a ``SyncJudge``.
+        min_confidence: one number from 0 to 1, or one for each stage but the last. A stage with a ``confidence`` function may have any
+            number. The default is the threshold at which 199 of 201 answers of a decision model were right, according to its makers.
+        confidence: a function from a verdict to its confidence, for stages whose verdicts have no confidence, such as a reward model. Pass
+            one function for all stages but the last, or a list with a function or None for each of them.
 
     Raises:
         ConfigError: an argument is invalid.
@@ -140,7 +141,7 @@ class Cascade:
 
         Args:
             config: the settings.
-            make: makes the scorer of a stage from its settings; see :func:`~qreward.judge.reward_model.make_scorer`.
+            make: makes the scorer of a stage, as :func:`~qreward.judge.reward_model.make_scorer` does.
 
         Raises:
             ConfigError: a setting is invalid, or ``confidence`` names a function or a stage that does not exist.
@@ -150,13 +151,13 @@ class Cascade:
         names = [*stages] if isinstance(stages, Mapping) else _names(stages)
         for name in config.confidence:
             if name not in names[:-1]:
-                raise ConfigError(f"confidence: {name!r} is not a stage before the last; these are {', '.join(map(repr, names[:-1]))}")
+                raise ConfigError(f"confidence: {name!r} must be one of the stages before the last: {', '.join(map(repr, names[:-1]))}")
         functions = [load_object(config.confidence[name], "confidence", "my_rewards:distance") if name in config.confidence else None
                      for name in names[:-1]]  # fmt: skip
         return cls(stages, min_confidence=config.min_confidence, confidence=functions if config.confidence else None)
 
     def stats(self) -> CascadeStats:
-        """What the stages decided since the cascade was created."""
+        """Return how many items each stage has decided since the cascade was created."""
         with self._lock:
             counts = dict(self._counts)
         total = sum(counts.values())
@@ -170,61 +171,61 @@ class Cascade:
         self,
         prompt: Any,
         response: Any,
-        *,
         reference: Any = None,
+        *,
         timeout: float | None = DEFAULT,
-        priority: Priority | int | str = Priority.NORMAL,
-        tenant: str | None = None,
-        **fields: Any,
+        **others: Any,
     ) -> Verdict:
         """Score one response.
 
         Args:
+            prompt, response, reference: as in :meth:`Judge.score`.
             timeout: seconds for all stages together. The default is that of the first stage's client; None waits for ever. Each stage
                 but the last uses at most half of the time that is left, so that a dead endpoint leaves time for the next stage.
-            prompt, response, reference, priority, tenant, fields: passed to the stages.
+            others: ``priority``, ``tenant`` and the fields of the item, which are passed to each stage.
 
         Returns:
-            The verdict of the first stage that is sure, or of the last one. ``decided_by`` is the name of the stage, ``usage`` that of all
-            stages together.
+            The verdict of the first stage that is sure, or of the last one. ``decided_by`` is the name of the stage. ``usage`` has the
+            tokens of all stages.
 
         Raises:
-            QRewardError: the error of the last stage, or one that no other stage can change. Its notes list the errors of earlier stages.
+            QRewardError: the error of the last stage, or a final error of an earlier stage. Its notes list the errors of earlier stages.
         """
-        given = {"reference": reference, "priority": priority, "tenant": tenant, **fields}
         limit = self._limit(timeout)
         clock = asyncio.get_running_loop().time
         until = None if limit is None or limit is DEFAULT else clock() + limit
-        before = Decided()
+        before = EarlierStages()
         for stage in self._stages:
             left: Any = limit
             if until is not None:
                 left = until - clock()
                 if left <= 0:
-                    raise before.charged(RequestTimeout(f"no sure verdict within {limit:g} s, which were over before stage {stage.name!r}"))
+                    raise before.completed_error(
+                        RequestTimeout(f"no sure verdict within {limit:g} s; the time was over before stage {stage.name!r}")
+                    )
                 left = left if stage.min_confidence is None else left / 2
             try:
-                verdict = await stage.scorer.score(prompt, response, timeout=left, **given)
+                verdict = await stage.scorer.score(prompt, response, reference=reference, timeout=left, **others)
             except QRewardError as error:
-                if stage.stands(error):
+                if stage.is_final(error):
                     self._count(stage.name)
-                    raise before.charged(error) from error.__cause__
-                before = before.after(stage.name, error, error.usage)
+                    raise before.completed_error(error) from error.__cause__
+                before = before.with_stage(stage.name, error, error.usage)
                 continue
             try:
                 sure = stage.is_sure(verdict)
             except InvalidResponse as error:
                 self._count(stage.name)
                 error.usage = verdict.usage
-                raise before.charged(error) from error.__cause__
+                raise before.completed_error(error) from error.__cause__
             if sure:
                 self._count(stage.name)
-                return before.verdict(stage.name, verdict)
-            before = before.after(stage.name, None, verdict.usage, cached=verdict.cached)
+                return before.completed(stage.name, verdict)
+            before = before.with_stage(stage.name, None, verdict.usage, cached=verdict.cached)
         raise AssertionError("the last stage is always sure")
 
     def _limit(self, timeout: float | None) -> Any:
-        """The time limit of an item in seconds, None for none, ``DEFAULT`` if the first stage does not tell its default."""
+        """Return the time limit of an item in seconds; None for none; ``DEFAULT`` if the default of the first stage is not known."""
         if timeout is not DEFAULT:
             return seconds("timeout", timeout)
         first = self._stages[0].scorer
@@ -234,11 +235,19 @@ class Cascade:
         return DEFAULT if client is None else runtime_of(client).request_options({}).timeout
 
     async def batch_score(self, items: Iterable[Item] | AsyncIterable[Item], **options: Unpack[JudgeBatchOptions]) -> BatchResult[Verdict]:
-        """Score many responses. As soon as a stage is not sure of an item, the next stage judges it.
+        """Score many responses. As soon as a stage is not sure of an item, the next stage scores it.
 
-        Options and errors are those of :meth:`Judge.batch_score`. ``timeout`` is for all stages together: each stage but the last uses at
-        most half of the time that is left. ``deadline`` is for the whole batch. The ``latency`` and the ``attempts`` of a result are those
-        of all its stages. ``stats.decided_by`` counts the items of each stage.
+        Args:
+            items: as in :meth:`Judge.batch_score`.
+            options: as in :meth:`Judge.batch_score`. ``timeout`` is the number of seconds for all stages together. Each stage but the last
+                uses at most half of the time that is left. ``deadline`` is for the whole batch.
+
+        Returns:
+            The results in the order of the input. ``latency`` and ``attempts`` of a result cover all stages. ``stats.decided_by`` counts
+            the items that each stage decided.
+
+        Raises:
+            NoEndpoint, ConfigError, BatchInterrupted: as in :meth:`Judge.batch_score`.
         """
         check_batch_options(options)
         limit = self._limit(options.get("timeout", DEFAULT))
@@ -261,7 +270,7 @@ class Cascade:
 
     @property
     def verdict_settings(self) -> list[Any]:
-        """What the verdicts depend on; see :func:`~qreward.judge.scorers.described`."""
+        """The settings on which verdicts depend, as :func:`~qreward.judge.scorers.described` uses them."""
         return [[stage.name, described(stage.scorer), stage.min_confidence, stage.confidence] for stage in self._stages]
 
     def __repr__(self) -> str:
@@ -269,9 +278,9 @@ class Cascade:
 
 
 class SyncScorer(BlockingTwin[Scorer]):
-    """A scorer whose methods block: a ``Cascade``, a ``RewardModelScorer`` or your own.
+    """Blocking methods for a scorer: a ``Cascade``, a ``RewardModelScorer`` or a scorer of your own.
 
-    Results and errors are those of the scorer. See :class:`SyncQRewardClient` for the background thread that does the work.
+    The methods return and raise the same as those of the scorer. A background thread does the work; see :class:`SyncQRewardClient`.
 
     Args:
         inner: the scorer, which ``close()`` closes.
@@ -301,7 +310,7 @@ def _listed(stages: object) -> list[Any]:
 
 
 def _names(scorers: Sequence[Any]) -> list[str]:
-    """The names of stages: of their models, or of their classes. Equal ones are numbered."""
+    """Return a name for each stage: that of its model, or of its class. Equal names are numbered."""
     names: list[str] = []
     for scorer in scorers:
         inner = getattr(scorer, "_async", scorer)
@@ -313,7 +322,7 @@ def _names(scorers: Sequence[Any]) -> list[str]:
 
 
 def _each(what: str, given: Any, count: int) -> list[Any]:
-    """One value for each stage but the last, from one value or a list of them."""
+    """Return a list with one value for each stage but the last. ``given`` is such a list, or one value for all stages."""
     if not isinstance(given, list | tuple):
         return [given] * count
     if len(given) != count:
@@ -325,4 +334,4 @@ def _check_least(name: str, number: object, is_share: bool) -> None:
     if isinstance(number, bool) or not isinstance(number, int | float) or not isfinite(number):
         raise ConfigError(f"min_confidence of stage {name!r} must be a number, not {number!r}")
     if is_share and not 0 <= number <= 1:
-        raise ConfigError(f"min_confidence of stage {name!r} must be from 0 to 1, not {number:g}; the confidence of a verdict is")
+        raise ConfigError(f"min_confidence of stage {name!r} must be from 0 to 1, as the confidence of a verdict is, not {number:g}")

@@ -1,6 +1,7 @@
-"""One batch of a ``Cascade``: a batch of each stage, all at once. An item of which a stage is not sure enters the next stage's batch.
+"""One batch of a ``Cascade``. It runs one batch for each stage, all at once. If a stage is not sure of an item, the item is put into the
+batch of the next stage.
 
-This module knows the stages by their interface only.
+This module must know only the interface of the stages.
 """
 
 from __future__ import annotations
@@ -12,18 +13,18 @@ from typing import Any
 
 from qreward import options as options_of
 from qreward.errors import ClientClosed, DeadlineExceeded, InvalidResponse, QRewardError
-from qreward.judge.cascade_stage import Decided, Stage
-from qreward.judge.runner import JudgeAnswer
+from qreward.judge.cascade_stage import EarlierStages, Stage
+from qreward.judge.runner import JudgeAnswer, ResultCollector
 from qreward.judge.types import Verdict
 from qreward.options import DEFAULT
-from qreward.progress import ProgressMeter, start_progress
+from qreward.progress import start_progress
 from qreward.results import BatchInterrupted, BatchResult, BatchStats, EndpointStats, Result, merged_stats
 
-_FROM_STAGES = ("priority", "tenant", "deadline")
+_PASSED_ON = ("priority", "tenant", "deadline")
 
 
 class _Sized:
-    """An iterable with the length of another."""
+    """An iterator with a known length."""
 
     def __init__(self, size: int, items: Iterator[Any]) -> None:
         self._size, self._items = size, items
@@ -42,7 +43,7 @@ class CascadeBatch:
         stages: the stages.
         items: the items.
         options: those of :class:`~qreward.options.JudgeBatchOptions`.
-        limit: seconds for an item, None for no limit, ``DEFAULT`` for that of each stage.
+        limit: seconds for an item; None for no limit; ``DEFAULT`` for the default limit of each stage.
         count: called with the name of the stage that decided an item.
 
     Raises:
@@ -59,25 +60,27 @@ class CascadeBatch:
         count: Callable[[str], object],
     ) -> None:
         self._stages, self._items, self._limit, self._count = stages, items, limit, count
-        self._given = {name: options[name] for name in _FROM_STAGES if name in options}
+        self._given = {name: options[name] for name in _PASSED_ON if name in options}
         options_of.seconds("deadline", options.get("deadline"))
-        self._on_result = options_of.callback("on_result", options.get("on_result"))
-        self._keep = options.get("keep_results", True)
+        on_result = options_of.callback("on_result", options.get("on_result"))
         self._clock = asyncio.get_running_loop().time
         self._size = len(items) if isinstance(items, Sized) else None
         title = ", ".join(stage.name for stage in stages)
-        self._progress: ProgressMeter | None = start_progress(options.get("progress"), self._size, title=title, clock=self._clock)
+        progress = start_progress(options.get("progress"), self._size, title=title, clock=self._clock)
+        self._collector = ResultCollector(on_result, progress, keep=options.get("keep_results", True))
         self._queues = [_Queue() for _ in stages]
-        self._open: dict[int, tuple[Any, Decided]] = {}
-        self._results: dict[int, Result[Verdict]] = {}
+        self._open: dict[int, tuple[Any, EarlierStages]] = {}
         self._decided_by = dict.fromkeys((stage.name for stage in stages), 0)
-        self._read = self._ok = self._failed = 0
+        self._read = 0
         self._stats: list[BatchStats] = []
         self._failure: BaseException | None = None
         self._is_stopped = False
 
     async def run(self) -> BatchResult[Verdict]:
-        """Score all items. Raises as ``Judge.batch_score`` does; if the batch of a stage raises, those of the others are cancelled."""
+        """Score all items.
+
+        Errors are those of ``Judge.batch_score``. If the batch of one stage raises, the batches of the others are cancelled.
+        """
         began = self._clock()
         try:
             await self._run_stages()
@@ -87,15 +90,11 @@ class CascadeBatch:
             first = errors.exceptions[0]
             raise first from first.__cause__
         finally:
-            if self._progress is not None:
-                self._progress.close()
-        batch = self._collected(self._clock() - began)
-        if self._failure is None:
-            return batch
-        what = f"{type(self._failure).__name__}: {self._failure}"
-        raise BatchInterrupted(
-            f"the batch stopped after {self._read} items ({what}); .results holds what is done", batch
-        ) from self._failure
+            self._collector.close()
+        stats = self._joined_stats(self._clock() - began)
+        if self._failure is not None:
+            raise self._collector.interrupted(self._failure, f"{self._read} items", stats) from self._failure
+        return self._collector.batch(stats)
 
     async def _run_stages(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -115,7 +114,7 @@ class CascadeBatch:
                 queue.items() if place else self._input(), on_result=lambda result: self._record(place, result), **given
             )
             self._stats.append(batch.stats)
-        except BatchInterrupted as error:  # raised by the input or ``on_result``; after an exception of the input the other stages go on
+        except BatchInterrupted as error:  # from the input or ``on_result``; if it is from the input, the other stages go on
             self._failure = self._failure or error.__cause__ or error
             if error.results is not None:
                 self._stats.append(error.results.stats)
@@ -149,7 +148,7 @@ class CascadeBatch:
                 close()
 
     def _noted(self, item: Any) -> Any:
-        self._open[self._read] = item, Decided()
+        self._open[self._read] = item, EarlierStages()
         self._queues[0].sent[self._read] = self._read
         self._read += 1
         return item
@@ -157,78 +156,69 @@ class CascadeBatch:
     # results
 
     def _record(self, place: int, result: Result[Verdict]) -> None:
-        """Take the result of a stage: it is that of the item, or the item goes to the next stage."""
+        """Record a result of the stage at ``place``. If it is not final, the item is put into the queue of the next stage."""
         if self._is_stopped:
             assert self._failure is not None
             raise self._failure
         index = self._queues[place].sent.pop(result.index, result.index)  # an item that was never read fails at the deadline
-        item, before = self._open.pop(index, (None, Decided()))
+        item, before = self._open.pop(index, (None, EarlierStages()))
         self._read = max(self._read, index + 1)
-        stage, error, sure = self._stages[place], result.error, False
+        stage, error, final = self._stages[place], result.error, False
         try:
-            sure = stage.is_sure(result.value) if error is None else stage.stands(error)
+            final = stage.is_sure(result.value) if error is None else stage.is_final(error)
         except InvalidResponse as fault:
-            fault.usage, error, sure = result.usage, fault, True
+            fault.usage, error, final = result.usage, fault, True
         after = before.with_result(result)
-        if not sure:
+        if not final:
             cached = error is None and result.value.cached
-            self._open[index] = item, after.after(stage.name, error, result.usage, cached=cached)
+            self._open[index] = item, after.with_stage(stage.name, error, result.usage, cached=cached)
             self._queues[place + 1].put(index, item)
             return
         self._count(stage.name)
         self._decided_by[stage.name] += 1
         answer = None
         if error is None:
-            answer = JudgeAnswer(before.verdict(stage.name, result.value), estimated=after.estimated)
+            answer = JudgeAnswer(before.completed(stage.name, result.value), estimated=after.estimated)
         else:
-            before.charged(error)
+            before.completed_error(error)
         trail = after.trail[:-1] if result.ok and result.endpoint is not None else after.trail  # a ``Result`` adds its last attempt itself
         self._settle(Result(index, answer, error, result.endpoint, after.latency, after.queued, trail, result.extra or None))
 
     def _settle(self, result: Result[Verdict]) -> None:
-        self._ok += result.ok
-        self._failed += not result.ok
-        if self._keep:
-            self._results[result.index] = result
-        if self._progress is not None:
-            self._progress.add(result)
-        if self._on_result is None:
-            return
         try:
-            self._on_result(result)
+            self._collector.add(result)
         except BaseException as error:
             self._failure, self._is_stopped = error, True
             raise
 
     def _end_rest(self) -> None:
-        """Give an error to each item that waits for a stage whose batch has ended: at the deadline, or as its client was closed."""
+        """Give an error to each item that still waits for a stage. The deadline has passed, or the client of the stage was closed."""
         for index, (_, before) in sorted(self._open.items()):
             if "deadline" in self._given:
                 error: QRewardError = DeadlineExceeded(f"not done within the batch's deadline of {self._given['deadline']:g} s")
             else:
                 error = ClientClosed("the batch of the next stage ended before this item was done")
-            result = Result[Verdict](index, None, before.charged(error), None, 0.0, before.queued, before.trail)
+            result = Result[Verdict](index, None, before.completed_error(error), None, 0.0, before.queued, before.trail)
             try:
                 self._settle(result)
             except Exception:
                 return
 
-    def _collected(self, took: float) -> BatchResult[Verdict]:
+    def _joined_stats(self, took: float) -> BatchStats:
+        """Return the sum of the statistics of all stages, without counts of items."""
         costs = [stats.cost for stats in self._stats if stats.cost is not None]
         endpoints: dict[str, EndpointStats] = {}
         for stats in self._stats:
             for name, more in stats.endpoints.items():
                 endpoints[name] = merged_stats(endpoints[name], more) if name in endpoints else more
-        cost = sum(costs) if costs else None
-        counted = BatchStats(self._ok + self._failed, self._ok, self._failed, took, endpoints, cost, self._decided_by)
-        return BatchResult([self._results[index] for index in sorted(self._results)], counted)
+        return BatchStats(seconds=took, endpoints=endpoints, cost=sum(costs) if costs else None, decided_by=self._decided_by)
 
 
 class _Queue:
-    """The input of one stage: the items of which the stage before is not sure.
+    """The input of one stage: the items of which the earlier stage is not sure.
 
     Attributes:
-        sent: place of an item in the batch of the stage -> its place in the batch of the cascade.
+        sent: index of an item in the batch of the stage -> its index in the batch of the cascade.
     """
 
     def __init__(self) -> None:
@@ -243,7 +233,7 @@ class _Queue:
         self._wake.set()
 
     def end(self) -> None:
-        """No item will come."""
+        """Record that no more items will come."""
         self._ended = True
         self._wake.set()
 

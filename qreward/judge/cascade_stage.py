@@ -1,4 +1,7 @@
-"""A stage of a ``Cascade``: when its verdict or error stands, and what is kept of earlier stages of an item. Sends nothing."""
+"""A stage of a ``Cascade``: whether its verdict or error is final, and the data that an item takes from earlier stages to the next.
+
+This module must not send anything.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +16,22 @@ from qreward.records import added
 from qreward.results import AttemptRecord, Result, Usage
 
 Confidence = Callable[[Verdict], float | None]
-"""A function from a verdict to its confidence; None is unsure."""
+"""A function from a verdict to its confidence. None means that the stage is not sure."""
 
-_STANDS = (ConfigError, NoEndpoint, ClientClosed, DeadlineExceeded)
-"""Errors that another stage would not mend: the item, the settings or the program is the cause, or the time is over."""
+_FINAL = (ConfigError, NoEndpoint, ClientClosed, DeadlineExceeded)
+"""Errors that end an item at any stage, because the next stage cannot help: the settings, the item or the program is the cause, or the time
+of the batch is over."""
 
 
 class Stage(NamedTuple):
     """One scorer of a cascade.
 
     Attributes:
-        name: its name in ``Verdict.decided_by`` and in statistics.
+        name: name of the stage in ``Verdict.decided_by`` and in statistics.
         scorer: the scorer.
-        min_confidence: the least confidence with which its verdict stands; None if each verdict does, which is so for the last stage.
-        confidence: a function that replaces the verdict's own confidence, or None.
-        share: its share of the time limit.
+        min_confidence: the least confidence with which a verdict is final. None for the last stage, whose verdicts are all final.
+        confidence: a function whose result replaces the confidence of a verdict, or None.
+        share: share of the time limit of an item, from 0 to 1.
     """
 
     name: str
@@ -37,17 +41,17 @@ class Stage(NamedTuple):
     share: float
 
     def is_sure(self, verdict: Verdict) -> bool:
-        """Whether a verdict stands. Raises ``InvalidResponse`` if the user's function fails or returns no number."""
+        """Return whether a verdict is final. Raises ``InvalidResponse`` if the user's function raises or returns no number."""
         if self.min_confidence is None:
             return True
-        confidence = verdict.confidence if self.confidence is None else self._own(self.confidence, verdict)
+        confidence = verdict.confidence if self.confidence is None else self._users_confidence(self.confidence, verdict)
         return confidence is not None and confidence >= self.min_confidence
 
-    def stands(self, error: QRewardError) -> bool:
-        """Whether an error of this stage is that of the item."""
-        return self.min_confidence is None or isinstance(error, _STANDS)
+    def is_final(self, error: QRewardError) -> bool:
+        """Return whether an error of this stage ends the item."""
+        return self.min_confidence is None or isinstance(error, _FINAL)
 
-    def _own(self, function: Confidence, verdict: Verdict) -> float | None:
+    def _users_confidence(self, function: Confidence, verdict: Verdict) -> float | None:
         where = f"the confidence function of stage {self.name!r}"
         try:
             confidence = function(verdict)
@@ -56,7 +60,7 @@ class Stage(NamedTuple):
         if confidence is None:
             return None
         try:
-            number = nan if isinstance(confidence, str | bytes) else float(confidence)  # also of a number of numpy
+            number = nan if isinstance(confidence, str | bytes) else float(confidence)  # accepts numbers of numpy too
         except (TypeError, ValueError, OverflowError):
             number = nan
         if not isfinite(number):
@@ -65,14 +69,14 @@ class Stage(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Decided:
-    """What earlier stages did about an item.
+class EarlierStages:
+    """The data of an item from the stages that it has passed.
 
     Attributes:
-        usage: their tokens.
-        cached: True if no request was sent for the item.
-        notes: their errors.
-        latency, queued, trail: of their results.
+        usage: tokens of these stages.
+        cached: True if these stages sent no request for the item.
+        notes: a line for each stage that failed.
+        latency, queued, trail: sums of the results of these stages.
         estimated: True if a part of ``usage`` is estimated.
     """
 
@@ -84,26 +88,26 @@ class Decided:
     trail: tuple[AttemptRecord, ...] = ()
     estimated: bool = False
 
-    def after(self, stage: str, error: QRewardError | None, usage: Usage | None, *, cached: bool = False) -> Decided:
-        """The same after one more stage, which failed or was not sure."""
+    def with_stage(self, stage: str, error: QRewardError | None, usage: Usage | None, *, cached: bool = False) -> EarlierStages:
+        """Return the data with one more stage, which failed or was not sure."""
         notes = self.notes if error is None else (*self.notes, f"stage {stage!r} failed before: {type(error).__name__}: {error}")
         return replace(self, usage=added(self.usage, usage), cached=self.cached and cached, notes=notes)
 
-    def with_result(self, result: Result[Verdict]) -> Decided:
-        """The same with the times and attempts of one more result."""
+    def with_result(self, result: Result[Verdict]) -> EarlierStages:
+        """Return the data with the times and attempts of one more result."""
         latency, queued = self.latency + result.latency, self.queued + result.queued
         return replace(
             self, latency=latency, queued=queued, trail=self.trail + result.attempts, estimated=self.estimated or result.usage_is_estimated
         )
 
-    def verdict(self, stage: str, verdict: Verdict) -> Verdict:
-        """The verdict of a stage as that of the cascade."""
+    def completed(self, stage: str, verdict: Verdict) -> Verdict:
+        """Return the verdict of the cascade: the final verdict of a stage, with the tokens of the earlier stages."""
         inner = f"{stage}/{verdict.decided_by}" if verdict.decided_by else stage
         usage, cached = added(self.usage, verdict.usage), self.cached and verdict.cached
         return replace(verdict, usage=usage, cached=cached, decided_by=inner)
 
-    def charged(self, error: QRewardError) -> QRewardError:
-        """The error of a stage as that of the cascade."""
+    def completed_error(self, error: QRewardError) -> QRewardError:
+        """Return the error of the cascade: the final error of a stage, with the tokens and errors of the earlier stages."""
         error.usage = added(self.usage, error.usage)
         for note in self.notes:
             error.add_note(note)

@@ -1,6 +1,6 @@
-"""The codec of a judge's written verdicts: their encoding, the refusal of a response format; and what is read from all answers.
+"""The codec of a judge: it encodes requests for written verdicts, recognises a rejected response format, and reads answers.
 
-This module knows no prompt and no verdict.
+This module must not know prompts or verdicts.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ _ABOUT_FORM = re.compile(r"(?i)response.?format|json.?schema|json.?object|guided
 
 
 def refuses_format(error: QRewardError, model: str) -> bool:
-    """Whether an endpoint rejects a request because of its response format."""
+    """Return whether an endpoint rejected a request because of its response format."""
     if not isinstance(error, BadRequest) or error.status_code not in (400, 422):
         return False
-    _, _, reason = str(error).partition(f" for model {model!r}: ")  # before it stand names, such as the endpoint's, that could match
+    _, _, reason = str(error).partition(f" for model {model!r}: ")  # the text before it has names, such as the endpoint's, that could match
     return _ABOUT_FORM.search(reason or str(error)) is not None
 
 
 class JudgeCodec(ChatCodec):
-    """``ChatCodec`` for requests whose parameters, including the JSON schema, were checked when the judge was created."""
+    """A faster ``ChatCodec``. The parameters of a judge, including the JSON schema, were checked when the judge was created."""
 
     def encode(self, call: WireRequest, model: str) -> bytes:
-        """The JSON body. Raises ``BadRequest`` for values that JSON cannot represent."""
+        """Return the JSON body. Raises ``BadRequest`` for values that JSON cannot represent."""
         if all(_is_text(message) for message in call.inputs):
             try:
                 return _ENCODER.encode({"model": model, "messages": call.inputs, **call.params})
@@ -41,8 +41,9 @@ class JudgeCodec(ChatCodec):
         return super().encode(call, model)
 
     def takes(self, ending: str) -> bool:
-        """Only an answer that the server gave up is rejected, so that the engine retries it unchanged. The judge handles other incomplete
-        answers itself: it does not parse them, and sends the request again.
+        """Return False for an answer that the server aborted, so that the engine retries the request.
+
+        Other incomplete answers are accepted here. The judge does not parse them and sends the request again.
         """
         return ending not in ABORTED
 
@@ -58,14 +59,14 @@ JUDGE = JudgeCodec()
 
 
 class ModelReply(NamedTuple):
-    """One answer.
+    """One written answer.
 
     Attributes:
-        text: its content.
-        reasoning: the reasoning that the server returned separately, else ``""``.
-        refusal: the refusal message if the model declined, else ``""``.
-        ending: its ``finish_reason``; None if the server sent none.
-        fingerprint: identifies the weights that wrote it; see :func:`fingerprint_of`.
+        text: the content of the answer.
+        reasoning: the reasoning that the server returned separately, or ``""``.
+        refusal: the refusal message of a model that declined, or ``""``.
+        ending: the ``finish_reason``; None if the server sent none.
+        fingerprint: identifies the weights that wrote the answer; see :func:`fingerprint_of`.
     """
 
     text: str
@@ -76,15 +77,15 @@ class ModelReply(NamedTuple):
 
     @property
     def whole(self) -> bool:
-        """True if the model ended the answer itself and nothing is missing. Other answers are not parsed."""
+        """True if the model ended the answer itself. An incomplete answer is not parsed."""
         return is_whole(self.ending)
 
 
 class DecidedReply:
-    """The decisions in one response; see :class:`ModelReply`.
+    """The decisions in one response. It has the attributes of :class:`ModelReply`.
 
     Attributes:
-        table: the answers.
+        table: the answers to the questions.
     """
 
     __slots__ = ("fingerprint", "table")
@@ -97,21 +98,21 @@ class DecidedReply:
 
     @property
     def text(self) -> str:
-        """Its form in the cache, the same for all dialects: of each answer the confidence, the label mass and the probabilities."""
+        """The JSON that is stored in the cache: the confidence, the label mass and the probabilities of each answer."""
         rows = [[each.confidence, each.label_mass, *each.probabilities.values()] for each in self.table.answers()]
         return msgspec.json.encode(rows).decode()
 
 
 Reply = ModelReply | DecidedReply
-"""What a judge reads from a response."""
+"""An answer of a judge model."""
 
 
 def fingerprint_of(model: object, system_fingerprint: object, metadata: object) -> str:
-    """Return the fields by which servers identify the weights that wrote an answer, as one text.
+    """Return one text for the fields with which a server identifies the weights that wrote an answer.
 
     Equal texts mean equal weights, if the server reports its weights at all.
 
-    Every API returns the ``model`` that answered. ``system_fingerprint`` is OpenAI's, ``metadata.weight_version`` SGLang's.
+    Every API returns the ``model`` that answered. OpenAI also returns ``system_fingerprint``, SGLang ``metadata.weight_version``.
 
     Example:
         >>> fingerprint_of("judge-7b", None, {"weight_version": "step-200"})
@@ -122,7 +123,7 @@ def fingerprint_of(model: object, system_fingerprint: object, metadata: object) 
 
 
 def parse_reply(answer: ChatAnswer) -> ModelReply:
-    """Parse an answer's body into a ``ModelReply``. Fields with unexpected types are read as far as possible."""
+    """Parse the body of an answer into a ``ModelReply``. A field with an unexpected type raises nothing."""
     document: Any = {}
     message: Any = None
     try:
@@ -137,7 +138,7 @@ def parse_reply(answer: ChatAnswer) -> ModelReply:
 
 
 def _decoded(body: bytes) -> dict[str, Any]:
-    """A JSON object, read leniently only if it is not strict JSON, as that is slower."""
+    """Return a JSON object. The lenient parser is slower, so it reads only a body that is not strict JSON."""
     try:
         document = msgspec.json.decode(body)
     except jsonio.REFUSED:

@@ -1,6 +1,6 @@
 """The settings of a judge, and checks of the arguments that ``Judge`` receives.
 
-``JudgeConfig`` is what a configuration file or a trainer's settings hold. This module knows the names of the settings, not what they do.
+``JudgeConfig`` holds the settings of a judge in a configuration file or in the settings of a trainer.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from pydantic import BeforeValidator, Field, field_serializer, field_validator
 from qreward.errors import ConfigError
 from qreward.judge.calibration import Calibration
 from qreward.judge.rubric import Rubric, rubric_or_faults
-from qreward.settings.base import Many, Number, Policy, repeated, wrong
+from qreward.settings.base import Accepting, Many, Number, Policy, default, repeated, wrong
 from qreward.spelling import TYPO, closest
 
 ResponseFormat = Literal["auto", "json_schema", "json_object", "none"]
 MOST_SAMPLES = 100
-"""The most samples per model and item. Each sample is a request, and all requests of an item are sent at once. A vote gains nothing from
-more samples, and the limit keeps a typing error cheap."""
+"""The most samples per model and item. Each sample is a request, and all requests of an item are sent at once. More samples would not
+improve a vote. The limit also keeps a typing error cheap."""
 
 Settle = Literal["majority", "mean", "median"]
 Method = Literal["write", "decide", "auto"]
 MIN_LABEL_MASS = 0.5
-"""Below it a model would more probably have answered something that is none of the options."""
+"""The default of ``min_label_mass``. Below one half, the model would more probably have answered something else than an option."""
 
 
 class JudgeConfig(Policy):
@@ -34,31 +34,33 @@ class JudgeConfig(Policy):
     Args:
         model: name of the judge model. With several names, every model judges every item.
         prompt: template of the user message, with ``{prompt}``, ``{response}``, ``{reference}`` and any other field of an item. None
-            uses the built-in prompt. The instruction how to answer replaces ``{answer_form}``, or is appended if the template has no
-            such placeholder.
+            uses the built-in prompt. The judge replaces ``{answer_form}`` with a description of how to answer. If the template does not
+            contain ``{answer_form}``, the judge appends the description.
         system: template of the system message. None sends none.
-        pair_prompt: the same as ``prompt``, for pairs, with ``{first}`` and ``{second}``. The template must call them A and B.
+        pair_prompt: template of the user message for pairs, with ``{first}`` and ``{second}``. The template must call the responses A and
+            B.
         method: ``write`` asks for a written verdict. ``decide`` asks for the probability of each possible answer, and the score is the
-            expected value. ``auto`` decides where the servers of a model answer with probabilities, and writes elsewhere.
+            expected value. ``auto`` is ``decide`` for each model whose servers answer with probabilities, and ``write`` for other models.
         rubric: the criteria by which responses are judged, in place of ``verdict`` and ``scale``: a :class:`~qreward.judge.rubric.Rubric`,
-            or what ``Rubric.load`` accepts. None asks one question.
-        min_label_mass: the least probability, from 0 to 1, that all options of a decision must have together, where the server reports it.
-            A decision below it is an error. The default is ``MIN_LABEL_MASS``, one half: below it the model would more probably have
-            answered something that is none of the options, so that its answer says little about them.
+            or the settings or file that ``Rubric.load`` accepts. None asks one question.
+        min_label_mass: the least total probability of all options of a decision, from 0 to 1. A decision with less is an error, if the
+            server reports the total. The default is one half: with less, the model would more probably have answered something else
+            than an option.
         verdict: the form of an answer: ``score``, ``yes_no``, or ``module:Class`` of a pydantic model.
-        scale: lowest and highest score that a judge may give. An answer outside the scale is rejected. If it is not set, the limits of
-            the verdict's own field apply (``ge`` and ``le``, or the numbers of its literal or enum).
-        range: lowest and highest reward, to which the ends of ``scale`` are mapped linearly. None returns scores unchanged.
+        scale: lowest and highest score that a judge may give. An answer outside the scale is rejected. The default is the
+            limits of the verdict's field: ``ge`` and ``le``, or the lowest and highest number of its literal or enum; or (0, 10).
+        range: lowest and highest reward. Scores are mapped linearly from ``scale`` to ``range``. None returns scores unchanged.
         samples: requests per model and item, at most ``MOST_SAMPLES``.
         settle: how several answers are aggregated into one score: ``majority``, ``mean`` or ``median``.
         reasks: how often a request is sent again after an answer that cannot be parsed, within the item's timeout.
-        response_format: how servers are asked for JSON: ``json_schema``, ``json_object`` or ``none``. ``auto`` finds out what the
-            servers of each model accept.
+        response_format: how servers are asked for JSON: ``json_schema``, ``json_object`` or ``none``. ``auto`` finds a format
+            that the servers of each model accept.
         calibration: a :class:`~qreward.judge.calibration.Calibration` that was made for this judge, or the path of its file. It maps the
-            score of a response to a probability, before ``range`` is applied. Comparisons are not changed. None leaves scores as they are.
+            score of a response to a probability, before ``range`` is applied. It does not change comparisons. None leaves scores as they
+            are.
         cache: path of a file that keeps answers across runs. None disables the cache.
-        cache_namespace: answers are found only under the namespace under which they were stored. Change it when something changes that
-            requests do not show, such as the weights behind a model name.
+        cache_namespace: the cache returns only answers that were stored with the same namespace. Change it when the
+            weights behind a model name have changed.
         params: parameters of each request, such as ``temperature`` and ``max_tokens``.
 
     Example:
@@ -66,12 +68,12 @@ class JudgeConfig(Policy):
         ('judge-7b',)
     """
 
-    model: tuple[str, ...] = Field(min_length=1)
+    model: Accepting[tuple[str, ...], str | list[str] | tuple[str, ...]] = Field(min_length=1)
     prompt: str | None = None
     system: str | None = None
     pair_prompt: str | None = None
     method: Method = "write"
-    rubric: Rubric | None = None
+    rubric: Accepting[Rubric | None, Rubric | Mapping[str, Any] | list[Any] | str | Path | None] = default(None)
     min_label_mass: Annotated[float, BeforeValidator(Number(least=0, most=1))] = MIN_LABEL_MASS
     verdict: str = "score"
     scale: tuple[float, float] = (0.0, 10.0)
@@ -80,8 +82,8 @@ class JudgeConfig(Policy):
     settle: Settle = "majority"
     reasks: Many = 1
     response_format: ResponseFormat = "auto"
-    calibration: Calibration | str | None = None
-    cache: str | None = None
+    calibration: Accepting[Calibration | str | None, Calibration | Mapping[str, Any] | str | Path | None] = default(None)
+    cache: Accepting[str | None, str | Path | None] = default(None)
     cache_namespace: str = ""
     params: dict[str, Any] = Field(default_factory=dict, repr=False)
 
@@ -148,7 +150,7 @@ _INSTEAD = {
 def check_params(params: Mapping[str, Any]) -> None:
     """Raise ``ConfigError`` for a request parameter that a judge does not allow, or whose name is close to a setting of the judge.
 
-    A server might ignore it silently.
+    Without this check, a server might silently ignore a misspelled setting.
     """
     for name in params:
         if name in _INSTEAD:
@@ -161,14 +163,16 @@ def check_params(params: Mapping[str, Any]) -> None:
 
 
 def check_rubric(**given: bool) -> None:
-    """Raise ``ConfigError`` for an argument that cannot be combined with a rubric, because the criteria define the form of the answer."""
+    """Raise ``ConfigError`` for an argument that cannot be combined with a rubric. The criteria define the form of the answer already."""
     for name, is_given in given.items():
         if is_given:
-            raise ConfigError(f"{name} cannot be set together with rubric, whose criteria say how they are answered; leave one of them out")
+            raise ConfigError(
+                f"{name} cannot be set together with rubric, because the criteria define how they are answered; leave out one of them"
+            )
 
 
 def config_of(config: object) -> JudgeConfig:
-    """The settings as a ``JudgeConfig``, from one or from a mapping. Raises ``ConfigError``."""
+    """Return a ``JudgeConfig``, made from a mapping if needed. Raises ``ConfigError``."""
     if isinstance(config, Mapping):
         config = JudgeConfig(**config)
     if not isinstance(config, JudgeConfig):

@@ -1,6 +1,6 @@
-"""Ask a model for decisions: questions with a probability for every option, from which a score is computed as an expected value.
+"""Ask a model for decisions: the answer to a question is a probability for every option, and the score is the expected value.
 
-No answer is parsed here, and no probability is ever made up: what has none is an error.
+A question without probabilities in the answer is an error. This module parses no text of a model.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from qreward.options import preparer
 _log = logging.getLogger("qreward")
 
 DECISION = "decision"
-"""The form of requests for decisions."""
+"""The ``format`` of requests for decisions."""
 WRITING_ONLY = frozenset({
     "frequency_penalty", "logprobs", "max_completion_tokens", "max_tokens", "min_p", "min_tokens", "n", "presence_penalty",
     "reasoning_effort", "repetition_penalty", "response_format", "seed", "stop", "temperature", "top_k", "top_logprobs", "top_p",
 })  # fmt: skip
-"""Parameters that say how a model writes. A decision writes nothing."""
+"""Parameters of written answers. They have no effect on a decision."""
 
 
 @dataclass(frozen=True)
@@ -43,41 +43,42 @@ class SingleQuestion:
     """The only question of a judge without a rubric.
 
     Attributes:
-        question: what is asked.
-        worths: the reward of each option.
-        names: name of each option in the distribution of a vote. Of a pair they are those of the first order.
+        question: the question.
+        rewards: the reward of each option.
+        names: name of each option in the distribution of a vote. For a pair the names are those of the order of the
+            input, in which ``first`` is shown as A.
     """
 
     question: Question
-    worths: tuple[float, ...]
+    rewards: tuple[float, ...]
     names: tuple[Option, ...]
 
 
 class AutoMethod:
-    """Whether a model answers with probabilities, which the first answer shows. All questions to the model share it.
+    """Records whether a model answers with probabilities, with the method ``auto``. The first answer shows it for all questions.
 
     Attributes:
-        works: True once an answer had probabilities.
-        given_up: True once an answer had none: from then on the model writes.
+        works: True after an answer with probabilities.
+        given_up: True after an answer without probabilities. The model is then asked to write.
     """
 
     def __init__(self, model: str) -> None:
         self._model, self.works, self.given_up = model, False, False
 
     def settle(self, *, works: bool, why: str) -> None:
-        """Record whether the model decides or writes from now on, and log it once."""
+        """Record whether the model answers with probabilities. Only the first call has an effect, and is logged."""
         if not self.works and not self.given_up:
             self.works, self.given_up = works, not works
             _log.info("the judge model %r is asked %s: %s", self._model, "for decisions" if works else "to write its verdicts", why)
 
 
 class DecidingModel(JudgeModel):
-    """One request for decisions to one model: one question, or some or all criteria of a rubric.
+    """One request for decisions to one model. It has one question, or some or all criteria of a rubric.
 
     Args:
-        asks: the question, or the criteria.
+        subject: the question, or the criteria.
         decide: the codec of the client's decisions.
-        auto: set if the model is to write its verdicts when its answers turn out to have no probabilities.
+        auto: for the method ``auto``, records whether the model answers with probabilities. None for the method ``decide``.
 
     Raises:
         ConfigError: the parameters cannot be sent.
@@ -87,13 +88,13 @@ class DecidingModel(JudgeModel):
     question = ""
 
     def __init__(
-        self, model: str, asks: SingleQuestion | Sequence[Criterion], config: JudgeConfig, decide: Decide, auto: AutoMethod | None = None
+        self, model: str, subject: SingleQuestion | Sequence[Criterion], config: JudgeConfig, decide: Decide, auto: AutoMethod | None = None
     ) -> None:
         super().__init__(model, config)
-        self._single = asks if isinstance(asks, SingleQuestion) else None
-        self._criteria = () if isinstance(asks, SingleQuestion) else tuple(asks)
+        self._single = subject if isinstance(subject, SingleQuestion) else None
+        self._criteria = () if isinstance(subject, SingleQuestion) else tuple(subject)
         self._group = CriterionGroup(self._criteria)
-        self._questions = (asks.question,) if isinstance(asks, SingleQuestion) else tuple(each.question for each in asks)
+        self._questions = (subject.question,) if isinstance(subject, SingleQuestion) else tuple(each.question for each in subject)
         self._decide, self._auto, self._least = decide, auto, config.min_label_mass
         self._names = [""] if len(self._questions) == 1 else [f"criterion {each.name!r}: " for each in self._criteria]
         given = {} if config.method == "auto" else {name: value for name, value in config.params.items() if name != "hedge"}
@@ -108,53 +109,58 @@ class DecidingModel(JudgeModel):
 
     @property
     def format(self) -> str:  # type: ignore[override]
-        """``DECISION``, or ``""`` if the model turned out to give no probabilities."""
+        """``DECISION``; or ``""`` after an answer without probabilities, with the method ``auto``."""
         return "" if self._auto is not None and self._auto.given_up else DECISION
 
-    def asked(self, messages: Messages) -> DecisionInput:
+    def input_of(self, messages: Messages) -> DecisionInput:
         only = messages[0]["content"] if len(messages) == 1 and messages[0].get("role") == "user" else messages
         if type(only) is str and only.strip():
             return DecisionInput(only, self._questions)
         return valid_input((messages, self._questions))
 
-    def about(self, asked: DecisionInput) -> str:
-        if len(asked.questions) > 1:
+    def criterion_of(self, inputs: DecisionInput) -> str:
+        if len(inputs.questions) > 1:
             return ""
-        return next((each.name for each in self._criteria if each.question is asked.questions[0]), "")
+        return next((each.name for each in self._criteria if each.question is inputs.questions[0]), "")
 
     def prepare(self, sample: int) -> Callable[[Any], WireRequest]:  # noqa: ARG002 - all samples are alike
         return self._sample
 
     def fall_back(self, form: str, error: QRewardError) -> bool:
-        """True for an error that says that the model gives no probabilities, as long as no answer had any, if it may write instead."""
+        """Return True if the error shows that the model gives no probabilities, and the method is ``auto``.
+
+        The model is then asked to write.
+        """
         if self._auto is None or self._auto.works or form != DECISION or not _lacks_probabilities(error):
             return False
-        self._auto.settle(works=False, why="its servers return no probabilities")  # their words may quote the prompt
+        self._auto.settle(works=False, why="its servers return no probabilities")  # the text of the error may quote the prompt
         return True
 
     def parse(self, answer: DecisionReply) -> DecidedReply:
         return DecidedReply(answer.table, fingerprint_of(answer.model, None, None))
 
-    def divided(self, asked: DecisionInput, error: QRewardError) -> Sequence[DecisionInput]:
-        """The halves of a request with more questions than a server takes, which may turn out only when it is sent."""
-        count = len(asked.questions)
+    def divided(self, inputs: DecisionInput, error: QRewardError) -> Sequence[DecisionInput]:
+        """Return the halves of a request that has more questions than the endpoint takes. The limit may be known only after sending."""
+        count = len(inputs.questions)
         if count < 2 or not isinstance(error, BadRequest) or error.status_code is not None:
             return ()
-        return [asked._replace(questions=part) for part in (asked.questions[: count // 2], asked.questions[count // 2 :])]
+        return [inputs._replace(questions=part) for part in (inputs.questions[: count // 2], inputs.questions[count // 2 :])]
 
     def joined(self, replies: Sequence[Reply]) -> DecidedReply:
         parts = [reply for reply in replies if isinstance(reply, DecidedReply)]
         return DecidedReply(AnswerTable.joined([part.table for part in parts]), parts[-1].fingerprint)
 
     def vote(self, reply: Reply, *, swapped: bool) -> Vote:
-        """The expected score. Raises ``Unreadable`` for a question without an answer, or with too low a label mass."""
+        """Return the vote with the expected score. Raises ``Unreadable`` for a question without an answer or with too low a label mass."""
         table = reply.table if isinstance(reply, DecidedReply) else self._from_text(reply.text)
         self._check(table)
-        if self._auto is not None and isinstance(reply, DecidedReply):  # a cached answer says nothing about the servers of today
+        if self._auto is not None and isinstance(reply, DecidedReply):  # a cached answer does not show what the servers do now
             self._auto.settle(works=True, why="it answers with probabilities")
         if self._single is not None:
             return _single_vote(self._single, table, self.model, swapped=swapped)
-        return Vote(0.0, model=self.model, criteria=DecidedCriteria(self._group, table))  # its score comes from all requests of the sample
+        return Vote(
+            0.0, model=self.model, criteria=DecidedCriteria(self._group, table)
+        )  # the score is computed from all requests of the sample
 
     def _check(self, table: AnswerTable) -> None:
         """Raise ``Unreadable`` for the first question without an answer, or with too low a label mass."""
@@ -167,7 +173,7 @@ class DecidingModel(JudgeModel):
                 raise Unreadable(f"{self._names[place]}{told}, {less}")
 
     def _from_text(self, text: str) -> AnswerTable:
-        """The answers in a text from the cache. Raises ``ValueError`` or ``TypeError`` if it is not of these questions."""
+        """Return the answers in a text from the cache. Raises ``ValueError`` or ``TypeError`` if the text answers other questions."""
         found = []
         for question, (confidence, mass, *numbers) in zip(self._questions, msgspec.json.decode(text), strict=True):
             if len(numbers) != len(question.options) or not all(0.0 <= number <= 1.0 and isfinite(number) for number in numbers):
@@ -175,44 +181,44 @@ class DecidingModel(JudgeModel):
             found.append(FoundAnswer(tuple(numbers), mass, confidence))
         return AnswerTable.of(self._questions, found)
 
-    def repeated(self, asked: DecisionInput, reply: Reply, reason: str) -> DecisionInput:  # noqa: ARG002 - never called, as reasks is 0
-        return asked
+    def repeated(self, inputs: DecisionInput, reply: Reply, reason: str) -> DecisionInput:  # noqa: ARG002 - never called, as reasks is 0
+        return inputs
 
 
-def _single_vote(asks: SingleQuestion, table: AnswerTable, model: str, *, swapped: bool) -> Vote:
+def _single_vote(single: SingleQuestion, table: AnswerTable, model: str, *, swapped: bool) -> Vote:
     numbers = table.probabilities
     if swapped:
         numbers = (numbers[1], numbers[0], *numbers[2:])
-    expected = sum(number * worth for number, worth in zip(numbers, asks.worths, strict=True))
-    score = min(max(expected, min(asks.worths)), max(asks.worths))  # rounding may exceed the ends
-    distribution = dict(zip(asks.names, numbers, strict=True))
+    expected = sum(number * reward for number, reward in zip(numbers, single.rewards, strict=True))
+    score = min(max(expected, min(single.rewards)), max(single.rewards))  # rounding may exceed the ends
+    distribution = dict(zip(single.names, numbers, strict=True))
     return Vote(score, model=model, swapped=swapped, confidence=table.confidences[0], distribution=distribution)
 
 
 def _lacks_probabilities(error: QRewardError) -> bool:
-    """Whether the answer of a chat model had no probabilities, or its server rejects the request for them."""
+    """Return whether a server rejected a request for probabilities, or its answer had none."""
     if isinstance(error, BadRequest):
         return error.status_code is not None and "logprob" in str(error).lower()
     return str(error).endswith("the server returned no log probabilities") or "first token is none of the labels (" in str(error)
 
 
 LEVELS = 10
-"""The most levels of a ``Score``: servers take no more, and chat models answer with one digit."""
+"""The most levels of a ``Score``. Servers accept no more, and chat models answer with one digit."""
 MOST_SCORES = 20
-"""The most scores of a scale: as many options of a ``Choice`` every model takes."""
+"""The most scores of a scale. Every model accepts this number of options of a ``Choice``."""
 
 
 def question_of(verdict: type[Any], scale: tuple[float, float], bounds: tuple[float, float] | None, *, built_in: bool) -> SingleQuestion:
-    """The question for the form of a verdict.
+    """Return the question that asks for a verdict.
 
     Args:
         verdict: ``ScoreVerdict`` or ``YesNoVerdict``.
         scale: lowest and highest score.
         bounds: lowest and highest reward; None leaves scores unchanged.
-        built_in: the question is that of the built-in prompt. Else a prompt of the user's own asks it.
+        built_in: True if the judge has the built-in prompt. A prompt of the user asks the question itself.
 
     Raises:
-        ConfigError: a decision cannot have this form.
+        ConfigError: a decision cannot give such a verdict.
     """
     if verdict is YesNoVerdict:
         low, high = bounds or (0.0, 1.0)
@@ -225,27 +231,27 @@ def question_of(verdict: type[Any], scale: tuple[float, float], bounds: tuple[fl
         )
     first, last = scale
     if not (first.is_integer() and last.is_integer() and last - first < MOST_SCORES):
-        count = f"{last - first + 1:g} scores" if first.is_integer() and last.is_integer() else "other than whole numbers as ends"
+        count = f"{last - first + 1:g} scores" if first.is_integer() and last.is_integer() else "an end that is not a whole number"
         raise ConfigError(
-            f"a decision is between at most {MOST_SCORES} whole numbers, and scale=({first:g}, {last:g}) has {count}; "
+            f"a decision needs a scale of at most {MOST_SCORES} whole numbers, and scale=({first:g}, {last:g}) has {count}; "
             "set scale to (1, 5) or (0, 10), use a rubric, or method='write'"
         )
     names = tuple(str(number) for number in range(int(first), int(last) + 1))
     subject = "How good is the candidate answer to the task?" if built_in else "What is the score that is asked for above?"
     low, high = bounds or scale
     steps = len(names) - 1
-    worths = tuple(low + (high - low) * (place / steps) for place in range(steps + 1))
-    return SingleQuestion(_between(subject, names, numbered=built_in or first == 0), worths, names)
+    rewards = tuple(low + (high - low) * (place / steps) for place in range(steps + 1))
+    return SingleQuestion(_between(subject, names, numbered=built_in or first == 0), rewards, names)
 
 
 def _between(subject: str, numbers: tuple[str, ...], *, numbered: bool) -> Question:
-    """The question for one of several numbers.
+    """Return the question that asks for one of several numbers.
 
-    Servers number the levels of a ``Score`` from 0, and the model answers with such a number. So a level must not be called by any other
-    number: of levels that are called 1 to 5, the answer 4 would count as 5. The options of a ``Choice`` have letters.
+    Servers number the levels of a ``Score`` from 0, and the model answers with the number of a level. With the names 1 to 5, the answer 4
+    would therefore count as the level 5. So the levels are named 0, 1, ..., or the question is a ``Choice``, whose options have letters.
 
     Args:
-        numbered: the model is told no other numbers than these levels', which may therefore begin at 0.
+        numbered: True if the prompt names no other numbers, so that the levels may be named from 0.
     """
     if not numbered or len(numbers) > LEVELS:
         return Choice(f"{subject} {numbers[0]} is the lowest score, {numbers[-1]} the highest.", numbers)
@@ -254,7 +260,7 @@ def _between(subject: str, numbers: tuple[str, ...], *, numbered: bool) -> Quest
 
 
 def preference_question(*, built_in: bool, rubric: Rubric | None) -> SingleQuestion:
-    """The question for a pair, which is shown as A and B."""
+    """Return the question that compares a pair. The prompt shows the responses as A and B."""
     subject = (
         "Which answer to the task is better? Their order means nothing." if built_in else "Which one is better, by what is asked above?"
     )

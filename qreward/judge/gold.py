@@ -1,6 +1,6 @@
 """Labelled items: read them from JSONL, judge them, and calibrate the judge with them.
 
-This module knows files and judges; how a curve is fitted is known to ``calibration_fit`` alone.
+This module must not know how a curve is fitted.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from qreward.results import BatchResult
 from qreward.settings.base import repeated, shown
 
 LABEL = "label"
-"""The field of an item that holds its label. It is not shown to the judge."""
+"""The field of an item that holds its label. The judge does not see this field."""
 MOST_FAILED = 0.2
-"""The largest share of items that may fail. Those that fail are no fair sample: long ones fail more often. More of them would bias it."""
+"""The largest share of items that may fail. Long items fail more often, so more failures would bias the calibration."""
 
 Items = str | Path | Iterable[Mapping[str, Any]]
 """The path of a JSONL file, or mappings of fields."""
 
 
 class PlacedItem(NamedTuple):
-    """An item, and where it stands, for error messages: ``gold.jsonl, line 3``, or ``items[2]``."""
+    """An item, and its place in the input for error messages, such as ``gold.jsonl, line 3`` or ``items[2]``."""
 
     place: str
     fields: Mapping[str, Any]
@@ -47,7 +47,7 @@ def read_items(source: Items, name: str = "items") -> list[PlacedItem]:
         name: name of the argument in error messages.
 
     Raises:
-        ConfigError: the file cannot be read, a line or item is not a mapping, or there are none. The message names file and line.
+        ConfigError: the file cannot be read, a line or item is not a mapping, or there are no items. The message names file and line.
     """
     if isinstance(source, str | Path):
         found = _of_file(Path(source).expanduser())
@@ -97,14 +97,14 @@ def _kind(value: object) -> str:
 
 
 def labelled(source: Items, scale: tuple[float, float] = (0.0, 1.0)) -> tuple[list[Mapping[str, Any]], list[float]]:
-    """The items of a gold set without their labels, and the labels in 0..1.
+    """Return labelled items without their labels, and the labels in 0..1.
 
     Args:
-        source: see :func:`read_items`.
-        scale: the numbers that mean no and yes, or the lowest and the highest grade. ``True`` and ``False`` are always yes and no.
+        source: the items, as in :func:`read_items`.
+        scale: the lowest and the highest label. The labels True and False are always 1 and 0.
 
     Raises:
-        ConfigError: see :func:`read_items`; or a label is missing, or is not true, false or a number within the scale.
+        ConfigError: the items cannot be read, a label is missing, or a label is not true, false or a number on the scale.
     """
     low, high = bounds("scale", scale)
     if low >= high:
@@ -142,18 +142,18 @@ async def calibrate(
 
     Args:
         judge: the judge, without a calibration.
-        gold: the labelled items: the path of a JSONL file, or mappings. Each has ``prompt``, ``response``, the other fields that the
-            judge's prompt names, and ``label``: True or False, or a number on ``scale``, such as the share of people who said yes.
+        gold: the labelled items: the path of a JSONL file, or mappings. Each item has ``prompt``, ``response``, ``label`` and the other
+            fields that the judge's prompt names. A label is True, False or a number on ``scale``, such as the share of people who said yes.
         method: ``temperature``, ``platt``, ``isotonic`` or ``auto``; see :meth:`Calibration.fit`.
-        scale: lowest and highest label. Give (1, 5) if people gave one to five stars.
+        scale: lowest and highest label, such as (1, 5) for one to five stars.
         options: as in :meth:`Judge.batch_score`.
 
     Returns:
-        The calibration. Items that could not be judged are left out, and counted in its ``failed``.
+        The calibration. Items that could not be judged are left out, and counted in ``failed``.
 
     Raises:
-        ConfigError: before anything is sent, if the judge has a calibration or no known range of scores, or a label is missing or invalid,
-            or there are too few labels. Afterwards, if the scores say nothing about the labels.
+        ConfigError: the judge has a calibration already or no known range of scores, or a label is missing or invalid, or there are too
+            few labels; nothing was sent. Also raised after judging, if all scores are equal or the labels do not rise with the scores.
         RequestError: more than a fifth of the items could not be judged.
         NoEndpoint, BatchInterrupted: as in :meth:`Judge.batch_score`.
 
@@ -183,7 +183,7 @@ async def calibrate(
 
 
 def check_failures(batch: BatchResult[Verdict]) -> None:
-    """Raise ``RequestError`` if more than ``MOST_FAILED`` of the items failed, with the reasons."""
+    """Raise ``RequestError`` if more than the share ``MOST_FAILED`` of the items failed. The message lists the reasons."""
     errors = list(batch.errors.values())
     if len(errors) <= MOST_FAILED * len(batch):
         return
@@ -193,7 +193,7 @@ def check_failures(batch: BatchResult[Verdict]) -> None:
 
 
 def reasons(errors: Sequence[QRewardError]) -> str:
-    """The kinds of errors with their numbers, and the first message of the most frequent kind."""
+    """Return a text with the number of errors of each class, and the first message of the most frequent class."""
     kinds = Counter(type(error).__name__ for error in errors).most_common()
     first = next(error for error in errors if type(error).__name__ == kinds[0][0])
     return f"{', '.join(f'{count} {kind}' for kind, count in kinds)}; the first {kinds[0][0]}: {first}"

@@ -1,9 +1,9 @@
-"""Run the comparisons of many groups of responses at once, each group in its own rounds.
+"""Rank many groups of responses at once. Each group is compared in its own rounds.
 
-All pairs of all groups are the input of one batch of comparisons: an async iterator that yields the pairs of groups in progress first, then
-reads another group. The result of a pair may begin the next round of its group, without waiting for other groups.
+One batch of comparisons gets the pairs of all groups, from an async iterator. The iterator yields the pairs of groups in progress first,
+and reads another group when there are none. When the last pair of a round has its result, the next round of its group begins.
 
-This module gets the batch of comparisons as a function. It knows no prompt and no model.
+This module is given the batch of comparisons as a function. It must not know prompts or models.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from qreward.errors import ClientClosed, ConfigError, DeadlineExceeded, InvalidR
 from qreward.judge.aggregation import quorum_error
 from qreward.judge.listwise import GROUP_NAMES
 from qreward.judge.prompts import in_words
-from qreward.judge.ranking import MOST_RESPONSES, PairChooser, Place, Ranking, budget_of, scored
+from qreward.judge.ranking import MOST_RESPONSES, IndexPair, PairChooser, Ranking, budget_of, scored
 from qreward.judge.requests import extra_of, fields_of
-from qreward.judge.runner import JudgeAnswer, as_ours
+from qreward.judge.runner import JudgeAnswer, ResultCollector, as_ours
 from qreward.judge.types import Comparison, check_batch_options
 from qreward.options import batch_items
 from qreward.records import added
@@ -32,12 +32,16 @@ from qreward.runtime import runtime_of
 
 RankMethod = Literal["pairs", "listwise"]
 Responses = tuple[Any, Sequence[Any]] | tuple[Any, Sequence[Any], Any] | Mapping[str, Any]
-"""The responses to one prompt: ``(prompt, responses)``, ``(prompt, responses, reference)``, or a mapping with these fields and those that a
-prompt template names."""
+"""The responses to one prompt: ``(prompt, responses)``, ``(prompt, responses, reference)``, or a mapping with these fields and the other
+fields that a prompt template names."""
 
 
-def responses_of(fields: Mapping[str, Any]) -> tuple[list[Any], list[int]]:
-    """The different responses of a group, and of each response its place among them. Raises ``ConfigError``."""
+def unique_responses(fields: Mapping[str, Any]) -> tuple[list[Any], list[int]]:
+    """Return the responses of a group without duplicates, and for each given response its index among these.
+
+    Raises:
+        ConfigError: ``responses`` is not a list, holds None, or has more than ``MOST_RESPONSES`` different responses.
+    """
     responses = fields["responses"]
     if isinstance(responses, str | bytes | Mapping) or not isinstance(responses, Sequence):
         raise ConfigError(f"responses must be a list of responses to one prompt, not a {type(responses).__name__}")
@@ -53,36 +57,32 @@ def responses_of(fields: Mapping[str, Any]) -> tuple[list[Any], list[int]]:
             different.append(response)
         places.append(found[words])
     if len(different) > MOST_RESPONSES:
-        raise ConfigError(f"a group may have {MOST_RESPONSES} different responses, not {len(different)}; rank parts of it")
+        raise ConfigError(
+            f"a group may have at most {MOST_RESPONSES} different responses, not {len(different)}; divide it into smaller groups"
+        )
     return different, places
 
 
-def pair_fields(fields: Mapping[str, Any], first: Any, second: Any) -> dict[str, Any]:
-    """Return the fields of a pair: those of its group, with two responses in place of all."""
-    shared = {name: value for name, value in fields.items() if name != "responses"}
-    return {**shared, "first": first, "second": second}
-
-
 class ResponseGroup:
-    """The responses to one prompt, until they are ranked.
+    """One group of responses that is ranked by pairs.
 
     Args:
         fields: the fields of the group.
         comparisons: the number of pairs to compare; see :func:`~qreward.judge.ranking.budget_of`.
-        check: raises the error of a pair that cannot be judged. It is called so that each response is checked before anything is sent.
+        check: raises the error of an invalid pair. Every response is checked before anything is sent.
 
     Attributes:
-        index: position in the batch.
+        index: index of the group in the batch.
         born: when the group was read, in seconds of the caller's clock.
-        pending: pairs of the current round without a result.
+        pending: number of pairs of the current round that have no result.
     """
 
     def __init__(self, fields: Mapping[str, Any], comparisons: int | None, check: Callable[[Mapping[str, Any]], object]) -> None:
         self.index, self.born, self.pending = 0, 0.0, 0
         self._fields = fields
-        self._responses, self._places = responses_of(fields)
+        self._responses, self._places = unique_responses(fields)
         self._chooser = PairChooser(len(self._responses), budget_of(len(self._responses), comparisons))
-        self._done: dict[Place, Comparison] = {}
+        self._done: dict[IndexPair, Comparison] = {}
         self._errors: list[QRewardError] = []
         self._usage: Usage | None = None
         self._round_failed = False
@@ -91,44 +91,49 @@ class ResponseGroup:
 
     @property
     def extra(self) -> Mapping[str, Any] | None:
-        """The fields that are not judged."""
+        """The fields of the group that are not judged."""
         return extra_of(self._fields, GROUP_NAMES)
 
-    def _pair(self, place: Place) -> dict[str, Any]:
-        return pair_fields(self._fields, self._responses[place[0]], self._responses[place[1]])
+    def _pair(self, pair: IndexPair) -> dict[str, Any]:
+        """Return the fields of a pair: the fields of its group, with ``first`` and ``second`` in place of ``responses``."""
+        first, second = (self._responses[index] for index in pair)
+        return {**{name: value for name, value in self._fields.items() if name != "responses"}, "first": first, "second": second}
 
-    def next_round(self) -> list[tuple[Place, dict[str, Any]]]:
-        """The next pairs to compare. Empty if the budget is spent, or if each comparison of the last round failed."""
+    def next_round(self) -> list[tuple[IndexPair, dict[str, Any]]]:
+        """Return the next pairs to compare, with their fields.
+
+        Empty if the budget is spent, or all comparisons of the last round failed.
+        """
         pairs = [] if self._round_failed else self._chooser.next_round()
         self.pending, self._round_failed = len(pairs), bool(pairs)
         return [(pair, self._pair(pair)) for pair in pairs]
 
-    def record(self, place: Place, result: Result[Comparison]) -> None:
+    def record(self, pair: IndexPair, result: Result[Comparison]) -> None:
         """Record the result of a pair."""
         self.pending -= 1
         self._usage = added(self._usage, result.usage)
         if result.error is not None:
             self._errors.append(result.error)
-            self._chooser.record(place, None)
+            self._chooser.record(pair, None)
             return
         comparison = result.value
         self._round_failed = False
-        self._done[place] = comparison
-        self._chooser.record(place, comparison.score)
+        self._done[pair] = comparison
+        self._chooser.record(pair, comparison.score)
 
     def outcome(self) -> Ranking | QRewardError:
-        """The ranking; or the error, if too many comparisons failed."""
+        """Return the ranking; or an error, if too many comparisons failed."""
         error = self._error()
         if error is not None:
-            return self.charged(error)
+            return self.with_usage(error)
         scores, errors = scored(self._chooser.fitted(), self._places) if self._places else ((), ())
-        shown = [self._places.index(place) for place in range(len(self._responses))]  # of identical responses the first stands for all
+        shown = [self._places.index(place) for place in range(len(self._responses))]  # the first of identical responses represents all
         comparisons = {(shown[first], shown[second]): comparison for (first, second), comparison in self._done.items()}
         cached = bool(comparisons) and all(comparison.cached for comparison in comparisons.values())
         return Ranking(scores, errors, comparisons, self._chooser.failed, (), self._usage, cached)
 
-    def charged(self, error: QRewardError) -> QRewardError:
-        """The error with the tokens that were spent on the group."""
+    def with_usage(self, error: QRewardError) -> QRewardError:
+        """Return the error with the tokens that the group has used."""
         error.usage = self._usage
         return error
 
@@ -149,16 +154,16 @@ class ResponseGroup:
 
 
 class ListGroup:
-    """The responses to one prompt, until one request has ranked them. Has the members of :class:`ResponseGroup`.
+    """One group of responses that is ranked as a list. It has the methods and attributes of :class:`ResponseGroup`.
 
     Args:
         fields: the fields of the group.
-        check: raises the error of a list that cannot be judged.
+        check: raises the error of an invalid list.
     """
 
     def __init__(self, fields: Mapping[str, Any], check: Callable[[Mapping[str, Any]], object]) -> None:
         self.index, self.born, self.pending = 0, 0.0, 0
-        different, self._places = responses_of(fields)
+        different, self._places = unique_responses(fields)
         self._fields = {**fields, "responses": different}
         self._result: Result[Ranking] | None = None
         self._is_due = len(different) > 1
@@ -166,22 +171,22 @@ class ListGroup:
 
     @property
     def extra(self) -> Mapping[str, Any] | None:
-        """The fields that are not judged."""
+        """The fields of the group that are not judged."""
         return extra_of(self._fields, GROUP_NAMES)
 
-    def next_round(self) -> list[tuple[Place, dict[str, Any]]]:
-        """The list, once; nothing if there are not two different responses."""
+    def next_round(self) -> list[tuple[IndexPair, dict[str, Any]]]:
+        """Return the list at the first call. Empty at later calls, and for fewer than two different responses."""
         due, self._is_due = self._is_due, False
         self.pending = int(due)
         return [((0, 0), self._fields)] if due else []
 
-    def record(self, place: Place, result: Result[Any]) -> None:  # noqa: ARG002 - there is one
+    def record(self, pair: IndexPair, result: Result[Any]) -> None:  # noqa: ARG002 - there is one list
         """Record the result of the list."""
         self.pending -= 1
         self._result = result
 
     def outcome(self) -> Ranking | QRewardError:
-        """The ranking or the error."""
+        """Return the ranking or the error."""
         if self._result is None:
             return Ranking((0.5,) * len(self._places), (0.0,) * len(self._places))
         if self._result.error is not None:
@@ -190,25 +195,25 @@ class ListGroup:
         scores, errors = (tuple(values[place] for place in self._places) for values in (ranking.scores, ranking.errors))
         return replace(ranking, scores=scores, errors=errors)
 
-    def charged(self, error: QRewardError) -> QRewardError:
-        """The error with the tokens that were spent on the group."""
+    def with_usage(self, error: QRewardError) -> QRewardError:
+        """Return the error with the tokens that the group has used."""
         error.usage = None if self._result is None else self._result.usage
         return error
 
 
 Compare = Callable[..., Awaitable[BatchResult[Any]]]
-"""``Judge.batch_compare``, or the same for lists."""
+"""``Judge.batch_compare``, or a function that ranks lists with the same options."""
 
 
 class GroupRunner:
     """Ranks the groups of one batch.
 
     Args:
-        compare: compares many pairs.
-        read: makes a ``ResponseGroup`` of an item, or raises.
+        compare: compares many pairs, or ranks many lists.
+        read: makes a group from an item, or raises.
         groups: the items.
-        on_result, progress, keep: as of other batches.
-        clock: the time in seconds.
+        on_result, progress, keep: as in :class:`~qreward.judge.runner.ResultCollector`.
+        clock: returns the time in seconds.
     """
 
     def __init__(
@@ -223,13 +228,12 @@ class GroupRunner:
         clock: Callable[[], float],
     ) -> None:
         self._compare, self._read, self._clock = compare, read, clock
-        self._on_result, self._progress, self._keep = on_result, progress, keep
+        self._collector = ResultCollector(on_result, progress, keep=keep)
         self._size = len(groups) if isinstance(groups, Sized) else None
         self._input: Iterator[Any] | AsyncIterator[Any] = aiter(groups) if isinstance(groups, AsyncIterable) else iter(groups)
-        self._count = self._ok = self._failed = 0
-        self._results: dict[int, Result[Ranking]] = {}
-        self._ready: deque[tuple[ResponseGroup | ListGroup, Place, dict[str, Any]]] = deque()
-        self._sent: dict[int, tuple[ResponseGroup | ListGroup, Place]] = {}
+        self._count = 0
+        self._ready: deque[tuple[ResponseGroup | ListGroup, IndexPair, dict[str, Any]]] = deque()
+        self._sent: dict[int, tuple[ResponseGroup | ListGroup, IndexPair]] = {}
         self._pairs_read = 0
         self._open: dict[ResponseGroup | ListGroup, None] = {}
         self._ended = False
@@ -238,34 +242,28 @@ class GroupRunner:
         self._wake = asyncio.Event()
 
     async def run(self, options: Mapping[str, Any]) -> BatchResult[Ranking]:
-        """Rank all groups. Raises ``BatchInterrupted`` as other batches do, with the rankings that are done."""
+        """Rank all groups.
+
+        Raises:
+            BatchInterrupted: the input or ``on_result`` raised an exception. The error holds the rankings so far.
+        """
         try:
             batch = await self._compare(self._pairs(), **options, on_result=self._on_comparison, progress=False, keep_results=False)
         except BatchInterrupted as error:
             stats = BatchStats() if error.results is None else error.results.stats
-            raise self._interrupted(error.__cause__ or error, stats) from error.__cause__
+            raise self._collector.interrupted(error.__cause__ or error, f"{self._count} groups", stats) from error.__cause__
         finally:
-            if self._progress is not None:
-                self._progress.close()
+            self._collector.close()
         try:
             self._end_rest()
         except Exception as error:
-            raise self._interrupted(error, batch.stats) from error
-        return self._collected(batch.stats)
-
-    def _interrupted(self, error: BaseException, stats: BatchStats) -> BatchInterrupted:
-        what = f"{type(error).__name__}: {error}"
-        message = f"the batch stopped after {self._count} groups ({what}); .results holds what is done"
-        return BatchInterrupted(message, self._collected(stats))
-
-    def _collected(self, stats: BatchStats) -> BatchResult[Ranking]:
-        counted = BatchStats(self._count, self._ok, self._failed, stats.seconds, stats.endpoints, stats.cost)
-        return BatchResult([self._results[index] for index in sorted(self._results)], counted)
+            raise self._collector.interrupted(error, f"{self._count} groups", batch.stats) from error
+        return self._collector.batch(batch.stats)
 
     # the input of the batch of comparisons
 
     async def _pairs(self) -> AsyncIterator[dict[str, Any]]:
-        """The pairs to compare. The groups that were read before an exception of the input are still ranked."""
+        """Yield the pairs to compare. If the input raises, the groups that were read before are still ranked."""
         reading: asyncio.Task[None] | None = None
         try:
             while self._ready or self._open or not self._ended:
@@ -325,7 +323,7 @@ class GroupRunner:
             extra = extra_of(item, GROUP_NAMES)
             group = self._read(item)
         except Exception as error:
-            self._settle(Result(index, None, as_ours(error, f"group {index}", "ranked"), None, 0.0, 0.0, extra=extra))
+            self._collector.add(Result(index, None, as_ours(error, f"group {index}", "ranked"), None, 0.0, 0.0, extra=extra))
             return
         group.index, group.born = index, self._clock()
         self._open[group] = None
@@ -338,13 +336,12 @@ class GroupRunner:
         group.record(place, result)
         if isinstance(result.error, ClientClosed | DeadlineExceeded):
             self._stopped = result.error
-        if self._progress is not None:
-            self._progress.refresh()
+        self._collector.refresh()
         if not group.pending and self._stopped is None:
             self._advance(group)
 
     def _advance(self, group: ResponseGroup | ListGroup) -> None:
-        """Begin the next round of a group, or end it."""
+        """Begin the next round of a group. Ends the group if there is no further round."""
         pairs = group.next_round()
         self._ready.extend((group, place, fields) for place, fields in pairs)
         if not pairs:
@@ -355,40 +352,30 @@ class GroupRunner:
         del self._open[group]
         error = outcome if isinstance(outcome, QRewardError) else None
         answer = JudgeAnswer(outcome) if isinstance(outcome, Ranking) else None
-        self._settle(Result(group.index, answer, error, None, self._clock() - group.born, 0.0, (), group.extra))
-
-    def _settle(self, result: Result[Ranking]) -> None:
-        self._ok += result.ok
-        self._failed += not result.ok
-        if self._keep:
-            self._results[result.index] = result
-        if self._progress is not None:
-            self._progress.add(result)
-        if self._on_result is not None:
-            self._on_result(result)
+        self._collector.add(Result(group.index, answer, error, None, self._clock() - group.born, 0.0, (), group.extra))
 
     def _end_rest(self) -> None:
-        """Give an error to each group that was not ranked before the deadline, or before the client was closed."""
+        """Give an error to each group that is not ranked. The deadline has passed, or the client was closed."""
         kind = ClientClosed if isinstance(self._stopped, ClientClosed) else DeadlineExceeded
         what = "before this group was ranked"
         message = f"the client was closed {what}" if kind is ClientClosed else f"the deadline of the batch passed {what}"
         for group in list(self._open):
-            self._end(group, group.charged(kind(message)))
+            self._end(group, group.with_usage(kind(message)))
         for index in range(self._count, self._size or 0):
             self._count += 1
-            self._settle(Result(index, None, kind(message), None, 0.0, 0.0))
+            self._collector.add(Result(index, None, kind(message), None, 0.0, 0.0))
 
 
 _END: Any = object()
 
 
 class Ranker:
-    """What ``Judge.rank`` and ``Judge.batch_rank`` do, for one judge.
+    """Implements ``Judge.rank`` and ``Judge.batch_rank``.
 
     Args:
         client: the client of the judge.
-        compare: ``Judge.batch_compare``, or the same for lists.
-        read: makes the group of an item's fields, with ``extra`` of fields that are not judged allowed; or raises.
+        compare: compares many pairs, or ranks many lists.
+        read: makes a group from the fields of an item, or raises. Its argument ``extra`` allows fields that are not judged.
         models: the judge models.
     """
 
@@ -426,10 +413,10 @@ class Ranker:
 
 
 def by_pairs(check: Callable[..., object], comparisons: int | None) -> Callable[..., ResponseGroup]:
-    """Return the parser of groups whose responses are compared in pairs.
+    """Return a function that makes a :class:`ResponseGroup` from the fields of an item.
 
     Args:
-        check: builds the requests for a pair, or raises.
+        check: raises the error of an invalid pair.
         comparisons: the number of pairs to compare in each group.
 
     Raises:
@@ -440,7 +427,7 @@ def by_pairs(check: Callable[..., object], comparisons: int | None) -> Callable[
 
 
 def by_list(check: Callable[..., object], comparisons: int | None) -> Callable[..., ListGroup]:
-    """What reads groups that are ranked in one request. Raises ``ConfigError`` if ``comparisons`` is given."""
+    """Return a function that makes a :class:`ListGroup` from the fields of an item. Raises ``ConfigError`` if ``comparisons`` is set."""
     if comparisons is not None:
         raise ConfigError("comparisons is a number of pairs, and method='listwise' compares none; leave it out")
     return lambda fields, *, extra: ListGroup(fields, partial(check, extra=extra))

@@ -1,6 +1,6 @@
-"""``Judge`` and ``SyncJudge``, the public classes. They build the requests for an item, run them, and return verdicts.
+"""``Judge`` and ``SyncJudge``, the public classes. They build the requests for an item, send them, and return verdicts.
 
-The sending itself is done by ``runner``, the reading of answers by ``verdict_parser``.
+``runner`` sends the requests, and ``verdict_parser`` reads the answers.
 """
 
 from __future__ import annotations
@@ -50,21 +50,23 @@ PromptTemplate = str | Sequence[Mapping[str, Any]] | Builder
 class Judge:
     """Score responses with one or more LLM judges.
 
-    Each model is prompted with an item, and its answer is parsed into a verdict with a score. A judge can be created without a running
-    event loop, and used from several event loops and threads at once. Pickling keeps the settings and the client. A forked child starts
-    with the same settings and no requests in flight.
+    Each model is asked about an item, and its answer is parsed into a verdict with a score. A judge can be created without a running
+    event loop, and used from several event loops and threads at once. A pickled judge keeps its settings and its client. A judge in a
+    forked process keeps its settings, and starts without requests in flight.
 
     Args:
         client: the client that sends the requests. It stays open after :meth:`aclose` unless ``owns_client`` is set.
         model: name of the judge model. With several names, every model judges every item.
-        prompt, pair_prompt: as in :class:`~qreward.judge.config.JudgeConfig`; or a list of messages whose contents are templates; or a
-            function from an item's fields to messages.
-        verdict: the pydantic model that an answer is parsed into. Its ``score`` is the score.
+        prompt, pair_prompt: a template, as in :class:`~qreward.judge.config.JudgeConfig`; or a list of messages whose contents are
+            templates; or a function from an item's fields to messages.
+        verdict: the pydantic model of an answer. The score is its field ``score``, its property ``score``, or its only required number or
+            bool.
         system, scale, range, method, rubric, min_label_mass, samples, settle, reasks, calibration, cache, cache_namespace: as in
             :class:`~qreward.judge.config.JudgeConfig`.
-        response_format: as there. With ``none`` and a custom prompt no instruction is appended: the prompt must say how to answer.
-        score: a function from a verdict to its reward, which is used as it is: ``scale`` and ``range`` do not apply to it. It returns None
-            for an answer that is not a verdict.
+        response_format: as in :class:`~qreward.judge.config.JudgeConfig`. With ``none`` and a prompt of your own, the judge appends no
+            description of how to answer, so the prompt must contain one.
+        score: a function from a verdict to its reward. ``scale`` and ``range`` do not change this reward. The function returns None to
+            reject an answer.
         owns_client: close the client when this judge is closed.
         params: parameters of each request, such as ``temperature`` and ``max_tokens``. ``extra_headers``, ``extra_body`` and ``hedge``
             work as in :meth:`QRewardClient.chat_completion`. A ``seed`` is increased by one for each sample.
@@ -123,8 +125,8 @@ class Judge:
             settle=settle,
             reasks=reasks,
             response_format=response_format,
-            calibration=calibration,  # type: ignore[arg-type]
-            cache=cache,  # type: ignore[arg-type]
+            calibration=calibration,
+            cache=cache,
             cache_namespace=cache_namespace,
             params=params,
         )
@@ -143,7 +145,7 @@ class Judge:
         return self._calibrator.use(calibration, self.identity, range_to_calibrate(self._config.method, self._ends))
 
     def _reset_process_state(self) -> object:
-        """Create the state that belongs to one process. Returns the parent's after a fork."""
+        """Create the state that belongs to one process. In a forked process, returns the state of the parent process."""
         inherited = self.__dict__.get("_flights")
         self._flights: weakref.WeakKeyDictionary[LoopDriver, SingleFlight] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
@@ -154,7 +156,7 @@ class Judge:
         """Create a judge from its settings.
 
         Raises:
-            ConfigError: a setting is invalid, or ``verdict`` names a model that does not exist.
+            ConfigError: a setting is invalid, or ``verdict`` names a class that does not exist.
         """
         wanted = settings_of.config_of(config)
         settings = {name: getattr(wanted, name) for name in wanted.model_fields_set - {"params", "verdict"}}
@@ -165,8 +167,8 @@ class Judge:
         /,
         prompt: Any,
         response: Any,
-        *,
         reference: Any = None,
+        *,
         timeout: float | None = DEFAULT,
         priority: Priority | int | str = Priority.NORMAL,
         tenant: str | None = None,
@@ -178,8 +180,8 @@ class Judge:
             prompt: the task that the response answers: a text, or messages.
             response: the response to judge.
             reference: the correct answer, if there is one.
-            timeout: seconds for the whole call, including queueing, retries, all votes and repeated requests. The client's by default;
-                None waits for ever.
+            timeout: seconds for the whole call, including queueing, retries, all votes and repeated requests. The default is the timeout
+                of the client. None waits for ever.
             priority, tenant: as in :meth:`QRewardClient.chat_completion`.
             fields: the other fields that the prompt template names.
 
@@ -201,8 +203,8 @@ class Judge:
         prompt: Any,
         first: Any,
         second: Any,
-        *,
         reference: Any = None,
+        *,
         timeout: float | None = DEFAULT,
         priority: Priority | int | str = Priority.NORMAL,
         tenant: str | None = None,
@@ -210,8 +212,14 @@ class Judge:
     ) -> Comparison:
         """Judge which of two responses is better.
 
-        Each judge sees the responses in both orders. If its preference changes with the order, it counts as a tie. Arguments and errors
-        are those of :meth:`score`.
+        Each judge model sees the responses in both orders. If it prefers different responses in the two orders, its preference is a tie.
+
+        Args:
+            prompt, reference, timeout, priority, tenant, fields: as in :meth:`score`.
+            first, second: the responses.
+
+        Raises:
+            InvalidResponse, RequestError, NoEndpoint, ConfigError: as in :meth:`score`.
         """
         pair = {**fields, "prompt": prompt, "first": first, "second": second, "reference": reference}
         comparison: Comparison = await self._one(pair, {"timeout": timeout, "priority": priority, "tenant": tenant}, pairs=True)
@@ -223,30 +231,37 @@ class Judge:
         Args:
             items: a list, an iterator or an async iterator of ``(prompt, response)``, ``(prompt, response, reference)`` or mappings of
                 fields. Items are read no faster than they are sent. Fields that the prompt does not name, such as an ``id``, are not
-                sent. The result of a mapping has all fields but ``prompt``, ``response`` and ``reference`` in ``extra``.
-            timeout: seconds per item, counted from when an endpoint takes its first request. If no endpoint of a model is alive for
-                this long, all queued items fail with ``RequestTimeout``.
-            deadline: seconds for the whole batch. Items that are not done by then fail with ``DeadlineExceeded``.
+                sent. ``extra`` of a result has all fields of a mapping except ``prompt``, ``response`` and ``reference``.
+            timeout: seconds for one item, from the moment when an endpoint takes its first request. If no endpoint of a model is alive for
+                so many seconds, all queued items fail with ``RequestTimeout``.
+            deadline: seconds for the whole batch. Items that are not judged by then fail with ``DeadlineExceeded``.
             priority, tenant, on_result, progress, keep_results: as in :meth:`QRewardClient.batch_chat_completion`.
 
         Returns:
-            Results in the order of the input; an item that fails is a ``Result`` with an error. The ``latency`` of a result is the
-            seconds from its first request to its verdict, its ``attempts`` are the failures on the way. The statistics count items;
-            the statistics of an endpoint count requests.
+            The results in the order of the input. The result of an item that failed has an ``error``. ``latency`` is the time in seconds
+            from the first request of the item to its verdict. ``attempts`` has the failed attempts of all its requests. ``stats`` counts
+            items, and for each endpoint requests.
 
         Raises:
-            NoEndpoint, ConfigError: before anything is sent.
-            BatchInterrupted: the input or ``on_result`` raised. The error holds the results that are done.
+            NoEndpoint, ConfigError: no endpoint serves a model, or an option is invalid. Nothing was sent.
+            BatchInterrupted: the input or ``on_result`` raised an exception. The error holds the results so far.
         """
         return await self._many(items, options)
 
     async def batch_compare(
         self, pairs: Iterable[Pair] | AsyncIterable[Pair], **options: Unpack[JudgeBatchOptions]
     ) -> BatchResult[Comparison]:
-        """Compare many pairs. Options, result and errors are those of :meth:`batch_score`.
+        """Compare many pairs.
 
         Args:
             pairs: ``(prompt, first, second)``, ``(prompt, first, second, reference)`` or mappings of fields.
+            options: as in :meth:`batch_score`.
+
+        Returns:
+            The results, as :meth:`batch_score` returns them.
+
+        Raises:
+            NoEndpoint, ConfigError, BatchInterrupted: as in :meth:`batch_score`.
         """
         return await self._many(pairs, options, pairs=True)
 
@@ -257,26 +272,26 @@ class Judge:
 
     @property
     def calibration(self) -> Calibration | None:
-        """The calibration that is applied to scores; None if there is none."""
+        """The calibration of the scores, or None."""
         return self._calibrator.calibration
 
     @property
     def identity(self) -> JudgeIdentity:
-        """What the scores of this judge depend on, with the weights that have answered so far."""
+        """The settings on which the scores depend, and the weights that have answered so far."""
         others = {name: self._given[name] for name in ("prompt", "score")}
         verdict = [self._given["verdict"], self._schema] if self._config.rubric is None else None
         return identity_of(self._config, {**others, "verdict": verdict}, self._calibrator.weights)
 
     @property
     def verdict_settings(self) -> list[Any]:
-        """What the verdicts of :meth:`score` depend on; see :func:`~qreward.judge.scorers.described`."""
+        """The settings on which verdicts depend, as :func:`~qreward.judge.scorers.described` uses them."""
         identity, config, calibration = self.identity, self._config, self.calibration
         calibrated = None if calibration is None else calibration.model_dump()
         return [identity.models, identity.settings, config.range, config.min_label_mass, config.reasks, calibrated]
 
     @property
     def score_range(self) -> tuple[float, float] | None:
-        """The lowest and the highest score. None if they are not known, as with a ``score`` function."""
+        """The lowest and the highest score; None with a ``score`` function, whose limits are not known."""
         return self._ends
 
     async def rank(
@@ -284,34 +299,35 @@ class Judge:
         /,
         prompt: Any,
         responses: Sequence[Any],
+        reference: Any = None,
         *,
         method: RankMethod = "pairs",
         comparisons: int | None = None,
-        reference: Any = None,
         timeout: float | None = DEFAULT,
         priority: Priority | int | str = Priority.NORMAL,
         tenant: str | None = None,
         **fields: Any,
     ) -> Ranking:
-        """Rank the responses to one prompt by comparing pairs of them, in rounds that depend on the answers so far.
+        """Rank the responses to one prompt, by comparing pairs of them in several rounds.
 
-        Each pair is compared in both orders, as by :meth:`compare`. Identical responses are not compared: they share a rank. A comparison
-        that fails is left out and counted. Fewer than two different responses need no request.
+        Each pair is compared in both orders, as in :meth:`compare`. Identical responses share a rank and are not compared with each other.
+        A comparison that fails is left out, and counted in ``failed``. With fewer than two different responses no request is sent.
 
         Args:
-            responses: at most 64 different ones, in any order.
-            method: ``pairs``; or ``listwise``, which shows all responses, at most 26 different ones, in one request, and in the opposite
-                order in another. It has a built-in prompt, and a judge with ``method="decide"`` cannot use it. An answer that leaves out
-                or repeats a response does not count.
-            comparisons: number of pairs to compare, at least ``n - 1`` for ``n`` different responses; None is about ``n * log2(n)``, or all
-                pairs if these are fewer.
-            timeout: seconds for all rounds together, queueing included. The client's by default; None waits for ever.
             prompt, reference, priority, tenant, fields: as in :meth:`score`.
+            responses: the responses, of which at most 64 differ.
+            method: ``pairs`` compares pairs. ``listwise`` shows all responses in one request, and in the opposite order in a second one. A
+                list has at most 26 different responses and a built-in prompt. A judge with ``method="decide"`` cannot rank lists. An
+                answer that leaves out or repeats a response is asked again, and then fails.
+            comparisons: number of pairs to compare, at least ``n - 1`` for ``n`` different responses. The default is about
+                ``n * log2(n)``, or all pairs if there are fewer.
+            timeout: seconds for all rounds together, including queueing. The default is the timeout of the client. None waits for ever.
 
         Raises:
-            InvalidResponse: comparisons failed, and the others do not connect all responses.
-            RequestTimeout: the time was over before the last round ended.
-            RequestError, NoEndpoint: at most half of the comparisons succeeded.
+            InvalidResponse: some comparisons failed, and the successful ones do not connect all responses.
+            RequestTimeout: the timeout passed before the last round ended.
+            RequestError: at most half of the comparisons succeeded. If all errors have the same class, the error has this class.
+            NoEndpoint: no endpoint serves a model. Nothing was sent.
             ConfigError: a response is None, ``comparisons`` is too small, or a field is missing or unknown. Nothing was sent.
         """
         item = {**fields, "prompt": prompt, "responses": responses, "reference": reference}
@@ -325,20 +341,28 @@ class Judge:
         comparisons: int | None = None,
         **options: Unpack[JudgeBatchOptions],
     ) -> BatchResult[Ranking]:
-        """Rank many groups of responses. All comparisons are in flight together, and no group waits for another's round.
-
-        Options and errors are those of :meth:`batch_score`, but ``timeout`` is for each comparison. A group that is not ranked by the
-        ``deadline`` fails with ``DeadlineExceeded``. The progress and the counts of the statistics are of groups.
+        """Rank many groups of responses. The comparisons of all groups are in flight together, and each group has its own rounds.
 
         Args:
-            groups: ``(prompt, responses)``, ``(prompt, responses, reference)`` or mappings of fields. The result of a mapping has all
-                fields but these three in ``extra``.
+            groups: ``(prompt, responses)``, ``(prompt, responses, reference)`` or mappings of fields. ``extra`` of a result has all other
+                fields of a mapping.
             method, comparisons: as in :meth:`rank`, for each group.
+            options: as in :meth:`batch_score`. ``timeout`` is the number of seconds for each comparison. A group that is not ranked by the
+                ``deadline`` fails with ``DeadlineExceeded``.
+
+        Returns:
+            One result for each group, in the order of the input. The progress and ``stats`` count groups.
+
+        Raises:
+            NoEndpoint, ConfigError, BatchInterrupted: as in :meth:`batch_score`.
         """
         return await self._ranker(method, comparisons).many(groups, options)
 
     async def aclose(self) -> None:
-        """Write pending cache entries, and close the client if the judge owns it. Otherwise the judge can be used again."""
+        """Write pending cache entries, and close the client if the judge owns it.
+
+        A judge that does not own its client can be used again.
+        """
         if self._cache is not None:
             await asyncio.get_running_loop().run_in_executor(None, self._cache.close)
         if self._given["owns_client"]:
@@ -404,7 +428,10 @@ class Judge:
         return ListwiseBuilder(self._config)
 
     async def _builder(self, pools: Mapping[str, Pool], timeout: float | None, *, pairs: bool) -> RequestBuilder:
-        """What builds the requests now. Finds out what the servers of each model take, if it is not known; waits ``timeout`` at most."""
+        """Return the request builder for the servers of the models.
+
+        Asks the servers for their dialects, for at most ``timeout`` seconds.
+        """
         if self._config.method == "write":
             return self._builders.get(self._builders.written, pairs=pairs)
         dialects, driver = runtime_of(self._client).dialects, runtime_of(self._client).driver()
@@ -421,7 +448,7 @@ class Judge:
         return runtime_of(self._client).request_options({**options, "hedge": self._hedge})
 
     def _here(self) -> tuple[LoopDriver, SingleFlight]:
-        """The driver of the running event loop, and the requests in flight there."""
+        """Return the driver of the running event loop, and the requests of this judge that are in flight there."""
         driver = runtime_of(self._client).driver()
         flights = self._flights.get(driver)
         if flights is None:
@@ -430,7 +457,7 @@ class Judge:
         return driver, flights
 
     def _keep(self, entry: CacheEntry) -> None:
-        """Note an answer of a model: which weights wrote it, and in the cache, if there is one."""
+        """Record the weights that wrote an answer, and store the answer in the cache, if there is one."""
         self._calibrator.note(entry.reply.fingerprint)
         if self._cache is not None:
             self._cache.keep(entry)
@@ -439,8 +466,8 @@ class Judge:
 class SyncJudge(BlockingTwin[Judge]):
     """A judge whose methods block.
 
-    Settings, results and errors are those of :class:`Judge`. See :class:`SyncQRewardClient` for the background thread that does the work,
-    reads the input of a batch and calls ``on_result``, and for the effect of Ctrl-C.
+    Settings, results and errors are those of :class:`Judge`. A background thread does the work, reads the input of a batch and calls
+    ``on_result``; :class:`SyncQRewardClient` describes it, and the effect of Ctrl-C.
 
     Args:
         client: the client that sends the requests.

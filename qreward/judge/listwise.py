@@ -1,6 +1,6 @@
-"""Rank all responses to one prompt in one request: the prompt that shows them, the order that a judge answers, and its scores.
+"""Rank all responses to one prompt in one request: the prompt with the list, the order in the answer, and the scores of the responses.
 
-A judge favours places in a list. Therefore it is shown the list twice, in opposite orders. Sends nothing.
+A judge favours some places in a list, so each list is shown twice, in opposite orders. This module must not send anything.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from qreward.judge.requests import RequestBuilder
 from qreward.judge.sampling import JudgeRequest
 from qreward.judge.types import Vote
 from qreward.judge.verdict_parser import VerdictParser
-from qreward.judge.writing import FormatLadder, WritingModel, noted
+from qreward.judge.writing import AnswerFormat, WritingModel, noted
 from qreward.results import Usage
 
 GROUP_NAMES = ("prompt", "responses", "reference")
 LABELS = ascii_uppercase
-"""The labels of the responses in a list. Their number is the most responses of a list."""
+"""The labels of the responses in a list. A list has at most as many responses as there are labels."""
 
 
 class OrderVerdict(BaseModel):
@@ -54,7 +54,7 @@ class OrderVerdict(BaseModel):
 
 
 def check_order(order: Sequence[str], size: int) -> None:
-    """Raise ``Unreadable`` unless the order has each of so many labels once.
+    """Raise ``Unreadable`` unless the order has each of the first ``size`` labels once.
 
     Example:
         >>> check_order(["B", "A"], 2)
@@ -69,8 +69,8 @@ def check_order(order: Sequence[str], size: int) -> None:
 class OrderingModel(WritingModel):
     """A question to one model for the order of a list of ``size`` responses."""
 
-    def __init__(self, model: str, config: JudgeConfig, ladder: FormatLadder, size: int) -> None:
-        super().__init__(model, VerdictParser(OrderVerdict), config, ladder, config.rubric)
+    def __init__(self, model: str, config: JudgeConfig, form: AnswerFormat, size: int) -> None:
+        super().__init__(model, VerdictParser(OrderVerdict), config, form, config.rubric)
         self._size = size
 
     def vote(self, reply: ModelReply | DecidedReply, *, swapped: bool) -> Vote:
@@ -84,15 +84,15 @@ class ListwiseBuilder(RequestBuilder):
     """Builds the requests for lists of at least two different responses. See :class:`RequestBuilder`.
 
     Raises:
-        ConfigError: the judge decides and does not write.
+        ConfigError: the judge has ``method="decide"``.
     """
 
     def __init__(self, config: JudgeConfig) -> None:
         if config.method == "decide":
-            raise ConfigError("method='listwise' needs a judge that writes, as an order is no decision; use method='pairs'")
+            raise ConfigError("method='listwise' needs a judge that writes, and this judge has method='decide'; rank with method='pairs'")
         self._config, self._names = config, GROUP_NAMES
         self._prompt = Prompt(listed, config.system, needed=GROUP_NAMES[:-1], known=GROUP_NAMES, what="listwise prompt")
-        self._ladders = {model: FormatLadder(config) for model in config.model}
+        self._formats = {model: AnswerFormat(config) for model in config.model}
         self._sized: dict[tuple[str, int], OrderingModel] = {}
         self._lock = threading.Lock()
         self.per_model = dict.fromkeys(config.model, 2 * config.samples)
@@ -100,17 +100,22 @@ class ListwiseBuilder(RequestBuilder):
         self.decide = aggregate_orders
 
     def requests(self, fields: Mapping[str, Any], *, extra: bool = False) -> list[JudgeRequest]:
-        """The requests for a list: for each model and sample the list as it is, and reversed. Raises ``ConfigError`` and ``BadRequest``."""
+        """Build two requests for each model and sample: one with the list, one with the reversed list.
+
+        Raises:
+            ConfigError: there are too many responses, or a field is missing or not allowed.
+            BadRequest: a message is invalid.
+        """
         responses = fields["responses"]
         if len(responses) > len(LABELS):
-            raise ConfigError(f"a list may have {len(LABELS)} different responses, not {len(responses)}; use method='pairs'")
+            raise ConfigError(f"a list may have at most {len(LABELS)} different responses, not {len(responses)}; use method='pairs'")
         found = []
         shown = [self._prompt.messages({**fields, "responses": list(order)}, extra=extra) for order in (responses, reversed(responses))]
         for name in self._config.model:
             model = self._model(name, len(responses))
-            asked = [model.asked(noted(CHAT.validate(messages), model.question)) for messages in shown]
+            inputs = [model.input_of(noted(CHAT.validate(messages), model.question)) for messages in shown]
             for sample in range(self._config.samples):
-                for swapped, messages in enumerate(asked):
+                for swapped, messages in enumerate(inputs):
                     key = blake2b(encoded([model.identity.decode(), sample, "list", messages]), digest_size=16).digest()
                     found.append(JudgeRequest(model, messages, key, sample, bool(swapped)))
         return found
@@ -118,11 +123,11 @@ class ListwiseBuilder(RequestBuilder):
     def _model(self, name: str, size: int) -> OrderingModel:
         with self._lock:
             if (name, size) not in self._sized:
-                self._sized[name, size] = OrderingModel(name, self._config, self._ladders[name], size)
+                self._sized[name, size] = OrderingModel(name, self._config, self._formats[name], size)
             return self._sized[name, size]
 
     def result(self, decided: Aggregate, usage: Usage | None, *, cached: bool) -> Ranking:  # type: ignore[override]
-        """The ranking of a list for the user."""
+        """Return the ranking of a list."""
         shares = [shares_of(vote) for vote in decided.votes]
         scores = tuple(fmean(each) for each in zip(*shares, strict=True))
         errors = tuple(sqrt(variance(each) / len(each)) for each in zip(*shares, strict=True))
@@ -130,7 +135,7 @@ class ListwiseBuilder(RequestBuilder):
 
 
 def shares_of(vote: Vote) -> list[float]:
-    """Of each response, in the order in which they were given, the share of the others that the vote puts below it.
+    """Return for each response, in the order of the input, the share of the other responses that the vote ranks below it.
 
     Example:
         >>> shares_of(Vote(0.5, OrderVerdict(order=["C", "A", "B"])))
@@ -146,10 +151,10 @@ def shares_of(vote: Vote) -> list[float]:
 
 
 def aggregate_orders(outcomes: Sequence[SampleOutcome]) -> Aggregate | QRewardError | None:
-    """The votes of a list; the error; or None while one is pending.
+    """Return the votes of a list; its error; or None while a request is pending.
 
-    The requests 2k and 2k + 1 show the list in opposite orders. If one fails, the other is left out too, because alone it would
-    favour one position. More than half of the pairs are needed.
+    The outcomes 2k and 2k + 1 are a pair: their requests showed the list in opposite orders. If one of them failed, the other is left out
+    too, because alone it would favour some places in the list. The list has an error unless more than half of the pairs succeeded.
     """
     pairs = [outcomes[place : place + 2] for place in range(0, len(outcomes), 2)]
     whole: list[SampleOutcome] = []

@@ -1,12 +1,13 @@
 """Prompt templates, and the built-in prompts for one response and for a pair.
 
-Templates are texts with ``{name}`` placeholders. They are strict, and each value is inserted once and never expanded itself.
+Templates are texts with ``{name}`` placeholders. An unknown placeholder is an error, and placeholders inside an inserted value are not
+replaced.
 
-A judged text is untrusted: it may claim to be right, give the judge instructions, or pretend to end early. The built-in prompts therefore
-put it between lines of backticks, more of them than it contains in a row (as Markdown fences do), and put the question after it. The parts
-that items of one prompt share come first, so that servers can reuse their prefix cache.
+A judged text is untrusted. It may claim to be right, give the judge instructions, or pretend to end early. The built-in prompts therefore
+fence each judged text with lines of backticks that are longer than any row of backticks in the text, and put the question after all texts.
+Items with the same prompt begin with the same words, so that servers can reuse their prefix cache.
 
-This module knows only fields, texts and messages. It does not know the judge.
+This module knows only fields, texts and messages. It must not know the judge.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from qreward.spelling import TYPO, closest
 
 Messages = list[dict[str, Any]]
 Builder = Callable[[Mapping[str, Any]], Iterable[Any]]
-"""A function of the user, from an item's fields to the messages of a request."""
+"""A function of the user that makes the messages of a request from the fields of an item."""
 
 _PIECE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 
@@ -32,8 +33,8 @@ _PIECE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 class Template:
     """A text with placeholders. ``{{`` and ``}}`` stand for literal braces.
 
-    A placeholder is a plain name. Attributes, indexes and format specifications are not supported, and placeholders inside a value are not
-    expanded.
+    A placeholder is a plain name. Attributes, indexes and format specifications are not supported. Placeholders inside an inserted value
+    are not replaced.
 
     Args:
         text: the template.
@@ -43,7 +44,7 @@ class Template:
         names: the placeholders.
 
     Raises:
-        ConfigError: a brace is not closed, or a placeholder is not a plain name.
+        ConfigError: the text has a single brace, or a placeholder that is not a plain name.
 
     Example:
         >>> Template("{{{response}}}", "prompt").render({"response": "{prompt}"})
@@ -79,7 +80,11 @@ class Template:
 
 
 def in_words(value: object, name: str) -> str:
-    """A field's value as text: a list of messages as a readable conversation, other values as JSON. Raises ``ConfigError``."""
+    """Return the value of a field as text: messages become a readable conversation, other values JSON.
+
+    Raises:
+        ConfigError: JSON cannot represent the value.
+    """
     if isinstance(value, str):
         return value
     if _is_conversation(value):
@@ -109,16 +114,16 @@ class Prompt:
 
     Args:
         prompt: a template of the user message, a list of messages whose contents are templates, or a function from fields to messages.
-        system: a template of the system message that precedes them, or None.
-        needed: the fields that are judged. Templates must name them, and items must have them.
-        known: the fields that items may have although no template names them. None allows any.
+        system: a template of the system message, which comes first; None for no system message.
+        needed: the fields that are judged. The templates must name each of them, and each item must have them.
+        known: the fields that an item may have even if no template names them. None allows all fields.
         what: name of ``prompt`` in error messages.
 
     Attributes:
         names: the fields that the templates name.
 
     Raises:
-        ConfigError: ``prompt`` is none of these, or does not name a needed field.
+        ConfigError: ``prompt`` is of another type, or does not name a field of ``needed``.
     """
 
     def __init__(
@@ -136,11 +141,11 @@ class Prompt:
             raise ConfigError(f"the {what} must contain {{{missing[0]}}}, which is judged; its placeholders: {_listed(self.names)}")
 
     def messages(self, fields: Mapping[str, Any], *, extra: bool = False) -> Messages:
-        """The messages for one item. A field that is None counts as missing.
+        """Return the messages for one item. A field that is None counts as missing.
 
         Args:
             fields: the fields of the item.
-            extra: allow unknown fields, except one whose name is close to that of a missing field.
+            extra: allow unknown fields, unless the name of one is close to the name of a missing field.
 
         Raises:
             ConfigError: a field is missing or unknown.
@@ -163,7 +168,8 @@ class Prompt:
     def _check(self, given: Set[str], extra: bool) -> None:
         if missing := self.names - given:
             name = min(missing)
-            raise ConfigError(f"the {self._what} contains {{{name}}}, but the item has no field {name!r}; its fields are {_listed(given)}")
+            fault = f"the {self._what} names {{{name}}}, but the item has no {name!r} (it is missing or None)"
+            raise ConfigError(f"{fault}; its fields are {_listed(given)}")
         if not self._needed <= given:
             name = min(self._needed - given)
             raise ConfigError(f"the item has no {name!r} to judge (it is missing or None); its fields are {_listed(given)}")
@@ -180,7 +186,7 @@ class Prompt:
 
 
 def check_extra(extra: Set[str], missing: Set[str]) -> None:
-    """Raise ``ConfigError`` for an unused field whose name is close to that of a missing one: a typing error rather than an ``id``.
+    """Raise ``ConfigError`` for an extra field whose name is close to that of a missing one, because it is probably a typing error.
 
     Example:
         >>> check_extra({"id", "source"}, {"reference"})
@@ -224,7 +230,7 @@ _AGREEMENT = "Where it differs from the reference answer in what it says, it is 
 
 
 def fenced(text: str) -> str:
-    """The text between two lines of backticks that are longer than any run of backticks in it.
+    """Return a text between two lines of backticks that are longer than any run of backticks in the text.
 
     Example:
         >>> print(fenced("a ``` b"))
@@ -272,7 +278,7 @@ def pair(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def listed(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The built-in prompt for a list of responses, with the letters of the alphabet as labels."""
+    """The built-in prompt for a list of responses, which are labelled with the letters of the alphabet."""
     labelled = {f"Answer {label}": response for label, response in zip(ascii_uppercase, fields["responses"], strict=False)}
     shown = {name: value for name, value in fields.items() if name in ("prompt", "reference")}
     titles = {"prompt": "Task", "reference": "Reference answer", **{title: title for title in labelled}}
@@ -280,10 +286,10 @@ def listed(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def point_input(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What the built-in prompt shows of one response, for questions that follow it. All of them have it as a common prefix."""
+    """The built-in prompt for one response, without a question. The requests of an item add their questions at the end."""
     return _unasked(fields, _POINT)
 
 
 def pair_input(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The same for a pair."""
+    """The built-in prompt for a pair, without a question."""
     return _unasked(fields, _PAIR)

@@ -1,10 +1,10 @@
-"""Rank responses by paired comparisons: which pairs to compare next, the Bradley-Terry fit, and the ``Ranking`` that results. Pure.
+"""Rank responses by paired comparisons: choose the pairs to compare, fit a Bradley-Terry model, and make the ``Ranking``.
 
-A Bradley-Terry model (Bradley and Terry 1952) gives each response a strength, so that the first of a pair is better with probability
-``1 / (1 + exp(second - first))``. The fit is Newton's method on a few dozen unknowns. Plain Python does that in about a millisecond for 16
-responses, which is less than one comparison takes, so that no numeric package is needed.
+A Bradley-Terry model (Bradley and Terry 1952) gives each response a strength. The first response of a pair is better with probability
+``1 / (1 + exp(second - first))``, where ``first`` and ``second`` are the strengths. The fit is Newton's method on a few dozen unknowns.
+Plain Python takes about a millisecond for 16 responses, which is less than one comparison, so no numeric package is needed.
 
-This module knows no judge, no request and no clock.
+This module must not know judges, requests or the clock.
 """
 
 from __future__ import annotations
@@ -23,42 +23,45 @@ if TYPE_CHECKING:
     from qreward.judge.types import Comparison, Vote
     from qreward.results import Usage
 
-Place = tuple[int, int]
+IndexPair = tuple[int, int]
 """The indexes of the two responses of a pair."""
 Matrix = list[list[float]]
 
 MOST_RESPONSES = 64
-"""The most different responses of a group. The fit takes time cubic in their number, about 30 ms for 64, in the event loop."""
+"""The most different responses of a group. The fit blocks the event loop for a time cubic in their number, about 30 ms for 64."""
 PRIOR_DEVIATION = 2.0
-"""Standard deviation of a strength before anything is compared. It is weak: the best of 4 responses that wins each of its
-comparisons scores 0.83, the best of 16 scores 0.97. Without a prior its strength would be infinite. Of 1, 2 and 4 in simulations of 16
-responses, of whose comparisons 5 % were wrong, 2 gave the best order."""
+"""Standard deviation of the prior of a strength. Without a prior, the strength of a response that wins all comparisons would be infinite.
+This prior is weak: such a response scores 0.83 in a group of 4, and 0.97 in a group of 16. In simulations of 16 responses with 5 % wrong
+comparisons, 2 gave a better order than 1 and 4."""
 _STEPS = 50
 _LONGEST_STEP = 1.0
 _CLOSE_ENOUGH = 1e-6
 _DIGITS = 6
-"""Digits of a score. Responses that the comparisons do not tell apart differ in the last bits, which would become advantages."""
+"""Digits of a score. Without rounding, responses of equal strength would differ in the last bits and get different advantages."""
 
 
 class Fit(NamedTuple):
-    """The strengths of responses, with mean 0, and the covariance of their errors."""
+    """The strengths of responses, whose mean is 0, and the covariance of their errors."""
 
     strengths: list[float]
     covariance: Matrix
 
     def variance(self, first: int, second: int) -> float:
-        """The variance of the difference of two strengths."""
+        """Return the variance of the difference of two strengths."""
         covariance = self.covariance
         return covariance[first][first] + covariance[second][second] - 2 * covariance[first][second]
 
 
-def fit(size: int, scores: Mapping[Place, float], start: Sequence[float] | None = None) -> Fit:
-    """Fit strengths to comparisons: the maximum of the posterior, and the inverse of its Hessian as covariance (Laplace's approximation).
+def fit(size: int, scores: Mapping[IndexPair, float], start: Sequence[float] | None = None) -> Fit:
+    """Fit strengths to comparisons. They are the maximum of the posterior.
+
+    The covariance is the inverse of the Hessian at the maximum (Laplace's approximation).
 
     Args:
         size: number of responses.
-        scores: pair -> 1.0 if the first was better, 0.0 if the second was, a number between for a tie or for judges that disagree.
-        start: strengths from which the search begins. They change its speed and not its result, as the posterior has one maximum.
+        scores: pair -> 1.0 if the first response was better, 0.0 if the second was better; a number in between for a tie or for several
+            votes that differ.
+        start: the strengths with which the search starts. They change the speed of the search only, as the posterior has one maximum.
 
     Example:
         >>> [round(strength, 2) for strength in fit(3, {(0, 1): 1.0, (1, 2): 1.0}).strengths]
@@ -92,13 +95,13 @@ def fit(size: int, scores: Mapping[Place, float], start: Sequence[float] | None 
 
 
 def _better(first: float, second: float) -> float:
-    """The probability that a response is better than another, from their strengths."""
+    """Return the probability that the first of two responses is better, from their strengths."""
     difference = first - second
     return 1 / (1 + exp(-difference)) if difference >= 0 else exp(difference) / (1 + exp(difference))
 
 
 def _inverse(matrix: Matrix) -> Matrix:
-    """The inverse of a symmetric positive definite matrix, by Cholesky's decomposition."""
+    """Return the inverse of a symmetric positive definite matrix, by Cholesky's decomposition."""
     size = len(matrix)
     lower: Matrix = []
     for index, row in enumerate(matrix):
@@ -108,7 +111,7 @@ def _inverse(matrix: Matrix) -> Matrix:
             made.append((row[column] - sum(map(mul, made, other))) / other[column])
         made.append(sqrt(row[index] - sum(map(mul, made, made))))
         lower.append(made)
-    columns = [_solved(lower, column) for column in range(size)]  # of the inverse of ``lower``, each from its diagonal down
+    columns = [_solved(lower, column) for column in range(size)]  # of the inverse of ``lower``, each from the diagonal down
     inverse = [[0.0] * size for _ in range(size)]
     for row_index in range(size):
         for column in range(row_index, size):
@@ -118,7 +121,7 @@ def _inverse(matrix: Matrix) -> Matrix:
 
 
 def _solved(lower: Matrix, column: int) -> list[float]:
-    """The elements of a column of the inverse of a lower triangular matrix, from its diagonal down."""
+    """Return a column of the inverse of a lower triangular matrix, from the diagonal down."""
     found = [1 / lower[column][column]]
     for row in lower[column + 1 :]:
         found.append(-sum(map(mul, row[column : column + len(found)], found)) / row[column + len(found)])
@@ -126,16 +129,17 @@ def _solved(lower: Matrix, column: int) -> list[float]:
 
 
 def pairs_of(size: int) -> int:
-    """The number of pairs of so many responses."""
+    """Return the number of pairs among ``size`` responses."""
     return size * (size - 1) // 2
 
 
 def budget_of(size: int, comparisons: int | None) -> int:
-    """The number of pairs to compare.
+    """Return the number of pairs to compare.
 
     Args:
         size: number of different responses.
-        comparisons: the number that the caller wants; None is ``size * log2(size)``, as of a sort. All pairs are the most.
+        comparisons: the number that the caller wants. None takes ``size * log2(size)``, the number of comparisons of a sort. If there are
+            fewer pairs, all pairs are compared.
 
     Raises:
         ConfigError: ``comparisons`` is too small to connect all responses.
@@ -156,20 +160,21 @@ def budget_of(size: int, comparisons: int | None) -> int:
 
 
 class PairChooser:
-    """Chooses which pairs to compare, in rounds, and keeps what came of them.
+    """Chooses the pairs to compare in each round, and records their scores.
 
-    If the budget allows all pairs, they are one round. Otherwise, a round has each response at most once. Pairs that connect responses
-    without a chain of comparisons between them come first. Then come the pairs whose answer says most: those with the greatest
-    ``p * (1 - p) * variance``, where ``p`` is the probability that the first is better and ``variance`` that of the difference of
-    strengths. This is the first term of the information that an answer is expected to give. A round has half as many pairs as there
-    are responses until all are connected, and a quarter afterwards: later pairs are chosen by the results of earlier ones.
+    If the budget is enough for all pairs, they are one round. Otherwise a round has each response at most once. Two responses are connected
+    if a chain of comparisons leads from one to the other. Pairs that connect responses come first. Then come the pairs whose comparison
+    gives most information, which have the greatest ``p * (1 - p) * variance``. ``p`` is the probability that the first response is better,
+    and ``variance`` is the variance of the difference of the strengths. This is the first term of the expected information. For ``n``
+    responses, a round has ``n / 2`` pairs until all responses are connected, and ``n / 4`` pairs afterwards, so that the results of earlier
+    pairs can guide the choice of later ones.
 
     Args:
         size: number of different responses.
         budget: number of pairs to compare.
 
     Attributes:
-        scores: pair -> score of its first response, of the comparisons that succeeded.
+        scores: pair -> score of its first response, for each comparison that succeeded.
         failed: number of comparisons that failed.
 
     Example:
@@ -182,21 +187,21 @@ class PairChooser:
 
     def __init__(self, size: int, budget: int) -> None:
         self.size, self._budget = size, budget
-        self.scores: dict[Place, float] = {}
+        self.scores: dict[IndexPair, float] = {}
         self.failed = 0
-        self._asked: set[Place] = set()
+        self._asked: set[IndexPair] = set()
         self._fit: Fit | None = None
         self._fitted_to = 0
 
-    def record(self, pair: Place, score: float | None) -> None:
-        """Record the score of the first response of a pair; None if the comparison failed. A pair that failed is not chosen again."""
+    def record(self, pair: IndexPair, score: float | None) -> None:
+        """Record the score of the first response of a pair; None if the comparison failed. A failed pair is not chosen again."""
         if score is None:
             self.failed += 1
         else:
             self.scores[pair] = score
 
     def fitted(self) -> Fit:
-        """The fit to the comparisons so far."""
+        """Return the fit to the comparisons so far."""
         if self._fit is None or self._fitted_to != len(self.scores):
             start = None if self._fit is None else self._fit.strengths
             self._fit, self._fitted_to = fit(self.size, self.scores, start), len(self.scores)
@@ -208,7 +213,7 @@ class PairChooser:
         return len(self._asked)
 
     def is_connected(self) -> bool:
-        """Whether a chain of successful comparisons leads from each response to each other one."""
+        """Return whether successful comparisons connect all responses."""
         return self._components().parts <= 1
 
     def _components(self) -> _Components:
@@ -217,22 +222,22 @@ class PairChooser:
             components.join(first, second)
         return components
 
-    def next_round(self) -> list[Place]:
-        """The pairs to compare next. Empty if the budget is spent."""
+    def next_round(self) -> list[IndexPair]:
+        """Return the next pairs to compare; empty if the budget is spent."""
         left = self._budget - len(self._asked)
         if left <= 0:
             return []
-        chosen = self._everything() if self._budget >= pairs_of(self.size) else self._best(left)
+        chosen = self._all_pairs() if self._budget >= pairs_of(self.size) else self._best(left)
         self._asked.update(chosen)
         return chosen
 
-    def _everything(self) -> list[Place]:
+    def _all_pairs(self) -> list[IndexPair]:
         return [(first, second) for first in range(self.size) for second in range(first + 1, self.size)]
 
-    def _best(self, left: int) -> list[Place]:
+    def _best(self, left: int) -> list[IndexPair]:
         components = self._components()
         width = min(left, max(1, self.size // (2 if components.parts > 1 else 4)))
-        chosen: list[Place] = []
+        chosen: list[IndexPair] = []
         taken: set[int] = set()
         candidates = self._by_information()
         for connecting in (True, False):
@@ -242,11 +247,11 @@ class PairChooser:
                     taken.update(pair)
         return chosen
 
-    def _by_information(self) -> list[Place]:
-        """The pairs that were not compared, the most informative first."""
+    def _by_information(self) -> list[IndexPair]:
+        """Return the pairs that were not chosen before, the most informative first."""
         fitted = self.fitted()
         found = []
-        for pair in self._everything():
+        for pair in self._all_pairs():
             if pair not in self._asked:
                 first, second = pair
                 probability = _better(fitted.strengths[first], fitted.strengths[second])
@@ -255,7 +260,7 @@ class PairChooser:
 
 
 class _Components:
-    """Which responses are connected. ``parts`` is the number of groups without a connection between them."""
+    """The groups of connected responses, as a union-find structure. ``parts`` is the number of groups."""
 
     def __init__(self, size: int) -> None:
         self.parts = size
@@ -267,7 +272,7 @@ class _Components:
         return index
 
     def join(self, first: int, second: int) -> bool:
-        """Connect two responses. Returns False if they were connected before."""
+        """Connect two responses. Returns False if they were connected already."""
         one, other = self._root(first), self._root(second)
         self._above[one] = other
         self.parts -= one != other
@@ -279,13 +284,13 @@ class Ranking:
     """The responses to one prompt, ranked.
 
     Attributes:
-        scores: of each response the probability that it is better than the average response of the group, from 0 to 1. Of a listwise
-            ranking the mean share of the others that stand below it. Identical responses have the same score.
-        errors: the standard error of each score. Of pairs it comes from the fit, of a listwise ranking from the difference between the
-            orders that the judge gave.
-        comparisons: indexes of two responses -> their comparison, for those that succeeded; empty for a listwise ranking.
-        failed: number of comparisons, or of listwise votes, that failed and were left out.
-        votes: the answers of a listwise ranking; empty for comparisons.
+        scores: for each response, the probability that it is better than the average response of the group, from 0 to 1. A listwise
+            ranking instead gives the mean share of the other responses that are ranked below it. Identical responses have the same score.
+        errors: the standard error of each score. The fit gives it for pairs. For a listwise ranking it is computed from the differences
+            between the orders that the judge gave.
+        comparisons: indexes of two responses -> their comparison, if it succeeded; empty for a listwise ranking.
+        failed: number of comparisons, or of votes of a listwise ranking, that failed and were left out.
+        votes: the votes of a listwise ranking; empty for comparisons of pairs.
         usage: tokens of all answers. None if no server reported usage.
         cached: True if no request was sent for this group.
 
@@ -299,7 +304,7 @@ class Ranking:
 
     scores: tuple[float, ...]
     errors: tuple[float, ...]
-    comparisons: Mapping[Place, Comparison] = field(default_factory=dict)
+    comparisons: Mapping[IndexPair, Comparison] = field(default_factory=dict)
     failed: int = 0
     votes: tuple[Vote, ...] = ()
     usage: Usage | None = None
@@ -307,19 +312,19 @@ class Ranking:
 
     @cached_property
     def order(self) -> tuple[int, ...]:
-        """The indexes of the responses, the best first. Those with the same score are in the order in which they were given."""
+        """The indexes of the responses, the best first. Responses with equal scores are in the order of the input."""
         return tuple(sorted(range(len(self.scores)), key=lambda index: -self.scores[index]))
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
-        """The rank of each response: 1 plus the number of better ones."""
+        """The rank of each response: 1 plus the number of better responses."""
         return tuple(1 + sum(other > score for other in self.scores) for score in self.scores)
 
     @cached_property
     def advantages(self) -> tuple[float, ...]:
         """The group advantage of each response: ``(score - mean) / deviation``; 0.0 for all if their scores are equal.
 
-        This is the advantage of GRPO (Shao et al. 2024, arXiv 2402.03300), with the standard deviation of the group itself.
+        This is the advantage of GRPO (Shao et al. 2024, arXiv 2402.03300), with the population standard deviation of the group.
         """
         if len(set(self.scores)) < 2:
             return (0.0,) * len(self.scores)
@@ -333,14 +338,14 @@ class Ranking:
 
 
 def scored(fitted: Fit, places: Sequence[int]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """The scores of responses and their standard errors.
+    """Return the scores of responses and their standard errors.
+
+    The average response has the mean strength of all responses. The standard error is the error of the difference between a strength and
+    this mean, transformed by the logistic function (delta method).
 
     Args:
         fitted: the fit to the different responses.
-        places: of each response, identical ones included, its place in the fit.
-
-    The average response has the mean strength of all responses. The error is that of the strength's distance from this mean, carried
-    through the logistic function (delta method).
+        places: for each response, its index among the different responses.
 
     Example:
         >>> scored(fit(2, {(0, 1): 1.0}), [0, 1])[0][0] > 0.5

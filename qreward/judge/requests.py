@@ -1,4 +1,4 @@
-"""Build the requests for an item: which models, which questions, which messages, how many samples. Sends nothing."""
+"""Build the requests for an item: one for each model, question, sample, and order of a pair. This module must not send anything."""
 
 from __future__ import annotations
 
@@ -20,13 +20,17 @@ from qreward.judge.writing import noted
 from qreward.results import Usage
 
 ANSWER_FORM = "answer_form"
-"""The template field that is replaced by what is asked and how to answer."""
+"""The placeholder of a template that is replaced by the question and the description of how to answer."""
 POINT_NAMES = ("prompt", "response", "reference")
 PAIR_NAMES = ("prompt", "first", "second", "reference")
 
 
 def fields_of(item: object, names: Sequence[str] = POINT_NAMES) -> Mapping[str, Any]:
-    """The fields of an item: a mapping, or a tuple of the values of ``names``; the last may be left out. Raises ``ConfigError``."""
+    """Return an item as a mapping of fields. A tuple holds the values of ``names``, the last of which may be left out.
+
+    Raises:
+        ConfigError: the item is neither a mapping nor such a tuple, or it lacks a field.
+    """
     if isinstance(item, Mapping):
         for name in names[:-1]:
             if name not in item:
@@ -39,24 +43,25 @@ def fields_of(item: object, names: Sequence[str] = POINT_NAMES) -> Mapping[str, 
 
 
 def extra_of(item: object, names: Sequence[str] = POINT_NAMES) -> Mapping[str, Any] | None:
-    """The fields of an item that are not judged, such as an ``id``; None if there are none."""
+    """Return the fields of an item that are not judged, such as an ``id``; None if there are none."""
     if not isinstance(item, Mapping):
         return None
     return {name: value for name, value in item.items() if name not in names} or None
 
 
 class ItemPrompt:
-    """The prompt of a judge for single responses, or for pairs: the messages of an item, without and with a question.
+    """The prompt of a judge for single responses or for pairs. It makes the messages for an item, and adds questions to them.
 
     Args:
-        prompt: the user's prompt; None is the built-in one.
-        config: the system message, and the response format.
+        prompt: the user's prompt; None for the built-in one.
+        config: the settings of the judge, which hold the system message and the response format.
         pairs: the prompt shows two responses.
-        apart: the built-in prompt shows the material alone, as several questions follow it, or questions that say everything.
+        apart: leave the question out of the built-in prompt, because each request adds its own question.
 
     Attributes:
         names: names of the fields of an item.
-        pairs: see above.
+        pairs: True if the prompt shows two responses.
+        has_place: True if the template contains ``{answer_form}``.
     """
 
     def __init__(self, prompt: object, config: JudgeConfig, *, pairs: bool, apart: bool) -> None:
@@ -73,24 +78,19 @@ class ItemPrompt:
         self._appends = not self.has_place and (apart or prompt is None or config.response_format != "none")
 
     def messages(self, fields: Mapping[str, Any], *, extra: bool, question: str = "") -> Messages:
-        """The messages for one item. ``question`` stands where the template names it. Raises ``ConfigError`` and ``BadRequest``."""
+        """Return the messages for one item. ``question`` replaces ``{answer_form}``. Raises ``ConfigError`` and ``BadRequest``."""
         validated: Messages = CHAT.validate(
             self._prompt.messages({**fields, ANSWER_FORM: question} if self.has_place else fields, extra=extra)
         )
         return validated
 
     def asking(self, messages: Messages, question: str) -> Messages:
-        """These messages with the question at the end, if the template names no place for it."""
+        """Return the messages with the question at the end. A template with ``{answer_form}`` contains the question already."""
         return noted(messages, question) if question and self._appends else messages
 
 
 class ModelQuestions(NamedTuple):
-    """What one model is asked about an item.
-
-    Attributes:
-        prompt: the prompt.
-        questions: the questions; each is one request.
-    """
+    """The prompt and the questions for one model. Each question is one request."""
 
     prompt: ItemPrompt
     questions: Sequence[JudgeModel]
@@ -100,17 +100,18 @@ class RequestBuilder:
     """Builds the requests of one judge, for single responses or for pairs.
 
     Args:
-        models: what each model is asked. All prompts are for single responses, or all for pairs.
+        models: the prompt and the questions for each model. Either all prompts are for single responses, or all are for pairs.
         samples: requests per question.
-        decide: aggregates the outcomes of all requests of an item. They are in the order of models, samples, questions, and the two orders
-            of a pair.
-        instead: builds the requests to models that turn out to give no probabilities. None if there are none.
+        decide: aggregates the outcomes of all requests of an item. The outcomes are sorted by model, then by sample, then by question, then
+            by the order of a pair.
+        fallback: builds the written requests that replace requests for decisions, for models that give no probabilities. None if no model
+            needs them.
         calibrate: maps the score of a single response to its calibrated score. None leaves scores as they are.
 
     Attributes:
         per_item: requests per item.
-        per_model: requests per item to each model.
-        decide: see above.
+        per_model: model -> requests per item.
+        decide: aggregates the outcomes of all requests of an item.
     """
 
     def __init__(
@@ -118,10 +119,10 @@ class RequestBuilder:
         models: Sequence[ModelQuestions],
         samples: int,
         decide: Decide,
-        instead: RequestBuilder | None = None,
+        fallback: RequestBuilder | None = None,
         calibrate: Callable[[float], float] | None = None,
     ) -> None:
-        self._models, self._samples, self.decide, self._instead, self._calibrate = models, samples, decide, instead, calibrate
+        self._models, self._samples, self.decide, self._fallback, self._calibrate = models, samples, decide, fallback, calibrate
         self._names, self._pairs = models[0].prompt.names, models[0].prompt.pairs
         each = samples * (2 if self._pairs else 1)
         self.per_model = {questions[0].model: len(questions) * each for _, questions in models}
@@ -129,7 +130,10 @@ class RequestBuilder:
         self._grouped = any(len(questions) > 1 for _, questions in models)
 
     def read(self, item: object) -> ReadItem:
-        """The requests for an item of a batch. An exception, which may come from the item's own code, becomes the item's result."""
+        """Build the requests for an item of a batch.
+
+        An exception, such as one of the user's prompt function, is returned in their place.
+        """
         extra = None
         try:
             extra = extra_of(item, self._names)
@@ -138,7 +142,16 @@ class RequestBuilder:
             return ReadItem(error, (), extra)
 
     def requests(self, fields: Mapping[str, Any], *, extra: bool = False) -> list[JudgeRequest]:
-        """The requests for an item. Raises ``ConfigError`` for a missing or, without ``extra``, an unused field; and ``BadRequest``."""
+        """Build the requests for an item.
+
+        Args:
+            fields: the fields of the item.
+            extra: allow fields that no template names.
+
+        Raises:
+            ConfigError: a field is missing, or not allowed.
+            BadRequest: a message is invalid.
+        """
         group = tuple(map(_digest, (fields.get("prompt"), fields))) if self._grouped else None
         found: list[JudgeRequest] = []
         orders: dict[ItemPrompt, list[ItemInOrder]] = {}
@@ -146,16 +159,16 @@ class RequestBuilder:
             if prompt not in orders:
                 orders[prompt] = self._orders(prompt, fields, extra)
             found += [
-                JudgeRequest(question, *order.asked(question, sample), sample, order.swapped, group)
+                JudgeRequest(question, *order.input_and_key(question, sample), sample, order.swapped, group)
                 for sample in range(self._samples)
                 for question in questions
                 for order in orders[prompt]
             ]
-        if self._instead is None:
+        if self._fallback is None:
             return found
         return [
-            one._replace(instead=other) if one.judge_model is not other.judge_model else one
-            for one, other in zip(found, self._instead.requests(fields, extra=extra), strict=True)
+            one._replace(fallback=other) if one.judge_model is not other.judge_model else one
+            for one, other in zip(found, self._fallback.requests(fields, extra=extra), strict=True)
         ]
 
     def _orders(self, prompt: ItemPrompt, fields: Mapping[str, Any], extra: bool) -> list[ItemInOrder]:
@@ -165,7 +178,7 @@ class RequestBuilder:
         return [first, ItemInOrder(prompt, {**fields, "first": fields["second"], "second": fields["first"]}, extra, swapped=True)]
 
     def result(self, decided: Aggregate, usage: Usage | None, *, cached: bool) -> Verdict | Comparison:
-        """The result of an item for the user."""
+        """Return the verdict or comparison of an item."""
         score, votes, confidence = decided
         if not self._pairs:
             calibrated = score if self._calibrate is None else self._calibrate(score)
@@ -175,7 +188,7 @@ class RequestBuilder:
 
 
 class ItemInOrder:
-    """An item as it is shown, of a pair in one of its orders. What several questions share is made once."""
+    """An item, or a pair in one of its two orders. Messages that several questions share are made once."""
 
     __slots__ = ("_base", "_extra", "_fields", "_made", "_prompt", "swapped")
 
@@ -184,15 +197,15 @@ class ItemInOrder:
         self._base = None if prompt.has_place else prompt.messages(fields, extra=extra)
         self._made: dict[str, tuple[Messages, bytes]] = {}
 
-    def asked(self, judge_model: JudgeModel, sample: int) -> tuple[Any, bytes]:
-        """Return the request for one sample of a model, and the key under which equal requests are shared."""
+    def input_and_key(self, judge_model: JudgeModel, sample: int) -> tuple[Any, bytes]:
+        """Return the input of a request for one sample of a model, and the key of the request. Equal requests have equal keys."""
         question = judge_model.question
         if question not in self._made:
             base = self._prompt.messages(self._fields, extra=self._extra, question=question) if self._base is None else self._base
             messages = self._prompt.asking(base, question)
             self._made[question] = messages, _digest(messages)
         messages, digest = self._made[question]
-        return judge_model.asked(messages), _key(judge_model.identity, sample, digest)
+        return judge_model.input_of(messages), _key(judge_model.identity, sample, digest)
 
 
 def _key(identity: bytes, sample: int, digest: bytes) -> bytes:
@@ -204,17 +217,17 @@ def _digest(value: object) -> bytes:
 
 
 def scored(config: JudgeConfig, width: float | None) -> Decide:
-    """Aggregates single scores in a range of this width."""
+    """Return the function that aggregates single scores. ``width`` is the highest reward minus the lowest."""
     return partial(aggregate_scores, how=config.settle, width=width)
 
 
 def compared(config: JudgeConfig) -> Decide:
-    """Aggregates comparisons."""
+    """Return the function that aggregates comparisons."""
     return partial(aggregate_comparisons, how=config.settle)
 
 
 def by_rubric(config: JudgeConfig, models: Sequence[ModelQuestions]) -> Decide:
-    """Aggregates the outcomes of the criteria of a rubric."""
+    """Return the function that aggregates the outcomes of the criteria of a rubric."""
     assert config.rubric is not None
     sizes = tuple(len(questions) for _, questions in models for _ in range(config.samples))
     return partial(aggregate_rubrics, how=config.settle, rubric=config.rubric, sizes=sizes, bounds=config.range or (0.0, 1.0))

@@ -1,4 +1,4 @@
-"""``RewardModelScorer``: a reward model behind the ``Scorer`` interface; and ``make_scorer``, which makes one or a judge from settings."""
+"""``RewardModelScorer``, a reward model with the ``Scorer`` interface, and ``make_scorer``, which makes a scorer from settings."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _OPTIONS = ("extra_headers", "extra_body", "hedge")
 
 
 class RewardModelScorer:
-    """Score responses with a reward model. Returns the scores of ``client.score`` as :class:`~qreward.judge.types.Verdict` objects.
+    """Score responses with a reward model. Its verdicts hold the scores of ``client.score``.
 
     A scorer can be created without a running event loop, used from several event loops and threads, and pickled.
 
     Args:
         client: the client that sends the requests.
         model: name of the reward model.
-        range: lowest and highest reward. A score outside is clipped to the nearest end. None returns scores unchanged.
+        range: lowest and highest reward. A score outside the range is replaced by the nearest end. None returns scores unchanged.
         owns_client: close the client when this scorer is closed.
         params: parameters of each request, as in :meth:`QRewardClient.score`.
 
@@ -69,8 +69,8 @@ class RewardModelScorer:
         self,
         prompt: Any,
         response: Any,
-        *,
         reference: Any = None,
+        *,
         timeout: float | None = DEFAULT,
         priority: Priority | int | str = Priority.NORMAL,
         tenant: str | None = None,
@@ -84,7 +84,7 @@ class RewardModelScorer:
             reference: sent as ``label`` to servers that accept one.
             timeout: seconds for the whole call.
             priority, tenant: as in :meth:`QRewardClient.score`.
-            fields: a reward model takes no other fields. One that is not None raises ``ConfigError``.
+            fields: a reward model has no other fields. A field that is not None raises ``ConfigError``.
         """
         others = [name for name, value in fields.items() if value is not None]
         if others:
@@ -96,9 +96,14 @@ class RewardModelScorer:
         return self._verdict(result.value, result.usage)
 
     async def batch_score(self, items: Iterable[Item] | AsyncIterable[Item], **options: Unpack[JudgeBatchOptions]) -> BatchResult[Verdict]:
-        """Score many responses. Several items are merged into one HTTP request where the server allows it.
+        """Score many responses. Several items share one HTTP request if the server accepts lists.
 
-        Options are those of :meth:`Judge.batch_score`, errors those of :meth:`QRewardClient.batch_score`.
+        Args:
+            items: as in :meth:`Judge.batch_score`.
+            options: as in :meth:`Judge.batch_score`.
+
+        Raises:
+            NoEndpoint, ConfigError, BatchInterrupted: as in :meth:`QRewardClient.batch_score`.
         """
         check_batch_options(options)
         on_result, keep = callback("on_result", options.get("on_result")), options.get("keep_results", True)
@@ -118,10 +123,10 @@ class RewardModelScorer:
         return {**options, "hedge": self._params.get("hedge", True)}
 
     def _spec(self, extras: dict[int, Mapping[str, Any]] | None) -> MergeSpec:
-        """The client's ``MergeSpec``, reading a scorer's items: an invalid item fails alone.
+        """Return the ``MergeSpec`` for the items of a scorer.
 
         Args:
-            extras: filled with the extra fields of the items, by index. None discards them.
+            extras: receives the extra fields of each item, by its index. None discards them.
         """
         params = {name: value for name, value in self._params.items() if name not in _OPTIONS}
         indexes = count()
@@ -135,7 +140,7 @@ class RewardModelScorer:
         return MergeSpec(SCORE, self._model, params, self._params.get("extra_headers"), self._params.get("extra_body"), read)
 
     async def aclose(self) -> None:
-        """Close the client if the scorer owns it."""
+        """Close the client, if the scorer owns it."""
         if self._owns_client:
             await self._client.aclose()
 
@@ -151,7 +156,7 @@ class RewardModelScorer:
 
     @property
     def verdict_settings(self) -> list[Any]:
-        """What the verdicts depend on; see :func:`~qreward.judge.scorers.described`."""
+        """The settings on which verdicts depend, as :func:`~qreward.judge.scorers.described` uses them."""
         return [self._model, self._range, self._params]
 
     def __repr__(self) -> str:
@@ -170,7 +175,7 @@ class RewardModelScorer:
 
 
 def _item(item: object) -> dict[str, Any]:
-    """The item in the form that the client accepts. Raises ``ConfigError``."""
+    """Return the item in the form that the client accepts. Raises ``ConfigError``."""
     fields = fields_of(item)
     given, names = {name for name, value in fields.items() if value is not None}, {*POINT_NAMES}
     check_extra(given - names, names - given)
@@ -184,7 +189,7 @@ def make_scorer(client: QRewardClient, scorer: JudgeConfig | CascadeConfig | str
     Args:
         client: the client that sends the requests.
         scorer: the settings of a judge or a cascade, or the name of a reward model.
-        owns_client: closing the scorer also closes the client.
+        owns_client: close the client when the scorer is closed.
 
     Raises:
         ConfigError: a setting is invalid, or ``scorer`` is None.

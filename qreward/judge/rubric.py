@@ -1,6 +1,6 @@
-"""Rubrics: what a response is judged by, and how the answers to that become one score. Pure values.
+"""Rubrics: the criteria by which a response is judged, and the score that their answers give together. Pure values.
 
-This module knows no model and no request.
+This module must not know models or requests.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from qreward.decisions import AnswerTable, Choice, DecisionAnswer, Option, Question, Score, YesNo
 from qreward.errors import ConfigError, Fault
-from qreward.judge.types import CriterionResult
+from qreward.judge.types import CriterionResult, CriterionResults
 from qreward.settings.base import Number, Policy, repeated, with_faults
 from qreward.settings.files import read_settings
 from qreward.spelling import did_you_mean
 
 KINDS: Mapping[str, type[Question]] = {"yes_no": YesNo, "score": Score, "choice": Choice}
-"""The kinds of criteria, by their names in settings."""
+"""Name in settings -> kind of criterion."""
 MOST_CHOICES = 20
-"""The most choices of a criterion: a chat model reports the log probabilities of 20 tokens, and a rubric should work with every model."""
+"""The most choices of a criterion. A chat model reports the log probabilities of 20 tokens, and a rubric should work with every model."""
 
-_Weighed = BeforeValidator(Number(least=-1e6, most=1e6))  # so that no sum of weights overflows
-_Worth = Annotated[float, BeforeValidator(Number(least=0, most=1))]
+_Weight = BeforeValidator(Number(least=-1e6, most=1e6))  # so that no sum of weights overflows
+_Value = Annotated[float, BeforeValidator(Number(least=0, most=1))]
 
 
 class Criterion(Policy):
@@ -36,13 +36,13 @@ class Criterion(Policy):
 
     Args:
         name: name of the criterion in verdicts and errors.
-        instructions: a statement about the response that is true or not, or what to rate or to choose by.
-        weight: weight in the score of the rubric. A negative weight subtracts: use it for a statement that should not be true. With a
-            ``gate`` it may be 0.
-        kind: ``YesNo``, ``Score`` or ``Choice``, or its name ``yes_no``, ``score`` or ``choice``. By default ``Score`` if there are levels,
-            ``Choice`` if there are choices, else ``YesNo``.
-        levels: of a ``Score``, the labels of the levels from the worst to the best, or a mapping from labels to descriptions. 2 to 10.
-        choices: of a ``Choice``, each choice with what it is worth, from 0 to 1. 2 to ``MOST_CHOICES``.
+        instructions: a statement about the response, which is true or false; for levels and choices, a question.
+        weight: weight in the score of the rubric. Use a negative weight, which lowers the score, for a statement that should not be true.
+            A criterion with a ``gate`` may have the weight 0.
+        kind: ``YesNo``, ``Score`` or ``Choice``, or its name ``yes_no``, ``score`` or ``choice``. The default is ``Score`` if there are
+            levels, ``Choice`` if there are choices, and otherwise ``YesNo``.
+        levels: the labels of 2 to 10 levels of a ``Score``, the worst first, or a mapping from labels to descriptions.
+        choices: 2 to ``MOST_CHOICES`` choices of a ``Choice``, each with its value from 0 to 1.
         gate: the score of the whole rubric is 0 if the value of this criterion is below the gate. None for no gate.
 
     Raises:
@@ -56,10 +56,10 @@ class Criterion(Policy):
 
     name: str = Field(min_length=1)
     instructions: str = Field(min_length=1)
-    weight: Annotated[float, _Weighed] = 1.0
+    weight: Annotated[float, _Weight] = 1.0
     kind: type[Question] = YesNo
     levels: tuple[str, ...] | dict[str, str] | None = None
-    choices: dict[str, _Worth] | None = None
+    choices: dict[str, _Value] | None = None
     gate: Annotated[float, BeforeValidator(Number(above=0, most=1))] | None = None
 
     def __init__(self, name: str | None = None, instructions: str | None = None, /, **data: Any) -> None:
@@ -121,25 +121,25 @@ class Criterion(Policy):
         return YesNo(self.instructions) if self.choices is None else Choice(self.instructions, tuple(self.choices))
 
     @cached_property
-    def worths(self) -> tuple[float, ...]:
-        """What each option of the question is worth, from 0 to 1: yes 1 and no 0; levels rise in equal steps; choices as given."""
+    def option_values(self) -> tuple[float, ...]:
+        """The value of each option of the question, from 0 to 1. Yes has 1 and no has 0. The values of levels rise in equal steps."""
         if self.choices is not None:
             return tuple(self.choices.values())
         steps = len(self.question.options) - 1
         return (1.0, 0.0) if self.levels is None else tuple(level / steps for level in range(steps + 1))
 
     def value(self, distribution: Mapping[Option, float]) -> float:
-        """The expected worth, from 0 to 1.
+        """Return the expected value, from 0 to 1.
 
         Args:
-            distribution: the probability of each option of the question, in their order.
+            distribution: the probability of each option of the question, in the order of the options.
         """
-        return _expected(tuple(distribution.values()), self.worths)
+        return _expected(tuple(distribution.values()), self.option_values)
 
     def result(self, answer: DecisionAnswer) -> CriterionResult:
-        """The outcome of the criterion by a decision. Raises the error of an answer that has one."""
+        """Return the outcome of the criterion in a decision. Raises the error of a failed answer."""
         distribution = answer.probabilities
-        return CriterionResult(self.value(distribution), self.weight, answer.confidence, distribution)
+        return CriterionResult(self.value(distribution), self.weight, answer.confidence, distribution, gate=self.gate)
 
 
 class CriterionGroup:
@@ -151,24 +151,25 @@ class CriterionGroup:
 
     def __init__(self, criteria: Sequence[Criterion]) -> None:
         self.criteria = criteria
-        ends = list(accumulate(len(each.worths) for each in criteria))
+        ends = list(accumulate(len(each.option_values) for each in criteria))
         self._spans = [
-            (end - len(each.worths), end, None if each.kind is YesNo else each.worths) for each, end in zip(criteria, ends, strict=True)
+            (end - len(each.option_values), end, None if each.kind is YesNo else each.option_values)
+            for each, end in zip(criteria, ends, strict=True)
         ]
 
     def values(self, probabilities: Sequence[float]) -> list[float]:
-        """The value of each criterion, from the probabilities of all options of all of them."""
+        """Return the value of each criterion. ``probabilities`` are those of all options of all criteria, in their order."""
         return [
-            probabilities[begin] if worths is None else _expected(probabilities[begin:end], worths) for begin, end, worths in self._spans
+            probabilities[begin] if values is None else _expected(probabilities[begin:end], values) for begin, end, values in self._spans
         ]
 
 
 class DecidedCriteria(Mapping[str, CriterionResult]):
-    """The outcomes of criteria by the answers of one request, by name. They are made when one is read.
+    """Criterion -> outcome, from the answers of one request. The outcomes are made when the first one is read.
 
     Args:
         group: the criteria.
-        table: their answers, none of which has an error.
+        table: the answers to the criteria. None of them has an error.
     """
 
     def __init__(self, group: CriterionGroup, table: AnswerTable) -> None:
@@ -179,9 +180,9 @@ class DecidedCriteria(Mapping[str, CriterionResult]):
         return self._group.values(self.table.probabilities)
 
     @cached_property
-    def _results(self) -> dict[str, CriterionResult]:
+    def _results(self) -> CriterionResults:
         pairs = zip(self._group.criteria, self.table.answers(), strict=True)
-        return {each.name: each.result(answer) for each, answer in pairs}
+        return CriterionResults((each.name, each.result(answer)) for each, answer in pairs)
 
     def __getitem__(self, name: str) -> CriterionResult:
         return self._results[name]
@@ -196,11 +197,11 @@ class DecidedCriteria(Mapping[str, CriterionResult]):
         return repr(self._results)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return dict, (self._results,)  # without the criteria, which every verdict of a batch would carry along
+        return CriterionResults, (dict(self._results),)  # without the criteria, of which each verdict of a batch would hold a copy
 
 
-def _expected(probabilities: Sequence[float], worths: Sequence[float]) -> float:
-    expected: float = sum(map(mul, probabilities, worths))
+def _expected(probabilities: Sequence[float], values: Sequence[float]) -> float:
+    expected: float = sum(map(mul, probabilities, values))
     return expected if 0.0 <= expected <= 1.0 else min(1.0, max(0.0, expected))  # rounding may exceed the ends
 
 
@@ -209,12 +210,11 @@ class Rubric:
     """The criteria by which a response is judged.
 
     The score is the sum of weight times value over all criteria, divided by the sum of the positive weights, and clipped to 0..1. The value
-    of a criterion is its probability of yes, its expected level from 0 to 1, or the expected worth of its choices. The formula is that of
-    HealthBench (https://arxiv.org/abs/2505.08775), where values are 0 or 1. If the value of a criterion is below its ``gate``, the score
-    is 0.
+    of a criterion is the probability of yes, the expected level from 0 to 1, or the expected value of its choices. HealthBench has the same
+    formula for values of 0 and 1 (https://arxiv.org/abs/2505.08775). If the value of a criterion is below its ``gate``, the score is 0.
 
     Args:
-        criteria: at least one with a positive weight. Names must differ.
+        criteria: the criteria. At least one of them must have a positive weight, and their names must differ.
 
     Raises:
         ConfigError: an argument is invalid.
@@ -233,7 +233,7 @@ class Rubric:
         if name := repeated(each.name for each in criteria):
             raise ConfigError(f"Rubric: the name {name!r} is there twice; criteria need names that differ")
         if not any(each.weight > 0 for each in criteria):
-            raise ConfigError("Rubric: no criterion has a positive weight, so that every score would be 0; give one of them a weight")
+            raise ConfigError("Rubric: no criterion has a positive weight, so every score would be 0; give at least one a positive weight")
         object.__setattr__(self, "criteria", tuple(criteria))
 
     @cached_property
@@ -242,7 +242,7 @@ class Rubric:
         return tuple(each.question for each in self.criteria)
 
     def settings(self) -> list[dict[str, Any]]:
-        """The criteria as settings: plain values, of which :meth:`load` makes an equal rubric."""
+        """Return the criteria as plain values. :meth:`load` makes an equal rubric from them."""
         names = {kind: name for name, kind in KINDS.items()}
         return [{**each.model_dump(exclude_defaults=True), "kind": names[each.kind]} for each in self.criteria]
 
@@ -263,13 +263,13 @@ class Rubric:
         return weights, sum(weights)
 
     def in_words(self) -> str:
-        """Return the text of a question that asks for one answer by all criteria. It names their weights."""
+        """Return a text that lists the criteria with their weights, for a question about all criteria together."""
         return "\n".join(
             ["Judge by these criteria, each with its weight:", *(f"- {each.instructions} ({each.weight:g})" for each in self.criteria)]
         )
 
     def score(self, values: Sequence[float]) -> float:
-        """Return the score, from 0 to 1. ``values`` are those of all criteria, in their order."""
+        """Return the score, from 0 to 1. ``values`` has the value of each criterion."""
         for place, gate in self._gates:
             if values[place] < gate:
                 return 0.0
@@ -278,10 +278,10 @@ class Rubric:
         return min(1.0, max(0.0, total / best))
 
     def confidence(self, values: Sequence[float], confidences: Sequence[float]) -> float:
-        """Return the confidence in the score. The arguments are those of all criteria, in their order.
+        """Return the confidence in the score, from the value and the confidence of each criterion.
 
-        It is the mean of the confidences, weighted by the absolute weights, and at most the confidence of each criterion with a gate. If a
-        gate makes the score 0, it is the confidence of that criterion, of several the highest.
+        If gates make the score 0, the confidence in the score is the highest confidence of their criteria. Otherwise it is the mean of all
+        confidences, weighted by the absolute weights, but at most the lowest confidence of a criterion with a gate.
         """
         if shut := [confidences[place] for place, gate in self._gates if values[place] < gate]:
             return max(shut)
@@ -294,8 +294,9 @@ class Rubric:
         """Make a rubric from settings.
 
         Args:
-            source: a list of mappings with the arguments of :class:`Criterion`; a mapping from names to such mappings, or to instructions;
-                or the path of a YAML, JSON or TOML file with one of these under ``rubric``. A rubric is returned unchanged.
+            source: a list of mappings with the arguments of :class:`Criterion`; or a mapping from the name of each criterion to its other
+                arguments or its instructions; or the path of a YAML, JSON or TOML file with one of these under the key ``rubric``. A
+                ``Rubric`` is returned unchanged.
 
         Raises:
             ConfigError: the settings are invalid or cannot be read. The message names the file and the setting.
@@ -314,7 +315,7 @@ class Rubric:
 
 
 def rubric_or_faults(source: object) -> Rubric | list[Fault]:
-    """The rubric in settings other than a file, or what is wrong with them: each fault with its path and without it in the text."""
+    """Return the rubric in settings that are not a file, or the faults of the settings. A fault is a path and a text."""
     if isinstance(source, Rubric):
         return source
     entries: list[tuple[tuple[str | int, ...], object]]

@@ -1,6 +1,7 @@
 """Judge one item (``SingleCall``) or a batch of items (``BatchRunner``) for one caller.
 
-Unlike in a plain ``BatchWaiter``, an item of ``BatchRunner`` may need several requests, to several models, and some of them more than once.
+An item of a plain ``BatchWaiter`` is one request. An item of ``BatchRunner`` may need several requests to several models, and a request
+may be sent more than once.
 """
 
 from __future__ import annotations
@@ -8,10 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextvars import copy_context
+from dataclasses import replace
 from math import inf
 from typing import Any
 
-from qreward.engine.batch import BatchWaiter
+from qreward.engine.batch import BatchProgress, BatchWaiter
 from qreward.engine.driver import LoopDriver
 from qreward.engine.snapshots import ItemTallies, result_of
 from qreward.errors import BadRequest, QRewardError
@@ -20,12 +22,13 @@ from qreward.judge.requests import RequestBuilder
 from qreward.judge.sampling import JudgeRequest, ReadItem
 from qreward.judge.singleflight import Caller, JudgeItem, SampleTask, SharedRequest, SingleFlight
 from qreward.judge.types import Comparison, Verdict, Vote
-from qreward.results import Result
+from qreward.results import BatchInterrupted, BatchResult, BatchStats, Result
 from qreward.scheduler.outcome import Answer, Outcome
 from qreward.scheduler.state import Attempt, BatchFeed, Pool, RequestOptions, Source, Task
 
 MOST_AHEAD = 8192
-"""The most requests in the longest queue of several models. Reading ahead for a slow model keeps the faster ones busy."""
+"""The most requests in the longest queue, if there are several models. While the queue of a slow model grows, the faster models get
+work."""
 
 
 class SingleCall(Caller):
@@ -45,9 +48,9 @@ class SingleCall(Caller):
         self._builder, self._born = builder, born
 
     async def run(self, requests: Sequence[JudgeRequest], known: Sequence[Vote | None]) -> Any:
-        """Send the requests of an item that have no vote in the cache. Returns its verdict or comparison, or raises its error.
+        """Send the requests of an item that have no cached vote, and return the verdict or comparison. Raises the error of the item.
 
-        If the caller is cancelled, the requests that no other item waits for are cancelled too.
+        If the caller is cancelled, the requests for which no other item waits are cancelled too.
         """
         until = inf if self.options.timeout is None else self._born + self.options.timeout
         item = JudgeItem(self, requests, born=self._born, until=until)
@@ -71,7 +74,7 @@ class SingleCall(Caller):
 
 
 class JudgeAnswer:
-    """A verdict, comparison or ranking in the form in which ``Result`` takes an answer."""
+    """A verdict, comparison or ranking as the answer of a ``Result``."""
 
     __slots__ = ("estimated", "usage", "value")
 
@@ -87,15 +90,61 @@ class JudgeAnswer:
         return votes[0].text if votes else ""
 
 
+class ResultCollector:
+    """Collects the results of a batch of a cascade or of rankings, whose requests are sent by other batches.
+
+    Args:
+        on_result: receives each result; None for none.
+        progress: shows the results; None for none.
+        keep: keep the results for :meth:`batch`.
+    """
+
+    def __init__(self, on_result: Callable[[Result[Any]], object] | None, progress: BatchProgress | None, *, keep: bool) -> None:
+        self._on_result, self._progress, self._keep = on_result, progress, keep
+        self._results: dict[int, Result[Any]] = {}
+        self._ok = self._failed = 0
+
+    def add(self, result: Result[Any]) -> None:
+        """Count a result, keep it, and pass it on. Raises what ``on_result`` and ``progress`` raise."""
+        self._ok += result.ok
+        self._failed += not result.ok
+        if self._keep:
+            self._results[result.index] = result
+        if self._progress is not None:
+            self._progress.add(result)
+        if self._on_result is not None:
+            self._on_result(result)
+
+    def refresh(self) -> None:
+        """Show the progress again."""
+        if self._progress is not None:
+            self._progress.refresh()
+
+    def close(self) -> None:
+        """End the progress."""
+        if self._progress is not None:
+            self._progress.close()
+
+    def batch(self, stats: BatchStats) -> BatchResult[Any]:
+        """The kept results in the order of the input, with these statistics and the counts of the results."""
+        counted = replace(stats, items=self._ok + self._failed, ok=self._ok, failed=self._failed)
+        return BatchResult([self._results[index] for index in sorted(self._results)], counted)
+
+    def interrupted(self, error: BaseException, read: str, stats: BatchStats) -> BatchInterrupted:
+        """The error of a batch that ``error`` stopped. ``read`` says how many items were read, such as ``8 groups``."""
+        what = f"{type(error).__name__}: {error}"
+        return BatchInterrupted(f"the batch stopped after {read} ({what}); .results holds what is done", self.batch(stats))
+
+
 class BatchRunner(Caller, BatchWaiter):
     """Judges a batch of items. See :class:`BatchWaiter` for the other arguments.
 
     Args:
         driver, flights, options, pools: see :class:`Caller`.
-        items: the items, or ``ReadItem`` objects whose votes were looked up.
+        items: the items; or ``ReadItem`` objects, if the cache was asked for votes.
         builder: makes the requests of an item.
-        size: number of items, if known.
-        waited: seconds of the deadline that have passed.
+        size: number of items; None if it is not known.
+        waited: seconds of the deadline that have passed already.
     """
 
     has_feed = True
@@ -113,9 +162,9 @@ class BatchRunner(Caller, BatchWaiter):
         waited: float = 0.0,
         **kwargs: Any,
     ) -> None:
-        BatchWaiter.__init__(self, driver, next(iter(pools.values())), items, builder.read, terms=options, **kwargs)
+        BatchWaiter.__init__(self, driver, next(iter(pools.values())), items, builder.read, request_options=options, **kwargs)
         self.flights, self.options, self.pools, self.decide = flights, options, pools, builder.decide
-        self.carry = self._send_timed if builder.per_item > 1 else None
+        self.execute = self._send_timed if builder.per_item > 1 else None
         self._tallies: ItemTallies = ItemTallies()
         self._size, self._builder, self._waited = size, builder, waited
         self._open: dict[JudgeItem, None] = {}
@@ -124,14 +173,14 @@ class BatchRunner(Caller, BatchWaiter):
     # reading
 
     def _read_now(self, feed: BatchFeed) -> bool:
-        if self._feed.ended or self._room(feed) > 0:  # else another model's queue is full, and only the buffer is left
+        if self._feed.ended or self._room(feed) > 0:  # otherwise the queue of another model is full, and nothing is read
             if not super()._read_now(self._feed) and self._feed.buffer:
                 return False
             self._refill(but=feed)
             return bool(feed.buffer) or feed.failing is not None
         return bool(feed.buffer)
 
-    def _room(self, feed: BatchFeed) -> int:  # noqa: ARG002 - the shortest buffer of all decides
+    def _room(self, feed: BatchFeed) -> int:  # noqa: ARG002 - the shortest buffer of all models counts
         feeds = self._feeds()
         waiting = [len(each.buffer) for each in feeds]
         return max(each.read_ahead for each in feeds) - min(waiting) if max(waiting) < MOST_AHEAD else 0
@@ -151,7 +200,7 @@ class BatchRunner(Caller, BatchWaiter):
         return feed
 
     def _requests_left(self, pool: Pool) -> int | None:
-        """An upper bound: items may share requests."""
+        """Return the most requests that are left for a pool; None if unknown. There may be fewer, as items may share requests."""
         if self._size is None:
             return None
         return self._size * sum(each for model, each in self._builder.per_model.items() if self.pools[model] is pool)
@@ -179,7 +228,7 @@ class BatchRunner(Caller, BatchWaiter):
     # requests
 
     def enqueue(self, request: SharedRequest, *, again: bool) -> None:
-        """Append a request to its model's feed, or put it first if it was sent before."""
+        """Append a request to the feed of its model. A request that was sent before is put first."""
         feed, timeout = self._feed_of(request.pool), self.options.timeout
         if feed.failing is not None and feed.buffer:
             self.finish(request.new_task(self, timeout), feed.failing(), None, 0.0)
@@ -189,7 +238,7 @@ class BatchRunner(Caller, BatchWaiter):
             return
         if (until := request.latest()) < inf:
             timeout = until - self.driver.engine.clock()
-        for item, _ in request.waiters:  # the request may still be in the queue when their time is over
+        for item, _ in request.waiters:  # their deadline may pass while the request is still in the queue
             item.start_timer()
         if feed.left is not None:
             feed.left += 1
@@ -200,7 +249,7 @@ class BatchRunner(Caller, BatchWaiter):
         self._tallies.add_cancelled((task.attempt, task.copy))
 
     async def _send_timed(self, attempt: Attempt) -> Outcome:
-        """Send an attempt. The timeout of an item with several requests starts with the first of them."""
+        """Send an attempt. The timeout of an item starts with its first request."""
         task = attempt.task
         if isinstance(task, SampleTask) and self.options.timeout is not None:
             for item in self._own_items(task):
@@ -275,14 +324,14 @@ class BatchRunner(Caller, BatchWaiter):
     def _stop(self, make_error: Callable[[], QRewardError]) -> None:
         for feed in self._feeds():
             self.driver.close_feed(feed)
-        self._ending = True  # the last open item is not the end: those that were not read follow
+        self._ending = True  # after the last open item, the items that were not read get an error too
         for item in list(self._open):
             item.end(make_error())
         super()._stop(make_error)
 
 
 def as_ours(error: Exception, item: str, done: str) -> QRewardError:
-    """The error of an item that cannot be read, with its name, such as ``item 3``. ``done`` says what it cannot be."""
+    """Return the error of an invalid item. The message begins with ``item``, such as ``item 3``. ``done`` is ``judged`` or ``ranked``."""
     if isinstance(error, QRewardError):
         error.args = (f"{item}: {error}", *error.args[1:])
         return error

@@ -1,4 +1,7 @@
-"""One request of a judge until its vote or error: how an answer is evaluated, and when the request is sent again. Pure."""
+"""One request of a judge until its vote or error: how an answer is evaluated, and when the request is sent again.
+
+This module must not send requests or know the event loop.
+"""
 
 from __future__ import annotations
 
@@ -24,29 +27,29 @@ class JudgeRequest(NamedTuple):
 
     Attributes:
         judge_model: the question to a judge model.
-        asked: what is sent: the messages, or the input and the questions of a decision.
-        key: digest of the request without its headers, and of the verdict's form. Requests with equal keys can share an answer.
+        inputs: the input: the messages, or the input and the questions of a decision.
+        key: digest of the request without its headers, and of the form of the verdict. Requests with equal keys can share an answer.
         sample: number of the sample, from 0.
-        swapped: the responses of a pair are shown in reverse order, so the model's score is that of the second.
+        swapped: the responses of a pair are shown in reverse order, so the model's score is the score of the second response.
         group: named group of requests with a common prefix, for prefix affinity; None for none.
-        instead: the request that replaces this one if the model turns out to give no probabilities; None for none.
+        fallback: the written request that replaces a request for decisions if the model gives no probabilities; None for none.
     """
 
     judge_model: JudgeModel
-    asked: Any
+    inputs: Any
     key: bytes
     sample: int
     swapped: bool
     group: object = None
-    instead: JudgeRequest | None = None
+    fallback: JudgeRequest | None = None
 
 
 class ReadItem(NamedTuple):
     """An item of a batch whose requests have been built.
 
     Attributes:
-        requests: the requests, or the exception that building them raised.
-        votes: the cached votes, in the order of ``requests``; None where there is none. Empty if nothing was looked up.
+        requests: the requests, or the exception that was raised while they were built.
+        votes: the cached vote of each request, or None, in the order of ``requests``. Empty if the cache was not asked.
         extra: the item's fields that are not judged; None if there are none.
     """
 
@@ -56,10 +59,10 @@ class ReadItem(NamedTuple):
 
 
 class SampleRequest:
-    """A request until there is a vote or a final error. It may be sent several times.
+    """The state of a request until its vote or final error. The request may be sent several times.
 
     Attributes:
-        request: the request, or the one that has replaced it.
+        request: the request, or the fallback that has replaced it.
         usage: tokens of all answers; None if no server reported usage.
         trail: the failed attempts, oldest first.
         endpoint: name of the endpoint that answered or failed last.
@@ -68,11 +71,11 @@ class SampleRequest:
     """
 
     __slots__ = (
-        "_answers", "_asked", "_cut", "_form", "_parts", "_reasks", "_rest", "endpoint", "error", "reply", "request", "trail", "usage",
+        "_answers", "_cut", "_form", "_inputs", "_parts", "_reasks", "_rest", "endpoint", "error", "reply", "request", "trail", "usage",
     )  # fmt: skip
 
     def __init__(self, request: JudgeRequest) -> None:
-        self.request, self._asked = request, request.asked
+        self.request, self._inputs = request, request.inputs
         self._reasks = request.judge_model.reasks
         self._form = request.judge_model.format
         self._answers = 0
@@ -86,28 +89,28 @@ class SampleRequest:
         self.endpoint: str | None = None
 
     def call(self) -> WireRequest:
-        """The next request, in the form that is used now."""
-        if not self.request.judge_model.format and self.request.instead is not None:
-            self.request = self.request.instead
-            self._asked, self._reasks = self.request.asked, self.request.judge_model.reasks
+        """Return the next request to send, in the form that the model uses now."""
+        if not self.request.judge_model.format and self.request.fallback is not None:
+            self.request = self.request.fallback
+            self._inputs, self._reasks = self.request.inputs, self.request.judge_model.reasks
         self._form = self.request.judge_model.format
-        call = self.request.judge_model.prepare(self.request.sample)(self._asked)
+        call = self.request.judge_model.prepare(self.request.sample)(self._inputs)
         call.group = self.request.group
         return call
 
     def is_stale(self) -> bool:
-        """True if the form of requests to this model has changed since the request was created."""
+        """Return True if the form of requests to this model has changed since :meth:`call`."""
         return self._form != self.request.judge_model.format
 
     def evaluate(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> Vote | QRewardError | None:
-        """The vote or final error that an answer or error comes to; None if the request is to be sent again."""
+        """Return the vote or final error that follows from an answer or error; None if the request must be sent again."""
         request = self.request
         if task.trail:
             self.trail += tuple(task.trail)
             self.endpoint = self.trail[-1].endpoint
         if not isinstance(outcome, Answer):
             self.error = with_trail(outcome, self.trail)
-            return None if self._falls_back(outcome) or self._divides(outcome) else self._about(self.error)
+            return None if self._falls_back(outcome) or self._divides(outcome) else self._with_criterion(self.error)
         assert source is not None
         self.endpoint = source.name
         self._answers += 1
@@ -115,12 +118,12 @@ class SampleRequest:
         reply = self.reply = request.judge_model.parse(outcome.value)
         if self._rest:
             self._parts.append(reply)
-            self._asked = self._rest.pop(0)
+            self._inputs = self._rest.pop(0)
             return None
         if self._parts:
             reply = self.reply = request.judge_model.joined([*self._parts, reply])
-        if request.instead is not None and not request.judge_model.format:
-            return None  # meanwhile the model is asked to write, and the answers to one item should not be of two kinds
+        if request.fallback is not None and not request.judge_model.format:
+            return None  # the model writes by now, and the answers to one item must be of one kind
         try:
             return request.judge_model.vote(reply, swapped=request.swapped)
         except Unreadable as unreadable:
@@ -132,21 +135,21 @@ class SampleRequest:
             return error
 
     def _falls_back(self, error: QRewardError) -> bool:
-        """Whether the request is to be sent again in another form."""
+        """Return whether the request must be sent again in another form."""
         return self.request.judge_model.fall_back(self._form, error) and (
-            bool(self.request.judge_model.format) or self.request.instead is not None
+            bool(self.request.judge_model.format) or self.request.fallback is not None
         )
 
     def _divides(self, error: QRewardError) -> bool:
-        """Whether the request is to be sent in parts instead."""
-        parts = self.request.judge_model.divided(self._asked, error)
+        """Return whether the request must be sent again in parts."""
+        parts = self.request.judge_model.divided(self._inputs, error)
         if not parts:
             return False
-        self._asked, self._rest = parts[0], [*parts[1:], *self._rest]
+        self._inputs, self._rest = parts[0], [*parts[1:], *self._rest]
         return True
 
     def _unread(self, reply: Reply, reason: str, usage: Usage | None, seconds: float) -> QRewardError | None:
-        """The error of an answer that cannot be read; None if the request is to be sent again."""
+        """Return the error of an answer that cannot be read; None if the request must be sent again."""
         tokens = "" if usage is None or usage.total_tokens is None else f" ({usage.total_tokens} tokens)"
         self.trail += (AttemptRecord(self.endpoint or "", "unreadable", seconds, 200, reason + tokens),)
         hopeless = reply.ending == LENGTH and self._cut
@@ -159,17 +162,17 @@ class SampleRequest:
         if self._reasks <= 0 or hopeless:
             return self.error
         self._reasks -= 1
-        self._asked = judge_model.repeated(self._asked, reply, reason)
+        self._inputs = judge_model.repeated(self._inputs, reply, reason)
         return None
 
     def _invalid(self, message: str) -> InvalidResponse:
         error = InvalidResponse(message, endpoint=self.endpoint, model=self.request.judge_model.model)
         error.attempts = self.trail
-        self._about(error)
+        self._with_criterion(error)
         return error
 
-    def _about(self, error: QRewardError) -> QRewardError:
-        """The error, which begins with the name of the criterion if the request is about one of several."""
-        if name := self.request.judge_model.about(self._asked):
+    def _with_criterion(self, error: QRewardError) -> QRewardError:
+        """Return the error. Its message begins with the criterion, if the request asked about one of several criteria."""
+        if name := self.request.judge_model.criterion_of(self._inputs):
             error.args = (f"criterion {name!r}: {error}", *error.args[1:])
         return error

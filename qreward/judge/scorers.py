@@ -1,4 +1,4 @@
-"""What is the same for every scorer that is passed as an argument: its asynchronous form, and a description for journals.
+"""Functions for a scorer that was passed as an argument: its asynchronous form, and its description in a journal.
 
 This module must not know how a scorer works.
 """
@@ -18,7 +18,16 @@ AnyScorer = Scorer | BlockingTwin[Any]
 
 
 def unblocked(given: Any, what: str, needed: Sequence[str] = ("score", "batch_score", "aclose")) -> Scorer:
-    """The asynchronous form of a scorer. Raises ``ConfigError``, which calls it ``what``, for an object without a method that is needed."""
+    """Return the asynchronous form of a scorer.
+
+    Args:
+        given: a scorer, or its blocking twin.
+        what: name of the argument in the error message.
+        needed: the methods that the scorer must have.
+
+    Raises:
+        ConfigError: a method is missing.
+    """
     scorer = given._async if isinstance(given, BlockingTwin) else given
     missing = [name for name in needed if not callable(getattr(scorer, name, None))]
     if missing:
@@ -27,9 +36,9 @@ def unblocked(given: Any, what: str, needed: Sequence[str] = ("score", "batch_sc
 
 
 def described(scorer: object) -> str:
-    """A description that differs if verdicts may differ: the ``repr`` and a digest of ``verdict_settings``, if the scorer has them.
+    """Return a text that differs between scorers whose verdicts may differ: the ``repr``, and a digest of ``verdict_settings`` if present.
 
-    A scorer of the user's own without a ``repr`` is described by its class, as the address in the default ``repr`` changes in each run.
+    A user's scorer without a ``repr`` of its own is described by its class, because the default ``repr`` differs in each run.
     """
     settings = getattr(scorer, "verdict_settings", None)
     if settings is not None:

@@ -1,8 +1,8 @@
 """Share identical requests: each is in flight once, for all items that wait for it.
 
-Everything here happens in one event loop. ``SingleFlight`` maps keys to the requests in flight. An item joins a ``SharedRequest`` for each
-request that it needs, and leaves it; the request is cancelled when the last item leaves. A batch sends its requests through its feed. Other
-requests, and those that a batch gives up while other items wait, are submitted by themselves.
+Everything here happens in one event loop. ``SingleFlight`` maps keys to the requests in flight. An item waits for one ``SharedRequest`` for
+each request that it needs. When the last item stops waiting, the request is cancelled. A batch sends its requests through its feed. Other
+requests are submitted to the driver one by one. So are the requests that a batch no longer needs, but for which other items wait.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class SingleFlight:
-    """The requests that one judge has in flight in one event loop. ``keep`` receives each answer of a model, parsed or not."""
+    """The requests that one judge has in flight in one event loop. ``keep`` receives each answer, also one that could not be parsed."""
 
     def __init__(self, keep: Callable[[CacheEntry], object] | None) -> None:
         self.keep = keep
@@ -40,12 +40,12 @@ class Caller:
     """One call or batch whose items are judged: the base of ``SingleCall`` and ``BatchRunner``.
 
     Attributes:
-        has_feed: requests are sent through :meth:`enqueue`, and not by themselves.
+        has_feed: requests are sent through :meth:`enqueue`, and not submitted to the driver.
         driver: driver of the event loop.
         flights: the requests in flight in this event loop.
         options: options of each request; ``timeout`` is that of an item, in seconds.
-        pools: the pool of endpoints of each judge model, by its name.
-        decide: aggregates the outcomes of an item's requests that are known so far.
+        pools: judge model -> pool of its endpoints.
+        decide: aggregates the outcomes of the requests of an item, as far as they are known.
         context: context variables of the caller.
     """
 
@@ -58,13 +58,13 @@ class Caller:
     context: Context
 
     def on_decided(self, item: JudgeItem, outcome: Any) -> None:
-        """Receive the outcome or error of an item."""
+        """Called with the outcome or error of an item."""
 
     def enqueue(self, request: SharedRequest, *, again: bool) -> None:
-        """Send a request through the feed of the batch. ``again`` is True if it was sent before."""
+        """Send a request through the feed of the batch. ``again`` is True if the request was sent before."""
 
     def withdrawn(self, task: Task) -> None:
-        """A task of the batch is cancelled, as no item waits for it."""
+        """Called when a task of the batch is cancelled because no item waits for it."""
 
 
 class JudgeItem:
@@ -73,12 +73,13 @@ class JudgeItem:
     Attributes:
         born: when the item arrived, on the engine's clock.
         begun: when its first request was sent; None before.
-        until: when its time is over; inf if that is not known yet.
-        extra: fields of the item that its result carries.
+        until: the deadline on the engine's clock; inf if it is not known yet.
+        extra: the fields of the item that its result returns.
         outcomes: outcome of each request; None while it is pending.
-        inflight: the requests in flight, by their place in ``requests``.
-        done: the item has its outcome, or no caller waits for one.
-        usage, trail, endpoint: of the requests charged to this item. A shared request is charged to one item only.
+        inflight: index in ``requests`` -> the request in flight.
+        done: True if the item has its outcome, or no caller waits for it.
+        usage, trail, endpoint: tokens, failed attempts and last endpoint of the requests that are charged to this item. A shared request is
+            charged to one item only.
         sent: True if a request was charged to this item.
     """
 
@@ -108,7 +109,7 @@ class JudgeItem:
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, known: Sequence[Vote | None] = ()) -> None:
-        """Join or send the requests that have no vote yet. ``known`` are votes from the cache, by place."""
+        """Send the requests of the item, or share those in flight. ``known`` has the cached vote of each request, or None."""
         for place, vote in enumerate(known):
             if vote is not None:
                 self.record(place, vote)
@@ -134,7 +135,7 @@ class JudgeItem:
                 shared.send()
 
     def start_timer(self) -> None:
-        """Let the item end on time by itself, as its requests may end later."""
+        """Start a timer that ends the item at its deadline. A request that it shares may end later."""
         timeout, driver = self.caller.options.timeout, self.caller.driver
         if self._timer is None and timeout is not None:
             now = driver.engine.clock()
@@ -147,12 +148,12 @@ class JudgeItem:
         self.end(self.late())
 
     def late(self) -> RequestTimeout:
-        """The error of an item whose time is over."""
+        """Return the error of an item whose deadline has passed."""
         model = self.requests[0].judge_model.model
         return RequestTimeout(f"no verdict within {self.caller.options.timeout:g} s; model {model!r}", model=model)
 
     def record(self, place: int, outcome: SampleOutcome) -> None:
-        """Record the outcome of the request at ``place``. It may decide the item."""
+        """Record the outcome of the request with the index ``place``. It may decide the item."""
         self.inflight.pop(place, None)
         if self.done:
             return
@@ -162,7 +163,7 @@ class JudgeItem:
             self.end(decided)
 
     def end(self, decided: Any) -> None:
-        """End the item with its outcome or error, and leave the requests still in flight."""
+        """End the item with its outcome or error. It stops waiting for the requests that are still in flight."""
         if self.done:
             return
         self.leave()
@@ -173,7 +174,7 @@ class JudgeItem:
         self.caller.on_decided(self, decided)
 
     def leave(self) -> None:
-        """Stop waiting: no caller needs the outcome any more."""
+        """Stop waiting for all requests in flight."""
         self.done = True
         if self._timer is not None:
             self._timer.cancel()
@@ -183,7 +184,7 @@ class JudgeItem:
             shared.leave(self)
 
     def charge(self, sample: SampleRequest) -> None:
-        """Charge a request to this item: its failed attempts, and the usage that was not charged before."""
+        """Add the failed attempts of a request to this item, and the tokens that were not charged to another item."""
         self.sent = True
         self.usage = added(self.usage, sample.usage)
         sample.usage = None
@@ -192,7 +193,7 @@ class JudgeItem:
 
 
 class SampleTask(Task):
-    """The current task of a shared request. Its payload is fixed only when it is sent, as the response format may change until then."""
+    """The current task of a shared request. Its payload is made when it is sent, because the response format may change before."""
 
     __slots__ = ("request",)
 
@@ -204,7 +205,7 @@ class SampleTask(Task):
         self.request = request
 
     def bind(self, now: float, source: Source) -> bool:  # noqa: ARG002
-        """See ``Task.bind``. Returns False if no item waits for the request any more."""
+        """Prepare the task just before it is sent. Returns False if no item waits for the request any more."""
         if self.request.task is not self:
             return False
         if self.request.sample.is_stale():
@@ -216,14 +217,14 @@ class SharedRequest(Waiter):
     """One request and the items that wait for it. It is the waiter of its own task, unless a batch sends it.
 
     Attributes:
-        request: what is sent.
-        sample: its state, over all times that it is sent.
-        waiters: the waiting items, each with the place of the request in the item. The request is charged to the first of them.
-        batch: the batch that sends it, or None.
-        task: the task that is queued or being sent; None between two of them.
+        request: the request.
+        sample: the state of the request. It is kept when the request is sent again.
+        waiters: the waiting items, each with the index of the request in the item. The request is charged to the first item.
+        batch: the batch that sends the request, or None.
+        task: the task that is queued or being sent; None if there is none at the moment.
     """
 
-    carry = None
+    execute = None
     __slots__ = ("_key", "_until", "batch", "context", "driver", "flights", "options", "pool", "request", "sample", "task", "waiters")
 
     def __init__(self, key: Hashable, request: JudgeRequest, caller: Caller) -> None:
@@ -233,7 +234,7 @@ class SharedRequest(Waiter):
         self.waiters: list[tuple[JudgeItem, int]] = []
         self.batch: Caller | None = caller if caller.has_feed else None
         self.task: SampleTask | None = None
-        self._until = inf  # when the time of the task's items is over, if no batch sends it
+        self._until = inf  # the deadline of the task, if no batch sends it
 
     # sending
 
@@ -251,18 +252,21 @@ class SharedRequest(Waiter):
         self.driver.submit(self.new_task(self, None if self._until == inf else self._until - now))
 
     def latest(self) -> float:
-        """When the time of the last waiting item is over."""
+        """Return the latest deadline of the waiting items."""
         return max([item.until for item, _ in self.waiters])
 
     def new_task(self, waiter: Any, timeout: float | None) -> SampleTask:
-        """Create the task that sends the request now."""
+        """Create a task for the request, and make it the current one."""
         self.task = SampleTask(self, waiter, timeout)
         return self.task
 
     # waiting items
 
     def leave(self, item: JudgeItem) -> None:
-        """Remove an item that no longer waits. A request without items is cancelled; one without items of its batch continues."""
+        """Remove an item that no longer waits.
+
+        If no item waits, the request is cancelled. If only items of other callers wait, the request leaves its batch and continues.
+        """
         paid = bool(self.waiters) and self.waiters[0][0] is item
         self.waiters = [waiter for waiter in self.waiters if waiter[0] is not item]
         if paid:
@@ -274,7 +278,7 @@ class SharedRequest(Waiter):
             self._leave_batch()
 
     def _leave_batch(self) -> None:
-        """Let go of the batch. A task that was started continues; one that was only read ahead is replaced."""
+        """Leave the batch. A task that was started continues. A task that waits in the feed of the batch is replaced by a new one."""
         self.batch, self.context = None, self.waiters[0][0].caller.context
         task = self.task
         if task is not None and self.is_begun():
@@ -284,7 +288,7 @@ class SharedRequest(Waiter):
             self.send()
 
     def end(self, outcome: SampleOutcome) -> None:
-        """End with a vote or an error, and pass it to all waiting items."""
+        """End the request with a vote or an error, and pass the outcome to all waiting items."""
         self._close()
         waiters, self.waiters = self.waiters, []
         self._pass_on(outcome, waiters)
@@ -305,7 +309,7 @@ class SharedRequest(Waiter):
         self.driver.waiters.pop(self, None)
 
     def is_begun(self) -> bool:
-        """Whether the scheduler has started the task. Else it was only read ahead."""
+        """Return whether the scheduler has started the task. Otherwise the task waits in the feed of a batch."""
         with self.driver.engine.lock:
             return self.task is not None and self.task.state is not TaskState.NEW
 
@@ -341,7 +345,7 @@ class SharedRequest(Waiter):
             self.end(evaluated or self.sample.error)
 
     def _time_out(self, error: RequestTimeout) -> None:
-        """End the items whose time the task had. The request is sent again for those that have more."""
+        """End the items whose deadline has passed. For the other items the request is sent again."""
         batch, until = self.batch, self._until
         over = [waiter for waiter in self.waiters if (waiter[0].caller is batch if batch else waiter[0].until <= until)]
         if len(over) == len(self.waiters):
@@ -349,7 +353,7 @@ class SharedRequest(Waiter):
             return
         self.waiters = [waiter for waiter in self.waiters if waiter not in over]
         self._pass_on(error, over)
-        if self.waiters and self.task is None:  # else an item that ended has ended the others too
+        if self.waiters and self.task is None:  # the end of one item may have ended the others
             self._leave_batch()
 
     def close(self) -> None:

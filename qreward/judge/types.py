@@ -1,12 +1,13 @@
 """The ``Scorer`` interface with its inputs and results, shared by judges, reward models and trainer adapters.
 
-This module knows no prompt, no model and no trainer.
+This module must not know prompts, models or trainers.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import starmap
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Unpack
 
 from qreward.decisions import Option
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 Item = tuple[Any, Any] | tuple[Any, Any, Any] | Mapping[str, Any]
 """An item to score: ``(prompt, response)``, ``(prompt, response, reference)``, or a mapping with ``prompt``, ``response``, optionally
-``reference``, and the other fields that a prompt template names. A prompt is a text or a list of messages, a response is a text."""
+``reference``, and the other fields that a prompt template names. A prompt is a text or a list of messages. A response is a text."""
 
 
 class CriterionResult(NamedTuple):
@@ -30,13 +31,15 @@ class CriterionResult(NamedTuple):
     Attributes:
         score: how far the criterion is met, from 0 to 1.
         weight: the weight of the criterion in the score of the rubric.
-        confidence: of a decision its confidence, from 0 to 1; None for a written answer.
-        distribution: of a decision the probability of each option; None for a written answer.
+        confidence: the confidence of a decision, from 0 to 1; None for a written answer.
+        distribution: the probability of each option of a decision; None for a written answer.
         text: the answer as received; ``""`` for a decision.
+        gate: the gate of the criterion; None if it has none.
 
     Example:
-        >>> CriterionResult(0.9, weight=2.0, confidence=0.9, distribution={True: 0.9, False: 0.1}).score
-        0.9
+        >>> result = CriterionResult(0.2, weight=2.0, gate=0.5)
+        >>> result.score, result.passed
+        (0.2, False)
     """
 
     score: float
@@ -44,11 +47,24 @@ class CriterionResult(NamedTuple):
     confidence: float | None = None
     distribution: Mapping[Option, float] | None = None
     text: str = ""
+    gate: float | None = None
+
+    @property
+    def passed(self) -> bool:
+        """False if the score is below the gate. The score of the rubric is then 0."""
+        return self.gate is None or self.score >= self.gate
+
+
+class CriterionResults(dict[str, CriterionResult]):
+    """The outcome of each criterion of a rubric, by name. The ``KeyError`` for an unknown name suggests the closest one."""
+
+    def __missing__(self, name: object) -> CriterionResult:
+        raise KeyError(f"there is no criterion {name!r}; {did_you_mean(name, self)}")
 
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """One parsed answer of one judge. With a rubric it is made from the answers to all criteria.
+    """One parsed answer of one judge model. With a rubric, one vote combines the answers to all criteria.
 
     Attributes:
         score: the score, in the judge's ``range``.
@@ -56,9 +72,9 @@ class Vote:
         text: the answer as received; ``""`` for a decision and a rubric.
         model: name of the model.
         swapped: True if the responses of a pair were shown in reverse order.
-        confidence: of a decision its confidence, from 0 to 1; None for a written answer and a reward model.
-        distribution: of a decision with one question the probability of each option, else None. Of a pair the options are ``first``,
-            ``second`` and ``tie``, in whichever order the responses were shown.
+        confidence: the confidence of a decision, from 0 to 1; None for a written answer and a reward model.
+        distribution: the probability of each option of a decision with one question; otherwise None. The options of a pair are ``first``,
+            ``second`` and ``tie``. ``first`` is the caller's first response, also if ``swapped`` is True.
         criteria: the outcome of each criterion of a rubric, by name; None without a rubric.
     """
 
@@ -78,13 +94,14 @@ class Verdict:
 
     Attributes:
         score: the reward, a finite number, aggregated from the votes.
-        votes: the answers it was aggregated from, at least one. Those closest to the score come first.
-        attributes: the numbers of a reward model that returns several, by name.
+        votes: the votes that were aggregated, at least one. The votes closest to the score come first.
+        attributes: name -> number, for a reward model that returns several numbers; otherwise None.
         usage: tokens of all answers to this item, including answers that could not be parsed. None if no server reported usage.
         cached: True if no request was sent for this item.
-        confidence: from 0 to 1. Of a single decision its confidence. Of several votes the share that agrees with the score; see
-            :func:`~qreward.judge.aggregation.confidence_of`. None for a single written answer and a reward model.
-        decided_by: name of the scorer that gave the verdict, where several could have; ``""`` if there is only one.
+        confidence: the confidence in the score, from 0 to 1. A single decision has its own confidence. For several votes it is the share
+            that agrees with the score (see :func:`~qreward.judge.aggregation.confidence_of`). None for a single written answer and a
+            reward model.
+        decided_by: name of the stage of a cascade that gave the verdict; ``""`` without a cascade.
         calibrated: True if a calibration was applied to the score.
 
     Example:
@@ -105,22 +122,22 @@ class Verdict:
 
     @property
     def distribution(self) -> Mapping[Option, float] | None:
-        """The first vote's probability of each option. None if it is not a decision with one question."""
+        """The ``distribution`` of the first vote."""
         return self.votes[0].distribution if self.votes else None
 
     @property
     def criteria(self) -> Mapping[str, CriterionResult] | None:
-        """The first vote's outcome of each criterion, by name. None without a rubric."""
+        """The outcome of each criterion in the first vote, by name; None without a rubric."""
         return self.votes[0].criteria if self.votes else None
 
     @property
     def verdict(self) -> BaseModel | None:
-        """The first vote's pydantic model."""
+        """The ``verdict`` of the first vote: an instance of the judge's pydantic model, or None."""
         return self.votes[0].verdict
 
     @property
     def text(self) -> str:
-        """The first vote's answer."""
+        """The ``text`` of the first vote."""
         return self.votes[0].text
 
     def __repr__(self) -> str:
@@ -135,22 +152,23 @@ class Verdict:
 Preference = Literal["first", "second", "tie"]
 
 Pair = tuple[Any, Any, Any] | tuple[Any, Any, Any, Any] | Mapping[str, Any]
-"""A pair to compare: ``(prompt, first, second)``, ``(prompt, first, second, reference)``, or a mapping with these fields and those that a
-prompt template names."""
+"""A pair to compare: ``(prompt, first, second)``, ``(prompt, first, second, reference)``, or a mapping with these fields and the other
+fields that a prompt template names."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Comparison:
-    """The comparison of two responses to one prompt. Each judge saw them in both orders.
+    """The comparison of two responses to one prompt. Each judge model saw the responses in both orders.
 
     Attributes:
-        preference: the better response. A judge whose preference changes with the order counts as ``tie``.
-        score: 1.0 for the first, 0.0 for the second, 0.5 for a tie. With several judges or samples these are aggregated by the judge's
-            ``settle``.
-        votes: the answers it was aggregated from. The ``score`` of each is that of the first response, in whichever order they were shown.
+        preference: the better response. If a judge model prefers different responses in the two orders, its preference is ``tie``.
+        score: 1.0 for the first response, 0.0 for the second, 0.5 for a tie. The judge's ``settle`` says how the scores of several models
+            or samples are aggregated.
+        votes: the votes that were aggregated. The ``score`` of a vote is 1.0 if it prefers the caller's first response, also if the
+            responses were shown in reverse order.
         usage: tokens of all answers. None if no server reported usage.
         cached: True if no request was sent for this pair.
-        confidence: as in :class:`Verdict`; the votes are the pairs of both orders.
+        confidence: as in :class:`Verdict`. The two orders of a pair count as one vote.
     """
 
     preference: Preference
@@ -170,15 +188,16 @@ class Comparison:
 
 
 _SHOWN = 60
-"""Characters of an answer in a ``repr``."""
+"""The most characters of an answer in a ``repr``."""
 
 
 def _shown(of: Verdict | Comparison, outcome: str) -> str:
-    """The ``repr``: the outcome, the votes if there are several, the models, and the beginning of the first answer or its criteria."""
+    """The ``repr``: the outcome, the scores of several votes, the models, and the beginning of the first answer or its criteria."""
     scores = f" from {len(of.votes)} votes ({', '.join(f'{vote.score:g}' for vote in of.votes[:8])})" if len(of.votes) > 1 else ""
     models = ", ".join(dict.fromkeys(vote.model for vote in of.votes if vote.model))
     criteria = (of.votes[0].criteria or {}) if of.votes else {}
-    said = ", ".join(f"{name} {result.score:g}" for name, result in criteria.items()) or (of.votes[0].text if of.votes else "")
+    by_gate = sorted(criteria.items(), key=lambda each: each[1].passed)  # the repr is cut: first the gates that made the score 0
+    said = ", ".join(starmap(_criterion_shown, by_gate)) or (of.votes[0].text if of.votes else "")
     text = " ".join(said[: 4 * _SHOWN].split())
     begins = text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
     return "".join([
@@ -190,8 +209,12 @@ def _shown(of: Verdict | Comparison, outcome: str) -> str:
     ])  # fmt: skip
 
 
+def _criterion_shown(name: str, result: CriterionResult) -> str:
+    return f"{name} {result.score:g}" if result.passed else f"{name} {result.score:g} below its gate {result.gate:g}"
+
+
 class Scorer(Protocol):
-    """The interface of everything that scores responses: a ``Judge``, a ``RewardModelScorer``, or the user's own object."""
+    """The interface of everything that scores responses: a ``Judge``, a ``RewardModelScorer``, a ``Cascade``, or the user's own object."""
 
     async def score(
         self,
@@ -211,18 +234,18 @@ class Scorer(Protocol):
             timeout: seconds for the whole call.
 
         Raises:
-            QRewardError: there is no score. An implementation must never return a substitute number.
+            QRewardError: the response could not be scored. An implementation must never return a substitute number.
         """
 
     async def batch_score(self, items: Iterable[Item] | AsyncIterable[Item], **options: Unpack[JudgeBatchOptions]) -> BatchResult[Verdict]:
-        """Score many responses. An item that fails is a ``Result`` with an error."""
+        """Score many responses. The result of an item that failed has an ``error``."""
 
     async def aclose(self) -> None:
         """Release the scorer's resources."""
 
 
 def check_batch_options(options: Mapping[str, Any]) -> None:
-    """Raise ``ConfigError`` for an option that a batch of a scorer does not have."""
+    """Raise ``ConfigError`` for an unknown option of ``batch_score``."""
     known = JudgeBatchOptions.__optional_keys__
     for name in options:
         if name not in known:

@@ -1,6 +1,6 @@
-"""``VerdictParser``: the form in which a judge must answer, and the conversion of an answer into a reward.
+"""``VerdictParser``: tells a judge how to answer, and converts an answer into a reward.
 
-The text itself is parsed by ``judge.parsing``. This module adds scale, range and the user's score function.
+``judge.parsing`` parses the text of an answer. This module adds the scale, the range and the user's score function.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from qreward.server.import_string import load_object
 from qreward.spelling import did_you_mean
 
 _LONG = 100
-"""Characters of an invalid value in an error message."""
+"""The most characters of an invalid value in an error message."""
 MOST = sys.float_info.max / 4
-"""The largest absolute end of a scale or range. Within it, every number of the mapping from scale to range is finite."""
+"""The largest absolute value of an end of a scale or range. It keeps all numbers of the mapping from scale to range finite."""
 DEFAULT_SCALE = (0.0, 10.0)
 NAMED: Mapping[str, type[BaseModel]] = {"score": ScoreVerdict, "yes_no": YesNoVerdict}
-"""The verdict models that settings can name without a module."""
+"""Name in settings -> built-in verdict model."""
 
 
 class ScoreFunctionError(Exception):
-    """The user's own code, which turns a verdict into a number, failed. Another request to the model would not help."""
+    """The user's code that turns a verdict into a number failed. Another request to the model would not help."""
 
 
 class VerdictParser:
@@ -41,8 +41,8 @@ class VerdictParser:
 
     Args:
         model: the pydantic model of an answer.
-        scale, range, score: see :class:`~qreward.judge.judge.Judge`. Without a score function the reward is the model's score: a number is
-            mapped from ``scale`` to ``range``; a bool, and the ``score`` property of a model, from 0 and 1.
+        scale, range, score: see :class:`~qreward.judge.judge.Judge`. Without a score function, a number is mapped from ``scale`` to
+            ``range``. A bool, or the ``score`` property of a model, is mapped from 0..1 to ``range``.
 
     Raises:
         ConfigError: the model has no score, or the scale or range is invalid.
@@ -73,7 +73,7 @@ class VerdictParser:
 
     @cached_property
     def instruction(self) -> str:
-        """The sentence of the prompt that describes how to answer."""
+        """The part of the prompt that describes how to answer."""
         return instruction(self.model, self.scale)
 
     @cached_property
@@ -83,16 +83,16 @@ class VerdictParser:
 
     @property
     def ends(self) -> tuple[float, float] | None:
-        """Lowest and highest reward. None if they are not known, as a score function gives the reward."""
+        """Lowest and highest reward; None with a score function, whose limits are not known."""
         if self._score is not None:
             return None
         return self._range or (self.scale if self._is_number else (0.0, 1.0))
 
     def read(self, reply: ModelReply) -> tuple[float, BaseModel]:
-        """The reward and the verdict of an answer.
+        """Return the reward and the verdict of an answer.
 
         Raises:
-            Unreadable: the answer has no verdict, or one outside the scale, or it was refused or is incomplete.
+            Unreadable: the model declined, the answer is incomplete or has no verdict, or its score is outside the scale.
             ScoreFunctionError: the user's ``score`` function or verdict model failed.
         """
         if reply.refusal:
@@ -107,7 +107,7 @@ class VerdictParser:
         return reward, verdict
 
     def _own_score(self, verdict: BaseModel) -> float | None:
-        """The verdict's score, mapped linearly from the scale, or from 0 and 1 if it is not a number, to the range of rewards."""
+        """Return the score of a verdict, mapped linearly to the range of rewards."""
         name = f"{self._attribute!r} of {self.model.__name__}"
         value = _called(name, getattr, verdict, self._attribute)
         value = value.value if isinstance(value, Enum) else value
@@ -126,7 +126,10 @@ class VerdictParser:
 
 
 def _called(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call the user's code. Whatever it raises is a ``ScoreFunctionError``, but for ``Unreadable`` and what must end the event loop."""
+    """Call the user's code.
+
+    Its exceptions become ``ScoreFunctionError``, except ``Unreadable``, ``KeyboardInterrupt`` and ``SystemExit``.
+    """
     try:
         return function(*arguments)
     except (Unreadable, KeyboardInterrupt, SystemExit):
@@ -142,7 +145,7 @@ def _users_score(score: Callable[..., Any], verdict: BaseModel) -> float | None:
 
 
 def _score_attribute(shape: VerdictSchema[Any]) -> str:
-    """The attribute of a verdict that is its score: a ``score`` property, or the deciding field if it is a number or a bool."""
+    """Return the name of the attribute that holds the score: a ``score`` property, or the deciding field if it is a number or a bool."""
     model = shape.model
     if "score" not in model.model_fields and isinstance(getattr(model, "score", None), property):
         return "score"
@@ -155,7 +158,7 @@ def _score_attribute(shape: VerdictSchema[Any]) -> str:
 
 
 def _number(value: Any, of: str) -> float:
-    """The user code's return value as a float. Raises ``ScoreFunctionError`` if it is not a finite number."""
+    """Return as a float what the user's code returned. Raises ``ScoreFunctionError`` if it is not a finite number."""
     try:
         number = nan if isinstance(value, str | bytes) else float(value)
     except Exception as error:
@@ -170,7 +173,7 @@ def _shown(value: object) -> str:
 
 
 def bounds(name: str, value: object) -> tuple[float, float]:
-    """A pair of finite numbers, at most ``MOST`` in absolute value. Raises ``ConfigError``."""
+    """Return a pair of finite numbers. Raises ``ConfigError`` for other values, and for absolute values above ``MOST``."""
     if isinstance(value, tuple | list) and len(value) == 2:
         low, high = value
         if all(isinstance(end, int | float) and not isinstance(end, bool) and abs(end) <= MOST for end in value):
@@ -179,7 +182,7 @@ def bounds(name: str, value: object) -> tuple[float, float]:
 
 
 def verdict_named(name: str) -> type[BaseModel]:
-    """The verdict model that a setting names: ``score``, ``yes_no``, or ``module:Class``. Modules in the working directory are found.
+    """Return the verdict model that a setting names: ``score``, ``yes_no``, or ``module:Class``. The working directory is searched too.
 
     Raises:
         ConfigError: there is no such model.

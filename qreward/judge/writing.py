@@ -1,4 +1,4 @@
-"""Ask a model to write its verdict: the request, the response format that its servers accept, and the reading of the answer."""
+"""Ask a model to write its verdict: build the request, find the response format that its servers accept, and read the answer."""
 
 from __future__ import annotations
 
@@ -17,52 +17,52 @@ from qreward.judge.config import JudgeConfig, ResponseFormat
 from qreward.judge.parsing import ScoreVerdict, YesNoVerdict
 from qreward.judge.prompts import Messages
 from qreward.judge.rubric import Criterion, Rubric
-from qreward.judge.types import CriterionResult, Vote
+from qreward.judge.types import CriterionResult, CriterionResults, Vote
 from qreward.judge.verdict_parser import VerdictParser
 from qreward.options import preparer
 from qreward.transport.error_mapping import one_line
 
 SENT_BACK = 4000
-"""Characters of an unreadable answer that are sent back to the model: its end, where the verdict is."""
+"""The most characters of an unreadable answer that are sent back to the model. They are its last ones, where the verdict stands."""
 SHOWN = 200
-"""Characters of an unreadable answer in its error message."""
-LADDER: tuple[ResponseFormat, ...] = ("json_schema", "json_object", "none")
-"""Response formats, from the strictest to the one that every server accepts."""
+"""The most characters of an unreadable answer in an error message."""
+FORMATS: tuple[ResponseFormat, ...] = ("json_schema", "json_object", "none")
+"""Response formats, the strictest first. Every server accepts the last one."""
 
 
-class FormatLadder:
+class AnswerFormat:
     """The response format that the servers of a model accept. All questions to the model share it.
 
-    ``auto`` starts with the first format of ``LADDER`` and moves to the next one when a server rejects it. If the endpoints of a route
-    differ, all are sent the first format that every one of them accepts.
+    With ``auto`` it starts with the first of ``FORMATS`` and moves to the next one when a server rejects a format. So all endpoints of a
+    route get a format that each of them accepts.
     """
 
     def __init__(self, config: JudgeConfig) -> None:
         self.is_auto = config.response_format == "auto"
-        self.format: ResponseFormat = LADDER[0] if self.is_auto else config.response_format
+        self.format: ResponseFormat = FORMATS[0] if self.is_auto else config.response_format
 
-    def leave(self, form: str) -> None:
-        """Leave a format that was rejected, unless this has happened already."""
+    def reject(self, form: str) -> None:
+        """Move to the next format, because ``form`` was rejected. Does nothing if another request has done so already."""
         if self.format == form:
-            self.format = LADDER[LADDER.index(self.format) + 1]
+            self.format = FORMATS[FORMATS.index(self.format) + 1]
 
 
 class WritingModel(JudgeModel):
     """A question to one model that writes its answer.
 
     Args:
-        ladder: shared by all questions to the model.
-        about: the criterion that the question is about, if it is one of a rubric; or all of them, for a comparison.
+        form: the response format, shared by all questions to the model.
+        about: the criterion that the question asks about, or the rubric for a comparison by all criteria; None without a rubric.
 
     Raises:
         ConfigError: the parameters cannot be sent.
     """
 
     def __init__(
-        self, model: str, parser: VerdictParser, config: JudgeConfig, ladder: FormatLadder, about: Criterion | Rubric | None = None
+        self, model: str, parser: VerdictParser, config: JudgeConfig, form: AnswerFormat, about: Criterion | Rubric | None = None
     ) -> None:
         super().__init__(model, config)
-        self.reasks, self._parser, self._ladder = config.reasks, parser, ladder
+        self.reasks, self._parser, self._form = config.reasks, parser, form
         self._criterion = about if isinstance(about, Criterion) else None
         words = about.in_words() if isinstance(about, Rubric) else in_words(about) if about else ""
         self.question = f"{words}\n\n{parser.instruction}" if words else parser.instruction
@@ -82,12 +82,12 @@ class WritingModel(JudgeModel):
     @property
     def format(self) -> str:  # type: ignore[override]
         """The response format of new requests."""
-        return self._ladder.format
+        return self._form.format
 
-    def asked(self, messages: Messages) -> Messages:
+    def input_of(self, messages: Messages) -> Messages:
         return messages
 
-    def about(self, asked: Messages) -> str:  # noqa: ARG002 - always the same
+    def criterion_of(self, inputs: Messages) -> str:  # noqa: ARG002 - always the same
         return "" if self._criterion is None else self._criterion.name
 
     def prepare(self, sample: int) -> Callable[[Any], WireRequest]:
@@ -100,36 +100,36 @@ class WritingModel(JudgeModel):
         return self._prepare[key]
 
     def fall_back(self, form: str, error: QRewardError) -> bool:
-        """Whether a request that failed in this format should be sent again in the next one. If so, new requests use the next format."""
-        if not self._ladder.is_auto or form == LADDER[-1] or not refuses_format(error, self.model):
+        """Return whether a server rejected this format, so that the request must be sent again. New requests then use the next format."""
+        if not self._form.is_auto or form == FORMATS[-1] or not refuses_format(error, self.model):
             return False
-        self._ladder.leave(form)
+        self._form.reject(form)
         return True
 
     def parse(self, answer: Any) -> ModelReply:
         return parse_reply(answer)
 
     def vote(self, reply: Reply, *, swapped: bool) -> Vote:
-        """The answer as a vote. Raises ``Unreadable`` and ``ScoreFunctionError``; see :meth:`VerdictParser.read`."""
+        """Return the vote of an answer. Raises ``Unreadable`` and ``ScoreFunctionError``; see :meth:`VerdictParser.read`."""
         assert isinstance(reply, ModelReply)
         score, verdict = self._parser.read(reply)
         if (each := self._criterion) is None:
             return Vote(1 - score if swapped else score, verdict, reply.text, self.model, swapped)
-        result = CriterionResult(score, each.weight, text=reply.text)
-        return Vote(score, verdict, reply.text, self.model, criteria={each.name: result})
+        result = CriterionResult(score, each.weight, text=reply.text, gate=each.gate)
+        return Vote(score, verdict, reply.text, self.model, criteria=CriterionResults({each.name: result}))
 
-    def repeated(self, asked: Messages, reply: Reply, reason: str) -> Messages:
-        """The messages of a repeated request, after an answer that could not be read.
+    def repeated(self, inputs: Messages, reply: Reply, reason: str) -> Messages:
+        """Return the messages of the next request, after an answer that could not be read.
 
-        The conversation continues with the answer and the reason why it was rejected, so that the model corrects the form of its own
-        answer. This succeeds more often than a new sample, also at temperature 0, and the server can reuse its prefix cache. An answer
-        that is empty, refused or incomplete leaves nothing to correct: the original messages are sent again, with a note.
+        The conversation continues with the answer and the reason why it was rejected, so that the model corrects the form of its answer.
+        A correction succeeds more often than a new sample, also at temperature 0, and the server can reuse its prefix cache. If the answer
+        is empty, refused or incomplete, there is nothing to correct. The original messages are then sent again with a note.
         """
         form = self._parser.instruction
         if reply.whole and not reply.refusal and reply.text.strip():
             note = f"This answer cannot be read: {reason}. Give your verdict again. {form}"
-            return [*asked, {"role": "assistant", "content": reply.text[-SENT_BACK:]}, {"role": "user", "content": note}]
-        return noted(asked, f"(An earlier answer could not be used: {reason}. Be brief. {form})")
+            return [*inputs, {"role": "assistant", "content": reply.text[-SENT_BACK:]}, {"role": "user", "content": note}]
+        return noted(inputs, f"(An earlier answer could not be used: {reason}. Be brief. {form})")
 
     def without_verdict(self, reply: Reply, reason: str, times: str) -> str:
         text = one_line(reply.refusal or reply.text)
@@ -137,31 +137,31 @@ class WritingModel(JudgeModel):
         return f"no verdict could be read from model {self.model!r}{times}: {reason}; {shown}"
 
 
-def criterion_models(model: str, rubric: Rubric, config: JudgeConfig, ladder: FormatLadder) -> tuple[WritingModel, ...]:
-    """A question to a model for each criterion of a rubric."""
-    return tuple(WritingModel(model, parser_of(each), config, ladder, each) for each in rubric.criteria)
+def criterion_models(model: str, rubric: Rubric, config: JudgeConfig, form: AnswerFormat) -> tuple[WritingModel, ...]:
+    """Return a question to a model for each criterion of a rubric."""
+    return tuple(WritingModel(model, parser_of(each), config, form, each) for each in rubric.criteria)
 
 
 def parser_of(criterion: Criterion) -> VerdictParser:
-    """The parser of a written answer to a criterion. Its score is what the answer is worth, from 0 to 1."""
+    """Return the parser of written answers to a criterion. It gives the value of an answer, from 0 to 1."""
     if criterion.levels is not None:
         return VerdictParser(ScoreVerdict, scale=(0.0, len(criterion.levels) - 1.0))
     if criterion.choices is None:
         return VerdictParser(YesNoVerdict)
-    worths = dict(zip(ascii_uppercase, criterion.worths, strict=False))
-    return VerdictParser(_choice_verdict(len(worths)), score=lambda verdict: worths[verdict.choice])
+    values = dict(zip(ascii_uppercase, criterion.option_values, strict=False))
+    return VerdictParser(_choice_verdict(len(values)), score=lambda verdict: values[verdict.choice])
 
 
 @lru_cache(maxsize=32)
 def _choice_verdict(count: int) -> type[BaseModel]:
-    """The model of a written choice: a letter, as labels may be long, and may differ by case only."""
+    """Return the pydantic model of a written choice. The model answers with a letter, as labels may be long, or differ in case only."""
     letters: Any = Literal[tuple(ascii_uppercase[:count])]
     fields: Any = {"reason": (str, Field(default="", description="why, in a few sentences")), "choice": (letters, ...)}
     return create_model(f"ChoiceOf{count}", __doc__="One of the options, and why.", **fields)
 
 
 def in_words(criterion: Criterion) -> str:
-    """A criterion as it is asked, with a line for each level or choice.
+    """Return the text of the question about a criterion, with a line for each level or choice.
 
     Example:
         >>> print(in_words(Criterion("clear", "How clear is it?", levels={"unclear": "", "clear": "at first reading"})))
@@ -179,7 +179,7 @@ def in_words(criterion: Criterion) -> str:
 
 
 def noted(messages: Messages, note: str) -> Messages:
-    """The messages with a note: appended to the last message, or as a new one if the last is not a user message."""
+    """Return the messages with a note, which is appended to the last message. If that is not a user message, the note is a new message."""
     last = messages[-1] if messages else {}
     content = last.get("content")
     if last.get("role") != "user" or not isinstance(content, str | list):

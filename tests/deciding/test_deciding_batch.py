@@ -207,4 +207,6 @@ async def test_questions_of_every_kind_go_in_one_request() -> None:
         batch = await client.batch_decide(["text"], [YesNo("q7", name="right"), YesNo("q8", name="safe")], model=MODEL)
     decision = batch[0].value
     assert decision["right"].probability == 0.07
+    with pytest.raises(KeyError, match="no question has the name 'rihgt'; did you mean 'right'"):
+        decision["rihgt"]
     assert [*decision.errors] == [1]

@@ -143,7 +143,7 @@ async def test_a_server_without_any_known_path_is_an_error_that_says_how_to_name
         with pytest.raises(BadRequest) as caught:
             await client.decide("text", questions(2), model=MODEL)
     assert "endpoint 'gpu-3' answered 404 for model 'judge-7b'" in str(caught.value)
-    assert "asked in the dialect 'chat' of decisions" in str(caught.value)
+    assert "sent in the dialect 'chat'" in str(caught.value)
     assert "set decisions= of endpoint 'gpu-3'" in str(caught.value)
 
 
@@ -163,7 +163,7 @@ async def test_the_setting_of_an_endpoint_stands_whatever_its_responses_point_to
     server = DecisionServer("chat")
     async with client_of({"a": server}, decisions="openai") as client:
         for _ in range(2):
-            with pytest.raises(BadRequest, match="asked in the dialect 'openai' of decisions"):
+            with pytest.raises(BadRequest, match="sent in the dialect 'openai'"):
                 await client.decide("text", questions(2), model=MODEL)
     assert {path for path, _ in server.asked} == {"/decisions"}
 

@@ -146,7 +146,7 @@ def client_of(backend: Any, *endpoints: Endpoint, **settings: Any) -> QRewardCli
     loop = asyncio.get_running_loop()
     if isinstance(loop, VirtualTimeLoop):
         settings["clock"] = loop.time
-    return QRewardClient(endpoints or [endpoint(slots=64)], wire_factory=lambda: backend, hedge=None, **settings)
+    return QRewardClient(endpoints or [endpoint(slots=64)], backend_factory=lambda: backend, hedge=None, **settings)
 
 
 @asynccontextmanager

@@ -239,8 +239,8 @@ async def test_other_weights_are_said_in_the_log_once(caplog: pytest.LogCaptureF
     said, again = caplog.messages
     assert said == again
     assert said == (
-        "the calibration of the judge judge-7b was made with other weights: now ('m', None, 'step-2') answers, then ('m', None, 'step-1') "
-        "did; calibrate it again"
+        "the calibration of the judge judge-7b was made with the weights ('m', None, 'step-1'), and now the weights ('m', None, 'step-2') "
+        "answer; calibrate it again"
     )
 
 

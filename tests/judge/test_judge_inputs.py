@@ -43,7 +43,7 @@ async def test_a_lone_surrogate_is_judged_like_any_other_text() -> None:
     for item in (("q", LONE), (LONE, "r"), ("q", "r", LONE), ([{"role": "user", "content": LONE}], "r")):
         backend = JudgeBackend(always(score(7)))
         async with judge_over(backend) as judge:
-            one = await judge.score(item[0], item[1], reference=item[2] if len(item) > 2 else None)
+            one = await judge.score(*item)
             batch = await judge.batch_score([item, ("q", "ok")])
         assert [one.score, *(verdict.score for verdict in batch.values())] == [0.7, 0.7, 0.7]
         assert LONE in backend.sent[0].text

@@ -12,7 +12,7 @@ import pytest
 from scale import seeds
 
 from qreward.errors import ConfigError
-from qreward.judge.ranking import PRIOR_DEVIATION, PairChooser, Place, Ranking, budget_of, fit, pairs_of, scored
+from qreward.judge.ranking import PRIOR_DEVIATION, IndexPair, PairChooser, Ranking, budget_of, fit, pairs_of, scored
 
 ENOUGH = 40
 """Seeds of a simulation. With 200 and more the means are 0.944 and 0.876 for 64 pairs, and 0.914 and 0.843 for all 120."""
@@ -56,7 +56,7 @@ def test_half_of_the_pairs_of_sixteen_order_them_although_a_twentieth_of_the_ans
 
 
 def test_the_fit_is_the_maximum_of_the_posterior_and_its_errors_the_inverse_curvature() -> None:
-    scores: dict[Place, float] = {(0, 1): 1.0, (1, 2): 0.5, (0, 2): 1.0, (2, 3): 0.75}
+    scores: dict[IndexPair, float] = {(0, 1): 1.0, (1, 2): 0.5, (0, 2): 1.0, (2, 3): 0.75}
 
     def posterior(strengths: list[float]) -> float:
         total = -sum(strength**2 for strength in strengths) / 2 / PRIOR_DEVIATION**2
@@ -93,7 +93,7 @@ def test_rounds_keep_the_budget_repeat_no_pair_and_connect_all_responses() -> No
         random = Random(seed)
         size = random.randint(2, 20)
         budget = min(pairs_of(size), size - 1 + random.choice((0, 0, 1, 2, random.randint(0, 99))))
-        chooser, asked = PairChooser(size, budget), list[Place]()
+        chooser, asked = PairChooser(size, budget), list[IndexPair]()
         while pairs := chooser.next_round():
             asked += pairs
             if budget < pairs_of(size) and len({index for pair in pairs for index in pair}) != 2 * len(pairs):
@@ -165,7 +165,7 @@ def test_what_the_answers_do_not_tell_apart_is_equal_to_the_last_bit() -> None:
     faults = []
     for seed in seeds(30):
         random = Random(seed)
-        alike: dict[Place, float] = {(0, 1): 0.5}
+        alike: dict[IndexPair, float] = {(0, 1): 0.5}
         for other in range(2, 6):
             alike[0, other] = alike[1, other] = float(random.randint(0, 1))
         for first, second in ((2, 3), (3, 4), (2, 5)):

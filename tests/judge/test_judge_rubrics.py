@@ -138,10 +138,16 @@ def test_a_template_of_ones_own_gets_the_question_at_its_place_or_at_the_end() -
     assert "It is kind." in backend.sent[0].text
 
 
-def test_a_gate_makes_the_score_zero() -> None:
+def test_a_gate_makes_the_score_zero_and_the_verdict_shows_which() -> None:
     gated = Rubric([Criterion("right", "It is right."), Criterion("safe", "It is safe.", weight=0, gate=0.5)])
+    shown = {yes(): "<Verdict 1 by judge-7b: 'right 1, safe 1'>", no(): "<Verdict 0 by judge-7b: 'safe 0 below its gate 0.5, right 1'>"}
     for said, score in ((yes(), 1.0), (no(), 0.0)):
-        assert writing(DecisionBackend(always(None), by_words({"It is safe.": said})), rubric=gated).score == score
+        verdict = writing(DecisionBackend(always(None), by_words({"It is safe.": said})), rubric=gated)
+        assert (verdict.score, verdict.criteria["safe"].passed, verdict.criteria["right"].passed) == (score, bool(score), True)
+        assert repr(verdict) == shown[said]
+        assert ("<b>below 0.5</b>" in verdict._repr_html_()) == (not score)
+        with pytest.raises(KeyError, match="did you mean 'right'"):
+            verdict.criteria["rigth"]
 
 
 def test_pairs_are_compared_by_all_criteria_in_one_question() -> None:

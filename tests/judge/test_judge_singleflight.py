@@ -190,7 +190,7 @@ def test_one_judge_serves_several_loops_and_threads_at_once() -> None:
         batch = await judge.batch_score([("q", str(number)) for number in range(20)])
         scores.extend(verdict.score for verdict in [*verdicts, *batch.values()])
 
-    client = QRewardClient([endpoint(slots=8)], wire_factory=lambda: backend, hedge=None)
+    client = QRewardClient([endpoint(slots=8)], backend_factory=lambda: backend, hedge=None)
     judge = Judge(client, model=MODEL)
     threads = [threading.Thread(target=lambda: asyncio.run(use())) for _ in range(4)]
     for thread in threads:
@@ -209,7 +209,7 @@ def test_a_loop_that_was_closed_under_a_call_leaves_nothing_that_another_would_w
         while not backend.sent:  # noqa: ASYNC110 - the backend has no event
             await asyncio.sleep(0)
 
-    client = QRewardClient([endpoint(slots=1)], wire_factory=lambda: backend, hedge=None)
+    client = QRewardClient([endpoint(slots=1)], backend_factory=lambda: backend, hedge=None)
     judge = Judge(client, model=MODEL)
     asyncio.run(left())
     assert asyncio.run(judge.score(*QUESTION)).score == 0.8

@@ -16,6 +16,7 @@ from qreward.errors import ConfigError
 from qreward.judge import Criterion, JudgeConfig, Rubric
 from qreward.judge.config import config_of
 from qreward.judge.rubric import CriterionGroup, DecidedCriteria
+from qreward.judge.types import CriterionResults
 
 
 def rubric(*weights: float, **gates: float) -> Rubric:
@@ -69,14 +70,18 @@ def test_a_criterion_is_worth_its_probability_its_level_or_its_choice() -> None:
 
 
 def test_the_criteria_of_a_decision_are_a_mapping_in_their_order_that_pickles_as_a_dict() -> None:
-    asked = [Criterion("clear", "?", levels=["bad", "fair", "good"], weight=2), Criterion("right", "?")]
+    asked = [Criterion("clear", "?", levels=["bad", "fair", "good"], weight=2), Criterion("right", "?", gate=0.8)]
     table = AnswerTable.of(tuple(each.question for each in asked), [FoundAnswer((0.0, 0.5, 0.5), 0.8), FoundAnswer((0.7, 0.3))])
     found = DecidedCriteria(CriterionGroup(asked), table)
     assert found.scores() == [0.75, 0.7]
     assert list(found) == ["clear", "right"]
     assert [(each.score, each.weight, each.confidence) for each in found.values()] == [(0.75, 2.0, 0.4), (0.7, 1.0, 0.7)]
     copy = pickle.loads(pickle.dumps(found))
-    assert (type(copy), copy, repr(copy)) == (dict, dict(found), repr(found))
+    assert (type(copy), copy, repr(copy)) == (CriterionResults, dict(found), repr(found))
+    assert [each.passed for each in found.values()] == [True, False]
+    for each in (found, copy):
+        with pytest.raises(KeyError, match="no criterion 'rihgt'; did you mean 'right'"):
+            each["rihgt"]
 
 
 def test_the_confidence_is_the_weighted_mean_and_at_most_that_of_a_gate() -> None:
@@ -163,7 +168,7 @@ def test_a_rubric_is_read_from_a_list_a_mapping_and_files(tmp_path: Path) -> Non
 def test_a_mistake_in_a_file_is_named_with_file_and_line(tmp_path: Path) -> None:
     path = tmp_path / "r.yaml"
     path.write_text("rubric:\n  - name: a\n    instructions: x\n  - name: b\n    instructions: y\n    weight: lots\n")
-    with pytest.raises(ConfigError, match=r"r\.yaml, line 6: rubric\.1\.weight: 'lots' is not a number"):
+    with pytest.raises(ConfigError, match=r"r\.yaml, line 6: rubric\.1\.weight \(of 'b'\): 'lots' is not a number"):
         Rubric.load(path)
     for content, wanted in (("rubrik:\n  a: x\n", "must have one key, rubric"), ("- name: a\n", "must be a mapping"), ("", "is empty")):
         path.write_text(content)

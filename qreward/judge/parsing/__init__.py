@@ -1,39 +1,38 @@
-"""Strict parsing of a judge's answer: a text in, an instance of a pydantic model or :class:`Unreadable` out.
+"""Strict parsing of a judge's answer: a text becomes an instance of a pydantic model, or raises :class:`Unreadable`.
 
-An answer that is not clearly one verdict of the judge itself is rejected. A rejected answer costs another request; a wrong number would
-become a reward. This package knows no client, no prompt and no clock.
+An answer that is not clearly one verdict of the judge itself is rejected. A rejected answer costs another request, but a misread number
+would become a reward. This package must not know clients, prompts or the clock.
 
-========================= ================================================================================================
-In an answer              Parsing
-========================= ================================================================================================
-reasoning                 ``<think>``, ``<thinking>``, ``<reasoning>`` and ``<thought>`` blocks are removed, and so is reasoning that the
-                          server returns separately. Rejected: a block that is not closed, a second closing tag without an opening
-                          one, another verdict before a lone ``</think>``.
-one JSON object           accepted if it is the whole answer, or the whole content of its only fenced block.
-an object in a text       accepted as a sentence of its own, or after a label ("My verdict: {...}"), outside of quotations.
-errors in JSON            accepted: trailing commas, single and typographic quotes, ``True``/``None``, comments, line breaks in strings,
-                          keys without quotes or in another case. Rejected: every other error, even next to a valid verdict.
-a verdict in words        accepted if a whole sentence is the verdict and nothing else: a label and a value ("**Score:** 7/10",
-                          "Final rating is 7.", "[RESULT] 4", "Verdict: yes", "Winner: B"), a heading or table row of the two,
-                          ``<score>7</score>``, or a value in double brackets ("[[7]]", "[[A]]", "[[A>B]]").
-a value alone             "7", "7/10", ``\\boxed{7}``, "Yes.", "Response A": accepted if it is the whole answer.
-words of the task         "The final answer is 7", "Result: 7", "Total: 7", "Conclusion: 7", "7/10 tests passed": never a verdict.
-a verdict in a sentence   "I would give it a 7", "Score: 7, because ...", "Response A is better": rejected, as it may be conditional.
-a second verdict          rejected anywhere in the judge's own words, unless it is the same. Fractions for aspects ("Style: 6/10") may
-                          precede the verdict.
-text after the verdict    only labelled reasons ("Reason: ...", a heading "Strengths"). Rejected: any other text, and in the reasons
-                          another number, in digits or words, or a possible revision ("wait", "correction", "I missed", "too high").
-fractions                 "7/10" where 10 is the top of the scale. Rejected: any other denominator, as it may be another scale.
-percentages               accepted on scales of 0 to 1 and 0 to 100, rejected on others.
-decimals                  "7.5" and "7,5". Rejected: three digits after a comma, which may be thousands.
-other numbers             rejected: ranges, "about 7", "7 or 8", sums, exponents, digits other than ASCII, leading zeros, NaN, infinity,
-                          numbers outside the scale. In JSON, true and null are not numbers; the texts "7" and "7/10" are.
-quotations                fenced blocks except ``json`` ones, lines after ``>``, quotation marks of all kinds, inline code, tags except
-                          layout tags and tags around a value, and HTML comments are not the judge's own words. A text between two
-                          quotations is never a verdict. Rejected: marks that do not pair.
-reported speech           a text after "The candidate wrote:" is never a verdict, but counts as a second one.
-length                    rejected: more than 100,000 characters without reasoning, so that parsing does not block other work.
-========================= ================================================================================================
+The rules:
+
+- Reasoning: ``<think>``, ``<thinking>``, ``<reasoning>`` and ``<thought>`` blocks are removed. The answer is rejected if a block is not
+  closed, if there are two closing tags without opening tags, or if another verdict may stand before a closing tag without an opening one.
+- JSON: a JSON object is accepted if it is the whole answer, or the whole content of the only fenced block. In a text, it is accepted as a
+  sentence of its own, or after a label ("My verdict: {...}"), outside of quotations.
+- Errors in JSON: trailing commas, single and typographic quotes, ``True``/``None``, comments, line breaks in strings, and keys without
+  quotes or in another case are accepted. An answer with any other error is rejected, even if it also has a valid verdict.
+- A verdict in words is accepted if a whole sentence is the verdict and nothing else. It is a label with a value ("**Score:** 7/10", "Final
+  rating is 7.", "[RESULT] 4", "Verdict: yes", "Winner: B"), a heading or table row with label and value, ``<score>7</score>``, or a value
+  in double brackets ("[[7]]", "[[A]]", "[[A>B]]").
+- A value without a label ("7", "7/10", ``\\boxed{7}``, "Yes.", "Response A") is accepted if it is the whole answer.
+- A sentence about the task ("The final answer is 7", "Result: 7", "Total: 7", "Conclusion: 7", "7/10 tests passed") is not a verdict.
+- A verdict inside a longer sentence ("I would give it a 7", "Score: 7, because ...", "Response A is better") is rejected, because the
+  sentence may have a condition.
+- A second verdict in the judge's own words is rejected, unless it is the same. Fractions for aspects ("Style: 6/10") may precede the
+  verdict.
+- After the verdict, only reasons with a label are accepted ("Reason: ...", a heading "Strengths"). The reasons must not have another
+  number, in digits or words, or words that may revise the verdict ("wait", "correction", "I missed", "too high").
+- A fraction ("7/10") is accepted if its denominator is the top of the scale. Another denominator is rejected, because it may be another
+  scale.
+- A percentage is accepted on scales of 0 to 1 and 0 to 100, and rejected on other scales.
+- Decimals ("7.5", "7,5") are accepted. Three digits after a comma are rejected, because the comma may separate thousands.
+- Other numbers are rejected: ranges, "about 7", "7 or 8", sums, exponents, digits other than ASCII, leading zeros, NaN, infinity, and
+  numbers outside the scale. In JSON, true and null are not numbers, but the texts "7" and "7/10" are.
+- Quotations are not the judge's own words: fenced blocks except ``json`` ones, lines after ``>``, quotation marks of all kinds, inline
+  code, tags except layout tags and tags around a value, and HTML comments. A text between two quotations is not a verdict. An answer with
+  marks that do not pair is rejected.
+- A verdict after "The candidate wrote:" is not accepted, but it counts as a second verdict.
+- An answer of more than 100,000 characters without reasoning is rejected, so that parsing does not block other work.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ from qreward.judge.parsing.text import TextReader, Unreadable, sentences, withou
 __all__ = ["PreferenceVerdict", "ScoreVerdict", "Unreadable", "YesNoVerdict", "instruction", "read", "schema_of"]
 
 LONGEST = 100_000
-"""The most characters of an answer, without its reasoning. Limits the time that a hostile answer can take to parse."""
+"""The maximum number of characters of an answer, without its reasoning. It limits the time that a hostile answer can take to parse."""
 
 _WRAPPED = re.compile(
     r"```\w{0,12}[ \t]*\n(?P<fenced>.*?)\n?[ \t]*```|<(?P<tag>answer|output|result|final|final_answer|judge?ment|evaluation)>(?P<tagged>.*)"
@@ -62,19 +61,21 @@ _OTHER_MARKS = re.compile(r"[\n\"'`<\u201c\u201d]")
 def read(text: str, model: type[M], *, scale: tuple[float, float] | None = None, reasoning: str | None = None) -> M:
     """Parse a judge's answer into a verdict, or reject it.
 
-    The deciding field is ``score``. In a model without one it is the only required field that is a number, a bool or a choice.
+    The deciding field of the model is ``score``. If the model has no such field, the deciding field is its only required field that is a
+    number, a bool or a choice.
 
     Args:
         text: the content of the answer.
         model: the pydantic model of the verdict.
-        scale: lowest and highest number. None takes the field's own limits: ``ge`` and ``le`` if it has both, or its choices.
+        scale: lowest and highest score. If None, the limits of the deciding field apply: ``ge`` and ``le`` if it has both, or the lowest
+            and highest of its choices.
         reasoning: the reasoning that the server returned separately. It is never searched for a verdict.
 
     Returns:
         The verdict as an instance of ``model``.
 
     Raises:
-        Unreadable: there is no verdict, or more than one, or it may be a quotation, or it is outside the scale.
+        Unreadable: the answer has no verdict, or more than one; or the verdict may be a quotation or is outside the scale.
 
     Example:
         >>> from qreward.judge.parsing import ScoreVerdict
@@ -105,23 +106,23 @@ def read(text: str, model: type[M], *, scale: tuple[float, float] | None = None,
 @lru_cache(maxsize=64)
 def _prepared(model: type[Any], scale: tuple[float, float] | None) -> tuple[VerdictSchema[Any], TextReader]:
     shape = VerdictSchema.of(model, scale)
-    return shape, TextReader(shape.name or "", shape.scale, None if shape.kind.number else shape.kind.options)
+    return shape, TextReader(shape.name, shape.scale, None if shape.kind.number else shape.kind.options)
 
 
 def _inside(text: str) -> str:
-    """The content of a text that is one fenced block, tag or quotation, else ``""``."""
+    """Return the content if the text is one fenced block, tag or quotation, else ``""``."""
     match = _WRAPPED.fullmatch(text.strip())
     return (match["fenced"] or match["tagged"] or match["quoted"] or "").strip() if match else ""
 
 
 def _unwrapped(answer: str) -> str:
-    """The answer without the fence, tag or quotes around all of it, if its content is one line without other marks."""
+    """Remove a fence, tag or quotes around the whole answer, if the content is one line without other marks."""
     inside = _inside(answer)
     return inside if inside and not _OTHER_MARKS.search(inside) else answer
 
 
 def _whole_object(text: str) -> dict[str, Any] | None:
-    """The members of the JSON object that is a whole text, or the whole content of its fence, tag or quotes; None if there is none."""
+    """Return the members of a JSON object if the text, or the content of a fence, tag or quotes around it, is the object; else None."""
     for inside in (text.strip(), _inside(text)):
         if inside.startswith("{") and len(inside) <= LONGEST:
             try:
@@ -134,7 +135,10 @@ def _whole_object(text: str) -> dict[str, Any] | None:
 
 
 def _may_be_a_verdict(before: str, value: object, reader: TextReader) -> bool:
-    """Whether the text before a lone closing reasoning tag may contain the judge's own verdict. The tag may come from a judged text."""
+    """Return whether the text before a closing reasoning tag without an opening one may contain a verdict of the judge.
+
+    The judge may have quoted the tag from the judged text. Then the text before the tag is not reasoning.
+    """
     if len(before) > LONGEST or before.rstrip()[-1] not in ".!?)" or "<" in before:
         return True
     *found, end = sentences(f"{before.rstrip()}\n.")

@@ -1,6 +1,6 @@
-"""A lenient JSON parser for the output of models. Common errors are accepted, but nothing is guessed.
+"""A lenient JSON parser for the output of models. Common errors are accepted if they have only one possible meaning.
 
-Accepted beyond JSON: trailing commas, single and typographic quotes, ``True``/``False``/``None``, comments, line breaks in strings,
+Accepted in addition to JSON: trailing commas, single and typographic quotes, ``True``/``False``/``None``, comments, line breaks in strings,
 keys without quotes, unknown escapes. Rejected: an object that is not closed, unescaped quotes, a key with two different values, nesting
 deeper than :data:`DEEPEST`, and any other error. This module knows nothing of verdicts.
 """
@@ -28,14 +28,14 @@ _SURROGATES = re.compile(r"[\ud800-\udfff]")
 
 
 class NotAnObject(ValueError):
-    """A text that starts like a JSON object is not one."""
+    """A text starts like a JSON object, but has an error that is not accepted."""
 
 
 def object_at(text: str, start: int) -> tuple[dict[str, Any], int]:
-    """The members of the object that starts at ``start``, and the index of its end. Takes time linear in the length of the text.
+    """Return the members of the object that starts at ``start``, and the index of its end. Takes time linear in the length of the text.
 
     Raises:
-        NotAnObject: it is not closed, or it has an error that is not accepted.
+        NotAnObject: the object is not closed, or has an error that is not accepted.
 
     Example:
         >>> object_at("{'score': 7, ok: True,}", 0)
@@ -49,7 +49,7 @@ def object_at(text: str, start: int) -> tuple[dict[str, Any], int]:
 
 
 def _rewritten(text: str, start: int) -> tuple[list[str], int]:
-    """The object's tokens in strict JSON, and the index of its end."""
+    """Return the tokens of the object, rewritten as strict JSON, and the index of the object's end."""
     strict: list[str] = []
     depth, at = 0, start
     while match := _TOKEN.match(text, at):
@@ -63,7 +63,7 @@ def _rewritten(text: str, start: int) -> tuple[list[str], int]:
             piece = _WORDS.get(piece, piece)
         elif piece == ":" and strict and _KEY.fullmatch(strict[-1]):
             strict[-1] = f'"{strict[-1]}"'
-        elif piece in "}]" and len(strict) > 1 and strict[-1] == "," and strict[-2] not in ",{[":
+        elif piece in "}]" and strict[-1:] == [","] and strict[-2] not in ",{[":
             strict.pop()
         strict.append(piece)
         depth += (piece in "{[") - (piece in "}]")
@@ -90,7 +90,7 @@ def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _whole(value: Any) -> Any:
-    """The value. In a text, a lone surrogate from an escape is replaced by U+FFFD, as pydantic rejects it."""
+    """Return the value. In a text, replace each lone surrogate that an escape made by U+FFFD, because pydantic rejects lone surrogates."""
     if not isinstance(value, str) or not _SURROGATES.search(value):
         return value
     return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

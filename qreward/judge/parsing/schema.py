@@ -1,7 +1,7 @@
-"""The pydantic model of a verdict: its deciding field, its validation, its JSON schema and its instruction for the prompt.
+"""The pydantic model of a verdict: its deciding field, its validation, its JSON schema, and the instruction in the prompt.
 
-The strict JSON schema uses only what OpenAI's strict mode, its fine-tuned models and guided decoding all accept. Every object is closed and
-requires all its members, and no keyword limits a value: limits are written into descriptions, and enforced when an answer is parsed.
+The strict JSON schema uses only keywords that OpenAI's strict mode, OpenAI's fine-tuned models and guided decoding accept. Every object is
+closed and requires all its members. No keyword limits a value: limits are written into descriptions, and checked when an answer is parsed.
 Source: https://platform.openai.com/docs/guides/structured-outputs#supported-schemas
 """
 
@@ -46,7 +46,7 @@ _KEPT = frozenset({"type", "enum", "description", "$ref", "$defs", "anyOf", "ite
 
 
 class ScoreVerdict(BaseModel):
-    """A number, and why. The reason comes first, so that a judge writes it before the number.
+    """A score with a reason. The reason comes first, so that a judge writes the reason before the number.
 
     Example:
         >>> ScoreVerdict(reason="Right, but long.", score=7).score
@@ -58,7 +58,7 @@ class ScoreVerdict(BaseModel):
 
 
 class YesNoVerdict(BaseModel):
-    """Yes or no, and why. The values true and false are accepted for yes and no.
+    """Yes or no, with a reason. The values true and false are accepted for yes and no.
 
     Example:
         >>> YesNoVerdict(verdict="Yes").score
@@ -77,12 +77,12 @@ class YesNoVerdict(BaseModel):
 
     @property
     def score(self) -> float:
-        """1 for yes, 0 for no."""
+        """1.0 for yes, 0.0 for no."""
         return float(self.verdict == "yes")
 
 
 class PreferenceVerdict(BaseModel):
-    """Which of two responses is better, and why.
+    """The better of two responses, with a reason.
 
     Example:
         >>> PreferenceVerdict(preferred="tie").score
@@ -94,7 +94,7 @@ class PreferenceVerdict(BaseModel):
 
     @property
     def score(self) -> float:
-        """1 for A, 0 for B, 0.5 for a tie."""
+        """1.0 for A, 0.0 for B, 0.5 for a tie."""
         return {"A": 1.0, "B": 0.0, "tie": 0.5}[self.preferred]
 
 
@@ -103,17 +103,18 @@ _DESCRIPTIONS: Mapping[type, str] = {
     YesNoVerdict: "Yes or no, and why.",
     PreferenceVerdict: "Which of two responses is better, and why.",
 }
-"""The descriptions in the schemas of these models. Part of the keys of cached answers, and therefore not taken from the docstrings."""
+"""Descriptions in the schemas of these models. Docstrings are not used here: a schema is part of the keys of cached answers, and a changed
+docstring would make the cached answers useless."""
 
 
 class FieldKind(NamedTuple):
-    """What a field allows: numbers, a choice of texts, or neither.
+    """The values that a field allows: numbers, a choice of texts, or neither.
 
     Attributes:
-        number: True if it allows numbers.
-        options: the spellings of its choices, each with its value; empty if it is not a choice of texts.
-        numerals: the only numbers that it allows, each with its value in the model; empty if it allows any number.
-        limits: lowest and highest number that it allows, if it has both.
+        number: True if the field allows numbers.
+        options: spelling -> value of each choice; empty if the field is not a choice of texts.
+        numerals: (number, value in the model) of each choice, if the field is a choice of numbers; else empty.
+        limits: lowest and highest number, if the field limits both.
     """
 
     number: bool = False
@@ -128,9 +129,10 @@ class VerdictSchema(Generic[M]):
 
     Attributes:
         model: the pydantic model.
-        name: name of the deciding field. None if there is none: then only a JSON object is accepted, and all its fields decide.
-        kind: what the deciding field allows.
-        scale: lowest and highest number.
+        name: name of the deciding field. If it is None, only a JSON object is accepted, and all its fields are compared with those of a
+            second verdict.
+        kind: the values that the deciding field allows.
+        scale: lowest and highest score.
     """
 
     model: type[M]
@@ -140,7 +142,7 @@ class VerdictSchema(Generic[M]):
 
     @classmethod
     def of(cls, model: type[M], scale: Scale | None) -> VerdictSchema[M]:
-        """The schema of ``model``. The deciding field is ``score``, else the only required field that is a number, a bool or a choice."""
+        """Return the schema of ``model``. :func:`~qreward.judge.parsing.read` says which field decides."""
         raw = _raw_schema(model, by_alias=False, schema_generator=_PlainNumbers)
         defs = raw.get("$defs", {})
         nodes = _resolved(raw, defs).get("properties", {})
@@ -153,20 +155,21 @@ class VerdictSchema(Generic[M]):
 
     @property
     def key(self) -> str:
-        """The name of the deciding field in JSON."""
-        return self._keys(self.name)[0] if self.name else ""
+        """The name of the deciding field in JSON. Must not be read if no field decides."""
+        assert self.name
+        return self._keys(self.name)[0]
 
     def _keys(self, name: str) -> list[str]:
         return _aliases(name, self.model.model_fields[name])
 
     @cached_property
     def _known(self) -> Mapping[str, str]:
-        """The JSON keys of all fields, by their spelling without case and separators."""
+        """Spelling without case and separators -> JSON key, for all fields."""
         return {_folded(key): key for name in self.model.model_fields for key in reversed(self._keys(name))}
 
     @cached_property
     def _deciding(self) -> frozenset[str]:
-        """The keys of the deciding field, or of the required fields if there is no deciding one."""
+        """The keys of the deciding field. If there is none: those of all required fields, or of all fields if none is required."""
         fields = self.model.model_fields
         names = [self.name] if self.name else [name for name, info in fields.items() if info.is_required()] or list(fields)
         return frozenset(_folded(key) for name in names for key in self._keys(name))
@@ -175,7 +178,7 @@ class VerdictSchema(Generic[M]):
         return not self._deciding.isdisjoint(map(_folded, members))
 
     def of_members(self, members: Mapping[str, Any]) -> M:
-        """The verdict from the members of a JSON object. Raises :class:`Unreadable`."""
+        """Return the verdict that the members of a JSON object state. Raises :class:`Unreadable`."""
         known, given = self._known, dict[str, Any]()
         for key, value in members.items():
             own = known.get(_folded(key), key)
@@ -201,7 +204,10 @@ class VerdictSchema(Generic[M]):
         return verdict
 
     def value_of(self, members: dict[str, Any]) -> object:
-        """The value by which verdicts are compared; None if the members lack the deciding field. Raises as ``of_members`` does."""
+        """Return the value that is compared with that of another verdict, or None if the members lack the deciding field.
+
+        Raises :class:`Unreadable`.
+        """
         if not self._decides(members):
             return None
         verdict = self.of_members(members)
@@ -213,7 +219,10 @@ class VerdictSchema(Generic[M]):
         return _plain_value(getattr(verdict, self.name))
 
     def _as_field(self, number: float, written: Any) -> Any:
-        """The number as the model accepts it: one of its choices if it has any. An integer keeps digits that a float would lose."""
+        """Return the number as the model accepts it. If the field is a choice of numbers, it must be one of them.
+
+        A large integer is returned as it was written, because a float would lose digits.
+        """
         if self.kind.numerals:
             for own, value in self.kind.numerals:
                 if own == number:
@@ -222,8 +231,11 @@ class VerdictSchema(Generic[M]):
         return written if isinstance(written, int) else int(number) if number.is_integer() else number
 
     def _complaint(self, error: ValidationError) -> str:
-        """Pydantic's error type, and the member if it is the model's. Its message and input are left out, as they may quote the answer."""
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        """Return a description of the error: its type, and the member if the model has such a member.
+
+        Pydantic's message and input are left out, because they may quote the answer.
+        """
+        first = error.errors()[0]
         place, kind = str(next(iter(first["loc"]), "")), first["type"].replace("_", " ")
         at = f' at "{place}"' if place in self._known.values() else ""
         return f"The JSON object does not fit{at}: {kind}."
@@ -238,14 +250,14 @@ def _plain_value(value: Any) -> Any:
 
 
 def _aliases(name: str, info: FieldInfo) -> list[str]:
-    alias = info.validation_alias or info.alias
+    alias = info.validation_alias
     if isinstance(alias, AliasChoices):
         return [choice for choice in alias.choices if isinstance(choice, str)] or [name]
     return [alias] if isinstance(alias, str) else [name]
 
 
 def _kind(node: dict[str, Any], defs: dict[str, Any]) -> FieldKind:
-    """The kind of a field, from its JSON schema."""
+    """Return the values that a field allows, according to its JSON schema."""
     node = _resolved(node, defs)
     if node.get("type") == "boolean" and "enum" not in node:
         return FieldKind(options={"yes": True, "no": False, "true": True, "false": False})
@@ -265,7 +277,7 @@ def _kind(node: dict[str, Any], defs: dict[str, Any]) -> FieldKind:
 
 
 def _numeral(value: Any) -> float | None:
-    """The number of a choice that is a number or the text of one; None for others."""
+    """Return the number of a choice such as ``7`` or ``"7"``, or None if the choice is not a finite number."""
     if not isinstance(value, int | float | str) or isinstance(value, bool) or (isinstance(value, str) and not _NUMERAL.fullmatch(value)):
         return None
     number = float(value) if isinstance(value, str) or abs(value) <= sys.float_info.max else inf
@@ -273,7 +285,7 @@ def _numeral(value: Any) -> float | None:
 
 
 class _PlainNumbers(GenerateJsonSchema):
-    """A ``Decimal`` is a number, not a number or a text."""
+    """Describes a ``Decimal`` as a number. Pydantic describes it as a number or a text."""
 
     def decimal_schema(self, schema: Any) -> dict[str, Any]:
         return self.float_schema(schema)
@@ -287,13 +299,13 @@ def _raw_schema(model: type[BaseModel], **how: Any) -> dict[str, Any]:
 
 
 def _resolved(node: dict[str, Any], defs: dict[str, Any]) -> dict[str, Any]:
-    """The node, or what it refers to."""
+    """Return the node, or the definition that it refers to."""
     node = _rewritten(node)
     return _rewritten(defs[node["$ref"].rpartition("/")[2]]) if "$ref" in node else node
 
 
 def schema_of(model: type[BaseModel], scale: Scale | None = None) -> dict[str, Any]:
-    """The strict JSON schema of a verdict, for ``response_format``. Raises ``ConfigError`` for a member that it cannot express.
+    """Return the strict JSON schema of a verdict, for ``response_format``. Raises ``ConfigError`` if such a schema cannot express a member.
 
     Example:
         >>> from qreward.judge.parsing import ScoreVerdict
@@ -313,7 +325,7 @@ def schema_of(model: type[BaseModel], scale: Scale | None = None) -> dict[str, A
 
 
 def instruction(model: type[BaseModel], scale: Scale | None = None) -> str:
-    """The instruction for the prompt that describes the form of a verdict.
+    """Return the part of a prompt that tells the judge in which form to answer.
 
     Example:
         >>> from qreward.judge.parsing import ScoreVerdict
@@ -332,7 +344,7 @@ def _strict(node: dict[str, Any], where: str) -> dict[str, Any]:
     strange = node.keys() - _KEPT - _IN_WORDS.keys() - _DROPPED - {"required", "additionalProperties"}
     if strange or node.get("additionalProperties") not in (None, False, True) or not node.keys() & {"type", "enum", "$ref", "anyOf"}:
         raise ConfigError(f"{where} cannot be described by a strict JSON schema: give it a plain type.")
-    if "$ref" in node and "properties" not in node:
+    if "$ref" in node:
         return {"$ref": node["$ref"]} | ({"$defs": _each(node["$defs"], "")} if "$defs" in node else {})
     kept: dict[str, Any] = {key: node[key] for key in ("type", "enum") if key in node}
     if node.get("type") == "object":
@@ -351,7 +363,7 @@ def _strict(node: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _rewritten(node: dict[str, Any]) -> dict[str, Any]:
-    """The node in keywords that strict mode supports."""
+    """Return the node with ``const``, ``oneOf`` and ``allOf`` replaced by keywords that strict mode supports."""
     node = dict(node)
     if "const" in node:
         node["enum"] = [node.pop("const")]
@@ -378,7 +390,7 @@ def _described(node: dict[str, Any], more: str) -> dict[str, Any]:
 
 
 def _words(node: dict[str, Any], defs: dict[str, Any]) -> str:
-    """A member described in words."""
+    """Return a description of a member in words."""
     target = defs[node["$ref"].rpartition("/")[2]] if "$ref" in node else node
     return ", ".join(filter(None, (_type_words(target, defs), node.get("description") or target.get("description"))))
 

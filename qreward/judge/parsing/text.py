@@ -1,11 +1,12 @@
-"""Verdicts in free text: one sentence that is a verdict and nothing else, without a second verdict or a revision.
+"""Verdicts in free text. A verdict is accepted if one sentence consists of it, and no other sentence contradicts or may revise it.
 
-1. Reasoning is removed (:func:`without_reasoning`), and so are quotations (:func:`own_words`). JSON objects are collected.
-2. The rest is split into sentences, and sentences that may report someone else's words are marked (:func:`sentences`).
+1. Reasoning is removed (:func:`without_reasoning`). Quotations are removed and JSON objects are collected (:func:`own_words`).
+2. The rest is split into sentences. Sentences that may report someone else's words are marked (:func:`sentences`).
 3. Each sentence is matched as a whole against the forms of a verdict (:class:`TextReader`).
-4. The other sentences are searched for a second verdict and, after the verdict, for words or numbers that may revise it.
+4. The other sentences are searched for a different verdict. Those after the verdict are also searched for words and numbers that may
+   revise it.
 
-Every step takes time linear in the length of the text, which may be hostile. This module knows no pydantic model.
+The text may be hostile, so every step takes time linear in its length. This module knows no pydantic model.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ from qreward.judge.parsing.json import NotAnObject, object_at
 Scale = tuple[float, float]
 
 GAP = "\ufffc"
-"""Replaces a quotation in the judge's own words."""
+"""The character that replaces a quotation."""
 OBJECT = "\ue000"
-"""Replaces a JSON object that is a verdict."""
+"""The character that replaces a JSON object with a verdict."""
 
 
 class Unreadable(ValueError):
-    """An answer is not accepted as a verdict.
+    """The answer is not accepted as a verdict.
 
     Attributes:
-        reason: one short sentence that can be sent to the judge with the repeated request. It never quotes the answer, so a judged text
-            cannot inject instructions through it.
+        reason: one short sentence that can be sent to the judge with the repeated request. It never quotes the answer, so that a judged
+            text cannot inject instructions through it.
     """
 
     def __init__(self, reason: str) -> None:
@@ -43,30 +44,35 @@ _THOUGHT = re.compile(r"<(/?)(think|thinking|reasoning|thought)>", re.IGNORECASE
 
 
 def without_reasoning(text: str) -> tuple[str, str]:
-    """Remove the reasoning blocks of an answer. Returns ``(text before a lone closing tag or "", answer)``.
+    """Remove the reasoning blocks of an answer.
 
-    A chat template may put the opening tag into the prompt, so that the answer contains only the closing one. A closing tag after a block,
-    or a second lone one, may come from a judged text, so that it is unclear which side of it is the judge's; the text before it contains
-    another tag then. Raises ``Unreadable`` for a second lone one, if a block is not closed, or if the answer ends with reasoning.
+    A chat template may put the opening tag into the prompt, so that the answer contains only the closing tag. But a closing tag without an
+    opening one may also come from a judged text that the judge quotes. The caller must then check the text before the tag.
+
+    Returns:
+        The text before a closing tag that has no opening tag, ``""`` if there is no such tag; and the answer without reasoning.
+
+    Raises:
+        Unreadable: two closing tags have no opening tag, a block is not closed, or the answer ends with reasoning.
     """
     kept: list[str] = []
-    start, opened, blocks, before = 0, "", 0, ""
+    start, opened, before = 0, "", ""
     for tag in _THOUGHT.finditer(text):
         closing, name = bool(tag[1]), tag[2].lower()
         if opened:
             if closing and name == opened:
-                start, opened, blocks = tag.end(), "", blocks + 1
+                start, opened = tag.end(), ""
         elif not closing:
             kept.append(text[start : tag.start()])
             opened = name
-        elif before:  # here, as collecting the text before each of many tags would take quadratic time
+        elif before:  # raised at once, because collecting the text before each of many tags would take quadratic time
             raise Unreadable("The answer has two closing reasoning tags without opening ones.")
         else:
             before, start = text[: tag.start()] or " ", tag.end()
     if opened:
         raise Unreadable("The reasoning of the answer is not closed.")
     answer = "".join([*kept, text[start:]])
-    if answer.strip() and blocks and not text[start:].strip():
+    if answer.strip() and not text[start:].strip():
         raise Unreadable("The answer ends with reasoning, which may revise what precedes it.")
     return before, answer
 
@@ -101,16 +107,17 @@ _RUNS_ON = re.compile(r"\n[ \t]*\S")
 
 
 ValueOf = Callable[[dict[str, Any]], Any]
-"""Returns the value of a JSON object's members; None if the object is not a verdict."""
+"""Returns the value of the verdict that a JSON object's members state; None if the object is not a verdict."""
 Found = list[tuple[Any, dict[str, Any]]]
-"""The value and the members of each JSON object in an answer that is a verdict, in order."""
+"""(value, members) of each JSON object in an answer that is a verdict, in order."""
 
 
 def own_words(text: str, value_of: ValueOf) -> tuple[str, Found]:
-    """The judge's own words, with a :data:`GAP` for each quotation and an :data:`OBJECT` for each verdict in JSON; and these verdicts.
+    """Return the judge's own words, and the verdicts in JSON among them.
 
-    Quotations are: text in quotation marks, inline code, fenced blocks (except a ``json`` block with one object), lines after ``>``, HTML
-    comments, and tags other than layout tags and tags around a value. Inside a quotation only its closing mark has a meaning.
+    In the words, a :data:`GAP` stands for each quotation and an :data:`OBJECT` for each verdict in JSON. Quotations are: text in quotation
+    marks, inline code, fenced blocks (except a ``json`` block with one object), lines after ``>``, HTML comments, and the content of tags
+    other than layout tags and tags around a value. A quotation ends with its closing mark; other marks in it are ignored.
 
     Example:
         >>> own_words('It says "Score: 10". Score: 2', lambda members: None)
@@ -150,12 +157,12 @@ _UNPAIRED = "It is not clear what the answer quotes: its quotation marks, fences
 
 
 def _opened(mark: re.Match[str], *, runs_on: bool) -> tuple[str, str]:
-    """The text that replaces a mark outside of quotations, and the mark that closes the quotation it opens; ``""`` if it opens none."""
+    """Return the text that replaces a mark, and the closing mark of the quotation that it opens, ``""`` if it opens none."""
     if mark["block"]:
         if runs_on:
             raise Unreadable("It is not clear where a block quote of the answer ends.")
         return GAP, ""
-    if mark["apostrophe"] or mark[0] == "-->":  # it may be the real end of a quotation that the quoted text closed earlier
+    if mark["apostrophe"] or mark[0] == "-->":  # may be the true end of a quotation, if the quoted text contained a closing mark
         return mark[0] + GAP, ""
     if mark[0].endswith("/>"):
         return " ", ""
@@ -175,7 +182,7 @@ def _closes(mark: re.Match[str], closer: str) -> bool:
 
 
 def _object(text: str, start: int, value_of: ValueOf, found: Found) -> tuple[str, int]:
-    """The replacement for an object that may start at ``start``, alone or in a ``json`` block, and the index of its end."""
+    """Return the replacement for a text that may be a JSON object or a ``json`` block with one, and the index of its end."""
     block = _JSON_BLOCK.match(text, start)
     start = block.end() if block else start
     if not block and not _LIKE_JSON.match(text, start):
@@ -207,7 +214,7 @@ _ANY_NUMBER = re.compile(r"(?<![\w.,])[+\-\u2212]?\d+(?:[.,]\d+)?|(?<=[-\u2013])
 
 
 def number_of(value: object, scale: Scale | None) -> float:
-    """A member of a JSON object as a number on the scale. It may be a number, or a text that contains one, such as ``7/10``."""
+    """Return a member of a JSON object as a number on the scale. It may be a number, or a text such as ``7`` or ``7/10``."""
     if isinstance(value, str) and (match := _SCORE_ALONE.fullmatch(value.strip())):
         return _score(match, scale)
     if isinstance(value, int | float) and not isinstance(value, bool):
@@ -245,7 +252,7 @@ def _on_scale(value: float | Decimal, scale: Scale | None) -> float:
 
 
 def shown(end: float) -> str:
-    """An end of a scale as a text, without a trailing ``.0``."""
+    """Return the lowest or highest number of a scale as a text, without a trailing ``.0``."""
     return f"{end:g}"
 
 
@@ -254,7 +261,7 @@ def shown(end: float) -> str:
 _BOXED = re.compile(r"\$?\\boxed\{ ?(?:\\text\{)?([^{}\n]{1,30})\}?\}\$?")
 _MATH = re.compile(r"(?<!\w)(?:\$([^$\n]{1,20})\$|\\\(([^\n]{1,20}?)\\\))(?!\w)")
 _EMPHASIS = re.compile(r"(?<![0-9A-Za-z])[*_]+|[*_]+(?![0-9A-Za-z])")
-_BULLET = re.compile(r"(?:(?:#{1,6}|[-+*\u2022]|\(?\d{1,2}[.)])[ \t]+)*")
+_BULLET = re.compile(r"^(?:(?:#{1,6}|[-+*\u2022]|\(?\d{1,2}[.)])[ \t]+)+")
 _SPACES = re.compile(r"[ \t\u00a0\u202f]+")
 _ENDS = re.compile(r" (?<=[.!?\u3002\uff01\uff1f] )(?<!\.\. )(?<!\b[A-Za-z]\.[A-Za-z]\. )(?<!\bvs\. )(?<!\bcf\. )(?<!\bviz\. )")
 _WIDE_STOP = re.compile(r"[\u3002\uff01\uff1f]")
@@ -281,17 +288,21 @@ _OWN = re.compile(
 
 
 class Sentence(NamedTuple):
-    """A sentence outside of quotations, without markup. ``own`` is False if it may report someone else's words without quotation marks."""
+    """A sentence outside of quotations, without markup.
+
+    ``own`` is False if the sentence may report someone else's words without quotation marks.
+    """
 
     text: str
     own: bool
 
 
 def sentences(words: str) -> Iterator[Sentence]:
-    """The sentences of ``words`` in order.
+    """Yield the sentences of ``words`` in order.
 
-    Two kinds of sentences are not the judge's own: those between two quotations, as the quoted text itself may have closed the first; and
-    those after "The candidate wrote:", to the end of the paragraph, or to the end of the answer if those words are a line of their own.
+    Two kinds of sentences are not the judge's own. A sentence between two quotations may belong to a quoted text that contains quotation
+    marks. A sentence after "The candidate wrote:" may be reported speech. Reported speech ends with the paragraph, or with the answer if
+    "The candidate wrote:" is a line of its own.
     """
     report, gaps, all_gaps = "", 0, words.count(GAP)
     for raw in words.split("\n"):
@@ -311,8 +322,7 @@ def _line(raw: str) -> str:
     line = _SPACES.sub(" ", raw).strip(" \u200b\ufeff")
     if line.startswith("|"):
         line = ": ".join(cell.strip() for cell in line.strip("| ").split("|"))
-    bullet = _BULLET.match(line)
-    line = line[bullet.end() :] if bullet else line
+    line = _BULLET.sub("", line, count=1)
     if "$" in line or "\\" in line:
         line = _MATH.sub(lambda found: found[1] or found[2], _BOXED.sub(r"\1", line))
     if "*" in line or "_" in line:
@@ -321,9 +331,10 @@ def _line(raw: str) -> str:
 
 
 def _report(part: str, *, titled: bool) -> str:
-    """How far someone else's words may reach after a sentence: to the end of the ``paragraph``, the ``next`` one, or the ``answer``."""
-    if part[-1] in f".!?;{GAP}" and not titled and ":" not in part and "\uff1a" not in part:
-        return ""
+    """Return how far reported speech may reach after a sentence: to the end of the ``paragraph``, the ``next`` paragraph or the ``answer``.
+
+    Returns ``""`` if no reported speech follows.
+    """
     part = _ABOUT.sub(" ", part)
     reports = bool(_REPORTS.search(part))
     names = bool(_NAMES_ANOTHER.search(part)) and not _OWN.search(part)
@@ -339,7 +350,7 @@ def _report(part: str, *, titled: bool) -> str:
 # Verdicts.
 
 _TASK_WORDS = frozenset({"answer", "result", "total", "conclusion", "output", "solution", "choice"})
-"""Labels that may also name the result of the task. They never introduce a verdict in words, even if a field has such a name."""
+"""Labels that may also name the result of the task. They never introduce a verdict, even if the deciding field has such a name."""
 _LEAD = r"(?:(?:my|the|so|thus|therefore|hence|and|here is|here['\u2019]s|overall|final)[ ,]+){0,5}"
 _SPAN = r"[0-9]{1,9}(?:\.[0-9]{1,9})?"
 _RANGE = rf"(?: ?[(\[](?:(?:on )?(?:a )?(?:scale )?(?:of |from )?(?P<low>{_SPAN}) ?(?:-|\u2013|to) ?|out of )(?P<high>{_SPAN})[)\]])?"
@@ -365,7 +376,7 @@ _REASON = re.compile(
     r"(?:\u7406\u7531|\u539f\u56e0|\u89e3\u91ca)[:\uff1a]",
     re.IGNORECASE,
 )
-"""The labels that mark a text after a verdict as its reasons."""
+"""The labels that may begin a text after the verdict."""
 _REVISES = re.compile(
     r"\b(?:wait|h+m+|actually|rather|instead|nope|oops|whoops|oh|sorry|apolog\w*|edit|erratum|hold on|hang on|not so fast|never ?mind|"
     r"on reflection|second (?:thoughts?|look)|corrections?|correct(?:ed|ing)|revis\w*|reconsider\w*|rethink\w*|the above|"
@@ -377,24 +388,24 @@ _REVISES = re.compile(
     r"zero|two|three|four|five|six|seven|eight|nine|ten)\b|^no\b|~~|\u7b49\u7b49|\u4e0d\u5bf9|\u66f4\u6b63|\u4fee\u6b63|\u6539\u4e3a|\u91cd\u65b0",
     re.IGNORECASE,
 )
-"""Words that may revise a verdict. A reason is about the response, not about the judge, the verdict or another number."""
+"""Words that may revise a verdict. Most of them speak of the judge, of the verdict or of another number; reasons speak of the response."""
 _PAIR_NOUN = r"(?:(?:the )?(?:response|assistant|answer|option|candidate|model|output) )?"
 
 
 class TextReader:
-    """Finds the only verdict in a text. One instance serves all answers with the same form of verdict.
+    """Finds the verdict in a text, if there is exactly one. One instance reads all answers with the same form of verdict.
 
     Args:
-        field: name of the deciding field, which is also accepted as a label.
+        field: the name of the deciding field, which is also accepted as a label. None if no field decides.
         scale: lowest and highest score.
-        options: the value of each choice, by its spellings. None if the verdict is a number.
+        options: spelling -> value of each choice. None if the verdict is a number.
 
     Example:
         >>> TextReader("score", (0, 10)).read("It is right.\\nScore: 7/10", lambda members: None)
         (7.0, None)
     """
 
-    def __init__(self, field: str, scale: Scale | None, options: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, field: str | None, scale: Scale | None, options: Mapping[str, Any] | None = None) -> None:
         self._scale, self._options = scale, options
         own = "" if not field or _TASK_WORDS.intersection(field.lower().split("_")) else "|" + re.escape(field).replace("_", "[ _]")
         labels = f"(?:{_SCORE_LABELS if options is None else _CHOICE_LABELS}{own})"
@@ -410,7 +421,10 @@ class TextReader:
         self._span = re.compile(rf"(?<![\w.])(?:0|1|{low}) ?(?:-|\u2013|to|and) ?{top}(?!\w|\.\d)", re.IGNORECASE)
 
     def _choices(self, options: Mapping[str, Any]) -> str:
-        """The pattern of a choice. Also prepares those of sentences that make a choice, as some, such as "A", occur in every text."""
+        """Return the pattern of a choice, and compile the patterns of sentences that make a choice.
+
+        These sentences need patterns of their own, because a choice such as "A" occurs in every text.
+        """
         pair = {"A", "B", "tie"} <= options.keys()
         if pair:
             a, b, tie = options["A"], options["B"], options["tie"]
@@ -431,7 +445,10 @@ class TextReader:
         return rf"{noun}(?P<option>{one})"
 
     def read(self, text: str, value_of: ValueOf) -> tuple[Any, dict[str, Any] | None]:
-        """Find the verdict in an answer without its reasoning: its value, and the members of its JSON object, if it is one."""
+        """Return the verdict in an answer without reasoning: its value, and its members if it is a JSON object, else None.
+
+        Raises :class:`Unreadable`.
+        """
         own_text, objects = own_words(text, value_of)
         found = list(sentences(own_text))
         given = iter(objects)
@@ -447,7 +464,7 @@ class TextReader:
                 verdicts.append((index, *(mine[0] if mine else (self._value(match), None))))
             else:
                 others.append((index, stated))
-                verdicts += [(-1, value, None) for value, _ in mine]  # conflicts with a different verdict, but is none itself
+                verdicts += [(-1, value, None) for value, _ in mine]  # not accepted, but a different verdict conflicts with it
         return self._settled(verdicts, others)
 
     def _settled(
@@ -475,7 +492,7 @@ class TextReader:
         return _score(match, self._scale)
 
     def differs(self, words: str, value: Any) -> bool:
-        """Whether a sentence may contain a verdict other than ``value``. Aspects ("Style: 6/10") are none."""
+        """Return whether a sentence may contain a verdict other than ``value``. A score of an aspect ("Style: 6/10") is not a verdict."""
         if self._options is not None:
             made = [match for pattern in self._made for match in pattern.finditer(words)]
             made += self._any.finditer(words) if self._judging.search(words) else []

@@ -47,6 +47,13 @@ def test_an_answer_longer_than_any_verdict_is_refused_and_a_shorter_one_is_not()
     assert read(f"{filler}\nScore: 7", ScoreVerdict, scale=(0, 10)).score == 7
     with pytest.raises(Unreadable, match="too long"):
         read(f"{filler}{filler}\nScore: 7", ScoreVerdict, scale=(0, 10))
+    forms = {"object": ('{"score": 7, "reason": "', "It is so", '"}', 0), "thought": ("", "It is so", ".", len("</think>Score: 7"))}
+    for name, (begin, words, end, more) in forms.items():
+        longest = begin + (words * LONGEST)[: LONGEST - len(begin) - len(end)] + end
+        after = "</think>Score: 7" if more else ""
+        assert read(longest + after, ScoreVerdict, scale=(0, 10)).score == 7, name
+        with pytest.raises(Unreadable):
+            read(longest[: len(begin)] + "x" + longest[len(begin) :] + after, ScoreVerdict, scale=(0, 10))
 
 
 def steps(work: Callable[[], object]) -> int:

@@ -6,7 +6,7 @@ from enum import Enum, IntEnum
 from typing import Annotated, Any, Literal
 
 import pytest
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, field_validator
+from pydantic import AliasChoices, AliasPath, BaseModel, ConfigDict, Field, field_validator
 
 from qreward.judge.parsing import PreferenceVerdict, ScoreVerdict, Unreadable, YesNoVerdict, read
 
@@ -22,6 +22,10 @@ class Stars(BaseModel):
 class Two(BaseModel):
     helpful: int
     honest: int
+
+
+class Noted(Two):
+    note: str = ""
 
 
 class Reasoned(BaseModel):
@@ -48,6 +52,29 @@ class Named(BaseModel):
 
 class ManyNames(BaseModel):
     points: float = Field(validation_alias=AliasChoices("points", "score_given"))
+
+
+class Graded(BaseModel):
+    why: str
+    grade: Annotated[int, Field(ge=1, le=5)]
+    weight: float = 1.0
+
+
+class Unasked(BaseModel):
+    helpful: int = 0
+    honest: int = 0
+
+
+class Open(Two):
+    model_config = ConfigDict(extra="allow")
+
+
+class Task(BaseModel):
+    result: int
+
+
+class PathAlone(BaseModel):
+    points: float = Field(validation_alias=AliasChoices(AliasPath("points", 0)))
 
 
 def one(annotation: Any) -> type[BaseModel]:
@@ -90,6 +117,8 @@ def test_the_one_field_that_decides_may_be_written_in_words() -> None:
         (MARKS, "Grade: +", "+"),
         (MARKS, "[[-]]", "-"),
         (float | None, "Grade: 4", 4.0),
+        (Literal[1, 2] | float, "Grade: 1.5", 1.5),
+        (Literal["partly", "partly right"], "The verdict must be partly right for this.\nGrade: partly right", "partly right"),
     ]
     found = [(annotation, text, read(text, one(annotation)).grade) for annotation, text, _ in cases]  # type: ignore[attr-defined]
     assert found == cases
@@ -109,11 +138,16 @@ def test_what_is_no_value_of_the_field_is_refused() -> None:
     check(one(Literal["tie", "win"]), refused=("Grade: t\u0131e",))
     check(one(MARKS), refused=("Grade: ?",))
     check(one(str), refused=("Grade: 4",))
+    check(Task, result=(7, "Score: 7", '{"result": 7}'), refused=("Result: 7",))
+    check(one(Literal["good", 3]), refused=("Grade: good", "Grade: 3"), grade=("good", '{"grade": "good"}'))
+    check(one(Literal["good", " "]), refused=("Grade: good",), grade=("good", '{"grade": "good"}'))
+    check(one(Enum("Odd", {"ONE": 1.0, "ALL": float("inf")})), refused=("Grade: 1",))
 
 
 def test_the_scale_is_the_given_one_or_the_fields_own_limits() -> None:
     check(Stars, stars=(4, "Stars: 4/5"), refused=("Stars: 4/10", "Stars: 6", '{"stars": 0}'))
-    check(ScoreVerdict, score=(42, "Score: 42"), refused=("Score: 42/100",))
+    check(ScoreVerdict, score=(42, "Score: 42"), refused=("Score: 42/100", "<answer></answer>", "```\n```"))
+    check(Graded, grade=(4, '{"why": "x", "grade": "4/5"}'), refused=('{"why": "x", "grade": "4/10"}',))
     check(ScoreVerdict, scale=(0.0, 1.0), score=(0.7, "Score: 70%", '{"score": "70 %"}'), refused=("Score: 170%",))
     check(ScoreVerdict, scale=(0.0, 100.0), score=(70, "Score: 70%", '{"score": "70 %"}'), refused=("Score: 170%",))
     check(ScoreVerdict, scale=(-5, 5), score=(-3, "Score: -3", "Score: \u22123", '{"score": -3}', '{"score": "-3"}'))
@@ -136,18 +170,23 @@ def test_two_fields_that_could_decide_leave_objects_alone() -> None:
     two = '{"helpful": 3, "honest": 4} {"helpful": 3, "honest": 5}'
     check(Two, honest=(4, 'It is fine.\n{"helpful": 3, "honest": 4}'), refused=("helpful: 3", 'so: {"helpful": 3, "honest": 4}', two))
     check(Two, refused=('{"helpful": 3}',))
+    check(Unasked, helpful=(3, '{"helpful": 3}', 'It is fine.\n{"helpful": 3}'), refused=('It is fine.\n{"other": 3}',))
+    check(Open, honest=(4, 'It is fine.\n{"helpful": 3, "honest": 4, "more": 1}'))
+    noted = '{{"helpful": 3, "honest": 4, "note": "{}"}}'
+    check(Noted, honest=(4, f"{noted.format('so')}\n{noted.format('or so')}", '{"note": "first"}\n{"helpful": 3, "honest": 4}'))
 
 
 def test_a_default_and_null_never_stand_for_a_score_and_words_for_no_other_required_member() -> None:
     check(Generous, scale=(0, 10), refused=("{}", '{"reason": "fine"}', "It is fine.", '{"grade": 7}'))
     check(Maybe, score=(7, '{"score": 7}'), refused=('{"score": null}', '{"score": true}'))
-    check(Reasoned, score=(7, '{"reason": "right", "score": 7}'))
+    check(Reasoned, score=(7, '{"reason": "right", "score": 7}', '{"reason": "right", "score": 7, "Score": 7}'))
     with pytest.raises(Unreadable, match="reason"):
         read("Score: 7", Reasoned)
 
 
 def test_members_go_by_their_aliases() -> None:
     check(Named, points=(3, '{"finalPoints": 3}', '{"finalpoints": 3}', "Points: 3"))
+    check(PathAlone, refused=('{"points": [3]}',))
     check(ManyNames, points=(3, '{"score given": 3}', '{"score-given": 3}', '{"SCORE_GIVEN": 3}', '{" Score-Given ": 3}'))
 
 
@@ -163,7 +202,7 @@ class Picky(BaseModel):
 
 
 def test_a_validator_of_the_users_may_change_a_score_but_not_to_what_is_no_number() -> None:
-    check(Picky, scale=(0, 10), score=(0.7, "Score: 7/10"))
+    check(Picky, scale=(0, 10), score=(0.7, "Score: 7/10", 'Score: 7/10\n{"score": 7}'))
     with pytest.raises(Unreadable, match="finite"):
         read("Score: 0", Picky, scale=(0, 10))
 

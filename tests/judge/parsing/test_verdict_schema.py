@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 import pytest
 from pydantic import BaseModel, Field
+from typing_extensions import TypeAliasType
 
 from qreward.errors import ConfigError
 from qreward.judge.parsing import PreferenceVerdict, ScoreVerdict, Unreadable, YesNoVerdict, instruction, read, schema_of
@@ -96,6 +97,9 @@ def test_members_keep_their_order_and_limits_stand_in_words() -> None:
     assert properties["level"] == {"type": "integer", "enum": [1, 2, 3]}
     assert schema_of(Detailed)["$defs"]["Fault"]["properties"]["weight"]["description"] == "how bad; at least 1, at most 3"
     assert schema_of(Detailed)["description"] == "A long verdict."
+    assert schema_of(unstrict(Literal[1, "a"]))["properties"]["held"] == {"enum": [1, "a"]}
+    aliased = schema_of(unstrict(TypeAliasType("Held", float)), (0, 10))["properties"]["held"]
+    assert aliased == {"$ref": "#/$defs/Held"}, "strict mode takes no description beside a reference"
 
 
 def test_the_scale_is_described_at_the_field_that_decides() -> None:
@@ -136,6 +140,8 @@ def test_the_sentence_names_all_members_in_order_with_their_values() -> None:
     told = instruction(Detailed)
     assert '"faults": list of object with "kind", "weight", "where", What is wrong., at most 5 items' in told
     assert '"sure": true or false' in told
+    assert '"level": one of 1, 2, 3' in told
+    assert '"pet": object with "sort" or object with "sort"' in instruction(Pet)
 
 
 def test_the_sentence_repeated_is_no_verdict() -> None:

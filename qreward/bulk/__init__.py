@@ -1,1 +1,1 @@
-"""Bulks from files: requests are read, sent and written as streams, and a journal lets the same run go on where it stopped."""
+"""Bulk runs: send the requests of files and write the results. A journal lets an interrupted run continue where it stopped."""

@@ -1,6 +1,6 @@
-"""The calls of OpenAI's Batch API at one endpoint. Each is one attempt; the caller decides what follows a failure.
+"""Calls of OpenAI's Batch API at one endpoint. A failed call is not repeated here; the caller decides.
 
-Files are sent and read in pieces. Knows HTTP through the endpoint's transport, and nothing of runs and journals.
+Files are sent and read in pieces, through the endpoint's transport. This module does not depend on runs or journals.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from qreward.settings.policies import Endpoint
 from qreward.transport.connection import EndpointConnection, failure_of
 
 PAGE = 100
-"""Batches of one page of the list; the most that OpenAI allows."""
+"""Batches per page of the provider's list; OpenAI allows no more."""
 PAGES = 20
-"""Pages that are searched for a batch. It is among the newest, as it was created just before the run ended."""
+"""Most pages that are searched for a batch. It is among the newest, because it was created just before the run ended."""
 
 
 class CallFailed(Exception):
-    """A call failed. ``failure`` says how, without secrets."""
+    """A call has failed. ``failure`` has the kind of failure and an error without secrets."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(str(failure.error))
@@ -32,10 +32,10 @@ class CallFailed(Exception):
 
 
 class BatchApi:
-    """The Batch API of one endpoint. All methods raise ``CallFailed``, and close the connection when they are cancelled.
+    """The Batch API of one endpoint. Every method raises ``CallFailed`` if its call fails. A cancelled call closes its connection.
 
     Args:
-        endpoint: its address, key, proxy and TLS settings are used as for any request.
+        endpoint: the endpoint, whose address, key, proxy and TLS settings are used as for any request.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -63,16 +63,16 @@ class BatchApi:
         return self._read(FileObject, body, model).id
 
     async def create(self, file: str, url: str, tag: str, model: str) -> BatchObject:
-        """Create a batch of an uploaded file. If this fails, the batch may have been created: see ``find``."""
+        """Create a batch from an uploaded file. If the call fails, the batch may still have been created; ``find`` tells."""
         wanted = {"input_file_id": file, "endpoint": url, "completion_window": WINDOW, "metadata": {METADATA: tag}}
         return self._read(BatchObject, await self._call("POST", "/batches", model, msgspec.json.encode(wanted)), model)
 
     async def retrieve(self, batch: str, model: str) -> BatchObject:
-        """Return the present state of a batch."""
+        """Return the current state of a batch."""
         return self._read(BatchObject, await self._call("GET", f"/batches/{batch}", model), model)
 
     async def find(self, tag: str, model: str) -> BatchObject | None:
-        """Return the batch that was created with a tag, or None if there is none."""
+        """Return the batch with this tag, or None if there is none."""
         after = ""
         for _ in range(PAGES):
             body = await self._call("GET", f"/batches?limit={PAGE}{after}", model)

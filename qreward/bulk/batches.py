@@ -1,6 +1,6 @@
-"""The batches of a bulk run, one of the client per model or one of a scorer, and what runs on one journal and on several have in common.
+"""The batches of a bulk run: one per model, or one for a scorer. Each takes lines from a queue when it can send them.
 
-A batch takes lines from a queue as it can send them.
+``LineRun`` is the base class of :class:`~qreward.bulk.run.BulkRun` and :class:`~qreward.bulk.keyed.KeyedRun`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from qreward.bulk.budget import NOTHING, Spent
 from qreward.bulk.index import JournalFull
 from qreward.bulk.inputs import InputLine
 from qreward.bulk.journal import Journal
+from qreward.bulk.report import kind_of_error
 from qreward.bulk.requests import RequestReader
 from qreward.bulk.settings import BulkSettings
 from qreward.engine.batch import BatchWaiter
@@ -26,15 +27,24 @@ from qreward.scheduler.outcome import Failure, FailureKind, Outcome
 from qreward.scheduler.state import Attempt, BatchFeed, Pool
 
 WAITING = 1024
-"""Lines of one model that wait to be taken by its batch. Reading goes no further while a model has so many."""
-HOPELESS = 100
-"""If so many lines have failed and none has succeeded, the run stops: the fault is not in the lines."""
+"""Most lines in a queue. The input is not read further while a queue is full."""
+ALL_FAILED = 100
+"""The run stops after this many failed lines if none has succeeded, because the cause is probably not in the lines."""
 SCORING = 2048
-"""Lines that a scorer has at once. They count as sent, so the run after a killed one may send as many again."""
+"""Most lines that a scorer has at once. They count as sent, so the run after a killed one may send them again."""
 
 
 class Entry:
-    """A line that is being sent: a request, or the fields of an item for a scorer. ``reserved`` is the most that its attempts can cost."""
+    """A line that is to be sent or was sent.
+
+    Attributes:
+        ordinal: its position in the input, from 0.
+        digest, place: as in :class:`~qreward.bulk.inputs.InputLine`.
+        custom_id: its identifier in the output.
+        content: the request, or the item for a scorer.
+        reserved: the most that all of its attempts can cost.
+        started: True if the journal has recorded it as sent.
+    """
 
     __slots__ = ("content", "custom_id", "digest", "ordinal", "place", "reserved", "started")
 
@@ -45,7 +55,7 @@ class Entry:
 
 
 class LineQueue:
-    """Lines that wait to be taken by a batch, as its asynchronous input. Sets ``read_on`` when one was taken."""
+    """Lines that wait for a batch, which iterates over the queue. ``read_on`` is set whenever a line is taken."""
 
     def __init__(self, read_on: asyncio.Event) -> None:
         self._read_on = read_on
@@ -63,16 +73,16 @@ class LineQueue:
 
     @property
     def is_complete(self) -> bool:
-        """True if there are no further lines, and all were taken."""
+        """True if no further lines will come and all were taken."""
         return self._is_complete and not self._waiting
 
     def complete(self) -> None:
-        """There are no further lines."""
+        """Declare that no further lines will come."""
         self._is_complete = True
         self._changed.set()
 
     def close(self) -> None:
-        """Drop what waits; there are no further lines."""
+        """Drop the waiting lines, and declare that no further ones will come."""
         self._waiting.clear()
         self.complete()
 
@@ -89,14 +99,14 @@ class LineQueue:
 
 
 class ModelBatch(BatchWaiter):
-    """The batch of one model. A line counts as sent from just before its first attempt."""
+    """The batch of one model. A line is recorded as sent just before its first attempt."""
 
     def __init__(self, run: LineRun, model: str, pool: Pool) -> None:
         runtime, self.queue = run.runtime, LineQueue(run.read_on)
         collecting = runtime.collecting({"on_result": self._on_line, "progress": False, "keep_results": False}, pool, (), model)
-        super().__init__(runtime.driver(), pool, self.queue, lambda entry: entry.content, terms=run.request_options, **collecting)
+        super().__init__(runtime.driver(), pool, self.queue, lambda entry: entry.content, request_options=run.request_options, **collecting)
         self._bulk = run
-        self.carry = self._send
+        self.execute = self._send
         self._entries: dict[int, Entry] = {}
 
     def _add(self, feed: BatchFeed, item: Any) -> None:
@@ -108,16 +118,16 @@ class ModelBatch(BatchWaiter):
         if entry is not None and not entry.started:
             may_send = self._bulk.start(entry)
             if may_send:
-                await asyncio.sleep(0)  # lines of one turn of the event loop are written at once: 5 to 20 % less CPU time
+                await asyncio.sleep(0)  # so that all lines of one turn of the event loop are written together: 5 to 20 % less CPU time
                 may_send = self._bulk.write(entry)
             if not may_send:
                 return Failure(FailureKind.UNSENDABLE, QRewardError("the run has stopped"))
         return await self.driver.backend.send(attempt.source.handle, attempt.task.payload)
 
     def stop(self) -> None:
-        """Send no further line. Those that were sent are finished, retries included."""
+        """Send no further lines. Lines in flight are finished, with their retries."""
         self.queue.close()
-        if self in self.driver.waiters:  # else it has not begun, and ends at once
+        if self in self.driver.waiters:  # otherwise the batch has not begun, and ends at once
             self._feed.ended = True
             self._drop_unstarted()
             self._end_if_done()
@@ -130,7 +140,7 @@ class ModelBatch(BatchWaiter):
 
 
 class ScorerBatch:
-    """The batch of a judge or a reward model. A line counts as sent from when the scorer reads it, as it may need several requests."""
+    """The batch of a judge or a reward model. A line is recorded as sent when the scorer takes it."""
 
     def __init__(self, run: LineRun, scorer: Scorer) -> None:
         self._bulk, self._scorer, self.queue = run, scorer, LineQueue(run.read_on)
@@ -143,7 +153,7 @@ class ScorerBatch:
         self._stats = batch.stats.endpoints
 
     def stop(self) -> None:
-        """Give the scorer no further line. Those that it has are finished."""
+        """Give the scorer no further lines. It finishes those that it has."""
         self.queue.close()
 
     async def _items(self) -> AsyncIterator[Mapping[str, Any]]:
@@ -170,17 +180,19 @@ class LineRun(ABC):
     """A run that sends lines through batches, one per model, and records each line in a journal.
 
     Args:
-        runtime: that of the client.
-        journal: closed by the run.
-        settings: of the run.
-        reader: makes requests of lines.
-        scorer: makes a verdict of each line; None sends each line as a request.
-        done_before: lines that were done before this run.
+        runtime: runtime of the client.
+        journal: the journal; the run closes it.
+        settings: settings of the run.
+        reader: turns lines into requests.
+        scorer: scores each line; None sends each line as a request.
+        done_before: number of lines that were done before this run.
 
     Attributes:
-        runtime: that of the client.
-        scheduling, request_options: options of each request, as those of a call and as those of a task.
-        read_on: set when lines were taken or are done, so that more can be read.
+        runtime: runtime of the client.
+        scheduling: options of each request, as keyword arguments of a call.
+        request_options: the same options, for the scheduler.
+        read_on: event that is set when a line was taken from a queue or is done, so that the run may read more lines.
+        errors: kind of error -> number of lines of this run that failed with it, and the first message.
     """
 
     def __init__(
@@ -189,12 +201,13 @@ class LineRun(ABC):
         self.runtime, self._journal, self._settings, self._scorer = runtime, journal, settings, scorer
         self._reader = reader
         self.scheduling: Mapping[str, Any] = settings.scheduling()
-        hedge = {"hedge": False} if settings.is_limited else {}  # a copy would cost what is not reserved
+        hedge = {"hedge": False} if settings.is_limited else {}  # the cost of a hedge is not reserved
         self.request_options = runtime.request_options({**self.scheduling, **hedge})
         self.read_on = asyncio.Event()
         self._batches: dict[Pool | None, ModelBatch | ScorerBatch] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._done_before, self._ok, self._failed = done_before, 0, 0
+        self.errors: dict[str, tuple[int, str]] = {}
         self._is_flushing = False
 
     @property
@@ -204,18 +217,18 @@ class LineRun(ABC):
 
     @abstractmethod
     def stop(self, reason: QRewardError | str) -> None:
-        """Send nothing more. What is in flight is finished."""
+        """Send no further lines. Lines in flight are finished."""
 
     @abstractmethod
     def finish(self, entry: Entry, result: Result[Any]) -> None:
-        """Take in the result of a line."""
+        """Record the result of a line."""
 
     @abstractmethod
     def _ended(self, task: asyncio.Task[Any]) -> None:
         """A task of the run has ended."""
 
     def start(self, entry: Entry) -> bool:
-        """Record that a line is about to be sent. Returns False if it must not be."""
+        """Record that a line is about to be sent. Returns False if it must not be sent."""
         if self.is_stopping:
             return False
         try:
@@ -227,7 +240,7 @@ class LineRun(ABC):
         return True
 
     def write(self, entry: Entry) -> bool:
-        """Write these records to the journal. Returns False if this line must not be sent."""
+        """Write the records of ``start`` to the journal. Returns False if the line must not be sent."""
         try:
             self._journal.write()
         except QRewardError as error:
@@ -238,7 +251,7 @@ class LineRun(ABC):
         return True
 
     def _batch_of(self, entry: Entry, pool: Pool | None) -> ModelBatch | ScorerBatch:
-        """Return the batch of a line's model, whose endpoints are ``pool``; or, without a pool, that of the scorer."""
+        """Return the batch of a pool, or without a pool the batch of the scorer. It is created for its first line, ``entry``."""
         batch = self._batches.get(pool)
         if batch is None:
             if pool is not None:
@@ -257,18 +270,22 @@ class LineRun(ABC):
         return task
 
     def _record(self, ordinal: int, digest: int, text: bytes, error: QRewardError | None, spent: Spent = NOTHING) -> int | None:
-        """Record the result of a line. Returns the place of its record, or None if the disk is full."""
+        """Record the result of a line. Returns the offset of the record in the journal, or None if the disk is full."""
         try:
             place = self._journal.finish(ordinal, digest, text, spent, ok=error is None)
         except JournalFull as full:
             self.stop(full)
             return None
         self._ok += error is None
-        self._failed += error is not None
-        if self._failed >= HOPELESS and not self._ok and not self._done_before:
+        if error is not None:
+            self._failed += 1
+            kind = kind_of_error(error)
+            times, example = self.errors.get(kind, (0, str(error)))
+            self.errors[kind] = times + 1, example
+        if self._failed >= ALL_FAILED and not self._ok and not self._done_before:
             what = f"the first {self._failed} lines have all failed; the last one: {error}"
-            self.stop(f"{what}; when the cause is mended, go on with retry_failed to send them again")
-        if not self._is_flushing:  # results of one turn of the event loop are written at once
+            self.stop(f"{what}; correct the cause, then use retry_failed to send them again")
+        if not self._is_flushing:  # all results of one turn of the event loop are written together
             self._is_flushing = True
             asyncio.get_running_loop().call_soon(self._flush)
         self.read_on.set()

@@ -1,4 +1,7 @@
-"""What a bulk run may cost. What is in flight is reserved at the most that it can cost, so that the limit is never passed. Pure."""
+"""The budget of a bulk run, in tokens and US dollars.
+
+Before a request is sent, the most that it can cost is reserved, so the run never exceeds its limits. This module does no I/O.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,11 @@ from qreward.errors import ConfigError
 from qreward.results import Usage, dollars
 
 MESSAGE_TOKENS = 16
-"""Tokens that a chat template adds to a message, at most. OpenAI's adds 3, Llama 3's 5, with names and special tokens up to twice that."""
+"""Most tokens that a chat template adds to a message. OpenAI's adds 3, Llama 3's 5; names and special tokens can double that."""
 
 MEDIA = ("image_url", "image", "input_image", "audio_url", "input_audio", "video_url", "video", "file")
 MEDIA_TOKENS = 16_384
-"""Tokens of an image, a sound or a video, at most: the limit of Qwen2-VL for one image. A longer video or sound may pass it."""
+"""Most tokens that are counted for an image, a sound or a video: the limit of Qwen2-VL for one image. A long video can use more."""
 TEXTS = ("text", "input_text", "function")
 WITHOUT_OUTPUT = ("score", "rerank", "classify", "pooling", "embed", "embeddings", "moderations", "reward", "similarity", "tokenize")
 """Last parts of the routes that generate no text."""
@@ -29,7 +32,7 @@ Price = tuple[float, float]
 
 
 class Spent(msgspec.Struct, frozen=True, array_like=True):
-    """Tokens, and US dollars (0.0 where no endpoint has a price).
+    """An amount of tokens and its cost in US dollars (0.0 if no endpoint has a price).
 
     Example:
         >>> Spent(80, 0.5) + Spent(20) * 2 - Spent(40)
@@ -53,12 +56,12 @@ NOTHING = Spent()
 
 
 class SpendingLimit:
-    """The limits of a run, what it has spent, and what is reserved.
+    """The limits of a run, with the amounts that are spent and reserved.
 
     Args:
-        max_cost: US dollars; None for no limit.
-        max_tokens: prompt and completion tokens; None for no limit.
-        spent: what earlier runs have spent of it.
+        max_cost: limit in US dollars; None for no limit.
+        max_tokens: limit of prompt and completion tokens together; None for no limit.
+        spent: the amount that earlier runs have spent. It counts towards the limits.
 
     Example:
         >>> budget = SpendingLimit(max_tokens=100)
@@ -75,11 +78,11 @@ class SpendingLimit:
 
     @property
     def is_idle(self) -> bool:
-        """True if nothing is reserved, so that a request that does not fit now never will."""
+        """True if nothing is reserved. A request that does not fit now will then never fit."""
         return self._reserved.tokens <= 0
 
     def reserve(self, most: Spent) -> bool:
-        """Reserve what a request can cost at most. Returns False, and reserves nothing, if it might pass a limit."""
+        """Reserve the most that a request can cost. Returns False and reserves nothing if that could exceed a limit."""
         wanted = self.spent + self._reserved + most
         too_many = self._max_tokens is not None and wanted.tokens > self._max_tokens
         if too_many or (self._max_cost is not None and wanted.cost > self._max_cost):
@@ -88,22 +91,22 @@ class SpendingLimit:
         return True
 
     def hold(self, most: Spent) -> None:
-        """Reserve what was sent already, whether the limits allow it or not."""
+        """Reserve the cost of a request that was already sent, even if that exceeds a limit."""
         self._reserved += most
 
     def settle(self, reserved: Spent, spent: Spent) -> None:
-        """Replace what was reserved for a request with what it cost."""
+        """Replace the reservation for a request with its real cost."""
         self._reserved, self.spent = self._reserved - reserved, self.spent + spent
 
 
 def highest(prices: Iterable[Price]) -> Price | None:
-    """Return the highest price for prompts and the highest for completions, which may be those of two endpoints; None if there are none."""
+    """Return the highest prompt price and the highest completion price, possibly from two endpoints; None if there are no prices."""
     known = list(prices)
     return (max(price[0] for price in known), max(price[1] for price in known)) if known else None
 
 
-def most_of(call: WireRequest, price: Price | None) -> Spent:
-    """Return the most that one attempt of a request can cost. A token is at least one byte of text.
+def upper_bound(call: WireRequest, price: Price | None) -> Spent:
+    """Return the most that one attempt of a request can cost. Each byte of text counts as a token, because no token is shorter.
 
     Raises:
         ConfigError: the request does not limit its output.
@@ -127,7 +130,10 @@ def _most_output(call: WireRequest) -> int:
 
 
 def _of_lists(params: Mapping[str, Any]) -> int:
-    """Tokens of a request in which each value of a list may be paired with all others, as a query with its documents."""
+    """Return the most prompt tokens of a request with lists, such as a query and its documents.
+
+    A server may repeat every other value for each item of a list, so these values are counted once per item.
+    """
     longest = max((len(value) for value in params.values() if isinstance(value, list)), default=1) or 1
     return MESSAGE_TOKENS * longest + sum(_tokens(value) * (1 if isinstance(value, list) else longest) for value in params.values())
 
@@ -144,7 +150,7 @@ def _tokens(value: object) -> int:
 
 
 def spent_by(usage: Usage | None, price: Price | None) -> Spent | None:
-    """Return what a response cost by its usage; None if the server reported none."""
+    """Return the tokens and the cost of a response; None if the server reported no usage."""
     if usage is None or usage.prompt_tokens is None:
         return None
     prompt, completion = usage.prompt_tokens, usage.completion_tokens or 0

@@ -1,4 +1,4 @@
-"""What a bulk run would send, found by reading all of its input. Sends nothing, and opens no journal."""
+"""Dry run of a bulk: reads the whole input and reports the requests that a run would send. No request is sent and no journal opened."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from qreward.bulk.budget import highest, most_of
+from qreward.bulk.budget import highest, upper_bound
 from qreward.bulk.inputs import Input, InputLine, Inputs
 from qreward.bulk.provider import URLS, url_of
 from qreward.bulk.requests import RequestReader
@@ -16,20 +16,20 @@ from qreward.errors import ConfigError, QRewardError
 from qreward.runtime import Client, Runtime, runtime_of
 
 SHOWN = 20
-"""Bad lines whose messages are kept."""
+"""Number of bad lines whose error messages are kept."""
 
 
 @dataclass(slots=True)
 class ModelPlan:
-    """What one model would be sent.
+    """The requests that a run would send to one model.
 
     Attributes:
-        endpoints: names of the endpoints that serve it.
+        endpoints: names of the endpoints that serve the model.
         requests: number of requests.
-        prompt_tokens: estimated from the number of characters.
-        output_tokens: the most that the requests allow, as far as they set ``max_tokens``.
-        cost: US dollars that the requests cost at most, if each is sent once; None if no endpoint has a price.
-        unlimited: requests that do not limit their output, so that their cost has no limit.
+        prompt_tokens: their prompt tokens, estimated from the number of characters.
+        output_tokens: the sum of their ``max_tokens``.
+        cost: the most that they can cost in US dollars, if each is sent once; None if no endpoint has a price.
+        unlimited: number of requests without ``max_tokens``, whose cost has no limit.
     """
 
     endpoints: tuple[str, ...]
@@ -46,7 +46,7 @@ class ModelPlan:
         self.output_tokens += output
         price = highest(runtime.prices[name] for name in self.endpoints if name in runtime.prices)
         try:
-            most = most_of(call, price)
+            most = upper_bound(call, price)
         except ConfigError:
             self.unlimited += 1
             return
@@ -62,14 +62,14 @@ class ModelPlan:
 
 @dataclass(slots=True)
 class DryRun:
-    """What a run would do.
+    """The report of a dry run.
 
     Attributes:
-        lines: lines of the input that belong to the run.
-        bad: those of them that would fail without being sent.
-        faults: the messages of the first of them, each with file and line.
-        items: lines that a scorer would take.
-        models: model -> what it would be sent.
+        lines: number of lines that the run would read.
+        bad: number of lines that would fail without being sent.
+        faults: error messages of the first 20 bad lines, each with file and line number.
+        items: number of lines that a scorer would receive.
+        models: model -> the requests that it would receive.
     """
 
     lines: int = 0
@@ -90,12 +90,12 @@ class DryRun:
 
 
 def dry_run(client: Client, source: Inputs, settings: Mapping[str, Any], *, is_scored: bool = False) -> DryRun:
-    """Read all lines, and return what a run would send.
+    """Read the whole input and return a report of the requests that a run would send.
 
     Args:
         client: the client that would send them.
         source, settings: as in :meth:`QRewardClient.run`.
-        is_scored: each line is an item for a scorer.
+        is_scored: True if each line is an item for a scorer.
 
     Raises:
         ConfigError: a setting is wrong, or a file cannot be read to its end.
@@ -103,7 +103,7 @@ def dry_run(client: Client, source: Inputs, settings: Mapping[str, Any], *, is_s
     checked = BulkSettings(**settings)
     runtime, reader, found = runtime_of(client), RequestReader(checked), DryRun()
     for ordinal, line in enumerate(Input(source).lines()):
-        if not checked.of_the_shard(range(ordinal, ordinal + 1)):
+        if not checked.in_shard(range(ordinal, ordinal + 1)):
             continue
         if found.lines - found.bad == checked.sample:
             break

@@ -1,7 +1,7 @@
-"""A folder of journals that several processes write, one each: ``part-00000.jsonl.journal``, ``part-00001.jsonl.journal``, ...
+"""The journals of a bulk that several processes work on: ``part-00000.jsonl.journal``, ``part-00001.jsonl.journal``, ... in one folder.
 
-The journals together say which rows are done. A row is known by its content and not by its position, so it does not matter which process
-receives it, or in what order. Each process reads what the others have written; nobody else is told. Nothing here sends requests.
+Each process writes one journal and reads all of them to see which rows are done. A row is identified by its content instead of its
+position, so any process may receive it, in any order. This module sends no requests.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from qreward.errors import ConfigError
 
 
 class KeyedLine(NamedTuple):
-    """A row that is known by its content.
+    """A row that is identified by its content.
 
     Attributes:
-        digest: 64 bits of the hash of its content, as in the journal.
-        identifier: ``qreward-`` and 128 bits of the hash; the ``id`` of its line of the output, by which a found line is checked.
-        line: the row as a line of the input. If the row has no ``custom_id`` and no ``id``, the identifier is its ``custom_id``.
+        digest: 64-bit hash of its content, as in the journal.
+        identifier: ``qreward-`` and a 128-bit hash of its content. It is the ``id`` of the row's line in the output.
+        line: the row as a line of the input. If it has neither ``custom_id`` nor ``id``, the identifier becomes its ``custom_id``.
     """
 
     digest: int
@@ -37,7 +37,7 @@ class KeyedLine(NamedTuple):
 
 
 def keyed_line(row: Mapping[str, Any]) -> KeyedLine:
-    """Return a row with the hash of its content. The order of columns does not matter, and null is as good as no value.
+    """Return a row with the hash of its content. Neither the order of columns nor columns with null change the hash.
 
     Raises:
         TypeError: a value cannot be written as JSON.
@@ -61,31 +61,30 @@ def _without_nulls(value: Any) -> Any:
 
 
 class JournalFolder:
-    """The journals of a folder, read together.
-
-    It takes some 100 bytes of memory for each row that is done.
+    """The results in all journals of a folder. Each row with a result takes about 100 bytes of memory.
 
     Args:
-        path: the folder. On several machines, it must be the same folder of a shared file system.
-        settings: what all runs in the folder have in common, as JSON values.
-        force: go on although the settings differ.
-        retry_failed: rows that failed before this object was made count as not done.
+        path: the folder. If the processes run on several machines, it must be on a file system that they share.
+        settings: the settings that all runs in the folder must share, as JSON values.
+        force: accept journals of other settings.
+        retry_failed: rows that failed before this object was created count as not done.
 
     Attributes:
-        sent: how often a row was sent.
-        sent_again: how often one was sent that had been sent before without a result, or at the same time by another process.
+        sent: number of times that any row was sent.
+        sent_again: number of times that a row was sent although it had been sent before: by an earlier run that received no result, or by
+            another process at the same time.
 
     Raises:
-        ConfigError: there is no such folder, or it holds journals of other settings.
+        ConfigError: the folder does not exist, or holds journals of other settings.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any], *, force: bool = False, retry_failed: bool = False) -> None:
         if not path.is_dir():
             raise ConfigError(f"there is no folder {str(path)!r} for the output; all workers need it, on a file system that they share")
         self.path, self._settings, self._force = path, settings, force
-        self._ends: dict[int, int] = {}  # by part: how far it was read
-        self._answers: dict[int, int] = {}  # by digest: part, place and success, in one number
-        self._started: set[int] = set()  # without a result, unless another part has it
+        self._ends: dict[int, int] = {}  # part -> offset up to which its journal was read
+        self._answers: dict[int, int] = {}  # digest -> part, offset and success, packed into one number
+        self._started: set[int] = set()  # digests of rows that were sent and have no result in the same journal
         self._skips_failed = retry_failed
         self.sent = self.sent_again = 0
         self.refresh()
@@ -132,7 +131,7 @@ class JournalFolder:
             self._started.add(digest)
 
     def put(self, digest: int, part: int, place: int, *, ok: bool) -> None:
-        """Take in where the result of a row is. The first success counts."""
+        """Note where the result of a row is stored. A success is never replaced; a failure is replaced by any later result."""
         had = self._answers.get(digest)
         if had is None or not had & 1:
             self._answers[digest] = part << 48 | place << 1 | ok
@@ -145,31 +144,31 @@ class JournalFolder:
         with self._part(entry >> 48).open("rb") as file:
             file.seek((entry & (1 << 48) - 1) >> 1)
             result = result_of(file.readline()[:-1])
-        # 64 bits may be those of another row, however unlikely; its answer must never be taken for that of this one
+        # two rows may have the same 64-bit digest, however unlikely; the identifier has 128 bits
         return Line(bool(entry & 1), result) if result.startswith(b'{"id":"%b"' % row.identifier.encode()) else None
 
     @property
     def done(self) -> int:
-        """Rows with a result."""
+        """The number of rows with a result."""
         return len(self._answers)
 
     @property
     def failed(self) -> int:
-        """Rows of which the result is an error."""
+        """The number of rows whose result is an error."""
         return sum(not entry & 1 for entry in self._answers.values())
 
     @property
     def in_flight(self) -> int:
-        """Rows that were sent and have no result."""
+        """The number of rows that were sent and have no result."""
         return sum(digest not in self._answers for digest in self._started)
 
     # writing
 
     def claim(self) -> tuple[int, Journal]:
-        """Open the first journal that no process has open, or a new one. Returns the number of the part and the journal.
+        """Open the first journal that no process has open, or a new one. Returns its number and the journal.
 
         Raises:
-            ConfigError: it cannot be written, or has other settings.
+            ConfigError: the journal cannot be written, or has other settings.
         """
         for part in count():
             try:
@@ -179,12 +178,12 @@ class JournalFolder:
         raise AssertionError
 
     def write(self) -> int:
-        """Write the results of each journal to ``part-00000.jsonl``, and its failures to ``part-00000.failed.jsonl``.
+        """Write the results of each journal to ``part-00000.jsonl`` and its failures to ``part-00000.failed.jsonl``, and so on.
 
-        Each row is there once. Returns the number of files with results.
+        Each row is written once. Returns the number of files with results.
 
         Raises:
-            OSError: the disk is full, for example. The files are then those of before.
+            OSError: a file cannot be written, for example because the disk is full. Files of an earlier run are then unchanged.
         """
         files = 0
         for part in sorted(self._ends):
@@ -203,7 +202,7 @@ class JournalFolder:
 
 
 def make_folder(path: Path) -> Path:
-    """Make a folder if it does not exist, and return it. Raises ``ConfigError``."""
+    """Create a folder if it does not exist, and return its path. Raises ``ConfigError`` if that fails."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Where a journal holds the result of each line, and whether it succeeded. By ordinal, so that ten million lines need little memory."""
+"""The index of a journal: for each line, the offset of its result and whether it succeeded. Ten million lines need little memory."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from mmap import mmap
 from qreward.errors import QRewardError
 
 NONE, OK, FAILED, AGAIN = range(4)
-"""States of a line: it has no result, succeeded, failed, or failed in an earlier run and is to be sent again."""
+"""States of a line: no result, succeeded, failed, or failed in an earlier run and to be sent again."""
 ENTRY = 16
-"""Bytes of an entry: twice the place of the record plus 1 if it succeeded, and the digest."""
+"""Bytes of an entry, which has two numbers: twice the offset of the record, plus 1 if the line succeeded; and the digest."""
 
 
 class JournalFull(QRewardError):
-    """The disk is full. Everything that is done is in the journal; make room and run the same command again."""
+    """The disk is full. The journal holds all results up to now; free some space and run the same command again."""
 
 
 class Index:
-    """The results of a journal. A line takes 1 byte of memory, and 16 bytes of a temporary file that is mapped.
+    """The index of a journal. Each line takes 1 byte of memory and 16 bytes of a memory-mapped temporary file.
 
     Attributes:
         size: the highest ordinal with a result, plus 1.
@@ -44,7 +44,7 @@ class Index:
             self.size = ordinal + 1
 
     def put_all(self, ordinals: array[int], places: array[int], digests: array[int]) -> None:
-        """Set the results of many lines. ``places`` are twice those of the records, plus 1 where the line succeeded."""
+        """Set the results of many lines. Each number in ``places`` is twice the offset of a record, plus 1 if the line succeeded."""
         if not ordinals:
             return
         self.size = max(self.size, max(ordinals) + 1)
@@ -56,43 +56,43 @@ class Index:
             states[ordinal] = FAILED - (place & 1)
 
     def get(self, ordinal: int) -> tuple[int, int] | None:
-        """Return the place of the record and the digest, or None if the line has no result."""
+        """Return the offset of a line's record and its digest, or None if the line has no result."""
         if ordinal >= self.size or not self._states[ordinal]:
             return None
         return self._entries[2 * ordinal] >> 1, self._entries[2 * ordinal + 1]
 
     def is_done(self, ordinal: int) -> bool:
-        """Return whether a line has a result, and is not to be sent again."""
+        """Return True if a line has a result and will not be sent again."""
         return ordinal < self.size and self._states[ordinal] in (OK, FAILED)
 
     def count(self, ordinals: range | None = None) -> tuple[int, int]:
-        """Return how many lines are done and how many of them failed; of all lines, or only these."""
+        """Return the number of lines that are done, and the number of those that failed. None counts all lines."""
         states = self._states if ordinals is None else self._states[ordinals.start : ordinals.stop : ordinals.step]
         failed = states.count(FAILED)
         return states.count(OK) + failed, failed
 
     def send_failed_again(self) -> None:
-        """Let lines that failed count as not done."""
+        """Mark all lines that failed as to be sent again."""
         self._states = self._states.replace(bytes([FAILED]), bytes([AGAIN]))
 
     def forget(self, ordinal: int) -> None:
-        """Let a line have no result."""
+        """Remove the result of a line."""
         self._states[ordinal] = NONE
 
     def cut(self, size: int) -> None:
-        """Forget all lines but the first ones."""
+        """Remove the results of all lines after the first ``size``."""
         if size < self.size:
             self._states[size:] = bytes(len(self._states) - size)
             self.size = size
 
     def make_room(self, ordinal: int) -> None:
-        """Grow so far that the ordinal fits. Raises ``JournalFull``."""
+        """Grow the index until it has an entry for the ordinal. Raises ``JournalFull``."""
         if ordinal < len(self._states):
             return
         room = max(1 << 16, 2 * len(self._states), ordinal + 1)
         try:
             self._file.truncate(room * ENTRY)
-            allocate(self._file.fileno(), 0, room * ENTRY)  # else a full disk would end the process when the map is written
+            allocate(self._file.fileno(), 0, room * ENTRY)  # otherwise a write to the map would kill the process on a full disk
         except OSError as error:
             what = f"no space is left in {tempfile.gettempdir()!r} for the index of the journal ({error.strerror})"
             raise JournalFull(f"{what}; make room, or set TMPDIR to another folder, and run the same command again") from None
@@ -107,13 +107,13 @@ class Index:
             self._map.close()
 
     def close(self) -> None:
-        """Release the places. What is counted stays."""
+        """Remove the temporary file. ``count`` still works afterwards."""
         self._unmap()
         self._file.close()
 
 
 def allocate(file: int, offset: int, size: int) -> None:
-    """Reserve disk space, where the system and the file system can. Raises ``OSError`` if there is none."""
+    """Reserve disk space, if the file system supports it. Raises ``OSError`` if the disk is full."""
     if hasattr(os, "posix_fallocate"):
         try:
             os.posix_fallocate(file, offset, size)

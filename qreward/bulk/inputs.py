@@ -1,7 +1,7 @@
 """Input of a bulk run: lines of files, rows of tables, or the caller's own items, as a stream.
 
-Every line has its place, for error messages, and a digest, by which a later run notices that it has changed. Nothing here knows what a line
-means.
+Every line has a place, such as ``requests.jsonl:17``, for error messages. It also has a digest, so that a later run notices when the line
+has changed. This module does not interpret the content of lines.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from qreward.errors import ConfigError
 
 STANDARD_INPUT = "-"
 LONGEST_LINE = 1 << 27
-"""Bytes of the longest line. A longer one means that the file has no line breaks, or is no text."""
+"""Bytes of the longest line that is read. A longer line means that the file has no line breaks or is not text."""
 NEWLINE = b"\n"
 CHUNK = 1 << 20
 """Bytes of a file that are read at once."""
@@ -43,9 +43,9 @@ class InputLine(NamedTuple):
 
     Attributes:
         place: file and line number, such as ``requests.jsonl:17``.
-        digest: 64 bits of the hash of its content.
-        content: a line of JSON.
-        fault: why a row of a table could not become one; ``""`` if it could.
+        digest: 64-bit hash of its content.
+        content: its content, as JSON.
+        fault: for a row that cannot be written as JSON, the reason; otherwise ``""``.
     """
 
     place: str
@@ -54,7 +54,7 @@ class InputLine(NamedTuple):
     fault: str = ""
 
     def fields(self) -> dict[str, Any]:
-        """Return the line as a mapping. Raises ``ValueError`` that says what it is instead."""
+        """Return the line as a mapping. Raises ``ValueError`` if it is not a JSON object; the message says what it is."""
         if self.fault:
             raise ValueError(self.fault)
         try:
@@ -67,12 +67,13 @@ class InputLine(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Lines that are read at once.
+    """Consecutive lines that are read together.
 
     Attributes:
         length: number of lines.
-        lines: the lines; None if they are done, and were not parsed.
-        mark: by which a later run notices that none has changed; None if it must read each.
+        lines: the lines; None if all of them are done, so that they were not parsed.
+        mark: position and hash of the block. If they are unchanged, a later run need not parse its lines. None for blocks that every run
+            must parse.
     """
 
     length: int
@@ -85,16 +86,16 @@ def digest_of(content: bytes) -> int:
 
 
 class Input:
-    """The input of a run, opened as often as it is read.
+    """The input of a run. Files are opened anew each time they are read.
 
     Args:
-        source: paths and globs, ``-`` for standard input, or an iterable of mappings.
+        source: paths, globs, ``-`` for standard input, or an iterable of mappings.
 
     Attributes:
-        names: the files, in the order in which they are read; empty for an iterable of the caller.
+        names: the files, in the order in which they are read; empty if the source is an iterable of mappings.
 
     Raises:
-        ConfigError: a file does not exist, a glob matches none, or a format needs a package that is not installed.
+        ConfigError: a file does not exist, a glob matches no file, or a format needs a package that is not installed.
     """
 
     def __init__(self, source: Inputs) -> None:
@@ -106,16 +107,16 @@ class Input:
         if isinstance(source, Sequence) and all(isinstance(each, str | Path) for each in source) and source:
             self.names = tuple(name for each in source for name in _matching(str(each)))
             if self.names.count(STANDARD_INPUT) > 1:
-                raise ConfigError("standard input (-) can be read once")
+                raise ConfigError("standard input (-) can be read only once")
             for name in self.names:
-                _reader(name)  # raises now what would otherwise be raised in the middle of the run
+                _reader(name)  # an unknown format or a missing package is reported before the run begins
         elif isinstance(source, Iterable) and not isinstance(source, Mapping):
             self._rows = source  # type: ignore[assignment]  # each row is checked when it is read
         else:
             raise ConfigError(f"the input must be paths or an iterable of mappings, not a {type(source).__name__}")
 
     def lines(self) -> Iterator[InputLine]:
-        """Yield the lines. Blank lines of text files are left out.
+        """Yield all lines except blank ones.
 
         Raises:
             ConfigError: a file cannot be read to its end. The message names the file and the line.
@@ -126,13 +127,15 @@ class Input:
     def blocks(self, marks: Iterable[BlockMark] = (), are_done: Callable[[range], bool] = lambda _: False) -> Iterator[Block]:
         """Yield the lines in blocks.
 
+        A block that has not changed since an earlier run, and whose lines are all done, is not parsed. This holds for lines of JSON, not
+        for tables.
+
         Args:
-            marks: blocks that an earlier run has read, from the beginning of the input.
-            are_done: tells whether lines are done, by their ordinals. If all lines of a block are, and its mark shows that it has not
-                changed, it is passed over without parsing its lines. So that is done for lines of JSON, and not for tables.
+            marks: the marks of the blocks that an earlier run has read, from the beginning of the input.
+            are_done: called with a range of ordinals; returns True if all of these lines are done.
 
         Raises:
-            ConfigError: as ``lines``.
+            ConfigError: a file cannot be read to its end.
         """
         if self._rows is not None:
             yield from _in_blocks(_rows_of("item", self._rows))
@@ -145,7 +148,7 @@ class Input:
                 yield from _in_blocks(read(name))
 
     def count(self) -> int | None:
-        """Return the number of lines, or None if only reading them would tell. Compressed files and tables are not counted."""
+        """Return the number of lines. None for standard input, compressed files, tables and iterables without a length."""
         if self._rows is not None:
             return len(self._rows) if isinstance(self._rows, Sequence) else None
         if any(name == STANDARD_INPUT or _suffix(name) not in _TEXT for name in self.names):
@@ -153,7 +156,7 @@ class Input:
         return sum(map(self._count, self.names))
 
     def _count(self, name: str) -> int:
-        """Return the number of line breaks, and 1 for an unfinished last line. Blank lines count too: it is for the progress only."""
+        """Return the number of lines in a text file. Blank lines are counted too: only the progress display uses the number."""
         lines, last = 0, b"\n"
         with Path(name).open("rb") as file:
             while not self._is_closed and (data := file.read(1 << 20)):
@@ -162,7 +165,7 @@ class Input:
         return lines + (last != b"\n")
 
     def close(self) -> None:
-        """End a ``count`` that runs in another thread."""
+        """End a call of ``count`` that still runs in another thread."""
         self._is_closed = True
 
 
@@ -181,7 +184,7 @@ def _matching(name: str) -> list[str]:
 
 @contextmanager
 def _opened(name: str) -> Iterator[BinaryIO]:
-    """Open a file, decompressed. What goes wrong in reading it becomes a ``ConfigError``."""
+    """Open a file or standard input, and decompress it if its name ends in ``.gz`` or ``.zst``."""
     if name == STANDARD_INPUT:
         yield sys.stdin.buffer
     elif _suffix(name) == ".gz":
@@ -196,7 +199,7 @@ def _opened(name: str) -> Iterator[BinaryIO]:
 
 
 class _Unpacked(io.RawIOBase):
-    """A zstandard file, decompressed. Unlike the package's own reader it raises ``EOFError`` if the file was cut off."""
+    """Reads a zstandard file. Unlike the package's own reader, it raises ``EOFError`` if the file is truncated."""
 
     def __init__(self, name: str, packed: BinaryIO) -> None:
         self._packed, self._new = packed, needed("zstandard", name).ZstdDecompressor().decompressobj
@@ -222,7 +225,12 @@ class _Unpacked(io.RawIOBase):
 
 
 class _KnownBlocks:
-    """The blocks of an earlier run that may still be what the input holds, in their order; and the place in the input that was reached."""
+    """Compares the input with the blocks of an earlier run, in order.
+
+    Attributes:
+        next: the mark that the next block should have; None after the first difference.
+        ordinal: ordinal of the next line of the input.
+    """
 
     def __init__(self, marks: Iterable[BlockMark], are_done: Callable[[range], bool]) -> None:
         self._marks, self._are_done = iter(marks), are_done
@@ -232,7 +240,7 @@ class _KnownBlocks:
         self.next = None
 
     def take(self, data: bytes) -> BlockMark | None:
-        """Return the mark of the block that is expected next, if it has not changed. Else no further one is expected."""
+        """Return the mark of a block that has not changed. For a changed block, return None and expect no further ones."""
         mark, self.next = self.next, None
         if mark is not None and (mark.first, mark.size, mark.digest) == (self.ordinal, len(data), _hash(data)):
             self.next = next(self._marks, None)
@@ -240,14 +248,14 @@ class _KnownBlocks:
         return None
 
     def block(self, mark: BlockMark) -> Block | None:
-        """Return a block that is not parsed, if all of its lines are done."""
+        """Return a block without parsed lines if all of its lines are done; otherwise None."""
         if not self._are_done(range(mark.first, mark.first + mark.lines)):
             return None
         self.ordinal += mark.lines
         return Block(mark.lines, None, mark)
 
     def new(self, lines: list[InputLine], rows: int, data: bytes) -> Block:
-        """Return a block that was parsed. One that does not end with a line break may be continued, so it has no mark."""
+        """Return a parsed block. It gets no mark unless it ends with a line break, because text may still be appended to its last line."""
         first, self.ordinal = self.ordinal, self.ordinal + len(lines)
         is_whole = lines and data.endswith(b"\n")
         return Block(len(lines), lines, BlockMark(first, len(lines), rows, len(data), _hash(data)) if is_whole else None)
@@ -282,13 +290,13 @@ def _text_blocks(name: str, known: _KnownBlocks) -> Iterator[Block]:
 
 
 def _whole_lines(data: bytes) -> tuple[bytes, bytes]:
-    """Split before the last line if it has no line break yet."""
+    """Return the complete lines, and the rest after the last line break."""
     end = data.rfind(NEWLINE) + 1
     return data[:end], data[end:]
 
 
 def _lines(label: str, number: int, data: bytes) -> list[InputLine]:
-    """Return the lines after the first ``number`` of a file, without blank ones."""
+    """Return the lines of ``data`` except blank ones. ``number`` lines of the file come before them."""
     if not number:
         data = data.removeprefix(codecs.BOM_UTF8)
     contents = enumerate(map(bytes.strip, data.split(NEWLINE)), number + 1)
@@ -301,8 +309,8 @@ def _in_blocks(lines: Iterator[InputLine]) -> Iterator[Block]:
 
 
 def _unreadable() -> tuple[type[Exception], ...]:
-    """What readers raise for a file that is damaged or was cut off."""
-    packed = sys.modules.get("zstandard")  # it is loaded if such a file is read
+    """Return the exceptions that readers raise for a damaged or truncated file."""
+    packed = sys.modules.get("zstandard")  # loaded only if a .zst file is read
     return (OSError, EOFError, zlib.error, *((packed.ZstdError,) if packed is not None else ()))
 
 
@@ -384,17 +392,17 @@ def _suffix(name: str) -> str:
 
 
 def _suffixes(name: str) -> tuple[str, str]:
-    """Return the suffix of the format, and that of the compression or ``""``."""
+    """Return the suffix of the format, and the suffix of the compression or ``""``."""
     if _suffix(name) in _PACKED:
         return _suffix(name.rpartition(".")[0]), _suffix(name)
     return _suffix(name), ""
 
 
 def _reader(name: str) -> Callable[[str], Iterator[InputLine]] | None:
-    """Return the reader of a table; None for lines of JSON.
+    """Return the function that reads the rows of a table; None for a file of JSON lines.
 
     Raises:
-        ConfigError: the format is not known, or needs a package that is missing.
+        ConfigError: the format is unknown, or needs a package that is not installed.
     """
     if name == STANDARD_INPUT:
         return None

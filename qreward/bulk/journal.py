@@ -1,12 +1,12 @@
-"""The journal of a bulk run: an append-only file that says which lines were sent and what they cost, and holds the results.
+"""The journal of a bulk run: an append-only file of the lines that were sent, their cost and their results.
 
-:mod:`qreward.bulk.records` lists its records. A record is written to the operating system before the request is sent, or before its
-result counts, so a killed process loses none; ``fsync`` follows within ``SYNC`` seconds, so a power failure loses that much. The end of a
-record that was cut off in writing is dropped when the journal is opened. A damaged record before the end is passed over: its line is sent
-again. A lock refuses a second run on the same file. Summaries let a large journal be opened without reading its records one by one.
+:mod:`qreward.bulk.records` lists the kinds of records. Each record is handed to the operating system before its request is sent or its
+result counts, so killing the process loses no record. ``fsync`` follows within ``SYNC`` seconds; a power failure can lose the records of
+that time. An incomplete record at the end is dropped when the journal is opened. A damaged record elsewhere is skipped, and its line is
+sent again. A lock prevents a second run on the same file. Summaries save reading the records of a large journal one by one.
 
-An own format and not SQLite, because a record must be written before its request is sent: that costs 6 us a line here, and 36 us as a
-transaction of SQLite (``benchmarks/bulk.py --only journal``). Any text tool can read it.
+The format is text, so any text tool can read it. It is used instead of SQLite because a record must be written before each request: this
+takes 6 us a line, and 36 us with a transaction of SQLite (``benchmarks/bulk.py --only journal``).
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from qreward.errors import ConfigError, QRewardError
 SYNC = 0.1
 """Seconds within which a record is synchronised to the disk."""
 CHUNK = 1 << 22
-"""Bytes that are read at once, and after which a summary is written."""
+"""Bytes that are read at once. A summary is also written after this many bytes."""
 SUMMARISED, AT_THE_END = 8192, 256
-"""Results after which a summary is written, and the fewest for which one is written at the end of a run."""
+"""A summary is written after the first number of results, and at the end of a run after at least the second number."""
 RESERVED = 1 << 20
-"""Bytes of the disk that are reserved at once, so that a full disk is noticed before a request is sent and not after."""
+"""Bytes of disk space that are reserved at once, so that a full disk is noticed before a request is sent."""
 
 
 class JournalInUse(ConfigError):
@@ -48,11 +48,11 @@ class JournalInUse(ConfigError):
 
 
 class Line(NamedTuple):
-    """One line of the input that is done.
+    """The result of one line of the input.
 
     Attributes:
-        ok: False if it failed.
-        result: its line of the output, without the line break.
+        ok: False if the line failed.
+        result: the line of the output, without line break.
     """
 
     ok: bool
@@ -60,26 +60,26 @@ class Line(NamedTuple):
 
 
 class Journal:
-    """The journal of one output. Opening it locks it, drops a torn end, and indexes what is done.
+    """The journal of one output file. Opening it locks the file, drops an incomplete record at the end, and builds an index of the results.
 
     Args:
         path: path of the file; it is created if it does not exist.
-        settings: what all runs on this journal have in common, as JSON values.
-        force: go on although the settings differ.
+        settings: the settings that all runs on this journal must share, as JSON values.
+        force: accept a journal of other settings.
         retry_failed: lines that failed count as not done.
 
     Attributes:
-        torn: bytes that are no valid record: of one at the end that was cut off in writing, or of damaged ones.
-        unfinished: lines that an earlier run had sent, and whose result it did not receive. They may be paid twice.
-        spent_before: what earlier runs have spent, with all that their unfinished lines may have cost.
-        held: number -> provider batch of an earlier run that has not ended. Its lines are paid there.
-        batches: provider batches that were ever recorded; the number of the next.
-        blocks: ordinal of the first line -> block of the input, in their order, of which no line has changed since it was sent.
-        lost: lines whose result could not be written. They are sent again by the next run.
+        torn: number of bytes that belong to no valid record: to an incomplete record at the end, or to damaged records.
+        unfinished: ordinals of lines that an earlier run sent without receiving a result. They may be charged twice.
+        spent_before: tokens and cost of earlier runs. Unfinished lines count with the most that they can have cost.
+        held: number -> provider batch of an earlier run that has not ended. The provider charges its lines.
+        batches: number of provider batches in the journal, which is also the number of the next one.
+        blocks: ordinal of the first line -> block of the input in which no line has changed since it was sent; in the order of the input.
+        lost: number of lines whose result could not be written. The next run sends them again.
 
     Raises:
-        ConfigError: another run has it open, it is no journal, or its settings differ; the message names the first that does.
-        JournalFull: the disk has no space for it.
+        ConfigError: another run has the file open, it is not a journal, or its settings differ. The message names the first that differs.
+        JournalFull: the disk has no space for the journal.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any], *, force: bool = False, retry_failed: bool = False) -> None:
@@ -90,18 +90,18 @@ class Journal:
             raise ConfigError(f"the journal {str(path)!r} cannot be written: {error.strerror}") from None
         self._lock()
         self._index = Index()
-        self._started: dict[int, Spent] = {}  # lines that this run has sent without a result yet -> the most that they may cost
-        self._left_before: dict[int, Spent] = {}  # the same of earlier runs
-        self._spent = NOTHING  # by all lines but these
+        self._started: dict[int, Spent] = {}  # lines that this run sent and that have no result yet -> the most that they can cost
+        self._left_before: dict[int, Spent] = {}  # the same for earlier runs
+        self._spent = NOTHING  # tokens and cost of all other lines
         self.held: dict[int, HeldBatch] = {}
         self.blocks: dict[int, BlockMark] = {}
         self.batches = 0
         self._end = self._read_to = self._reserved = 0
         self._largest = 4096
-        self._unwritten: list[bytes] = []  # records that are not written yet, and their size
+        self._unwritten: list[bytes] = []  # records that are not written yet
         self._unwritten_size = 0
         self._dirty, self._closing = threading.Event(), threading.Event()
-        self._part_begin = self._part_crc = 0  # what no summary holds yet: where it begins, and its checksum
+        self._part_begin = self._part_crc = 0  # begin and checksum of the records that are in no summary yet
         self._part_results, self._part_others = array("Q"), list[int]()
         try:
             self._recover(settings, force=force)
@@ -138,7 +138,7 @@ class Journal:
                     rest = self._read_records(rest, check)
                     if not self._end:
                         break
-                if not rest.strip(b"\0"):  # space that is reserved and not written yet
+                if not rest.strip(b"\0"):  # reserved space without records
                     self._read_to, rest = self._read_to + len(rest), b""
             self._read_records(rest, check)
             file.seek(self._end)
@@ -151,7 +151,7 @@ class Journal:
         self._reserved = self._end
 
     def _write_header(self, found: bytes, settings: Mapping[str, Any]) -> None:
-        """Begin a new journal. ``found`` is what the file holds: nothing, or a header that was cut off in writing."""
+        """Begin a new journal. ``found`` is the content of the file: nothing, or an incomplete header."""
         header = records.record(json.dumps({"format": records.FORMAT, **settings}, sort_keys=True).encode())
         if not header.startswith(found):
             raise ConfigError(f"{str(self.path)!r} is not a journal of qreward; name another output, or remove the file")
@@ -160,7 +160,7 @@ class Journal:
         self._put(header)
         os.fsync(self._file)
         folder = os.open(self.path.parent, os.O_RDONLY)
-        os.fsync(folder)  # else the file's name may be lost in a power failure
+        os.fsync(folder)  # otherwise a power failure may lose the file's name
         os.close(folder)
 
     @staticmethod
@@ -178,11 +178,11 @@ class Journal:
             if header.get(name) != now.get(name) and not force:
                 raise ConfigError(
                     f"{name} has changed since the run that {str(path)!r} belongs to: "
-                    f"{header.get(name)!r} then, {now.get(name)!r} now; name another output, or go on with resume=force"
+                    f"{header.get(name)!r} then, {now.get(name)!r} now; name another output, or continue with resume=force"
                 )
 
     def _read_parts(self, data: bytes, check: Callable[[bytes], None]) -> bytes:
-        """Take in all parts that end with a summary, and return what follows. ``data`` begins at ``_read_to``."""
+        """Read all parts that end with a summary, and return the rest of ``data``, which begins at the offset ``_read_to``."""
         begin = 0
         for place, end in records.summaries_in(data):
             self._read_part(data[begin:place], data[place:end], check)
@@ -190,7 +190,7 @@ class Journal:
         return data[begin:]
 
     def _read_part(self, part: bytes, summary: bytes, check: Callable[[bytes], None]) -> None:
-        """Take in a part by its summary; or by its records, if they are not those of the summary."""
+        """Read a part from its summary, or record by record if the checksum of the summary does not match."""
         begin = records.number_of(summary) - self._read_to if records.is_valid(summary) else -1
         found = records.read_summary(summary) if 0 <= begin <= len(part) else None
         if found is None or crc32(memoryview(part)[begin:]) != found.crc:
@@ -212,11 +212,11 @@ class Journal:
         self._spent = summary.spent
 
     def _read_records(self, data: bytes, check: Callable[[bytes], None]) -> bytes:
-        """Take in all records but for damaged ones, and return what follows. Stops if the first of all is not valid."""
+        """Read all records except damaged ones, and return the incomplete rest of ``data``. An invalid header ends the reading."""
         *found, rest = data.split(b"\n")
         for each in found:
             if records.is_valid(each):
-                self.torn += self._read_to - self._end  # damaged records were passed over
+                self.torn += self._read_to - self._end  # damaged records were skipped
                 if self._end:
                     self._apply(each, self._read_to)
                 else:
@@ -228,7 +228,7 @@ class Journal:
         return rest
 
     def _apply(self, found: bytes, place: int) -> None:
-        """Take in one record, but not a summary."""
+        """Read one record. It must not be a summary."""
         kind, number = found[9], records.number_of(found)
         if kind == STARTED:
             self._spent += self._left_before.pop(number, NOTHING)
@@ -245,7 +245,7 @@ class Journal:
             self._set_block(number, msgspec.json.decode(records.content_of(found), type=BlockMark | None))
 
     def _set_block(self, first: int, mark: BlockMark | None) -> bool:
-        """Set or remove a block, and remove all that follow. Returns whether anything has changed."""
+        """Set the block that begins with a line (None: remove it), and remove all later blocks. Returns True if a block changed."""
         had = len(self.blocks)
         while self.blocks and (last := self.blocks[next(reversed(self.blocks))]).first + last.lines > first:
             del self.blocks[last.first]
@@ -257,12 +257,12 @@ class Journal:
 
     @property
     def done(self) -> int:
-        """The number of lines with a result, but for those that failed and are to be sent again."""
+        """The number of lines with a result. With ``retry_failed``, lines that failed in an earlier run do not count."""
         return self._index.count()[0]
 
     @property
     def failed(self) -> int:
-        """The number of those that failed."""
+        """The number of lines in ``done`` that failed."""
         return self._index.count()[1]
 
     def are_done(self, ordinals: range) -> bool:
@@ -270,23 +270,23 @@ class Journal:
         return self._index.count(ordinals)[0] == len(ordinals)
 
     def digest(self, ordinal: int) -> int | None:
-        """Return the digest of a line that is done; None if it is not, or failed and is to be tried again."""
+        """Return the digest of a line that is done; None for any other line."""
         entry = self._index.get(ordinal)
         return entry[1] if entry is not None and self._index.is_done(ordinal) else None
 
-    def is_of_another(self, ordinal: int, digest: int) -> bool:
-        """Return whether a line has a result, and it is that of another digest."""
+    def has_other_content(self, ordinal: int, digest: int) -> bool:
+        """Return True if the journal has a result for a line, but its digest is another one."""
         entry = self._index.get(ordinal)
         return entry is not None and entry[1] != digest
 
     def in_order(self) -> Iterator[Line]:
-        """Yield the results in the order of the input. Of a line that was sent again, the last one."""
+        """Yield the results in the order of the input. A line with several results yields the last one."""
         for ordinal in range(self._index.size):
             if (entry := self._index.get(ordinal)) is not None:
                 yield self._read(entry[0])
 
     def as_done(self) -> Iterator[Line]:
-        """Yield the results in the order in which they were received. Of a line that was sent again, the last one."""
+        """Yield the results in the order in which they were received. A line with several results yields the last one."""
         for place, found in read_records(self.path):
             if found[9] in (DONE, FAILED) and (entry := self._index.get(records.number_of(found))) is not None and entry[0] == place:
                 yield Line(found[9] == DONE, records.result_of(found))
@@ -303,10 +303,10 @@ class Journal:
     # while running
 
     def start(self, ordinal: int, digest: int, most: Spent = NOTHING) -> None:
-        """Take in that a line is about to be sent, and what it may cost. It must not be sent before ``write``.
+        """Record that a line is about to be sent, and the most that it can cost. Call ``write`` before the request is sent.
 
         Raises:
-            JournalFull: the disk has no space for its result. It must not be sent.
+            JournalFull: the disk has no space for the result, so the line must not be sent.
         """
         if self._sync_error is not None:
             raise self._error_of(self._sync_error)
@@ -321,10 +321,10 @@ class Journal:
         self._append(found)
 
     def write(self) -> None:
-        """Write what is not written yet.
+        """Write all records that are not written yet.
 
         Raises:
-            JournalFull: the disk has no space. What was started since the last call must not be sent.
+            JournalFull: the disk has no space. Lines that were started since the last call must not be sent.
         """
         if self._unwritten:
             try:
@@ -333,9 +333,16 @@ class Journal:
                 raise self._error_of(error) from None
 
     def finish(self, ordinal: int, digest: int, result: bytes, spent: Spent = NOTHING, *, ok: bool) -> int:
-        """Take in the result of a line, a line of the output without line breaks, and what it cost. ``write`` or ``flush`` writes it.
+        """Record the result of a line and its cost. The record is written by the next ``write`` or ``flush``.
 
-        Returns the place of its record in the file.
+        Args:
+            ordinal, digest: position and hash of the line.
+            result: the line of the output, without line breaks.
+            spent: tokens and cost of the line.
+            ok: False if the line failed.
+
+        Returns:
+            The offset of the record in the file.
         """
         place, found = self._end + self._unwritten_size, self._end_of_line(DONE if ok else FAILED, ordinal, digest, spent, result)
         self._index.put(ordinal, place, digest, ok=ok)
@@ -344,7 +351,7 @@ class Journal:
         return place
 
     def withdraw(self, ordinal: int, digest: int, spent: Spent = NOTHING) -> None:
-        """Take in that a line is not in flight any more, has no result, and has cost so much."""
+        """Record that a line is no longer in flight, has no result, and has cost ``spent``."""
         self._end_of_line(WITHDRAWN, ordinal, digest, spent)
 
     def _end_of_line(self, kind: int, ordinal: int, digest: int, spent: Spent, result: bytes | None = None) -> bytes:
@@ -356,13 +363,18 @@ class Journal:
         return found
 
     def set_block(self, first: int, mark: BlockMark | None) -> None:
-        """Take in a block of the input that begins with the line ``first``; None if lines of it have changed since they were sent."""
+        """Record the block of the input that begins with a line. None removes the block: some of its lines have changed."""
         if (mark is None or self.blocks.get(first) != mark) and self._set_block(first, mark):
             self._part_others.append(self._end + self._unwritten_size)
             self._append(records.record(b"I%012d %b" % (first, msgspec.json.encode(mark))))
 
     def record_batch(self, number: int, content: bytes, spent: Spent = NOTHING) -> None:
-        """Record something of a provider batch and what it has cost beside its results, and wait until it is on the disk.
+        """Record an event of a provider batch, and wait until the record is on the disk.
+
+        Args:
+            number: number of the batch.
+            content: the event, as JSON.
+            spent: what the batch has cost in addition to the recorded results.
 
         Raises:
             JournalFull: the disk has no space for it.
@@ -377,13 +389,13 @@ class Journal:
             raise self._error_of(error) from None
 
     def flush(self) -> bool:
-        """Write what is not written yet. Returns False if that fails: it is kept, and written by the next call."""
-        with suppress(QRewardError):  # raised by the next ``start``, or by ``close``
+        """Write all records that are not written yet. Returns False if that fails; the next call tries again."""
+        with suppress(QRewardError):  # the next ``start`` or ``close`` raises it
             self.write()
         return not self._unwritten
 
     def cut(self, lines: int) -> None:
-        """Leave out the results of all lines but the first ones: the input has become shorter."""
+        """Drop the results of all lines after the first ``lines``, because the input has become shorter."""
         self._index.cut(lines)
 
     # writing
@@ -393,7 +405,7 @@ class Journal:
         self._unwritten_size += len(found)
 
     def _reserve(self, size: int) -> None:
-        """Reserve disk space, so that ``size`` more bytes can be written. Raises ``OSError``."""
+        """Reserve disk space for ``size`` more bytes. Raises ``OSError`` if there is none."""
         wanted = self._end + size
         if wanted > self._reserved:
             more = max(RESERVED, wanted - self._reserved)
@@ -407,7 +419,7 @@ class Journal:
             self._reserved += more
 
     def _put(self, found: bytes = b"") -> None:
-        """Write what is not written yet, and a record. Raises ``OSError``, and keeps what was not written."""
+        """Write all records that are not written yet, then ``found``. If this raises ``OSError``, the records are kept."""
         data = b"".join((*self._unwritten, found)) if self._unwritten else found
         self._write_at_end(data)
         self._unwritten.clear()
@@ -428,7 +440,7 @@ class Journal:
         self._part_results, self._part_others = array("Q"), list[int]()
 
     def _summarise(self) -> None:
-        """Write a summary of what was written since the last one, unless the disk is full."""
+        """Write a summary of the records since the last summary, unless the disk is full."""
         found = records.summary_record(
             self._part_begin, self._part_crc, self._part_results, self._part_others, self._spent, {**self._left_before, **self._started}
         )
@@ -463,11 +475,11 @@ class Journal:
         return self._index.size
 
     def close(self) -> None:
-        """Write and synchronise what is left, and unlock the journal.
+        """Write and synchronise the remaining records, and unlock the journal.
 
         Raises:
-            JournalFull: results could not be written, because the disk is full; ``lost`` is their number.
-            QRewardError: the disk failed otherwise.
+            JournalFull: the disk is full, so ``lost`` results could not be written.
+            QRewardError: the disk failed in another way.
         """
         self._closing.set()
         self._dirty.set()
@@ -496,8 +508,8 @@ class Journal:
 
 
 def read_records(path: Path, place: int = 0) -> Iterator[tuple[int, bytes]]:
-    """Yield the valid records of a journal from a place on, each with its own, without line breaks. The end may still be being written."""
-    # opened each time, because network file systems show what others have written to those that open a file
+    """Yield the offset and the content of each valid record from the offset ``place`` on. Another process may be writing the journal."""
+    # opened on each call, because network file systems show the writes of other machines only to a newly opened file
     with path.open("rb", buffering=0) as file:
         file.seek(place)
         rest = b""
@@ -508,4 +520,4 @@ def read_records(path: Path, place: int = 0) -> Iterator[tuple[int, bytes]]:
                     yield place, each
                 place += len(each) + 1
             if rest.startswith(b"\0"):
-                return  # space that is reserved and not written yet
+                return  # reserved space without records

@@ -1,7 +1,8 @@
-"""Sends rows that arrive in batches, and knows each by its content: the part of a bulk that is one process's, where several work on one.
+"""One process of a bulk that several processes work on.
 
-The requests are batches of the client, one per model, as in :mod:`qreward.bulk.run`. What is done is in the journals of the folder, so a
-row is paid once, whichever process receives it and however often. Knows nothing of Ray.
+Rows arrive in any order and are identified by their content. The journals of all processes are in one folder, so a row with a result is
+not sent again by any process. The requests are sent as batches of the client, one batch per model, as in :mod:`qreward.bulk.run`. This
+module does not depend on Ray.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ from qreward.results import Result, Usage
 from qreward.runtime import Runtime
 
 OF_ONE_PROCESS = ("deadline", "max_cost", "max_tokens", "sample", "shard", "order", "progress")
-"""Settings that need one process which sees all lines."""
+"""Settings that work only if one process reads all lines."""
 
 
 class RowResult(NamedTuple):
     """The result of a row.
 
     Attributes:
-        ok: False if it failed.
-        line: its line of the output.
-        is_kept: it is in the journal. If not, the row is sent by the next run.
-        usage: tokens of the request that was sent for it; None if none was.
+        ok: False if the row failed.
+        line: its line of the output, without line break.
+        is_kept: True if the result is in the journal. Otherwise the next run sends the row again.
+        usage: tokens of the request that was sent for the row; None if no request was sent.
     """
 
     ok: bool
@@ -42,25 +43,25 @@ class RowResult(NamedTuple):
 
 
 def keyed_settings(options: Mapping[str, Any]) -> BulkSettings:
-    """Return the settings of a run of several processes.
+    """Return the settings of a bulk that several processes work on.
 
     Raises:
-        ConfigError: a setting is invalid, or needs one process that sees all lines.
+        ConfigError: a setting is invalid, or works only if one process reads all lines.
     """
     settings = BulkSettings(**options)
     if wrong := [name for name in OF_ONE_PROCESS if name in options and options[name] is not None]:
-        raise ConfigError(f"{wrong[0]} holds for the lines of one process, and here are several; leave it out, or use client.run")
+        raise ConfigError(f"{wrong[0]} needs one process that reads all lines, and here are several; leave it out, or use client.run")
     return settings
 
 
 class KeyedRun(LineRun):
-    """What one process does of a bulk. All methods are called in one event loop.
+    """Sends the rows of one process. All methods must be called in one event loop.
 
     Args:
-        runtime: that of the client.
-        folder: the journals of all processes. This one takes a journal of its own.
+        runtime: runtime of the client.
+        folder: the journals of all processes. The run opens one of them for itself.
         settings: see :func:`keyed_settings`.
-        scorer: makes a verdict of each row; None sends each row as a request.
+        scorer: scores each row; None sends each row as a request.
 
     Raises:
         ConfigError: the journal cannot be written, or a setting is wrong.
@@ -76,7 +77,10 @@ class KeyedRun(LineRun):
         self._error: QRewardError | None = None
 
     async def results(self, rows: Sequence[Mapping[str, Any]]) -> list[RowResult]:
-        """Return the result of each row, of an earlier run, another process, or now. Equal rows have one result. Raises for no row."""
+        """Return the result of each row. A row without a result in any journal is sent now. Equal rows are sent once.
+
+        A row that fails is a result with ``ok=False``, not an exception.
+        """
         async with self._reading:
             await asyncio.to_thread(self._folder.refresh)
         self._journal.flush()
@@ -103,7 +107,7 @@ class KeyedRun(LineRun):
         return future
 
     def _send(self, row: KeyedLine) -> None:
-        """Hand a row to the batch of its model or to that of the scorer."""
+        """Put a row into the queue of its model's batch or of the scorer."""
         ordinal, self._next = self._next, self._next + 1
         entry = Entry(ordinal, row.line, row.identifier, None, Spent())
         pool = None
@@ -121,10 +125,10 @@ class KeyedRun(LineRun):
         self._batch_of(entry, pool).queue.add(entry)
 
     def finish(self, entry: Entry, result: Result[Any]) -> None:
-        """Take in the result of a row."""
+        """Record the result of a row."""
         name, error = self._name(entry), result.error
         if error is not None:
-            is_kept = entry.started or isinstance(error, BadRequest | ConfigError)  # else it was never sent, so it is not the row's fault
+            is_kept = entry.started or isinstance(error, BadRequest | ConfigError)  # otherwise the next run sends the row
             self._end(entry, failure_line(entry.custom_id, name, error), error, is_kept=is_kept, usage=result.usage)
         else:
             line = answer_line(entry.custom_id, name, result, is_verdict=self._scorer is not None)
@@ -136,7 +140,7 @@ class KeyedRun(LineRun):
     def _end(
         self, entry: Entry, line: bytes, error: QRewardError | None = None, *, is_kept: bool = True, usage: Usage | None = None
     ) -> None:
-        future = self._waiting.pop(entry.digest, None)  # before the run stops because of this row
+        future = self._waiting.pop(entry.digest, None)  # first, because ``_record`` may stop the run and fail all that wait
         place = self._record(entry.ordinal, entry.digest, line, error) if is_kept else None
         if place is not None:
             self._folder.put(entry.digest, self._part, place, ok=error is None)
@@ -150,7 +154,7 @@ class KeyedRun(LineRun):
         return self._error is not None
 
     def stop(self, reason: QRewardError | str) -> None:
-        """Send nothing more. Each row that waits has this error, and the next run sends it. What is in flight is finished and recorded."""
+        """Send no further rows, but finish and record those in flight. Rows that wait end with this error; the next run sends them."""
         if self._error is not None:
             return
         self._error = reason if isinstance(reason, QRewardError) else QRewardError(reason)
@@ -167,7 +171,7 @@ class KeyedRun(LineRun):
             self.stop(error if isinstance(error, QRewardError) else f"{type(error).__name__}: {error}")
 
     async def aclose(self) -> None:
-        """Wait for what is in flight, and close the journal."""
+        """Wait for the rows in flight, and close the journal."""
         for batch in self._batches.values():
             batch.queue.complete()
         if self._tasks:

@@ -1,4 +1,4 @@
-"""Output of a bulk run: the lines of OpenAI's Batch API, made of results, and written to a file at once and as a whole."""
+"""Output of a bulk run: results as lines in the format of OpenAI's Batch API, and the file that they are written to."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def success_line(custom_id: str, identifier: str, body: bytes) -> bytes:
     """Return the line of a response, without line break.
 
     Args:
-        custom_id: as in the input.
-        identifier: the line's own, unique in the output.
-        body: the JSON of the response.
+        custom_id: the identifier in the input.
+        identifier: the ``id`` of the line, unique in the output.
+        body: the body of the response, as JSON.
     """
     name = _encoded(custom_id)
     response = b'"response":{"status_code":200,"request_id":"%b","body":%b}' % (identifier.encode(), _one_line(body))
@@ -44,18 +44,20 @@ def verdict_line(custom_id: str, identifier: str, verdict: Verdict) -> bytes:
 
 
 def _criterion(found: CriterionResult) -> dict[str, Any]:
-    return {**found._asdict(), "distribution": _distribution(found.distribution)}
+    gate = {} if found.gate is None else {"gate": found.gate}
+    members = {name: value for name, value in found._asdict().items() if name != "gate"}
+    return {**members, "distribution": _distribution(found.distribution), **gate}
 
 
 def _distribution(found: Mapping[Any, float] | None) -> dict[str, float] | None:
-    """Return a distribution with keys that JSON can have: ``true``, ``3`` or the text."""
+    """Return a distribution whose keys are texts: an option that is no text becomes its JSON, such as ``true`` or ``3``."""
     if found is None:
         return None
     return {option if isinstance(option, str) else json.dumps(option): probability for option, probability in found.items()}
 
 
 def answer_line(custom_id: str, identifier: str, result: Result[Any], *, is_verdict: bool) -> bytes:
-    """Return the line of a result that succeeded: a verdict, or the response to a request."""
+    """Return the line of a successful result, without line break: of a verdict, or of the response to a request."""
     if is_verdict:
         return verdict_line(custom_id, identifier, result.value)
     return success_line(custom_id, identifier, result.body)
@@ -70,7 +72,7 @@ def failure_line(custom_id: str, identifier: str, error: QRewardError) -> bytes:
 
 
 def _one_line(body: bytes) -> bytes:
-    """Return a body without line breaks, and valid: servers may send JSON that is indented, or has a byte order mark or NaN."""
+    """Return a body as valid JSON in one line. Servers may send JSON that is indented, or contains NaN or a byte order mark."""
     try:
         msgspec.json.decode(body, type=msgspec.Raw)
         if not body.isascii():
@@ -81,7 +83,7 @@ def _one_line(body: bytes) -> bytes:
 
 
 def _encoded(value: object) -> bytes:
-    """Return JSON in one line. Lone surrogates, which UTF-8 cannot hold, are escaped; NaN and infinite numbers become null."""
+    """Return a value as JSON in one line. Lone surrogates are escaped, because UTF-8 cannot hold them; NaN and infinity become null."""
     try:
         return msgspec.json.encode(value)
     except (UnicodeEncodeError, OverflowError):
@@ -90,13 +92,14 @@ def _encoded(value: object) -> bytes:
 
 
 class OutputFile:
-    """A file that appears under its name when it is complete.
+    """An output file. It is written under another name, and renamed when it is complete.
 
     Args:
-        path: its name. ``.parquet`` writes a table with the columns ``id``, ``custom_id``, ``response`` and ``error`` (both JSON texts).
+        path: path of the file. A path that ends in ``.parquet`` becomes a table with the columns ``id``, ``custom_id``, ``response`` and
+            ``error``; the last two hold JSON.
 
     Raises:
-        ConfigError: it cannot be written, or needs a package that is not installed.
+        ConfigError: the file cannot be written, or needs a package that is not installed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -110,10 +113,10 @@ class OutputFile:
             raise ConfigError(f"the output {str(path)!r} is a folder; name a file in it")
 
     def write(self, lines: Iterable[bytes]) -> int:
-        """Write all lines and return their number. If there are none, no file is left.
+        """Write all lines and return their number. Without lines, a file of an earlier run is removed.
 
         Raises:
-            OSError: the disk is full, for example. The file under the name is then that of before.
+            OSError: the file cannot be written, for example because the disk is full. A file of an earlier run is then unchanged.
         """
         unfinished = self.path.with_name(f".{self.path.name}.unfinished")
         try:

@@ -1,8 +1,9 @@
-"""Provider batches: files of requests that a provider works off within a day, at a lower price. What is known of one, and what follows.
+"""Provider batches: files of requests that a provider processes within a day, at a lower price.
 
-A provider batch is collected, uploaded, recorded in the journal, created at the provider, and polled until it has ended; then its
-results are read. Everything here is pure: limits, the JSON of OpenAI's Batch API (https://platform.openai.com/docs/api-reference/batch),
-the records of the journal, and decisions. ``batch_api`` makes the calls, ``provider_batches`` runs the batches.
+The lines of a batch are collected in a file and uploaded. The batch is recorded in the journal, created at the provider and polled until
+it has ended; then its results are read. This module does no I/O. It has the limits, the JSON of OpenAI's Batch API
+(https://platform.openai.com/docs/api-reference/batch) and the journal records. ``batch_api`` makes the calls, and ``provider_batches`` runs
+the batches.
 """
 
 from __future__ import annotations
@@ -28,25 +29,25 @@ URLS = frozenset({
     "/v1/responses", "/v1/chat/completions", "/v1/embeddings", "/v1/completions", "/v1/moderations", "/v1/images/generations",
     "/v1/images/edits", "/v1/videos",
 })  # fmt: skip
-"""What a batch can hold: ``endpoint`` of ``openai.types.BatchCreateParams``, openai-python 3.54."""
+"""Routes that a batch can call, from ``endpoint`` of ``openai.types.BatchCreateParams`` in openai-python 3.54."""
 WINDOW = "24h"
 """The only ``completion_window`` that OpenAI accepts."""
 METADATA = "qreward"
-"""The key of a batch's metadata whose value tells whose it is, so that a run finds a batch whose identifier it did not receive."""
+"""Key in a batch's metadata. Its value is the tag by which a run finds its batch again if it did not receive the identifier."""
 FIRST_POLL, LONGEST_POLL, POLL_FACTOR = 5.0, 60.0, 1.5
-"""Seconds before a batch is polled first, the longest time between two polls, and the factor from one to the next."""
+"""Seconds before the first poll of a batch, most seconds between two polls, and the factor from one wait to the next."""
 SENT_AGAIN = frozenset({FailureKind.OVERLOADED, FailureKind.TRANSIENT, FailureKind.TIMEOUT})
-"""Failures of a line after which it is sent again: 429 and 5xx, for example."""
+"""Failures after which a line is sent again, such as 429 and 5xx."""
 NOT_DONE = {"batch_expired": FailureKind.TIMEOUT, "batch_cancelled": FailureKind.TIMEOUT}
-"""Errors of lines that the provider did not work on, so that they cost nothing. They are sent again."""
+"""Error codes of lines that the provider did not process. They cost nothing and are sent again."""
 TOO_MANY_TOKENS = "token_limit_exceeded"
-"""The error of a batch that would put more tokens into the provider's queue than the account may have there."""
+"""Error code of a batch that exceeds the tokens that the account may have in the provider's queue."""
 
 T = TypeVar("T")
 
 
 class BatchFault(msgspec.Struct, frozen=True):
-    """Why a file was refused. ``line`` counts from 1; None if it is not the fault of one line."""
+    """A reason why a file was refused. ``line`` counts from 1; None if the reason concerns the whole file."""
 
     code: str | None = None
     line: int | None = None
@@ -64,14 +65,14 @@ class FileObject(msgspec.Struct, frozen=True):
 
 
 class Counts(msgspec.Struct, frozen=True):
-    """Lines of the output file and of the error file."""
+    """Number of lines in the output file and in the error file."""
 
     completed: int = 0
     failed: int = 0
 
 
 class BatchObject(msgspec.Struct, frozen=True):
-    """A batch as the provider reports it; the members that matter here."""
+    """The state of a batch that the provider reports, with the members that are used here."""
 
     id: str
     status: str
@@ -83,19 +84,19 @@ class BatchObject(msgspec.Struct, frozen=True):
 
     @property
     def files(self) -> list[tuple[str, int]]:
-        """Its files of results, and the least number of lines of each."""
+        """The identifiers of its result files, each with the number of lines that it should have."""
         counts = self.request_counts or Counts()
         found = ((self.output_file_id, counts.completed), (self.error_file_id, counts.failed))
         return [(file, lines) for file, lines in found if file]
 
     @property
     def has_ended(self) -> bool:
-        """False while it may still bring results. ``cancelling`` batches still finish lines."""
+        """True if no further results can come. A batch that is ``cancelling`` still finishes lines."""
         return self.status in ("completed", "expired", "cancelled", "failed")
 
     @property
     def faults(self) -> list[BatchFault]:
-        """Why its file was refused; empty if it was not."""
+        """The reasons why its file was refused; empty if it was accepted."""
         return list((self.errors and self.errors.data) or ()) if self.status == "failed" else []
 
     @property
@@ -104,7 +105,7 @@ class BatchObject(msgspec.Struct, frozen=True):
 
 
 class BatchPage(msgspec.Struct, frozen=True):
-    """One page of the list of batches, newest first."""
+    """One page of the provider's list of batches, newest first."""
 
     data: list[BatchObject] = []
     has_more: bool = False
@@ -117,7 +118,7 @@ class LineResponse(msgspec.Struct, frozen=True):
 
 
 class ResultLine(msgspec.Struct, frozen=True):
-    """A line of an output or error file. vLLM sets ``error`` beside a response that failed, OpenAI one of the two."""
+    """A line of an output or error file. For a failed line, OpenAI sets ``response`` or ``error``; vLLM sets both."""
 
     custom_id: str
     id: str = ""
@@ -126,7 +127,7 @@ class ResultLine(msgspec.Struct, frozen=True):
 
     @property
     def ordinal(self) -> int | None:
-        """The position of its line in the input; None if it is no line of ours."""
+        """The position of the line in the input; None if ``custom_id`` is not a number, so the line is not from this run."""
         return int(self.custom_id) if self.custom_id.isdecimal() else None
 
     @property
@@ -144,7 +145,7 @@ def read(kind: type[T], body: bytes) -> T:
 
 
 def next_poll(seconds: float, longest: float) -> float:
-    """Return how long to wait until a batch is polled again, after a wait of ``seconds``.
+    """Return the seconds until the next poll of a batch. The last wait was ``seconds``.
 
     Example:
         >>> [next_poll(5.0, 60.0), next_poll(50.0, 60.0)]
@@ -154,7 +155,7 @@ def next_poll(seconds: float, longest: float) -> float:
 
 
 def url_of(call: WireRequest) -> str:
-    """Return the ``url`` of a request in a file.
+    """Return the ``url`` of a request in a batch file.
 
     Example:
         >>> url_of(WireRequest(CHAT, "judge-7b", [], {}, None))
@@ -168,32 +169,36 @@ _CODECS = {f"/v1{codec.path}": codec for codec in (CHAT, EMBEDDINGS)}
 
 
 def partial_request(url: str, model: str, inputs: int = 1) -> WireRequest:
-    """Return a request of which only so much is known as its response needs to be checked."""
+    """Return a request without its content. It has all that is needed to check its response: route, model and number of inputs."""
     codec = _CODECS.get(url) or passthrough(url)
     return WireRequest(codec, model, [""] * inputs, {}, None)
 
 
 def inputs_in(call: WireRequest) -> int:
-    """Return how many inputs an embeddings request has; 1 for any other request."""
+    """Return the number of inputs of an embeddings request; 1 for any other request."""
     inputs = call.inputs
     whole = call.codec is not EMBEDDINGS or isinstance(inputs, str) or isinstance(inputs[0], int)
     return 1 if whole else len(inputs)
 
 
 def request_line(ordinal: int, url: str, body: bytes) -> bytes:
-    """Return the line of a request in a file. Its ``custom_id`` is the position in the input, because the user's need not be unique."""
+    """Return the line of a request in a batch file.
+
+    The ``custom_id`` is the position in the input, because the user's identifiers need not be unique.
+    """
     return b'{"custom_id":"%d","method":"POST","url":%b,"body":%b}\n' % (ordinal, msgspec.json.encode(url), body)
 
 
 class HeldBatch:
-    """What the journal says of a provider batch that has not ended.
+    """A provider batch in the journal that has not ended.
 
     Attributes:
-        number: counts the batches of a journal.
-        endpoint, url, model: where it runs, and what its lines ask for.
-        tag: value of its metadata.
-        written: the ordinals of its lines, in the order of the file.
-        id: the provider's identifier; None if the run ended before it was received.
+        number: its number in the journal, counted from 0.
+        endpoint: name of the endpoint where it runs.
+        url, model: route and model of its lines.
+        tag: the tag in its metadata.
+        written: ordinals of its lines, in the order of the uploaded file.
+        id: the provider's identifier; None if the run ended before it received one.
     """
 
     def __init__(self, number: int, fields: Mapping[str, Any]) -> None:
@@ -215,12 +220,12 @@ class HeldBatch:
         return iter(self._ordinals)
 
     def digest(self, ordinal: int) -> int | None:
-        """Return the digest of a line that it holds, or None."""
+        """Return the digest of a line in the batch; None if the line is not in it."""
         place = bisect_left(self._ordinals, ordinal)
         return self._digests[place] if place < len(self) and self._ordinals[place] == ordinal else None
 
     def reserved(self, ordinal: int) -> Spent:
-        """Return what a line that it holds may cost; nothing if its output had no limit."""
+        """Return the most that a line in the batch can cost; zero if it had no ``max_tokens``."""
         place = bisect_left(self._ordinals, ordinal)
         return Spent(self._tokens[place], self._costs[place])
 
@@ -233,12 +238,12 @@ def begin_record(batch: Mapping[str, str], spool: Spool) -> bytes:
 
 
 def end_record(spent: Spent = NOTHING) -> bytes:
-    """Return the record of a batch that has ended, and what it has cost beside the results that the journal holds."""
+    """Return the record of a batch that has ended. ``spent`` is its cost in addition to the recorded results."""
     return msgspec.json.encode({"end": True, "tokens": spent.tokens, "cost": spent.cost})
 
 
 def apply_record(held: dict[int, HeldBatch], number: int, content: bytes) -> Spent:
-    """Take in a record of the journal. Returns what the batch has cost beside its results."""
+    """Update ``held`` with a journal record. Returns what the batch has cost in addition to its recorded results."""
     fields = msgspec.json.decode(content)
     if "ordinals" in fields:
         held[number] = HeldBatch(number, fields)
@@ -251,6 +256,6 @@ def apply_record(held: dict[int, HeldBatch], number: int, content: bytes) -> Spe
 
 
 def provider_line(found: ResultLine, custom_id: str) -> bytes:
-    """Return a result as a line of the output: the provider's, with the user's ``custom_id``."""
+    """Return a provider's result as a line of the output, with the user's ``custom_id``."""
     assert found.response is not None
     return msgspec.json.encode({"id": found.id, "custom_id": custom_id, "response": found.response, "error": None})

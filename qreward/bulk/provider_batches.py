@@ -1,7 +1,8 @@
-"""The lines of a bulk that go to provider batches. They are collected in files, and each file is followed to its end.
+"""Runs provider batches: collects lines in files, uploads them, creates and polls the batches, and takes their results.
 
-What was paid is never paid again: a batch is in the journal before it is created, with a tag by which the provider lists it, and until all
-of its results are in the journal. How the Batch API is called is in ``batch_api``, what its answers mean in ``provider_results``.
+No line is paid twice. Before a batch is created, the journal records its lines and a tag, which the provider stores with the batch. So a
+later run finds the batch, even if the process was killed while creating it. ``batch_api`` calls the Batch API, and ``provider_results``
+interprets the results.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ from qreward.scheduler.outcome import FailureKind
 from qreward.settings.policies import Endpoint
 
 IN_FLIGHT = 32
-"""Files that are uploaded or being worked on at once. Each holds 50,000 lines at most."""
-PATIENCE = 3600.0
-"""Seconds for which a call is repeated while the provider cannot be reached. Then the run stops, and the batches go on there."""
+"""Most batches that are uploaded, polled or read at once. Each holds at most 50,000 lines."""
+REPEAT_FOR = 3600.0
+"""Seconds for which a failing call is repeated. Then the run stops; its batches keep running at the provider."""
 TEMPORARY = provider.SENT_AGAIN | {FailureKind.UNREACHABLE, FailureKind.LOCAL}
-"""Failures of a call after which it is repeated."""
+"""Failures after which a call is repeated."""
 
 T = TypeVar("T")
 
@@ -44,8 +45,8 @@ class ProviderBatches:
 
     Args:
         run: the run.
-        journal: it records the batches; those of earlier runs that it holds are followed to their end.
-        folder: where the files are kept until their results are there.
+        journal: the journal that records the batches. It may have batches of earlier runs, whose results are taken too.
+        folder: folder for the temporary files of batches.
 
     Raises:
         ConfigError: a batch of an earlier run is at an endpoint that the client does not have.
@@ -55,14 +56,14 @@ class ProviderBatches:
         self._bulk, self._journal, self._loop = run, journal, asyncio.get_running_loop()
         self.queue = LineQueue(run.read_on)
         self._apis: dict[str, BatchApi] = {}
-        self._open: dict[int, Batch] = {}  # those in the journal
+        self._open: dict[int, Batch] = {}  # batches in the journal that have not ended, by number
         self._tasks: set[asyncio.Task[None]] = set()
-        self._following = self._waiting = 0  # batches that are worked on, and those of them that wait for another one to end
+        self._following = self._waiting = 0  # batches with a task, and how many of these wait for another batch to end
         self._changed, self._room, self._ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._files, self._results = Files(folder, self._loop, self._changed), Results(run)
         try:
             for held in journal.held.values():
-                self._adopt(held)
+                self._continue_held(held)
         except BaseException:
             self._files.close()
             raise
@@ -70,21 +71,21 @@ class ProviderBatches:
     def endpoints(self) -> Mapping[str, EndpointStats]:
         return self._results.endpoints()
 
-    def left_there(self) -> tuple[int, int]:
-        """Return how many lines are in batches that go on at the provider, and how many batches."""
+    def still_running(self) -> tuple[int, int]:
+        """Return the number of lines in batches that keep running at the provider, and the number of these batches."""
         lines = [batch.missing + batch.spool.left for batch in self._open.values()]
         return sum(lines), len(lines)
 
     def reserved(self, ordinal: int, digest: int) -> Spent | None:
-        """Return what a line may cost that a batch of an earlier run holds. Such a line is handed over, not sent. None for another line."""
+        """Return the most that a line in a batch of an earlier run can cost; None if the line is in no such batch."""
         holder = self._holder(ordinal, digest)
         return holder.held.reserved(ordinal) if holder is not None and holder.held is not None else None
 
     def _holder(self, ordinal: int, digest: int) -> Batch | None:
         return next((batch for batch in self._open.values() if batch.held and batch.held.digest(ordinal) == digest), None)
 
-    def _adopt(self, held: HeldBatch) -> None:
-        """Go on with a batch of an earlier run, or forget it if all of its results are there."""
+    def _continue_held(self, held: HeldBatch) -> None:
+        """Continue a batch of an earlier run, or end it if the journal has all of its results."""
         missing = [ordinal for ordinal in held if self._journal.digest(ordinal) is None]
         reserved = sum(map(held.reserved, missing), NOTHING)
         self._bulk.hold(reserved)
@@ -92,7 +93,7 @@ class ProviderBatches:
         if source is None and missing and not self._bulk.force:
             raise ConfigError(
                 f"the provider batch {held.id or held.tag} of an earlier run is at the endpoint {held.endpoint!r}, which is not in the "
-                "settings; add it again, or go on with resume=force, which sends its lines again and pays them twice"
+                "settings; add it again, or continue with resume=force, which sends its lines again and pays for them twice"
             )
         if source is None or not missing:
             self._bulk.settle(reserved, reserved)
@@ -111,7 +112,7 @@ class ProviderBatches:
     # the run
 
     async def run(self) -> None:
-        """Collect the lines of the queue, and follow all batches to their end, or until stopped."""
+        """Collect the lines of the queue, and run all batches until they have ended or the run is stopped."""
         self._begin(self._collect())
         try:
             while self._tasks and not self._bulk.is_stopping:
@@ -125,7 +126,7 @@ class ProviderBatches:
             await self._leave()
 
     async def _leave(self) -> None:
-        """Cancel what is under way, and release files and connections, also if this is cancelled in turn."""
+        """Cancel all tasks, then remove files and close connections, even if this method is cancelled too."""
         for task in self._tasks:
             task.cancel()
         try:
@@ -136,7 +137,7 @@ class ProviderBatches:
                 await api.aclose()
 
     def stop(self) -> None:
-        """Leave the batches running at the provider, and end."""
+        """End the run. Its batches keep running at the provider."""
         self._changed.set()
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
@@ -159,11 +160,16 @@ class ProviderBatches:
                 await self._room.wait()
         self._files.complete_all()
         for batch in tuple(self._open.values()):
-            if batch.missing:  # lines that are not in the input any more, or that this run does not read
+            if batch.missing:  # its other lines were removed from the input, or this run does not read them
                 self._follow_soon(batch)
 
     def _add_line(self, entry: Entry) -> None:
-        """Put a line into a file. Raises ``BadRequest`` if it cannot be sent, or ``ConfigError``."""
+        """Put a line into a file, or into the batch of an earlier run that has it.
+
+        Raises:
+            BadRequest: the line is too large for a batch, or cannot be written as JSON.
+            ConfigError: its model has no endpoint of kind ``openai_batch`` any more.
+        """
         call, reserved = entry.content, entry.reserved
         url, inputs = provider.url_of(call), provider.inputs_in(call)
         line = SpooledLine(entry.ordinal, entry.digest, entry.custom_id, entry.place, reserved.tokens, reserved.cost, inputs)
@@ -186,18 +192,18 @@ class ProviderBatches:
             self._follow_soon(holder)
 
     def _next_api(self, url: str, model: str) -> BatchApi:
-        """Return the endpoint of the next line of a model. It changes with each file."""
+        """Return the endpoint for the next line of a model. The endpoints of a model take turns, file by file."""
         endpoints = self._bulk.runtime.fleet.batch_endpoints(model)
         if not endpoints:
             raise ConfigError(f"model {model!r} has no endpoint of kind 'openai_batch' any more")
         return self._api(endpoints[self._files.turn(url, model) % len(endpoints)])
 
     def _dispatch(self) -> None:
-        """Send complete files, as many as may be at work at once."""
+        """Submit complete files, until ``IN_FLIGHT`` batches are running."""
         ready = self._files.ready
         while ready and self._following < IN_FLIGHT and not self._bulk.is_stopping:
             self._following += 1
-            self._begin(self._guarded(ready.popleft(), self._submit))
+            self._begin(self._run_batch(ready.popleft(), self._submit))
         if not ready:
             self._room.set()
 
@@ -205,10 +211,10 @@ class ProviderBatches:
 
     def _follow_soon(self, batch: Batch) -> None:
         self._following += 1
-        self._begin(self._guarded(batch, self._resume))
+        self._begin(self._run_batch(batch, self._resume))
 
-    async def _guarded(self, batch: Batch, work: Callable[[Batch], Awaitable[None]]) -> None:
-        """Work on a batch. If that fails, the run stops; what is at the provider stays there, for the next run."""
+    async def _run_batch(self, batch: Batch, work: Callable[[Batch], Awaitable[None]]) -> None:
+        """Do the work of one batch. If it raises, the run stops; the next run continues the batch at the provider."""
         try:
             await work(batch)
         except QRewardError as error:
@@ -222,7 +228,7 @@ class ProviderBatches:
                 self._files.drop(batch)
 
     async def _submit(self, batch: Batch) -> None:
-        """Upload a file, create its batch, and follow it."""
+        """Upload a file, create its batch, and poll the batch until it has ended."""
         spool, api, model = batch.spool, batch.api, batch.model
         file = await self._repeat(batch, lambda: api.upload(spool, model))
         if self._bulk.is_stopping:
@@ -239,7 +245,7 @@ class ProviderBatches:
         await self._follow(batch, batch.first_poll)
 
     async def _create(self, batch: Batch, file: str) -> BatchObject:
-        """Create a batch. After a failure that leaves open whether it was created, it is looked for first."""
+        """Create a batch. If the call fails, search for the batch before creating it again, because it may exist."""
         api, model = batch.api, batch.model
         try:
             return await api.create(file, batch.url, batch.tag, model)
@@ -255,7 +261,7 @@ class ProviderBatches:
         return await self._repeat(batch, find_or_create)
 
     async def _resume(self, batch: Batch) -> None:
-        """Go on with a batch of an earlier run, which may have ended before the provider named it."""
+        """Continue a batch of an earlier run. If that run did not receive its identifier, search for the batch by its tag."""
         if batch.id is None:
             found = await self._repeat(batch, lambda: batch.api.find(batch.tag, batch.model))
             if found is None:
@@ -287,7 +293,7 @@ class ProviderBatches:
                 break
             wait = provider.next_poll(max(wait, batch.first_poll), batch.longest)
         if found.status == "failed":
-            await self._take_refusal(batch, found)
+            await self._handle_refusal(batch, found)
             return
         again: Again = []
         for file, least in found.files:
@@ -298,9 +304,9 @@ class ProviderBatches:
         await self._send_again(batch, again, found.status)
 
     async def _send_again(self, batch: Batch, again: Again, status: str) -> None:
-        """End a batch, and send the lines again that failed for now or have no result."""
+        """End a batch. Lines with a temporary failure and lines without a result are sent again, up to ``retry.attempts`` times."""
         if self._bulk.is_stopping or (batch.missing and not self._bulk.has_read_all):
-            return  # the next run takes what is not in the journal, because the disk was full, or has not been read
+            return  # the batch stays in the journal, and the next run takes the results that are missing there
         nothing, left = without_result(batch, status), []
         for line, failure in (*again, *((line, nothing) for line in batch.spool.take_rest())):
             if len(line.attempts) + 1 >= self._bulk.attempts:
@@ -310,7 +316,7 @@ class ProviderBatches:
         await self._send_rest(batch, left)
 
     async def _send_rest(self, batch: Batch, lines: Iterable[SpooledLine]) -> None:
-        """End a batch, whose results are in the journal, and put lines of it into other files."""
+        """End a batch whose results are in the journal, and put these of its lines into new files."""
         self._end(batch)
         for number, line in enumerate(lines, 1):
             if number % AT_ONCE == 0:
@@ -319,25 +325,28 @@ class ProviderBatches:
         if self.queue.is_complete:
             self._files.complete_all()
 
-    async def _take_refusal(self, batch: Batch, found: BatchObject) -> None:
-        """The provider has refused a file. The lines that it names fail; without them, or later, it may take the others."""
+    async def _handle_refusal(self, batch: Batch, found: BatchObject) -> None:
+        """Handle a refused file. Lines that the provider names fail, and the others are sent again.
+
+        If it names none, the run stops. Only if the provider's queue was full is the file sent again.
+        """
         faults = found.faults
         words = "; ".join(f"{fault.code}: {fault.message}" for fault in faults[:3]) or "it does not say why"
         secrets = batch.api.connection.secrets
         named = [fault for fault in faults if fault.line is not None]
         for fault in named:
-            if (line := batch.take_number(fault.line or 0)) is not None:
+            if (line := batch.take_by_line_number(fault.line or 0)) is not None:
                 text = f"endpoint {batch.api.endpoint.name!r} refused the line: {fault.code}: {fault.message}"
                 self._results.refuse(batch, line, secrets.hide(text))
         if not named and provider.TOO_MANY_TOKENS not in {fault.code for fault in faults}:
             self._end(batch)
             raise QRewardError(secrets.hide(f"endpoint {batch.api.endpoint.name!r} refused the file: {words}"))
         if not named:
-            await self._await_room(batch)
+            await self._wait_for_room(batch)
         await self._send_rest(batch, batch.spool.take_rest())
 
-    async def _await_room(self, batch: Batch) -> None:
-        """Wait until the provider's queue has room: until another batch has ended, or else with half as many lines."""
+    async def _wait_for_room(self, batch: Batch) -> None:
+        """Wait until another batch has ended and left room in the provider's queue. If there is no other, halve the size of files."""
         if self._following - self._waiting > 1:
             self._waiting += 1
             self._ended.clear()
@@ -349,21 +358,21 @@ class ProviderBatches:
         self._files.limit(batch.api.endpoint.name, len(batch.spool) // 2)
 
     def _end(self, batch: Batch) -> None:
-        """Record that a batch holds no line any more, and what it cost beside its results. Lines that were not read may have been paid."""
+        """Record the end of a batch and its cost in addition to the recorded results. Lines that were not read count as paid."""
         if batch.number is not None and self._open.pop(batch.number, None) is not None:
             self._bulk.settle(batch.reserved, batch.reserved)
             spent = batch.spent + batch.reserved
             self._journal.record_batch(batch.number, provider.end_record(spent), spent)
 
     async def _repeat(self, batch: Batch, call: Callable[[], Awaitable[T]]) -> T:
-        """Make a call, again and again while the provider cannot be reached or is overloaded. Raises the error of the last try."""
+        """Make a call, and repeat it for up to an hour after temporary failures. Raises the error of the last try."""
         wait, waited = batch.first_poll, 0.0
         while True:
             try:
                 return await call()
             except CallFailed as failed:
                 failure = failed.failure
-            if failure.kind not in TEMPORARY or waited >= PATIENCE:
+            if failure.kind not in TEMPORARY or waited >= REPEAT_FOR:
                 raise failure.error
             pause = max(wait, failure.retry_after or 0.0)
             await asyncio.sleep(pause)

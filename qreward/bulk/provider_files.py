@@ -1,4 +1,4 @@
-"""The files in which lines for provider batches are collected: one model, one ``url`` and one endpoint each, within the limits."""
+"""Collects lines for provider batches in files. All lines of a file have one model, one ``url`` and one endpoint."""
 
 from __future__ import annotations
 
@@ -13,18 +13,21 @@ from qreward.bulk.provider import HeldBatch
 from qreward.bulk.spool import Spool, SpooledLine
 
 IDLE = 5.0
-"""Seconds without a new line after which files that are not full are sent: the budget or the source may not allow more for now."""
+"""Seconds without a new line after which files that are not full are sent. The budget or the input may be holding back further lines."""
 
 
 class Batch:
-    """A file of lines, and the provider batch that it becomes.
+    """A file of lines, and the provider batch that is created from it.
 
     Attributes:
-        number, tag, id: None until it is in the journal, and until the provider has named it.
-        missing: lines of an earlier run's batch that were not read from the input yet.
-        reserved: what these may cost.
-        spent: what attempts have cost after which a line is sent again.
-        since: when it was created, or found again.
+        held: the journal's entry, if an earlier run created the batch; otherwise None.
+        number: its number in the journal; None until it is recorded there.
+        tag: its tag in the provider's metadata; ``""`` until it is recorded in the journal.
+        id: the provider's identifier; None until it is received.
+        missing: for a batch of an earlier run, the number of its lines that were not read from the input yet.
+        reserved: the most that the missing lines can cost.
+        spent: the cost of failed attempts whose lines are sent again.
+        since: time when the batch was created or found again, in seconds of the event loop's clock.
     """
 
     def __init__(self, api: BatchApi, url: str, model: str, spool: Spool, held: HeldBatch | None = None) -> None:
@@ -38,58 +41,58 @@ class Batch:
 
     @property
     def first_poll(self) -> float:
-        """Seconds before it is polled first, or before a call is repeated."""
+        """Seconds before the first poll, and before a failed call is repeated."""
         return min(provider.FIRST_POLL, self.longest)
 
     @property
     def longest(self) -> float:
-        """The longest time between two polls, in seconds."""
+        """Most seconds between two polls."""
         return self.api.endpoint.probe or provider.LONGEST_POLL
 
-    def take_number(self, line: int) -> SpooledLine | None:
+    def take_by_line_number(self, line: int) -> SpooledLine | None:
         """Take a line by its number in the file that was uploaded, from 1."""
         ordinals = self.spool.ordinals if self.held is None else self.held.written
         return self.spool.take(ordinals[line - 1]) if 0 < line <= len(ordinals) else None
 
 
 class Files:
-    """The files that are being collected, and those that are complete and wait to be sent.
+    """The files that are being filled, and the complete files that wait to be sent.
 
     Args:
-        folder: where their temporary files are made.
+        folder: folder for the temporary files.
         loop: the running event loop.
+        changed: set whenever a file is complete.
 
     Attributes:
         ready: complete files, oldest first.
-        changed: set when a file has become complete.
     """
 
     def __init__(self, folder: Path, loop: asyncio.AbstractEventLoop, changed: asyncio.Event) -> None:
         self._folder, self._loop, self.changed = folder, loop, changed
         self.ready: deque[Batch] = deque()
         self._collecting: dict[tuple[str, str, str], Batch] = {}  # by endpoint, url and model
-        self._turns: Counter[tuple[str, str]] = Counter()  # complete files per url and model
-        self._most_lines: dict[str, int] = {}  # endpoint -> lines of a file, where its queue takes fewer than a file may hold
-        self._spools: set[Spool] = set()  # those with open files
+        self._turns: Counter[tuple[str, str]] = Counter()  # number of complete files per url and model
+        self._most_lines: dict[str, int] = {}  # endpoint -> most lines of a file, if its queue was too small for a full file
+        self._spools: set[Spool] = set()  # spools with open files
         self._timer: asyncio.TimerHandle | None = None
         self._last_line = 0.0
 
     def turn(self, url: str, model: str) -> int:
-        """Return how many files of a model are complete, so that its endpoints can take turns."""
+        """Return the number of complete files of a model. It decides which of the model's endpoints gets the next file."""
         return self._turns[url, model]
 
     def limit(self, endpoint: str, lines: int) -> None:
-        """Let later files of an endpoint have fewer lines."""
+        """Limit the number of lines in later files of an endpoint."""
         self._most_lines[endpoint] = max(1, lines)
 
     def new(self, api: BatchApi, url: str, model: str, held: HeldBatch | None = None) -> Batch:
-        """Return a batch without lines. Raises ``OSError``."""
+        """Return a batch without lines. Raises ``OSError`` if its temporary files cannot be created."""
         spool = Spool(self._folder)
         self._spools.add(spool)
         return Batch(api, url, model, spool, held)
 
     def put(self, api: BatchApi, url: str, model: str, line: SpooledLine, request: bytes) -> None:
-        """Add a line to the file that is being collected for it. Raises ``OSError``."""
+        """Add a line to the file of its endpoint, url and model. Raises ``OSError`` if the disk is full."""
         key, most = (api.endpoint.name, url, model), self._most_lines.get(api.endpoint.name, provider.LINES)
         batch = self._collecting.get(key)
         if batch is not None:
@@ -107,12 +110,12 @@ class Files:
             self._timer = self._loop.call_later(IDLE, self._complete_if_idle)
 
     def complete_all(self) -> None:
-        """No line will be added for now: send what is there."""
+        """Complete all files, although they are not full."""
         for key in tuple(self._collecting):
             self._complete(key)
 
     def drop(self, batch: Batch) -> None:
-        """Remove the temporary files of a batch that is over."""
+        """Remove the temporary files of a batch that has ended."""
         batch.spool.close()
         self._spools.discard(batch.spool)
 

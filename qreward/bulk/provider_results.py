@@ -1,4 +1,4 @@
-"""What the results of a provider batch mean for its lines: an answer, a failure for good, or another attempt; and what each has cost."""
+"""Takes the results of provider batches: each line gets its answer, fails for good, or is sent again. Also accounts for its cost."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from qreward.runtime import Runtime
 from qreward.scheduler.outcome import Answer, Failure, FailureKind
 
 AT_ONCE = 256
-"""Lines that are worked on in one turn of the event loop."""
+"""Lines that are processed before other tasks of the event loop get their turn."""
 
 Again = list[tuple[SpooledLine, Failure]]
 """Lines that must be sent again, and why."""
 
 
 class ProviderRun(Protocol):
-    """What provider batches need of the run, which is a :class:`~qreward.bulk.run.BulkRun`; the methods are described there.
+    """The part of :class:`~qreward.bulk.run.BulkRun` that provider batches use. Its methods are documented there.
 
     Attributes:
-        runtime: that of the client.
-        read_on: set when lines were taken or are done, so that more can be read.
-        attempts: tries of a line, at most.
-        force: go on although something of an earlier run is lost.
-        has_read_all: the input was read to its end.
+        runtime: runtime of the client.
+        read_on: event that is set when the run may read more lines.
+        attempts: most attempts per line.
+        force: True if the run continues although results of an earlier batch are lost.
+        has_read_all: True if the input was read to its end.
     """
 
     runtime: Runtime
@@ -58,7 +58,7 @@ class ProviderRun(Protocol):
 
 
 class Results:
-    """Takes the results of batches, for one run."""
+    """Takes the results of the provider batches of one run."""
 
     def __init__(self, run: ProviderRun) -> None:
         self._bulk, self._tallies, self._loop = run, Tallies(), asyncio.get_running_loop()
@@ -67,9 +67,9 @@ class Results:
         return self._tallies.stats()
 
     async def take(self, batch: Batch, file: str, again: Again) -> int:
-        """Take the results in a file, and return their number. Lines that must be sent again are added to ``again``.
+        """Download a file of results, and return the number of valid ones. Lines that must be sent again are added to ``again``.
 
-        A file can be taken several times. Raises ``CallFailed``.
+        A repeated download skips results that were taken before. Raises ``CallFailed`` if the download fails.
         """
         number = good = 0
         async with aclosing(batch.api.lines(file, batch.model)) as lines:
@@ -83,25 +83,25 @@ class Results:
                     continue
                 good += 1
                 line = None if found.ordinal is None else batch.spool.take(found.ordinal)
-                if line is not None:  # else it was read before the connection broke, or is no line of this run
+                if line is not None:  # otherwise an earlier download took it, or it is not a line of this run
                     self._take_line(batch, line, found, again)
         return good
 
     def refuse(self, batch: Batch, line: SpooledLine, words: str) -> None:
-        """A line has failed because the provider does not take it."""
+        """Fail a line that the provider refused."""
         error = BadRequest(words, endpoint=batch.api.endpoint.name, model=batch.model)
         self.fail(batch, line, Failure(FailureKind.REFUSED, error))
 
     def fail(self, batch: Batch, line: SpooledLine, failure: Failure) -> None:
-        """A line has failed for good."""
+        """Fail a line for good."""
         spent = self._note(batch, line, failure)
-        error = with_trail(copy(failure.error), tuple(line.attempts))  # several lines may have the same one
+        error = with_trail(copy(failure.error), tuple(line.attempts))  # a copy, because several lines may share the error
         result: Result[Any] = Result(line.ordinal, None, error, batch.api.endpoint.name, 0.0, 0.0, tuple(line.attempts))
         self._tallies.add(result)
         self._bulk.finish(_entry(line), result, spent=spent)
 
     def try_again(self, batch: Batch, line: SpooledLine, failure: Failure) -> bool:
-        """Settle a failed attempt of a line and reserve the next. Returns False, and stops the run, if the budget does not allow it."""
+        """Settle the cost of a failed attempt and reserve the next one. Returns False, and stops the run, if the budget is too small."""
         reserved, spent = Spent(line.tokens, line.cost), self._note(batch, line, failure)
         self._bulk.settle(reserved, spent)
         batch.spent += spent
@@ -121,7 +121,7 @@ class Results:
             self.fail(batch, line, outcome)
 
     def _note(self, batch: Batch, line: SpooledLine, failure: Failure) -> Spent:
-        """Add a failed attempt to a line. Returns what it may have cost: nothing, unless the provider worked on it."""
+        """Add a failed attempt to a line. Returns the most that it can have cost: zero if the provider did not process it."""
         status, seconds = getattr(failure.error, "status_code", None), self._loop.time() - batch.since
         name = batch.api.endpoint.name
         line.attempts.append(AttemptRecord(name, failure.kind.name.lower(), seconds, status, str(failure.error)))
@@ -129,7 +129,7 @@ class Results:
 
 
 def without_result(batch: Batch, status: str) -> Failure:
-    """Return the failure of the lines for which an ended batch has no result. They were paid only if it claims to be complete."""
+    """Return the failure for lines without a result in an ended batch. They count as paid only if the batch is ``completed``."""
     name = batch.api.endpoint.name
     words = f"endpoint {name!r}: provider batch {batch.id} is {status}, without a result for this line"
     kind = FailureKind.TRANSIENT if status == "completed" else FailureKind.TIMEOUT
@@ -137,7 +137,7 @@ def without_result(batch: Batch, status: str) -> Failure:
 
 
 def _outcome(batch: Batch, line: SpooledLine, found: ResultLine) -> Answer | Failure:
-    """Return what a result line means, as if its response had been received from the endpoint."""
+    """Interpret a result like a response that was received from the endpoint directly."""
     call, response = provider.partial_request(batch.url, batch.model, line.inputs), found.response
     connection = batch.api.connection
     status = 200 if response is None else response.status_code
@@ -153,7 +153,7 @@ def _outcome(batch: Batch, line: SpooledLine, found: ResultLine) -> Answer | Fai
 
 
 def _entry(line: SpooledLine) -> Entry:
-    """Return a line as the run knows it."""
+    """Return the entry of a line, for the run."""
     entry = Entry(line.ordinal, InputLine(line.place, line.digest, b""), line.custom_id, None, Spent(line.tokens, line.cost))
     entry.started = True
     return entry

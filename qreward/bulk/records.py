@@ -2,16 +2,16 @@
 
 ::
 
-    <crc32> S<ordinal> <digest> <tokens> <cost>             the line was sent; it may cost so much
-    <crc32> D<ordinal> <digest> <tokens> <cost> <result>    it is done, and has cost so much; the result is a line of the output
-    <crc32> F<ordinal> <digest> <tokens> <cost> <result>    it failed
-    <crc32> C<ordinal> <digest> <tokens> <cost>             it is not in flight any more, has no result, and has cost so much
-    <crc32> B<number> <JSON>                                a provider batch: the lines that it holds, then its identifier, then its end
+    <crc32> S<ordinal> <digest> <tokens> <cost>             the line was sent; tokens and cost are the most that it can use
+    <crc32> D<ordinal> <digest> <tokens> <cost> <result>    the line succeeded; the result is a line of the output
+    <crc32> F<ordinal> <digest> <tokens> <cost> <result>    the line failed
+    <crc32> C<ordinal> <digest> <tokens> <cost>             the line is no longer in flight and has no result
+    <crc32> B<number> <JSON>                                a provider batch: first its lines, then its identifier, then its end
     <crc32> I<ordinal> <JSON>                               a block of the input that begins with this line
     <crc32> K<offset> <JSON>                                a summary of all records from this offset of the file to here
 
-The first record is the header: a JSON object with what a run must have in common with those before it. An ordinal is the position of a line
-in the input, from 0; the digest is that of the line. A cost is in US dollars, and 0 where no endpoint has a price.
+The first record is the header: a JSON object with the settings that all runs on the journal share. An ordinal is the position of a line in
+the input, counted from 0. The digest is the hash of the line. A cost is in US dollars, or 0 if no endpoint has a price.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def record(content: bytes) -> bytes:
 
 
 def line_record(kind: int, ordinal: int, digest: int, spent: Spent, result: bytes | None = None) -> bytes:
-    """Return a record of one line; ``result`` is that of ``DONE`` and ``FAILED``.
+    """Return a record of one line. Only ``DONE`` and ``FAILED`` have a result.
 
     Example:
         >>> line_record(STARTED, 7, 255, Spent(12))[9:]
@@ -47,7 +47,7 @@ def line_record(kind: int, ordinal: int, digest: int, spent: Spent, result: byte
 
 
 def is_valid(found: bytes | memoryview) -> bool:
-    """Return whether a record, without line break, is as it was written."""
+    """Return whether the checksum of a record matches. The record is passed without its line break."""
     try:
         return int(bytes(found[:8]), 16) == crc32(memoryview(found)[9:])
     except ValueError:
@@ -79,14 +79,14 @@ def result_of(found: bytes) -> bytes:
 
 
 class BlockMark(NamedTuple):
-    """A block of the input by which a later run notices that it has not changed.
+    """Position, size and hash of a block of the input. A later run compares them to see whether the block has changed.
 
     Attributes:
         first: ordinal of its first line.
-        lines: lines with content.
-        rows: line breaks.
-        size: bytes.
-        digest: 128 bits of the hash of these bytes, as hexadecimal digits.
+        lines: number of lines that are not blank.
+        rows: number of line breaks.
+        size: number of bytes.
+        digest: 128-bit hash of these bytes, in hexadecimal.
     """
 
     first: int
@@ -97,15 +97,15 @@ class BlockMark(NamedTuple):
 
 
 class Summary(msgspec.Struct):
-    """What a part of a journal says, so that its records need not be read one by one.
+    """A summary of one part of a journal. It saves reading the records of this part one by one.
 
     Attributes:
         crc: CRC-32 of the part.
-        results: base64 of three 64-bit numbers for each result: the ordinal, twice the place of its record plus 1 if it succeeded, and the
-            digest; the low byte first.
-        others: places of records of provider batches and blocks.
-        spent: tokens and cost until here, without those of ``started``.
-        started: lines without a result until here: ordinal, tokens, cost.
+        results: base64 of three little-endian 64-bit numbers for each result: the ordinal; twice the offset of the record, plus 1 if the
+            line succeeded; and the digest.
+        others: offsets of the records of provider batches and blocks.
+        spent: tokens and cost from the beginning of the journal to here, except those of the lines in ``started``.
+        started: the lines that were sent and have no result: ordinal, tokens and cost of each.
     """
 
     crc: int
@@ -121,18 +121,18 @@ class Summary(msgspec.Struct):
 
 
 def summary_record(begin: int, crc: int, results: array[int], others: list[int], spent: Spent, started: Mapping[int, Spent]) -> bytes:
-    """Return the record of a :class:`Summary` of what the journal holds from ``begin`` on."""
+    """Return the record of a :class:`Summary` of all records from the offset ``begin`` on."""
     text = b64encode(_little_endian(results).tobytes()).decode()
     left = [(ordinal, most.tokens, most.cost) for ordinal, most in started.items()]
     return record(b"K%012d %b" % (begin, msgspec.json.encode(Summary(crc, text, others, spent, left))))
 
 
 def summaries_in(data: bytes) -> Iterator[tuple[int, int]]:
-    """Yield where records of summaries begin and end. ``data`` begins with a record."""
+    """Yield begin and end of each summary record in ``data``, which must begin with a record."""
     found = data.find(_BEGIN_OF_SUMMARY)  # many times as fast as a regular expression
     while found >= 0 and (end := data.find(b"\n", found)) >= 0:
         begin = found - 22
-        if data[begin - 1 : begin] == b"\n" and data[begin + 9] == SUMMARY:  # else it is text of a result
+        if data[begin - 1 : begin] == b"\n" and data[begin + 9] == SUMMARY:  # otherwise the same text stands in a result
             yield begin, end
         found = data.find(_BEGIN_OF_SUMMARY, end)
 

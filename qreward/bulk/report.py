@@ -6,10 +6,29 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from qreward.errors import RequestError
 from qreward.results import EndpointStats, endpoints_table
 
 FINISHED, SOME_FAILED, GO_ON = 0, 1, 75
-"""Exit codes: all lines are done; all are done, and some failed; the same command goes on (``EX_TEMPFAIL`` of ``sysexits.h``)."""
+"""Exit codes: all lines succeeded; some lines failed; the run stopped early and can be continued (``EX_TEMPFAIL`` in ``sysexits.h``)."""
+SHOWN = 500
+"""Number of characters shown of the message of an error."""
+
+
+def kind_of_error(error: Exception) -> str:
+    """Return the class of an error, with the HTTP status if there was a response.
+
+    Example:
+        >>> kind_of_error(RequestError("no", status_code=500))
+        'RequestError (500)'
+    """
+    status = error.status_code if isinstance(error, RequestError) else None
+    return type(error).__name__ + (f" ({status})" if status is not None else "")
+
+
+def _shortened(message: str) -> str:
+    text = " ".join(message.split())
+    return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,24 +36,27 @@ class BulkReport:
     """What a bulk run did.
 
     Attributes:
-        lines: lines of the input that were read.
-        done: lines that have a result, from this run and those before it.
-        failed: those of them that failed.
-        resumed: lines that were done before this run.
-        sent: lines that this run sent.
-        sent_again: those of them that an earlier run had sent without receiving the result; they may have been paid twice.
-        in_flight: lines that this run sent without receiving the result.
-        at_provider: lines in provider batches that go on there, and the number of these batches. The next run takes their results, without
-            paying again.
-        torn: bytes that were cut off from the end of the journal, because an earlier run was killed while it wrote them.
+        lines: number of lines of the input that were read.
+        done: number of lines with a result, from this run and earlier ones.
+        failed: number of done lines whose result is an error.
+        resumed: number of lines that were done before this run.
+        sent: number of lines that this run sent.
+        sent_again: number of lines in ``sent`` that an earlier run had also sent, without receiving a result. They may be charged twice.
+        in_flight: number of lines that this run sent without receiving a result.
+        at_provider: number of lines in provider batches that are still running, and number of these batches. The next run takes their
+            results and pays nothing for them again.
+        torn: number of bytes at the end of the journal that were dropped, because an earlier run was killed while it wrote them.
         seconds: duration of this run.
-        tokens, cost: prompt and completion tokens, and US dollars, of this run; the cost is None if no endpoint has a price.
-        tokens_before, cost_before: what earlier runs on the same journal have spent, with the most that lines may have cost which they sent
-            without receiving a result. The cost is None if no endpoint has a price, or the lines were judged.
-        cached_tokens, prompt_tokens: prompt tokens of this run, and those of them that servers read from their prefix caches.
+        tokens: prompt and completion tokens of this run.
+        cost: cost of this run in US dollars; None if no endpoint has a price.
+        tokens_before, cost_before: tokens and US dollars of earlier runs on this journal. A line that was sent and has no result counts
+            with the most that it can have cost. The cost is None if no endpoint has a price, or if a scorer is used.
+        cached_tokens: number of tokens in ``prompt_tokens`` that servers read from their prefix caches.
+        prompt_tokens: prompt tokens of this run.
         endpoints: endpoint name -> its statistics for this run.
-        output, failures: the files that were written; None if there were no such lines, or if the run stopped before the end.
-        reason: why the run stopped before the end; None if everything is done.
+        errors: kind of error, such as ``ServerError (500)`` -> number of lines of this run that failed with it, and the first message.
+        output, failures: paths of the files of results and of failures; None for a file that was not written.
+        reason: why the run stopped early; None if all lines are done.
     """
 
     lines: int = 0
@@ -54,13 +76,14 @@ class BulkReport:
     cached_tokens: int = 0
     prompt_tokens: int = 0
     endpoints: Mapping[str, EndpointStats] = field(default_factory=dict)
+    errors: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     output: Path | None = None
     failures: Path | None = None
     reason: str | None = None
 
     @property
     def exit_code(self) -> int:
-        """0 if all lines are done and none failed, 1 if some failed, 75 if the same run can go on."""
+        """0 if all lines succeeded, 1 if some failed, 75 if the run stopped early and can be continued."""
         return GO_ON if self.reason is not None else SOME_FAILED if self.failed else FINISHED
 
     def __str__(self) -> str:
@@ -68,11 +91,14 @@ class BulkReport:
         lines.append(f"lines         {self.done} done ({self.resumed} before this run), {self.failed} of them failed, {self.sent} sent now")
         if self.sent_again:
             lines.append(f"sent again    {self.sent_again} lines that an earlier run had sent; they may have been paid twice")
+        most_frequent = sorted(self.errors.items(), key=lambda each: -each[1][0])
+        for number, (kind, (times, example)) in enumerate(most_frequent):
+            lines.append(f"{'' if number else 'errors':14}{times} {kind}, such as: {_shortened(example)}")
         if self.in_flight:
-            lines.append(f"in flight     {self.in_flight} lines were sent and have no result; they may be paid twice when you go on")
+            lines.append(f"in flight     {self.in_flight} lines were sent and have no result; they may be paid twice when you continue")
         if self.at_provider[0]:
             lines.append(
-                "at provider   {} lines in provider batches go on there ({} batches); the same command takes their results".format(
+                "at provider   {} lines are in {} provider batches that still run; run the same command again to take their results".format(
                     *self.at_provider
                 )
             )
@@ -83,11 +109,11 @@ class BulkReport:
         lines.append(f"time          {self.seconds:.2f} s, {self.tokens} tokens{cost}{cached}")
         if self.tokens_before or self.cost_before:
             cost = "" if self.cost_before is None else f", ${self.cost_before:.4f}"
-            lines.append(f"earlier runs  {self.tokens_before} tokens{cost}, with all that their unfinished lines may have cost")
+            lines.append(f"earlier runs  {self.tokens_before} tokens{cost}, including the most that their unfinished lines can have cost")
         if self.output is not None:
             lines.append(f"written       {self.output}")
         if self.failures is not None:
-            lines.append(f"failed lines  {self.failures} (each with its error); retry_failed sends them again")
+            lines.append(f"failed lines  {self.failures} (each with its error); retry_failed (--retry-failed) sends them again")
         if self.reason is not None:
-            lines.append(f"stopped       {self.reason}; the same command goes on")
+            lines.append(f"stopped       {self.reason}; run the same command again to continue")
         return "\n".join(lines)

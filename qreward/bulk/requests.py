@@ -1,7 +1,7 @@
-"""What a line of a bulk asks for: its identifier, its model, and the request to send.
+"""Turns a line of a bulk into a request.
 
-Three forms are read: a line of OpenAI's Batch API (``custom_id``, ``url``, ``body``), a plain line with ``messages`` or ``prompt``, and a
-row of a table, from which a template makes the prompt.
+A line has one of three forms: a line of OpenAI's Batch API (``custom_id``, ``url``, ``body``), a plain line with ``messages`` or
+``prompt``, or a row of a table, whose prompt a template makes.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from qreward.spelling import did_you_mean
 CHATS, EMBEDDED = "/v1/chat/completions", "/v1/embeddings"
 BATCH_FIELDS = ("custom_id", "method", "url", "body")
 IDS = ("custom_id", "id")
-"""Fields of a plain line or row that identify it, in this order; else its number does."""
+"""Fields of a plain line or row that can hold its identifier; the first one counts. A line without them is identified by its number."""
 
 
 class BulkRequest(NamedTuple):
     """One request of a bulk.
 
     Attributes:
-        custom_id: identifies it in the output.
+        custom_id: identifies the request in the output.
         call: the request.
     """
 
@@ -41,10 +41,10 @@ class RequestReader:
     """Makes requests from lines.
 
     Args:
-        settings: ``model``, ``params``, ``template``, ``system`` and ``columns`` of the run.
+        settings: settings of the run; ``model``, ``params``, ``template``, ``system`` and ``columns`` are used.
 
     Raises:
-        ConfigError: the template is invalid, or a parameter is an option of the run.
+        ConfigError: the template is invalid, or ``params`` contains an option of the run.
     """
 
     def __init__(self, settings: BulkSettings) -> None:
@@ -56,7 +56,7 @@ class RequestReader:
             raise ConfigError("the template names no column; write {column} where its value goes")
 
     def read_item(self, line: InputLine, ordinal: int) -> tuple[str, dict[str, Any]]:
-        """Return the identifier and the fields of a line that a scorer takes. Raises ``BadRequest``."""
+        """Return the identifier and the item of a line for a scorer. Raises ``BadRequest`` if a column is missing."""
         try:
             fields = line.fields()
         except ValueError as error:
@@ -69,7 +69,7 @@ class RequestReader:
         return custom_id, others | {field: fields[column] for field, column in self._columns.items()}
 
     def identifier(self, line: InputLine, ordinal: int) -> str:
-        """Return the identifier of a line that could not be read; its number if it has none."""
+        """Return the identifier of a line that makes no request; its number if it has none."""
         try:
             return _identifier_of(line.fields(), ordinal)
         except ValueError:
@@ -115,9 +115,9 @@ class RequestReader:
         params = {**self._params, **body}
         model = params.pop("model", None) or self._model
         if not isinstance(model, str):
-            raise ValueError("it names no model; give the line one, or the run model=")
+            raise ValueError("it names no model; add one to the line, or set model= for the run")
         if params.get("stream"):
-            raise ValueError("stream is true; a bulk takes whole answers, leave it out")
+            raise ValueError("stream is true; a bulk run does not stream, so leave it out")
         if url == CHATS:
             messages = params.pop("messages", None)
             return WireRequest(CHAT, model, CHAT.validate(messages), params, None)
@@ -128,6 +128,6 @@ class RequestReader:
 
 
 def _identifier_of(fields: dict[str, Any], ordinal: int) -> str:
-    """Take the identifier out of the fields of a line; by default its number."""
+    """Remove the identifier from the fields of a line and return it. A line without one is identified by its number."""
     found = [fields.pop(name, None) for name in IDS]
     return next((str(value) for value in found if value is not None), str(ordinal + 1))

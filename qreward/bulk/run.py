@@ -1,7 +1,7 @@
-"""One bulk run: reads the input, sends what is not done, keeps the journal, and writes the output when everything is done.
+"""One bulk run: reads the input, sends the lines that are not done, records them in the journal, and writes the output at the end.
 
-The requests themselves are batches of the client, one per model, so limits, retries, load balancing and prefix affinity are those of any
-batch. A run can be stopped at any time; the same run again goes on where it stopped.
+The requests are sent as batches of the client, one batch per model. So limits, retries, load balancing and prefix affinity work as in any
+batch. A run can be stopped at any time, and the next run on its journal continues where it stopped.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from qreward.bulk.batches import Entry, LineRun, ModelBatch, ScorerBatch
-from qreward.bulk.budget import NOTHING, SpendingLimit, Spent, highest, most_of, spent_by
+from qreward.bulk.budget import NOTHING, SpendingLimit, Spent, highest, spent_by, upper_bound
 from qreward.bulk.index import JournalFull
 from qreward.bulk.inputs import Block, Input, InputLine
 from qreward.bulk.journal import Journal
@@ -34,24 +34,24 @@ from qreward.runtime import Runtime
 from qreward.scheduler.state import Pool
 from qreward.settings.policies import Endpoint
 
-BEAT = 0.25
+REFRESH_INTERVAL = 0.25
 """Seconds between two refreshes of the progress."""
 FREE = ("ok", "overloaded", "unreachable", "cancelled", "quota", "unsuitable", "unsendable", "local")
-"""Outcomes of attempts that cost nothing beside the answer: the server did not work on them, or the answer's usage counts."""
+"""Outcomes of attempts that add no cost of their own: the server did not process them, or their cost is in the answer's usage."""
 
 
 class LineState(Enum):
-    """What the journal says of a line. Of one that has ``CHANGED`` it holds the result or the batch of another content."""
+    """The state of a line in the journal. ``CHANGED``: the journal's result or batch belongs to earlier content of the line."""
 
     OPEN, DONE, CHANGED = range(3)
 
 
 class BulkRun(LineRun):
-    """One run of one process, on one journal.
+    """A run by one process on one journal.
 
     Args:
-        source: where lines come from.
-        outputs: the file of results, and that of failures.
+        source: the input.
+        outputs: the file of results and the file of failures.
         runtime, journal, settings, reader, scorer: see :class:`~qreward.bulk.batches.LineRun`.
     """
 
@@ -68,7 +68,7 @@ class BulkRun(LineRun):
         super().__init__(runtime, journal, settings, reader, scorer, journal.done)
         self._source, (self._output, self._failures) = source, outputs
         self._budget = SpendingLimit(settings.max_cost, settings.max_tokens, journal.spent_before)
-        self._provider: ProviderBatches | None = None  # made for the first line that goes there
+        self._provider: ProviderBatches | None = None  # created for the first line that goes to a provider batch
         self._reading: asyncio.Task[Any] | None = None
         self._over = asyncio.Event()
         self._reason: str | None = None
@@ -81,7 +81,7 @@ class BulkRun(LineRun):
     # stopping
 
     def stop(self, reason: QRewardError | str) -> None:
-        """Send nothing more. The run ends when what is in flight is done."""
+        """Send no further requests. The run ends when those in flight are done."""
         if self._reason is None and not self._over.is_set():
             self._reason = str(reason)
             if self._reading is not None:
@@ -90,7 +90,7 @@ class BulkRun(LineRun):
                 batch.stop()
 
     def stop_now(self) -> None:
-        """End the run. What is in flight is cancelled, and may have been paid."""
+        """End the run and cancel the requests in flight, which may still be charged."""
         self.stop("it was interrupted")
         self._over.set()
 
@@ -110,17 +110,17 @@ class BulkRun(LineRun):
         return self._reason is not None
 
     def submitted(self, ordinals: Iterable[int]) -> None:
-        """Count lines that the journal holds as sent."""
+        """Count these lines as sent."""
         for ordinal in ordinals:
             self._sent += 1
             self._sent_again += ordinal in self._journal.unfinished
 
     def hold(self, most: Spent) -> None:
-        """Reserve what an earlier run has sent already."""
+        """Reserve the cost of lines that an earlier run has already sent, even if this exceeds the budget."""
         self._budget.hold(most)
 
     def settle(self, reserved: Spent, spent: Spent) -> None:
-        """Replace what was reserved for an attempt with what it cost."""
+        """Replace the reservation for an attempt with its real cost."""
         self._budget.settle(reserved, spent)
         self.read_on.set()
 
@@ -137,9 +137,13 @@ class BulkRun(LineRun):
         return is_written
 
     def finish(self, entry: Entry, result: Result[Any], text: bytes | None = None, spent: Spent | None = None) -> None:
-        """Take in the result of a line.
+        """Record the result of a line.
 
-        ``text`` is its line of the output, if it succeeded and has one already; ``spent`` what it cost, if that does not follow from it.
+        Args:
+            entry: the line.
+            result: its result.
+            text: its line of the output, without line break. None makes it from the result.
+            spent: its cost. None computes it from the usage and the attempts of the result.
         """
         error = result.error
         if error is not None and _was_never_processed(entry, result):
@@ -160,7 +164,7 @@ class BulkRun(LineRun):
         self._record(entry.ordinal, entry.digest, text, error, spent)
 
     def _cost_of(self, entry: Entry, result: Result[Any]) -> Spent:
-        """What a line cost: that of its answer, and all that each attempt without an answer may have cost."""
+        """Return the cost of a line. An attempt without an answer counts with the most that it can have cost."""
         if not entry.started:
             return NOTHING
         usage = result.usage if self._scorer is None or not result.ok else result.value.usage
@@ -172,7 +176,7 @@ class BulkRun(LineRun):
     # reading
 
     async def _read_all(self) -> None:
-        """Read the input and hand each line that is not done to the batch of its model."""
+        """Read the input, and give each line that is not done to the batch of its model."""
         blocks = self._source.blocks(tuple(self._journal.blocks.values()), self._are_done)
         try:
             if self._journal.held:
@@ -193,13 +197,13 @@ class BulkRun(LineRun):
                 batch.queue.complete()
 
     def _are_done(self, ordinals: range) -> bool:
-        return self._journal.are_done(self._settings.of_the_shard(ordinals))
+        return self._journal.are_done(self._settings.in_shard(ordinals))
 
     def _lines_to_send(self, first: int, block: Block) -> list[tuple[int, InputLine]]:
-        """Return the lines of a block that are not done. Raises ``ConfigError`` if one that was sent has changed since then."""
+        """Return the lines of a block that are not done. Raises ``ConfigError`` if a line has changed since it was sent."""
         if block.lines is None:
             return []
-        ours = self._settings.of_the_shard(range(first, first + block.length))
+        ours = self._settings.in_shard(range(first, first + block.length))
         states = {ordinal: self._state(ordinal, block.lines[ordinal - first]) for ordinal in ours}
         self._journal.set_block(first, None if LineState.CHANGED in states.values() else block.mark)
         return [(ordinal, block.lines[ordinal - first]) for ordinal, state in states.items() if state is not LineState.DONE]
@@ -208,22 +212,22 @@ class BulkRun(LineRun):
         if self._settings.resume != "force":
             raise ConfigError(
                 f"the input has {lines} lines, and had {self._journal.size} or more when the journal was written; "
-                "name another output, or go on with resume=force"
+                "name another output, or continue with resume=force"
             )
         self._journal.cut(lines)
 
     def _state(self, ordinal: int, line: InputLine) -> LineState:
-        """Return what is known of a line. Raises ``ConfigError`` if it has changed, unless that is allowed."""
+        """Return the state of a line. Raises ``ConfigError`` if it has changed, unless ``resume`` is ``force``."""
         known, since = self._journal.digest(ordinal), "its result was received"
         if known == line.digest:
             return LineState.DONE
         if known is None:
             holders = (found for batch in self._journal.held.values() if (found := batch.digest(ordinal)) is not None)
             known, since = next(holders, line.digest), "it was sent in a provider batch"
-            if known == line.digest:  # one that failed may have been mended
-                return LineState.CHANGED if self._journal.is_of_another(ordinal, known) else LineState.OPEN
+            if known == line.digest:  # a line that failed may have been corrected since
+                return LineState.CHANGED if self._journal.has_other_content(ordinal, known) else LineState.OPEN
         if not self.force:
-            raise ConfigError(f"{line.place} has changed since {since}; name another output, or go on with resume=force")
+            raise ConfigError(f"{line.place} has changed since {since}; name another output, or continue with resume=force")
         return LineState.CHANGED
 
     async def _take_line(self, ordinal: int, line: InputLine) -> None:
@@ -237,7 +241,7 @@ class BulkRun(LineRun):
             await self._hand_over(entry, pool)
 
     async def _entry(self, ordinal: int, line: InputLine) -> tuple[Entry | None, Pool | None]:
-        """Return a line with the endpoints that serve it, as soon as the budget allows it; None if it never will."""
+        """Wait until the budget allows a line. Return the line and the pool that serves it, or None if the budget never will."""
         if self._scorer is not None:
             return Entry(ordinal, line, *self._reader.read_item(line, ordinal), Spent()), None
         custom_id, call = self._reader.read(line, ordinal)
@@ -254,7 +258,7 @@ class BulkRun(LineRun):
         return Entry(ordinal, line, custom_id, call, reserved), pool
 
     def _batch_endpoints(self, call: WireRequest) -> tuple[Endpoint, ...]:
-        """Return the endpoints of kind ``openai_batch`` to which a line goes; empty if it goes to others."""
+        """Return the endpoints of kind ``openai_batch`` that may take a line; empty if it goes to ordinary endpoints."""
         found = self.runtime.fleet.batch_endpoints(call.model)
         return found if self._settings.provider_batches == "auto" and found and url_of(call) in URLS else ()
 
@@ -269,7 +273,7 @@ class BulkRun(LineRun):
             raise ConfigError(f"{why}, and model {call.model!r} has no other endpoint") from error
 
     async def _hand_over(self, entry: Entry, pool: Pool | None) -> None:
-        """Give a line to the provider batches, to the batch of its model or to that of the scorer, as soon as its queue has room."""
+        """Put a line into the queue of the provider batches, of its model's batch or of the scorer, as soon as that queue has room."""
         is_for_provider = pool is None and self._scorer is None
         batch = (self._provider or self._start_provider()) if is_for_provider else self._batch_of(entry, pool)
         while batch.queue.is_full and self._reason is None:
@@ -287,13 +291,14 @@ class BulkRun(LineRun):
         return [*self._batches.values(), *([] if self._provider is None else [self._provider])]
 
     async def _reserve(self, call: WireRequest, names: Iterable[str], attempts: int) -> Spent | None:
-        """Reserve what so many attempts of a request can cost at most, at the highest price of these endpoints.
+        """Reserve the most that these attempts of a request can cost, at the highest price of the named endpoints.
 
-        Returns None if the budget does not allow it, and stops the run. Without limits, an output without limit counts as nothing.
+        Waits while requests in flight hold the rest of the budget. Returns None, and stops the run, if the budget is too small. A request
+        without ``max_tokens`` is an error if the run has a budget; otherwise nothing is reserved for it.
         """
         price = highest(self.runtime.prices[name] for name in names if name in self.runtime.prices)
         try:
-            one = most_of(call, price)
+            one = upper_bound(call, price)
         except ConfigError:
             if self._settings.is_limited:
                 raise
@@ -311,17 +316,17 @@ class BulkRun(LineRun):
     # the run
 
     async def run(self) -> BulkReport:
-        """Run to the end, or until stopped.
+        """Run to the end of the input, or until the run is stopped.
 
         Raises:
-            ConfigError: the input cannot be read to its end, or has changed. What was in flight is done, and in the journal.
+            ConfigError: the input cannot be read to its end, or has changed. Requests in flight are finished and recorded first.
         """
         began = self.runtime.clock()
         try:
             await self._work()
             written = await self._write_if_done()
         except BaseException:
-            with suppress(QRewardError):  # the first error is the one to tell
+            with suppress(QRewardError):  # the first error is the one to report
                 self._journal.close()
             raise
         try:
@@ -354,7 +359,7 @@ class BulkRun(LineRun):
             raise self._error
 
     async def _write_if_done(self) -> tuple[Path | None, Path | None]:
-        """Write the output if everything is done. Returns the files that were written."""
+        """Write the output if all lines are done. Returns the paths of the results and the failures, None where no file was written."""
         if self._reason is None and not self.has_read_all:
             self._reason = f"its sample of {self._taken} lines is done"
         if not self._journal.flush() or self._reason is not None:
@@ -374,11 +379,11 @@ class BulkRun(LineRun):
         return start_progress(wanted, title="qreward run", prices=prices, load=self._load, clock=self.runtime.clock)
 
     async def _total(self) -> int | None:
-        """Return the number of lines that this run may send, as far as it can be known before."""
+        """Return the number of lines that this run will send at most; None if it is not known in advance."""
         lines = await asyncio.to_thread(self._source.count)
         if lines is None:
             return self._settings.sample
-        ours = len(self._settings.of_the_shard(range(lines)))
+        ours = len(self._settings.in_shard(range(lines)))
         return min(max(0, ours - self._done_before), self._settings.sample or ours)
 
     def _load(self) -> RouteLoad:
@@ -389,7 +394,7 @@ class BulkRun(LineRun):
         meter.expect(await self._total())
         while True:
             meter.refresh()
-            await asyncio.sleep(BEAT)
+            await asyncio.sleep(REFRESH_INTERVAL)
 
     def _report(self, seconds: float, output: Path | None, failures: Path | None) -> BulkReport:
         journal = self._journal
@@ -403,7 +408,7 @@ class BulkRun(LineRun):
             sent=self._sent,
             sent_again=self._sent_again,
             in_flight=journal.started + journal.lost,
-            at_provider=(0, 0) if self._provider is None else self._provider.left_there(),
+            at_provider=(0, 0) if self._provider is None else self._provider.still_running(),
             torn=journal.torn,
             seconds=seconds,
             tokens=prompt + sum(stats.completion_tokens for stats in endpoints.values()),
@@ -413,20 +418,21 @@ class BulkRun(LineRun):
             tokens_before=journal.spent_before.tokens,
             cost_before=journal.spent_before.cost if self.runtime.prices and self._scorer is None else None,
             endpoints=endpoints,
+            errors=self.errors,
             output=output,
             failures=failures,
             reason=self._reason,
         )
 
     def _cost(self, endpoints: Mapping[str, EndpointStats]) -> float:
-        """US dollars of the requests; for a scorer those of all answers, as an item may take several."""
+        """Return the cost of this run in US dollars. With a scorer it is computed from the tokens of all answers."""
         if self._scorer is None:
             return (self._budget.spent - self._journal.spent_before).cost
         priced = [(self.runtime.prices[name], stats) for name, stats in endpoints.items() if name in self.runtime.prices]
         return sum(dollars(price, stats.prompt_tokens, stats.completion_tokens) for price, stats in priced)
 
     def _endpoints(self) -> dict[str, EndpointStats]:
-        """The statistics of all batches. An endpoint that serves several models has the sum of its counts, and no quantiles."""
+        """Return the statistics of each endpoint. If it serves several models, its counts are added up and it has no quantiles."""
         found: dict[str, EndpointStats] = {}
         for batch in self._all_batches():
             for name, stats in batch.endpoints().items():
@@ -434,7 +440,7 @@ class BulkRun(LineRun):
         return found
 
     def _write(self) -> tuple[Path | None, Path | None]:
-        """Write the results and the failures; None for a file that would be empty."""
+        """Write the results and the failures. Returns their paths, None for a file that would be empty."""
         ok, failed = (self._output.write(self._lines(ok=True)), self._failures.write(self._lines(ok=False)))
         return self._output.path if ok else None, self._failures.path if failed else None
 
@@ -444,7 +450,7 @@ class BulkRun(LineRun):
 
 
 def _was_never_processed(entry: Entry, result: Result[Any]) -> bool:
-    """Return whether a failed line was certainly never processed, so that it may be sent again when the endpoints are back."""
+    """Return True if no server can have processed a failed line, so that the next run may send it again."""
     if isinstance(result.error, BadRequest | ConfigError):
         return False
     outcomes = {attempt.outcome for attempt in result.attempts}

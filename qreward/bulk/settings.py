@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
-from qreward.settings.base import Policy, Seconds
+from qreward.settings.base import Policy, Seconds, default
 from qreward.settings.policies import Level, Priority
 
 
@@ -15,26 +15,26 @@ class BulkSettings(Policy):
     """Settings of a bulk run.
 
     Args:
-        model: the model of lines that name none.
-        params: parameters of the body for lines that do not set them, such as ``{"max_tokens": 512}``.
-        template: makes the prompt of a row; ``{column}`` is replaced with its value.
-        system: system message of plain lines and rows.
-        columns: field of an item (``prompt``, ``response``, ``reference`` or one that the judge's prompt names) -> the column that holds
-            it. For a scorer only; a field that is not listed has the name of its column.
-        timeout: seconds per line, measured from when an endpoint takes it. None sets no limit.
+        model: the model for lines without a ``model`` field.
+        params: body parameters such as ``{"max_tokens": 512}``, for lines that do not set them.
+        template: the prompt for a row of a table. ``{column}`` is replaced with the row's value.
+        system: the system message for plain lines and rows.
+        columns: name of an item's field -> name of its column; for a scorer only. The fields are ``prompt``, ``response``, ``reference``
+            and those that the judge's prompt names. A field that is missing here is read from the column of the same name.
+        timeout: seconds per line, counted from when an endpoint takes the line. None sets no limit.
         priority, tenant: as in :meth:`QRewardClient.batch_chat_completion`.
-        deadline: seconds after which nothing more is sent. What is in flight then is finished.
-        max_cost: US dollars that all runs on one journal may cost together; needs ``Endpoint(price=...)``. A request is sent only if the
-            limit holds even if it uses all of its ``max_tokens``, which each line or ``params`` must set. Requests are not hedged.
-        max_tokens: prompt and completion tokens that they may use, as for ``max_cost``.
-        sample: number of lines after which the run stops. The next run goes on with the others.
-        shard: ``(i, n)``: only the i-th of every n lines, from 1.
-        order: ``input`` writes the output in the order of the input, ``any`` in that in which the lines were done.
-        retry_failed: send lines again that failed in an earlier run.
-        resume: ``auto`` refuses a journal that belongs to another input or other settings; ``force`` goes on, and sends a line again only
-            if it has changed.
-        provider_batches: ``auto`` sends what it can by the endpoints of kind ``openai_batch`` that serve a model, at the price of their
-            ``Endpoint.price`` and within a day; ``never`` uses only other endpoints.
+        deadline: seconds after which the run sends no further requests. It waits for those in flight.
+        max_cost: limit in US dollars for all runs on one journal together. It needs ``Endpoint(price=...)``, and ``max_tokens`` in each
+            line or in ``params``. A request is sent only if the most that it can cost is within the limit. Requests are not hedged.
+        max_tokens: the same limit in tokens, prompt and completion together.
+        sample: number of lines after which the run stops. The next run continues with the other lines.
+        shard: ``(i, n)`` sends only the i-th of every n lines, counted from 1.
+        order: ``input`` writes the output in the order of the input; ``any`` writes it in the order in which the results arrived.
+        retry_failed: send the lines again that failed in an earlier run.
+        resume: ``auto`` refuses a journal of another input or of other settings. ``force`` accepts it, and sends only new and changed
+            lines.
+        provider_batches: ``auto`` prefers endpoints of kind ``openai_batch``, which answer within a day at a lower price; ``never`` uses
+            only other endpoints.
         progress: as in :meth:`QRewardClient.batch_chat_completion`.
 
     Example:
@@ -48,7 +48,7 @@ class BulkSettings(Policy):
     system: str | None = None
     columns: dict[str, str] = Field(default_factory=dict)
     timeout: Seconds | None = 600.0
-    priority: Level = Priority.NORMAL
+    priority: Level = default(Priority.NORMAL)
     tenant: str | None = None
     deadline: Seconds | None = None
     max_cost: float | None = Field(default=None, gt=0, allow_inf_nan=False)
@@ -70,24 +70,24 @@ class BulkSettings(Policy):
 
     @property
     def is_limited(self) -> bool:
-        """True if the run may spend only so much."""
+        """True if ``max_cost`` or ``max_tokens`` is set."""
         return self.max_cost is not None or self.max_tokens is not None
 
-    def of_the_shard(self, ordinals: range) -> range:
-        """Return those of consecutive ordinals that belong to the shard of this run.
+    def in_shard(self, ordinals: range) -> range:
+        """Return the ordinals in this range that belong to the shard of this run.
 
         Example:
-            >>> list(BulkSettings(shard=(2, 4)).of_the_shard(range(6, 15)))
+            >>> list(BulkSettings(shard=(2, 4)).in_shard(range(6, 15)))
             [9, 13]
         """
         index, count = self.shard or (1, 1)
         return range(ordinals.start + (index - 1 - ordinals.start) % count, ordinals.stop, count)
 
     def scheduling(self) -> dict[str, Any]:
-        """The options of each request."""
+        """Return the options of each request."""
         return {"timeout": self.timeout, "priority": self.priority, "tenant": self.tenant}
 
-    def of_the_journal(self, names: tuple[str, ...], scorer: str | None) -> Mapping[str, Any]:
-        """What all runs on one journal have in common: the input, the scorer, and what makes the requests."""
+    def shared_settings(self, names: tuple[str, ...], scorer: str | None) -> Mapping[str, Any]:
+        """Return the settings that all runs on one journal must share: the input, the scorer, and the settings that shape the requests."""
         shared = {name: getattr(self, name) for name in ("model", "params", "template", "system", "columns", "shard")}
         return {"input": list(names), "scorer": scorer, **{name: value for name, value in shared.items() if value}}

@@ -1,6 +1,7 @@
-"""The file of one provider batch, on disk: its requests as they are uploaded, and what is needed of each line when its result arrives.
+"""The lines of one provider batch, stored on disk: the requests to upload, and the details of each line for when its result arrives.
 
-A batch can hold 200 MB of requests and take a day, so memory holds 60 bytes of a line. Knows nothing of HTTP and of what a result means.
+A batch can hold 200 MB of requests and take a day, so only about 60 bytes per line are kept in memory. This module does no HTTP and does
+not interpret results.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ PIECE = 1 << 20
 
 
 class SpooledLine(msgspec.Struct):
-    """What is kept of a line beside its request.
+    """The details of a line, without its request.
 
     Attributes:
-        ordinal, digest, custom_id, place: as of an :class:`~qreward.bulk.batches.Entry`.
-        tokens, cost: what is reserved for it.
-        inputs: inputs of an embeddings request.
-        attempts: those that failed.
+        ordinal, digest, custom_id, place: as in :class:`~qreward.bulk.batches.Entry`.
+        tokens, cost: the tokens and US dollars that are reserved for it.
+        inputs: number of inputs if it is an embeddings request; otherwise 1.
+        attempts: its failed attempts.
     """
 
     ordinal: int
@@ -49,15 +50,15 @@ _LINE = msgspec.msgpack.Decoder(SpooledLine)
 
 
 class Spool:
-    """The lines of one file, in the order in which they were added. Its temporary files disappear when it is closed.
+    """The lines of one provider batch, in the order in which they were added. ``close`` removes its temporary files.
 
     Args:
-        folder: where the temporary files are made.
+        folder: folder for the temporary files.
 
     Attributes:
-        size: bytes of the requests.
-        inputs: inputs of all lines.
-        ordinals, digests, tokens, costs: of all lines.
+        size: total bytes of the requests.
+        inputs: total inputs of the lines.
+        ordinals, digests, tokens, costs: these fields of all lines, as arrays.
 
     Example:
         >>> spool = Spool(Path("."))
@@ -71,7 +72,7 @@ class Spool:
         self._files = _file(folder), _file(folder)  # requests, lines
         self.size = self.inputs = 0
         self.ordinals, self.digests, self.tokens, self.costs = array("Q"), array("Q"), array("Q"), array("d")
-        self._ends = array("Q", [0]), array("Q", [0])  # of requests and of lines, each with the beginning of the first
+        self._ends = array("Q", [0]), array("Q", [0])  # offsets where each request and each line ends, after a first 0
         self._order: array[int] | None = None
         self._taken = bytearray()
 
@@ -80,7 +81,7 @@ class Spool:
 
     @property
     def left(self) -> int:
-        """Lines that were not taken."""
+        """The number of lines that were not taken."""
         return len(self) - sum(self._taken)
 
     def add(self, line: SpooledLine, request: bytes) -> None:
@@ -99,7 +100,7 @@ class Spool:
         self._order = None
 
     def take(self, ordinal: int) -> SpooledLine | None:
-        """Return a line by its ordinal, once; None if it is not here or was taken."""
+        """Return the line with this ordinal; None if there is none, or if it was taken before."""
         position = self._position(ordinal)
         return None if position is None else self._take_at(position)
 
@@ -110,19 +111,19 @@ class Spool:
         return _LINE.decode(self._read(1, position))
 
     def take_rest(self) -> Iterator[SpooledLine]:
-        """Take all lines that are left."""
+        """Yield and take all lines that were not taken."""
         for position in range(len(self)):
             if (line := self._take_at(position)) is not None:
                 yield line
 
     def request(self, ordinal: int) -> bytes:
-        """Return the request of a line that was taken."""
+        """Return the request of the line with this ordinal."""
         position = self._position(ordinal)
         assert position is not None
         return self._read(0, position)
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """Yield the requests as one text."""
+        """Yield the content of the file to upload, in pieces of 1 MB."""
         self._files[0].flush()
         offset = 0
         while piece := os.pread(self._files[0].fileno(), PIECE, offset):

@@ -1,4 +1,4 @@
-"""``run_bulk``: opens what a run needs, and runs it."""
+"""``run_bulk``: checks the settings, opens the input, the journal and the output of a bulk run, and runs it."""
 
 from __future__ import annotations
 
@@ -31,10 +31,16 @@ async def run_bulk(
     """Run a bulk; see :meth:`QRewardClient.run`.
 
     Args:
-        client: the client that sends the requests; that of the scorer if there is one.
-        scorer: a judge or reward model that makes a verdict of each line. None sends each line as a request. A run with another one is
-            refused.
-        on_start: receives the run, which it may stop.
+        client: the client that sends the requests. With a scorer, it must be the scorer's client.
+        source: paths, globs, ``-`` for standard input, or an iterable of mappings.
+        output: the file of the results. The journal and the file of failures are created beside it.
+        settings: the fields of :class:`BulkSettings`.
+        scorer: a judge or reward model that scores each line as an item. None sends each line as a request. All runs on one journal must
+            use the same scorer.
+        on_start: called with the run before it begins, so that the caller can stop it.
+
+    Raises:
+        ConfigError: a setting is wrong, a file cannot be read or written, or the journal belongs to another run.
     """
     checked = BulkSettings(**settings)
     runtime, lines, path = runtime_of(client), Input(source), Path(output)
@@ -44,7 +50,7 @@ async def run_bulk(
         )
     judge = None if scorer is None else unblocked(scorer, "scorer", ["batch_score"])
     if judge is not None and checked.is_limited:
-        raise ConfigError("max_cost and max_tokens hold for requests; what a judge will use is not known before. Leave them out")
+        raise ConfigError("max_cost and max_tokens cannot limit a scorer: the cost of an item is not known in advance; leave them out")
     written, failures = OutputFile(path), OutputFile(path.with_name(f"{path.stem}.failed.jsonl"))
     journal_path = path.with_name(f"{path.name}.journal")
     _check_apart(lines.names, (path, failures.path, journal_path))
@@ -52,7 +58,7 @@ async def run_bulk(
     try:
         journal = Journal(
             journal_path,
-            checked.of_the_journal(lines.names, None if judge is None else described(judge)),
+            checked.shared_settings(lines.names, None if judge is None else described(judge)),
             force=checked.resume == "force",
             retry_failed=checked.retry_failed,
         )

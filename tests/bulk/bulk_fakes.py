@@ -122,7 +122,7 @@ def client_of(backend: Backend, *endpoints: Endpoint, **settings: Any) -> QRewar
     loop = asyncio.get_running_loop()
     if isinstance(loop, VirtualTimeLoop):
         settings["clock"] = loop.time
-    return CheckedClient(endpoints or [endpoint()], wire_factory=lambda: backend, **{"hedge": None, **settings})
+    return CheckedClient(endpoints or [endpoint()], backend_factory=lambda: backend, **{"hedge": None, **settings})
 
 
 def line(number: int, text: str | None = None, **body: Any) -> dict[str, Any]:

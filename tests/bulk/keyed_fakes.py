@@ -49,9 +49,9 @@ class Counting:
 async def worker(folder: Path, backend: Counting, **options: Any) -> AsyncIterator[KeyedRun]:
     """One process of a bulk: a client, and its part of the folder."""
     settings = keyed_settings({"model": MODEL, **options})
-    journals = JournalFolder(folder, settings.of_the_journal((), None), retry_failed=settings.retry_failed)
+    journals = JournalFolder(folder, settings.shared_settings((), None), retry_failed=settings.retry_failed)
     endpoint = Endpoint("http://a.example/v1", name="a", limits=Limits(max_concurrency=8, adaptive=False))
-    async with QRewardClient([endpoint], wire_factory=lambda: backend) as client:
+    async with QRewardClient([endpoint], backend_factory=lambda: backend) as client:
         run = KeyedRun(runtime_of(client), journals, settings)
         yield run
         await run.aclose()

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scale import seeds
 
-from qreward.bulk.budget import MEDIA_TOKENS, NOTHING, SpendingLimit, Spent, highest, most_of, spent_by
+from qreward.bulk.budget import MEDIA_TOKENS, NOTHING, SpendingLimit, Spent, highest, spent_by, upper_bound
 from qreward.bulk.inputs import InputLine
 from qreward.bulk.requests import RequestReader
 from qreward.bulk.run import BulkRun
@@ -28,7 +28,7 @@ def call_of(fields: dict[str, Any]) -> Any:
 
 
 def most(fields: dict[str, Any]) -> int:
-    return most_of(call_of(fields), None).tokens
+    return upper_bound(call_of(fields), None).tokens
 
 
 def passed(url: str, **body: Any) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def test_no_limit_is_ever_passed(steps: Any, max_tokens: int | None, max_cost: f
 def test_the_highest_price_is_that_of_prompts_and_of_completions_for_themselves() -> None:
     assert highest([(1.0, 100.0), (2.0, 1.0)]) == (2.0, 100.0)
     assert highest([]) is None
-    cost = most_of(call_of(line(0, "x" * 100, max_tokens=1000)), highest([(1.0, 100.0), (2.0, 1.0)])).cost
+    cost = upper_bound(call_of(line(0, "x" * 100, max_tokens=1000)), highest([(1.0, 100.0), (2.0, 1.0)])).cost
     assert cost >= 1000 * 100 / 1e6
 
 

@@ -206,7 +206,7 @@ def test_standard_input_is_read_as_lines(monkeypatch: pytest.MonkeyPatch) -> Non
     assert read("-") == ROWS
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"{}\n[")))
     assert [line.place for line in Input("-").lines()] == ["standard input:1", "standard input:2"]
-    assert "can be read once" in refusal(["-", "-"])
+    assert "can be read only once" in refusal(["-", "-"])
 
 
 def test_rows_of_a_program_are_read_and_their_order_of_fields_does_not_matter() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from keyed_fakes import MODEL, Counting, answers, asked, worker
 
-from qreward.bulk.batches import HOPELESS
+from qreward.bulk.batches import ALL_FAILED
 from qreward.bulk.folder import JournalFolder, keyed_line
 from qreward.bulk.keyed import keyed_settings
 from qreward.errors import ConfigError
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.real_time(60)  # journals are read in a thread
 
 
 def opened(folder: Path) -> JournalFolder:
-    return JournalFolder(folder, keyed_settings({"model": MODEL}).of_the_journal((), None))
+    return JournalFolder(folder, keyed_settings({"model": MODEL}).shared_settings((), None))
 
 
 def output(folder: Path) -> list[str]:
@@ -134,15 +134,15 @@ async def test_a_full_disk_fails_rows_without_calling_them_done(tmp_path: Path, 
 
 
 async def test_if_all_of_the_first_rows_fail_the_run_sends_no_others_and_the_next_one_goes_on(tmp_path: Path) -> None:
-    rows = [{"id": number, "prompt": "bad"} for number in range(3 * HOPELESS)]
+    rows = [{"id": number, "prompt": "bad"} for number in range(3 * ALL_FAILED)]
     backend = Counting()
     async with worker(tmp_path, backend) as run:
         results = await run.results(rows)
         failed, lost = [each for each in results if each.is_kept], [each for each in results if not each.is_kept]
-        assert HOPELESS <= len(failed) < HOPELESS + 50 > backend.sent["bad"] - HOPELESS
+        assert ALL_FAILED <= len(failed) < ALL_FAILED + 50 > backend.sent["bad"] - ALL_FAILED
         message = json.loads(lost[0].line)["error"]["message"]
-        assert message.startswith(f"the first {HOPELESS} lines have all failed; the last one: ")
-        assert "go on with retry_failed" in message
+        assert message.startswith(f"the first {ALL_FAILED} lines have all failed; the last one: ")
+        assert "use retry_failed" in message
         assert [each.is_kept for each in await run.results(asked("good"))] == [False]
         assert backend.sent["good"] == 0
     async with worker(tmp_path, backend, retry_failed=True) as later:
@@ -180,7 +180,7 @@ def test_settings_of_one_process_and_other_settings_than_before_are_refused(tmp_
         "order": "any",
         "progress": True,
     }.items():
-        with pytest.raises(ConfigError, match=f"{name} holds for the lines of one process"):
+        with pytest.raises(ConfigError, match=f"{name} needs one process that reads all lines"):
             keyed_settings({name: value})
     opened(tmp_path).claim()[1].close()
     with pytest.raises(ConfigError, match="model has changed"):

@@ -30,7 +30,7 @@ from bulk_fakes import (
 from scale import seeds
 
 from qreward.bulk import inputs
-from qreward.bulk.batches import HOPELESS
+from qreward.bulk.batches import ALL_FAILED
 from qreward.bulk.inputs import Input
 from qreward.bulk.journal import Journal
 from qreward.bulk.outputs import OutputFile
@@ -177,6 +177,9 @@ async def test_a_bad_line_is_its_own_failure_with_file_and_line_and_its_identifi
     places = [str(folder.source) + number for number in (":2: it is not JSON", ":4: it is a JSON list", ":5: ", ":6: body is a NoneType")]
     for message, place in zip(found.values(), places, strict=True):
         assert message.startswith(place), message
+    assert {kind: times for kind, (times, _) in report.errors.items()} == {"BadRequest": 3, "NoEndpoint": 1}
+    printed = [text for text in str(report).splitlines() if ", such as: " in text]
+    assert printed == [f"errors        3 BadRequest, such as: {found['2']}", f"{'':14}1 NoEndpoint, such as: {found['id-4']}"]
     assert "judge-8b" in found["id-4"]
 
 
@@ -201,7 +204,7 @@ async def test_if_all_of_the_first_lines_fail_the_run_stops_and_says_how_to_go_o
     folder, backend = Folder(tmp_path, lines(2000)), Backend(script)
     report = await folder.run(backend)
     assert report.exit_code == 75
-    assert HOPELESS <= report.failed < HOPELESS + 50
+    assert ALL_FAILED <= report.failed < ALL_FAILED + 50
     assert report.reason is not None
     assert "have all failed; the last one: " in report.reason
     assert "too strange" in report.reason
@@ -212,7 +215,7 @@ async def test_if_all_of_the_first_lines_fail_the_run_stops_and_says_how_to_go_o
 async def test_if_no_endpoint_serves_the_model_the_run_stops_before_it_has_read_everything(tmp_path: Path) -> None:
     folder = Folder(tmp_path, lines(3000))
     report = await folder.run(Backend(), endpoint(models=["other"]))
-    assert (report.exit_code, report.failed) == (75, HOPELESS)
+    assert (report.exit_code, report.failed) == (75, ALL_FAILED)
 
 
 async def test_an_outage_of_all_endpoints_fails_no_line_that_was_not_sent(tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ async def test_another_scorer_and_a_budget_are_refused(tmp_path: Path) -> None:
         await folder.run(backend, columns=COLUMNS)
     with pytest.raises(ConfigError, match=r"^columns has changed"):
         await folder.run(backend, scorer=judge, columns={"prompt": "question", "response": "question"})
-    with pytest.raises(ConfigError, match=r"max_cost and max_tokens hold for requests"):
+    with pytest.raises(ConfigError, match=r"max_cost and max_tokens cannot limit a scorer"):
         await folder.run(backend, scorer=judge, columns=COLUMNS, max_tokens=5)
 
 

@@ -469,7 +469,7 @@ async def test_the_first_interrupt_leaves_batches_running_and_says_so(tmp_path: 
     fake, output = FakeProvider(service(duration=500.0)), tmp_path / "out.jsonl"
     report = await run(fake, [chat(number) for number in range(4)], output, deadline=100.0)
     assert (report.exit_code, report.at_provider, report.in_flight) == (75, (4, 1), 0)
-    assert "4 lines in provider batches go on there" in str(report)
+    assert "4 lines are in 1 provider batches that still run" in str(report)
     report = await run(fake, [chat(number) for number in range(4)], output)
     assert (report.exit_code, report.at_provider, report.sent, report.sent_again) == (0, (0, 0), 0, 0)
     assert answers(output) == expected(4)

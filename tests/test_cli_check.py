@@ -79,7 +79,7 @@ def test_a_server_of_each_kind_that_is_set_up_well_is_found_well(check: Check) -
         assert (each["reachable"], each["seems"], each["called"]) == (True, None, "answered")
         assert each["ready"] is (None if kind == "openrlhf" else True)
         assert 0 < each["latency"] < 20
-        assert each["auth"] == ("?" if kind == "openrlhf" else "accepted")
+        assert each["auth"] == "accepted"
         if kind not in ("tei", "openrlhf"):
             assert each["models"] == ["judge-fake"]
 
@@ -133,10 +133,12 @@ def test_a_wrong_key_and_a_missing_one(check: Check) -> None:
             more=("--call",),
         )
     assert status == 1
-    assert wrong["problems"] == ["it rejects the key (401); check api_key, or headers if it is sent there"]
-    assert missing["problems"] == ["it requires a key (401); set api_key, such as api_key: ${JUDGE_KEY}"]
+    assert wrong["problems"] == ["it refuses the key that was sent (401); check api_key, or headers if it is sent there"]
+    assert missing["problems"] == ['it requires a key, and none was sent (401); set api_key, such as "api_key": "${JUDGE_KEY}"']
     assert headers["problems"] == []
-    assert [each["auth"] for each in (wrong, missing, headers)] == ["refused (401)", "wanted (401)", "accepted"]
+    seen = [(each["auth"], each["state"], each["ready"]) for each in (wrong, missing, headers)]
+    required = ("required (401)", "key required (401)", False)
+    assert seen == [("refused (401)", "key refused (401)", False), required, ("accepted", "ready, answered", True)]
 
 
 def test_a_server_of_another_kind(check: Check) -> None:
@@ -153,8 +155,9 @@ def test_an_address_one_level_too_high_and_one_that_leads_nowhere(check: Check) 
         root = endpoint["base_url"].removesuffix("/v1")
         status, (high, stray) = check.json({"base_url": root}, {"base_url": f"{root}/elsewhere", "name": "b"})
     assert status == 1
-    assert high["problems"] == [f"its API is one level below base_url; set base_url: {root}/v1"]
-    assert stray["problems"] == [f"it answers 404 to every request, but it has an API at another path; set base_url: {root}/v1"]
+    assert high["problems"] == [f'its API is one level below base_url; set "base_url": "{root}/v1"']
+    assert (high["state"], stray["state"]) == ("wrong path (404)", "wrong path (404)")
+    assert stray["problems"] == [f'it answers 404 to every request, but it has an API at another path; set "base_url": "{root}/v1"']
 
 
 Answers = dict[str, tuple[int, str]]
@@ -210,17 +213,17 @@ LIST = '{"object": "list", "data": [{"id": "judge-7b"}]}'
 COMPLETION = '{"id": "1", "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "yes"}}]}'
 STRAY: dict[str, tuple[Answers, str, str]] = {
     "a web server": ({"*": (200, "<html>Welcome</html>")}, "/v1", r"answers a web page to a request for its models .* check the host"),
-    "another API": ({"*": (404, "{}"), "/health": (200, "{}")}, "/v1", r"answers 404 to a request for its models .* see with --call"),
+    "another API": ({"*": (404, "{}"), "/health": (200, "{}")}, "/v1", r"answers 404 to a request for its models .* check with --call"),
     "an API of another form": ({"*": (200, '{"ok": true}')}, "/v1", r"answers something else to a request .* no OpenAI-compatible server"),
     "a gateway without a server": ({"*": (502, "<html>Bad Gateway</html>")}, "/v1", r"answers 502 to a request .* look into its log"),
     "a server without a model": ({"*": (404, ""), "/v1/models": (200, '{"data": []}')}, "/v1", r"answers an empty list .* load a model"),
-    "nothing at all": ({"*": (404, "")}, "/v1", r"answers 404 to every request; check the host, .* see with --call whether it answers"),
+    "nothing at all": ({"*": (404, "")}, "/v1", r"answers 404 to every request; check the host, .* check with --call"),
     "no HTTP": ({"*": (0, "SSH-2.0-OpenSSH_9.6\r\n")}, "/v1", r"the answer is not proper HTTP .*; check the host and port of base_url"),
     "a server that hangs up": ({"*": (0, "")}, "/v1", r"the connection broke .*; check the host and port of base_url"),
-    "a wrong path": ({"*": (404, ""), "/v1/models": (200, LIST)}, "/api/v2", r"has an API at another path; set base_url: \S+\d/v1"),
-    "/v1 twice": ({"*": (404, ""), "/v1/models": (200, LIST)}, "/v1/v1", r"has an API at another path; set base_url: \S+\d/v1"),
-    "the list itself": ({"*": (404, ""), "/v1/models": (200, LIST)}, "/v1/models", r"has an API at another path; set base_url: \S+\d/v1"),
-    "no /v1, and no key": ({"*": (404, ""), "/v1/models": (401, "")}, "", r"its API is one level below base_url; set base_url: \S+\d/v1"),
+    "a wrong path": ({"*": (404, ""), "/v1/models": (200, LIST)}, "/api/v2", r'has an API at another path; set "base_url": \S+/v1"'),
+    "/v1 twice": ({"*": (404, ""), "/v1/models": (200, LIST)}, "/v1/v1", r'has an API at another path; set "base_url": \S+/v1"'),
+    "the list itself": ({"*": (404, ""), "/v1/models": (200, LIST)}, "/v1/models", r'has an API at another path; set "base_url": \S+/v1"'),
+    "no /v1, and no key": ({"*": (404, ""), "/v1/models": (401, "")}, "", r'its API is one level below base_url; set "base_url": \S+/v1"'),
     "a login page": ({"*": (302, "https://u:p@sso.example.com/?t=1")}, "/v1", r"redirects to https://sso.example.com \(302 .* final one"),
 }  # fmt: skip
 
@@ -231,6 +234,61 @@ def test_a_server_that_is_no_model_server_and_a_path_that_leads_nowhere_are_prob
             status, (found,) = check.json({"base_url": host + path})
         assert status == 1, name
         assert re.search(problem, found["problems"][0]), (name, found["problems"])
+
+
+def test_the_state_is_ready_only_if_the_server_refused_nothing(check: Check) -> None:
+    well, unknown = {"/health": (200, "{}")}, {"*": (404, "{}"), "/v1/chat/completions": (404, '{"detail": "Not Found"}')}
+    cases: list[tuple[str, Answers, str]] = [
+        ("vllm", {**well, "*": (401, "{}")}, "key required (401)"),
+        ("vllm", {**well, "*": (403, "{}")}, "key required (403)"),
+        ("vllm", {**well, **unknown}, "wrong path (404)"),
+        ("sglang", {**well, **unknown}, "wrong path (404)"),
+        ("tei", {**well, **unknown}, "wrong path (404)"),
+        ("openai", {"*": (404, "")}, "wrong path (404)"),
+        ("openai", {"*": (200, "<html></html>")}, "no API (a web page)"),
+        ("openai", {"*": (302, "https://sso.example.com/")}, "redirects"),
+        ("openai", {"*": (200, LIST)}, "ready"),
+    ]
+    for kind, answers, state in cases:
+        with answering(answers) as host:
+            status, (found,) = check.json({"base_url": f"{host}/v1", "kind": kind, "models": ["judge-7b"]})
+        assert (found["state"], found["ready"], status) == (state, state == "ready", int(state != "ready")), (kind, found)
+
+
+def test_a_model_request_decides_whether_a_key_is_accepted(check: Check) -> None:
+    chat = "/v1/chat/completions"
+    cases: list[tuple[Answers, str, str]] = [
+        ({"/v1/models": (403, ""), chat: (200, COMPLETION), "*": (200, "{}")}, "ready, answered", "accepted"),
+        ({"/v1/models": (200, LIST), chat: (401, "{}"), "*": (200, "{}")}, "key refused (401)", "refused (401)"),
+        ({"/v1/models": (200, LIST), chat: (404, "{}"), "*": (200, "{}")}, "call failed (404)", "accepted"),
+    ]
+    for answers, state, auth in cases:
+        with answering(answers) as host:
+            given = {"base_url": f"{host}/v1", "models": ["judge-7b"], "api_key": KEY}
+            status, (found,) = check.json(given, more=("--call",))
+        assert (found["state"], found["auth"], status) == (state, auth, int(state != "ready, answered")), found
+
+
+def test_hints_are_written_in_the_form_of_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with fake("vllm", api_key=KEY) as endpoint:
+        url = endpoint["base_url"]
+        files = {
+            "a.toml": (f'[[endpoints]]\nbase_url = "{url}"\nproxy = ""\n', 'such as api_key = "${JUDGE_KEY}"'),
+            "a.yaml": (f"endpoints:\n  - base_url: {url}\n    proxy: ''\n", 'such as api_key: "${JUDGE_KEY}"'),
+            "a.json": (json.dumps({"endpoints": [{"base_url": url, "proxy": ""}]}), 'such as "api_key": "${JUDGE_KEY}"'),
+        }
+        for name, (text, hint) in files.items():
+            (tmp_path / name).write_text(text)
+            assert main(["check", str(tmp_path / name)]) == 1
+            assert hint in capsys.readouterr().out, name
+        monkeypatch.delenv("QREWARD_CONFIG", raising=False)
+        monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+        monkeypatch.setenv("NO_PROXY", "*")
+        monkeypatch.setenv("OPENAI_BASE_URL", url)
+        assert main(["check"]) == 1
+        assert "none was sent (401); set OPENAI_API_KEY\n" in capsys.readouterr().out
 
 
 def test_a_server_without_a_list_of_models_is_well_if_it_answers_a_call(check: Check) -> None:
@@ -278,8 +336,9 @@ def test_a_timeout_that_is_none_is_a_mistake_and_a_reader_that_has_enough_is_no_
     path = tmp_path / "fleet.json"
     path.write_text(json.dumps({"endpoints": [{"base_url": "http://127.0.0.1:9/v1", "name": f"gpu-{n}"} for n in range(20)]}))
     for given in ("0", "-1", "inf", "nan"):
-        assert main(["check", str(path), "--timeout", given]) == 2
-        assert "--timeout must be more than 0 seconds" in capsys.readouterr().err
+        with pytest.raises(SystemExit, match="2"):
+            main(["check", str(path), "--timeout", given])
+        assert "argument --timeout: must be more than 0 seconds" in capsys.readouterr().err
     command = [sys.executable, "-m", "qreward", "check", str(path), "--json", "--timeout", "5"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -342,11 +401,11 @@ def test_a_self_signed_certificate_is_refused_said_and_trusted_if_verify_says_so
     (problem,) = refused["problems"]
     assert re.fullmatch(r"no connection \(TLS certificate: self.signed certificate\); set verify to the server's CA bundle", problem)
     assert unverified["problems"] == trusted["problems"] == []
-    assert unverified["notes"][0] == "its certificate is not verified; give verify the path of its CA bundle instead of false"
+    assert unverified["notes"][0] == "its certificate is not verified; set verify to the path of its CA bundle instead of false"
     for each in (refused, unverified, trusted):
         assert each["tls"].startswith("TLSv1.")
         assert 9.5 < each["certificate_days"] <= 10
-        assert "its certificate ends in 10 days; renew it" in each["notes"]
+        assert "its certificate expires in 10 days; renew it" in each["notes"]
     assert "10 days, own CAs" in said
 
 
@@ -394,7 +453,7 @@ def test_a_certificate_that_has_expired_is_a_problem(check: Check, tmp_path: Pat
     days = (datetime.now(UTC) - datetime(2021, 1, 1, tzinfo=UTC)).days
     assert found["certificate_days"] == pytest.approx(-days, abs=1)
     (problem,) = found["problems"]
-    assert re.fullmatch(r"its certificate has expired \d+ days ago; renew it", problem)
+    assert re.fullmatch(r"its certificate expired \d+ days ago; renew it", problem)
 
 
 def test_the_end_of_a_certificate_that_a_private_authority_signed_is_told(tmp_path: Path) -> None:

@@ -97,6 +97,34 @@ def test_settings_are_told_with_their_place_in_the_order_in_which_they_count(rep
     assert said.splitlines()[-1] == "all is well"
 
 
+def test_a_file_in_the_working_directory_is_named_and_not_used_by_any_command(
+    report: Doctor, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(report.folder)
+    report.file("this is read by no command", "qreward.toml")
+    status, said = report()
+    assert (status, "qreward.toml is in the working directory; use it with --config qreward.toml, or set QREWARD_CONFIG" in said) == (
+        0,
+        True,
+    )
+    for command in (["check"], ["run", "qreward.toml", "--output", "out.jsonl"]):
+        assert main(command) == 2
+        assert "set QREWARD_CONFIG to qreward.toml, which is in the working directory, or OPENAI_BASE_URL" in capsys.readouterr().err
+
+
+def test_a_trainers_file_is_checked_if_it_is_named_and_refused_where_a_client_would_refuse_it(
+    report: Doctor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FakeFleet([FakeEndpoint("a")]) as fleet:
+        client = {"endpoints": [{"base_url": fleet.urls["a"], "proxy": ""}]}
+        file = report.file({"client": client, "judge": {"model": "judge-7b"}})
+        assert report("--config", file)[0] == 0
+    monkeypatch.setenv("QREWARD_CONFIG", file)
+    status, found = report.json()
+    assert (status, found["settings"]["error"]) == (1, found["problems"][0])
+    assert "unknown setting 'client'" in found["problems"][0]
+
+
 def test_settings_that_are_wrong_and_endpoints_that_are_down_are_problems_and_the_rest_is_told(report: Doctor) -> None:
     status, found = report.json("--config", report.file({"endpoints": [{"base_url": "http://gpu-0:8000/v1", "api_key": "${NO_SUCH_KEY}"}]}))
     assert status == 1
@@ -117,7 +145,7 @@ def test_more_connections_than_files_may_be_open_are_a_problem(report: Doctor) -
         file = report.file({"endpoints": [{"base_url": fleet.urls["a"], "proxy": "", "limits": {"max_concurrency": soft}}]})
         status, found = report.json("--config", file)
     assert (status, found["machine"]["open_files"]) == (1, {"limit": soft, "most": hard})
-    assert found["problems"][0].startswith(f"the settings allow {soft} requests at one time, but a process may have {soft} files open")
+    assert found["problems"][0].startswith(f"the settings allow {soft} concurrent requests, but the process may open only {soft} files")
     assert found["endpoints"][0]["problems"] == []
 
 

@@ -94,9 +94,10 @@ def test_the_options_after_an_endpoint_are_those_of_that_endpoint(folder: Path) 
 
 
 REFUSED: list[tuple[tuple[str, ...], str]] = [
-    ((), "there is no terminal to ask on; name the servers with --endpoint"),
-    (("fleet.ini", "--endpoint", GPU), "fleet.ini: its name must end in .yaml, .yml, .toml, .json"),
+    ((), "questions need a terminal; name the servers with --endpoint"),
+    (("fleet.ini", "--endpoint", GPU), "fleet.ini: its name must end in .toml, .yaml, .yml, .json"),
     (("there.toml", "--endpoint", GPU), "there.toml exists; name another file, or replace it with --force"),
+    (("there.toml", "--judge", "judge-7b"), "there.toml: is not valid TOML"),
     (("no/fleet.toml", "--endpoint", GPU), "there is no folder 'no'"),
     (("--endpoint", "gpu-0:8000"), "endpoints.0.base_url: must be an http:// or https:// URL"),
     (("--endpoint", f"{GPU}/chat/completions"), "without /chat/completions"),
@@ -130,13 +131,44 @@ def test_what_is_wrong_is_refused_before_anything_is_written_and_no_key_is_shown
     assert "--model belongs to an endpoint; write it after --endpoint URL" in capsys.readouterr().err
 
 
-def test_without_pyyaml_the_file_is_toml(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_file_is_toml_by_default_and_yaml_needs_pyyaml(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "yaml" else find(name, *rest))
     assert main(["init", "--endpoint", GPU]) == 0
     assert [path.name for path in folder.iterdir()] == ["qreward.toml"]
     assert main(["init", "fleet.yaml", "--endpoint", GPU]) == 2
     assert "pip install 'qreward[yaml]', or name a .toml file" in capsys.readouterr().err
+
+
+def test_a_judge_is_added_beside_a_configuration_file_that_is_kept_with_its_comments(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("MY_KEY")
+    for ending in (".toml", ".yaml", ".json"):
+        path = folder / f"qreward{ending}"
+        assert main(["init", str(path), *FLEET, *PAID]) == 0
+        kept = path.read_text() + ("" if ending == ".json" else "# mine\n")
+        path.write_text(kept)
+        capsys.readouterr()
+        given = () if ending == ".toml" else (str(path),)  # the usual name need not be given
+        assert main(["init", *given, "--judge", "judge-7b"]) == 0
+        said = capsys.readouterr().out
+        assert (f"written  {'' if not given else f'{folder}/'}judge{ending}" in said, "export MY_KEY=..." in said) == (True, True), said
+        assert path.read_text() == kept
+        with monkeypatch.context() as context:
+            context.setenv("MY_KEY", KEY)
+            scorer = load_reward_config(folder / f"judge{ending}")
+        assert (scorer.models, scorer.client and len(scorer.client.endpoints)) == (("judge-7b",), 2)
+    assert main(["init", "--judge", "gpt-4"]) == 2
+    assert "judge.toml exists; name another file" in capsys.readouterr().err
+    assert main(["init", "--judge", "gpt-4", "--force"]) == 2
+    expected = "no endpoint in qreward.toml serves 'gpt-4'; they serve 'judge-*', 'embed-1', 'judge-7b'; add it to models in qreward.toml"
+    assert expected in capsys.readouterr().err
+    (folder / "other.toml").write_text("[judge]\nmodel = 'm'\n")
+    assert main(["init", "other.toml", "--judge", "judge-7b", "--force"]) == 2
+    assert "other.toml: is not a configuration file of a client" in capsys.readouterr().err
 
 
 def test_the_lines_for_trainers_are_those_of_their_page() -> None:
@@ -148,11 +180,14 @@ def test_the_lines_for_trainers_are_those_of_their_page() -> None:
 def test_the_page_shows_what_the_command_writes(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.delenv("API_KEY", raising=False)
     page = (Path(__file__).parents[1] / "docs/get-started/configuration.md").read_text()
-    blocks = re.findall(r"^```(bash|text|yaml)\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE)
+    blocks = re.findall(r"^```(bash|text|toml|yaml)\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE)
     command, shown, written = (text for _, text in blocks[1:4])
     assert main(shlex.split(command.replace("\\\n", ""))[1:]) == 0
     assert capsys.readouterr().out == shown
-    assert (folder / "qreward.yaml").read_text() == written
+    assert (folder / "qreward.toml").read_text() == written
+    (folder / "same.yaml").write_text(blocks[4][1])
+    monkeypatch.setenv("API_KEY", KEY)
+    assert read_config(folder / "same.yaml")[0] == read_config(folder / "qreward.toml")[0]
 
 
 # Questions
@@ -204,7 +239,8 @@ def test_on_a_terminal_it_asks_proposes_what_the_server_says_and_checks_the_file
     assert (b.api_key, b.models, b.limits.max_concurrency) == (None, ("m-*",), None)
     assert load_reward_config(folder / "judge.toml").models == ("judge-7b",)
     assert any("[judge-7b]" in question for question in typist.asked)
-    for words in (f"set base_url: {root}/v1", "it requires a key (401)", "the key itself is not written", "a whole number such as 64"):
+    needed = "it requires a key, and none was sent (401)"
+    for words in (f'set base_url = "{root}/v1"', needed, "the key itself is not written", "a whole number such as 64"):
         assert words in said
     assert said.splitlines()[-1] == "all is well", said
     assert KEY not in said

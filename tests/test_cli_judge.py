@@ -116,7 +116,6 @@ def test_what_is_wrong_is_said_before_anything_is_sent(command: Command) -> None
         (["calibrate", items, "--config", elsewhere], f"{elsewhere}, line 1: judge.rubric"),
         (["calibrate", items, "--config", config, "--output", str(command.folder)], "it is a directory; name another file with --output"),
         (["calibrate", items, "--config", config, "--output", "gone/c.json"], "'gone' is no directory that can be written to"),
-        (["calibrate", items, "--config", config, "--timeout", "0"], "--timeout must be more than 0 seconds, not 0"),
         (["calibrate", items, "--config", config, "--scale", "5", "1"], "scale must be (lowest, highest)"),
         (["report", items, "--config", config, "--config", config], "--config names a file twice"),
         (["report", command.items([{"prompt": "t"}], "none.jsonl"), "--config", config], "none.jsonl, line 1: must have either 'response'"),

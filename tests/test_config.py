@@ -14,6 +14,7 @@ import pytest
 
 from qreward import ConfigError, Endpoint, LoadBalanceStrategy, Retry, Route
 from qreward.settings.client import OPENAI_BASE_URL, ClientConfig, config_from_env, load_config
+from qreward.settings.files import _toml_line_of
 
 SECRET = "sk-hush-7f3a"
 GPU_0 = {"base_url": "http://gpu-0:8000/v1", "name": "gpu-0"}
@@ -157,9 +158,9 @@ BROKEN: list[tuple[str, str, str | bytes, str]] = [
     ),
     ("name that is not a text", "q.yaml", "endpoints: [{base_url: http://a, model_names: {4: b}}]", "endpoints.0.model_names.4: this name"),
     ("no endpoints", "q.yaml", "timeout: 3", "endpoints: is required"),
-    ("empty endpoints", "q.yaml", "endpoints: []", "endpoints: must hold at least one"),
+    ("empty endpoints", "q.yaml", "endpoints: []", "endpoints: must contain at least one"),
     ("endpoints that are none", "q.yaml", "endpoints:", "endpoints: must be a list"),
-    ("empty file", "q.yaml", "", "is empty; it must hold at least 'endpoints'"),
+    ("empty file", "q.yaml", "", "is empty; it must contain at least 'endpoints'"),
     ("blank file", "q.json", " \n", "is empty"),
     ("only comments", "q.yaml", "# nothing yet\n", "is empty"),
     ("empty mapping", "q.json", "{}", "is empty"),
@@ -171,13 +172,13 @@ BROKEN: list[tuple[str, str, str | bytes, str]] = [
     ("YAML with an unknown tag", "q.yaml", f"{WHOLE}retry: !{SECRET} x", "line 3, column 8"),
     ("YAML with a Python object", "q.yaml", "endpoints: !!python/object/apply:os.getcwd []", "line 1, column 12"),
     ("YAML with a control character", "q.yaml", WHOLE + "\x07", "a character that YAML does not allow"),
-    ("YAML with a date that is none", "q.yaml", "endpoints: 2026-13-45", "a number, a date or a nesting"),
+    ("YAML with a date that is none", "q.yaml", "endpoints: 2026-13-45", "a number or a date that cannot be read"),
     ("YAML that holds itself", "q.yaml", "endpoints: &a [*a]", "nested without end"),
-    ("YAML with a name twice", "q.yaml", f"{WHOLE}timeout: 3\ntimeout: 4", "'timeout' is there twice in the mapping of line 1"),
-    ("YAML with a name twice inside", "q.yaml", f"{WHOLE}  - {{name: a,\n   name: b}}", "'name' is there twice in the mapping of line 3"),
-    ("JSON with a name twice", "q.json", '{"endpoints": [], "endpoints": []}', "'endpoints' is there twice"),
+    ("YAML with a name twice", "q.yaml", f"{WHOLE}timeout: 3\ntimeout: 4", "'timeout' occurs twice in the mapping of line 1"),
+    ("YAML with a name twice inside", "q.yaml", f"{WHOLE}  - {{name: a,\n   name: b}}", "'name' occurs twice in the mapping of line 3"),
+    ("JSON with a name twice", "q.json", '{"endpoints": [], "endpoints": []}', "'endpoints' occurs twice"),
     ("JSON with two commas", "q.json", '{"endpoints":\n [1,,]}', "is not valid JSON: Expecting value (line 2, column "),
-    ("JSON nested without end", "q.json", "[" * 100_000, "a nesting that cannot be read"),
+    ("JSON nested without end", "q.json", "[" * 100_000, "is nested too deeply"),
     ("TOML with a name twice", "q.toml", "timeout = 3\ntimeout = 4\n", "is not valid TOML: Cannot overwrite a value (at line 2"),
     ("unknown kind of file", "q.ini", "x", "its name must end in .yaml, .yml, .json, .toml"),
     ("file that is not text", "q.json", b"\xff\xfe\x00", "is not UTF-8 text"),
@@ -229,20 +230,50 @@ routes:
 }
 
 
+def test_the_line_of_a_setting_is_found_in_toml() -> None:
+    text = """# a comment
+timeout = 3
+[retry]
+attempts = 2
+[[endpoints]]
+base_url = "http://a"
+name = '''
+kind = 3
+'''
+[endpoints.limits]
+"rpm" = 3
+timeouts.read = 4
+[[endpoints]]
+limits = {rpm = 3}
+models = [
+  "a",
+]
+[routes."judge-*"]
+endpoints = ["a"]
+"""
+    expected: dict[tuple[str | int, ...], int | None] = {
+        ("timeout",): 2, ("retry", "attempts"): 4, ("retry", "cap"): 3, ("endpoints",): 5, ("endpoints", 0): 5,
+        ("endpoints", 0, "base_url"): 6, ("endpoints", 0, "kind"): 5, ("endpoints", 0, "limits", "rpm"): 11,
+        ("endpoints", 0, "limits", "timeouts", "read"): 12, ("endpoints", 1): 13, ("endpoints", 1, "limits", "rpm"): 14,
+        ("endpoints", 1, "models", 0): 15, ("routes", "judge-*", "strategy"): 18, ("routes", "judge-*", "endpoints"): 19, ("x",): None,
+    }  # fmt: skip
+    assert {path: _toml_line_of(text, path) for path in expected} == expected
+
+
 def test_each_fault_of_a_file_is_a_line_with_the_line_of_its_setting() -> None:
     assert refusal("q.yaml", FAULTS["q.yaml"]).splitlines() == [
-        f"q.yaml, line 8: endpoints.{index}.api_key: looks like an environment variable but would be used as it is; "
+        f"q.yaml, line 8: endpoints.{index}.api_key (of 'gpu-{index}'): looks like an environment variable but would be used as it is; "
         "write ${NAME}, or ${NAME:-default}"
         for index in (0, 1)
     ]
     strategies = "'expected_finish', 'round_robin', 'weighted_round_robin', 'least_connections', 'power_of_two' or 'consistent_hash'"
     assert refusal("q.yaml", FAULTS["q.yaml"].replace("$JUDGE_KEY", "key")).splitlines() == [
-        "q.yaml, line 12: endpoints.1.limits: unknown setting 'rpmm'; did you mean 'rpm'?",
+        "q.yaml, line 12: endpoints.1.limits (of 'gpu-1'): unknown setting 'rpmm'; did you mean 'rpm'?",
         f"q.yaml, line 16: routes.judge-*.strategy: must be {strategies}, not 'round-robin'; did you mean 'round_robin'?",
         "q.yaml, line 3: timeout: '300s' is not a number of seconds; write 300",
     ]
     assert refusal("q.json", FAULTS["q.json"]).splitlines() == [
-        "q.json, line 12: endpoints.1.limits: unknown setting 'rpmm'; did you mean 'rpm'?",
+        "q.json, line 12: endpoints.1.limits (of 'gpu-1'): unknown setting 'rpmm'; did you mean 'rpm'?",
         f"q.json, line 15: routes.judge-*.strategy: must be {strategies}, not 'round-robin'; did you mean 'round_robin'?",
         "q.json, line 3: timeout: '300s' is not a number of seconds; write 300",
         (
@@ -274,14 +305,38 @@ def test_without_pyyaml_the_error_says_what_to_install_and_those_of_json_name_no
     assert refusal("q.json", FAULTS["q.json"]).splitlines()[2] == "q.json: timeout: '300s' is not a number of seconds; write 300"
 
 
+def test_an_error_about_one_of_several_endpoints_gives_its_name(tmp_path: Path) -> None:
+    api = {"base_url": "http://b/v1", "name": "api"}
+    cases: list[tuple[Any, str]] = [
+        ({**api, "api_key": "${NO_SUCH_VARIABLE}"}, "endpoints.1.api_key (of 'api'): the environment variable NO_SUCH_VARIABLE is not set"),
+        ({**api, "limits": {"rpmm": 1}}, "endpoints.1.limits (of 'api'): unknown setting 'rpmm'"),
+        ({**api, "kin": "vllm"}, "endpoints.1 ('api'): unknown setting 'kin'"),
+        ({**api, "kind": "vlm"}, "endpoints.1.kind (of 'api'): must be 'openai', "),
+        ({"name": "api"}, "endpoints.1.base_url (of 'api'): is required"),
+        ({**api, "name": 3}, "endpoints.1.name: must be a string"),
+        ({**api, "name": " api"}, "endpoints.1.name: "),
+        ({"base_url": "http://b/v1", "kind": "vlm"}, "endpoints.1.kind: must be"),
+        ([api], "endpoints.1: must be a mapping"),
+    ]
+    path = tmp_path / "fleet.json"
+    for endpoint, message in cases:
+        content = {"endpoints": [{"base_url": "http://a/v1", "name": "gpu-0"}, endpoint]}
+        path.write_text(json.dumps(content))
+        for source in (content, path):
+            with pytest.raises(ConfigError) as raised:
+                load_config(source)
+            assert message in str(raised.value), message
+            assert raised.value.faults[0][1].startswith(message), message
+
+
 def test_endpoints_of_one_name_are_refused_and_the_error_shows_how_to_name_them() -> None:
     same = {"base_url": "http://gpu-0:8000/v1"}
-    with pytest.raises(ConfigError, match=r"endpoints: more than one is called 'gpu-0:8000'; .* name: 'gpu-0:8000-b'"):
+    with pytest.raises(ConfigError, match=r"endpoints: more than one is called 'gpu-0:8000'; .* such as 'gpu-0:8000-b'"):
         load_config({"endpoints": [same, {"base_url": "http://gpu-0:8000/v2"}]})
 
 
 def test_a_wrong_route_is_named_by_its_pattern_and_a_wrong_timeout_is_refused() -> None:
-    mapping = "routes.j*: must be a mapping of endpoints, strategy and weights"
+    mapping = "routes.j*: must be a mapping with endpoints, strategy and weights"
     unknown = "configuration: routes.j*.endpoints: there is no endpoint"
     route = {"pattern": "j*", "endpoints": ["gpu-0"]}
     wrong: list[tuple[dict[str, Any], str]] = [

@@ -19,10 +19,10 @@ from qreward.errors import QRewardError
 CLOSED_PIPE = 141
 """Exit status if the reader of standard output has closed the pipe, as a shell reports it for SIGPIPE."""
 VERBS = {
-    "demo": ("qreward.cli.demo", "judge a bulk on fake judges, one of which dies on the way"),
+    "demo": ("qreward.cli.demo", "judge a batch on fake judges, one of which dies half-way"),
     "init": ("qreward.cli.init", "write a commented configuration, from options or by asking"),
-    "run": ("qreward.cli.run", "send the requests of files and write the results; the same command goes on where it stopped"),
-    "check": ("qreward.cli.check", "reach each endpoint of a configuration, and say what to change where it cannot serve"),
+    "run": ("qreward.cli.run", "send the requests of files and write the results; the same command continues where it stopped"),
+    "check": ("qreward.cli.check", "check each endpoint of a configuration, and say what to change if it cannot serve"),
     "doctor": ("qreward.cli.doctor", "print versions, settings and where they come from, and the state of each endpoint"),
     "route": ("qreward.cli.route", "say which endpoints serve a model, and why"),
     "serve": ("qreward.cli.serve", "serve a scoring function as a reward server, until SIGTERM or Ctrl-C"),
@@ -73,10 +73,10 @@ def _version() -> str:
 
 
 def parser(only: str | None = None) -> argparse.ArgumentParser:
-    """The parser of the command line, such as the reference page and shell completion read it. Parses nothing by itself.
+    """Return the parser of the command line, which the reference page and shell completion read too. Nothing is parsed.
 
     Args:
-        only: the command whose arguments are added; the others are listed without arguments, and their modules are not imported. None
+        only: the command whose arguments are added. The others are listed without arguments, and their modules are not imported. None
             adds the arguments of every command.
 
     Example:

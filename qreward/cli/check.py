@@ -16,16 +16,19 @@ from typing import Any
 import msgspec
 
 from qreward.cli import diagnose
+from qreward.cli.arguments import add_timeout
+from qreward.cli.config_files import form_of
 from qreward.errors import ConfigError
-from qreward.integrations.trainers.settings import SCORERS, load_reward_config
-from qreward.settings.client import ClientConfig, config_from_env, read_config
-from qreward.settings.files import read_settings
+from qreward.integrations.trainers.settings import SCORERS, read_reward_settings, reward_config_of
+from qreward.settings.client import CONFIG_VARIABLE, ClientConfig, config_from_env, config_of, read_config
 from qreward.settings.policies import Endpoint
 
 FROM_ENVIRONMENT = "QREWARD_CONFIG, or OPENAI_BASE_URL and OPENAI_API_KEY"
 MODELS_SHOWN = 3
+USABLE = ("ready", "reachable")
+"""States of an endpoint that refused no request."""
 CALL_AT_LEAST = 30.0
-"""Minimum timeout of the request of ``--call`` in seconds; a larger ``--timeout`` applies. A model is slower than a status route."""
+"""Minimum timeout in seconds of the request of ``--call``: a model is slower than a status route. A larger ``--timeout`` applies."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,9 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="CONFIG",
         help=f"configuration file, or the settings file of a trainer (.yaml, .json or .toml; default: {FROM_ENVIRONMENT})",
     )
-    parser.add_argument(
-        "--timeout", type=float, default=5.0, metavar="SECONDS", help="limit for each endpoint in seconds (default: %(default)g)"
-    )
+    add_timeout(parser, 5.0, of="endpoint")
     parser.add_argument(
         "--call", action="store_true", help="also send one small request to each endpoint, with a limit of 30 seconds or more"
     )
@@ -45,56 +46,60 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check all endpoints and print the result; 0 if there are no problems, else 1. Raises ``ConfigError`` for an invalid file."""
-    if not 0 < args.timeout < float("inf"):
-        raise ConfigError(f"--timeout must be more than 0 seconds, not {args.timeout:g}")
+    """Check all endpoints and print the result. Returns 0 if there are no problems, else 1. Raises ``ConfigError`` for an invalid file."""
     config = configuration(args.config)
-    checked = asyncio.run(check_all(config, args.timeout, calls=args.call))
+    checked = asyncio.run(check_all(config, args.timeout, calls=args.call, form=used_form(args.config)))
     print(json.dumps({"endpoints": checked}, indent=2) if args.json else report(checked))
     return 1 if any(each["problems"] for each in checked) else 0
 
 
 def configuration(file: str | None) -> ClientConfig:
-    """The settings in a file, or those that the environment names if it is None. Raises ``ConfigError``.
+    """The settings in a file; if it is None, those that ``QRewardClient.from_env`` uses. Raises ``ConfigError``.
 
     A settings file of a trainer or a judge is checked, and its client's settings are returned.
     """
-    file = file or os.environ.get("QREWARD_CONFIG")
-    if file is None:
-        return config_from_env()
+    if file is None:  # without the warnings of ``from_env``, which are notes here
+        named = os.environ.get(CONFIG_VARIABLE)
+        return read_config(named)[0] if named else config_from_env()
     if file.startswith(("http://", "https://")):
         raise ConfigError("CONFIG is a file, not a URL; `qreward init --endpoint URL` writes one")
-    content, _ = read_settings(file, empty="it must hold at least 'endpoints'")
+    content, place = read_reward_settings(file, empty="it must contain at least 'endpoints'")
     if content.keys() & {"client", *SCORERS}:
-        return load_reward_config(file).client or config_from_env()
-    return read_config(file)[0]
+        return reward_config_of(content, place).client or config_from_env()
+    return config_of(content, place)
 
 
-async def check_all(config: ClientConfig, seconds: float, *, calls: bool) -> list[dict[str, Any]]:
-    """Check all endpoints concurrently, each with a timeout of ``seconds``; a request of ``--call`` has its own timeout."""
-    return await asyncio.gather(*(check(endpoint, config, seconds, calls=calls) for endpoint in config.endpoints))
+def used_form(file: str | None) -> str:
+    """The form of the settings that :func:`configuration` reads; see :func:`qreward.cli.config_files.form_of`."""
+    return form_of(file or os.environ.get(CONFIG_VARIABLE))
 
 
-async def check(endpoint: Endpoint, config: ClientConfig, seconds: float, *, calls: bool) -> dict[str, Any]:
+async def check_all(config: ClientConfig, seconds: float, *, calls: bool, form: str = "") -> list[dict[str, Any]]:
+    """Check all endpoints concurrently, each with a timeout of ``seconds``. The request of ``--call`` has its own timeout."""
+    return await asyncio.gather(*(check(endpoint, config, seconds, calls=calls, form=form) for endpoint in config.endpoints))
+
+
+async def check(endpoint: Endpoint, config: ClientConfig, seconds: float, *, calls: bool, form: str = "") -> dict[str, Any]:
     """The result for one endpoint, as written by ``--json``. Durations are in seconds; None means unknown."""
     found = await diagnose.examine(endpoint, seconds)
-    load, days, called, failed = found.load, found.days, None, None
+    load, days, called = found.load, found.days, diagnose.NOT_CALLED
     uncalled = []
     if calls and found.reachable:
         model = diagnose.model_to_call(endpoint, config, load.models)
         if model is None:
-            uncalled.append("it was not called, as no name of a model is known; name one in models, without a wildcard")
+            uncalled.append("no model was called, because no model name is known; add a name without a wildcard to models")
         else:
-            failed = await diagnose.call(endpoint, model, max(seconds, CALL_AT_LEAST))
-            called = "answered" if failed is None else "failed"
-    answered = called == "answered"
+            error = await diagnose.call(endpoint, model, max(seconds, CALL_AT_LEAST))
+            called = diagnose.Called(answered=error is None, error=error)
+    state = diagnose.state_of(endpoint, found, called)
     return {
         "name": endpoint.name,
         "url": endpoint.base_url,
         "kind": endpoint.kind,
         "seems": found.seems if found.seems != endpoint.kind else None,
         "reachable": found.reachable,
-        "ready": load.ready,
+        "state": state,
+        "ready": load.ready if state.startswith(USABLE) or not found.reachable else False,
         "latency": None if found.seconds is None else round(found.seconds, 4),
         "models": list(load.models),
         "patterns": diagnose.patterns_of(endpoint, config),
@@ -104,10 +109,10 @@ async def check(endpoint: Endpoint, config: ClientConfig, seconds: float, *, cal
         "tls": None if found.tls is None else found.tls.version,
         "certificate_days": None if days is None else round(days, 1),
         "verify": endpoint.verify,
-        "auth": diagnose.auth_of(endpoint, found),
-        "called": called,
-        "problems": list(diagnose.problems(endpoint, config, found, failed, answered=answered)),
-        "notes": [*diagnose.notes(endpoint, config, found, answered=answered), *uncalled],
+        "auth": diagnose.auth_of(endpoint, found, called),
+        "called": "answered" if called.answered else "failed" if called.error is not None else None,
+        "problems": list(diagnose.problems(endpoint, config, found, called, form=form)),
+        "notes": [*diagnose.notes(endpoint, config, found, called, form=form), *uncalled],
     }
 
 
@@ -127,15 +132,14 @@ _HEAD = ("endpoint", "url", "kind", "state", "latency", "models", "server limits
 
 
 def _row(each: dict[str, Any]) -> tuple[str, ...]:
-    models, latency, ready = each["models"], each["latency"], each["ready"]
+    models, latency = each["models"], each["latency"]
     more = f" +{len(models) - MODELS_SHOWN}" if len(models) > MODELS_SHOWN else ""
     queue = [f"{each[name]:g} {name}" for name in ("running", "waiting") if each[name] is not None]
-    state = "unreachable" if not each["reachable"] else "not ready" if ready is False else "ready" if ready else "reachable"
     return (
         each["name"],
         each["url"],
         each["kind"] + (f" (seems {each['seems']})" if each["seems"] else ""),
-        state + (f", {each['called']}" if each["called"] else ""),
+        each["state"],
         "-" if latency is None else f"{latency * 1000:.0f} ms",
         ", ".join(models[:MODELS_SHOWN]) + more or "-",
         " ".join(f"{name}={value}" for name, value in each["limits"].items()) or "-",

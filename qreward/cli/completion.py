@@ -12,7 +12,7 @@ from qreward.errors import ConfigError
 
 SHELLS = ("bash", "zsh", "fish")
 FILES = frozenset({"CONFIG", "FILE", "GOLD", "INPUT", "ITEMS", "PATH", "SPEC"})
-"""How the parser names the value of an argument that is a file."""
+"""The metavars of arguments that are file names."""
 _EPILOG = """\
 bash:  qreward completion bash > ~/.local/share/bash-completion/completions/qreward   (without the package bash-completion:
        qreward completion bash > ~/.qreward.bash; echo '. ~/.qreward.bash' >> ~/.bashrc)
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the script; 0. Raises ``ConfigError`` if shtab is not installed."""
+    """Print the script. Returns 0. Raises ``ConfigError`` if shtab is not installed."""
     try:
         import shtab  # noqa: PLC0415 - an extra
     except ImportError:
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _mark_files(parser: argparse.ArgumentParser, how: object) -> None:
-    """Say which arguments are names of files, in the form that shtab reads."""
+    """Mark the arguments that are file names, as shtab expects it."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for inner in action.choices.values():

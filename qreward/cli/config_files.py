@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -28,7 +29,7 @@ class Setting(msgspec.Struct, frozen=True):
 
 
 class Section(msgspec.Struct, frozen=True):
-    """A mapping, or an item of a list of mappings with that name. Its first setting is used."""
+    """A mapping, or one item of a list of mappings, with the name of the mapping or of the list. The first setting must be ``used``."""
 
     name: str
     settings: Sequence[Setting]
@@ -36,7 +37,7 @@ class Section(msgspec.Struct, frozen=True):
 
 
 class Document(msgspec.Struct, frozen=True):
-    """A file: the lines of its heading, its settings, and its sections. The items of one list are next to each other."""
+    """A file: the lines of its heading, its settings, and its sections. The items of one list must be adjacent."""
 
     heading: Sequence[str]
     settings: Sequence[Setting]
@@ -93,7 +94,7 @@ def _lines(settings: Sequence[Setting], between: str) -> Iterator[str]:
 
 
 def _inline(value: Any, between: str) -> str:
-    """A value on one line. What JSON writes for a text, a number or a list is YAML and TOML too; a mapping differs."""
+    """A value on one line. JSON's form of texts, numbers and lists is valid YAML and TOML; only mappings differ."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{name}{between}{_inline(inner, between)}" for name, inner in value.items()) + "}"
     if isinstance(value, list):
@@ -101,8 +102,31 @@ def _inline(value: Any, between: str) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
+_SEPARATORS = {".toml": " = ", ".json": ": "}
+_VARIABLES = {"base_url": "OPENAI_BASE_URL", "api_key": "OPENAI_API_KEY"}
+
+
+def form_of(file: str | Path | None) -> str:
+    """The form in which hints write settings: the ending of a file, such as ``.toml``; empty for settings from the environment."""
+    return Path(file).suffix.lower() if file else ""
+
+
+def written(name: str, value: Any, form: str) -> str:
+    """One setting as a user writes it in a file of this form, or as an environment variable if the form is empty.
+
+    Example:
+        >>> written("kind", "vllm", ".toml"), written("kind", "vllm", ".yaml"), written("base_url", "http://gpu-0:8000/v1", "")
+        ('kind = "vllm"', 'kind: "vllm"', 'OPENAI_BASE_URL=http://gpu-0:8000/v1')
+    """
+    if not form:
+        variable = _VARIABLES.get(name)
+        return f"{variable}={value}" if variable else f"{written(name, value, '.toml')} in a configuration file"
+    between = _SEPARATORS.get(form, ": ")
+    return f"{json.dumps(name) if form == '.json' else name}{between}{_inline(value, between)}"
+
+
 KEY_EXAMPLE = "JUDGE_KEY"
-_LIMITS = "most requests at one time, requests and tokens a minute; learned if not set"
+_LIMITS = "concurrent requests, requests per minute, tokens per minute; measured if not set"
 
 
 def client_document(endpoints: Sequence[dict[str, Any]], check: str, timeout: float | None = None) -> Document:
@@ -111,27 +135,28 @@ def client_document(endpoints: Sequence[dict[str, Any]], check: str, timeout: fl
     Args:
         endpoints: the settings of each endpoint; ``api_key`` is a text such as ``${JUDGE_KEY}``.
         check: the command that checks the file.
-        timeout: seconds of one call; None writes the default as an example.
+        timeout: timeout of one call in seconds. None writes the default as a comment.
     """
     heading = (
         "The endpoints of qreward, and how they may be used.",
         f"Check them:    {check}",
         f"All settings:  {page('reference/configuration')}",
     )
-    whole = Setting("timeout", 600 if timeout is None else timeout, "seconds of one call, time in the queue included", timeout is not None)
+    meaning = "timeout of one call in seconds, including time in the queue"
+    whole = Setting("timeout", 600 if timeout is None else timeout, meaning, timeout is not None)
     return Document(heading, [whole], [Section("endpoints", _endpoint(each, not n), is_item=True) for n, each in enumerate(endpoints)])
 
 
 def _endpoint(given: dict[str, Any], is_first: bool) -> list[Setting]:
-    """The lines of one endpoint; those of the first also show what else may be set."""
+    """Return the lines of one endpoint. The first endpoint of a file also shows, as comments, what else may be set."""
     examples = {
         "base_url": ("", "root of the API, without /chat/completions"),
-        "name": ("gpu-0", "name in results and errors; without it host and port"),
-        "kind": ("vllm", "openai if it is not set, vllm, sglang, tei, openrlhf or nim"),
-        "models": (["judge-*"], "patterns of the models that it serves; without them any model"),
-        "api_key": (f"${{{KEY_EXAMPLE}}}", "taken from the environment; never write the key itself here"),
+        "name": ("gpu-0", "name in results and errors; default: host and port"),
+        "kind": ("vllm", "openai (default), vllm, sglang, tei, openrlhf or nim"),
+        "models": (["judge-*"], "patterns of the models that it serves; default: any model"),
+        "api_key": (f"${{{KEY_EXAMPLE}}}", "read from the environment; do not write the key itself here"),
         "limits": ({"max_concurrency": 64, "rpm": 600, "tpm": 200000}, _LIMITS),
-        "price": ([0.15, 0.6], "US dollars for a million prompt tokens and completion tokens, to report costs"),
+        "price": ([0.15, 0.6], "US dollars per million prompt and completion tokens, to report costs"),
     }
     return [
         Setting(name, given.get(name, value), meaning if is_first else "", name in given)
@@ -150,17 +175,17 @@ def judge_document(model: str, client: str, trainer: Sequence[str] = ()) -> Docu
     """
     settings = [
         Setting("client", client, "the file with the endpoints, in the folder of this file"),
-        Setting("deadline", 60, "seconds for one reward, time in the queue and retries included", used=False),
-        Setting("on_failure", "raise", "what a missing reward becomes: raise, none where the trainer can, or a number", used=False),
-        Setting("columns", {"reference": "solution"}, "field of the prompt -> column of your data, where the names differ", used=False),
+        Setting("deadline", 60, "timeout of one reward in seconds, including time in the queue and retries", used=False),
+        Setting("on_failure", "raise", "for a missing reward: raise an error, none (if the trainer supports it), or a number", used=False),
+        Setting("columns", {"reference": "solution"}, "field of the prompt -> column of your data, if the names differ", used=False),
     ]
     prompt = "{answer_form}\n\nQuestion: {prompt}\nReference answer: {reference}\nAnswer: {response}"
     judge = [
         Setting("model", model, "the model that judges"),
-        Setting("prompt", prompt, "without it a built-in prompt", used=False),
+        Setting("prompt", prompt, "default: a built-in prompt", used=False),
         Setting("scale", [0, 10], "lowest and highest score that the judge may give"),
-        Setting("range", [0, 1], "the rewards to which the ends of the scale are mapped"),
-        Setting("samples", 3, "answers for each item, of which the majority counts", used=False),
+        Setting("range", [0, 1], "the rewards for the lowest and the highest score"),
+        Setting("samples", 3, "number of answers for each item; the majority decides", used=False),
         Setting("params", {"temperature": 0.6, "max_tokens": 1024}, "parameters of each request", used=False),
     ]
     return Document(("A judge that turns responses into rewards.", *trainer), settings, [Section("judge", judge)])

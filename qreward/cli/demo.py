@@ -46,7 +46,7 @@ class DemoVerdict(msgspec.Struct, frozen=True):
 
 
 def demo_fleet(requests: int) -> FakeFleet:
-    """Three different judges: one with few slots, one with a rate limit, one that dies about half-way through ``requests``."""
+    """Make three judges: one with few slots, one with a rate limit, and one that dies about half-way through ``requests``."""
 
     def judge(name: str, per_token: float, **limits: Any) -> FakeEndpoint:
         latency = Latency(base=0.05, per_token=per_token, tokens=200, sigma=0.3)
@@ -102,7 +102,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the demo; 0 if each item has the expected verdict, else 1. Raises ``ConfigError``."""
+    """Run the demo. Returns 0 if each item has the expected verdict, else 1. Raises ``ConfigError``."""
     requests = [msgspec.json.decode(line, type=DemoRequest) for line in INPUT.read_bytes().splitlines()]
     try:
         args.output.parent.mkdir(parents=True, exist_ok=True)

@@ -4,7 +4,8 @@
 request. API keys are sent as in normal requests, and are never shown. The handshake reads the TLS version and the expiry of the
 certificate without verifying the certificate; verification is up to the transport.
 
-``problems`` and ``notes`` turn the findings into sentences that say what to change. A problem makes calls fail; a note does not.
+``problems`` and ``notes`` turn the findings into sentences that say what to change, with settings in the form of the user's file. A
+problem makes calls fail; a note does not.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from qreward.cli.config_files import KEY_EXAMPLE, written
 from qreward.codecs import json as jsonio
 from qreward.codecs.base import Malformed, Reply, TransportError, WireRequest
 from qreward.codecs.chat import CHAT
 from qreward.codecs.rewards.registry import SCORE, kind_of, server_root
 from qreward.codecs.rewards.server_info import MODELS, Load, read_load
-from qreward.errors import ConfigError, QRewardError
+from qreward.errors import ConfigError, QRewardError, RequestError, RequestTimeout
 from qreward.scheduler.outcome import Failure
 from qreward.scheduler.routing import is_glob, matches
 from qreward.settings.client import ClientConfig, without_effect
@@ -42,15 +44,15 @@ STATUS_PATHS = ("/health", "/metrics", "/info", "/v1/loads", "/get_load", _NIM_R
 GUARDED = (API_MODELS, MODELS, "/info", "/v1/loads")
 """Routes for which a server with authentication requires a key."""
 DISTINCT_KINDS = ("vllm", "sglang", "tei", "openrlhf", "nim")
-"""Kinds of server of which none looks like another. ``openai``, and a kind that a user has registered, may be the API of any server."""
+"""Kinds of server that can be told apart. ``openai``, and a kind that a user has registered, may be the API of any server."""
 ANY_NAME = "any"
 EXPIRY_WARNING = 14
-"""Days before its expiry from which a certificate gets a note."""
+"""A certificate that expires in fewer days gets a note."""
 CLOCK_WARNING = 60
 """Difference of two clocks in seconds above which there is a note."""
 MAX_LISTED = 6
 """Most names that a message lists."""
-_UNLISTED = "; if it does not list its models, name one in models and see with --call whether it answers"
+_UNLISTED = "; if the server has no list of models, add a model name to models and check with --call"
 _REMEDY = "change models or the route, or map names with model_names"
 
 
@@ -105,8 +107,8 @@ class Examined(msgspec.Struct):
         load: readiness, load, limits and models, joined from all responses.
         listed: whether the server lists its models.
         refusal: what the server answered instead of a list of models, such as ``404`` or ``a web page``; None if it listed them, or if
-            the answer says nothing.
-        elsewhere: the root of an API that the same host has, although ``base_url`` leads to none; else None.
+            the answer does not tell.
+        elsewhere: the root of an API at another path of the same host, if ``base_url`` leads to no API; else None.
         moved_to: scheme and host to which the server redirects; None if it does not.
         clock_ahead: seconds by which this machine's clock is ahead of the server's, by its ``Date`` header; None if it sends none.
         tls: result of the TLS handshake; None without https, behind a proxy, or if the handshake failed.
@@ -178,7 +180,7 @@ async def _get_all(connection: EndpointConnection, found: Examined, replies: dic
 
 
 async def _api_at_host(endpoint: Endpoint) -> str | None:
-    """The root of an OpenAI API at ``/v1`` of the host, where servers usually have it. None if there is none, or if it was asked before."""
+    """The URL of ``/v1`` of the host, if an OpenAI API is there. None if there is none, or if ``base_url`` is this URL."""
     host = "{0.scheme}://{0.netloc}".format(urlsplit(endpoint.base_url))
     if host == server_root(endpoint.base_url):
         return None
@@ -228,7 +230,8 @@ def _read(kind: str, found: Examined, replies: dict[str, Reply]) -> None:
         found.listed = found.listed or (listing and bool(load.models))
     found.load = msgspec.structs.replace(found.load, ready=min(ready, default=None))
     found.seems = _seems(replies, loads)
-    found.refusal = None if found.listed or not known.lists_models else _refusal(replies.get(API_MODELS) or replies.get(MODELS))
+    lists = known.lists_models or known.chat
+    found.refusal = None if found.listed or not lists else _refusal(replies.get(API_MODELS) or replies.get(MODELS))
     if replies and all(_is_page(reply) for reply in replies.values()):
         found.refusal = _PAGE
     moved = next((reply for reply in replies.values() if 300 <= reply.status < 400), None)
@@ -241,7 +244,7 @@ _EMPTY = "an empty list"
 
 
 def _refusal(reply: Reply | None) -> str | None:
-    """What a server answered instead of a list of models; None if that says nothing about it."""
+    """What a server answered instead of a list of models; None if the answer does not tell whether it has such a list."""
     if reply is None or 300 <= reply.status < 400 or reply.status in (401, 403, *PASSING):
         return None
     if not 200 <= reply.status < 300:
@@ -260,7 +263,7 @@ def _is_page(reply: Reply) -> bool:
 
 
 def _seems(replies: Mapping[str, Reply], loads: Mapping[str, Load]) -> str | None:
-    """The kind of server, by content that is unique to it. A status alone proves nothing: some servers return 200 for any path."""
+    """The kind of server, found by content that only this kind returns. A status is not enough: some servers return 200 for any path."""
     metrics = b"\n" + replies["/metrics"].body if "/metrics" in replies else b""
     owners = b"".join(replies[path].body for path in (API_MODELS, MODELS) if path in replies).replace(b" ", b"")
     ready, empty = replies.get(_NIM_READY), Load()
@@ -273,8 +276,8 @@ def _seems(replies: Mapping[str, Reply], loads: Mapping[str, Load]) -> str | Non
     return next((kind for kind, shown in signs.items() if shown), None)
 
 
-async def call(endpoint: Endpoint, model: str, seconds: float) -> str | None:
-    """Send one small model request; None on success, else the reason of the failure, without secrets."""
+async def call(endpoint: Endpoint, model: str, seconds: float) -> QRewardError | None:
+    """Send one small model request; None on success, else its error, without secrets."""
     if endpoint.reward is not None or not kind_of(endpoint.kind).chat:
         request = WireRequest(SCORE, model, [SCORE.item(("Say yes.", "yes"))], {}, None)
     else:
@@ -283,11 +286,11 @@ async def call(endpoint: Endpoint, model: str, seconds: float) -> str | None:
     try:
         async with asyncio.timeout(seconds):
             outcome = await backend.send(endpoint, request)
-        return str(outcome.error) if isinstance(outcome, Failure) else None
+        return outcome.error if isinstance(outcome, Failure) else None
     except TimeoutError:
-        return f"endpoint {endpoint.name!r}, model {model!r}: no answer within {seconds:g} s; give it more with --timeout"
+        return RequestTimeout(f"endpoint {endpoint.name!r}, model {model!r}: no answer within {seconds:g} s; give it more with --timeout")
     except QRewardError as error:
-        return str(error)
+        return error
     finally:
         await backend.aclose()
 
@@ -299,84 +302,133 @@ def patterns_of(endpoint: Endpoint, config: ClientConfig) -> list[str]:
 
 
 def model_to_call(endpoint: Endpoint, config: ClientConfig, served: Iterable[str]) -> str | None:
-    """A model name for which the endpoint is used; None if none is known."""
+    """The name of a model that calls may send to the endpoint; None if no name is known."""
     patterns = patterns_of(endpoint, config)
     known = [*(pattern for pattern in patterns if not is_glob(pattern)), *endpoint.model_names, *_called(endpoint.model_names, served)]
     named = next((name for name in known if any(matches(pattern, name) for pattern in patterns)), None)
     return named if named is not None or kind_of(endpoint.kind).lists_models else ANY_NAME
 
 
-def auth_of(endpoint: Endpoint, found: Examined) -> str:
+class Called(msgspec.Struct, frozen=True):
+    """The outcome of the request of ``--call``. If none was sent, ``answered`` is False and ``error`` is None.
+
+    Attributes:
+        answered: whether it succeeded.
+        error: its error if it failed.
+    """
+
+    answered: bool = False
+    error: QRewardError | None = None
+
+    @property
+    def status(self) -> int | None:
+        """The HTTP status of the response if the request failed; None if there was no response."""
+        return self.error.status_code if isinstance(self.error, RequestError) else None
+
+
+NOT_CALLED = Called()
+
+
+def auth_of(endpoint: Endpoint, found: Examined, called: Called = NOT_CALLED) -> str:
+    """Whether the server takes the key. A model request decides: some keys may call models, but not list them."""
     has_key = endpoint.api_key is not None or bool(endpoint.headers)
     seen = [found.statuses[path] for path in GUARDED if path in found.statuses]
-    if refused := next((status for status in seen if status in (401, 403)), None):
-        return f"refused ({refused})" if has_key else f"wanted ({refused})"
-    if any(200 <= status < 300 for status in seen):
+    refused = None if called.answered else next((status for status in (called.status, *seen) if status in (401, 403)), None)
+    if refused is not None:
+        return f"refused ({refused})" if has_key else f"required ({refused})"
+    if called.answered or any(200 <= status < 300 for status in seen):
         return "accepted" if has_key else "not needed"
     return "?"
 
 
-def problems(
-    endpoint: Endpoint, config: ClientConfig, found: Examined, failed: str | None = None, *, answered: bool = False
-) -> Iterator[str]:
-    """The problems, most important first. ``failed`` is why the request of ``--call`` failed; ``answered`` says that it succeeded."""
+def state_of(endpoint: Endpoint, found: Examined, called: Called = NOT_CALLED) -> str:
+    """The state in a few words. It is ``ready`` only if the server says so and refused no request."""
+    if not found.reachable or found.load.ready is False:
+        return "not ready" if found.reachable else "unreachable"
+    auth = auth_of(endpoint, found, called)
+    if auth.startswith(("refused", "required")):
+        return f"key {auth}"
+    if called.error is not None:
+        return "call failed" + (f" ({called.status})" if called.status else "")
+    if called.answered:
+        return "ready, answered"
+    return _refused_path(endpoint, found) or ("ready" if found.load.ready else "reachable")
+
+
+def _refused_path(endpoint: Endpoint, found: Examined) -> str | None:
+    statuses = found.statuses.values()
+    if _of_path(endpoint, found, "") is not None:
+        return "wrong path (404)" if 404 in statuses else f"no API ({found.refusal})"
+    return "redirects" if any(300 <= status < 400 for status in statuses) else None
+
+
+def problems(endpoint: Endpoint, config: ClientConfig, found: Examined, called: Called = NOT_CALLED, *, form: str = "") -> Iterator[str]:
+    """The problems, most important first. ``form`` is that of the user's settings; see :func:`qreward.cli.config_files.form_of`."""
     if found.failure is not None:
         yield found.failure
         return
-    yield from _of_answers(endpoint, found, answered=answered)
-    auth = auth_of(endpoint, found)
+    yield from _of_answers(endpoint, found, called, form)
+    auth = auth_of(endpoint, found, called)
     if auth.startswith("refused"):
-        yield f"it rejects the key ({auth[9:-1]}); check api_key, or headers if it is sent there"
-    if auth.startswith("wanted"):
-        yield f"it requires a key ({auth[8:-1]}); set api_key, such as api_key: ${{JUDGE_KEY}}"
+        place = "api_key, or headers if it is sent there" if form else "OPENAI_API_KEY"
+        yield f"it refuses the key that was sent ({auth[9:-1]}); check {place}"
+    if auth.startswith("required"):
+        how = f"api_key, such as {written('api_key', f'${{{KEY_EXAMPLE}}}', form)}" if form else "OPENAI_API_KEY"
+        yield f"it requires a key, and none was sent ({auth[10:-1]}); set {how}"
     if found.seems not in (None, endpoint.kind) and endpoint.kind in DISTINCT_KINDS:
-        yield f"it seems to be a server of kind {found.seems!r}, not {endpoint.kind!r}; set kind: {found.seems}"
+        yield f"it seems to be a server of kind {found.seems!r}, not {endpoint.kind!r}; set {written('kind', found.seems, form)}"
     yield from _of_models(endpoint, config, found)
     if (days := found.days) is not None and days < 0:
-        yield f"its certificate has expired {-days:.0f} days ago; renew it"
-    if failed is not None:
-        yield f"a call failed: {failed}"
+        yield f"its certificate expired {-days:.0f} days ago; renew it"
+    if called.error is not None:
+        yield f"a call failed: {called.error}"
 
 
-def notes(endpoint: Endpoint, config: ClientConfig, found: Examined, *, answered: bool = False) -> Iterator[str]:
-    """What does not make calls fail. ``answered`` says that the request of ``--call`` succeeded."""
+def notes(endpoint: Endpoint, config: ClientConfig, found: Examined, called: Called = NOT_CALLED, *, form: str = "") -> Iterator[str]:
+    """The notes: findings that do not make calls fail."""
     if endpoint.kind == "openai" and found.seems is not None:
-        yield f"it seems to be a server of kind {found.seems!r}; with kind: {found.seems} it can be asked for scores and for its load"
+        kind = written("kind", found.seems, form)
+        yield f"it seems to be a server of kind {found.seems!r}; with {kind} it can be asked for scores and for its load"
     unlisted = found.reachable and not found.listed and kind_of(endpoint.kind).lists_models
-    if unlisted and (answered or found.refusal is None) and auth_of(endpoint, found) in ("accepted", "not needed", "?"):
-        yield "it does not list its models, so that their names could not be checked; see what a call says with --call"
+    if unlisted and (called.answered or found.refusal is None) and auth_of(endpoint, found, called) in ("accepted", "not needed", "?"):
+        yield "it does not list its models, so their names could not be checked; check them with --call"
     if found.clock_ahead is not None and abs(found.clock_ahead) > CLOCK_WARNING:
         how = "ahead of" if found.clock_ahead > 0 else "behind"
         yield f"this machine's clock is {abs(found.clock_ahead):.0f} s {how} the server's; set the clock, or certificates may be refused"
     if endpoint.probe is not None and not kind_of(endpoint.kind).probe:
-        yield f"probe has no effect: a server of kind {endpoint.kind!r} has nothing to ask for"
+        yield f"probe has no effect: a server of kind {endpoint.kind!r} has no status route"
     if endpoint.base_url.startswith("https") and endpoint.verify is False:
-        yield "its certificate is not verified; give verify the path of its CA bundle instead of false"
+        yield "its certificate is not verified; set verify to the path of its CA bundle instead of false"
     if (days := found.days) is not None and 0 <= days < EXPIRY_WARNING:
-        yield f"its certificate ends in {days:.0f} days; renew it"
+        yield f"its certificate expires in {days:.0f} days; renew it"
     yield from (text for name, text in without_effect(config) if name == endpoint.name)
 
 
-def _of_answers(endpoint: Endpoint, found: Examined, *, answered: bool) -> Iterator[str]:
+def _of_answers(endpoint: Endpoint, found: Examined, called: Called, form: str) -> Iterator[str]:
     if found.load.ready is False:
         yield "it answers that it is not ready; wait until it has loaded its model, or look into its log"
     if moved := next((path for path, status in found.statuses.items() if 300 <= status < 400), None):
         path = "/models" if moved == API_MODELS else moved
         to = f" to {found.moved_to}" if found.moved_to else ""
         yield f"it redirects{to} ({found.statuses[moved]} for {path}); redirects are not followed; set base_url to the final one"
-    if not answered and (text := _of_path(endpoint, found)):
+    if not called.answered and (text := _of_path(endpoint, found, form)):
         yield text
 
 
-def _of_path(endpoint: Endpoint, found: Examined) -> str | None:
+def _of_path(endpoint: Endpoint, found: Examined, form: str) -> str | None:
     """Why ``base_url`` seems not to be the root of an API that the endpoint can use, and what to change."""
-    base_url, refusal = endpoint.base_url, found.refusal
+    base_url, refusal, kind = endpoint.base_url, found.refusal, kind_of(endpoint.kind)
     if found.statuses.get(API_MODELS) == 404 and found.statuses.get(MODELS) in (200, 401, 403) and endpoint.reward is None:
-        return f"its API is one level below base_url; set base_url: {base_url}/v1"
+        return f"its API is one level below base_url; set {written('base_url', f'{base_url}/v1', form)}"
     if found.elsewhere is not None:
-        return f"it answers 404 to every request, but it has an API at another path; set base_url: {found.elsewhere}"
-    if set(found.statuses.values()) <= {404} and kind_of(endpoint.kind).probe:
+        return f"it answers 404 to every request, but it has an API at another path; set {written('base_url', found.elsewhere, form)}"
+    if set(found.statuses.values()) <= {404} and kind.probe:
         return f"it answers 404 to every request; check the host, the port and the path of base_url{_UNLISTED if found.refusal else ''}"
+    if not kind.chat and kind.info is not None and found.statuses.get(kind.info) == 404:
+        return (
+            f"it answers 404 to GET {server_root(base_url)}{kind.info}, which servers of kind {kind.name!r} have; "
+            "check kind and base_url, or check with --call whether it answers a request"
+        )
     return None if refusal is None or found.load.ready is False else _of_refusal(refusal, base_url)
 
 

@@ -1,7 +1,7 @@
-"""``qreward doctor``: prints what a report of a fault needs: versions, extras, where the settings come from, the state of each endpoint.
+"""``qreward doctor``: prints what a bug report needs: versions, extras, where the settings come from, and the state of each endpoint.
 
-Endpoints are examined as by ``qreward check``. Values of environment variables, keys, headers and proxies are never shown: a variable is
-set or not set.
+Endpoints are examined as by ``qreward check``. Values of environment variables, keys, headers and proxies are never shown, only
+whether a variable is set.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ from pathlib import Path
 from typing import Any
 
 from qreward.cli import check
+from qreward.cli.arguments import add_timeout
 from qreward.errors import ConfigError
 from qreward.integrations.trainers.settings import VARIABLE
 from qreward.settings.base import variables_in
-from qreward.settings.client import ClientConfig, config_from_env
+from qreward.settings.client import ClientConfig, usual_file
 from qreward.transport.connection_settings import configured_proxy
 from qreward.transport.redaction import Secrets
 
 SETTINGS = ("QREWARD_CONFIG", VARIABLE, "OPENAI_BASE_URL", "OPENAI_API_BASE", "OPENAI_API_KEY")
-"""Variables that name settings. Others that begin with ``QREWARD_`` are listed if they are set."""
+"""Variables that name settings. They are always listed; other variables that begin with ``QREWARD_`` are listed if they are set."""
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
 NOT_FOR_USERS = frozenset({"dev", "docs"})
-"""Extras for those who change the package."""
+"""Extras for developers of this package."""
 SPARE_FILES = 64
 """Open files that a process needs beside its connections."""
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)[^;]*(?:;.*extra\s*==\s*[\"']([^\"']+)[\"'])?")
@@ -38,16 +39,12 @@ _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)[^;]*(?:;.*extra\s*==\s*[\"']([^\"'
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", metavar="FILE", help=f"configuration file (default: {check.FROM_ENVIRONMENT})")
-    parser.add_argument(
-        "--timeout", type=float, default=5.0, metavar="SECONDS", help="limit for each endpoint in seconds (default: %(default)g)"
-    )
+    add_timeout(parser, 5.0, of="endpoint")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the report; 0, or 1 if the settings are wrong or an endpoint cannot serve as configured. Raises ``ConfigError``."""
-    if not 0 < args.timeout < float("inf"):
-        raise ConfigError(f"--timeout must be more than 0 seconds, not {args.timeout:g}")
+    """Print the report. Returns 1 if the settings are wrong or an endpoint cannot serve as configured, else 0."""
     found = examined(args.config, args.timeout)
     print(json.dumps(found, indent=2) if args.json else "\n".join(_report(found)))
     return 1 if found["problems"] or any(each["problems"] for each in found["endpoints"]) else 0
@@ -56,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
 def examined(file: str | None, seconds: float) -> dict[str, Any]:
     """The report, as ``--json`` prints it; ``problems`` are those that belong to no endpoint. Durations are in seconds."""
     settings, config = _settings(file)
-    endpoints = [] if config is None else asyncio.run(check.check_all(config, seconds, calls=False))
+    endpoints = [] if config is None else asyncio.run(check.check_all(config, seconds, calls=False, form=check.used_form(file)))
     files = open_files()
     return {
         "versions": {"qreward": metadata.version("qreward"), "python": platform.python_version(), **_packages(None)},
@@ -81,7 +78,7 @@ def _extras() -> list[str]:
 
 
 def _packages(extra: str | None) -> dict[str, str | None]:
-    """The packages that an extra needs, or qreward itself, with their versions; None for one that is not installed."""
+    """The packages that an extra needs (or qreward itself, for None) -> their versions; None for a package that is not installed."""
     found = [match.groups() for line in metadata.requires("qreward") or () if (match := _REQUIREMENT.match(line))]
     return {name: _version(name) for name, needed_by in found if needed_by == extra}
 
@@ -94,7 +91,7 @@ def _version(package: str) -> str | None:
 
 
 def _settings(file: str | None) -> tuple[dict[str, Any], ClientConfig | None]:
-    """Where the settings come from, what is wrong with them, and which variables they take their values from."""
+    """Where the settings come from, what is wrong with them, and which environment variables they read."""
     named = file or os.environ.get("QREWARD_CONFIG")
     variable = next((name for name in SETTINGS[2:] if os.environ.get(name)), None)
     found: dict[str, Any] = {
@@ -104,7 +101,7 @@ def _settings(file: str | None) -> tuple[dict[str, Any], ClientConfig | None]:
         "error": None,
     }
     try:
-        config = check.configuration(named) if named else config_from_env() if variable else None
+        config = check.configuration(file) if named or variable else None
     except ConfigError as error:
         return found | {"error": str(error)}, None
     return found, config
@@ -120,7 +117,7 @@ def _variables(file: Path) -> dict[str, bool]:
 
 
 def open_files() -> dict[str, int] | None:
-    """The number of files and connections that the process may have open, and to which it may be raised; None where there is no limit."""
+    """The limit of open files and connections of the process, and the highest limit it may set; None if there is no limit."""
     try:
         import resource  # noqa: PLC0415 - not on Windows
     except ImportError:
@@ -130,11 +127,11 @@ def open_files() -> dict[str, int] | None:
 
 
 def _few_files(config: ClientConfig | None, files: Mapping[str, int] | None) -> Iterator[str]:
-    """One connection is open for each request in flight."""
+    """Yield a problem if the process may open fewer connections than the settings allow requests in flight: each request needs one."""
     at_once = 0 if config is None else sum(each.limits.max_concurrency or 0 for each in config.endpoints)
     if files is not None and at_once + SPARE_FILES > files["limit"]:
         yield (
-            f"the settings allow {at_once} requests at one time, but a process may have {files['limit']} files open; "
+            f"the settings allow {at_once} concurrent requests, but the process may open only {files['limit']} files; "
             f"raise the limit with `ulimit -n {at_once + SPARE_FILES}`, or lower max_concurrency"
         )
 
@@ -169,6 +166,8 @@ def _extra(name: str, packages: Mapping[str, str | None]) -> str:
 
 def _source(settings: Mapping[str, Any], endpoints: int) -> list[str]:
     if settings["source"] is None:
+        if (usual := usual_file()) is not None:
+            return [f"none in use; {usual} is in the working directory; use it with --config {usual}, or set QREWARD_CONFIG={usual}"]
         return ["none found; `qreward init` writes a file; name it with --config or in QREWARD_CONFIG"]
     place = f"{settings['file']}, from {settings['source']}" if settings["file"] else f"one endpoint, from {settings['source']}"
     state = "cannot be used" if settings["error"] else f"{endpoints} endpoint{'' if endpoints == 1 else 's'}"

@@ -1,7 +1,8 @@
 """``qreward init [PATH]``: writes a commented configuration file, from options or by asking on a terminal.
 
-A key is never written: the file names the environment variable that holds it. A file that exists is kept, unless ``--force`` is given.
-With the name of a judge model it also writes the settings of a judge, for ``qreward run --judge`` and for trainers.
+A key is never written: the file names the environment variable that holds it. Existing files are not replaced, unless ``--force`` is given.
+With the name of a judge model it also writes the settings of a judge, for ``qreward run --judge`` and for trainers. A judge can be added
+to an existing configuration file: its settings go into a second file, which names the first.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib.util
+import json
 import os
 import re
 import sys
@@ -17,15 +19,18 @@ from pathlib import Path
 from typing import Any
 
 from qreward.cli import check
-from qreward.cli.config_files import Document, client_document, judge_document
+from qreward.cli.config_files import Document, client_document, form_of, judge_document
 from qreward.documentation import page
 from qreward.errors import ConfigError
 from qreward.integrations.trainers.settings import VARIABLE
 from qreward.scheduler.routing import is_glob, matches
-from qreward.settings.client import ClientConfig, read_config
+from qreward.settings.base import variables_in
+from qreward.settings.client import USUAL_FILES, ClientConfig, read_config, usual_file
+from qreward.settings.files import read_settings
 from qreward.settings.policies import SERVER_KINDS
 
-ENDINGS = (".yaml", ".yml", ".toml", ".json")
+DEFAULT = USUAL_FILES[0]
+ENDINGS = (".toml", ".yaml", ".yml", ".json")
 TRAINERS = {
     "areal": 'workflow="qreward.integrations.areal.workflow.QRewardRLVRWorkflow"',
     "openrlhf": '--train.agent_func_path "$(python -m qreward.integrations.openrlhf agent)"',
@@ -34,14 +39,14 @@ TRAINERS = {
     "trl": 'reward_funcs=reward("reward.yaml")',
     "verl": "reward.custom_reward_function.path=pkg://qreward.integrations.verl",
 }
-"""Trainer -> the line of its configuration to change, as its page has it."""
+"""Trainer -> the line of its configuration to change, as on its page of the documentation."""
 PATIENCE = 5.0
-"""Seconds for which a server is looked at while the settings are asked for."""
+"""Timeout in seconds for the check of a server between two questions."""
 MOST_NAMED = 8
-"""A server with more models is proposed as ``*``."""
+"""If a server has more models, ``*`` is proposed instead of their names."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _UNSET_VARIABLE = re.compile(r"[A-Z][A-Z0-9]{0,15}(_[A-Z0-9]{1,16})*")
-"""How a variable that is not set must be called: a key that was typed instead of a name looks different."""
+"""The form of the name of a variable that is not set. It rejects keys that are typed instead of a name."""
 
 
 class _NewEndpoint(argparse.Action):
@@ -68,48 +73,51 @@ class _OfEndpoint(argparse.Action):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    default = "qreward.yaml, or qreward.toml if PyYAML is not installed"
-    add("path", nargs="?", type=Path, metavar="PATH", help=f"file to write: .yaml, .toml, or .json without comments (default: {default})")
+    add("path", nargs="?", type=Path, metavar="PATH", help=f"file to write: .toml, .yaml, or .json without comments (default: {DEFAULT})")
     add(
         "--endpoint", action=_NewEndpoint, dest="endpoints", default=[], metavar="URL",
-        help="root of the API of a server, such as http://gpu-0:8000/v1; once for each server; without any it asks for them",
+        help="root of the API of a server, such as http://gpu-0:8000/v1; repeat it for each server (default: ask for them)",
     )  # fmt: skip
     of = parser.add_argument_group("options of an endpoint", "Each belongs to the --endpoint before it.")
     for option, dest, metavar, kind, words in (
         ("--name", "name", "NAME", str, "its name in results and errors (default: host and port)"),
         ("--kind", "kind", "KIND", str, f"kind of its server: {', '.join(SERVER_KINDS)} (default: openai)"),
         ("--model", "models", "GLOB", str, "pattern of the models that it serves, such as 'judge-*'; may be repeated (default: any model)"),
-        ("--key-variable", "api_key", "NAME", str, "environment variable that holds its API key; the key itself is never written"),
-        ("--max-concurrency", "max_concurrency", "N", int, "most requests at one time (default: found out while it runs)"),
-        ("--rpm", "rpm", "N", int, "most requests a minute (default: no limit)"),
-        ("--tpm", "tpm", "N", int, "most tokens a minute (default: no limit)"),
+        ("--key-variable", "api_key", "NAME", str, "environment variable with its API key; the key itself is never written"),
+        ("--max-concurrency", "max_concurrency", "N", int, "maximum number of concurrent requests (default: measured by the client)"),
+        ("--rpm", "rpm", "N", int, "maximum number of requests per minute (default: no limit)"),
+        ("--tpm", "tpm", "N", int, "maximum number of tokens per minute (default: no limit)"),
     ):
         of.add_argument(option, action=_OfEndpoint, dest=dest, default=argparse.SUPPRESS, metavar=metavar, type=kind, help=words)
-    add("--timeout", type=float, metavar="SECONDS", help="limit of one call in seconds, time in the queue included (default: 600)")
+    add("--timeout", type=float, metavar="SECONDS", help="timeout of one call in seconds, including time in the queue (default: 600)")
     add(
         "--judge",
         metavar="MODEL",
-        help="also write judge.yaml, the settings of a judge with this model, for qreward run --judge (default: no such file)",
+        help="also write judge.toml, the settings of a judge with this model, for qreward run --judge; without --endpoint it uses the "
+        "endpoints of PATH, which is kept (default: no such file)",
     )
-    add("--trainer", choices=sorted(TRAINERS), help="call that file reward.yaml, and say how the trainer uses it; needs --judge")
-    add("--yes", action="store_true", help="ask nothing, as without a terminal")
+    add("--trainer", choices=sorted(TRAINERS), help="name that file reward.toml, and print how the trainer uses it; needs --judge")
+    add("--yes", action="store_true", help="ask no questions")
     add("--force", action="store_true", help="replace files that exist")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the files; 0 if they are written. Raises ``ConfigError`` if a file exists or a setting is wrong; then nothing is written."""
-    path = args.path or Path("qreward.yaml" if importlib.util.find_spec("yaml") else "qreward.toml")
-    second = path.with_name(f"{'reward' if args.trainer else 'judge'}{path.suffix}")
+    """Write the files. Returns 0. Raises ``ConfigError`` if a file exists or a setting is wrong; then nothing is written."""
+    path = args.path or Path(DEFAULT)
+    present = args.path or Path(usual_file() or DEFAULT)
+    if args.judge and not args.endpoints and present.is_file():
+        return _add_judge(args, present)
+    second = _judge_path(path, args.trainer)
     _check_path(path, replace=args.force)
     may_ask = sys.stdin is not None and sys.stdin.isatty() and not args.yes
-    endpoints, judge = _described(args, may_ask)
+    endpoints, judge = _described(args, may_ask, form_of(path))
     if judge is not None:
         _check_path(second, replace=args.force)
     command = f"qreward check {path}"
     documents = {path: client_document(endpoints, command, args.timeout)}
     config = _validated(documents[path])
     if judge is not None:
-        _check_judge(judge, config)
+        _check_judge(judge, [pattern for endpoint in config.endpoints for pattern in endpoint.models])
         documents[second] = judge_document(judge, path.name, _about(args.trainer, second.name))
     for file, document in documents.items():
         _write(file, document.render(path.suffix.lower()), replace=args.force)
@@ -122,7 +130,34 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _described(args: argparse.Namespace, may_ask: bool) -> tuple[list[dict[str, Any]], str | None]:
+def _add_judge(args: argparse.Namespace, path: Path) -> int:
+    """Write the settings of a judge next to an existing configuration file, which is not changed. Returns 0. Raises ``ConfigError``."""
+    second = _judge_path(path, args.trainer)
+    _check_path(second, replace=args.force)
+    content, place = read_settings(path, empty=_ENDPOINTS, expand=False)
+    endpoints = content.get("endpoints")
+    if not isinstance(endpoints, list) or not all(isinstance(each, dict) for each in endpoints):
+        raise ConfigError(f"{place}: is not a configuration file of a client; {_ENDPOINTS}")
+    routes = content.get("routes", ())  # pattern -> route, or a list
+    patterns = [pattern for each in endpoints for pattern in each.get("models", ["*"])]
+    patterns += [str(each["pattern"] if isinstance(each, dict) else each) for each in routes]
+    _check_judge(args.judge, patterns, place=f" in {path}")
+    document = judge_document(args.judge, path.name, _about(args.trainer, second.name))
+    _write(second, document.render(path.suffix.lower()), replace=args.force)
+    print(f"kept     {path}\nwritten  {second}")
+    unset = [name for name in variables_in(json.dumps(endpoints)) if not os.environ.get(name)]
+    print("\n".join(["", "Next:", *_next(f"qreward check {path}", second, args.trainer, unset)]))
+    return 0
+
+
+_ENDPOINTS = "it must hold a list 'endpoints'"
+
+
+def _judge_path(path: Path, trainer: str | None) -> Path:
+    return path.with_name(f"{'reward' if trainer else 'judge'}{path.suffix}")
+
+
+def _described(args: argparse.Namespace, may_ask: bool, form: str) -> tuple[list[dict[str, Any]], str | None]:
     """The endpoints and the judge model, from the options or by asking. ``api_key`` becomes ``${NAME}``."""
     if args.trainer and not (args.judge or (may_ask and not args.endpoints)):
         raise ConfigError("--trainer needs --judge MODEL, the model that judges")
@@ -132,8 +167,8 @@ def _described(args: argparse.Namespace, may_ask: bool) -> tuple[list[dict[str, 
                 endpoint["api_key"] = _reference(endpoint["api_key"])
         return args.endpoints, args.judge
     if not may_ask:
-        raise ConfigError("there is no terminal to ask on; name the servers with --endpoint, such as --endpoint http://gpu-0:8000/v1")
-    return _Questions().ask_all(args.judge, needs_judge=args.trainer is not None)
+        raise ConfigError("questions need a terminal; name the servers with --endpoint, such as --endpoint http://gpu-0:8000/v1")
+    return _Questions(form).ask_all(args.judge, needs_judge=args.trainer is not None)
 
 
 def _check_path(path: Path, *, replace: bool) -> None:
@@ -143,13 +178,16 @@ def _check_path(path: Path, *, replace: bool) -> None:
     if ending in (".yaml", ".yml") and not importlib.util.find_spec("yaml"):
         raise ConfigError(f"{path}: PyYAML is needed to read YAML; pip install 'qreward[yaml]', or name a .toml file")
     if path.is_dir() or (path.exists() and not replace):
-        raise ConfigError(f"{path} exists; name another file, or replace it with --force")
+        raise ConfigError(f"{path} exists; name another file, or replace it with --force{_KEEP}")
     if not path.parent.is_dir():
         raise ConfigError(f"{path}: there is no folder {str(path.parent)!r}; make it, or name another file")
 
 
+_KEEP = "; to add a judge to a configuration file, leave out --endpoint and name the model with --judge"
+
+
 def _reference(name: str) -> str:
-    """``${NAME}`` for the name of a variable. Raises ``ConfigError``, without the text, for what may be a key."""
+    """Return ``${NAME}`` for the name of a variable. A text that may be a key raises a ``ConfigError`` that does not show the text."""
     bare = name.removeprefix("${").removesuffix("}").removeprefix("$")
     is_name = _VARIABLE.fullmatch(bare) if os.environ.get(bare) else _UNSET_VARIABLE.fullmatch(bare)
     if not is_name:
@@ -165,7 +203,7 @@ def _variables(endpoints: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _validated(document: Document) -> ClientConfig:
-    """The settings as a client reads them, without the keys, whose variables need not be set yet. Raises ``ConfigError``."""
+    """Return the settings as a client reads them, without ``api_key``: its variables may be set later. Raises ``ConfigError``."""
     content = document.content()
     keyless = [{name: value for name, value in each.items() if name != "api_key"} for each in content["endpoints"]]
     try:
@@ -174,12 +212,12 @@ def _validated(document: Document) -> ClientConfig:
         raise ConfigError(str(error).replace("configuration: ", "")) from None
 
 
-def _check_judge(model: str, config: ClientConfig) -> None:
-    patterns = [pattern for endpoint in config.endpoints for pattern in endpoint.models]
+def _check_judge(model: str, patterns: Sequence[str], place: str = "") -> None:
     if is_glob(model):
         raise ConfigError(f"--judge must be the name of one model, not the pattern {model!r}")
     if not any(matches(pattern, model) for pattern in patterns):
-        raise ConfigError(f"--judge: no endpoint serves {model!r}; they serve {', '.join(map(repr, patterns))}; add it with --model")
+        remedy = f"add it to models{place}" if place else "add it with --model"
+        raise ConfigError(f"--judge: no endpoint{place} serves {model!r}; they serve {', '.join(map(repr, patterns))}; {remedy}")
 
 
 def _about(trainer: str | None, file: str) -> tuple[str, ...]:
@@ -198,7 +236,7 @@ def _write(path: Path, text: str, *, replace: bool) -> None:
 
 def _next(command: str, judge: Path | None, trainer: str | None, unset: Sequence[str]) -> Iterator[str]:
     for name in unset:
-        yield f"  export {name}=...    # not set yet; the file takes the key from it"
+        yield f"  export {name}=...    # not set yet; the API key is read from it"
     yield f"  {command}"
     if judge is not None and trainer is None:
         yield f"  qreward run items.jsonl --judge {judge} --output results.jsonl"
@@ -236,19 +274,20 @@ def _limit(answer: str) -> int | None:
 
 
 def _one_of(base_url: str) -> dict[str, Any]:
-    """An endpoint with this URL, if it is one."""
+    """Return an endpoint with this URL. Raises ``ConfigError`` if it is not a URL."""
     _validated(client_document([{"base_url": base_url}], ""))
     return {"base_url": base_url}
 
 
 class _Questions:
-    """Asks for endpoints and a judge, and looks at each server to propose answers."""
+    """Asks for endpoints and a judge. Checks each server to propose answers."""
 
-    def __init__(self) -> None:
+    def __init__(self, form: str) -> None:
+        self._form = form
         self._models: list[str] = []
 
     def ask_all(self, judge: str | None, *, needs_judge: bool) -> tuple[list[dict[str, Any]], str | None]:
-        print("Enter takes the answer in brackets. Nothing is written before the last question; Ctrl-C stops.\n")
+        print("Press Enter to accept the answer in brackets. Files are written after the last question. Ctrl-C stops before that.\n")
         url = os.environ.get("OPENAI_BASE_URL") or os.environ.get("OPENAI_API_BASE") or ""
         first = "Base URL of a server, such as http://gpu-0:8000/v1"
         endpoints = [self._endpoint(_ask(first, url, _one_of))]
@@ -256,39 +295,39 @@ class _Questions:
             endpoints.append(self._endpoint(more))
         if judge is None:
             proposed = self._models[0] if needs_judge and self._models else ""
-            judge = _ask("\nModel that judges, for a file with a judge, or Enter for no such file", proposed) or None
+            judge = _ask("\nModel of a judge, to write a file with its settings, or Enter for no judge", proposed) or None
         if judge is None and needs_judge:
             raise ConfigError("--trainer needs a model that judges")
         return endpoints, judge
 
     def _endpoint(self, endpoint: dict[str, Any]) -> dict[str, Any]:
-        seen = _look(endpoint)
-        while len(seen["problems"]) > seen["auth"].startswith("wanted"):  # what a missing key cannot explain
+        seen = _look(endpoint, self._form)
+        while len(seen["problems"]) > seen["auth"].startswith("required"):  # what a missing key cannot explain
             other = _ask("Another base URL, or Enter to keep it", "", lambda url: _one_of(url) if url else None)
             if other is None:
                 break
-            endpoint, seen = other, _look(other)
+            endpoint, seen = other, _look(other, self._form)
         if seen["auth"] != "not needed":
             named = "OPENAI_API_KEY" if os.environ.get("OPENAI_API_KEY") and seen["auth"] != "?" else ""
-            key = _ask("Environment variable that holds its key, or Enter if it needs none", named, lambda name: name and _reference(name))
+            key = _ask("Environment variable with its API key, or Enter if it needs none", named, lambda name: name and _reference(name))
             if key:
                 endpoint["api_key"] = key
-                seen = _look(endpoint) if os.environ.get(key[2:-1]) else seen
+                seen = _look(endpoint, self._form) if os.environ.get(key[2:-1]) else seen
         if seen["seems"] in SERVER_KINDS:
             endpoint["kind"] = seen["seems"]
         models = seen["models"] if len(seen["models"]) <= MOST_NAMED else []
         self._models += models
-        patterns = _ask("Models that it serves, with blanks between; * is any", " ".join(models) or "*").split()
+        patterns = _ask("Models that it serves, separated by spaces; * is any model", " ".join(models) or "*").split()
         if patterns != ["*"]:
             endpoint["models"] = patterns
-        limit = _ask("Most requests at one time, or Enter to find out while it runs", "", _limit)
+        limit = _ask("Maximum number of concurrent requests, or Enter to let the client measure it", "", _limit)
         return endpoint | ({"limits": {"max_concurrency": limit}} if limit else {})
 
 
-def _look(endpoint: dict[str, Any]) -> dict[str, Any]:
-    """What ``qreward check`` finds at the server, after a line about it."""
+def _look(endpoint: dict[str, Any], form: str) -> dict[str, Any]:
+    """Print what ``qreward check`` finds at the server, and return it. ``form`` is that of the file to write."""
     config, _ = read_config({"endpoints": [endpoint]})
-    (seen,) = asyncio.run(check.check_all(config, PATIENCE, calls=False))
+    (seen,) = asyncio.run(check.check_all(config, PATIENCE, calls=False, form=form))
     if seen["reachable"]:
         kind = f" as a server of kind {seen['seems']}" if seen["seems"] else ""
         models = f" with the models {', '.join(seen['models'][:MOST_NAMED])}" if seen["models"] else ""

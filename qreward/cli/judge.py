@@ -1,6 +1,6 @@
 """``qreward judge calibrate GOLD`` and ``qreward judge report ITEMS``: calibrate a judge with labelled items, and compare judges.
 
-The configuration is the settings file of a trainer (docs/trainers/index.md), so that what is calibrated is what the trainer uses.
+The configuration is the settings file of a trainer (docs/trainers/index.md), so the calibration is that of the trainer's judge.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+from qreward.cli.arguments import add_timeout
 from qreward.client import QRewardClient
 from qreward.errors import ConfigError
 from qreward.integrations.trainers.settings import RewardConfig, check, load_reward_config, name_source_in_errors
@@ -54,16 +55,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--config", required=True, action="append", metavar="FILE", help="file with the settings of client and judge; once for each judge"
     )
     for each in (fitting, comparing):
-        each.add_argument(
-            "--timeout", type=float, default=120.0, metavar="SECONDS", help="limit for each item in seconds (default: %(default)g)"
-        )
+        add_timeout(each, 120.0, of="item")
         each.add_argument("--json", action="store_true", help="print one JSON document instead of text")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the action; 0 if it succeeds. Raises ``ConfigError`` for an invalid file or item, ``RequestError`` if too many items fail."""
-    if not 0 < args.timeout < float("inf"):
-        raise ConfigError(f"--timeout must be more than 0 seconds, not {args.timeout:g}")
+    """Run the action. Returns 0. Raises ``ConfigError`` for an invalid file or item, ``RequestError`` if too many items fail."""
     if args.action == "calibrate":
         _check_output(args.output)
         calibration = asyncio.run(_calibrated(args))
@@ -76,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_output(path: Path) -> None:
-    """Raise ``ConfigError`` before anything is sent if the calibration could not be written at the end."""
+    """Raise ``ConfigError`` if the calibration cannot be written to this path. Called before anything is sent."""
     folder = path.expanduser().parent
     if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
         reason = "it is a directory" if path.is_dir() else f"{str(folder)!r} is no directory that can be written to"
@@ -102,7 +99,7 @@ async def _compared(items: str, configs: Sequence[str], timeout: float) -> Agree
 
 
 def _names(configs: Sequence[str]) -> Sequence[str]:
-    """The names of the files without folder and ending, if these differ; else their paths. Raises ``ConfigError`` for one given twice."""
+    """Return a name for each file: without folder and ending if these differ, else its path. Raises ``ConfigError`` for a repeated file."""
     short = [Path(config).stem for config in configs]
     names = short if len(set(short)) == len(short) else list(configs)
     if len(set(names)) < len(names):

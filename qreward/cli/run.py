@@ -1,4 +1,4 @@
-"""``qreward run INPUT... --output PATH``: sends the requests of files, and writes the results. The same command goes on where it stopped.
+"""``qreward run INPUT... --output PATH``: sends the requests of files, and writes the results. The same command continues where it stopped.
 
 The work is done by ``qreward.bulk``.
 """
@@ -39,26 +39,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("input", nargs="+", metavar="INPUT", help="files, globs in quotes, or - (standard input): .jsonl .csv .tsv .parquet .gz .zst")
     add("--output", required=True, metavar="PATH", help="file for the results (.jsonl or .parquet)")
     add("--config", metavar="FILE", help="configuration file (default: QREWARD_CONFIG, or OPENAI_BASE_URL and OPENAI_API_KEY)")
-    add("--model", metavar="NAME", help="model of lines that name none (default: each line names one)")
+    add("--model", metavar="NAME", help="model of lines that name none (default: each line must name one)")
     add(
         "--set",
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="parameter of lines that do not set it, such as max_tokens=512; may be repeated",
+        help="parameter for lines that do not set it, such as max_tokens=512; may be repeated",
     )
     add("--template", metavar="TEXT", help="prompt of a row, in which {column} is replaced with its value; @FILE reads it from a file")
     add("--system", metavar="TEXT", help="system message of plain lines and rows; @FILE reads it from a file")
     scorer = parser.add_mutually_exclusive_group()
-    scorer.add_argument("--judge", metavar="FILE", help="judge each line as an item, with the settings in this file, as for trainers")
+    scorer.add_argument("--judge", metavar="FILE", help="judge each line as an item, with the judge of this trainer's settings file")
     scorer.add_argument("--score", metavar="MODEL", help="score each line as an item with this reward model")
     _add_limits(parser)
-    add("--retry-failed", action="store_true", help="send lines again that failed in an earlier run")
+    add("--retry-failed", action="store_true", help="send again the lines that failed in an earlier run")
     add(
         "--resume",
         choices=("auto", "force"),
         default="auto",
-        help="whether to go on although the input or the settings have changed: with force only (default: %(default)s)",
+        help="force continues although the input or the settings have changed; auto refuses that (default: %(default)s)",
     )
     add(
         "--provider-batches",
@@ -66,12 +66,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="whether endpoints of kind openai_batch are used (default: %(default)s)",
     )
-    add("--dry-run", action="store_true", help="read everything, send nothing, and print what would be sent")
+    add("--dry-run", action="store_true", help="read the input, send nothing, and print what would be sent")
     add("--progress", choices=PROGRESS, default="bar", help="how the progress is shown on standard error (default: %(default)s)")
 
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:
-    """How long, how much, and which lines."""
+    """Add the options that limit a run, and those that choose its lines."""
     add = parser.add_argument
     add(
         "--timeout",
@@ -83,22 +83,22 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         "--deadline",
         type=float,
         metavar="SECONDS",
-        help="seconds after which nothing more is sent; what is in flight is finished (default: none)",
+        help="seconds after which no more requests are sent; those in flight are finished (default: none)",
     )
     add(
         "--max-cost",
         type=float,
         metavar="DOLLARS",
-        help="most US dollars to spend over all runs on this output; what is in flight counts with its max_tokens (default: no limit)",
+        help="maximum US dollars to spend in all runs with this output; requests in flight count with their max_tokens (default: no limit)",
     )
     add(
         "--max-tokens",
         type=int,
         metavar="TOKENS",
-        help="most tokens to use over all runs on this output, prompts included (default: no limit)",
+        help="maximum number of tokens, prompts included, to use in all runs with this output (default: no limit)",
     )
-    add("--sample", type=int, metavar="N", help="stop after N lines; the next run goes on with the others (default: all lines)")
-    add("--shard", type=_shard, metavar="I/N", help="only the I-th of every N lines, counted from 1, such as 1/4 (default: all lines)")
+    add("--sample", type=int, metavar="N", help="stop after N lines; the next run continues with the others (default: all lines)")
+    add("--shard", type=_shard, metavar="I/N", help="only every N-th line, beginning with line I, such as 1/4 (default: all lines)")
     add(
         "--order",
         choices=("input", "any"),
@@ -108,7 +108,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run; 0 if all lines are done, 1 if some failed, 75 if the same command can go on. Raises ``ConfigError``.
+    """Run. Returns 0 if all lines are done, 1 if some failed, 75 if the same command can continue. Raises ``ConfigError``.
 
     A dry run returns 0, or 2 if there are bad lines.
     """
@@ -132,7 +132,7 @@ def _scorer_settings(args: argparse.Namespace) -> RewardConfig | None:
 
 
 def _scheduling(args: argparse.Namespace, scorer: RewardConfig | None) -> dict[str, Any]:
-    """The settings of lines that the file of a scorer may set too."""
+    """The settings that may also come from the settings file of the scorer."""
     found = {} if scorer is None else {"columns": scorer.columns, "priority": scorer.priority}
     timeout = args.timeout if args.timeout is not None or scorer is None else scorer.deadline
     return found if timeout is None else {**found, "timeout": timeout}
@@ -173,7 +173,7 @@ def _make_scorer(client: QRewardClient, scorer: RewardConfig) -> Scorer:
 
 
 def _progress(kind: str) -> tuple[Any, Callable[[], None]]:
-    """Return the setting ``progress`` of a kind, and what to call at the end."""
+    """Return the value of the setting ``progress`` for a kind, and a function to call at the end."""
     if kind == "json":
         lines = _JsonLines()
         return lines.show, lines.close
@@ -181,7 +181,7 @@ def _progress(kind: str) -> tuple[Any, Callable[[], None]]:
 
 
 class _JsonLines:
-    """Writes the progress to standard error as JSON, a line a second, and one at the end."""
+    """Writes the progress to standard error as one line of JSON per second, and one at the end."""
 
     def __init__(self) -> None:
         self._due = 0.0
@@ -200,13 +200,13 @@ class _JsonLines:
 
 
 def _stop_on_interrupt(run: BulkRun) -> None:
-    """Let the first Ctrl-C finish what is in flight, and the second one stop at once."""
+    """Make the first Ctrl-C finish the requests in flight, and the second one stop at once."""
     loop = asyncio.get_running_loop()
     task = asyncio.current_task()
     assert task is not None
 
     def stop() -> None:
-        print("\nfinishing what is in flight; Ctrl-C again stops now", file=sys.stderr, flush=True)
+        print("\nfinishing the requests in flight; press Ctrl-C again to stop now", file=sys.stderr, flush=True)
         run.stop("it was interrupted")
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, run.stop_now)
@@ -223,7 +223,7 @@ def _shard(text: str) -> tuple[int, int]:
 
 
 def _parameter(text: str) -> tuple[str, Any]:
-    """``name=value``; the value is JSON, or else a text."""
+    """Parse ``name=value``. A value that is not JSON is a text."""
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise ConfigError(f"--set needs NAME=VALUE, such as max_tokens=512, not {text!r}")

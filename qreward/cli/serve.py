@@ -1,7 +1,7 @@
 """``qreward serve MODULE:FUNCTION``: runs a reward server around a scoring function until SIGTERM or Ctrl-C.
 
-The options are the settings of ``ServerConfig``, and its docstring is their help text. A token cannot be passed on the command line,
-where other users of the machine could see it.
+The options are the settings of ``ServerConfig``. Their help texts are taken from its docstring. A token cannot be passed on the command
+line, where other users of the machine could see it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve; 0 if all requests in flight at the end were finished, else 1. Raises ``ConfigError``."""
+    """Serve until a signal. Returns 0 if all requests in flight at that time were finished, else 1. Raises ``ConfigError``."""
     if missing := [name for name in _NEEDS if importlib.util.find_spec(name) is None]:
         raise ConfigError(f"the reward server needs {' and '.join(missing)}: pip install 'qreward[server]'")
     from qreward.server import server as running  # noqa: PLC0415 - an extra

@@ -12,13 +12,37 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf, isfinite
 from operator import ge, gt, le, lt
 from types import NoneType
-from typing import Annotated, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Annotated, Any, Generic, NoReturn, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, SecretStr, ValidationError, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from qreward.errors import ConfigError, Fault
 from qreward.spelling import closest, did_you_mean
+
+if TYPE_CHECKING:
+    Read_co = TypeVar("Read_co", covariant=True)
+    Given_contra = TypeVar("Given_contra", contravariant=True)
+
+    class Accepting(Generic[Read_co, Given_contra]):
+        """The type of a setting that is read as the first type, and may be given as the second, such as ``Accepting[int, int | str]``."""
+
+        def __get__(self, instance: object, owner: object = None) -> Read_co: ...
+        def __set__(self, instance: object, value: Given_contra) -> None: ...
+
+else:
+
+    class Accepting:
+        """For pydantic it is the type that is read; the validators of the setting accept the others."""
+
+        def __class_getitem__(cls, types):
+            return types[0]
+
+
+def default(value: Any) -> Any:
+    """Return the value: the default of a setting of type ``Accepting``, of which type checkers would expect an ``Accepting``."""
+    return value
+
 
 _UNITS = {
     **dict.fromkeys(("ms", "msec", "millisecond", "milliseconds"), 0.001),
@@ -165,7 +189,7 @@ def check_header(name: object, value: object) -> str:
 def expand_variables(value: object) -> object:
     """Replace ``${VAR}`` in a string with the environment variable, and ``${VAR:-default}`` with the default if it is not set or empty.
 
-    Values other than strings are returned unchanged; of a ``SecretStr``, the secret value is expanded.
+    Values other than strings are returned unchanged. The secret value of a ``SecretStr`` is expanded.
 
     Raises:
         ValueError: a variable without a default is not set or empty, or the string is a variable in another notation (``$VAR``), which
@@ -277,7 +301,7 @@ _MESSAGES = {
 
 
 def shown(value: object) -> str:
-    """Return a value as messages show it: a number, with or without a unit, or a short word. Of others, which may be keys, the type."""
+    """Return a value as messages show it: numbers and short words as they are, and only the type of other values, which may be keys."""
     if value is None or isinstance(value, bool | int | float) or (isinstance(value, str) and _HARMLESS.fullmatch(value)):
         return repr(value)
     return _kind_of(value)

@@ -11,13 +11,15 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, TypeAdapter, field_validator, model_validator
 
 from qreward.errors import ConfigError
-from qreward.settings.base import Many, Policy, Seconds, repeated, with_faults, wrong
+from qreward.settings.base import Accepting, Many, Policy, Seconds, repeated, with_faults, wrong
 from qreward.settings.files import SettingsLocation, read_settings
 from qreward.settings.policies import WEIGHTED, Endpoint, Hedge, PrefixAffinity, Retry, Route
 from qreward.spelling import did_you_mean
 
 _log = logging.getLogger("qreward")
 OPENAI_BASE_URL = "https://api.openai.com/v1"
+CONFIG_VARIABLE = "QREWARD_CONFIG"
+"""Environment variable that names the configuration file of clients made without settings."""
 
 
 def _is_body(value: object) -> bool:
@@ -26,7 +28,7 @@ def _is_body(value: object) -> bool:
 
 def _not_none(value: object) -> object:
     if value is None:
-        raise ValueError("must be a mapping of endpoints, strategy and weights")
+        raise ValueError("must be a mapping with endpoints, strategy and weights")
     return value
 
 
@@ -55,7 +57,7 @@ class ClientConfig(Policy):
         600.0
     """
 
-    endpoints: tuple[Endpoint, ...]
+    endpoints: Accepting[tuple[Endpoint, ...], list[Endpoint] | tuple[Endpoint, ...]]
     routes: tuple[Route, ...] = ()
     retry: Retry = Retry()
     hedge: Hedge | None = Hedge()
@@ -75,9 +77,9 @@ class ClientConfig(Policy):
     @classmethod
     def _distinct_names(cls, value: tuple[Endpoint, ...]) -> tuple[Endpoint, ...]:
         if not value:
-            raise ValueError("must hold at least one endpoint")
+            raise ValueError("must contain at least one endpoint")
         if double := repeated(endpoint.name for endpoint in value):
-            raise ValueError(f"more than one is called {double!r}; give each a name of its own, such as name: {double + '-b'!r}")
+            raise ValueError(f"more than one is called {double!r}; give each a name of its own, such as {double + '-b'!r}")
         return value
 
     @model_validator(mode="after")
@@ -122,12 +124,26 @@ def load_config(source: str | Path | Mapping[str, Any]) -> ClientConfig:
 
 def read_config(source: str | Path | Mapping[str, Any]) -> tuple[ClientConfig, SettingsLocation]:
     """Like :func:`load_config`, without the warnings. Also returns the place that messages name."""
-    least = "'endpoints'"
-    content, place = read_settings(source, empty=f"it must hold at least {least}", known=f"with {least}")
+    content, place = read_settings(source, empty=_LEAST, known="with 'endpoints'")
+    return config_of(content, place), place
+
+
+_LEAST = "it must contain at least 'endpoints'"
+USUAL_FILES = ("qreward.toml", "qreward.yaml", "qreward.yml", "qreward.json")
+"""Usual names of a configuration file. None is read unless it is named; messages name one that is in the working directory."""
+
+
+def usual_file() -> str | None:
+    """Return the name of the configuration file in the working directory, or None if it has none of the usual names."""
+    return next((name for name in USUAL_FILES if Path(name).is_file()), None)
+
+
+def config_of(content: Mapping[str, Any], place: SettingsLocation) -> ClientConfig:
+    """Validate settings that :func:`~qreward.settings.files.read_settings` has read. Raises ``ConfigError``, which names the place."""
     if not content:
-        raise ConfigError(f"{place}: is empty; it must hold at least {least}")
+        raise ConfigError(f"{place}: is empty; {_LEAST}")
     try:
-        return ClientConfig.from_content(content), place
+        return ClientConfig.from_content(content)
     except ConfigError as error:
         raise place.named(error) from None
 
@@ -183,14 +199,16 @@ def config_from_env(environ: Mapping[str, str] = os.environ) -> ClientConfig:
     Raises:
         ConfigError: none of the variables is set, or a value is invalid.
     """
-    if file := environ.get("QREWARD_CONFIG"):
+    if file := environ.get(CONFIG_VARIABLE):
         return load_config(file)
     base_name = next((name for name in ("OPENAI_BASE_URL", "OPENAI_API_BASE") if environ.get(name)), "OPENAI_BASE_URL")
     base_url, key = environ.get(base_name), environ.get("OPENAI_API_KEY")
     if not base_url and not key:
+        file = usual_file()
+        found = "to a configuration file (`qreward init` writes one)" if file is None else f"to {file}, which is in the working directory"
         raise ConfigError(
-            "the environment names no endpoint; set QREWARD_CONFIG to a configuration file (`qreward init` writes one), "
-            "or OPENAI_BASE_URL (also OPENAI_API_BASE) and, if the server wants a key, OPENAI_API_KEY"
+            f"the environment names no endpoint; set QREWARD_CONFIG {found}, "
+            "or OPENAI_BASE_URL (also OPENAI_API_BASE) and, if the server requires a key, OPENAI_API_KEY"
         )
     try:
         return ClientConfig(endpoints=(Endpoint(base_url or OPENAI_BASE_URL, api_key=key or None),))

@@ -26,31 +26,54 @@ class SettingsLocation:
     Args:
         name: name used in messages.
         line_of: returns the line number of a path of settings, or None if it is not known.
+        content: the settings, from which messages take the names of the items of lists, such as endpoints.
     """
 
-    def __init__(self, name: str, line_of: Callable[[Path_], int | None] = lambda _: None) -> None:
+    def __init__(self, name: str, line_of: Callable[[Path_], int | None] = lambda _: None, content: object = None) -> None:
         self._name = name
         self._line_of = line_of
+        self._content = content
 
     def __str__(self) -> str:
         return self._name
 
     def named(self, error: ConfigError) -> ConfigError:
-        """Return the error with this place, and the line where it is known, before each fault."""
-        return with_faults(error.faults, self._prefix) if error.faults else ConfigError(f"{self}: {error}")
+        """Return the error with this place before each fault, and with the line if it is known."""
+        faults = [(path, _with_name(path, text, self._content)) for path, text in error.faults]
+        return with_faults(faults, self._prefix) if faults else ConfigError(f"{self}: {error}")
 
     def _prefix(self, path: Path_) -> str:
         line = self._line_of(path)
         return f"{self}: " if line is None else f"{self}, line {line}: "
 
 
-def read_settings(source: str | Path | Mapping[str, Any], *, empty: str, known: str = "") -> tuple[dict[str, Any], SettingsLocation]:
-    """Read the settings in a YAML, JSON or TOML file, or in a mapping. Variables are replaced; see ``expand_variables``.
+def _with_name(path: Path_, text: str, content: Any) -> str:
+    """Add the name of an item of a list after the path of a setting: ``endpoints.1.limits (of 'api'): ...``."""
+    name, depth = None, 0
+    for number, part in enumerate(path, 1):
+        try:
+            content = content[part]
+        except (TypeError, LookupError):
+            break
+        if isinstance(part, int) and isinstance(content, Mapping) and isinstance(content.get("name"), str) and "name" not in path:
+            name, depth = content["name"], number
+    setting, colon, message = text.partition(": ")
+    item = _dotted(path[:depth])
+    if not name or not f"{setting}.".startswith(f"{item}."):
+        return text
+    return f"{setting} ({'' if setting == item else 'of '}{name!r}){colon}{message}"
+
+
+def read_settings(
+    source: str | Path | Mapping[str, Any], *, empty: str, known: str = "", expand: bool = True
+) -> tuple[dict[str, Any], SettingsLocation]:
+    """Read the settings in a YAML, JSON or TOML file, or in a mapping.
 
     Args:
         source: path of the file, or a mapping.
         empty: end of the message for an empty file.
         known: what the mapping must contain, for the message about a file without a mapping.
+        expand: whether environment variables are replaced; see ``expand_variables``. False reads a file whose variables are not set.
 
     Returns:
         The settings, and their place.
@@ -58,24 +81,27 @@ def read_settings(source: str | Path | Mapping[str, Any], *, empty: str, known: 
     Raises:
         ConfigError: the settings cannot be read, or are not a mapping. The message names the file and contains no values.
     """
-    place = SettingsLocation("configuration" if isinstance(source, Mapping) else str(Path(source).expanduser()))
+    is_mapping = isinstance(source, Mapping)
+    place = SettingsLocation("configuration" if is_mapping else str(Path(str(source)).expanduser()), content=source if is_mapping else None)
     try:
         content: object = source
         if not isinstance(source, Mapping):
             content, line_of = _parse(Path(str(place)))
-            place = SettingsLocation(str(place), line_of)
-        return _settings(content, empty, known), place
+            place = SettingsLocation(str(place), line_of, content)
+        return _settings(content, empty, known, expand), place
     except RecursionError:
-        raise ConfigError(f"{place}: is nested without end; an alias must not hold itself") from None
+        raise ConfigError(f"{place}: is nested without end: an alias contains itself") from None
     except ConfigError as error:
         raise place.named(error) from None
 
 
-def _settings(content: object, empty: str, known: str) -> dict[str, Any]:
+def _settings(content: object, empty: str, known: str, expand: bool) -> dict[str, Any]:
     if content is None:
         raise ConfigError(f"is empty; {empty}")
     if not isinstance(content, Mapping):
         raise ConfigError(f"must be a mapping {known or 'of settings'}, not a {type(content).__name__}")
+    if not expand:
+        return {str(name): value for name, value in content.items()}
     faults: list[Fault] = []
     expanded: dict[str, Any] = _expanded(content, (), faults)
     if faults:
@@ -105,7 +131,7 @@ def _dotted(path: Path_) -> str:
 def _parse(path: Path) -> tuple[object, Callable[[Path_], int | None]]:
     """Return the content of a file, and a function that returns the line number of a setting."""
     if path.suffix.lower() not in _FORMATS:
-        raise ConfigError(f"is not a kind of file that can be read; its name must end in {', '.join(_FORMATS)}")
+        raise ConfigError(f"has an unknown format; its name must end in {', '.join(_FORMATS)}")
     parse, line_of = _FORMATS[path.suffix.lower()]
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -118,7 +144,7 @@ def _parse(path: Path) -> tuple[object, Callable[[Path_], int | None]]:
     except ConfigError:
         raise
     except (ValueError, RecursionError):
-        raise ConfigError("holds a number, a date or a nesting that cannot be read") from None
+        raise ConfigError("contains a number or a date that cannot be read, or is nested too deeply") from None
 
 
 def _parse_json(text: str) -> object:
@@ -130,7 +156,7 @@ def _parse_json(text: str) -> object:
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if double := repeated(name for name, _ in pairs):
-        raise ConfigError(f"the name {double!r} is there twice in one mapping; keep one")
+        raise ConfigError(f"the name {double!r} occurs twice in one mapping; keep one")
     return dict(pairs)
 
 
@@ -167,7 +193,7 @@ def _yaml_loader(yaml: Any) -> Any:
             node = super().compose_mapping_node(anchor)
             double = repeated(str(key.value) for key, _ in node.value)
             if double is not None:
-                raise ConfigError(f"the name {double!r} is there twice in the mapping of line {node.start_mark.line + 1}; keep one")
+                raise ConfigError(f"the name {double!r} occurs twice in the mapping of line {node.start_mark.line + 1}; keep one")
             return node
 
     return Loader
@@ -203,10 +229,44 @@ def _children(node: Any) -> Iterator[tuple[str | int, tuple[int, Any]]]:
                     yield from _children(merged)
 
 
+_KEY = r"""(?:[A-Za-z0-9_-]+|"[^"\\]*"|'[^']*')"""
+_TOML_LINE = re.compile(rf"\s*(\[\[?)?\s*({_KEY}(?:\s*\.\s*{_KEY})*)\s*(?:=|\]\]?)")
+
+
+def _toml_line_of(text: str, path: Path_) -> int | None:
+    """Return the line of the longest prefix of the path that has a line of its own in a TOML text: a table, or a setting.
+
+    ``tomllib`` reports no lines. The text is known to be valid.
+    """
+    lines: dict[Path_, int] = {}
+    last: dict[Path_, int] = {}  # path of an array of tables -> index of its last table
+    table: Path_ = ()
+    in_text = False
+    for number, line in enumerate(text.splitlines(), 1):
+        was_in_text, in_text = in_text, in_text ^ (sum(map(line.count, ('"""', "'''"))) % 2 == 1)
+        match = None if was_in_text else _TOML_LINE.match(line)
+        if match is None:
+            continue
+        bracket, names = match[1], [name.strip("\"'") for name in re.findall(_KEY, match[2])]
+        found: Path_ = () if bracket else table
+        for position, name in enumerate(names, 1):
+            found = (*found, name)
+            if bracket == "[[" and position == len(names):
+                last[found] = last.get(found, -1) + 1
+                lines.setdefault(found, number)
+            if found in last:
+                found = (*found, last[found])
+            lines.setdefault(found, number)
+        if bracket:
+            table = found
+    prefixes = (path[:length] for length in range(len(path), 0, -1))
+    return next((lines[prefix] for prefix in prefixes if prefix in lines), None)
+
+
 _FORMATS: dict[str, tuple[Callable[[str], object], Callable[[str, Path_], int | None]]] = {
     ".yaml": (_parse_yaml, _line_of),
     ".yml": (_parse_yaml, _line_of),
     ".json": (_parse_json, _line_of),
-    ".toml": (_parse_toml, lambda _text, _path: None),  # tomllib does not report lines
+    ".toml": (_parse_toml, _toml_line_of),
 }
 """Ending of a file's name -> its parser, and the function that returns the line of a setting."""

@@ -16,6 +16,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, Validati
 
 from qreward.errors import ConfigError
 from qreward.settings.base import (
+    Accepting,
     Count,
     Dollars,
     Many,
@@ -71,10 +72,10 @@ class RewardModel(Policy):
         route: the API of the server that returns the reward: ``classify`` (a sequence classifier; the default of vLLM, SGLang and TEI),
             ``pooling`` (vLLM: token and process reward models, whose last row counts), ``score`` (vLLM: cross-encoders, which take
             pairs) or ``embeddings`` (servers that return the reward as a vector of one number). None uses the default of the endpoint's
-            kind; ``openai`` has none.
+            kind; the kind ``openai`` has no default.
         label: which number is the reward if there are several: a name (of a class, or of an attribute such as ``helpfulness``), or a
-            position from 0, or from the end if negative. None takes the only number; for vLLM's ``classify`` and ``pooling`` the last
-            class, as verl does; for OpenRLHF and NIM the attribute ``reward``.
+            position from 0, or from the end if negative. By default it is the only number. If there are several, it is
+            the last class for vLLM's ``classify`` and ``pooling`` (as in verl), and the attribute ``reward`` for OpenRLHF and NIM.
         labels: names of the classes in the order of the model, for servers that do not report them.
         activation: True makes the server apply a sigmoid or softmax to the scores. By default scores are raw, as reward models are
             trained.
@@ -133,12 +134,12 @@ def priority_level(value: object) -> int:
     return int(found)
 
 
-Level = Annotated[int, BeforeValidator(priority_level)]
+Level = Annotated[Accepting[int, int | str], BeforeValidator(priority_level)]
 """A priority in a configuration file."""
 
 
 class LoadBalanceStrategy(StrEnum):
-    """How an endpoint is chosen if several can take a request now. If none can, the first that becomes available takes it."""
+    """How one of several available endpoints is chosen. If none is available, the first one that becomes available takes the request."""
 
     EXPECTED_FINISH = "expected_finish"
     ROUND_ROBIN = "round_robin"
@@ -192,7 +193,7 @@ class Timeouts(Policy):
     Args:
         connect: for opening a connection.
         read: between two reads of the response. Without streaming, this includes the whole generation.
-        attempt: for the whole attempt. None learns a limit well above the slowest responses of the endpoint.
+        attempt: for the whole attempt. By default the limit is learned, well above the slowest responses of the endpoint.
     """
 
     connect: Seconds = 10.0
@@ -256,11 +257,11 @@ class Hedge(Policy):
 class PrefixAffinity(Policy):
     """Requests whose prompts begin alike go to the same endpoint, which has the beginning in its prefix cache.
 
-    Only routes with several endpoints use it. The order of priorities, tenants, deadlines and retries stands above it, and no endpoint is
-    idle for it.
+    Only routes with several endpoints use it. Priorities, tenants, deadlines and retries take precedence over it. No endpoint
+    stays idle because of it.
 
     Args:
-        look_ahead: requests of a batch that are read before they can be sent. An endpoint chooses among so many.
+        look_ahead: number of requests of a batch that are read ahead. An endpoint chooses its next request among them.
         capacity: tokens that the prefix cache of one endpoint holds; None learns it from the cached tokens that answers report.
 
     Example:
@@ -344,7 +345,7 @@ _PATHS = ("/chat/completions", "/completions", "/embeddings", "/responses", "/re
 
 
 BATCH_KIND = "openai_batch"
-"""The kind of endpoints that take files of requests, and only from bulks."""
+"""The kind of endpoints that take files of requests. Only bulks send to them."""
 SERVER_KINDS = ["openai", "vllm", "sglang", "tei", "openrlhf", "nim", BATCH_KIND]
 """The accepted values of ``Endpoint.kind``. ``qreward.register_kind`` adds to them."""
 
@@ -379,8 +380,8 @@ class Endpoint(Policy):
         timeouts: see :class:`Timeouts`.
         reward: properties of its reward model that the server does not report; see :class:`RewardModel`.
         decisions: API by which the server answers the questions of ``decide``: ``openai``, ``vllm``, ``sglang``, ``systemone``,
-            ``generative_scoring``, or ``chat`` (log probabilities of chat completions). None finds it out with one small request.
-        decision_labels: for ``decisions="generative_scoring"``: the token ids of the answers yes and no in the model's vocabulary.
+            ``generative_scoring``, or ``chat`` (log probabilities of chat completions). By default it is found out with one small request.
+        decision_labels: the token ids of the answers yes and no in the model's vocabulary, for ``decisions="generative_scoring"``.
         price: US dollars for a million prompt tokens and for a million completion tokens. Used to report costs; it does not affect
             scheduling.
         headers: additional HTTP headers of each request. Values may contain ``${VAR}`` and are never shown.
@@ -392,7 +393,7 @@ class Endpoint(Policy):
         max_response_bytes: largest size of a response in bytes. A larger response is an error.
         keepalive: seconds for which an idle connection is kept open; vLLM and uvicorn close theirs after 5.
         probe: seconds between two probes of the server's health and load; None disables probing. For ``openai_batch`` also the longest
-            time between two looks at a batch (60 by default).
+            time between two requests for the state of a batch (60 by default).
 
     Example:
         >>> Endpoint("http://gpu-0:8000/v1", models=["judge-*"], limits=Limits(max_concurrency=64)).name
@@ -472,7 +473,7 @@ class Route(Policy):
     """
 
     pattern: Annotated[str, AfterValidator(check_glob)]
-    endpoints: tuple[str, ...] = Field(min_length=1)
+    endpoints: Accepting[tuple[str, ...], list[str] | tuple[str, ...]] = Field(min_length=1)
     strategy: LoadBalanceStrategy = LoadBalanceStrategy.EXPECTED_FINISH
     weights: dict[str, Weight] = Field(default_factory=dict)
 
@@ -486,5 +487,7 @@ class Route(Policy):
         if self.weights and self.strategy not in WEIGHTED:
             default = "" if "strategy" in self.model_fields_set else "default "
             given = f"the {default}strategy {self.strategy.value!r}"
-            raise wrong((("weights",), f"weights have no effect with {given}; set strategy: weighted_round_robin, or leave weights out"))
+            raise wrong(
+                (("weights",), f"weights have no effect with {given}; set strategy to 'weighted_round_robin', or leave weights out")
+            )
         return self

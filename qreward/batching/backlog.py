@@ -1,7 +1,7 @@
 """The items that wait for a batch: their order, their deadlines, and which of them fit into the next batch.
 
-An item is not assigned to a batch before it is taken. Pure: no clock (``now`` is an argument), no asyncio, no HTTP. The module does
-not inspect the value of an item, and does not know the unit of its cost.
+An item is assigned to a batch only when the batch is sent. This module uses no clock (``now`` is an argument), no asyncio and no HTTP. It
+does not inspect the value of an item.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ALL = 2**62
 
 
 class ItemState(Enum):
-    """State of an item: in the backlog, taken out of it by ``take``, or over (answered, cancelled or expired)."""
+    """State of an item: ``WAITING`` in the backlog, ``TAKEN`` for a batch, or ``OVER`` (answered, cancelled or expired)."""
 
     WAITING = 0
     TAKEN = 1
@@ -39,15 +39,15 @@ class Item:
     """One item that waits for a batch.
 
     Args:
-        value: what is to be sent. It is not inspected.
+        value: any object.
         arrived: time of submission, in seconds.
-        key: items share a batch only if their keys are equal, for example (path, model, parameters).
-        cost: the item's share of the ``max_cost`` of a batch, in items, tokens or bytes.
+        key: only items with equal keys share a batch. A key may be a tuple such as (path, model, parameters).
+        cost: size of the item, in items, tokens or bytes. ``take`` limits the total cost of a batch.
         level: priority, 0 (most urgent) to 9.
-        deadline: time in seconds after which the item is not sent any more.
+        deadline: time in seconds after which the item is no longer sent.
 
     Attributes:
-        place: state of the item. Code that answers a taken item sets it to ``OVER``. The item then neither expires nor can be put back.
+        place: state of the item. Code that answers a taken item sets it to ``OVER``; the item can then neither expire nor be put back.
     """
 
     value: Any
@@ -61,9 +61,13 @@ class Item:
 
 
 class KeyQueue:
-    """The waiting items of one key: their number, their total cost, and a deque for each priority level, in the order of submission.
+    """The waiting items of one key, with a deque in the order of submission for each priority level.
 
-    Entries of items that were removed stay in the deques until they are at the head or are swept. ``dead`` is their number.
+    A removed item stays in its deque until it reaches the head or ``sweep`` is called.
+
+    Attributes:
+        count, cost: number and total cost of the waiting items.
+        dead: number of removed items that are still in a deque.
     """
 
     __slots__ = ("cost", "count", "dead", "key", "levels")
@@ -80,7 +84,7 @@ class KeyQueue:
         self.count, self.cost, self.dead = 0, 0.0, 0
 
     def first(self) -> deque[Any] | None:
-        """The level whose first item is next. One level outweighs ``AGEING`` seconds of waiting, as in the scheduler's queue."""
+        """Return the deque whose first item is next, or None. A level counts as much as ``AGEING`` seconds of waiting."""
         best, soonest = None, (inf, 0)
         for level, waiting in self.levels.items():
             while waiting and waiting[0].place is not WAITING:  # cancelled or expired
@@ -93,7 +97,7 @@ class KeyQueue:
         return best
 
     def rank(self) -> tuple[float, int]:
-        """The sort key of the first item, for comparison with the first items of other keys."""
+        """Return the sort key of the first item, for comparison with the first items of other keys."""
         waiting = self.first()
         assert waiting is not None
         head = waiting[0]
@@ -145,7 +149,7 @@ class KeyQueue:
 
 
 class Deadlines:
-    """The deadlines of items that wait or were taken: a heap from which items that are over are removed before they accumulate."""
+    """A heap of the deadlines of waiting and taken items. Entries of items that are over are removed before they accumulate."""
 
     __slots__ = ("_entries", "_most")
 
@@ -161,14 +165,14 @@ class Deadlines:
             self._most = 2 * len(self._entries) + SWEEP
 
     def next(self) -> float:
-        """The earliest deadline of an item that is not over, or inf."""
+        """Return the earliest deadline of an item that is not over, or inf."""
         entries = self._entries
         while entries and entries[0][2].place is OVER:
             heappop(entries)
         return entries[0][0] if entries else inf
 
     def due(self, now: float) -> list[Any]:
-        """Return the items whose deadline has passed, each once. Items that are over are left out."""
+        """Remove and return the items whose deadline has passed, except those that are over."""
         late: list[Any] = []
         while self._entries and self._entries[0][0] <= now:
             item = heappop(self._entries)[2]
@@ -180,8 +184,8 @@ class Deadlines:
 class Backlog:
     """Items that wait for a batch, and the deadlines of waiting and taken items.
 
-    This is the low-level interface for code that sends lists itself. Take items from the head only when they can be sent. Put back items
-    that the server rejected (429, 503). Split a list that failed as a whole (see :func:`halves`).
+    This is the low-level interface for code that sends lists itself. Take items only when they can be sent. Put them back if the server
+    rejects the list (429, 503). If the list fails for another reason, split it with :func:`halves`.
 
     Attributes:
         waiting: number of waiting items.
@@ -223,20 +227,20 @@ class Backlog:
             self._deadlines.add(item, item.deadline)
 
     def put_back(self, items: Iterable[Item]) -> None:
-        """Return taken items to their original positions. Items that are over are skipped."""
+        """Put taken items back to their original positions. Items that are over are skipped."""
         for item in sorted((item for item in items if item.place is TAKEN), key=lambda item: item.number, reverse=True):
             item.place = WAITING
             self._queue(item.key).put_back(item)
             self.waiting += 1
 
     def take(self, now: float, max_items: int = ALL, max_cost: float = inf, *, queue: KeyQueue | None = None) -> list[Any]:
-        """Remove and return the next items, all of one key. An item whose cost alone exceeds ``max_cost`` is returned alone.
+        """Remove and return the next items, all with the same key. If the first item exceeds ``max_cost``, it is returned alone.
 
         Args:
             now: current time in seconds. Expired items are not taken; ``due`` returns them.
             max_items: maximum number of items.
             max_cost: maximum total cost.
-            queue: one of ``queues()``. By default, the one whose first item is next.
+            queue: one of ``queues()``. By default, the queue whose first item is next.
         """
         self._late += self._overdue(now)
         if queue is None:
@@ -250,7 +254,7 @@ class Backlog:
         return taken
 
     def remove(self, item: Item) -> None:
-        """Remove a waiting item immediately, wherever it is in the backlog. Its entry is swept later."""
+        """Remove a waiting item, wherever it is in the backlog."""
         item.place = OVER
         queue = self._keys[item.key]
         queue.count -= 1
@@ -263,25 +267,25 @@ class Backlog:
             queue.sweep()
 
     def due(self, now: float) -> list[Any]:
-        """Return the items whose deadline has passed, each once. Waiting items are removed and over; taken items are left as they are."""
+        """Return the items whose deadline has passed, each once. Waiting items are removed; taken items keep their state."""
         late, self._late = self._late, []
         return late + self._overdue(now)
 
     def next_deadline(self) -> float:
-        """The earliest deadline of an item that is not over, or inf."""
+        """Return the earliest deadline of an item that is not over, or inf."""
         return self._deadlines.next()
 
     def has(self, key: Hashable) -> bool:
-        """Whether items of this key are waiting."""
+        """Return True if items with this key are waiting."""
         queue = self._keys.get(key)
         return queue is not None and queue.count > 0
 
     def queues(self) -> list[KeyQueue]:
-        """The keys that have waiting items."""
+        """Return the queues of all keys with waiting items."""
         return [queue for queue in self._keys.values() if queue.count]
 
     def first(self) -> KeyQueue | None:
-        """The key whose first item is next, or None if no item waits."""
+        """Return the queue whose first item is next, or None if no item waits."""
         if len(self._keys) > 1:
             return min(self.queues(), key=KeyQueue.rank, default=None)
         for queue in self._keys.values():
@@ -289,7 +293,7 @@ class Backlog:
         return None
 
     def items(self) -> list[Any]:
-        """All waiting items, in no particular order."""
+        """Return all waiting items, in no particular order."""
         levels = [waiting for queue in self._keys.values() for waiting in queue.levels.values()]
         return [item for waiting in levels for item in waiting if item.place is WAITING]
 
@@ -308,21 +312,21 @@ class Backlog:
 
     def _close(self, queue: KeyQueue) -> None:
         queue.clear()
-        if len(self._keys) > 1:  # the last one is kept: most backlogs only ever have one key
+        if len(self._keys) > 1:  # the last queue is kept, because most backlogs only ever have one key
             del self._keys[queue.key]
 
 
 def halves(items: Sequence[T]) -> tuple[Sequence[T], Sequence[T]]:
-    """Split a list that failed as a whole (400, 413, 422, 424). Splitting again and again isolates the bad item.
+    """Split a list that failed as a whole (400, 413, 422, 424). Repeated splitting isolates the bad item.
 
     Raises:
-        ValueError: the list holds a single item, which is then the bad one.
+        ValueError: the list has a single item, so this item is the bad one.
 
     Example:
         >>> halves(["a", "b", "c"])
         (['a', 'b'], ['c'])
     """
     if len(items) < 2:
-        raise ValueError("a list of one item cannot be split; it is the item that fails")
+        raise ValueError("a list of one item cannot be split; this item is the one that fails")
     middle = (len(items) + 1) // 2
     return items[:middle], items[middle:]

@@ -1,4 +1,4 @@
-"""How a function returns its results, how many lists it takes, and its name in messages."""
+"""Inspects a batch function: its kind, the number of lists that it takes, and its name for messages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TESTS = (
 
 
 def kind_of(function: Any) -> FunctionKind | None:
-    """The kind of a function or of a callable object; None if it cannot be called."""
+    """Return the kind of a function or callable object; None if it is not callable."""
     if not callable(function):
         return None
     called = (function, type(function).__call__)
@@ -34,7 +34,10 @@ def kind_of(function: Any) -> FunctionKind | None:
 
 
 def lists_taken(function: Callable[..., Any], most: int) -> int:
-    """How many of ``most`` lists a function takes as positional arguments. ``most`` if it has no signature, as some written in C."""
+    """Return how many positional arguments a function takes, at most ``most``.
+
+    Some functions written in C have no signature; for these it returns ``most``.
+    """
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -47,5 +50,5 @@ def lists_taken(function: Callable[..., Any], most: int) -> int:
 
 
 def name_of(function: Any) -> str:
-    """The qualified name of a function, or that of the type of a callable object."""
+    """Return the qualified name of a function, or for a callable object the name of its type."""
     return str(getattr(function, "__qualname__", None) or type(function).__qualname__)

@@ -1,7 +1,6 @@
 """``@batch``: turns a function of lists into a function of single items whose calls are merged.
 
-The wrapper itself holds no state. A batched function can therefore be pickled by value, as the function and its settings; each process
-has its own queues.
+A batched function can be pickled by value: only the function and its settings are pickled, and each process has its own queues.
 """
 
 from __future__ import annotations
@@ -20,13 +19,18 @@ from qreward.batching.typing import BatchDecorator
 from qreward.batching.worker import LoopWorker
 
 RECEIVERS = ("self", "cls")
-"""The names of a first parameter that is an instance or a class, and the same for a batch, not a list."""
+"""Names of a first parameter that receives an instance or a class instead of a list."""
 _MISSING: Any = object()
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 class CallSignature(NamedTuple):
-    """The parameters that a call passed, if not all: the number of those by position, and the names of those by name, which follow."""
+    """The parameters of a call that left some out.
+
+    Attributes:
+        positional: number of arguments that are passed to the function by position.
+        names: names of the arguments that are passed by name.
+    """
 
     positional: int
     names: tuple[str, ...]
@@ -35,8 +39,11 @@ class CallSignature(NamedTuple):
 class Binder:
     """Converts the arguments of one call to a tuple of values, and the tuples of many calls to the arguments of a batch.
 
-    Passing an argument by position or by name is the same. A parameter that a call leaves out is not passed to the function. Its value is
-    the declared default, not a list of it. ``bound`` is True if the first parameter is one of ``RECEIVERS``.
+    It makes no difference whether a call passes an argument by position or by name. A parameter that a call leaves out is not passed to
+    the function, so it has its declared default instead of a list.
+
+    Attributes:
+        bound: True if the first parameter is one of ``RECEIVERS``.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -55,9 +62,10 @@ class Binder:
         self._lone = self._whole == (1 + bound, ()) and not variadic
 
     def values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], CallSignature | None]:
-        """Return the values in the order of the signature, and what was passed. Calls share a batch only if they passed the same.
+        """Return the values of a call in the order of the signature, and its ``CallSignature``.
 
-        The latter is None if every parameter was passed. Otherwise it is also appended to the values.
+        Only calls with equal signatures share a batch. The signature is None if the call passed every parameter. Otherwise it is also the
+        last of the values.
         """
         count, given = self._count, len(args)
         if given + len(kwargs) == count and given <= self._whole.positional:
@@ -101,10 +109,10 @@ class Binder:
 
 
 class DecoratedQueue(BatchQueue[Any, Any]):
-    """The queue of a batched function. Finds the queue of each call and binds its arguments.
+    """The queue of a batched function. For a method, it holds one queue per instance.
 
-    A method has one queue per instance. Instances are held weakly, and their queues are freed with them. The settings, stats and ``close``
-    of this queue cover all of them.
+    Instances are referenced weakly, and the queue of an instance is freed with it. Settings, ``stats`` and ``close`` of this queue apply to
+    the queues of all instances.
     """
 
     def __setstate__(self, state: tuple[Callable[..., Any], BatchSettings]) -> None:
@@ -113,17 +121,17 @@ class DecoratedQueue(BatchQueue[Any, Any]):
         self._begin(BatchFunction(*state, call=lambda rows: self._bound().spread(rows), first_of=lambda row: self._bound().first(row)))
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Coroutine[Any, Any, Any]:
-        """Return the coroutine that waits for the result of a call."""
+        """Return the coroutine that submits a call and waits for its result."""
         queue, values, key = self._queue_of(args, kwargs)
         return queue.result_of(values, key)
 
     def call_stream(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AsyncGenerator[Any, None]:
-        """Return the stream of a call."""
+        """Submit a call and return its stream."""
         queue, values, key = self._queue_of(args, kwargs)
         return queue.stream_of(values, key)
 
     def loop_workers(self) -> list[LoopWorker]:
-        """The workers of all queues."""
+        """Return the workers of all queues."""
         return super().loop_workers() + [worker for _, queue in list(self._queues.values()) for worker in queue.loop_workers()]
 
     def _queue_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[BatchQueue[Any, Any], Any, Hashable]:
@@ -136,7 +144,7 @@ class DecoratedQueue(BatchQueue[Any, Any]):
         return queue, values, key if queue is not self else (id(values[0]), key)
 
     def _make(self, instance: Any) -> BatchQueue[Any, Any]:
-        """Return the queue of an instance. Instances that cannot be referenced weakly share one queue, but no batch."""
+        """Return the queue of an instance. Instances without weak references share one queue, but never a batch."""
         queues, key = self._queues, id(instance)
         try:
             held = weakref.ref(instance, lambda _: queues.pop(key, None))
@@ -165,21 +173,24 @@ def _as_decorator(function: Callable[..., Any]) -> BatchDecorator:
 def batch(function: Any = None, /, **settings: Unpack[Options]) -> Any:
     """Decorate a function of lists, so that callers pass one item and get one result. Their calls are merged into batches.
 
-    The function receives a list for each parameter that a caller passes, and returns a list of the same length. A parameter that is left
-    out has its default value. Calls that pass it and calls that leave it out do not share a batch. The function may be an ``async def``;
-    an async generator of lists, in which case each caller gets an async generator; or, with ``@batch(...)``, a plain ``def``, which runs
-    in a thread. A method, whose first parameter is ``self`` or ``cls``, has one queue per instance. An exception *in* the list is raised
-    for that caller alone. If the function raises, each caller gets an exception object of its own.
+    The function receives a list for each parameter that the callers pass, and returns a list with one result per call. A parameter that a
+    caller leaves out has its default value; calls that pass it and calls that leave it out are in different batches.
 
-    A batch is sent as soon as a slot is free, with the items submitted until then (see :class:`BatchQueue`). Settings are those of
-    :class:`~qreward.batching.BatchSettings`, by name. They can be changed later: ``score.set_max_batch_size(64)``,
-    ``set_batch_wait_timeout_s``, ``set_max_concurrent_batches``, ``change(...)``. ``score.stats()`` returns the current state, and
-    ``await score.close()`` closes the queues.
+    The function may be an ``async def``, or, with parentheses (``@batch()``), a plain ``def``, which runs in a thread. If it is an async
+    generator of lists, each caller gets an async generator. A method, whose first parameter is ``self`` or ``cls``, has one queue per
+    instance. An exception *in* the list is raised for its caller alone. If the function raises, each caller gets an exception object of
+    its own.
+
+    A batch is sent as soon as a slot is free, with the items submitted until then (see :class:`BatchQueue`). The settings are the fields of
+    :class:`~qreward.batching.BatchSettings`. They can be changed later: ``score.set_max_batch_size(64)``, ``set_batch_wait_timeout_s``,
+    ``set_max_concurrent_batches``, ``change(...)``. ``score.stats()`` returns the current state, and ``await score.close()`` closes the
+    queues.
 
     Raises:
-        TypeError: the argument is not a function, or is a plain ``def`` without parentheses; or a setting is unknown or has the wrong
-            type. A call raises it if the function has no parameter for a list, or if the arguments do not match the signature.
-        ConfigError: a setting is out of range (a ``ValueError``).
+        TypeError: the decorated object is not a function, or ``@batch`` without parentheses decorates a plain ``def``; or a setting is
+            unknown or has the wrong type. A call raises it if its arguments do not match the signature of the function, or if the
+            function has no parameter for a list.
+        ConfigError: a setting is out of range. ``ConfigError`` is a ``ValueError``.
 
     Example:
         >>> import asyncio

@@ -1,7 +1,7 @@
 """A batch that is running: its items, the batch function, and the result or error of each caller.
 
-Nothing here decides when a batch is sent or what it holds. Results are assigned by position only if there is exactly one for each item.
-No two callers receive the same exception object.
+Results are assigned by position, and only if there is exactly one for each item. No two callers receive the same exception object. This
+module does not decide when a batch is sent or which items are in it.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class PendingItem(Item):
     """An item whose caller waits for one result.
 
     Attributes:
-        future: holds the result for the caller; cancelled when the caller has left.
-        batch: not set before the item is in a batch.
-        context: the context in which the item was submitted; only with ``carry_contexts``.
+        future: receives the result for the caller. It is cancelled when the caller leaves.
+        batch: the batch of the item; not set while the item waits.
+        context: the context in which the item was submitted; set only with ``carry_contexts``.
     """
 
     __slots__ = ("batch", "context", "future")
@@ -50,17 +50,17 @@ class PendingItem(Item):
 
 
 class BatchFunction:
-    """A batch function and its settings, shared by all its queues. It knows nothing of event loops.
+    """A batch function and its settings, shared by all its queues. It does not depend on an event loop.
 
     Args:
         function: the batch function.
         settings: see :class:`BatchSettings`.
-        call: starts the function with the values of the items. The default is the function itself.
-        first_of: returns the first argument contained in a value. The default returns the value itself.
+        call: calls the function with the values of the items. By default the function itself.
+        first_of: returns the first argument of the call that a value holds. By default the value itself.
 
     Attributes:
-        context: the neutral context in which batches run, namely the one in which this object was created.
-        plain: whether an item can be added without a size, a key, a context, a stream or a check of the queue.
+        context: the context in which batches run: a copy of the one in which this object was created.
+        plain: True if items need no size, key, context or stream, and the queue has no limit. Adding an item is then faster.
     """
 
     __slots__ = ("_first_of", "call", "closed", "context", "counters", "function", "kind", "name", "plain", "settings")
@@ -97,21 +97,21 @@ class BatchFunction:
     def change(self, changes: Any) -> None:
         """Change some settings. If one of them is invalid, nothing is changed."""
         if "clock" in changes:
-            raise ConfigError("clock cannot be changed; make a new queue")
+            raise ConfigError("clock cannot be changed; create a new queue")
         self.settings = replace(self.settings, **changes)
         self._update()
         if "max_batch_size" in changes:
             self._warn()
 
     def check_kind(self, *, streamed: bool) -> None:
-        """Raise ``TypeError`` if results are requested as a stream of a function that does not stream, or the other way round."""
+        """Raise ``TypeError`` if a stream is requested and the function is no async generator, or the other way round."""
         if streamed and self.kind is not FunctionKind.STREAMED:
             raise TypeError(f"{self.name} is no async generator; await submit(item)")
         if not streamed and self.kind is FunctionKind.STREAMED:
             raise TypeError(f"{self.name} is an async generator; read stream(item)")
 
     def size_of(self, value: Any) -> float:
-        """The size of one item. Raises ``RuntimeError`` if the item is larger than ``max_batch_size``."""
+        """Return the size of one item. Raises ``RuntimeError`` if the item is larger than ``max_batch_size``."""
         size = self._size([value])
         if size > self.settings.max_batch_size:
             raise too_large()
@@ -121,7 +121,7 @@ class BatchFunction:
         return self._size([item.value for item in items])
 
     def key_of(self, value: Any, signature_key: Hashable) -> Hashable:
-        """The key of an item: its signature key, and the result of ``batch_key_fn`` if that is set."""
+        """Return the batch key of an item: its signature key, with the result of ``batch_key_fn`` if that is set."""
         key_fn = self.settings.batch_key_fn
         return signature_key if key_fn is None else (signature_key, key_fn(self._first_of(value)))
 
@@ -141,8 +141,8 @@ class BatchFunction:
         size, most = self.settings.max_batch_size, self.settings.max_queue_size
         if most is not None and self.settings.batch_size_fn is None and most < size:
             _log.warning(
-                "%s: max_batch_size (%d) is larger than max_queue_size (%d): while a batch is under way, the next will never reach "
-                "max_batch_size. Let max_queue_size be >= max_batch_size",
+                "%s: max_batch_size (%d) is larger than max_queue_size (%d), so a batch that fills while another one runs never reaches "
+                "max_batch_size; set max_queue_size to at least max_batch_size",
                 *(self.name, size, most),
             )
 
@@ -154,7 +154,7 @@ def too_large() -> RuntimeError:
 
 
 def results_of(returned: Any, count: int) -> Sequence[Any]:
-    """Check what a batch function returned, and return it as a sequence with one result for each of ``count`` items."""
+    """Return the results of a batch function as a sequence. Raises an error if there is not one result for each of ``count`` items."""
     if type(returned) is not list and type(returned) is not tuple:
         returned = _in_order(returned)
     if len(returned) != count:
@@ -175,14 +175,15 @@ def _in_order(returned: Any) -> Sequence[Any]:
         raise TypeError(f"the batch function must return a list with one result for each item; a {kind} has no len()") from None
     results = list(returned)
     if len(results) != length:  # a table, for example, iterates over its column names
-        raise TypeError(f"the batch function returned a {kind} of length {length} that holds {len(results)} things; return a list")
+        raise TypeError(f"the batch function returned a {kind} of length {length} with {len(results)} elements; return a list")
     return results
 
 
 def caller_error(error: BaseException, name: str) -> BaseException:
-    """The exception that a caller receives for ``error``.
+    """Return the exception that a caller receives for ``error``.
 
-    An exception that would end the caller's own task, event loop or iteration is replaced by another that has it as its cause.
+    This is ``error`` itself, unless it would end the caller's task, event loop or iteration. In that case it becomes the cause of another
+    exception.
     """
     shown: Exception
     if isinstance(error, StopIteration | StopAsyncIteration):
@@ -196,7 +197,7 @@ def caller_error(error: BaseException, name: str) -> BaseException:
 
 
 def own_error(error: BaseException) -> BaseException:
-    """A copy of an exception for one caller, raised from the original. It has the same type, or is a ``RequestError`` if copying fails."""
+    """Return a copy of an exception for one caller, with the original as its cause. If copying fails, return a ``RequestError``."""
     for copied in (copy.copy, _bare_copy):
         try:
             made = copied(error)
@@ -218,7 +219,7 @@ def own_error(error: BaseException) -> BaseException:
 
 
 def _bare_copy(error: BaseException) -> BaseException:
-    """A copy made without ``__init__``, whose parameters may differ from the arguments that the exception keeps."""
+    """Return a copy made without calling ``__init__``, whose parameters may differ from ``error.args``."""
     made: BaseException = type(error).__new__(type(error), *error.args)
     made.__dict__.update(error.__dict__)
     return made
@@ -229,30 +230,30 @@ _BATCH: ContextVar[InFlightBatch | None] = ContextVar("qreward_batch", default=N
 
 
 def batch_contexts() -> tuple[Context, ...]:
-    """In a batch function: return the contexts in which the items were submitted, in the order of the items.
+    """Return the contexts in which the items of the running batch were submitted, in the order of the items.
 
-    Empty unless the queue was created with ``carry_contexts=True``. The contexts can be used to link a span of the whole batch to the
-    spans of its items: ``contexts[0].get(variable)`` or ``contexts[0].run(function)``.
+    Call it inside a batch function. The result is empty unless the queue was created with ``carry_contexts=True``. Read a variable with
+    ``contexts[0].get(variable)``, for example to link a span of the batch to the spans of its items.
     """
     return _CONTEXTS.get()
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class InFlightBatch:
-    """A batch that has been sent: one call of the function, in a task of its own and in a neutral context.
+    """A batch that has been sent: one call of the function, in a task of its own.
 
     Args:
         function: the batch function.
         items: the items, at least one.
-        limit: the largest size the batch could have had.
-        full: whether items of the same key were left in the queue when the batch was taken.
-        sent_at: when the batch was sent, in seconds of the queue's clock.
+        limit: the maximum size of the batch.
+        full: True if items with the same key were left in the queue when the batch was taken.
+        sent_at: time when the batch was sent, in seconds of the queue's clock.
 
     Attributes:
         alive: number of callers that have not left.
-        error: the error of the batch as a whole, or None.
+        error: the error of the whole batch, or None.
         failed: number of callers that received an error from the function.
-        unstoppable: work that cancellation does not end, in a thread or an actor. The slot stays occupied until it is done.
+        unstoppable: future of work in a thread or an actor, which cancellation does not end. The slot stays occupied until it is done.
     """
 
     function: BatchFunction
@@ -272,7 +273,7 @@ class InFlightBatch:
             item.batch = self
 
     async def carry_out(self) -> None:
-        """Run the function and answer each caller. Raises only exceptions that end a task or the program."""
+        """Run the function and give each caller its result or error. Only exceptions that are not an ``Exception`` are raised."""
         function, values = self.function, [item.value for item in self.items]
         _BATCH.set(self)
         if function.settings.carry_contexts:
@@ -289,7 +290,7 @@ class InFlightBatch:
         _CONTEXTS.set(self.contexts())
 
     def contexts(self) -> tuple[Context, ...]:
-        """The contexts of the items, if they were kept."""
+        """Return the contexts of the items; empty without ``carry_contexts``."""
         return tuple(item.context for item in self.items if hasattr(item, "context"))
 
     def _answer(self, results: Iterable[Any]) -> None:
@@ -304,7 +305,7 @@ class InFlightBatch:
                 future.set_result(result)
 
     def fail_one(self, item: Any, error: BaseException, raised: list[BaseException]) -> None:
-        """Give one caller an error, or a copy of it if another caller has received the same object."""
+        """Give one caller an error. If another caller has already received the same object, give a copy."""
         if item.place is not OVER:
             self.failed += 1
             shown = caller_error(error, self.function.name)
@@ -312,12 +313,12 @@ class InFlightBatch:
             raised.append(error)
 
     def fail(self, error: BaseException) -> None:
-        """Fail the batch as a whole: each caller without an answer receives an exception object of its own."""
-        if self.task.get_loop().is_closed():  # the task was destroyed with its event loop, and so were the callers
+        """Fail the whole batch: each caller without a result receives an exception object of its own."""
+        if self.task.get_loop().is_closed():  # the event loop was closed, and its tasks and callers were destroyed
             return
         self.error = error
         while (trace := error.__traceback__) is not None and trace.tb_frame.f_code.co_filename == __file__:
-            error.__traceback__ = trace.tb_next  # frames of this module explain nothing, and would keep all items alive
+            error.__traceback__ = trace.tb_next  # frames of this module do not help the reader, and would keep all items alive
         shown = caller_error(error, self.function.name)
         unanswered = [item for item in self.items if item.place is not OVER]
         self.failed += len(unanswered)
@@ -335,8 +336,8 @@ class InFlightBatch:
 async def in_thread(function: Callable[[], Any]) -> Any:
     """Run a function in a daemon thread and return its result. The thread blocks neither the event loop nor the exit of the process.
 
-    Cancellation takes effect immediately while the thread continues. The slot of the batch stays occupied until the function has
-    returned. Raises ``QueueFull`` if no worker thread is available.
+    If the caller is cancelled, this coroutine ends at once but the thread continues. The slot of the batch stays occupied until the
+    function has returned. Raises ``QueueFull`` if no worker thread is available.
     """
     loop, context = asyncio.get_running_loop(), copy_context()
     done: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
@@ -349,7 +350,7 @@ async def in_thread(function: Callable[[], Any]) -> Any:
         return lambda: _report(loop, done, outcome)
 
     if not SHARED.run(job):
-        raise QueueFull("every worker thread is busy, perhaps with calls that hang; let the function end by itself")
+        raise QueueFull("every worker thread is busy, perhaps with calls that hang; give the function a time limit of its own")
     results, error = await unstoppable(done)
     if error is not None:
         raise error
@@ -357,7 +358,10 @@ async def in_thread(function: Callable[[], Any]) -> Any:
 
 
 async def unstoppable(future: asyncio.Future[Any]) -> Any:
-    """Await a future that cancellation does not end, in a batch function. The slot of the batch stays occupied until it is done."""
+    """Await a future inside a batch function, without cancelling it when the batch is cancelled.
+
+    The slot of the batch stays occupied until the future is done.
+    """
     batch = _BATCH.get()
     if batch is not None:
         batch.unstoppable = future

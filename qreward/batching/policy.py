@@ -1,15 +1,17 @@
-"""Decides when a batch may be sent and how large it may be. Pure: no clock, no asyncio.
+"""Decides when a batch may be sent and how large it may be. Uses neither a clock nor asyncio.
 
-Batches form naturally: items that arrive while all slots are busy are the next batch. Batches grow with load, and no item waits for
-a timer. With several slots, batches are spaced in time; otherwise all but one slot would be spent on single items.
+Items that arrive while all slots are busy form the next batch. So batches grow with load, and no item waits for a timer. With several
+slots, a minimum time passes between two batches; otherwise most slots would run batches of one item.
 
-With ``adaptive_batch_size``, the maximum size grows while that increases the items per second. The rule follows Clipper (Crankshaw
-et al., "Clipper", NSDI 2017): additive increase, a backoff of 10 % on failure. Here a step is a quarter of the size, at least 1.
+With ``adaptive_batch_size``, the maximum size grows as long as larger batches process more items per second. The rule follows Clipper
+(Crankshaw et al., "Clipper", NSDI 2017), which adds a fixed step and reduces the size by 10 % after a failure. Here the step is a quarter
+of the size, at least 1.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from math import inf
 from typing import Any
 
@@ -19,30 +21,34 @@ from qreward.batching.settings import BatchSettings
 START = 8
 BACKOFF = 0.9
 GAIN = 1.02
-"""Minimum ratio of the items per second after a step to those before it.
+"""A step is kept if it increases the items per second at least by this factor.
 
-A step is a quarter. If a batch of n items takes a + b*n seconds, growth stops at 90 % of the maximum rate, 1/b.
+If a batch of n items takes a + b*n seconds, growth stops at 90 % of the maximum rate, 1/b.
 """
 GROUP = 3
-"""Number of full batches that are measured together."""
+"""Number of full batches whose rate is measured together."""
 REST = 50
-"""Groups after which a step that brought no gain, or failed, is tried again."""
+"""Number of groups before a step that failed or brought no gain is tried again."""
 
 
 class AdaptiveBatchSize:
-    """The adaptive maximum batch size: ``limit``, at least 1, in the unit in which batch sizes are counted."""
+    """Adapts the maximum batch size.
+
+    Attributes:
+        limit: the current maximum size, at least 1, in items or in the unit of ``batch_size_fn``.
+    """
 
     __slots__ = ("_batches", "_best", "_good", "_rest", "_seconds", "_size", "limit")
 
     def __init__(self) -> None:
         self.limit = START
-        self._good = START  # the largest limit that brought a gain
+        self._good = START  # the largest limit that increased the rate
         self._best = 0.0  # items per second at that limit
         self._rest = 0
         self._begin()
 
     def done(self, limit: float, size: float, seconds: float) -> None:
-        """Record a batch that was full under ``limit`` and took ``seconds``. A batch under another limit is ignored."""
+        """Record a batch of ``size`` that was full and took ``seconds``. It is ignored if it began under another limit."""
         if limit != self.limit or seconds <= 0.0:
             return
         self._batches += 1
@@ -54,7 +60,7 @@ class AdaptiveBatchSize:
             self._judge(rate)
 
     def failed(self, size: float) -> None:
-        """Lower the limit after a batch of ``size`` failed because it was too large."""
+        """Lower the limit, because a batch of ``size`` was too large."""
         self.limit = self._good = max(1, int(min(size, self.limit) * BACKOFF))
         self._best, self._rest = 0.0, REST
         self._begin()
@@ -74,7 +80,7 @@ class AdaptiveBatchSize:
 
 
 def says_too_large(error: BaseException) -> bool:
-    """Whether an error was probably caused by the size of the batch: out of memory (also on a GPU), a timeout, or HTTP 413."""
+    """Return True if a batch probably failed because of its size: out of memory (also on a GPU), a timeout, or HTTP 413."""
     if isinstance(error, MemoryError | TimeoutError) or getattr(error, "status_code", None) == 413:
         return True
     return type(error).__name__ == "OutOfMemoryError" or "out of memory" in str(error).lower()
@@ -84,13 +90,16 @@ WEIGHT = 0.2
 """Weight of the latest batch in the moving average of batch durations."""
 
 Measure = Callable[[list[Any]], float]
-"""Returns the total size of a list of items. Used only if the size is not their number."""
+"""A function that returns the total size of a list of items. It calls ``batch_size_fn``."""
 
 
 class BatchPolicy:
     """The backlog of one queue, and the rules by which batches are taken from it.
 
-    ``seconds`` is the moving average of batch durations. ``adaptive`` is used only with ``adaptive_batch_size``.
+    Attributes:
+        backlog: the waiting items.
+        adaptive: the adaptive batch size; used only with ``adaptive_batch_size``.
+        seconds: moving average of batch durations in seconds; None before the first batch has ended.
     """
 
     __slots__ = ("_first_sent", "_last_sent", "adaptive", "backlog", "seconds")
@@ -103,15 +112,23 @@ class BatchPolicy:
         self._last_sent = -inf
 
     def limit(self, settings: BatchSettings) -> int:
-        """The maximum batch size, in items or in the unit of ``batch_size_fn``."""
+        """Return the current maximum batch size, in items or in the unit of ``batch_size_fn``."""
         return min(settings.max_batch_size, self.adaptive.limit) if settings.adaptive_batch_size else settings.max_batch_size
 
     def next(
         self, now: float, settings: BatchSettings, in_flight: int, slots: int, measure: Measure | None, flush: bool
     ) -> tuple[list[Any], float]:
-        """Return the next batch if one may be sent, or no items and the time at which to call again. Called only while a slot is free.
+        """Return the next batch if one may be sent now; otherwise no items, and the time at which to call again.
 
-        ``flush`` does not wait for a fuller batch. ``measure`` is None if each item counts as one.
+        Call it only while a slot is free.
+
+        Args:
+            now: current time in seconds.
+            settings: settings of the queue.
+            in_flight: number of running batches.
+            slots: maximum number of running batches.
+            measure: measures a list of items; None if each item counts as one.
+            flush: True sends a batch at once, even if it is not full.
         """
         limit, linger = self.limit(settings), settings.batch_wait_timeout_s
         if not linger and not in_flight:  # fast path for the usual case
@@ -135,13 +152,14 @@ class BatchPolicy:
     def _pause(self, slots: int) -> float:
         if self.seconds is not None:
             return self.seconds / slots
-        # before any batch has ended, the pause doubles; else the first slots would be spent on single items
+        # Until the first batch has ended, each pause is as long as the time since the first batch was sent. Without a pause, the
+        # first slots would run batches of one item.
         return 0.0 if self._first_sent is None or slots == 1 else self._last_sent - self._first_sent
 
     def _ready(
         self, now: float, limit: int, linger: float, in_flight: int, slots: int, flush: bool, counted: bool
     ) -> tuple[KeyQueue | None, float]:
-        """The key that is first among those whose batch may be sent now; or None and the earliest time at which one may be."""
+        """Return the queue of the key whose batch is sent next. If none may be sent now, return None and the earliest time for one."""
         ready, soonest = [], inf
         paced = self._last_sent + self._pause(slots) if in_flight else -inf
         for queue in self.backlog.queues():
@@ -156,29 +174,32 @@ class BatchPolicy:
 
 
 def fit(backlog: Backlog, queue: KeyQueue, now: float, limit: float, measure: Measure) -> list[Any]:
-    """Take as many items as fit into ``limit`` together.
+    """Take items from the head of the queue, as many as fit into ``limit`` together.
 
-    The size of each item alone is known. One call of ``measure`` shows whether the sizes add up; if they do, their sum decides. If they
-    do not, for example because everything is padded to the longest item, the largest head that fits is searched: it is doubled while it
-    fits, then bisected. For this a longer head must not be smaller.
+    If the sizes of the items add up to the size of the list, their sum decides. Otherwise, for example when all items are padded to the
+    longest, ``_search`` measures lists of different lengths.
     """
     chosen = backlog.take(now, max_cost=limit, queue=queue)
-    fits = by_sum = len(chosen)
-    chosen += backlog.take(now, 1, queue=queue)  # the first item that should not fit
-    try:
+    fits = len(chosen)
+    chosen += backlog.take(now, 1, queue=queue)  # by the sum of sizes, this item does not fit any more
+    with suppress(Exception):  # if the user's function raises, the sum of the single sizes decides
         if len(chosen) > 1 and measure(chosen) != sum(item.cost for item in chosen):
-            fits = 1
-            while measure(chosen) <= limit:
-                fits = len(chosen)
-                more = backlog.take(now, fits, queue=queue)
-                if not more:
-                    break
-                chosen += more
-            fails = len(chosen)
-            while fails - fits > 1:
-                middle = (fits + fails) // 2
-                fits, fails = (middle, fails) if measure(chosen[:middle]) <= limit else (fits, middle)
-    except Exception:  # raised by the user's function; the sizes of the single items are known and must suffice
-        fits = by_sum
+            fits = _search(chosen, limit, measure, lambda count: backlog.take(now, count, queue=queue))
     backlog.put_back(chosen[fits:])
     return chosen[:fits]
+
+
+def _search(chosen: list[Any], limit: float, measure: Measure, take: Callable[[int], list[Any]]) -> int:
+    """Return how many items fit into ``limit``. Doubles ``chosen`` until it is too large, then bisects."""
+    fits = 1
+    while measure(chosen) <= limit:
+        fits = len(chosen)
+        more = take(fits)
+        if not more:
+            return fits
+        chosen += more
+    fails = len(chosen)
+    while fails - fits > 1:
+        middle = (fits + fails) // 2
+        fits, fails = (middle, fails) if measure(chosen[:middle]) <= limit else (fits, middle)
+    return fits

@@ -1,6 +1,6 @@
 """``BatchQueue``: callers submit single items, the queue calls one function for many of them, and each caller gets its own result.
 
-The queue has one worker per event loop. The workers share the function, its settings and its counters, and nothing else.
+The queue has one worker per event loop. The workers share only the function, its settings and its counters.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ T = TypeVar("T")
 R = TypeVar("R")
 NORMAL = Priority.NORMAL
 LOOP_CHECK_INTERVAL = 0.1
-"""Seconds between two checks of ``close`` whether the event loop of another thread is still running."""
+"""Seconds after which ``close`` checks again whether the event loop of another thread is still running."""
 
 
 class BatchQueue(Generic[T, R]):
     """Merges items that are submitted one by one into calls of one function.
 
-    A batch is sent as soon as a slot is free, with the items submitted until then. While all slots are busy, the next batch fills. A
-    lone item is therefore sent at once, and batches grow with load, without a wait time to tune.
+    A batch is sent as soon as a slot is free, with the items submitted until then. While all slots are busy, the next batch fills. So a
+    single item is sent at once, batches grow with load, and there is no wait time to tune.
 
     Args:
-        function: takes a list of items and returns a list with one result per item. It is an ``async def``; a ``def``, which runs in a
-            thread; or an async generator of such lists, for ``stream``. An exception *in* the list is raised for that item alone.
+        function: takes a list of items and returns a list with one result per item. It may be an ``async def``; a ``def``, which runs in a
+            thread; or, for ``stream``, an async generator that yields such lists. An exception *in* the list is raised for that item alone.
         settings: see :class:`~qreward.batching.BatchSettings`.
 
     Attributes:
@@ -63,7 +63,7 @@ class BatchQueue(Generic[T, R]):
 
     @classmethod
     def sharing(cls, function: BatchFunction) -> BatchQueue[Any, Any]:
-        """Create a queue for a batch function that it shares with other queues."""
+        """Create a queue that shares a batch function, its settings and its counters with other queues."""
         queue: BatchQueue[Any, Any] = cls.__new__(cls)
         queue._begin(function)
         return queue
@@ -93,13 +93,13 @@ class BatchQueue(Generic[T, R]):
 
         Args:
             item: any object.
-            priority: 0 (most urgent) to 9, or ``"high"``, ``"normal"``, ``"low"``. One level outweighs 15 seconds of waiting, so that no
-                item starves.
+            priority: 0 (most urgent) to 9, or ``"high"``, ``"normal"``, ``"low"``. 15 seconds of waiting count as much as one level, so
+                that no item starves.
             timeout: maximum seconds for this item, queueing included. None means the ``timeout`` of the queue.
 
         Raises:
-            RequestTimeout: the timeout has passed (a ``TimeoutError``). An item that was still waiting is never sent.
-            QueueFull: ``max_queue_size`` items are waiting already.
+            RequestTimeout: the timeout has passed. An item that was still waiting is never sent. ``RequestTimeout`` is a ``TimeoutError``.
+            QueueFull: ``max_queue_size`` items are already waiting.
             ClientClosed: the queue is closed.
             InvalidResponse: the function returned a different number of results.
             RuntimeError: the item is larger than ``max_batch_size``.
@@ -114,8 +114,7 @@ class BatchQueue(Generic[T, R]):
     ) -> list[R | BaseException]:
         """Submit several items and return the outcome of each, in order: its result or its exception.
 
-        Either all items are added to the queue, before anything is awaited, or none. They may be sent in several batches, together with
-        other items.
+        Either all items are added to the queue at once, or none. They may be sent in several batches, together with other items.
 
         Args:
             items: the items, in the order in which they are to be sent.
@@ -123,7 +122,7 @@ class BatchQueue(Generic[T, R]):
             timeout: as for ``submit``; applies to each item.
 
         Raises:
-            QueueFull: ``max_queue_size`` does not allow all of them.
+            QueueFull: the queue has no room for all of them.
             ClientClosed: the queue is closed.
 
         Example:
@@ -146,16 +145,16 @@ class BatchQueue(Generic[T, R]):
         return [(item.future.exception() or item.future.result()) if isinstance(item, PendingItem) else item for item in added]
 
     def stream(self, item: T, *, priority: int | str = NORMAL, timeout: float | None = None) -> AsyncGenerator[R, None]:
-        """Submit one item at once and return its stream. The function must be an async generator.
+        """Submit one item and return its stream. The function must be an async generator.
 
-        Arguments and errors are those of ``submit``. Read the stream, or leave it with ``aclose()``. A stream that is unread while its
-        batch waits for it ends after ``stream_timeout`` seconds: the pieces received until then can still be read, and ``RequestTimeout``
-        follows them.
+        Arguments and errors are those of ``submit``. Read the stream to its end, or call ``aclose()``. If the batch has to wait longer than
+        ``stream_timeout`` seconds because this stream is not read, the stream ends: the pieces received until then can still be read, and
+        then ``RequestTimeout`` is raised.
         """
         return self.stream_of(item, None, *_checked(priority, timeout))
 
     async def result_of(self, value: Any, signature_key: Hashable, level: int = NORMAL, timeout: float | None = None) -> Any:
-        """Like ``submit``, for arguments that have been checked; ``signature_key`` becomes a part of the batch key."""
+        """Like ``submit``, but arguments are not checked again. Only items with equal ``signature_key`` share a batch."""
         if self._function.kind is FunctionKind.STREAMED:
             self._function.check_kind(streamed=False)
         worker = self._here()
@@ -169,7 +168,7 @@ class BatchQueue(Generic[T, R]):
     def stream_of(
         self, value: Any, signature_key: Hashable, level: int = NORMAL, timeout: float | None = None
     ) -> AsyncGenerator[Any, None]:
-        """Like ``stream``, for arguments that have been checked; ``signature_key`` becomes a part of the batch key."""
+        """Like ``stream``, but arguments are not checked again. Only items with equal ``signature_key`` share a batch."""
         self._function.check_kind(streamed=True)
         worker = self._here()
         return CallerStream(worker, worker.add(value, signature_key, level, timeout))
@@ -178,10 +177,10 @@ class BatchQueue(Generic[T, R]):
         """Reject new items and wait until all items are done, in all event loops that are still running. May be called more than once.
 
         Args:
-            drain: True sends the waiting items, without waiting for fuller batches. False fails waiting and running items with
+            drain: True sends the waiting items at once, in batches that may not be full. False fails waiting and running items with
                 ``ClientClosed``.
 
-        A function that runs in a thread cannot be stopped. ``close`` waits for it only while one of its callers does.
+        A function that runs in a thread cannot be stopped. ``close`` waits for it only as long as one of its callers waits.
         """
         self._function.close()
         here = asyncio.get_running_loop()
@@ -195,18 +194,18 @@ class BatchQueue(Generic[T, R]):
         await self.close(drain=kind is None)
 
     def stats(self) -> QueueStats:
-        """The state of the queue and its counters, over all event loops."""
+        """Return the state of the queue and its counters, over all event loops."""
         function, workers = self._function, self.loop_workers()
         limit = max((worker.policy.limit(function.settings) for worker in workers), default=BatchPolicy().limit(function.settings))
         return function.counters.snapshot(*self.load(), limit)
 
     def load(self) -> tuple[int, int]:
-        """The number of waiting items and of running batches, over all event loops."""
+        """Return the number of waiting items and the number of running batches, over all event loops."""
         workers = self.loop_workers()
         return sum(worker.backlog.waiting for worker in workers), sum(len(worker.batches) for worker in workers)
 
     def set_max_batch_size(self, size: int) -> None:
-        """Set the maximum batch size. Like all setters, this applies to batches that have not begun to form.
+        """Set the maximum batch size. As with all setters, the batch that is filling now may keep the old value.
 
         Raises:
             TypeError, ConfigError: the value is invalid, as in the constructor. Nothing is changed.
@@ -214,11 +213,11 @@ class BatchQueue(Generic[T, R]):
         self.change(max_batch_size=size)
 
     def set_batch_wait_timeout_s(self, seconds: float) -> None:
-        """Set how long a batch waits for more items, in seconds."""
+        """Set the number of seconds for which a batch that is not full waits for more items."""
         self.change(batch_wait_timeout_s=seconds)
 
     def set_max_concurrent_batches(self, batches: int) -> None:
-        """Set the maximum number of running batches. If more are running, none of them is stopped."""
+        """Set the maximum number of running batches. Batches that already run are not stopped."""
         self.change(max_concurrent_batches=batches)
 
     def change(self, **settings: Unpack[Options]) -> None:
@@ -232,7 +231,7 @@ class BatchQueue(Generic[T, R]):
             worker.post(worker.pump)
 
     def loop_workers(self) -> list[LoopWorker]:
-        """One worker for each event loop that has used the queue and is not closed."""
+        """Return one worker for each event loop that has used the queue and is not closed."""
         return [worker for worker in list(self._loop_workers.values()) if not _dead(worker)]
 
     def _here(self) -> LoopWorker:
@@ -252,7 +251,7 @@ class BatchQueue(Generic[T, R]):
 
 
 async def _close_elsewhere(worker: LoopWorker, drain: bool) -> None:
-    """Close a worker in its own event loop. It is not waited for if that loop is not running."""
+    """Close a worker in its own event loop, and wait for it as long as that loop is running."""
     closed: Future[None] = Future()
 
     def begin() -> None:
@@ -267,7 +266,7 @@ async def _close_elsewhere(worker: LoopWorker, drain: bool) -> None:
 
 
 def _dead(worker: LoopWorker) -> bool:
-    """Whether the worker's event loop is closed, or belongs to the process from which this one was forked."""
+    """Return True if the worker's event loop is closed, or belongs to the parent process from which this one was forked."""
     return worker.loop.is_closed() or worker.pid != os.getpid()
 
 
@@ -283,11 +282,10 @@ def _checked(priority: Any, timeout: Any) -> tuple[int, float | None]:
 
 
 class CallerStream(AsyncGenerator[R, None]):
-    """The stream of one caller, an async generator. The caller leaves the batch by ``aclose``, by cancellation or by dropping the stream.
-    Unread pieces are then lost.
+    """The stream of one caller: an async generator.
 
-    The item was submitted when this object was created. The stream can be read by one task at a time, in the event loop in which it was
-    created.
+    The caller leaves the batch when it calls ``aclose``, is cancelled, or drops the stream. Pieces that were not read are then lost. The
+    stream can be read by one task at a time, in the event loop in which it was created.
     """
 
     __slots__ = ("__weakref__", "_reader", "_worker")
@@ -310,13 +308,13 @@ class CallerStream(AsyncGenerator[R, None]):
             raise
 
     async def asend(self, value: None) -> R:
-        """Like ``anext``. No value can be sent, because all callers read the same generator.
+        """Return the next piece, like ``anext``. Values cannot be sent, because all callers of the batch share one generator.
 
         Raises:
             TypeError: the value is not None.
         """
         if value is not None:
-            raise TypeError("nothing can be sent into a stream of a batch; other callers read the same generator")
+            raise TypeError("no value can be sent into a stream of a batch, because other callers share its generator")
         return await self.__anext__()
 
     async def athrow(self, typ: Any, val: Any = None, tb: Any = None) -> R:
@@ -336,7 +334,7 @@ class CallerStream(AsyncGenerator[R, None]):
 
 
 class _Next(Coroutine[Any, Any, R]):
-    """The next piece. If its task is cancelled before the first step, the coroutine never runs; the stream is left all the same."""
+    """The coroutine that waits for the next piece. It leaves the batch even if its task is cancelled before its first step."""
 
     __slots__ = ("_begun", "_coroutine", "_stream")
 

@@ -1,6 +1,6 @@
-"""The settings of a batch queue, their defaults and their validation. Error messages use Ray Serve's wording where it has one.
+"""The settings of a batch queue, their defaults and their validation.
 
-Pure. ``None`` switches a setting off. Durations are in seconds.
+``None`` switches a setting off. Durations are in seconds. Error messages of settings that Ray Serve also has use its wording.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ class BatchRecord:
     Args:
         name: name of the batch function.
         items: number of items in the batch.
-        size: sum of the sizes of the single items, as ``batch_size_fn`` counts them; the number of items without it.
-        limit: the largest size the batch could have had.
-        waits: seconds each item waited.
-        seconds: seconds the function took.
-        waiting: items waiting when the batch ended.
-        error: the exception the function raised, or one that describes its invalid return value; None on success.
+        size: sum of the sizes that ``batch_size_fn`` returned for each item alone. Without ``batch_size_fn``, the number of items.
+        limit: the maximum size of the batch.
+        waits: seconds that each item waited.
+        seconds: run time of the function in seconds.
+        waiting: number of items that were waiting when the batch ended.
+        error: the exception that the function raised, or the error of its invalid return value; None on success.
         contexts: the context in which each item was submitted; empty without ``carry_contexts``.
     """
 
@@ -68,16 +68,17 @@ class BatchSettings:
         batch_wait_timeout_s: seconds for which a batch that is not full waits for more items while a slot is free, counted from the
             submission of its first item. 0 means that a batch waits only for a free slot.
         max_concurrent_batches: maximum number of batches running at once, in each event loop.
-        batch_size_fn: returns the size of a list of items, such as their tokens. It receives the first argument of each call. A longer
-            list must not be smaller.
-        batch_key_fn: returns the key of an item, from its first argument. Only items with equal keys share a batch, for example items
-            for the same model.
-        max_queue_size: maximum number of waiting items, in each event loop. One more is rejected with ``QueueFull``. None means no limit.
-        adaptive_batch_size: find the best batch size, up to ``max_batch_size``. The size grows while that increases the items per
-            second. It shrinks by a tenth when a batch fails because of its size (``MemoryError``, out of memory on a GPU,
+        batch_size_fn: returns the size of a list of items, such as their tokens. It receives a list of the first argument of each call.
+            The size must not decrease when an item is added to the list.
+        batch_key_fn: returns the key of an item, from the first argument of its call. Only items with equal keys share a batch, for
+            example items for the same model.
+        max_queue_size: maximum number of waiting items, in each event loop. Further items are rejected with ``QueueFull``. None means no
+            limit.
+        adaptive_batch_size: find the best batch size, up to ``max_batch_size``. The size grows as long as larger batches process more
+            items per second. It shrinks by a tenth when a batch fails because of its size (``MemoryError``, out of memory on a GPU,
             ``TimeoutError``, status 413).
         timeout: maximum seconds from the submission of an item to its result; then ``RequestTimeout``. None means no limit.
-        stream_timeout: maximum seconds for which an unread stream may hold up the other streams of its batch and the slot; then
+        stream_timeout: maximum seconds for which a stream that is not read may delay the other streams of its batch; then
             ``RequestTimeout``. None means no limit.
         clock: returns the time in seconds. The default is the event loop's clock.
         carry_contexts: keep the context of each submission, for :func:`~qreward.batching.batch_contexts`.
@@ -85,7 +86,7 @@ class BatchSettings:
 
     Raises:
         TypeError: a value has the wrong type.
-        ConfigError: a value is out of range (a ``ValueError``).
+        ConfigError: a value is out of range. ``ConfigError`` is a ``ValueError``.
     """
 
     max_batch_size: int = 10

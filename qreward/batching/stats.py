@@ -1,4 +1,4 @@
-"""Counters of a batch queue, over all its event loops and instances, including those that no longer exist. It knows neither."""
+"""Counters of a batch queue. They add up all event loops and all instances, including those that no longer exist."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from qreward.engine import background
 
 KEPT = 1024
-"""Number of latest wait times, and of latest run times, from which percentiles are computed."""
+"""Percentiles are computed from this many of the latest wait times and run times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,20 +17,18 @@ class QueueStats:
     """The state of a queue and its counters, over all event loops.
 
     Args:
-        waiting: items that are not in a batch yet.
-        in_flight: batches running.
-        batches: batches sent.
-        items: items sent.
+        waiting: number of items that are not in a batch yet.
+        in_flight: number of running batches.
+        batches: number of batches sent.
+        items: number of items sent.
         mean_size: mean number of items per batch.
         limit: current maximum batch size; ``adaptive_batch_size`` adjusts it.
-        failed: items that received an error from the function.
-        rejected: items rejected because the queue was full.
-        expired: items whose timeout passed.
-        cancelled: items whose caller stopped waiting.
-        wait_p50: median seconds from submission to sending, over the latest 1,024 items.
-        wait_p95: 95th percentile of the same.
-        run_p50: median seconds the function took, over the latest 1,024 batches.
-        run_p95: 95th percentile of the same.
+        failed: number of items that received an error from the function.
+        rejected: number of items that were rejected because the queue was full.
+        expired: number of items whose timeout passed.
+        cancelled: number of items whose caller stopped waiting.
+        wait_p50, wait_p95: median and 95th percentile of the seconds from submission to sending, over the latest 1,024 items.
+        run_p50, run_p95: median and 95th percentile of the seconds that the function took, over the latest 1,024 batches.
     """
 
     waiting: int
@@ -69,20 +67,20 @@ class BatchCounters:
             self._counts[name] += items
 
     def sent(self, waits: list[float]) -> None:
-        """Record a batch that was sent, with the seconds that each of its items waited."""
+        """Record a batch that was sent. ``waits`` has the seconds that each of its items waited."""
         with self._lock:
             self._counts["batches"] += 1
             self._counts["items"] += len(waits)
             self._waits.extend(waits)
 
     def ended(self, seconds: float, failed: int) -> None:
-        """Record a batch that ended: the seconds it took, and the number of items that received an error from the function."""
+        """Record a batch that ended after ``seconds``. ``failed`` is the number of items that received an error from the function."""
         with self._lock:
             self._counts["failed"] += failed
             self._runs.append(seconds)
 
     def snapshot(self, waiting: int, in_flight: int, limit: float) -> QueueStats:
-        """The counters together with the current state of the queue."""
+        """Return the counters together with the current state of the queue."""
         with self._lock:
             sums, waits, runs = dict(self._counts), sorted(self._waits), sorted(self._runs)
         return QueueStats(

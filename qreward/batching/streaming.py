@@ -1,8 +1,7 @@
 """Streams: the batch function is an async generator that yields lists with one piece per caller, and each caller reads its own stream.
 
-The generator runs a few pieces ahead of its readers and then waits for them. Pieces for a slower reader are buffered. When that
-buffer is full, the generator waits for the slow reader too, but at most ``stream_timeout`` seconds. Readers that leave are not
-waited for. When all readers have left, the generator is closed.
+The generator runs at most ``AHEAD`` pieces ahead of the fastest reader. Slower readers have a buffer of ``KEPT`` pieces. If a buffer is
+full, the generator waits for its reader, but at most ``stream_timeout`` seconds. When all readers have left, the generator is closed.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from qreward.errors import RequestTimeout
 AHEAD = 16
 """Maximum number of pieces by which the generator is ahead of the fastest reader."""
 KEPT = 1024
-"""Maximum number of pieces buffered for a slow reader while other readers continue."""
+"""Maximum number of pieces that are buffered for a slow reader."""
 _ENDS = (StopIteration, StopAsyncIteration)
 
 
 class BatchStreamReader(PendingItem):
-    """An item whose caller reads a stream. Its ``future`` carries no result, and is cancelled at the end of the stream."""
+    """An item whose caller reads a stream. Its ``future`` never has a result; it is cancelled at the end of the stream."""
 
     __slots__ = ("_error", "_waiter", "buffer")
     batch: StreamBatch
@@ -37,11 +36,11 @@ class BatchStreamReader(PendingItem):
 
     @property
     def busy(self) -> bool:
-        """Whether a task is waiting for the next piece."""
+        """True if a task is waiting for the next piece."""
         return self._waiter is not None
 
     async def next(self) -> Any:
-        """Return the next piece. At the end, raise the error that ended the stream, once, and then ``StopAsyncIteration``."""
+        """Return the next piece. After the last one, raise the stream's error if there is one, and then ``StopAsyncIteration``."""
         while not self.buffer:
             if self.place is OVER:
                 error, self._error = self._error, None
@@ -70,7 +69,7 @@ class BatchStreamReader(PendingItem):
         self.end()
 
     def wake(self) -> None:
-        """Wake the waiting task, so that it checks the buffer and the state again."""
+        """Let the waiting task check the buffer and the state again."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -86,7 +85,7 @@ class StreamBatch(InFlightBatch):
         self._since = 0.0
 
     async def carry_out(self) -> None:
-        """Run the generator as long as a reader is left."""
+        """Run the generator until it ends or all readers have left."""
         self.enter_contexts()
         try:
             produced = self.function.call([item.value for item in self.items])
@@ -100,14 +99,14 @@ class StreamBatch(InFlightBatch):
                 raise
 
     def reader_moved(self) -> None:
-        """Check, after a reader has read or left, whether the generator may continue."""
+        """Let the generator continue if it may. Called after a reader has read or left."""
         unblocked = self._unblocked
         if unblocked is None or unblocked.done():
             return
         if not self._blocking():
             unblocked.set_result(True)
         elif not self._starved():
-            self._since = unblocked.get_loop().time()  # no reader is held up, and one has just read
+            self._since = unblocked.get_loop().time()  # no reader waits for a piece, so the timeout starts again
 
     def abandon(self, item: Any) -> None:
         super().abandon(item)
@@ -128,12 +127,12 @@ class StreamBatch(InFlightBatch):
                 reader.end()
 
     async def _until_unblocked(self) -> None:
-        """Wait until the readers have read enough. Readers that hold up the batch for ``stream_timeout`` seconds are ended."""
-        loop, patience = asyncio.get_running_loop(), self.function.settings.stream_timeout
+        """Wait until the readers have read enough. After ``stream_timeout`` seconds, end the streams that delay the batch."""
+        loop, timeout = asyncio.get_running_loop(), self.function.settings.stream_timeout
         self._since = loop.time()
         while True:
             self._unblocked = unblocked = loop.create_future()
-            timer = None if patience is None else loop.call_at(self._since + patience, _give_up, unblocked)
+            timer = None if timeout is None else loop.call_at(self._since + timeout, _give_up, unblocked)
             try:
                 if await unblocked:
                     return None
@@ -141,8 +140,8 @@ class StreamBatch(InFlightBatch):
                 self._unblocked = None
                 if timer is not None:
                     timer.cancel()
-            if patience is not None and loop.time() >= self._since + patience:
-                return self._end_slow(patience)
+            if timeout is not None and loop.time() >= self._since + timeout:
+                return self._end_slow(timeout)
 
     def _active(self) -> list[BatchStreamReader]:
         return [reader for reader in self.items if reader.place is TAKEN]
@@ -151,18 +150,18 @@ class StreamBatch(InFlightBatch):
         return any(len(reader.buffer) < AHEAD for reader in self._active())
 
     def _blocking(self) -> list[BatchStreamReader]:
-        """The readers that must read before the generator may continue."""
+        """Return the readers that must read before the generator may continue."""
         most = KEPT if self._starved() else AHEAD
         return [reader for reader in self._active() if len(reader.buffer) >= most]
 
-    def _end_slow(self, patience: float) -> None:
+    def _end_slow(self, timeout: float) -> None:
         for reader in self._blocking():
             self.alive -= 1
             self.function.counters.count("expired")
             reader.fail(
                 RequestTimeout(
                     f"the stream of {self.function.name} was ended: {len(reader.buffer)} pieces were not read within the stream_timeout of "
-                    f"{patience:g} s, while its batch waited for that; read faster, leave the stream with aclose(), or raise stream_timeout"
+                    f"{timeout:g} s, and its batch had to wait; read faster, leave the stream with aclose(), or raise stream_timeout"
                 )
             )
 

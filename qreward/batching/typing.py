@@ -1,7 +1,7 @@
 """The types of ``@batch`` for type checkers: parameters of type ``list[T]`` become parameters of type ``T``.
 
-Types only. A type checker cannot keep the names of such parameters, so it treats them as positional. At run time they can also be
-passed by name.
+Type checkers accept these parameters by position only, because Python's type system cannot keep their names. At run time they can also
+be passed by name.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Made_co = TypeVar("Made_co", covariant=True)
 P = ParamSpec("P")
 
 Listed: TypeAlias = Sequence[R | Exception]
-"""One result for each item. An exception is raised for its caller."""
+"""One result for each item. An exception in the list is raised for the caller of its item."""
 Results: TypeAlias = Awaitable[Listed[R]] | Listed[R]
 Yields: TypeAlias = AsyncIterator[Listed[R]]
 One: TypeAlias = Coroutine[Any, Any, R]
@@ -30,7 +30,7 @@ Stream: TypeAlias = AsyncGenerator[R, None]
 
 
 class Controls(Protocol):
-    """The attributes of a batched function. For a method they cover the queues of all instances."""
+    """The attributes of a batched function. For a method they apply to the queues of all instances."""
 
     __name__: str
     __qualname__: str

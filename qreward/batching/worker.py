@@ -1,7 +1,7 @@
 """The part of a batch queue that belongs to one event loop: it accepts items, starts batches and runs the timer.
 
-There is no task and no timer per item. Submissions share one callback, and one timer is set for the earliest due time. ``policy``
-decides when a batch is sent and what it holds; this module only carries that out.
+Items have no tasks or timers of their own. All submissions share one callback, and one timer is set for the earliest due time. ``policy``
+decides when a batch is sent and which items are in it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _log = logging.getLogger("qreward")
 
 
 class LoopWorker:
-    """The state of a queue in one event loop. It is used from that loop only, except for ``post``."""
+    """The state of a queue in one event loop. Only ``post`` may be called from outside this loop."""
 
     def __init__(self, function: BatchFunction, loop: asyncio.AbstractEventLoop) -> None:
         self.function = function
@@ -38,7 +38,7 @@ class LoopWorker:
         self.backlog = self.policy.backlog
         self.batches: set[InFlightBatch] = set()
         self._context = function.context.copy()  # a copy, because two event loops cannot run in the same context at once
-        self._settings = function.settings  # those under which the next batch forms
+        self._settings = function.settings  # the settings of the next batch
         self._woken = False
         self._closing = False
         self._timer: asyncio.TimerHandle | None = None
@@ -55,7 +55,10 @@ class LoopWorker:
         return self._put(item, timeout)
 
     def add_many(self, values: Sequence[Any], level: int, timeout: float | None) -> list[Any]:
-        """Add all items or none. Returns each item, or the exception that ``batch_size_fn`` or ``batch_key_fn`` raised for it."""
+        """Add all items, or none if the queue has no room for all of them.
+
+        Returns a list with each item, or the exception that ``batch_size_fn`` or ``batch_key_fn`` raised for it.
+        """
         self._admit(len(values))
         added: list[Any] = []
         for value in values:
@@ -68,22 +71,22 @@ class LoopWorker:
         return added
 
     def _admit(self, count: int) -> None:
-        """Raise if ``count`` more items may not be added. If the queue is full, batches that can start now are started first."""
+        """Raise ``ClientClosed`` or ``QueueFull`` if ``count`` items cannot be added. A full queue first starts all batches that it can."""
         function, most = self.function, self.function.settings.max_queue_size
         if function.closed:
-            raise ClientClosed(f"the queue of {function.name} is closed; nothing can be submitted to it any more")
+            raise ClientClosed(f"the queue of {function.name} is closed; create a new one to submit further items")
         if most is None or self.backlog.waiting + count <= most:
             return
         self.pump()
         waiting = self.backlog.waiting
         if waiting + count > most:
             function.counters.count("rejected", count)
-            message = f"{waiting} items are waiting for {function.name} already"
+            message = f"{waiting} items are already waiting for {function.name}"
             message += "" if count == 1 else f"; {count} more do not fit"
             raise QueueFull(f"{message}; submit fewer at once, or set a larger max_queue_size")
 
     def _made(self, value: Any, signature_key: Hashable, level: int) -> Any:
-        """Create an item under settings that need a size, a key, a stream or a context for it."""
+        """Create an item with its size, key and context, as the settings require."""
         function, settings = self.function, self.function.settings
         key = function.key_of(value, signature_key)
         cost = 1 if settings.batch_size_fn is None else function.size_of(value)
@@ -110,7 +113,7 @@ class LoopWorker:
         return item
 
     def abandon(self, item: Any) -> None:
-        """Remove an item whose caller has stopped waiting. The caller's task may also have been destroyed with its event loop."""
+        """Remove an item whose caller has stopped waiting, or whose event loop was closed."""
         if item.place is OVER:
             return
         if self.loop.is_closed():
@@ -131,7 +134,7 @@ class LoopWorker:
             self.loop.call_soon_threadsafe(callback, *args)
 
     def pump(self) -> None:
-        """Start the batches that may start now, and set the timer for the next due time."""
+        """Start all batches that may start now, and set the timer for the next due time."""
         self._woken = False
         if not self.backlog.waiting and self._timer is None and not self._closing:
             return
@@ -153,11 +156,11 @@ class LoopWorker:
             self._idle.set()
 
     def _next(self, now: float) -> tuple[list[Any], float]:
-        """Return a batch whose callers are all still waiting, or no items and the time at which to check again."""
+        """Return the next batch, without items whose callers have left; or no items and the time at which to try again."""
         function, settings = self.function, self.function.settings
         measure = None if settings.batch_size_fn is None else function.measure
         while True:
-            if not self._settings.batch_wait_timeout_s:  # else a batch that waits to fill keeps the settings it began with
+            if not self._settings.batch_wait_timeout_s:  # a batch that waits for more items keeps the settings it began with
                 self._settings = settings
             slots = settings.max_concurrent_batches
             items, at = self.policy.next(now, self._settings, len(self.batches), slots, measure, self._closing)
@@ -186,7 +189,7 @@ class LoopWorker:
     def _ended(self, batch: InFlightBatch, task: asyncio.Task[None]) -> None:
         """Free the slot of a batch that has ended, and start the next batch.
 
-        The callers of the batch have run before this callback, so items that they submitted since are in the next batch.
+        The callers of the batch run before this callback, so items that they submit in turn are in the next batch.
         """
         if batch not in self.batches:
             return
@@ -265,8 +268,8 @@ class LoopWorker:
     async def close(self, drain: bool) -> None:
         """Wait until no item is waiting and no batch is running.
 
-        Without ``drain``, waiting items fail and running batches are cancelled. Threads and actors whose callers have all left are not
-        waited for.
+        Without ``drain``, waiting items fail and running batches are cancelled. It does not wait for threads and actors whose callers have
+        all left.
         """
         self._closing = True
         if not drain:

@@ -1,1 +1,1 @@
-"""``@schedule`` adds retries, limits and hedges to functions. Its configuration can be changed while the program runs."""
+"""``@schedule`` adds retries, limits and hedges to functions. Its settings can be changed while the program runs."""

@@ -1,6 +1,6 @@
 """``ScheduleConfig``: the parameters of ``@schedule``, their validation, and their changes while the function is in use.
 
-``CompiledSettings`` is the form of a configuration that calls use, compiled once per change. Nothing here knows how a call is made.
+Calls use ``CompiledSettings``, which is computed from a configuration once per change. This module does not make calls.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from qreward.functions.overload import overload_of
 from qreward.scheduler.functions.limits import Adapting, Breaking, FunctionOptions, Hedging, Pause, Rate
 from qreward.scheduler.functions.state import CallFailure
 from qreward.settings import files
-from qreward.settings.base import Count, Many, Number, Policy, Seconds, SomeSeconds, with_faults
+from qreward.settings.base import Count, Many, Number, Policy, Seconds, SomeSeconds, default, with_faults
 from qreward.settings.policies import Level, Priority
 
 _PERCENTILE = re.compile(r"p([0-9]+(?:\.[0-9]+)?)")
 
 
 class Unset(Enum):
-    """The type of ``UNSET``. Its member keeps its identity when it is copied or pickled."""
+    """The type of ``UNSET``. It is an enum, so that a copied or unpickled ``UNSET`` is the same object."""
 
     UNSET = "UNSET"
 
@@ -42,7 +42,7 @@ class Unset(Enum):
 
 
 UNSET = Unset.UNSET
-"""No value was given, not even None."""
+"""The value of a parameter that was not given. None may be a valid value."""
 
 
 def check_exceptions(value: object) -> object:
@@ -52,7 +52,7 @@ def check_exceptions(value: object) -> object:
             raise ValueError("must be an exception class, a tuple of such classes, or a function of the exception; it is set in code")
         return check_plain(value)
     if value == ():
-        raise ValueError("is an empty tuple, by which nothing would ever be a failure; name at least one class, or leave it out")
+        raise ValueError("is an empty tuple, so no exception would be a failure; name at least one class, or leave it out")
     for kind in value if isinstance(value, tuple) else (value,):
         if not isinstance(kind, type) or not issubclass(kind, BaseException):
             raise ValueError("must name exception classes, such as (ConnectionError, TimeoutError)")
@@ -72,7 +72,7 @@ def check_hedge_time(value: Any) -> Any:
         return None
     if isinstance(value, str) and (found := _PERCENTILE.fullmatch(value)):
         if not 0 < float(found[1]) / 100 < 1:
-            raise ValueError("a percentile lies between p0 and p100, both excluded, such as 'p95'")
+            raise ValueError("a percentile must be above p0 and below p100, such as 'p95'")
         return value
     try:
         seconds = 0.0 if isinstance(value, bool) else float(value)
@@ -98,10 +98,11 @@ OnChange = Callable[[Any, frozenset[str]], object]
 
 
 class Changes:
-    """The change callbacks of one object.
+    """The callbacks that are called when one object changes.
 
     Attributes:
-        lock: held while a change is made and its callbacks run, so that callbacks see changes in order. A callback may make another change.
+        lock: held while a change is made and its callbacks run, so that callbacks see changes in order. It is reentrant, so a callback may
+            make another change.
     """
 
     def __init__(self) -> None:
@@ -110,12 +111,12 @@ class Changes:
         background.watch(self, Changes._replace_lock)
 
     def _replace_lock(self) -> object:
-        """In a forked child, the thread that held the lock may not exist."""
+        """Replace the lock in a forked child, where the thread that held it may not exist."""
         inherited, self.lock = self.lock, threading.RLock()
         return inherited
 
     def add(self, callback: OnChange) -> Callable[[], None]:
-        """Call ``callback(changed_object, names)`` after each change from now on. Returns a function that removes the callback."""
+        """Call ``callback(changed_object, names)`` after each later change. Returns a function that removes the callback."""
         token = object()
         self._callbacks[token] = callback
 
@@ -125,7 +126,7 @@ class Changes:
         return remove
 
     def add_weakly(self, method: OnChange) -> None:
-        """Like ``add``, for a method of an object that is held weakly."""
+        """Like ``add`` for a bound method, but without keeping its object alive."""
 
         def call(changed: object, names: frozenset[str]) -> None:
             if (found := weak()) is not None:
@@ -146,14 +147,18 @@ class Changes:
 
 
 def read_settings(source: str | Path) -> tuple[dict[str, Any], files.SettingsLocation]:
-    """Return the settings in a file, and their place. Raises ``ConfigError``, also for an empty file, which may be about to be written."""
+    """Return the settings in a file, and their location for messages.
+
+    Raises:
+        ConfigError: the file cannot be read. An empty file is an error too, because it may be in the middle of being written.
+    """
     return files.read_settings(source, empty="write {} if nothing is to be set")
 
 
 __all__ = ["FIXED", "UNSET", "ScheduleConfig"]
 
 FIXED = frozenset({"key_func", "pool"})
-"""Parameters that cannot be changed: a function belongs to its pool, and its counters belong to the keys already computed."""
+"""Parameters that cannot be changed while the function is in use. Calls already wait in the pool, and counters exist for each key."""
 
 
 class ScheduleConfig(Policy):
@@ -161,44 +166,46 @@ class ScheduleConfig(Policy):
 
     A *try* is one run of the function. ``None`` switches a feature off. A parameter marked "with x" has no effect while x is off, so the
     two may be set in any order. Configurations are equal if all their values are equal. They are not hashable because they can change.
-    They are copied and pickled without their callbacks.
+    Copies and pickles do not contain the ``on_change`` callbacks.
 
     Args:
         timeout: maximum seconds for a whole call, including waiting, retries and hedges.
         retry_times: maximum number of retries of one call.
-        retry_interval: maximum seconds before the first retry. The maximum doubles with each retry, and each wait is drawn between 0 and
-            the maximum ("full jitter": Brooker, "Exponential Backoff And Jitter", AWS 2015). 0 retries at once.
+        retry_interval: maximum seconds before the first retry. The maximum doubles with each retry. Each wait is random between 0 and the
+            maximum ("full jitter": Brooker, "Exponential Backoff And Jitter", AWS 2015). 0 retries at once.
         retry_max_interval: maximum seconds before any retry.
         exception_types: which exceptions are retried and count as failures: a class, a tuple of classes, or a function of the exception
             that returns True, False, or the seconds to wait. An exception that is not an ``Exception`` (``CancelledError``,
             ``KeyboardInterrupt``) is never retried and never counts.
-        limit_size: rate limit: maximum number of tries that begin in any ``limit_window``, per key.
+        limit_size: rate limit: maximum number of tries per key that begin in any ``limit_window`` seconds.
         limit_window: length of the window in seconds; with ``limit_size``.
-        key_func: receives the arguments of a call and returns its key. Each key has its own ``limit_size`` and circuit breaker. None
-            means one key for all calls. It cannot be changed.
+        key_func: receives the arguments of a call and returns its key. Each key has its own rate limit and circuit breaker. With None, all
+            calls share one. It cannot be changed.
         max_concurrency: maximum number of tries running at once.
-        hedged_request_time: seconds after which a second try is started beside a running one (Dean and Barroso, "The Tail at Scale",
-            CACM 2013), or a percentile of the function's own times, such as ``"p95"``.
+        hedged_request_time: seconds after which a second try is started while the first still runs (Dean and Barroso, "The Tail at Scale",
+            CACM 2013). A percentile such as ``"p95"`` takes the seconds from the function's own times.
         hedged_request_max_times: maximum number of hedges per call; with ``hedged_request_time``.
-        hedged_request_proportion: hedges allowed per call, over all calls, above 0 and up to 1; with ``hedged_request_time``.
-        speed_up_max_multiply: maximum number of tries of one call running at once while it is being retried; with ``retry_times``.
-        default_result: returned instead of an exception: a value, or a function of the call's arguments. ``UNSET`` raises the exception.
+        hedged_request_proportion: maximum hedges over all calls, as a share of the number of calls, above 0 and up to 1; with
+            ``hedged_request_time``.
+        speed_up_max_multiply: maximum number of tries of one call that run at once after a failure; with ``retry_times``.
+        default_result: a value that is returned instead of an exception, or a function of the call's arguments that returns it. ``UNSET``
+            raises the exception.
         circuit_breaker_threshold: number of consecutive failures after which calls are rejected with ``CircuitOpen``.
         circuit_breaker_recovery: seconds until one call is let through again; with ``circuit_breaker_threshold``.
-        adaptive_limit: adapt a limit to the results of the tries: the rate limit if ``limit_size`` is set, else the concurrency limit.
+        adaptive_limit: adapt a limit to the results of the tries: the rate limit if ``limit_size`` is set, otherwise the concurrency limit.
         adaptive_limit_min: lower bound of the adaptive limit, in tries; with ``adaptive_limit``.
         adaptive_limit_max: upper bound of the adaptive limit, in tries; with ``adaptive_limit``.
-        adaptive_error_threshold: share of failures above which the limit is lowered; with ``adaptive_limit``.
-        adaptive_latency_threshold: mean seconds per try above which the limit is lowered; with ``adaptive_limit``.
-        priority: 0 (most urgent) to 9, or a :class:`~qreward.settings.policies.Priority` or its name.
+        adaptive_error_threshold: the limit is lowered if more than this share of tries fail; with ``adaptive_limit``.
+        adaptive_latency_threshold: the limit is lowered if the mean time of a try exceeds this many seconds; with ``adaptive_limit``.
+        priority: 0 (most urgent) to 9, a :class:`~qreward.settings.policies.Priority`, or the name of one.
         pool: name of a pool. Functions with the same pool share ``max_concurrency`` and the adaptive limit. It cannot be changed.
         metrics_callback: called with a ``ScheduleMetrics`` for each finished call.
         telemetry_exporter: an object with a method ``export(metrics)``.
         debug: log each decision.
 
     Raises:
-        ConfigError: a setting is unknown or invalid. The message names the setting and what to write. It never contains a text value,
-            which may be an API key.
+        ConfigError: a setting is unknown or invalid. The message names the setting and says what to write. It never contains the text of a
+            value, because that may be an API key.
 
     Example:
         >>> config = ScheduleConfig(timeout=30, retry_times=2, hedged_request_time="p95")
@@ -229,7 +236,9 @@ class ScheduleConfig(Policy):
     adaptive_limit_max: Count = 500
     adaptive_error_threshold: Portion = 0.3
     adaptive_latency_threshold: Seconds | None = None
-    priority: Annotated[Level, AfterValidator(lambda level: Priority(level) if level in list(Priority) else level)] = Priority.NORMAL
+    priority: Annotated[Level, AfterValidator(lambda level: Priority(level) if level in list(Priority) else level)] = default(
+        Priority.NORMAL
+    )
     pool: str | None = None
     metrics_callback: Callable[..., object] | None = None
     telemetry_exporter: Annotated[Any, PlainValidator(check_exporter)] = None
@@ -257,7 +266,7 @@ class ScheduleConfig(Policy):
     @classmethod
     def _readable_name(cls, value: str | None) -> str | None:
         if value is not None and (not value or value != value.strip() or not value.isprintable()):
-            raise ValueError("must be a name without blanks around it; None is a pool of the function's own")
+            raise ValueError("must be a name without leading or trailing blanks; None gives the function a pool of its own")
         return value
 
     @model_validator(mode="after")
@@ -282,8 +291,8 @@ class ScheduleConfig(Policy):
     def update(self, /, **changes: Any) -> frozenset[str]:
         """Change parameters while the function is in use. If one of them is invalid, none is changed.
 
-        May be called from any thread. Code that reads one parameter gets the old or the new value. Code that needs several values that
-        belong together takes a :meth:`snapshot`.
+        May be called from any thread. Code that reads one parameter gets the old or the new value. To read several values of the same
+        state, take a :meth:`snapshot`.
 
         Args:
             changes: new values by parameter name.
@@ -310,9 +319,9 @@ class ScheduleConfig(Policy):
     def on_change(self, callback: Callable[[ScheduleConfig, frozenset[str]], object]) -> Callable[[], None]:
         """Call ``callback(config, names)`` after each update that changes at least one value.
 
-        The callback runs in the thread that makes the change. Changes are reported one after the other, in order. The callback should
-        therefore be quick, and must not wait for another thread that changes this configuration. If it raises, the error is logged and the
-        change stands.
+        The callback runs in the thread that makes the change, and changes are reported one at a time, in order. So the callback should be
+        quick, and must not wait for another thread that changes this configuration. If it raises, the error is logged and the change is
+        kept.
 
         Returns:
             A function that removes the callback.
@@ -320,7 +329,7 @@ class ScheduleConfig(Policy):
         return self._changes.add(callback)
 
     def snapshot(self) -> dict[str, Any]:
-        """A new dict of all values, consistent at one point in time."""
+        """Return a new dict of all values at one moment."""
         return dict(self.__dict__)
 
     def __eq__(self, other: object) -> bool:
@@ -339,13 +348,13 @@ class ScheduleConfig(Policy):
         return partial(type(self), **self.snapshot()), ()
 
     def __repr_args__(self) -> Iterator[tuple[str, Any]]:
-        """Only values that differ from the defaults. Objects are shown by name only, because they may hold secrets."""
+        """Yield the values that differ from their defaults. Of an object only the name is shown, because it may hold secrets."""
         fields = type(self).model_fields
         return ((name, _Text(_shown(value))) for name, value in self.snapshot().items() if not same(value, fields[name].default))
 
 
 def same(one: object, other: object) -> bool:
-    """Whether two values are equal. Values that cannot be compared, such as arrays, are equal only if they are the same object."""
+    """Return True if two values are equal. Values that cannot be compared, such as arrays, are equal only if they are the same object."""
     if one is other:
         return True
     try:
@@ -355,14 +364,14 @@ def same(one: object, other: object) -> bool:
 
 
 class _Text(str):
-    """A text that is its own ``repr``."""
+    """A string whose ``repr`` is the string itself."""
 
     __slots__ = ()
     __repr__ = str.__str__
 
 
 def _shown(value: Any) -> str:
-    """A value as ``repr`` shows it: None, numbers, texts and enum members as they are, and anything else by its name."""
+    """Return a value as ``repr`` shows it: None, numbers, texts and enum members as code, and any other object as its name."""
     if isinstance(value, Enum):
         return f"{type(value).__name__}.{value.name}"
     if value is None or isinstance(value, bool | int | float | str):
@@ -373,15 +382,15 @@ def _shown(value: Any) -> str:
 
 
 class CompiledSettings:
-    """An immutable state of a configuration. A call uses one of them from its beginning to its end.
+    """The settings of a configuration at one moment, in the form that calls use. A call uses the same settings from begin to end.
 
     Args:
         config: the configuration.
-        waits: False compiles it for tests: retries and overload are not waited for, rate limits are ignored, and nothing is hedged.
+        waits: False is for tests: calls do not wait before retries or after overload, ignore rate limits, and are not hedged.
 
     Attributes:
         options: the options for the scheduler.
-        needs_thread: whether a blocking caller may have to give up on a running try.
+        needs_thread: True if blocking functions run in a thread, because a call may end while a try still runs.
     """
 
     __slots__ = ("_exceptions", "_predicate", "_waits", "callback", "debug", "default", "exporter", "key_func", "needs_thread", "options")
@@ -402,13 +411,13 @@ class CompiledSettings:
         self._predicate: Callable[[Exception], bool | float] | None = None if is_types else exceptions
 
     def covers(self, error: BaseException) -> bool:
-        """Whether the default is returned for an exception that no try raised."""
+        """Return True if ``default_result`` replaces an exception that did not come from the function."""
         if self._predicate is not None and isinstance(error, Exception):
             return self._predicate(error) is not False
         return isinstance(error, self._exceptions)
 
     def judge(self, error: Exception) -> CallFailure:
-        """Classify an exception that the function raised."""
+        """Classify an exception that a try raised: whether to retry, how long to wait, and whether it means overload."""
         overload = overload_of(error)
         wait = None if overload is None else overload.retry_after
         again: bool | float = isinstance(error, self._exceptions)
@@ -418,7 +427,7 @@ class CompiledSettings:
             covered = again is not False
             if again is not True and again is not False:
                 again, wait = True, float(again)
-        if overload is not None and overload.should_retry is False:  # the server's answer takes precedence
+        if overload is not None and overload.should_retry is False:  # the server forbids a retry
             again = False
         if wait is not None and not self._waits:
             wait = 0.0

@@ -1,8 +1,7 @@
 """``@schedule``: retries, hedges, limits, a circuit breaker, priority and a time limit for any function.
 
-This module detects the kind of a function, passes its calls to the scheduler of its pool, and passes results and errors back to the
-caller. Functions that name the same pool share an engine and the limit of tries running at once. Nothing here decides how a call is
-made.
+This module detects the kind of a function, passes its calls to the scheduler of its pool, and returns results and errors to the caller.
+Functions with the same pool share an engine and the limit of concurrent tries. The scheduler decides when a try begins.
 """
 
 from __future__ import annotations
@@ -40,14 +39,16 @@ class ScheduleMetrics:
     """One finished call of a decorated function, as ``metrics_callback`` and ``telemetry_exporter`` receive it.
 
     Attributes:
-        function: qualified name of the function, with its module.
+        function: module and qualified name of the function.
         key: the key that ``key_func`` returned; None without ``key_func``.
-        outcome: ``ok``, ``failed`` (the function raised), ``timeout``, ``circuit_open`` (the call was rejected by the circuit breaker), or
-            ``cancelled`` (by the caller).
-        error: class name of the exception, or None. The message is left out because it may hold secrets.
-        defaulted: whether the caller received ``default_result``.
-        tries: number of runs of the function. Of these, ``retries`` followed a failure, and ``hedges`` ran beside another try.
-        queued: seconds before the first try.
+        outcome: ``ok``, ``failed`` (the function raised an exception), ``timeout``, ``circuit_open`` (the circuit breaker rejected the
+            call), or ``cancelled`` (by the caller).
+        error: class name of the exception, or None. Its message is not included, because it may contain secrets.
+        defaulted: True if the caller received ``default_result``.
+        tries: number of runs of the function.
+        retries: number of tries that followed a failure.
+        hedges: number of tries that were started while another try was running.
+        queued: seconds from the call to its first try.
         latency: seconds from the call to its end, waiting and retries included.
     """
 
@@ -64,7 +65,7 @@ class ScheduleMetrics:
 
     @property
     def ok(self) -> bool:
-        """Whether the function returned."""
+        """True if the function returned a result."""
         return self.outcome == "ok"
 
 
@@ -73,17 +74,24 @@ class ScheduleStats:
     """Counters of a decorated function since it was defined or reset.
 
     Attributes:
-        calls: calls made. Of those that ended, ``ok`` returned and ``failed`` ended with an exception. Of the failed calls, ``timeouts``
-            exceeded the time limit, and ``refused`` were rejected by the open circuit breaker.
-        tries: number of runs of the function. Of these, ``retries`` followed a failure, and ``hedges`` ran beside another try.
-        hedges_won: hedges that returned before the try they hedged.
-        overloaded: tries rejected because of overload (429, 503 and the like).
-        waiting, inflight: calls currently waiting for a rate limit or a concurrency slot, and tries currently running.
-        limit: tries that may currently run at once, over all functions of the pool; None without a limit.
-        rate: tries that a key may currently begin per ``limit_window``; None without a limit. With ``adaptive_limit``, the lowest of all
-            keys.
-        keys: number of keys in memory, of which ``open_circuits`` have an open circuit breaker.
-        p50, p95, p99: percentiles of the seconds that successful tries took; None before the first.
+        calls: number of calls.
+        ok: number of calls for which the function returned a result.
+        failed: number of calls that ended with an exception.
+        timeouts: number of failed calls that exceeded the time limit.
+        refused: number of failed calls that were rejected by an open circuit breaker.
+        tries: number of runs of the function.
+        retries: number of tries that followed a failure.
+        hedges: number of tries that were started while another try was running.
+        hedges_won: number of hedges that returned before the other try.
+        overloaded: number of tries that failed because of overload (429, 503 or similar).
+        waiting: number of calls that wait now for a rate limit or a concurrency slot.
+        inflight: number of tries that run now.
+        limit: maximum number of tries that may run at once now, over all functions of the pool; None without a limit.
+        rate: maximum number of tries per key and ``limit_window`` now; None without a limit. With ``adaptive_limit``, the lowest rate of
+            all keys.
+        keys: number of keys in memory.
+        open_circuits: number of keys whose circuit breaker is open.
+        p50, p95, p99: percentiles of the seconds that successful tries took; None before the first one.
     """
 
     calls: int
@@ -112,9 +120,9 @@ _waiting_disabled = False
 
 @contextmanager
 def no_waiting() -> Iterator[None]:
-    """Inside the ``with`` block, decorated functions retry at once, ignore rate limits and are never hedged. Other settings still apply.
+    """Make decorated functions retry at once, ignore rate limits and never hedge, inside a ``with`` block. Other settings still apply.
 
-    For tests of code that uses decorated functions. It applies in all threads, to calls that begin inside the block.
+    Use it in tests of code with decorated functions. It applies to all calls that begin while the block runs, in any thread.
 
     Example:
         >>> from qreward import schedule
@@ -140,8 +148,8 @@ class ScheduledFunction:
 
     Args:
         body: the original function.
-        config: its settings. Changes to them take effect.
-        pool: the engine and the limits that it shares with other functions.
+        config: its settings. Later changes of them take effect.
+        pool: the pool whose engine and limits it shares with other functions.
     """
 
     def __init__(self, body: Callable[..., Any], config: ScheduleConfig, pool: FunctionPool) -> None:
@@ -156,7 +164,7 @@ class ScheduledFunction:
         config._changes.add_weakly(self._follow)
 
     def attach(self) -> None:
-        """Register with the pool's engine, with empty counters."""
+        """Register the function with the pool's engine, with empty counters."""
         engine, settings = self.pool.engine, self.settings
         with engine.lock:  # other functions of the pool may be in use
             self.function = Function(self.name, engine.scheduler.group, settings.options, keyed=settings.key_func is not None)
@@ -298,10 +306,12 @@ def _check_agreement(member: ScheduledFunction, pool: FunctionPool) -> None:
 
 
 class FunctionPool:
-    """An engine, and the driver of its blocking callers.
+    """The engine and the limits that the functions of one pool share.
 
     Attributes:
-        members: the functions that use the pool.
+        members: the functions of the pool.
+        engine: the engine that schedules their calls.
+        thread_driver: runs the calls of blocking functions.
     """
 
     def __init__(self) -> None:
@@ -324,7 +334,7 @@ class FunctionPool:
 
 
 class _NoBackend:
-    """A backend without connections: functions make no requests through it."""
+    """A backend for engines that only call functions. It sends no requests."""
 
     async def send(self, endpoint: object, call: object) -> NoReturn:
         raise AssertionError(f"a function was sent over a backend: {endpoint}, {call}")
@@ -334,21 +344,21 @@ class _NoBackend:
 
 
 _ENGINES: WeakSet[Engine[CallScheduler]] = WeakSet()
-"""All engines in use. Not the pools: a timer of an event loop holds an engine, and may outlive the last function of its pool."""
+"""All engines in use. Engines and not pools, because the timer of an event loop can keep an engine alive after its pool is gone."""
 _POOLS: WeakValueDictionary[str, FunctionPool] = WeakValueDictionary()
 _naming = threading.Lock()
 
 
 def pool_named(name: str | None) -> FunctionPool:
-    """Return the pool with this name, or a new pool if the name is None. A pool lives as long as a function uses it."""
+    """Return the pool with this name, or a new one if the name is None. A pool is freed with the last function that uses it."""
     if name is None:
         return FunctionPool()
     with _naming:
         return _POOLS.get(name) or _POOLS.setdefault(name, FunctionPool())
 
 
-async def leave_loop() -> None:
-    """Release the timers that decorated functions hold in the running event loop. The functions may be called in it again."""
+async def cancel_timers() -> None:
+    """Cancel all timers of decorated functions in the running event loop. Later calls in this loop set new ones."""
     for engine in list(_ENGINES):
         await engine.leave()
 
@@ -361,10 +371,10 @@ S = TypeVar("S")
 
 
 class Scheduled(Protocol[P, R_co]):
-    """A decorated function. It is called as before, and has settings and counters.
+    """A decorated function. It is called like the original, and also has settings and counters.
 
     Attributes:
-        config: its settings, which may be changed while it is in use.
+        config: its settings, which can be changed while the function is in use.
     """
 
     __name__: str
@@ -404,22 +414,23 @@ def schedule(config: ScheduleConfig | None = None, /, **settings: Any) -> Decora
 def schedule(config: Any = None, /, **settings: Any) -> Any:
     """Add retries, hedges, limits, a circuit breaker, priority and a time limit to a slow or flaky function.
 
-    An async function stays async, and a blocking function stays blocking, also where an event loop is running. Cancelling a call cancels
-    an async function. A blocking function cannot be stopped, so its result is dropped. Exceptions of the function are raised unchanged.
+    An async function stays async, and a blocking function stays blocking, even in a thread with a running event loop. When a call of an
+    async function ends early, its running tries are cancelled. A blocking function cannot be stopped, so its result is discarded.
+    Exceptions of the function are raised unchanged.
 
     Args:
-        config: the settings. Changes to them take effect. Or the function itself.
+        config: the settings, whose later changes take effect; or, for ``@schedule`` without parentheses, the function itself.
         settings: settings by name; see :class:`~qreward.ScheduleConfig` for all of them.
 
     Returns:
         The decorated function, with ``config``, ``stats()`` and ``reset()``.
 
     Raises:
-        ConfigError: a setting is invalid, or the decorated object is not a function (for example a class or a generator function).
+        ConfigError: a setting is invalid, or the decorated object cannot be scheduled (for example a class or a generator function).
 
-    When called, in addition to the exceptions of the function:
+    A call of the decorated function raises the exceptions of the function, and:
         RequestTimeout: the call did not end within ``timeout``.
-        CircuitOpen: the function failed too often, and is not called for a while.
+        CircuitOpen: the function failed too often, so the circuit breaker rejects calls for a while.
 
     Example:
         >>> from qreward import schedule
@@ -474,9 +485,9 @@ def _decorate(function: Any, /, *, config: ScheduleConfig) -> Any:
 def _check(function: Any) -> None:
     what = getattr(function, "__qualname__", repr(function))
     if inspect.isclass(function):
-        raise ConfigError(f"{what} is a class; decorate a function that makes one, or its methods")
+        raise ConfigError(f"{what} is a class; decorate a function that creates an instance, or methods of the class")
     if not callable(function):
         raise ConfigError(f"schedule() decorates functions, not a {type(function).__name__}")
     called = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004 - whether ``__call__`` is async or a generator
     if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
-        raise ConfigError(f"{what} is a generator, which gives its values one by one and cannot be tried again; return them as a list")
+        raise ConfigError(f"{what} is a generator, which cannot be retried after it has yielded a value; return a list instead")

@@ -1,21 +1,19 @@
 """Detects whether an exception means that a server is overloaded, and how long to wait. It supports exceptions of many libraries, and
 imports none of them.
 
-Only statuses, headers and machine-readable codes of an exception count. Its message does not, except for urllib3's ``ResponseError``,
-whose status is only there. The words of a message are as often those of a prompt, a log line or a test ("too many requests in the
-prompt") as those of a server. An error wrongly taken for overload would be waited for and retried without counting for the circuit
-breaker.
+Only statuses, headers and machine-readable codes of an exception count. Messages are ignored, because words such as "too many requests"
+may also come from a prompt or a log line. The exception is urllib3's ``ResponseError``, which has its status only in the message. A false
+detection would be costly: the call would wait and be retried, and the failure would not count for the circuit breaker.
 
 These exceptions are inspected:
 
-- the exception itself, then the one it was raised ``from``, and the ``reason`` that a wrapper holds (urllib3);
+- the exception itself, then the one it was raised ``from``, and the ``reason`` attribute of wrappers (urllib3);
 - the exception that was being handled, if the ``except`` block itself raised the new one, as in
-  ``except RateLimitError: raise JudgeFailed``. If a function called from the block raised it, that error is about the fallback, and
-  the handled exception is ignored;
-- all exceptions of a group. The group is an overload only if each of them is one: beside an overload, another failure of a task
-  group takes precedence.
+  ``except RateLimitError: raise JudgeFailed``. If a function called in the block raised the new one, the handled exception is ignored,
+  because the new error is about the fallback;
+- all exceptions of an exception group. The group is an overload only if each of them is one.
 
-An exhausted account (402, ``insufficient_quota``) is not an overload, because waiting does not help. This module makes no decisions.
+An exhausted account (402, ``insufficient_quota``) is not an overload, because waiting does not help.
 """
 
 from __future__ import annotations
@@ -31,28 +29,28 @@ from qreward.transport import error_mapping
 from qreward.transport.error_mapping import ErrorBody, error_body_of, parse_error_body
 
 LINKS = 8
-"""Maximum number of exceptions of a chain that are inspected. Libraries build chains of up to four. The limit also ends cycles."""
+"""Maximum number of exceptions of a chain that are inspected. Libraries build chains of up to four; the limit also ends cycles."""
 _OVERLOADED = frozenset({429, 503, 529})
 _USED_UP = 402
-_ELSEWHERE = frozenset({200, 400, 500})  # here the code in the body counts: of streams, and of servers with imprecise statuses
+_ELSEWHERE = frozenset({200, 400, 500})  # streams and some servers use these statuses for overload; the code in the body decides
 _GRPC = frozenset({"RESOURCE_EXHAUSTED", "UNAVAILABLE"})
 _AWS = frozenset({
     "Throttling", "ThrottlingException", "ThrottledException", "RequestThrottled", "RequestThrottledException", "EC2ThrottledException",
     "TooManyRequestsException", "ProvisionedThroughputExceededException", "RequestLimitExceeded", "BandwidthLimitExceeded", "SlowDown",
 })  # fmt: skip
-"""botocore's list of throttling codes, without LimitExceededException and the codes for conflicts, which are as often permanent."""
+"""botocore's throttling codes, except LimitExceededException and the codes for conflicts, which may be permanent."""
 _URLLIB3_STATUS = re.compile(r"too many (\d{3}) error responses")  # ResponseError.SPECIFIC_ERROR, the only place of the status
 _VARINT = rb"([\x80-\xff]{0,8}[\x00-\x7f])"  # negative integers of protobuf take 10 bytes
 _RETRY_INFO = re.compile(rb"\x0a(.)(?:\x08" + _VARINT + rb")?(?:\x10" + _VARINT + rb")?", re.DOTALL)
-"""A protobuf ``RetryInfo``: the length of its ``Duration``, and the seconds and nanoseconds of that."""
+"""A protobuf ``RetryInfo``. The groups are the length of its ``Duration``, and the seconds and nanoseconds of the duration."""
 
 
 class Overload(NamedTuple):
     """A server is overloaded, or a rate limit is exhausted.
 
     Attributes:
-        retry_after: seconds to wait, as the server requested, or None.
-        should_retry: whether the server allows a retry at all (``x-should-retry``, gRPC's pushback), or None if it does not say.
+        retry_after: seconds to wait, as the server requested; None if it requested none.
+        should_retry: False if the server forbids a retry, True if it asks for one (``x-should-retry``, gRPC's pushback), else None.
     """
 
     retry_after: float | None = None
@@ -60,17 +58,21 @@ class Overload(NamedTuple):
 
 
 class _AccountExhausted(Exception):
-    """Waiting does not help."""
+    """The account has no quota left, so waiting does not help."""
 
 
 def overload_of(error: BaseException) -> Overload | None:
     """Return the overload that an exception reports, or None for any other error. Never raises.
 
-    Exceptions are recognised by their attributes, not by their type: 429, 503 and 529 of httpx, aiohttp, requests, urllib3, openai,
-    anthropic and any other with a ``status_code``, ``status`` or ``response``; RESOURCE_EXHAUSTED and UNAVAILABLE of gRPC; throttling of
-    botocore; and :class:`qreward.RateLimited`, which a function can raise itself. The wait comes from the headers (``retry-after-ms``,
-    ``retry-after``, ``x-ratelimit-*``), from gRPC's RetryInfo or pushback, or from an attribute ``retry_after`` (seconds) of the
-    exception.
+    Exceptions are recognised by their attributes, not by their type:
+
+    - status 429, 503 or 529 in ``status_code``, ``status`` or ``response``, as in httpx, aiohttp, requests, urllib3, openai and anthropic;
+    - RESOURCE_EXHAUSTED and UNAVAILABLE of gRPC;
+    - throttling errors of botocore;
+    - :class:`qreward.RateLimited`, which a function can raise itself.
+
+    The wait is read from the headers (``retry-after-ms``, ``retry-after``, ``x-ratelimit-*``), from gRPC's RetryInfo or pushback, or from
+    an attribute ``retry_after`` (seconds) of the exception.
 
     Example:
         >>> class TooBusy(Exception):
@@ -89,7 +91,7 @@ def overload_of(error: BaseException) -> Overload | None:
             overload = _overload_of_one(link)
         except _AccountExhausted:
             return None
-        except Exception:  # attributes of foreign exceptions may raise; the caller must see the original error
+        except Exception:  # attributes of other libraries' exceptions may raise; the caller must see the original error
             overload = None
         if overload is not None:
             if overload.retry_after is not None:
@@ -110,7 +112,7 @@ def _next_in_chain(error: BaseException) -> BaseException | None:
 
 
 def _raised_by_handler(error: BaseException, caught: BaseException) -> bool:
-    """Whether the frame that caught one exception is the frame that raised the other."""
+    """Return True if ``error`` was raised in the frame that caught ``caught``."""
     place, catcher = error.__traceback__, caught.__traceback__
     if place is None or catcher is None:
         return False
@@ -120,14 +122,14 @@ def _raised_by_handler(error: BaseException, caught: BaseException) -> bool:
 
 
 def _overload_of_one(error: BaseException) -> Overload | None:
-    """The overload that one exception reports, or None. Raises ``_AccountExhausted``."""
+    """Return the overload that one exception reports, without its chain; None if it reports none. Raises ``_AccountExhausted``."""
     if isinstance(error, ExceptionGroup):
         return _overload_of_group(error.exceptions)
     if isinstance(error, RateLimited):
         if error.status_code == _USED_UP or (error.attempts and error.attempts[-1].outcome == "quota"):
             raise _AccountExhausted
         return Overload(_own_wait(error))
-    plain = type(error).__module__ == "builtins" and not error.__dict__  # most exceptions are plain, and have nothing to inspect
+    plain = type(error).__module__ == "builtins" and not error.__dict__  # most exceptions are plain and have no status
     if plain or not isinstance(error, Exception):
         return None
     response = getattr(error, "response", None)
@@ -180,7 +182,7 @@ def _codes(error: Exception, response: Any, status: int | None) -> tuple[str, ..
 
 
 def _headers(error: Exception, response: Any) -> dict[str, str]:
-    """The headers of the exception, else of its response. Names are in lower case, because a plain dict is case-sensitive."""
+    """Return the headers of the exception or of its response, with names in lower case."""
     for holder in (error, response):
         headers = getattr(holder, "headers", None)
         if isinstance(headers, Iterable) and hasattr(headers, "items"):
@@ -219,7 +221,7 @@ def _overload_of_grpc(error: Any) -> Overload | None:
 
 
 def _retry_delay(entries: Mapping[str, bytes]) -> float | None:
-    """The seconds of a RetryInfo that is sent alone, or among the details of a ``google.rpc.Status``."""
+    """Return the seconds in a RetryInfo, which is sent alone or in the details of a ``google.rpc.Status``."""
     detail = entries.get("grpc-status-details-bin", b"").partition(b"google.rpc.RetryInfo\x12")[2][1:]  # without its length
     found = _RETRY_INFO.match(entries.get("google.rpc.retryinfo-bin", detail))
     if found is None or found.end() - found.end(1) != found[1][0]:

@@ -1,7 +1,7 @@
-"""``ConfigWatcher``: checks at intervals whether settings have changed, and applies the new ones. One thread each, no event loop.
+"""``ConfigWatcher``: checks regularly whether settings have changed, and applies the new ones. Each watcher has a thread of its own.
 
-If the state of the source (file, environment, callback) differs from that of the last check, it is read as settings. A source knows
-nothing of threads or of the object that is changed. That object, the target, decides what the settings mean.
+A watcher compares the state of its source (a file, the environment or a callback) with that of the last check. If the state differs, it
+reads the settings and applies them to its target: a function or a client.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ class SettingsSource(NamedTuple):
 
     Attributes:
         name: its name in errors and logs.
-        state: returns what is there now, or None if nothing has changed. Raises ``ConfigError`` if that cannot be known.
-        settings: reads a state as settings. Raises ``ConfigError``.
+        state: returns the current state, to be compared with the last one; None if nothing has changed. Raises ``ConfigError`` if the
+            state cannot be read.
+        settings: converts a state to settings. Raises ``ConfigError`` if they are invalid.
     """
 
     name: str
@@ -45,7 +46,7 @@ class SettingsSource(NamedTuple):
 
 
 def file_source(file: str | Path, read: Callable[[Path], Any]) -> SettingsSource:
-    """A file, which need not exist yet. Its state is its content, or the reason why it cannot be read."""
+    """Return a source that reads a file, which need not exist yet. Its state is the content, or the reason why it cannot be read."""
     path = Path(file).expanduser().absolute()
 
     def state() -> object:
@@ -58,7 +59,10 @@ def file_source(file: str | Path, read: Callable[[Path], Any]) -> SettingsSource
 
 
 def environment_source(prefix: str = PREFIX) -> SettingsSource:
-    """The environment variables that begin with a prefix. The rest of the name is a setting in upper case. Empty variables are ignored."""
+    """Return a source that reads environment variables with a prefix.
+
+    The rest of each name is a setting in upper case. Empty variables are ignored.
+    """
 
     def state() -> dict[str, str]:
         return {name: text for name in sorted(os.environ) if name.startswith(prefix) and (text := os.environ.get(name))}
@@ -70,13 +74,13 @@ def _read_variable(prefix: str, variable: str, text: str) -> tuple[str, object]:
     known, name = ScheduleConfig.model_fields, variable.removeprefix(prefix).lower()
     if name not in known or variable != prefix + name.upper():
         near = closest(name, known)
-        hint = f"did you mean {prefix}{near[0].upper()}?" if near else f"every variable that begins with {prefix} must be one"
+        hint = f"did you mean {prefix}{near[0].upper()}?" if near else f"variables that begin with {prefix} must name settings"
         raise ConfigError(f"{variable}: is not a setting; {hint}")
     if name in SET_IN_CODE:
-        raise ConfigError(f"{variable}: is set in code, not in the environment")
+        raise ConfigError(f"{variable}: can be set in code only, not in the environment")
     value: Any = None if text.lower() == "none" else text
     try:
-        ScheduleConfig(**{name: value})  # checked alone, so that the error can name the variable; all are checked together later
+        ScheduleConfig(**{name: value})  # checked alone first, so that the error can name the variable
     except ConfigError as error:
         texts = [text.removeprefix(f"{name}: ") for place, text in error.faults if place]  # other faults concern several settings
         if texts:
@@ -85,7 +89,7 @@ def _read_variable(prefix: str, variable: str, text: str) -> tuple[str, object]:
 
 
 def callback_source(callback: Callable[[], Any], read: Callable[[Any], Any]) -> SettingsSource:
-    """A function that returns a mapping of settings, or None if nothing has changed. Its state is the settings themselves."""
+    """Return a source that calls a function, which returns a mapping of settings, or None if nothing has changed."""
 
     def state() -> Any:
         try:
@@ -105,7 +109,7 @@ def callback_source(callback: Callable[[], Any], read: Callable[[Any], Any]) -> 
 
 
 class _FunctionTarget:
-    """The configuration of a function, with the values it had in the code."""
+    """Applies settings to a function. A setting that the source no longer has is reset to the value that it had in the code."""
 
     def __init__(self, config: ScheduleConfig) -> None:
         self._config = config
@@ -128,6 +132,8 @@ class _FunctionTarget:
 
 
 class _ClientTarget:
+    """Applies settings to a client. The source has its complete configuration."""
+
     read = staticmethod(load_config)
 
     def __init__(self, client: Any) -> None:
@@ -162,27 +168,29 @@ def _source_of(target: _FunctionTarget | _ClientTarget, file: object, env: objec
 
 logger = logging.getLogger("qreward.schedule")
 
-PATIENCE = 2.0
-"""Seconds that ``stop`` waits for a running callback. A callback that hangs is left running, and its result is dropped."""
+STOP_TIMEOUT = 2.0
+"""Maximum seconds that ``stop`` waits for a running callback. After that, the result of the callback is discarded."""
 
 
 class ConfigWatcher:
-    """Keeps the settings of a function or of a client in step with a file, the environment or a callback.
+    """Updates the settings of a function or a client when a file, the environment or the result of a callback changes.
 
-    Settings that are invalid, incomplete or missing change nothing. They are reported once: as a warning of the logger
-    ``qreward.schedule`` and to ``on_error``. Valid settings are applied as a whole. For a function, a parameter that the source no longer
-    sets returns to its value when the watcher was created, and a parameter that it never set is left alone. For a client, the source
-    holds the complete configuration. After a fork, a running watcher also runs in the child process.
+    Valid settings are applied together. If any setting is invalid, or the file is missing or incomplete, nothing is changed; the error is
+    reported once, as a warning of the logger ``qreward.schedule`` and to ``on_error``.
+
+    For a function, the source may set some of the parameters. A parameter that it no longer sets is reset to the value that it had when
+    the watcher was created. For a client, the source has the complete configuration. After a fork, a running watcher also runs in the
+    child process.
 
     Args:
         target: a :class:`ScheduleConfig`, a function decorated with ``@schedule``, or a client.
-        file: path of a YAML, JSON or TOML file, which may be missing at first. Update it by renaming a complete file over it.
-        env: True reads ``QREWARD_SCHEDULE_TIMEOUT`` and similar variables, for all parameters that are numbers, texts or booleans. A text
-            is used as another prefix. Not for clients.
+        file: path of a YAML, JSON or TOML file, which may be missing at first. To update it, write a new file and rename it to this path.
+        env: for functions only. True reads variables such as ``QREWARD_SCHEDULE_TIMEOUT``, for all parameters that are numbers, texts or
+            booleans. A text is used as the prefix instead of ``QREWARD_SCHEDULE_``.
         callback: called at each check; returns a mapping of settings, or None if nothing has changed.
         poll_interval: seconds between checks.
         on_error: called with the ``ConfigError``, in the watcher's thread.
-        wait: waits for an event for at most the given number of seconds, and returns whether it was set; for tests.
+        wait: for tests: replaces ``Event.wait``, which waits for an event for at most a number of seconds.
 
     Raises:
         ConfigError: not exactly one of ``file``, ``env`` and ``callback`` is given, or the target has another type.
@@ -216,7 +224,7 @@ class ConfigWatcher:
         self._on_error = options.callback("on_error", on_error)
         self._wait = wait
         self._state: object = _UNSEEN
-        self._reported: str | None = None  # the error of the last check, if the state was not known
+        self._reported: str | None = None  # the error of the last check, if the state could not be read
         self._stopping = Event()
         self._thread: threading.Thread | None = None
         self._make_locks()
@@ -224,10 +232,10 @@ class ConfigWatcher:
 
     def _make_locks(self) -> None:
         self._changing = threading.Lock()  # guards ``_thread``
-        self._looking = threading.RLock()  # one check at a time; a callback that a check runs may check again
+        self._looking = threading.RLock()  # held during a check; reentrant, because a callback may call ``poll_once``
 
     def _start_in_child(self) -> object:
-        """In a forked child, replace the locks, which may be held, and start a new thread if one was running."""
+        """Replace the locks in a forked child, because they may be held, and start a new thread if one was running."""
         inherited = self._changing, self._looking, self._thread, self._stopping
         self._make_locks()
         if self._thread is not None:
@@ -236,12 +244,12 @@ class ConfigWatcher:
 
     @property
     def running(self) -> bool:
-        """Whether the watcher's thread is running."""
+        """True if the watcher's thread is running."""
         thread = self._thread
         return thread is not None and thread.is_alive()
 
     def start(self) -> None:
-        """Check now, before this method returns, and then every ``poll_interval`` seconds. Does nothing if the watcher is running."""
+        """Check once before this method returns, and then every ``poll_interval`` seconds. Does nothing if the watcher is running."""
         if self.running:
             return
         self.poll_once()
@@ -250,18 +258,15 @@ class ConfigWatcher:
                 self._start_thread()
 
     def stop(self) -> None:
-        """Stop checking: no change is applied after this has returned. Does nothing if the watcher is not running.
-
-        The watcher may be started again.
-        """
+        """Stop checking. After this method has returned, no change is applied. The watcher may be started again."""
         with self._changing:
             thread, self._thread = self._thread, None
             self._stopping.set()
         if thread is not None and thread is not threading.current_thread():
-            thread.join(PATIENCE)
+            thread.join(STOP_TIMEOUT)
 
     def poll_once(self) -> bool:
-        """Check now. Returns True if something was changed. Errors are reported as usual, not raised."""
+        """Check once. Returns True if a setting was changed. Errors are logged and passed to ``on_error``, not raised."""
         return self._check(None)
 
     def __enter__(self) -> ConfigWatcher:
@@ -295,7 +300,7 @@ class ConfigWatcher:
         return bool(changed)
 
     def _take_over(self, stopping: Event | None) -> frozenset[str]:
-        """Apply the settings of the source if its state has changed. Returns the names of what was changed."""
+        """Apply the settings of the source if its state has changed. Returns the names of the settings that were changed."""
         source, reported, nothing = self._source, self._reported, frozenset[str]()
         try:
             self._reported, state = None, source.state()
@@ -308,7 +313,7 @@ class ConfigWatcher:
             return nothing
         self._state = state
         settings = source.settings(state)
-        with self._target.lock:  # ``stop`` may have stopped waiting for this thread while it waited for the lock
+        with self._target.lock:  # while this thread waits for the lock, ``stop`` may time out and return
             if stopping is not None and stopping.is_set():
                 self._state = _UNSEEN  # the next check returns the settings again
                 return nothing

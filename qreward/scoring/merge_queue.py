@@ -1,7 +1,7 @@
-"""The items that wait to be merged, the requests in which they are sent, and the choice of those that go into the next request.
+"""The queue of the items that wait to be merged, and the requests that it fills with them.
 
 Callers and observers receive the outcome of a ``MergedItem``. The scheduler sends a ``MergedRequest``, which is empty until an endpoint
-takes it. This module knows no event loop, no clock (``now`` is passed in) and no HTTP.
+takes it. This module must not know HTTP, the event loop or the clock. ``now`` is an argument.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from qreward.scoring.sizing import EndpointLimits, LearnedLimits
 
 
 class PriorityLane:
-    """The waiting items of one priority, either single ones or those of batches.
+    """The waiting items of one priority. A lane holds either single items or items of batches.
 
     Attributes:
+        waiting: number of waiting items.
         request: the unfilled merged request in the scheduler, or None.
-        feed: the feed of the items of batches, beside which the scheduler keeps capacity for single calls. None for single items.
+        feed: the feed of a lane of batches, beside which the scheduler keeps capacity for single calls. None for single items.
     """
 
     __slots__ = ("feed", "level", "request", "tenant", "waiting")
@@ -39,14 +40,14 @@ class PriorityLane:
 
 
 class MergedItem(Task):
-    """One item. The caller receives the outcome of this task; the scheduler sends the ``MergedRequest`` that carries it.
+    """One item. The caller receives the outcome of this task, and the scheduler sends the ``MergedRequest`` that contains the item.
 
-    It also serves as the item of a ``Backlog``: all items have the same key and cost 1, and ``MergeQueue`` keeps their deadlines.
+    An item has the attributes that ``Backlog`` needs. All items have the same key and cost 1, and ``MergeQueue`` keeps their deadlines.
 
     Attributes:
-        payload: the request that it would be alone.
-        until: its deadline; inf while its time limit has not started, as for an item that a batch has read ahead.
-        place: ``WAITING`` in the backlog, ``TAKEN`` by a merged request, or ``OVER``. It is ``OVER`` before it is added, too.
+        payload: the request with this item alone.
+        until: the deadline; inf while the time limit has not started, as for an item that a batch has read ahead.
+        place: ``WAITING`` in the backlog, ``TAKEN`` by a merged request, or ``OVER``. A new item is ``OVER`` until it is added.
     """
 
     __slots__ = ("_since", "lane", "place", "request", "until")
@@ -64,17 +65,17 @@ class MergedItem(Task):
 
     @property
     def arrived(self) -> float:
-        """When it was added, in seconds. The backlog reads it by this name."""
+        """When the item was added, in seconds. ``Backlog`` needs the attribute under this name."""
         return self.born
 
     def attach(self, request: MergedRequest) -> None:
-        """Move to a merged request."""
+        """Move the item to a merged request."""
         self.detach()
         self.request = request
         self._since = 0 if request.trail is None else len(request.trail), request.sends
 
     def detach(self) -> None:
-        """Leave the merged request, and keep the sends, attempt records and last error that it had since the item joined."""
+        """Remove the item from its merged request. The item takes over the attempts of the request since the item was added to it."""
         request = self.request
         if request is None:
             return
@@ -87,13 +88,13 @@ class MergedItem(Task):
             self.trail = [*(self.trail or ()), *request.trail[tried:]]
 
     def end(self) -> None:
-        """Mark the item as over: it has an outcome, or its caller has given it up."""
+        """Mark the item as over, because it has an outcome or its caller was cancelled."""
         self.detach()
         self.place, self.state = OVER, TaskState.DONE
 
 
 class ItemGroup:
-    """Items with the same deadline, as one item of ``Deadlines``."""
+    """Items with the same deadline. ``Deadlines`` holds the group as one item."""
 
     __slots__ = ("items", "number")
 
@@ -107,14 +108,14 @@ class ItemGroup:
 
 
 class Split:
-    """The split of a failed merged request into parts.
+    """The split of a failed merged request into two parts.
 
-    If an endpoint refused the request and both parts are answered, no item was at fault: the request had too many items.
+    If an endpoint refused the request and both parts are answered, the request had too many items.
 
     Attributes:
         source: the endpoint that refused the request, or None.
         length: number of items of the longer part.
-        others_served: other items of the request were answered, so a further failure is the fault of the items, not of the server.
+        others_served: True if other items of the request were answered. A later failure is then caused by an item and not by the server.
     """
 
     __slots__ = ("_open", "length", "others_served", "source")
@@ -126,7 +127,7 @@ class Split:
         self._open = 2
 
     def record_answer(self) -> Source | None:
-        """Record that a part was answered. Returns the endpoint that refused the whole if both parts now are."""
+        """Record that a part was answered. After the second part, returns the endpoint that refused the undivided request."""
         self.others_served = True
         self._open -= 1
         return None if self._open else self.source
@@ -136,10 +137,10 @@ class MergedRequest(Task):
     """One request with the items of several calls.
 
     Attributes:
-        lane: the lane for which it was made. It takes items from all lanes.
-        members: its items, including those that are over.
-        split: the split of a failed request that made it, after which no items are added; or None.
-        refused_by: the endpoint that refused it, or None.
+        lane: the lane for which the request was made. The request may contain items of all lanes.
+        members: the items of the request, including items that are over.
+        split: the split that made this request, or None. No items are added to a part of a split request.
+        refused_by: the endpoint that refused the request, or None.
     """
 
     __slots__ = ("_live", "lane", "members", "refused_by", "split")
@@ -152,27 +153,27 @@ class MergedRequest(Task):
         self._live = len(members)
 
     def bind(self, now: float, source: Source) -> bool:
-        """Fill it just before it is sent. Returns False if there are no items."""
+        """Fill the request just before it is sent. Returns False if there are no items."""
         filled: bool = self.waiter.queue.fill(now, self, source)
         return filled
 
     def left(self) -> list[MergedItem]:
-        """The items that are not over."""
+        """Return the items that are not over."""
         return [item for item in self.members if item.place is not OVER]
 
     def is_suspect(self) -> bool:
-        """Whether other items that were sent with these were answered."""
+        """Return whether other items of the same split request were answered, so that one of these items causes the failure."""
         return self.split is not None and self.split.others_served
 
     def lost_one(self) -> bool:
-        """Record that one of its items is over. Returns True if it was the last."""
+        """Record that an item of the request is over. Returns True if it was the last one."""
         self._live -= 1
         return not self._live
 
     def hold(self, items: list[MergedItem]) -> None:
         """Set the items of the next attempt.
 
-        Observers see a request of one item as that item's own call, and a request of several items as a batch of them.
+        Observers see a request with one item as the call of this item, and a request with several items as a batch.
         """
         self.members, self._live, self.items = items, len(items), tuple(items)
         if not self.serial and len(items) == 1 and items[0].serial > 0:
@@ -181,23 +182,24 @@ class MergedRequest(Task):
 
 
 FAILURE_WEIGHT = 3
-"""Added to ``MergeQueue.failures`` for each request that a server fails; each answer subtracts 1. The sum grows if over a quarter fail."""
+"""The number that each failed request adds to ``MergeQueue.failures``. Each answer subtracts 1, so the sum grows if over a quarter fail."""
 BY_CHANCE = 6
-"""Up to this value of ``MergeQueue.failures`` a failed request is retried whole, above it split at once. Twice this is the maximum."""
+"""Up to this value of ``MergeQueue.failures``, a failed request is retried whole. Above it, the request is split at once. The maximum of
+``MergeQueue.failures`` is twice this value."""
 
 
 class MergeQueue:
     """The waiting items of one ``RequestMerger``.
 
-    Everything here is used under the engine's lock, because a merged request may be filled in another event loop's thread. Only ``waiting``
-    may be read without the lock; its value may then be out of date.
+    All methods need the engine's lock, because the thread of another event loop may fill a merged request. Only ``waiting`` may be read
+    without the lock. Its value may then be out of date.
 
     Attributes:
-        lanes: the waiting items by (priority, whether they belong to batches), the most urgent first.
+        lanes: (priority, whether the items belong to batches) -> lane, the most urgent first.
         deadlines: the deadlines of items whose time limit has started.
-        unread: items that batches have yet to put in; inf if unknown.
-        sent_at: when a merged request was last filled to be sent.
-        failures: score of recent failures at servers, see ``FAILURE_WEIGHT``. Parts of a split request do not count.
+        unread: number of items that batches have not added yet; inf if unknown.
+        sent_at: when a merged request was last filled, in seconds.
+        failures: score of recent failures at servers; see ``FAILURE_WEIGHT``. Parts of a split request do not count.
     """
 
     def __init__(self, pool: Pool, spec: MergeSpec, known: LearnedLimits) -> None:
@@ -213,12 +215,12 @@ class MergeQueue:
 
     @property
     def waiting(self) -> int:
-        """Number of items that are in no merged request."""
+        """Number of items that are not in a merged request."""
         waiting: int = self._backlog.waiting
         return waiting
 
     def needs(self, unread: float) -> tuple[bool, float]:
-        """Whether a lane with waiting items needs a merged request, and the time until which single items should wait for others first.
+        """Return whether a lane needs a merged request, and the time until which single items should wait for other items.
 
         Args:
             unread: the new value of the attribute.
@@ -228,12 +230,16 @@ class MergeQueue:
         full = min((known.limits.items or sizing.MOST for known in self._limits.values()), default=sizing.MOST)
         return wanted, self.sent_at + sizing.pause(self._pool) if wanted and self.waiting < full else -inf
 
-    def interactive(self) -> int:
-        """Number of waiting single items that no request in the scheduler stands for."""
-        return sum(lane.waiting - (lane.request is not None) for lane in self.lanes.values() if lane.feed is None)
+    def waiting_in_pool(self) -> int:
+        """Return the number of tasks in the queue of the pool, plus the number of waiting single items.
+
+        An unfilled merged request is in the queue of the pool already, and counts as one of the items of its lane.
+        """
+        single = sum(lane.waiting - (lane.request is not None) for lane in self.lanes.values() if lane.feed is None)
+        return single + self._pool.queue.waiting
 
     def unfilled(self) -> list[Task]:
-        """The unfilled merged requests in the scheduler."""
+        """Return the unfilled merged requests in the scheduler."""
         return [lane.request for lane in self.lanes.values() if lane.request is not None]
 
     def unqueue(self, request: MergedRequest) -> None:
@@ -244,7 +250,7 @@ class MergeQueue:
     # adding and removing items, and recording outcomes
 
     def put(self, now: float, items: Sequence[MergedItem], waiter: Any, *, batch: bool) -> None:
-        """Add items at the end. The time limit of a single item starts now, that of an item of a batch when it is taken."""
+        """Add items at the end. The time limit of a single item starts now. That of a batch item starts when a request takes the item."""
         for item in items:
             item.born = now
             item.state = TaskState.QUEUED
@@ -269,7 +275,7 @@ class MergeQueue:
             self.deadlines.add(ItemGroup(group), until)
 
     def due(self, now: float) -> list[MergedItem]:
-        """Return the items whose deadline has passed, each once, except those that are over."""
+        """Return the items whose deadline has passed and which are not over. Each item is returned once."""
         return [item for group in self.deadlines.due(now) for item in group.items if item.place is not OVER]
 
     def remove(self, item: MergedItem) -> None:
@@ -278,7 +284,7 @@ class MergeQueue:
         item.lane.waiting -= 1
 
     def record_answer(self, request: MergedRequest, source: Source, seconds: float) -> None:
-        """Record that a merged request was answered after so many seconds."""
+        """Record that a merged request was answered. ``seconds`` is its response time."""
         self._services.setdefault(source, sizing.ServiceTimeModel()).add(len(request.members), seconds)
         if source in self._limits:
             self._limits[source].record_answer()
@@ -290,7 +296,7 @@ class MergeQueue:
             self._limits[refused_by].record_refusal(split.length)
 
     def record_rejection(self, source: Source, items: int) -> None:
-        """Record that an endpoint rejected a request for lack of capacity while it had no other request of this client."""
+        """Record that an endpoint rejected a request for lack of capacity, although it had no other request of this client."""
         if source in self._limits:
             self._limits[source].record_rejection(items)
 
@@ -298,7 +304,7 @@ class MergeQueue:
         """Record that a server responded to a merged request with a failure.
 
         Returns:
-            Whether an item may have caused it: the request is part of a split one, or too many requests have failed.
+            True if an item may have caused the failure: the request is part of a split request, or too many requests have failed.
         """
         if request.split is not None:
             return True
@@ -309,10 +315,10 @@ class MergeQueue:
     # filling a merged request
 
     def fill(self, now: float, request: MergedRequest, source: Source) -> bool:
-        """Choose the items of a merged request just before it is sent. Returns False if there are none.
+        """Choose the items of a merged request just before it is sent. Returns False if there are no items.
 
-        A request whose earlier attempts were not charged (such as a 429) also takes items that came since. Items that exceed the
-        endpoint's limits return to the head of the queue.
+        If the attempts so far were not counted (such as a 429), the request also takes items that were added since. Items that exceed the
+        limits of the endpoint return to the head of the queue.
         """
         self.unqueue(request)
         items = request.left()
@@ -333,7 +339,7 @@ class MergeQueue:
         taken: list[MergedItem] = self._backlog.take(now, self._most(now, source, len(before), limits) - len(before))
         for item in taken:
             item.lane.waiting -= 1
-        taken = [item for item in taken if item.until > now]  # the deadline timer ends the others at once
+        taken = [item for item in taken if item.until > now]  # the timer of the deadline ends the others at once
         if taken:
             taken = self._cut([*before, *taken], limits)[len(before) :]
         read_ahead = []
@@ -349,7 +355,7 @@ class MergeQueue:
         return taken
 
     def _most(self, now: float, source: Source, before: int, limits: MergeLimits) -> int:
-        """Maximum number of items for a request that already holds ``before`` items."""
+        """Return the maximum number of items for a request that already has ``before`` items."""
         most = ALL if limits.items is None else limits.items
         if self._spec.divides:
             service = self._services.get(source) or sizing.ServiceTimeModel()
@@ -379,7 +385,7 @@ class MergeQueue:
         return known.limits
 
     def _fits_anywhere(self, items: list[MergedItem], limits: MergeLimits) -> bool:
-        """Whether a hedge may go to any endpoint of the pool: a request that was sent cannot be shortened."""
+        """Return whether every endpoint of the pool accepts all items. Otherwise it is not hedged, as a hedge has the same items."""
         others = {self._limits_at(source, items) for source in self._pool.sources} - {limits}
         calls = [item.payload for item in items]
         return all(self._spec.fitting(other, calls) == len(calls) for other in others)

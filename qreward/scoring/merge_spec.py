@@ -1,4 +1,4 @@
-"""How items are merged into one request, how many fit, and how the response is split among them."""
+"""Merge items into one request, count how many items fit, and split the response among the items."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from qreward.settings.policies import Endpoint
 
 
 class MergeSpec:
-    """The request that a call or batch makes for each of its items, and how such requests are merged.
+    """Makes and merges the requests of a call or batch.
 
-    Each item receives one value: a score, labels, a rank, choices, a moderation.
+    Each item receives one value: a score, labels, a rank, choices, or a moderation.
 
     Args:
-        operation: what is done with each item.
-        model, params, headers, body: what the items share, as passed to the client's method.
-        read: converts an item of the caller, or raises ``BadRequest``; by default ``operation.item``.
+        operation: the operation, such as scoring.
+        model, params, headers, body: the arguments that all items share, as passed to the client's method.
+        read: converts an item of the caller, or raises ``BadRequest``. The default is ``operation.item``.
 
     Attributes:
         blank: the request without items.
-        divides: a request may hold fewer items than it could, so that several requests share the work. Rankings are split only if a limit
-            requires it: some models compare all documents of a request.
+        divides: True if a request may have fewer items than allowed, so that several endpoints share the work. It is False for rankings,
+            because some models compare all documents of a request.
 
     Raises:
-        ConfigError, BadRequest: what the items share is invalid.
+        ConfigError, BadRequest: an argument that all items share is invalid.
     """
 
     __slots__ = ("_key", "_operation", "_read", "blank", "divides")
@@ -58,11 +58,11 @@ class MergeSpec:
         self._key = operation.merge_key(self.blank)
 
     def call(self, item: Any) -> WireRequest:
-        """Return the request of one item alone, or raise ``BadRequest``."""
+        """Return the request for one item alone. Raises ``BadRequest``."""
         return self._request([self._read(item)])
 
     def calls(self, name: str, items: Iterable[Any]) -> list[WireRequest]:
-        """Return the requests of the items of an argument. Raises ``BadRequest`` naming the index of an invalid one."""
+        """Return a request for each item. Raises ``BadRequest`` for an invalid item, with ``name`` and its index in the message."""
         calls = []
         for index, item in enumerate(items):
             try:
@@ -72,30 +72,30 @@ class MergeSpec:
         return calls
 
     def key(self, call: WireRequest) -> Hashable:
-        """Return the merge key of a request. Only requests with equal keys, which have items of one shape, may be merged."""
+        """Return the merge key of a request. Only requests with equal keys may be merged."""
         return self._key, shape_of(self.inputs(call)[0])
 
     def inputs(self, call: WireRequest) -> list[Any]:
-        """Return the inputs of a request that the limits count."""
+        """Return the inputs of a request, as the limits count them."""
         inputs: list[Any] = call.inputs
         return inputs
 
     def limits(self, endpoint: Endpoint, call: WireRequest) -> MergeLimits:
-        """Return the limits of one request to an endpoint, for items like that of ``call``."""
+        """Return the limits of one request to an endpoint, for items of the same shape as the item of ``call``."""
         try:
             codec = codec_of(endpoint.kind, self._operation, settings_of(endpoint))
             return codec.limits if codec.mergeable(self.inputs(call)[0]) else ALONE
-        except (ConfigError, BadRequest):  # this endpoint does not support it, and sending will report that
+        except (ConfigError, BadRequest):  # the endpoint does not support the operation; sending will report it
             return ALONE
 
     def fitting(self, limits: MergeLimits, calls: Sequence[WireRequest]) -> int:
-        """Return how many of the requests, from the first, can be merged; at least 1."""
+        """Return how many requests, from the first on, fit into one merged request, at least 1."""
         if limits.tokens is None and limits.bytes is None:
             return len(calls) if limits.items is None else min(len(calls), limits.items)
         return limits.fitting(call.inputs[0] for call in calls)
 
     def merged(self, calls: Sequence[WireRequest]) -> WireRequest:
-        """Merge requests. One alone is sent unchanged."""
+        """Merge requests. A single request is returned unchanged."""
         return calls[0] if len(calls) == 1 else self._request(list(chain.from_iterable(map(self.inputs, calls))))
 
     def shares(self, answer: Any, _calls: Sequence[WireRequest]) -> Sequence[Answered | InvalidResponse]:
@@ -109,9 +109,9 @@ class MergeSpec:
 
 
 class EmbeddingsSpec(MergeSpec):
-    """Embeddings, whose items are whole calls. Each receives the response that it would have received alone.
+    """Makes and merges requests for embeddings. An item is a whole call, and receives the same response as without merging.
 
-    One with more inputs than the server accepts fails as it would without merging.
+    A call with more inputs than the server accepts fails as it would without merging.
     """
 
     __slots__ = ()
@@ -148,7 +148,7 @@ _INDEX = msgspec.json.Decoder(int)
 
 
 class SharedEmbeddings(EmbeddingsAnswer, gc=False):
-    """Embeddings of one call from a merged request. Its usage is a share of the request's, in proportion to the size of its inputs."""
+    """Embeddings of one call from a merged request. Its usage is a share of the usage of the request, in proportion to its inputs."""
 
     estimated: bool = True
 
@@ -156,17 +156,18 @@ class SharedEmbeddings(EmbeddingsAnswer, gc=False):
 def parts_of(answer: EmbeddingsAnswer, counts: Sequence[int], sizes: Sequence[float]) -> list[EmbeddingsAnswer | InvalidResponse]:
     """Split a merged embeddings response into one response per call. The vectors are not parsed, because callers may never read them.
 
-    If the response cannot be split with certainty, every call receives an ``InvalidResponse``, so that each is sent again alone.
+    If the response cannot be split with certainty, every call receives an ``InvalidResponse``. Each call is then sent again alone.
 
     Args:
+        answer: the response to the merged request.
         counts: the number of vectors of each call.
-        sizes: the size of the inputs of each call; usage is shared in this proportion.
+        sizes: the size of the inputs of each call. The usage is divided in this proportion.
     """
     try:
         document = _DOCUMENT.decode(answer.body)
         rows = _in_order(_ROWS.decode(document["data"]))
     except (*jsonio.REFUSED, KeyError):
-        error = f"an answer for {len(counts)} callers could not be taken apart"
+        error = f"the response to {len(counts)} merged calls could not be split"
         return [InvalidResponse(error, model=answer.model) for _ in counts]
     used = answer.usage
     prompts = share(used.prompt_tokens if used else None, sizes)
@@ -184,7 +185,7 @@ def parts_of(answer: EmbeddingsAnswer, counts: Sequence[int], sizes: Sequence[fl
 
 
 def _in_order(rows: list[_Document]) -> list[_Document]:
-    """Sort rows by ``index`` if the indexes are 0..n-1 in some order; otherwise keep their order."""
+    """Sort rows by ``index`` if the indexes are 0 to n-1 in some order. Otherwise keep the order of the rows."""
     try:
         by_index = {_INDEX.decode(row["index"]): row for row in rows}
         return [by_index[index] for index in range(len(rows))]

@@ -1,7 +1,7 @@
-"""Merges waiting items into requests, and distributes each answer or error among the items of its request.
+"""Merge waiting items into requests, and distribute each answer or error among the items of its request.
 
-Items that may share a request have one ``RequestMerger`` per event loop. Its ``MergeQueue`` is used under the engine's lock; everything
-else runs in the event loop's thread. ``ItemWaiter`` receives the results of one call, ``MergedBatchWaiter`` those of a batch.
+Items that may share a request have one ``RequestMerger`` per event loop. Its ``MergeQueue`` is used under the engine's lock. All other code
+runs in the thread of the event loop. ``ItemWaiter`` receives the results of one call, ``MergedBatchWaiter`` those of a batch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from qreward.batching.backlog import OVER, WAITING
 from qreward.batching.in_flight import own_error
-from qreward.codecs.rewards.base import may_be_one_items_fault, splits
+from qreward.codecs.rewards.base import may_have_a_bad_item, splits
 from qreward.engine.batch import BatchWaiter
 from qreward.engine.driver import LoopDriver
 from qreward.engine.snapshots import result_of
@@ -30,7 +30,7 @@ from qreward.scoring.merge_spec import MergeSpec
 from qreward.scoring.sizing import LearnedLimits
 
 AHEAD = 4 * sizing.MOST
-"""Maximum number of items that batches read ahead. Reading continues when fewer than half of them wait."""
+"""Maximum number of items that batches read ahead. Reading continues when fewer than half of this number wait."""
 
 
 class RequestMerger:
@@ -38,7 +38,7 @@ class RequestMerger:
 
     Args:
         attempts: failed attempts after which a merged request fails or is split.
-        most_waiting: maximum number of requests that wait for the pool, single items included; None means no limit.
+        most_waiting: maximum number of requests that wait for the pool, including single items; None for no limit.
         idle: called when the merger has neither items nor batches left.
     """
 
@@ -67,15 +67,15 @@ class RequestMerger:
     # adding items
 
     def put(self, items: list[MergedItem], *, batch: bool = False) -> None:
-        """Add items. They are submitted in the next iteration of the event loop, so that items added together are merged together.
+        """Add items. They are submitted in the next iteration of the event loop, so that items that are added together are merged.
 
         Raises:
-            QueueFull: ``most_waiting`` is reached. Does not apply to the items of a batch.
+            QueueFull: ``most_waiting`` is reached. This limit does not apply to items of a batch.
         """
         engine, watch = self.driver.engine, self.driver.watch
         if self._most_waiting is not None and not batch:
             with engine.lock:
-                waiting = self.queue.interactive() + self._pool.queue.waiting
+                waiting = self.queue.waiting_in_pool()
             if waiting >= self._most_waiting:
                 raise endings.full(self._pool, self._most_waiting)
         if watch is not None:
@@ -113,7 +113,7 @@ class RequestMerger:
         self._wake_at(min(wake, pause_end) if paused else wake)
 
     def _submit(self, now: float, paused: bool) -> None:
-        """Keep one unfilled merged request per lane in the scheduler. When one is sent at once, submit the next."""
+        """Keep one unfilled merged request per lane in the scheduler. If the scheduler sends it at once, submit the next one."""
         for lane in self.queue.lanes.values():
             if paused and lane.feed is None:
                 continue
@@ -122,7 +122,7 @@ class RequestMerger:
                 self._hand_in(now, lane.request)
 
     def _hand_in(self, now: float, request: MergedRequest) -> None:
-        """Submit a merged request to the scheduler. In a lane of batches, one that already has items goes ahead of unfilled ones."""
+        """Submit a merged request to the scheduler. In a lane of batches, a request that has items goes ahead of unfilled ones."""
         scheduler, feed, queue = self.driver.engine.scheduler, request.lane.feed, self.queue
         if feed is None:
             request.state = TaskState.WAITING  # not NEW: the queue limit counts items, not merged requests
@@ -157,8 +157,11 @@ class RequestMerger:
     def start(self, attempt: Attempt) -> None:
         self.driver.spawn(attempt, self.context.copy(), self)
 
-    async def carry(self, attempt: Attempt) -> Outcome:
-        """Make one attempt. A failure that one item may have caused becomes ``REFUSED``: the request is split, not retried as a whole."""
+    async def execute(self, attempt: Attempt) -> Outcome:
+        """Make one attempt.
+
+        A failure that one item may have caused becomes ``REFUSED``, so that the request is split and not retried as a whole.
+        """
         self._continue()
         request, source, lock = cast("MergedRequest", attempt.task), attempt.source, self.driver.engine.lock
         count = len(request.members)
@@ -175,9 +178,9 @@ class RequestMerger:
         elif kind is FailureKind.TRANSIENT and isinstance(outcome.error, RequestError) and outcome.error.status_code is not None:
             with lock:
                 suspicious = self.queue.record_failure(request)
-            if suspicious and count > 1 and may_be_one_items_fault(outcome.error):
+            if suspicious and count > 1 and may_have_a_bad_item(outcome.error):
                 kind = FailureKind.REFUSED
-            elif request.is_suspect():  # retried without harm to the endpoint's health
+            elif request.is_suspect():  # a retry that does not count against the health of the endpoint
                 kind = FailureKind.LOCAL
         return outcome if kind is outcome.kind else Failure(kind, outcome.error, limits=outcome.limits)
 
@@ -193,9 +196,9 @@ class RequestMerger:
         if isinstance(outcome, Answer) and source is not None:
             self._share(request, outcome, source, seconds)
         elif isinstance(outcome, QRewardError):
-            if len(request.members) > 1 and may_be_one_items_fault(outcome):
+            if len(request.members) > 1 and may_have_a_bad_item(outcome):
                 self._split(request)
-            else:  # without items, no endpoint will fill it
+            else:  # a request without items: no endpoint is left to fill it
                 items = request.left() if request.members else [item for item in self._live if item.place is WAITING]
                 self.end(items, lambda _: outcome if len(items) == 1 else cast("QRewardError", own_error(outcome)))
         self._continue_soon()
@@ -230,13 +233,13 @@ class RequestMerger:
             item.end()
             del self._live[item]
             self._report(item, share if isinstance(share, InvalidResponse) else Answer(share), source, seconds)
-        for item in again:  # alone, so that the item gets the answer of an ordinary request
+        for item in again:  # alone, as an ordinary request for one item
             self._send_again([item], 1, Split(None, 1, True))
 
     def _split(self, request: MergedRequest) -> None:
-        """Send the items again in halves, until a bad item is alone.
+        """Send the items again in halves, until an invalid item is alone.
 
-        If the request has used up its attempts, all of its items may be bad; each part then has at most two attempts.
+        If the request has used up its attempts, all of its items may be invalid. Each part then has at most two attempts.
         """
         items = request.left()
         tries = max(0, self._attempts - 2) if request.tries >= self._attempts else 0
@@ -261,12 +264,11 @@ class RequestMerger:
     # ending early
 
     def end(self, items: Iterable[MergedItem], error_of: Callable[[MergedItem], QRewardError] | None = None) -> None:
-        """End items, whether they wait or were sent. Items that are over are left as they are.
-
-        A merged request without live items is withdrawn.
+        """End items that wait or were sent. A merged request whose items are all over is withdrawn.
 
         Args:
-            error_of: returns the error of an item; None if its caller no longer waits.
+            items: the items. Those that are over already are ignored.
+            error_of: returns the error of an item; None if the caller no longer waits.
         """
         items = [item for item in items if item.place is not OVER]
         if not items:
@@ -301,7 +303,7 @@ class RequestMerger:
             self.driver.withdraw(requests, error)
 
     def _rest_if_idle(self) -> None:
-        """Without items and batches, cancel the timer, withdraw unfilled requests and unregister from the loop driver."""
+        """If there are no items and batches, cancel the timer, withdraw unfilled requests and unregister from the loop driver."""
         if self._live or self.batches:
             return
         if self._timer is not None:
@@ -324,7 +326,7 @@ class RequestMerger:
 
 
 class ItemWaiter:
-    """Receives the results of the items of one call. The merger sends and ends them."""
+    """Receives the results of the items of one call. The merger sends and ends the items."""
 
     __slots__ = ("_left", "_results", "_waiter", "context", "driver")
 
@@ -333,9 +335,9 @@ class ItemWaiter:
         self.context = copy_context()
 
     async def results(self, merger: RequestMerger, items: list[MergedItem]) -> list[Result[Any]]:
-        """Send the items and wait for all of them.
+        """Send the items and wait for all of them. Raises the first error.
 
-        Raises the first error. If the caller is cancelled, unfinished items are dropped.
+        If the caller is cancelled, unfinished items are dropped.
         """
         self._results: list[Any] = [None] * len(items)
         self._left = len(items)
@@ -365,7 +367,7 @@ class ItemWaiter:
 
 
 class _ItemOptions(RequestOptions):
-    """Options whose tasks are ``MergedItem``."""
+    """Options that make a ``MergedItem`` as their task."""
 
     __slots__ = ()
 
@@ -374,21 +376,21 @@ class _ItemOptions(RequestOptions):
 
 
 class MergedBatchWaiter(BatchWaiter):
-    """A batch whose items share requests: it puts what it reads into one ``RequestMerger`` per merge key, which ``find`` returns.
+    """A batch whose items share requests. It puts each item into the ``RequestMerger`` of its merge key, which ``find`` returns.
 
-    The scheduler watches the feed for outages but takes no items from it: they are in the mergers.
+    The items wait in the mergers. The scheduler watches the feed of the batch for outages only.
     """
 
     def __init__(
         self,
         driver: LoopDriver,
         *args: Any,
-        terms: RequestOptions,
+        request_options: RequestOptions,
         spec: MergeSpec,
         find: Callable[[Hashable], RequestMerger],
         **kwargs: Any,
     ) -> None:
-        super().__init__(driver, *args, terms=_ItemOptions(*terms), **kwargs)
+        super().__init__(driver, *args, request_options=_ItemOptions(*request_options), **kwargs)
         self._spec, self._find = spec, find
         self._mergers: dict[Hashable, RequestMerger] = {}
 
@@ -407,12 +409,12 @@ class MergedBatchWaiter(BatchWaiter):
         return self._feed.opened_at
 
     def more(self) -> None:
-        """Read items and put them in, up to ``AHEAD`` waiting items."""
+        """Read items and put them into the mergers, up to ``AHEAD`` waiting items."""
         if self._feed.failing is None and self._room(self._feed) > 0:
             self.read(self._feed)
 
     def unread(self) -> float:
-        """Number of items not yet read; inf if unknown."""
+        """Return the number of items that were not read yet; inf if unknown."""
         if self._feed.ended:
             return 0
         return inf if self._size is None else max(0, self._size - self._read)
@@ -470,9 +472,9 @@ class MergedBatchWaiter(BatchWaiter):
         return bool(feed.buffer or self._waiting())
 
     def _end_trying(self, feed: BatchFeed) -> None:
-        """While no endpoint is alive, fail the items that wait in the mergers.
+        """If no endpoint is alive, fail the items that wait in the mergers.
 
-        Until the input has ended, one item stays: its attempts show when an endpoint is alive again.
+        One item is kept until the input has ended. Its attempts show when an endpoint is alive again.
         """
         failing = feed.failing
         if failing is not None:

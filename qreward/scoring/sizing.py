@@ -1,7 +1,7 @@
-"""How many items a merged request should hold.
+"""Choose how many items a merged request should have.
 
-``EndpointLimits`` learns how many an endpoint accepts. ``length`` chooses how many of them to use: enough to be worth a request, few enough
-that no slot idles while another has all the work. This module knows no items and no HTTP.
+``EndpointLimits`` learns how many items an endpoint accepts in one request. ``length`` chooses the number of items: enough to be worth a
+request, and few enough to keep all slots busy. This module must not know items or HTTP.
 """
 
 from __future__ import annotations
@@ -14,27 +14,28 @@ from qreward.scheduler.outcome import ProbeResult
 from qreward.scheduler.state import Pool, Source
 
 MOST = 256
-"""Maximum number of items per request at servers without a limit of their own."""
+"""Maximum number of items per request, for servers without a limit of their own."""
 LEAST = 8
-"""While response times are unknown, requests are not shortened below this number of items."""
+"""Minimum number of items per request while response times are unknown, if so many items wait."""
 WEIGHT = 0.95
-"""Factor on the weight of older requests with each new one."""
+"""The weight of older requests is multiplied by this factor for each new request."""
 PORTION = 1.5
-"""The remaining items are divided into this many requests per slot, so that a slow endpoint does not finish last with its share.
-Of 1, 1.5, 2 and 3, measured on servers of 20 ms + 1.5 ms an item, of a flat 100 ms, of equal and of unequal speed, 1.5 loses least."""
+"""Number of requests per slot into which the remaining items are divided. With more requests than slots, a slow endpoint gets fewer items.
+1.5 was best among 1, 1.5, 2 and 3, measured on servers that take 20 ms + 1.5 ms per item or 100 ms per request, of equal and of different
+speed."""
 
 LONE_REJECTS = 2
-"""Successive rejections by an endpoint that has no other request of this client, before shorter requests are tried there."""
+"""Number of successive rejections by an endpoint without other requests of this client, before shorter requests are tried there."""
 MOST_PATIENCE = 64
-"""Maximum number of answered requests after such a rejection before a longer one is tried."""
+"""Maximum number of answered requests after a rejection, before a longer request is tried."""
 REFUSED_PATIENCE = 1000
-"""Answered requests after a refusal before a longer one is tried. Doubled each time the longer one is refused."""
+"""Number of answered requests after a refusal, before a longer request is tried. It is doubled when the longer request is refused."""
 
 
 class ServiceTimeModel:
-    """Response time in seconds as a linear function ``a + b * n`` of the number of items.
+    """The response time in seconds as a linear function ``a + b * n`` of the number of items ``n``.
 
-    Fitted by weighted least squares over about the last twenty requests.
+    It is fitted by weighted least squares to about the last twenty requests.
 
     Example:
         >>> service = ServiceTimeModel()
@@ -58,7 +59,10 @@ class ServiceTimeModel:
         self._nt = WEIGHT * self._nt + items * seconds
 
     def least(self) -> int:
-        """Number of items for which a request takes twice as long as an empty one. A shorter request would be mostly overhead."""
+        """Return the number of items for which a request takes twice as long as an empty one.
+
+        A shorter request would be mostly overhead.
+        """
         spread = self._w * self._nn - self._n * self._n
         if self._w < 3 or spread <= 0.01 * self._n * self._n:  # lengths too similar to determine the slope
             return LEAST
@@ -68,21 +72,28 @@ class ServiceTimeModel:
 
 
 def places(now: float, pool: Pool) -> int:
-    """Number of requests that the pool has in flight or could send now, at least 1."""
+    """Return the number of requests that the pool has in flight or could send now, at least 1."""
     found = sum(source.inflight for source in pool.sources)
     found += sum(max(0, _capacity(source) - source.inflight) for source in pool.sources if source.ready_at(now) <= now)
     return max(1, found)
 
 
 def _capacity(source: Source) -> int:
-    """Number of concurrent requests that an endpoint's concurrency limit and, by Little's law, its rate limit allow."""
+    """Return the number of concurrent requests that the limits of an endpoint allow. Little's law converts its rate limit."""
     rates = [pace.rate for pace in (source.requests, source.learned) if pace is not None]
     rate = min((rate for rate in rates if rate is not None), default=inf)
     return source.window.limit if rate == inf else min(source.window.limit, 1 + int(rate * source.latency.mean))
 
 
 def length(now: float, pool: Pool, waiting: float, service: ServiceTimeModel) -> int:
-    """Maximum number of items for the next request, if so many wait or are still to be read; inf if unknown."""
+    """Return the maximum number of items for the next request.
+
+    Args:
+        now: seconds.
+        pool: the endpoints.
+        waiting: number of items that wait or are still to be read; inf if unknown.
+        service: the response times of the endpoint.
+    """
     if waiting == inf:
         return MOST
     among = places(now, pool)
@@ -90,11 +101,11 @@ def length(now: float, pool: Pool, waiting: float, service: ServiceTimeModel) ->
 
 
 def pause(pool: Pool) -> float:
-    """Seconds after a request for which single items wait for others, although a slot is free.
+    """Return for how many seconds after a request single items wait for other items, although a slot is free.
 
-    With all slots in use, one becomes free every ``latency / slots`` seconds. Without a pause, items would take the last slots one by one,
-    and the next item would wait for a whole response. The pause is this interval times the share of slots in use; it is 0 if the pool is
-    idle.
+    If all slots are in use, one becomes free every ``latency / slots`` seconds. The pause is this interval times the share of slots in use,
+    so it is 0 if the pool is idle. Without a pause, single items would take the last slots one by one, and the next item would wait for a
+    whole response.
     """
     sources = list(pool.sources)
     slots, busy = sum(source.window.limit for source in sources), sum(source.inflight for source in sources)
@@ -104,17 +115,17 @@ def pause(pool: Pool) -> float:
 class EndpointLimits:
     """The limits of requests to one endpoint, for items of one kind.
 
-    A server that limits the number of items may hold a queue slot for each item (Text Embeddings Inference). It never accepts a request
-    with more items than slots, and reports only that it has no capacity. Therefore shorter requests are tried. If even a single item is
-    rejected, the length was not the cause and the full limit applies again. If a request is accepted, the next ones have the same length,
-    and later ones double it up to the limit.
+    Text Embeddings Inference has a queue slot for each item. It rejects a request with more items than slots, and reports only that it has
+    no capacity. So after a rejection shorter requests are tried. If even a single item is rejected, the length was not the cause, and the
+    full limit applies again. If a shorter request is accepted, the next requests have the same length. Later requests double it up to the
+    limit.
 
-    A request that was refused while its halves were accepted was also too long. The size of its items may have been the cause, so a
-    longer request is tried again after many answers.
+    A request was also too long if it was refused and its halves were accepted. Long items may have been the cause, so a longer request is
+    tried again after many answers.
 
     Args:
         usual: the limits of this kind of server.
-        cap: the client's own maximum number of items, or None.
+        cap: the maximum number of items that the client sets, or None.
 
     Attributes:
         limits: the current limits of one request.
@@ -133,13 +144,13 @@ class EndpointLimits:
         self._rejections = self._answers_below_limits = self._answers_below_usual = 0
 
     def report(self, items: int) -> None:
-        """Apply the maximum number of items that the server reports. It replaces that of its kind, if its kind limits lists."""
+        """Apply the maximum number of items that the server reports. It replaces the limit of the kind of server, if that has one."""
         if self._reported is not None and self._usual != ALONE and items != self._reported:
             self._reported = items
             self._begin(self._usual.of_items(items))
 
     def record_refusal(self, most: int) -> None:
-        """Limit requests to ``most`` items, because a longer request was refused while its halves were accepted."""
+        """Limit requests to ``most`` items, because a longer request was refused and its halves were accepted."""
         if self._most is not self._usual:
             self._refused_patience *= 2
         self._answers_below_usual = 0
@@ -147,7 +158,7 @@ class EndpointLimits:
         self.limits = self.limits.with_items(most)
 
     def record_rejection(self, items: int) -> None:
-        """Record that a request was rejected for lack of capacity while the endpoint had no other request of this client."""
+        """Record that a request was rejected for lack of capacity, although the endpoint had no other request of this client."""
         self._rejections += 1
         if self._reported is None or self._rejections < LONE_REJECTS:
             return
@@ -174,9 +185,9 @@ class EndpointLimits:
 
 
 class LearnedLimits:
-    """The learned limits of all endpoints of a client, kept until the endpoint is removed.
+    """The learned limits of all endpoints of a client. The limits of an endpoint are kept until it is removed.
 
-    All mergers of the client share them, in all its event loops, so they are used under the engine's lock.
+    The mergers of all event loops share them, so all methods need the engine's lock.
     """
 
     def __init__(self) -> None:
@@ -184,7 +195,10 @@ class LearnedLimits:
         self._reported: dict[Source, int] = {}
 
     def at(self, source: Source, usual: MergeLimits, cap: int | None) -> EndpointLimits:
-        """The limits of requests to an endpoint. Items with equal ``usual`` and ``cap`` (see ``EndpointLimits``) count as one kind."""
+        """Return the limits of requests to an endpoint.
+
+        They are learned separately for each ``usual`` and ``cap`` (see ``EndpointLimits``).
+        """
         kinds = self._known.get(source)
         if kinds is None:
             self._known = {source: known for source, known in self._known.items() if not source.removed}

@@ -110,7 +110,7 @@ async def test_the_queue_may_be_bounded_and_refuses_at_once_but_not_while_a_slot
     callers = start(queue.submit, *range(10))
     found = await outcomes(callers)
     assert kinds(found) == [0, 1, 2, 3, 4, 5, *[QueueFull] * 4]  # three sent at once, three wait
-    assert "3 items are waiting for noted already" in str(found[-1])
+    assert "3 items are already waiting for noted" in str(found[-1])
     assert noted.batches == [[0, 1, 2], [3, 4, 5]]
     assert queue.stats().rejected == 4
     assert await queue.submit(11) == 11

@@ -113,7 +113,7 @@ async def test_many_items_are_taken_in_together_or_not_at_all() -> None:
     async with BatchQueue(noted, max_batch_size=2, max_queue_size=4) as queue:
         many = asyncio.ensure_future(queue.submit_many(range(4)))
         await turns()
-        with pytest.raises(QueueFull, match="2 items are waiting for noted already; 3 more do not fit"):
+        with pytest.raises(QueueFull, match="2 items are already waiting for noted; 3 more do not fit"):
             await queue.submit_many([7, 8, 9])
         assert await asyncio.gather(many, queue.submit_many([5, 6])) == [[0, 1, 2, 3], [5, 6]]
         assert await queue.submit_many([]) == []

@@ -240,7 +240,7 @@ async def test_a_stream_behaves_like_a_generator() -> None:
     queue = BatchQueue(Streaming())
     stream: Any = queue.stream(1)
     assert await stream.asend(None) == (0, 1)
-    with pytest.raises(TypeError, match="nothing can be sent"):
+    with pytest.raises(TypeError, match="no value can be sent"):
         await stream.asend(3)
     with pytest.raises(KeyError):
         await stream.athrow(KeyError("x"))

@@ -175,7 +175,7 @@ def test_an_error_from_an_actor_is_shown_without_the_trace_of_its_process() -> N
 def test_a_remote_that_gives_nothing_to_await_is_an_error_that_says_so() -> None:
     (one,) = run(scores(SimpleNamespace(remote=lambda completions, metadata: [1.0]), "a"))
     assert one.error
-    assert "remote() of the scorer gave a list" in one.error
+    assert "remote() of the scorer returned a list" in one.error
 
 
 # what may be returned
@@ -214,7 +214,7 @@ def test_what_is_no_finite_number_is_an_error_of_its_completion_and_never_0(noth
         bad, good = read_scores(given_, 2)
         assert bad.reward is None
         assert bad.error
-        assert bad.error.startswith("the scorer gave")
+        assert bad.error.startswith("the scorer returned")
         assert (good.reward, good.error) == (2.0, None)
 
 

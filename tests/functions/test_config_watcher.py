@@ -287,7 +287,7 @@ def test_a_client_may_be_given_mappings_or_configurations_by_a_callback() -> Non
     assert [watcher.poll_once() for _ in range(6)] == [True, False, True, False, False, False]
     assert list(client.stats()) == ["c"]
     assert [str(error) for error in errors] == [
-        "callback: endpoints: must hold at least one endpoint",
+        "callback: endpoints: must contain at least one endpoint",
         "callback: must return a mapping of settings, or None for no change, not a list",
     ]
 

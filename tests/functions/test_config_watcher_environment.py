@@ -56,14 +56,14 @@ WRONG = [
     ("RETRY_TIMES", "two", "RETRY_TIMES: 'two' is not a whole number"),
     ("PRIORITY", "urgent", "PRIORITY: must be a whole number from 0 (most urgent) to 9, or 'high', 'normal' or 'low', not 'urgent'"),
     ("DEBUG", "maybe", "DEBUG: must be true or false"),
-    ("HEDGED_REQUEST_TIME", "p100", "HEDGED_REQUEST_TIME: a percentile lies between p0 and p100"),
-    ("KEY_FUNC", "len", "KEY_FUNC: is set in code, not in the environment"),
-    ("POOL", "judges", "POOL: is set in code, not in the environment"),
-    ("DEFAULT_RESULT", "0", "DEFAULT_RESULT: is set in code, not in the environment"),
-    ("EXCEPTION_TYPES", "ValueError", "EXCEPTION_TYPES: is set in code, not in the environment"),
+    ("HEDGED_REQUEST_TIME", "p100", "HEDGED_REQUEST_TIME: a percentile must be above p0 and below p100"),
+    ("KEY_FUNC", "len", "KEY_FUNC: can be set in code only, not in the environment"),
+    ("POOL", "judges", "POOL: can be set in code only, not in the environment"),
+    ("DEFAULT_RESULT", "0", "DEFAULT_RESULT: can be set in code only, not in the environment"),
+    ("EXCEPTION_TYPES", "ValueError", "EXCEPTION_TYPES: can be set in code only, not in the environment"),
     ("TIMEUOT", "5", "TIMEUOT: is not a setting; did you mean QREWARD_SCHEDULE_TIMEOUT?"),
     ("timeout", "5", "timeout: is not a setting; did you mean QREWARD_SCHEDULE_TIMEOUT?"),
-    ("XYZ", "5", "XYZ: is not a setting; every variable that begins with QREWARD_SCHEDULE_ must be one"),
+    ("XYZ", "5", "XYZ: is not a setting; variables that begin with QREWARD_SCHEDULE_ must name settings"),
 ]
 
 

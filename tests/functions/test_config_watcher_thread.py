@@ -112,7 +112,7 @@ def test_a_watcher_may_be_stopped_by_a_callback_of_the_configuration() -> None:
 
 
 def test_a_callback_that_hangs_delays_a_stop_only_so_long_and_changes_nothing_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watcher_module, "PATIENCE", 0.01)
+    monkeypatch.setattr(watcher_module, "STOP_TIMEOUT", 0.01)
     config, clock = ScheduleConfig(), Time()
     hangs, release = threading.Event(), threading.Event()
 

@@ -50,7 +50,7 @@ def test_the_docstring_and_the_decorator_name_every_parameter() -> None:
 
 
 def test_the_page_names_what_the_environment_cannot_set() -> None:
-    said = re.search(r"is set in code:(.*?)\. ", PAGE, flags=re.DOTALL)
+    said = re.search(r"can only be set in code:(.*?)\. ", PAGE, flags=re.DOTALL)
     assert said
     assert set(re.findall(r"`(\w+)`", said[1])) == SET_IN_CODE
     assert f"`{PREFIX}`" in PAGE

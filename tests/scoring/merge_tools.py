@@ -121,7 +121,7 @@ def client_of(backend: Any, *endpoints: Endpoint, **settings: Any) -> QRewardCli
     loop = asyncio.get_running_loop()
     if isinstance(loop, VirtualTimeLoop):
         settings["clock"] = loop.time
-    return QRewardClient(endpoints or [endpoint()], wire_factory=lambda: backend, **settings)
+    return QRewardClient(endpoints or [endpoint()], backend_factory=lambda: backend, **settings)
 
 
 def now() -> float:

@@ -210,7 +210,7 @@ def test_several_loops_share_the_limits_and_each_has_its_own_lists() -> None:
         return good(items)
 
     limits = Limits(max_concurrency=2, adaptive=False)
-    client = QRewardClient([endpoint("tei", kind="tei", limits=limits)], wire_factory=lambda: ListBackend(work))
+    client = QRewardClient([endpoint("tei", kind="tei", limits=limits)], backend_factory=lambda: ListBackend(work))
     found: dict[int, list[float]] = {}
 
     def use(number: int) -> None:
@@ -239,7 +239,7 @@ def test_a_loop_that_is_closed_amid_a_batch_gives_back_what_it_held() -> None:
 
     backends = [ListBackend(forever), ListBackend(seconds=0.001)]
     limits = Limits(max_concurrency=1, adaptive=False)
-    client = QRewardClient([endpoint(limits=limits)], wire_factory=lambda: backends.pop(0))
+    client = QRewardClient([endpoint(limits=limits)], backend_factory=lambda: backends.pop(0))
     loop = asyncio.new_event_loop()
     asked = loop.create_task(client.score("x 1", model=MODEL))
     loop.run_until_complete(asyncio.sleep(0.02))

@@ -1,4 +1,4 @@
-"""``RewardBuffer`` and the types of its queries and answers. This package knows batches and scorers, but no HTTP."""
+"""``RewardBuffer`` and the types of its queries and answers. This package does not depend on HTTP."""
 
 from __future__ import annotations
 

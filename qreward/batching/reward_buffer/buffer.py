@@ -1,6 +1,7 @@
 """``RewardBuffer`` merges the queries of several callers into batches for one scorer, and returns each caller its own rewards.
 
-It adds to ``BatchQueue`` queries of several completions, scorers of any kind, and errors per completion.
+It is built on ``BatchQueue``. In addition, a query may have several completions, a scorer may be a Ray actor, and each completion has its
+own error.
 """
 
 from __future__ import annotations
@@ -27,33 +28,32 @@ from qreward.errors import BadRequest, ConfigError
 
 _SMOOTHING = 0.2
 _UNKNOWN = 1.0
-"""Seconds that are assumed as long as nothing has been scored."""
+"""The estimate of ``room_in`` in seconds, before the first batch has ended."""
 
 
 class RewardBuffer:
     """Scores the completions of many callers together.
 
-    A batch is sent as soon as a slot is free, with the completions submitted until then, across the boundaries of queries. There is no
-    fixed interval to wait for. A completion whose caller leaves while it waits is not scored. A completion that fails does not affect
-    others.
+    A batch is sent as soon as a slot is free, with the completions submitted until then; they may belong to several queries. There is no
+    fixed interval to wait for. If a caller leaves, its waiting completions are not scored. A completion that fails does not affect others.
 
     Args:
-        scorer: ``scorer(completions: list[str], metadata: list[dict])``, or ``scorer(completions)``. It is an ``async def``; a ``def``,
-            which runs in a thread; or the method of a Ray actor (``actor.method``), which is awaited. It returns a list that holds, for
-            each completion, a number, or a mapping with ``reward`` or ``score``, or an exception; or a mapping with ``rewards`` and other
-            lists. None, NaN or an ``error`` is an error of that completion, never 0. The metadata are copies, including nested mappings,
-            lists and sets, so changes by the scorer are visible to no retry and to no caller. Other objects in them are shared.
-        server_mode: shape of an answer: ``singleton`` and ``batch`` as in MolGenDocking, or ``auto``, the shape of the query.
+        scorer: called as ``scorer(completions: list[str], metadata: list[dict])``, or as ``scorer(completions)`` if it takes one argument.
+            It may be an ``async def``; a ``def``, which runs in a thread; or the method of a Ray actor (``actor.method``). It returns a
+            list with a number, a mapping with ``reward`` or ``score``, or an exception for each completion; or a mapping with ``rewards``
+            and other lists. For None, NaN or an ``error`` the completion has an error, never the reward 0. Each call receives copies of the
+            metadata, with copies of all mappings, lists and sets inside; other objects are shared.
+        server_mode: shape of an answer: ``singleton`` and ``batch`` as in MolGenDocking, or ``auto``, which follows the query.
         max_batch_size, batch_wait_timeout_s, max_concurrent_batches: as in :class:`~qreward.batching.BatchSettings`, for completions.
-        max_queue_size: maximum number of waiting completions, in each event loop. A query whose completions do not all fit is rejected.
+        max_queue_size: maximum number of waiting completions, in each event loop. A query is rejected if not all of its completions fit.
         timeout: maximum seconds for one completion, queueing included; then the completion has an error. None means no limit.
-        isolate_errors: when the scorer raises for a batch, call it again with the halves, so that only the completions that fail alone
-            have an error.
+        isolate_errors: if the scorer raises for a batch, call it again with each half, and so on, so that only the completions that fail
+            alone have an error.
         on_batch: called with a :class:`~qreward.batching.BatchRecord` when a batch has ended.
 
     Raises:
         TypeError: the scorer cannot be called in this way, or a setting has the wrong type.
-        ConfigError: a setting is out of range (a ``ValueError``).
+        ConfigError: a setting is out of range. ``ConfigError`` is a ``ValueError``.
 
     Example:
         >>> import asyncio
@@ -105,12 +105,12 @@ class RewardBuffer:
         """Score a query and return its answer.
 
         Args:
-            query: a mapping or an object with ``query`` (a completion or a list), ``metadata`` (a mapping or a list) and optionally
-                ``prompts``.
+            query: a mapping or an object with ``query`` (a completion or a list of them), ``metadata`` (a mapping or a list of them) and
+                optionally ``prompts`` (a text or a list of texts).
 
         Raises:
-            BadRequest: the shape or the lengths of the query are wrong. Other callers are not affected.
-            QueueFull: there is no capacity for all of its completions; see ``room_in``.
+            BadRequest: a member has the wrong type, or the lists have different lengths.
+            QueueFull: the queue has no room for all of its completions; see ``room_in``.
             ClientClosed: the buffer is closed.
         """
         parsed = read_query(query)
@@ -118,15 +118,15 @@ class RewardBuffer:
         return answer_of(parsed, await self.score(parsed.completions, parsed.metadata), self.server_mode)
 
     async def score(self, completions: Sequence[str], metadata: Sequence[Mapping[str, Any]] | None = None) -> list[ScoreResult]:
-        """Score completions and return an outcome for each, in order. Raises the same errors as ``add_query``."""
+        """Score completions and return the outcome of each, in order. Raises the same errors as ``add_query``."""
         count, most = len(completions), self._max_queue_size
         if metadata is not None and len(metadata) != count:
             raise BadRequest(f"there are {count} completions, but {len(metadata)} metadata; there must be one for each")
         for at, completion in enumerate(completions):
             if not isinstance(completion, str):
-                raise BadRequest(f"completions[{at}] must be a text, not a {type(completion).__name__}; leave out what was not generated")
+                raise BadRequest(f"completions[{at}] must be a text, not a {type(completion).__name__}; leave out missing completions")
         if count > most:
-            raise BadRequest(f"{count} completions can never wait together; {most} may; send fewer at once, or raise max_queue_size")
+            raise BadRequest(f"{count} completions do not fit into the queue of {most}; send fewer at once, or raise max_queue_size")
         pairs = zip(completions, map(own_copy, metadata) if metadata else [{}] * count, strict=True)
         outcomes = await self._queue.submit_many(pairs)
         return [failed(outcome) if isinstance(outcome, BaseException) else outcome for outcome in outcomes]
@@ -137,7 +137,7 @@ class RewardBuffer:
         Args:
             drain: True scores the waiting completions. False ends waiting and running completions with an error.
 
-        A scorer that runs in a thread or in an actor cannot be stopped. ``close`` waits for it only while one of its callers does.
+        A scorer that runs in a thread or in an actor cannot be stopped. ``close`` waits for it only as long as one of its callers waits.
         """
         await self._queue.close(drain)
 
@@ -158,7 +158,7 @@ class RewardBuffer:
         return self.stats().rejected
 
     def room_in(self, count: int) -> float:
-        """Estimated seconds until ``count`` completions can be admitted, at the current rate; 0 if they can be admitted now."""
+        """Return the estimated seconds until the queue has room for ``count`` completions; 0 if it has room now."""
         (waiting, running), settings = self._queue.load(), self._queue.settings
         free = 0 if settings.batch_wait_timeout_s else max(0, settings.max_concurrent_batches - running) * settings.max_batch_size
         excess = waiting + min(count, self._max_queue_size) - self._max_queue_size - free
@@ -167,7 +167,7 @@ class RewardBuffer:
         return _UNKNOWN if self._seconds_each is None else excess * self._seconds_each
 
     def stats(self) -> QueueStats:
-        """The state of the queue and its counters, in completions."""
+        """Return the state of the queue and its counters. Items are completions."""
         return self._queue.stats()
 
     def _batch_ended(self, record: BatchRecord) -> None:

@@ -1,7 +1,7 @@
-"""The queries and answers of ``RewardBuffer``, as in MolGenDocking's reward server, and the parsing of what a scorer returns.
+"""The queries and answers of ``RewardBuffer``, as in MolGenDocking's reward server, and the parsing of a scorer's results.
 
-What a scorer returns becomes one outcome for each completion: a finite reward, or an error that explains why there is none. A reward that
-is missing, NaN or infinite is an error of its completion, never 0. A list is never truncated or padded to the right length. Pure.
+The outcome of a completion is a finite reward or an error. If the reward is missing, NaN or infinite, the completion has an error, never
+the reward 0. If a list has the wrong length, all completions have an error.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _NAMES = ("error", "errors", "meta", "metas", "next_turn_feedback", "extra_logs"
 
 
 class InvalidScores(InvalidResponse):
-    """A scorer did not return one outcome for each completion, which is an error of the whole list.
+    """A scorer did not return one outcome for each completion, so the whole list fails.
 
-    The list must not be split and tried again: a scorer that always returns one number would look correct for a list of one completion.
+    The list is not split and tried again, because a scorer that always returns one number would seem correct for a single completion.
     """
 
 
@@ -32,11 +32,11 @@ class ScoreResult:
 
     Args:
         reward: a finite number, or None if there is an error.
-        error: why there is no reward, on one line.
-        meta: all other data that the scorer returned for the completion.
-        feedback: ``next_turn_feedback``, text for the model's next turn.
+        error: the reason why there is no reward, on one line; None if there is a reward.
+        meta: other data that the scorer returned for the completion.
+        feedback: ``next_turn_feedback``, a text for the model's next turn.
         cause: the exception behind the error, if there was one.
-        own: whether the completion itself caused the error, because the scorer still scored another one.
+        own: True if the completion itself probably caused the error, because the scorer could score another one.
     """
 
     reward: float | None
@@ -48,24 +48,26 @@ class ScoreResult:
 
 
 def failed(error: BaseException) -> ScoreResult:
-    """The outcome of a completion for which an exception was raised."""
+    """Return the outcome of a completion for which an exception was raised."""
     return ScoreResult(None, described(error), cause=error)
 
 
 def described(error: BaseException) -> str:
-    """An exception on one line, such as ``ValueError: no answer in the completion``."""
-    cause = getattr(error, "cause", None)  # the message of a Ray exception holds the whole traceback of another process
+    """Return an exception as one line, such as ``ValueError: no answer in the completion``."""
+    cause = getattr(error, "cause", None)  # the message of a Ray exception contains the traceback of another process
     error = cause if isinstance(cause, BaseException) else error
     message = one_line(str(error))[:SHOWN]
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
 def read_scores(given: Any, count: int) -> list[ScoreResult]:
-    """Parse what a scorer returned for ``count`` completions, or raise ``InvalidScores``.
+    """Return the outcome of each of ``count`` completions. Raises ``InvalidScores`` if there is not one for each.
 
-    That is a list (tuple, array, tensor) with, for each completion, a number, a mapping with ``reward`` or ``score``, or an exception. Or
-    it is a mapping of such lists: ``rewards`` (or ``scores``), and optionally ``errors``, ``metas``, ``next_turn_feedback``,
-    ``extra_logs`` and further columns, which are put into ``meta``.
+    Args:
+        given: the value that a scorer returned. It is a list (tuple, array, tensor) with a number, a mapping with ``reward`` or ``score``,
+            or an exception for each completion. Or it is a mapping with the list ``rewards`` (or ``scores``), and optionally the lists
+            ``errors``, ``metas``, ``next_turn_feedback``, ``extra_logs`` and others, which are added to ``meta``.
+        count: number of completions.
 
     Example:
         >>> [scored.reward for scored in read_scores({"rewards": [1, 0.5], "parsed": ["4", "5"]}, 2)]
@@ -77,7 +79,7 @@ def read_scores(given: Any, count: int) -> list[ScoreResult]:
     except InvalidScores:
         raise
     except Exception as error:
-        raise InvalidScores(f"what the scorer returned cannot be read: {described(error)}") from error
+        raise InvalidScores(f"the scorer's return value cannot be read: {described(error)}") from error
 
 
 def _scored(row: Any) -> ScoreResult:
@@ -98,18 +100,18 @@ def _scored(row: Any) -> ScoreResult:
 
 
 def _number(raw: Any) -> tuple[float | None, str | None]:
-    """The reward and None, or None and the reason why the value is not a reward."""
+    """Return a reward and None, or None and the reason why the value is not a reward."""
     if isinstance(raw, list | tuple) and len(raw) == 1:  # a row of a matrix with one column
         (raw,) = raw
     if raw is None or isinstance(raw, str | bytes):
-        return None, f"the scorer gave {'no reward' if raw is None else 'a text instead of a reward'}"
+        return None, f"the scorer returned {'no reward' if raw is None else 'a text instead of a reward'}"
     try:
         value = float(raw)
     except OverflowError:
         value = math.inf
     except Exception:
-        return None, f"the scorer gave a {type(raw).__name__} instead of a reward"
-    return (value, None) if math.isfinite(value) else (None, f"the scorer gave {value}, which is no reward")
+        return None, f"the scorer returned a {type(raw).__name__} instead of a reward"
+    return (value, None) if math.isfinite(value) else (None, f"the scorer returned {value}, which is not a reward")
 
 
 def _rows_of_columns(given: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
@@ -130,7 +132,7 @@ def _rows_of_columns(given: Mapping[str, Any], count: int) -> list[dict[str, Any
 
 
 def _row(reward: Any, error: Any, feedback: Any, meta: Any, columns: dict[str, Any]) -> dict[str, Any]:
-    """One row built from columns. If the reward is a mapping, its members are added to the row."""
+    """Return one row, built from columns. If the reward is a mapping, its members are added to the row."""
     if isinstance(reward, BaseException):
         reward, error = None, error or reward
     row = dict(reward) if isinstance(reward, Mapping) else {"reward": reward}
@@ -145,13 +147,13 @@ def _column(value: Any, name: str, count: int) -> Sequence[Any]:
 
 
 def _listed(given: Any, what: str, count: int) -> Sequence[Any]:
-    """A list of the right length. Arrays and tensors are converted to lists, so that their numbers are Python numbers."""
+    """Return a list with ``count`` elements, or raise ``InvalidScores``. Numbers of arrays and tensors become Python numbers."""
     rows = given.tolist() if hasattr(given, "tolist") else given
     if not isinstance(rows, list | tuple):
         kind = "None" if given is None else type(given).__name__
         raise InvalidScores(f"the scorer must return a list with a reward for each completion, or a mapping with rewards, not a {kind}")
     if len(rows) != count:
-        raise InvalidScores(f"the scorer gave {len(rows)} {what} for {count} completion{'s'[: count != 1]}; it must be one for each")
+        raise InvalidScores(f"the scorer returned {len(rows)} {what} for {count} completion{'s'[: count != 1]}; return one for each")
     return rows
 
 
@@ -165,7 +167,7 @@ class Query:
     Args:
         completions: the texts to score.
         metadata: one mapping for each completion.
-        single: whether the query held one completion instead of a list.
+        single: True if the query had one completion instead of a list.
     """
 
     completions: Sequence[str]
@@ -175,7 +177,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class SingletonAnswer:
-    """The answer to one completion. ``reward`` is None exactly if ``error`` is set."""
+    """The answer for one completion. Either ``reward`` or ``error`` is None."""
 
     reward: float | None
     error: str | None
@@ -185,12 +187,14 @@ class SingletonAnswer:
 
 @dataclass(frozen=True, slots=True)
 class BatchAnswer:
-    """The answer to a list of completions, in the same order.
+    """The answer for a list of completions. All lists are in the order of the completions.
 
     Attributes:
-        rewards: for each completion a number, or None exactly where ``errors`` holds a reason.
-        error: None, or the number of completions without a reward, and the first error.
-        next_turn_feedback: None, or one for each completion.
+        rewards: the reward of each completion, or None if it has an error.
+        error: a summary of the errors: their number and the first one; None if there is no error.
+        errors: the error of each completion, or None if it has a reward.
+        metas: other data that the scorer returned for each completion.
+        next_turn_feedback: the feedback for each completion; None if there is none at all.
     """
 
     rewards: list[float | None]
@@ -201,10 +205,13 @@ class BatchAnswer:
 
 
 def read_query(raw: Any) -> Query:
-    """Parse a query, or raise ``BadRequest``. It is a mapping or an object with ``query``, ``metadata`` and optionally ``prompts``.
+    """Parse a query: a mapping or an object with ``query``, ``metadata`` and optionally ``prompts``.
 
-    Each of them is a single value or a list; the lists have equal length. A prompt is added to its metadata as ``prompt``, unless the
-    metadata has one.
+    Each of these members is a single value or a list, and all lists must have the same length. A prompt is added to the metadata of its
+    completion as ``prompt``, unless the metadata already has one.
+
+    Raises:
+        BadRequest: a member has the wrong type, or the lists have different lengths.
 
     Example:
         >>> read_query({"query": "4", "metadata": {"answer": "4"}, "prompts": "2 + 2?"})
@@ -228,7 +235,7 @@ def read_query(raw: Any) -> Query:
 
 
 def with_prompts(metas: Sequence[Mapping[str, Any]], prompts: Sequence[str] | None) -> list[dict[str, Any]]:
-    """Copies of the metadata with the prompts added."""
+    """Return copies of the metadata with the prompts added."""
     if prompts is None:
         return [dict(meta) for meta in metas]
     return [{**meta, "prompt": meta.get("prompt", prompt)} for meta, prompt in zip(metas, prompts, strict=True)]
@@ -241,7 +248,11 @@ def check_mode(query: Query, mode: Mode) -> None:
 
 
 def answer_of(query: Query, scored: Sequence[ScoreResult], mode: Mode) -> SingletonAnswer | BatchAnswer:
-    """The answer in the shape of the mode. ``auto`` answers a single completion with ``SingletonAnswer``, a list with ``BatchAnswer``."""
+    """Return the answer to a query.
+
+    ``singleton`` returns a ``SingletonAnswer`` and ``batch`` a ``BatchAnswer``. ``auto`` returns a ``SingletonAnswer`` if the query had a
+    single completion, and a ``BatchAnswer`` if it had a list.
+    """
     if mode == "singleton" or (mode == "auto" and query.single):
         (one,) = scored
         return SingletonAnswer(one.reward, one.error, one.meta, one.feedback)
@@ -256,7 +267,7 @@ def answer_of(query: Query, scored: Sequence[ScoreResult], mode: Mode) -> Single
 
 
 def summary(scored: Sequence[ScoreResult]) -> str | None:
-    """The number of completions without a reward, and the reason for the first; None if all have a reward."""
+    """Return a text with the number of completions without a reward and the first error; None if all have a reward."""
     first = next((at for at, one in enumerate(scored) if one.error is not None), None)
     if first is None:
         return None

@@ -1,7 +1,6 @@
 """Calls a scorer of any kind without blocking the event loop, and isolates the completions for which it fails.
 
-Ray is never imported. Its handles are recognised by their behaviour: ``actor.method.remote(...)`` returns an awaitable. This module knows
-nothing of queues.
+Ray is never imported: the method of an actor is recognised by its attribute ``remote``, which returns an awaitable.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ def scoring_function(scorer: Any) -> ScoringFunction:
 
     Args:
         scorer: called with ``(completions, metadata)``, or with the completions alone if it takes only one argument. A function, async or
-            not; an object with ``__call__``; or any object with ``remote``, such as the method of a Ray actor.
+            blocking; an object with ``__call__``; or any object with ``remote``, such as the method of a Ray actor.
 
     Raises:
-        TypeError: the scorer cannot be called in this way. This includes classes and generator functions.
+        TypeError: the scorer cannot be called in this way, or is a class or a generator function.
     """
     remote = getattr(scorer, "remote", None)
     if callable(remote) and not isinstance(scorer, type):
@@ -64,19 +63,18 @@ def scoring_function(scorer: Any) -> ScoringFunction:
 async def _remotely(remote: Any, pairs: Pairs) -> Any:
     reference = remote(*_arguments(pairs, 2))
     if not inspect.isawaitable(reference):
-        raise TypeError(f"remote() of the scorer gave a {type(reference).__name__}, which cannot be awaited; give an actor's method")
+        raise TypeError(f"remote() of the scorer returned a {type(reference).__name__}, which cannot be awaited; pass an actor's method")
     return await unstoppable(asyncio.ensure_future(reference))
 
 
 def _arguments(pairs: Pairs, count: int) -> tuple[Any, ...]:
-    """Arguments for one call, as copies: changes by the scorer are visible neither to another call nor to the caller."""
+    """Return the arguments of one call. The metadata are copied, so that no other call sees changes that the scorer makes."""
     completions = [completion for completion, _ in pairs]
     return (completions, [own_copy(metadata) for _, metadata in pairs]) if count == 2 else (completions,)
 
 
 def own_copy(value: Any) -> Any:
-    """A copy that shares no mapping, list, set or bytearray with the original, at any depth. Other objects are shared, for example a model
-    or a named tuple.
+    """Return a copy in which all mappings, lists, tuples, sets and bytearrays are copied, at any depth. Other objects are shared.
 
     Example:
         >>> metadata = {"tests": [{"input": "1"}]}
@@ -100,7 +98,7 @@ def own_copy(value: Any) -> Any:
 
 
 def _refilled(value: Any, parts: Mapping[Any, Any]) -> Any:
-    """A copy of an instance of a dict or list subclass, of the same type, with copied values."""
+    """Return a copy of an instance of a dict or list subclass, with new values."""
     made = copy(value)
     for key, part in parts.items():
         made[key] = part
@@ -108,11 +106,11 @@ def _refilled(value: Any, parts: Mapping[Any, Any]) -> Any:
 
 
 class BisectingScorer:
-    """Scores the batches of one scorer, and isolates the completions that fail.
+    """Calls a scorer with batches, and isolates the completions that fail.
 
     Args:
-        call: scores a list as a whole.
-        isolate: whether a list that fails is split.
+        call: the scoring function.
+        isolate: True splits a list for which the scorer raises.
     """
 
     def __init__(self, call: ScoringFunction, isolate: bool) -> None:
@@ -121,14 +119,14 @@ class BisectingScorer:
         self._scored_before = False
 
     async def score_each(self, pairs: Pairs) -> list[ScoreResult]:
-        """Return an outcome for each of at least one completion. Raises only exceptions that end the task.
+        """Return the outcome of each completion. The list must not be empty.
 
-        A list for which the scorer raises is split in halves until only the completions that fail alone are left. This takes at most
-        ``2 n - 1`` calls, one after the other, and about ``2 k log2(n)`` for ``k`` bad completions. A list is not split if no completion
-        can be the cause: a broken connection, a timeout, a dead actor.
+        A list for which the scorer raises is split in halves until the bad completions are found. For ``k`` bad ones in ``n`` this takes
+        about ``2 k log2(n)`` calls, and at most ``2 n - 1``, one after the other. A list is not split if a completion cannot be the cause,
+        as with a broken connection, a timeout or a dead actor.
 
-        If the scorer does not return one outcome for each completion, for the list or for a part of it, the whole list fails. An error is
-        the completion's own if the scorer scored another one, of this list or of the list before.
+        If the scorer does not return one outcome for each completion of a list or of a half, the whole list fails. ``own`` of an error is
+        set if the scorer scored another completion of this list or of the previous one.
         """
         try:
             scored = await _split(self._call, pairs, self._isolate)

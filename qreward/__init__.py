@@ -1,6 +1,6 @@
 """One async client for many LLM-judge and GPU reward endpoints.
 
-This module only exports the public names. Each is imported on first use.
+This module only exports the public names. Each name is imported on first use.
 """
 
 from __future__ import annotations

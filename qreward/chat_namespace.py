@@ -1,7 +1,7 @@
-"""``client.chat.completions.create``: the interface of the openai SDK, for code written for its clients.
+"""``client.chat.completions.create``: the interface of the openai SDK, for code written for the SDK's clients.
 
-Responses have the types of the openai package; errors are those of this package. This module calls the client, and uses only the types of
-the openai package.
+Responses have the types of the openai package; errors are those of this package. This module calls the client. From the openai package it
+uses only the types.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 
 class ChunkStream:
-    """A streamed chat completion, chunk by chunk, for ``async for`` and ``async with``. Returned once the first token was received."""
+    """A streamed chat completion, chunk by chunk, for ``async for`` and ``async with``.
+
+    The object is returned once the first token was received.
+    """
 
     def __init__(self, stream: Stream, usage_wanted: bool) -> None:
         self._stream = stream
@@ -35,7 +38,7 @@ class ChunkStream:
         return await anext(self._chunks)
 
     async def close(self) -> None:
-        """Close the stream. The connection is closed when this returns. Further calls do nothing."""
+        """Close the stream and wait until its connection is closed. Further calls do nothing."""
         await self._stream.aclose()
 
     async def __aenter__(self) -> ChunkStream:
@@ -59,7 +62,7 @@ class SyncChunkStream:
         return next(self._pieces)
 
     def close(self) -> None:
-        """Close the stream. The connection is closed when this returns, or soon after if called in ``on_result``.
+        """Close the stream and wait until its connection is closed. In ``on_result`` the connection is closed soon after the call.
 
         Further calls do nothing.
         """
@@ -102,13 +105,14 @@ class Completions:
             stream: True returns the response in chunks, once the first token was received.
             params: ``timeout``, ``extra_headers``, ``extra_body``, ``priority``, ``hedge`` and ``tenant``, as in
                 :meth:`QRewardClient.chat_completion`. Other parameters go into the JSON body. Parameters set to the SDK's ``NOT_GIVEN`` or
-                ``omit`` are left out. Of an ``httpx.Timeout``, the read timeout is used.
+                ``omit`` are left out. If ``timeout`` is an ``httpx.Timeout``, its read timeout is used.
 
         Returns:
             The openai package's ``ChatCompletion``, or a :class:`ChunkStream` if ``stream`` is True.
 
         Raises:
-            RequestError, Rejected, NoEndpoint, ConfigError: as in :meth:`QRewardClient.chat_completion`; not the exceptions of the SDK.
+            RequestError, Rejected, NoEndpoint, ConfigError: as in :meth:`QRewardClient.chat_completion`. The exceptions of the SDK are not
+                raised.
 
         Example:
             >>> async def ask(client, messages):
@@ -160,7 +164,7 @@ class SyncChatNamespace:
 
 
 def _given(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters that have a value, in the form the client takes. Raises ``ConfigError``."""
+    """Return the parameters that have a value, as arguments of the client. Raises ``ConfigError``."""
     if params.get("extra_query"):
         raise ConfigError("extra_query is not supported; put parameters of the server into extra_body")
     given = {name: value for name, value in params.items() if name != "extra_query" and not _is_blank(value)}
@@ -170,6 +174,6 @@ def _given(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_blank(value: object) -> bool:
-    """Return whether a value is one of the SDK's markers for an omitted parameter. ``None`` is not."""
+    """Return True for the SDK's markers of an omitted parameter. ``None`` is not one of them."""
     kind = type(value)
     return kind.__name__ in ("NotGiven", "Omit") and kind.__module__.partition(".")[0] == "openai"

@@ -1,9 +1,9 @@
-"""Where the documentation stands, for messages that name one of its pages. Knows no other module."""
+"""The address of the documentation, for messages that name one of its pages. Imports no other module."""
 
 from __future__ import annotations
 
 DOCUMENTATION = "docs/"
-"""The folder of the pages in the repository, as long as no site is published; later the URL of the site, with a slash at its end."""
+"""The folder of the pages in the repository. When a site is published, its URL, ending with a slash."""
 
 
 def page(path: str, anchor: str = "") -> str:

@@ -1,7 +1,8 @@
 """Observers receive an immutable event for each step of a client's calls. This module does not depend on the engine.
 
-Observers are passed to a client: ``QRewardClient(..., observers=[mine])``. Their methods run in the event loop of the call, so they must be
-fast and must not block. If an observer raises, a warning is logged and the observer is not called again; the call is not affected.
+Observers are passed to a client: ``QRewardClient(..., observers=[mine])``. The methods of an observer run in the event loop of the call, so
+they must be fast and must not block. If an observer raises, a warning is logged and the observer is not called again; the call is not
+affected.
 
 The events of one call are ``call_started``; for each attempt ``attempt_started``, ``first_chunk`` if the response is streamed, and
 ``attempt_ended``; and finally ``call_ended``. A losing hedge may end after its call.
@@ -19,13 +20,13 @@ from qreward.errors import QRewardError
 
 AttemptType = Literal["original", "retry", "hedge"]
 AttemptOutcome = Literal["won", "failed", "cancelled", "discarded"]
-"""``cancelled``: stopped by the client, such as a losing hedge, or by the caller. ``discarded``: succeeded after another attempt had."""
+"""``cancelled``: stopped by the caller, or by the client, as a losing hedge. ``discarded``: answered after another attempt had won."""
 CallOutcome = Literal["ok", "failed", "cancelled"]
 """``cancelled``: the caller cancelled the call."""
 
 
 class CallStarted(msgspec.Struct, frozen=True, gc=False):
-    """A call started; it may wait in the queue. An item of a batch starts when it is sent for the first time.
+    """A call started, and may still wait in the queue. For an item of a batch, the call starts when the item is first sent.
 
     Attributes:
         call: number of the call, unique in this process and the same in all events of the call.
@@ -64,7 +65,7 @@ class FirstChunk(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         call: number of the call.
         endpoint: name of the endpoint.
-        seconds: from the start of the call.
+        seconds: seconds since the start of the call.
     """
 
     call: int
@@ -100,8 +101,8 @@ class CallEnded(msgspec.Struct, frozen=True, gc=False):
         call, operation, model, route: as in :class:`CallStarted`.
         outcome: see ``CallOutcome``.
         endpoint: name of the endpoint that responded, or None.
-        seconds: from start to end, queueing and all attempts included.
-        queued: seconds before the first attempt; all seconds if there was none.
+        seconds: seconds from start to end, including the time in the queue and all attempts.
+        queued: seconds before the first attempt; equal to ``seconds`` if there was no attempt.
         attempts: number of attempts.
         hedges: number of attempts that were sent while another was in flight.
         prompt_tokens, completion_tokens: tokens, as reported by the server.
@@ -150,10 +151,11 @@ class Observer:
 
 
 class MetricsCallback(Observer):
-    """Calls a function with a mapping at the end of each call: the fields of :class:`CallEnded`, with the error as the name of its class.
+    """Calls a function at the end of each call with a mapping of the fields of :class:`CallEnded`. In the mapping, the error is the name of
+    its class.
 
     Args:
-        callback: function that receives the mapping. Its return value is ignored.
+        callback: function that receives the mapping. The return value is ignored.
 
     Example:
         >>> seen = []
@@ -172,7 +174,7 @@ class MetricsCallback(Observer):
 
 
 CARRIED: ContextVar[Mapping[str, str] | None] = ContextVar("qreward-carried", default=None)
-"""Additional headers of an attempt, such as ``traceparent``. Set while it is sent, and read by the HTTP backend."""
+"""Additional headers of an attempt, such as ``traceparent``. They are set while the attempt is sent, and the HTTP backend reads them."""
 
 
 def with_carried(headers: Mapping[str, str] | None) -> Mapping[str, str] | None:

@@ -46,7 +46,7 @@ class ClientSettings(Watching, total=False):
     prefix_affinity: PrefixAffinity | None
     max_queued: int | None
     timeout: float | None
-    wire_factory: Callable[[], Backend]
+    backend_factory: Callable[[], Backend]
     clock: Callable[[], float]
 
 
@@ -298,11 +298,38 @@ def preparer(
 def check_params(params: Mapping[str, Any]) -> None:
     """Raise ``ConfigError`` for a parameter that is an option of another call, or a misspelled option.
 
-    It would go into the JSON body, where most servers ignore it. ``extra_body`` accepts any name.
+    It would go into the JSON body, where most servers ignore it; so would an argument of LiteLLM or of the openai client. ``extra_body``
+    accepts any name.
     """
     for name in params:
         if fault := _fault_of(name):
             raise ConfigError(fault)
+
+
+_RETRIES = "retries are a setting of the client: QRewardClient(..., retry=Retry(attempts=...)), which counts the first attempt too"
+_OTHER_MODEL = "no call is repeated with another model; catch the error and call the other model, or use a Cascade of judges"
+_ADDRESS = "it belongs to the endpoint: Endpoint(base_url)"
+_ELSEWHERE = {
+    "num_retries": _RETRIES,
+    "max_retries": _RETRIES,
+    "retry_policy": _RETRIES,
+    "fallbacks": _OTHER_MODEL,
+    "context_window_fallbacks": _OTHER_MODEL,
+    "content_policy_fallbacks": _OTHER_MODEL,
+    "mock_response": "responses are faked by servers: qreward.testing.FakeFleet([FakeEndpoint(..., responder=...)])",
+    "request_timeout": "the timeout of a call is timeout=, in seconds",
+    "stream_timeout": "the timeout of a call is timeout=, in seconds",
+    "api_key": "it belongs to the endpoint: Endpoint(base_url, api_key=...)",
+    "api_base": _ADDRESS,
+    "base_url": _ADDRESS,
+    "http_client": "it belongs to the endpoint: Endpoint(base_url, http_client=...)",
+    "default_headers": "it belongs to the endpoint: Endpoint(base_url, headers={...})",
+    "headers": "the headers of a call are extra_headers=",
+    "custom_llm_provider": "every endpoint has the API that its kind names: Endpoint(base_url, kind=...)",
+    "drop_params": "no parameter is dropped; leave out what the server does not take",
+    "caching": "responses are not cached; a judge caches its verdicts: Judge(client, cache=...)",
+}
+"""Well-known arguments of LiteLLM and options of the openai client -> what does the same here."""
 
 
 @lru_cache(maxsize=1024)  # comparing names is the slowest part of a call, and a program uses few names
@@ -311,6 +338,8 @@ def _fault_of(name: str) -> str | None:
     if name in OPTIONS:
         batches = "; only batches have a deadline, one call has timeout=" if name == "deadline" else ""
         return f"{name!r} is an option of other calls, not of this one{batches}. {to_server}"
+    if name in _ELSEWHERE:
+        return f"{name!r} is an argument of LiteLLM or of the openai client; here {_ELSEWHERE[name]}. {to_server}"
     if near := closest(name, OPTIONS, cutoff=TYPO):
         return f"{name!r} is not an option of this call; did you mean {near[0]!r}? {to_server}"
     return "extra_query is not supported; put parameters of the server into extra_body" if name == "extra_query" else None
@@ -324,7 +353,8 @@ def client_settings(endpoints: object, settings: Mapping[str, Any]) -> tuple[Cli
     """
     for name in settings:
         if name not in ClientSettings.__optional_keys__:
-            raise ConfigError(f"{name!r} is not a setting of a client; {did_you_mean(name, sorted(ClientSettings.__optional_keys__))}")
+            hint = _ELSEWHERE.get(name) or did_you_mean(name, sorted(ClientSettings.__optional_keys__))
+            raise ConfigError(f"{name!r} is not a setting of a client; {hint}")
     given = {name: value for name, value in settings.items() if name in ClientConfig.model_fields and value is not DEFAULT}
     if given.get("retry", DEFAULT) is None:
         del given["retry"]

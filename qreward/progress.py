@@ -1,6 +1,6 @@
 """Progress of a batch: a bar, lines in the log, or calls of a function.
 
-A ``ProgressMeter`` counts results and shows the counts at most a few times a second. It knows neither the engine nor asyncio.
+A ``ProgressMeter`` counts results and shows the counts at most a few times a second. This module must know neither the engine nor asyncio.
 tqdm is an optional dependency, imported only for a bar.
 """
 
@@ -23,7 +23,7 @@ from qreward.results import Result, RouteLoad, dollars
 from qreward.scheduler.stats import Quantiles
 
 VARIABLE = "QREWARD_PROGRESS"
-"""Environment variable that, set to 1, shows progress where a program passes ``progress=None``."""
+"""Environment variable. If it is 1, a call with ``progress=None`` shows its progress."""
 
 _log = logging.getLogger("qreward")
 
@@ -39,16 +39,16 @@ class Progress:
         total: number of items, or None if the input has no length.
         in_flight: requests in flight at the endpoints of the route, including those of other batches.
         window: requests that the endpoints in service may have in flight now.
-        retried: items sent again after a failure. An item sent again after a 429 or other overload is not counted.
+        retried: items that were sent again after a failure. A 429 or another rejection for overload does not count.
         hedged: items sent to two endpoints at once.
         rejected: items that an overloaded endpoint rejected (429, 503, 529) before they had a result.
         prompt_tokens, completion_tokens: tokens, as reported by the servers.
         elapsed: seconds since the batch began.
         p95: 95th percentile of the latency of about the last thousand responses in seconds, or None without responses.
-        cost: US dollars for the responses of endpoints that have a price, or None if none has one.
+        cost: US dollars for the responses of endpoints that have a price, or None if no endpoint has a price.
         down: number of endpoints of the route that are out of service now.
         endpoints: number of endpoints of the route.
-        cached_tokens: those of ``prompt_tokens`` that servers read from their prefix caches, as they reported.
+        cached_tokens: prompt tokens that servers read from their prefix caches, as reported by the servers.
     """
 
     done: int
@@ -71,7 +71,7 @@ class Progress:
 
 
 class ProgressView(Protocol):
-    """Shows progress: ``show`` every ``interval`` seconds, which is read after each call, and ``close`` with the final counts."""
+    """Shows progress. ``show`` is called every ``interval`` seconds, ``close`` at the end. ``show`` may change ``interval``."""
 
     interval: float
 
@@ -91,12 +91,11 @@ def start_progress(
     """Return a meter for one batch, or None if nothing is shown. Nothing is drawn before the first ``add`` or ``refresh``.
 
     Args:
-        wanted: True shows a bar on a terminal and in a notebook. Elsewhere, and where tqdm is not installed, it writes a line
-            after 2 seconds and then every 10 seconds: to the logger ``qreward`` at level INFO, or to standard error where
-            logging is not configured. False shows nothing. None shows progress if the environment variable ``QREWARD_PROGRESS``
-            is 1. ``"plain"`` writes the lines on a terminal too. A function is called with a :class:`Progress` at most four times a second,
-            and once at the end.
-            A process whose ``RANK`` or ``LOCAL_RANK`` is above 0 shows nothing, but calls the function.
+        wanted: True shows a bar on a terminal and in a notebook. Elsewhere, and without tqdm, a line is written after 2 seconds and then
+            every 10 seconds. The line goes to the logger ``qreward`` at level INFO, or to standard error if logging is not configured.
+            False shows nothing. The value None means True if the environment variable ``QREWARD_PROGRESS`` is 1, and False otherwise.
+            ``"plain"`` writes the lines on a terminal too. A function is called with a :class:`Progress` at most four times a second, and
+            once at the end. A process whose ``RANK`` or ``LOCAL_RANK`` is above 0 shows nothing, but calls the function.
         total: number of items, if known.
         title: label of the progress, such as the model.
         load: function that returns the load of the batch's route.
@@ -165,11 +164,14 @@ class ProgressMeter:
         self.refresh()
 
     def expect(self, total: int | None) -> None:
-        """Set the number of items, which was not known at the start."""
+        """Set the number of items, if it was not known at the start."""
         self._total = total
 
     def refresh(self) -> None:
-        """Show the counts if they are due. Called regularly, because the requests in flight change while no item has a result."""
+        """Show the counts if they are due.
+
+        Called regularly, because the number of requests in flight changes even when no item finishes.
+        """
         if (now := self._clock()) >= self._due:
             if not self._closed:
                 self._safely(self._view.show)
@@ -222,7 +224,7 @@ def _view(wanted: object, title: str) -> ProgressView | None:
 
 
 class _Plain:
-    """Passes the counts to a function: the user's, or one that shows them."""
+    """Passes the counts to a function, either the user's or one that displays them."""
 
     def __init__(self, interval: float, function: Callable[[Progress], object]) -> None:
         self.interval, self._function = interval, function
@@ -278,7 +280,7 @@ def _cell_line(title: str) -> Callable[[Progress], None]:
 class _Bar:
     """A tqdm bar with details after the rate. Details that do not fit into the line are left out, least important first.
 
-    A bar nested in another one is removed when it is finished.
+    A finished bar is removed if it is nested in another bar.
     """
 
     interval = 0.25
@@ -326,7 +328,7 @@ def _bar() -> Any:
 
 
 def _has_widgets() -> bool:
-    """Return whether ipywidgets is installed. Without it, tqdm warns and draws on standard error, which a notebook shows in red."""
+    """Return whether ipywidgets is installed. Without it, tqdm warns and writes to standard error, which a notebook shows in red."""
     return importlib.util.find_spec("ipywidgets") is not None
 
 
@@ -363,7 +365,7 @@ def _line(title: str, progress: Progress) -> str:
 
 
 def _counted(progress: Progress) -> list[str]:
-    """Return what a bar shows by itself: counts, elapsed time, rate and remaining time."""
+    """Return the parts of a line that a tqdm bar shows by itself: counts, elapsed time, rate and remaining time."""
     done, total, elapsed = progress.done, progress.total, progress.elapsed
     rate = done / elapsed if elapsed > 0 else 0.0
     left = total - done if total is not None else 0

@@ -1,4 +1,4 @@
-"""What a result and an error both carry: the tokens used, and the attempts that were made."""
+"""The usage and the attempt records of results and errors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True, gc=False):
-    """Details of the prompt's tokens, as reported by the server."""
+    """Details of the prompt tokens, as reported by the server."""
 
     cached_tokens: int | None = None
 
@@ -23,13 +23,13 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def cached_tokens(self) -> int | None:
-        """Tokens of the prompt that the server read from its prefix cache; included in ``prompt_tokens``."""
+        """Prompt tokens that the server read from its prefix cache. They are included in ``prompt_tokens``."""
         details = self.prompt_tokens_details
         return None if details is None else details.cached_tokens
 
 
 def added(one: Usage | None, other: Usage | None) -> Usage | None:
-    """Return the sum of two usages. What only one of them reports counts as it is."""
+    """Return the sum of two usages. A count that only one of them has is taken from this one."""
     if one is None or other is None:
         return one or other
     prompt, completion, total, cached = (
@@ -63,12 +63,12 @@ class AttemptRecord(msgspec.Struct, frozen=True, gc=False):
 
 
 def has_failed(attempts: Iterable[AttemptRecord]) -> bool:
-    """Return whether an attempt failed. A 429 or other overload is not a failure, nor is a cancelled attempt."""
+    """Return whether an attempt failed. Overload (such as 429) and cancellation do not count as failures."""
     return any(attempt.outcome not in ("ok", "overloaded", "cancelled") for attempt in attempts)
 
 
 def retries(attempts: Sequence[AttemptRecord]) -> Iterator[AttemptRecord]:
-    """Yield the attempts that were made because an earlier one had failed."""
+    """Yield the attempts that were made because an earlier attempt had failed."""
     failed = False
     for attempt in attempts:
         if failed and not attempt.hedge:

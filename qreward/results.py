@@ -1,6 +1,6 @@
 """Results: one ``Result`` per item, one ``BatchResult`` per batch, and their statistics.
 
-A failed item is a ``Result`` with an error, never ``None`` or 0. This module knows nothing of HTTP or the scheduler; it accesses responses
+A failed item is a ``Result`` with an error, never ``None`` or 0. This module must not know HTTP or the scheduler. It accesses responses
 through the ``Answered`` protocol.
 """
 
@@ -17,7 +17,7 @@ from qreward.records import Usage as Usage  # noqa: PLC0414
 T = TypeVar("T")
 
 _RAISE: Any = object()
-"""Marks a missing default: failed items raise."""
+"""The default of ``default``: a failed item raises its error."""
 
 
 class RouteLoad(NamedTuple):
@@ -25,9 +25,9 @@ class RouteLoad(NamedTuple):
 
     Attributes:
         in_flight: requests in flight.
-        window: requests that the endpoints in service may have in flight.
+        window: largest number of requests that the endpoints in service may have in flight.
         down: number of endpoints that are out of service.
-        endpoints: number of all endpoints.
+        endpoints: number of all endpoints of the route.
     """
 
     in_flight: int = 0
@@ -37,7 +37,7 @@ class RouteLoad(NamedTuple):
 
 
 class Answered(Protocol):
-    """A decoded response. ``build`` returns the object for the caller and ``text`` its text; both are made on demand."""
+    """A decoded response. ``build`` returns the object for the caller. ``text`` returns the text of the response."""
 
     usage: Usage | None  # generated responses also have ``finish_reason: str | None``
 
@@ -48,16 +48,17 @@ class Answered(Protocol):
 class Result(Generic[T]):
     """The outcome of one item: a response or an error.
 
-    A chat completion succeeds if it is complete, or was cut off at its token limit (``finish_reason`` is then ``"length"``). A completion
-    that the server aborted or filtered, or that ended for an unknown reason, fails with :class:`~qreward.errors.InvalidResponse`.
+    A chat completion succeeds if it is complete. It also succeeds if it was cut off at its token limit; ``finish_reason`` is then
+    ``"length"``. A completion that the server aborted or filtered, or that ended for an unknown reason, fails with
+    :class:`~qreward.errors.InvalidResponse`.
 
     Attributes:
-        index: position in the batch, from 0.
+        index: index of the item in the batch, from 0.
         error: the error, or None if the item succeeded.
         endpoint: name of the endpoint that responded, or of the last one that failed.
-        latency: seconds of the successful attempt (0.0 if none succeeded).
+        latency: seconds that the successful attempt took; 0.0 for a failed item.
         queued: seconds in the queue before the first attempt.
-        attempts: every attempt, oldest first.
+        attempts: all attempts, the oldest first.
     """
 
     __slots__ = ("_answer", "_extra", "_trail", "_value", "endpoint", "error", "index", "latency", "queued")
@@ -90,10 +91,10 @@ class Result(Generic[T]):
 
     @property
     def extra(self) -> Mapping[str, Any]:
-        """Fields of the input item that are not judged, such as an ``id``.
+        """The fields of an item that are not judged, such as an ``id``.
 
-        They are set for mappings passed to ``batch_score`` or ``batch_compare`` of a judge or a ``RewardModelScorer``. The mapping is
-        empty for other items, and for items that were never read.
+        Batches of judges, cascades and ``RewardModelScorer`` fill it from items that are mappings. It is empty for other items, and for
+        items that were never read.
         """
         return {} if self._extra is None else self._extra
 
@@ -107,37 +108,40 @@ class Result(Generic[T]):
 
     @property
     def text(self) -> str:
-        """The text of the response; ``""`` if it has none, such as for a tool call. Raises the error of a failed item."""
+        """The text of the response; ``""`` for a response without text, such as a tool call. Raises the error of a failed item."""
         return self._answered().text()
 
     @property
     def body(self) -> bytes:
-        """The undecoded JSON of the response; ``b""`` for an item that shared its request. Raises the error of a failed item."""
+        """The JSON of the response as bytes; ``b""`` for an item that shared its request. Raises the error of a failed item."""
         body: bytes = getattr(self._answered(), "body", b"")
         return body
 
     @property
     def finish_reason(self) -> str | None:
-        """Why the generation ended: ``"stop"``, ``"tool_calls"``, or ``"length"`` if it was cut off at its token limit.
+        """The reason why generation ended: ``"stop"``, ``"tool_calls"``, or ``"length"`` for a text that was cut off at its token limit.
 
-        None if the server did not report it, if the item failed, or if the response is not generated text.
+        It is None if the server did not report a reason, if the item failed, or if the response is not generated text.
         """
         return getattr(self._answer, "finish_reason", None)
 
     @property
     def usage(self) -> Usage | None:
-        """Tokens used by the response, or by the responses to a judge item that failed. None if no server reported any."""
+        """Tokens of the response. For a failed item of a judge, tokens of all its responses. None if no server reported usage."""
         paid = self._answer if self._answer is not None else self.error
         return paid.usage if paid is not None else None
 
     @property
     def usage_is_estimated(self) -> bool:
-        """True if ``usage`` is estimated: a share by size of the usage that the server reported for a request with several items."""
+        """True if several items shared a request.
+
+        ``usage`` is then a share of the reported usage, in proportion to the size of the item.
+        """
         return bool(getattr(self._answer, "estimated", False))
 
     @property
     def attempts(self) -> tuple[AttemptRecord, ...]:
-        """Every attempt, oldest first."""
+        """All attempts, the oldest first."""
         if self._answer is None or self.endpoint is None:
             return self._trail
         hedge = any(record.outcome == "cancelled" and not record.hedge for record in self._trail)
@@ -145,7 +149,7 @@ class Result(Generic[T]):
 
     @property
     def has_trail(self) -> bool:
-        """True if an attempt ended without the response: it failed, was rejected or was cancelled."""
+        """True if an attempt failed, was rejected or was cancelled."""
         return bool(self._trail)
 
     def _answered(self) -> Answered:
@@ -166,11 +170,11 @@ class EndpointState:
 
     Attributes:
         in_flight: requests in flight.
-        window: largest number of requests in flight allowed now.
-        why_window: why ``window`` last changed.
-        obstacle: why no request can be sent to the endpoint now; ``ready`` if one can.
-        ready_in: seconds until a request can be sent; 0.0 for now, None if this depends on an event, such as a response.
-        sharing: for limits shared with other processes, the share of this process and whether it uses the limits alone; otherwise None.
+        window: the largest number of requests that may be in flight now.
+        why_window: the reason for the last change of ``window``.
+        obstacle: the reason why no request can be sent to the endpoint now; ``ready`` if a request can be sent.
+        ready_in: seconds until a request can be sent, 0.0 for now. None if the endpoint waits for an event, such as a response.
+        sharing: the share of this process in limits that processes share, and whether other processes use them; None for other limits.
     """
 
     in_flight: int
@@ -187,21 +191,21 @@ class EndpointStats:
 
     Attributes:
         sent: requests sent.
-        won: requests that succeeded.
+        answered: requests that succeeded; also ``won``.
         rejected: requests that the endpoint rejected because of a rate limit or overload.
         retried: requests sent again after a failure. A request sent again after a 429 is not counted.
         hedged: copies of requests that were in flight at another endpoint.
-        failed: requests that failed otherwise.
+        failed: requests that failed for another reason than a rate limit or overload.
         cancelled: requests cancelled by the client or the caller.
         prompt_tokens, completion_tokens: tokens, as reported by the server.
-        cached_tokens: those of the prompt tokens that the server read from its prefix cache, as it reported.
-        predicted_tokens: cached tokens that prefix affinity expected of the same answers; 0 in the statistics of a batch.
+        cached_tokens: prompt tokens that the server read from its prefix cache, as reported by the server.
+        predicted_tokens: cached tokens that prefix affinity expected for the same answers; 0 in the statistics of a batch.
         p50, p95, p99: quantiles of the latency of successful attempts in seconds; None if there were none.
         state: the current state of the endpoint; None in the statistics of a batch.
     """
 
     sent: int = 0
-    won: int = 0
+    answered: int = 0
     rejected: int = 0
     retried: int = 0
     hedged: int = 0
@@ -216,17 +220,22 @@ class EndpointStats:
     p99: float | None = None
     state: EndpointState | None = None
 
+    @property
+    def won(self) -> int:
+        """The same as ``answered``."""
+        return self.answered
+
 
 _COUNTS = tuple(field.name for field in fields(EndpointStats) if field.name not in ("p50", "p95", "p99", "state"))
 
 
 def merged_stats(one: EndpointStats, other: EndpointStats) -> EndpointStats:
-    """Return the statistics of an endpoint that served two batches. Quantiles cannot be merged, and are left out."""
+    """Return the sum of the statistics of an endpoint in two batches. Quantiles cannot be merged, so they are None."""
     return EndpointStats(**{name: getattr(one, name) + getattr(other, name) for name in _COUNTS})
 
 
 class FleetStats(dict[str, EndpointStats]):
-    """A dict of endpoint name -> :class:`EndpointStats`. It prints as a table, also in a notebook."""
+    """A dict from endpoint name to :class:`EndpointStats`. It prints as a table, also in a notebook."""
 
     def __str__(self) -> str:
         return endpoints_table(self)
@@ -241,7 +250,7 @@ def endpoints_table(endpoints: Mapping[str, EndpointStats]) -> str:
     """Return a table for a terminal, with one line per endpoint."""
     rows: list[tuple[str, ...]] = [("endpoint", "sent", "answered", "rejected", "retried", "hedged", "failed", "p50", "p95")]
     for name, stats in sorted(endpoints.items()):
-        counts = (stats.sent, stats.won, stats.rejected, stats.retried, stats.hedged, stats.failed)
+        counts = (stats.sent, stats.answered, stats.rejected, stats.retried, stats.hedged, stats.failed)
         times = ("-" if seconds is None else f"{seconds * 1000:.0f} ms" for seconds in (stats.p50, stats.p95))
         rows.append((name, *map(str, counts), *times))
     first, *others = ([len(cell) for cell in column] for column in zip(*rows, strict=True))
@@ -259,10 +268,10 @@ class BatchStats:
         items: number of items.
         ok: items that succeeded.
         failed: items that failed.
-        seconds: from the start of the batch to its last result.
+        seconds: time in seconds from the start of the batch to its last result.
         endpoints: endpoint name -> its statistics for this batch.
         cost: US dollars; see :attr:`BatchResult.cost`.
-        decided_by: of a cascade the name of each stage -> number of items whose verdict or error it gave; otherwise empty.
+        decided_by: name of a stage of a cascade -> number of items with a verdict or error of this stage; empty for other batches.
     """
 
     items: int = 0
@@ -275,7 +284,7 @@ class BatchStats:
 
     @property
     def escalated(self) -> float:
-        """Of a cascade the share of items that went beyond the first stage, from 0 to 1; otherwise 0.0."""
+        """The share of items that went beyond the first stage of a cascade, from 0 to 1; 0.0 for other batches."""
         counts = list(self.decided_by.values())
         return sum(counts[1:]) / sum(counts) if any(counts) else 0.0
 
@@ -325,18 +334,18 @@ class BatchResult(Sequence[Result[T]]):
         return iter(self._results)
 
     def values(self, default: Any = None) -> list[Any]:
-        """Return each item's value, and ``default`` for an item that failed."""
+        """Return the value of each item. The value of a failed item is ``default``."""
         return self._each(lambda result: result.value, default)
 
     def texts(self, default: Any = None) -> list[Any]:
-        """Return each item's text, and ``default`` for an item that failed."""
+        """Return the text of each item. The text of a failed item is ``default``."""
         return self._each(lambda result: result.text, default)
 
     def scores(self, default: Any = _RAISE) -> list[Any]:
-        """Return each item's reward as a float, for results of reward models (``batch_score``), judges and comparisons.
+        """Return the reward of each item as a float. The items are those of a reward model (``batch_score``) or a judge.
 
         Args:
-            default: replaces the reward of a failed item; for example ``None`` or ``math.nan``. Without it, failed items raise.
+            default: the reward of a failed item, for example ``None`` or ``math.nan``. Without ``default``, a failed item raises.
 
         Raises:
             ExceptionGroup: items failed and no ``default`` was passed.
@@ -355,19 +364,20 @@ class BatchResult(Sequence[Result[T]]):
 
     @property
     def errors(self) -> dict[int, QRewardError]:
-        """Index -> error, for the failed items."""
+        """A dict from the index of a failed item to its error."""
         return {result.index: result.error for result in self._results if result.error is not None}
 
     @property
     def cost(self) -> float | None:
-        """US dollars for the responses of endpoints with a price, by the tokens that the servers reported. None if no endpoint has a price.
+        """US dollars for the responses of endpoints with a price, from the tokens that the servers reported. None if no endpoint has a
+        price.
 
-        Responses that were not used, such as that of a losing hedge, are not included.
+        Unused responses are not included, such as the response to a hedge that came second.
         """
         return self.stats.cost
 
     def priced(self, prices: Mapping[str, tuple[float, float]]) -> BatchResult[T]:
-        """Compute the cost and return this batch.
+        """Compute the cost of the batch. Returns this batch.
 
         Args:
             prices: endpoint name -> US dollars for a million prompt tokens and a million completion tokens.
@@ -397,7 +407,7 @@ class BatchResult(Sequence[Result[T]]):
 def _score_of(value: Any) -> float:
     score = value if isinstance(value, float) else getattr(value, "score", None)
     if isinstance(score, bool) or not isinstance(score, int | float):
-        raise TypeError(f"scores() needs rewards, as of batch_score or Judge.batch_score; a {type(value).__name__} has none")
+        raise TypeError(f"scores() needs the results of batch_score or of a judge; a {type(value).__name__} has no reward")
     return float(score)
 
 
@@ -409,10 +419,11 @@ def with_trail(error: QRewardError, trail: tuple[AttemptRecord, ...]) -> QReward
 
 
 class BatchInterrupted(QRewardError):
-    """The input of a batch, or its ``on_result`` function, raised an exception. Requests already sent were finished first.
+    """The input of a batch, or its ``on_result`` function, raised an exception. Requests in flight were finished first.
 
     Attributes:
-        results: the results of all items that were read before the exception, which is ``__cause__``.
+        results: the results of all items that were read before the exception.
+        __cause__: the exception.
     """
 
     def __init__(self, message: str, results: BatchResult[Any] | None = None) -> None:

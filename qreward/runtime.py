@@ -1,6 +1,7 @@
-"""``Runtime``: what a client consists of, behind its methods.
+"""``Runtime``: the engine, endpoints and settings behind the methods of a client.
 
-The client's methods, judges and integrations reach the engine and the endpoints through it. ``runtime_of`` returns that of a client.
+The client's methods, judges and integrations reach the engine and the endpoints through the runtime. ``runtime_of`` returns the runtime
+of a client.
 """
 
 from __future__ import annotations
@@ -51,16 +52,16 @@ Items = Iterable[Any] | AsyncIterable[Any]
 class Runtime:
     """The engine, the endpoints and the settings of one client.
 
-    After a fork it starts anew in the child process, with the same settings, no requests and no connections.
+    After a fork, the runtime of the child process starts anew with the same settings, without requests or connections.
 
     Args:
         config: the client's settings.
-        telemetry, observers, wire_factory, clock: see :class:`~qreward.client.QRewardClient`.
+        telemetry, observers, backend_factory, clock: see :class:`~qreward.client.QRewardClient`.
 
     Attributes:
-        engine: the asyncio engine, of all event loops in which the client is used.
+        engine: the asyncio engine, for all event loops in which the client is used.
         fleet: the endpoints and routes.
-        dialects: which dialect of decisions the endpoints speak.
+        dialects: the dialects of decisions that the endpoints speak.
         prices: endpoint name -> US dollars for a million prompt and completion tokens.
     """
 
@@ -70,23 +71,23 @@ class Runtime:
         *,
         telemetry: Any = DEFAULT,
         observers: Iterable[object] = (),
-        wire_factory: Callable[[], Backend] = HttpBackend,
+        backend_factory: Callable[[], Backend] = HttpBackend,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self.clock = clock
-        self._start_arguments = telemetry, observers, wire_factory
+        self._start_arguments = telemetry, observers, backend_factory
         self._start(config)
         background.watch(self, Runtime._restart)
 
     def _start(self, config: ClientConfig) -> None:
         self._config = config
-        telemetry, observers, wire_factory = self._start_arguments
+        telemetry, observers, backend_factory = self._start_arguments
         self.telemetry, watcher, listeners = _watching(telemetry, observers)
         self._changing = threading.Lock()
         rng = Random()  # noqa: S311 - jitter, not secrets
         scheduler = Scheduler(config.retry, rng, lambda call: call.codec.estimate_tokens(call), config.hedge, config.max_queued)
         watch = watch_for(watcher, listeners, self.clock)
-        self.engine: ProbingEngine = ProbingEngine(scheduler, wire_factory, clock=self.clock, watch=watch)
+        self.engine: ProbingEngine = ProbingEngine(scheduler, backend_factory, clock=self.clock, watch=watch)
         self.fleet = Fleet(self.engine, config.endpoints, config.routes, config.prefix_affinity)
         self._mergers: dict[Hashable, RequestMerger] = {}
         self._list_limits = LearnedLimits()
@@ -99,7 +100,7 @@ class Runtime:
             self.telemetry.observe(self, Runtime.state)
 
     def _restart(self) -> object:
-        """Start anew in a forked child process. Returns what belongs to the parent."""
+        """Start anew in a forked child process. Returns the objects that belong to the parent."""
         inherited = self.engine, self.fleet, self._sharing
         self._sharing.close_transports()  # the open files are copies of the parent's
         self._start(self.config)
@@ -131,7 +132,7 @@ class Runtime:
             self.fleet.add(endpoint)
             self.dialects.changed()
             self._set_prices((endpoint,))
-        self._look_around()
+        self._sources_changed()
 
     def remove(self, name: str) -> None:
         with self._changing:
@@ -139,25 +140,25 @@ class Runtime:
             self.dialects.changed()
 
     def reload(self, wanted: ClientConfig) -> frozenset[str]:
-        """Replace the settings. Returns the names of what changed."""
+        """Replace the settings. Returns the names of the endpoints and settings that changed."""
         with self._changing:
             changed, self._config = self.fleet.reload(self.config, wanted), wanted
             self.dialects.changed()
             self._set_prices(wanted.endpoints)
-        self._look_around()
+        self._sources_changed()
         return changed
 
     def _set_prices(self, endpoints: Iterable[Endpoint]) -> None:
-        """Set the prices of endpoints. Those of removed endpoints are kept, for the cost of running batches."""
+        """Set the prices of endpoints. The prices of removed endpoints are kept, for the cost of running batches."""
         for endpoint in endpoints:
             if endpoint.price is not None:
                 self.prices[endpoint.name] = endpoint.price
             else:
                 self.prices.pop(endpoint.name, None)
 
-    def _look_around(self) -> None:
-        self.engine.look_around()
-        self._sharing.look_around()
+    def _sources_changed(self) -> None:
+        self.engine.sources_changed()
+        self._sharing.sources_changed()
 
     async def aclose(self) -> None:
         await self.engine.aclose()
@@ -173,7 +174,7 @@ class Runtime:
         return self.fleet.pool(model)
 
     def request_options(self, given: Mapping[str, Any]) -> RequestOptions:
-        """Return the scheduling options of a call: those that the caller gave, and the client's timeout by default."""
+        """Return the scheduling options of a call. The default of ``timeout`` is the client's timeout."""
         return options.request_options(given, self._config.timeout)
 
     def collecting(self, given: Mapping[str, Any], pool: Pool, items: object, title: str) -> dict[str, Any]:
@@ -182,13 +183,13 @@ class Runtime:
         Args:
             given: the options that the caller gave.
             pool: the endpoints whose load the progress shows.
-            items: the input. Its length, if it has one, is the total of the progress.
+            items: the input. If it has a length, that length is the total of the progress.
             title: title of the progress.
         """
         deadline = options.seconds("deadline", given.get("deadline"))
         on_result = options.callback("on_result", given.get("on_result"))
         total = len(items) if isinstance(items, Sized) else None
-        # of all endpoints, including those added later; none if no endpoint of the pool has a price
+        # the prices of all endpoints, including those added later; none if no endpoint of the pool has a price
         prices = self.prices if any(source.name in self.prices for source in pool.sources) else {}
         progress = start_progress(given.get("progress"), total, title=title, load=partial(load_of, pool), prices=prices, clock=self.clock)
         keep = given.get("keep_results", True)
@@ -201,11 +202,11 @@ class Runtime:
     async def many(self, prepare: Prepare, model: str, items: Items, given: Mapping[str, Any]) -> BatchResult[Any]:
         pool, request_options = self.pool(model), self.request_options(given)
         collecting = self.collecting(given, pool, items, model)
-        waiter = BatchWaiter(self.driver(), pool, items, prepare, terms=request_options, **collecting)
+        waiter = BatchWaiter(self.driver(), pool, items, prepare, request_options=request_options, **collecting)
         return await waiter.run()
 
     async def decide(self, call: WireRequest, request_options: RequestOptions) -> Decision:
-        """Send one decision, in parts if needed. Raises the error of its request, or of the first part if all failed."""
+        """Send one decision, in several requests if needed. If all requests fail, raises the error of the first."""
         model, began = call.model, self.clock()
         pool, dialects = self.pool(model), self.dialects
         if model not in dialects.most:
@@ -220,7 +221,7 @@ class Runtime:
         return await DividedDecision(self.one, most, request_options, self.clock, began).result(call, result)
 
     async def _find_dialects(self, pool: Pool, model: str, request_options: RequestOptions) -> RequestOptions:
-        """Find out what the endpoints speak. Returns the options with what is left of the timeout."""
+        """Find out which dialect the endpoints speak. Returns the options with the remaining timeout."""
         began, timeout = self.clock(), request_options.timeout
         await self.dialects.find(self.driver(), pool, model, timeout)
         if timeout is None:
@@ -233,7 +234,7 @@ class Runtime:
         return request_options._replace(timeout=left)
 
     async def decide_many(self, prepare: Prepare, model: str, items: Items, given: Mapping[str, Any]) -> BatchResult[Decision]:
-        """Send the decisions of a batch. Their questions are divided among several requests if needed."""
+        """Send the decisions of a batch. The questions of a decision are divided among several requests if needed."""
         pool, request_options, began = self.pool(model), self.request_options(given), self.clock()
         deadline = options.seconds("deadline", given.get("deadline"))
         options.callback("on_result", given.get("on_result"))
@@ -246,13 +247,13 @@ class Runtime:
             prepare,
             most=partial(self.dialects.most_questions, pool, model),
             waited=self.clock() - began,
-            terms=request_options,
+            request_options=request_options,
             **self.collecting(given, pool, items, model),
         )
         return await waiter.run()
 
     async def merged(self, spec: MergeSpec, calls: list[WireRequest], request_options: RequestOptions) -> list[Result[Any]]:
-        """Send the items of one call, all of one shape, merged with items of other calls. Raises the error of the first that failed."""
+        """Send the items of one call, merged with items of other calls. Raises the error of the first item that failed."""
         pool = self.pool(spec.blank.model)
         if not calls:
             return []
@@ -271,13 +272,13 @@ class Runtime:
             spec.call,
             spec=spec,
             find=lambda key: self._merger(driver, pool, spec, request_options.tenant, key),
-            terms=request_options,
+            request_options=request_options,
             **self.collecting(given, pool, items, model),
         )
         return await waiter.run()
 
     def _merger(self, driver: LoopDriver, pool: Pool, spec: MergeSpec, tenant: str | None, key: Hashable) -> RequestMerger:
-        """Return the merger of items that may share a request. It is created for the first item and removed after the last."""
+        """Return the merger of items that may share a request. A merger is created for the first item and removed after the last."""
         mergers, place = self._mergers, (driver, pool, tenant, key)
         if place in mergers:
             return mergers[place]
@@ -292,7 +293,7 @@ class Runtime:
         return merger
 
     def stream(self, call: WireRequest, given: Mapping[str, Any]) -> Stream:
-        """Return the stream of one request. Nothing is sent until it is used. Raises ``NoEndpoint``."""
+        """Return the stream of one request. Nothing is sent until the stream is used. Raises ``NoEndpoint``."""
         request_options = self._streaming(given)
         self.pool(call.model)
 
@@ -304,7 +305,7 @@ class Runtime:
         return Stream(begin, restarts=request_options.restarts)
 
     def stream_many(self, prepare: Prepare, model: str, items: Items, given: Mapping[str, Any]) -> BatchStream:
-        """Return the streams of many requests. Nothing is sent until they are used. Raises ``NoEndpoint``."""
+        """Return the streams of many requests. Nothing is sent until the streams are used. Raises ``NoEndpoint``."""
         request_options = self._streaming(given)
         most = options.count("max_concurrent_streams", given.get("max_concurrent_streams", 0))
         on_stream_error = options.callback("on_stream_error", given.get("on_stream_error"))
@@ -314,7 +315,7 @@ class Runtime:
         def begin() -> BatchStreamSink:
             pool = self.pool(model)
             collecting = self.collecting(given, pool, items, model)
-            return BatchStreamSink(self.driver(), pool, items, prepare, terms=request_options, most=most, **collecting).launch()
+            return BatchStreamSink(self.driver(), pool, items, prepare, request_options=request_options, most=most, **collecting).launch()
 
         return BatchStream(begin, on_stream_error, restarts=request_options.restarts)
 
@@ -333,11 +334,12 @@ class Client(Protocol):
 
 
 def runtime_of(client: Client) -> Runtime:
+    """Return the runtime of a client."""
     return client._runtime
 
 
 def _watching(telemetry: Any, observers: Any) -> tuple[Any, Any, list[object]]:
-    """Return the telemetry or None, its watcher or None, and a list of the observers."""
+    """Return the telemetry or None, the watcher of the telemetry or None, and a list of the observers."""
     if isinstance(observers, str) or not isinstance(observers, Iterable):
         raise ConfigError(f"observers must be a list of observers, such as [MyObserver()], not {type(observers).__name__}")
     if telemetry is None:

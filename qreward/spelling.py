@@ -6,17 +6,17 @@ import difflib
 from collections.abc import Iterable
 
 TYPO = 0.85
-"""Similarity from which a name counts as a misspelling where unknown names are allowed too: ``time_out`` is a misspelling of
-``timeout``, while ``store`` is not a misspelling of ``score``."""
+"""Minimum similarity of a misspelling where unknown names are allowed too. ``time_out`` then counts as a misspelling of ``timeout``, but
+``store`` does not count as one of ``score``."""
 
 
 def closest(name: object, known: Iterable[str], *, most: int = 1, cutoff: float = 0.6) -> list[str]:
-    """The known names most similar to ``name``, best first. Case is ignored.
+    """Return the known names that are most similar to ``name``, best first. Case is ignored.
 
     Args:
         name: the invalid name.
         known: the valid names.
-        most: most names to return.
+        most: maximum number of names to return.
         cutoff: minimum similarity, from 0 (any name) to 1 (only the same name).
 
     Example:
@@ -31,7 +31,7 @@ def closest(name: object, known: Iterable[str], *, most: int = 1, cutoff: float 
 
 
 def did_you_mean(name: object, known: Iterable[str], *, cutoff: float = 0.6, otherwise: str = "valid names:") -> str:
-    """The end of an error message about a wrong name: the closest valid name, or all of them.
+    """Return the end of an error message about a wrong name: the closest valid name, or all valid names.
 
     Example:
         >>> did_you_mean("rpmm", ["rpm", "tpm"])

@@ -1,6 +1,6 @@
 """``SyncQRewardClient``, the blocking client.
 
-Its methods are made from those of :class:`~qreward.client.QRewardClient`. They run in the portal: an event loop in a background thread.
+Each method runs the method of :class:`~qreward.client.QRewardClient` of the same name in the portal, an event loop in a background thread.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class SyncQRewardClient(BlockingTwin[QRewardClient]):
     """A blocking client that distributes requests over many endpoints.
 
     Arguments, results and errors are those of :class:`QRewardClient`. The requests run in one background thread, which all blocking clients
-    of the process share. A client may be used from many threads at once. It may also be used where an event loop runs, such as in a
-    notebook; the loop is blocked during the call. Context variables are passed on.
+    of the process share. A client may be used from many threads at once. A client may also be used where an event loop runs, such as in a
+    notebook; that loop is blocked during the call. The requests see the caller's context variables.
 
     Ctrl-C cancels the request. For a batch, a note on the ``KeyboardInterrupt`` contains the number of finished items, whose results were
-    passed to ``on_result``. ``on_result`` and the input of a batch run in the background thread. They should be fast, and a blocking call
-    made in them raises ``RuntimeError``.
+    passed to ``on_result``. ``on_result`` and the input of a batch run in the background thread, so they should be fast. A blocking call
+    that they make raises ``RuntimeError``.
 
     Example:
         >>> from qreward import Endpoint, SyncQRewardClient
@@ -88,7 +88,7 @@ class SyncQRewardClient(BlockingTwin[QRewardClient]):
 
     @property
     def chat(self) -> SyncChatNamespace:
-        """``chat.completions.create(...)`` as in the openai SDK, for code written for its client."""
+        """``chat.completions.create(...)`` as in the openai SDK, for code written for the SDK's client."""
         return SyncChatNamespace(self._async.chat)
 
     @property

@@ -40,7 +40,7 @@ STATS = BatchStats(
     ok=2,
     failed=1,
     seconds=3.0,
-    endpoints={"b": EndpointStats(sent=4, won=2, rejected=1, retried=1, p50=0.25, p95=0.5), "a": EndpointStats(sent=1, failed=1)},
+    endpoints={"b": EndpointStats(sent=4, answered=2, rejected=1, retried=1, p50=0.25, p95=0.5), "a": EndpointStats(sent=1, failed=1)},
 )
 
 

@@ -72,7 +72,7 @@ REFUSED: list[tuple[str, Callable[[], Policy], tuple[str, ...]]] = [
     (
         "weights without effect",
         route(weights={"gpu-0": 2}),
-        ("weights: ", "no effect", "'expected_finish'", "strategy: weighted_round_robin"),
+        ("weights: ", "no effect", "'expected_finish'", "strategy to 'weighted_round_robin'"),
     ),
     ("no endpoints in a route", route(endpoints=()), ("endpoints: ", "at least 1")),
     ("one text for the endpoints of a route", route(endpoints="gpu-0"), ("endpoints: ", "must be a list")),

@@ -141,7 +141,7 @@ def test_a_batch_keeps_everything_between_processes() -> None:
 
 
 def test_printed_statistics_are_a_table_with_a_line_for_each_endpoint() -> None:
-    endpoints = {"b": EndpointStats(sent=4, won=2, rejected=1, retried=1, p50=0.25, p95=0.5), "a": EndpointStats(sent=1, failed=1)}
+    endpoints = {"b": EndpointStats(sent=4, answered=2, rejected=1, retried=1, p50=0.25, p95=0.5), "a": EndpointStats(sent=1, failed=1)}
     table = [
         "endpoint  sent  answered  rejected  retried  hedged  failed     p50     p95",
         "a            1         0         0        0       0       1       -       -",
@@ -202,7 +202,7 @@ def test_a_failed_item_has_the_default_as_its_score_or_raises_without_one() -> N
 
 @pytest.mark.parametrize("value", [{"words": "yes"}, "0.5", Judged(None), Judged(True)])
 def test_an_answer_that_is_no_reward_has_no_score(value: Any) -> None:
-    with pytest.raises(TypeError, match=r"scores\(\) needs rewards"):
+    with pytest.raises(TypeError, match=r"scores\(\) needs the results of"):
         batch(*holding(value)).scores()
 
 

@@ -1,6 +1,6 @@
 """``QRewardClient``, the asynchronous client and the main entry point of the package.
 
-Its methods validate the arguments and pass the requests to the client's runtime.
+The methods of the client validate the arguments and pass the requests to the client's runtime.
 """
 
 from __future__ import annotations
@@ -59,21 +59,21 @@ class QRewardClient:
     """An asynchronous client that distributes requests over many endpoints.
 
     The client can be created without a running event loop, and used from several event loops and threads at once. Limits hold over all
-    of them. A pickled client carries its configuration and its telemetry, but no observers. After a fork, the child process starts with
-    the same configuration and no requests or connections.
+    loops and threads. A pickled client carries its configuration and its telemetry, but no observers. After a fork, the child process
+    starts with the same configuration and no requests or connections.
 
     Args:
-        endpoints: the endpoints that serve requests; at least one. Each is an ``Endpoint``, a mapping of its settings, or a URL.
-        routes: which endpoints serve which models, in addition to each endpoint's ``models``.
-        retry: when a failed request is sent again.
-        hedge: when a request is also sent to a second endpoint while the first still works on it. None disables hedging.
-        max_queued: number of single calls that may wait for a route. A further call fails with ``QueueFull``. None sets no limit.
-        timeout: total seconds of a request, queueing included; default 600. None sets no limit. For the items of a batch, see
-            :meth:`batch_chat_completion`.
-        telemetry: what is recorded with OpenTelemetry; by default everything. Nothing is exported until an OpenTelemetry SDK is set up.
+        endpoints: one or more endpoints, each as an ``Endpoint``, a mapping of its settings, or a URL.
+        routes: say which endpoints serve which models, in addition to each endpoint's ``models``.
+        retry: the policy by which a failed request is sent again.
+        hedge: the policy by which a slow request is also sent to a second endpoint. None disables hedging.
+        max_queued: number of single calls that may be queued for a route; the next call fails with ``QueueFull``. None sets no limit.
+        timeout: total seconds of a request, including the time in the queue; default 600. None sets no limit. For the items of a batch, see
+            :class:`~qreward.options.ChatBatchOptions`.
+        telemetry: selects the OpenTelemetry data to record; by default all of it. Nothing is exported until an OpenTelemetry SDK is set up.
             None records nothing.
         observers: objects that receive an event for each step of a call; see :class:`~qreward.observers.Observer`.
-        wire_factory: returns the HTTP backend of one event loop; for tests.
+        backend_factory: returns the HTTP backend of one event loop; for tests.
         clock: returns monotonic seconds; for tests in virtual time.
 
     Raises:
@@ -130,7 +130,7 @@ class QRewardClient:
 
     @property
     def chat(self) -> ChatNamespace:
-        """``chat.completions.create(...)`` as in the openai SDK, for code written for its client."""
+        """``chat.completions.create(...)`` as in the openai SDK, for code written for the SDK's client."""
         return ChatNamespace(self.chat_completion, self.stream_chat_completion)
 
     async def chat_completion(self, messages: Iterable[Any], model: str, **options: Unpack[ChatOptions]) -> ChatCompletion:
@@ -139,17 +139,16 @@ class QRewardClient:
         Args:
             messages: the conversation, as in the OpenAI API: dicts, or message objects of the openai package.
             model: name of the model; selects the route.
-            options: see :class:`~qreward.options.ChatOptions`. Any other name is a member of the JSON body, such as ``temperature``.
+            options: see :class:`~qreward.options.ChatOptions`. Any other name becomes a member of the JSON body, such as ``temperature``.
 
         Returns:
             The openai package's ``ChatCompletion``.
 
         Raises:
-            RequestError: the request failed; see the subclasses. ``attempts`` holds every attempt. A response that the server aborted or
-                filtered raises ``InvalidResponse``. A response that was cut off at its token limit is returned with the
+            RequestError: the request failed; see the subclasses. The error's ``attempts`` lists every attempt. A response that the server
+                aborted or filtered raises ``InvalidResponse``. A response that ends at the token limit is returned, with the
                 ``finish_reason`` ``"length"``.
-            Rejected: the client ended the request: its queue is full, every endpoint of the route is marked unhealthy, or the client was
-                closed.
+            Rejected: the queue is full, every endpoint of the route is marked unhealthy, or the client was closed.
             NoEndpoint: no route matches the model.
             ConfigError: an argument is invalid. Nothing was sent.
         """
@@ -163,9 +162,10 @@ class QRewardClient:
         """Request many chat completions, distributed over all endpoints of the route.
 
         Args:
-            batch_messages: the conversations, as a list, an iterator or an async iterator. It is read no faster than its items are sent.
+            batch_messages: the conversations, as a list, an iterator or an async iterator, which is read only as fast as its items are
+                sent.
             model: name of the model; selects the route.
-            options: see :class:`~qreward.options.ChatBatchOptions`. Any other name is a member of the JSON body.
+            options: see :class:`~qreward.options.ChatBatchOptions`. Any other name becomes a member of the JSON body.
 
         Returns:
             Results in the order of the input. A failed item is a ``Result`` with an error.
@@ -188,19 +188,20 @@ class QRewardClient:
     def stream_chat_completion(self, messages: Iterable[Any], model: str, **options: Unpack[StreamOptions]) -> Stream:
         """Stream one chat completion token by token.
 
-        Until the first token it is handled like any other request: it waits for a slot, fails over and may be hedged. An attempt is
-        ended when its first token, or a pause between tokens, takes far longer than is usual for streams of that endpoint.
+        Until the first token, a stream is handled like any other request: it waits for a slot, is retried at other endpoints and may be
+        hedged. An attempt is ended when its first token, or a pause between tokens, takes far longer than usual for streams of the
+        endpoint.
 
         Args:
             messages, model: as in :meth:`chat_completion`.
-            options: see :class:`~qreward.options.StreamOptions`. Any other name is a member of the JSON body. Usage is requested unless
-                ``stream_options`` is set.
+            options: see :class:`~qreward.options.StreamOptions`. Any other name becomes a member of the JSON body. Token usage is requested
+                unless ``stream_options`` is set.
 
         Returns:
-            A :class:`Stream`. Nothing is sent until it is used.
+            A :class:`Stream`. Nothing is sent until the stream is used.
 
         Raises:
-            NoEndpoint, ConfigError, BadRequest: immediately. All other errors are raised where the stream is read.
+            NoEndpoint, ConfigError, BadRequest: raised by this method. All other errors are raised where the stream is read.
 
         Example:
             >>> async def ask(client, messages):
@@ -217,13 +218,13 @@ class QRewardClient:
 
         Args:
             batch_messages, model: as in :meth:`batch_chat_completion`.
-            options: see :class:`~qreward.options.BatchStreamOptions`. Any other name is a member of the JSON body.
+            options: see :class:`~qreward.options.BatchStreamOptions`. Any other name becomes a member of the JSON body.
 
         Returns:
-            A :class:`BatchStream`. Nothing is sent until it is used.
+            A :class:`BatchStream`. Nothing is sent until the stream is used.
 
         Raises:
-            NoEndpoint, ConfigError: immediately. The error of an item is in its result.
+            NoEndpoint, ConfigError: raised by this method. The error of an item is in the item's result.
 
         Example:
             >>> async def ask(client, conversations):
@@ -237,16 +238,16 @@ class QRewardClient:
     async def score(self, prompt: Any, response: str = DEFAULT, *, model: str, **options: Unpack[CallOptions]) -> RewardScore:
         """Score one response with a reward model.
 
-        Calls with the same model and parameters that wait at the same time share a request, if the server accepts lists.
+        Calls with the same model and parameters share a request if they are queued at the same time and the server accepts lists.
 
         Args:
-            prompt: with ``response``, the prompt: a text or messages. Without it, a conversation whose last message is scored, a text
-                ready for the model, or a dict with ``prompt``, ``response`` and optionally ``label``.
+            prompt: the prompt, a text or messages. If ``response`` is not given: a conversation whose last message is scored, a text ready
+                for the model, or a dict with ``prompt``, ``response`` and optionally ``label``.
             response: the response to score.
             model, options: as in :meth:`chat_completion`.
 
         Returns:
-            A float. Its ``attributes`` hold the server's other numbers.
+            The score, a float whose ``attributes`` hold the other numbers that the server returned.
 
         Raises:
             RequestError: the request failed; see its subclasses. A missing or non-numeric score is ``InvalidResponse``, never 0.0. A
@@ -269,7 +270,7 @@ class QRewardClient:
 
         Args:
             pairs: a list, an iterator or an async iterator of ``(prompt, response)`` tuples, conversations, texts ready for the model, or
-                dicts, as in :meth:`score`. It is read no faster than requests are sent.
+                dicts, as in :meth:`score`. The input is read only as fast as requests are sent.
             model, options: as in :meth:`batch_chat_completion`.
 
         Returns:
@@ -299,7 +300,7 @@ class QRewardClient:
     async def rerank(self, query: str, documents: Sequence[str], model: str, **options: Unpack[CallOptions]) -> list[float]:
         """Score how well each document answers the query.
 
-        The documents go in one request, or in several if the server's limits require it. Other arguments and errors are those of
+        All documents are sent in one request, or in several if the server's limits require that. Other arguments and errors are those of
         :meth:`score`.
 
         Returns:
@@ -322,21 +323,22 @@ class QRewardClient:
     ) -> Decision:
         """Ask typed questions about one input. Each answer is a probability for every option.
 
-        All questions go in one request, or in several at the same time if the server takes fewer. The endpoints may speak different
-        APIs; which one an endpoint speaks is set by ``Endpoint(decisions=...)``, or found out with one small request before the first call
-        for a model.
+        All questions are sent in one request, or in several at the same time if the server takes fewer. The endpoints may speak different
+        APIs. ``Endpoint(decisions=...)`` sets the API of an endpoint; otherwise one small request before the first call for a model finds
+        it out.
 
         Args:
-            input: what the questions are about: a text, or messages with texts.
+            input: the text, or the messages with texts, that the questions are about.
             questions: :class:`YesNo`, :class:`Score` and :class:`Choice`; at least one.
             model: name of the model; selects the route.
-            options: see :class:`~qreward.options.ChatOptions`. Any other name is a member of the JSON body, such as ``prompt_cache_key``.
+            options: see :class:`~qreward.options.ChatOptions`. Any other name, such as ``prompt_cache_key``, becomes a member of the JSON
+                body.
 
         Returns:
             The answers in the order of the questions. A question that was refused or failed is an answer with an error.
 
         Raises:
-            RequestError: no question was answered; see its subclasses. ``BadRequest`` for a question that no endpoint of the route takes.
+            RequestError: no question was answered; see its subclasses. ``BadRequest`` if no endpoint of the route takes the question.
             Rejected, NoEndpoint, ConfigError: as in :meth:`chat_completion`.
 
         Example:
@@ -361,11 +363,11 @@ class QRewardClient:
         """Ask typed questions about many inputs, distributed over all endpoints of the route.
 
         Args:
-            inputs: the inputs, as in :meth:`decide`: a list, an iterator or an async iterator. Without ``questions`` the items are
-                ``(input, questions)``. It is read no faster than its items are sent.
+            inputs: a list, an iterator or an async iterator of inputs as in :meth:`decide`, or of ``(input, questions)`` if ``questions``
+                is not given. The input is read only as fast as its items are sent.
             questions: the questions about every input; None if each item has its own.
             model: name of the model; selects the route.
-            options: see :class:`~qreward.options.ChatBatchOptions`. Any other name is a member of the JSON body.
+            options: see :class:`~qreward.options.ChatBatchOptions`. Any other name becomes a member of the JSON body.
 
         Returns:
             Results in the order of the input. An item is a ``Result`` with an error if none of its questions was answered.
@@ -391,8 +393,8 @@ class QRewardClient:
     ) -> CreateEmbeddingResponse:
         """Create embeddings of one input: a text, a list of texts, or token ids.
 
-        Calls with the same parameters that wait at the same time share a request. Each receives its own response, as if it had been
-        sent alone. Arguments and errors are those of :meth:`chat_completion`.
+        Calls with the same parameters share a request if they are queued at the same time. Each call receives its own response, as if it
+        had been sent alone. Arguments and errors are those of :meth:`chat_completion`.
         """
         return cast("CreateEmbeddingResponse", await self._merged_one(None, model, input, options))
 
@@ -408,11 +410,11 @@ class QRewardClient:
     async def text_completion(self, prompt: str | Iterable[int], model: str, **options: Unpack[CallOptions]) -> list[CompletionChoice]:
         """Complete a prompt with the legacy route ``/completions``, which accepts lists.
 
-        Calls with the same parameters that wait at the same time share a request.
+        Calls with the same parameters share a request if they are queued at the same time.
 
         Args:
             prompt: a text or its token ids.
-            model, options: as in :meth:`chat_completion`, with the members ``max_tokens``, ``n``, ``logprobs`` and others.
+            model, options: as in :meth:`chat_completion`. Members of the JSON body are ``max_tokens``, ``n``, ``logprobs`` and others.
 
         Returns:
             ``n`` choices (1 by default) as openai's ``CompletionChoice``. Token usage is not included;
@@ -463,15 +465,15 @@ class QRewardClient:
 
         Args:
             source: paths and globs of ``.jsonl``, ``.csv``, ``.tsv``, ``.parquet``, ``.gz`` or ``.zst`` files, ``-`` for standard input, or
-                an iterable of mappings. A line is one of OpenAI's Batch API, or has ``messages`` or ``prompt``.
-            output: file of the results, in the format of OpenAI's Batch API, or ``.parquet``. It appears when all lines are done. Lines
-                that failed are in ``<output>.failed.jsonl``.
-            scorer: a judge, reward model or cascade: each line is an item, and its result a verdict. A run with another scorer, or
-                with other settings of it, is refused.
+                an iterable of mappings. A line has the format of OpenAI's Batch API, or has ``messages`` or ``prompt``.
+            output: file of the results, in the format of OpenAI's Batch API, or ``.parquet``. The file appears when all lines are done.
+                Failed lines are in ``<output>.failed.jsonl``.
+            scorer: a judge, reward model or cascade. With a scorer, each line is an item to score, and its result is a verdict. A run
+                cannot be continued with another scorer or with other settings of the scorer.
             options: see :class:`~qreward.bulk.settings.BulkSettings`.
 
         Returns:
-            What was done. ``report.reason`` says why the run stopped before the end; None if everything is done.
+            A report of the run. ``report.reason`` says why the run stopped before the end, and is None if everything is done.
 
         Raises:
             ConfigError: an argument is invalid, another run writes to the same output, or the input or the settings have changed.
@@ -509,7 +511,7 @@ class QRewardClient:
     ) -> None:
         """Add a route, or replace the route with the same pattern.
 
-        A model uses the route with its exact name. Without one, it uses the most specific glob that matches.
+        A model uses the route with its exact name. If there is none, it uses the most specific glob that matches.
 
         Args:
             pattern: name of a model, or a glob.
@@ -531,7 +533,7 @@ class QRewardClient:
         return self._runtime.fleet.routes()
 
     def add_endpoint(self, endpoint: Endpoint | Mapping[str, Any] | str) -> None:
-        """Add an endpoint. Requests that already wait for its models can use it at once.
+        """Add an endpoint. Requests that are already queued for its models can use it immediately.
 
         Raises:
             ConfigError: a setting is invalid, or another endpoint has the same name.
@@ -541,7 +543,7 @@ class QRewardClient:
     def remove_endpoint(self, name: str) -> None:
         """Remove an endpoint.
 
-        Requests in flight at the endpoint are finished; then its connections are closed. Waiting requests go to other endpoints, or fail
+        Requests in flight at the endpoint are finished; then its connections are closed. Queued requests go to other endpoints, or fail
         with ``NoEndpoint`` if there are none.
 
         Raises:
@@ -569,9 +571,9 @@ class QRewardClient:
         self._runtime.fleet.mark(name, down=True)
 
     def mark_healthy(self, name: str) -> None:
-        """Return an endpoint to service and clear its record of failures.
+        """Bring an endpoint back into service and clear its record of failures.
 
-        This applies to an endpoint taken out of service by :meth:`mark_unhealthy` or by the circuit breaker. Raises ``ConfigError`` for an
+        The endpoint may have been taken out of service by :meth:`mark_unhealthy` or by the circuit breaker. Raises ``ConfigError`` for an
         unknown name.
         """
         self._runtime.fleet.mark(name, down=False)
@@ -618,7 +620,7 @@ def _config_of(source: str | Path | Mapping[str, Any] | ClientConfig) -> ClientC
 
 
 def _merge_spec(operation: Operation | None, model: str, given: Arguments) -> MergeSpec:
-    """Return how the items of a call are merged. None stands for embeddings."""
+    """Return the settings by which the items of a call are merged. An ``operation`` of None means embeddings."""
     shared = model, given.params, given.options.get("extra_headers"), given.options.get("extra_body")
     return EmbeddingsSpec(*shared) if operation is None else MergeSpec(operation, *shared)
 

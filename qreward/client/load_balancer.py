@@ -1,9 +1,5 @@
-"""The old path of ``LoadBalanceStrategy`` in QReward 0.1.7; see :mod:`qreward.compat`."""
+"""The module of ``LoadBalanceStrategy`` in QReward 0.1.7; see :mod:`qreward.compat`."""
 
-from typing import Any
+from qreward.compat.names import old_names
 
-from qreward.compat.names import old_name
-
-
-def __getattr__(name: str) -> Any:
-    return old_name(__name__, name)
+__getattr__ = old_names(__name__)

@@ -1,4 +1,4 @@
-"""``schedule`` of QReward 0.1.7 and what belonged to it. Old parameters are translated; all else is left to ``qreward.schedule``."""
+"""``schedule`` of QReward 0.1.7 and the classes around it. They translate old parameters and then use ``qreward.schedule``."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ OLD_DEFAULTS: dict[str, Any] = {
     "priority": Priority.NORMAL,
     "telemetry_exporter": None,
 }
-"""The parameters of ``schedule`` in their old order, and their old defaults."""
+"""The parameters of ``schedule`` in 0.1.7, in their order, with their defaults."""
 
 _ZERO_WAS_OFF = ("timeout", "hedged_request_time", "limit_size", "circuit_breaker_threshold")
 _BELONGS_TO = {
@@ -59,19 +59,19 @@ _BELONGS_TO = {
     "speed_up_max_multiply": "retry_times",
     "adaptive_latency_threshold": "adaptive_limit",
 }
-"""A parameter whose default is another today, and the parameter without which it has no effect."""
+"""Parameters whose default has changed -> the parameter that must be set for them to have an effect."""
 
 
 class NotAnException(Exception):
-    """Carries a ``BaseException`` that is not an ``Exception`` (its ``__cause__``) through a scheduler that never retries one."""
+    """Wraps a ``BaseException`` (its ``__cause__``) so that it is retried: ``qreward.schedule`` retries only an ``Exception``."""
 
 
 class CircuitIsOpen(CircuitOpen, RuntimeError):
-    """``CircuitOpen``, which was a ``RuntimeError`` in 0.1.7."""
+    """A ``CircuitOpen`` that is also a ``RuntimeError``, as in 0.1.7."""
 
 
 def new_settings(old: Mapping[str, Any]) -> dict[str, Any]:
-    """Translate settings of 0.1.7 to those of ``qreward.ScheduleConfig``. Settings of today stay as they are."""
+    """Return settings of 0.1.7 as settings of ``qreward.ScheduleConfig``."""
     new = {name: value for name, value in old.items() if name != "adaptive_window_seconds"}
     new |= {name: None for name in _ZERO_WAS_OFF if new.get(name) == 0}
     if new.get("speed_up_max_multiply") == 0:
@@ -87,20 +87,20 @@ def _types(types: Any) -> tuple[Any, ...]:
 
 
 def _retried(kind: Any) -> Any:
-    """The class that a try raises where it raised the given one in 0.1.7."""
+    """Return a class of ``exception_types`` if it is an ``Exception``, otherwise ``NotAnException``."""
     if not isinstance(kind, type) or issubclass(kind, Exception):
         return kind
     return Exception if kind is BaseException else NotAnException
 
 
 def schedule(*args: Any, **settings: Any) -> Callable[[Callable[..., Any]], Any]:
-    """``schedule`` with the parameters of 0.1.7; ``qreward.schedule`` is its new form, which the warning says with its parameters."""
+    """Decorate a function with the parameters of 0.1.7. The warning contains the same decorator with the parameters of today."""
     if len(args) > len(OLD_DEFAULTS):
         raise ConfigError(f"schedule() takes at most {len(OLD_DEFAULTS)} settings, not {len(args)}; {PAGE}")
     given = {**dict(zip(OLD_DEFAULTS, args, strict=False)), **settings}
     old = {**OLD_DEFAULTS, **given}
     old["adaptive_limit"] = bool(old["adaptive_limit"] and old["limit_size"])
-    old["retry_max_interval"] = old["retry_interval"] or 60.0  # the wait did not grow
+    old["retry_max_interval"] = old["retry_interval"] or 60.0  # in 0.1.7 the wait did not grow
     unused = [name for name, other in _BELONGS_TO.items() if name not in given and not old[other]]
     config = ScheduleConfig(**new_settings({name: value for name, value in old.items() if name not in unused}))
     form = repr(config).removeprefix("ScheduleConfig")
@@ -119,7 +119,7 @@ def _decorate(function: Callable[..., Any], *, config: ScheduleConfig, types: tu
 
         @functools.wraps(function)
         async def body(*args: Any, **kwargs: Any) -> Any:
-            with _carrying(types):
+            with _wrapped(types):
                 return await function(*args, **kwargs)
 
         async def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -132,7 +132,7 @@ def _decorate(function: Callable[..., Any], *, config: ScheduleConfig, types: tu
 
         @functools.wraps(function)
         def body(*args: Any, **kwargs: Any) -> Any:
-            with _carrying(types):
+            with _wrapped(types):
                 return function(*args, **kwargs)
 
         def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -146,8 +146,8 @@ def _decorate(function: Callable[..., Any], *, config: ScheduleConfig, types: tu
 
 
 @contextmanager
-def _carrying(types: tuple[type[BaseException], ...]) -> Iterator[None]:
-    """Let tries that raise a ``BaseException`` be retried, but for those that end tasks and programs."""
+def _wrapped(types: tuple[type[BaseException], ...]) -> Iterator[None]:
+    """Wrap a ``BaseException`` of these types in ``NotAnException``, except those that end tasks and programs."""
     try:
         yield
     except (Exception, CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit):
@@ -159,7 +159,7 @@ def _carrying(types: tuple[type[BaseException], ...]) -> Iterator[None]:
 
 
 def _default_or_raise(error: Exception, default: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """In 0.1.7 the default replaced every failure of the function, and no open circuit."""
+    """Return the default or raise the error, as in 0.1.7: the default replaces every failure except an open circuit."""
     if isinstance(error, CircuitOpen):
         raise CircuitIsOpen(*error.args) from error
     if default is not UNSET:
@@ -169,7 +169,7 @@ def _default_or_raise(error: Exception, default: Any, args: tuple[Any, ...], kwa
 
 @dataclass
 class OldScheduleMetrics:
-    """One finished call, in the numbers of 0.1.7. A try that was given up because another one won counts as failed."""
+    """The numbers of 0.1.7 for one finished call. A try that was cancelled because another one succeeded counts as failed."""
 
     total_calls: int
     success_count: int
@@ -186,7 +186,7 @@ class OldScheduleMetrics:
 
 
 class OldScheduleConfig(ScheduleConfig):
-    """A configuration that takes 0 for what is off. It is read as today: what is off is None."""
+    """A configuration in which 0 switches a setting off. Such a setting reads as None."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**new_settings(settings))
@@ -196,7 +196,7 @@ class OldScheduleConfig(ScheduleConfig):
 
 
 class OldConfigWatcher(ConfigWatcher):
-    """A watcher with the parameters of 0.1.7. ``cooldown`` is the least time between two looks."""
+    """A watcher with the parameters of 0.1.7. ``cooldown`` is the minimum number of seconds between two checks."""
 
     def __init__(
         self,
@@ -218,7 +218,7 @@ class OldConfigWatcher(ConfigWatcher):
 
 
 class OldTelemetryExporter(TelemetryExporter):
-    """Records calls as today, in ``qreward.schedule.duration``. Spans begin and end as in 0.1.7."""
+    """An exporter with the span methods of 0.1.7. Calls are recorded in the metrics of today, such as ``qreward.schedule.duration``."""
 
     def __init__(self, meter_name: str = "", tracer_name: str = "qreward.scheduler") -> None:  # noqa: ARG002 - metrics have one scope now
         super().__init__()
@@ -241,7 +241,7 @@ class OldTelemetryExporter(TelemetryExporter):
 
 
 class PriorityTaskQueue:
-    """A queue that returns the item of the lowest number first; items that waited for the threshold (seconds) before all others."""
+    """A queue ordered by priority, lowest number first. Items that waited for ``starvation_threshold`` seconds precede all others."""
 
     def __init__(self, starvation_threshold: float = 60.0) -> None:
         self._threshold = starvation_threshold or float("inf")
@@ -254,7 +254,7 @@ class PriorityTaskQueue:
         self._waiting[next(self._numbers)] = (priority, monotonic(), item)
 
     def get(self) -> Any:
-        """Remove the first item and return it; None if there is none."""
+        """Remove and return the first item; None if the queue is empty."""
         return self._waiting.pop(number)[2] if (number := self._first()) is not None else None
 
     def peek(self) -> Any:

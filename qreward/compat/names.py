@@ -1,13 +1,11 @@
-"""The public names of QReward 0.1.7: what each of them is now, and the warning or the error that says so.
-
-It imports nothing of the package until an old name is used.
-"""
+"""The public names of QReward 0.1.7, with the warning or the error for each. Other modules are imported when an old name is used."""
 
 from __future__ import annotations
 
 import importlib
 import sys
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 PAGE = "see docs/coming-from/qreward-0.1.7.md"
@@ -31,9 +29,9 @@ KEPT = {
     "TelemetryExporter": ("compat.functions.OldTelemetryExporter", "write qreward.TelemetryExporter()"),
     "schedule": ("compat.functions.schedule", ""),
 }
-"""Old name -> where it is inside ``qreward``, and what to write instead.
+"""Old name -> its place inside ``qreward``, and the advice in the warning.
 
-``schedule`` has no text here: it warns where it decorates, and says the new parameters.
+``schedule`` has no advice here. It warns when it decorates a function, with the new parameters.
 """
 
 _INTERNAL = "it was internal to schedule; use @qreward.schedule"
@@ -57,8 +55,13 @@ GONE = {
 }
 
 
+def old_names(module: str) -> Callable[[str], Any]:
+    """Return the ``__getattr__`` of a module at an old path."""
+    return lambda name: old_name(module, name)
+
+
 def old_name(module: str, name: str) -> Any:
-    """Return what a name of a 0.1.7 module stands for, with a warning at the line of the import. For ``__getattr__`` of that module.
+    """Return the object for a name of a 0.1.7 module, and warn at the line of the import. Called by ``__getattr__`` of that module.
 
     Raises:
         ImportError: the name was dropped. The message says what to use instead.
@@ -70,7 +73,7 @@ def old_name(module: str, name: str) -> Any:
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
     place, advice = KEPT[name]
     asked_by = sys._getframe(2).f_globals.get("__name__", "")
-    if advice and "importlib" not in asked_by:  # from a package, an import asks first whether the name is there
+    if advice and "importlib" not in asked_by:  # importing from a package looks up the name twice; importlib is the first time
         warnings.warn(f"{module}.{name} is deprecated: {advice}; {PAGE}", DeprecationWarning, stacklevel=3)
     home, _, attribute = place.rpartition(".")
     return getattr(importlib.import_module(f"qreward.{home}"), attribute)

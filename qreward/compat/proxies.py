@@ -1,6 +1,6 @@
 """``OpenAIChatProxy``, ``OpenAIChatProxyManager`` and ``ModelRouter`` of QReward 0.1.7.
 
-A proxy is a ``QRewardClient`` with one endpoint and a queue of its own: its requests never move to another proxy.
+A proxy is a ``QRewardClient`` with one endpoint. It has a queue of its own, so its requests never move to another proxy.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ REPLACED = {
     "httpx_response_hook": _OWN_CLIENT,
     "is_hack_embedding_method": "describe a server whose responses are not OpenAI's with qreward.register_kind",
 }
-"""Parameters of a proxy that cannot be kept, and what to do instead."""
+"""Parameters that a proxy does not take any more -> what to do instead."""
 
 
 class OpenAIChatProxy:
     """One OpenAI-compatible endpoint with the parameters, the defaults and the results of 0.1.7.
 
     Raises:
-        ConfigError: a parameter is invalid, or cannot be kept.
+        ConfigError: a parameter is invalid, or was dropped.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class OpenAIChatProxy:
         **replaced: Any,
     ) -> None:
         for name in replaced:
-            raise ConfigError(f"OpenAIChatProxy({name}=...) cannot be kept: {REPLACED.get(name, 'it never was a parameter')}; {PAGE}")
+            raise ConfigError(f"OpenAIChatProxy({name}=...) is not possible: {REPLACED.get(name, 'it never was a parameter')}; {PAGE}")
         if debug:
             text = "OpenAIChatProxy(debug=True) has no effect: pass observers=[...] to QRewardClient"
             warnings.warn(f"{text}; {PAGE}", DeprecationWarning, stacklevel=2)
@@ -68,7 +68,7 @@ class OpenAIChatProxy:
 
     @cached_property
     def client(self) -> QRewardClient:
-        """The client behind the proxy, with the settings as they are when it is first used."""
+        """The client of the proxy. It is created on first use, with the settings of that moment."""
         limits = Limits(max_concurrency=self._max_concurrent, rpm=self._per_minute)
         return QRewardClient([Endpoint(**self._endpoint, limits=limits, timeouts=Timeouts(attempt=self._timeout))])
 
@@ -103,11 +103,11 @@ class OpenAIChatProxy:
         return completion.choices[0].message.content
 
     async def chat_completion(self, messages: Any, model: str, **options: Any) -> Any:
-        """The text of the response."""
+        """Return the text of the response."""
         return self._content(await self.client.chat_completion(messages, model, **self._options(options)))
 
     async def batch_chat_completion(self, batch_messages: Any, model: str, **options: Any) -> list[Any]:
-        """The texts in the order of the input; in place of a failed one its exception, or what ``error_process_func`` makes of it."""
+        """Return the texts in the order of the input. A failed item is its exception, or the result of ``error_process_func``."""
         batch = await self.client.batch_chat_completion(batch_messages, model, **self._options(options))
         return list(map(self._outcome, batch))
 
@@ -124,7 +124,7 @@ class OpenAIChatProxy:
         return self.client.batch_stream_chat_completion(batch_messages, model, **self._options(options))
 
     async def embeddings(self, *, sentences: Any = None, model: str | None = None, **options: Any) -> list[Any]:
-        """openai's ``Embedding`` objects."""
+        """Return the embeddings as openai ``Embedding`` objects."""
         return (await self.client.embeddings(sentences, model or "", **options)).data
 
     async def batch_embeddings(
@@ -138,7 +138,7 @@ class OpenAIChatProxy:
 
 @dataclass
 class ProxyGroup:
-    """Proxies among which one is selected in turn, those of larger weight more often. ``pattern`` names the models that they serve."""
+    """Proxies that take turns. With weights, a proxy of larger weight is selected more often. ``pattern`` names the models they serve."""
 
     pattern: str = ""
     strategy: LoadBalanceStrategy = LoadBalanceStrategy.ROUND_ROBIN
@@ -164,7 +164,7 @@ class ProxyGroup:
         (self.healthy_keys.add if healthy else self.healthy_keys.discard)(key)
 
     def select(self) -> OpenAIChatProxy:
-        """Smooth weighted round robin, as of nginx. Raises ``RuntimeError`` if no proxy is healthy."""
+        """Return the next proxy, by nginx's smooth weighted round robin. Raises ``RuntimeError`` if no proxy is healthy."""
         weighted = self.strategy is LoadBalanceStrategy.WEIGHTED_ROUND_ROBIN
         shares = {key: self.weights[key] if weighted else 1 for key in self.proxies if key in self.healthy_keys}
         if not shares:
@@ -177,7 +177,7 @@ class ProxyGroup:
 
 
 class ModelRouter:
-    """Groups of proxies by model: the exact name, else the first pattern that matches."""
+    """Selects a group of proxies by model: the group with this exact name, or else the first whose pattern matches."""
 
     def __init__(self) -> None:
         self._groups: dict[str, ProxyGroup] = {}
@@ -219,7 +219,7 @@ class ModelRouter:
 
 
 class OpenAIChatProxyManager:
-    """Proxies by key. ``select_proxy`` returns one of them; the caller sends to it."""
+    """Proxies by key. ``select_proxy`` returns one of them, and the caller sends requests to it."""
 
     def __init__(self, strategy: LoadBalanceStrategy = LoadBalanceStrategy.ROUND_ROBIN) -> None:
         self._group = ProxyGroup(strategy=strategy)
@@ -240,7 +240,7 @@ class OpenAIChatProxyManager:
         return self
 
     def proxy(self, key: str) -> OpenAIChatProxy:
-        """Raises ``KeyError`` if there is no such proxy."""
+        """Return the proxy with this key. Raises ``KeyError`` if there is none."""
         return self._group.proxies[key]
 
     def exist_proxy(self, key: str) -> bool:
@@ -259,7 +259,10 @@ class OpenAIChatProxyManager:
         self._group.mark(key, healthy=True)
 
     def select_proxy(self, model: str | None = None) -> OpenAIChatProxy:
-        """The next proxy of the model's route, or of all if it has none. Raises ``RuntimeError`` if none is healthy."""
+        """Return the next proxy of the model's route, or of all proxies if the model has no route.
+
+        Raises ``RuntimeError`` if none of them is healthy.
+        """
         return ((model and self._router.resolve(model)) or self._group).select()
 
     async def batch_stream_chat_completion(self, batch_messages: Any, model: str, **options: Any) -> AsyncIterator[tuple[int, str]]:

@@ -1,8 +1,8 @@
 """Rewards of a judge or a reward model in slime: functions for ``--custom-rm-path`` and related options. Does not need slime.
 
 slime awaits the functions in one event loop of one process, with as many concurrent calls as there are samples. It has no time limit, and
-an exception ends the run. It needs a number for each sample (None breaks its tensors), and trains on it unless ``sample.remove_sample`` is
-set. A sample that could not be judged is therefore removed from the loss, and its reward changes the baseline as little as it can.
+an exception ends the run. slime needs a number for each sample (None breaks its tensors), and trains on it unless ``sample.remove_sample``
+is set. A sample that could not be judged is therefore removed from the loss, and its reward is one that hardly changes the baseline.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ SETTINGS = "qreward_config"
 NOTE = "qreward"
 """Key of ``sample.metadata`` that holds how the sample was judged."""
 MEMORY = 1024
-"""Number of last rewards whose mean is used if no other reward of the same call exists."""
+"""Number of recent rewards whose mean replaces a missing reward if the same call has no other reward."""
 LOG_EVERY = 100
 """Number of failures between two log messages."""
 MOST_LOST = 1000
-"""Failures in a row after which the run ends, because it is no longer chance and there would be nothing to train on."""
+"""Number of failures in a row after which the run ends, because nothing would be left to train on."""
 CENTRED = ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline")
 """Values of ``--advantage-estimator`` for which slime subtracts the mean of the group from each reward."""
 SCALED = ("grpo", "gspo", "cispo")
@@ -55,10 +55,10 @@ async def reward(args: Any, sample: Any, **kwargs: Any) -> Any:  # noqa: ARG001 
         sample: one of slime's ``Sample``, or a list of them, which slime passes if one generation produces several.
 
     Returns:
-        A float, or a dict if ``--reward-key`` (in an evaluation: ``--eval-reward-key``) is set; a list of these for a list.
+        A float; a dict if ``--reward-key`` is set (in an evaluation also if ``--eval-reward-key`` is set). For a list of samples, a list.
 
     Raises:
-        QRewardError: a reward is missing, and ``on_failure`` is ``raise`` or too many in a row were missing.
+        QRewardError: a reward is missing and ``on_failure`` is ``raise``, or ``MOST_LOST`` rewards in a row were missing.
         ConfigError: the settings are missing or wrong.
     """
     if isinstance(sample, list | tuple):
@@ -116,7 +116,7 @@ def _value(scored: Scored, keys: Sequence[str]) -> float | None:
 
 
 def _rewarded(sample: Any, scored: Scored, value: float | None, fallback: float, keys: Sequence[str], removes: bool) -> Any:
-    """Return the reward of a sample in slime's form, and write into the sample how it was judged. A failed one may leave the loss."""
+    """Return the reward of a sample in slime's form, and write into the sample how it was judged, and whether it leaves the loss."""
     removed = value is None and removes
     if isinstance(sample.metadata, dict):
         sample.metadata[NOTE] = {"ok": scored.ok, "seconds": scored.seconds, "reason": scored.reason, "removed": removed}
@@ -130,11 +130,11 @@ def _rewarded(sample: Any, scored: Scored, value: float | None, fallback: float,
 
 
 class Fallbacks:
-    """Computes the fallbacks of one rewarder from the rewards so far.
+    """Chooses the rewards of samples that could not be judged.
 
-    If ``on_failure`` is a number, that is the reward, and the sample trains; ``raise`` raises. Otherwise the sample is removed from the
-    loss, and its number is the mean of the other rewards of the same call, or of the last ``MEMORY`` rewards, or the middle of the judge's
-    range. After ``MOST_LOST`` failures in a row the next one is raised.
+    If ``on_failure`` is a number, that number is the reward, and slime trains on it. ``raise`` raises the error. Otherwise the sample is
+    removed from the loss. Its reward is then the mean of the other rewards of the same call; without any, the mean of the last ``MEMORY``
+    rewards; without any, the middle of the judge's range. After ``MOST_LOST`` failures in a row the next error is raised.
     """
 
     def __init__(self, config: RewardConfig) -> None:
@@ -166,7 +166,7 @@ class Fallbacks:
             if each.error is not None:
                 last = each.error
                 if self._failed % LOG_EVERY == 0:
-                    _log.warning("%d rewards could not be had so far; this one: %s", self._failed + 1, each.reason)
+                    _log.warning("%d rewards are missing so far; the last: %s", self._failed + 1, each.reason)
                 self._failed += 1
         return last
 
@@ -175,7 +175,7 @@ _BY_REWARDER: WeakKeyDictionary[Rewarder, tuple[Fallbacks, Fallbacks]] = WeakKey
 
 
 def middle(config: RewardConfig) -> float:
-    """Return the middle of a judge's score range, of a cascade that of its last stage; 0 for a reward model, whose range is unknown."""
+    """Return the middle of the score range of a judge, or of a cascade's last stage; 0 for a reward model, whose range is unknown."""
     judge = list(config.stages.values())[-1]
     if isinstance(judge, str):
         return 0.0
@@ -189,7 +189,7 @@ def normalize_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], l
     For ``--custom-reward-post-process-path qreward.integrations.slime.normalize_rewards``. ``remove_sample`` excludes a sample from the
     loss, but not from the mean and the standard deviation of its group, which slime takes over all samples. Groups are those of
     ``sample.group_index``, or each ``args.n_samples_per_prompt`` consecutive samples if a sample has none. A sample that was not judged
-    gets 0, which is no advantage.
+    gets a normalized reward of 0, which means no advantage.
     """
     raw = [sample.get_reward_value(args) for sample in samples]
     if args.advantage_estimator not in CENTRED or not args.rewards_normalization:

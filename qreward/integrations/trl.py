@@ -1,6 +1,6 @@
 """Rewards of a judge or a reward model in TRL: functions for ``reward_funcs`` of ``GRPOTrainer``, ``RLOOTrainer`` and similar trainers.
 
-This module does not import TRL; TRL accepts plain functions. They are coroutine functions, because TRL detects async functions that way.
+This module does not import TRL. The reward functions are coroutine functions, because TRL awaits only those.
 """
 
 from __future__ import annotations
@@ -58,17 +58,17 @@ def reward(
             that ``QREWARD_REWARD`` names.
         judge: a scorer in place of ``settings``: a ``Judge``, a ``RewardModelScorer``, or an object of your own with their methods.
         name: name of the function in TRL's logs.
-        columns: field of the item -> column of the dataset; overrides the settings. By default the prompt and the completion are TRL's, the
-            reference is the first of ``reference``, ``solution``, ``answer``, ``ground_truth`` that is present, and each other field that
+        columns: field of the item -> column of the dataset; overrides the settings. By default the prompt and the completion are TRL's, and
+            the reference is the first of ``reference``, ``solution``, ``answer``, ``ground_truth`` that is present. Any other field that
             the judge's prompt names is the column of the same name.
-        on_failure: what replaces a missing reward; overrides the settings. One of ``none`` (which ``default`` means if this is the only
-            reward function; needs TRL 1.6), ``raise``, or a number.
+        on_failure: what replaces a missing reward; overrides the settings. One of ``none`` (needs TRL 1.6), ``raise``, or a number. The
+            default is ``none`` if this is the only reward function of the trainer.
         deadline: seconds for one reward, all requests included; overrides the settings. 300 by default.
 
     Raises:
-        ConfigError: at once if a setting is wrong, or if a missing reward would be None and the installed TRL is older than 1.6. From the
-            returned function if a column does not exist, or if the trainer has several functions and ``on_failure`` was not chosen, because
-            TRL would count a missing reward as 0.0.
+        ConfigError: at once if a setting is wrong, or if a missing reward would be None and the installed TRL is older than 1.6. In a call
+            of the returned function, if a column does not exist, or if the trainer has several functions and ``on_failure`` was not chosen,
+            because TRL would count a missing reward as 0.0.
         ValueError: both ``settings`` and ``judge`` were passed.
 
     Example:
@@ -118,16 +118,16 @@ def combined(*functions: Callable[..., Any], weights: Sequence[float] | None = N
             name, ``_2`` is appended to the second, and so on.
 
     Raises:
-        ValueError: there is no function, or the numbers of functions and weights differ. From the returned function: one returned too few
-            or too many rewards.
-        ConfigError: from the returned function: a reward is missing and the installed TRL is older than 1.6.
+        ValueError: there is no function, or the numbers of functions and weights differ. In a call of the returned function: one of the
+            functions returned too few or too many rewards.
+        ConfigError: in a call of the returned function: a reward is missing and the installed TRL is older than 1.6.
 
     Example:
         ``GRPOTrainer(model, reward_funcs=combined(reward("reward.yaml"), format_reward, weights=[1.0, 0.2]), ...)``
     """
     shares = [1.0] * len(functions) if weights is None else list(weights)
     if not functions or len(shares) != len(functions):
-        raise ValueError(f"{len(functions)} functions and {len(shares)} weights were given; give at least one function, a weight for each")
+        raise ValueError(f"combined() got {len(functions)} functions and {len(shares)} weights; pass a weight for each function")
     labels = _labels(functions)
 
     async def total(prompts: Sequence[Any], completions: Sequence[Any], completion_ids: Any = None, **given: Any) -> Rewards:
@@ -182,21 +182,20 @@ def refuse_silent_zeros(name: str, on_failure: Failure, log_metric: Any) -> None
     functions = getattr(trainer, "reward_funcs", ())
     if on_failure == "default" and len(functions) > 1:
         raise ConfigError(
-            f"{name} is one of {len(functions)} reward functions, and TRL counts a reward that one of them could not give as 0.0; "
-            f"put them into one by qreward.integrations.trl.combined(...), or choose on_failure: none (it is 0.0), raise, or a number"
+            f"{name} is one of {len(functions)} reward functions, and TRL counts a missing reward of one of them as 0.0; "
+            f"combine them by qreward.integrations.trl.combined(...), or choose on_failure: none (it counts as 0.0), raise, or a number"
         )
 
 
 def refuse_old_trl(name: str) -> None:
-    """Raise ``ConfigError`` for TRL before 1.6, which counts a reward of None as 0.0 even if no function returned one, and trains on it."""
+    """Raise ``ConfigError`` if the installed TRL is older than 1.6, and therefore counts a reward of None as 0.0 and trains on it."""
     try:
         found = version("trl")
     except PackageNotFoundError:
         return  # the version is unknown
     if tuple(map(int, re.findall(r"\d+", found)[:2])) < OLDEST:
         raise ConfigError(
-            f"{name}: a reward that could not be had is None, which TRL {found} counts as 0.0; "
-            "install trl>=1.6, or choose on_failure: raise or a number"
+            f"{name}: a missing reward is None, which TRL {found} counts as 0.0; install trl>=1.6, or choose on_failure: raise or a number"
         )
 
 
@@ -236,7 +235,7 @@ def _name(function: Any) -> str:
 def _logging_as(label: str, function: Any, every: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the arguments of a function. If its label is not its name, metrics that it logs under its name are logged under the label.
 
-    TRL keeps as many values of a column as there are completions. If two functions logged the same column, it would mix their values.
+    TRL keeps as many values of a column as there are completions. If two functions logged the same column, TRL would mix their values.
     """
     name = _name(function)
     if label == name:
@@ -256,7 +255,7 @@ async def _called(function: Callable[..., Any], every: Mapping[str, Any]) -> Any
 
 def _check(label: str, column: Sequence[Any], expected: int, given: Mapping[str, Any]) -> None:
     if len(column) != expected:
-        raise ValueError(f"the reward function {label!r} gave {len(column)} rewards for {expected} completions")
+        raise ValueError(f"the reward function {label!r} returned {len(column)} rewards for {expected} completions")
     if (log_metric := given.get("log_metric")) is not None:
         # All ranks must log this, even without a value: TRL before 1.14 gathers by name and waits forever for a rank that skips one.
         log_metric(f"rewards/{label}/mean", mean([float(value) for value in column if not _missing(value)]))
@@ -288,8 +287,8 @@ def rows_of(prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping
 def conversation(prompt: Any, completion: Any) -> tuple[Any, str | None]:
     """Return the prompt and the text of the last assistant message. Messages in between, such as tool results, join the prompt.
 
-    The text is None, which means no reward, if nothing was generated: the completion is None, it has no assistant message, or its last
-    assistant message has neither content nor tool calls. The text of a message with only tool calls is ``""``.
+    The text is None, which means no reward, if the completion is None, if it has no assistant message, or if its last assistant message has
+    neither content nor tool calls. The text of a message with only tool calls is ``""``.
     """
     if completion is None or isinstance(completion, str):
         return prompt, completion

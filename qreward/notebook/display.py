@@ -1,8 +1,8 @@
 """``show`` and ``show_batch``: read streams to their end, and display the progress at intervals and at the end.
 
 The state is rendered as HTML and as plain text, by pure functions of the state and the time. In a notebook, the view is an output cell
-that is updated. Outside a notebook, the text is written to standard output as it arrives, with a summary line at the end: a cell that is
-moved into a script should still work, and does not need IPython.
+that is updated. Outside a notebook, the text is written to standard output as it arrives, with a summary line at the end: code that is
+moved from a cell into a script still works, without IPython.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from openai.types.chat import ChatCompletion
 
 LIVE_TEXT = 20_000
-"""Characters shown of a single answer while it is streamed. Only the last ones are shown, as they are sent to the page ten times
-a second."""
+"""Characters of a single answer that are shown while it is streamed: the last ones. They are sent to the page ten times a second, so
+there is a limit."""
 CARD_TEXT = 400
 """Characters shown of each answer of a batch."""
 MOST_ERROR = 600
 """Characters shown of an error message."""
 INTERVAL = 0.1
-"""Seconds between two updates of the display: faster than anyone reads, and no load on a browser."""
+"""Seconds between two updates of the display: faster than people read, and little load for a browser."""
 
 _COLOURS = {
     AnswerPhase.DONE: "#2da44e",
@@ -144,7 +144,7 @@ P = TypeVar("P")
 R = TypeVar("R")
 S = TypeVar("S")
 View = Callable[[S, float], None]
-"""Shows a state at a time. The last call shows the final state, whose ``ended`` is set."""
+"""Shows a state at a given time. The last call shows the final state, whose ``ended`` is set."""
 
 
 class Cell(Generic[S]):
@@ -182,7 +182,7 @@ class Script:
 
 
 def print_answer(index: int, answer: LiveAnswer) -> None:
-    """Print an answer of a batch that has ended. Several growing texts cannot be printed at once."""
+    """Print an answer of a batch that has ended, because several growing texts cannot be printed at once."""
     _write(f"#{index} {answer.text}\n   {summary(answer, answer.ended or 0.0)}\n")
 
 
@@ -333,8 +333,10 @@ def _run(
     *,
     blocks: bool,
 ) -> Coroutine[Any, Any, R] | R:
-    """Call ``follow``, or run it on the portal's event loop. Then the first drawing is in the caller's thread, so that the output belongs
-    to its cell."""
+    """Call ``follow``, or run it on the portal's event loop if ``blocks``.
+
+    In that case the first drawing is made in the caller's thread, so that the output belongs to the caller's cell.
+    """
 
     def draw() -> None:
         view(state, clock())

@@ -157,12 +157,12 @@ def endpoints_table(endpoints: Mapping[str, EndpointStats]) -> str:
     columns = [
         _NAME,
         Column("sent", "requests", lambda row: number(row[1].sent)),
-        Column("answered", "requests that were answered", lambda row: number(row[1].won)),
-        Column("rejected", "turned away: over a limit, or overloaded", _count("rejected")),
+        Column("answered", "requests that were answered", lambda row: number(row[1].answered)),
+        Column("rejected", "rejected because of a rate limit or overload", _count("rejected")),
         Column("failed", "failed otherwise", _count("failed")),
-        Column("cancelled", "stopped by the client or its caller", _count("cancelled")),
-        Column("retried", "of those sent, those sent again after a failure", _count("retried")),
-        Column("hedged", "of those sent, copies of a request under way elsewhere", _count("hedged")),
+        Column("cancelled", "cancelled by the client or its caller", _count("cancelled")),
+        Column("retried", "requests sent again after a failure", _count("retried")),
+        Column("hedged", "copies of requests that were in flight at another endpoint", _count("hedged")),
         Column("tokens in", "prompt tokens, as far as the server reports them", _count("prompt_tokens")),
         Column("out", "completion tokens, as far as the server reports them", _count("completion_tokens")),
         Column("p50", "half of the answers took at most this long", _quantile("p50")),
@@ -177,9 +177,9 @@ def states_table(endpoints: Mapping[str, EndpointStats]) -> str:
     rows = [(name, stats.state) for name, stats in endpoints.items() if stats.state is not None]
     columns = [
         _NAME,
-        Column("now", "why it takes no requests, if so", lambda row: escape(_obstacle(row[1])), words=True),
-        Column("in flight", "requests under way", lambda row: number(row[1].in_flight)),
-        Column("window", "requests that may be under way", lambda row: number(row[1].window)),
+        Column("now", "ready, or why it takes no requests", lambda row: escape(_obstacle(row[1])), words=True),
+        Column("in flight", "requests sent and not answered yet", lambda row: number(row[1].in_flight)),
+        Column("window", "maximum number of requests in flight", lambda row: number(row[1].window)),
         Column("because", "why its window last changed", lambda row: escape(row[1].why_window), words=True),
     ]
     return table(columns, rows) if rows else ""
@@ -256,10 +256,15 @@ def _reason(vote: Any) -> str:
     return escape(clip(reason if isinstance(reason, str) and reason else vote.text, MOST_ANSWER))
 
 
+def _gate(result: Any) -> str:
+    return "" if result.gate is None else f"{result.gate:g}" if result.passed else f"<b>below {result.gate:g}</b>"
+
+
 _CRITERIA = (
     Column("criterion", "its name", lambda row: escape(row[0]), words=True),
     Column("score", "from 0 to 1, of the first vote", lambda row: f"{row[1].score:g}"),
     Column("weight", "in the score of the rubric", lambda row: f"{row[1].weight:g}"),
+    Column("gate", "a score below it makes the score of the rubric 0", lambda row: _gate(row[1])),
     Column("confidence", "of a decision", lambda row: "" if row[1].confidence is None else f"{row[1].confidence:.2f}"),
 )
 _VOTES = (

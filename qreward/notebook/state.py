@@ -1,4 +1,4 @@
-"""Progress of streamed answers: updated with events and times, read as texts and numbers. Knows nothing of how it is displayed."""
+"""The state of streamed answers while they are shown. Events and times update it. This module does not know how it is displayed."""
 
 from __future__ import annotations
 
@@ -116,8 +116,8 @@ class LiveAnswer:
 class LiveBatch:
     """The streamed answers of a batch, of which a limited number is displayed.
 
-    At its first event an answer takes a free place, or else the place of an answer that has ended. An answer that ends without a place is
-    only counted.
+    An answer takes a free place at its first event. If no place is free, it takes that of an answer that has ended. An answer that ends
+    before it has a place is counted, and never displayed.
 
     Attributes:
         began: start of the measurement, in seconds on the caller's clock.

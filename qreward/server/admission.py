@@ -1,6 +1,6 @@
-"""What a request has to pass before it is scored: the token, the request rate, the queue length, the memory, and the limits of its body.
+"""Checks of a request before it is scored: the token, the request rate, the queue length, the memory, and the limits of its body.
 
-A request over a limit is rejected with a retry time; none waits. This module knows HTTP; it knows nothing of rewards.
+A request over a limit is rejected with a retry time. It does not wait. This module knows HTTP; it knows nothing of rewards.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from qreward.server.http_errors import HTTPError, busy
 
 Receive = Callable[[], Awaitable[Any]]
 _MEMORY_RETRY = 1.0
-"""Retry time in seconds while memory is full; when memory will be freed cannot be predicted."""
+"""Retry time in seconds while memory is full. It is fixed, because nobody knows when memory will be freed."""
 
 
 class ClientDisconnected(Exception):
@@ -24,7 +24,7 @@ class ClientDisconnected(Exception):
 
 
 class Admission:
-    """The limits of one server. ``pending`` are the bytes of the requests that are being read or wait for their response."""
+    """The limits of one server. ``pending`` is the number of bytes of all requests that are being read or wait for a response."""
 
     def __init__(self, config: ServerConfig, buffer: RewardBuffer) -> None:
         self.config = config
@@ -35,7 +35,7 @@ class Admission:
     def enter(self) -> None:
         """Admit a scoring request before its body is read, or raise ``HTTPError``."""
         if (seconds := self._buffer.room_in(1)) > 0:
-            raise busy("queue_full", f"{self._buffer.waiting} completions wait to be scored, which is all that may", seconds)
+            raise busy("queue_full", f"{self._buffer.waiting} completions wait to be scored, and the queue is full", seconds)
         if (rate := self.config.rate) is None:
             return
         now = asyncio.get_running_loop().time()
@@ -56,7 +56,7 @@ class MemoryReservation:
         """Reserve ``count`` more bytes, or raise ``HTTPError``."""
         pending = self._admission.pending
         if pending + count > self._admission.config.max_pending_bytes:
-            raise busy("memory_full", f"requests of {pending} bytes are pending, and there is no room for more", _MEMORY_RETRY)
+            raise busy("memory_full", f"the pending requests hold {pending} bytes, and this one exceeds the limit", _MEMORY_RETRY)
         self._admission.pending += count
         self.bytes += count
 
@@ -70,7 +70,7 @@ class MemoryReservation:
 def check_caller(scope: Mapping[str, Any], config: ServerConfig) -> None:
     """Raise ``HTTPError`` unless the request carries the token.
 
-    Without a configured token, raise it if the request arrived at an IP address that other machines can reach.
+    If no token is configured, raise it if the request arrived at an IP address that other machines can reach.
     """
     if config.token is None:
         host = (scope.get("server") or ("",))[0]
@@ -95,7 +95,7 @@ async def read_body(receive: Receive, headers: Mapping[str, str], held: MemoryRe
     most = config.max_body_bytes
     too_large = HTTPError(413, "body_too_large", f"the request is longer than {most} bytes; send fewer completions at once")
     if headers.get("content-encoding", "identity").lower() != "identity":
-        raise HTTPError(415, "packed_body", "send the body as it is, without a content-encoding")
+        raise HTTPError(415, "packed_body", "send the body uncompressed, without a content-encoding")
     declared = headers.get("content-length", "")
     if declared.isdecimal() and int(declared[:20]) > most:
         raise too_large
@@ -113,7 +113,7 @@ async def read_body(receive: Receive, headers: Mapping[str, str], held: MemoryRe
                     raise too_large
                 more = message.get("more_body", False)
     except TimeoutError:
-        text = f"the request did not come whole within {config.body_timeout:g} s"
+        text = f"the request body did not arrive completely within {config.body_timeout:g} s"
         raise HTTPError(408, "body_timeout", text, {"connection": "close"}) from None
     return b"".join(parts)
 

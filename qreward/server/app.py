@@ -29,7 +29,7 @@ ALWAYS = (*OPEN, "/metrics")
 """Paths that are served while the server drains."""
 JSON = "application/json"
 _CLIENT_CLOSED = 499
-"""Status counted for a caller that closed the connection, as in nginx. It is never received."""
+"""The status under which a request is counted if its caller closed the connection, as in nginx. No caller receives it."""
 SCORING: dict[str, tuple[Read, tuple[type[msgspec.Struct], ...]]] = {
     "/get_reward": (forms.read_get_reward, (forms.OpenRlhfBody, forms.BufferBody)),
     "/classify": (forms.read_classify, (forms.ClassifyBody,)),
@@ -55,7 +55,7 @@ def create_app(scorer: Any, config: ServerConfig | None = None, **settings: Any)
         app = create_app(scorer, max_batch_size=32)    # then: uvicorn module:app
     """
     if config is not None and settings:
-        raise ConfigError("give the settings as a config or by name, not both")
+        raise ConfigError("pass config or settings, not both")
     service = Service(scorer, config or ServerConfig(**settings))
     status_routes = _status_routes(service)
     app = FastAPI(title="qreward", version=__version__, docs_url=None, redoc_url=None, lifespan=_lifespan)
@@ -110,7 +110,9 @@ def _described(bodies: tuple[type[msgspec.Struct], ...]) -> dict[str, Any]:
 
 
 class AdmissionMiddleware:
-    """Rejects requests while the server drains, checks the token, and counts responses, those of paths not in ``routes`` as ``other``.
+    """Rejects requests while the server drains, checks the token, and counts responses.
+
+    Responses of paths that are not in ``routes`` are counted as ``other``.
 
     It is plain ASGI, so that it costs almost nothing and never reads a body.
     """

@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, SecretStr, field_validator, model_validato
 
 from qreward.batching.reward_buffer import Mode
 from qreward.errors import ConfigError
-from qreward.settings.base import Count, Number, Policy, Rate, Seconds, SomeSeconds, expand_variables, wrong
+from qreward.settings.base import Accepting, Count, Number, Policy, Rate, Seconds, SomeSeconds, default, expand_variables, wrong
 
 _TOKEN = "on the command line with --token-env NAME or --token-file PATH"  # noqa: S105 - no token
 PREFIX = "QREWARD_SERVE_"
@@ -34,7 +34,7 @@ class ServerConfig(Policy):
         max_batch_size: maximum number of completions in one call of the scorer.
         batch_wait_timeout_s: seconds for which a partial batch waits for more completions, although a slot is free.
         max_concurrent_batches: maximum number of concurrent calls of the scorer.
-        isolate_errors: when the scorer raises for a batch, call it again with each half, so that only what fails alone has an error.
+        isolate_errors: if the scorer raises for a batch, call it again with each half, so that only the completions at fault fail.
         timeout: seconds for one completion, including queueing; none for no limit.
         max_queue: maximum number of waiting completions; a request that does not fit is rejected with 429.
         rate: scoring requests per second, and the largest burst (at least 1); none for no limit.
@@ -55,7 +55,7 @@ class ServerConfig(Policy):
 
     host: str = "127.0.0.1"
     port: Port = 5000
-    token: SecretStr | None = None
+    token: Accepting[SecretStr | None, SecretStr | str | None] = default(None)
     model: str = "reward"
     mode: Mode = "auto"
     max_batch_size: Count = 64
@@ -156,7 +156,7 @@ def token_of(variable: str | None, path: str | None) -> str | None:
         with open(path, encoding="utf-8") as file:  # noqa: PTH123 - one read
             token = file.read().strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the token in {path!r}: {getattr(error, 'strerror', None) or 'it is no text'}") from None
+        raise ConfigError(f"cannot read the token in {path!r}: {getattr(error, 'strerror', None) or 'it is not a text file'}") from None
     if not token:
         raise ConfigError(f"the file {path!r}, named by --token-file, is empty")
     return token

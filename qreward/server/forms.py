@@ -83,7 +83,7 @@ def read_get_reward(body: bytes, config: ServerConfig) -> ScoreRequest:
     document = _decode(body, dict[str, Any])
     form: type[BufferBody | OpenRlhfBody] = BufferBody if "metadata" in document else OpenRlhfBody
     if form is BufferBody and "labels" in document:
-        raise invalid(["labels"], "labels and metadata are members of different forms; put the label into the metadata")
+        raise invalid(["labels"], "a body with metadata takes no labels; put the label into the metadata")
     try:
         fields = msgspec.convert(document, form)
     except msgspec.ValidationError as error:
@@ -112,7 +112,7 @@ def read_classify(body: bytes, config: ServerConfig) -> ScoreRequest:
     """Read the body of ``/classify``. Raises ``HTTPError``."""
     fields = _decode(body, ClassifyBody)
     if (fields.input is None) == (fields.messages is None):
-        raise invalid(["input"], "send input, a text or a list of texts, or messages, one conversation")
+        raise invalid(["input"], "send either input (a text or a list of texts) or messages (one conversation)")
     activation = bool(fields.use_activation or fields.activation or fields.softmax)
     if fields.messages is not None:
         return ScoreRequest("classify", _conversation(fields.messages, config), activation)
@@ -134,7 +134,7 @@ def read_score(body: bytes, config: ServerConfig) -> ScoreRequest:
 def _conversation(messages: list[dict[str, Any]], config: ServerConfig) -> Query:
     """Convert a conversation: the last message is the completion, and the last user message before it is the prompt."""
     if not messages:
-        raise invalid(["messages"], "is empty; its last message is what is judged")
+        raise invalid(["messages"], "is empty; the last message of a conversation is scored")
     texts = [_text_of(message, at) for at, message in enumerate(messages)]
     _texts(texts, "messages", config)
     prompts = [text for text, message in zip(texts[:-1], messages[:-1], strict=True) if message.get("role") == "user"]
@@ -151,22 +151,22 @@ def _text_of(message: dict[str, Any], at: int) -> str:
 
 
 def _texts(value: str | list[str] | None, name: str, config: ServerConfig) -> list[str]:
-    """Return one or several texts as a list. Raises ``HTTPError`` if a text is too long or there are too many."""
+    """Return one or several texts as a list. Raises ``HTTPError`` if a text is too long or there are too many texts."""
     assert value is not None
     texts = [value] if isinstance(value, str) else value
     if len(texts) > config.max_items:
-        raise invalid([name], f"holds {len(texts)} texts, and {config.max_items} are taken in one request; send it in parts")
+        raise invalid([name], f"holds {len(texts)} texts, but a request may hold at most {config.max_items}; send several requests")
     for at, text in enumerate(texts):
         if len(text) > config.max_text_chars:
             place: list[str | int] = [name] if isinstance(value, str) else [name, at]
-            raise invalid(place, f"has {len(text)} characters, and {config.max_text_chars} are taken in one text")
+            raise invalid(place, f"has {len(text)} characters, but a text may have at most {config.max_text_chars}")
     return texts
 
 
 def _either(fields: ScoreBody, names: Sequence[str], config: ServerConfig) -> tuple[str, list[str]]:
     given = [name for name in names if getattr(fields, name) is not None]
     if len(given) != 1:
-        raise invalid([names[0]], f"send one of {', '.join(names)}, and not {len(given)} of them")
+        raise invalid([names[0]], f"send exactly one of {', '.join(names)}, not {len(given)}")
     return given[0], _texts(getattr(fields, given[0]), given[0], config)
 
 

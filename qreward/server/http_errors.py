@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 LONGEST_WAIT = 60.0
-"""Maximum retry time in seconds. It is bounded because the speed of scoring may change."""
+"""Maximum retry time in seconds. Scoring may become faster, so callers should not wait longer."""
 
 
 class HTTPError(Exception):

@@ -1,8 +1,8 @@
 """Response bodies for rewards, in the forms of OpenRLHF, MolGenDocking's buffer and vLLM.
 
-A completion without a reward is an error in its row, or of the whole request. A reward is never invented: the OpenRLHF form has room for
-numbers only, so one completion without a reward fails the request, with a status (424) on which the qreward client sends the list again in
-halves. This module knows no HTTP except statuses.
+A completion without a reward is an error in its row, or of the whole request. The OpenRLHF form has room for numbers only, so one
+completion without a reward fails the request with status 424. The qreward client then sends each half of the list again. This module
+knows no HTTP except statuses.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _error(status: int, kind: str, scored: Sequence[ScoreResult]) -> HTTPError:
 
 
 def _no_rewards(scored: Sequence[ScoreResult]) -> HTTPError:
-    """The error if no completion has a reward: timeouts, a shutdown, completions that are at fault themselves, or else the scorer."""
+    """The error of a request without any reward. Its status tells the cause: a timeout, a shutdown, the completions, or else the scorer."""
     causes = {type(one.cause) for one in scored}
     if causes == {ClientClosed}:
         return draining()
@@ -80,7 +80,7 @@ def _finite(value: Any) -> float | None:
 
 
 def _sigmoid(reward: float) -> float:
-    """What vLLM applies to the logit of a model with one class."""
+    """The sigmoid, which vLLM applies to the logit of a model with one class."""
     small = math.exp(-abs(reward))
     return 1 / (1 + small) if reward >= 0 else small / (1 + small)
 

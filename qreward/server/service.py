@@ -120,15 +120,15 @@ class Service:
         stats = self.buffer.stats()
         return exposition(
             {
-                "qreward_server_requests_total": ("Answers, by route and status.", self.requests),
-                "qreward_server_request_seconds": ("Seconds from request to answer, by route.", self.seconds),
+                "qreward_server_requests_total": ("Responses, by route and status.", self.requests),
+                "qreward_server_request_seconds": ("Seconds from request to response, by route.", self.seconds),
                 "qreward_server_rejections_total": ("Requests that got no rewards, by reason.", self.rejections),
                 "qreward_server_completions_total": ("Completions that were scored, and that failed.", self.completions),
-                "qreward_server_active_requests": ("Requests under way.", self.active),
-                "qreward_server_pending_bytes": ("Bytes of requests that wait for their answer.", self.admission.pending),
-                "qreward_server_draining": ("1 while the server is about to end.", self.draining),
+                "qreward_server_active_requests": ("Requests in flight.", self.active),
+                "qreward_server_pending_bytes": ("Bytes of requests that wait for a response.", self.admission.pending),
+                "qreward_server_draining": ("1 while the server shuts down.", self.draining),
                 "qreward_serve_batch_queue_length": ("Completions that wait for a batch.", self.buffer.waiting),
-                "qreward_serve_batch_in_flight": ("Batches under way.", stats.in_flight),
+                "qreward_serve_batch_in_flight": ("Batches in flight.", stats.in_flight),
                 "qreward_serve_batch_wait_time_seconds": ("Seconds that a completion waited for its batch.", self.waits),
                 "qreward_serve_batch_execution_time_seconds": ("Seconds that the scorer took for a batch.", self.batch_seconds),
                 "qreward_serve_actual_batch_size": ("Completions in a batch.", self.sizes),

@@ -1,7 +1,7 @@
-"""The objects through which callers read streamed responses: ``Stream`` for one and ``BatchStream`` for many.
+"""The objects through which callers read streamed responses: ``Stream`` for one response, ``BatchStream`` for many.
 
-Nothing is sent before the caller uses the object, and leaving it early stops the requests. Each iteration is a ``StreamReader`` of its own,
-which closes the stream when the loop ends.
+Nothing is sent before the caller uses the object. Leaving the object early stops the requests. Each loop over a stream reads through a
+``StreamReader`` of its own, which closes the stream when the loop ends.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class StreamHandle(Generic[S]):
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Stop all requests. Their connections are closed when this returns. It can be called repeatedly."""
+        """Stop all requests and wait until their connections are closed. Can be called repeatedly."""
         self._closed = True
         source = self._source
         if source is None:
@@ -71,7 +71,7 @@ class StreamHandle(Generic[S]):
         return (self._source or self._open()).take()
 
     async def _ended(self) -> Any:
-        """Wait for the end and return its result. If the wait is cancelled or fails, the stream is left."""
+        """Wait for the end of the stream and return the result. If the wait is cancelled or fails, the stream is left."""
         try:
             return await self._open().ends()
         except BaseException:
@@ -95,10 +95,10 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class StreamReader(AsyncIterator[T_co], Generic[T_co]):
-    """An iterator over a stream. Leaving it early closes the stream.
+    """An iterator over a stream. Leaving the iterator early closes the stream.
 
-    The iterator is separate from the stream, so that it is freed when its loop ends by ``break`` or by an error, although the caller
-    still holds the stream.
+    Because the iterator is an object of its own, it is freed when its loop ends by ``break`` or by an error, even if the caller still holds
+    the stream.
 
     Args:
         show: converts an item into the value to return, or into None to skip the item.
@@ -135,14 +135,14 @@ class StreamReader(AsyncIterator[T_co], Generic[T_co]):
 class Stream(StreamHandle[SingleStreamSink]):
     """A chat completion that arrives token by token. ``QRewardClient.stream_chat_completion`` returns it.
 
-    Nothing is sent before the stream is iterated, entered or awaited. It then belongs to the running event loop, and one task at a time
-    may read it. Leaving it early closes the upstream request at once and frees its slot. A stream is left by ``break``, by an error, by
-    :meth:`aclose`, at the end of ``async with``, or when its last reference is dropped. A slow reader slows the server down: the client
-    stops reading the response while its buffer is full.
+    Nothing is sent before the stream is iterated, entered or awaited. From then on it belongs to the running event loop, and only one task
+    at a time may read it. Leaving a stream early closes the request immediately and frees its slot. A stream is left by ``break``, by an
+    error, by :meth:`aclose`, at the end of ``async with``, or when its last reference is dropped. A slow reader slows the server down: the
+    client stops reading the response while its buffer is full.
 
-    Until the first token, a failed request is retried, at another endpoint if possible. After it, an error is raised as
+    Until the first token, a failed request is retried, at another endpoint if possible. After the first token, an error is raised as
     :class:`~qreward.errors.StreamInterrupted` once all received text has been read. With ``on_interrupt="restart"`` the answer starts over
-    instead; :meth:`events` reports each restart.
+    instead, and :meth:`events` reports each restart.
 
     ``async for`` over the stream yields non-empty texts. ``await stream`` waits for the first token and returns the stream.
 
@@ -172,15 +172,15 @@ class Stream(StreamHandle[SingleStreamSink]):
         return StreamReader(self, lambda chunk: cast("ChatCompletionChunk", chunk.build()))
 
     def events(self) -> AsyncIterator[str | StreamRestarted]:
-        """Iterate over texts. With ``on_interrupt="restart"``, a ``StreamRestarted`` says that all earlier texts must be discarded."""
+        """Iterate over texts. With ``on_interrupt="restart"``, a ``StreamRestarted`` means that all earlier texts must be discarded."""
         return StreamReader(self, _text_or_restart)
 
     async def final(self) -> ChatCompletion:
-        """Return the whole response, with its usage if the server reported it. Iterators receive no text that was not read before.
+        """Wait for the end and return the whole response, with token usage if the server reported it. Later reads yield no more text.
 
         Raises:
-            RequestError: and others, as :meth:`QRewardClient.chat_completion`. After the first token, and if the stream was left early,
-                the error is ``StreamInterrupted``.
+            RequestError, Rejected: as in :meth:`QRewardClient.chat_completion`.
+            StreamInterrupted: the stream broke after the first token, or was left early.
         """
         result: Result[ChatCompletion] = await self._ended()
         return result.value
@@ -194,7 +194,7 @@ class Stream(StreamHandle[SingleStreamSink]):
 
     @property
     def result(self) -> Result[ChatCompletion] | None:
-        """The outcome, with endpoint, attempts and times. None before the end, and if the stream was left early."""
+        """The outcome, with endpoint, attempts and times. The value is None before the end, or if the stream was left early."""
         return None if self._source is None else self._source.result
 
     # starting
@@ -259,15 +259,15 @@ class BatchStream(StreamHandle[BatchStreamSink]):
     def events(self) -> AsyncIterator[tuple[int, str | StreamRestarted | Result[ChatCompletion]]]:
         """Iterate over texts, and at the end of each stream its ``Result``.
 
-        With ``on_interrupt="restart"``, a ``StreamRestarted`` says that all earlier texts of that stream must be discarded.
+        With ``on_interrupt="restart"``, a ``StreamRestarted`` means that all earlier texts of the same stream must be discarded.
         """
         return StreamReader(self, self._event)
 
     async def results(self) -> BatchResult[ChatCompletion]:
-        """Wait for the last stream to end and return all results in input order. Iterators receive no text that was not read before.
+        """Wait for the last stream to end and return all results in input order. Later reads yield no more text.
 
         Raises:
-            BatchInterrupted: the input raised. The exception holds the finished results.
+            BatchInterrupted: the input raised an exception. ``BatchInterrupted`` holds the finished results.
             StreamInterrupted: the batch was left early.
         """
         merge = self._open()
@@ -285,7 +285,7 @@ class BatchStream(StreamHandle[BatchStreamSink]):
         return None
 
     def _event(self, event: tuple[int, Any]) -> tuple[int, Any]:
-        """Return the event, after calling ``on_stream_error`` if it is a failed result."""
+        """Call ``on_stream_error`` if the event is a failed result, and return the event."""
         what = event[1]
         if self._on_stream_error is not None and isinstance(what, Result) and what.error is not None:
             self._on_stream_error(event[0], what.error)

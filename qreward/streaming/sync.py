@@ -1,4 +1,7 @@
-"""Streams for blocking code. The portal's event loop reads them in its thread, a bounded number of items ahead of the caller."""
+"""Streams for blocking code.
+
+The portal's event loop reads the streams in a background thread, a bounded number of items ahead of the caller.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,7 @@ class SyncStream(BlockingTwin[Stream]):
 
     @property
     def result(self) -> Result[ChatCompletion] | None:
-        """The outcome. None before the end, and if the stream was left early."""
+        """The outcome. The value is None before the end, or if the stream was left early."""
         return self._async.result
 
 
@@ -68,13 +71,13 @@ class SyncBatchStream(BlockingTwin[BatchStream]):
 
 
 def leave(pieces: BlockingIterator[Any], aclose: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Close a stream that blocking code reads, from any thread, because Python may collect it in any thread.
+    """Close a stream that blocking code reads. Can be called from any thread, because Python may garbage-collect the stream in any thread.
 
-    The connection is closed when this returns. In the portal's own thread, which must not wait for itself, closing is only started.
+    Waits until the connection is closed. In the portal's own thread, which must not wait for itself, closing is only started.
 
     Args:
         pieces: the iterator that reads the stream.
-        aclose: closes the stream, even if reading never started. It can be called repeatedly.
+        aclose: closes the stream, even if it was never read. Can be called repeatedly.
     """
 
     async def close() -> None:

@@ -1,8 +1,8 @@
-"""The attributes of spans and metrics: of similar calls, endpoints, requests, answers and errors.
+"""The attributes of spans and metrics, taken from calls, endpoints, requests, answers and errors.
 
-Attributes never contain the content of a request or an answer. An answer's body is parsed again only if the call is recorded, for its id,
-its model, its finish reasons and the tokens that the engine does not count. The message of an error is not recorded, as it may quote a
-server's response, which may quote a prompt: errors have an ``error.type`` and a text that is the same for all errors of a class.
+Attributes never contain the content of a request or an answer. If a call is recorded, the answer's body
+is parsed again for its id, model, finish reasons, and the tokens that the engine does not count. The message of an error may quote a
+prompt, so it is not recorded: errors have an ``error.type``, and a text that is the same for all errors of a class.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from qreward.telemetry import names
 Attributes = dict[str, Any]
 
 CACHED = 4096
-"""Maximum number of cached places, kinds and points. They are built once, because all similar calls share them."""
+"""Maximum number of cached ``ServerAddress``, ``CallKind`` and metric points. Each is made once and shared by all similar calls."""
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -66,8 +66,8 @@ class CallKind:
         name: name of their spans.
         start: attributes that are known when a span starts, so that samplers see them.
         metric: attributes of their metrics.
-        model: the model alone.
-        queue: the queue alone.
+        model: attributes of the model only.
+        queue: attributes of the queue only.
         inference: True if the operation is an inference as defined by the ``latest`` conventions.
     """
 
@@ -167,7 +167,7 @@ _DECODER = msgspec.json.Decoder(_Body)
 
 
 def metadata_of(value: Any) -> ResponseMetadata:
-    """The metadata of an answer. For a stream, the first known value among its chunks, and the finish reasons of all of them."""
+    """The metadata of an answer. Of a stream, it is taken from the first chunk that has it, and the finish reasons from all chunks."""
     body = getattr(value, "body", None)
     if type(body) is bytes:
         return _read(body)

@@ -28,7 +28,7 @@ def configure(
     everywhere: bool = True,
     **settings: Any,
 ) -> Telemetry:
-    """Set up the OpenTelemetry SDK. Spans are exported in batches, metrics at intervals, and the rest when the process ends.
+    """Set up the OpenTelemetry SDK. Spans are exported in batches and metrics at intervals. What is left is exported when the process ends.
 
     Args:
         exporter: ``otlp`` (over HTTP) or ``console``.
@@ -36,7 +36,7 @@ def configure(
             ``OTEL_EXPORTER_OTLP_ENDPOINT``. Headers and timeouts are set by the other ``OTEL_EXPORTER_OTLP_*`` variables.
         service_name: ``service.name`` of the resource. By default the value of ``OTEL_SERVICE_NAME``.
         interval: seconds between two exports of metrics.
-        everywhere: make these the program's global providers, which every client and every other library uses.
+        everywhere: True sets these providers as the global ones of the program, which every client and every other library uses.
         settings: the other arguments of :class:`Telemetry`.
 
     Returns:

@@ -1,6 +1,6 @@
 """The metric instruments of a meter provider. They are created once and shared by all clients that use the provider.
 
-Measurements are recorded only if the provider does something with them. The state of clients is read when metrics are collected, by
+Measurements are made only if the provider records them. The state of clients is read when metrics are collected, by
 observable instruments that add up the states of all live clients.
 """
 
@@ -30,7 +30,7 @@ Points = Iterator[tuple[float, dict[str, Any]]]
 
 
 def is_active(provider: object) -> bool:
-    """Whether a provider records anything. The providers of the API package do nothing, or nothing yet."""
+    """Whether a provider records anything. The providers of the API package record nothing until an SDK is set up."""
     return not type(provider).__module__.startswith(("opentelemetry.metrics", "opentelemetry.trace"))
 
 
@@ -93,7 +93,7 @@ class Instruments:
         return None
 
     def live(self, now: float) -> bool:
-        """Whether the provider does something with measurements. Checked every ``CHECK_INTERVAL`` seconds until it does."""
+        """Whether the provider records measurements. Checked every ``CHECK_INTERVAL`` seconds until it does."""
         if not self._live and not 0 <= now - self._checked_at < CHECK_INTERVAL:
             self._checked_at = now
             provider = self._provider or metrics.get_meter_provider()
@@ -101,7 +101,7 @@ class Instruments:
         return self._live
 
     def observe(self, client: object, read: Read) -> None:
-        """Observe the state of a client. Only a weak reference to it is kept."""
+        """Observe the state of a client. Only a weak reference to the client is kept."""
         with _lock:
             self._clients[client] = read
 

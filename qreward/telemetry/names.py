@@ -1,9 +1,9 @@
-"""All names of spans, attributes, events and metrics, in two dialects, and the instrumentation scope that all of them carry.
+"""The names of all spans, attributes, events and metrics, in two versions of the semantic conventions (dialects).
 
-``v1.41`` is the GenAI semantic conventions of July 2026 that dashboards and other instrumentations know
-(github.com/open-telemetry/semantic-conventions, model/gen-ai). ``latest`` is their successor in a new repository, some metrics renamed
-(github.com/open-telemetry/semantic-conventions-genai, docs/gen-ai/non-normative/migration.md). Names without a convention start with
-``qreward.``, in the manner of ``db.client.connection.*`` and ``http.client.*``.
+``v1.41`` is the GenAI semantic conventions of July 2026, which dashboards and other instrumentations use
+(github.com/open-telemetry/semantic-conventions, model/gen-ai). ``latest`` is their successor in a new repository, with other
+names for some metrics (github.com/open-telemetry/semantic-conventions-genai, docs/gen-ai/non-normative/migration.md). Names
+without a convention start with ``qreward.``, in the manner of ``db.client.connection.*`` and ``http.client.*``.
 """
 
 from __future__ import annotations

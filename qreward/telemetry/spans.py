@@ -1,7 +1,7 @@
 """``CallWatcher`` records the engine's calls and attempts as spans and metrics.
 
-Each call is one CLIENT span, from its creation to its end. Its attempts are INTERNAL spans, depending on the settings. The parent of a call
-is the context of the call's waiter, which is the caller's, whatever thread or task sends it. Nothing is stored for a call that no provider
+Each call is one CLIENT span, from its creation to its end. Its attempts are INTERNAL spans, depending on the settings. The parent of a
+call's span is taken from the caller's context, whichever thread or task sends the request. Nothing is stored for a call that no provider
 records. This module also provides the headers of the program's propagators for each attempt (``AttemptScope``).
 """
 
@@ -105,7 +105,7 @@ class CallState:
         start_address: its endpoint, if only one can serve it; its span starts with the attributes of that endpoint.
         address: the endpoint of its last attempt.
         recording: True if its span is recorded.
-        metered: True if its metrics are recorded.
+        metered: True if the metrics of the call are recorded.
         merged: True if it is an item of a merged request, which records the usage.
         first: seconds until the first chunk of its answer.
         idle_since: since when it has no attempt in flight, on the engine's clock.
@@ -125,7 +125,7 @@ class CallState:
     idle: float | None = None
 
     def at(self, source: Source) -> ServerAddress:
-        """The address of one of its endpoints."""
+        """The address of one of the call's endpoints."""
         address = self.address
         return address if address is not None and address.name == source.name else address_of(source)
 

@@ -1,7 +1,7 @@
-"""Admission control of a fake endpoint: rate limits (by aiolimiter) and concurrency slots. Knows nothing of HTTP.
+"""Admission control of a fake endpoint: rate limits (with aiolimiter) and concurrency slots. Does not use HTTP.
 
 An ``AsyncLimiter(burst, burst * 60 / rpm)`` is a bucket of size ``burst`` that leaks at ``rpm`` per minute. It reports whether
-an amount fits (``has_capacity``), but not how much is left. That is found by bisection, so the limiter holds the only state.
+an amount fits (``has_capacity``), but not how much is left. ``Bucket.available`` finds the amount that is left by bisection.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ROUNDING_ERROR = 1e-6  # of a token or a millisecond: the error of the bisectio
 
 
 class Bucket:
-    """One rate limit: ``per_minute`` in the long run, ``burst`` at once. Bound to the running event loop."""
+    """One rate limit, which admits ``per_minute`` in the long run and ``burst`` at once. Belongs to the running event loop."""
 
     def __init__(self, per_minute: float, burst: float) -> None:
         self.per_minute = per_minute

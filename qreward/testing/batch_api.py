@@ -1,7 +1,7 @@
-"""The Batch API of a fake endpoint: files, batches, and the lines that it works on. Pure: the time and requests in, responses out.
+"""The Batch API of a fake endpoint: files, batches and their lines. Takes requests and the time, and returns responses.
 
-A batch is worked on at once when its time is over, so a line is paid once per batch that finishes it. It follows the documentation of
-OpenAI and the types of its SDK; it has not been compared with the real service. Knows nothing of sockets.
+All lines of a batch are served at the moment at which the batch ends. The API follows OpenAI's documentation and the types of its SDK; it
+has not been compared with the real service. Does not use sockets.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ _CANCELLED = ("batch_cancelled", "This request was not executed because the batc
 
 
 class Served(NamedTuple):
-    """What a line gets: the status and the body of its response."""
+    """The response to a line: its status and body."""
 
     status: int
     body: bytes
 
 
 Serve = Callable[[str, bytes], Served]
-"""Works on a line, given its ``url`` and ``body``."""
+"""A function that returns the response to a line, from the ``url`` and the ``body`` of the line."""
 
 
 @dataclass
 class _Batch:
-    """A batch, as its JSON and with its lines."""
+    """A batch: its JSON object (``shown``), its lines and its state."""
 
     shown: dict[str, Any]
     lines: list[dict[str, Any]]
@@ -52,11 +52,11 @@ class BatchService:
 
     Args:
         settings: see :class:`Batching`.
-        serve: works on a line.
-        takes: whether a model is served.
+        serve: returns the response to a line.
+        takes: returns whether a model is served.
 
     Attributes:
-        worked: ``custom_id`` and body of a line -> times that it was worked on, and so paid.
+        worked: ``custom_id`` and body of a line -> number of its successful responses, each of which a provider would charge for.
     """
 
     settings: Batching
@@ -89,7 +89,7 @@ class BatchService:
         return None if found is None else encode(found)
 
     def advance(self, now: float) -> None:
-        """Finish the batches whose time is over."""
+        """End the batches whose ``duration`` is over."""
         for batch in self.batches.values():
             end = batch.created + self.settings.duration
             if not batch.over and now >= min(end, end if batch.cancelled is None else batch.cancelled):
@@ -237,12 +237,12 @@ class BatchService:
 
 
 def line_server(spec: FakeEndpoint, write: Callable[[list[Any], bytes], str], served: Callable[[str | None, bytes, int], None]) -> Serve:
-    """Return the function that works on lines, with the responses of the endpoint's own routes.
+    """Return the function that serves lines as the endpoint's own routes serve requests.
 
     Args:
         spec: the endpoint.
         write: makes the text of a chat from its messages and digest.
-        served: called for each line with the kind of its error, its digest and its tokens.
+        served: called for each line with the kind of its error (None for success), its digest and its tokens.
     """
     kind = SERVER_KINDS[spec.kind]
 

@@ -1,8 +1,8 @@
 """The decision routes of fake servers: ``/v1/decisions`` of OpenAI, vLLM and SGLang, ``/v1/systemone``, and ``/generative_scoring``.
 
 Answers come from the endpoint's :class:`~qreward.testing.synthetic_judge.SyntheticJudge`. Paths, bodies, limits and errors follow the
-packages ``openai`` 3.54, vLLM 0.33 and SGLang 0.5.23; what OpenAI answers to a bad request follows its other routes. Knows JSON, nothing
-of sockets, time or slots.
+packages ``openai`` 3.54, vLLM 0.33 and SGLang 0.5.23. OpenAI's errors are assumed to be those of its other routes. This module
+uses JSON, but no sockets, time or slots.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class DecisionCall(NamedTuple):
         model: None if the request names no model.
         input: the input as a text.
         asked: the questions.
-        answer: makes the response from the reads, the prompt tokens and the cached ones.
-        together: all questions are read from one prompt; else each from its own, which begins with the input.
+        answer: makes the response from the judge's answers, the number of prompt tokens and the number of cached ones.
+        together: whether one prompt contains all questions. If not, each question has its own prompt, which begins with the input.
     """
 
     model: str | None
@@ -62,7 +62,7 @@ class DecisionCall(NamedTuple):
 
 
 def _job(call: RouteCall, decision: DecisionCall) -> Job:
-    """The job for a decision. It takes the time of a chat with one output token per question."""
+    """The job for a decision request. It takes the time of a chat with one output token per question."""
     judge, count = call.spec.synthetic_judge, len(decision.asked)
     try:
         reads = [judge.read(decision.input, asked) for asked in decision.asked]
@@ -109,7 +109,7 @@ def _openai_asked(question: Any) -> Asked:
 
 
 def _openai_answer(asked: Asked, read: JudgeRead) -> dict[str, Any]:
-    """An answer in OpenAI's form. vLLM's is the same, but for refusals."""
+    """An answer in OpenAI's form. vLLM's form is the same, except for refusals."""
     if asked.kind == "yes_no":
         return {"type": "predicate", "name": asked.name, "probability": read.probabilities[0]}
     confidence = max(read.probabilities) * read.label_mass
@@ -392,13 +392,13 @@ def _sglang_noul_answer(asked: Asked, read: JudgeRead) -> dict[str, Any]:
 
 
 def _above_uniform(read: JudgeRead) -> float:
-    """SGLang's confidence in a choice: how far the top option stands above a uniform guess."""
+    """SGLang's confidence in a choice: 0 for a uniform distribution, 1 for a certain option."""
     count = len(read.probabilities)
     return 1.0 if count == 1 else min(1.0, max(0.0, (count * max(read.probabilities) - 1) / (count - 1)))
 
 
 def _near_top(read: JudgeRead) -> float:
-    """SGLang's confidence in a score: 1 less the spread around the top level, in relation to that of a uniform guess."""
+    """SGLang's confidence in a score: 1 minus the spread around the top level, divided by the spread of a uniform distribution."""
     count = len(read.probabilities)
     if count == 1:
         return 1.0

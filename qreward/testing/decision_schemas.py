@@ -1,9 +1,9 @@
-"""What the servers of decisions accept, as pydantic models, and how they report a request that they do not accept.
+"""The request bodies that decision servers accept, as pydantic models, and the errors with which they reject others.
 
 The forms follow vLLM 0.33 (``entrypoints/openai/decisions/protocol.py``, ``entrypoints/generate/structured_decisions/protocol.py``,
 ``entrypoints/generate/generative_scoring/serving.py``) and SGLang 0.5.23 (``srt/entrypoints/openai/protocol.py``,
-``srt/entrypoints/systemone/protocol.py``). Both check with pydantic under FastAPI, so that their messages are pydantic's. Fields of images,
-audio and video are left out. Knows nothing of answers.
+``srt/entrypoints/systemone/protocol.py``). Both validate with pydantic under FastAPI, so their messages are pydantic's. Fields for images,
+audio and video are left out. Answers are made elsewhere.
 """
 
 from __future__ import annotations
@@ -358,7 +358,7 @@ class SglangSystemOne(BaseModel):
 
 Body = TypeVar("Body", bound=BaseModel)
 Faults = list[dict[str, Any]]
-"""The errors of pydantic, with places that begin with ``body``."""
+"""Pydantic's errors, whose ``loc`` begins with ``body``."""
 
 
 class InvalidBody(Exception):
@@ -387,7 +387,7 @@ def parse(kind: type[Body], body: bytes) -> Body:
 
 
 def openai_message(faults: Faults) -> tuple[str, str | None, str]:
-    """Message, ``param`` and ``code`` of OpenAI's error for the first fault, in the words of its other routes."""
+    """Message, ``param`` and ``code`` of OpenAI's error for the first fault, worded as on OpenAI's other routes."""
     fault = faults[0]
     kind, context = fault["type"], fault.get("ctx", {})
     parts = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in fault["loc"][1:] if part not in _TAGS]
@@ -437,14 +437,14 @@ def _summary(value: Any) -> str:
 
 
 def sglang_message(faults: Faults, function: str, path: str) -> str:
-    """Message of SGLang's error under ``/v1/``: FastAPI's text, and the list of faults once more; see ``http_server.py``."""
+    """Message of SGLang's error under ``/v1/``: FastAPI's text, which repeats the list of faults; see ``http_server.py``."""
     listed = "".join(f"  {fault}\n" for fault in faults)
     where = f'\n  File "/sgl-workspace/sglang/python/sglang/srt/entrypoints/http_server.py", line 2058, in {function}\n    POST {path}'
     return f"{len(faults)} validation error{'s' if len(faults) != 1 else ''}:\n{listed}{where} {faults}"
 
 
 def sglang_detail(faults: Faults) -> list[dict[str, Any]]:
-    """Return the faults as in SGLang's HTTP 422 at ``/v1/systemone``: those of FastAPI without the rejected values."""
+    """The faults as SGLang reports them with HTTP 422 at ``/v1/systemone``: FastAPI's errors without the rejected values."""
     return json.loads(json.dumps([{key: each for key, each in fault.items() if key != "input"} for fault in faults], default=_context))  # type: ignore[no-any-return]
 
 

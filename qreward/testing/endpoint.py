@@ -1,4 +1,4 @@
-"""The state and the statistics of one fake endpoint: settings, limits, phases, random draws and counters. Knows nothing of HTTP."""
+"""The state and the statistics of one fake endpoint: settings, limits, phases, random draws and counters. Does not use HTTP."""
 
 from __future__ import annotations
 
@@ -32,13 +32,12 @@ class Seen(msgspec.Struct, frozen=True):
             ``unknown_model``, ``responder`` (it raised) and ``backend`` (a NaN score failed the whole list). ``dead`` counts the requests
             that were in flight when the endpoint died. A ``hang`` is counted when it begins.
         in_flight: requests that hold a slot now.
-        peak_in_flight: most requests that held a slot at once.
+        peak_in_flight: largest number of requests that held a slot at once.
         disconnects: requests whose client disconnected before it had the response.
         duplicates: requests with the same messages, or the same input, as an earlier request.
-        tokens: prompt and completion tokens of the successful responses, as counted against ``tpm``. For chats and embeddings this
-            is the ``usage`` of the response, for decisions the prompts and one token per question; for all other routes, and for kind
-            ``nim``, it is the prompt tokens alone.
-        computed, cached: prompt tokens that its model server computed, and that it found in its prefix cache.
+        tokens: tokens of the successful responses, as counted against ``tpm``. For chats and embeddings these are the tokens of ``usage``,
+            for decisions the prompts and one token per question. For all other routes, and for kind ``nim``, they are the prompt tokens.
+        computed, cached: prompt tokens that the model server of ``prefix_cache`` computed, and those that it found in its cache.
         first_request, last_request: time of arrival in seconds since the start; None if there was none.
     """
 
@@ -59,7 +58,7 @@ class Seen(msgspec.Struct, frozen=True):
 
 
 class EndpointCounters:
-    """The mutable counters behind :class:`Seen`, and the digests by which duplicates are recognised."""
+    """The counters from which :class:`Seen` is made, and the digests of earlier requests, to recognise duplicates."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()  # the integers of Seen
@@ -94,7 +93,7 @@ DEAD = Phase(behaviour="dead")
 
 
 class FakeEndpointState:
-    """Settings, slots, rate limits, phases, random draws and counters of one endpoint. Bound to the running event loop.
+    """Settings, slots, rate limits, phases, random draws and counters of one endpoint. Belongs to the running event loop.
 
     Raises:
         ConfigError: the responder cannot be imported.
@@ -192,7 +191,7 @@ class FakeEndpointState:
         )
 
     def _start_model(self) -> None:
-        """Start a model server with an empty cache. Requests in flight stay with the one before."""
+        """Start a model server with an empty cache. Requests in flight stay with the previous one."""
         self.live_model = None if self.spec.prefix_cache is None else LiveModel(self.spec.prefix_cache)
 
     def _start_batches(self) -> None:

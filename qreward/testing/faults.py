@@ -1,4 +1,4 @@
-"""The faults of a fake endpoint: for each its name in ``Faults``, and what the server does with a request that has it."""
+"""The faults of a fake endpoint. ``FAULTS`` maps the name of a fault, as in ``Faults``, to what the server then does."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ _NOISE = (b": keep-alive\n\n", b"\n", b"no field of any kind\n", b"x-unknown: 1\
 
 
 class Fault(NamedTuple):
-    """What the server does. A fault is at once (no work is done, ``status`` or ``then`` ends the request) or in the body.
+    """What the server does to a request, either at once or while it sends the body of the response.
 
     Attributes:
-        at_once: the fault occurs before the service time.
-        status: HTTP status of the error response.
-        then: what happens to the connection after the bytes that are sent.
+        at_once: the fault occurs before any work is done.
+        status: HTTP status of the error response to a fault at once.
+        then: what the server does with the connection after its last byte: ``answer`` keeps it for other requests, ``reset`` aborts it,
+            ``hang_up`` closes it, and ``wait`` keeps it open without sending anything.
         cut: only a share of the body is sent.
         body: sent instead of the body.
         content_type: type of the response, if it is not streamed.

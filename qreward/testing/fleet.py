@@ -97,7 +97,7 @@ class FakeFleet:
         return msgspec.convert(known[position], Seen)
 
     def reset(self) -> None:
-        """Start over with the present settings: statistics at zero, rate limits refilled, phases and faults from their beginning.
+        """Start over with the present settings: statistics at zero, rate limits refilled, phases and faults from the start.
 
         A killed endpoint stays killed.
         """
@@ -160,5 +160,5 @@ class FakeFleet:
 
     def _running(self) -> Host:
         if self._host is None:
-            raise RuntimeError("the fleet is not running; enter it by 'with' or 'async with'")
+            raise RuntimeError("the fleet is not running; start it with 'with' or 'async with'")
         return self._host

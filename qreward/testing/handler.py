@@ -57,7 +57,7 @@ class Handler:
             return web.Response(status=error.status, body=body, content_type=JSON, headers=headers)
 
     async def _batched(self, request: Incoming, service: BatchService) -> web.StreamResponse:
-        """Serve a call of the Batch API. A fault in the body comes after the work was done."""
+        """Serve a call of the Batch API. A fault in the body occurs after the call has taken effect."""
         if request.method == "POST":
             self._state.arrived()
         self._check_key(request)

@@ -1,4 +1,4 @@
-"""Runs a model server against the clock of the event loop, for chats of a fake endpoint with a prefix cache. Knows nothing of HTTP."""
+"""Runs a ``ModelServer`` in real time, for a fake endpoint with a prefix cache. Does not use HTTP."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SHORTEST = 0.0005  # seconds of a timer, because some loops round to millisecon
 
 
 class LiveModel:
-    """One replica of a model. Bound to the running event loop."""
+    """One replica of a model. Belongs to the running event loop."""
 
     def __init__(self, model: ServedModel) -> None:
         self.server = ModelServer(model)
@@ -24,11 +24,11 @@ class LiveModel:
 
         Args:
             model: name of the model; different models share nothing.
-            text: the prompt, of which equal beginnings are shared.
+            text: the prompt. Prompts that begin alike share cached blocks.
             prompt, output: tokens.
 
         Raises:
-            ValueError: it needs more than the whole cache.
+            ValueError: the request needs more than the whole cache.
         """
         size = self.server.model.block
         done = asyncio.get_running_loop().create_future()
@@ -48,7 +48,7 @@ class LiveModel:
         return request.cached
 
     def _run(self) -> None:
-        """End the steps that are over, and wait for the next."""
+        """Complete the steps that have ended, and set a timer for the next one."""
         for request in self.server.run(time.monotonic()):
             if not request.handle.done():
                 request.handle.set_result(None)
@@ -63,7 +63,7 @@ class LiveModel:
 
 
 def chain(model: str, text: bytes, size: int) -> list[int]:
-    """A hash for each full block of a text: equal hashes mean equal text from the beginning, for one model."""
+    """A hash for each full block of a text. Equal hashes mean the same model and equal text up to the end of the block."""
     keys, previous = [], hash(model)
     for begin in range(0, len(text) - size + 1, size):
         previous = hash((previous, text[begin : begin + size]))

@@ -59,7 +59,7 @@ class Timeline:
         self._waiting = [phase for phase in phases if phase.after_requests is not None]
 
     def count(self, requests: int, now: float) -> bool:
-        """Begin the phases whose ``after_requests`` is reached; True if there was one.
+        """Begin the phases whose ``after_requests`` is reached. Returns True if a phase began.
 
         Args:
             requests: requests that have arrived so far.
@@ -104,7 +104,7 @@ class Timeline:
         return now
 
     def earliest(self, service: float) -> float:
-        """The earliest time at which a request of ``service`` seconds can be done, if it is sent at the best time from 0 on."""
+        """The earliest time at which a request of ``service`` seconds can be done, whenever it is sent."""
         start = 0.0
         while start < math.inf:
             end, error = self.plan(start, service)
@@ -118,7 +118,8 @@ class Timeline:
         return sum((end - start) * speed_in(phase) for start, end, phase in self._spans(until))
 
     def admissions(self, until: float, rate: float, burst: float) -> float:
-        """Requests (or tokens) that a bucket, full at 0, admits until a time; none while the endpoint refuses all requests.
+        """The number of requests (or tokens) that a bucket, full at 0, admits until a time. It admits nothing while the endpoint
+        refuses all requests.
 
         The bucket fills by ``rate`` per second up to ``burst``, also while nothing is admitted.
         """
@@ -222,8 +223,8 @@ def fluid(endpoints: Sequence[Sequence[Resource]], weight: float) -> float:
     """The shortest time in which the supplies can serve the requests, if a request may be divided; infinite if they never can.
 
     Args:
-        endpoints: the resources of each endpoint, all with the same requests. An endpoint without any serves every request at once.
-        weight: each request counts for this many.
+        endpoints: the resources of each endpoint, for the same requests. An endpoint without resources serves all requests at once.
+        weight: number of requests that each of these requests stands for.
     """
     if not all(endpoints):
         return 0.0
@@ -250,7 +251,7 @@ class _DualProgram:
     def _binding(self) -> Prices:
         """Prices at which only the binding resource of each endpoint has a price, and an average request costs 1.
 
-        It is binding at the time at which all requests would be served if all were average.
+        The binding resource is the scarcest one at the time at which all requests would be served if all were average.
         """
         means = [[resource.mean() for resource in endpoint] for endpoint in self.endpoints]
 
@@ -277,7 +278,7 @@ class _DualProgram:
         return math.fsum([price * each.supply(until) for price, each in zip(prices, self.resources, strict=True) if price])
 
     def _bound_of(self, prices: Prices, requests: range) -> float:
-        """The smallest time that these prices do not rule out for the whole batch, of which these requests are a sample."""
+        """The lower bound that these prices give for the whole batch, from a sample of its requests."""
         demand = math.fsum([min(self._costs(prices, request)) for request in requests])
         demand *= self.weight * len(self.requests) / len(requests) * (1 - 1e-12)
         return _first(lambda until: self._value(prices, until) >= demand)

@@ -1,11 +1,11 @@
-"""A model server with continuous batching and a prefix cache, in virtual time. Pure: the time and requests in, finished requests and the
-time of its next step out. Knows nothing of HTTP, clocks and loops.
+"""A simulated model server with continuous batching and a prefix cache. Takes requests and the time, and returns the finished requests and
+the time of its next step. Uses no HTTP, no clock and no event loop.
 
-It follows the scheduler of vLLM (v1), simplified. A step gives each running request a token and spends the rest of its token budget on
-prompts, first come first served; a prompt that does not fit continues in the next step. A request is admitted when budget, a place among
-the sequences and blocks of the KV cache are left, and reserves blocks for its prompt and its output, so nothing is ever preempted. Full
-blocks of prompts can be shared from the step that computes them, and stay cached until their space is needed, those used least recently
-first. Of a prompt at least one token is computed.
+It follows the scheduler of vLLM (v1), simplified. Each step generates one token for every running request and spends the rest of its token
+budget on prompts, first come first served. A prompt that does not fit into the budget continues in the next step. A request is admitted if
+the step has budget left, fewer than ``sequences`` requests run, and the KV cache has room for the prompt and the output. This room is
+reserved, so no request is ever preempted. Full blocks of a prompt are shared from the step on that computes them. They stay cached until
+their space is needed, and the least recently used are evicted first. At least one token of each prompt is computed.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ _SECONDS = Field(ge=0, allow_inf_nan=False)
 
 
 class ServedModel(Policy):
-    """Speed and memory of one replica of a model. A step takes ``time_scale * (step + prefill * p + decode * d)`` seconds, where p prompt
-    tokens are computed and d requests get a token.
+    """Speed and memory of one replica of a model. A step that computes ``p`` prompt tokens and generates ``d`` output tokens takes
+    ``time_scale * (step + prefill * p + decode * d)`` seconds.
 
     Args:
         step: seconds of any step.
         prefill: seconds for each prompt token.
         decode: seconds for each running request.
         cache_tokens: tokens that its KV cache can hold.
-        budget: most tokens of a step.
-        sequences: most requests that run at once.
+        budget: maximum number of tokens in a step.
+        sequences: maximum number of requests that run at once.
         block: tokens of a block of the cache.
-        caching: reuse the blocks of equal prefixes.
-        time_scale: factor of all times; 2 is a server of half the speed, 0.01 one for tests.
+        caching: whether the blocks of equal prefixes are reused.
+        time_scale: factor for all times. 2 halves the speed of the server; 0.01 suits tests.
 
     Example:
         >>> MODELS["8B"].model_copy(update={"time_scale": 2.0}).cache_tokens
@@ -68,9 +68,10 @@ class ModelRequest:
     Args:
         prompt: prompt tokens, at least 1.
         output: output tokens, at least 1.
-        keys: one hash per nested part of the prompt: equal keys mean equal text from the beginning up to the end of the part.
-        ends: prompt tokens up to the end of each part, increasing.
-        handle: belongs to the caller.
+        keys: one hash for each beginning of the prompt that other prompts may share, from the shortest to the longest. Requests with an
+            equal key share that beginning.
+        ends: number of prompt tokens in each of these beginnings, increasing.
+        handle: any object of the caller; not used here.
 
     Attributes:
         cached: prompt tokens that were read from the cache; None until the request is admitted.
@@ -92,7 +93,7 @@ class ModelRequest:
 
 
 class _Node:
-    """The cached blocks of one part of prompts. The path to it is part of its key."""
+    """The cached blocks of one part of a prompt. ``key`` identifies this part and all parts before it."""
 
     __slots__ = ("cached", "end", "key", "pins", "size")
 
@@ -102,11 +103,11 @@ class _Node:
 
 
 class BlockCache:
-    """The blocks of a KV cache: shared ones by the key of their part, private ones by number. Pinned blocks are never evicted.
+    """The blocks of a KV cache. Shared blocks are found by key; private blocks are only counted. Pinned blocks are never evicted.
 
     Attributes:
-        used: blocks that hold anything.
-        spare: those of them that may be evicted.
+        used: blocks that are in use or cached.
+        spare: cached blocks that are not in use, and may be evicted.
     """
 
     def __init__(self, capacity: float, block: int, *, caching: bool = True) -> None:
@@ -117,7 +118,7 @@ class BlockCache:
         self._idle: OrderedDict[_Node, None] = OrderedDict()  # unpinned nodes, least recently used first, children before parents
 
     def admit(self, request: ModelRequest) -> bool:
-        """Reserve the blocks of a request and find what of its prompt is cached. False if there is no room."""
+        """Reserve blocks for a request, and count the cached tokens of its prompt. Returns False if there is no room."""
         path = self._path(request) if self._caching else []
         hit, free = 0, self.capacity - self.used + self.spare
         for node in path:
@@ -167,7 +168,7 @@ class BlockCache:
         request.nodes, request.private = [], 0
 
     def _path(self, request: ModelRequest) -> list[_Node]:
-        """The nodes of a request; new ones are not entered yet."""
+        """The nodes of a request. New nodes are not yet in the cache."""
         path, begin, block, nodes = [], 0, self.block, self._nodes
         for key, tokens in zip(request.keys, request.ends, strict=True):
             end = min(tokens, request.prompt) // block
@@ -188,13 +189,13 @@ class BlockCache:
 
 
 class ModelServer:
-    """One replica. Call ``submit`` and ``cancel`` as requests come and go, then ``run`` once for all that happened at one time, and again
-    at ``next_at``.
+    """One replica of a model. Call ``submit`` or ``cancel`` for each request that comes or goes, then ``run``, and ``run`` again at
+    ``next_at``.
 
     Attributes:
         next_at: when a step ends, in seconds; inf while nothing runs.
         queried, hits: prompt tokens of admitted requests, and those of them that were cached.
-        prefilled, decoded, steps: prompt tokens computed, output tokens, and steps.
+        prefilled, decoded, steps: prompt tokens computed, output tokens generated, and steps done.
     """
 
     def __init__(self, model: ServedModel) -> None:
@@ -215,7 +216,7 @@ class ModelServer:
         self.clear()
 
     def clear(self) -> None:
-        """Forget the cache, as after a restart. Only while nothing runs."""
+        """Empty the cache, as a restart does. Must be called only while nothing runs."""
         self.cache = BlockCache(self.model.cache_tokens // self.model.block, self.model.block, caching=self.model.caching)
 
     @property
@@ -227,7 +228,7 @@ class ModelServer:
         """Queue a request.
 
         Raises:
-            ValueError: it needs more than the whole cache.
+            ValueError: the request needs more than the whole cache.
         """
         if request.prompt + request.output > self.cache.capacity * self.model.block:
             raise ValueError(f"{request.prompt} prompt tokens and {request.output} output tokens do not fit into the KV cache")
@@ -236,7 +237,7 @@ class ModelServer:
         self.waiting.append(request)
 
     def cancel(self, now: float, request: ModelRequest) -> None:
-        """Drop a request, wherever it is. Tokens of the present step are computed all the same."""
+        """Drop a waiting or running request. The present step still computes its tokens."""
         if request.over:
             return
         request.over = True
@@ -264,7 +265,7 @@ class ModelServer:
         return done
 
     def _end(self, at: float, done: list[ModelRequest]) -> None:
-        """The planned steps are over."""
+        """Complete the planned steps."""
         self.steps += self._planned
         self.decoded += self._decoding * self._planned + len(self._starting)
         for request in self._starting:
@@ -307,7 +308,7 @@ class ModelServer:
         self.hits += request.cached or 0
 
     def _compute(self, request: ModelRequest, budget: int) -> int:
-        """Compute of a prompt what the budget allows. Returns the tokens."""
+        """Compute as much of a prompt as the budget allows. Returns the number of tokens."""
         tokens = min(budget, request.left)
         request.left -= tokens
         self.cache.computed(request)
@@ -323,7 +324,7 @@ class ModelServer:
         self.cache.release(request)
 
     def _cut(self, now: float) -> None:
-        """Something changes at ``now``: the next plan is made when the present step ends."""
+        """Drop the planned steps after the present one, because something changes at ``now``."""
         if self._planned > 1 and now < self.next_at < inf:
             each = (self.next_at - self._begun) / self._planned
             self._planned = min(self._planned, max(1, ceil((now - self._begun) / each - 1e-9)))

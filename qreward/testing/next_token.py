@@ -1,8 +1,8 @@
-"""The first token of an answer to a prompt that lists labelled options and asks for one: the prompt read, and the tokens with their
-log probabilities. Also the fake tokenizer, in which each label is one token.
+"""Answers prompts that list labelled options and ask for one label: the first token of the answer, with log probabilities. Also the fake
+tokenizer, in which each label is one token.
 
-Reads any prompt of this kind, not that of one client: an input, a question, lines such as ``A: calm``, ``0: poor`` or ``yes: it is right``,
-and a last line that asks for one label. Knows messages and texts, nothing of HTTP.
+The prompt may be written by any client. It consists of an input, a question, lines such as ``A: calm``, ``0: poor`` or
+``yes: it is right``, and a last line that asks for one label. This module does not use HTTP.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _YES_OR_NO = re.compile(r"\byes\b\W+or\W+no\b", re.IGNORECASE)
 _BOOLS = {"yes": True, "true": True, "no": False, "false": False}
 _SEQUENCES = (string.ascii_uppercase, string.digits)
 _OTHERS = ("I", "The", "It", "**", "<think>", "\n", "Answer", "This", "Based", "Sure", "Let", "In", "-", "To", "Okay", "My", "We", "Well")
-_NEVER = -9999.0  # the logarithm of no probability, as OpenAI and vLLM write it
+_NEVER = -9999.0  # the log probability of an impossible token, as OpenAI and vLLM write it
 _VARIANTS = ((0.9, str), (0.07, " {}".format), (0.03, str.swapcase))  # share of a label's probability, and its spelling
 _MOST_WITH_VARIANTS = 6  # labels whose variants fit among 20 tokens
 
@@ -43,7 +43,7 @@ class LabelledPrompt(NamedTuple):
 
 
 def read_prompt(given: str | Sequence[Mapping[str, Any]]) -> LabelledPrompt | None:
-    """The question that a prompt asks; None if it lists no labelled options.
+    """Find the question and the labels in a prompt. Returns None if it lists no labelled options.
 
     Example:
         >>> read_prompt("It is 4.\\n\\nQuestion: Tone?\\nA: calm\\nB: rude\\nAnswer with one letter.").asked.options
@@ -63,7 +63,7 @@ def read_prompt(given: str | Sequence[Mapping[str, Any]]) -> LabelledPrompt | No
 
 
 def _options(lines: list[str]) -> tuple[int, int]:
-    """The first line of the last list of labelled options, and the line after it. An empty range if there is none near the end."""
+    """The range of lines of the last list of labelled options. It is empty if there is no list near the end."""
     end = len(lines)
     while end > max(0, len(lines) - _MOST_AFTER):
         begin = end
@@ -85,7 +85,7 @@ def _complete(labels: list[str]) -> bool:
 
 
 def _first_of_question(lines: list[str], end: int) -> int:
-    """The first line of the question that ends before a line."""
+    """The number of the first line of the question that ends before line ``end``."""
     for place in range(end - 1, -1, -1):
         if _LEAD.match(lines[place]):
             return place
@@ -106,14 +106,18 @@ def _asked(text: str, labels: list[str], names: list[str]) -> tuple[Asked, list[
 
 
 class NextToken(NamedTuple):
-    """The tokens that can come first, the most probable first, with their probabilities; their sum is 1."""
+    """The possible first tokens of an answer and their probabilities, which add up to 1. The most probable token is first."""
 
     tokens: tuple[tuple[str, float], ...]
 
     @classmethod
     def of(cls, prompt: LabelledPrompt, judge: SyntheticJudge) -> NextToken:
-        """What a judge would write. Up to six labels also come with a space before them and in the other case, with 10 % of their
-        probability. The rest of the probability goes to tokens that are not labels. Raises ``ConfigError``."""
+        """The first token of a judge's answer. Raises ``ConfigError``.
+
+        If there are at most six labels, 10 % of the probability of each goes to its variants with a leading space and in the other letter
+        case.
+        Probability that the judge gives to no label goes to other tokens.
+        """
         read = judge.read(prompt.input, prompt.asked)
         spelled = _VARIANTS if len(prompt.labels) <= _MOST_WITH_VARIANTS else ((1.0, str),)
         tokens: dict[str, float] = {}
@@ -131,7 +135,7 @@ class NextToken(NamedTuple):
         return self.tokens[0][0]
 
     def logprobs(self, most: int, ids: Iterable[int] = ()) -> dict[str, Any]:
-        """The member ``logprobs`` of a chat completion, with the ``most`` most probable tokens, or those with the given ids."""
+        """The member ``logprobs`` of a chat completion, with the ``most`` most probable tokens, or with the tokens of ``ids``."""
         known, wanted = dict(self.tokens), [text for each in ids if (text := TOKENIZER.text([each]))]
         chosen = list(dict.fromkeys((self.content, *wanted))) if wanted else [token for token, _ in self.tokens[:most]]
         top = [_entry(token, known.get(token, 0.0)) for token in chosen]
@@ -139,7 +143,7 @@ class NextToken(NamedTuple):
 
 
 def _others(labels: Sequence[str], mass: float) -> list[tuple[str, float]]:
-    """Tokens that are not labels: the first has half of the mass, each next one half of what is left, the last the rest."""
+    """Tokens that are not labels. Each has half of the probability that is left, and the last one the rest."""
     taken = {label.casefold() for label in labels}
     tokens = [token for token in _OTHERS if token.casefold() not in taken]
     shares = [0.5 ** (place + 1) for place in range(len(tokens) - 1)]
@@ -151,7 +155,7 @@ def _entry(token: str, number: float) -> dict[str, Any]:
 
 
 class FakeTokenizer:
-    """A tokenizer in which each label is one token, with a space before it or not, and everything else one token per character."""
+    """A tokenizer. A label is one token, with or without a leading space. Any other character is one token."""
 
     def __init__(self) -> None:
         words = [
@@ -179,7 +183,7 @@ class FakeTokenizer:
 
     @property
     def size(self) -> int:
-        """Ids are from 0 to below this."""
+        """The number of ids. Ids begin at 0."""
         return self._first + 0x110000
 
     def ids(self, text: str) -> list[int]:
@@ -187,7 +191,7 @@ class FakeTokenizer:
         return [self._ids.get(piece) or self._first + ord(piece) for piece in self._piece.findall(text)]
 
     def text(self, ids: Iterable[int]) -> str:
-        """The text of tokens; ids without a token have none."""
+        """The text of tokens. Unknown ids have no text."""
         return "".join(self._words.get(each) or (chr(each - self._first) if self._first <= each < self.size else "") for each in ids)
 
 
@@ -195,9 +199,9 @@ TOKENIZER = FakeTokenizer()
 
 
 def score_labels(prompt: str, ids: Sequence[int], judge: SyntheticJudge) -> list[float]:
-    """The probability of each of some tokens after a prompt; 0 for tokens that are not its labels. Raises ``ConfigError``.
+    """The probability that each of these tokens follows a prompt; 0 for tokens that are not labels of the prompt. Raises ``ConfigError``.
 
-    Without labelled options in the prompt, the tokens are the labels, and the prompt is input and question.
+    If the prompt lists no labelled options, these tokens are the labels, and the whole prompt is the input of the judge.
     """
     texts = [TOKENIZER.text([each]) for each in ids]
     found = read_prompt(prompt)

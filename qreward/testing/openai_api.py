@@ -1,6 +1,6 @@
 """Requests and responses of the OpenAI API: parses chats and embeddings, and writes chats, chunks, embeddings, model lists and errors.
 
-Knows JSON, nothing of HTTP, limits and time.
+This module uses no sockets, limits or time.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ChatRequest(msgspec.Struct):
 
 
 class ChatLabel(NamedTuple):
-    """A chat response of one token: the token, and the member ``logprobs``."""
+    """The only token of a chat response, and the member ``logprobs``."""
 
     content: str
     logprobs: dict[str, Any] | None
@@ -90,7 +90,7 @@ def read(kind: type[R], body: bytes) -> R:
 
 
 def usage(prompt: int, completion: int, cached: int | None = None) -> dict[str, Any]:
-    """Used tokens. ``cached``: prompt tokens read from a prefix cache; None if there is none."""
+    """The member ``usage``. ``cached``: prompt tokens that were read from a prefix cache; None without a cache."""
     used = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
     return used if cached is None else {**used, "prompt_tokens_details": {"cached_tokens": cached}}
 
@@ -98,7 +98,7 @@ def usage(prompt: int, completion: int, cached: int | None = None) -> dict[str, 
 def chat_completion(
     request: ChatRequest, digest: bytes, content: str, used: dict[str, Any], label: ChatLabel | None = None
 ) -> dict[str, Any]:
-    """The body of a chat response. ``label`` is its only token, if it has one token only."""
+    """The body of a chat response. ``label`` is set if the response is a single token."""
     message = {"role": "assistant", "content": content, "refusal": None}
     logprobs, reason = (None, "stop") if label is None else (label.logprobs, "length")
     choices = [{"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason} for index in range(request.n or 1)]
@@ -108,7 +108,7 @@ def chat_completion(
 class Chunks:
     """The server-sent events of one streamed chat.
 
-    The text is split into ``tokens`` pieces. If it has fewer characters than that, some pieces are empty.
+    The text is split into one piece for each token. A text with fewer characters than tokens gives some empty pieces.
     """
 
     def __init__(self, request: ChatRequest, digest: bytes, content: str, used: dict[str, Any]) -> None:

@@ -94,7 +94,7 @@ def _tidy(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """The words without articles and without punctuation, except where punctuation is part of a number or a symbol."""
+    """The words without articles and without punctuation. Punctuation within numbers and symbols is kept."""
     text = re.sub(r"[\"'`\u2018\u2019\u201c\u201d()\[\]{}*_!?:;,]|(?<!\d)\.(?!\d)|\.(?!\d)", " ", text.replace("'", ""))
     text = re.sub(r"\s*([=+*/<>^])\s*", r"\1", text)
     words = text.split()

@@ -1,6 +1,6 @@
 """Sends responses of a fake endpoint, complete or streamed as server-sent events at the endpoint's speed, with the planned fault.
 
-Uses aiohttp's requests and responses. Knows no limits and no counters, and does not decide which fault occurs.
+Uses aiohttp's requests and responses. Limits, counters and the choice of a fault are elsewhere.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ async def deliver(request: Incoming, body: bytes, headers: dict[str, str], plan:
 
 
 async def end(request: Incoming, fault: Fault) -> None:
-    """Do with the connection what the fault demands, after the bytes written so far. Ends in cancellation, unless the fault answers."""
+    """End a response as ``fault.then`` says. Unless that is ``answer``, this waits until the request is cancelled."""
     if fault.then == "answer":
         return
     if fault.then != "wait":
@@ -87,11 +87,11 @@ async def end(request: Incoming, fault: Fault) -> None:
 
 def abort(transport: Any) -> None:
     """Abort a connection; the peer sees a reset. Accepts the transport of any loop (uvloop's is no ``asyncio.Transport``), or None."""
-    if transport is not None and not transport.is_closing():
+    if transport is not None:
         connection = transport.get_extra_info("socket")
-        if connection is not None:
+        if connection is not None and connection.fileno() >= 0:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_ZERO)
-        transport.abort()
+        transport.abort()  # also if it is closing: it would wait until the client has read what it was sent
 
 
 async def forever() -> NoReturn:
@@ -101,7 +101,7 @@ async def forever() -> NoReturn:
 
 
 async def sleep_until(when: float) -> None:
-    """Wait until a time of ``time.monotonic``, and never return early, although some loops round their timers to a millisecond."""
+    """Wait until a time of ``time.monotonic``. Never returns early, even on loops that round their timers to a millisecond."""
     if when == math.inf:
         await forever()
     while (left := when - time.monotonic()) > 0:  # noqa: ASYNC110 - waits for a time, not for an event
@@ -120,7 +120,7 @@ def hint(form: str | None, seconds: float) -> dict[str, str]:
 
 
 class Pace(NamedTuple):
-    """The schedule of a response's tokens: ``length`` tokens from ``begin`` on, a time of ``time.monotonic``."""
+    """The schedule of a response's ``length`` tokens. It starts at ``begin``, a time of ``time.monotonic``."""
 
     begin: float
     latency: Latency
@@ -128,14 +128,14 @@ class Pace(NamedTuple):
     length: int
 
     def due(self, number: int) -> tuple[float, str | None]:
-        """The time at which this many tokens are done, and the error that occurs before, or None."""
+        """The time at which this many tokens are done, and the error that ends the response before that, or None."""
         return self.timeline.plan(self.begin, self.latency.seconds(number))
 
 
 async def stream(
     request: Incoming, headers: dict[str, str], chunks: Chunks, pace: Pace, plan: FaultPlan, finish: Callable[[str | None], None]
 ) -> web.StreamResponse:
-    """Send the events from the time of the first token on. Events that are due together are sent in one write.
+    """Send the events, each at the time of its token. Events that are due together are sent in one write.
 
     ``finish`` is called with the error, or None, just before the last bytes are written.
     """

@@ -3,9 +3,11 @@
 ``FakeEndpoint.kind`` selects the server (vLLM, SGLang, TEI, OpenRLHF or NIM), and ``FakeEndpoint.scoring`` configures it. Latency, slots,
 rate limits, faults and phases are those of any ``FakeEndpoint``.
 
-Scores are derived from a hash of the item, so a test can compute them. The raw score (logit) of an item is the first 4 bytes of the SHA-256
-of its canonical JSON, divided by 2**32 and scaled to -10 to 10. An item is a text, ``[prompt, response]``, a list of messages, or a list of
-token ids. A text rendered by a template is a text.
+Scores are derived from a hash of the item, so a test can compute them. The raw score (logit) of an item is a number from -10 to 10: the
+first 4 bytes of the SHA-256 of its canonical JSON as a big-endian integer, divided by 2**32, times 20, minus 10.
+
+An item is a text, ``[prompt, response]``, a list of messages, or a list of
+token ids. If the client renders messages with a template, the item is the rendered text.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A ``FakeServer`` is one fake judge on its port. It follows its phases, and can be killed and revived. It belongs to one event loop and
 may only be called from that loop. Its listening socket can be closed and reopened on the same port.
 
-All hosts accept the same calls, by method name. The child process is ``qreward.testing.subprocess_main``.
+Each host has a method ``call``, which takes the name of a method of ``InLoop``. The child process is ``qreward.testing.subprocess_main``.
 """
 
 from __future__ import annotations
@@ -38,45 +38,55 @@ _BACKLOG = 4096
 class Listener:
     """A listener that can be closed and reopened on the same port. While it is closed, connections are refused.
 
-    A second socket, bound but not listening, reserves the port meanwhile.
+    A second socket, bound but not listening, reserves the port. Connections are accepted here, because an ``asyncio.Server`` that is closed
+    leaks the connections that it has accepted in the same iteration of the event loop.
     """
 
     def __init__(self, make_protocol: Callable[[], asyncio.Protocol], port: int) -> None:
         self._make_protocol = make_protocol
-        self._keeper = _bound(port)
-        self.port: int = self._keeper.getsockname()[1]
+        self._reserved = _bound(port)
+        self.port: int = self._reserved.getsockname()[1]
         self._socket: socket.socket | None = None
-        self._server: asyncio.Server | None = None
-        self._opening: set[asyncio.Task[None]] = set()
+        self._connecting: set[asyncio.Task[None]] = set()
 
     def open(self) -> None:
-        """Start to accept connections. They are served from the next iteration of the event loop on."""
+        """Start to accept connections."""
         if self._socket is None:
             self._socket = _bound(self.port)
             self._socket.listen(_BACKLOG)
-            task = asyncio.get_running_loop().create_task(self._serve(self._socket))
-            self._opening.add(task)
-            task.add_done_callback(self._opening.discard)
+            asyncio.get_running_loop().add_reader(self._socket, self._accept, self._socket)
 
     def shut(self) -> None:
         """Refuse new connections. Established connections stay open."""
-        closing = self._server or self._socket
-        if closing is not None:
-            closing.close()
-        self._server = self._socket = None
+        if self._socket is not None:
+            asyncio.get_running_loop().remove_reader(self._socket)
+            self._socket.close()
+            self._socket = None
 
     async def aclose(self) -> None:
         self.shut()
-        self._keeper.close()
-        await asyncio.gather(*self._opening)
+        self._reserved.close()
+        await asyncio.gather(*self._connecting)
 
-    async def _serve(self, listening: socket.socket) -> None:
-        if listening is not self._socket:
-            return  # shut() was called in the meantime
-        # With start_serving=False this does not suspend, so self._server is set before shut() can be called.
-        loop = asyncio.get_running_loop()
-        server = self._server = await loop.create_server(self._make_protocol, sock=listening, backlog=_BACKLOG, start_serving=False)
-        await server.start_serving()
+    def _accept(self, listening: socket.socket) -> None:
+        for _ in range(_BACKLOG):
+            try:
+                connection = listening.accept()[0]
+            except OSError:  # no connection is left to accept
+                return
+            connection.setblocking(False)
+            task = asyncio.get_running_loop().create_task(self._connect(connection, listening))
+            self._connecting.add(task)
+            task.add_done_callback(self._connecting.discard)
+
+    async def _connect(self, connection: socket.socket, listening: socket.socket) -> None:
+        try:
+            transport, _ = await asyncio.get_running_loop().connect_accepted_socket(self._make_protocol, connection)
+        except OSError:  # the client has disconnected
+            connection.close()
+            return
+        if listening is not self._socket:  # shut() was called in the meantime
+            abort(transport)
 
 
 def _bound(port: int) -> socket.socket:
@@ -92,7 +102,7 @@ def _bound(port: int) -> socket.socket:
 
 
 _MOST_BODY = 256 * 1024 * 1024
-_TURNS_TO_SETTLE = 3  # iterations of the event loop after which an accepted connection has its protocol
+_TURNS_TO_SETTLE = 3  # iterations of the event loop in which cancelled handlers end
 
 
 class FakeServer:
@@ -116,6 +126,7 @@ class FakeServer:
 
     async def aclose(self) -> None:
         """Stop listening, abort every connection, and wait until no task is left."""
+        self.state.phases_changed = lambda: None  # a last request must not open the port again
         if self._timer is not None:
             self._timer.cancel()
         await self._listener.aclose()
@@ -163,7 +174,7 @@ LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 
 class InLoop:
-    """Runs the servers of one fleet in the running event loop. ``call`` is what every host accepts, by the names of the methods here."""
+    """Runs the servers of one fleet in the running event loop. ``call`` takes the name of a method; the other hosts forward it."""
 
     def __init__(self, spec: FleetSpec) -> None:
         self._spec = spec

@@ -1,6 +1,6 @@
-"""The kinds of fake server as records: routes, error format, status routes, and what each does with a list that it refuses.
+"""The kinds of fake server as records: routes, error format, status routes, and how each rejects a list.
 
-A route is a function from a :class:`RouteCall` to a :class:`Job`. Knows JSON, nothing of sockets, time or slots. Paths, bodies, limits and
+A route is a function from a :class:`RouteCall` to a :class:`Job`. Uses no sockets, time or slots. Paths, bodies, limits and
 formats follow the source and documentation of the servers; the fakes have not been compared with running servers.
 """
 
@@ -69,9 +69,9 @@ class Job(NamedTuple):
         length: output tokens of one choice.
         completion: output tokens of all choices.
         chat: the request, if it is a chat.
-        label: the token that is the whole response to a chat, if it asks for one.
-        prompts: what a model server computes, with one output token each, if it is not a chat.
-        body: makes the body of the response from the number of cached prompt tokens (None without a model server), if it is not a chat.
+        label: the only token of the response, if the chat asks for one label.
+        prompts: prompts that a model server computes, each with one output token; empty for a chat.
+        body: for requests other than chats, makes the body of the response from the number of cached prompt tokens (None without a cache).
             Raises :class:`ErrorResponse`.
     """
 
@@ -146,7 +146,7 @@ class FakeServerKind:
         label: default label of the model.
         invalid: HTTP status of an invalid request.
         nan: HTTP status and text of the error for a list with a NaN score; None if the server does not fail on it.
-        most_items: most items of a list, unless the settings choose another number.
+        most_items: maximum number of items in a list, unless the settings choose another; None means no limit.
         too_many, too_long: text of the error for a list with too many items, and for an item with too many tokens.
         permits: whether a list of more items than ``max_concurrency`` is rejected as an overload.
     """
@@ -248,7 +248,7 @@ def _inputs(call: RouteCall) -> list[Any]:
 
 
 def _gauges(names: str, labels: str = "") -> Status:
-    """Gauges in the Prometheus text format: names of the running items, the waiting items, and of the used share of the cache."""
+    """Gauges in the Prometheus text format. ``names`` are those of the running items, the waiting items and the used share of the cache."""
 
     def text(state: ServerState) -> str:
         values = zip(names.split(), state.load, strict=False)
@@ -283,7 +283,7 @@ def _chat(call: RouteCall) -> Job:
 
 
 def _label(call: RouteCall, request: ChatRequest) -> ChatLabel | None:
-    """The response to a chat that asks for one label of several, and for log probabilities; else None."""
+    """The one-token response, if a chat asks for one of several labels and for log probabilities; else None."""
     spec, most, ids = call.spec, request.top_logprobs or 0, request.logprob_token_ids
     if spec.logprobs and most and not request.logprobs:
         raise call.invalid("when using `top_logprobs`, `logprobs` must be set to true.")
@@ -349,7 +349,7 @@ _vllm_gauges = _gauges("vllm:num_requests_running vllm:num_requests_waiting vllm
 
 
 def _vllm_metrics(state: ServerState) -> str:
-    """With a model server also the tokens that were looked up in its prefix cache, those that were found, and its size."""
+    """vLLM's metrics. With a model server they include the tokens looked up and found in its prefix cache, and the size of the cache."""
     text = _vllm_gauges(state)
     if state.live_model is None:
         return text

@@ -1,6 +1,6 @@
 """Settings of a fake fleet, the same in Python and in a spec file.
 
-Settings only: knows nothing of HTTP, of asyncio, or of how a setting is applied.
+This module only validates settings. Other modules apply them.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Latency(Policy):
 
 
 class Faults(Policy):
-    """Probabilities of faults of an admitted request, each from 0 to 1, in total at most 1. ``faults.py`` has what the server does.
+    """Probabilities of faults of an admitted request, each from 0 to 1, in total at most 1. ``faults.py`` defines what the server does.
 
     A fault is drawn for each attempt from one seeded random sequence per endpoint, so a retry may succeed.
 
@@ -122,7 +122,7 @@ class Faults(Policy):
 class Phase(Policy):
     """A period in which an endpoint behaves differently.
 
-    Times are seconds since the fleet started. With ``after_requests`` they count from the arrival of that request.
+    Times are seconds since the fleet started. With ``after_requests``, they are seconds since the arrival of the n-th request.
     Where phases overlap, ``dead`` has precedence, then the phase that is listed first. Phases with ``after_requests`` rank after
     those without.
 
@@ -135,8 +135,8 @@ class Phase(Policy):
         start: start of the phase in seconds.
         end: end of the phase in seconds; None for no end.
         factor: slowdown of ``slow``.
-        after_requests: the phase begins with the n-th request (1 is the first). Unless it is ``dead``, it does not affect requests that
-            are being served then, except for streamed responses.
+        after_requests: the phase begins with the n-th request (1 is the first). Of the requests in flight at that time, ``dead`` ends all,
+            and other phases affect only streamed responses.
     """
 
     behaviour: Behaviour
@@ -157,7 +157,7 @@ class Scoring(Policy):
 
     Args:
         labels: classes of the model, or, for NIM, its attributes. By default one: ``LABEL_0``, and ``reward`` for NIM.
-        max_items: most items of a list. None is 32 for TEI, and no limit for the others.
+        max_items: maximum number of items in a list. None means 32 for TEI, and no limit for other servers.
         max_tokens: length of the longest accepted item in tokens, at four bytes of JSON per token. A list with a longer item is refused.
         per_item: seconds of work for each item, in addition to the ``base`` of the latency.
         activation_field: name of the request field that disables the activation on vLLM; other names have no effect.
@@ -174,15 +174,15 @@ class Scoring(Policy):
 
 
 class Batching(Policy):
-    """How a fake provider works on batches.
+    """How a fake provider processes batches.
 
     Args:
         duration: seconds from the creation of a batch to its end.
-        expires: share of the lines of a batch that are not worked on, rounded down; the batch then ends as ``expired``.
-        failures: HTTP status -> share of lines that fail with it. A line that is sent again is drawn anew for 429 and 5xx, and fails
-            in the same way otherwise.
-        faulty: batches that expire or have failures; the later ones have none. None for all.
-        most_lines: lines of a file.
+        expires: share of the lines of a batch that are not processed, rounded down; the batch then ends as ``expired``.
+        failures: HTTP status -> share of lines that fail with it. If a line is sent again, 429 and 5xx are drawn again; with any other
+            status the line fails again.
+        faulty: number of batches, counted from the first, that expire or have failures; None means all.
+        most_lines: maximum number of lines in a file.
         queue_tokens: prompt tokens that unfinished batches may have together; None for no limit.
         seed: seed of the failures.
     """
@@ -203,7 +203,7 @@ class FakeEndpoint(Policy):
         name: name of the endpoint in the fleet and in the client.
         models: glob patterns of the served models. A request for another model gets HTTP 404.
         latency: see :class:`Latency`.
-        max_concurrency: most requests served at once; None for no limit.
+        max_concurrency: maximum number of requests served at once; None means no limit.
         over_cap: what happens to requests above ``max_concurrency``: ``reject``, or ``queue`` without bound, first come first served.
         reject_status: HTTP status of that rejection.
         rpm: requests admitted per minute; beyond it, HTTP 429.
@@ -214,39 +214,40 @@ class FakeEndpoint(Policy):
         rate_headers: report the rate limits in the headers of every response, as OpenAI does:
             ``x-ratelimit-{limit,remaining,reset}-{requests,tokens}``.
         retry_after: form of the retry time in the headers of a rejection or an HTTP 500 or 503: ``Retry-After`` as whole ``seconds`` or
-            as a ``date``, or ``retry-after-ms``; None for no header. The time is accurate: a request that arrives then, and before
-            others, is admitted.
+            as a ``date``, or ``retry-after-ms``; None for no header. The time is accurate: the first request that arrives after
+            it is admitted.
         api_key: the bearer token that requests must send; others get HTTP 401.
         faults: see :class:`Faults`.
         phases: see :class:`Phase`.
         responder: ``echo``, ``judge``, ``synthetic``, ``"module:function"`` or a function from messages to the text of the response.
-            ``synthetic`` is the ``synthetic_judge``, which writes the JSON object that a prompt of ``qreward.judge.Judge`` describes.
+            ``synthetic`` answers with the JSON object that a prompt of ``qreward.judge.Judge`` describes, as ``synthetic_judge`` decides.
             A request for which the responder raises gets HTTP 500 at each attempt.
         kind: kind of server to imitate, as ``Endpoint.kind``; see ``qreward.testing.rewards``.
         scoring: see ``qreward.testing.rewards.Scoring``.
-        batching: how a fake of kind ``openai_batch`` works on batches; see :class:`Batching`. ``faults`` are those of its HTTP responses,
-            and limits and latency have no effect on them. Each line that is worked on counts as answered.
-        prefix_cache: chats are computed by a model server with a prefix cache, as ``"8B"``, ``"70B"`` or a
-            :class:`~qreward.testing.model_server.ServedModel`; a mapping may name one of the two as ``model`` and change some fields.
-            Its time is added to ``latency``, which gives the number of output tokens; a stream begins when all is computed.
-            Usage reports the cached tokens, and ``/metrics`` of kind ``vllm`` the state of the cache. Phases do not slow it.
-        decisions: the routes for typed questions, as the server has them:
+        batching: how a fake of kind ``openai_batch`` processes batches; see :class:`Batching`. ``faults`` apply to the HTTP responses of
+            the Batch API; limits and latency do not. Each successful line counts as answered.
+        prefix_cache: a simulated model server with a prefix cache, which computes the chats: ``"8B"``, ``"70B"``, a
+            :class:`~qreward.testing.model_server.ServedModel`, or a mapping with one of the two names as ``model`` and other values for
+            some fields. Its time is added to the time of ``latency``, which also gives the number of output tokens. A stream begins when
+            the whole answer is computed. ``usage`` reports the cached tokens, and ``/metrics`` of kind ``vllm`` the state of the cache.
+            Phases do not slow it.
+        decisions: the server whose routes for typed questions are imitated:
 
-            - None: none; HTTP 404.
-            - ``openai``: ``/v1/decisions`` in OpenAI's form, 400 questions and 255 options, with refusals.
-            - ``vllm``: ``/v1/decisions`` in vLLM's form (64 questions, 26 options, 10 levels, text of users only, no unknown member),
-              ``/v1/systemone``, ``/generative_scoring`` and ``/tokenize``.
-            - ``vllm_unsupported``: vLLM with a model that it cannot read; the first two answer HTTP 501.
-            - ``generative_scoring``: an older vLLM, which has the last two only.
+            - None: no such routes; HTTP 404.
+            - ``openai``: ``/v1/decisions`` in OpenAI's form, with at most 400 questions and 255 options, and with refusals.
+            - ``vllm``: ``/v1/decisions`` in vLLM's form (at most 64 questions, 26 options and 10 levels; only text of users; no unknown
+              members), ``/v1/systemone``, ``/generative_scoring`` and ``/tokenize``.
+            - ``vllm_unsupported``: vLLM with a model that cannot decide: ``/v1/decisions`` and ``/v1/systemone`` answer HTTP 501.
+            - ``generative_scoring``: an older vLLM, with only ``/generative_scoring`` and ``/tokenize``.
             - ``sglang``: ``/v1/decisions`` in SGLang's form, and ``/v1/systemone``.
-            - ``systemone``: SGLang with a model that was trained for decisions: ``/v1/systemone`` only, without label mass;
+            - ``systemone``: SGLang with a model that was trained for decisions: only ``/v1/systemone``, without label mass.
               ``/v1/decisions`` answers HTTP 400.
 
             A request takes the time of a chat with one output token per question. With ``prefix_cache``, the model server computes one
             prompt per question (OpenAI: one for all), which begins with the input.
-        synthetic_judge: who answers them, and chats that list labelled options, ask for one of them, and set ``logprobs``; see
-            :class:`~qreward.testing.synthetic_judge.SyntheticJudge`.
-        logprobs: False is a server that ignores ``logprobs`` in a chat and returns none.
+        synthetic_judge: the judge that answers typed questions, and chats that list labelled options, ask for one of them, and set
+            ``logprobs``; see :class:`~qreward.testing.synthetic_judge.SyntheticJudge`.
+        logprobs: False imitates a server that ignores ``logprobs`` in a chat and returns none.
         port: port to listen on; 0 for any free port.
 
     Example:
@@ -354,7 +355,7 @@ def read_spec(source: Iterable[FakeEndpoint | Mapping[str, Any]] | Mapping[str, 
     if not isinstance(source, str | Path):
         return FleetSpec(**(source if isinstance(source, Mapping) else {"endpoints": tuple(source)}))
     least = "'endpoints'"
-    content, place = read_settings(source, empty=f"it must hold at least {least}", known=f"with {least}")
+    content, place = read_settings(source, empty=f"it must contain at least {least}", known=f"with {least}")
     try:
         return FleetSpec(**content)
     except ConfigError as error:

@@ -1,19 +1,22 @@
-"""A synthetic judge: probabilities for typed questions, with known truth, bias, temperature and errors. Pure and repeatable.
+"""A synthetic judge: probabilities for typed questions, with known truth, bias, temperature and errors. Its answers are repeatable.
 
-Knows questions and texts, nothing of JSON, HTTP or dialects.
+This module does not depend on JSON, HTTP or dialects.
 
-The truth of an input stands in its text, and judges look at nothing else:
+The text of an input states the truth:
 
-- ``truth=0.8`` holds for all questions. For a ``YesNo`` it is the probability that the answer is yes, for a ``Score`` the place between the
-  lowest level (0) and the highest (1). For a ``Choice``, several of them belong to the options in their order, as the responses that are
-  compared do: the option with the highest number is the true one; with equal numbers it is each of them, or the option after them (a tie).
-- ``truth[right]=0.8`` holds for the question with this name, or with this first line of its instructions, and has precedence. The value may
-  also be an option, which has precedence over a number: ``yes``, ``no``, the label of a level, or a choice.
+- ``truth=0.8`` applies to all questions. For a ``YesNo`` it is the probability that the answer is yes. For a ``Score`` it is the place
+  between the lowest level (0) and the highest (1). For a ``Choice`` between responses, the input states one ``truth=`` for each response,
+  in the order of the options. The option with the highest number is the true one. If several have the highest number, it is a tie: the
+  true one is the option after those of the responses, or, without such an option, each of them with equal probability.
+- ``truth[right]=0.8`` applies to the question whose name, or whose first line of instructions, is ``right``, and has precedence over
+  ``truth=``. Its value may also be an option: ``yes``, ``no``, the label of a level, or a choice. A value that names an option is not read
+  as a number.
 
-A value ends at the end of the line, the next truth, a semicolon, a double quote or a backslash. Of several that hold, the first counts.
+A value ends at the end of the line, the next truth, a semicolon, a double quote or a backslash. If several truths apply to a ``YesNo`` or a
+``Score``, the first counts.
 
-Without such a line the truth is drawn from a hash of input and question. :func:`truth_of` is a distribution over the options, and
-:func:`true_answer` an option drawn from it: the gold label.
+If the input states no truth, it is drawn from a hash of input and question. :func:`truth_of` returns the truth as a distribution over the
+options. :func:`true_answer` returns one option drawn from it, the gold label.
 """
 
 from __future__ import annotations
@@ -48,7 +51,7 @@ class Asked(NamedTuple):
     Attributes:
         kind: ``yes_no``, ``score`` or ``choice``.
         text: its instructions.
-        options: its options; of ``yes_no`` True and False, of ``score`` from the lowest level to the highest.
+        options: its options: True and False for ``yes_no``, the levels from the lowest to the highest for ``score``.
         name: its name; None for none.
     """
 
@@ -66,11 +69,11 @@ class Asked(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The first line of the instructions, by which a judge knows the question: dialects add descriptions of options below it."""
+        """The first line of the instructions, which identifies the question: dialects append descriptions of the options to it."""
         return self.text.strip().partition("\n")[0].strip()
 
     def places(self) -> list[float]:
-        """The place of each option between 0 and 1, along which a bias pushes: of a choice, the first is at 1 and all others at 0."""
+        """The factor of ``bias`` for each option, from 0 to 1. In a choice it is 1 for the first option and 0 for all others."""
         count = len(self.options)
         if self.kind == "score":
             return [level / max(1, count - 1) for level in range(count)]
@@ -78,12 +81,12 @@ class Asked(NamedTuple):
 
 
 class JudgeRead(NamedTuple):
-    """What a judge reads off for one question.
+    """A judge's answer to one question.
 
     Attributes:
         probabilities: one for each option, in their order; their sum is 1.
-        label_mass: probability of all options together among everything that it could answer.
-        refused: it declines to answer.
+        label_mass: probability that the judge answers with one of the options.
+        refused: whether the judge declines to answer.
     """
 
     probabilities: tuple[float, ...]
@@ -92,23 +95,23 @@ class JudgeRead(NamedTuple):
 
     @property
     def place(self) -> int:
-        """The place of the most probable option."""
+        """The index of the most probable option."""
         return self.probabilities.index(max(self.probabilities))
 
 
 class SyntheticJudge(Policy):
-    """A judge with known faults. Its answers depend on ``seed``, the input and the question alone.
+    """A judge with known faults. Its answers depend only on ``seed``, the input and the question.
 
     Args:
         bias: added to the logit of yes, of the highest level (in proportion on the levels below), and of the first choice.
         temperature: divides all logits. Below 1 the judge is overconfident, above 1 underconfident, by this factor.
-        noise: None is a judge that knows :func:`truth_of` and reports it. A number is one that sees the true answer through normal noise
-            with this standard deviation, where options are 1 apart, and reports what it can conclude: it is calibrated, and right with
-            probability ``Phi(1 / (2 * noise))`` about a ``YesNo`` (0.99 at 0.215, 0.9 at 0.39, 0.75 at 0.74).
-        flip: probability that it takes another option for the true one. It is as sure of it as it would be of the true one.
+        noise: None: the judge knows :func:`truth_of` and reports it. A number: the judge observes the true answer with normal noise of this
+            standard deviation, where the distance between options is 1, and reports the posterior probabilities. Such a judge is
+            calibrated. Its answer to a ``YesNo`` is right with probability ``Phi(1 / (2 * noise))``: 0.99 for 0.215, 0.9 for 0.39, and
+            0.75 for 0.74.
+        flip: probability that the judge takes another option for the true one. It is then as confident as with the true one.
         label_mass: probability of all options together. The rest goes to other tokens.
-        refuse: probability that it declines a question. Where the server has no form for a refusal, almost no probability is left to
-            the options.
+        refuse: probability that the judge declines a question. If the API has no refusals, ``label_mass`` is multiplied by 0.001.
         seed: judges with the same noise and different seeds err about different inputs.
 
     Example:
@@ -162,7 +165,7 @@ class SyntheticJudge(Policy):
 
 
 def truth_of(given: str | Sequence[Mapping[str, Any]], question: Question | Asked) -> tuple[float, ...]:
-    """The true probability of each option, in the order of the question's options; see the head of this module.
+    """The true probability of each option, in the order of its options. The head of this module says how an input states the truth.
 
     Raises:
         ConfigError: the input has a truth that does not fit the question.
@@ -192,7 +195,7 @@ def true_answer(given: str | Sequence[Mapping[str, Any]], question: Question | A
 
 
 def text_of(given: str | Sequence[Mapping[str, Any]]) -> str:
-    """An input as the text that a judge reads: the contents of messages with empty lines between them, as vLLM joins them."""
+    """The text of an input. Contents of messages are joined with empty lines between them, as vLLM does it."""
     if isinstance(given, str):
         return given.strip()
     return "\n\n".join(_content(message.get("content")) for message in given).strip()
@@ -206,9 +209,9 @@ def softmax(logits: Sequence[float]) -> list[float]:
 
 
 def _lines(text: str, asked: Asked) -> tuple[str | None, list[str]]:
-    """The value of the truth that names a question, and the values of the truths for all questions.
+    """The value of the truth that names this question, and the values of the truths for all questions.
 
-    One such truth alone says nothing about a choice, and one that names the question replaces them.
+    The list is empty if a truth names the question, or if the question is a choice and the input states only one truth.
     """
     found = _truths(text)
     own = next((value for name, value in found if name and name in (asked.name, asked.key)), None)
@@ -218,7 +221,7 @@ def _lines(text: str, asked: Asked) -> tuple[str | None, list[str]]:
 
 @lru_cache(maxsize=1024)
 def _truths(text: str) -> tuple[tuple[str, str], ...]:
-    """Each truth in a text: its question, or "", and its value."""
+    """The truths in a text: the question that each names, or "", and its value."""
     return tuple(_TRUTH.findall(text)) if "truth" in text else ()
 
 
@@ -263,9 +266,9 @@ def _placed(place: float, asked: Asked) -> tuple[float, ...]:
 
 
 def _best(numbers: list[float], asked: Asked) -> tuple[float, ...]:
-    """The highest of the numbers, which belong to the first options."""
+    """The distribution of a choice whose first options have these numbers."""
     if len(numbers) > len(asked.options):
-        raise ConfigError(f"the input has {len(numbers)} lines truth=, more than {asked.text!r} has options")
+        raise ConfigError(f"the input states truth= {len(numbers)} times, but {asked.text!r} has only {len(asked.options)} options")
     best = [place for place, number in enumerate(numbers) if number == max(numbers)]
     if len(best) > 1 and len(asked.options) > len(numbers):
         best = [len(numbers)]
@@ -281,7 +284,7 @@ def _hashed(text: str, asked: Asked) -> tuple[float, ...]:
 
 
 def _drawn(truth: Sequence[float], text: str, asked: Asked) -> int:
-    """The place of the true option."""
+    """The index of the true option, drawn from its distribution."""
     left = _uniform("answer", 0, text, asked)
     for place, number in enumerate(truth):
         left -= number
@@ -291,7 +294,7 @@ def _drawn(truth: Sequence[float], text: str, asked: Asked) -> int:
 
 
 def _flipped(logits: list[float], asked: Asked, compared: int, draw: float) -> list[float]:
-    """The logits mirrored, or, of a choice, with the best one exchanged for another of the first ``compared`` options."""
+    """The logits in reverse order. In a choice, the highest is instead exchanged with that of another of the first ``compared`` options."""
     if asked.kind != "choice":
         return logits[::-1]
     best = logits.index(max(logits))
@@ -303,7 +306,7 @@ def _flipped(logits: list[float], asked: Asked, compared: int, draw: float) -> l
 
 
 def _uniform(use: str, seed: int, text: str, asked: Asked) -> float:
-    """A number from 0 to 1, exclusive, that depends on the arguments alone: the kind and the options of a question do not count."""
+    """A number from 0 to 1, exclusive, that depends on the arguments only. Of the question, only its key counts."""
     digest = blake2b(f"{seed}/{use}".encode(), key=_key(text, asked.key), digest_size=8).digest()
     return (int.from_bytes(digest, "big") + 0.5) / 2**64
 

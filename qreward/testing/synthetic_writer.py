@@ -1,7 +1,7 @@
 """The responder ``synthetic``: a synthetic judge that writes its verdicts, as JSON in the form that the prompt describes.
 
 Reads the form that :class:`qreward.judge.Judge` puts into its prompts: one line for each member, such as ``"score": number, from 0 to 10``.
-Knows messages and texts, nothing of HTTP, nor the judge's code.
+This module uses neither HTTP nor the code of ``Judge``.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _STEPS = 10  # a number is one of eleven
 
 
 def write_verdict(messages: Sequence[Mapping[str, Any]], judge: SyntheticJudge) -> str:
-    """What a judge writes: the most probable answer for each member of the form, without a word of doubt.
+    """Return a judge's answer: a JSON object with the most probable value for each member of the form.
 
-    A number is a :class:`~qreward.decisions.Score` with 11 levels over its range, yes and no (or true and false) are a ``YesNo``, and other
-    members with options are a ``Choice``. The name of the member is the question. A prompt without a form that lists labelled options is
-    answered with one label. A judge that refuses any of the questions writes :data:`REFUSAL`.
+    The name of a member is the question. A number is a :class:`~qreward.decisions.Score` with 11 levels over its range, yes and no (or true
+    and false) are a ``YesNo``, and other members with options are a ``Choice``. If the prompt has no form, but lists labelled options, the
+    answer is one label. If the judge refuses any of the questions, the answer is :data:`REFUSAL`.
 
     Raises:
         ConfigError: the prompt has neither a form nor labelled options, or the input has a truth that does not fit.

@@ -1,4 +1,4 @@
-"""Digests of requests, from which the echo text and the length of a response are derived. Knows JSON, nothing of HTTP."""
+"""Digests of requests, from which the echo text and the length of a response are derived."""
 
 from __future__ import annotations
 

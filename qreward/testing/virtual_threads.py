@@ -3,7 +3,7 @@
 Only one thread runs at a time. When it waits, sleeps or ends, the next ready thread runs, in the order in which the threads became
 ready. If no thread is ready, the clock jumps to the earliest deadline; among equal deadlines, the thread that began to wait first
 runs. Threads switch nowhere else, so every run is the same. A thread that blocks on anything else (``time.sleep``, a socket, a
-lock whose owner waits here) blocks all threads. Knows nothing of the scheduler or the transport.
+lock whose owner waits here) blocks all threads. Does not depend on the scheduler or the transport.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Left(BaseException):
 
 
 class _Actor:
-    """A participating thread, and its wait state."""
+    """A thread that takes part in the virtual time, and its state."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -90,14 +90,13 @@ class VirtualThreads:
     of the block checks that no thread is left.
 
     Args:
-        most: most jobs of :meth:`run` at once.
+        most: maximum number of concurrent jobs of :meth:`run`.
         patience: real seconds that a thread may run without waiting in virtual time.
 
     Raises:
-        Deadlock: raised in the creating thread, where it waits: no thread is ready and none waits for a time. The message
-            names the threads and where they wait.
-        RuntimeError: raised in the creating thread, where it waits: the threads run forever without progress of the clock, or one of
-            them runs or blocks for longer than ``patience``.
+        Deadlock: no thread is ready, and none waits for a time. The message names the threads and where they wait.
+        RuntimeError: the threads run forever without progress of the clock, or one of them runs or blocks for longer than ``patience``.
+            Both errors are raised in the creating thread, where it waits.
 
     Example:
         >>> with VirtualThreads() as threads:
@@ -168,7 +167,7 @@ class VirtualThreads:
     def run(self, job: Job) -> bool:
         """Start a job in another thread, which runs once this thread waits.
 
-        A job must not raise. If it does, the exception is raised in the thread that created this object, where it waits.
+        A job must not raise. An exception of a job is raised in the thread that created this object, where that thread waits.
 
         Returns:
             False if ``most`` jobs are running or this virtual time is closed.
@@ -326,8 +325,8 @@ class VirtualThreads:
             if turns == self._turns:
                 place = _place(sys._current_frames().get(self._current.ident or 0))
                 raise RuntimeError(
-                    f"thread {self._current.name!r} has kept the turn for {self._patience:g} seconds of real time{place}; "
-                    "what blocks there must sleep or wait in virtual time"
+                    f"thread {self._current.name!r} has run for {self._patience:g} seconds of real time without waiting{place}; "
+                    "blocking code must sleep or wait in virtual time"
                 )
             turns = self._turns
 
@@ -336,7 +335,7 @@ class VirtualThreads:
         self._turns += 1
         if self._turns > self._last_turn or self._turns - self._turns_before_step > STANDSTILL:
             self._last_turn, self._turns_before_step = math.inf, self._turns
-            self._errors.append(_Standstill(f"threads go on for ever, at {self._time:g} seconds; {self._places()}"))
+            self._errors.append(_Standstill(f"threads run forever, at {self._time:g} seconds; {self._places()}"))
             self._make_ready(self._main)
         if self._ready:
             actor = self._ready.popleft()

@@ -15,7 +15,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from qreward.engine.threads import Job, replaced_time
-from qreward.functions.function import leave_loop
+from qreward.functions.function import cancel_timers
 
 T = TypeVar("T")
 
@@ -100,7 +100,7 @@ def run_in_virtual_time(main: Coroutine[Any, Any, T]) -> T:
         assert isinstance(loop, VirtualTimeLoop)
         with replaced_time(_LoopTime(loop)):
             value = runner.run(main)
-            runner.run(leave_loop())
+            runner.run(cancel_timers())
         runner.run(_settle())
         left = [*map(_described, asyncio.all_tasks(loop)), *map(repr, loop.timers())]
     if left:
@@ -118,7 +118,7 @@ class _LoopTime:
     def wait(self, lock: threading.Lock, timeout: float | None) -> bool:
         if not lock.acquire(blocking=False):
             if timeout is None:
-                raise Deadlock("deadlock: a blocking call waits for what only this thread could do; use run_in_virtual_threads")
+                raise Deadlock("deadlock: a blocking call waits for work that only this thread could do; use run_in_virtual_threads")
             self._pass(timeout)
             return lock.acquire(blocking=False)
         return True
@@ -141,7 +141,7 @@ async def _settle() -> None:
 
 def _waiting() -> str:
     tasks = sorted(map(_described, asyncio.all_tasks()))
-    return f"{len(tasks)} tasks wait for ever: {'; '.join(tasks[:10])}" if tasks else "no task is left"
+    return f"{len(tasks)} tasks wait forever: {'; '.join(tasks[:10])}" if tasks else "no task is left"
 
 
 def _described(task: asyncio.Task[Any]) -> str:

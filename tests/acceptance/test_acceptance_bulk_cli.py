@@ -118,7 +118,7 @@ def test_wrong_options_are_refused_with_what_to_write(bulk: Bulk) -> None:
             ("--max-cost", "3"): "max_cost needs the price of the endpoints",
             ("--shard", "3/2"): "must be (i, n) with i from 1 to n",
             ("--judge", "nowhere.yaml"): "nowhere.yaml",
-            ("--score", "rm-7b", "--max-tokens", "5"): "hold for requests",
+            ("--score", "rm-7b", "--max-tokens", "5"): "cannot limit a scorer",
         }
         for options, message in cases.items():
             status, _, err = bulk(source, "--config", config, *options)
@@ -214,8 +214,8 @@ def test_the_first_interrupt_finishes_what_is_in_flight_and_nothing_is_sent_twic
             process.send_signal(number)
             printed, _ = process.communicate(timeout=300)
             assert process.returncode == 75, printed
-            assert "finishing what is in flight; Ctrl-C again stops now" in printed
-            assert "stopped       it was interrupted; the same command goes on" in printed
+            assert "finishing the requests in flight; press Ctrl-C again to stop now" in printed
+            assert "stopped       it was interrupted; run the same command again to continue" in printed
             assert in_flight(journal) == set()
             assert not output.exists()
         code, printed = finish(source, output, server.url)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from qreward.bulk import inputs, requests, settings
-from qreward.bulk.batches import HOPELESS
+from qreward.bulk.batches import ALL_FAILED
 from qreward.bulk.records import FORMAT
 from qreward.cli import main
 from qreward.cli.run import add_arguments
@@ -80,5 +80,5 @@ def test_the_commands_of_the_page_run_as_they_stand(
 
 
 def test_figures_of_the_page_are_those_of_the_code() -> None:
-    assert f"its first {HOPELESS} lines have all failed" in PAGE
+    assert f"its first {ALL_FAILED} lines have all failed" in PAGE
     assert f'"format": "{FORMAT}"' in PAGE

@@ -45,7 +45,7 @@ async def test_a_bulk_over_a_faulty_fleet_is_answered_whole_and_leaves_nothing()
 
     async with fleet:
         before = open_files()
-        async with QRewardClient(endpoints(fleet, limits, attempt=3), wire_factory=wire, retry=Retry(attempts=8), hedge=None) as client:
+        async with QRewardClient(endpoints(fleet, limits, attempt=3), backend_factory=wire, retry=Retry(attempts=8), hedge=None) as client:
             batch = await client.batch_chat_completion(iter(prompts(count)), MODEL, on_result=lambda result: finished.append(result.index))
             await until(lambda: in_flight(client) == 0)
             stats = client.stats()

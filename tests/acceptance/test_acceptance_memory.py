@@ -57,7 +57,7 @@ def test_a_bulk_of_a_hundred_thousand_items_takes_no_more_memory_than_a_tenth_of
 
     async def run() -> Any:
         fleet = [Endpoint(f"http://{name}.example/v1", limits=Limits(max_concurrency=64)) for name in "abcd"]
-        async with QRewardClient(fleet, wire_factory=EchoWire) as client:
+        async with QRewardClient(fleet, backend_factory=EchoWire) as client:
             return await client.batch_chat_completion(items(), MODEL, on_result=on_result, keep_results=False)
 
     gc.collect()

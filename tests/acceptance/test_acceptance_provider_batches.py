@@ -81,7 +81,7 @@ def test_the_first_interrupt_leaves_the_batch_at_the_provider_and_the_same_comma
         process.send_signal(signal.SIGINT)
         printed, _ = process.communicate(timeout=100)
         assert process.returncode == 75, printed
-        assert f"{LINES} lines in provider batches go on there (1 batches); the same command takes their results" in printed
+        assert f"{LINES} lines are in 1 provider batches that still run; run the same command again to take their results" in printed
         server.service.settings = server.service.settings.model_copy(update={"duration": 0.0})
         process = start(tmp_path, server.url)
         printed, _ = process.communicate(timeout=100)

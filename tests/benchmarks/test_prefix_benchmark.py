@@ -180,25 +180,27 @@ def test_the_report_shows_medians_over_the_seeds(module: Import) -> None:
     assert "| 2.00 | 1.00 / 3.00 " in text
 
 
-def test_the_report_lists_what_was_asked_and_is_not_reached(module: Import) -> None:
+def test_the_report_lists_the_missed_targets(module: Import) -> None:
     report = module("prefix_report")
     usual = {"workload": "grpo", "model": "8B", "order": "shuffled", "fleet": "8", "ideal": 100, "bound": 5.0, "seed": 1}
 
-    def missed(**policies: tuple[float, int, int]) -> list[str]:
+    def missed(**policies: tuple[float, int, int]) -> list[list[str]]:
         records = [
             usual
             | {"policy": policy.replace("_", "-"), "makespan": span, "prefill": prefill, "predicted": float(predicted), "reported": 100}
             for policy, (span, prefill, predicted) in {"pull": (10.0, 300, 0), **policies}.items()
         ]
-        return [text.removeprefix("grpo, 8B, shuffled, 8: ") for text in report.misses({"records": records})]
+        rows = report.misses({"records": records})
+        assert all(row[:2] == ["grpo 8B shuffled", "8"] for row in rows)
+        return [row[2:] for row in rows]
 
     assert missed(told_all=(5.0, 110, 109), found_all=(5.1, 115, 91), llm_d=(5.2, 100, 0)) == []
-    assert missed(told_all=(6.0, 110, 100)) == ["told-all gains 1.67, asked 1.70"]
-    assert missed(told_all=(5.0, 120, 100)) == ["told-all computes 1.20 of the ideal, asked 1.10"]
-    assert missed(told=(5.0, 120, 80)) == ["told predicts 20% wrong"]
-    assert missed(told=(5.0, 120, 100), sglang=(4.0, 100, 0)) == ["told gains 2.000, sglang 2.500"]
-    assert missed(told=(5.0, 120, 100), found=(6.0, 120, 100)) == ["found gains 1.67, told 2.00"]
-    assert missed(told=(10.5, 120, 100)) == ["told gains 0.952, asked 0.980"]
+    assert missed(told_all=(6.0, 110, 100)) == [["told-all", "makespan gain", "1.67", "1.70"]]
+    assert missed(told_all=(5.0, 120, 100)) == [["told-all", "prefill over ideal", "1.20", "1.10"]]
+    assert missed(told=(5.0, 120, 80)) == [["told", "error of predicted cached tokens", "20%", "10%"]]
+    assert missed(told=(5.0, 120, 100), sglang=(4.0, 100, 0)) == [["told", "makespan gain", "2.000", "2.500 (sglang)"]]
+    assert missed(told=(5.0, 120, 100), found=(6.0, 120, 100)) == [["found", "makespan gain", "1.67", "1.90 (90% of told)"]]
+    assert missed(told=(10.5, 120, 100)) == [["told", "makespan gain", "0.952", "0.980"]]
 
 
 def test_the_conversations_over_sockets_have_the_tokens_of_the_jobs_and_share_what_they_share(module: Import) -> None:

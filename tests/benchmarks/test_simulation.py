@@ -361,7 +361,7 @@ def test_no_bulk_beats_its_bound_and_none_loses_anything_through_the_core_or_the
 def test_what_no_endpoint_can_serve_ends_as_an_error_and_is_not_counted_as_lost(sim: Any) -> None:
     found = played(sim, "S14", shell=False, controller="known", items=2000).record()
     assert (found["ended"], found["lost"]) == (2000, 0)
-    assert 1 <= found["figures"]["most tries"][0] <= 4
+    assert 1 <= found["figures"]["max attempts"][0] <= 4
 
 
 def test_a_bulk_that_never_ends_is_given_up_and_what_it_held_is_given_back(sim: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -479,7 +479,7 @@ def test_a_server_that_dies_is_lost_sight_of_and_comes_back(sim: Any) -> None:
     run = played(sim, "S8", items=5000)
     record = run.record()
     begin, end = run.specs[0].dead or (0.0, 0.0)
-    assert 0 < record["figures"]["noticed s"][0] < end - begin
+    assert 0 < record["figures"]["s until noticed"][0] < end - begin
     assert any(source is run.world.sources[0] for _, source in run.world.lost_sight)
     assert record["lost"] == 0
 
@@ -672,7 +672,7 @@ def test_where_faults_take_a_share_the_fraction_is_of_what_the_oracle_gets(sim: 
     assert sim.report.fraction(records, "n7", "ours") == pytest.approx(0.75)
 
 
-def test_a_scenario_row_says_what_was_asked_and_missed(sim: Any) -> None:
+def test_a_scenario_row_says_its_targets_and_which_were_missed(sim: Any) -> None:
     usual = {"scenario": "S8", "controller": "ours", "items": 9, "extra": 0.0, "rejects": 0.0, "p99": 1.0, "wall": 1.0, "over_limit": 0}
     records = [
         {**usual, "ratio": 1.0, "lost": 0, "figures": {"back s": [10.0, 15.0, True], "sent": [3.0, None, True]}},
@@ -681,7 +681,7 @@ def test_a_scenario_row_says_what_was_asked_and_missed(sim: Any) -> None:
     row = sim.report.scenario_row(records, "S8", "ours")
     assert row[3] == "1.25 (1.00-1.50)"
     assert row[8] == "2", "the worst"
-    assert row[-1] == "back s 15 (asked 15, missed in 1 of 2); sent 3.5"
+    assert row[-1] == "back s 15 (target 15, missed in 1 of 2); sent 3.5"
 
 
 def test_the_markdown_command_runs_nothing_and_writes_the_parts_there_are(

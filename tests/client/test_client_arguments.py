@@ -164,8 +164,8 @@ def test_a_wrong_change_of_the_fleet_is_an_error_and_changes_nothing() -> None:
 
 
 SETTINGS: list[tuple[dict[str, Any], str]] = [
-    ({}, "endpoints: must hold at least one endpoint"),
-    ({"endpoints": []}, "endpoints: must hold at least one endpoint"),
+    ({}, "endpoints: must contain at least one endpoint"),
+    ({"endpoints": []}, "endpoints: must contain at least one endpoint"),
     ({"endpoints": ["http://a/v1", "http://a/v1"]}, "more than one is called 'a'"),
     *(
         ({"endpoints": value}, "endpoints must be a list")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -164,6 +165,36 @@ def test_a_judge_and_a_reward_model_refuse_misspelt_options_when_they_are_made()
 
 def test_extra_query_is_refused_since_nothing_would_send_it() -> None:
     assert "extra_query is not supported" in refusal(lambda: check_params({"extra_query": {"a": 1}}))
+
+
+def test_arguments_of_litellm_and_options_of_the_openai_client_are_refused_with_what_does_the_same_here() -> None:
+    hints = {
+        "num_retries": "Retry(attempts=...)",
+        "max_retries": "Retry(attempts=...)",
+        "fallbacks": "catch the error and call the other model",
+        "mock_response": "qreward.testing.FakeFleet",
+        "request_timeout": "timeout=, in seconds",
+        "api_key": "Endpoint(base_url, api_key=...)",
+        "api_base": "Endpoint(base_url)",
+        "headers": "extra_headers=",
+        "drop_params": "leave out what the server does not take",
+    }
+    recorder = Recorder()
+    client = QRewardClient([endpoint(recorder)])
+    for name, hint in hints.items():
+        given: Any = {name: "sk-secret"}
+        ask: Callable[[QRewardClient], Any] = partial(QRewardClient.chat_completion, messages=HI, model=MODEL, **given)
+        said = refusal(partial(use, client, ask))
+        assert hint in said, (name, said)
+        assert f"extra_body={{'{name}': ...}}" in said
+        assert "sk-secret" not in said
+    assert recorder.bodies == []
+    assert "Retry(attempts=...)" in refusal(lambda: QRewardClient(["http://a.example/v1"], max_retries=3))  # type: ignore[call-arg]
+    use(
+        QRewardClient([endpoint(recorder)]),
+        lambda client: client.chat_completion(HI, MODEL, extra_body={"fallbacks": ["b"]}, metadata={"a": "b"}, acme_mode=1),  # type: ignore[call-arg]
+    )
+    assert {**recorder.bodies[0], "fallbacks": ["b"], "metadata": {"a": "b"}, "acme_mode": 1} == recorder.bodies[0]
 
 
 def test_a_priority_may_be_a_name_in_upper_or_lower_case() -> None:

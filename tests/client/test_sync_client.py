@@ -196,7 +196,7 @@ class CountedWire:
 
 
 def test_a_client_that_is_let_go_of_closes_its_connections() -> None:
-    client = SyncQRewardClient(["http://a.example/v1"], wire_factory=CountedWire)
+    client = SyncQRewardClient(["http://a.example/v1"], backend_factory=CountedWire)
     assert list(client.batch_chat_completion([], MODEL)) == []  # which opens its wire
     del client
     gc.collect()

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 SLOW = ROOT / "tests" / "slow"
 PAGES = ("areal", "openrlhf", "roll", "slime", "trl", "verifiers", "verl")
-MISSES_A_REWARD = re.compile("1 rewards could not be had so far; this one: ")
+MISSES_A_REWARD = re.compile("1 rewards are missing so far; the last: ")
 """What slime's function logs of the first failure; nobody has set up logging."""
 
 

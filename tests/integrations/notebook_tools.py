@@ -101,7 +101,7 @@ def speaking(scripts: dict[str, list[Sequence[Step]]]) -> QRewardClient:
         return Speaking(scripts)
 
     made = [Endpoint("http://gpu-0.example/v1", name="gpu-0", limits=Limits(max_concurrency=64, adaptive=False))]
-    return QRewardClient(made, retry=Retry(base=0.001), wire_factory=wire, clock=clock())
+    return QRewardClient(made, retry=Retry(base=0.001), backend_factory=wire, clock=clock())
 
 
 def clock() -> Any:

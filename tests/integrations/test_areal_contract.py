@@ -135,7 +135,7 @@ def test_a_deadline_that_areal_would_not_wait_for_is_said_once(
     configured(monkeypatch, tmp_path, deadline=14.5)
     reward(*CALL)
     reward(*CALL)
-    assert len([record for record in caplog.records if "AsyncRewardWrapper makes a reward 0" in record.message]) == 1
+    assert len([record for record in caplog.records if "AsyncRewardWrapper, which returns a reward of 0" in record.message]) == 1
 
 
 # the workflow, on a stub with the parts of ``areal/workflow/rlvr.py`` that it overrides

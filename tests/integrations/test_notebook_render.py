@@ -58,7 +58,7 @@ def table(page: str, heading: str) -> list[dict[str, str]]:
 
 
 def test_a_batch_says_how_many_how_fast_at_which_endpoints_and_what_went_wrong() -> None:
-    stats = EndpointStats(sent=5, won=3, rejected=2, prompt_tokens=12_000, completion_tokens=30, p50=0.2, p95=1.5, p99=2.5)
+    stats = EndpointStats(sent=5, answered=3, rejected=2, prompt_tokens=12_000, completion_tokens=30, p50=0.2, p95=1.5, p99=2.5)
     results = [*(answered(index, 0.2) for index in range(3)), failed(3, RateLimited("no room")), failed(4, RateLimited("no more"))]
     page = page_of(batch(*results, failed(5, BadRequest("no messages")), **{"gpu-0": stats}))
     assert words(page).startswith("6 items · 3 ok · 3 failed · 2.00 s · 3 items/s · 12,000 tokens in, 30 out")
@@ -82,7 +82,7 @@ def test_a_batch_says_how_many_how_fast_at_which_endpoints_and_what_went_wrong()
 
 
 def test_a_batch_that_kept_no_results_or_had_none_shows_its_statistics() -> None:
-    empty: BatchResult[Any] = BatchResult([], BatchStats(7, 7, 0, 1.0, {"gpu-0": EndpointStats(sent=7, won=7)}))
+    empty: BatchResult[Any] = BatchResult([], BatchStats(7, 7, 0, 1.0, {"gpu-0": EndpointStats(sent=7, answered=7)}))
     page = page_of(empty)
     assert words(page).startswith("7 items · 7 ok · 0 failed")
     assert "<svg" not in page
@@ -92,7 +92,7 @@ def test_a_batch_that_kept_no_results_or_had_none_shows_its_statistics() -> None
 def test_a_batch_of_a_million_and_a_thousand_endpoints_is_a_small_page() -> None:
     rng = random.Random(7)
     results = [answered(index, rng.lognormvariate(0, 1)) for index in range(50_000)] * 20
-    endpoints = {f"gpu-{index}": EndpointStats(sent=10, won=9, p50=0.1, p95=0.2, p99=0.3) for index in range(1000)}
+    endpoints = {f"gpu-{index}": EndpointStats(sent=10, answered=9, p50=0.1, p95=0.2, p99=0.3) for index in range(1000)}
     big = BatchResult([*results, failed(0, RateLimited("no " * 10_000))], BatchStats(1_000_001, 1_000_000, 1, 9.0, endpoints))
     page = page_of(big)
     assert len(page) < 80_000
@@ -102,8 +102,8 @@ def test_a_batch_of_a_million_and_a_thousand_endpoints_is_a_small_page() -> None
 
 
 def test_statistics_stay_a_plain_dict_of_the_endpoints() -> None:
-    stats = FleetStats({"gpu-0": EndpointStats(sent=2, won=2, state=READY)})
-    assert stats == {"gpu-0": EndpointStats(sent=2, won=2, state=READY)}
+    stats = FleetStats({"gpu-0": EndpointStats(sent=2, answered=2, state=READY)})
+    assert stats == {"gpu-0": EndpointStats(sent=2, answered=2, state=READY)}
     assert isinstance(stats, dict)
     assert repr(stats) == repr(dict(stats))
     assert pickle.loads(pickle.dumps(stats)) == stats

@@ -244,7 +244,7 @@ def test_the_timeout_of_the_sdk_is_that_of_each_pause_in_a_stream_and_not_of_all
         assert [each async for each in ended] == [event(b"{}")] * 3 + [DONE]
         broken = Events(Paced(0.9, 5.0), 1.0, wants_usage=True)  # type: ignore[arg-type]
         assert await anext(broken) == event(b"{}")
-        assert b"nothing came for 1 s during the answer" in await anext(broken)
+        assert b"nothing arrived for 1 s during the answer" in await anext(broken)
         with pytest.raises(Broken):
             await anext(broken)
 

@@ -140,7 +140,7 @@ async def test_a_scorer_that_returns_one_number_for_a_list_fails_the_whole_batch
         return [7]
 
     async with ScorerPool(scorer) as pool:
-        with pytest.raises(InvalidScores, match=r"the scorer gave 1 results for \d items"):
+        with pytest.raises(InvalidScores, match=r"the scorer returned 1 results for \d items"):
             await pool(["poison", "a", "b", "c", "d", "e"])
 
 

@@ -132,7 +132,7 @@ async def test_the_rollout_loop_ends_the_run_when_the_fleet_is_dead() -> None:
     lost = context_of(roll.RewardUnavailable("no endpoint"))
     for _ in range(MOST_DROPPED - 1):
         assert await loop.process_new_prompt(lost) is None
-    with pytest.raises(roll.RewardUnavailable, match=r"in a row were dropped, as no rewards could be had\. The last: no endpoint"):
+    with pytest.raises(roll.RewardUnavailable, match=r"in a row were dropped, because rewards are missing\. The last: no endpoint"):
         await loop.process_new_prompt(lost)
 
 

@@ -35,7 +35,7 @@ async def test_a_failed_judge_never_becomes_0_unless_the_user_chose_it() -> None
     given = rows("1", "what?", "0.5")
     chosen: list[dict[str, Any]] = [{}, {"on_failure": "raise"}, {"on_failure": "default"}]
     for settings in chosen:
-        with pytest.raises(RewardUnavailable, match="1 of 3 rewards could not be had; the first: RequestTimeout: no answer"):
+        with pytest.raises(RewardUnavailable, match="1 of 3 rewards are missing; the first: RequestTimeout: no answer"):
             await judged(made_of(FakeScorer(number_or_late), **settings), given)
     scores, metrics = await judged(made_of(FakeScorer(number_or_late), on_failure=-0.5), given)
     assert scores == [1.0, -0.5, 0.5]
@@ -93,5 +93,5 @@ def test_drops_in_a_row_end_in_an_error_and_one_that_is_kept_begins_anew() -> No
         drops.dropped()
     drops.check("429")
     drops.dropped()
-    with pytest.raises(RewardUnavailable, match=r"3 prompts in a row were dropped, as no rewards could be had\. The last: 429"):
+    with pytest.raises(RewardUnavailable, match=r"3 prompts in a row were dropped, because rewards are missing\. The last: 429"):
         drops.check("429")

@@ -168,7 +168,7 @@ async def test_the_first_failure_and_then_one_of_a_hundred_is_logged(world: Worl
         for _ in range(101):
             await one(Sample(response="what?"))
     assert [record.getMessage() for record in caplog.records] == [
-        f"{count} rewards could not be had so far; this one: RequestTimeout: no answer in time" for count in (1, 101)
+        f"{count} rewards are missing so far; the last: RequestTimeout: no answer in time" for count in (1, 101)
     ]
 
 

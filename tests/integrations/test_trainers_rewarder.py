@@ -131,6 +131,23 @@ async def test_settings_that_do_not_fit_the_data_are_raised_and_no_failure() -> 
         await Rewarder(FakeScorer(lambda _: error), deadline=5.0).score("p", "r")
 
 
+async def test_a_field_that_only_some_items_have_is_the_failure_of_the_others() -> None:
+    class NeedsReference(FakeScorer):
+        async def score(self, prompt: Any, response: Any, **given: Any) -> Verdict:
+            if given["reference"] is None:
+                raise ConfigError("the prompt names {reference}, but the item has no 'reference'")
+            return await super().score(prompt, response, **given)
+
+    made = Rewarder(NeedsReference(), deadline=5.0)
+    without = {"prompt": "p", "response": "1", "reference": None}
+    with pytest.raises(ConfigError, match="reference"):
+        await made.score_many([without, {"prompt": "p", "response": "2"}])
+    scored = await made.score_many([without, {**without, "reference": "1"}, {"prompt": "p", "response": "2"}])
+    assert [each.ok for each in scored] == [False, True, False]
+    assert "reference" in scored[0].reason
+    assert not (await made.score(**without)).ok  # also alone, as the settings are right for other items
+
+
 async def test_a_caller_that_is_cancelled_stops_the_scorer() -> None:
     task = asyncio.create_task(Rewarder(Deaf(), deadline=5.0).score("p", "r"))
     await asyncio.sleep(1)

@@ -231,7 +231,7 @@ def test_a_cascade_comes_from_the_file_and_a_mistake_in_it_is_named_with_its_lin
         ("stages: [rm-7b, {model: judge-7b, verdict: yesno}]", r"cascade\.stages\.1\.verdict: unknown verdict 'yesno'"),
         (
             "stages: [rm-7b, {model: judge-7b}]\n  confidence: {rm-8b: 'a:b'}",
-            r"cascade: confidence: 'rm-8b' is not a stage before the last",
+            r"cascade: confidence: 'rm-8b' must be one of the stages before the last",
         ),
         ("stages: [rm-7b, {model: judge-7b}]\nreward_model: rm-7b", "set exactly one of judge"),
     )
@@ -258,11 +258,11 @@ def test_a_method_and_a_rubric_come_from_the_file_and_a_mistake_in_them_is_named
         ("rubric:\n    right: It is right.\n    clear: {instructions: Is it clear, levels: [bad, good], weight: 2}", ""),
         (
             "rubric:\n    - {name: right, instructions: x}\n    - {name: clear, weight: 2}",
-            r"line 5: judge\.rubric\.1\.instructions: is required",
+            r"line 5: judge\.rubric\.1\.instructions \(of 'clear'\): is required",
         ),
         (f"rubric: {tmp_path / 'gone.yaml'}", r"line 3: judge\.rubric: .*gone\.yaml: cannot be read"),
         ("method: decides", r"line 3: judge\.method: must be .* did you mean 'decide'"),
-        ("method: decide\n  scale: [0, 100]", r"judge: a decision is between at most 20 whole numbers"),
+        ("method: decide\n  scale: [0, 100]", r"judge: a decision needs a scale of at most 20 whole numbers"),
         ("method: decide\n  verdict: yes_no\n  params: {temperature: 0}", "judge: temperature has no effect with method='decide'"),
         ("method: decide\n  scale: [1, 5]\n  rubric: {a: x}", "judge: scale cannot be set together with rubric"),
     )

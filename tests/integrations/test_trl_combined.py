@@ -153,7 +153,7 @@ async def test_an_object_that_is_called_and_awaited_is_taken_as_trl_takes_it() -
 
 
 async def test_too_few_rewards_and_wrong_weights_are_errors() -> None:
-    with pytest.raises(ValueError, match="'few' gave 1 rewards for 2 completions"):
+    with pytest.raises(ValueError, match="'few' returned 1 rewards for 2 completions"):
         await called(combined(lengths, few), "a", "b")
     with pytest.raises(ValueError, match="2 functions and 1 weights"):
         combined(lengths, some, weights=[1.0])

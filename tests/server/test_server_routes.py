@@ -57,7 +57,7 @@ def test_openrlhf_hands_prompts_and_labels_to_the_scorer() -> None:
 def test_openrlhf_gets_an_error_status_and_no_number_where_a_reward_is_missing() -> None:
     first, some, none = ask(picky, *(("/get_reward", {"query": texts}) for texts in (["nan"], ["nan", "aa"], ["nan"])))
     assert (first[0], some[0], none[0]) == (500, 424, 422)  # as soon as something was scored, what is not has itself to blame
-    assert some[1]["error"]["errors"] == ["the scorer gave nan, which is no reward", None]
+    assert some[1]["error"]["errors"] == ["the scorer returned nan, which is not a reward", None]
     assert "rewards" not in some[1]
     assert some[1]["error"]["message"].startswith("1 of 2 completions have no reward")
 
@@ -72,7 +72,7 @@ def test_the_buffers_form_is_known_by_its_metadata_and_gives_errors_beside_rewar
     )
     meta = {"score": 0.5, "said": "aa", "odd": [1, 2]}
     assert single == (200, {"reward": 2.0, "error": None, "meta": {**meta, "k": 1, "prompt": "p"}, "next_turn_feedback": None})
-    error = "the scorer gave nan, which is no reward"
+    error = "the scorer returned nan, which is not a reward"
     assert several[0] == 200
     assert (several[1]["rewards"], several[1]["errors"], several[1]["metas"]) == ([2.0, None], [None, error], [meta, {}])
     assert failed == (200, {"reward": None, "error": error, "meta": {}, "next_turn_feedback": None})

@@ -186,17 +186,17 @@ async def test_a_merged_request_is_one_span_that_links_to_its_items_and_alone_te
     with Seen(attempts="always") as seen:
         tracer = seen.tracers.get_tracer("test")
         async with client_of(Judges(), "a", telemetry=seen.telemetry) as client:
-            driver, pool, terms = client._runtime.engine.driver(), client._runtime.fleet.pool(MODEL), RequestOptions(5)
+            driver, pool, options = client._runtime.engine.driver(), client._runtime.fleet.pool(MODEL), RequestOptions(5)
             items = []
             for number in range(3):
                 with tracer.start_as_current_span(f"caller {number}"):
-                    item = terms.task(
+                    item = options.task(
                         WireRequest(EMBEDDINGS, MODEL, ["x"], {}, None), pool, SimpleNamespace(context=copy_context()), number
                     )
                     driver.watch.began(item)
                     items.append(item)
             sink = Single(driver)
-            merged = terms.task(WireRequest(EMBEDDINGS, MODEL, ["x", "y", "z"], {}, None), pool, sink, 0)
+            merged = options.task(WireRequest(EMBEDDINGS, MODEL, ["x", "y", "z"], {}, None), pool, sink, 0)
             merged.items = tuple(items)
             result = await sink.result(merged)
             for item in items:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 from collections import Counter
 from typing import Any
 
@@ -15,6 +16,7 @@ from shared_tools import each, run
 
 from qreward.testing import FakeEndpoint, Faults, Latency, Seen
 from qreward.testing.endpoint import FakeEndpointState
+from qreward.testing.responses import abort
 
 
 def faulty(**rates: Any) -> FakeEndpoint:
@@ -151,3 +153,21 @@ async def test_every_request_is_counted_as_exactly_one_thing() -> None:
         assert seen.first_request is not None
         assert seen.last_request is not None
         assert 0 <= seen.first_request < seen.last_request
+
+
+async def test_a_closing_connection_is_aborted_though_its_client_reads_nothing() -> None:
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    lost = asyncio.get_running_loop().create_future()
+
+    class Protocol(asyncio.Protocol):
+        def connection_lost(self, exc: Exception | None) -> None:
+            lost.set_result(exc)
+
+    with theirs:
+        transport, _ = await asyncio.get_running_loop().connect_accepted_socket(Protocol, ours)
+        transport.write(b"x" * 10_000_000)
+        transport.close()
+        abort(transport)
+        await asyncio.wait_for(lost, 10)
+        abort(transport)  # once more: nothing happens

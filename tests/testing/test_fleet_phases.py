@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import math
 import socket
@@ -199,3 +200,18 @@ def test_what_cannot_be_set_is_refused_and_changes_nothing() -> None:
         with pytest.raises(ConfigError, match="there is no endpoint 'b'; the endpoints are 'a'"):
             fleet.kill("b")
         assert not refused(fleet.urls["a"])
+
+
+@each("iterations", list(range(6)))
+async def test_a_connection_that_arrives_just_before_the_death_is_reset(iterations: int) -> None:
+    async with FakeFleet([FakeEndpoint("a")]) as fleet:
+        await asyncio.sleep(0)
+        port = int(fleet.urls["a"].rsplit(":", 1)[1].partition("/")[0])
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            for _ in range(iterations):
+                await asyncio.sleep(0)
+            fleet.kill("a")
+            client.setblocking(False)
+            with pytest.raises(ConnectionResetError):
+                await asyncio.wait_for(asyncio.get_running_loop().sock_recv(client, 1), 10)
+    gc.collect()  # an unclosed socket would warn, and warnings are errors

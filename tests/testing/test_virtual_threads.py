@@ -365,7 +365,7 @@ def test_threads_that_go_on_for_ever_are_left_behind(monkeypatch: pytest.MonkeyP
         threads.spawn(ticks, "ticker")
 
     for seconds in (0.0, 60.0):
-        with pytest.raises(AssertionError, match=r"left behind: threads go on for ever.*ticker at"):
+        with pytest.raises(AssertionError, match=r"left behind: threads run forever.*ticker at"):
             run_in_virtual_threads(lambda threads: main(threads, seconds))  # noqa: B023
 
 
@@ -378,12 +378,12 @@ def test_asking_again_and_again_at_one_time_is_an_error(monkeypatch: pytest.Monk
         while threads.now() < 6:
             threads.wait(held(), 0)
 
-    with pytest.raises(RuntimeError, match=r"for ever, at 5 seconds; 2 threads wait: main at .*test_virtual_threads"):
+    with pytest.raises(RuntimeError, match=r"forever, at 5 seconds; 2 threads wait: main at .*test_virtual_threads"):
         run_in_virtual_threads(main)
 
 
 def test_a_thread_that_blocks_in_real_time_is_named() -> None:
-    real, problem = held(), r"'worker-1' has kept the turn for 0.01 seconds of real time at .*test_virtual_threads"
+    real, problem = held(), r"'worker-1' has run for 0.01 seconds of real time without waiting at .*test_virtual_threads"
     with pytest.raises(RuntimeError, match=problem), VirtualThreads(patience=0.01) as threads:  # noqa: PT012
         threads.run(lambda: nothing_after(real.acquire(timeout=30)))
         threads.sleep(1)

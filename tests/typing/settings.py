@@ -3,11 +3,15 @@
 # pyright: strict, reportUnnecessaryTypeIgnoreComment=true
 from __future__ import annotations
 
+from pathlib import Path
 from typing import assert_type
 
 from pydantic import SecretStr
 
-from qreward import ConfigError, Endpoint, Limits, LoadBalanceStrategy, Priority, Retry, Route, Timeouts
+from qreward import ConfigError, Endpoint, Limits, LoadBalanceStrategy, Priority, Retry, Route, Rubric, ScheduleConfig, Timeouts
+from qreward.integrations.trainers import RewardConfig
+from qreward.judge import JudgeConfig
+from qreward.server import ServerConfig
 from qreward.settings.client import ClientConfig, config_from_env, load_config
 
 
@@ -25,6 +29,25 @@ def right() -> None:
     assert_type(load_config("qreward.yaml"), ClientConfig)
     assert_type(load_config({"endpoints": []}), ClientConfig)
     assert_type(config_from_env(), ClientConfig)
+
+
+def what_settings_accept_and_what_they_are_read_as() -> None:
+    """A setting may be given in several forms, as at run time, and is read in one."""
+    judge = JudgeConfig(model="judge-7b", rubric="rubric.yaml", calibration=Path("calibration.json"), cache=Path("verdicts.sqlite"))
+    assert_type(judge.model, tuple[str, ...])
+    assert_type(judge.rubric, Rubric | None)
+    assert_type(judge.cache, str | None)
+    assert_type(JudgeConfig(model=["judge-7b", "judge-70b"], rubric={"right": "It is right."}).samples, int)
+    assert_type(ScheduleConfig(priority="low").priority, int)
+    assert_type(ScheduleConfig(priority=Priority.HIGH).retry_times, int)
+    assert_type(ServerConfig(token="${TOKEN}").token, SecretStr | None)
+    assert_type(RewardConfig(reward_model="rm-7b", priority="high").priority, int)
+    assert_type(Route(pattern="judge-*", endpoints=["gpu-0"]).endpoints, tuple[str, ...])
+    assert_type(ClientConfig(endpoints=[Endpoint("http://gpu-0:8000/v1")]).endpoints, tuple[Endpoint, ...])
+    JudgeConfig(model=7)  # type: ignore[arg-type]
+    JudgeConfig(models="judge-7b")  # type: ignore[call-arg]
+    ScheduleConfig(priority=None)  # type: ignore[arg-type]
+    ServerConfig(token=7)  # type: ignore[arg-type]
 
 
 def a_priority_is_a_number() -> int:

@@ -1,8 +1,8 @@
-"""Rewards for AReaL: a function for its process pool, and a coroutine for workflows, which the pool does not slow down.
+"""Rewards for AReaL: ``reward`` for its process pool, and ``async_reward`` for workflows, which need no process pool.
 
-Only ``workflow.py`` imports AReaL. A missing reward is raised as an error unless the settings choose something else. AReaL then calls its
-process pool again, four times in all, and rejects the trajectory with its whole group instead of training on it. AReaL turns a time-out of
-its own into a reward of 0, so the blocking function finishes before that time-out.
+Only ``workflow.py`` imports AReaL. A missing reward raises an error unless the settings choose something else. AReaL then calls ``reward``
+again, up to four times in all, and rejects the trajectory with its whole group instead of training on it. If AReaL's own time limit ends a
+call, the reward is 0. ``reward`` therefore finishes before that limit.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _WORKFLOW = replace(_POOL, deadline=WORKFLOW_DEADLINE)
 
 
 class NoReward(QRewardError):
-    """No reward arrived in time. It is not a ``TimeoutError``, because ``AsyncRewardWrapper`` ends up turning those into a reward of 0."""
+    """No reward arrived in time. It is not a ``TimeoutError``, because ``AsyncRewardWrapper`` turns that error into a reward of 0."""
 
 
 def reward(prompt: str, completions: str, prompt_ids: list[int], completion_ids: list[int], **data: Any) -> float | None:
@@ -50,7 +50,8 @@ def reward(prompt: str, completions: str, prompt_ids: list[int], completion_ids:
         data: the columns of the data.
 
     Returns:
-        A finite float; or None if the settings say ``on_failure: none``. AReaL cannot train on None and rejects it without a retry.
+        A finite float; or None if the settings say ``on_failure: none``. AReaL cannot train on None and rejects the trajectory
+        without another call.
 
     Raises:
         ConfigError: the settings in the file that ``QREWARD_REWARD`` names are missing or wrong.
@@ -67,7 +68,7 @@ def reward(prompt: str, completions: str, prompt_ids: list[int], completion_ids:
 async def async_reward(
     prompt: str, completions: str, prompt_ids: list[int] | None = None, completion_ids: list[int] | None = None, **data: Any
 ) -> float | None:
-    """Score one completion, awaited in a workflow. There is no process pool between, so all trajectories are scored concurrently.
+    """Score one completion, awaited in a workflow. All trajectories are scored concurrently, because no process pool limits them.
 
     Arguments, result and errors are those of :func:`reward`, except that a time-out raises ``RequestTimeout``.
 
@@ -94,8 +95,8 @@ def _warn_of_late(deadline: float) -> None:
     """Warn once if AReaL's limit ends a call before ``deadline`` does."""
     if deadline + LATE >= HOST_LIMIT:
         logging.getLogger("qreward.areal").warning(
-            "a deadline of %g s is no less than the %g s after which AsyncRewardWrapper makes a reward 0; unless you gave it a longer "
-            "timeout_seconds, set a shorter one, or use qreward.integrations.areal.workflow",
+            "a deadline of %g s is too long for AsyncRewardWrapper, which returns a reward of 0 after %g s; set a shorter deadline, "
+            "use qreward.integrations.areal.workflow, or ignore this if you set a longer timeout_seconds",
             deadline,
             HOST_LIMIT,
         )

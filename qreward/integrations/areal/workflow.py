@@ -15,9 +15,8 @@ _trace: Any = importlib.import_module("areal.utils.perf_tracer").trace_session
 class QRewardRLVRWorkflow(_Workflow):  # type: ignore[misc]  # AReaL has no types here
     """``RLVRWorkflow`` without ``reward_fn``. The settings are in the file that ``QREWARD_REWARD`` names.
 
-    A missing reward is raised as an error, and AReaL rejects the whole group. With ``on_failure: none`` only that trajectory is left out.
-    AReaL then continues with a smaller group, which its group normalization does not expect, because it splits trajectories by
-    ``group_size``.
+    A missing reward raises an error, and AReaL rejects the whole group. With ``on_failure: none`` only that trajectory is left out. Do not
+    combine this with AReaL's group normalization, which expects groups of exactly ``group_size`` trajectories.
 
     Args:
         arguments: those of ``RLVRWorkflow`` without ``reward_fn``: ``gconfig``, ``tokenizer``, ``enable_thinking``, ...

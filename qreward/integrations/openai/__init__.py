@@ -1,7 +1,7 @@
-"""The openai SDK, and other libraries built on it or on httpx, over a whole fleet.
+"""Sends the requests of the openai SDK, and of libraries built on it or on httpx, to all endpoints of a client.
 
-``handler`` sends the requests of an SDK through a ``QRewardClient``, and ``responses`` builds the replies, errors and streams included.
-Neither knows an HTTP library. ``transports`` connects them to httpx, httpx2 and the installed SDK.
+``handler`` sends the requests of an SDK through a ``QRewardClient``. ``responses`` builds the replies, including errors and streams.
+Neither imports an HTTP library. ``transports`` connects them to httpx, httpx2 and the installed SDK.
 """
 
 from qreward.integrations.openai.transports import (

@@ -1,7 +1,7 @@
-"""Sends the requests of an SDK through a client and returns HTTP replies. Knows clients, but no HTTP library and no SDK.
+"""Sends the requests of an SDK through a client and returns HTTP replies. Imports no HTTP library and no SDK.
 
 Chat completions, legacy completions, moderations and rerank requests are passed through unchanged, and so are the bytes of the endpoint's
-answer. An answer is returned whatever its ``finish_reason``, which the program must check. Inputs of embedding requests are merged with
+answer. An answer is returned whatever its ``finish_reason`` is; the program must check it. Inputs of embedding requests are merged with
 those of other calls.
 """
 
@@ -148,7 +148,7 @@ class RequestHandler:
             headers: headers of the request.
             body: body of the request.
             seconds: timeout of the request, in seconds. Without streaming it covers the whole answer, including queueing and retries. With
-                streaming it covers the wait for the first token and each pause between two chunks. None leaves it to the client.
+                streaming it covers the wait for the first token and each pause between two chunks. None means the client's own timeout.
         """
         path = path.rstrip("/")
         try:
@@ -186,9 +186,9 @@ class RequestHandler:
         return responses.answered(answer.body, result.endpoint)
 
     async def _stream(self, call: WireRequest, seconds: float | None) -> OpenAIReply:
-        """Return the reply when the first token has arrived. A failure before that is an HTTP error, once all attempts have failed."""
+        """Return the reply when the first token has arrived. If all attempts fail before that, the reply is an HTTP error."""
         params = {name: value for name, value in call.params.items() if name != "stream"}
-        stream = self._runtime.stream(preparer(call.codec, call.model, params, call.headers, None)(call.inputs), self._given)
+        stream = self._runtime.stream(preparer(call.codec, call.model, {}, call.headers, params)(call.inputs), self._given)
         try:
             async with asyncio.timeout(seconds):
                 await stream

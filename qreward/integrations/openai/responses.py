@@ -1,10 +1,10 @@
-"""The HTTP replies that an SDK receives: status, headers, and a body or server-sent events. Knows no HTTP library.
+"""The HTTP replies that an SDK receives: status, headers, and a body or server-sent events. Uses no HTTP library.
 
 Errors of this package become errors of the OpenAI API. Each has the header ``x-should-retry: false``: the scheduler has already queued,
 retried and hedged the request, so retries by the SDK would only multiply the load.
 
-A stream that breaks off ends with an event that has an ``error``, which SDKs raise, and then with a broken connection, for programs that
-do not check for errors. It never looks like a short answer.
+If a stream fails, its last event has an ``error``, which SDKs raise. The connection then breaks, for programs that do not check events for
+errors. A failed stream therefore never looks like a short answer.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Events(AsyncIterator[bytes]):
         stream: the stream to read.
         seconds: maximum pause between two chunks, in seconds; None means no limit.
         wants_usage: whether the caller wants the chunk that reports the usage. The client always requests that chunk, because the scheduler
-            learns from it, but a program that did not request it does not expect a chunk without choices.
+            learns from it. It has no choices, so programs that did not request it do not expect it.
     """
 
     def __init__(self, stream: Stream, seconds: float | None, *, wants_usage: bool) -> None:
@@ -101,7 +101,7 @@ def event(data: bytes) -> bytes:
 
 
 def in_pieces(body: bytes) -> bytes:
-    """Return a first chunk unchanged. The whole answer of a server that does not stream is converted to a single chunk."""
+    """Return a first chunk unchanged, but convert the complete answer of a server that does not stream to a chunk."""
     if b'"message"' not in body:
         return body
     document = jsonio.read_object(body)
@@ -123,7 +123,7 @@ def _choice_in_pieces(choice: Any) -> Any:
 
 def paused_too_long(seconds: float | None, when: str) -> RequestTimeout:
     """Return the error for a timeout that the request itself set."""
-    return RequestTimeout(f"nothing came for {seconds:g} s {when}, which is the timeout that the request was given; give it more")
+    return RequestTimeout(f"nothing arrived for {seconds:g} s {when}; that is the timeout of the request, set a longer one")
 
 
 _TYPES = {400: "invalid_request", 401: "authentication", 403: "permission", 404: "not_found", 429: "rate_limit"}
@@ -173,7 +173,7 @@ def model(name: str) -> OpenAIReply:
 def not_offered(method: str, path: str, routes: Iterable[str]) -> OpenAIReply:
     """Return a 404 that lists what is supported."""
     offered = ", ".join(f"POST {route}" for route in routes)
-    words = f"qreward does not offer {method} {path}; it offers {offered} and GET /models. Send what else there is to its server directly."
+    words = f"qreward does not offer {method} {path}; it offers {offered} and GET /models. Send other requests to their server directly."
     return OpenAIReply(404, _headers(**{"x-should-retry": "false"}), _json({"error": _error(words, 404, "not_offered")}))
 
 

@@ -1,4 +1,4 @@
-"""Transports for httpx and httpx2, and clients of the installed openai SDK, of major version 2 or 3. Only this module knows them.
+"""Transports for httpx and httpx2, and clients of the openai SDK, of major version 2 or 3. Only this module imports these libraries.
 
 One class serves both HTTP libraries, in async and in blocking code. Each request is answered with a response of the library that sent it.
 """
@@ -27,7 +27,7 @@ except ImportError:  # openai 2 does not need it
 
 
 def _joined(*names: str) -> Any:
-    """Return a class that has the classes of these names in both libraries as bases."""
+    """Return a class that inherits from the classes with these names in both libraries."""
     bases = tuple(getattr(package, name) for name in names for package in dict.fromkeys((httpx, httpx2)))
     return type("Joined", bases, {})
 
@@ -50,7 +50,8 @@ def transport(
     The model in the body selects a route of ``client``, whose scheduler sends the request.
 
     Args:
-        client: a client of either kind, for a transport of either kind. Closing the SDK's client does not close it.
+        client: an async or a blocking client; the transport serves async and blocking programs with either. Closing the SDK's client
+            does not close it.
         priority: priority of all requests, 0 (most urgent) to 9.
         hedge: False for requests that must not be sent to two endpoints at once.
         tenant: tenant of all requests. Tenants that wait at the same priority get equal shares of the fleet.
@@ -110,7 +111,7 @@ class Transport(_joined("AsyncBaseTransport", "BaseTransport")):  # type: ignore
         self._handler = handler
 
     async def handle_async_request(self, request: Any) -> Any:
-        """Return a response. Failures are responses, too. Only ``CancelledError`` is raised; it cancels the request to the endpoint."""
+        """Return a response, also for a failure. Only ``CancelledError`` is raised; it cancels the request to the endpoint."""
         return _response(request, await self._handler.answer(*_arguments(request, await request.aread())), blocking=False)
 
     def handle_request(self, request: Any) -> Any:
@@ -162,7 +163,7 @@ class _Body(_joined("AsyncByteStream", "SyncByteStream")):  # type: ignore[misc]
 
 
 def _arguments(request: Any, body: bytes) -> tuple[str, str, list[tuple[str, str]], bytes, float | None]:
-    """Return the arguments of ``RequestHandler.answer``. Of the timeouts, connect and pool have no meaning here."""
+    """Return the arguments of ``RequestHandler.answer``. Of the timeouts only ``read`` applies: no connection is opened."""
     seconds = (request.extensions.get("timeout") or {}).get("read")
     return request.method, request.url.path, list(request.headers.items()), body, seconds
 

@@ -1,4 +1,4 @@
-"""A file for OpenRLHF's ``--train.agent_func_path``: its single-turn executor, with rewards awaited in its event loop, not in threads.
+"""A file for OpenRLHF's ``--train.agent_func_path``: OpenRLHF's single-turn executor, which awaits rewards without threads.
 
 The only file that imports OpenRLHF.
 """

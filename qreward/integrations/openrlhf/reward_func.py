@@ -1,10 +1,10 @@
 """A file for OpenRLHF's ``--reward.remote_url``. ``python -m qreward.integrations.openrlhf`` prints its path. Does not import OpenRLHF.
 
-OpenRLHF calls the function in threads, at most ``min(32, cpus + 4)`` at once; ``agent.py`` in the same package has no such bound.
+OpenRLHF calls the function in threads, at most ``min(32, cpus + 4)`` at once; ``agent.py`` in this package has no such limit.
 
-OpenRLHF 0.11 handles missing values as follows. A sample without ``rewards`` stops the run where its experience is made. A sample whose
-``scores`` is NaN is dropped with its whole group, and replaced by a new prompt, if ``--algo.dynamic_filtering_enable`` is set. A sample
-that could not be scored therefore has no reward and the score NaN, unless the settings name a number.
+A sample that could not be scored has no ``rewards``, and NaN as ``scores``, unless the settings name a number. OpenRLHF 0.11 handles this
+as follows. With ``--algo.dynamic_filtering_enable`` it drops the sample with its whole group, because a score is NaN, and takes another
+prompt. Otherwise the run stops when OpenRLHF makes experience of a sample without ``rewards``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from qreward.integrations.trainers import Adapter, RewardConfig, Scored
 from qreward.integrations.trainers.texts import response_in, without_end
 
 DEADLINE = 180.0
-"""Default number of seconds for one reward, as OpenRLHF allows a remote reward model per attempt. Functions and executors have no limit."""
+"""Default number of seconds for one reward: what OpenRLHF allows a remote reward model per attempt. It does not limit functions."""
 
 ADAPTER = Adapter(
     trainer="openrlhf",
@@ -29,7 +29,7 @@ ADAPTER = Adapter(
 )
 _EFFECT = "; the sample has no reward: it is dropped with its group under --algo.dynamic_filtering_enable, else the run stops"
 _UNKNOWN_RESPONSE = (
-    "the prompt is not found at the beginning of the query, so where the response begins is unknown; to have the whole query judged, set "
+    "the query does not begin with the prompt, so it is unknown where the response begins; to judge the whole query, set "
     "columns: {response: query}"
 )
 
@@ -38,7 +38,7 @@ def reward_func(queries: list[str], prompts: list[str], labels: list[Any], **kwa
     """Score responses. May be called from any number of threads. The settings are in the file that ``QREWARD_REWARD`` names.
 
     Args:
-        queries, prompts, labels: as OpenRLHF passes them: one of each, or several.
+        queries, prompts, labels: lists of equal length, as OpenRLHF passes them.
         kwargs: accepted and ignored.
 
     Returns:
@@ -56,7 +56,7 @@ def reward_func(queries: list[str], prompts: list[str], labels: list[Any], **kwa
 
 
 async def results(queries: Iterable[str], prompts: Iterable[str], labels: Iterable[Any]) -> list[dict[str, Any]]:
-    """Return what OpenRLHF takes for each sample: ``rewards``, ``scores`` and ``extra_logs``, always with the same keys.
+    """Return one mapping for each sample, as OpenRLHF expects it: ``rewards``, ``scores`` and ``extra_logs``, always with the same keys.
 
     Args:
         queries: prompts and responses as the tokenizer decodes them, with special tokens.

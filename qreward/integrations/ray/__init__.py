@@ -1,8 +1,9 @@
-"""Ray: a scorer in a pool of actors or on Ray Serve, behind qreward's queue, and bulks of Datasets. The pool also works without Ray.
+"""Ray: scorers in a pool of actors or on Ray Serve, and bulks of Datasets. The pool also works without Ray.
 
-The queue stays in the caller's process, where batches fill while the actors are busy; Ray transports whole batches. ``supervisor`` assigns
-batches to actors and restarts actors, ``backends`` starts and calls actors in Ray or in this process, ``pool`` is the public class,
-``serving`` is Ray Serve, ``bulk`` sends the rows of Datasets, and ``limit_actor`` shares rate limits in a cluster.
+The queue stays in the caller's process, where batches fill while the actors are busy. Ray transports whole batches.
+
+Modules: ``pool`` has the public class, ``supervisor`` assigns batches to actors and restarts actors, and ``backends`` starts and calls
+actors. ``serving`` is for Ray Serve, ``bulk`` for Datasets, and ``limit_actor`` shares rate limits in a cluster.
 """
 
 from __future__ import annotations

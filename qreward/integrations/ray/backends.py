@@ -1,7 +1,7 @@
 """Backends of a pool: Ray actors, or scorers in this process. The only module that calls Ray's core.
 
-It makes and calls scorers in the actor's process and in the caller's. The part that runs in an actor is pickled to it and imports Ray's
-pickler only there. The module decides nothing: placement and restarts are in ``supervisor``.
+It makes and calls scorers in the process of an actor or of the caller. ``ScorerActor`` runs in an actor, and only there is Ray's pickler
+imported. ``supervisor`` decides which actor receives a batch, and when an actor is restarted.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class ScorerSpec:
         return self.factory or isinstance(self.scorer, type)
 
     def _declared(self) -> Any:
-        """The scoring function as far as it is known before anything is made; None if there is none."""
+        """The scoring function, if the scorer has one before it is instantiated; else None."""
         scorer = self.scorer
         if isinstance(scorer, type):  # calling the class itself would instantiate it
             return getattr(scorer, self.method) if any(self.method in vars(each) for each in scorer.__mro__) else None
@@ -101,7 +101,7 @@ Reply = tuple[bool, Any]
 
 
 class ScorerActor:
-    """The actor class. A blocking scorer runs in a thread for each of the batches at once, an async one in the actor's event loop."""
+    """The actor class. Each batch of a blocking scorer runs in a thread of its own; an async scorer runs in the actor's event loop."""
 
     def __init__(self, spec: ScorerSpec, concurrency: int) -> None:
         self._made = spec.make()
@@ -112,7 +112,7 @@ class ScorerActor:
         """Do nothing. Ray runs this call when the constructor has returned."""
 
     async def run(self, columns: tuple[Any, ...]) -> Reply:
-        """A thread cannot be stopped, so a batch in a thread runs to its end even if it is cancelled."""
+        """Score a batch. A thread cannot be stopped, so a batch in a thread runs to its end even if it is cancelled."""
         call = partial(self._score, *accepted(self._score, columns))
         if self._threads is not None:
             in_context = partial(copy_context().run, attempt, call)  # Ray keeps the task's identity there
@@ -135,7 +135,7 @@ class ScorerActor:
 
 
 def attempt(call: partial[Any]) -> Reply:
-    """Return what a blocking scorer returns or raises. An exception such as ``SystemExit`` does not end the actor."""
+    """Run a blocking scorer and return its reply. Not even an exception such as ``SystemExit`` ends the actor."""
     try:
         return ok_reply(call())
     except BaseException as error:
@@ -157,7 +157,7 @@ def error_reply(error: BaseException) -> Reply:
 
 
 def not_exiting(error: BaseException) -> Exception:
-    """The exception, or a ``RuntimeError`` in place of one that would end the caller's event loop, iteration or program."""
+    """The exception; a ``RuntimeError`` instead if it would end the caller's iteration, event loop or program."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error
     return RuntimeError(f"the scorer raised {type(error).__name__}: {error}")
@@ -179,20 +179,20 @@ INSTALL = "pip install 'qreward[ray]'"
 
 
 class ActorDied(ConnectionFailed, ConnectionError):
-    """An actor died, and the score with it: repeatedly with this item alone on it, or no actor is left."""
+    """The item has no score, because actors died while they scored it, or because no actor is left."""
 
 
 class ActorLost(Exception):
-    """The actor of a batch is gone, so the batch has no result. Its items are not at fault so far.
+    """The actor of a batch is gone, so the batch has no result. The pool sends it again, because its items may not be at fault.
 
     Attributes:
-        in_making: the actor never started: its class raised, or its environment could not be set up.
+        never_started: the actor never started: its class raised, or its environment could not be set up.
         excused: no batch can have caused the death, because the actor was killed on purpose or its node was preempted.
     """
 
-    def __init__(self, message: str, *, in_making: bool = False, excused: bool = False) -> None:
+    def __init__(self, message: str, *, never_started: bool = False, excused: bool = False) -> None:
         super().__init__(message)
-        self.in_making = in_making
+        self.never_started = never_started
         self.excused = excused
 
 
@@ -221,13 +221,13 @@ class PoolConfig:
 CLOSE_TIMEOUT = 5.0
 """Seconds for a scorer's ``close``."""
 DEATHS = ("RayActorError", "NodeDiedError", "WorkerCrashedError", "OutOfMemoryError", "ObjectLostError", "LocalRayletDiedError")
-"""Names in ``ray.exceptions``: an actor, or a result of it, is gone."""
+"""Exceptions of ``ray.exceptions`` that mean that an actor, or a result of it, is gone."""
 NEVER_STARTED = ("RuntimeEnvSetupError", "ActorUnschedulableError")
-"""Names in ``ray.exceptions``: an actor cannot be started."""
+"""Exceptions of ``ray.exceptions`` that mean that an actor cannot be started."""
 SHOWN = 240
 """Maximum number of characters of Ray's message in an error. Ray appends long advice."""
 Sent = tuple[asyncio.Future[Reply], Callable[[], object]]
-"""The reply of a batch, done when the actor has finished the batch; and a function that requests its cancellation."""
+"""A future of the reply to a batch, and a function that requests the cancellation of the batch."""
 
 
 class RayBackend:
@@ -243,8 +243,8 @@ class RayBackend:
         self._deaths: tuple[Any, ...] = tuple(getattr(errors, name) for name in DEATHS + NEVER_STARTED)
         self._never_started: tuple[Any, ...] = tuple(getattr(errors, name) for name in NEVER_STARTED)
         most = config.max_concurrent_batches
-        # One call more than batches, so that ``ready`` and ``end`` do not wait for a batch. Ray would restart an actor at once and for a
-        # fixed number of deaths, and would not restart one whose class raised; the supervisor does more.
+        # One call more than batches, so that ``ready`` and ``end`` do not wait for a batch. The supervisor restarts actors instead of Ray,
+        # because Ray restarts without a delay, and never an actor whose class raised.
         own = {"max_concurrency": most + 1, "max_restarts": 0, "max_task_retries": 0}
         self._make: Callable[[], Any] = partial(ray.remote(ScorerActor).options(**config.options, **own).remote, spec, most)
 
@@ -267,8 +267,8 @@ class RayBackend:
     def read(self, error: BaseException) -> BaseException:
         """Convert an exception of Ray to the one that the caller receives; ``ActorLost`` if the actor is gone."""
         if isinstance(error, self._deaths):
-            in_making = isinstance(error, self._never_started) or getattr(error, "actor_init_failed", False)
-            return ActorLost(_last_line(str(error)), in_making=in_making, excused=getattr(error, "preempted", False))
+            never_started = isinstance(error, self._never_started) or getattr(error, "actor_init_failed", False)
+            return ActorLost(_last_line(str(error)), never_started=never_started, excused=getattr(error, "preempted", False))
         if isinstance(error, self._ray.exceptions.TaskCancelledError):
             return _cancelled()
         cause = getattr(error, "cause", None)  # a RayTaskError has one, such as for unpicklable results
@@ -354,7 +354,7 @@ def _cancelled() -> RequestError:
 
 
 def _last_line(text: str) -> str:
-    """The last line of Ray's message about a death, which has the cause."""
+    """The last line of Ray's message about a death. It names the cause."""
     lines = [line.strip() for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines() if line.strip()]
     return lines[-1][:SHOWN] if lines else "it died"
 
@@ -382,7 +382,7 @@ def _in_thread(call: Callable[[], Any]) -> Future[Any]:
 
 
 def _result_of(source: Future[Any]) -> asyncio.Future[Any]:
-    """A future of this event loop with the outcome of another thread's. The loop may be closed when that ends; nothing waits then."""
+    """Return a future of this event loop that gets the outcome of ``source``. Another thread may set it after this loop was closed."""
     loop = asyncio.get_running_loop()
     target = loop.create_future()
 

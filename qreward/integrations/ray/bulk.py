@@ -1,7 +1,7 @@
 """Bulks of a Ray Dataset: each row is a request, or an item for a judge or a reward model.
 
-Ray distributes the rows. Each of its workers has one client and one journal; the journals are in one folder, by which a row is paid once
-whichever worker receives it. What a row means, and how it is sent, is in :mod:`qreward.bulk`.
+Ray distributes the rows to its workers. Each worker has one client and one journal. All journals are in one folder, so a row that has a
+result is not sent again, whichever worker receives it. :mod:`qreward.bulk` turns rows into requests and sends them.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from qreward.settings.files import read_settings
 RESULT, SCORE, ERROR = "result", "score", "error"
 """Columns that are added to each row."""
 BATCH = 256
-"""Rows of a batch. Ray gives a worker some batches at once; see ``RAY_DATA_DEFAULT_ASYNC_BATCH_UDF_MAX_CONCURRENCY``, 4 by default."""
+"""Rows of a batch. A worker sends ``RAY_DATA_DEFAULT_ASYNC_BATCH_UDF_MAX_CONCURRENCY`` batches at once, 4 by default."""
 AT_ONCE = 2
-"""Tasks of Ray that a worker has at once, so that it does not wait for the last row of one before it begins the next."""
+"""Ray tasks that a worker runs at once: it begins the second while the first waits for its last rows."""
 
 ClientSource = str | Path | Mapping[str, Any] | ClientConfig | None
 JudgeSource = str | Path | Mapping[str, Any] | JudgeConfig | None
@@ -46,16 +46,16 @@ JudgeSource = str | Path | Mapping[str, Any] | JudgeConfig | None
 class BulkRequests:
     """Sends the rows of a Dataset, for ``Dataset.map_batches`` with ``batch_format="pyarrow"``. One object is made in each worker.
 
-    The rows keep their columns and receive two: ``result``, the JSON text of the response body or of the verdict, and ``error``, that of an
-    error; one of them is null. With a judge or a reward model there is also ``score``, a number or null. A row that fails never raises.
+    Two columns are added to the rows: ``result``, the response body or the verdict as JSON text, and ``error``, the error as JSON text. One
+    of the two is null. With a judge or a reward model there is also ``score``, a number or null. A row that fails never raises.
 
     Args:
         output: folder of the journals. It must exist, on a file system that all workers share.
         config: the client's settings: a mapping, or a file that all workers can read. None takes those that ``QRewardClient.from_env``
             finds in the worker. ``Limits(shared="ray")`` holds for all workers together.
-        judge: settings of a judge, or a file with them: each row is an item.
-        reward_model: name of a reward model: each row is an item.
-        counts_only: return one row for each batch, with counts; for :func:`run`.
+        judge: settings of a judge, or a file with them. Each row is then an item for the judge.
+        reward_model: name of a reward model. Each row is then an item for it.
+        counts_only: return one row with counts for each batch, instead of its rows. :func:`run` needs only these.
         options: ``model``, ``params``, ``template``, ``system``, ``columns``, ``timeout``, ``priority``, ``tenant``, ``retry_failed`` and
             ``resume`` of :class:`~qreward.bulk.settings.BulkSettings`.
 
@@ -123,16 +123,16 @@ def run(
 
     Args:
         dataset: the ``ray.data.Dataset``.
-        output: folder of the results, ``part-00000.jsonl`` and so on, of failures, ``part-00000.failed.jsonl``, and of the journals. It is
-            made if it does not exist. All workers need it, on a file system that they share.
+        output: folder for results (``part-00000.jsonl``, ...), failures (``part-00000.failed.jsonl``, ...) and journals. It is created if
+            it does not exist. It must be on a file system that all workers share.
         config, judge, reward_model, options: see :class:`BulkRequests`.
         actors: number of workers.
-        batch_size: rows of a batch. A worker sends the rows of some batches at once; see :data:`BATCH`.
+        batch_size: rows of a batch. A worker sends several batches at once; see :data:`BATCH`.
         ray_options: further arguments of ``Dataset.map_batches``, such as ``{"num_cpus": 0.5}``.
 
     Returns:
-        What was done. ``report.lines`` counts the rows, ``report.done`` the different ones. ``report.reason`` says why rows have no result;
-        None if each has one. Tokens are those of this run, without workers that died.
+        The report. ``lines`` counts the rows, and ``done`` the distinct rows that have a result or a failure. ``reason`` says why rows have
+        neither; None if all have one. Tokens of earlier runs and of workers that died are not counted.
 
     Raises:
         ConfigError: a setting is wrong, another run has the same output, or the settings have changed.
@@ -204,7 +204,7 @@ def _answer(line: Mapping[str, msgspec.Raw]) -> str:
 
 
 def counts(results: list[RowResult]) -> dict[str, Any]:
-    """Return what :func:`run` needs to know of a batch."""
+    """Return the counts of a batch, which :func:`run` adds up, and a reason if rows have no result."""
     lost = [each for each in results if not each.is_kept]
     usages = [each.usage for each in results if each.usage is not None]
     prompt, completion = (sum(getattr(usage, name) or 0 for usage in usages) for name in ("prompt_tokens", "completion_tokens"))
@@ -225,7 +225,7 @@ def _scorer_of(judge: JudgeSource, reward_model: str | None) -> JudgeConfig | st
         raise ConfigError("judge and reward_model are both set; set one of them")
     if judge is None or isinstance(judge, JudgeConfig):
         return judge or reward_model
-    content, place = read_settings(judge, empty="it must hold at least model")
+    content, place = read_settings(judge, empty="it must contain at least model")
     try:
         return JudgeConfig(**content)
     except ConfigError as error:
@@ -237,7 +237,7 @@ def _open(output: str | Path, options: Mapping[str, Any], scorer: JudgeConfig | 
     identity: str | None = None if isinstance(scorer, JudgeConfig) else scorer
     if isinstance(scorer, JudgeConfig):
         identity = f"judge {', '.join(scorer.model)}, settings {digest(scorer.model_dump())[:16]}"
-    common = {"keyed": True, **settings.of_the_journal((), identity)}
+    common = {"keyed": True, **settings.shared_settings((), identity)}
     return JournalFolder(Path(output), common, force=settings.resume == "force", retry_failed=settings.retry_failed)
 
 

@@ -1,8 +1,8 @@
 """Shares rate limits between the processes of a Ray cluster. The ledger of each key is in a named actor, which the first process creates.
 
 The actor belongs to the process that created it and ends with it. The next process that renews a lease creates another, with a new ledger.
-For the duration of one lease every member then keeps the share that it held. The clocks of nodes are never compared: shares are sent as
-durations.
+Each member then keeps the share that it held for the duration of one lease. Messages contain durations instead of times, so the clocks of
+nodes need not agree.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class RayLedgerTransport:
         self._answered: set[str] = set()
 
     def renew(self, key: str, member: str, ask: RenewRequest) -> RenewReply:
-        """Renew a member's lease. Raises ``ConnectionError`` without Ray or if the actor died, ``TimeoutError`` if it does not answer."""
+        """Renew a member's lease. Raises ``ConnectionError`` without Ray or if the actor died, ``TimeoutError`` if it is silent."""
         share: RenewReply = self._call(key, "renew", member, ask)
         self._answered.add(key)
         return share
@@ -67,11 +67,11 @@ class RayLedgerTransport:
         try:
             return reply.future().result(timeout)
         except TimeoutError:
-            raise TimeoutError(f"the broker did not answer within {timeout:g} s") from None
+            raise TimeoutError(f"the ledger actor did not answer within {timeout:g} s") from None
         except Exception as error:
             if any(kind.__name__ in DEATHS for kind in type(error).__mro__):
                 self._actors.pop(key, None)
-                raise ConnectionError("the broker actor died; a new one is being started") from None
+                raise ConnectionError("the ledger actor died; a new one is being started") from None
             raise
 
     def _actor(self, key: str) -> Any:

@@ -49,7 +49,7 @@ def rows_of(results: Any, count: int) -> list[Any]:
         raise InvalidScores(f"a scorer must return a list with one result for each item, not a {type(results).__name__}")
     rows = list(results)
     if len(rows) != count:
-        raise InvalidScores(f"the scorer gave {len(rows)} results for {count} item{'s'[: count != 1]}; it must be one for each")
+        raise InvalidScores(f"the scorer returned {len(rows)} results for {count} item{'s'[: count != 1]}; it must return one for each")
     return rows
 
 
@@ -84,10 +84,10 @@ class PoolStats:
     timeouts: int = 0
 
 
-SUSPECT = 1
-"""Deaths of its actor after which a batch is sent alone. It then endangers no other batch, and another death must be its own fault."""
-GUILTY = 2
-"""Deaths after which a batch is split, or its only item fails. A half starts with one death counted."""
+ALONE_AFTER = 1
+"""Number of actor deaths after which a batch no longer shares its actor. The next death is then the fault of this batch."""
+SPLIT_AFTER = 2
+"""Number of actor deaths after which a batch is split, or its only item fails. Each half starts with one death counted."""
 _OURS = ("max_concurrency", "max_restarts", "max_task_retries")
 
 
@@ -98,8 +98,8 @@ class ScorerPool:
     scorer of a ``RewardBuffer``. ``queue`` and ``buffer`` make these with as many concurrent batches as the actors can take.
 
     A batch goes to the actor with the fewest batches. If the actor dies, the batch is sent again and a new actor is started. An item that
-    kills actors is found by splitting its batch, and only that item fails. It must have killed an actor alone before it fails, so an item
-    may be scored several times: scoring should be idempotent.
+    kills actors is found by splitting its batch. Only that item fails, after an actor died with no other item on it. Because an item may be
+    scored several times, scoring should be idempotent.
 
     A pool is created without an event loop, and may be used from several loops and threads.
 
@@ -119,8 +119,8 @@ class ScorerPool:
         start_timeout: time limit in seconds for starting an actor; None means no limit.
         max_restarts: consecutive deaths of an actor, without a finished batch between them, after which it is not restarted. An actor that
             fails to start, because its class raises, is given up after three attempts.
-        num_cpus, num_gpus, resources, runtime_env: options of each actor, as in ``ray.remote``. These and the next are ignored without Ray.
-        ray_options: other options of ``ray.remote``, such as ``memory`` or ``scheduling_strategy``.
+        num_cpus, num_gpus, resources, runtime_env: options of each actor, as in ``ray.remote``; ignored without Ray.
+        ray_options: other options of ``ray.remote``, such as ``memory`` or ``scheduling_strategy``; ignored without Ray.
 
     Raises:
         TypeError: the scorer cannot be called, or an argument has the wrong type.
@@ -215,7 +215,7 @@ class ScorerPool:
             Exception: any exception of the scorer.
             InvalidResponse: the scorer did not return one result for each item.
             RequestTimeout: the batch exceeded ``batch_timeout`` on its actor.
-            ActorDied: no actor is left. As an entry of the list: the item killed its actor.
+            ActorDied: no actor is left. As an entry of the returned list: the item killed its actors.
             ClientClosed: the pool is closed.
             ConfigError: the lists differ in length; or as in ``start``.
         """
@@ -226,7 +226,7 @@ class ScorerPool:
         if not count:
             return []
         loop = asyncio.get_running_loop()
-        value = await asyncio.wrap_future(supervisor.submit(partial(self._solve, supervisor, loop, columns), loop))
+        value = await asyncio.wrap_future(supervisor.submit(partial(self._score, supervisor, loop, columns), loop))
         if not isinstance(value, Mapping):
             rows_of(value, count)
         return value
@@ -283,32 +283,32 @@ class ScorerPool:
 
     # called in the supervisor's event loop
 
-    async def _solve(self, supervisor: Supervisor, caller: asyncio.AbstractEventLoop, columns: Columns, deaths: int = 0) -> Any:
+    async def _score(self, supervisor: Supervisor, caller: asyncio.AbstractEventLoop, columns: Columns, deaths: int = 0) -> Any:
         """Return the results of a batch, however often its actor dies. A batch that repeatedly kills its actor is split in half."""
-        while deaths < GUILTY:
+        while deaths < SPLIT_AFTER:
             try:
-                return await supervisor.run(columns, deaths >= SUSPECT, caller)
+                return await supervisor.run(columns, deaths >= ALONE_AFTER, caller)
             except ActorLost as loss:
                 deaths, died = deaths + (not loss.excused), loss
             supervisor.counts["retried"] += 1
         if len(columns[0]) == 1:
             supervisor.counts["poisonous"] += 1
-            return [ActorDied(f"an actor died whenever this item was on it, at last with nothing else; it is not sent again: {died}")]
+            return [ActorDied(f"each actor that scored this item died, the last one with no other item; it is not sent again: {died}")]
         first, second = parts_of(columns)
-        return [*await self._solve_part(supervisor, caller, first), *await self._solve_part(supervisor, caller, second)]
+        return [*await self._score_part(supervisor, caller, first), *await self._score_part(supervisor, caller, second)]
 
-    async def _solve_part(self, supervisor: Supervisor, caller: asyncio.AbstractEventLoop, columns: Columns) -> list[Any]:
+    async def _score_part(self, supervisor: Supervisor, caller: asyncio.AbstractEventLoop, columns: Columns) -> list[Any]:
         """Return one result for each item. An exception of the scorer is isolated to its item, so that no caller sends that item again.
 
-        ``InvalidScores``, if the scorer did not return one result for each item of a part, is an error of the whole batch.
+        If the scorer does not return one result for each item of a part, the whole batch fails with ``InvalidScores``.
         """
         count = len(columns[0])
         try:
-            return rows_of(await self._solve(supervisor, caller, columns, SUSPECT), count)
+            return rows_of(await self._score(supervisor, caller, columns, ALONE_AFTER), count)
         except InvalidScores:
             raise
         except Exception as error:
             if count == 1 or isinstance(error, ActorDied | RequestTimeout | Rejected):
                 return [error] * count
         first, second = parts_of(columns)
-        return [*await self._solve_part(supervisor, caller, first), *await self._solve_part(supervisor, caller, second)]
+        return [*await self._score_part(supervisor, caller, first), *await self._score_part(supervisor, caller, second)]

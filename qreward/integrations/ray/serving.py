@@ -1,7 +1,6 @@
 """A scorer as a deployment of Ray Serve, with a qreward queue in each replica, the HTTP API of the reward server, and a Serve handle.
 
-This module knows Serve, but not the rest of Ray. The HTTP API and the queue are ``qreward.server``, which a replica imports and a caller
-does not need.
+This module uses Serve, but not the rest of Ray. The HTTP API and the queue are those of ``qreward.server``.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def deployment(
         scorer, init_args, init_kwargs, factory, method: as for :class:`~qreward.integrations.ray.ScorerPool`. The scorer is made once in
             each replica.
         name, num_replicas, ray_actor_options, autoscaling_config: as in ``serve.deployment``.
-        max_ongoing_requests: number of requests that a replica receives at once. Its batches are formed from them. By default twice
+        max_ongoing_requests: number of requests that a replica receives at once, and from which it forms batches. By default twice
             ``max_batch_size * max_concurrent_batches``, but at least 100.
         serve_options: other options of ``serve.deployment``.
         settings: settings of the queue in each replica, and limits on its requests, with the names of

@@ -39,7 +39,7 @@ class Actor:
 
     Attributes:
         handle: the backend's object for the actor.
-        lost: done when the actor has died.
+        lost: a future that is done when the actor has died.
         load: number of batches on it.
         alone: whether the batch on it must not share the actor.
         turn: number of its latest assignment, to break ties between actors.
@@ -55,13 +55,13 @@ class Actor:
 
 
 class Supervisor:
-    """The actors of one pool in this process. ``name`` is the scorer's in messages.
+    """The actors of one pool in this process. ``name`` is the name of the scorer in error messages.
 
     Attributes:
         ready: actors that can take batches.
         given_up: number of actors that are not restarted any more.
-        waiting: batches that wait for an actor: the future of the actor, and whether the batch must not share it. Batches that must not
-            share are at the head.
+        waiting: for each batch that waits for an actor: the future of that actor, and whether the batch must not share it. Batches that
+            must not share an actor are first.
         counts: numbers named as in ``PoolStats``.
     """
 
@@ -91,7 +91,7 @@ class Supervisor:
         return self._post(self._run_for(caller, work))
 
     def close(self, drain: bool, caller: asyncio.AbstractEventLoop) -> Future[Any]:
-        """Wait until no caller is left in an event loop that still runs, stop the actors and end the thread."""
+        """Wait for the callers whose event loops still run, then stop the actors and end the thread."""
         return self._post(self._close(drain, caller))
 
     def stop(self) -> None:
@@ -111,7 +111,7 @@ class Supervisor:
     async def run(self, columns: tuple[Any, ...], alone: bool, caller: asyncio.AbstractEventLoop) -> Any:
         """Score a batch on an actor, and return what the scorer returned. Raises ``ActorLost`` if the actor died.
 
-        A batch that is suspected of having killed an actor must be ``alone``: it is next, and shares its actor with no other.
+        A batch that may have killed an actor must be ``alone``: it is assigned next, and shares its actor with no other batch.
         """
         actor = await self._assigned(alone)
         try:
@@ -142,7 +142,7 @@ class Supervisor:
     def kill_if_busy(self, actor: Actor, reply: asyncio.Future[Reply]) -> None:
         """Kill an actor that has not finished a batch whose time is over."""
         if not reply.done():
-            self._on_death(actor, ActorLost("it was killed, because it went on with a batch whose time was over", excused=True))
+            self._on_death(actor, ActorLost("it was killed, because it still worked on a batch after its batch_timeout", excused=True))
 
     async def _assigned(self, alone: bool) -> Actor:
         """Wait for an actor and take a slot of it. A batch that must not share an actor has waited before, and goes to the head."""
@@ -228,7 +228,7 @@ class Supervisor:
                 if actor.finished:
                     deaths = failed_starts = 0
             deaths += 1
-            failed_starts += loss.in_making
+            failed_starts += loss.never_started
             self.counts["deaths"] += 1
             self._reason = str(loss)
             _log.warning("actor %d died: %s", number, loss)
@@ -245,9 +245,9 @@ class Supervisor:
         except Exception as error:
             if limit.expired():
                 reason = f"it was not ready within {timeout:g} s; are there the resources that it asks for?"
-                raise ActorLost(reason, in_making=True) from None
+                raise ActorLost(reason, never_started=True) from None
             loss = self.backend.read(error)
-            raise loss if isinstance(loss, ActorLost) else ActorLost(f"{type(loss).__name__}: {loss}", in_making=True) from error
+            raise loss if isinstance(loss, ActorLost) else ActorLost(f"{type(loss).__name__}: {loss}", never_started=True) from error
         self.ready.append(actor)
         self._assign()
         return actor

@@ -1,7 +1,6 @@
-"""Rewards of a judge or a reward model in ROLL: a reward worker, and a rollout loop and a group filter that drop what could not be judged.
+"""Rewards of a judge or a reward model in ROLL: a reward worker, and a rollout loop and a group filter that drop unjudged responses.
 
-``JudgeRewardWorker`` and ``SkippingRolloutLoop`` need ROLL and are imported on first access. Only ``worker`` and ``loop`` know ROLL's
-classes.
+``JudgeRewardWorker`` and ``SkippingRolloutLoop`` need ROLL and are imported on first access. Only ``worker`` and ``loop`` import ROLL.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from qreward.integrations.roll.rewards import Drops, RewardUnavailable
 class SkippingRolloutLoop(UserDefinedRolloutLoop):  # type: ignore[misc]  # ROLL has no types
     """ROLL's rollout loop, except that :class:`RewardUnavailable` drops the prompt with all its responses, and ROLL takes another prompt.
 
-    For ``user_defined_rollout_loop_cls`` of a pipeline. In a validation, too, another prompt replaces the one that was dropped.
+    For ``user_defined_rollout_loop_cls`` of a pipeline. A dropped prompt is replaced in a validation, too.
 
     Raises:
         RewardUnavailable: from ``process_new_prompt``, when ``MOST_DROPPED`` prompts in a row were dropped.

@@ -1,7 +1,7 @@
-"""What ROLL's reward worker and environments share: its keys as settings, rows as items, and the handling of missing rewards.
+"""Shared by ROLL's reward worker and environments: reads settings from ROLL's keys, and handles missing rewards.
 
-Knows ROLL's keys, but none of its classes, no tensors and no Ray. ROLL drops unknown keys of a worker. The settings are therefore in
-``reward_manager_config``, a list of free mappings that ROLL keeps.
+Does not import ROLL, PyTorch or Ray. ROLL drops unknown keys of a worker. The settings are therefore in ``reward_manager_config``, a list
+of mappings that ROLL does not validate.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PROMPTS, RESPONSES = "prompts", "responses"
 LARGEST = 65504.0
 """Largest finite number in float16, in which ROLL stores rewards (IEEE 754 binary16)."""
 MOST_DROPPED = 100
-"""Number of prompts or groups dropped in a row that ends the run, because it is no longer chance that judging fails."""
+"""Number of prompts or groups dropped in a row after which the run ends, because judging fails for all of them."""
 INVALID = -999.0
 """Reward of a step that could not be judged; ROLL's own environments use the same value."""
 KEYS = ("judge_model_name", "judge_api_url", "judge_api_key", "judge_prompt")
@@ -137,7 +137,7 @@ def _messages(value: Any) -> Any:
 
 
 class JudgedBatch(NamedTuple):
-    """The rewards of a batch, in order, finite and within the range of float16; and its metrics: name -> one number for each row."""
+    """The rewards of a batch, in order, and its metrics: name -> one number for each row. All rewards are finite and fit into float16."""
 
     scores: list[float]
     metrics: dict[str, list[float]]
@@ -146,15 +146,15 @@ class JudgedBatch(NamedTuple):
 async def judge_rows(rewarder: Rewarder, config: RewardConfig, rows: Iterable[Mapping[str, Any]]) -> JudgedBatch:
     """Score all rows concurrently.
 
-    Raises ``RewardUnavailable`` if a reward is missing and ``on_failure`` names no number, and ``ConfigError`` if one does not fit into
-    float16.
+    Raises ``RewardUnavailable`` if a reward is missing and ``on_failure`` names no number, and ``ConfigError`` if a reward does not fit
+    into float16.
     """
     scored = await rewarder.score_many([ADAPTER.item(row, config) for row in rows])
     failure = failure_of(config)
     lost = [each for each in scored if not each.ok]
     if lost and failure is None:
         raise RewardUnavailable(
-            f"{len(lost)} of {len(scored)} rewards could not be had; the first: {lost[0].reason}. To go on without them, set "
+            f"{len(lost)} of {len(scored)} rewards are missing; the first: {lost[0].reason}. To continue without them, set "
             "user_defined_rollout_loop_cls: qreward.integrations.roll.SkippingRolloutLoop, or choose a number in on_failure"
         )
     scores = [each.score(failure) for each in scored]
@@ -174,7 +174,7 @@ def _fitting(score: float) -> float:
 
 
 class Drops:
-    """Counts consecutive drops of what is named, so that a fleet that is down ends the run instead of having it generate forever."""
+    """Counts prompts or groups dropped in a row, so that the run ends if all endpoints are down, instead of generating forever."""
 
     def __init__(self, what: str, most: int = MOST_DROPPED) -> None:
         self._what = what
@@ -190,7 +190,7 @@ class Drops:
     def check(self, reason: str) -> None:
         """Raise :class:`RewardUnavailable` if ``most`` or more were dropped in a row."""
         if self._row >= self._most:
-            raise RewardUnavailable(f"{self._row} {self._what} in a row were dropped, as no rewards could be had. The last: {reason}")
+            raise RewardUnavailable(f"{self._row} {self._what} in a row were dropped, because rewards are missing. The last: {reason}")
 
 
 _ENVIRONMENTS = replace(ADAPTER, missing=INVALID, none_unsupported="")

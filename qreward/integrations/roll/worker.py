@@ -1,6 +1,6 @@
 """The reward worker for ROLL's RLVR pipelines. Only this module and ``loop`` import ROLL.
 
-ROLL sends the context of its trace with the data, but attaches it in sync methods only, so the worker continues the trace itself.
+ROLL sends the context of its trace with the data, but attaches it in sync methods only, so the worker attaches it itself.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _output(rewards: list[float], metrics: dict[str, list[float]], responses: to
 
 @contextmanager
 def _continued(meta_info: Mapping[str, Any] | None) -> Iterator[None]:
-    """Make spans that start inside children of the caller's span. Enter it in the task of the call: each call has its own context."""
+    """Spans that start inside become children of the caller's span. Enter it in the task that handles the call."""
     carrier = (meta_info or {}).get(CARRIER)
     if not carrier:
         yield

@@ -1,6 +1,6 @@
-"""Shared by the adapters of all trainers: the settings, and one rewarder per process that never turns a failure into a number by itself.
+"""Shared by the adapters of all trainers: the settings, and the rewarder, which turns a failure into a number only if the settings say so.
 
-This package knows no trainer. The adapter of each trainer converts that trainer's data and uses this package.
+This package is independent of any trainer. The adapter of each trainer converts that trainer's data and uses this package.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The base of the trainers' adapters: what becomes of a row of the trainer's data, and of a reward that is missing. Knows no trainer."""
+"""The base of the trainers' adapters: turns rows of data into items to score, and replaces missing rewards. Depends on no trainer."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from qreward.spelling import did_you_mean
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """What is particular to one trainer, as data.
+    """The properties of one trainer that differ from those of others.
 
     Attributes:
         trainer: name of the trainer; ``qreward.<trainer>`` is its logger.
         deadline: default number of seconds for one reward, below the trainer's own limit.
-        columns: item field -> default columns. The first that is present fills the field if the settings name none.
-        missing: what ``on_failure: default`` means.
+        columns: field of an item -> default columns. If the settings name no column, the first of these that is present fills the field.
+        missing: meaning of ``on_failure: default``.
         none_unsupported: the reason why ``on_failure: none`` is impossible, and what to use instead; ``""`` if it is possible.
     """
 
@@ -44,9 +44,10 @@ class Adapter:
         return made
 
     def item(self, row: Mapping[str, Any], config: RewardConfig) -> dict[str, Any]:
-        """Return the arguments of ``Rewarder.score`` for a row: column -> value. ``a.b`` is column ``b`` of the mapping in column ``a``.
+        """Return the arguments of ``Rewarder.score`` for a row, which is a mapping column -> value.
 
-        Columns that the settings name come first, then the default columns, then those with the name of a field of the judge's prompt.
+        The column of a field is the one that the settings name, else the first default column that is present, else the column with
+        the name of the field. In the settings, ``a.b`` is entry ``b`` of the mapping in column ``a``.
 
         Raises:
             ConfigError: a configured column does not exist, or no column holds the prompt. The message lists the existing columns.

@@ -1,7 +1,7 @@
 """One client per process and client configuration. It is closed in all of its event loops when the process ends.
 
-Adapters that are set up twice, for example for training and for evaluation, thereby share the limits of an API key. This module knows no
-trainer and no judge.
+Adapters that are set up twice, for example for training and for evaluation, thereby share the limits of an API key. This module
+depends on no trainer and no judge.
 """
 
 from __future__ import annotations

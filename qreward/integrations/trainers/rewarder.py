@@ -1,7 +1,7 @@
 """One rewarder per process and settings. It scores within a deadline and reports for each item a verdict or an error.
 
 A rewarder is created without an event loop and may be used from any number of loops and threads. A missing reward never becomes a number
-unless the user chose one. This module knows no trainer.
+unless the user chose one. This module is independent of any trainer.
 """
 
 from __future__ import annotations
@@ -79,13 +79,13 @@ class Scored:
         return _writable(f"{type(self.error).__name__}: {self.error}".splitlines()[0][:300])
 
     def metrics(self, prefix: str = "judge_", *names: str) -> dict[str, float]:
-        """What trainers log of an item: ``ok`` (1.0 or 0.0), ``seconds`` and ``tokens``, or those of them that are named."""
+        """Return metrics to log: ``ok`` (1.0 or 0.0), ``seconds`` and ``tokens``, or only those in ``names``, each with ``prefix``."""
         found = {"ok": float(self.ok), "seconds": self.seconds, "tokens": float(self.tokens)}
         return {f"{prefix}{name}": found[name] for name in names or found}
 
 
 def _writable(text: str) -> str:
-    """Escape what cannot be encoded, such as lone surrogates. The text of an error may quote an item."""
+    """Escape characters that cannot be encoded, such as lone surrogates, which an error may quote from an item."""
     return text.encode(errors="backslashreplace").decode()
 
 
@@ -105,18 +105,22 @@ class Rewarder:
         self.config = config or RewardConfig(reward_model="scorer")  # a placeholder: the scorer is there already
         self._priority = priority
         self._unfits: frozenset[str] = frozenset()
+        self._filled: set[str] = set()  # the fields that an item had so far
 
     async def score(self, prompt: Any, response: Any = None, *, reference: Any = None, **fields: Any) -> Scored:
         """Score one response. A failure to score it is returned in the result, not raised.
 
         The result has a ``BadRequest`` if the response is None (no request is sent), or if the scorer raises a ``ValueError``, such as the
-        ``UnicodeEncodeError`` of a lone surrogate. Such a ``ValueError`` is also logged.
+        ``UnicodeEncodeError`` of a lone surrogate. Such a ``ValueError`` is also logged. The result has a ``ConfigError`` if a field of
+        the item is None or missing, and another item had this field.
 
         Raises:
-            ConfigError: the settings do not fit the data. For example, the prompt names a field that no item has.
+            ConfigError: the settings do not fit the data. For example, the prompt names a field that no item has had so far.
             CancelledError: the caller was cancelled. Any other exception of the scorer also propagates, as it is a bug in code.
         """
         begun = monotonic()
+        filled = _filled({"prompt": prompt, "response": response, "reference": reference, **fields})
+        self._filled.update(filled)
         if response is None:
             return Scored(None, BadRequest("there is no response to score: it is None"), 0.0)
         _end_before(asyncio.get_running_loop())
@@ -127,8 +131,10 @@ class Rewarder:
                 verdict = await self.scorer.score(
                     prompt, response, reference=reference, timeout=self.deadline, priority=self._priority, **fields
                 )
-        except ConfigError:
-            raise
+        except ConfigError as failure:
+            if filled == self._filled:
+                raise
+            error = failure
         except QRewardError as failure:
             error = failure
         except TimeoutError:
@@ -147,8 +153,11 @@ class Rewarder:
         return failure
 
     async def score_many(self, items: Iterable[Mapping[str, Any]]) -> list[Scored]:
-        """Score many items concurrently. The results are in the order of the items."""
-        return list(await asyncio.gather(*(self.score(**item) for item in items)))
+        """Score many items concurrently. The results are in the order of the items. Errors are those of :meth:`score`."""
+        rows = list(items)
+        for row in rows:
+            self._filled.update(_filled(row))
+        return list(await asyncio.gather(*(self.score(**row) for row in rows)))
 
     def score_blocking(self, items: Iterable[Mapping[str, Any]]) -> list[Scored]:
         """Score many items from blocking code, in any thread. The work runs in the event loop thread that all blocking calls share."""
@@ -163,10 +172,15 @@ class Rewarder:
         await self.scorer.aclose()
 
 
-def reward_of(scored: Scored, on_failure: Failure, default: Failure) -> float | None:
-    """Return the reward as a finite float, or what ``on_failure`` chooses for a missing one; ``default`` is what that means if it does not.
+def _filled(item: Mapping[str, Any]) -> set[str]:
+    return {name for name, value in item.items() if value is not None}
 
-    ``none`` is None, and ``raise`` raises the error of scoring.
+
+def reward_of(scored: Scored, on_failure: Failure, default: Failure) -> float | None:
+    """Return the reward as a finite float, or handle a missing reward as ``on_failure`` says.
+
+    A number is returned, ``none`` returns None, and ``raise`` raises the error of scoring. ``default`` means the value of the argument
+    ``default``.
     """
     if scored.verdict is not None:
         return float(scored.verdict.score)
@@ -179,7 +193,7 @@ def reward_of(scored: Scored, on_failure: Failure, default: Failure) -> float | 
 
 
 _MADE: dict[tuple[str, float], tuple[object, Rewarder]] = {}
-"""By what the adapter passed, so that repeated calls read no file. ``source`` is kept because the key may be its ``id``."""
+"""Rewarders by the source that the adapter passed. The source is kept, because its ``id`` may be the key."""
 _INHERITED: list[object] = []
 _LOCK = threading.Lock()
 _LOOPS: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
@@ -217,7 +231,7 @@ def _made(config: RewardConfig, deadline: float) -> Rewarder:
 
 
 def close_all() -> None:
-    """Close all rewarders and clients, in whatever event loops they are used, so that a process that ends leaves no open connections."""
+    """Close all rewarders and clients, in all event loops that use them, so that no connection stays open when the process ends."""
     with _LOCK:
         made = [each for _, each in _MADE.values()]
         _MADE.clear()
@@ -228,7 +242,7 @@ def close_all() -> None:
 
 
 def _end_before(loop: asyncio.AbstractEventLoop) -> None:
-    """Register ``close_all`` anew, so that it runs first at exit: connections close in a loop, and a trainer may stop its loop at exit."""
+    """Register ``close_all`` again, so that it runs at exit before a trainer stops the event loop in which connections are closed."""
     if loop not in _LOOPS:
         _LOOPS.add(loop)
         atexit.unregister(close_all)

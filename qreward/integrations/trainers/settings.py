@@ -1,6 +1,6 @@
 """The settings of a trainer's adapter: client, scorer, deadline and failure value, read from a file, a mapping or the environment.
 
-This module also checks settings before any request. It knows no trainer.
+This module also checks settings before any request. It is independent of any trainer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from qreward.judge.config import JudgeConfig
 from qreward.judge.prompts import Template
 from qreward.judge.verdict_parser import NAMED
 from qreward.scheduler.routing import matches
-from qreward.settings.base import Policy, Seconds, shown
+from qreward.settings.base import Policy, Seconds, default, shown
 from qreward.settings.client import ClientConfig, load_config
 from qreward.settings.files import SettingsLocation, read_settings
 from qreward.settings.policies import Level, Priority
@@ -41,15 +41,15 @@ RESERVED = frozenset({"timeout", "priority", "tenant"})
 
 
 class RewardConfig(Policy):
-    """How a trainer's adapter gets its rewards.
+    """Settings of a trainer's adapter.
 
     Args:
-        client: the client's settings, or the path of a file with them; in a file, relative to its folder. None takes those that
-            ``QRewardClient.from_env`` finds.
+        client: the client's settings, or the path of a file with them. A path in a settings file is relative to the folder of that file.
+            None takes the settings that ``QRewardClient.from_env`` finds.
         judge: settings of an LLM judge; see :class:`~qreward.judge.config.JudgeConfig`.
         reward_model: name of a reward model.
-        cascade: settings of several scorers in turn; see :class:`~qreward.judge.cascade.CascadeConfig`. Exactly one of ``judge``,
-            ``reward_model`` and ``cascade`` is required.
+        cascade: settings of several scorers that are tried in order; see :class:`~qreward.judge.cascade.CascadeConfig`. Exactly one of
+            ``judge``, ``reward_model`` and ``cascade`` is required.
         deadline: seconds for one reward, including queueing, retries and hedges. None takes the default of the adapter, which is below the
             trainer's own limit.
         on_failure: what replaces a missing reward: ``raise``, ``none`` (if the trainer supports missing rewards), a number, or
@@ -73,16 +73,16 @@ class RewardConfig(Policy):
     deadline: Seconds | None = None
     on_failure: Failure = "default"
     columns: dict[str, str] = Field(default_factory=dict)
-    priority: Level = Priority.NORMAL
+    priority: Level = default(Priority.NORMAL)
     _place: str = PrivateAttr("configuration")
 
     @property
     def place(self) -> str:
-        """Where these settings were read, for error messages: a file's name if they came from a file."""
+        """The source of these settings in error messages, such as the name of a file."""
         return self._place
 
     def at(self, place: str) -> RewardConfig:
-        """Return a copy whose ``place`` is another one."""
+        """Return a copy with this ``place``."""
         other = self.model_copy()
         BaseModel.__setattr__(other, "_place", place)  # settings are frozen, but the place is not a setting
         return other
@@ -116,7 +116,7 @@ class RewardConfig(Policy):
     @classmethod
     def _from_a_file(cls, value: object) -> object:
         if isinstance(value, Mapping):  # validated here, so that an error shows the full path of the setting
-            return read_settings(value, empty="it must hold at least 'endpoints'")[0]
+            return read_settings(value, empty="it must contain at least 'endpoints'")[0]
         return load_config(value) if isinstance(value, str | Path) else value
 
     @model_validator(mode="after")
@@ -129,12 +129,12 @@ class RewardConfig(Policy):
 
     @property
     def scorer(self) -> JudgeConfig | CascadeConfig | str:
-        """What scores: the one of ``judge``, ``reward_model`` and ``cascade`` that is set."""
+        """The setting of the scorer: whichever of ``judge``, ``reward_model`` and ``cascade`` is set."""
         return next(each for each in (self.judge, self.cascade, self.reward_model) if each is not None)
 
     @property
     def stages(self) -> dict[str, JudgeConfig | str]:
-        """The judges and reward models, by the setting that holds each, such as ``judge`` or ``cascade.stages.0``."""
+        """Name of a setting, such as ``judge`` or ``cascade.stages.0`` -> the judge or the reward model that it configures."""
         if self.cascade is None:
             return {"judge": self.judge} if self.judge is not None else {"reward_model": self.reward_model or ""}
         given = self.cascade.stages
@@ -166,20 +166,31 @@ def load_reward_config(source: Source = None, *, place: str | None = None) -> Re
     if not given:
         raise ConfigError(f"no reward settings; pass a file or a mapping, or set the environment variable {VARIABLE} to a file")
     content, read_at = read_reward_settings(given)
-    called = SettingsLocation(place) if place else read_at
+    return reward_config_of(content, SettingsLocation(place) if place else read_at)
+
+
+def reward_config_of(content: Mapping[str, Any], place: SettingsLocation) -> RewardConfig:
+    """Validate settings that :func:`read_reward_settings` has read. Raises ``ConfigError``, which names the place."""
     try:
-        return RewardConfig(**content).at(str(called))
+        return RewardConfig(**content).at(str(place))
     except ConfigError as error:
-        raise called.named(error) from None
+        raise place.named(error) from None
 
 
-def read_reward_settings(source: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], SettingsLocation]:
-    """Read settings without validating them. The files that a file names are relative to its folder.
+_LEAST = f"it must contain at least {', '.join(SCORERS[:-1])} or {SCORERS[-1]}"
+
+
+def read_reward_settings(source: str | Path | Mapping[str, Any], *, empty: str = _LEAST) -> tuple[dict[str, Any], SettingsLocation]:
+    """Read settings without validating them. Paths in a settings file are relative to its folder.
+
+    Args:
+        source: a file, or a mapping with the same content.
+        empty: end of the message for an empty file.
 
     Raises:
         ConfigError: the settings cannot be read.
     """
-    content, place = read_settings(source, empty=f"it must hold at least {', '.join(SCORERS[:-1])} or {SCORERS[-1]}")
+    content, place = read_settings(source, empty=empty)
     if not isinstance(source, Mapping):
         folder = Path(source).expanduser().parent
         if isinstance(client := content.get("client"), str) and client:
@@ -199,7 +210,7 @@ def read_reward_settings(source: str | Path | Mapping[str, Any]) -> tuple[dict[s
 
 
 def _beside(folder: Path, judge: Any) -> Any:
-    """The settings of a judge with the files that it reads in this folder, where they have no path of their own."""
+    """Return the settings of a judge, with the relative paths of its files joined to ``folder``."""
     if not isinstance(judge, Mapping):
         return judge
     files = {name: value for name in ("calibration", "rubric") if isinstance(value := judge.get(name), str) and value.strip()}
@@ -213,7 +224,7 @@ ITEM = frozenset({"prompt", "response", "reference"})
 def prompt_fields(config: RewardConfig) -> frozenset[str]:
     """Return the fields that the judges' templates name.
 
-    Without a prompt of the user's own, and for a reward model, the three fields that every item has are included.
+    A judge without a prompt of the user's own and a reward model use the three fields that every item has.
     """
     return frozenset().union(*map(_fields_of, config.stages.values()))
 
@@ -230,12 +241,12 @@ def _names(prompt: str, system: str) -> frozenset[str]:
 
 
 _JUDGES_OWN = frozenset(JudgeConfig.model_fields) | {"client", "owns_client", "score"}
-"""Arguments of a judge, which a parameter of its requests must not have as its name."""
+"""Names of a judge's own arguments, which cannot be parameters of its requests."""
 
 
 @contextmanager
 def name_source_in_errors(config: RewardConfig) -> Iterator[None]:
-    """Add to a ``ConfigError`` raised inside where the settings were read and which of them is wrong."""
+    """Add to a ``ConfigError`` that is raised inside: the source of the settings, and the name of the wrong setting."""
     try:
         yield
     except ConfigError as error:
@@ -246,7 +257,7 @@ def name_source_in_errors(config: RewardConfig) -> Iterator[None]:
 
 
 def check(config: RewardConfig, routes: Iterable[str]) -> None:
-    """Check what can be known before the first reward. ``routes`` are the patterns of the models that the client serves.
+    """Check settings before the first reward. ``routes`` are the patterns of the models that the client serves.
 
     Raises:
         ConfigError: a verdict, parameter or column has an unknown name, or no route serves a model, so that every reward would fail.

@@ -1,4 +1,4 @@
-"""Extracts the response from decoded tokens: without the prompt before it and without the special tokens at its end. Knows no tokenizer."""
+"""Extracts the response from decoded tokens: without the prompt before it and without the special tokens at its end. Uses no tokenizer."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def without_end(text: str) -> str:
         >>> without_end("The answer is 4.<|im_end|>\\n<|endoftext|>")
         'The answer is 4.'
     """
-    end = ink = _ink_end(text, len(text))
-    while found := _END.search(text, max(0, ink - _LONGEST), ink):
-        ink = _ink_end(text, found.start())
-    return text if ink == end else text[:ink]
+    end = last = _text_end(text, len(text))
+    while found := _END.search(text, max(0, last - _LONGEST), last):
+        last = _text_end(text, found.start())
+    return text if last == end else text[:last]
 
 
-def _ink_end(text: str, end: int) -> int:
+def _text_end(text: str, end: int) -> int:
     """Return where the whitespace before ``end`` begins."""
     while end and text[end - 1].isspace():
         end -= 1
@@ -34,7 +34,7 @@ def _ink_end(text: str, end: int) -> int:
 
 
 def response_in(query: str, prompt: str) -> str | None:
-    """Return what follows the prompt in a text decoded from both; None if the prompt is not found in it.
+    """Return the response, which follows the prompt in ``query``; None if ``query`` does not begin with the prompt.
 
     Whitespace may differ, as some tokenizers do not restore it. A special token may come first. The prompt may have been truncated on the
     left to fit the model's context.
@@ -46,12 +46,12 @@ def response_in(query: str, prompt: str) -> str | None:
     if query.startswith(prompt):
         return query[len(prompt) :]
     query = query.lstrip("\ufffd")  # the truncation split a character
-    shown, wanted = _ink(query), _ink(prompt)
+    shown, wanted = _without_spaces(query), _without_spaces(prompt)
     end = _end_of(shown, wanted)
-    return None if end is None else _after_ink(query, end).removeprefix(prompt[_ink_end(prompt, len(prompt)) :])
+    return None if end is None else _after(query, end).removeprefix(prompt[_text_end(prompt, len(prompt)) :])
 
 
-def _ink(text: str) -> str:
+def _without_spaces(text: str) -> str:
     return "".join(text.split())
 
 
@@ -71,7 +71,7 @@ def _overlap(left: str, right: str, shortest: int) -> int:
     return len(left) - begin if begin >= 0 else 0
 
 
-def _after_ink(text: str, count: int) -> str:
+def _after(text: str, count: int) -> str:
     """Return what follows the first ``count`` non-whitespace characters."""
     for at, character in enumerate(text):
         count -= not character.isspace()

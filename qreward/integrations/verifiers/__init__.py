@@ -1,6 +1,6 @@
-"""Judges for verifiers (v1) whose calls share one client, and so the limits, retries and hedges of a whole fleet.
+"""Judges for verifiers (v1). All their requests go through one shared client, with its limits, retries and hedges.
 
-A judge is a plug-in of verifiers if the module that its ``id`` names exports it. verifiers is imported on first access to a judge.
+verifiers loads a judge from the module that the judge's ``id`` names. This module imports verifiers on first access to a judge.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The judges of verifiers. Imports verifiers.
 
-``FleetJudge`` is ``vf.Judge`` over a fleet: prompts, parsing and records are those of verifiers; the shared client of the process sends the
-requests. The built-in judges of verifiers have one each over a fleet. ``RewardJudge`` uses the scorer of an adapter's settings.
+``FleetJudge`` is a ``vf.Judge`` whose requests are sent by the shared client of the process. Prompts, parsing and records are those of
+verifiers. Each built-in judge of verifiers has a counterpart here. ``RewardJudge`` uses the scorer that the settings of an adapter name.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from qreward.integrations.trainers.clients import shared_client
 from qreward.integrations.trainers.settings import VARIABLE
 from qreward.judge.config import MIN_LABEL_MASS
 from qreward.results import Usage
+from qreward.settings.base import default
 from qreward.settings.client import ClientConfig, load_config
 from qreward.settings.policies import Endpoint, Level, Priority
 
@@ -61,7 +62,7 @@ class FleetJudgeConfig(vf.JudgeConfig):  # type: ignore[misc]  # no types where 
 
     fleet: Path | None = Field(default_factory=lambda: os.environ.get("QREWARD_CONFIG") or None, validate_default=True)
     deadline: float = Field(default=DEADLINE, gt=0, allow_inf_nan=False)
-    priority: Level = Priority.NORMAL
+    priority: Level = default(Priority.NORMAL)
 
 
 ParsedT = TypeVar("ParsedT")
@@ -72,7 +73,7 @@ _Judge: Any = vf.Judge[ParsedT, ConfigT]
 class FleetJudge(_Judge):  # type: ignore[misc]
     """A ``vf.Judge`` whose :meth:`complete` sends its requests to a fleet. The features of verifiers' judges are unchanged.
 
-    Listed before another judge among the base classes, it also redirects that judge's calls of ``complete`` to the fleet.
+    As the first base class of a judge, it also sends the requests of the other base classes to the fleet, if they call ``complete``.
     ``vf.DecisionJudge`` does not call ``complete``; use :class:`FleetDecisionJudge` instead.
 
     Example:
@@ -115,9 +116,9 @@ class FleetJudge(_Judge):  # type: ignore[misc]
             messages: a text, or messages of verifiers.
             trace: the trace that records the call and its usage.
             schema: model of the answer. The answer must match it, and ``parsed`` of the result is an instance of it.
-            parse: function of the result whose return value becomes ``parsed``. Its exceptions propagate.
-            sampling: overrides the sampling settings of the config. ``timeout`` (seconds in all) and ``extra_headers`` apply to the
-                request.
+            parse: function that is called with the result; its return value becomes ``parsed``. Its exceptions propagate.
+            sampling: overrides the sampling settings of the config. ``timeout`` (seconds, retries included) and ``extra_headers``
+                apply to the request.
 
         Raises:
             QRewardError: there is no answer, the answer is not complete, or it does not match ``schema``.
@@ -215,7 +216,7 @@ class FleetDecisionJudgeConfig(vf.DecisionJudgeConfig, FleetJudgeConfig):  # typ
 
 
 class FleetDecisionJudge(FleetJudge[float, FleetDecisionJudgeConfig], vf.DecisionJudge):  # type: ignore[misc, type-arg]
-    """``vf.DecisionJudge`` over a fleet: the expected level of a grade, by a decision in whichever dialect each endpoint speaks."""
+    """``vf.DecisionJudge`` over a fleet: returns the expected level of a grade, from a decision in the dialect of the endpoint."""
 
     async def evaluate(self, *, trace: Any = None, **fields: Any) -> Any:
         """Ask for the grade. The answer is recorded on the trace.
@@ -229,7 +230,7 @@ class FleetDecisionJudge(FleetJudge[float, FleetDecisionJudgeConfig], vf.Decisio
             ConfigError: no question can be made from the levels and the prompt.
         """
         config, question = self.config, Score(self.build_messages(**fields), levels=self.config.levels)
-        state = json.dumps(fields, ensure_ascii=False, default=str)  # as servers of System One write a state that is no text
+        state = json.dumps(fields, ensure_ascii=False, default=str)  # System One's servers write a state that is not a text in this form
         found = await self.client.decide(state, [question], model=config.model, timeout=config.deadline, priority=config.priority)
         (answer,) = found
         if answer.error is not None:
@@ -270,7 +271,7 @@ class RewardJudgeConfig(vf.JudgeConfig):  # type: ignore[misc]
 class RewardJudge(vf.Judge[float, RewardJudgeConfig]):  # type: ignore[misc]
     """Scores a rollout with the settings of an adapter: a ``Judge`` of qreward with votes and parse retries, or a reward model.
 
-    Each vote is recorded on the trace as a call. The first call has the tokens of all.
+    Each vote is recorded on the trace as a call. The first call has the tokens of all votes.
     """
 
     async def score(self, task: Any, trace: Any) -> float:

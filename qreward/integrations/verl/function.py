@@ -1,5 +1,5 @@
 """The reward function for verl, and its settings. Its results always have the same keys, because verl stacks results by the keys of the
-first. Knows the arguments that verl adds, but does not import verl.
+first one. Does not import verl.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CONFIG = "config"
 ROUTER = "reward_router_address"
 HOSTS = frozenset({ROUTER, "reward_model_tokenizer"})
 """Arguments that verl passes if it serves a reward model itself."""
-NOTE = "A reward could not be had, which ends the run; with on_failure a number can stand for such a reward instead."
+NOTE = "A missing reward ends the run. To continue with a number in its place, set on_failure to that number."
 PROMPTS = ("prompt", "question", "problem", "query", "raw_prompt")
 
 ADAPTER = Adapter(
@@ -54,8 +54,8 @@ async def compute_score(
             :class:`~qreward.integrations.trainers.RewardConfig`, or both; and verl's own additions.
 
     Returns:
-        A dict with ``score``; ``judge_ok``, 1.0, or 0.0 if the score is the number of ``on_failure``; ``judge_error``, a text, ``""`` on
-        success; ``judge_seconds``; and ``judge_tokens``, 0.0 if no server reported any.
+        A dict: ``score``; ``judge_ok`` (1.0, or 0.0 if ``score`` is the number of ``on_failure``); ``judge_error`` (a text, ``""`` on
+        success); ``judge_seconds``; and ``judge_tokens`` (0.0 if no server reported any).
 
     Raises:
         ConfigError: a setting is wrong, or a column does not exist.
@@ -77,7 +77,7 @@ async def score_row(adapter: Adapter, row: Mapping[str, Any], config: RewardConf
 
 
 def result_of(scored: Scored, config: RewardConfig) -> dict[str, Any]:
-    """Return the result for verl. Raises the error of scoring unless ``on_failure`` is a number: a reward can be neither absent nor NaN."""
+    """Return the result for verl. Raises the error of scoring unless ``on_failure`` is a number, because verl needs a number."""
     if scored.error is not None and NOTE not in getattr(scored.error, "__notes__", ()):  # identical samples may share one error
         scored.error.add_note(NOTE)
     return {
@@ -93,7 +93,8 @@ def settings_of(given: Mapping[str, Any], kind: str = "vllm") -> RewardConfig:
 
     The file that ``config`` names is read first; settings beside it override those of the file. Without any setting, the file that
     ``QREWARD_REWARD`` names is read. If the settings configure no client and verl serves a model itself, requests go to that model, on
-    servers of this ``kind``. An unknown name is ignored with one warning, but a near miss of a setting is an error.
+    servers of this ``kind``. An unknown name is an error if it resembles the name of a setting. Otherwise it
+    is ignored with one warning.
     """
     ours = {name: plain(value) for name, value in given.items() if name in _SETTINGS and value is not None}
     router = given.get(ROUTER)

@@ -1,4 +1,4 @@
-"""Our rollout loop on ROLL's own: a prompt whose rewards could not be had is dropped, with the error that came through Ray."""
+"""Our rollout loop on ROLL's own: a prompt whose rewards are missing is dropped, with the error that came through Ray."""
 
 from __future__ import annotations
 

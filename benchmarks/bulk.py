@@ -1,4 +1,4 @@
-"""Bulk runs from files: what a line costs, how fast a stopped run goes on, and how much memory it takes.
+"""Bulk runs from files: the cost of a line, the time until a stopped run continues, and memory.
 
     python benchmarks/bulk.py --json bulk.json                # all parts; about ten minutes
     python benchmarks/bulk.py --json bulk.json --markdown     # measures nothing; writes docs/benchmarks.md from that file
@@ -6,7 +6,7 @@
     python benchmarks/bulk.py --only resume --lines 10000000  # one part
 
 Parts: ``journal`` compares the journal with SQLite (CPU time); ``throughput`` compares a run with ``batch_chat_completion`` of the same
-conversations from memory, on the same server, in turns (wall time); ``resume`` stops a run after nine tenths of its lines and measures the
+conversations from memory, on the same server (wall time); ``resume`` stops a run after nine tenths of its lines and measures the
 next one until its first request, with an HTTP backend that responds at once.
 """
 
@@ -165,7 +165,7 @@ async def measure_resume(folder: Path, count: int) -> dict[str, float]:
     source, output = write_input(folder / "in.jsonl", count), folder / "out.jsonl"
     limits = Limits(max_concurrency=SLOTS, adaptive=False)
     endpoints = [Endpoint(f"http://127.0.0.1:{port}/v1", limits=limits) for port in range(1, ENDPOINTS + 1)]
-    async with QRewardClient(endpoints, wire_factory=AtOnce) as client:
+    async with QRewardClient(endpoints, backend_factory=AtOnce) as client:
         before = _memory()
         cpu = time.process_time()
         await client.run(source, output, sample=count * 9 // 10)

@@ -1,7 +1,7 @@
 """CPU time of a deciding judge without HTTP: everything of the client runs, and a transport in the same process answers at once.
 
-Ways take turns in each round; the least and the median of the rounds are told, and the ratio to a plain chat call with the same text is
-taken within a round. The share of HTTP, which all calls have, is missing, so ratios are well above those of ``judging.py``.
+Each round measures all ways. The report has the least and the median of the rounds, and the ratio to a plain chat call with the same text
+in the same round. The share of HTTP, which all calls have, is missing, so ratios are well above those of ``judging.py``.
 
     python benchmarks/judging_parts.py --rounds 15 --items 500
 """

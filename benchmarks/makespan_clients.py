@@ -50,12 +50,14 @@ def _old(name: str, what: str, **schedule: Any) -> Client:
 _OPENAI = {"in_flight": IN_FLIGHT, "timeout": TIMEOUT, "max_retries": 10}
 _KEPT_IN = {"disable_cooldowns": True}
 
-OURS = Client("qreward", "bulk_qreward.py", "`batch_chat_completion`, untuned")
+OURS = Client("qreward", "bulk_qreward.py", "`batch_chat_completion` with its defaults")
 CLIENTS = (
     OURS,
-    _old("qreward-0.1.7", "its manager deals its proxies in turn, under its `schedule`", retry_times=10, hedged_request_time=5.0),
+    _old("qreward-0.1.7", "its manager with round robin, under its `schedule`", retry_times=10, hedged_request_time=5.0),
     _litellm("litellm", "`Router`, strategy `simple-shuffle`", **_KEPT_IN),
-    Client("openai", "bulk_openai_turns.py", "an `AsyncOpenAI` (aiohttp) an endpoint, dealt in turn, a semaphore each", "openai", _OPENAI),
+    Client(
+        "openai", "bulk_openai_turns.py", "an `AsyncOpenAI` (aiohttp) and a semaphore for each endpoint, round robin", "openai", _OPENAI
+    ),
     Client("openai-pull", "bulk_openai_pull.py", "the same, the endpoints' workers pull from one queue", "openai", _OPENAI),
 )
 CANDIDATES = (

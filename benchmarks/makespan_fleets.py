@@ -113,23 +113,23 @@ FLEETS = (
     Fleet(
         "uneven",
         f"{len(UNEVEN)} endpoints with {', '.join(str(slots) for slots, _ in UNEVEN)} slots and "
-        f"{', '.join(f'{1000 * per_token:g}' for _, per_token in UNEVEN)} ms a token; over that 429, without a hint",
+        f"{', '.join(f'{1000 * per_token:g}' for _, per_token in UNEVEN)} ms a token; further requests get 429 without a hint",
         1000,
         uneven,
     ),
     Fleet(
         "limited",
-        f"{len(LIMITED)} endpoints that admit {', '.join(map(str, LIMITED))} requests a second (a second's worth at once); over that 429 "
-        "with `Retry-After` in whole seconds",
+        f"{len(LIMITED)} endpoints that admit {', '.join(map(str, LIMITED))} requests a second (a second's worth at once); further "
+        "requests get 429 with `Retry-After` in whole seconds",
         1100,
         limited,
     ),
     Fleet(
         "broken",
-        f"{len(BROKEN)} endpoints of {BROKEN_SLOTS} slots with a queue; one never answers {HANGING:.0%} of its requests, one dies for good "
-        f"after {DIES_AT:.0%} of the time that the whole fleet would need",
+        f"{len(BROKEN)} endpoints of {BROKEN_SLOTS} slots with a queue; one never answers {HANGING:.0%} of its requests, and one dies "
+        f"for good after {DIES_AT:.0%} of the time that the whole fleet would need",
         1000,
         broken,
     ),
 )
-QUICK = Fleet("quick", "2 endpoints with 4 and 2 slots; over that 429, without a hint", 80, quick)
+QUICK = Fleet("quick", "2 endpoints with 4 and 2 slots; further requests get 429 without a hint", 80, quick)

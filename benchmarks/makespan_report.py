@@ -27,7 +27,7 @@ def section(run: dict[str, Any]) -> str:
     options = run["options"]
     about = f"Measured on {describe(run['machine'])} Seeds {_listed(options['seeds'])}; a bulk is stopped after {options['cap']:g} bounds."
     if loads := [record["load_before"] for record in run["records"] if record.get("load_before") is not None]:
-        about += f" Load average before a bulk: {_spread(loads, '{:.1f}')}; what is above 2 was somebody else's."
+        about += f" Load average before a bulk: {_spread(loads, '{:.1f}')}; above 2 it is caused by other programs."
     pins = "; ".join(f"{name}: {', '.join(f'`{pin}`' for pin in wanted)}" for name, wanted in run["environments"].items())
     return "\n\n".join([about, f"Peers: {pins}." if pins else "No peers.", clients_table(run["clients"]), tables(run)])
 
@@ -35,7 +35,7 @@ def section(run: dict[str, Any]) -> str:
 def clients_table(clients: Sequence[dict[str, Any]]) -> str:
     """The measured clients with their settings."""
     rows = [f"| `{each['name']}` | {each['what']} | {_settings(each['settings'])} |" for each in clients]
-    return "\n".join(["| client | what it is | told besides the URLs |", "| --- | --- | --- |", *rows])
+    return "\n".join(["| client | what it is | settings besides the URLs |", "| --- | --- | --- |", *rows])
 
 
 def extra(record: Record) -> float:

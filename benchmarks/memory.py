@@ -86,7 +86,7 @@ async def measure(items: int, in_flight: int, *, adaptive: bool = False) -> dict
     """Run one batch of ``items`` with at most ``in_flight`` calls in flight."""
     limits = Limits(max_concurrency=max(1, in_flight // ENDPOINTS), adaptive=adaptive)
     endpoints = [Endpoint(f"http://127.0.0.1:{port}/v1", limits=limits) for port in range(1, ENDPOINTS + 1)]
-    async with QRewardClient(endpoints, wire_factory=NowhereWire) as client:
+    async with QRewardClient(endpoints, backend_factory=NowhereWire) as client:
         await client.batch_chat_completion(Ledger().items(WARM_UP), model=MODEL, on_result=lambda _: None, keep_results=False)
         gc.collect()
         ledger, memory, cpu = Ledger(), Memory(), time.process_time()

@@ -1,9 +1,10 @@
 """Prefix caches: how much faster a batch gets when requests that begin alike go to the same replica. In virtual time, over model servers
 with a prefix cache (``qreward.testing.model_server``).
 
-The real scheduler, with groups that are told or found, against itself without, and against routers. A cell of the table is the makespan of
-today's pull over that of the policy (median over the seeds), the prompt tokens computed over the fewest possible, and, for ours, the cached
-tokens that it predicted over those reported. The column "most" is the makespan of today's pull over the lower bound.
+Compares the real scheduler, with groups that are named or found, with the scheduler without affinity (``pull``), and with routers. A cell
+of the table is the makespan of ``pull`` over that of the policy (median over the seeds), the prompt tokens computed over the fewest
+possible, and, for ours, the cached tokens that it predicted over those reported. The column "most" is the makespan of ``pull`` over the
+lower bound.
 
     python benchmarks/prefix.py --json prefix.json                 # everything, ten seeds: an hour or two
     python benchmarks/prefix.py --json prefix.json --markdown      # simulates nothing; writes docs/benchmarks.md from that file
@@ -25,8 +26,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from _pages import PAGE, describe, machine, rewrite_section
-from prefix_report import BASE, misses, section, tables
+from _pages import PAGE, describe, machine, rewrite_section, table
+from prefix_report import BASE, MISS, misses, section, tables
 from prefix_routers import ROUTERS
 from prefix_sockets import measure, report
 from prefix_workloads import WORKLOADS, Workload, found, ideal, told
@@ -139,7 +140,7 @@ def main() -> None:
         if args.json:
             args.json.write_text(json.dumps(run, indent=1), encoding="utf-8")
     print(tables(run))
-    print("\nasked and not reached:", *misses(run), sep="\n")
+    print("\nmissed targets:", table(MISS, misses(run)), sep="\n")
 
 
 def over_sockets(run: dict[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """Routers with an idea of prefix caches, to compare with: they choose a replica when a request arrives and never take it back.
 
-Published algorithms with their published constants, read in their sources in 2026. They get more than they would in reality: CHWBL is told
-the group where KubeAI hashes the first 100 characters, loads and KV use are never stale, and a dead replica is known at once.
+Published algorithms with their published constants, read in their sources in 2026. They get more than they would in reality: CHWBL
+knows the group, while KubeAI hashes the first 100 characters, loads and KV use are never stale, and a dead replica is known at once.
 """
 
 from __future__ import annotations

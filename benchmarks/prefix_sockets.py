@@ -1,4 +1,4 @@
-"""Batches over real sockets on fake endpoints with prefix caches: ours, the openai SDK in turn, litellm's Router, and SGLang's router.
+"""Batches over real sockets on fake endpoints with prefix caches: ours, the openai SDK (round robin), litellm and SGLang's router.
 
 The fleet runs in one process, a client in another, a router in a third. All clients get the same texts; responses are compared with the
 echo of their conversations.

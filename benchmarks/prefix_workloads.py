@@ -55,7 +55,7 @@ class PrefixJob(Job):
 def told(job: PrefixJob) -> Prefix:
     """The prefix of a job whose groups are named."""
     lengths = tuple(float(CHARACTERS * end) for end in job.ends[: job.shared])
-    return Prefix(job.keys[: job.shared], lengths, float(CHARACTERS * job.prompt), told=True)
+    return Prefix(job.keys[: job.shared], lengths, float(CHARACTERS * job.prompt), named=True)
 
 
 def found(job: PrefixJob) -> Prefix:

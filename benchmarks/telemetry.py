@@ -143,7 +143,7 @@ async def cpu_of(client: QRewardClient, calls: int) -> float:
 async def measure(rounds: int, calls: int) -> list[dict[str, dict[str, float]]]:
     """One record per round: ``alone`` and ``in_a_call`` -> way -> microseconds per call."""
     given = {way.name: way.make() for way in WAYS}
-    clients = {name: QRewardClient([ENDPOINT], telemetry=each, wire_factory=QuietWire) for name, each in given.items()}
+    clients = {name: QRewardClient([ENDPOINT], telemetry=each, backend_factory=QuietWire) for name, each in given.items()}
     records = []
     try:
         for client in clients.values():

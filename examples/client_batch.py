@@ -33,7 +33,7 @@ async def main() -> None:
     print(f"{batch.stats.ok} of {batch.stats.items} judged in {batch.stats.seconds:.2f} s")
     print(f"mean reward {sum(r for r in rewards if r is not None) / len(rewards):.2f}")
     for name, stats in batch.stats.endpoints.items():
-        print(f"{name}: sent {stats.sent}, answered {stats.won}, retried {stats.retried}")
+        print(f"{name}: sent {stats.sent}, answered {stats.answered}, retried {stats.retried}")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ async def shares(client: QRewardClient, label: str) -> None:
     """Judge the rollouts and print how many each endpoint answered."""
     # hedge=False: the last items are not copied to a quicker endpoint, which would hide the strategy
     batch = await client.batch_chat_completion(ROLLOUTS, model=MODEL, temperature=0, timeout=60, hedge=False)
-    answered = ", ".join(f"{name} {stats.won}" for name, stats in sorted(batch.stats.endpoints.items()))
+    answered = ", ".join(f"{name} {stats.answered}" for name, stats in sorted(batch.stats.endpoints.items()))
     print(f"{label:22} {batch.stats.ok} answered: {answered}")
 
 

@@ -36,7 +36,7 @@ async def main() -> None:
         print(f"the batch: {batch.stats.ok} scored, {batch.stats.failed} refused, in {batch.stats.seconds:.2f} s")
         print(f"rewards: {[None if reward is None else round(reward, 2) for reward in batch.values()[47:52]]}")
         for name, stats in client.stats().items():
-            print(f"{name}: {batch.stats.endpoints[name].won} items in {stats.won} answers")
+            print(f"{name}: {batch.stats.endpoints[name].answered} items in {stats.answered} answers")
 
         first, second = await asyncio.gather(client.rerank("primes", ["4", "5"], MODEL), client.classify("2 + 2?", "4", model=MODEL))
         print(f"a ranking: {[round(score, 3) for score in first]}, labels: {', '.join(second)}")

@@ -1,8 +1,7 @@
-"""What every measured queue shares: the ways in which it is called, and what is told of each.
+"""The measurements of the batching benchmark. The script of each queue makes its queue and calls ``main``.
 
-It imports nothing but the standard library, so that it runs in any peer's environment. A file next to it makes its queue and calls
-``main``. A job is a dictionary that came as JSON: ``case``, the queue's settings (``max_batch``, ``slots``, ``wait``), and what the
-case needs.
+This module imports only the standard library, so that it runs in the environment of any library. A job is a JSON object with ``case``, the
+settings of the queue (``max_batch``, ``slots``, ``wait``), and the arguments of the case.
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ Run = Callable[[Coroutine[Any, Any, Any]], Any]
 """Runs a coroutine to its end, as ``asyncio.run`` does."""
 WARM_UP = 20  # calls of each caller
 START = 1.0
-"""Seconds after the first arrival in which a queue that learns has learnt nothing yet; ``p99_later`` leaves them out."""
+"""Seconds after the first arrival in which an adaptive queue has no estimates yet; ``p99_later`` leaves them out."""
 
 
 async def nothing() -> None:
-    """The end of a queue that needs none."""
+    """Closes a queue that needs no closing."""
 
 
 class Queue(NamedTuple):
-    """A queue of some library: a call for one item, and how it is ended."""
+    """A queue of some library: a function that submits one item, and a function that closes the queue."""
 
     call: Callable[[Any], Awaitable[Any]]
     close: Callable[[], Awaitable[object]] = nothing
@@ -44,7 +43,7 @@ Opens = Callable[[Body, Job], Queue]
 
 
 async def plus_one(numbers: list[int]) -> list[int]:
-    """The body whose queue is all that costs."""
+    """A batch function with hardly any cost of its own."""
     return [number + 1 for number in numbers]
 
 
@@ -52,7 +51,7 @@ async def plus_one(numbers: list[int]) -> list[int]:
 
 
 async def closed_loop(opens: Opens, job: Job) -> dict[str, float]:
-    """CPU microseconds a call, of all threads: each of ``callers`` makes its next call when it has the answer to the last."""
+    """CPU microseconds per call, of all threads. Each of ``callers`` makes its next call when the last one is answered."""
     queue, callers = opens(plus_one, job), job["callers"]
     each = job["calls"] // callers
     await asyncio.gather(*(_caller(queue, WARM_UP) for _ in range(callers)))
@@ -72,7 +71,7 @@ async def _caller(queue: Queue, calls: int) -> None:
 
 
 async def flood(opens: Opens, job: Job) -> dict[str, float]:
-    """CPU microseconds a call when all ``calls`` are made at once, each in a task of its own, which is in it."""
+    """CPU microseconds per call if all ``calls`` are made at once, each in a new task. The cost of the tasks is included."""
     queue, calls = opens(plus_one, job), job["calls"]
     await asyncio.gather(*map(_task(queue), range(calls // 10)))
     gc.collect()
@@ -97,7 +96,7 @@ def _task(queue: Queue) -> Callable[[int], Coroutine[Any, Any, int]]:
 
 
 async def open_loop(opens: Opens, job: Job, arrivals: Sequence[float]) -> dict[str, float]:
-    """Latencies in seconds from when each call was to be made, which what answers late cannot put off."""
+    """Latencies in seconds, each from the time at which its call was due. Late answers do not delay later calls."""
     loop, sizes = asyncio.get_running_loop(), list[int]()
     latencies: dict[int, float] = {}
 
@@ -125,12 +124,12 @@ async def open_loop(opens: Opens, job: Job, arrivals: Sequence[float]) -> dict[s
 
 
 def share(values: Sequence[float], part: float) -> float:
-    """The smallest of the values that at least this part of them do not exceed."""
+    """The quantile: the smallest value that at least this share of the values does not exceed."""
     return sorted(values)[math.ceil(part * len(values)) - 1]
 
 
 def arrivals_of(kind: str, rate: float, calls: int, seed: int) -> list[float]:
-    """When calls are made, in seconds: ``even`` or ``poisson``, ``rate`` a second in the mean."""
+    """The times of the calls in seconds: ``even`` or ``poisson``, with a mean of ``rate`` calls a second."""
     if kind == "even":
         return [number / rate for number in range(calls)]
     draw, now, times = random.Random(seed), 0.0, []
@@ -141,7 +140,7 @@ def arrivals_of(kind: str, rate: float, calls: int, seed: int) -> list[float]:
 
 
 async def busy(opens: Opens, job: Job) -> dict[str, float]:
-    """One stream of calls in real time."""
+    """One series of calls in real time."""
     return await open_loop(opens, job, arrivals_of(job["arrivals"], job["rate"], job["calls"], job["seed"]))
 
 
@@ -163,7 +162,7 @@ CASES: dict[str, Callable[[Opens, Job], Coroutine[Any, Any, dict[str, float]]]] 
 
 
 def main(opens: Opens, virtual: Run = run_in_virtual_time) -> None:
-    """Do the job of the command line and print one line of JSON.
+    """Run the job that the command line names, and print one line of JSON.
 
     Args:
         opens: makes the queue; called in the loop in which it is used.

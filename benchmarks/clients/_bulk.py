@@ -1,7 +1,7 @@
-"""What every client of the makespan benchmark shares: the conversation with the benchmark, the clock, and the tally of answers.
+"""Shared by the clients of the makespan benchmark: the messages to and from the benchmark, the clock, and the counts of answers.
 
-It imports nothing but the standard library, so that it runs in any peer's environment. A client file next to it opens its client
-as an async context manager that yields a *drive*: a coroutine function that sends a bulk and notes in a :class:`Tally` what came back.
+This module imports only the standard library, so that it runs in the environment of any library. The script of a client opens the client as
+an async context manager that yields a *drive*: a coroutine function that sends a bulk and records the results in a :class:`Tally`.
 
     the job (a line of JSON) -> one call to a server outside the fleet -> "ready" -> "go" -> the bulk, against the clock -> the result
 """
@@ -32,14 +32,14 @@ DISTRIBUTIONS = ("qreward", "openai", "litellm", "aiohttp", "httpx", "httpx2", "
 
 @dataclass(frozen=True)
 class Job:
-    """What a client is told: the base URLs of the endpoints, and the settings chosen for it by hand."""
+    """The configuration of a client: the base URLs of the endpoints, and the settings that were chosen by hand."""
 
     urls: tuple[str, ...]
     settings: dict[str, Any]
 
 
 class Tally:
-    """What came back of a bulk: texts by index (None is no answer), how many errors of which type, and when answers came."""
+    """The results of a bulk: texts by index (None means no answer), the number of errors by type, and the times of the answers."""
 
     def __init__(self, count: int) -> None:
         self.texts: list[str | None] = [None] * count
@@ -60,7 +60,7 @@ Client = Callable[[Job], AbstractAsyncContextManager[Drive]]
 
 
 async def ask(call: Call, index: int, messages: Messages, tally: Tally) -> None:
-    """Make one call and note how it ended."""
+    """Make one call and record its result."""
     try:
         text = await call(messages)
     except Exception as error:
@@ -70,7 +70,7 @@ async def ask(call: Call, index: int, messages: Messages, tally: Tally) -> None:
 
 
 async def workers(count: int, items: Iterator[tuple[int, Messages]], call: Call, tally: Tally) -> None:
-    """``count`` workers that share ``items``, each making its next call when its last has ended."""
+    """Run ``count`` workers over shared ``items``. Each makes its next call when its last one has ended."""
 
     async def worker() -> None:
         for index, messages in items:
@@ -80,7 +80,7 @@ async def workers(count: int, items: Iterator[tuple[int, Messages]], call: Call,
 
 
 def main(client: Client) -> None:
-    """Take a job from stdin and say on stdout, in a line of JSON, what became of it. The process ends with the last line."""
+    """Read a job from stdin, run it, and print the result on stdout as a line of JSON. The process ends with that line."""
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a peer prints must not look like a reply
     _prepare(_arguments().core)
@@ -120,7 +120,7 @@ async def _measured(drive: Drive, work: list[Messages], cap: float) -> dict[str,
 
 
 def _reached(times: list[float], share: float, count: int) -> float | None:
-    """When so large a share of all items had an answer; None if it never had."""
+    """The time at which this share of all items had an answer; None if it never had."""
     wanted = max(1, round(share * count))
     return times[wanted - 1] if wanted <= len(times) else None
 

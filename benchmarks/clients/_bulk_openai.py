@@ -1,4 +1,4 @@
-"""The openai SDK for a bulk: one ``AsyncOpenAI`` an endpoint on the aiohttp client, with the retries and the time limit of the job."""
+"""The openai SDK for a bulk: one ``AsyncOpenAI`` on aiohttp for each endpoint, with the retries and the time limit of the job."""
 
 from __future__ import annotations
 

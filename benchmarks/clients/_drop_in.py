@@ -1,4 +1,4 @@
-"""The openai SDK over its own pools of connections, and over our transport; streamed where an answer comes in pieces."""
+"""The openai SDK over its own connection pools and over our transport. Streams if an answer has several pieces."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def ask_of(job: Job) -> Ask:
 
 
 def over_pools(make_http_client: Callable[[], Any]) -> Opens:
-    """One SDK client an endpoint, taken in turn, each with its pool."""
+    """One SDK client with its own pool for each endpoint, round robin."""
     return lambda job: openai_client(make_http_client, ask_of(job))(job)
 
 

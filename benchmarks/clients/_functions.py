@@ -1,6 +1,7 @@
-"""What every measured decorator shares: a function that does nothing, called one after another, and how much memory keys take.
+"""The measurements of the decorator benchmark: CPU time of calls of a function that does nothing, and memory of keys.
 
-It imports nothing but the standard library, so that it runs in any peer's environment. A file next to it decorates and calls ``main``.
+This module imports only the standard library, so that it runs in the environment of any library. The script of each library decorates the
+function and calls ``main``.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ async def nothing(number: int) -> int:
 
 
 def nothing_blocking(number: int) -> int:
-    """The one that blocks."""
+    """The blocking function that is decorated."""
     return number
 
 
 async def one_after_another(function: Callable[[int], Awaitable[int]], calls: int) -> float:
-    """CPU microseconds a call."""
+    """CPU microseconds per call."""
     for number in range(WARM_UP):
         await function(number)
     gc.collect()
@@ -43,7 +44,7 @@ async def one_after_another(function: Callable[[int], Awaitable[int]], calls: in
 
 
 def one_after_another_blocking(function: Callable[[int], int], calls: int) -> float:
-    """CPU microseconds a call, of all threads."""
+    """CPU microseconds per call, of all threads."""
     for number in range(WARM_UP):
         function(number)
     gc.collect()
@@ -55,9 +56,10 @@ def one_after_another_blocking(function: Callable[[int], int], calls: int) -> fl
 
 
 async def by_keys(function: Callable[[int], Awaitable[int]], keys: int) -> dict[str, float]:
-    """MB of objects right after a call of each key, and once their windows are over and a thousandth as many calls were made.
+    """Measure the memory of keys in MB: of objects right after one call of each key, and of objects later.
 
-    And by how much the process has grown: in the first pass, which the allocator may keep for itself, and in a second one.
+    *Later* is when the windows of the keys are over and a thousandth as many calls have followed. Also measures the growth of the process
+    in this first pass, of which the allocator may keep a part, and in a second pass.
     """
     await function(-1)
     gc.collect()
@@ -94,6 +96,6 @@ def main(cases: dict[str, Callable[[int], Any]]) -> None:
 
 
 def _megabytes() -> float:
-    """Resident memory; what the allocator kept for itself is in it."""
+    """Resident memory in MB, including freed memory that the allocator keeps."""
     fields = Path("/proc/self/statm").read_text(encoding="ascii").split()
     return int(fields[1]) * 4096 / 1e6

@@ -1,8 +1,8 @@
-"""What every measured client shares: the arguments, the conversations, the driver, and the meters of CPU, memory and loop lag.
+"""Shared by the clients of the CPU benchmarks: arguments, conversations, workers, and the measurement of CPU, memory and loop lag.
 
-It imports nothing but the standard library, so that it runs in any peer's environment and adds the same to each. A client
-file next to it opens its client as an async context manager that yields a *drive*: a coroutine function that sends a list
-of conversations and returns how many right verdicts came back. ``main`` runs it once and prints one line of JSON.
+This module imports only the standard library, so that it runs in the environment of any library and adds the same cost to each. The script
+of a client opens the client as an async context manager that yields a *drive*: a coroutine function that sends a list of conversations and
+returns the number of right verdicts. ``main`` runs it once and prints one line of JSON.
 
     one call -> memory baseline -> warm-up -> collect garbage -> the measured window
 """
@@ -52,9 +52,9 @@ DISTINCT = 256
 
 @dataclass(frozen=True)
 class Job:
-    """One measurement: the base URLs of the endpoints, how many calls are in flight, how many are warm-up and how many count.
+    """One measurement: the base URLs of the endpoints, and the numbers of calls in flight, in the measured window and in the warm-up.
 
-    ``verdict`` is the text that each answer must come to, in so many ``pieces``.
+    Each answer must be the text ``verdict``, in ``pieces`` pieces.
     """
 
     urls: tuple[str, ...]
@@ -66,7 +66,7 @@ class Job:
 
 
 def conversations(count: int) -> list[Messages]:
-    """``count`` judge conversations of about 1.2 kB each, taken in turn from a few hundred distinct ones."""
+    """``count`` judge conversations of about 1.2 kB each. A few hundred distinct ones are repeated."""
     distinct: list[Messages] = [
         [{"role": "system", "content": SYSTEM}, {"role": "user", "content": QUESTION.format(index=900 + index)}]
         for index in range(min(count, DISTINCT))
@@ -75,7 +75,7 @@ def conversations(count: int) -> list[Messages]:
 
 
 def closed_loop(call: Call, job: Job) -> Drive:
-    """Drive a client that takes one call at a time by ``job.concurrency`` workers, each sending its next when its last is back."""
+    """Run ``job.concurrency`` workers, each of which makes its next call when its last one is answered."""
 
     async def drive(batch: list[Messages]) -> int:
         work, right = iter(batch), 0
@@ -95,7 +95,7 @@ def closed_loop(call: Call, job: Job) -> Drive:
 
 
 class LagProbe:
-    """The longest time (seconds) by which a timer of the loop fired late."""
+    """Measures the longest delay of a timer of the event loop, in seconds."""
 
     def __init__(self) -> None:
         self.worst = 0.0
@@ -116,7 +116,7 @@ class LagProbe:
 
 
 class Memory:
-    """Resident memory, in MB. On Linux the high-water mark is set back first; elsewhere it is that of the whole process."""
+    """Peak resident memory in MB: on Linux since this object was made, elsewhere since the process began."""
 
     def __init__(self) -> None:
         with suppress(OSError):
@@ -138,9 +138,9 @@ class Memory:
 
 @dataclass(frozen=True)
 class Measured:
-    """What a client process prints. ``rss_mb`` is the growth over the baseline, ``base_rss_mb`` the baseline itself.
+    """The output of a client process. ``rss_mb`` is the growth over the baseline, ``base_rss_mb`` the baseline itself.
 
-    ``cpu_us`` and ``profile`` are of a piece of an answer, ``wall_rps`` are pieces a second; an answer that is not streamed is one piece.
+    ``cpu_us`` and ``profile`` are per piece of an answer, ``wall_rps`` is pieces per second. An answer that is not streamed is one piece.
     """
 
     cpu_us: float

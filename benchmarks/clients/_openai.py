@@ -1,4 +1,4 @@
-"""The openai SDK, one ``AsyncOpenAI`` an endpoint, taken in turn; everything else as it comes."""
+"""The openai SDK with one ``AsyncOpenAI`` for each endpoint, round robin, and otherwise with its defaults."""
 
 from __future__ import annotations
 

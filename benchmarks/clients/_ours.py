@@ -1,4 +1,4 @@
-"""Our client as the benchmarks of CPU time use it: one endpoint a port, each with its share of the calls in flight."""
+"""Our client for the CPU benchmarks: one endpoint for each port, each with its share of the calls in flight."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ MODEL = "judge"
 
 
 def open_client(job: Job) -> QRewardClient:
-    """A client over the endpoints of the job; nothing is set but the limit that every peer is given too."""
+    """A client over the endpoints of the job. Only the limit that all other clients have too is set."""
     limits = Limits(max_concurrency=max(1, job.concurrency // len(job.urls)), adaptive=False)
     return QRewardClient([Endpoint(url, name=f"endpoint-{index}", limits=limits) for index, url in enumerate(job.urls)])

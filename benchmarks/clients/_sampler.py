@@ -1,7 +1,7 @@
-"""Where a client's CPU time goes, by package: a timer of CPU time looks at the running frame, and the garbage collector is timed exactly.
+"""CPU time of a client by package. A timer of CPU time samples the running frame; garbage collection is timed exactly.
 
-A look costs some microseconds and comes every few milliseconds, so it bends the picture far less than a tracing profiler,
-which charges each Python call. C code is counted to the Python frame that called it (a socket's ``send`` to asyncio).
+A sample costs some microseconds and is taken every few milliseconds, so it distorts the figures far less than a tracing profiler, which
+adds a cost to each Python call. C code is counted for the Python frame that called it (a socket's ``send`` for asyncio).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CALLER = ("__main__", "_harness", "_sampler", "_openai", "_ours", "bare", "litel
 
 
 class Sampler:
-    """Samples from its making until :meth:`stop`. Main thread only; needs ``SIGPROF``, so not on Windows."""
+    """Takes samples from its creation until :meth:`stop`. Works only in the main thread, and needs ``SIGPROF``."""
 
     def __init__(self) -> None:
         self._seconds: defaultdict[str, float] = defaultdict(float)
@@ -31,7 +31,7 @@ class Sampler:
         signal.setitimer(signal.ITIMER_PROF, INTERVAL, INTERVAL)
 
     def stop(self) -> dict[str, float]:
-        """End it. Returns the share of each package, largest first; the sum is 1."""
+        """Stop sampling. Returns the share of each package, largest first; the sum is 1."""
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.signal(signal.SIGPROF, self._before)
         gc.callbacks.remove(self._watch_gc)
@@ -56,7 +56,7 @@ class Sampler:
 
 
 def _package(frame: FrameType | None) -> str:
-    """The package of the innermost frame: ``aiohttp``, ``asyncio``, and ``qreward.scheduler`` with its room."""
+    """The package of the innermost frame: ``aiohttp``, ``asyncio``, ``qreward.scheduler``, ..."""
     name = str(frame.f_globals.get("__name__", "?")) if frame else "?"
     if name in CALLER:
         return "caller"

@@ -1,6 +1,6 @@
 """Bare aiohttp + msgspec without any timeout: the least that an asyncio program can pay for a chat call. The reference of all ratios.
 
-The session has the settings that ours has, so that a ratio is the price of what we do and not of aiohttp's defaults.
+The session has the same settings as that of qreward, so that ratios do not include the cost of aiohttp's defaults.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Completion(msgspec.Struct):
 
 
 def open_session() -> aiohttp.ClientSession:
-    """A session with nothing that is not needed."""
+    """A session without optional features."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, limit_per_host=0),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=10),
@@ -40,7 +40,7 @@ def open_session() -> aiohttp.ClientSession:
 
 
 def urls_of(job: Job) -> Iterator[URL]:
-    """Where the calls go, the endpoints in turn, without end."""
+    """The URLs of the endpoints, round robin, without end."""
     return cycle([URL(f"{url}/chat/completions", encoded=True) for url in job.urls])
 
 

@@ -1,4 +1,4 @@
-"""Bare aiohttp + msgspec with ``asyncio.timeout`` around each call: what people write by hand."""
+"""Bare aiohttp + msgspec with ``asyncio.timeout`` around each call, as in most programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""async-batcher; with ``wait`` None as it comes, which waits 10 ms for more."""
+"""async-batcher. ``wait`` None is its default: it waits 10 ms for more items."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The least that an asyncio queue can be: a list of futures and one callback. No limits, errors, cancellation, context, one slot."""
+"""A minimal asyncio queue: a list of futures and one callback, with one slot. No limits, errors, cancellation or context."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from _batching import Body, Job, Queue, main
 
 
 class Bare:
-    """Sends when nothing is under way; accumulates meanwhile."""
+    """Starts a batch when none is running; collects items meanwhile."""
 
     def __init__(self, body: Body, max_batch: int) -> None:
         self._body = body

@@ -1,4 +1,4 @@
-"""batched as it comes, which looks every 5 ms unless a full batch waits. It runs one batch at a time."""
+"""batched with its defaults: it checks for items every 5 ms, unless a full batch waits. It runs one batch at a time."""
 
 from __future__ import annotations
 

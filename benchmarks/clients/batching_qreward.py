@@ -1,4 +1,4 @@
-"""Ours, as ``@batch`` or as ``BatchQueue.submit``; with ``wait`` None as it comes, without any wait."""
+"""Ours, as ``@batch`` or as ``BatchQueue.submit``; ``wait`` None is its default, without any wait."""
 
 from __future__ import annotations
 

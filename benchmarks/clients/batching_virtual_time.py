@@ -1,4 +1,4 @@
-"""An event loop whose clock jumps to the next timer, for queues in whose environment qreward is not installed.
+"""An event loop whose clock jumps to the next timer, for environments without qreward.
 
 It does what ``qreward.testing.VirtualTimeLoop`` does, with the standard library alone. The two give the same figures.
 """
@@ -15,7 +15,7 @@ TURN = 1e-9
 
 
 class JumpingSelector(selectors.DefaultSelector):
-    """Waits by moving the clock."""
+    """Waits by advancing the clock."""
 
     now = 0.0
 
@@ -40,6 +40,6 @@ class Loop(asyncio.SelectorEventLoop):
 
 
 def run(main: Coroutine[Any, Any, Any]) -> Any:
-    """``asyncio.run`` in virtual time; tasks that are left are cancelled."""
+    """``asyncio.run`` in virtual time. Remaining tasks are cancelled."""
     with asyncio.Runner(loop_factory=Loop) as runner:
         return runner.run(main)

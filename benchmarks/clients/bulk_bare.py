@@ -1,4 +1,4 @@
-"""Bare aiohttp, a fixed number of workers an endpoint that share one queue, no retry and no time limit: what a refusal costs then."""
+"""Bare aiohttp, a fixed number of workers for each endpoint, one shared queue, no retry and no time limit."""
 
 from __future__ import annotations
 

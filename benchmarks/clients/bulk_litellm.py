@@ -1,4 +1,4 @@
-"""litellm's ``Router``, one deployment an endpoint, so many calls at once; retries, cooldowns and strategy come with the job."""
+"""litellm's ``Router`` with one deployment for each endpoint. The job sets the number of calls at once, retries, cooldowns and strategy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The openai SDK, workers at each endpoint that pull from one queue of conversations: a fast endpoint gets more of them."""
+"""The openai SDK, with workers for each endpoint that pull from one queue of conversations, so a fast endpoint gets more of them."""
 
 from __future__ import annotations
 

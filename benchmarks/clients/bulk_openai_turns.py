@@ -1,4 +1,4 @@
-"""The openai SDK, conversations dealt to the endpoints in turn, a semaphore an endpoint."""
+"""The openai SDK with round robin over the endpoints, and a semaphore for each endpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ours: one ``batch_chat_completion``, told the URLs and nothing else."""
+"""Ours: one ``batch_chat_completion``, configured with the URLs only."""
 
 from __future__ import annotations
 

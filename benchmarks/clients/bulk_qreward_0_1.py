@@ -1,4 +1,4 @@
-"""QReward 0.1.7: a proxy an endpoint, taken in turn by its manager; its ``schedule`` takes the next one when a proxy has given up."""
+"""QReward 0.1.7: its manager with one proxy for each endpoint, round robin. Its ``schedule`` retries with the next proxy."""
 
 from __future__ import annotations
 

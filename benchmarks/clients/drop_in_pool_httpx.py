@@ -1,4 +1,4 @@
-"""The openai SDK on ``httpx``, over pools of the size that its own have."""
+"""The openai SDK on ``httpx``, over pools of the same size as its default ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The openai SDK as it comes: on ``httpx2``, over its own pools."""
+"""The openai SDK with its defaults: on ``httpx2``, over its own pools."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No decorator: what the loop of the measurement itself costs."""
+"""No decorator: the cost of the measurement itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""litellm's ``Router`` with one deployment an endpoint and its default strategy (``simple-shuffle``)."""
+"""litellm's ``Router`` with one deployment for each endpoint and its default strategy (``simple-shuffle``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The openai SDK as it comes (httpx2)."""
+"""The openai SDK with its default client (httpx2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""QReward 0.1.7: its manager gives the proxies in turn, each with its share of the calls in flight and no rate limit to speak of."""
+"""QReward 0.1.7: its manager, round robin, each proxy with its share of the calls in flight and a rate limit that is never reached."""
 
 from __future__ import annotations
 

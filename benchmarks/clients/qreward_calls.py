@@ -1,4 +1,4 @@
-"""Ours, one call at a time: workers that each send their next ``chat_completion`` when the last is back, as all peers are driven."""
+"""Ours, one call at a time: each worker makes its next ``chat_completion`` when its last one is answered, as for all other clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The openai SDK as it comes (httpx2), streaming."""
+"""The openai SDK with its default client (httpx2), streaming."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ours, token by token: workers that each read one ``stream_chat_completion`` at a time, as all peers are driven."""
+"""Ours, token by token: workers that each read one ``stream_chat_completion`` at a time, as for all other clients."""
 
 from __future__ import annotations
 

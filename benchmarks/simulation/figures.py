@@ -26,15 +26,15 @@ def death(run: Run) -> list[Figure]:
     begin, end = run.specs[0].dead or (0.0, 0.0)
     noticed = [when - begin for when, source in run.world.lost_sight if source is run.world.sources[0] and when >= begin]
     return [
-        Figure("noticed s", min(noticed, default=end - begin), 5.0),
-        Figure("sent to the dead", _sent(run, 0, begin, end)),
-        Figure("back s", _back(run, end), 15.0),
+        Figure("s until noticed", min(noticed, default=end - begin), 5.0),
+        Figure("sends while dead", _sent(run, 0, begin, end)),
+        Figure("s until full use", _back(run, end), 15.0),
     ]
 
 
 def brownout(run: Run) -> list[Figure]:
     """A server becomes slow and then fast again: seconds until its full use."""
-    return [Figure("back s", _back(run, run.specs[0].law.changes()[-1]))]
+    return [Figure("s until full use", _back(run, run.specs[0].law.changes()[-1]))]
 
 
 def outage(run: Run) -> list[Figure]:
@@ -45,7 +45,7 @@ def outage(run: Run) -> list[Figure]:
     full = sum(spec.capacity(run.work.mean)(end) for spec in run.specs)
     last = len(useful) - SPAN
     resumed = next((second - end for second in range(ceil(end), last) if useful[second + 1] - useful[second] >= full / 2), last - end)
-    return [Figure("sends/s each", most, 2.0), Figure("resumed s", resumed, 5.0)]
+    return [Figure("sends/s to each server", most, 2.0), Figure("s until resumed", resumed, 5.0)]
 
 
 def online(run: Run) -> list[Figure]:
@@ -59,8 +59,8 @@ def online(run: Run) -> list[Figure]:
     longest = ONLINE.mean * exp(NormalDist().inv_cdf(0.99) * ONLINE.sigma - ONLINE.sigma**2 / 2)
     done = (run.bulk.tokens + run.online.tokens) / run.bulk.last
     return [
-        Figure("online p99 / bound", quantile(run.online.latencies, 0.99) / (run.specs[0].ttft + longest * tau), 1.5),
-        Figure("online p99 s", quantile(run.online.latencies, 0.99)),
+        Figure("urgent p99 / bound", quantile(run.online.latencies, 0.99) / (run.specs[0].ttft + longest * tau), 1.5),
+        Figure("urgent p99 s", quantile(run.online.latencies, 0.99)),
         Figure("bulk loss", 1 - done / (alone.bulk.tokens / alone.bulk.last), 0.12),
     ]
 
@@ -86,9 +86,9 @@ def poison(run: Run) -> list[Figure]:
     tries = [[record.endpoint for record in trail if record.outcome != "overloaded"] for trail in trails]
     again = sum(len(names) - len(set(names)) for names in tries)
     return [
-        Figure("taken out", float(len(run.world.lost_sight)), 0.0),
-        Figure("most tries", float(max(map(len, tries), default=0)), 4.0),
-        Figure("tries again there", float(again), 0.0),
+        Figure("servers removed", float(len(run.world.lost_sight)), 0.0),
+        Figure("max attempts", float(max(map(len, tries), default=0)), 4.0),
+        Figure("attempts repeated at a server", float(again), 0.0),
         Figure("makespan / S2", run.bulk.last / clean, 1.1),
         Figure("last answer / S2", run.bulk.last_answer / clean, 1.1),
     ]
@@ -96,7 +96,7 @@ def poison(run: Run) -> list[Figure]:
 
 def waits(run: Run) -> list[Figure]:
     """Large requests must not starve: the longest time of a request since it was read, and the longest latency of an answer."""
-    return [Figure("longest s", run.bulk.longest), Figure("longest answer s", max(run.bulk.latencies, default=0.0))]
+    return [Figure("longest s since read", run.bulk.longest), Figure("longest answer s", max(run.bulk.latencies, default=0.0))]
 
 
 def _sent(run: Run, place: int, begin: float, end: float) -> float:

@@ -33,17 +33,17 @@ STUCK, STUCK_LEAST = 30.0, 1000.0
 
 @dataclass(frozen=True)
 class Figure:
-    """A metric of a scenario besides the makespan: its value and its maximum ``asked`` (with ``floor``, its minimum)."""
+    """A metric of a scenario besides the makespan: its value and its ``target``, a maximum (with ``floor``, a minimum)."""
 
     name: str
     value: float
-    asked: float | None = None
+    target: float | None = None
     floor: bool = False
 
     @property
     def met(self) -> bool:
         """Whether the value meets the target, or there is none."""
-        return self.asked is None or (self.value >= self.asked if self.floor else self.value <= self.asked)
+        return self.target is None or (self.value >= self.target if self.floor else self.value <= self.target)
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class Run:
             "lost": items - self.bulk.ended + len(self.bulk.failed) - hopeless + len(self.online.failed),
             "ended": self.bulk.ended,
             "wall": self.wall,
-            "figures": {figure.name: [figure.value, figure.asked, figure.met] for figure in figures},
+            "figures": {figure.name: [figure.value, figure.target, figure.met] for figure in figures},
         }
 
     def _look(self) -> None:

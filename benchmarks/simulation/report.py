@@ -19,7 +19,7 @@ REFERENCE = "known"
 
 def models_section(run: dict[str, Any]) -> str:
     """The section of ``docs/benchmarks.md`` on the models."""
-    about = f"{_about(run)} Each cell: fraction of the capacity, rejects a send, `i` p99 latency over that of the oracle's window, "
+    about = f"{_about(run)} Each cell: fraction of the capacity, rejects per send, `i` p99 latency over that of the oracle's window, "
     return f"{about}`r` seconds until 85 % of a changed capacity is used.\n\n{models_table(run['models'], run['options']['controllers'])}"
 
 
@@ -80,7 +80,7 @@ def scenarios_table(records: Sequence[Record]) -> str:
     """A table with a row per scenario and controller."""
     head = ["scenario", "items", "controller", "makespan / bound", "extra sends", "rejects", "over limit", "p99 s", "lost", "wall s"]
     keys = list(dict.fromkeys((record["scenario"], record["controller"]) for record in records))
-    return table([*head, "also asked"], [scenario_row(records, *key) for key in keys])
+    return table([*head, "other figures"], [scenario_row(records, *key) for key in keys])
 
 
 def scenario_row(records: Sequence[Record], scenario: str, controller: str) -> list[str]:
@@ -106,10 +106,10 @@ def scenario_row(records: Sequence[Record], scenario: str, controller: str) -> l
 def figures_cell(records: Sequence[Record]) -> str:
     """``name value`` of each metric, with its target and the number of runs that missed it."""
     cells = []
-    for name, (_, asked, _) in records[0]["figures"].items():
+    for name, (_, target, _) in records[0]["figures"].items():
         found = [record["figures"][name] for record in records]
         missed = sum(not met for _, _, met in found)
-        verdict = "" if asked is None else f" (asked {asked:g}{f', missed in {missed} of {len(found)}' if missed else ''})"
+        verdict = "" if target is None else f" (target {target:g}{f', missed in {missed} of {len(found)}' if missed else ''})"
         cells.append(f"{name} {fmean(value for value, _, _ in found):.4g}{verdict}")
     return "; ".join(cells) or MISSING
 

@@ -104,10 +104,10 @@ SCENARIOS = {
         Scenario("S8", "S2, the largest dies and returns", 20_000, mixed(dies), figures=figures.death),
         Scenario("S9", "S2, the largest 10 times slower", 20_000, mixed(slows), figures=figures.brownout),
         Scenario("S10", "S2 with faults, the largest fails 50 % at once", 20_000, mixed(fails, **FAULTS)),
-        Scenario("S11", "S2, all away for 60 s", 20_000, all_away, figures=figures.outage),
-        Scenario("S12", "S6 beside 2 urgent calls a second", 20_000, four(VLLM), online=2.0, figures=figures.online),
+        Scenario("S11", "S2, all answer 503 for 60 s", 20_000, all_away, figures=figures.outage),
+        Scenario("S12", "S6 with 2 urgent calls a second", 20_000, four(VLLM), online=2.0, figures=figures.online),
         Scenario("S13", "1000 servers", 1_000_000, many, figures=figures.scale),
-        Scenario("S14", "S2, 0.1 % nobody can serve", 20_000, mixed(), poison=1000, figures=figures.poison),
-        Scenario("S15", "S2, a neighbour takes half of the largest", 20_000, mixed(shared_with_another)),
+        Scenario("S14", "S2, no server can serve 0.1 %", 20_000, mixed(), poison=1000, figures=figures.poison),
+        Scenario("S15", "S2, another client takes half of the largest", 20_000, mixed(shared_with_another)),
     )
 }

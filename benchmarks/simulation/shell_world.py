@@ -102,8 +102,15 @@ class ShellWorld(Stage):
             nonlocal told
             told += 1
 
-        pool, terms = self._fleet.pool(MODEL), RequestOptions(Priority.NORMAL)
-        what: dict[str, Any] = {"terms": terms, "deadline": None, "on_result": count, "progress": None, "prices": {}, "keep": False}
+        pool, options = self._fleet.pool(MODEL), RequestOptions(Priority.NORMAL)
+        what: dict[str, Any] = {
+            "request_options": options,
+            "deadline": None,
+            "on_result": count,
+            "progress": None,
+            "prices": {},
+            "keep": False,
+        }
         sink = Bulk(self._engine.driver(), pool, jobs, _as_it_is, **what)
         sink.ledger = jobs
         stats = (await sink.run()).stats

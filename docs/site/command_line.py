@@ -12,7 +12,7 @@ PAGE = Path(__file__).parents[1] / "reference" / "command-line.md"
 INTRODUCTION = """\
 # Command line
 
-`qreward COMMAND --help` prints the same. `python -m qreward` works like `qreward`.
+`qreward COMMAND --help` prints the options of a command. `python -m qreward` works like `qreward`.
 
 The exit status is 0 for success, 1 if the command itself reports a failure, 2 for an invalid argument or configuration, and 130 after
 Ctrl-C.

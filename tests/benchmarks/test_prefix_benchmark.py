@@ -14,6 +14,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from benchmark_tools import quick
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -234,3 +235,13 @@ def test_the_quick_benchmark_runs_and_writes_its_records(tmp_path: Path) -> None
         assert record["prefill"] >= record["ideal"]
         assert record["makespan"] >= record["bound"]
     assert "grpo 8B shuffled" in done.stdout
+
+
+def test_the_quick_benchmark_of_the_cost_measures_all_parts(tmp_path: Path) -> None:
+    run, printed = quick("prefix_cost.py", tmp_path / "cost.json")
+    parts = {name: set(measured[0]) for name, measured in run["parts"].items()}
+    assert parts.keys() == {"scheduler", "prompt", "batch", "pick"}
+    assert parts["scheduler"] >= {"no prefixes", "grpo, named", "grpo, found", "unshared"}
+    assert "one endpoint" in parts["batch"]
+    assert all(us > 0 for measured in run["parts"].values() for us in measured[0].values())
+    assert "more" in printed

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent / ".envs"
 
 
 def python_of(name: str, requirements: tuple[str, ...]) -> Path:
-    """The interpreter of the environment ``name``, which is created if it is missing or has other pins than ``requirements``.
+    """Return the interpreter of the environment ``name``. Create the environment if it is missing or has other pins than ``requirements``.
 
     Raises:
         subprocess.CalledProcessError: pip could not install them.

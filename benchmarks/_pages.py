@@ -13,7 +13,7 @@ PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table with padded columns, so that it is also readable in a terminal. Only the first column is left-aligned."""
+    """Return a Markdown table with padded columns, so that it is also readable in a terminal. Only the first column is left-aligned."""
     widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
 
     def line(cells: Sequence[str]) -> str:
@@ -27,7 +27,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def machine() -> dict[str, str]:
-    """The properties of the machine that are needed to interpret the results."""
+    """Return the properties of the machine that are needed to interpret the results."""
     return {
         "cpu": _cpu(),
         "cores": str(os.cpu_count()),
@@ -37,7 +37,7 @@ def machine() -> dict[str, str]:
 
 
 def describe(about: dict[str, str]) -> str:
-    """The result of :func:`machine` as a sentence."""
+    """Return the result of :func:`machine` as a sentence."""
     return f"{about['cpu']}, {about['cores']} cores, {about['system']}, {about['python']}."
 
 

@@ -1,6 +1,6 @@
 """Processes of a benchmark: the server on one core and a fresh client on the other, both in a clean environment.
 
-Knows nothing of what is measured: a client prints one line of JSON, which is passed on.
+This module does not know what is measured. A client prints one line of JSON, which is passed on.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any
 
 HERE = Path(__file__).parent
-SETTINGS = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}  # else litellm downloads its price list on import
+SETTINGS = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}  # otherwise litellm downloads its price list on import
 UNWANTED = ("_PROXY", "PYTHON", "OPENAI_", "LITELLM_", "QREWARD_", "OTEL_")
 
 
@@ -26,13 +26,13 @@ class ClientFailed(Exception):
 
 
 def cores() -> tuple[int | None, int | None]:
-    """The cores of client and server; None for both if processes cannot be pinned."""
+    """Return the cores of client and server; None for both if processes cannot be pinned."""
     usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     return (usable[0], usable[1]) if len(usable) > 1 else (None, None)
 
 
 def clean_environment() -> dict[str, str]:
-    """The environment without variables that affect a client: proxies, Python's settings, and keys and settings of the libraries."""
+    """Return the environment without variables that affect a client: proxies, Python's settings, keys and settings of the libraries."""
     kept = {key: value for key, value in os.environ.items() if not any(word in key.upper() for word in UNWANTED)}
     return kept | SETTINGS
 
@@ -67,12 +67,12 @@ class Server:
         self._process.communicate()
 
     def urls(self, delay_ms: int = 0, *, pause_ms: int | None = None) -> list[str]:
-        """The base URLs of the endpoints, which respond after ``delay_ms``, or stream with ``pause_ms`` between two chunks."""
+        """Return the base URLs of the endpoints, which respond after ``delay_ms``, or stream with ``pause_ms`` between two chunks."""
         way = f"d{delay_ms}" if pause_ms is None else f"s{pause_ms}"
         return [f"http://127.0.0.1:{port}/{way}/v1" for port in self._ports]
 
     def stats(self) -> dict[str, int]:
-        """The number of ``served`` requests and the ``peak`` of open requests since the last call."""
+        """Return the number of ``served`` requests and the ``peak`` of open requests since the last call."""
         connection = http.client.HTTPConnection("127.0.0.1", self._ports[0], timeout=10)
         connection.request("GET", "/stats")
         answer: dict[str, int] = json.load(connection.getresponse())

@@ -21,7 +21,7 @@ from overhead_clients import BARE, ENVIRONMENTS, Client, command_line
 CLIENT_TIMEOUT = 600.0  # seconds that one client process may take
 
 Way = dict[str, int]
-"""The arguments of ``Server.urls``: ``{"delay_ms": 200}`` or ``{"pause_ms": 50}``."""
+"""How the server responds, as arguments of ``Server.urls``: ``{"delay_ms": 200}`` or ``{"pause_ms": 50}``."""
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,12 @@ class Measurement:
         return found | seen
 
     def facts(self) -> dict[str, Any]:
-        """The fields of the record that describe the measurement."""
+        """Return the fields of the record that describe the measurement."""
         return {"client": self.client.name, "round": self.round, "in_flight": self.in_flight, **self.way, "gc": self.gc}
 
 
 def plan(args: argparse.Namespace, ways: Sequence[Way], requests: Callable[[Client, int, Way], int]) -> Iterator[Measurement]:
-    """All measurements in order: by round, then by cell, then by client. The first client changes from round to round.
+    """Yield all measurements in order: by round, then by cell, then by client. The first client changes from round to round.
 
     Args:
         args: the parsed arguments.
@@ -109,7 +109,7 @@ def progress(done: str, record: dict[str, Any], layout: Layout) -> None:
 
 
 def parser_of(text: str, clients: Sequence[Client], name: str, in_flight: list[int]) -> argparse.ArgumentParser:
-    """A parser with the options that these benchmarks share. ``name`` is the section of the page."""
+    """Return a parser with the options that these benchmarks share. ``name`` is the section of the page."""
     names = [client.name for client in clients]
     shown = " ".join(map(str, in_flight))
     parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -126,7 +126,7 @@ def parser_of(text: str, clients: Sequence[Client], name: str, in_flight: list[i
 
 
 def parsed(parser: argparse.ArgumentParser, clients: Sequence[Client], quick: Sequence[str]) -> argparse.Namespace:
-    """The parsed arguments, with the chosen ``clients``. ``quick`` lists the names that take part in a quick run."""
+    """Return the parsed arguments, with the chosen ``clients``. ``quick`` lists the names that take part in a quick run."""
     args = parser.parse_args()
     if args.markdown and not args.json:
         parser.error("--markdown needs --json PATH, the file to read")

@@ -20,7 +20,7 @@ SMALL = 30.0  # microseconds below which a figure has one decimal
 
 @dataclass(frozen=True)
 class Layout:
-    """The words of the tables.
+    """The words of the tables, and the clients to which the other clients are compared.
 
     Attributes:
         unit: unit of the CPU time: ``call`` or ``chunk``.
@@ -37,12 +37,12 @@ class Layout:
     references: Mapping[str, str]
 
     def cell(self, record: Record) -> str:
-        """The name of a record's cell."""
+        """Return the name of a record's cell."""
         return f"{record['in_flight']} {self.in_flight}, {record[self.way]} {self.way_words}"
 
 
 def tables(run: dict[str, Any], layout: Layout) -> str:
-    """The tables of all cells of a run, in its order, each with a heading."""
+    """Return the tables of all cells of a run, in its order, each with a heading."""
     records: list[Record] = run["records"]
     cells = dict.fromkeys(map(layout.cell, records))
     return "\n\n".join(
@@ -51,14 +51,14 @@ def tables(run: dict[str, Any], layout: Layout) -> str:
 
 
 def section(run: dict[str, Any], layout: Layout) -> str:
-    """The section of ``docs/benchmarks.md``: the machine, the pins, then :func:`tables`."""
+    """Return the section of ``docs/benchmarks.md``: the machine, the pins, then :func:`tables`."""
     pins = "; ".join(f"{name}: {', '.join(f'`{pin}`' for pin in wanted)}" for name, wanted in run["environments"].items())
     about = f"Measured on {describe(run['machine'])} {run['options']['rounds']} rounds."
     return "\n\n".join([about, f"Peers: {pins}." if pins else "No peers.", tables(run, layout)])
 
 
 def cell_table(records: Sequence[Record], layout: Layout) -> str:
-    """A table with a row per client. Records with relaxed garbage collection get a second pair of columns."""
+    """Return a table with a row per client. Records with relaxed garbage collection get a second pair of columns."""
     relaxed = any(record["gc"] for record in records)
     bare = next(iter(layout.references))
     head = ["client", f"us a {layout.unit}", *(f"/ {name}" for name in layout.references)]
@@ -81,7 +81,7 @@ def row(records: Sequence[Record], name: str, layout: Layout, *, relaxed: bool) 
 
 
 def cost(records: Sequence[Record], name: str) -> str:
-    """CPU time in microseconds, with one decimal for small figures."""
+    """Return the CPU time in microseconds, with one decimal for small figures."""
     found = [record["cpu_us"] for record in measured(records, name)]
     return failure(records, name) or spread(found, "{:.1f}" if found and max(found) < SMALL else "{:.0f}")
 
@@ -91,19 +91,19 @@ def measured(records: Iterable[Record], name: str) -> list[Record]:
 
 
 def failure(records: Iterable[Record], name: str) -> str | None:
-    """``failed`` for a client of which all measurements failed."""
+    """Return ``failed`` for a client of which all measurements failed, else None."""
     mine = [record for record in records if record["client"] == name]
     return "failed" if mine and all("error" in record for record in mine) else None
 
 
 def ratios(records: Sequence[Record], name: str, reference: str) -> list[float]:
-    """The ratio of the CPU time of ``name`` to that of ``reference`` in each round that has both. The records are of one cell."""
+    """Return the CPU time of ``name`` divided by that of ``reference``, for each round that has both. The records are of one cell."""
     base = {record["round"]: record["cpu_us"] for record in measured(records, reference)}
     return [record["cpu_us"] / base[record["round"]] for record in measured(records, name) if record["round"] in base]
 
 
 def spread(values: Sequence[float], shape: str) -> str:
-    """``median (min-max)``; the median alone if there is one value."""
+    """Return ``median (min-max)``, or the median alone if there is one value."""
     if not values:
         return MISSING
     middle, least, most = (shape.format(value) for value in (median(values), min(values), max(values)))

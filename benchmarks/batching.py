@@ -34,7 +34,7 @@ HEADINGS = {
 
 
 def measure(part: str, sizes: Sizes) -> dict[str, Any]:
-    """The records of one part, and the load average of the machine during the measurements."""
+    """Measure one part. Return its records, and the load average of the machine during the measurements."""
     load = [os.getloadavg()[0]]
     records = []
     for task in plan(part, sizes):
@@ -55,7 +55,7 @@ def run(task: Task) -> dict[str, Any]:
 
 
 def report(run: dict[str, Any]) -> str:
-    """A heading and the tables for each measured part."""
+    """Return a heading and the tables for each measured part."""
     shown = []
     for part, its in run["parts"].items():
         heading = HEADINGS[part].format(**its["sizes"])

@@ -26,11 +26,11 @@ class Peer(NamedTuple):
     most_slots: int = 10**9
 
     def python(self) -> Path:
-        """Its interpreter."""
+        """Return the interpreter of its environment."""
         return Path(sys.executable) if self.environment is None else python_of(self.environment, ENVIRONMENTS[self.environment])
 
     def settings(self) -> dict[str, Any]:
-        """The settings passed to its script."""
+        """Return the settings passed to its script."""
         return {"max_batch": MAX_BATCH, "wait": self.wait, **self.more}
 
 
@@ -45,7 +45,8 @@ def ray(wait: float | None = None, **more: Any) -> Peer:
 OURS, SUBMIT, BARE = "qreward @batch", "qreward submit", "bare"
 WAITS = (0.01, 0.05, 0.1, 0.2)
 FIXED = {f"slot first, {wait * 1000:g} ms": ours("decorator", wait) for wait in WAITS}
-"""The best possible use of a fixed wait: it is counted from the arrival of the first item, and batches fill while no slot is free."""
+"""Our queue with a fixed wait. The wait counts from the arrival of the first item, and batches fill while no slot is free. This is the best
+possible use of a fixed wait."""
 RAYS = {"Ray Serve, 0 ms": ray(0.0), "Ray Serve, 10 ms (default)": ray()} | {
     f"Ray Serve, {wait * 1000:g} ms": ray(wait) for wait in WAITS[1:]
 }
@@ -78,7 +79,7 @@ class Service(NamedTuple):
     slots: int
 
     def capacity(self) -> float:
-        """Items per second if all batches are full."""
+        """Return the number of items per second if all batches are full."""
         return self.slots * MAX_BATCH / (self.base + self.each * MAX_BATCH)
 
     def job(self) -> dict[str, Any]:
@@ -121,7 +122,7 @@ class Task(NamedTuple):
 
 
 def plan(part: str, sizes: Sizes) -> Iterator[Task]:
-    """The measurements of a part in order: by round, then by cell, then by queue."""
+    """Yield the measurements of a part in order: by round, then by cell, then by queue."""
     for number in range(1 if part == "loads" else sizes.rounds):
         for cell, asked in _cells(part, sizes, number).items():
             for name, peer in PARTS[part].items():

@@ -11,23 +11,23 @@ from batching_queues import BATCHERS, FIXED, LOADS, OURS, RAYS, SERVICES
 
 Record = dict[str, Any]
 LESS = 0.99
-"""A latency counts as lower than ours if it is below this share of ours."""
+"""Share of our latency. A latency below it counts as lower than ours."""
 
 
 def names(records: Iterable[Record], key: str) -> list[str]:
-    """The distinct values of a key, in the order of their first occurrence."""
+    """Return the distinct values of a key, in the order of their first occurrence."""
     return list(dict.fromkeys(record[key] for record in records))
 
 
 def cpu_table(records: Sequence[Record]) -> str:
-    """Microseconds per call: median, minimum and maximum over the rounds."""
+    """Return a table of microseconds per call: median, minimum and maximum over the rounds."""
     cells = names(records, "cell")
     rows = [[queue, *(_cell(records, queue, cell, _spread) for cell in cells)] for queue in names(records, "queue")]
     return table(["CPU us a call", *cells], rows)
 
 
 def busy_table(records: Sequence[Record]) -> str:
-    """Latencies, total time and batch size: medians over the rounds."""
+    """Return a table of latencies, total time and batch size: medians over the rounds."""
     cells = names(records, "cell")
     figures: dict[str, Callable[[Sequence[Record]], str]] = {
         "p50 ms": lambda mine: f"{_middle(mine, 'p50') * 1000:.0f}",
@@ -43,7 +43,7 @@ def busy_table(records: Sequence[Record]) -> str:
 
 
 def load_tables(records: Sequence[Record]) -> str:
-    """A table of p50 / p99 in milliseconds by load for each service, as medians over the seeds, then :func:`waits_table`."""
+    """Return a table of p50 / p99 in milliseconds by load for each service, as medians over the seeds, then :func:`waits_table`."""
     parts = []
     for service in names(records, "cell"):
         mine = [record for record in records if record["cell"] == service]
@@ -53,7 +53,7 @@ def load_tables(records: Sequence[Record]) -> str:
 
 
 def waits_table(records: Sequence[Record]) -> str:
-    """For each queue with one wait for all loads: the loads at which its latencies are lower than ours, and the worst ratio to ours."""
+    """Return a table of the queues with one wait for all loads: where their latencies are below ours, and their worst ratios to ours."""
     rows = []
     for record in records:
         if record["queue"] in (*FIXED, *RAYS, *BATCHERS) and "runs" in record:
@@ -74,7 +74,7 @@ def waits_table(records: Sequence[Record]) -> str:
 
 
 def _ratios(record: Record, ours: Record, what: str) -> dict[float, float]:
-    """The ratio to ours by load: paired by seed, then the median."""
+    """Return for each load the latency divided by ours: computed for each seed, then the median over the seeds."""
     by_run = {(run["rate"], run["seed"]): run[what] for run in ours["runs"]}
     found = {}
     for load in LOADS:
@@ -98,7 +98,7 @@ def _by_load(record: Record, service: str) -> list[str]:
 
 
 def _at(record: Record, service: str, load: float) -> list[Record]:
-    """The runs at a load."""
+    """Return the runs at a load."""
     rate = load * SERVICES[service].capacity()
     return [run for run in record["runs"] if abs(run["rate"] / rate - 1) < 1e-9]
 

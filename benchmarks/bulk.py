@@ -42,9 +42,9 @@ BODY = json.dumps(
 ).encode()
 ENDPOINTS, SLOTS = 4, 64
 DELAY = 200
-"""Milliseconds of an answer. With 20, CPU time is the limit and not the fleet."""
+"""Milliseconds until the server answers. With 20, the CPU time limits the throughput, and not the fleet."""
 COMMIT = 500
-"""Rows of one transaction of SQLite, where transactions are not one per line."""
+"""Number of lines in one transaction of SQLite, in the comparison that does not use one transaction per line."""
 
 
 class AtOnce:
@@ -63,7 +63,7 @@ class AtOnce:
         return Answer(ChatAnswer(BODY, MODEL, "7", Usage(300, 150, 450), "stop"), 300, 150)
 
     async def aclose(self) -> None:
-        """Nothing to close."""
+        """Do nothing, because nothing is open."""
 
 
 def lines(count: int) -> Iterator[dict[str, Any]]:
@@ -91,11 +91,11 @@ def journal_of_ours(folder: Path, count: int, result: bytes) -> None:
 
 
 def journal_in_sqlite(folder: Path, count: int, result: bytes, each: int) -> None:
-    """The same records in two statements a line, in transactions of ``each`` lines."""
+    """Write the same records with SQLite: two statements a line, in transactions of ``each`` lines."""
     path = folder / f"journal-{each}.sqlite"
     base = sqlite3.connect(path, isolation_level=None)
     base.execute("PRAGMA journal_mode=WAL")
-    base.execute("PRAGMA synchronous=NORMAL")  # a transaction is in the operating system, as a record of ours is
+    base.execute("PRAGMA synchronous=NORMAL")  # a committed transaction has reached the operating system, as a record of ours has
     base.execute("CREATE TABLE lines (ordinal INTEGER PRIMARY KEY, digest INTEGER, state INTEGER, result BLOB)")
     for begin in range(0, count, each):
         ordinals = range(begin, min(begin + each, count))
@@ -149,14 +149,14 @@ async def measure_throughput(folder: Path, count: int, rounds: int) -> dict[str,
 
 
 def _ignore(_: object) -> None:
-    """Results are not needed."""
+    """Ignore a result."""
 
 
 # resume
 
 
 def _memory() -> float:
-    """Memory of this process that is not the content of files, in MB."""
+    """Return the memory of this process in MB, without the content of files."""
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     return int(status.split("RssAnon:")[1].split()[0]) / 1024
 

@@ -1,12 +1,12 @@
-"""The same file of requests through ``qreward run``, Ray Data's HTTP processor and a script, each undisturbed, and killed at half.
+"""Compares ``qreward run``, Ray Data's HTTP processor and a script with the same file of requests: undisturbed, and killed half-way.
 
     python benchmarks/bulk_peers.py --json bulk_peers.json                # about ten minutes; makes an environment for Ray the first time
     python benchmarks/bulk_peers.py --json bulk_peers.json --markdown     # measures nothing; writes docs/benchmarks.md from that file
     python benchmarks/bulk_peers.py --quick                               # ours and the scripts, few lines
 
-A fake server in this process serves 16 requests at once and refuses others with 429 and ``Retry-After: 1``. It counts what it served, by
-content. Each client is started as its user would, without a setting for this server, and killed with -9, all its processes together, when
-half of the lines were served; then the same command is started again.
+A fake server in this process serves 16 requests at once and refuses others with 429 and ``Retry-After: 1``. It counts by content what it
+served. Each client is started as a user would start it. Only the rows that say so have settings for this server. When half of the lines are
+served, all processes of the client are killed with ``kill -9``, and the same command is started again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from qreward.testing import FakeEndpoint, FakeFleet, Latency
 SLOTS, SECONDS = 16, 0.1
 RAY = ("ray[data]==2.60.0", "aiohttp")
 TIME_LIMIT = 900.0
-"""Seconds for one run of a client."""
+"""Maximum number of seconds of one run of a client."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Client:
     Attributes:
         what: its description on the page.
         script: its file in ``clients``; None for ``qreward run``.
-        numbers: its last arguments: requests at once, or workers and the rows of a batch.
+        numbers: the last arguments of its script: the number of requests at once, or the numbers of workers and of rows in a batch.
         needs_ray: it runs in an environment with Ray.
     """
 
@@ -105,7 +105,7 @@ def write_input(path: Path, count: int) -> Path:
 
 
 def answered(output: Path) -> Iterator[str]:
-    """The identifiers of the lines with an answer, in a file or in the files of a folder."""
+    """Yield the identifiers of the lines with an answer, in a file or in the files of a folder."""
     paths = sorted(output.glob("*.json")) if output.is_dir() else [output] if output.exists() else []
     for path in paths:
         for line in path.read_text(encoding="utf-8").splitlines():
@@ -117,7 +117,7 @@ def answered(output: Path) -> Iterator[str]:
 def _read(line: str) -> dict[str, Any]:
     try:
         found: dict[str, Any] = json.loads(line)
-    except ValueError:  # torn by the kill
+    except ValueError:  # a line that the kill has cut off
         return {}
     return found
 
@@ -126,7 +126,7 @@ def run_client(client: Client, source: Path, output: Path, fleet: CountedFleet, 
     """Run a client to its end, or until the fleet has served so many requests. Returns the seconds."""
     url = fleet.fleet.urls["server"]
     settings = {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": "key-of-the-benchmark", "RAY_USAGE_STATS_ENABLED": "0"}
-    settings["PYTHONPATH"] = str(HERE.parent)  # this checkout, whatever is installed
+    settings["PYTHONPATH"] = str(HERE.parent)  # this checkout, even if qreward is installed
     quiet: dict[str, Any] = {
         "stdout": subprocess.DEVNULL,
         "stderr": subprocess.DEVNULL,
@@ -142,7 +142,7 @@ def run_client(client: Client, source: Path, output: Path, fleet: CountedFleet, 
             time.sleep(0.01)
     finally:
         if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)  # those of Ray in other groups end with it
+            os.killpg(process.pid, signal.SIGKILL)  # the processes of Ray in other process groups end with it
             process.wait()
     return time.monotonic() - begin
 

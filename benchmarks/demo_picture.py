@@ -19,19 +19,19 @@ PICTURE = Path(__file__).parent.parent / "docs" / "assets" / "demo.svg"
 COMMAND = "qreward demo"
 COLUMNS = 104
 CHARACTER, LINE, SIZE, MARGIN = 7.3, 18, 12, 18
-"""Widths and heights in pixels: of a character, of a line, of the font, and around the text."""
+"""Pixels: width of a character, height of a line, size of the font, and width of the margin around the text."""
 PLAIN, PROMPT, PROGRESS, WARNING = "#d6deeb", "#7fdbca", "#8796b0", "#ffcb6b"
 
 
 def colour(line: str) -> str:
-    """The colour of an output line: progress, a warning, or the report."""
+    """Return the colour of an output line: progress, a warning, or the report."""
     if line.startswith("judge-7b: "):
         return PROGRESS
     return WARNING if line.startswith("endpoint '") else PLAIN
 
 
 def rows(output: str) -> list[tuple[str, str]]:
-    """Text and colour of each row of the terminal; lines that are too long are wrapped."""
+    """Return the text and colour of each row of the terminal. Lines that are too long are wrapped."""
     found = [(f"$ {COMMAND}", PROMPT)]
     for line in output.splitlines():
         wrapped = textwrap.wrap(line, COLUMNS, drop_whitespace=False, break_on_hyphens=False) or [""]
@@ -40,7 +40,7 @@ def rows(output: str) -> list[tuple[str, str]]:
 
 
 def svg(lines: Sequence[tuple[str, str]]) -> str:
-    """The picture. It names no file and no font of another host, so it may be shown anywhere."""
+    """Return the picture. It names no file and no font of another host, so it may be shown anywhere."""
     width, height = round(COLUMNS * CHARACTER + 2 * MARGIN), len(lines) * LINE + 2 * MARGIN
     texts = [
         f'<text x="{MARGIN}" y="{MARGIN + LINE * number + SIZE}" fill="{fill}" xml:space="preserve">{escape(text)}</text>'

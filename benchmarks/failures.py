@@ -1,8 +1,8 @@
 """CPU time that the scheduler needs for a failure and for a success, by the number of endpoints.
 
-Runs only ``qreward.scheduler``; nothing is sent. All concurrency limits are reached and a batch waits. Each row but the last is the
-median of single calls of ``Scheduler.event``. The last row is the inspection of an endpoint that has been silent for so long that all
-its requests are hedged.
+Runs only ``qreward.scheduler``, and sends nothing. All concurrency limits are reached, and a batch waits. Each row but the last is the
+median of single calls of ``Scheduler.event``. The last row is the inspection of an endpoint that has been silent for so long that all its
+requests are hedged.
 
     python benchmarks/failures.py                 # about a minute
     python benchmarks/failures.py --quick         # few endpoints, few events
@@ -112,7 +112,7 @@ class Scene:
 
 
 def measure(name: str, endpoints: int, events: int) -> float:
-    """Median microseconds per outcome. Between two measurements each endpoint completes eight requests."""
+    """Return the median microseconds per outcome. Between two measurements each endpoint completes eight requests."""
     scene, took = Scene(endpoints), []
     scene.answer_all(4)
     for _ in range(max(1, events // min(endpoints, 100))):
@@ -125,14 +125,14 @@ def measure(name: str, endpoints: int, events: int) -> float:
 
 
 def chosen(scene: Scene) -> Iterator[Attempt]:
-    """The oldest request of up to a hundred endpoints, and of a tenth of all at most, so that the others stay healthy."""
+    """Yield the oldest request of up to a hundred endpoints, at most a tenth of all, so that the other endpoints stay healthy."""
     for source in scene.rng.sample(scene.sources, max(1, min(100, len(scene.sources) // 10))):
         if source.attempts and source.health.half_open_limit == inf:
             yield next(iter(source.attempts))
 
 
 def measure_silence(endpoints: int, held: int = 64) -> float:
-    """Microseconds of the inspection of a silent endpoint with ``held`` requests in flight."""
+    """Return the microseconds of the inspection of a silent endpoint with ``held`` requests in flight."""
     scene = Scene(endpoints, held)
     scene.answer_all(held + 30)
     return scene.silence() * 1e6

@@ -1,8 +1,8 @@
 """CPU time per judged item: ``Judge.batch_score``, a batch of the same messages, and a judge written by hand.
 
-The judge written by hand uses the openai SDK, ``json.loads`` and a semaphore. All send the same messages to one fake endpoint in a child
-process, 64 at a time. Each round measures all in turn, and ratios are computed within a round. The messages are built beforehand, except
-by ``Judge``, which builds its own.
+The judge written by hand uses the openai SDK, ``json.loads`` and a semaphore. All three send the same messages to one fake endpoint in a
+child process, 64 at a time. Each round measures all three in turn, and ratios are computed within a round. The messages are built before
+the measurement, except by ``Judge``, which builds its own messages.
 
     python benchmarks/judging.py --json judging.json               # the table, a few minutes
     python benchmarks/judging.py --json judging.json --markdown    # measures nothing; writes docs/benchmarks.md from that file
@@ -50,7 +50,7 @@ Messages = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Work:
-    """Items, the messages that a judge that writes builds from them, and the text that one that decides does, as a message."""
+    """Items, with the messages that a judge builds from them if the model writes, and the text that it builds if the model decides."""
 
     items: list[Item]
     messages: list[Messages]
@@ -80,7 +80,7 @@ BESIDE = {
     BULK: BULK, JUDGE: BULK, THRICE: BULK, MAJORITY: THRICE, MEAN: THRICE, HAND: JUDGE,
     PLAIN: PLAIN, DECIDED: PLAIN, LEVELLED: PLAIN, SINGLE: SINGLE, ALONE: SINGLE,
 }  # fmt: skip
-"""Row -> the row with which it is compared."""
+"""Maps each row to the row with which it is compared."""
 DECIDING = (PLAIN, DECIDED, LEVELLED, SINGLE, ALONE)
 
 
@@ -93,7 +93,7 @@ def work_of(count: int, judge: Judge, decider: Judge) -> Work:
 
 
 def ways(client: QRewardClient, sdk: AsyncOpenAI) -> list[Way]:
-    """All rows, with the same endpoint."""
+    """Return all rows. They use the same endpoint."""
     usual = {"model": MODEL, **PARAMS}
 
     def bulk(times: int, messages_of: Callable[[Work], list[Messages]] = lambda work: work.messages) -> Callable[[Work], Awaitable[int]]:
@@ -125,7 +125,7 @@ def ways(client: QRewardClient, sdk: AsyncOpenAI) -> list[Way]:
 
 
 def ways_of_deciding(client: QRewardClient) -> list[Way]:
-    """The rows of decisions, and of single plain calls beside them."""
+    """Return the rows of decisions, and of single calls without a judge for comparison."""
     decider = deciding(client, CRITERIA)
 
     async def single(work: Work) -> int:
@@ -152,7 +152,7 @@ def ways_of_deciding(client: QRewardClient) -> list[Way]:
 
 
 def deciding(client: QRewardClient, rubric: Rubric) -> Judge:
-    """A judge that asks for decisions on all criteria."""
+    """Return a judge that asks for decisions on all criteria."""
     return Judge(client, model=MODEL, method="decide", rubric=rubric)
 
 
@@ -167,7 +167,7 @@ async def in_turns(one: Callable[[Any], Awaitable[bool]], inputs: Sequence[Any])
 
 
 def by_hand(sdk: AsyncOpenAI) -> Callable[[Work], Awaitable[int]]:
-    """A judge as users of trainers write it by hand."""
+    """Return a judge as users of trainers write it by hand."""
 
     async def run(work: Work) -> int:
         gate, form = asyncio.Semaphore(IN_FLIGHT), ResponseFormatJSONObject(type="json_object")
@@ -183,7 +183,7 @@ def by_hand(sdk: AsyncOpenAI) -> Callable[[Work], Awaitable[int]]:
 
 
 async def measured(way: Way, whole: Work, fleet: FakeFleet) -> dict[str, float]:
-    """CPU time per item in microseconds, and requests per item. Raises ``SystemExit`` if a result is missing or wrong."""
+    """Return the CPU microseconds and the requests per item. Raises ``SystemExit`` if a result is missing or wrong."""
     count = max(1, round(len(whole.items) * way.share))
     work, before = Work(whole.items[:count], whole.messages[:count], whole.decided[:count]), fleet.seen(SERVER.name).requests
     gc.collect()
@@ -196,7 +196,7 @@ async def measured(way: Way, whole: Work, fleet: FakeFleet) -> dict[str, float]:
 
 
 async def measure(rounds: int, items: int, only: Sequence[str] = ()) -> list[dict[str, dict[str, float]]]:
-    """One record per round: way -> figures, of all ways or ``only`` some.
+    """Return one record per round, which maps each way to its figures. ``only`` selects some ways.
 
     The first round is discarded: it opens the connections and learns the limits.
     """
@@ -215,7 +215,7 @@ async def measure(rounds: int, items: int, only: Sequence[str] = ()) -> list[dic
 
 
 def report(records: Sequence[dict[str, dict[str, float]]]) -> str:
-    """A table with a row per way: medians over the rounds, with minimum and maximum."""
+    """Return a table with a row per way: medians over the rounds, with minimum and maximum."""
     rows = []
     for name, beside in BESIDE.items():
         if name not in records[0]:
@@ -228,7 +228,7 @@ def report(records: Sequence[dict[str, dict[str, float]]]) -> str:
 
 
 def section(run: dict[str, Any]) -> str:
-    """The section of the page for a run."""
+    """Return the section of the page for a run."""
     about = f"Medians of {run['rounds']} rounds with {run['items']:,} items (least-most), measured on {describe(run['machine'])}"
     return f"{about}\n\n{report(run['records'])}"
 

@@ -1,7 +1,8 @@
-"""CPU time of a deciding judge without HTTP: everything of the client runs, and a transport in the same process answers at once.
+"""CPU time without HTTP of a judge whose model decides: the whole client runs, and a transport in the same process answers at once.
 
-Each round measures all ways. The report has the least and the median of the rounds, and the ratio to a plain chat call with the same text
-in the same round. The share of HTTP, which all calls have, is missing, so ratios are well above those of ``judging.py``.
+Each round measures all rows of the table. The report has the minimum and the median over the rounds, and the ratio to a plain chat call
+with the same text in the same round. The cost of HTTP, which all calls have in common, is missing. So the ratios are well above those of
+``judging.py``.
 
     python benchmarks/judging_parts.py --rounds 15 --items 500
 """
@@ -48,18 +49,18 @@ class Answering:
     cap = 1 << 20
 
     def __init__(self, endpoint: Endpoint) -> None:
-        """The endpoint is never reached."""
+        """Ignore the arguments, because the endpoint is never reached."""
 
     async def post(self, path: str, body: bytes, headers: Mapping[str, str] | None) -> Reply:  # noqa: ARG002 - as transports have it
         await asyncio.sleep(0)
         return Reply(200, {}, CHAT if path == "/chat/completions" else RATINGS if b'"levels"' in body else DECIDED)
 
     async def aclose(self) -> None:
-        """Nothing is open."""
+        """Do nothing, because nothing is open."""
 
 
 async def measure(rounds: int, count: int) -> dict[str, list[float]]:
-    """Way -> CPU time per item in microseconds, for each round but the first, which is discarded."""
+    """Return for each way the CPU microseconds per item of each round. The first round is discarded."""
     endpoint = Endpoint("http://none/v1", limits=Limits(max_concurrency=IN_FLIGHT, adaptive=False), proxy="", decisions="openai")
     async with QRewardClient([endpoint]) as client:
         judges = {"ten criteria": deciding(client, CRITERIA), "ten of three levels": deciding(client, LEVELS)}
@@ -97,7 +98,7 @@ async def single_of(judge: Judge, items: list[Any]) -> int:
 
 
 def report(costs: Mapping[str, list[float]]) -> str:
-    """A table with a row per way."""
+    """Return a table with a row per way."""
     rows = []
     for name, cost in sorted(costs.items()):
         beside = costs[f"{name.partition(':')[0]}: chat"]

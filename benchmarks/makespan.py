@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def facts(args: argparse.Namespace) -> dict[str, Any]:
-    """A run without its records: all that is known before the measurements."""
+    """Return a run without its records: all that is known before the measurements."""
     used = {client.environment for client in args.clients}
     return {
         "machine": machine(),
@@ -74,7 +74,7 @@ def records(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def measured(fleet: Fleet, client: Client, seed: int, args: argparse.Namespace) -> dict[str, Any]:
-    """The record of one client on one fleet."""
+    """Return the record of one client on one fleet."""
     about = {"fleet": fleet.name, "client": client.name, "seed": seed}
     try:
         return about | run_bulk(client, fleet.plan(seed, args.requests), args.cap, cores())
@@ -83,7 +83,7 @@ def measured(fleet: Fleet, client: Client, seed: int, args: argparse.Namespace) 
 
 
 def turned(clients: list[Client], places: int) -> list[Client]:
-    """The clients, rotated by ``places``."""
+    """Return the clients, rotated by ``places``."""
     first = places % len(clients)
     return clients[first:] + clients[:first]
 

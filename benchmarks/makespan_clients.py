@@ -33,7 +33,7 @@ class Client:
     settings: dict[str, Any] = field(default_factory=dict)
 
     def python(self) -> Path:
-        """Its interpreter. Creates the environment if needed."""
+        """Return the interpreter of its environment. Create the environment if needed."""
         return Path(sys.executable) if self.environment is None else python_of(self.environment, ENVIRONMENTS[self.environment])
 
 
@@ -68,5 +68,6 @@ CANDIDATES = (
     _old("qreward-0.1.7-alone", "without the retries and hedges of `schedule`", retry_times=0),
     _old("qreward-0.1.7-unhedged", "without the hedges of `schedule`", retry_times=3),
 )
-"""Other settings of the compared clients, measured only on request: those in ``CLIENTS`` lost fewer requests, or were faster."""
+"""Other settings of the compared clients. They are measured only on request, because the settings in ``CLIENTS`` lost fewer requests or
+were faster."""
 BARE = Client("bare", "bulk_bare.py", "aiohttp, the endpoints' workers pull from one queue, no retry", settings={"in_flight": 3})

@@ -1,7 +1,7 @@
 """The fleets and batches of the makespan benchmark. Their lower bound is computed by ``qreward.testing``.
 
-The bound considers slots, rate limits, the drawn length of every response, and phases in time. It ignores hangs, and counts the work that
-a dying endpoint has begun as done. Both can only make a client slower, so it stays a lower bound.
+The bound considers slots, rate limits, the drawn length of every response, and phases in time. It ignores hangs, and counts the work that a
+dying endpoint has begun as done. In reality both can only make a client slower, so the bound remains a lower bound.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ class Fleet:
     build: Callable[[int, Sequence[Conversation]], Endpoints]
 
     def plan(self, seed: int, requests: int | None = None) -> Plan:
-        """Endpoints, batch and bound of a seed. ``requests`` replaces the number of conversations."""
+        """Return the endpoints, the batch and the bound of a seed. ``requests`` replaces the number of conversations."""
         work = conversations(requests or self.requests)
         endpoints = self.build(seed, work)
         return Plan(endpoints, work, lower_bound(endpoints, work))
 
 
 def conversations(count: int) -> list[Conversation]:
-    """This many judge conversations, all different."""
+    """Return this many judge conversations, all different."""
     return [[{"role": "user", "content": QUESTION.format(index=1000 + index)}] for index in range(count)]
 
 

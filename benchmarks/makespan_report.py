@@ -1,7 +1,7 @@
 """Converts the raw records of the makespan benchmark to tables. Pure: JSON in, Markdown out.
 
-A cell is the median over the seeds, with minimum and maximum in brackets. A batch that was stopped counts as longer than any other.
-A batch that ended without some of its responses is called incomplete; its makespan is that of the rest.
+A cell is the median over the seeds, with minimum and maximum in brackets. A batch that was stopped counts as longer than any other. A batch
+that ended without some of its responses is called incomplete; its makespan is that of the requests that were answered.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ HEAD = ("client", "makespan / bound", "seconds", "99 % after, s", "answers", "lo
 
 
 def tables(run: dict[str, Any]) -> str:
-    """The tables of all fleets of a run, each with a heading."""
+    """Return the tables of all fleets of a run, each with a heading."""
     return "\n\n".join(_fleet(run, name) for name in dict.fromkeys(record["fleet"] for record in run["records"]))
 
 
 def section(run: dict[str, Any]) -> str:
-    """The section of ``docs/benchmarks.md``: the machine, the clients with their settings and pins, then :func:`tables`."""
+    """Return the section of ``docs/benchmarks.md``: the machine, the clients with their settings and pins, then :func:`tables`."""
     options = run["options"]
     about = f"Measured on {describe(run['machine'])} Seeds {_listed(options['seeds'])}; a bulk is stopped after {options['cap']:g} bounds."
     if loads := [record["load_before"] for record in run["records"] if record.get("load_before") is not None]:
@@ -33,13 +33,13 @@ def section(run: dict[str, Any]) -> str:
 
 
 def clients_table(clients: Sequence[dict[str, Any]]) -> str:
-    """The measured clients with their settings."""
+    """Return the measured clients with their settings."""
     rows = [f"| `{each['name']}` | {each['what']} | {_settings(each['settings'])} |" for each in clients]
     return "\n".join(["| client | what it is | settings besides the URLs |", "| --- | --- | --- |", *rows])
 
 
 def extra(record: Record) -> float:
-    """Requests that the servers processed without a correct response, except those still in flight, as a share of the batch."""
+    """Return the requests that the servers processed without a correct response, divided by the batch. Requests in flight are left out."""
     return float((record["worked"] - record["right"] - record["open_upstream"]) / record["requests"])
 
 
@@ -56,7 +56,7 @@ def _fleet(run: dict[str, Any], name: str) -> str:
 
 
 def _row(records: Sequence[Record]) -> list[str]:
-    """The row of one client in the table of a fleet."""
+    """Return the row of one client in the table of a fleet."""
     name, mine = records[0]["client"], [record for record in records if "error" not in record]
     if not mine:
         return [name, "failed", *["-"] * (len(HEAD) - 2)]
@@ -90,7 +90,7 @@ def _finish(record: Record, key: str) -> float:
 
 
 def _spread(values: Sequence[float], shape: str) -> str:
-    """``median (min-max)``; the median alone if all three look the same; a dash for values that were never reached."""
+    """Return ``median (min-max)``, the median alone if all three look the same, or a dash for values that were never reached."""
     low, high = sorted(values)[(len(values) - 1) // 2], sorted(values)[len(values) // 2]
     middle = high if math.isinf(high) else (low + high) / 2
     shown = ["-" if math.isinf(value) else shape.format(value) for value in (middle, min(values), max(values))]

@@ -97,7 +97,7 @@ def run_bulk(client: Client, plan: Plan, cap: float, cores: tuple[int | None, in
 
 
 def judged(said: dict[str, Any], work: Sequence[Conversation]) -> dict[str, Any]:
-    """The client's part of the record: its texts are compared with the echo of each conversation."""
+    """Return the client's part of the record: its texts are compared with the echo of each conversation."""
     texts = said.pop("texts")
     right = sum(text == echo_of(messages) for text, messages in zip(texts, work, strict=True))
     wrong = len(texts) - texts.count(None) - right
@@ -106,7 +106,7 @@ def judged(said: dict[str, Any], work: Sequence[Conversation]) -> dict[str, Any]
 
 
 def counted(seen: Sequence[Seen]) -> dict[str, Any]:
-    """The servers' part of the record. ``worked`` counts the requests that were not rejected, ``open_upstream`` those still in flight."""
+    """Return the servers' part of the record. ``worked`` counts the requests that were not rejected, ``open_upstream`` those in flight."""
     rejected = sum(each.rejected for each in seen)
     return {
         "sent": sum(each.requests for each in seen),

@@ -61,11 +61,11 @@ class NowhereWire:
         return Answer(Verdict())
 
     async def aclose(self) -> None:
-        """Nothing to close."""
+        """Do nothing, because nothing is open."""
 
 
 class Ledger:
-    """Counts the items read and done. Each item is a new conversation, so that keeping references would show in memory."""
+    """Counts the items read and done. Each item is a new conversation, so that memory would grow if references to items were kept."""
 
     def __init__(self) -> None:
         self.read = self.done = self.failed = self.most_ahead = 0
@@ -106,7 +106,7 @@ async def measure(items: int, in_flight: int, *, adaptive: bool = False) -> dict
 
 
 def report(run: dict[str, Any]) -> str:
-    """The table of one run."""
+    """Return the table of one run."""
     row = [shape.format(run["result"][key]) for key, (_, shape) in COLUMNS.items()]
     return table([title for title, _ in COLUMNS.values()], [row])
 

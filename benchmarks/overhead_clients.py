@@ -18,7 +18,7 @@ ENVIRONMENTS = {
 }
 CPU_BUDGET = 0.8  # seconds of CPU time of one measured window, unless FEWEST_WAVES requires more
 WALL_BUDGET = 2.5  # seconds of one measured window if the server delays its responses
-FEWEST_WAVES = 2  # minimum of calls per call in flight: one wave to start, one to follow
+FEWEST_WAVES = 2  # minimum number of calls divided by the calls in flight: a first wave of calls, and one more
 BARE = "bare"
 YARDSTICK = "openai-aiohttp"
 
@@ -42,15 +42,15 @@ class Client:
     share: float = 1.0
 
     def python(self) -> Path:
-        """Its interpreter. Creates the environment if needed."""
+        """Return the interpreter of its environment. Create the environment if needed."""
         return Path(sys.executable) if self.environment is None else python_of(self.environment, ENVIRONMENTS[self.environment])
 
     def takes_part(self, number: int) -> bool:
-        """Whether it is measured in round ``number`` (from 0). Round 0 measures all clients."""
+        """Return whether it is measured in round ``number`` (from 0). Round 0 measures all clients."""
         return ceil((number + 1) * self.share) > ceil(number * self.share)
 
     def requests(self, in_flight: int, delay_ms: int) -> int:
-        """Number of calls in the measured window."""
+        """Return the number of calls in the measured window."""
         most = CPU_BUDGET * 1e6 / self.cost
         if delay_ms:
             most = min(most, WALL_BUDGET * in_flight * 1000 / delay_ms)
@@ -74,7 +74,7 @@ QUICK = ("bare", "qreward-batch", "qreward-calls", "qreward-gather")
 def command_line(
     urls: Sequence[str], verdict: str, in_flight: int, requests: int, *, core: int | None, gc: bool, pieces: int = 1
 ) -> list[str]:
-    """The arguments of every client script (see ``clients/_harness.py``). The warm-up makes one call for each call in flight."""
+    """Return the arguments of every client script (see ``clients/_harness.py``). The warm-up makes one call for each call in flight."""
     return [
         *("--urls", ",".join(urls), "--verdict", verdict),
         *("--pieces", str(pieces), "--concurrency", str(in_flight), "--warm-up", str(in_flight), "--requests", str(requests)),

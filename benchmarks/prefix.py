@@ -1,10 +1,10 @@
 """Prefix caches: how much faster a batch gets when requests that begin alike go to the same replica. In virtual time, over model servers
 with a prefix cache (``qreward.testing.model_server``).
 
-Compares the real scheduler, with groups that are named or found, with the scheduler without affinity (``pull``), and with routers. A cell
-of the table is the makespan of ``pull`` over that of the policy (median over the seeds), the prompt tokens computed over the fewest
-possible, and, for ours, the cached tokens that it predicted over those reported. The column "most" is the makespan of ``pull`` over the
-lower bound.
+A *policy* decides where requests go: the real scheduler with groups that are named or found, the scheduler without affinity (``pull``), or
+a router. A cell of the table has the gain (the makespan of ``pull`` divided by that of the policy, median over the seeds), and the computed
+prompt tokens divided by the fewest possible. For our policies it also has the cached tokens that the scheduler predicted, divided by those
+that the servers reported. The column "most" is the largest possible gain: the makespan of ``pull`` divided by the lower bound.
 
     python benchmarks/prefix.py --json prefix.json                 # everything, ten seeds: an hour or two
     python benchmarks/prefix.py --json prefix.json --markdown      # simulates nothing; writes docs/benchmarks.md from that file
@@ -36,7 +36,7 @@ from prefix_world import FLEETS, WINDOW, Fleet, Pull, PulledWorld, RoutedWorld, 
 from qreward.testing.model_server import MODELS
 
 ALL = 1_000_000
-"""A look-ahead over the whole input."""
+"""Number of waiting requests for a look-ahead over the whole input."""
 OURS = {
     BASE: Pull(look_ahead=0),
     "told": Pull(told),
@@ -106,10 +106,11 @@ def measured(world: PulledWorld | RoutedWorld, ledger: Any) -> dict[str, Any]:
 
 
 def predicted(world: PulledWorld) -> dict[str, Any]:
-    """What is known of the scheduler's work only.
+    """Return the figures that only our scheduler has.
 
-    Cached tokens that it predicted and that answers reported, requests that it sent twice, and by how much a request went later than twice
-    its place in the input: at most the look-ahead.
+    ``predicted`` and ``reported`` are the cached tokens that the scheduler predicted and that answers reported. ``hedged`` is the number of
+    requests that were sent twice. ``late``: a request at place n of the input was sent after at most 2 n + ``late`` other requests. It must
+    not exceed the look-ahead.
     """
     return {
         "predicted": sum(source.prefix_cache.predicted_tokens for source in world.sources),
@@ -144,7 +145,7 @@ def main() -> None:
 
 
 def over_sockets(run: dict[str, Any]) -> str:
-    """The section of ``docs/benchmarks.md`` for real sockets."""
+    """Return the section of ``docs/benchmarks.md`` for real sockets."""
     return f"Measured on {describe(run['machine'])} Medians over the seeds.\n\n{report(run['sockets'])}"
 
 
@@ -173,7 +174,7 @@ def cells(args: argparse.Namespace) -> list[Cell]:
 
 
 def results(todo: list[Cell], workers: int) -> Iterator[list[dict[str, Any]]]:
-    """The records of all cells, in their order."""
+    """Yield the records of all cells, in their order."""
     if workers == 1:
         yield from map(_run, todo)
         return

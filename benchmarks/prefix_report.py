@@ -18,10 +18,11 @@ GAINS = {
     ("votes", "8B", "shuffled"): 2.2, ("votes", "70B", "shuffled"): 3.0,
     **{(name, model, "shuffled"): 5.0 for name in ("criteria", "documents") for model in ("8B", "70B")},
 }  # fmt: skip
-"""Target gains with the whole look-ahead on 8 replicas."""
+"""Least gains of ``told-all`` on 8 replicas."""
 LEAST, PREFILL, FOUND, GAIN, ERROR = 0.98, {"told-all": 1.1, "told-512": 1.5}, 0.9, 0.05, 0.1
-"""Other targets: the least gain of any cell, the most prefill over ideal by policy, the least share of the gain of named groups that found
-groups reach (compared where the gain is above ``GAIN``), and the largest error of the predicted cached tokens."""
+"""Other targets. ``LEAST``: least gain of any cell. ``PREFILL``: largest number of computed prompt tokens divided by the fewest possible,
+by policy. ``FOUND``: least share of the additional speed with named groups that found groups must reach, where that speed is more than
+``GAIN`` above 1. ``ERROR``: largest relative error of the predicted cached tokens."""
 
 
 def cell_of(record: Record) -> Cell:
@@ -29,7 +30,7 @@ def cell_of(record: Record) -> Cell:
 
 
 def tables(run: dict[str, Any]) -> str:
-    """A table for each fleet: a row per cell, a column per policy: gain in makespan over ``pull``, prefill tokens over ideal."""
+    """Return a table for each fleet, with a row for each cell of the benchmark and a column for each policy."""
     fleets = dict.fromkeys(record["fleet"] for record in run["records"])
     return "\n\n".join(_fleet([record for record in run["records"] if record["fleet"] == name]) for name in fleets)
 
@@ -53,7 +54,7 @@ def _entry(records: Sequence[Record], policy: str) -> str:
 
 
 def gain(records: Iterable[Record], policy: str) -> float:
-    """The median over the seeds of the makespan of ``pull`` over that of a policy, in one cell."""
+    """Return the gain of a policy in one cell: the makespan of ``pull`` divided by that of the policy, as the median over the seeds."""
     spans = {(record["policy"], record["seed"]): record["makespan"] for record in records}
     return median(spans[BASE, seed] / span for (name, seed), span in spans.items() if name == policy)
 
@@ -62,7 +63,7 @@ MISS = ("workload", "replicas", "policy", "figure", "reached", "target")
 
 
 def misses(run: dict[str, Any]) -> list[list[str]]:
-    """The missed targets, a row of ``MISS`` for each."""
+    """Return the missed targets, a row of ``MISS`` for each."""
     cells: dict[Cell, list[Record]] = {}
     for record in run["records"]:
         cells.setdefault(cell_of(record), []).append(record)
@@ -90,7 +91,7 @@ def _missed(cell: Cell, records: list[Record]) -> Iterator[tuple[str, str, str, 
 
 
 def section(run: dict[str, Any]) -> str:
-    """The section of ``docs/benchmarks.md``."""
+    """Return the section of ``docs/benchmarks.md``."""
     about = f"Simulated on {describe(run['machine'])} Seeds 1 to {run['options']['seeds']}, medians."
     kinds = [f"- `{name}`: {title}." for name, title in run["workloads"].items()]
     missed = table(MISS, found) if (found := misses(run)) else "none"

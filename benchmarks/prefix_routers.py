@@ -1,7 +1,8 @@
-"""Routers with an idea of prefix caches, to compare with: they choose a replica when a request arrives and never take it back.
+"""Routers that consider prefix caches, for comparison. They choose a replica when a request arrives, and never change that choice.
 
-Published algorithms with their published constants, read in their sources in 2026. They get more than they would in reality: CHWBL
-knows the group, while KubeAI hashes the first 100 characters, loads and KV use are never stale, and a dead replica is known at once.
+They are published algorithms with their published constants, read in their sources in 2026. Here they know more than in reality. CHWBL
+knows the group of a request, while KubeAI hashes the first 100 characters. Loads and the use of KV caches are never stale. A dead replica
+is known at once.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def least(replicas: Sequence[View]) -> View:
 class BoundedHash:
     """Consistent hashing with bounded loads (Mirrokni et al. 2018) as in KubeAI, ``balance_chwbl.go``: 256 virtual nodes, bound 1.25.
 
-    The key is the innermost named group that several requests share: the question, the answer where it is asked about several times.
+    The key is the innermost named group that several requests share: the answer if several requests ask about it, else the question.
     """
 
     VIRTUAL, BOUND = 256, 1.25
@@ -68,9 +69,9 @@ class BoundedHash:
 class CacheAware:
     """SGLang's ``cache_aware`` (``model_gateway/src/policies/cache_aware.rs``).
 
-    If the loads differ by more than 64 and by more than a factor of 1.5: the least load. Else the replica whose tree of past prompts holds
-    the longest part of this one, if that is more than 0.3 of it; else the least load. The trees hold 2^26 characters, so nothing here
-    evicts from them.
+    If the loads differ by more than 64 and by more than a factor of 1.5, the replica with the least load is chosen. Otherwise it is the
+    replica whose tree of past prompts holds the longest part of the prompt, if this part is more than 0.3 of the prompt. Otherwise the
+    replica with the least load is chosen. The trees hold 2^26 characters, so nothing is evicted from them here.
     """
 
     ABSOLUTE, RELATIVE, MATCH = 64, 1.5, 0.3
@@ -96,7 +97,8 @@ class CacheAware:
 class ApproximatePrefix:
     """llm-d's ``approximateprefix`` scorer with the weights prefix 3, queue 2 and KV cache 2.
 
-    Its index of a replica is an LRU of as many tokens as the replica's cache holds, as with its automatic setting.
+    The index of a replica keeps the most recently used parts, up to the number of tokens that the replica's cache holds, as with llm-d's
+    automatic setting.
     """
 
     PREFIX, QUEUE, KV = 3.0, 2.0, 2.0
@@ -152,4 +154,4 @@ ROUTERS: dict[str, Callable[[Sequence[PrefixJob], int], Chooser]] = {
     "sglang": lambda _jobs, _: CacheAware(),
     "llm-d": lambda _, capacity: ApproximatePrefix(capacity),
 }
-"""Name of the policy -> what makes its router, from the jobs and the tokens that a replica's cache holds."""
+"""Maps the name of a policy to a function that makes its router from the jobs and the number of tokens that a replica's cache holds."""

@@ -32,14 +32,15 @@ from qreward.testing.model_server import MODELS, ModelRequest, ideal_prefill
 from qreward.testing.text import canonical, count_tokens
 
 REPLICAS, SHARE, TIME_SCALE, CAP = 4, 0.25, 0.5, 40.0
-"""Endpoints, share of the groups of each workload, factor of all times, and lower bounds after which a client is stopped."""
+"""``REPLICAS``: number of endpoints. ``SHARE``: share of the groups of each workload. ``TIME_SCALE``: factor on all times. ``CAP``: a
+client is stopped after this many times the lower bound."""
 ROUTER = ("sglang-router==0.3.2",)
 START = 60.0  # seconds that a router may take until it is ready
 ROUND_ROBIN = "openai"
 
 
 def measure(workloads: Sequence[Workload], model: str, seeds: int) -> Iterator[dict[str, Any]]:
-    """The records of all clients on all workloads, shuffled."""
+    """Yield the records of all clients on all workloads, shuffled."""
     for seed in range(1, seeds + 1):
         for workload in workloads:
             jobs = workload.jobs(seed, "shuffled", SHARE)
@@ -53,7 +54,7 @@ def measure(workloads: Sequence[Workload], model: str, seeds: int) -> Iterator[d
 
 
 def clients() -> Iterator[tuple[str, Client, Front]]:
-    """Name, client and router of each row."""
+    """Yield the name, the client and the router of each row."""
     known = {client.name: client for client in (*CLIENTS, *CANDIDATES)}
 
     def told(name: str, in_flight: int) -> Client:
@@ -68,13 +69,13 @@ def clients() -> Iterator[tuple[str, Client, Front]]:
 
 @contextmanager
 def direct(urls: Sequence[str]) -> Iterator[Sequence[str]]:
-    """No router."""
+    """Yield the URLs of the endpoints themselves: there is no router."""
     yield urls
 
 
 @contextmanager
 def sglang_router(urls: Sequence[str]) -> Iterator[Sequence[str]]:
-    """SGLang's router with its policy ``cache_aware`` and its defaults, in front of the endpoints."""
+    """Run SGLang's router with its policy ``cache_aware`` and its defaults in front of the endpoints, and yield its URL."""
     python = python_of("sglang-router", ROUTER)
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
@@ -105,7 +106,7 @@ def _await(url: str, process: subprocess.Popen[bytes]) -> None:
 
 
 def plan_of(jobs: Sequence[PrefixJob], model: str, seed: int) -> Plan:
-    """Endpoints and conversations. The output lengths are drawn from the conversations, with the mean of the jobs."""
+    """Return the endpoints and conversations. The output lengths are drawn from the conversations, with the mean of the jobs."""
     served = MODELS[model].model_copy(update={"time_scale": TIME_SCALE})
     length = Latency(tokens=sum(job.tokens for job in jobs) / len(jobs), sigma=0.4, seed=seed)
     endpoints = [FakeEndpoint(f"replica {number}", kind="sglang", prefix_cache=served, latency=length) for number in range(REPLICAS)]
@@ -113,7 +114,7 @@ def plan_of(jobs: Sequence[PrefixJob], model: str, seed: int) -> Plan:
 
 
 def conversation(job: PrefixJob) -> Conversation:
-    """The prompt of a job as text: what is outermost is the system message."""
+    """Return the prompt of a job as text. The outermost part is the system message."""
     first, *rest = (_text(key, tokens) for key, (_, tokens) in zip(job.keys, job.path, strict=True))
     return [{"role": "system", "content": first}, {"role": "user", "content": "".join(rest)}]
 
@@ -124,7 +125,7 @@ def _text(key: int, tokens: int) -> str:
 
 
 def ideal(work: Iterable[Conversation]) -> int:
-    """Fewest prompt tokens that must be computed for these conversations."""
+    """Return the fewest prompt tokens that must be computed for these conversations."""
     texts = [canonical(messages) for messages in work]
     chains = [chain("", text, 16 * CHARACTERS) for text in texts]
     sizes = [[16 * (place + 1) for place in range(len(keys))] for keys in chains]
@@ -135,7 +136,7 @@ HEAD = ("workload and client", "seconds", "times faster", "computed / ideal", "c
 
 
 def report(records: Sequence[dict[str, Any]]) -> str:
-    """A table: seconds, the makespan of the openai SDK over it, prompt tokens computed over the fewest possible, and the share cached."""
+    """Return a table of the results. ``times faster`` is the makespan of the openai SDK divided by that of the row."""
     rows = []
     for workload, client in dict.fromkeys((record["workload"], record["client"]) for record in records):
         mine = {each["seed"]: each for each in records if (each["workload"], each["client"]) == (workload, client) and "error" not in each}

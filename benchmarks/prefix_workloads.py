@@ -15,10 +15,11 @@ from qreward.scheduler.prefixes import Prefix
 from qreward.testing.model_server import ModelRequest, ideal_prefill
 
 CHARACTERS = 4
-"""Characters of a token."""
+"""Number of characters of a token."""
 TEXT_BLOCK = 256
 TEXT_BLOCKS = 16
-"""Characters of a block of text where prefixes are found by hashing, and blocks after which they get longer."""
+"""``TEXT_BLOCK``: number of characters of a block of text, where prefixes are found by hashing. ``TEXT_BLOCKS``: number of blocks after
+which the size of a block doubles, again and again."""
 
 Part = tuple[str, int]
 Path = tuple[Part, ...]
@@ -26,7 +27,7 @@ Draw = Callable[[float, float], int]
 
 
 def stable_hash(text: str) -> int:
-    """A hash that is the same in every process."""
+    """Return a hash that is the same in every process."""
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
 
 
@@ -48,22 +49,22 @@ class PrefixJob(Job):
         super().__init__(output, self.ends[-1])
 
     def request(self, handle: object = None) -> ModelRequest:
-        """The request as a model server gets it."""
+        """Return the request in the form that a model server gets."""
         return ModelRequest(self.prompt, int(self.tokens), self.keys, self.ends, handle)
 
 
 def told(job: PrefixJob) -> Prefix:
-    """The prefix of a job whose groups are named."""
+    """Return the prefix of a job whose groups are named."""
     lengths = tuple(float(CHARACTERS * end) for end in job.ends[: job.shared])
     return Prefix(job.keys[: job.shared], lengths, float(CHARACTERS * job.prompt), named=True)
 
 
 def found(job: PrefixJob) -> Prefix:
-    """The prefix of a job as chain hashes of blocks of its text find it, as the client does."""
+    """Return the prefix of a job as the client finds it: by chained hashes of blocks of its text."""
     keys: list[int] = []
     lengths: list[float] = []
     previous, read = 0, 0
-    begun: list[tuple[int, int]] = []  # what the present block holds: text up to the end of a part, and where it begins in it
+    begun: list[tuple[int, int]] = []  # the parts of the present block: the text up to the end of a part, and where the block begins in it
     end = block_end(0)
     for part, tokens in zip(job.keys, job.ends, strict=True):
         first, last = read, CHARACTERS * tokens
@@ -79,7 +80,7 @@ def found(job: PrefixJob) -> Prefix:
 
 
 def block_end(begin: int) -> int:
-    """Where a block of text ends that begins at this character: 256 characters later up to 4,096, and twice as far at each doubling."""
+    """Return the end of the block of text that begins at a character: 256 later below 4,096, and twice as far after each doubling."""
     size = TEXT_BLOCK
     while begin >= TEXT_BLOCKS * size:
         size *= 2
@@ -101,7 +102,7 @@ class Workload:
     build: Callable[[Draw, float], Iterator[PrefixJob]]
 
     def jobs(self, seed: int, order: str, scale: float = 1.0) -> list[PrefixJob]:
-        """The jobs of a seed, ``grouped`` or ``shuffled``; ``scale`` multiplies the number of groups."""
+        """Return the jobs of a seed, ``grouped`` or ``shuffled``; ``scale`` multiplies the number of groups."""
         rng = Random(f"{self.name} {seed}")
         jobs = list(self.build(lambda median, sigma: max(1, round(rng.lognormvariate(0, sigma) * median)), scale))
         if order == "shuffled":
@@ -110,12 +111,12 @@ class Workload:
 
 
 def ideal(jobs: list[PrefixJob]) -> int:
-    """Fewest prompt tokens that must be computed for the jobs."""
+    """Return the fewest prompt tokens that must be computed for the jobs."""
     return ideal_prefill([job.request() for job in jobs])
 
 
 def _graded(draw: Draw, scale: float, *, groups: int, each: int, votes: int, rubrics: int, rubric: int, answer: int) -> Iterator[PrefixJob]:
-    """Answers to questions, judged by a rubric: rubric > question > answer."""
+    """Yield answers to questions that are judged by a rubric. The parts of a prompt are the rubric, the question and the answer."""
     for group in range(_count(groups, scale)):
         number = group % rubrics
         head = ((f"rubric {number}", rubric), (f"question {group}", max(64, draw(1500, 0.5))))

@@ -1,6 +1,7 @@
-"""Batches on simulated model servers with prefix caches: by the real scheduler, or by a router in front of them. In virtual time.
+"""Batches on simulated model servers with prefix caches, in virtual time. The real scheduler or a router chooses the servers.
 
-Every replica has at most ``WINDOW`` requests in flight on average: the scheduler keeps to it for each, a router's clients for all together.
+Every replica has at most ``WINDOW`` requests in flight on average. The scheduler keeps this limit for each replica, the clients of a router
+for all replicas together.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from qreward.testing.model_server import ModelRequest, ModelServer, ServedModel
 
 WINDOW = 64
 PATIENCE = 3600.0
-"""Seconds that an attempt may take: none is given up, because no router gives one up."""
+"""Maximum number of seconds of an attempt. It is never reached, because routers do not give up attempts either."""
 Done = Callable[[Any, ModelRequest], None]
 
 
@@ -65,14 +66,14 @@ class Replica:
         self._agenda.unsettled.append(self)
 
     def cancel(self, handle: Any) -> None:
-        """Drop a request if it is here."""
+        """Drop a request if the replica holds it."""
         if (request := self.held.pop(handle, None)) is not None:
             self.inflight -= 1
             self.server.cancel(self._agenda.now, request)
             self._agenda.unsettled.append(self)
 
     def die(self) -> list[Any]:
-        """Drop everything for good. Returns the handles."""
+        """Drop all requests, now and in future. Returns the handles of those that were held."""
         self.dead, lost = True, list(self.held)
         for handle in lost:
             self.cancel(handle)
@@ -163,7 +164,7 @@ class AheadBulk(Bulk):
         return self.ended == self._size
 
     def next(self) -> Task | None:
-        """The task of the next job, or None."""
+        """Return the task of the next job, or None."""
         for job in self._jobs:
             task = Task(job, self.feed.pool, self.feed.level, None, self, self.read)
             task.prefix = None if self._prefix is None else self._prefix(job)  # type: ignore[arg-type]
@@ -186,10 +187,10 @@ class AheadBulk(Bulk):
 
 
 class PulledWorld(World):
-    """The real scheduler over replicas.
+    """Runs the real scheduler in front of replicas.
 
     Attributes:
-        sent: the requests by their place in the input, in the order in which they were sent first.
+        sent: the place of each request in the input, in the order in which the requests were first sent.
     """
 
     def __init__(self, seed: str, models: Sequence[ServedModel], pull: Pull) -> None:
@@ -232,7 +233,7 @@ class PulledWorld(World):
 
 
 class RoutedWorld:
-    """A router over replicas. Its clients have ``WINDOW`` requests per replica under way in all."""
+    """Runs a router in front of replicas. Its clients together have ``WINDOW`` requests in flight for each replica."""
 
     def __init__(self, models: Sequence[ServedModel], choose: Chooser) -> None:
         self.agenda = Agenda()
@@ -280,9 +281,9 @@ class Fleet:
 
     Attributes:
         name: its name for ``--fleets``.
-        replicas: how many.
-        slow: the first takes so many times as long.
-        dies: the first dies when half of the batch is answered.
+        replicas: number of replicas.
+        slow: factor on all times of the first replica.
+        dies: the first replica dies when half of the batch is answered.
     """
 
     name: str
@@ -296,10 +297,11 @@ class Fleet:
 
 
 def bound(jobs: Sequence[PrefixJob], models: Sequence[ServedModel], window: int = WINDOW) -> float:
-    """Least seconds in which the replicas, all of one model but for their speed, can serve a batch: the larger of two values.
+    """Return a lower bound in seconds on the makespan of a batch. The replicas have one model and may differ in speed.
 
-    The work: each distinct prefix computed once, each output token, and as few steps as the token budget and ``window`` requests at once
-    allow, shared by the speeds. And the longest request alone, if nothing of it is cached.
+    The bound is the larger of two values. The first is the time of the whole work, divided among the replicas by their speeds: each
+    distinct prefix is computed once, each output token is computed, and there are only as many steps as the token budget and ``window``
+    requests at once require. The second is the time of the longest output alone on the fastest replica.
     """
     model, prefill = models[0], ideal(jobs)
     speed = sum(1 / each.time_scale for each in models)

@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def profile(client: Client, way: Way, args: argparse.Namespace) -> Split:
-    """Package -> microseconds per call or chunk for one client, in a fresh process with a fresh server."""
+    """Return the microseconds per call or chunk by package for one client, in a fresh process with a fresh server."""
     client_core, server_core = cores()
     print(f"profiling {client.name}", file=sys.stderr, flush=True)
     with Server(server_core) as server:
@@ -47,7 +47,7 @@ def profile(client: Client, way: Way, args: argparse.Namespace) -> Split:
 
 
 def profile_table(splits: dict[str, Split]) -> str:
-    """A table with a row per package, largest first, then the rest and the sum. Each client has a second column: the excess over bare."""
+    """Return a table with a row per package, the largest first. Each client has a second column: the excess over bare."""
     largest = {package: max(split.get(package, 0.0) for split in splits.values()) for split in splits.values() for package in split}
     shown = sorted((package for package, most in largest.items() if most >= SMALLEST), key=lambda package: -largest[package])
     rows = [(package, {name: split.get(package, 0.0) for name, split in splits.items()}) for package in shown]

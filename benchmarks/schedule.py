@@ -43,7 +43,7 @@ class Peer(NamedTuple):
     most_calls: int = 10**9
 
     def python(self) -> Path:
-        """Its interpreter."""
+        """Return the interpreter of its environment."""
         if self.environment is None:
             return Path(sys.executable)
         return python_of(self.environment, RETRIES if self.environment == "retries" else ENVIRONMENTS[self.environment])
@@ -52,7 +52,7 @@ class Peer(NamedTuple):
 PEERS = {
     "no decorator": Peer("functions_plain.py", None, ("async", "sync")),
     "qreward": Peer("functions_qreward.py", None, (*CASES, KEYS)),
-    "qreward 0.1.7": Peer("functions_qreward_0_1.py", "qreward-0.1.7", (*CASES, KEYS), 2_000),  # it copies its list of starts at each call
+    "qreward 0.1.7": Peer("functions_qreward_0_1.py", "qreward-0.1.7", (*CASES, KEYS), 2_000),  # each call copies a list of start times
     "tenacity": Peer("functions_tenacity.py", "retries", ("async", "sync")),
     "stamina": Peer("functions_stamina.py", "retries", ("async", "sync")),
 }
@@ -60,7 +60,7 @@ QUICK = ("no decorator", "qreward")
 
 
 def plan(args: argparse.Namespace) -> Iterator[tuple[int, str, str, int]]:
-    """The measurements in order: round, decorator, case and number of calls."""
+    """Yield the measurements in order: round, decorator, case and number of calls."""
     for number in range(args.rounds):
         for case in (*CASES, KEYS):
             for name, peer in PEERS.items():
@@ -70,7 +70,7 @@ def plan(args: argparse.Namespace) -> Iterator[tuple[int, str, str, int]]:
 
 
 def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """One record for each measurement. A failed one has the reason as ``error``."""
+    """Return one record for each measurement. A failed one has the reason as ``error``."""
     records = []
     for number, name, case, calls in plan(args):
         peer = PEERS[name]
@@ -84,7 +84,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def report(records: Sequence[dict[str, Any]]) -> str:
-    """Two tables: microseconds per call, and megabytes for the keys."""
+    """Return two tables: microseconds per call, and megabytes for the keys."""
     names = list(dict.fromkeys(record["decorator"] for record in records))
     times = [[name, *(_middle(records, name, case, "us", "{:.1f}") for case in CASES)] for name in names]
     keyed = [name for name in names if KEYS in PEERS[name].cases]

@@ -1,6 +1,6 @@
 """The server of the overhead and the streaming benchmarks: the same prepared response to every chat call, at minimal cost.
 
-Knows nothing of the clients. One process listens on several ports of 127.0.0.1, one for each endpoint. The first part of the path
+This module does not know the clients. One process listens on several ports of 127.0.0.1, one for each endpoint. The first part of the path
 selects the kind of response, so that one process serves a whole run: ``/d200/v1/chat/completions`` responds after 200 ms,
 ``/s50/v1/chat/completions`` streams one chunk per write with 50 ms between two chunks (``s0``: the whole stream in one write).
 ``GET /stats`` returns the number of requests served, and the most open requests, since the last such call.
@@ -48,12 +48,12 @@ LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 
 
 def http_answer(body: bytes, status: str = "200 OK") -> bytes:
-    """A complete HTTP/1.1 response with a JSON body."""
+    """Return a complete HTTP/1.1 response with a JSON body."""
     return f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
 
 
 def stream_answer() -> list[bytes]:
-    """The streamed response, one write per chunk. The first write includes status and headers, the last the end of the body."""
+    """Return the streamed response, one write per chunk. The first write includes status and headers, the last the end of the body."""
     count = CHUNKS - 3
     pieces = [VERDICT[place * len(VERDICT) // count : (place + 1) * len(VERDICT) // count] for place in range(count)]
     deltas = [{"role": "assistant", "content": "", "refusal": None}, *({"content": piece} for piece in pieces), {}]
@@ -67,7 +67,7 @@ def stream_answer() -> list[bytes]:
 
 
 def http_chunk(body: bytes) -> bytes:
-    """One chunk of a chunked body; an empty chunk ends it."""
+    """Return one chunk of a chunked body; an empty chunk ends the body."""
     return b"%x\r\n%b\r\n" % (len(body), body)
 
 
@@ -180,7 +180,7 @@ def main() -> None:
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
-    """An event loop of uvloop, if it is installed: a cheaper server leaves more of a shared machine to the client."""
+    """Return an event loop of uvloop if it is installed, because a cheaper server leaves more of a shared machine to the client."""
     try:
         import uvloop
     except ImportError:

@@ -21,7 +21,7 @@ MEMBERS = (1, 8, 64)
 
 
 def asked(number: int) -> RenewRequest:
-    """A renewal of all three limits with high demand."""
+    """Return a renewal of all three limits with high demand."""
     used = float(number)
     return RenewRequest(
         Demand(6000, want=20, hold=70, rate=inf, spent=used),
@@ -31,7 +31,7 @@ def asked(number: int) -> RenewRequest:
 
 
 def cost(work: Callable[[int], object], times: int) -> float:
-    """CPU time per call in microseconds."""
+    """Return the CPU time per call in microseconds."""
     began = time.process_time()
     for number in range(times):
         work(number)

@@ -1,4 +1,4 @@
-"""Simulates the scheduler in virtual time: how much of an unknown capacity a limiter finds, and how near a batch comes to its lower bound.
+"""Simulates the scheduler in virtual time: how much of an unknown capacity a limiter uses, and how near a batch comes to its lower bound.
 
 Only ``qreward.scheduler`` runs, against simulated servers with seeded randomness; nothing is sent. ``--models`` simulates each server
 alone behind one source, for ten minutes of virtual time. ``--scenarios`` simulates batches on fleets. Without either, both are run.
@@ -84,7 +84,7 @@ def options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def planned(args: argparse.Namespace, part: str) -> list[Job]:
-    """All runs of a part, in the order of the tables."""
+    """Return all runs of a part, in the order of the tables."""
     return [
         Job(part, name, controller, seed, args.seconds, args.timeout, args.prototype, args.shell)
         for name in getattr(args, part)
@@ -94,7 +94,7 @@ def planned(args: argparse.Namespace, part: str) -> list[Job]:
 
 
 def controllers(args: argparse.Namespace, part: str, name: str) -> list[str]:
-    """The requested controllers, and the oracle if the figures of the model are relative to it."""
+    """Return the requested controllers, and the oracle if the figures of the model are relative to it."""
     wanted = [name for name in args.controllers if part == "scenarios" or name != PUSH]
     if part == "models" and (MODELS[name].latency or MODELS[name].measured) and REFERENCE not in wanted:
         wanted.append(REFERENCE)

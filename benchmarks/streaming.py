@@ -31,7 +31,7 @@ def main() -> None:
 
 
 def streams(_client: Client, in_flight: int, way: Way) -> int:
-    """Number of streams in a measured window: a multiple of ``in_flight``."""
+    """Return the number of streams in a measured window: a multiple of ``in_flight``."""
     fewest = FEWEST if way["pause_ms"] else FEWEST_WHOLE
     return in_flight * max(1, round(fewest / in_flight))
 

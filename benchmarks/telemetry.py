@@ -1,9 +1,9 @@
 """CPU time that telemetry adds to a call: without an SDK, with an SDK that discards spans, with its batch processor, and with metrics.
 
-There are two figures for each configuration. *Alone*: the telemetry hooks are called in a loop, as the engine calls them. *In a call*:
-the whole client runs over a backend without a network, and shares the CPU caches with the engine. Each round measures all configurations
-in turn, and the figure is the difference to ``off`` in the same round. Both are CPU time of the process, including the thread of the
-batch processor.
+There are two figures for each configuration. For *alone*, the telemetry hooks are called in a loop, as the engine calls them. For *in a
+call*, the whole client runs over a backend without a network, so that telemetry shares the CPU caches with the engine. Each round measures
+all configurations in turn, and the figure is the difference to ``off`` in the same round. Both are CPU time of the process, including the
+thread of the batch processor.
 
     python benchmarks/telemetry.py                         # the table, about two minutes
     python benchmarks/telemetry.py --json telemetry.json
@@ -133,7 +133,7 @@ def _call(number: int) -> WireRequest:
 
 
 async def cpu_of(client: QRewardClient, calls: int) -> float:
-    """CPU time per call in microseconds."""
+    """Return the CPU time per call in microseconds."""
     gc.collect()
     begin = time.process_time()
     await drive(client, calls)
@@ -141,7 +141,7 @@ async def cpu_of(client: QRewardClient, calls: int) -> float:
 
 
 async def measure(rounds: int, calls: int) -> list[dict[str, dict[str, float]]]:
-    """One record per round: ``alone`` and ``in_a_call`` -> way -> microseconds per call."""
+    """Return one record per round: for ``alone`` and for ``in_a_call``, the microseconds per call of each way."""
     given = {way.name: way.make() for way in WAYS}
     clients = {name: QRewardClient([ENDPOINT], telemetry=each, backend_factory=QuietWire) for name, each in given.items()}
     records = []
@@ -168,7 +168,7 @@ class NoSink:
 
 
 def alone(telemetry: Telemetry | None, calls: int) -> float:
-    """CPU time of the telemetry hooks for a call with one attempt, in microseconds."""
+    """Return the CPU microseconds of the telemetry hooks for a call with one attempt."""
     client = QRewardClient([ENDPOINT], telemetry=telemetry)
     runtime, terms = client._runtime, RequestOptions(5)
     watch, pool, clock = runtime.engine.watch, runtime.pool(MODEL), runtime.clock
@@ -210,7 +210,7 @@ class Row:
 
 
 def rows(records: list[dict[str, dict[str, float]]]) -> list[Row]:
-    """The rows of the table. A median is that of the differences within a round; a minimum is the difference of the minima."""
+    """Return the rows of the table. A median is that of the differences within a round; a minimum is the difference of the minima."""
     return [Row(way.name, *_added(records, "alone", way), *_added(records, "in_a_call", way)) for way in WAYS]
 
 
@@ -226,7 +226,7 @@ def table(found: list[Row]) -> str:
 
 
 def section(run: dict[str, Any]) -> str:
-    """The section of the page for a run."""
+    """Return the section of the page for a run."""
     measured = f"Microseconds of CPU that a call costs more than with telemetry off, over {run['rounds']} rounds"
     return f"{measured}, measured on {describe(run['machine'])}\n\n{table([Row(**row) for row in run['rows']])}"
 

@@ -25,11 +25,11 @@ Run = Callable[[Coroutine[Any, Any, Any]], Any]
 """Runs a coroutine to its end, as ``asyncio.run`` does."""
 WARM_UP = 20  # calls of each caller
 START = 1.0
-"""Seconds after the first arrival in which an adaptive queue has no estimates yet; ``p99_later`` leaves them out."""
+"""Seconds after the first arrival in which an adaptive queue has no estimates yet. ``p99_later`` leaves out the calls of this time."""
 
 
 async def nothing() -> None:
-    """Closes a queue that needs no closing."""
+    """Do nothing: this closes a queue that needs no closing."""
 
 
 class Queue(NamedTuple):
@@ -43,7 +43,7 @@ Opens = Callable[[Body, Job], Queue]
 
 
 async def plus_one(numbers: list[int]) -> list[int]:
-    """A batch function with hardly any cost of its own."""
+    """Return each item plus one: a batch function that costs hardly anything itself."""
     return [number + 1 for number in numbers]
 
 
@@ -51,7 +51,7 @@ async def plus_one(numbers: list[int]) -> list[int]:
 
 
 async def closed_loop(opens: Opens, job: Job) -> dict[str, float]:
-    """CPU microseconds per call, of all threads. Each of ``callers`` makes its next call when the last one is answered."""
+    """Return the CPU microseconds per call, of all threads. Each of ``callers`` makes its next call when its last call is answered."""
     queue, callers = opens(plus_one, job), job["callers"]
     each = job["calls"] // callers
     await asyncio.gather(*(_caller(queue, WARM_UP) for _ in range(callers)))
@@ -71,7 +71,7 @@ async def _caller(queue: Queue, calls: int) -> None:
 
 
 async def flood(opens: Opens, job: Job) -> dict[str, float]:
-    """CPU microseconds per call if all ``calls`` are made at once, each in a new task. The cost of the tasks is included."""
+    """Return the CPU microseconds per call if all ``calls`` are made at once, each in a new task. The cost of the tasks is included."""
     queue, calls = opens(plus_one, job), job["calls"]
     await asyncio.gather(*map(_task(queue), range(calls // 10)))
     gc.collect()
@@ -96,7 +96,7 @@ def _task(queue: Queue) -> Callable[[int], Coroutine[Any, Any, int]]:
 
 
 async def open_loop(opens: Opens, job: Job, arrivals: Sequence[float]) -> dict[str, float]:
-    """Latencies in seconds, each from the time at which its call was due. Late answers do not delay later calls."""
+    """Return the latencies in seconds, each from the time at which its call was due. Late answers do not delay later calls."""
     loop, sizes = asyncio.get_running_loop(), list[int]()
     latencies: dict[int, float] = {}
 
@@ -124,12 +124,12 @@ async def open_loop(opens: Opens, job: Job, arrivals: Sequence[float]) -> dict[s
 
 
 def share(values: Sequence[float], part: float) -> float:
-    """The quantile: the smallest value that at least this share of the values does not exceed."""
+    """Return the quantile: the smallest value that at least this share of the values does not exceed."""
     return sorted(values)[math.ceil(part * len(values)) - 1]
 
 
 def arrivals_of(kind: str, rate: float, calls: int, seed: int) -> list[float]:
-    """The times of the calls in seconds: ``even`` or ``poisson``, with a mean of ``rate`` calls a second."""
+    """Return the times of the calls in seconds: ``even`` or ``poisson``, with a mean of ``rate`` calls a second."""
     if kind == "even":
         return [number / rate for number in range(calls)]
     draw, now, times = random.Random(seed), 0.0, []
@@ -140,12 +140,12 @@ def arrivals_of(kind: str, rate: float, calls: int, seed: int) -> list[float]:
 
 
 async def busy(opens: Opens, job: Job) -> dict[str, float]:
-    """One series of calls in real time."""
+    """Make one series of calls in real time, and return its figures."""
     return await open_loop(opens, job, arrivals_of(job["arrivals"], job["rate"], job["calls"], job["seed"]))
 
 
 def loads(opens: Opens, job: Job, run: Run) -> dict[str, Any]:
-    """Poisson arrivals at several rates and from several seeds, in virtual time."""
+    """Make calls with Poisson arrivals, at several rates and from several seeds, in virtual time."""
     found = []
     for rate in job["rates"]:
         for seed in job["seeds"]:

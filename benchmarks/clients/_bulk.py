@@ -82,7 +82,7 @@ async def workers(count: int, items: Iterator[tuple[int, Messages]], call: Call,
 def main(client: Client) -> None:
     """Read a job from stdin, run it, and print the result on stdout as a line of JSON. The process ends with that line."""
     replies = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a peer prints must not look like a reply
+    os.dup2(2, 1)  # the output of a compared library must not look like a reply
     _prepare(_arguments().core)
     asyncio.run(_play(client, json.loads(sys.stdin.readline()), replies))
 
@@ -97,7 +97,7 @@ async def _play(client: Client, told: dict[str, Any], replies: TextIO) -> None:
         _say(replies, "ready")
         await asyncio.to_thread(sys.stdin.readline)
         _say(replies, await _measured(drive, work, told["cap"]))
-        sys.stdin.readline()  # the loop stands still while the servers are asked what they have seen
+        sys.stdin.readline()  # the event loop stands still while the benchmark reads the counters of the servers
         os._exit(0)  # nothing more is measured, and some clients take long to close
 
 
@@ -120,7 +120,7 @@ async def _measured(drive: Drive, work: list[Messages], cap: float) -> dict[str,
 
 
 def _reached(times: list[float], share: float, count: int) -> float | None:
-    """The time at which this share of all items had an answer; None if it never had."""
+    """Return the time at which this share of all items had an answer, or None if it never had."""
     wanted = max(1, round(share * count))
     return times[wanted - 1] if wanted <= len(times) else None
 

@@ -12,7 +12,7 @@ from openai import AsyncOpenAI, DefaultAioHttpClient
 
 @asynccontextmanager
 async def calls(job: Job) -> AsyncIterator[list[Call]]:
-    """One call for each endpoint."""
+    """Open one client for each endpoint, and yield a call of each."""
     async with AsyncExitStack() as stack:
         yield [await stack.enter_async_context(_client(url, job)) for url in job.urls]
 

@@ -21,12 +21,12 @@ def ask_of(job: Job) -> Ask:
 
 
 def over_pools(make_http_client: Callable[[], Any]) -> Opens:
-    """One SDK client with its own pool for each endpoint, round robin."""
+    """Open one SDK client with its own pool for each endpoint, and use them round robin."""
     return lambda job: openai_client(make_http_client, ask_of(job))(job)
 
 
 def over_fleet(make_http_client: Callable[[Transport], Any]) -> Opens:
-    """One SDK client over a ``QRewardClient`` of all endpoints."""
+    """Open one SDK client over a ``QRewardClient`` of all endpoints."""
 
     @asynccontextmanager
     async def client(job: Job) -> AsyncIterator[Drive]:

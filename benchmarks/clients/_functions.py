@@ -18,21 +18,21 @@ from typing import Any
 
 WARM_UP = 500
 KEY_WINDOW = 0.2
-"""Seconds of the rate limit that each key has while memory is measured."""
+"""Seconds of the window of each key's rate limit while memory is measured."""
 
 
 async def nothing(number: int) -> int:
-    """The async function that is decorated."""
+    """Do nothing: the async function that is decorated."""
     return number
 
 
 def nothing_blocking(number: int) -> int:
-    """The blocking function that is decorated."""
+    """Do nothing: the blocking function that is decorated."""
     return number
 
 
 async def one_after_another(function: Callable[[int], Awaitable[int]], calls: int) -> float:
-    """CPU microseconds per call."""
+    """Make calls one after the other, and return the CPU microseconds per call."""
     for number in range(WARM_UP):
         await function(number)
     gc.collect()
@@ -44,7 +44,7 @@ async def one_after_another(function: Callable[[int], Awaitable[int]], calls: in
 
 
 def one_after_another_blocking(function: Callable[[int], int], calls: int) -> float:
-    """CPU microseconds per call, of all threads."""
+    """Make calls one after the other, and return the CPU microseconds per call, of all threads."""
     for number in range(WARM_UP):
         function(number)
     gc.collect()
@@ -58,8 +58,8 @@ def one_after_another_blocking(function: Callable[[int], int], calls: int) -> fl
 async def by_keys(function: Callable[[int], Awaitable[int]], keys: int) -> dict[str, float]:
     """Measure the memory of keys in MB: of objects right after one call of each key, and of objects later.
 
-    *Later* is when the windows of the keys are over and a thousandth as many calls have followed. Also measures the growth of the process
-    in this first pass, of which the allocator may keep a part, and in a second pass.
+    *Later* means: the windows of the keys are over, and more calls have followed, one for each thousand keys. The function also measures
+    the growth of the process in this first pass, and in a second pass. The allocator may keep a part of the memory of the first pass.
     """
     await function(-1)
     gc.collect()
@@ -96,6 +96,6 @@ def main(cases: dict[str, Callable[[int], Any]]) -> None:
 
 
 def _megabytes() -> float:
-    """Resident memory in MB, including freed memory that the allocator keeps."""
+    """Return the resident memory in MB, including freed memory that the allocator keeps."""
     fields = Path("/proc/self/statm").read_text(encoding="ascii").split()
     return int(fields[1]) * 4096 / 1e6

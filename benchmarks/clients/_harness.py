@@ -29,7 +29,7 @@ Drive = Callable[[list[Messages]], Awaitable[int]]
 Call = Callable[[Messages], Awaitable[str | None]]
 
 GC_THRESHOLDS = (50_000, 20, 100)
-LAG_PERIOD = 0.02  # seconds between two looks of the lag probe: 50 a second, about 0.1 % of a core
+LAG_PERIOD = 0.02  # seconds between two timers of the lag probe; they cost about 0.1 % of a core
 DISTRIBUTIONS = ("qreward", "openai", "litellm", "aiohttp", "httpx", "httpx2", "httpx-aiohttp", "msgspec", "pydantic")
 
 SYSTEM = (
@@ -66,7 +66,7 @@ class Job:
 
 
 def conversations(count: int) -> list[Messages]:
-    """``count`` judge conversations of about 1.2 kB each. A few hundred distinct ones are repeated."""
+    """Return ``count`` judge conversations of about 1.2 kB each. A few hundred distinct ones are repeated."""
     distinct: list[Messages] = [
         [{"role": "system", "content": SYSTEM}, {"role": "user", "content": QUESTION.format(index=900 + index)}]
         for index in range(min(count, DISTINCT))

@@ -14,13 +14,13 @@ Ask = Callable[[AsyncOpenAI, Any], Awaitable[str | None]]
 
 
 async def whole(client: AsyncOpenAI, messages: Any) -> str | None:
-    """One call, answered in one piece."""
+    """Make one call that is answered in one piece."""
     completion = await client.chat.completions.create(model="judge", messages=messages, temperature=0)
     return completion.choices[0].message.content
 
 
 async def streamed(client: AsyncOpenAI, messages: Any) -> str | None:
-    """One call, its answer read token by token."""
+    """Make one call whose answer is streamed, and read it token by token."""
     stream = await client.chat.completions.create(model="judge", messages=messages, temperature=0, stream=True)
     said = []
     async for chunk in stream:
@@ -30,7 +30,7 @@ async def streamed(client: AsyncOpenAI, messages: Any) -> str | None:
 
 
 def openai_client(make_http_client: Callable[[], Any], ask: Ask = whole) -> Callable[[Job], AbstractAsyncContextManager[Drive]]:
-    """The client; ``make_http_client`` gives each ``AsyncOpenAI`` its ``http_client``, None for the SDK's default."""
+    """Return the opener of the client; ``make_http_client`` gives each ``AsyncOpenAI`` its ``http_client``, None for the SDK's default."""
 
     @asynccontextmanager
     async def client(job: Job) -> AsyncIterator[Drive]:

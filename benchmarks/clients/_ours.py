@@ -10,6 +10,6 @@ MODEL = "judge"
 
 
 def open_client(job: Job) -> QRewardClient:
-    """A client over the endpoints of the job. Only the limit that all other clients have too is set."""
+    """Return a client over the endpoints of the job. Only the concurrency limit is set, because all other clients have the same."""
     limits = Limits(max_concurrency=max(1, job.concurrency // len(job.urls)), adaptive=False)
     return QRewardClient([Endpoint(url, name=f"endpoint-{index}", limits=limits) for index, url in enumerate(job.urls)])

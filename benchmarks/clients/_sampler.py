@@ -13,7 +13,7 @@ from collections import defaultdict
 from types import FrameType
 from typing import Any
 
-INTERVAL = 0.001  # seconds of CPU time; the kernel's tick may make it coarser, so each look is weighed by the time since the last
+INTERVAL = 0.001  # seconds of CPU time; the kernel may make it longer, so a sample counts with the time since the last sample
 CALLER = ("__main__", "_harness", "_sampler", "_openai", "_ours", "bare", "litellm_router")
 
 
@@ -22,7 +22,7 @@ class Sampler:
 
     def __init__(self) -> None:
         self._seconds: defaultdict[str, float] = defaultdict(float)
-        self._collecting: float | None = None  # when the collection that runs began
+        self._collecting: float | None = None  # when the present collection began; None without one
         self._collected = self._charged = 0.0
         gc.callbacks.append(self._watch_gc)
         self._before = signal.signal(signal.SIGPROF, self._look)
@@ -46,7 +46,7 @@ class Sampler:
         self._last, self._charged = now, collected
 
     def _watch_gc(self, phase: str, _info: dict[str, Any]) -> None:
-        # a signal that came during a collection is handled at the head of this function: the collection is still open then
+        # a signal that came during a collection is handled when this function begins, so the collection is still open then
         now = time.process_time()
         if phase == "start":
             self._collecting = now
@@ -56,7 +56,7 @@ class Sampler:
 
 
 def _package(frame: FrameType | None) -> str:
-    """The package of the innermost frame: ``aiohttp``, ``asyncio``, ``qreward.scheduler``, ..."""
+    """Return the package of the innermost frame: ``aiohttp``, ``asyncio``, ``qreward.scheduler``, ..."""
     name = str(frame.f_globals.get("__name__", "?")) if frame else "?"
     if name in CALLER:
         return "caller"

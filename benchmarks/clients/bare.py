@@ -1,4 +1,4 @@
-"""Bare aiohttp + msgspec without any timeout: the least that an asyncio program can pay for a chat call. The reference of all ratios.
+"""Bare aiohttp + msgspec without any timeout: the least CPU time that an asyncio program can need for a chat call. All ratios refer to it.
 
 The session has the same settings as that of qreward, so that ratios do not include the cost of aiohttp's defaults.
 """
@@ -29,7 +29,7 @@ class Completion(msgspec.Struct):
 
 
 def open_session() -> aiohttp.ClientSession:
-    """A session without optional features."""
+    """Return a session without optional features."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, limit_per_host=0),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=10),
@@ -40,7 +40,7 @@ def open_session() -> aiohttp.ClientSession:
 
 
 def urls_of(job: Job) -> Iterator[URL]:
-    """The URLs of the endpoints, round robin, without end."""
+    """Yield the URLs of the endpoints, round robin, without end."""
     return cycle([URL(f"{url}/chat/completions", encoded=True) for url in job.urls])
 
 
@@ -48,7 +48,7 @@ Client = Callable[[Job], AbstractAsyncContextManager[Drive]]
 
 
 def bare(timeout: float | None = None) -> Client:
-    """The client; with ``timeout`` (seconds) each call runs under ``asyncio.timeout``, as in most programs."""
+    """Return the client; with ``timeout`` (seconds) each call runs under ``asyncio.timeout``, as in most programs."""
 
     @asynccontextmanager
     async def client(job: Job) -> AsyncIterator[Drive]:

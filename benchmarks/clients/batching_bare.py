@@ -9,7 +9,7 @@ from _batching import Body, Job, Queue, main
 
 
 class Bare:
-    """Starts a batch when none is running; collects items meanwhile."""
+    """Starts a batch when none is running, and collects items while one is running."""
 
     def __init__(self, body: Body, max_batch: int) -> None:
         self._body = body

@@ -1,7 +1,7 @@
 """Ray Serve's ``@serve.batch`` in one process, without a cluster.
 
-Outside of a replica its first call raises, because the queue asks the replica's context for one number, for a warning. So it is given
-a context, by the function with which Ray's own unit tests do it. ``metrics`` False leaves out what it records.
+Outside of a replica the first call of the queue raises, because the queue reads one number from the replica's context for a warning. So
+this module makes such a context, with the function that Ray's own unit tests use. If ``metrics`` is False, no metrics are recorded.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from ray.serve._private.common import DeploymentID, ReplicaID
 from ray.serve._private.config import DeploymentConfig
 from ray.serve.schema import ReplicaRank
 
-ENOUGH = 1_000_000  # ongoing requests, so that nothing is warned of
+ENOUGH = 1_000_000  # ongoing requests, so that Ray logs no warning
 
 
 class NoMetric:
-    """Takes what a metric takes, and keeps nothing."""
+    """Has the methods of a metric, and records nothing."""
 
     def __init__(self, *_: object, **__: object) -> None:
         self.set = self.observe = self.inc = self._ignore
@@ -44,7 +44,7 @@ def pretend_to_be_in_a_replica() -> None:
 def opens(body: Body, job: Job) -> Queue:
     if not job.get("metrics", True):
         batching.Counter = batching.Gauge = batching.Histogram = NoMetric
-    if job["case"] == "loads":  # its timer goes by the wall clock, which stands still in virtual time
+    if job["case"] == "loads":  # its timer reads the wall clock, which does not advance in virtual time
         batching.time = SimpleNamespace(time=asyncio.get_running_loop().time)
     settings: dict[str, Any] = {"max_batch_size": job["max_batch"], "max_concurrent_batches": job["slots"]}
     if job["wait"] is not None:

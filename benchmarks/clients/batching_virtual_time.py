@@ -11,7 +11,8 @@ from collections.abc import Coroutine
 from typing import Any
 
 TURN = 1e-9
-"""Seconds that one turn of the loop takes; else a timer with a remainder too small for a float would set itself again for ever."""
+"""Seconds by which the clock advances in one iteration of the loop. Otherwise a timer whose remaining time is too small for a float would
+set itself again forever."""
 
 
 class JumpingSelector(selectors.DefaultSelector):
@@ -35,11 +36,11 @@ class Loop(asyncio.SelectorEventLoop):
         super().__init__(self._clock)
 
     def time(self) -> float:
-        """Seconds since the loop was made."""
+        """Return the seconds since the loop was made."""
         return self._clock.now
 
 
 def run(main: Coroutine[Any, Any, Any]) -> Any:
-    """``asyncio.run`` in virtual time. Remaining tasks are cancelled."""
+    """Do what ``asyncio.run`` does, in virtual time. Remaining tasks are cancelled."""
     with asyncio.Runner(loop_factory=Loop) as runner:
         return runner.run(main)

@@ -11,7 +11,7 @@ from _bulk import MODEL, Drive, Job, Messages, Tally, ask, main
 from qreward.client import OpenAIChatProxy, OpenAIChatProxyManager  # type: ignore[attr-defined]
 from qreward.utils import schedule  # type: ignore[import-not-found]
 
-NO_RATE_LIMIT = 1e9  # requests per second; the default of 50 would be its limit, not the endpoint's
+NO_RATE_LIMIT = 1e9  # requests per second; the default of 50 would limit the client more than the endpoints do
 
 
 @asynccontextmanager

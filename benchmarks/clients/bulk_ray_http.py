@@ -1,4 +1,4 @@
-"""A bulk with the HTTP processor of Ray Data, as its documentation has it.
+"""A bulk with the HTTP processor of Ray Data, as in its documentation.
 
 python bulk_ray_http.py INPUT OUTPUT URL WORKERS BATCH
 """
@@ -12,7 +12,7 @@ import ray
 from ray.data.llm import HttpRequestProcessorConfig, build_processor
 
 BLOCKS = 4
-"""Blocks of the input for each worker, so that each has work."""
+"""Number of blocks of the input for each worker, so that every worker has work."""
 
 
 def before(row: dict[str, Any]) -> dict[str, Any]:

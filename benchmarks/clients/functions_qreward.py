@@ -1,4 +1,4 @@
-"""``@schedule`` with retry, rate limit, circuit breaker and metrics; and with a time limit, which takes a thread if the function blocks."""
+"""``@schedule`` with retry, rate limit, circuit breaker and metrics; and with a time limit, which needs a thread if the function blocks."""
 
 from __future__ import annotations
 

@@ -13,14 +13,14 @@ Ask = Callable[[Any, Messages], Awaitable[str | None]]
 
 
 async def whole(client: Any, messages: Messages) -> str | None:
-    """One call, answered in one piece."""
+    """Make one call that is answered in one piece."""
     completion = await client.acompletion(model="judge", messages=messages, temperature=0)
     content: str | None = completion.choices[0].message.content
     return content
 
 
 async def streamed(client: Any, messages: Messages) -> str | None:
-    """One call, its answer read token by token."""
+    """Make one call whose answer is streamed, and read it token by token."""
     stream = await client.acompletion(model="judge", messages=messages, temperature=0, stream=True)
     said = []
     async for chunk in stream:
@@ -30,7 +30,7 @@ async def streamed(client: Any, messages: Messages) -> str | None:
 
 
 def router(ask: Ask = whole) -> Callable[[Job], AbstractAsyncContextManager[Drive]]:
-    """The client."""
+    """Return the opener of the client."""
 
     @asynccontextmanager
     async def client(job: Job) -> AsyncIterator[Drive]:

@@ -9,7 +9,7 @@ from _harness import Drive, Job, Messages, closed_loop, main
 
 from qreward.client import OpenAIChatProxy, OpenAIChatProxyManager  # type: ignore[attr-defined]
 
-NO_RATE_LIMIT = 1e9  # requests per second; the default of 50 would measure its limiter
+NO_RATE_LIMIT = 1e9  # requests per second; with the default of 50, the benchmark would measure the limiter
 
 
 @asynccontextmanager

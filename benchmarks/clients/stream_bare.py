@@ -1,6 +1,6 @@
-"""Bare aiohttp, events split at their blank lines, each chunk decoded by msgspec: the least an asyncio program can pay for a stream.
+"""Bare aiohttp, events split at their blank lines, each chunk decoded by msgspec: the least an asyncio program needs for a stream.
 
-It takes what this server sends and nothing else: no comments, no CRLF, no errors in the stream, no end that comes too early.
+It handles only what this server sends: no comments, no CRLF, no errors in the stream, and no end that comes too early.
 """
 
 from __future__ import annotations

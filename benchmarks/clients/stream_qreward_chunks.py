@@ -1,4 +1,4 @@
-"""Ours, chunk by chunk: as with tokens, but each chunk is made into openai's object, which is what the openai SDK gives."""
+"""Ours, chunk by chunk: as with tokens, but each chunk becomes an object of the openai package, as in the openai SDK."""
 
 from __future__ import annotations
 

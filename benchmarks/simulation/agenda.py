@@ -11,7 +11,7 @@ Entry = tuple[float, int, Callable[[Any], None], Any]
 
 
 class Unsettled(Protocol):
-    """An object whose next event depends on all events at one time. It plans that event after all of them."""
+    """An object whose next event depends on all events at one time. It plans its next event after all of these events have run."""
 
     def settle(self) -> None: ...
 

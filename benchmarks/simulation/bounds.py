@@ -1,7 +1,7 @@
 """The lower bound on the makespan of a batch on a fleet of model servers. No scheduler can finish in less time.
 
-The bound is the larger of two values: *fluid* (see ``qreward.testing.lower_bound``), the least T until which all servers together can do
-the work of the batch, with requests divisible at will; and the *longest request* on the server that can finish it first. Faults waste a
+The bound is the larger of two values: *fluid* (see ``qreward.testing.lower_bound``), the least time in which all servers together can do
+the work of the batch if requests could be divided at will; and the *longest request* on the server that can finish it first. Faults waste a
 share of the work. A request admitted by a rate limit must still be served, for at least the time of the shortest request.
 """
 
@@ -35,7 +35,7 @@ class Work:
 
     @classmethod
     def of(cls, jobs: Iterable[Job]) -> Work:
-        """The statistics of the jobs, except those that cannot be served at all."""
+        """Return the statistics of the jobs, except those that cannot be served at all."""
         items, tokens, prompts, shortest, longest = 0, 0.0, 0.0, inf, 0.0
         for job in jobs:
             if not job.poison:
@@ -47,7 +47,7 @@ class Work:
 
 
 def resources_of(spec: Spec, work: Work) -> list[Resource]:
-    """What limits one server, and how much of it a mean request of the batch uses."""
+    """Return what limits one server, and how much of it a mean request of the batch uses."""
     capacity, last = spec.capacity(work.mean), alone(spec, work.shortest)
     found = [Resource(partial(capacity.integral, 0.0), [(work.mean + spec.prefill) / kept(spec)])]
     for rate in spec.rates:
@@ -56,23 +56,23 @@ def resources_of(spec: Spec, work: Work) -> list[Resource]:
 
 
 def _admitted(rate: Rate, last: float, until: float) -> float:
-    """Most that is admitted so early that the last request, of ``last`` seconds, is done by ``until``."""
+    """Return the largest amount that a rate limit admits early enough for a last request of ``last`` seconds to be done by ``until``."""
     return rate.staircase(until - last) if until >= last else 0.0
 
 
 def kept(spec: Spec) -> float:
-    """Share of the work that is not lost to faults: a reset wastes half of the work of a request, an unreadable response all of it."""
+    """Return the share of the work that is not lost to faults: a reset wastes half of a request's work, a broken response all of it."""
     good = 1 - spec.resets - spec.broken - spec.hangs - spec.sudden
     return good / (good + spec.resets / 2 + spec.broken)
 
 
 def alone(spec: Spec, tokens: float) -> float:
-    """Seconds that a request of this length takes if it is alone on the server."""
+    """Return the seconds that a request of this length takes if it is alone on the server."""
     return (tokens + spec.prefill) / spec.law.speed(1, 0.0)
 
 
 def lower_bound(specs: Sequence[Spec], work: Work) -> float:
-    """The lower bound in seconds.
+    """Return the lower bound in seconds.
 
     Raises:
         ValueError: the fleet can never do it.

@@ -16,7 +16,7 @@ from simulation.steps import Steps
 from simulation.world import World
 
 RECOVERED = 0.85
-"""Share of the new capacity at which a change counts as found."""
+"""Share (0 to 1) of a changed capacity. When it is used, the change counts as found."""
 GLANCE = 10
 """Seconds between two recorded values of the limit."""
 
@@ -24,7 +24,7 @@ GLANCE = 10
 def run_model(
     model: Model, name: str, seed: int, *, seconds: float | None = None, timeout: float | None = None, prototype: Path | None = None
 ) -> dict[str, Any]:
-    """One run.
+    """Make one run, and return its figures.
 
     Args:
         model: the server.
@@ -74,14 +74,14 @@ def run_model(
 
 
 def share_used(server: Server, spec: Spec, capacity: Steps, seconds: float) -> float:
-    """Useful work divided by the capacity. With rate limits: admitted amount divided by the allowed amount, of the tightest limit."""
+    """Return the used share of the capacity; with rate limits, the admitted amount divided by the amount that the tightest allows."""
     if server.rates:
         return max(door.granted / rate.allowed(seconds) for door, rate in zip(server.rates, spec.rates, strict=True))
     return server.useful() / capacity.integral(0.0, seconds)
 
 
 def recovery(useful: list[float], capacity: Steps, seconds: float) -> float | None:
-    """Mean recovery time in seconds over all changes of the capacity; None if there are none."""
+    """Return the mean recovery time in seconds over all changes of the capacity, or None if there are none."""
     changes = [when for when in jumps(capacity) if when < seconds]
     took = [
         recovered(useful, capacity, when, min(end, seconds), RECOVERED)

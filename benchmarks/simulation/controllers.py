@@ -1,7 +1,7 @@
 """The concurrency limiters to compare: the library's own, an oracle, and published algorithms.
 
-Published algorithms keep their constants, but not their default bounds (here 1 to 2048): the comparison is about the algorithm, not
-about a clamp. All of them are combined with the library's cooldown, so they get fewer rejections than the originals.
+Published algorithms keep their constants, but not their default bounds. Here the bounds are 1 to 2048, so that the algorithms are compared
+and not their bounds. All of them are combined with the library's cooldown, so they get fewer rejections than the originals.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class SlowStartAimd(Fixed):
 
 
 def nice(limit: int, *, up: bool) -> int:
-    """The limit, rounded to a multiple of 5 if it is above 10."""
+    """Return the limit, rounded to a multiple of 5 if it is above 10."""
     if limit <= 10:
         return limit
     return -(-limit // 5) * 5 if up else limit // 5 * 5
@@ -154,7 +154,7 @@ class Gradient2(Fixed):
 
 
 class _Shown(ConcurrencyLimit):
-    """Adapts the limit of a prototype to the scheduler's interface of a limiter."""
+    """Gives the limit of a prototype the interface of a limiter that the scheduler needs."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -208,7 +208,7 @@ class PrototypeSource(Source):
 
 @cache
 def load_prototype(path: Path) -> Any:
-    """The ``Window`` class of a file.
+    """Return the ``Window`` class of a file.
 
     Raises:
         SystemExit: there is no such file, or it defines no ``Window``.
@@ -254,14 +254,15 @@ def _known(name: str, rng: Random, world: World, limits: Limits | None, spec: Sp
 OURS = "ours"
 PUSH = "push64"
 NAMES = (OURS, "fixed64", "limits64", "aimd", "gradient2", PUSH, "known", "prototype")
-"""``ours`` is the library's source with default settings. ``limits64`` is the library's source with ``Limits(max_concurrency=64,
-adaptive=False)``, ``fixed64`` a semaphore behind the library's queue, ``push64`` semaphores without that queue (see ``push``).
-``known`` gets the best limit and the rate limits at every time, which the others have to find.
+"""Names of the controllers. ``ours`` is the library's source with default settings. ``limits64`` is the library's source with
+``Limits(max_concurrency=64, adaptive=False)``. ``fixed64`` is a semaphore behind the library's queue. ``push64`` is one semaphore for each
+server, without the library's queue (see ``push``). ``known`` gets the best concurrency limit and the rate limits at every time. The other
+controllers must find them.
 """
 
 
 def controller(name: str, spec: Spec, mean: float, *, limits: Limits | None = None, prototype: Path | None = None) -> Make:
-    """The factory of the source for a server.
+    """Return the factory of the source for a server.
 
     Args:
         name: one of ``NAMES``.

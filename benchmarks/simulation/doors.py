@@ -45,7 +45,7 @@ class Rate:
         unit: unit of the limit.
         used: True charges output tokens once they are generated; False charges the whole request on admission.
         hint: ``Retry-After`` of a rejection.
-        told: each response reports the limit, the amount left at the admission of the request, and the time until the full refill.
+        told: the headers of each response report the limit, the amount left when the request was admitted, and the time to the full refill.
     """
 
     amount: float
@@ -57,26 +57,26 @@ class Rate:
     told: bool = False
 
     def allowed(self, until: float) -> float:
-        """Most that is admitted from 0 to ``until``."""
+        """Return the largest amount that is admitted from 0 to ``until``."""
         if self.burst is not None:
             return self.burst + until * self.amount / self.period
         return self.amount * max(1, ceil(until / self.period))
 
     def staircase(self, until: float) -> float:
-        """Most that is admitted from 0 to ``until`` inclusive: a window that opens exactly at ``until`` counts."""
+        """Return the largest amount that is admitted from 0 to ``until`` inclusive: a window that opens exactly at ``until`` counts."""
         return self.allowed(until) if self.burst is not None else self.amount * (floor(until / self.period) + 1)
 
     def door(self) -> Calendar | Bucket:
         return Calendar(self) if self.burst is None else Bucket(self, self.burst)
 
     def cost(self, job: Job) -> float:
-        """Amount charged when a request is admitted."""
+        """Return the amount that is charged when a request is admitted."""
         if self.unit == "requests":
             return 1.0
         return job.prompt + (0.0 if self.used else job.tokens)
 
     def hinted(self, wait: float) -> float | None:
-        """The ``Retry-After`` of a rejection, in seconds, if the request would be admitted after ``wait`` seconds."""
+        """Return the ``Retry-After`` of a rejection, in seconds, if the request would be admitted after ``wait`` seconds."""
         if self.hint == "exact":
             return wait
         if self.hint == "second":
@@ -90,10 +90,10 @@ class Door(Protocol):
     granted: float
 
     def refuses(self, now: float, held: int, job: Job) -> bool:
-        """Whether the request is rejected, if the server holds ``held`` others."""
+        """Return whether the request is rejected, if the server holds ``held`` other requests."""
 
     def hint(self, now: float, job: Job) -> float | None:
-        """The ``Retry-After`` of the rejection, in seconds."""
+        """Return the ``Retry-After`` of the rejection, in seconds."""
 
     def admit(self, now: float, job: Job) -> None:
         """Charge a request that all doors have admitted."""
@@ -185,7 +185,7 @@ class Bucket:
             self._charge(job.tokens)
 
     def says(self, now: float) -> RateLimit:
-        """The limit as reported in the headers of a response."""
+        """Return the limit as reported in the headers of a response."""
         self._refill(now)
         return RateLimit(self._rate.amount, max(0.0, floor(self._level)), (self._burst - self._level) / self._speed)
 
@@ -215,7 +215,7 @@ class Calendar:
         return self._rate.hinted(self._ends(now))
 
     def says(self, now: float) -> RateLimit:
-        """The limit as reported in the headers of a response."""
+        """Return the limit as reported in the headers of a response."""
         self._turn(now)
         return RateLimit(self._rate.amount, floor(self._left), self._ends(now))
 

@@ -17,7 +17,7 @@ from simulation.laws import Alone, Law
 
 Done = Callable[[Attempt], None]
 NEARLY = 1e-6
-"""Remaining work below this counts as done: larger than rounding errors, and too small to matter."""
+"""Remaining work, in tokens, below which a request counts as done. It is larger than rounding errors and too small to matter."""
 
 
 class Engine(Protocol):
@@ -32,11 +32,11 @@ class Engine(Protocol):
         """Cancel a request."""
 
     def delivered(self) -> float:
-        """All work done until now."""
+        """Return all work done until now."""
 
 
 def make_engine(agenda: Agenda, law: Law, done: Done) -> Engine:
-    """The engine for a speed model."""
+    """Return the engine for a speed model."""
     if isinstance(law, Alone) and not law.changes():
         return Separate(agenda, law.speed(1, 0.0), done)
     return Sharing(agenda, law, done)
@@ -79,8 +79,8 @@ class Separate:
 class Sharing:
     """All requests have the same speed, which depends on their number (processor sharing).
 
-    ``_work`` is the work that a request present from the beginning would have got. A request is done when ``_work`` has grown by its
-    size. So an event costs O(log n), however often the speed changes.
+    ``_work`` is the work that would have been done on a request that was present from the beginning. A request is done when ``_work`` has
+    grown by its size. So an event costs O(log n), however often the speed changes.
     """
 
     def __init__(self, agenda: Agenda, law: Law, done: Done) -> None:

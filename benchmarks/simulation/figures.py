@@ -12,17 +12,17 @@ from simulation.fleets import ONLINE, Figure, Run
 from simulation.measure import SPAN, quantile, recovered
 
 FULL_USE = 0.9
-"""Share of its capacity at which a server that has returned counts as fully used."""
+"""Share (0 to 1) of its capacity from which a server that has returned counts as fully used."""
 
 
 def latency(run: Run) -> list[Figure]:
-    """The p99 latency, divided by that with the oracle: the smallest limits with nearly the maximum throughput."""
+    """Return the p99 latency divided by that of the oracle, which has the smallest limits with nearly the maximum throughput."""
     known = run if run.controller == "known" else run.twin(controller="known")
     return [Figure("p99 / known", quantile(run.bulk.latencies, 0.99) / quantile(known.bulk.latencies, 0.99), 3.0)]
 
 
 def death(run: Run) -> list[Figure]:
-    """A server dies and returns: seconds until its removal from service, requests sent to it while dead, seconds until its full use."""
+    """Return figures of a server that dies and returns: seconds until its removal, requests sent while dead, seconds until its full use."""
     begin, end = run.specs[0].dead or (0.0, 0.0)
     noticed = [when - begin for when, source in run.world.lost_sight if source is run.world.sources[0] and when >= begin]
     return [
@@ -33,12 +33,12 @@ def death(run: Run) -> list[Figure]:
 
 
 def brownout(run: Run) -> list[Figure]:
-    """A server becomes slow and then fast again: seconds until its full use."""
+    """Return the seconds until the full use of a server that became slow and then fast again."""
     return [Figure("s until full use", _back(run, run.specs[0].law.changes()[-1]))]
 
 
 def outage(run: Run) -> list[Figure]:
-    """All servers are away: requests per second sent to each meanwhile, and seconds until half of the capacity is used again."""
+    """Return figures of an outage of all servers: requests per second to each, and seconds until half of the capacity is used again."""
     begin, end = run.specs[0].away or (0.0, 0.0)
     most = max(_sent(run, place, begin, end) for place in range(len(run.specs))) / (end - begin)
     useful = [sum(each) for each in run.useful]
@@ -49,10 +49,10 @@ def outage(run: Run) -> list[Figure]:
 
 
 def online(run: Run) -> list[Figure]:
-    """Urgent calls beside a batch: their p99 latency divided by its lower bound, and the loss of the batch.
+    """Return figures of urgent calls beside a batch: their p99 latency divided by its lower bound, and the loss of the batch.
 
-    The lower bound is ``ttft`` plus the time of the p99 output length at the seconds per token under the batch. The loss is the missing
-    share of the throughput, with the tokens of the calls included.
+    The lower bound is the time to the first token plus the time of an output of the 99th percentile length, at the speed that the server
+    has with the batch. The loss is the share of the throughput that is missing, where the tokens of the calls count as throughput.
     """
     alone = run.twin(scenario=replace(run.scenario, online=0.0, figures=None))
     tau = sum(run.bulk.latencies) / run.bulk.tokens
@@ -66,7 +66,7 @@ def online(run: Run) -> list[Figure]:
 
 
 def scale(run: Run) -> list[Figure]:
-    """The cost of a million requests: wall seconds, decisions per second (sends and results), and the peak memory of the process in MB."""
+    """Return the cost of a million requests: wall seconds, decisions (sends and results) per second, and the peak memory in MB."""
     sent = sum(source.tally.sent for source in run.world.sources)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 if sys.platform.startswith("linux") else 1024**2)
     return [
@@ -77,9 +77,10 @@ def scale(run: Run) -> list[Figure]:
 
 
 def poison(run: Run) -> list[Figure]:
-    """Requests that no server can serve: servers removed from service, most attempts of one request, repeated attempts at one server.
+    """Return figures of requests that no server can serve: servers removed, most attempts of a request, repeated attempts at one server.
 
-    Also their cost for the others: time until the end, and until the last answer, divided by the makespan of the batch without them.
+    Also their cost for the other requests: the time until the end, and the time until the last answer, each divided by the makespan of the
+    batch without these requests.
     """
     clean = run.twin(scenario=replace(run.scenario, poison=0, figures=None)).bulk.last
     trails = [task.trail or [] for task in run.bulk.failed]
@@ -95,12 +96,12 @@ def poison(run: Run) -> list[Figure]:
 
 
 def waits(run: Run) -> list[Figure]:
-    """Large requests must not starve: the longest time of a request since it was read, and the longest latency of an answer."""
+    """Return figures of large requests, which must not starve: the longest time since a request was read, and the longest latency."""
     return [Figure("longest s since read", run.bulk.longest), Figure("longest answer s", max(run.bulk.latencies, default=0.0))]
 
 
 def _sent(run: Run, place: int, begin: float, end: float) -> float:
-    """Requests sent to a server from ``begin`` to ``end``, rounded to whole seconds."""
+    """Return the number of requests sent to a server from ``begin`` to ``end``, rounded to whole seconds."""
     last = len(run.sent) - 1
     return float(run.sent[min(last, int(end))][place] - run.sent[min(last, ceil(begin))][place])
 

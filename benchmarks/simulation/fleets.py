@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 ONLINE = Outputs(100.0)
 LOOK = 1.0
-"""Seconds between two recordings of all servers."""
+"""Seconds between two recordings of the state of all servers."""
 STUCK, STUCK_LEAST = 30.0, 1000.0
 """A run is stopped after ``STUCK`` times the lower bound plus ``STUCK_LEAST`` seconds. Requests not finished by then count as lost."""
 
@@ -137,7 +137,7 @@ class Run:
         return Run.prepare(scenario, name, self.seed, self.prototype, shell=self.shell).play()
 
     def record(self) -> dict[str, Any]:
-        """The results of the run; see the columns of the report."""
+        """Return the results of the run; see the columns of the report."""
         world, items, tallies = self.world, self.scenario.items, [source.tally for source in self.world.sources]
         sent, rejected = sum(tally.sent for tally in tallies), sum(tally.rejected for tally in tallies)
         hopeless = sum(task.payload.poison > 0 for task in self.bulk.failed)
@@ -182,7 +182,7 @@ def _shell_world(label: str, scenario: Scenario) -> ShellWorld:
 
 
 def jobs(scenario: Scenario, label: str) -> Iterator[Job]:
-    """The requests of a batch, the same for each call."""
+    """Yield the requests of a batch, the same for each call."""
     found = islice(scenario.outputs.jobs(Random(f"{label}: jobs")), scenario.items)
     if not scenario.poison:
         return found

@@ -15,9 +15,9 @@ from typing import Protocol
 from simulation.steps import ONE, Steps
 
 MOST = 2048
-"""Largest number of concurrent requests that is considered."""
+"""Largest number of concurrent requests for which throughput is computed."""
 ENOUGH = 0.95
-"""Share of the maximum throughput at which the oracle's limit is large enough: beyond it mainly the latency grows."""
+"""Share (0 to 1) of the maximum throughput that the limit of the oracle must reach. With a higher limit, mainly the latency grows."""
 
 
 class Law(Protocol):
@@ -25,16 +25,16 @@ class Law(Protocol):
 
     @property
     def stall(self) -> float:
-        """Seconds for which an admission stops all requests."""
+        """Seconds for which all requests pause when a request is admitted."""
 
     def speed(self, n: int, when: float) -> float:
         """Work per second on each of ``n`` requests."""
 
     def places(self, when: float) -> float:
-        """Most requests processed at once; the rest wait in a queue."""
+        """Return the largest number of requests that are processed at once; further requests wait in a queue."""
 
     def changes(self) -> tuple[float, ...]:
-        """Times at which the model changes."""
+        """Return the times at which the model changes."""
 
 
 @dataclass(frozen=True)
@@ -135,10 +135,10 @@ class Yield:
         return [rate / (1 + law.stall * rate / self.size) for rate in flat]
 
     def best(self) -> float:
-        """The maximum work per second."""
+        """Return the maximum work per second."""
         return max(self.rates)
 
     def window(self) -> int:
-        """The smallest number of concurrent requests with nearly the maximum throughput."""
+        """Return the smallest number of concurrent requests with nearly the maximum throughput."""
         enough = ENOUGH * self.best()
         return next(n for n, rate in enumerate(self.rates, 1) if rate >= enough)

@@ -8,19 +8,19 @@ from math import ceil
 from simulation.steps import Steps
 
 SPAN = 5
-"""Seconds over which use is averaged."""
+"""Seconds over which the used capacity is averaged."""
 CHANGED = 0.15
-"""Relative change of the capacity from which it counts."""
+"""Relative change of the capacity from which the change counts."""
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The value below which this share of the values lies; 0 if there are none."""
+    """Return the value below which this share of the values lies; 0 if there are none."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 
 
 def jumps(capacity: Steps) -> list[float]:
-    """The times at which a capacity changes by more than 15 % to a value above 0."""
+    """Return the times at which a capacity changes by more than 15 % to a value above 0."""
     found = []
     for when, old, new in zip(capacity.times[1:], capacity.values, capacity.values[1:], strict=False):
         if new > 0 and abs(new - old) > CHANGED * max(old, new):
@@ -29,7 +29,7 @@ def jumps(capacity: Steps) -> list[float]:
 
 
 def recovered(useful: Sequence[float], capacity: Steps, change: float, end: float, share: float) -> float:
-    """Seconds from a change until a share of the capacity is used, averaged over 5 s; ``end - change`` if it never is.
+    """Return the seconds from a change until a share of the capacity is used, averaged over 5 s; ``end - change`` if it never is.
 
     Args:
         useful: work done until each whole second.

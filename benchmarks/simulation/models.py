@@ -1,9 +1,11 @@
 """Thirty-eight servers, each alone behind one source: examples of an endpoint of unknown capacity.
 
-The servers ``a``, ``b`` and ``c`` are those on which limiters were first compared, ``n`` are those of the out-of-sample test, and ``h``
-report their rate limits in the headers of every response (a suffix ``q`` is the same server without these headers). Defaults: 0.15 s to
-the first token and 10 ms per token, lognormal output lengths with mean 200 and sigma 0.8, rejections after 30 ms without ``Retry-After``,
-and reported usage. Changes happen at 200 s and are reverted at 400 s of 600 s (n4 runs 1800 s, since a response takes minutes).
+The servers ``a``, ``b`` and ``c`` are those on which limiters were first compared. The servers ``n`` are the out-of-sample test: they were
+not used to choose the rules. The servers ``h`` report their rate limits in the headers of every response. A suffix ``q`` means the same
+server without these headers.
+Defaults: 0.15 s to the first token and 10 ms per token, lognormal output lengths with mean 200 and sigma 0.8, rejections after 30 ms
+without ``Retry-After``, and reported usage. Changes happen at 200 s and are reverted at 400 s of 600 s (n4 runs 1800 s, since a response
+takes minutes).
 """
 
 from __future__ import annotations

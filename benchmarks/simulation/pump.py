@@ -11,8 +11,8 @@ from simulation.agenda import Agenda
 class Pump:
     """One timer for the whole agenda, set to its first event.
 
-    The loop's clock leads. It advances by a nanosecond per iteration, so code must call ``enter`` before it uses an object driven by the
-    agenda. Unsettled objects are settled at the end of the iteration.
+    The clock of the loop leads, and the agenda follows. The clock advances by a nanosecond per iteration, so code must call ``enter``
+    before it uses an object driven by the agenda. Unsettled objects are settled at the end of the iteration.
     """
 
     def __init__(self, agenda: Agenda, loop: asyncio.AbstractEventLoop) -> None:
@@ -58,5 +58,5 @@ class Pump:
     def _due(self, when: float) -> None:
         self._timer = None
         self._advance(max(when, self._loop.time()))  # a loop may be early by its clock's resolution
-        if self._turn is None:  # else the pending end of the iteration does it
+        if self._turn is None:  # otherwise the pending end of the iteration does it
             self._end_turn()

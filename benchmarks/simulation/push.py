@@ -1,8 +1,8 @@
-"""A typical hand-written client: it assigns each request to the endpoint with the fewest, waits for a semaphore, sends, and retries.
+"""A typical hand-written client: it assigns a request to the endpoint with the fewest requests, waits for a semaphore, sends, and retries.
 
-An assigned request never moves to another endpoint. A rejected request keeps its slot of the semaphore during the back-off. The back-off
-is that of the openai SDK (0.5 s, doubled up to 8 s, minus up to a random quarter; or ``Retry-After`` if it is at most a minute), and so is
-the timeout of an attempt, 600 s. It retries ten times instead of the SDK's two, which would lose most of a batch.
+An assigned request never moves to another endpoint. A rejected request keeps its slot of the semaphore during the back-off. The back-off is
+that of the openai SDK (0.5 s, doubled up to 8 s, minus up to a random quarter; or ``Retry-After`` if it is at most a minute). The timeout
+of an attempt is also that of the SDK, 600 s. The client retries ten times. With the two retries of the SDK it would lose most of a batch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from simulation.specs import Spec
 from simulation.stage import Ledger, Stage
 
 FIRST, MOST, LESS, HEEDED = 0.5, 8.0, 0.25, 60.0
-"""Seconds of the first and of the longest back-off, its random share, and the longest ``Retry-After`` in seconds that is used."""
+"""``FIRST``, ``MOST``: seconds of the first and of the longest back-off. ``LESS``: its random share. ``HEEDED``: longest ``Retry-After`` in
+seconds that is used."""
 RETRIES = 10
 TIMEOUT = 600.0
 GIVEN_UP = Failure(FailureKind.TIMEOUT, RequestTimeout("no answer in 600 s"))

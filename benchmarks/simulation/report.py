@@ -14,17 +14,21 @@ from simulation.scenarios import SCENARIOS
 Record = dict[str, Any]
 MISSING = "-"
 REFERENCE = "known"
-"""The oracle. Latencies are relative to those of this controller, and so are fractions if the capacity cannot be computed."""
+"""The oracle: the controller that knows the best limits. The latencies of other controllers are divided by its latencies. If the capacity
+cannot be computed, their throughputs are divided by its throughput."""
 
 
 def models_section(run: dict[str, Any]) -> str:
-    """The section of ``docs/benchmarks.md`` on the models."""
-    about = f"{_about(run)} Each cell: fraction of the capacity, rejects per send, `i` p99 latency over that of the oracle's window, "
-    return f"{about}`r` seconds until 85 % of a changed capacity is used.\n\n{models_table(run['models'], run['options']['controllers'])}"
+    """Return the section of ``docs/benchmarks.md`` on the models."""
+    about = (
+        f"{_about(run)} A cell has the used share of the capacity, the rejections in percent of the requests, after `i` the p99 latency "
+        f"divided by that of `{REFERENCE}`, and after `r` the seconds until 85 % of a changed capacity is used."
+    )
+    return f"{about}\n\n{models_table(run['models'], run['options']['controllers'])}"
 
 
 def scenarios_section(run: dict[str, Any]) -> str:
-    """The section of ``docs/benchmarks.md`` on the fleets."""
+    """Return the section of ``docs/benchmarks.md`` on the fleets."""
     return f"{_about(run)}\n\n{scenarios_table(run['scenarios'])}"
 
 
@@ -33,14 +37,14 @@ def _about(run: dict[str, Any]) -> str:
 
 
 def models_table(records: Sequence[Record], controllers: Sequence[str]) -> str:
-    """A table with a row per model and a column per controller."""
+    """Return a table with a row per model and a column per controller."""
     names = list(dict.fromkeys(record["model"] for record in records))
     rows = [[f"{name} {MODELS[name].title}", *(model_cell(records, name, each) for each in controllers)] for name in names]
     return table(["model", *controllers], [*rows, ["mean / worst, rejects", *(summary(records, each) for each in controllers)]])
 
 
 def model_cell(records: Sequence[Record], model: str, controller: str) -> str:
-    """``fraction/rejects iLATENCY rRECOVERY``; the last two only for models that measure them."""
+    """Return the cell ``fraction/rejects iLATENCY rRECOVERY``. The last two figures are present only for models that measure them."""
     mine = select(records, model=model, controller=controller)
     if not mine:
         return MISSING
@@ -53,7 +57,7 @@ def model_cell(records: Sequence[Record], model: str, controller: str) -> str:
 
 
 def fraction(records: Sequence[Record], model: str, controller: str) -> float:
-    """The used fraction of the capacity, or, for a ``measured`` model, of the throughput of the oracle."""
+    """Return the used fraction of the capacity, or, for a ``measured`` model, of the throughput of the oracle."""
     mine = select(records, model=model, controller=controller)
     if MODELS[model].measured:
         return fmean(record["fraction"] / known["fraction"] for record, known in pairs(records, mine))
@@ -61,13 +65,13 @@ def fraction(records: Sequence[Record], model: str, controller: str) -> float:
 
 
 def pairs(records: Sequence[Record], mine: Iterable[Record]) -> list[tuple[Record, Record]]:
-    """Each record with the oracle's record of the same model and seed, if there is one."""
+    """Return each record with the oracle's record of the same model and seed, if there is one."""
     known = {(record["model"], record["seed"]): record for record in records if record["controller"] == REFERENCE}
     return [(record, known[key]) for record in mine if (key := (record["model"], record["seed"])) in known]
 
 
 def summary(records: Sequence[Record], controller: str) -> str:
-    """Mean and worst fraction and mean rejections over the models."""
+    """Return the mean and the worst fraction, and the mean rejections, over the models."""
     names = list(dict.fromkeys(record["model"] for record in records if record["controller"] == controller))
     if not names:
         return MISSING
@@ -77,14 +81,14 @@ def summary(records: Sequence[Record], controller: str) -> str:
 
 
 def scenarios_table(records: Sequence[Record]) -> str:
-    """A table with a row per scenario and controller."""
+    """Return a table with a row per scenario and controller."""
     head = ["scenario", "items", "controller", "makespan / bound", "extra sends", "rejects", "over limit", "p99 s", "lost", "wall s"]
     keys = list(dict.fromkeys((record["scenario"], record["controller"]) for record in records))
     return table([*head, "other figures"], [scenario_row(records, *key) for key in keys])
 
 
 def scenario_row(records: Sequence[Record], scenario: str, controller: str) -> list[str]:
-    """One row: means over the seeds, with minimum and maximum of the ratio, and the worst values of ``over_limit`` and ``lost``."""
+    """Return one row: means over the seeds, the minimum and maximum of the ratio, and the worst values of ``over_limit`` and ``lost``."""
     mine = select(records, scenario=scenario, controller=controller)
     ratios = [record["ratio"] for record in mine]
     spread = f" ({min(ratios):.2f}-{max(ratios):.2f})" if len(ratios) > 1 else ""
@@ -104,7 +108,7 @@ def scenario_row(records: Sequence[Record], scenario: str, controller: str) -> l
 
 
 def figures_cell(records: Sequence[Record]) -> str:
-    """``name value`` of each metric, with its target and the number of runs that missed it."""
+    """Return ``name value`` for each metric, with its target and the number of runs that missed it."""
     cells = []
     for name, (_, target, _) in records[0]["figures"].items():
         found = [record["figures"][name] for record in records]

@@ -15,7 +15,7 @@ from simulation.specs import Outputs, Spec
 from simulation.steps import between, hold, square
 
 MIXED = ((64, 0.01), (64, 0.02), (32, 0.01), (32, 0.04), (16, 0.01), (8, 0.02), (8, 0.08), (4, 0.01))
-"""Cap and seconds per token of the eight servers of S2."""
+"""The eight servers of S2: the largest number of requests that each holds at once, and its seconds per token."""
 FAULTS = {"resets": 0.01, "hangs": 0.003, "broken": 0.005}
 LONG = 36_000.0  # seconds: longer than any batch here
 SERVERS = 1000
@@ -23,12 +23,12 @@ LARGEST_CAP = 256
 
 
 def always(*specs: Spec) -> Callable[[float], tuple[Spec, ...]]:
-    """A fleet without disturbances."""
+    """Return a fleet without disturbances."""
     return lambda _: specs
 
 
 def mixed(first: Callable[[Spec, float], Spec] | None = None, **each: object) -> Callable[[float], tuple[Spec, ...]]:
-    """The fleet of S2. ``first`` changes its first server, given the undisturbed bound; ``each`` is set on all servers."""
+    """Return the fleet of S2. ``first`` changes its first server, given the undisturbed bound; ``each`` is set on all servers."""
 
     def fleet(bound: float) -> tuple[Spec, ...]:
         specs = [with_(Spec(law=Alone(tpot), cap=hold(cap)), **each) for cap, tpot in MIXED]
@@ -38,7 +38,7 @@ def mixed(first: Callable[[Spec, float], Spec] | None = None, **each: object) ->
 
 
 def with_(spec: Spec, **changes: object) -> Spec:
-    """A copy of the server with these changes."""
+    """Return a copy of the server with these changes."""
     return replace(spec, **changes)  # type: ignore[arg-type]
 
 
@@ -64,7 +64,7 @@ def all_away(bound: float) -> tuple[Spec, ...]:
 
 
 def many(_bound: float) -> tuple[Spec, ...]:
-    """A thousand servers with Pareto distributed caps: one or two for most, hundreds for a few (at most 256)."""
+    """Return a thousand servers with Pareto distributed caps: one or two for most, hundreds for a few (at most 256)."""
     rng = Random("caps")
     return tuple(Spec(cap=hold(min(LARGEST_CAP, int(rng.paretovariate(1.0))))) for _ in range(SERVERS))
 

@@ -125,12 +125,12 @@ class Server:
 
 
 def refusal(hint: float | None, limits: RateLimitInfo | None) -> Failure:
-    """A rejection, with ``hint`` as ``Retry-After`` in seconds, or without one."""
+    """Return a rejection, with ``hint`` as ``Retry-After`` in seconds, or without one."""
     return Failure(FailureKind.OVERLOADED, NO_ROOM, retry_after=hint, limits=limits)
 
 
 def doors(spec: Spec, rng: Random) -> list[Door]:
-    """All doors of a server except its rate limits."""
+    """Return all doors of a server except its rate limits."""
     found: list[Door] = []
     if spec.away is not None:
         found.append(Away(*spec.away))

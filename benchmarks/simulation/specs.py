@@ -26,7 +26,7 @@ class Outputs:
     prompts: tuple[tuple[float, int], ...] = ()
 
     def jobs(self, rng: Random) -> Iterator[Job]:
-        """An infinite sequence of jobs."""
+        """Yield jobs without end."""
         mu, sigma, prompts = log(self.mean) - self.sigma**2 / 2, self.sigma, self.prompts
         while True:
             tokens = exp(rng.gauss(mu, sigma))
@@ -76,7 +76,7 @@ class Spec:
     outputs: Outputs = DEFAULT_COLUMNS
 
     def drawn(self, rng: Random) -> Spec:
-        """A copy in which the random parameters of the server are drawn."""
+        """Return a copy in which the random parameters of the server are drawn."""
         return replace(self, cap=self.cap.draw(rng)) if isinstance(self.cap, Walk) else self
 
     @property
@@ -85,7 +85,7 @@ class Spec:
         return 0.0 if isinstance(self.law, Scoring) else self.ttft * self.law.speed(1, 0.0)
 
     def limit(self, when: float) -> int:
-        """Most requests that it can hold at once, up to ``MOST``."""
+        """Return the largest number of requests that it can hold at once, at most ``MOST``."""
         assert not isinstance(self.cap, Walk), "drawn() first"
         return MOST if self.cap is None else min(MOST, int(self.cap(when)))
 
@@ -102,7 +102,7 @@ class Spec:
         return over(self._times(), lambda when: Yield(self.law, when, size, self.limit(when)).best() if self._open(when) else 0.0)
 
     def window(self, mean: float) -> Steps:
-        """The limit of the oracle: the cap, or the smallest number of concurrent requests with nearly the maximum throughput."""
+        """Return the limit of the oracle: the cap, or the smallest number of concurrent requests with nearly the maximum throughput."""
         size = mean + self.prefill
 
         def best(when: float) -> float:

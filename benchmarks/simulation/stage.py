@@ -16,7 +16,7 @@ from simulation.server import Report, Server
 from simulation.specs import Spec
 
 MOST_WATCHED = 64
-"""Most sources for which all are inspected after each tick."""
+"""Largest number of sources with which all sources are inspected after each tick."""
 
 
 class Ledger:
@@ -72,7 +72,7 @@ class Stage:
         self._seed = seed
 
     def scheduler(self, retry: Retry | None = None) -> Watched:
-        """A scheduler that is observed."""
+        """Return a scheduler that is observed."""
         return Watched(self, retry or Retry(), self.rng, _estimate, Hedge())
 
     def every(self, seconds: float, what: Callable[[], None]) -> None:

@@ -24,7 +24,7 @@ class Steps:
         return self.values[bisect_right(self.times, when) - 1]
 
     def integral(self, begin: float, end: float) -> float:
-        """The integral over [begin, end]."""
+        """Return the integral over [begin, end]."""
         first = bisect_right(self.times, begin) - 1
         total = 0.0
         for place in range(first, len(self.times)):
@@ -36,7 +36,7 @@ class Steps:
         return total
 
     def changes(self) -> tuple[float, ...]:
-        """The times at which the value changes, without 0."""
+        """Return the times at which the value changes, without 0."""
         return self.times[1:]
 
 
@@ -44,30 +44,30 @@ ONE = Steps((0.0,), (1.0,))
 
 
 def hold(value: float) -> Steps:
-    """A constant."""
+    """Return a constant."""
     return Steps((0.0,), (float(value),))
 
 
 def steps(first: float, *then: tuple[float, float]) -> Steps:
-    """``first`` from 0 on, then each value from its time on, given as (time, value)."""
+    """Return a function with the value ``first`` from 0 on, then each value from its time on, given as (time, value)."""
     return Steps((0.0, *(when for when, _ in then)), (float(first), *(float(value) for _, value in then)))
 
 
 def between(begin: float, end: float, inside: float, outside: float = 1.0) -> Steps:
-    """``inside`` from ``begin`` to ``end``, ``outside`` before and after."""
+    """Return a function with the value ``inside`` from ``begin`` to ``end``, and ``outside`` before and after."""
     if begin <= 0:
         return steps(inside, (end, outside))
     return steps(outside, (begin, inside), (end, outside))
 
 
 def square(first: float, second: float, every: float, until: float) -> Steps:
-    """Two values in turn, each for ``every`` seconds."""
+    """Return a function with two values in turn, each for ``every`` seconds."""
     times = tuple(every * place for place in range(int(until / every) + 1))
     return Steps(times, tuple(float(second if place % 2 else first) for place in range(len(times))))
 
 
 def over(times: Iterable[float], value: Callable[[float], float]) -> Steps:
-    """A function of time that can change only at ``times``."""
+    """Return a function of time that can change only at ``times``."""
     when = tuple(sorted({0.0, *times}))
     return Steps(when, tuple(value(each) for each in when))
 

@@ -22,7 +22,7 @@ ROLLOUTS = [conversation(f"What is {n} plus {n}?", str(n + n), str(n + n)) for n
 
 async def shares(client: QRewardClient, label: str) -> None:
     """Judge the rollouts and print how many each endpoint answered."""
-    # hedge=False: the last items are not copied to a quicker endpoint, which would hide the strategy
+    # hedge=False: without copies of the last items at a faster endpoint, the numbers show the strategy
     batch = await client.batch_chat_completion(ROLLOUTS, model=MODEL, temperature=0, timeout=60, hedge=False)
     answered = ", ".join(f"{name} {stats.answered}" for name, stats in sorted(batch.stats.endpoints.items()))
     print(f"{label:22} {batch.stats.ok} answered: {answered}")

@@ -1,4 +1,4 @@
-"""Routes from model names to endpoints: exact names first, then the most specific glob, else an error that lists the routes.
+"""Routes from model names to endpoints: an exact name wins over a glob, the most specific glob wins over others.
 
 Run it: ``python examples/client_model_routes.py``.
 """

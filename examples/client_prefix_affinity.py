@@ -1,4 +1,4 @@
-"""Prefix affinity: answers to a few long questions, judged without it and with it, at servers with a prefix cache.
+"""Answers to a few long questions are judged without prefix affinity, and with it, at servers with a prefix cache.
 
 Run it: ``python examples/client_prefix_affinity.py``.
 """
@@ -25,7 +25,7 @@ async def judge(label: str, **settings: None) -> None:
         for n in range(4)
     ]
     with FakeFleet(fakes) as fleet:
-        few = Limits(max_concurrency=4, adaptive=False)  # so that most rollouts wait, as they do in a larger batch
+        few = Limits(max_concurrency=4, adaptive=False)  # with this limit most rollouts wait, as in a larger batch
         async with QRewardClient([endpoint.model_copy(update={"limits": few}) for endpoint in fleet.endpoints], **settings) as client:
             batch = await client.batch_chat_completion(ROLLOUTS, model=MODEL, temperature=0, timeout=60, hedge=False)
         computed = sum(fleet.seen(fake.name).computed for fake in fakes)

@@ -1,4 +1,4 @@
-"""One response token by token, with its usage, as chunks, ended early, interrupted, and restarted after an interruption.
+"""Streams of one response: by tokens, by chunks, ended early, interrupted, and restarted after an interruption.
 
 Run it: ``python examples/client_stream.py``.
 """
@@ -32,7 +32,7 @@ async def end_early(client: QRewardClient) -> None:
         async for _ in stream:
             if "," in stream.text:  # the verdict is complete; the reason is not needed
                 break
-    print(f"ended at:  {stream.text}")  # the connection is closed, and the server generates no more
+    print(f"ended at:  {stream.text}")  # the connection is closed, so the server stops generating
 
 
 async def interrupted(client: QRewardClient) -> None:

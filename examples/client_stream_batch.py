@@ -1,4 +1,4 @@
-"""Many responses token by token in one loop. One of the streams breaks off: its result is an error, and the others go on.
+"""Many responses token by token in one loop. One of the streams breaks off: its result is an error, and the other streams continue.
 
 Run it: ``python examples/client_stream_batch.py``.
 """
@@ -16,7 +16,7 @@ from qreward.testing import FakeEndpoint, Faults, Latency
 PACE = Latency(base=0.05, per_token=0.01, tokens=24)
 FLEET = (
     FakeEndpoint(name="judge-0", models=["judge-*"], responder="judge", latency=PACE, max_concurrency=2),
-    # with this seed its first stream breaks off, and none of the next sixty
+    # with this seed, the first stream of this endpoint breaks off, and its next sixty streams do not
     FakeEndpoint(name="judge-1", models=["judge-*"], responder="judge", latency=PACE, max_concurrency=2, faults=Faults(cut=0.02, seed=917)),
 )
 ROLLOUTS = [conversation(f"What is {n} times 7?", str(n * 7), str(n * 7 + n % 2)) for n in range(8)]

@@ -25,7 +25,7 @@ SHOWN = ("qreward.attempt.type", "qreward.attempt.outcome", "qreward.endpoint", 
 
 
 async def main() -> None:
-    # Kept in memory, to print them; qreward.telemetry.configure() sends them to a collector.
+    # This program keeps spans and metrics in memory, to print them; qreward.telemetry.configure() sends them to a collector.
     spans, reader, provider = InMemorySpanExporter(), InMemoryMetricReader(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(spans))
     trace.set_tracer_provider(provider)

@@ -1,7 +1,7 @@
-"""What the examples connect to: your own endpoints if the environment names some, else fake endpoints on this machine.
+"""The examples connect to your own endpoints if the environment names some, and otherwise to fake endpoints on this machine.
 
-``QREWARD_CONFIG`` names a configuration file, or ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY`` an endpoint; ``JUDGE_MODEL`` is the model.
-Without them no key and no network is needed.
+``QREWARD_CONFIG`` names a configuration file, or ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY`` define an endpoint. ``JUDGE_MODEL`` is the
+model. Without these variables, the examples need no key and no network.
 """
 
 from __future__ import annotations

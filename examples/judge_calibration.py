@@ -15,7 +15,7 @@ from connect import connect
 from qreward.judge import Calibration, Judge, YesNoVerdict, agreement, calibrate
 from qreward.testing import FakeEndpoint, SyntheticJudge
 
-# One judge is too sure of itself and says yes too often. Both read in the text how good a response is.
+# The first judge is too sure of itself and says yes too often. Both judges read in the text how good a response is.
 FLEET = tuple(
     FakeEndpoint(name, models=[name], decisions="openai", synthetic_judge=judge)
     for name, judge in {
@@ -23,7 +23,7 @@ FLEET = tuple(
         "sober": SyntheticJudge(noise=0.5, seed=1),
     }.items()
 )
-RNG = Random(0)  # noqa: S311 - no secret
+RNG = Random(0)  # noqa: S311 - for test data, not secrets
 
 
 def item(number: int) -> dict[str, object]:

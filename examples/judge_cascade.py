@@ -1,4 +1,4 @@
-"""A cascade: a small judge scores first, and a strong judge scores what the small one is not sure of.
+"""A cascade: a small judge scores first, and a strong judge scores the items of which the small judge is not sure.
 
 Run it: ``python examples/judge_cascade.py``.
 """

@@ -1,4 +1,4 @@
-"""Which of two responses is better. The judge sees each pair in both orders, so that position bias becomes a tie.
+"""A judge says which of two responses is better. It sees each pair in both orders, so that position bias becomes a tie.
 
 Run it: ``python examples/judge_compare.py``.
 """

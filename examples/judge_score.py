@@ -1,4 +1,4 @@
-"""Scores of an LLM judge with an answer form of its own and the votes of two models. Equal items are judged once.
+"""An LLM judge scores responses with a verdict class of your own and the votes of two models. Equal items are judged once.
 
 Run it: ``python examples/judge_score.py``.
 """

@@ -1,4 +1,4 @@
-"""A program on the OpenAI SDK uses all endpoints of a client. Each fails in one request of ten, and every call succeeds.
+"""A program on the OpenAI SDK uses all endpoints of a client. Each endpoint fails in one request of ten, but every call succeeds.
 
 Run it: ``python examples/openai_sdk.py``.
 """

@@ -1,4 +1,4 @@
-"""A scorer on Ray actors, in this process without Ray. One item ends the process of its actor, and no other item is lost.
+"""A scorer runs on Ray actors or, without Ray, in this process. On Ray, one item ends its actor's process, and no other item is lost.
 
 Run it: ``python examples/ray_scorer.py``.
 """

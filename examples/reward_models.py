@@ -13,7 +13,7 @@ from qreward.testing.rewards import REFUSED, Scoring
 
 MODEL = "rm-7b"
 WORK = {"latency": Latency(base=0.02), "scoring": Scoring(per_item=0.0015)}
-# One item in fifty is refused, and gpu-0 fails now and then. Scores are made from a hash of the text.
+# One item in fifty is refused, and gpu-0 sometimes fails. Scores are made from a hash of the text.
 FAKES = (
     FakeEndpoint("gpu-0", models=["rm-*"], kind="vllm", max_concurrency=4, faults=Faults(error_500=0.05), **WORK),
     FakeEndpoint("gpu-1", models=["rm-*"], kind="tei", **WORK),

@@ -33,7 +33,7 @@ def judge(completion: str, truth: Fraction) -> dict[str, Any]:
     try:
         answer = Fraction(answers[-1])
     except ValueError:
-        return {"error": f"{answers[-1]!r} is no number"}  # no reward, rather than a wrong one
+        return {"error": f"{answers[-1]!r} is no number"}  # an error, and not a wrong reward
     worth = 0.7 if answer == truth else 0.3 if answer == -truth else 0.0
     reward = 0.2 * (len(answers) == 1) + worth + 0.1 * (len(completion) < 200)
     return {"reward": round(reward, 2), "boxed": len(answers), "right": int(answer == truth)}

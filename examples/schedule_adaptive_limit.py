@@ -1,4 +1,4 @@
-"""``adaptive_limit`` finds out how many calls a judge takes at once. This judge rejects a ninth call, and no setting says so.
+"""``adaptive_limit`` finds out how many calls a judge takes at once. This judge rejects a ninth concurrent call, which no setting says.
 
 Run it: ``python examples/schedule_adaptive_limit.py``.
 """

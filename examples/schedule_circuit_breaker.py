@@ -1,4 +1,4 @@
-"""A circuit breaker stops calls to a judge after three failures in a row, until one call succeeds again. Each judge has its own.
+"""A circuit breaker stops calls to a judge after three failures in a row, until a test call succeeds. Each judge has its own circuit.
 
 Run it: ``python examples/schedule_circuit_breaker.py``.
 """

@@ -1,4 +1,4 @@
-"""A reward function with limits, retries, a hedge, a circuit breaker, a time limit and a default; one setting changes while it runs.
+"""A reward function with limits, retries, a hedge, a circuit breaker, a time limit and a default. One setting changes while it runs.
 
 Run it: ``python examples/schedule_combined.py``.
 """

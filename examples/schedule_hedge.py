@@ -1,4 +1,4 @@
-"""``hedged_request_time`` starts a second try beside one that takes unusually long. The first result counts.
+"""``hedged_request_time`` starts a second try while a first try takes unusually long. The result that arrives first is used.
 
 Run it: ``python examples/schedule_hedge.py``.
 """
@@ -26,7 +26,7 @@ async def judge(_answer: str) -> int:
     return number
 
 
-@schedule(hedged_request_time="p90")  # later than 90% of the calls so far
+@schedule(hedged_request_time="p90")  # a second try starts when the first takes longer than 90% of the calls so far
 def judge_blocking(_answer: str) -> int:
     number = next(BLOCKING_TRIES)
     time.sleep(0.5 if number == 40 else 0.005)

@@ -1,4 +1,4 @@
-"""``limit_size`` limits the calls in any window of time, by key. Here two keys of a provider have five calls each 0.2 seconds.
+"""``limit_size`` limits the calls in any window of time, by key. Here each of two keys of a provider allows five calls in 0.2 seconds.
 
 Run it: ``python examples/schedule_limit.py``.
 """

@@ -1,4 +1,4 @@
-"""``priority`` decides which waiting call is next, also between functions that share a pool. Here they share two slots of one judge.
+"""``priority`` decides which waiting call is next, also between functions that share a pool. Here the pool allows two calls at once.
 
 Run it: ``python examples/schedule_priority.py``.
 """

@@ -1,4 +1,4 @@
-"""``@schedule`` on blocking functions and methods. They are called as before, also from threads and where an event loop runs.
+"""``@schedule`` on blocking functions and methods. They are called as before, even from other threads or while an event loop runs.
 
 Run it: ``python examples/schedule_sync.py``.
 """

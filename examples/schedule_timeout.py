@@ -1,4 +1,4 @@
-"""``timeout`` limits the time of a whole call, with its waiting, retries and hedges. A coroutine is cancelled; a thread is not.
+"""``timeout`` limits the time of a whole call, including waiting, retries and hedges. Then a coroutine is cancelled; a thread continues.
 
 Run it: ``python examples/schedule_timeout.py``.
 """
@@ -40,5 +40,5 @@ if __name__ == "__main__":
     print("blocking:", judge_blocking(0.05))
     try:
         judge_blocking(1.0)
-    except TimeoutError as error:  # RequestTimeout is one; the thread runs on until the function returns
+    except TimeoutError as error:  # RequestTimeout is a TimeoutError; the thread continues until the function returns
         print("blocking:", error)

@@ -1,6 +1,6 @@
 """Scores batches with the reward servers of ``REWARD_URLS`` until it is stopped, and serves its metrics to Prometheus on port 9464.
 
-Run it: ``docker compose up`` in this folder; README.md says more.
+Run it: ``docker compose up`` in this folder. README.md describes the example.
 """
 
 from __future__ import annotations

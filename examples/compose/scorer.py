@@ -8,7 +8,7 @@ import time
 
 def score(completions: list[str]) -> list[float | Exception]:
     """Rewards of texts such as ``What is 6 times 7? 42``."""
-    time.sleep(0.02 + 0.002 * len(completions))  # as a small model
+    time.sleep(0.02 + 0.002 * len(completions))  # the time of a small model
     return [reward(text) for text in completions]
 
 

@@ -1,8 +1,8 @@
-"""Write the requests of ``qreward demo`` to a reference-answer judge, each with the verdict it should give.
+"""Write the requests of ``qreward demo``, each with the verdict that the judge should return.
 
 Half of the candidate answers are right, often in another form than the reference, and half are wrong, often by one.
-The questions of ``judge_facts.txt`` come twice, as two rollouts of one prompt do; the others are made from a seed.
-It does not use qreward. ``python examples/data/make_judge_requests.py qreward/cli/judge_requests.jsonl`` writes the file again.
+The questions of ``judge_facts.txt`` occur twice, like two rollouts of one prompt. All other questions are made from a seed.
+This program does not use qreward. ``python examples/data/make_judge_requests.py qreward/cli/judge_requests.jsonl`` writes the file again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# To be read by a script that starts slime, in the place of its --rm-type:
+# Source this file in a script that starts slime, and remove --rm-type from the script:
 #
 #   source examples/slime_example/reward_args.sh
 #   ray job submit ... -- python3 train.py "${MODEL_ARGS[@]}" "${ROLLOUT_ARGS[@]}" "${REWARD_ARGS[@]}" ...
@@ -9,11 +9,12 @@ export QREWARD_REWARD=${QREWARD_REWARD:-/path/of/reward.yaml}
 
 REWARD_ARGS=(
    --custom-rm-path qreward.integrations.slime.reward
-   # a sample that could not be judged leaves the loss; this takes it out of its group's mean and deviation, too
+   # this function also leaves samples that could not be judged out of the mean and deviation of their group
    --custom-reward-post-process-path qreward.integrations.slime.normalize_rewards
 )
 
-# Or a group at a time, in which a failure gets the mean of the others. slime has no evaluation with --group-rm.
+# Or use one call for each group. A sample without a reward then gets the mean of the judged samples of its group.
+# slime has no evaluation with --group-rm.
 # REWARD_ARGS=(
 #    --group-rm
 #    --custom-rm-path qreward.integrations.slime.group_reward

@@ -1,4 +1,4 @@
-"""A plain reward function, as anyone has some: full marks for short completions."""
+"""A plain reward function, which gives short completions the highest reward."""
 
 from __future__ import annotations
 

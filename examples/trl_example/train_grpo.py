@@ -1,4 +1,4 @@
-"""GRPO with TRL, rewarded by the judges of reward.yaml and by a plain function; a failed judge leaves its completion out.
+"""GRPO with TRL, rewarded by the judges of reward.yaml and by a plain function; a completion that could not be judged is left out.
 
     JUDGE_URL=http://judge:8000/v1 JUDGE_KEY=... python train_grpo.py --model Qwen/Qwen2.5-0.5B-Instruct --data questions.jsonl
 
@@ -31,7 +31,7 @@ def main() -> None:
     judged = reward(HERE / "reward.yaml", name="correctness")
     trainer = GRPOTrainer(
         model=given.model,
-        reward_funcs=combined(judged, brevity, weights=[1.0, 0.1]),  # alone it would be reward_funcs=judged
+        reward_funcs=combined(judged, brevity, weights=[1.0, 0.1]),  # without the plain function: reward_funcs=judged
         args=GRPOConfig(
             output_dir=given.output,
             max_steps=given.steps,

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# GRPO with verl, rewarded by the judges of reward.yaml: what is ours is in the first block, the rest is verl's own.
+# GRPO with verl, with rewards of the judges of reward.yaml. The first block has the settings for qreward. All others are verl's own.
 # Needs GPUs, verl 0.7 or newer, and the data of verl's examples/data_preprocess/gsm8k.py.
 #
 #   JUDGE_URL=http://judge:8000/v1 JUDGE_KEY=... MODEL=Qwen/Qwen2.5-0.5B-Instruct DATA=$HOME/data/gsm8k ./train.sh
@@ -9,16 +9,16 @@ here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 reward=(
   reward.custom_reward_function.path=pkg://qreward.integrations.verl
   reward.custom_reward_function.name=compute_score
-  # The whole path: the workers run elsewhere. Single settings can stand beside it, and go over those of the file.
+  # An absolute path, because the workers run in other folders. Single settings on the command line override those of the file.
   +reward.custom_reward_function.reward_kwargs.config="$here/reward.yaml"
   # +reward.custom_reward_function.reward_kwargs.on_failure=-1.0
 
-  # Instead of the function, a manager that is given the prompt itself: uncomment these three, and take out path and name above.
+  # To use the manager, which gets the prompt from verl, uncomment these three lines, and remove path and name above.
   # reward.reward_manager.source=importlib
   # reward.reward_manager.name=QRewardManager
   # reward.reward_manager.module.path=pkg://qreward.integrations.verl
 
-  reward.num_workers=8 # processes that ask the judges; with shared limits their number does not matter to the judges
+  reward.num_workers=8 # processes that compute rewards; shared limits apply to all of them together
 )
 
 exec python3 -m verl.trainer.main_ppo \

@@ -23,7 +23,7 @@ fish:  qreward completion fish > ~/.config/fish/completions/qreward.fish
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class, parser.epilog = argparse.RawDescriptionHelpFormatter, _EPILOG
-    parser.add_argument("shell", choices=SHELLS, help="shell whose script is printed: %(choices)s")
+    parser.add_argument("shell", choices=SHELLS, help="shell whose script is printed")
 
 
 def run(args: argparse.Namespace) -> int:

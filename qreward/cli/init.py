@@ -96,7 +96,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also write judge.toml, the settings of a judge with this model, for qreward run --judge; without --endpoint it uses the "
         "endpoints of PATH, which is kept (default: no such file)",
     )
-    add("--trainer", choices=sorted(TRAINERS), help="name that file reward.toml, and print how the trainer uses it; needs --judge")
+    add(
+        "--trainer",
+        choices=sorted(TRAINERS),
+        help="name the judge's file reward.toml, and print how the trainer uses this file; needs --judge",
+    )
     add("--yes", action="store_true", help="ask no questions")
     add("--force", action="store_true", help="replace files that exist")
 

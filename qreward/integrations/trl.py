@@ -167,7 +167,10 @@ def _made(settings: Source, judge: Scorer | None, name: str, **overrides: Any) -
 async def _scored(made: Rewarder, name: str, prompts: Sequence[Any], completions: Sequence[Any], given: Mapping[str, Any]) -> Rewards:
     """Return the rewards in the order of the completions, and log metrics."""
     refuse_silent_zeros(name, made.config.on_failure, given.get("log_metric"))
-    scored = await _ADAPTER.score(made, rows_of(prompts, completions, given))
+    rows = list(rows_of(prompts, completions, given))
+    for row in rows:
+        made.expect(_ADAPTER.fields(row, made.config))
+    scored = await _ADAPTER.score(made, rows)
     _log(name, scored, given)
     return [reward_of(each, made.config.on_failure, _ADAPTER.missing) for each in scored]
 

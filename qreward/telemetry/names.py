@@ -134,9 +134,11 @@ def _token_total(name: str, description: str) -> Metric:
 
 _OURS = {
     "attempt_duration": _seconds("qreward.client.attempt.duration", "Duration of one attempt at one endpoint."),
-    "retry_delay": _seconds("qreward.client.call.retry_delay", "Time in which a call that was retried had no attempt under way."),
+    "retry_delay": _seconds("qreward.client.call.retry_delay", "Time in which a call that was retried had no attempt in flight."),
     "queue_size": _state("qreward.client.queue.size", "{request}", "Requests that wait for an endpoint."),
-    "queue_capacity": _state("qreward.client.queue.capacity", "{request}", "Single requests that may wait, where that is limited."),
+    "queue_capacity": _state(
+        "qreward.client.queue.capacity", "{request}", "Maximum number of single requests that may wait, if there is a limit."
+    ),
     "queue_wait": _seconds("qreward.client.queue.wait_time", "Time of a single call before its first attempt."),
     "queue_rejections": Metric(
         "qreward.client.queue.rejections", "counter", "{request}", "Requests that ended without having been sent: full, deadline, closed."
@@ -147,10 +149,10 @@ _OURS = {
         "qreward.client.concurrency.limit.changes", "observable_counter", "{change}", "Changes of that limit, by direction and reason."
     ),
     "rate_limit_wait": _seconds(
-        "qreward.client.rate_limit.wait_time", "Time for which an endpoint that turns requests away is left alone."
+        "qreward.client.rate_limit.wait_time", "Time for which an endpoint gets no requests because it rejected one."
     ),
     "endpoint_count": _state("qreward.client.endpoint.count", "{endpoint}", "Endpoints by state: available, ejected, probing."),
-    "hedge_budget": Metric("qreward.client.hedge.budget", "observable_gauge", "{attempt}", "Hedges that may be made now."),
+    "hedge_budget": Metric("qreward.client.hedge.budget", "observable_gauge", "{attempt}", "Hedges that the budget allows now."),
     "batch_size": Metric("qreward.client.batch.size", "histogram", "{item}", "Calls that were merged into one request.", ITEMS),
     "schedule_duration": _seconds("qreward.schedule.duration", "Duration of a call of a scheduled function."),
 }

@@ -146,7 +146,8 @@ def pinned(trainer: str) -> set[str]:
 def test_each_page_names_the_versions_it_was_run_with_which_are_pinned_if_pypi_has_them() -> None:
     missing = {}
     for page in PAGES:
-        sentence = re.search(r"Run with .*?[.;](?=\s)", (ROOT / "docs" / "trainers" / f"{page}.md").read_text(encoding="utf-8"), re.DOTALL)
+        text = (ROOT / "docs" / "trainers" / f"{page}.md").read_text(encoding="utf-8")
+        sentence = re.search(r"was run with .*?[.;](?=\s)", text, re.DOTALL)
         named = set(re.findall(r"\d+\.\d+\.\d+|(?<=commit `)[0-9a-f]{7,}", sentence[0])) if sentence else set()
         if not named or not pinned(page) <= named:
             missing[page] = (named, pinned(page))

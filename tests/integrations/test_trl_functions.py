@@ -16,6 +16,7 @@ from adapter_fakes import SETTINGS, FakeScorer, installed
 
 from qreward.errors import ConfigError, RequestTimeout
 from qreward.integrations.trl import DEADLINE, judge_reward, reward
+from qreward.judge.types import Verdict
 
 
 @pytest.fixture
@@ -117,6 +118,36 @@ async def test_columns_fill_the_fields_that_the_prompt_names_and_the_trainers_ha
         {"prompt": "2 + 2?", "response": "1", "reference": "4", "rubric": "strict", "topic": "sums"},
         {"prompt": "2 + 2?", "response": "1", "reference": "5", "rubric": "mild", "topic": "sets"},
     ]
+
+
+class NeedsReference(FakeScorer):
+    """Raises what a judge raises whose prompt names ``{reference}``."""
+
+    async def score(self, prompt: Any, response: Any, **given: Any) -> Verdict:
+        if given["reference"] is None:
+            raise ConfigError("the prompt names {reference}, but the item has no 'reference' (it is missing or None)")
+        return await super().score(prompt, response, **given)
+
+
+async def test_a_row_whose_reference_is_none_fails_alone_even_if_no_row_before_it_had_a_reference() -> None:
+    for columns, given in (({}, "solution"), ({"reference": "gold"}, "gold")):
+        made, trainer = reward(judge=NeedsReference(), columns=columns), Trainer()
+        assert await trainer.call(made, ["1", "0.5"], **{given: [None, None]}) == [None, None]
+        assert await trainer.call(made, ["1", "0.5"], **{given: ["a", None]}) == [1.0, None]
+        assert [reason.startswith("ConfigError: the prompt names {reference}") for reason in trainer.extra["judge_error"]] == [
+            True,
+            True,
+            False,
+            True,
+        ]
+    made = reward(judge=NeedsReference(), on_failure=-1.0)
+    assert await Trainer().call(made, ["1"], answer=[None]) == [-1.0]
+
+
+async def test_data_without_any_column_for_the_reference_is_a_wrong_setting() -> None:
+    made = reward(judge=NeedsReference(), on_failure=-1.0)
+    with pytest.raises(ConfigError, match="reference"):
+        await Trainer().call(made, ["1", "0.5"], other=["a", "b"])
 
 
 async def test_a_judge_of_ones_own_takes_the_place_of_settings() -> None:

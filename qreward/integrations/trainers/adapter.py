@@ -72,6 +72,11 @@ class Adapter:
             item["prompt"] = ""
         return item
 
+    def fields(self, row: Mapping[str, Any], config: RewardConfig) -> set[str]:
+        """Return the fields of an item that have a column in the row, whether or not the column's value is None."""
+        named = {field for field in prompt_fields(config) if field in row}
+        return named | {field for field, columns in self.columns.items() if any(name in row for name in columns)} | set(config.columns)
+
     async def score(self, made: Rewarder, rows: Iterable[Mapping[str, Any]]) -> list[Scored]:
         """Score all rows concurrently. The results are in the order of the rows."""
         return await made.score_many([self.item(row, made.config) for row in rows])

@@ -105,22 +105,30 @@ class Rewarder:
         self.config = config or RewardConfig(reward_model="scorer")  # a placeholder: the scorer is there already
         self._priority = priority
         self._unfits: frozenset[str] = frozenset()
-        self._filled: set[str] = set()  # the fields that an item had so far
+        self._known: set[str] = set()  # the fields that an item had so far, and those of expect()
+
+    def expect(self, fields: Iterable[str]) -> None:
+        """Treat a None in one of these fields as the failure of its item, even if no item has had a value in the field so far.
+
+        An adapter calls this for the fields that the data has a column for.
+        """
+        self._known.update(fields)
 
     async def score(self, prompt: Any, response: Any = None, *, reference: Any = None, **fields: Any) -> Scored:
         """Score one response. A failure to score it is returned in the result, not raised.
 
         The result has a ``BadRequest`` if the response is None (no request is sent), or if the scorer raises a ``ValueError``, such as the
         ``UnicodeEncodeError`` of a lone surrogate. Such a ``ValueError`` is also logged. The result has a ``ConfigError`` if a field of
-        the item is None or missing, and another item had this field.
+        the item is None or missing, and another item had this field or :meth:`expect` named it.
 
         Raises:
-            ConfigError: the settings do not fit the data. For example, the prompt names a field that no item has had so far.
+            ConfigError: the settings do not fit the data. For example, the prompt names a field that no item has had so far and that
+                :meth:`expect` did not name.
             CancelledError: the caller was cancelled. Any other exception of the scorer also propagates, as it is a bug in code.
         """
         begun = monotonic()
         filled = _filled({"prompt": prompt, "response": response, "reference": reference, **fields})
-        self._filled.update(filled)
+        self._known.update(filled)
         if response is None:
             return Scored(None, BadRequest("there is no response to score: it is None"), 0.0)
         _end_before(asyncio.get_running_loop())
@@ -132,7 +140,7 @@ class Rewarder:
                     prompt, response, reference=reference, timeout=self.deadline, priority=self._priority, **fields
                 )
         except ConfigError as failure:
-            if filled == self._filled:
+            if filled == self._known:
                 raise
             error = failure
         except QRewardError as failure:
@@ -156,7 +164,7 @@ class Rewarder:
         """Score many items concurrently. The results are in the order of the items. Errors are those of :meth:`score`."""
         rows = list(items)
         for row in rows:
-            self._filled.update(_filled(row))
+            self._known.update(_filled(row))
         return list(await asyncio.gather(*(self.score(**row) for row in rows)))
 
     def score_blocking(self, items: Iterable[Mapping[str, Any]]) -> list[Scored]:

@@ -27,7 +27,8 @@ BEAT = 0.25
 """Seconds between two refreshes of the progress display, so that it is updated even when no item finishes."""
 
 GROUPED_AT_ONCE = 128
-"""``MOST_AT_ONCE`` for items whose prompts have prefixes. It is smaller, because each of them is also sorted into a group."""
+"""Maximum number of items whose prompts have prefixes that are read in one turn of the event loop. It is smaller than ``MOST_AT_ONCE``,
+because each of these items is also sorted into a group."""
 
 FILL = 0.05
 """Seconds for which a batch whose prompts have prefixes reads ahead before it sends the first item."""

@@ -204,8 +204,9 @@ class FailurePolicy:
     def _is_task_to_blame(self, task: Task, source: Source) -> bool:
         """Return whether the task, and not the source, is the likely cause of a failure.
 
-        That is so if the task has failed at a source that served other tasks, or has failed as often as a task may. The failure is then
-        charged to the task as the rule says, and does not count against the source.
+        That is so if the task has failed at a source that served other tasks, or has failed as often as the retry policy allows. The
+        failure
+        is then charged to the task if its ``FailureRule`` requires that, and does not count against the source.
         """
         if len(task.failures) >= self._retry.attempts:
             return True
@@ -272,9 +273,10 @@ def record_attempt(attempt: Attempt, outcome: str, now: float, status: int | Non
 
 
 def _hangs_elsewhere(now: float, attempt: Attempt) -> bool:
-    """Return whether the task has exceeded a time limit before, or has been in flight at another source for twice its 99th percentile.
+    """Return whether the task of an attempt that timed out seems to hang anywhere, so that the source is not the cause.
 
-    In that case this source is not the cause of a timeout.
+    That is so if the task has exceeded a time limit before, or has been in flight at another source for twice the 99th percentile of the
+    latency of that source.
     """
     task = attempt.task
     other = task.other(attempt)

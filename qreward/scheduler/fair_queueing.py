@@ -77,7 +77,7 @@ class FairHeap(IndexedHeap[F]):
 
 
 class Fair(Generic[Key, F]):
-    """Flows that share a resource. While there is only one, nothing is charged."""
+    """Flows that share a resource. While there is only one flow, nothing is charged."""
 
     def __init__(self) -> None:
         self.flows: dict[Key, F] = {}  # all known flows, including idle ones

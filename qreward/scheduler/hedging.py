@@ -110,7 +110,7 @@ class HedgingPolicy:
         """Find the attempts of a source that have passed a limit.
 
         Returns:
-            The attempts, each with its limit, and the time at which the next attempt passes one.
+            The attempts, each with the limit that it has passed, and the time at which the next attempt passes a limit.
         """
         found, next_at = [], inf
         hedged_after = [self.hedged_after(source, streamed=streamed) if source.interactive_inflight else inf for streamed in (False, True)]

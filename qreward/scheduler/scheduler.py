@@ -347,7 +347,7 @@ class Scheduler:
         return True
 
     def check_attempts_again(self, now: float, sources: Sequence[Source]) -> None:
-        """Recompute when attempts in flight are checked for being slow, because the hedging policy has changed."""
+        """Recompute the times at which attempts in flight are checked for being slow, because the hedging policy has changed."""
         for source in sources:
             source.look_after = self._hedging.look_after(source)
             if source.attempts:
@@ -417,7 +417,7 @@ class Scheduler:
 
     @property
     def hedge_budget(self) -> float:
-        """Copies that the hedge budget allows now."""
+        """Number of copies that the hedge budget allows now."""
         return self._hedging.balance
 
     def pump(self, now: float, pool: Pool) -> None:
@@ -582,7 +582,7 @@ class Scheduler:
         self.out.append((SEND, attempt))
 
     def _report_down(self, now: float, source: Source, reason: str) -> None:
-        """Report that a source went out of service, once until it is back."""
+        """Report that a source went out of service. Later calls report nothing until the source is back."""
         if source.down_since is None:
             source.down_since = now
             source.prefix_cache.forget()  # it may return with an empty cache
@@ -754,7 +754,7 @@ class Scheduler:
             self._offer(now, source)
 
     def _check_idle(self, now: float, pool: Pool) -> None:
-        """Send batch items that were held back to idle sources, or copy the last requests of batches to them."""
+        """Let idle sources take the batch items that were held back, or copy the last requests of batches to idle sources."""
         if pool.queue.levels:
             for source in pool.sources:
                 self._fill(now, source)

@@ -430,7 +430,7 @@ class Source:
         return self.health.is_back and self.unanswered < IN_A_ROW and not self.removed
 
     def available_soon(self, now: float) -> bool:
-        """Return whether it is expected to accept work within ``SOON``."""
+        """Return whether the source is expected to accept work within ``SOON`` seconds."""
         soon = now + SOON
         if not self.health.in_service or self.removed or self.cooldown.opens_at >= soon:
             return False
@@ -545,7 +545,7 @@ class Balancer(Protocol):
         """Remove and return the best source that is not avoided, or None. ``task`` is None if the task is not known yet."""
 
     def sent(self, source: Source) -> None:
-        """A source was sent a task of this pool."""
+        """Record that a source was sent a task of this pool."""
 
     def forget(self, source: Source) -> None:
         """Remove a source that has left the pool."""

@@ -63,9 +63,9 @@ class Adapting(NamedTuple):
     """Settings of an adaptive limit.
 
     Attributes:
-        least, most: its bounds.
-        errors: share of failed tries above which it falls.
-        seconds: mean time of a successful try above which it falls, or None.
+        least, most: the bounds of the limit.
+        errors: share (0 to 1) of failed tries above which the limit falls.
+        seconds: mean time of a successful try above which the limit falls, or None.
     """
 
     least: int

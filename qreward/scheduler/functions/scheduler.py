@@ -271,7 +271,7 @@ class CallScheduler:
             self._arrange(now, call.key_state)
 
     def _arrange(self, now: float, state: KeyState) -> None:
-        """Mark a key as ready, or set its timer. Call it whenever its first waiting call, or the time of that call's start, has changed."""
+        """Mark a key as ready, or set its timer. Call this when the key's first waiting call, or that call's start time, has changed."""
         first = state.queue.first()
         at = inf if first is None else state.ready_at(first)
         if first is not None and at <= now:

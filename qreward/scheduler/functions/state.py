@@ -52,14 +52,14 @@ class Call(Task):
         function, key: the function, and the key of the call.
         key_state: the state of that key; set on submission, as is ``rank``.
         options: its options, fixed when the call was made.
-        rank: position in the order of calls, smaller first: arrival time plus some seconds per priority level.
+        rank: sort key, smaller first. It is the arrival time plus some seconds per priority level.
         tried: tries in flight, oldest first.
         begun: number of tries started.
         retries, hedges: numbers of tries beyond the first, by reason.
         tries: number of tries that failed.
         streak: number of tries that failed since the last try that was rejected because of overload.
         error, covered: the last failure; see ``CallFailure``.
-        not_before: time before which there must be no other try, as the error or the user states.
+        not_before: no other try may start before this time, because the error or the user states a wait.
         retry_at, hedge_at: when the next retry or hedge is due; inf for none.
         notes: the decisions about it with their times, or None if they are not logged.
     """
@@ -139,7 +139,7 @@ class ConcurrencyGroup:
         self._most: float = inf
 
     def follow(self) -> None:
-        """Update the limit from the options of its functions. If they differ, the lowest applies."""
+        """Update the limit from the options of the functions. If these have different limits, the lowest one applies."""
         options = [function.options for function in self.functions]
         self._most = min((each.most for each in options if each.most is not None), default=inf)
         adapting = [each.adapting for each in options if each.rate is None and each.adapting is not None]

@@ -62,7 +62,7 @@ counts against a learned rate."""
 
 
 class LearnedRate:
-    """A limit on requests per second that is learned from rejects. There is none before a reject carries a hint."""
+    """A limit on requests per second that is learned from rejects. There is no limit before a reject carries a hint."""
 
     def __init__(self) -> None:
         self._pace: Gcra | None = None

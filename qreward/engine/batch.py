@@ -107,7 +107,7 @@ class BatchWaiter(Waiter):
         Raises:
             BatchInterrupted: the input, closing the input, ``on_result`` or ``progress`` raised an ``Exception``, or raised
                 ``CancelledError`` without being cancelled. Requests in flight were finished first.
-            BaseException: any other exception of this code, such as ``KeyboardInterrupt``. Requests in flight were cancelled.
+            BaseException: the same code raised another exception, such as ``KeyboardInterrupt``. Requests in flight were cancelled.
         """
         driver, clock = self.driver, self.driver.engine.clock
         began = clock()
@@ -266,7 +266,7 @@ class BatchWaiter(Waiter):
         return True
 
     def _is_filling(self, feed: BatchFeed) -> bool:
-        """Return True while a new batch only reads ahead and sends nothing. A group is then read before endpoints divide it."""
+        """Return True while a new batch reads ahead and sends nothing yet. So more of a group is read before endpoints take its items."""
         return feed.read_ahead > READ_AHEAD and self._room(feed) > 0 and self.driver.engine.clock() < self._fill_until
 
     def _room(self, feed: BatchFeed) -> int:

@@ -248,7 +248,7 @@ class LoopDriver:
         self.locked(self.engine.scheduler.refill, feed)
 
     def withdraw(self, tasks: list[Task], error: QRewardError | None = None) -> None:
-        """Remove tasks from the scheduler. The caller gave the tasks up, or they end with ``error``, an error of the engine."""
+        """Remove tasks from the scheduler, because the caller gave them up, or because they end with ``error``, an error of the engine."""
         if self.watch is not None:
             self.watch.withdrawn(tasks, error)
         self.locked(self.engine.scheduler.withdraw, tasks)
@@ -288,7 +288,7 @@ class LoopDriver:
         return out
 
     def run(self, out: list[Command], batch: Waiter | None = None) -> Attempt | None:
-        """Run commands. If ``batch`` is given, its first attempt is returned instead of started."""
+        """Run commands. If ``batch`` is given, the first attempt of this waiter is returned and not started."""
         kept: Attempt | None = None
         for command in out:
             home = runner_of(command)

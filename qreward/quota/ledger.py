@@ -213,7 +213,7 @@ class Holder(msgspec.Struct, array_like=True):
     want: float = 0.0  # the share that the member wants
     held: float = 0.0  # the larger of the share that the member reported and the share that it was granted
     using: int = 0  # the member's requests in flight
-    lasts: float = 0.0  # seconds after which these requests have certainly ended
+    lasts: float = 0.0  # seconds after which the requests in flight have certainly ended
 
     def holds(self, now: float) -> float:
         """Return what the member is assumed to use, see P2. After its lease these are only the requests in flight."""
@@ -261,7 +261,7 @@ class PermitPool(msgspec.Struct, array_like=True):
 
 
 BACKWARDS = 1.0
-"""Seconds by which the clocks of members may differ. A time further back comes from another clock, as after a restart of the machine."""
+"""Seconds by which the clocks of members may differ. An earlier time comes from another clock, as after a restart of the machine."""
 
 
 class Member(msgspec.Struct, array_like=True):

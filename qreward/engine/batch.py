@@ -27,7 +27,8 @@ BEAT = 0.25
 """Seconds between two refreshes of the progress display, so that it is updated even when no item finishes."""
 
 GROUPED_AT_ONCE = 128
-"""``MOST_AT_ONCE`` for items whose prompts have prefixes. It is smaller, because each of them is also sorted into a group."""
+"""Maximum number of items whose prompts have prefixes that are read in one turn of the event loop. It is smaller than ``MOST_AT_ONCE``,
+because each of these items is also sorted into a group."""
 
 FILL = 0.05
 """Seconds for which a batch whose prompts have prefixes reads ahead before it sends the first item."""
@@ -106,7 +107,7 @@ class BatchWaiter(Waiter):
         Raises:
             BatchInterrupted: the input, closing the input, ``on_result`` or ``progress`` raised an ``Exception``, or raised
                 ``CancelledError`` without being cancelled. Requests in flight were finished first.
-            BaseException: any other exception of this code, such as ``KeyboardInterrupt``. Requests in flight were cancelled.
+            BaseException: the same code raised another exception, such as ``KeyboardInterrupt``. Requests in flight were cancelled.
         """
         driver, clock = self.driver, self.driver.engine.clock
         began = clock()
@@ -265,7 +266,7 @@ class BatchWaiter(Waiter):
         return True
 
     def _is_filling(self, feed: BatchFeed) -> bool:
-        """Return True while a new batch only reads ahead and sends nothing. A group is then read before endpoints divide it."""
+        """Return True while a new batch reads ahead and sends nothing yet. So more of a group is read before endpoints take its items."""
         return feed.read_ahead > READ_AHEAD and self._room(feed) > 0 and self.driver.engine.clock() < self._fill_until
 
     def _room(self, feed: BatchFeed) -> int:

@@ -5,7 +5,7 @@ engine's lock, and never while the caller's code runs. Each loop driver has conn
 event loop.
 
 Each loop driver has one timer. A queued item has no asyncio task. A single call runs its attempts in its caller's own task. A
-batch has one asyncio task for each attempt in flight; when an attempt ends, its task carries out the next attempt.
+batch has one asyncio task for each attempt in flight. When an attempt ends, its asyncio task carries out the next attempt.
 """
 
 from __future__ import annotations
@@ -248,7 +248,7 @@ class LoopDriver:
         self.locked(self.engine.scheduler.refill, feed)
 
     def withdraw(self, tasks: list[Task], error: QRewardError | None = None) -> None:
-        """Remove tasks from the scheduler. The caller gave the tasks up, or they end with ``error``, an error of the engine."""
+        """Remove tasks from the scheduler, because the caller gave them up, or because they end with ``error``, an error of the engine."""
         if self.watch is not None:
             self.watch.withdrawn(tasks, error)
         self.locked(self.engine.scheduler.withdraw, tasks)
@@ -288,7 +288,7 @@ class LoopDriver:
         return out
 
     def run(self, out: list[Command], batch: Waiter | None = None) -> Attempt | None:
-        """Run commands. If ``batch`` is given, its first attempt is returned instead of started."""
+        """Run commands. If ``batch`` is given, the first attempt of this waiter is returned and not started."""
         kept: Attempt | None = None
         for command in out:
             home = runner_of(command)
@@ -335,7 +335,7 @@ class LoopDriver:
         self._rearm()  # the sender set its timer for the next wake time, but its event loop may end before that
 
     async def run_attempt(self, attempt: Attempt, me: asyncio.Task[Any], batch: Waiter | None = None) -> Attempt | None:
-        """Carry out an attempt in the task ``me`` and report its outcome to the scheduler.
+        """Carry out an attempt in the asyncio task ``me`` and report its outcome to the scheduler.
 
         Returns the next attempt of ``batch``, or None.
         """
@@ -366,7 +366,7 @@ class LoopDriver:
         return self.ended(attempt, outcome, batch)
 
     def spawn(self, attempt: Attempt, context: Context, batch: Waiter | None = None) -> None:
-        """Carry out an attempt in a new task, which then carries out the next attempts of ``batch``."""
+        """Carry out an attempt in a new asyncio task, which then carries out the next attempts of ``batch``."""
         runner = self.loop.create_task(self._run_attempts(attempt, batch), context=context)
         self._runners[runner] = attempt
         runner.add_done_callback(self._runner_ended)
@@ -452,7 +452,7 @@ class LoopDriver:
         await asyncio.shield(self.closing())
 
     def closing(self) -> asyncio.Task[None]:
-        """Return the task that closes this driver. The task is started if it is not running yet."""
+        """Return the asyncio task that closes this driver. It is started if it is not running yet."""
         if self._closing is None:
             self._closing = self.loop.create_task(self._close())
         return self._closing

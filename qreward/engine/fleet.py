@@ -44,7 +44,7 @@ ADJUSTABLE = frozenset({
 MAX_MODELS = 1000
 """Maximum number of requested models that a pool remembers. It is bounded because the names come from callers."""
 WINDOW_RESTRICTED = 0.8
-"""A window of at least this share of the configured limit counts as restricted by that limit alone."""
+"""Share (0 to 1) of the configured limit. A concurrency limit of at least this share counts as restricted by the configured one alone."""
 
 _Balancing = tuple[LoadBalanceStrategy, dict[str, float]]
 _DEFAULT_BALANCING: _Balancing = (LoadBalanceStrategy.EXPECTED_FINISH, {})
@@ -63,14 +63,14 @@ class Fleet:
         self._own: dict[str, Pool] = {}  # pattern -> the endpoints that declare it
         self._routes: dict[str, tuple[Route, Pool]] = {}
         self._table: Routes[Pool] = Routes()
-        self._provided: dict[Pool, tuple[Endpoint, ...]] = {}  # the endpoints of a pool's pattern that only bulks use
+        self._provided: dict[Pool, tuple[Endpoint, ...]] = {}  # the endpoints of a pool's pattern that only ``client.run`` uses
         self._orphans: list[tuple[str, Pool]] = []  # pools whose pattern is gone, kept because requests may still hold them
         self._set(endpoints, routes)
 
     def pool(self, model: str) -> Pool:
         """Return the pool that serves a model, and record that the model was requested.
 
-        Raises ``NoEndpoint`` if no route matches the model, or if only bulks can use the endpoints of the model.
+        Raises ``NoEndpoint`` if no route matches the model, or if only ``client.run`` can use the endpoints of the model.
         """
         pool = self._table.find(model)
         if pool is None:
@@ -344,7 +344,7 @@ def _limited(limits: Limits) -> tuple[bool, ...]:
 
 
 def adjust(source: Source, endpoint: Endpoint, rng: Random) -> None:
-    """Give a source other limits. The source keeps its latencies, health, counts, and what was learned about its window and rates."""
+    """Give a source the settings of another version of its endpoint. The source keeps its latencies, health, counts and learned limits."""
     old, limits = cast("Endpoint", source.handle).limits, endpoint.limits
     if source.lease is not None:  # the lease announces the new limits to the other processes
         if old.max_concurrency != limits.max_concurrency:
@@ -359,9 +359,9 @@ def adjust(source: Source, endpoint: Endpoint, rng: Random) -> None:
 
 
 def _resized(window: ConcurrencyLimit, most: int | None, rng: Random) -> ConcurrencyLimit:
-    """Return the window under another configured limit.
+    """Return a concurrency limit under another configured limit.
 
-    The window starts anew if only the old limit restricted it, because nothing was learned about sizes above that limit.
+    An adaptive limit starts anew if only the old configured limit restricted it, because nothing was learned about values above that one.
     """
     if not isinstance(window, AdaptiveLimit):
         return FixedLimit(most)
@@ -375,7 +375,7 @@ def _resized(window: ConcurrencyLimit, most: int | None, rng: Random) -> Concurr
 
 
 def _at_rate(limit: Gcra | HeaderRateLimit | None, per_minute: float | None) -> Gcra | HeaderRateLimit | None:
-    """Return the same limit at another rate. The limit keeps the requests or tokens that were already charged."""
+    """Return a rate limit with another configured rate, or without one. What was already charged to the limit stays charged."""
     rate = limit.pace if isinstance(limit, HeaderRateLimit) else limit
     if per_minute is None:
         rate = None

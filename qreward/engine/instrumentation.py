@@ -11,7 +11,7 @@ Code that merges several calls into one request submits a task of its own, whose
 
     watch.began(item)                  # when the item arrives, in its caller's context: item.waiter.context
     merged.items = (item, other)       # before the merged task is submitted
-    watch.done(item, answer, source)   # when its share of the answer is there; the merged task reports the token usage
+    watch.done(item, answer, source)   # when the answer to this item is known; the merged task reports the token usage
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Watcher(Protocol):
 
 
 class Instrumentation:
-    """Notifies watchers of the events of calls and attempts, of each event once.
+    """Notifies watchers of the events of calls and attempts. Each event is reported once.
 
     Args:
         watchers: the objects to notify. A watcher that raises still receives later events; only its first error is logged.

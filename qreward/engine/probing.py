@@ -27,8 +27,8 @@ TIMEOUT = 5.0
 LOST_AFTER = 2 * TIMEOUT
 """Seconds after which a probe that has not reported is taken for lost, because its event loop has stopped."""
 EARLY, LATE = 0.1, 0.5
-"""Shares of the interval: how early a probe may be made, so that probes are made together, and how late a probe must be before another
-loop driver takes the endpoint over."""
+"""``EARLY``: share (0 to 1) of the interval by which a probe may be early, so that probes are made together. ``LATE``: share of the
+interval by which a probe must be late before another loop driver takes the endpoint over."""
 
 _Probe = Callable[[Endpoint], Awaitable[ProbeResult]]
 
@@ -76,7 +76,10 @@ class ProbingEngine(Engine[Scheduler]):
             driver.later(probe_loop.go)
 
     def claim(self, by: ProbeLoop) -> tuple[list[Source], float]:
-        """Return the sources that a probe loop must probe now, and the time of its next claim (inf: when ``sources_changed`` is called)."""
+        """Return the sources that a probe loop must probe now, and the time of its next claim.
+
+        The time is inf if the next claim is due only when ``sources_changed`` is called.
+        """
         with self.lock:
             now, claimed, wake, schedules = self.clock(), [], inf, {}
             for source in self._sources():

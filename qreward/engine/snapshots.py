@@ -130,7 +130,7 @@ class Tallies:
 
 
 class ItemTallies(Tallies):
-    """The statistics of a batch whose items may need several requests. Totals count items; statistics of endpoints count requests."""
+    """The statistics of a batch whose items may need several requests. ``ok`` and ``failed`` count items; the rest counts requests."""
 
     def add(self, result: Result[object]) -> None:
         self.ok += result.error is None

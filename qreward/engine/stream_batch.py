@@ -74,7 +74,7 @@ class BatchStreamSink(StreamWaiter, BatchWaiter):
             self._read_soon()
 
     def hush(self) -> None:
-        """Drop the text events, queued and future ones. The results are still delivered."""
+        """Drop all text events, those that are queued and those to come. The results are still delivered."""
         if not self.over():
             self._arrived.check_loop()
         self._only_results = True

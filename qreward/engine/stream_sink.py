@@ -30,7 +30,7 @@ AHEAD = 64
 
 
 class OpenStream(Protocol):
-    """An open stream, the result of the backend's ``stream`` unless that is a ``Failure``. Chunks have ``text`` and ``has_output``."""
+    """An open stream. The backend's ``stream`` returns it, or a ``Failure``. Chunks have ``text`` and ``has_output``."""
 
     limits: RateLimitInfo | None
     outcome: Outcome | None

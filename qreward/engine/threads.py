@@ -27,7 +27,7 @@ is idle again. A report made by that function can start the next job in the same
 IDLE_SECONDS = 10.0
 """Seconds without work after which a thread ends."""
 MOST = 1024
-"""Maximum threads of the pool that all functions share. It is only a safeguard, because the functions' own limits are far lower."""
+"""Maximum number of threads in the pool that all functions share. It is only a safeguard: the functions' own limits are far lower."""
 
 
 class Workers:

@@ -83,9 +83,10 @@ LAYOUT = 2
 HEAD = struct.Struct("<QII")
 """The beginning of a slot: number of the change, length and checksum of the content."""
 SLOT = 256 * 1024
-"""Bytes of a slot, enough for about a thousand members. Unused bytes take no disk space."""
+"""Number of bytes in a slot, enough for about a thousand members. Unused bytes take no disk space."""
 PATIENCE = 0.25
-"""Seconds to wait for the lock. A process holds the lock for about 0.1 ms, or longer if the process is stopped at that moment."""
+"""Maximum number of seconds to wait for the lock. A process holds the lock for about 0.1 ms, or longer if the process is stopped at that
+moment."""
 
 
 class LedgerFile:

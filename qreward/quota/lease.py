@@ -20,14 +20,14 @@ from qreward.scheduler.limits.rate import Gcra
 from qreward.settings.policies import Limits
 
 FADE = 0.95
-"""Each request multiplies the largest cost by this factor, which halves it in 14 requests."""
+"""Factor by which each request multiplies the largest cost, which thus halves in 14 requests."""
 HAIR = 1e-9
 NEWCOMER = 8
-"""A process that starts while the ledger does not answer divides the limit by this number, the usual number of reward workers."""
+"""Number by which a process divides the limit if it starts while the ledger does not answer: the usual number of reward workers."""
 SLOWER = 1.0
-"""A member on its own stays below its share by this many requests a minute, but by at most half of the share."""
+"""Number of requests a minute by which a member on its own stays below its share. If that is more than half of the share, it is half."""
 CATCH_UP = 1 / 32
-"""A member on its own may send this many seconds early, because the scheduler wakes in steps of 1/64 s."""
+"""Seconds by which a member on its own may send a request early, because the scheduler wakes in steps of 1/64 s."""
 FIRST_TOKENS = 256.0
 """The number of tokens that the first requests are expected to use."""
 
@@ -151,7 +151,7 @@ class LeasedQuota(Gcra):
         share: the share per minute. While the member is on its own, this is its rate limit.
         left: amount that was granted and has not been used.
         spent, returned: as in ``Demand``.
-        largest: the highest cost of a request, which fades by ``FADE``.
+        largest: the highest recent cost of a request; each request multiplies it by ``FADE``.
         mean: the average cost of a request.
     """
 
@@ -196,7 +196,7 @@ class LeasedQuota(Gcra):
         self.spent += cost
 
     def give_back(self, cost: float) -> None:
-        """Correct an earlier charge. A positive ``cost`` was not used and goes back to all members; a negative one is charged as well."""
+        """Correct an earlier charge. A positive ``cost`` was not used and goes back to all members. A negative ``cost`` is charged too."""
         if self._lease.own:
             self._arrival -= cost / self._own_rate()
         elif cost > 0:

@@ -1,4 +1,5 @@
-"""The ledger of the limits of one key: its members, and how much each of them may use per minute and have in flight.
+"""The ledger of the limits of one key. A *key* stands for the address and the API key of an endpoint. The *members* of a key are the
+sources, in different processes, that share its limits. The ledger records how much each member may use per minute and have in flight.
 
 The ledger does no I/O and reads no clock. Callers pass in ``now``, in seconds of a clock that all processes of the ledger share. Between
 two calls the ledger can be stored anywhere.
@@ -15,12 +16,13 @@ Networks, 6.5.2).
 M1  An amount counts from its grant until a minute (and ``MARGIN``) after the member reported it as used. The sum of all amounts that count
     never exceeds the limit. An amount that is never reported counts as used. So no minute has more use than the limit, even if members
     join, leave, stall or die.
-M2  Credit accumulates evenly, at the limit divided by ``PERIOD``, up to about one second's worth. Grants are taken from the credit.
+M2  Credit accumulates evenly, at a rate of the limit divided by ``PERIOD``. For requests, at most the credit of one second accumulates, or
+    two requests if that is more. For tokens, at most the credit of two seconds accumulates. Grants are taken from the credit.
 M3  Members that want more than the credit get equal parts over time, by start-time fair queueing (Goyal, Vin and Cheng 1996). Each member
     has a clock that advances by the amounts granted to it. The member whose clock is furthest behind is served first. A new or returning
     member starts at the common clock.
 M4  A grant is at least the smallest amount that is useful to the member. If that amount exceeds the credit, the first member in order gets
-    it once one second's worth of credit has accumulated. The credit is negative afterwards.
+    the amount once the credit of one second has accumulated. The credit is negative afterwards.
 
 ``PermitPool`` limits the requests in flight. It divides the limit among the members that want a share.
 
@@ -28,8 +30,8 @@ P1  A member's share is its max-min fair part, reduced to what the other members
     another member reports a smaller share, loses its lease or dies.
 P2  Until its next report, a member is assumed to use the larger of the share that it reported and the share that it was granted, and at
     least its requests in flight.
-P3  If parts must be whole numbers, some members get one more than others. Other members get it after each ``TURN``, so that all members
-    get some even if the limit is smaller than their number.
+P3  If the parts must be whole numbers, a remainder is left, and some members get one slot more than others. After each ``TURN`` different
+    members get these slots. So every member gets a slot at times, even if the limit is smaller than the number of members.
 """
 
 from __future__ import annotations
@@ -70,7 +72,7 @@ def water_level(amount: float, vessels: Iterable[tuple[float, float]]) -> float:
 
 
 LEAST_WAITING = 2.0
-"""The credit for requests may accumulate to this many requests, even if one second's worth is less."""
+"""Number of requests up to which the credit for requests may accumulate, even if the credit of one second is less."""
 HAIR = 1e-9
 """Relative tolerance for rounding errors in sums of floats."""
 
@@ -174,7 +176,7 @@ class WindowQuota(msgspec.Struct, array_like=True):
         return part if part >= min(account.least, account.want) else 0.0
 
     def _piece(self, member: str, hungry: dict[str, Account], room: float) -> float:
-        """Return the smallest amount that is useful to a member, 0 if the credit is too small for the members up to this one."""
+        """Return the smallest amount that is useful to a member, or 0 if the credit is too small for this member and those before it."""
         left, enough = self.credit, 1.0 if self.whole else self.rate
         for name, other in sorted(hungry.items(), key=lambda item: (item[1].served, item[0])):
             least = min(other.least, other.want, self.limit)
@@ -201,7 +203,7 @@ assert RENEW < FRESH < LEASE
 
 
 TURN = 15.0
-"""Seconds after which the remainder goes to the next members. After each change it is unused for about half a second."""
+"""Seconds after which the remainder of P3 goes to the next members. After each change the remainder is unused for about half a second."""
 
 
 class Holder(msgspec.Struct, array_like=True):
@@ -211,7 +213,7 @@ class Holder(msgspec.Struct, array_like=True):
     want: float = 0.0  # the share that the member wants
     held: float = 0.0  # the larger of the share that the member reported and the share that it was granted
     using: int = 0  # the member's requests in flight
-    lasts: float = 0.0  # seconds after which these requests have certainly ended
+    lasts: float = 0.0  # seconds after which the requests in flight have certainly ended
 
     def holds(self, now: float) -> float:
         """Return what the member is assumed to use, see P2. After its lease these are only the requests in flight."""
@@ -259,7 +261,7 @@ class PermitPool(msgspec.Struct, array_like=True):
 
 
 BACKWARDS = 1.0
-"""Seconds by which the clocks of members may differ. A time further back comes from another clock, as after a restart of the machine."""
+"""Seconds by which the clocks of members may differ. An earlier time comes from another clock, as after a restart of the machine."""
 
 
 class Member(msgspec.Struct, array_like=True):
@@ -319,7 +321,7 @@ class Ledger(msgspec.Struct, array_like=True):
         return Grant(quota.limit, hold, 0.0 if young else quota.grant(now, member))
 
     def leave(self, now: float, member: str, request: RenewRequest) -> None:
-        """Remove a member that leaves: the ledger counts what it reports as used, and takes back the rest."""
+        """Remove a member that leaves. The ledger counts the amounts that the member reports as used, and takes back its other grants."""
         now = self._advance(now)
         for need, quota in ((request.requests, self.requests), (request.tokens, self.tokens)):
             if need is not None and member in quota.accounts:

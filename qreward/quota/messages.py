@@ -13,14 +13,15 @@ RENEW = 0.5
 FRESH = 1.5
 """Seconds without a renewal after which a member counts as slow. Nothing is reserved for a slow member."""
 LINGER = 60.0
-"""If a process stops renewing and its latency is unknown, its requests are assumed to have ended after this many seconds."""
+"""Seconds after which the requests of a process that stopped renewing are assumed to have ended, if its latency is unknown."""
 MINUTE = 60.0
 MARGIN = 0.5
-"""Two requests may arrive closer together than they were sent (loaded machines, new connections), by at most this many seconds."""
+"""Maximum number of seconds by which two requests may arrive closer together than they were sent (loaded machines, new connections)."""
 STEP = 0.25
-"""The ledger records the use of the last minute in steps of this many seconds."""
+"""Length in seconds of the steps in which the ledger records the use of the last minute."""
 PERIOD = MINUTE + MARGIN + STEP + RENEW
-"""A limit per minute is granted over this many seconds. They exceed a minute because a request counts until a minute after its report."""
+"""Seconds over which the amount of a limit per minute is granted. This is longer than a minute, because a request counts until a minute
+after its report."""
 
 
 class Demand(msgspec.Struct, array_like=True):
@@ -43,7 +44,7 @@ class Demand(msgspec.Struct, array_like=True):
     returned: float = 0.0
     left: float = 0.0  # granted amount that the member has not used yet
     using: int = 0  # requests in flight
-    lasts: float = LINGER  # seconds after which these requests have certainly ended
+    lasts: float = LINGER  # seconds after which the requests in flight have certainly ended
 
 
 class RenewRequest(msgspec.Struct, array_like=True):

@@ -34,9 +34,9 @@ RETRY = 1.0
 CLOSE_TIMEOUT = 3.0
 """Seconds for which ``aclose`` waits until the shares are returned."""
 AHEAD = 1.5
-"""A source requests this many times the amount that it used recently, so that its use can grow."""
+"""Factor on the amount that a source used recently. The source requests the product, so that its use can grow."""
 SLOW = 2.0
-"""Requests in flight have certainly ended after this many times the 99th percentile of the latency."""
+"""Factor on the 99th percentile of the latency. When the product has passed, requests in flight have certainly ended."""
 IDLE = 2.0
 """Seconds without work after which a source counts as idle."""
 
@@ -149,7 +149,7 @@ class LeaseRenewer:
     def turn(self, now: float) -> float | None:
         """Renew the lease if that is due, or leave the ledger if the source is idle.
 
-        Returns the time at which to call this again. None means: when a request needs the lease.
+        Returns the time at which this method must be called again, or None if it must be called when a request needs the lease.
         """
         with self._engine.lock:
             idle = self._demand.is_idle(now)
@@ -286,7 +286,7 @@ class Sharing:
     def turn(self) -> float | None:
         """Run all renewals that are due.
 
-        Returns the seconds until the next renewal. None means: until a request needs a lease.
+        Returns the seconds until the next renewal, or None if there is none before a request needs a lease.
         """
         renewers = list(self._renewers.items())  # read before the sources, so that a source added in between does not seem removed
         now, present = self._engine.clock(), set(self._sources())

@@ -1,1 +1,3 @@
-"""The pure scheduler: events and the time go in, commands come out. No asyncio, no I/O, no clock, no randomness of its own."""
+"""The scheduler is pure: it receives events and the time, and returns commands. It uses no asyncio, does no I/O, reads no clock, and gets
+its random generator from outside.
+"""

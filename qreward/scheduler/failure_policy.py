@@ -52,7 +52,7 @@ def rule_for(failure: Failure) -> FailureRule:
 
 
 def backoff(base: float, cap: float, tries: int, rng: Random) -> float:
-    """Return the seconds to wait after ``tries`` failed attempts: doubled from ``base`` to ``cap``, with full jitter."""
+    """Return the seconds to wait after ``tries`` failed attempts. They double from ``base`` up to ``cap``, with full jitter."""
     return rng.uniform(0.0, min(cap, base * 2.0 ** min(tries - 1, 60)))
 
 
@@ -60,10 +60,11 @@ class Budget:
     """The retry budget: a share of recent requests, and a reserve that refills at a fixed rate.
 
     The reserve is large enough for every request that can be in flight, so that all requests of a lost endpoint can be retried at once.
-    Source: Finagle RetryBudget (20 %, 10 a second, over 10 s).
+    The default numbers are those of Finagle's RetryBudget (20 %, 10 a second, over 10 s).
     """
 
     TTL = 10.0
+    """Seconds after which the budget that a request added has fallen to 1/e."""
 
     def __init__(self, policy: Retry) -> None:
         self._share = policy.budget
@@ -74,7 +75,7 @@ class Budget:
         self._then = -inf  # when the two were last updated
 
     def deposit(self) -> None:
-        """A request was sent for the first time."""
+        """Add to the budget, because a request was sent for the first time."""
         self._earned += self._share
 
     def withdraw(self, now: float) -> bool:
@@ -104,16 +105,16 @@ class Budget:
 
 
 QUOTA_AWAY = 300.0
-"""Seconds for which a source is out of service after it reported that its account is used up."""
+"""Seconds for which a source is out of service after it reported that the quota of its account is used up."""
 MOST_UNFIT = 2
-"""Number of sources that answer ``UNSUITABLE`` before the task fails with that error."""
+"""Number of sources whose failure is ``UNSUITABLE``, at which the task fails with the error of the last one."""
 
 ALIVE = frozenset({FailureKind.OVERLOADED, FailureKind.REFUSED})
 NO_SIGN_OF_LIFE = frozenset({FailureKind.TIMEOUT, FailureKind.UNREACHABLE, FailureKind.UNSENDABLE, FailureKind.LOCAL})
 
 MOST_TRAIL = 100
-"""Number of failed attempts that a task records. Failed connections to a source out of service are not charged to the task, so that it can
-wait until an outage ends; beyond this number they are charged."""
+"""Maximum number of failed attempts that a task records. Failed connections to a source that is out of service are not charged to the task,
+so that the task can wait until the outage ends. Beyond this number of failed attempts, such connections are charged."""
 
 
 class RetryDecision(NamedTuple):
@@ -152,7 +153,7 @@ class FailurePolicy:
         return RetryDecision(lost, wait, last, final=not rule.retryable)
 
     def _stopped(self, now: float, attempt: Attempt) -> RetryDecision:
-        """Decide what follows from an attempt that was cancelled for another reason than its time limit."""
+        """Decide what follows from an attempt that was cancelled, but not because of its time limit."""
         source, task = attempt.source, attempt.task
         source.tally.cancelled += 1
         source.silence.ended(source.inflight)
@@ -165,7 +166,7 @@ class FailurePolicy:
         failed_elsewhere = attempt.cancel_reason is CancelReason.ABANDONED and (task.tries or task.suspected)
         if attempt.committed or slow is None or failed_elsewhere or now - attempt.sent_at < 4 * slow:
             return RetryDecision()
-        # abandoned so late that it counts against the source: otherwise short timeouts of callers would hide a hang
+        # the attempt was abandoned so late that it counts against the source; otherwise short timeouts of callers would hide a hang
         return RetryDecision(source.health.failed(now, attempt.sent_at, task.number, last=source.is_essential()))
 
     def _record_failure(self, now: float, attempt: Attempt, failure: Failure, rule: FailureRule) -> bool:
@@ -203,8 +204,9 @@ class FailurePolicy:
     def _is_task_to_blame(self, task: Task, source: Source) -> bool:
         """Return whether the task, and not the source, is the likely cause of a failure.
 
-        That is so if the task has failed at a source that served other tasks, or has failed as often as a task may. The failure is then
-        charged to the task as the rule says, and does not count against the source.
+        That is so if the task has failed at a source that served other tasks, or has failed as often as the retry policy allows. The
+        failure
+        is then charged to the task if its ``FailureRule`` requires that, and does not count against the source.
         """
         if len(task.failures) >= self._retry.attempts:
             return True
@@ -271,9 +273,10 @@ def record_attempt(attempt: Attempt, outcome: str, now: float, status: int | Non
 
 
 def _hangs_elsewhere(now: float, attempt: Attempt) -> bool:
-    """Return whether the task has exceeded a time limit before, or has been in flight at another source for twice its 99th percentile.
+    """Return whether the task of an attempt that timed out seems to hang anywhere, so that the source is not the cause.
 
-    In that case this source is not the cause of a timeout.
+    That is so if the task has exceeded a time limit before, or has been in flight at another source for twice the 99th percentile of the
+    latency of that source.
     """
     task = attempt.task
     other = task.other(attempt)

@@ -1,13 +1,16 @@
 """Fair queueing by cost: start-time fair queueing (Goyal, Vin and Cheng 1996).
 
-A flow is one participant, such as a tenant or a batch. Its tag is its position on a virtual clock, which counts cost. The flow with the
-lowest tag is served next, and its tag advances by the cost of the request. Between two flows that always have requests waiting, the cost
-served differs by at most one request of each. A flow that is new, or was idle, starts at the present value of the clock, so it has neither
-credit nor debt. The clock advances by the cost of each request over the number of flows, as in WF2Q+ (Bennett and Zhang 1997), so that an
-endless sequence of new flows cannot starve a flow. It never passes the end of the request that was served last.
+A *flow* is one participant, such as a tenant or a batch. Each flow has a *tag*, which is its position on a virtual clock. The clock counts
+cost, not time. The flow with the lowest tag is served next, and its tag advances by the cost of the request. Between two flows that always
+have requests waiting, the cost served differs by at most one request of each. A flow that is new, or was idle, starts at the present value
+of the clock, so it has neither credit nor debt.
 
-The real cost of a request is known only after its answer. The difference to the charge is added to the next charge of the flow. The module
-does not know tasks, priority levels or time.
+With each request that is served, the clock advances by the cost of this request divided by the number of flows with waiting requests, as in
+WF2Q+ (Bennett and Zhang 1997). So an endless sequence of new flows cannot starve a flow. The clock never passes the position at which the
+request that was served last ends.
+
+The real cost of a request is known only after its answer. The difference between the real cost and the charge is added to the next charge
+of the flow. The module does not know tasks, priority levels or time.
 """
 
 from __future__ import annotations
@@ -18,8 +21,8 @@ from typing import Generic, TypeVar
 from qreward.scheduler.heap import IndexedHeap
 
 MOST_OWED = 64.0
-"""Once its real cost is known, a request is charged at most this many times its first charge in addition. Otherwise a wrong token count in
-one answer could lock out a flow."""
+"""Factor on the first charge of a request. When the real cost is known, at most the product is charged in addition. Without this bound, a
+wrong token count in one answer could lock out a flow."""
 FEW = 8
 """Number of flows below which idle flows are not removed."""
 
@@ -30,7 +33,7 @@ class Flow:
     __slots__ = ("owed", "tag")
 
     tag: float  # its position on the virtual clock, in units of cost
-    owed: float  # real cost of its answered requests less their charge, not yet added to its tag
+    owed: float  # real cost of its answered requests less their charges; not yet added to its tag
 
     def waits(self) -> bool:
         """Return whether it has a request waiting."""
@@ -42,7 +45,10 @@ F = TypeVar("F", bound=Flow)
 
 
 class FairHeap(IndexedHeap[F]):
-    """Heap of flows by tag, equal tags in turn. When a flow reaches the top, its position is updated, or it is removed if it is idle."""
+    """A heap of flows by tag. Flows with equal tags take turns.
+
+    When a flow reaches the top, its position is updated; an idle flow is removed.
+    """
 
     def __init__(self, waits: Callable[[F], bool]) -> None:
         super().__init__()
@@ -71,7 +77,7 @@ class FairHeap(IndexedHeap[F]):
 
 
 class Fair(Generic[Key, F]):
-    """Flows that share a resource. While there is only one, nothing is charged."""
+    """Flows that share a resource. While there is only one flow, nothing is charged."""
 
     def __init__(self) -> None:
         self.flows: dict[Key, F] = {}  # all known flows, including idle ones
@@ -91,7 +97,7 @@ class Fair(Generic[Key, F]):
         self.alone = flow if len(self.flows) == 1 else None
 
     def awake(self, flow: F) -> None:
-        """A request is about to be added to a flow. Call it only while there are several flows."""
+        """Prepare a flow to which a request is about to be added. Call this only while there are several flows."""
         if not flow.waits():
             flow.tag = max(flow.tag, self._clock)
             flow.owed = max(flow.owed, 0.0)
@@ -105,11 +111,11 @@ class Fair(Generic[Key, F]):
         return alone if alone.waits() else None
 
     def charge(self, flow: F, cost: float) -> None:
-        """Charge a flow for a request that is served, by its expected cost."""
+        """Charge a flow the expected cost of a request that is served."""
         low = self._turns.least(flow)
         due = max(cost + flow.owed, 0.0)
         flow.owed = min(cost + flow.owed, 0.0)
-        # a flow that is served out of turn, because the others cannot be served now, gets ahead of them by a bounded amount
+        # a flow is served out of turn if the other flows cannot be served now; it gets ahead of them by a bounded amount
         flow.tag = max(flow.tag, min(flow.tag + due, low + MOST_OWED * due))
         self._clock = max(low, min(self._clock + due / max(1, len(self._turns)), low + due))
 
@@ -138,7 +144,7 @@ class Fair(Generic[Key, F]):
         self._clock = 0.0
 
     def _forget_idle(self) -> None:
-        """Remove idle flows whose tag the clock has passed: if one returns as a new flow, it starts at the same position."""
+        """Remove idle flows whose tag the clock has passed. If such a flow returns, it starts at the clock, removed or not."""
         clock = self._clock
         self.flows = {key: flow for key, flow in self.flows.items() if flow.tag > clock or flow.waits()}
         self._few = max(FEW, 2 * len(self.flows))

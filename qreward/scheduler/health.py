@@ -1,10 +1,10 @@
-"""When no requests are sent to a source: ``Health`` is a circuit breaker for failures, ``Cooldown`` a pause after overload.
+"""Decides when a source is sent no requests. ``Health`` is a circuit breaker for failures, and ``Cooldown`` is a pause after overload.
 
-The breaker opens when five distinct tasks in a row have failed, or when most attempts fail. An open breaker means that the source is out of
-service. It stays open for 2 s, and twice as long each further time, up to 5 s, with jitter. Then it is half-open: one task is sent. If that
-task fails, the breaker opens again. If it is answered, a quarter of the concurrency limit may be used. Each further answer adds one slot
-and each failure removes one, until the whole limit may be used again and the breaker is closed. (This is a slow start: the number of slots
-doubles each round.)
+The breaker opens when five distinct tasks in a row have failed, or when most attempts fail. While the breaker is open, the source is out of
+service. The breaker stays open for 2 s the first time and twice as long each further time, up to 5 s, with jitter. Then it is half-open,
+and one task is sent. If that task fails, the breaker opens again. If that task is answered, a quarter of the concurrency limit may be used.
+Each further answer adds one slot and each failure removes one, until the whole limit may be used again and the breaker is closed. (This is
+a slow start: the number of slots doubles each round.)
 
 Each task counts once, so one task that always fails cannot open the breaker. ``failure_policy`` decides which failures count. A stalled
 source is also out of service; any answer puts it back in service.
@@ -18,16 +18,18 @@ from random import Random
 from typing import NamedTuple
 
 IN_A_ROW = 5
+"""Number of distinct tasks in a row whose failure opens the breaker."""
 FIRST_OPEN = 2.0
+"""Seconds for which the breaker is open the first time, before jitter."""
 LONGEST_OPEN = 5.0
-"""Seconds for which the breaker is open at most, before jitter. Envoy's 300 s suits fleets with spare capacity; here a source must be used
-again within seconds of its recovery. Each test of the source costs one task one attempt."""
+"""Maximum number of seconds for which the breaker is open, before jitter. Envoy's maximum of 300 s suits fleets with spare capacity. Here a
+source must be used again within seconds of its recovery. Each test of the source costs a task one of its attempts."""
 QUICK_START = 4
-"""After the first answer of a half-open source, one part in this many of its concurrency limit may be used."""
+"""Divisor of a source's concurrency limit. After its first answer, a half-open source may use the limit divided by this number."""
 SICK = 0.4
-"""Success rate below which the source is taken out of service."""
-_MEMORY = 0.95  # factor on the weight of older outcomes in the success rate, which thus covers about the last 20
-_DISTINCT = 3  # distinct tasks that must have failed before a low success rate counts
+"""Success rate (0 to 1) below which the source is taken out of service."""
+_MEMORY = 0.95  # each outcome multiplies the weight of older ones in the success rate by this, so that it covers about the last 20
+_DISTINCT = 3  # number of distinct tasks that must have failed before a low success rate counts
 
 
 class HealthChange(NamedTuple):
@@ -71,7 +73,7 @@ class Health:
         self._success, self.clean, self._stalled = 1.0, True, False
 
     def mark_unhealthy(self) -> None:
-        """Take it out of service until ``restore``, because an operator has marked it unhealthy."""
+        """Take the source out of service until ``restore``, because an operator has marked it unhealthy."""
         self.marked_unhealthy = True
         self._update()
 
@@ -85,13 +87,13 @@ class Health:
             self._changed(*changes)
 
     def sent(self, now: float) -> None:
-        """A request was sent. The first one after ``open_until`` makes the breaker half-open."""
+        """Record that a request was sent. The first request after ``open_until`` makes the breaker half-open."""
         if self.open_until != -inf and now >= self.open_until:
             self.open_until, self.half_open_limit, self.since, self._stalled = -inf, 1, now, False
             self._update()
 
     def ok(self, now: float, sent_at: float, limit: int) -> None:
-        """An answer arrived. ``limit`` is the source's concurrency limit."""
+        """Record an answer. ``limit`` is the source's concurrency limit."""
         if self._stalled:
             self._close()
             self._update()
@@ -115,9 +117,10 @@ class Health:
         self._update()
 
     def failed(self, now: float, sent_at: float, task: int, *, last: bool) -> bool:
-        """A task failed at this source. Returns True if this failure takes the source out of service.
+        """Record that a task failed at this source. Returns True if this failure takes the source out of service.
 
-        An essential source is not taken out of service for a low success rate, and is out of service for about two seconds at a time.
+        An essential source is not taken out of service for a low success rate. Five failed tasks in a row take it out of service, but each
+        time only for about two seconds.
 
         Args:
             now: seconds.
@@ -147,22 +150,29 @@ class Health:
         return True
 
     def eject(self, now: float, seconds: float) -> None:
-        """Take it out of service for ``seconds``."""
+        """Take the source out of service for ``seconds``."""
         self._close()
         self.open_until, self.half_open_limit, self.since, self.clean = now + seconds, 1, now, False
         self._ejected = True
         self._update()
 
     def stall(self, now: float) -> None:
-        """Take it out of service because it stalled. Any answer, also to an earlier request, puts it back in service."""
+        """Take the source out of service because it stalled. Any answer puts it back in service, even an answer to an earlier request."""
         self.eject(now, FIRST_OPEN)
         self._stalled = True
 
     def try_now(self, now: float, away_at: float) -> bool:
-        """A probe reports "ready"; the last other report came at ``away_at``. If the source is out of service, one request may be sent now.
+        """Allow one request now, because a probe reports "ready".
 
-        The same holds if it has been half-open for one request since before ``away_at``. Outcomes of earlier requests no longer count.
-        Returns True if one request may be sent because of this call.
+        This does something only if the source is out of service, or if it has been half-open for one request since before ``away_at``. Then
+        outcomes of earlier requests no longer count.
+
+        Args:
+            now: seconds.
+            away_at: when a probe last reported something else than "ready".
+
+        Returns:
+            True if one request may be sent because of this call.
         """
         if self.open_until == -inf and (self.half_open_limit != 1 or self.since > away_at):
             return False
@@ -171,7 +181,7 @@ class Health:
         return True
 
     def restore(self) -> None:
-        """Put it back in service, because an operator has marked it healthy."""
+        """Put the source back in service, because an operator has marked it healthy."""
         self.marked_unhealthy, self._openings = False, 0
         self._close()
         self._update()
@@ -180,22 +190,23 @@ class Health:
 
 FIRST = 0.25
 LONGEST = 3.2
-"""First and longest cooldown in seconds without a hint, before jitter. With jitter of up to 1.5 times the longest is below 5 s."""
+"""``FIRST``, ``LONGEST``: seconds of the first and of the longest cooldown without a hint, before jitter. Jitter multiplies them by at most
+1.5, so that the longest cooldown is below 5 s."""
 
 
 class Cooldown:
-    """A pause after a source rejected requests because of overload: inactive, active until a time, or over with one request in flight.
+    """A pause after a source rejected requests because of overload. It is inactive, active until a time, or tested by one request.
 
-    A hint (``Retry-After``) is obeyed exactly, after ``failure_policy`` has capped it. Without a hint the cooldown lasts 0.25 s, and twice
-    as long each further time, up to 3.2 s, with jitter. After a cooldown one request is sent. Further requests follow when it is answered,
-    or when it was not rejected within three times the usual delay of a reject. ``ConcurrencyLimit.rejected`` decides which rejects start
-    a cooldown; the others only mean that the source is full.
+    A hint (``Retry-After``) is obeyed exactly, after ``failure_policy`` has capped it. Without a hint the cooldown lasts 0.25 s the first
+    time and twice as long each further time, up to 3.2 s, with jitter. After a cooldown one request is sent as a test. Further requests
+    follow when this request is answered, or when three times the usual delay of a reject have passed. ``ConcurrencyLimit.rejected`` decides
+    which rejects start a cooldown; all other rejects only mean that the source is full.
     """
 
     def __init__(self, rng: Random) -> None:
         self.opens_at = -inf  # time before which nothing may be sent
         self._rng = rng
-        self.closed = 0  # cooldowns in a row, without a request in between that was not rejected; 0 while it is inactive
+        self.closed = 0  # number of cooldowns in a row, between which all requests were rejected; 0 while it is inactive
         self.uncapped_hint: float | None = None  # the last hint in seconds if it was capped, else None
         self._closed_at = -inf  # when the last cooldown started
         self._hint_until = -inf  # when the wait of the longest hint ends
@@ -203,7 +214,7 @@ class Cooldown:
         self._reject_after = 0.0  # seconds until a request is rejected, moving average
 
     def sent(self, now: float) -> None:
-        """A request was sent while the cooldown was not inactive. The first one is a test; a second one ends the cooldown."""
+        """Record that a request was sent while ``closed`` is not 0. The first such request is a test, and the second ends the cooldown."""
         if self._probe_at is None:
             self._probe_at = now
             self.opens_at = now + max(FIRST, 3 * self._reject_after)
@@ -211,12 +222,12 @@ class Cooldown:
             self._open()
 
     def ok(self, sent_at: float) -> None:
-        """An answer arrived."""
+        """Record an answer to a request that was sent at ``sent_at``."""
         if self._probe_at is not None and sent_at >= self._probe_at:
             self._open()
 
     def rejected(self, now: float, sent_at: float, hint: float | None) -> None:
-        """A request was rejected. ``hint`` is the wait in seconds that the source requests, or None."""
+        """Record a reject. ``hint`` is the wait in seconds that the source requests, or None."""
         self._reject_after += 0.2 * (now - sent_at - self._reject_after)
         if sent_at >= self._closed_at:  # a request that was sent before this cooldown says nothing new
             self.closed = min(self.closed + 1, 8)
@@ -229,7 +240,7 @@ class Cooldown:
             self.closed, self._probe_at = max(1, self.closed), None  # a request in flight was sent before this hint
 
     def hold(self, now: float, seconds: float) -> None:
-        """Start a cooldown of ``seconds`` because a probe reports that the server is not ready. One request is sent first afterwards."""
+        """Start a cooldown of ``seconds`` because a probe reports that the server is not ready. After it, one request is sent as a test."""
         self.opens_at = max(self.opens_at, now + seconds)
         self.closed, self._probe_at = max(1, self.closed), None
 

@@ -1,19 +1,19 @@
 """Decides when a request in flight is also sent to a second source: hedges, tail copies and suspected hangs.
 
-A second attempt at a task that is still in flight is a copy. The first answer counts, and the other attempt is cancelled. All copies are
-charged to one budget, except those of the attempts at a stalled source. A slow attempt goes on while its copy runs, because cancelling it
-would lose the work done; one of the two is cancelled only if both seem to hang.
+A *copy* is a second attempt at a task whose first attempt is still in flight. The first answer counts, and the other attempt is cancelled.
+All copies are charged to one budget, except those of the attempts at a stalled source. A slow attempt goes on while its copy runs, because
+cancelling it would lose the work done. One of the two is cancelled only if both seem to hang.
 
 Hang    An attempt that takes 1.3 times as long as an answer of the 99.9th percentile length is suspected to hang. It is copied even while
         other work waits, and ahead of that work. The time doubles with each suspicion of the same task. If the copy seems to hang as
-        well, the attempt of the two that has done less is cancelled and replaced, so that a very long answer is not lost.
-Hedge   A request outside of a batch that takes longer than 95 % of its source's answers (or of its source's first tokens, if streamed) is
-        copied if a fast source has a free slot and no work waits for it (Dean and Barroso, "The Tail at Scale", CACM 2013).
+        well, the scheduler cancels and replaces the attempt that has done less work, so that a very long answer is not lost.
+Hedge   A request outside of a batch is copied if it takes longer than 95 % of its source's answers (if streamed: of its source's first
+        tokens). A fast source must have a free slot for which no work waits (Dean and Barroso, "The Tail at Scale", CACM 2013).
 Tail    Once the queue is empty, the last requests of a batch are copied to a source with a free slot if a copy would finish a long answer
         a quarter sooner. The attempt with the most remaining time is copied first (LATE, Zaharia et al., OSDI 2008).
 
-A tail copy must leave half of the budget's reserve, and a copy of a suspected hang a quarter. Only attempts that have run for twice the
-time of a suspicion may use all of it.
+The budget has a reserve. A tail copy is made only if half of the reserve is left afterwards, and a copy of a suspected hang only if a
+quarter is left. A hedge may use the whole reserve, and so may the copy of an attempt that has run for twice the time of a suspicion.
 """
 
 from __future__ import annotations
@@ -28,34 +28,36 @@ from qreward.scheduler.stats import LEAST_SECONDS
 from qreward.settings.policies import Hedge
 
 LOOK_LEAST, LOOK_MOST = 1 / 64, 10.0
-"""Age in seconds below which no attempt is inspected, and above which every attempt is."""
+"""``LOOK_LEAST``: age in seconds below which no attempt is inspected. ``LOOK_MOST``: age in seconds above which every attempt is
+inspected."""
 HANG = 1.3
-"""An attempt is suspected after this many times the time of an answer of the 99.9th percentile length."""
+"""Factor on the time of an answer of the 99.9th percentile length. An attempt that takes longer than the product is suspected to hang."""
 UNKNOWN = 4.0
-"""Seconds per token assumed for a source that has not answered yet, as a multiple of the slowest known source of the pool."""
+"""Factor on the seconds per token of the slowest known source of the pool. The product is assumed for a source that has not answered
+yet."""
 GAIN = 1.25
-"""A tail copy pays if the remaining time of the attempt exceeds this many times the expected time of the copy."""
+"""Factor on the expected time of a tail copy. The copy is made if the remaining time of the attempt is longer than the product."""
 EQUAL = 1.1
-"""Another source counts as equally fast up to this many times the seconds per token of the attempt's source. At the end of a batch, an
+"""Factor on the seconds per token of the attempt's source, up to which another source counts as equally fast. At the end of a batch, an
 attempt past the 99th percentile length is copied to an equally fast source, because free slots make a needless copy cheap."""
 WORTH = 1.5
-"""A source gets copies if its seconds per token are at most this many times those of the fastest source. A slower source is not used,
-because a task has only one copy and a fast source has a free slot soon."""
+"""Factor on the seconds per token of the fastest source, up to which a source gets copies. A slower source gets none, because a task has
+only one copy and a fast source has a free slot soon."""
 LEAST_GAIN = 0.5
-"""Remaining seconds of an attempt below which no tail copy pays."""
+"""Seconds that an attempt must have left at least for a tail copy to be made."""
 HEALTHY = 0.7
-"""Share of a pool's sources that must be in service for hedges and tail copies (cf. gRPC A6, hedging throttling)."""
+"""Share (0 to 1) of a pool's sources that must be in service for hedges and tail copies (cf. gRPC A6, hedging throttling)."""
 
 
 class Overdue(IntEnum):
     """Which limit an attempt has passed. The scheduler acts on lower values first."""
 
     TIMED_OUT = 0
-    """Its time limit."""
+    """The time limit of the attempt."""
     COPY_HUNG = 1
     """The time after which a copy is suspected to hang as well."""
     HUNG = 2
-    """The time after which it is suspected to hang."""
+    """The time after which an attempt is suspected to hang."""
     LATE = 3
     """The time after which a request outside of a batch is hedged."""
 
@@ -77,7 +79,7 @@ class HedgingPolicy:
     # the budget
 
     def deposit(self) -> None:
-        """A request was sent for the first time."""
+        """Add to the budget, because a request was sent for the first time."""
         self.balance += self._share
 
     def withdraw(self, least: float = 0.0) -> bool:
@@ -108,7 +110,7 @@ class HedgingPolicy:
         """Find the attempts of a source that have passed a limit.
 
         Returns:
-            The attempts, each with its limit, and the time at which the next attempt passes one.
+            The attempts, each with the limit that it has passed, and the time at which the next attempt passes a limit.
         """
         found, next_at = [], inf
         hedged_after = [self.hedged_after(source, streamed=streamed) if source.interactive_inflight else inf for streamed in (False, True)]
@@ -137,7 +139,7 @@ class HedgingPolicy:
 
     @staticmethod
     def behind(now: float, copy: Attempt) -> Attempt:
-        """Return the attempt that has done less work, of a copy and the attempt it was made of, which both seem to hang."""
+        """Return the attempt that has done less work: ``copy``, or the attempt that it copies. Call this when both seem to hang."""
         task = copy.task
         assert task.attempt is not None
 
@@ -183,7 +185,7 @@ class HedgingPolicy:
         return pool.in_service >= HEALTHY * len(pool.sources)
 
     def tail(self, now: float, pool: Pool) -> Iterator[tuple[Task, Source]]:
-        """Yield (task, source) for each copy at the end of a batch that pays. Each must be sent before the next one is requested."""
+        """Yield (task, source) for each tail copy to be made. The caller must send each copy before it requests the next one."""
         if self.policy is None or not self.policy.tail or not self.is_well(pool):
             return
         targets = CopyTargets(now, pool)
@@ -219,7 +221,7 @@ class HedgingPolicy:
 def _limit(now: float, attempt: Attempt) -> float:
     """Return the seconds that an attempt may take.
 
-    For a stream that is being delivered only the configured limit applies, since the gaps between its tokens are limited instead.
+    For a stream that is being delivered, only the configured limit applies, because the gaps between its tokens have a limit of their own.
     """
     source = attempt.source
     if attempt.committed:
@@ -233,7 +235,7 @@ def _doubled(task: Task) -> float:
 
 
 def _pace(source: Source, pool: Pool) -> float:
-    """Return the seconds per token at a source: a high guess if it has not answered yet, 0 if no source of the pool has."""
+    """Return the seconds per token at a source: a high guess if it has not answered yet, 0 if no source of the pool has answered yet."""
     lengths = pool.lengths
     return lengths.seconds_per_token(source.latency) or UNKNOWN * max(
         (lengths.seconds_per_token(other.latency) for other in pool.sources), default=0.0
@@ -263,7 +265,7 @@ class CopyTargets:
         return slow
 
     def quickest(self, avoided: tuple[Source, ...]) -> Source | None:
-        """Return the fastest source with a free slot outside of ``avoided``. None if there is none, or if it is too slow for copies."""
+        """Return the fastest source with a free slot outside of ``avoided``, or None if there is none or it is too slow for copies."""
         most = self._most(avoided)
         for place, (pace, source) in enumerate(self._ready):
             if pace > most:

@@ -20,7 +20,7 @@ from qreward.settings.policies import LoadBalanceStrategy
 
 
 class _Scored:
-    """Base class: lowest score first; among equal scores the source that was offered first."""
+    """Base class of balancers that choose the source with the lowest score. Of equal scores, the source offered first is chosen."""
 
     by_speed = False
 
@@ -44,11 +44,11 @@ class _Scored:
 
 
 class ExpectedFinish(_Scored):
-    """Soonest expected answer: the mean latency, growing with the used share of the concurrency limit.
+    """Chooses the source whose answer is expected soonest.
 
-    Times that differ by less than about 13 % count as equal, so that small changes do not reorder the sources. A source that has not
-    answered yet goes first. A source that has the prefix of a task in its cache is expected to answer it sooner; see
-    ``PrefixCache.warm_share``.
+    The expected time is the mean latency, and grows with the used share of the concurrency limit. Times that differ by less than about 13 %
+    count as equal, so that small changes do not reorder the sources. A source that has not answered yet goes first. A source that has the
+    prefix of a task in its cache is expected to answer this task sooner; see ``PrefixCache.warm_share``.
     """
 
     by_speed = True
@@ -84,7 +84,7 @@ def _finish(source: Source) -> float:
 
 
 class LeastConnections(_Scored):
-    """Fewest requests in flight, divided by the weight."""
+    """Chooses the source whose number of requests in flight, divided by its weight, is lowest."""
 
     def __init__(self, weights: dict[str, float]) -> None:
         super().__init__()
@@ -95,9 +95,9 @@ class LeastConnections(_Scored):
 
 
 class WeightedRoundRobin(_Scored):
-    """Each source in proportion to its weight, spread evenly: earliest deadline first, as in Envoy's scheduler.
+    """Chooses each source in proportion to its weight, evenly spread over time, by earliest deadline (as Envoy's scheduler does).
 
-    A source that was unavailable does not catch up afterwards. If ``weights`` is None this is plain round robin.
+    A source that was unavailable does not catch up afterwards. If ``weights`` is None, this is plain round robin.
     """
 
     def __init__(self, weights: dict[str, float] | None) -> None:
@@ -128,19 +128,21 @@ class WeightedRoundRobin(_Scored):
 
 
 VIRTUAL = 256
-"""Positions of each source on the ring, as in KubeAI."""
+"""Number of positions of each source on the ring, as in KubeAI."""
 BOUND = 1.25
-"""Most requests that a source may have in flight, relative to the mean of all (Mirrokni, Thorup and Zadimoghaddam 2018; KubeAI)."""
+"""Maximum number of requests that a source may have in flight, divided by the mean number of all sources (Mirrokni, Thorup and
+Zadimoghaddam 2018; KubeAI)."""
 HASHED = 1024.0
-"""Characters of a prompt that decide its position on the ring if its group has no name (256 tokens, as in the SGLang router)."""
+"""Number of characters at the beginning of a prompt that decide its position on the ring if its group has no name (256 tokens, as in the
+SGLang router)."""
 
 
 class ConsistentHash(LeastConnections):
-    """Consistent hashing with bounded loads: the source that follows the task's prefix on a ring of hashes.
+    """Consistent hashing with bounded loads: chooses the source that follows the task's prefix on a ring of hashes.
 
-    If that source has no free slot, or many more requests in flight than the mean, the next one on the ring is taken. The positions of a
-    source depend on its name only, so several clients choose the same source for the same prefix key. A task without a prefix goes to the
-    source with the fewest requests in flight.
+    If that source has no free slot, or many more requests in flight than the mean, the next source on the ring is chosen. The positions of
+    a source depend on its name only, so several clients choose the same source for the same prefix key. A task without a prefix goes to
+    the source with the fewest requests in flight.
     """
 
     def __init__(self, weights: dict[str, float]) -> None:
@@ -195,7 +197,10 @@ def _place(prefix: Prefix) -> int:
 
 
 class PowerOfTwo:
-    """The less loaded of two random sources (Mitzenmacher 2001). Load is the used share of the concurrency limit times the mean latency."""
+    """Chooses the less loaded of two random sources (Mitzenmacher 2001).
+
+    The load of a source is the used share of its concurrency limit times its mean latency.
+    """
 
     by_speed = False
 

@@ -2,8 +2,8 @@
 
 The ``timeout`` of a batch item starts when an endpoint takes the item. Time in the queue does not count, because otherwise a long batch
 would time out in its own queue. This holds as long as one endpoint of the route is alive, even if that endpoint is busy or rate limited.
-When none is alive, the timeout of all waiting items starts. ``timeout`` seconds later the waiting items fail. Items that are read from the
-input afterwards fail too, until an endpoint shows a sign of life.
+When no endpoint is alive, the timeout of all waiting items starts. ``timeout`` seconds later the waiting items fail. Items that are read
+from the input afterwards fail too, until an endpoint shows a sign of life.
 
 An endpoint is alive unless it is out of service, half-open or removed, or five requests in a row have timed out without a sign of life.
 An answer, the first token of an answer and a rejection of a request are signs of life.
@@ -17,7 +17,7 @@ from qreward.scheduler.state import Attempt, BatchFeed, Pool, Source
 from qreward.scheduler.timer_wheel import TimerWheel
 
 UNKNOWN = 0.25
-"""Share of the timeout within which a source of unknown latency is expected to answer."""
+"""Share (0 to 1) of the timeout within which a source of unknown latency is expected to answer."""
 
 
 class OutageTracker:
@@ -28,14 +28,14 @@ class OutageTracker:
         self._down: dict[Pool, None] = {}
 
     def enter(self, now: float, feed: BatchFeed) -> None:
-        """A batch begins to use its pool, which may be down already."""
+        """Begin to track a batch that begins to use its pool. The pool may be down already."""
         feed.opened_at = now
         feed.pool.feeds[feed] = None
         self.check(now, feed.pool)
         self._set_due(feed)
 
     def leave(self, feed: BatchFeed) -> None:
-        """A batch no longer uses its pool."""
+        """Stop tracking a batch that no longer uses its pool."""
         pool = feed.pool
         pool.feeds.pop(feed, None)
         self._wheel.remove(feed)
@@ -43,7 +43,7 @@ class OutageTracker:
             self._end(pool)
 
     def check(self, now: float, pool: Pool) -> None:
-        """Check whether any source of a pool is alive, if batches use the pool."""
+        """Begin an outage of a pool if batches use the pool and none of its sources is alive."""
         if pool.feeds and pool.down_since == inf and not pool.is_alive():
             pool.down_since = now
             self._down[pool] = None
@@ -51,7 +51,7 @@ class OutageTracker:
                 self._set_due(feed)
 
     def look(self, now: float, attempt: Attempt, *, alive: bool) -> None:
-        """An attempt has ended. ``alive``: its outcome is a sign of life."""
+        """Record that an attempt has ended. ``alive`` is True if its outcome is a sign of life."""
         source = attempt.source
         if alive:
             self.end(source, attempt.sent_at)
@@ -70,9 +70,9 @@ class OutageTracker:
                     self._end(pool)
 
     def postpone(self, now: float, feed: BatchFeed) -> bool:
-        """Postpone the end of a batch whose timeout has passed, once, until the requests in flight should have been answered.
+        """Postpone the failure of a batch's waiting items, once, until the requests in flight should have been answered.
 
-        Returns False if it was postponed before, or if no answer is expected.
+        Returns False if the failure was postponed before, or if no answer is expected.
         """
         assert feed.timeout is not None
         attempts = [(source, each) for source in feed.pool.sources for each in source.attempts if each.cancel_reason is None]

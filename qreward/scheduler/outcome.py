@@ -16,7 +16,7 @@ class FailureKind(IntEnum):
     """Why an attempt brought no answer. ``failure_policy.RULES`` says what follows from each kind."""
 
     OVERLOADED = 0
-    """The endpoint is at capacity or a rate limit is used up (429, 503, 529). Costs the task no attempt and does not affect health."""
+    """The endpoint is at capacity or a rate limit is used up (429, 503, 529). The task loses no attempt, and health is not affected."""
     QUOTA = 1
     """The quota of the account is used up (``insufficient_quota``). Only another endpoint can serve the task for the next minutes."""
     TRANSIENT = 2
@@ -55,7 +55,7 @@ class RateLimitInfo:
 
 @dataclass(slots=True, eq=False)
 class ProbeResult:
-    """Result of a probe: what a server reports about itself. None means that it does not report this."""
+    """Result of a probe: what a server reports about itself. A field is None if the server does not report it."""
 
     ready: bool | None = None  # False if it reports that it is not ready, or does not respond
     running: float | None = None  # items of requests that it works on

@@ -1,16 +1,17 @@
-"""Applies the results of probes (health and metrics requests to a server) to its source.
+"""Applies the results of probes (health and metrics requests to a server) to the source of that server.
 
 The outcomes of requests take precedence over probes. A server that reports "ready" while its requests fail is treated as failing. A server
 that reports "not ready" while it answers requests is treated as working.
 
-L1  The server reported "not ready", and now reports "ready". Its cooldown or its time out of service ends, and one request is sent.
-L2  The server reported "ready", now reports "not ready", and has answered no request since the last probe. Its source is sent nothing until
-    it reports "ready", except for one request every 30 seconds. The rule starts a cooldown instead of taking the source out of service, so
-    that the source keeps its concurrency limit. If the server answers a request that was sent after it reported "not ready", this rule is
-    suspended until it reports "ready".
-L3  The server was full, and no longer is. Its cooldown ends, unless a ``Retry-After`` asks for a longer wait.
-L4  Two probes in a row find many requests waiting inside the server. Its concurrency limit does not grow. Without probes, the limit would
-    first be raised too far, and then be lowered when the raise did not increase throughput.
+L1  If the server did not report "ready" before and now does, the cooldown or the time out of service of its source ends, and one request is
+    sent.
+L2  If the server reported "ready", now reports "not ready", and has answered no request since the last probe, its source is sent only one
+    request every 30 seconds until the server reports "ready". The rule starts a cooldown instead of taking the source out of service, so
+    that the source keeps its concurrency limit. If the server answers a request that was sent after a report of "not ready", this rule is
+    suspended until the server reports "ready".
+L3  If the server was full and is no longer full, the cooldown of its source ends, unless a ``Retry-After`` asks for a longer wait.
+L4  While two probes in a row find many requests waiting inside the server, the concurrency limit of its source does not grow. Without this
+    rule, the limit would first be raised too far, and would be lowered again when the raise did not increase throughput.
 
 A probe that reports nothing changes nothing.
 """
@@ -25,11 +26,13 @@ from qreward.scheduler.outcome import ProbeResult
 from qreward.scheduler.state import Source
 
 LONGEST_AWAY = 30.0
-"""Seconds without a request after which one is sent although probes report "not ready"."""
+"""Seconds without a request to a server that reports "not ready", after which one request is sent anyway."""
 VALID, LEAST_VALID = 2.0, 2.0
-"""A probe result is valid for ``VALID`` probe intervals, because the next probe may be late, and for at least ``LEAST_VALID`` seconds."""
+"""``VALID``: number of probe intervals for which a probe result is valid. It is more than one, because the next probe may be late.
+``LEAST_VALID``: number of seconds for which a probe result is valid at least."""
 CROWD = 0.1
-"""Waiting items, as a share of the running items, from which the server counts as crowded. A few items always wait for its next step."""
+"""Number of waiting items divided by the number of running items, from which on a server counts as crowded. Below this number nothing is
+unusual: a few items always wait for the server's next step."""
 
 
 class ProbeEffect(IntEnum):
@@ -37,7 +40,7 @@ class ProbeEffect(IntEnum):
 
     NONE = 0
     LOST = 1
-    """The source was expected to accept work within about a second, and no longer is."""
+    """Before the probe the source was expected to accept work within about a second. Now this is no longer expected."""
     BETTER = 2
     """The source may be sent a request sooner than before."""
 
@@ -60,9 +63,9 @@ class ProbeState:
         self._full: bool | None = None
         self._crowded = False
         self._answers = self._requests = 0
-        self._believed = False  # it has reported "ready", and has not answered a request that was sent after "not ready" since then
+        self._believed = False  # L2 applies: "ready" was reported, and no request sent after a later "not ready" was answered
         self._away_since = inf  # time of the first "not ready" since the last "ready"; inf if there is none
-        self._asked_at = -inf  # time of the last probe that reported "not ready" and was preceded by a request
+        self._asked_at = -inf  # time of the last "not ready" that came after a new request (one sent since the probe before it)
         self._held_until = -inf  # end of the last cooldown started by L2
         self._unready_at = -inf  # time of the last probe that did not report "ready"
 
@@ -101,7 +104,7 @@ class ProbeState:
         health = source.health
         if self._held_until > self._away_since:
             source.window.returned(now, source.inflight)
-        of_another_kind = health.open_until > max(self._held_until, now + 1.5 * LONGEST_OPEN)  # its quota is used up
+        of_another_kind = health.open_until > max(self._held_until, now + 1.5 * LONGEST_OPEN)  # away because its quota is used up
 
         tried = not of_another_kind and health.try_now(now, self._unready_at)
         return source.cooldown.ease(now) or tried

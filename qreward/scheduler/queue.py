@@ -1,8 +1,8 @@
 """The queue of a pool. Sources with a free slot take tasks from it.
 
 There are ten priority levels. Entries are ordered by their arrival time plus ``AGEING`` seconds per level, so that urgent tasks go first
-and none starves. Within a level retries go first. Then the tenants take turns, by cost (see ``fair_queueing``). Of one tenant, single tasks
-(those outside of batches) go first, and then its batches in turn, again by cost.
+and no task starves. Within a level retries go first. Then the tenants take turns by cost (see ``fair_queueing``). Within a tenant, single
+tasks (those outside of batches) go first. Then the batches of the tenant take turns, again by cost.
 
 Tasks that ended while they waited are removed when the queue encounters them.
 """
@@ -23,19 +23,19 @@ QUEUED = TaskState.QUEUED
 PATIENCE = 600.0
 """Seconds after which a task without a deadline is as urgent as one whose deadline is now."""
 MOST_GROUPS = 32
-"""Groups of retries of which a source checks the oldest task, at most."""
+"""Maximum number of groups of retries in which a source checks the oldest task."""
 LAST = 1e9
 """Seconds by which each failure moves a task back in the order for a half-open source."""
 BULK = 60.0
 """Seconds without a turn after which a batch's next item goes ahead of newer single tasks of its level and tenant."""
 PASSED_OVER = 0.5
-"""Share of a single task's timeout for which others may be taken before it because of their prefixes."""
+"""Share (0 to 1) of a single task's timeout. For this time, later tasks may be taken before it because of their prefixes."""
 LEAST_COST = 1.0
 LEVELS = 10
 AGEING = 15.0
 """Seconds of waiting that outweigh one level of priority."""
 SWEEP = 64
-"""Ended tasks that may be in the queue before all of them are removed."""
+"""Number of ended tasks that may be in the queue before all of them are removed."""
 
 
 def due(task: Task) -> float:
@@ -49,8 +49,8 @@ def due(task: Task) -> float:
 def rank(task: Task, source: Source) -> float:
     """Return the sort key of a task that was sent before: its arrival time.
 
-    For a half-open source, tasks with fewer failures come first. Otherwise a few tasks that always fail would keep every source out of
-    service.
+    For a half-open source, tasks with fewer failures come first. Without this order, a few tasks that always fail would keep every source
+    out of service.
     """
     return task.born if source.health.half_open_limit > 1 else task.born + LAST * len(task.failures)
 
@@ -63,7 +63,7 @@ def take_queued(line: AffineQueue[Task], source: Source, pool: Pool) -> Task:
 
 
 class DeadlineQueue:
-    """Tasks that were never sent, earliest deadline first, equal deadlines in the order of arrival.
+    """Tasks that were never sent, ordered by deadline. Tasks with equal deadlines are in the order of arrival.
 
     Tasks of equal timeouts arrive in the order of their deadlines. They are kept in ``line``, from which a source may take a later task by
     prefix affinity. A task whose deadline is earlier than that of the last task in ``line`` is kept in the heap ``early``. Both may contain
@@ -103,7 +103,7 @@ class DeadlineQueue:
         return first
 
     def take(self, head: Task, source: Source, now: float) -> Task:
-        """Remove and return the task that a source should take. ``head`` is the result of the method of that name."""
+        """Remove and return the task that a source should take. ``head`` is the result of ``self.head()``."""
         if self.early is not None and head in self.early:
             self.early.drop(head)
             return head
@@ -129,14 +129,14 @@ class DeadlineQueue:
 class RetryQueue:
     """Tasks that were sent before, grouped by the sources they avoid and by their number of failures.
 
-    A source thus finds the tasks that it may take without going through the others, and tasks with many failures do not block the rest (see
-    ``rank``).
+    A source thus finds the tasks that it may take without a look at every task. Tasks with many failures do not block tasks with fewer
+    failures (see ``rank``).
     """
 
     __slots__ = ("groups", "most_avoided")
 
     def __init__(self) -> None:
-        self.most_avoided = -1  # largest number of sources that a task avoids, or more; -1 without tasks
+        self.most_avoided = -1  # no task avoids more sources than this; -1 without tasks
         self.groups: dict[tuple[tuple[Source, ...], int], AffineQueue[Task]] = {}
 
     def put(self, task: Task) -> None:
@@ -147,7 +147,7 @@ class RetryQueue:
         self.groups[key].append(task)
 
     def first(self, source: Source) -> AffineQueue[Task] | None:
-        """Return the group with the oldest head that a source may take, among the first ``MOST_GROUPS``."""
+        """Return the group whose first task a source should take, among the first ``MOST_GROUPS`` groups; None if there is none."""
         best: AffineQueue[Task] | None = None
         least = inf
         for group in list(islice(self.groups, MOST_GROUPS)):
@@ -200,7 +200,7 @@ class BatchFlow(Flow):
 
     @property
     def born(self) -> float:
-        """Arrival time that a single task as urgent as the next item would have."""
+        """The arrival time of a single task that is as urgent as the next item of this batch."""
         return self.feed.served + BULK
 
     @property
@@ -222,9 +222,10 @@ class TenantFlow(Flow):
         self.batches: Fair[BatchFeed, BatchFlow] = Fair()
 
     def next(self, allow_batch: bool) -> Task | BatchFlow | None:
-        """Return the next entry, or None: a single task if one waits and no batch has waited for ``BULK`` longer, else a batch.
+        """Return the next entry, or None if there is none.
 
-        ``allow_batch``: whether a batch may be returned.
+        The entry is a single task if one waits, unless a batch has waited ``BULK`` seconds longer than this task. Otherwise the entry is a
+        batch. If ``allow_batch`` is False, no batch is returned.
         """
         head = self.singles.head()
         if allow_batch and self.batches.flows:
@@ -294,7 +295,7 @@ class PriorityLevel:
         return self.remove(self._turn(allow_batch) if alone is None else alone.next(allow_batch), source, now, cost)
 
     def best(self, source: Source, allow_batch: bool) -> tuple[float, Found]:
-        """Return the arrival time of the most urgent entry for a source, and the one that it should take (inf, None if nothing waits)."""
+        """Return the arrival time of the most urgent entry for a source, and the entry that it should take; (inf, None) without entries."""
         alone = self._tenants.alone
         fresh = self._turn(allow_batch) if alone is None else alone.next(allow_batch)
         found: Found = fresh
@@ -397,7 +398,7 @@ class PriorityLevel:
             tenant.batches.forget(feed)
 
     def most_avoided(self) -> int:
-        """Return the largest number of sources that a retried task avoids, or more; -1 if there is no such task."""
+        """Return an upper bound of the number of sources that a retried task avoids; -1 if there is no retried task."""
         return max((line.most_avoided for line in (self.again, self.items_again) if line.groups), default=-1)
 
     def reclaim(self, usable: tuple[Source, ...]) -> list[Task]:
@@ -454,7 +455,7 @@ class Queue:
     # adding
 
     def put(self, task: Task) -> None:
-        """Add a task. One that was sent before goes ahead of new ones of its level."""
+        """Add a task. A task that was sent before goes ahead of the new tasks of its level."""
         task.state = QUEUED
         task.queued = True
         level = self._open(task.level)
@@ -484,7 +485,8 @@ class Queue:
         Args:
             source: the source that takes the task.
             now: the time, in seconds.
-            allow_batch: False if batch items must wait. Retries of batch items need not: this source may be the only one they do not avoid.
+            allow_batch: False if batch items that were never sent must wait. Retries of batch items are taken nevertheless, because this
+                source may be the only one that they do not avoid.
         """
         levels = self.levels
         if len(levels) == 1:
@@ -524,7 +526,7 @@ class Queue:
         return tasks
 
     def most_avoided(self) -> int:
-        """Return the largest number of sources that a retried task avoids, or more; -1 if there is no such task."""
+        """Return an upper bound of the number of sources that a retried task avoids; -1 if there is no retried task."""
         return max((level.most_avoided() for level in self._busy()), default=-1)
 
     def reclaim(self, usable: tuple[Source, ...]) -> list[Task]:

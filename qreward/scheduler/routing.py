@@ -16,8 +16,9 @@ def is_glob(pattern: str) -> bool:
 
 
 def specificity(pattern: str) -> tuple[int, int, int, str]:
-    """Return a sort key, larger for more specific patterns: more literal characters, then fewer ``*``, then fewer ``?`` and classes.
+    """Return a sort key that is larger for more specific patterns.
 
+    A pattern is more specific if it has more literal characters, else if it has fewer ``*``, else if it has fewer ``?`` and ``[...]``.
     Equally specific patterns are ordered alphabetically, so that the order in which routes were added does not matter.
     """
     bare = re.sub(r"\[!?\]?[^\]]*\]", "?", pattern)

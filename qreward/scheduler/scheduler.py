@@ -15,8 +15,8 @@ Rules that hold between any two calls:
 3. every task submitted or taken from a batch gets exactly one FINISH, unless it is withdrawn or has nothing to send (``Task.bind``);
 4. every SEND is followed by exactly one event; later events for the same attempt are ignored.
 
-Other modules make parts of the decisions: ``failure_policy`` what follows from a failure, ``state`` when a source may be sent a request,
-``hedging`` which requests are sent twice.
+Other modules make parts of the decisions. ``failure_policy`` decides what follows from a failure, ``state`` when a source may be sent a
+request, and ``hedging`` which requests are sent twice.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from qreward.settings.client import ClientConfig
 from qreward.settings.policies import Hedge, Retry
 
 MOST_NAMED = 3
-"""Endpoints that an error message lists at most."""
+"""Maximum number of endpoints that an error message lists."""
 
 
 def timed_out(task: Task) -> RequestTimeout:
@@ -123,11 +123,11 @@ LOOK_LATER = 0.25
 
 STALLED = 0.1
 """Seconds by which a tick may be late. A later tick means that the event loop was blocked, and that answers may be unread. Checks of
-attempts and sources are then postponed by so many seconds."""
+attempts and sources are then postponed by this many seconds."""
 
 
 LOOK_ANEW = 32
-"""Answers of a source after which the age at which its attempts are inspected is recomputed."""
+"""Number of answers of a source after which the scheduler recomputes the age at which it inspects the attempts at this source."""
 
 
 class Scheduler:
@@ -139,8 +139,8 @@ class Scheduler:
         estimate: returns (prompt tokens, maximum output tokens) of a payload. Called only for sources with a token limit, and while several
             batches or tenants share a priority.
         hedge: when a request is also sent to a second source; None never hedges.
-        most_waiting: number of tasks outside of batches that may wait in a pool. A task beyond it ends with ``QueueFull``. None is
-            unlimited.
+        most_waiting: maximum number of tasks outside of batches that may wait in a pool. A further task ends with ``QueueFull``. None means
+            no limit.
     """
 
     def __init__(
@@ -178,11 +178,11 @@ class Scheduler:
         self._ask(feed)
 
     def attend(self, now: float, feed: BatchFeed) -> None:
-        """Fail the waiting items of a batch if no source of its pool is alive for their timeout (see ``outages``), until ``close_feed``."""
+        """Watch over a batch until ``close_feed``: its waiting items fail if no source is alive for their timeout (see ``outages``)."""
         self.outages.enter(now, feed)
 
     def refill(self, now: float, feed: BatchFeed) -> None:
-        """Take note that the engine has put tasks into a feed's buffer, or marked the feed as ended."""
+        """Use the tasks that the engine has put into a feed's buffer, or take note that the engine has marked the feed as ended."""
         feed.more_requested = False
         if feed.failing is not None:
             self._fail_waiting(feed, feed.failing)
@@ -205,7 +205,7 @@ class Scheduler:
         return rest
 
     def withdraw(self, _now: float, tasks: Iterable[Task]) -> None:
-        """The caller has abandoned these tasks: their attempts are cancelled, and no FINISH follows."""
+        """Drop tasks that their caller has abandoned. Their attempts are cancelled, and no FINISH follows."""
         for task in tasks:
             if task.state is not TaskState.DONE:
                 self._end(task)
@@ -213,7 +213,7 @@ class Scheduler:
     # inputs: attempts and time
 
     def event(self, now: float, attempt: Attempt, outcome: Outcome) -> None:
-        """An attempt ended with this outcome. Further events for the same attempt are ignored."""
+        """Record the outcome of an attempt that has ended. Further events for the same attempt are ignored."""
         source, task = attempt.source, attempt.task
         if attempt.ended:
             return
@@ -309,7 +309,7 @@ class Scheduler:
         source.look_after = self._hedging.look_after(source)
 
     def changed(self, now: float, source: Source) -> None:
-        """A source may have gained capacity: it joined a pool, was marked healthy, or its limits were raised."""
+        """Use the capacity that a source may have gained, because it joined a pool, was marked healthy, or its limits were raised."""
         if source.is_alive():
             self.outages.end(source)
         self._fill(now, source)
@@ -347,7 +347,7 @@ class Scheduler:
         return True
 
     def check_attempts_again(self, now: float, sources: Sequence[Source]) -> None:
-        """Recompute when attempts in flight are checked for being slow, because the hedging policy has changed."""
+        """Recompute the times at which attempts in flight are checked for being slow, because the hedging policy has changed."""
         for source in sources:
             source.look_after = self._hedging.look_after(source)
             if source.attempts:
@@ -381,7 +381,7 @@ class Scheduler:
             self.out.append((FINISH, task, answer, source, now - attempt.sent_at))
 
     def _beat(self, now: float, task: Task, winner: Attempt) -> None:
-        """One of two attempts has answered: cancel the other."""
+        """Cancel the other attempt of a task, because ``winner`` was faster."""
         loser = task.other(winner)
         assert loser is not None
         record_attempt(loser, "cancelled", now, detail=f"endpoint {winner.source.name!r} answered first")
@@ -417,7 +417,7 @@ class Scheduler:
 
     @property
     def hedge_budget(self) -> float:
-        """Copies that the hedge budget allows now."""
+        """Number of copies that the hedge budget allows now."""
         return self._hedging.balance
 
     def pump(self, now: float, pool: Pool) -> None:
@@ -540,7 +540,7 @@ class Scheduler:
         return prompt + task.pool.lengths.mean
 
     def _too_late(self, now: float, task: Task, source: Source) -> bool:
-        """End a task that is not in flight if no source in service can answer it before its deadline. Returns True if it was ended."""
+        """End a task that is not in flight if no source in service can answer it before its deadline. Returns True if it did."""
         quick = source.latency.p5
         if task.deadline == inf or now + quick <= task.deadline or task.attempt is not None:
             return False
@@ -582,7 +582,7 @@ class Scheduler:
         self.out.append((SEND, attempt))
 
     def _report_down(self, now: float, source: Source, reason: str) -> None:
-        """Report that a source went out of service, once until it is back."""
+        """Report that a source went out of service. Later calls report nothing until the source is back."""
         if source.down_since is None:
             source.down_since = now
             source.prefix_cache.forget()  # it may return with an empty cache
@@ -631,7 +631,10 @@ class Scheduler:
     # loss of sources
 
     def on_source_lost(self, now: float, source: Source) -> None:
-        """Send tasks that waited only for a source that became unavailable to other sources. They fail if there is none."""
+        """Let other sources take the tasks that waited only for a source, because that source became unavailable.
+
+        A task fails if no other source can serve it.
+        """
         for pool in source.pools:
             self._reclaim(now, pool)
 
@@ -736,7 +739,7 @@ class Scheduler:
     def _copy(self, now: float, task: Task, targets: dict[Pool, CopyTargets]) -> None:
         """Send a task to a second source. If none has capacity, queue the task ahead of tasks that were never sent.
 
-        ``targets`` holds the ``CopyTargets`` that were made at ``now``, because making one sorts all sources of a pool.
+        ``targets`` keeps the ``CopyTargets`` of each pool for the time ``now``, because making one sorts all sources of the pool.
         """
         avoided = self._hedging.others(task)
         if task.pool not in targets:
@@ -751,7 +754,7 @@ class Scheduler:
             self._offer(now, source)
 
     def _check_idle(self, now: float, pool: Pool) -> None:
-        """Send batch items that were held back to idle sources, or copy the last requests of batches to them."""
+        """Let idle sources take the batch items that were held back, or copy the last requests of batches to idle sources."""
         if pool.queue.levels:
             for source in pool.sources:
                 self._fill(now, source)

@@ -1,7 +1,7 @@
 """The state of the scheduler: tasks and their attempts, batches, sources, and pools.
 
-Only the scheduler changes it. The engine keeps its own objects in ``handle``. ``Source.ready_at`` combines all limits of a source into one
-time: the earliest at which it may be sent a request.
+Only the scheduler changes this state. The engine keeps its own objects in ``handle``. ``Source.ready_at`` combines all limits of a source
+into one time: the earliest time at which the source may be sent a request.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Task:
     timeout: float | None
     waiter: Any  # the waiter to which the engine delivers the outcome; opaque to the scheduler
     index: int  # its position within its ``waiter``
-    tenant: str | None = None  # for a batch item the feed's tenant applies
+    tenant: str | None = None  # of a task outside of batches; for a batch item the feed's tenant applies
     feed: BatchFeed | None = None  # the batch it was taken from
     state: TaskState = TaskState.NEW
     queued: bool = False  # it is in the queue
@@ -95,14 +95,14 @@ class Task:
     sends: int = 0  # how often it was sent
     copies: int = 0  # how many of those sends were copies of an attempt in flight
     tries: int = 0  # failed attempts that were charged to it
-    overdue: int = 0  # attempts that exceeded their time limit; raises the next limit
+    overdue: int = 0  # how many of its attempts exceeded their time limit; a higher number raises the limit of the next attempt
     suspected: int = 0  # how often one of its attempts was suspected to hang
     failures: tuple[tuple[Source, float], ...] = ()  # where and when it failed, if the task itself may be the cause
     excluded: tuple[Source, ...] = ()  # sources it should not go to now
     unfit: tuple[Source, ...] = ()  # the sources in ``excluded`` that can never serve it
     prefix: Prefix | None = None  # what its prompt begins with; None if unknown, so that prefix affinity does not apply
     # the next four belong to ``AffineQueue``:
-    group: Group[Task] | None = None  # the tasks with the same prefix that it waits among
+    group: Group[Task] | None = None  # the group of tasks with the same prefix in which it waits
     unshared: Node[Task] | None = None  # the blocks of its prefix that no other task had when it last waited
     position: int = 0  # how many tasks were sorted into groups before it
     slack: int = 0  # how many younger tasks may be taken before it
@@ -117,7 +117,7 @@ class Task:
     def bind(self, now: float, source: Source) -> bool:  # noqa: ARG002 - for subclasses
         """Choose the payload just before the task is sent. Called while no attempt is in flight. Returns False if there is nothing to send.
 
-        Here the payload is fixed, and nothing is done. Subclasses override it.
+        The payload of this class is fixed, so the method does nothing here. Subclasses override it.
         """
         return True
 
@@ -169,7 +169,8 @@ class Attempt:
 
 
 READ_AHEAD, LOW = 32, 8
-"""Tasks that the buffer of a batch should hold without prefix affinity, and the number below which more input is requested."""
+"""``READ_AHEAD``: number of tasks that the buffer of a batch without prefix affinity should hold. ``LOW``: number of tasks in this buffer
+below which more input is requested."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -192,8 +193,8 @@ class BatchFeed:
     left: int | None = None  # items that are still to be taken, if the size of the input is known
     served: float = field(init=False)  # when an item was last taken
     failing: Callable[[], QRewardError] | None = None
-    """Makes the errors of items that wait or are read while no source of the pool is alive; None otherwise. The engine may use it to fail
-    an item instead of appending the item to a non-empty buffer."""
+    """Function that makes the error of each item that waits, or is read, while no source of the pool is alive; None while one is alive.
+    If the buffer is not empty, the engine may fail an item that it reads with this error, instead of appending the item."""
     due: int = -1  # belongs to the timer wheel
     postponed: bool = False  # used by ``outages``
     read_ahead: int = READ_AHEAD  # tasks that the buffer should hold; more if they have prefixes
@@ -208,22 +209,25 @@ class BatchFeed:
             self.read_ahead = max(READ_AHEAD, self.pool.look_ahead)
 
     def form_groups(self) -> None:
-        """Sort tasks that were read into groups of equal prefixes, so that a source that takes one need not."""
+        """Sort the tasks that were read into groups of equal prefixes, so that this need not be done when a source takes a task."""
         self.buffer.form_groups(self.pool.compared, self.pool.holders)
 
 
 ATTEMPT_FIRST = 120.0
 """Seconds an attempt may take at a source whose latency is not known yet."""
 ATTEMPT_LEAST = 10.0
+"""Seconds that an attempt may take at least, if the time limit is learned from the latency."""
 ATTEMPT_FACTOR = 8.0
-"""An attempt may take this many times the longer of two times: the 99th percentile of the source's latency, and the time in which the
-source generates an answer of the pool's 99th percentile length."""
+"""Factor on the longer of two times: the 99th percentile of the source's latency, and the time in which the source generates an answer of
+the pool's 99th percentile length. An attempt may take the product."""
 MOST_DOUBLINGS = 3
-"""How often the time limit of a task's attempts doubles at most. It doubles with each attempt that exceeds it, except for the first."""
+"""Maximum number of times that the time limit of a task's attempts doubles. The limit doubles with each attempt that exceeds it. If the
+latency of the source is known, the first such attempt does not double the limit."""
 SOON = 1.0
-"""A source is available soon if it is expected to accept work within so many seconds."""
+"""Seconds within which a source is expected to accept work if it counts as available soon."""
 HELD = 0.05
-"""If a stream waited for its reader for more than this share of its time, its answer does not affect the concurrency limit."""
+"""Share (0 to 1) of a stream's time. If the stream waited for its reader for longer than this, its answer does not affect the concurrency
+limit."""
 
 
 @dataclass(slots=True)
@@ -295,7 +299,7 @@ class Source:
         self.stream_timing: StreamTiming | None = None  # timing of its streams, from the first one on
         self.silence = StallDetector()
         self.health = Health(rng, self._health_changed)
-        self.down_since: float | None = None  # when it was found to be out of service, until an answer shows that it is back
+        self.down_since: float | None = None  # when it was found to be out of service; None again when an answer shows that it is back
         self.answered_at = -inf  # when the latest answer came
         self.proven = -inf  # latest send time of a request that was answered
         self.unanswered = 0  # requests that timed out since the last sign of life
@@ -303,7 +307,10 @@ class Source:
         self.prefix_cache = PrefixCache()
 
     def ready_at(self, now: float) -> float:
-        """Return the earliest time at which it may be sent a request. A past time means now; inf means that an event must come first."""
+        """Return the earliest time at which this source may be sent a request.
+
+        If the time has passed, a request may be sent now. If the time is inf, an event must come first.
+        """
         health = self.health
         if self.inflight >= self.window.limit or self.inflight >= health.half_open_limit or health.marked_unhealthy or self.removed:
             return inf
@@ -319,7 +326,7 @@ class Source:
         return at
 
     def sent(self, now: float, attempt: Attempt) -> None:
-        """A request is sent."""
+        """Record that a request is sent."""
         self.attempts[attempt] = None
         self.inflight += 1
         self.interactive_inflight += attempt.task.feed is None
@@ -336,13 +343,13 @@ class Source:
             self.requests.take(now)
 
     def ended(self, attempt: Attempt) -> None:
-        """A request has ended in any way."""
+        """Record that a request has ended, whatever its outcome."""
         del self.attempts[attempt]
         self.inflight -= 1
         self.interactive_inflight -= attempt.task.feed is None
 
     def began(self, now: float, sent_at: float) -> None:
-        """The first token of a stream arrived."""
+        """Record that the first token of a stream arrived."""
         if self.stream_timing is None:
             self.stream_timing = StreamTiming()
         self.stream_timing.began(now - sent_at)
@@ -351,7 +358,7 @@ class Source:
             self.silence.since = now
 
     def answered(self, now: float, sent_at: float, answer: Answer, held: float = 0.0) -> None:
-        """An answer arrived. ``held``: seconds for which it waited for its reader. ``inflight`` no longer counts the request."""
+        """Record an answer, after ``ended`` was called. ``held`` is the number of seconds for which the answer waited for its reader."""
         self.answered_at, self.proven = now, max(self.proven, sent_at)
         self.unanswered = 0
         self.latency.add(now - sent_at - held, answer.output_tokens)
@@ -374,14 +381,14 @@ class Source:
     def advertised(
         self, now: float, sent_at: float, limits: RateLimitInfo | None, used: int | None = None, hint: float | None = None
     ) -> None:
-        """A request ended, or its streamed answer began. Update the rate limits that the server advertises.
+        """Update the rate limits that the server advertises, because a request ended or its streamed answer began.
 
         Args:
             now: seconds.
             sent_at: when the request was sent.
             limits: the advertised rate limits, or None if there were none.
             used: tokens, if the request was served; None if it was rejected or failed.
-            hint: seconds after which a rejected request may be retried, as the server said.
+            hint: seconds after which a rejected request may be retried, as the server requests, or None.
         """
         if self.learned is None or (limits is None and not self.metered):  # limits are not adapted, or none was advertised
             return
@@ -394,7 +401,7 @@ class Source:
                 limit.update(now, sent_at, advertised, answered=used is not None, others=self.inflight * cost, hint=hint)
 
     def rejected(self, now: float, sent_at: float, hint: float | None) -> None:
-        """It rejected a request because of overload. ``inflight`` no longer counts that request."""
+        """Record that the source rejected a request because of overload, after ``ended`` was called."""
         self.tally.rejected += 1
         away = self.window.rejected(now, sent_at, hint, self.inflight)
         if away or hint is not None:
@@ -410,20 +417,20 @@ class Source:
             pool.back += is_back
 
     def was_well(self, then: float, *, asked_now: bool) -> bool:
-        """Return whether it served other tasks around the time ``then``, when a task failed here.
+        """Return whether this source served other tasks around the time ``then``, at which a task failed here.
 
-        That is so if it has answered since then, without having been out of service in between. If the task has now failed at another
-        source (``asked_now`` is False), it is enough that this source is still in service.
+        It did if it has answered since then and was not out of service in between. If ``asked_now`` is False, the task has now failed at
+        another source. Then it is enough that this source is still in service.
         """
         health = self.health
         return then >= health.serving_since and (self.answered_at > then or (not asked_now and health.is_back))
 
     def is_alive(self) -> bool:
-        """Return False if it does not answer: it is out of service, half-open or removed, or has shown no sign of life for long."""
+        """Return False if the source is out of service, half-open or removed, or if five requests timed out since a sign of life."""
         return self.health.is_back and self.unanswered < IN_A_ROW and not self.removed
 
     def available_soon(self, now: float) -> bool:
-        """Return whether it is expected to accept work within ``SOON``."""
+        """Return whether the source is expected to accept work within ``SOON`` seconds."""
         soon = now + SOON
         if not self.health.in_service or self.removed or self.cooldown.opens_at >= soon:
             return False
@@ -432,17 +439,20 @@ class Source:
         return not any(isinstance(limit, HeaderRateLimit) and limit.ready_at > soon for limit in (self.requests, self.tokens))
 
     def rate(self) -> float:
-        """Return the answers per second that it can give: its concurrency limit over the mean latency, capped by its rate limits."""
+        """Return the answers per second that the source can give.
+
+        This is its concurrency limit divided by its mean latency, but at most its rate limits on requests.
+        """
         rates = [self.window.limit / max(self.latency.mean, 1e-6)]
         rates += [limit.rate for limit in (self.requests, self.learned) if limit is not None]
         return min(rates)
 
     def is_essential(self) -> bool:
-        """Return whether one of its pools has too few other sources in service to go on without it."""
+        """Return whether one of the source's pools cannot go on without it, because too few other sources are in service."""
         return not all(pool.has_other(self) for pool in self.pools)
 
     def attempt_limit(self, overdue: int) -> float:
-        """Return the seconds an attempt may take, for a task that exceeded a time limit ``overdue`` times before."""
+        """Return the seconds that an attempt may take if ``overdue`` attempts of its task have exceeded a time limit before."""
         if self.attempt_timeout is not None:
             return self.attempt_timeout
         slow = self.latency.p99
@@ -454,7 +464,10 @@ class Source:
         return max(ATTEMPT_LEAST, ATTEMPT_FACTOR * max(slow, rare) * 2.0 ** min(max(0, overdue - 1), MOST_DOUBLINGS))
 
     def expected_finish(self) -> float:
-        """Return the seconds in which it is expected to answer: the mean latency, which grows with its load; 0 if unknown."""
+        """Return the seconds in which the source is expected to answer, or 0 if that is unknown.
+
+        This is the mean latency, raised by the used share of the concurrency limit.
+        """
         return self.latency.mean * (1.0 + self.inflight / self.window.limit)
 
     def __repr__(self) -> str:
@@ -523,7 +536,7 @@ class Balancer(Protocol):
     """
 
     by_speed: bool
-    """It prefers fast sources. At the end of a batch a slow source may then be left idle."""
+    """True if it prefers fast sources. At the end of a batch a slow source may then be left idle."""
 
     def offer(self, source: Source) -> None:
         """Add a source that has a free slot, or whose score has changed."""
@@ -532,7 +545,7 @@ class Balancer(Protocol):
         """Remove and return the best source that is not avoided, or None. ``task`` is None if the task is not known yet."""
 
     def sent(self, source: Source) -> None:
-        """A source was sent a task of this pool."""
+        """Record that a source was sent a task of this pool."""
 
     def forget(self, source: Source) -> None:
         """Remove a source that has left the pool."""
@@ -562,11 +575,12 @@ class TaskQueue(Protocol):
 
 
 LOOK_AHEAD = 4096
-"""Waiting tasks among which prefix affinity chooses. More hardly gains anything (simulated)."""
+"""Number of waiting tasks among which prefix affinity chooses. A larger number gains hardly anything (simulated)."""
 ONLINE = 30.0
-"""Seconds after an interactive request (one outside of a batch) in which another is expected."""
+"""Seconds after an interactive request (a request outside of batches) during which another one is expected."""
 RESERVE, LEAST_WINDOW = 0.1, 8
-"""Share of a concurrency limit that is reserved while interactive requests are expected, and the least limit with a reserve."""
+"""``RESERVE``: share (0 to 1) of a concurrency limit that is reserved while interactive requests are expected. ``LEAST_WINDOW``: smallest
+concurrency limit of which a share is reserved, in requests in flight."""
 
 
 def reserve(window: int) -> int:
@@ -575,7 +589,8 @@ def reserve(window: int) -> int:
 
 
 UNSHARED, EACH = 256, 8
-"""After so many tasks in a row whose prompts share nothing only each eighth prompt is looked at, until one shares something."""
+"""``UNSHARED``: number of tasks in a row whose prompts have no common beginning with others. After this number only one prompt in ``EACH``
+is compared with others, until one has a common beginning."""
 
 
 class Pool:
@@ -586,18 +601,19 @@ class Pool:
         self.models: set[str] = set()  # the models that were routed to it; maintained by the fleet
         self.balancer = balancer
         self.queue = queue
-        self.lengths = OutputLengths()  # of its answers
+        self.lengths = OutputLengths()  # lengths of its answers
         self.tail_guard = TailGuard()
         self.batch_inflight = 0  # started tasks that came from a batch and have not ended
         self.interactive_until = -inf  # interactive requests are expected until then
         self.feeds: dict[BatchFeed, None] = {}  # the open batches
         self.holders: Holders[Source] = Holders()  # which of its sources hold which prefixes
-        self.compared = 0  # oldest tasks of a batch or tenant among which a source chooses by its prefix cache; 0 for a single source
+        self.compared = 0  # number of oldest tasks of a batch or tenant among which a source chooses by prefix; 0 for a single source
         self.look_ahead = LOOK_AHEAD
         self.down_since = inf  # since when no source is alive while batches wait; inf while one is alive, or without batches
         self.due = -1  # belongs to the timer wheel
         self.prefix_of: Callable[[Any, bool], Prefix | None] | None = None
-        """What a payload's prompt begins with, or only the group that its caller named. None: no prefix affinity."""
+        """Returns the prefix of a payload's prompt, or None if it has none. If the second argument is True, it returns a prefix only if the
+        caller has named a group. The attribute itself is None if there is no prefix affinity."""
         self._looked = 0  # counts payloads, up to ``EACH``
         self.sources: list[Source] = []
         self.in_service = self.back = 0  # how many of its sources are ``in_service``, and how many ``is_back``; see ``Health``
@@ -607,7 +623,7 @@ class Pool:
             self.join(source)
 
     def prefix_of_task(self, payload: Any) -> Prefix | None:
-        """Return what a task's prompt begins with, or None if there is one endpoint at most, to which all tasks go."""
+        """Return what a task's prompt begins with, or None if that is unknown or not needed. With one endpoint it is not needed."""
         if not self.compared or self.prefix_of is None:
             return None
         self._looked = (self._looked + 1) % EACH
@@ -629,12 +645,15 @@ class Pool:
         self.set_look_ahead(self.look_ahead)
 
     def has_other(self, source: Source) -> bool:
-        """Return whether the pool can go on without this source: at least half of the other sources ``is_back`` (see ``Health``)."""
+        """Return whether the pool can go on without a source.
+
+        It can if at least half of the other sources are back (``Health.is_back``), and at least one.
+        """
         well = self.back - source.health.is_back
         return well > 0 and 2 * well >= len(self.sources) - 1
 
     def set_look_ahead(self, tasks: int) -> None:
-        """Set how many waiting tasks its sources choose among by prefix affinity; 0 turns it off."""
+        """Set the number of waiting tasks among which the sources choose by prefix affinity; 0 turns prefix affinity off."""
         self.look_ahead = tasks
         self.compared = tasks if len(self.sources) > 1 else 0
 
@@ -654,7 +673,7 @@ class Pool:
         return tuple(islice(self._worth_waiting_for(now), most))
 
     def _worth_waiting_for(self, now: float, avoided: tuple[Source, ...] = ()) -> Iterator[Source]:
-        """Yield the sources that are available soon. The search starts at the one found last, so that few sources are checked."""
+        """Yield the sources that are available soon. The search starts at the source found last, so that few sources are checked."""
         if not self.in_service:
             return
         size, first = len(self.sources), self._found
@@ -667,7 +686,7 @@ class Pool:
     def allows_batch(self, now: float, source: Source) -> bool:
         """Return whether a source may take batch items. While interactive requests are expected, some slots are reserved for them."""
         if now < self.interactive_until:
-            # while interactive requests wait, the queue sends them first; batch items only may not use the reserved slots
+            # while interactive requests wait, the queue sends them first; so only the batch items in flight are counted
             held = source.inflight - source.interactive_inflight if self.queue.waiting else source.inflight
             if held >= source.window.limit - reserve(source.window.limit):
                 return False
@@ -678,14 +697,15 @@ class Pool:
 
 
 MARGIN = 2.0
-"""A source is used if it finishes within this many times the time of the faster ones. With 1.3 half as many copies are made, but more
-capacity stays idle (simulated)."""
+"""Factor on the time that the faster sources need for an item. A slower source is used if its own time for the item is at most the product.
+With 1.3, half as many copies are made, but more capacity stays idle (simulated)."""
 SWAY = 1.1
-"""Tolerance for changes of seconds per token between two evaluations of the pool."""
+"""Factor by which the seconds per token of a source may rise between two evaluations of the pool before the source is held back."""
 REFRESH, SHARE = 0.1, 0.1
-"""Least seconds between two evaluations of the pool, and the time between them as a share of the remaining time of its batches."""
+"""``REFRESH``: least number of seconds between two evaluations of the pool. ``SHARE``: share (0 to 1) of the remaining time of the pool's
+batches that passes between two evaluations."""
 LONGEST = 5.0
-"""Most seconds between two evaluations of the pool."""
+"""Largest number of seconds between two evaluations of the pool."""
 
 
 class TailGuard:
@@ -697,7 +717,7 @@ class TailGuard:
 
     def __init__(self) -> None:
         self._look_at = -inf  # time of the next evaluation
-        self._limit = inf  # most seconds per token of a source that is used
+        self._limit = inf  # largest seconds per token of a source that is used; inf if all sources are used
 
     def holds_back(self, now: float, source: Source, pool: Pool) -> bool:
         """Return whether the source should leave the remaining batch items to faster sources."""
@@ -708,9 +728,9 @@ class TailGuard:
 
     @staticmethod
     def _slowest(now: float, pool: Pool) -> tuple[float, float]:
-        """Return the most seconds per token of a source that should be used, and the seconds until all items are taken.
+        """Return the largest seconds per token of a source that should be used, and the seconds until all items are taken.
 
-        The first is inf while many items are left or too little is known.
+        The first number is inf if all sources should be used: many items are left, or too little is known.
         """
         left, lengths = pool.queue.left(), pool.lengths
         long = lengths.at(1 - LONG)

@@ -60,9 +60,9 @@ class Quantiles:
 class LatencyStats:
     """Latency of one source: mean and quantiles of the time of an answer, and seconds per token.
 
-    The mean is that of all answers up to about the tenth, and then a moving average with a weight of 10 % for each answer. Quantiles are
-    refreshed every 32 answers. Seconds per token is a ratio of sums over about the last 20 answers, because a mean of ratios would follow
-    the shortest answers.
+    The mean covers all answers up to about the tenth. After that it is a moving average in which each new answer has a weight of 10 %.
+    Quantiles are refreshed every 32 answers. The seconds per token are the total seconds divided by the total tokens of about the last 20
+    answers. The mean of the single answers' seconds per token is not used, because it would follow the shortest answers.
 
     Attributes:
         mean: mean seconds of an answer, 0 before the first one.
@@ -82,7 +82,7 @@ class LatencyStats:
         self.at = self._quantiles.at
 
     def add(self, seconds: float, tokens: int | None = None) -> None:
-        """Add an answer and its output tokens, None if the source does not report them."""
+        """Add an answer. ``tokens`` is the number of its output tokens, or None if the source does not report it."""
         self.mean += (seconds - self.mean) * (0.1 if self._answers > 10 else 1.0 / (self._answers + 1))
         self._answers += 1
         self._quantiles.add(seconds)
@@ -97,7 +97,7 @@ class LatencyStats:
 
 
 KNOWN = 20
-"""Values needed before a quantile is used."""
+"""Number of values that are needed before a quantile is used."""
 FIRST_FACTOR, FIRST_LEAST, FIRST_MOST = 4.0, 5.0, 120.0
 GAP_FACTOR, GAP_LEAST, GAP_MOST = 20.0, 5.0, 60.0
 MOST_DOUBLINGS = 3
@@ -106,9 +106,11 @@ MOST_DOUBLINGS = 3
 class StreamTiming:
     """Times to the first token and gaps between tokens of one source's streams, and the limits derived from them.
 
-    The limit of a first token is 4 x p99, between 5 s and 120 s. It doubles each time the task has exceeded a limit before, because the
-    task may just be long. Before 20 first tokens were seen there is no such limit, only that of the whole attempt.
-    The limit of a gap is 20 x p99, between 5 s and 60 s, and 60 s before 20 gaps were seen.
+    The time limit for a first token is 4 times the 99th percentile, at least 5 s and at most 120 s. The limit doubles for each time limit
+    that the task has exceeded before, because the task may just take long. Before 20 first tokens have come there is no such limit, only
+    the limit of the whole attempt.
+
+    The time limit for a gap is 20 times the 99th percentile, at least 5 s and at most 60 s. Before 20 gaps have come it is 60 s.
     """
 
     def __init__(self) -> None:
@@ -116,7 +118,7 @@ class StreamTiming:
         self._gaps = Quantiles(fade_after=1000)
 
     def began(self, seconds: float) -> None:
-        """A first token arrived ``seconds`` after its request was sent."""
+        """Record that a first token arrived ``seconds`` after its request was sent."""
         self._first.add(seconds)
 
     def went_on(self, gaps: Iterable[float]) -> None:
@@ -129,7 +131,10 @@ class StreamTiming:
         return self._first.at(quantile) if self._first.count >= KNOWN else None
 
     def first_limit(self, overdue: int) -> float | None:
-        """Return the seconds a first token may take, for a task that exceeded a limit ``overdue`` times; None before 20 first tokens."""
+        """Return the seconds that a first token may take, or None before 20 first tokens.
+
+        ``overdue`` is the number of time limits that the task has exceeded before.
+        """
         slow = self.first(0.99)
         if slow is None:
             return None
@@ -142,16 +147,18 @@ class StreamTiming:
 
 
 ENOUGH = 100
-"""Answers needed before ``p99`` and ``p999`` are known."""
+"""Number of answers that are needed before ``p99`` and ``p999`` are known."""
 RARE, EXTREME = 0.99, 0.999
+"""The quantiles ``p99`` and ``p999``."""
 FADE = 4000
 """Number of answers at which the weight of all earlier ones is halved."""
 REFRESH = 32
-"""Answers after which quantiles are recomputed."""
+"""Number of answers after which quantiles are recomputed."""
 LONG = 0.03
-"""A *long* answer is the length that this share of the answers exceed. Long answers, and not the mean, determine the end of a batch."""
+"""Share (0 to 1) of the answers that are longer than a *long* answer. Long answers determine when a batch ends; the mean does not."""
 STRETCH = 1.6
-"""A long answer is expected to have at least this many times the tokens that are done already, also if no answer was as long before."""
+"""Factor on the tokens that an answer in progress has already. A long answer is expected to have at least the product, even if no earlier
+answer was that long."""
 
 
 class OutputLengths:
@@ -202,24 +209,26 @@ class OutputLengths:
 
 
 LEAST_INFLIGHT = 3
-"""Requests in flight below which silence is no evidence of a stall."""
+"""Number of requests in flight below which a silence (a time without any answer) is no evidence of a stall."""
 LEAST_ANSWERS = 20
-"""Silences that must have ended before a stall is detected."""
+"""Number of silences that must have ended before a stall can be detected."""
 LEAST_SECONDS = 2.5
-"""Seconds of silence below which there is no stall."""
+"""Seconds that a silence lasts at least before it counts as a stall."""
 FACTOR = 3.0
-"""A silence is a stall from this many times the longest silence so far."""
+"""Factor on the longest silence so far. A silence counts as a stall only if it is longer than the product."""
 LEAST_DUE = 24.0
-"""Answers that must have been due during the silence. If answers arrive independently, so long a silence has a probability of e^-24."""
-_MEMORY = 0.9995  # factor on the longest silence with each further one, so that it is forgotten slowly
+"""Number of answers that must have been due during a silence before it counts as a stall. If answers arrive independently of each other,
+the probability of such a silence is e^-24."""
+_MEMORY = 0.9995  # each silence multiplies the longest earlier silence by this factor, so that it is forgotten slowly
 
 
 class StallDetector:
-    """Detects a stalled source: it has requests in flight, and has answered none of them for far longer than ever before.
+    """Detects a stalled source. A source is stalled if it has requests in flight and has answered nothing for far longer than ever before.
 
-    An endpoint that dies with all slots in use reports no failure; its answers just stop. The length of a silence is measured by the number
-    of answers that were due in it: its seconds times the requests in flight, over the mean time of an answer (Little's law). That number is
-    about the same at any load. A server that answers in batches has long silences regularly, and they are learned as well.
+    An endpoint that dies with all slots in use reports no failure; its answers just stop. A *silence* is a time without answers. Its length
+    is measured by the number of answers that were due in it. This number is the seconds of the silence times the requests in flight,
+    divided by the mean time of an answer (Little's law). It is about the same at any load. A server that answers in batches has long
+    silences regularly, and these are learned as well.
     """
 
     def __init__(self) -> None:
@@ -228,12 +237,12 @@ class StallDetector:
         self._answers = 0  # silences that a sign of life ended
 
     def sent(self, now: float, inflight: int) -> None:
-        """A request was sent."""
+        """Record that a request was sent."""
         if inflight == LEAST_INFLIGHT and self.since == inf:
             self.since = now
 
     def broken(self, now: float, inflight: int, mean: float) -> None:
-        """A request ended with a sign of life, which ends a silence.
+        """Record that a request ended with a sign of life, which ends a silence.
 
         Args:
             now: seconds.
@@ -246,12 +255,15 @@ class StallDetector:
         self.since = now if inflight >= LEAST_INFLIGHT else inf
 
     def ended(self, inflight: int) -> None:
-        """A request ended without a sign of life."""
+        """Record that a request ended without a sign of life."""
         if inflight < LEAST_INFLIGHT:
             self.since = inf
 
     def alarm_at(self, inflight: int, mean: float) -> float:
-        """Return when the source counts as stalled if no answer comes; inf if too few requests are in flight or too little is known."""
+        """Return the time from which on the source counts as stalled if no answer comes until then.
+
+        Return inf if too few requests are in flight or too little is known.
+        """
         if self.since == inf or self._answers < LEAST_ANSWERS or inflight < LEAST_INFLIGHT:
             return inf
         return self.since + max(LEAST_SECONDS, FACTOR * self._longest * mean / inflight, LEAST_DUE * mean / inflight)

@@ -11,6 +11,7 @@ from math import ceil
 from typing import Protocol
 
 PER_SECOND = 64
+"""Number of buckets in a second."""
 
 
 class Timed(Protocol):

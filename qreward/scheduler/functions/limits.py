@@ -2,14 +2,16 @@
 
 The options are plain values, computed from the user's settings.
 
-``AimdLimit`` uses additive increase and multiplicative decrease (AIMD; Chiu and Jain, 1989). It is halved when too many tries fail or tries
-take too long, and else raised by a tenth, at least by 1. It is evaluated after as many tries as the limit, all of which were started after
-its last change, so that the effect of a change is seen before the next one.
+``AimdLimit`` uses additive increase and multiplicative decrease (AIMD; Chiu and Jain, 1989). The limit is halved when too many tries fail
+or tries take too long. It is raised by a tenth, at least by 1, when few tries fail and a call had to wait for the limit. The limit is
+evaluated each time as many tries have ended as the limit allows (at least 5). Only tries that started after the last change of the limit
+count, so that the effect of a change is seen before the next change.
 
-``SlidingWindowLimit`` is a rate limit that holds in every window. A token bucket allows twice its size in a window that begins with a full
-bucket. This limit stores the time of each start within the last window instead: O(1) time per start, and one float of memory.
+``SlidingWindowLimit`` is a rate limit that holds in every window. A token bucket is not used, because it allows twice its size in a window
+that begins with a full bucket. This limit stores the time of each start within the last window. That takes constant time and the memory of
+one float for each start.
 
-``Breaker`` is a circuit breaker (Nygard, "Release It!", 2007). A number of failures in a row opens it. After a time one call is tried
+``Breaker`` is a circuit breaker (Nygard, "Release It!", 2007). A number of failures in a row opens it. After some time one call is tried
 again. Both numbers are configured, unlike those of ``scheduler.health``.
 """
 
@@ -21,7 +23,7 @@ from typing import NamedTuple
 
 
 class Pause(NamedTuple):
-    """Longest wait in seconds before the first retry (``base``) and before any (``cap``); see ``scheduler.failure_policy.backoff``."""
+    """Longest wait in seconds before the first retry (``base``) and any retry (``cap``); see ``scheduler.failure_policy.backoff``."""
 
     base: float
     cap: float
@@ -61,9 +63,9 @@ class Adapting(NamedTuple):
     """Settings of an adaptive limit.
 
     Attributes:
-        least, most: its bounds.
-        errors: share of failed tries above which it falls.
-        seconds: mean time of a successful try above which it falls, or None.
+        least, most: the bounds of the limit.
+        errors: share (0 to 1) of failed tries above which the limit falls.
+        seconds: mean time of a successful try above which the limit falls, or None.
     """
 
     least: int
@@ -85,9 +87,9 @@ class FunctionOptions(NamedTuple):
         rate: rate limit of each key, or None.
         hedging: when to hedge, or None.
         breaking: circuit breaker of each key, or None.
-        adapting: settings by which the rate limit adapts, or the pool's concurrency limit if there is no rate limit, or None. The adaptive
-            limit never exceeds the configured one.
-        paced: its tries wait for the rate limit; if False, they do not wait, but count.
+        adapting: settings of an adaptive limit, or None. The rate limit adapts. Without a rate limit, the pool's concurrency limit adapts.
+            The adaptive limit never exceeds the configured one.
+        paced: its tries wait for the rate limit. If False, they do not wait, but count towards the rate limit.
         noted: decisions are logged in ``Call.notes``.
     """
 
@@ -108,7 +110,7 @@ class FunctionOptions(NamedTuple):
 FALL, RISE = 0.5, 1.1
 """Factors by which an adaptive limit falls and rises."""
 LEAST_ROUND = 5
-"""Least number of tries by which it is evaluated."""
+"""Number of tries that must have ended at least before an adaptive limit is evaluated."""
 
 
 class AimdLimit:
@@ -141,7 +143,7 @@ class AimdLimit:
             self._begin_round(self._since, self._exact)
 
     def ok(self, now: float, sent_at: float, seconds: float) -> bool:
-        """A try succeeded after ``seconds``. Returns True if the limit has changed."""
+        """Record that a try succeeded after ``seconds``. Returns True if the limit has changed."""
         if sent_at < self._since:
             return False
         self._ok += 1
@@ -149,14 +151,14 @@ class AimdLimit:
         return self._evaluate(now)
 
     def failed(self, now: float, sent_at: float) -> bool:
-        """A try failed. Returns True if the limit has changed."""
+        """Record that a try failed. Returns True if the limit has changed."""
         if sent_at < self._since:
             return False
         self._failed += 1
         return self._evaluate(now)
 
     def overloaded(self, now: float, sent_at: float) -> bool:
-        """A try was rejected because of overload, so that the limit falls at once. Returns True if the limit has changed.
+        """Record that a try was rejected because of overload. The limit falls at once. Returns True if the limit has changed.
 
         Tries started before the limit last fell are ignored.
         """
@@ -210,7 +212,7 @@ class SlidingWindowLimit:
 
     @property
     def ready_at(self) -> float:
-        """Earliest time at which the next try may start. A past time means now."""
+        """Earliest time at which the next try may start. If the time has passed, the next try may start now."""
         starts = self._starts
         return starts[len(starts) - self.size] + self.window if len(starts) >= self.size else -inf
 
@@ -268,12 +270,15 @@ class Breaker:
         return False
 
     def ok(self, call: object) -> None:
-        """A try succeeded. While the breaker is not closed only tries of the probe count, because the others started before it opened."""
+        """Record that a try succeeded.
+
+        While the breaker is not closed, only tries of the probe count, because all other tries started before the breaker opened.
+        """
         if self.trusts(call):
             self.failures, self._opened_at, self.probe = 0, -inf, None
 
     def failed(self, now: float, call: object) -> bool:
-        """A try failed. Returns True if this failure opens the breaker."""
+        """Record that a try failed. Returns True if this failure opens the breaker."""
         self.failures += 1
         if not self.trusts(call) or (self.probe is None and self.failures < self.config.threshold):
             return False
@@ -281,6 +286,6 @@ class Breaker:
         return True
 
     def over(self, call: object) -> None:
-        """A call has ended. If it was the probe and has neither succeeded nor failed, another call may become the probe."""
+        """Record that a call has ended. If it is the probe and has neither succeeded nor failed, another call may become the probe."""
         if self.probe is call:
             self.probe = None

@@ -1,6 +1,7 @@
 """The scheduler of function calls: decides when a call is tried, retried, hedged or ended, with which error, and why it waits.
 
-It is pure: each input carries the time ``now``, and the resulting commands are appended to ``out``. ``scheduler.scheduler`` describes them.
+It is pure: each input carries the time ``now``, and the resulting commands are appended to ``out``. ``scheduler.scheduler`` describes the
+commands, and ``functions.state`` describes keys and groups.
 
 Rules that hold between any two inputs:
 1. work conservation: no call waits while its key may start a try and its group has a free slot;
@@ -36,7 +37,8 @@ if TYPE_CHECKING:
 def learn(now: float, attempt: Attempt, call: Call, outcome: Answer | CallFailure) -> bool:
     """Update the limits and the circuit breaker by the outcome of a try, even if its call has ended.
 
-    Overload does not count as a failure for the circuit breaker. A try whose call has timed out was counted at that time.
+    Overload does not count as a failure for the circuit breaker. A try whose call has timed out is not counted here, because it was counted
+    when the call timed out.
 
     Returns:
         True if the outcome opens the circuit breaker.
@@ -129,9 +131,9 @@ def wait_reason(now: float, call: Call) -> str:
 
 
 HEDGE_LATER = 0.25
-"""Seconds after which a call is checked again that was due for a hedge when there was no free slot."""
+"""Seconds between two checks of a call that is due for a hedge but finds no free slot."""
 FORGETS = 1000
-"""Number of unused keys that a submission may delete, which takes about a millisecond."""
+"""Maximum number of unused keys that are deleted each time a call is submitted. To delete this many takes about a millisecond."""
 
 
 class CallScheduler:
@@ -182,14 +184,14 @@ class CallScheduler:
         self._set_timer(call)
 
     def withdraw(self, now: float, calls: list[Call]) -> None:
-        """The caller has abandoned these calls: their tries are cancelled, and no FINISH follows."""
+        """Drop calls that their caller has abandoned. Their tries are cancelled, and no FINISH follows."""
         for call in calls:
             if not call.done:
                 self._end(now, call, CancelReason.ABANDONED)
         self._pump(now)
 
     def event(self, now: float, attempt: Attempt, outcome: Answer | CallFailure | Cancelled) -> None:
-        """A try ended with this outcome. Further events for the same try are ignored."""
+        """Record the outcome of a try that has ended. Further events for the same try are ignored."""
         if attempt.ended:
             return
         attempt.ended = True
@@ -269,7 +271,7 @@ class CallScheduler:
             self._arrange(now, call.key_state)
 
     def _arrange(self, now: float, state: KeyState) -> None:
-        """Mark a key as ready, or set its timer. Call it whenever its first waiting call, or the time of that call's start, has changed."""
+        """Mark a key as ready, or set its timer. Call this when the key's first waiting call, or that call's start time, has changed."""
         first = state.queue.first()
         at = inf if first is None else state.ready_at(first)
         if first is not None and at <= now:

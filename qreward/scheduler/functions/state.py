@@ -1,8 +1,8 @@
 """State of decorated functions and of their calls.
 
 ``Call`` is one call, and ``CallFailure`` a failed try of it. ``Function`` holds the options, keys, durations and hedge budget of one
-function. ``KeyState`` is one key of a function, with its queue, rate limit and circuit breaker. ``ConcurrencyGroup`` is the concurrency
-limit that the functions of a pool share, and the order of their keys.
+function. A *key* is what the function's ``key_func`` returns for a call. ``KeyState`` is one key of a function, with its queue, rate limit
+and circuit breaker. ``ConcurrencyGroup`` is the concurrency limit that the functions of a pool share, and the order of their keys.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from qreward.scheduler.state import Attempt, Task, TaskState
 from qreward.scheduler.stats import Quantiles
 
 ADAPTIVE_START = 32
-"""Initial adaptive limit of tries in flight if no limit is configured."""
+"""Number of tries in flight that an adaptive limit allows at first if no limit is configured."""
 MEMORY = 60.0
 """Seconds for which an unused key keeps its failures, its open circuit breaker and its adaptive limit."""
 HEDGES_AT_ONCE = 10.0
-"""Initial hedge budget, before calls have added to it."""
+"""Number of hedges in the budget of a function before calls have added to it."""
 ENOUGH = 20
-"""Successful tries needed before a quantile of their times is used."""
+"""Number of successful tries that are needed before a quantile of their times is used."""
 
 
 @dataclass(slots=True, eq=False)
@@ -52,14 +52,14 @@ class Call(Task):
         function, key: the function, and the key of the call.
         key_state: the state of that key; set on submission, as is ``rank``.
         options: its options, fixed when the call was made.
-        rank: position in the order of calls, smaller first: arrival time plus some seconds per priority level.
+        rank: sort key, smaller first. It is the arrival time plus some seconds per priority level.
         tried: tries in flight, oldest first.
         begun: number of tries started.
         retries, hedges: numbers of tries beyond the first, by reason.
         tries: number of tries that failed.
-        streak: number of tries that failed since one was rejected because of overload.
+        streak: number of tries that failed since the last try that was rejected because of overload.
         error, covered: the last failure; see ``CallFailure``.
-        not_before: time before which there must be no other try, as the error or the user states.
+        not_before: no other try may start before this time, because the error or the user states a wait.
         retry_at, hedge_at: when the next retry or hedge is due; inf for none.
         notes: the decisions about it with their times, or None if they are not logged.
     """
@@ -91,7 +91,7 @@ class Call(Task):
 
     @property
     def planned(self) -> bool:
-        """Another try is due at a certain time, or waits in the queue."""
+        """Whether another try is due at a certain time, or waits in the queue."""
         return self.retry_at < inf or self in self.key_state.queue
 
     def next_due(self) -> float:
@@ -107,7 +107,7 @@ class Call(Task):
     def may_retry(self) -> bool:
         """Return whether a retry may be made now, in addition to the tries in flight.
 
-        Each failure since the last overload allows one more try in flight, up to ``parallel_tries``.
+        One try may be in flight, and one more for each failure since the last overload, up to ``parallel_tries``.
         """
         options = self.options
         return self.retries < options.retries and len(self.tried) < max(1, min(options.parallel_tries, 1 + self.streak))
@@ -139,7 +139,7 @@ class ConcurrencyGroup:
         self._most: float = inf
 
     def follow(self) -> None:
-        """Update the limit from the options of its functions. If they differ, the lowest applies."""
+        """Update the limit from the options of the functions. If these have different limits, the lowest one applies."""
         options = [function.options for function in self.functions]
         self._most = min((each.most for each in options if each.most is not None), default=inf)
         adapting = [each.adapting for each in options if each.rate is None and each.adapting is not None]
@@ -165,7 +165,7 @@ class KeyState:
         rate_limit: its rate limit, or None.
         breaker: its circuit breaker, or None.
         adaptive: adapts its rate limit, or None.
-        closed_until: cooldown after an overload error that carried a wait.
+        closed_until: end of the cooldown after an overload error that carried a wait.
         calls: number of calls that have not ended.
         inflight: tries in flight.
         used_at: when a try last started or ended.
@@ -222,7 +222,7 @@ class KeyState:
             self.rate_limit.size = self.adaptive.limit
 
     def ready_at(self, call: Call) -> float:
-        """Return the earliest time at which it allows a try of a call. A past time means now."""
+        """Return the earliest time at which the key allows a try of a call. If the time has passed, the try is allowed now."""
         at = self.closed_until
         return at if self.rate_limit is None or not call.options.paced else max(at, self.rate_limit.ready_at)
 
@@ -231,7 +231,7 @@ class KeyState:
         return not self.calls and not self.inflight
 
     def clear_at(self) -> float:
-        """Return the time from which it can be dropped without losing state; inf while it is in use."""
+        """Return the time from which on the key can be dropped without losing state that is needed; inf while the key is in use."""
         if not self.idle:
             return inf
         at = self.closed_until if self.rate_limit is None else max(self.closed_until, self.rate_limit.clear_at)
@@ -286,7 +286,7 @@ class Function:
         return state
 
     def rest(self, state: KeyState) -> None:
-        """Schedule an idle key for the check whether it can be dropped."""
+        """Note an idle key, so that ``forget`` checks later whether the key can be dropped."""
         if self.keyed and not state.resting and state.idle:
             state.resting = True
             self._rests += 1

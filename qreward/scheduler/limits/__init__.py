@@ -1,1 +1,1 @@
-"""The limits of one endpoint: concurrency, request rate, token rate, cooldown."""
+"""The limits of one endpoint: requests in flight, request rate, token rate, and the limits that its responses advertise."""

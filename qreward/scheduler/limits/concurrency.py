@@ -1,25 +1,29 @@
-"""Concurrency limits: how many requests a source may have in flight. ``FixedLimit`` is configured; ``AdaptiveLimit`` finds the capacity.
+"""Concurrency limits: how many requests a source may have in flight. ``FixedLimit`` is configured; ``AdaptiveLimit`` finds the capacity of
+the source.
 
-The scheduler reads ``limit``, and reports sends, answers and rejects so that a limit can adapt. A limit also decides what a reject means:
-the source is unavailable or over a rate limit, so that its cooldown starts, or it is only full. Failures and timeouts do not change a
-limit; they count against ``health``.
+A *reject* is a response that refuses a request because of overload. The scheduler reads ``limit``, and reports sends, answers and rejects
+to the limit, which can then adapt. A limit also decides what a reject means. Either the source is unavailable or a rate limit is used up,
+and the cooldown of the source starts; or the source is only full. Failures and timeouts do not change a limit; they count against
+``health``.
 
-Two measurements change the adaptive limit. *Rejects* show the capacity of the source: the number of requests that it still serves.
-*Elasticity* shows whether more requests in flight increase throughput, from the time per token. It also works for a server that queues
-requests and never rejects one. A round is a number of answers to requests sent under one value of the limit. Each round is compared with
-the one before. The lowest latency is not used, because for language models it is that of the shortest answer.
+Two measurements change the adaptive limit. *Rejects* show the capacity of the source, which is the number of requests that it serves while
+it rejects others. *Elasticity* shows whether more requests in flight increase throughput. It is computed from the time per token, and also
+works for a server that queues requests and never rejects one. A *round* is a number of answers to requests that were sent under one value
+of the limit. Each round is compared with the round before. The lowest latency is not used as a measurement, because with language models it
+is the latency of the shortest answer.
 
-W1  Start at 32, and double the limit every round while throughput rises with it. A configured limit of at most 64 is used at once. If the
-    limit is too high, the first rejects show the capacity within a round trip.
-W2  Without rejects, alternate between 15 % above and 15 % below a base. Raise the base if the higher limit increases throughput, and lower
-    it if the lower limit does not reduce throughput. At the configured limit, test below it only in every eighth round.
-W3  A reject sets the limit to the number of requests that are still served, less 3 %, which is left to other clients. A single reject
-    without a hint among good answers is ignored.
-W4  After a reject, try one slot more after 100 answers. If that succeeds, double the step for the next try. If it fails, take it back; its
-    reject does not change the limit otherwise. Tries end when elasticity shows that a higher limit does not increase throughput. If the
-    reject of a failed try carries a wait (``Retry-After``), the next try comes after twenty times that wait.
-W5  If two rejects in a row find no other request in flight, the source is unavailable and not full. Start again, with at least half of the
-    base that last went 100 answers without a reject.
+W1  Start at 32, and double the limit every round while throughput rises with the limit. A configured limit of at most 64 is used at once.
+    If this limit is too high, the first rejects show the capacity within one round trip.
+W2  Without rejects, alternate between 15 % above and 15 % below a base. Raise the base if the higher limit increases throughput. Lower the
+    base if the lower limit does not reduce throughput. When the base has reached the configured limit, test a lower limit only in every
+    eighth round.
+W3  A reject sets the limit to the number of requests that are still served, less 3 %, which is left to other clients. A single reject among
+    good answers is ignored, unless it carries a hint (``Retry-After``).
+W4  When 100 answers have come after a reject, raise the limit by one slot as a try. If the try succeeds, double the step for the next try.
+    If the try fails, take the step back; the reject has no other effect. Tries end when elasticity shows that a higher limit does not
+    increase throughput. If the reject of a failed try carries a wait (``Retry-After``), the next try comes after twenty times that wait.
+W5  If two rejects in a row find no other request in flight, the source is unavailable, not full. Start again as in W1, but with at least
+    half of the base under which 100 answers last came without a reject.
 """
 
 from __future__ import annotations
@@ -29,9 +33,9 @@ from math import inf, log
 from random import Random
 
 DEFAULT_LIMIT = 64
-"""Requests in flight at an endpoint whose capacity is unknown."""
+"""Maximum number of requests in flight at an endpoint that has neither a configured nor an adaptive limit."""
 PATIENCE = 100
-"""Answers after which a lowered limit is raised again. Rejects are thus about one in so many requests at most."""
+"""Number of answers after which a lowered limit is raised again. So at most about one request in this number is rejected."""
 
 
 Changes = dict[tuple[str, str], int]
@@ -46,9 +50,10 @@ def count_change(changes: Changes, before: int, after: int, reason: str) -> None
 
 
 class ConcurrencyLimit:
-    """How many requests a source may have in flight. This class never changes ``limit``; subclasses do, and say why in ``reason``.
+    """A limit on the requests that a source may have in flight.
 
-    In all methods ``inflight`` and ``others`` are the requests in flight after the event.
+    This class never changes ``limit``. Subclasses change it and keep the reason in ``reason``. In all methods ``inflight`` and ``others``
+    are the number of requests in flight after the event.
     """
 
     reason = "fixed"
@@ -58,32 +63,32 @@ class ConcurrencyLimit:
         self.changes: Changes = {}
 
     def sent(self, now: float, inflight: int, /) -> None:
-        """A request was sent."""
+        """Record that a request was sent."""
 
     def ok(self, now: float, sent_at: float, tokens: int | None, inflight: int, /) -> None:
-        """An answer arrived, of ``tokens`` output tokens, or None if the source does not report them."""
+        """Record an answer. ``tokens`` is the number of its output tokens, or None if the source does not report it."""
 
     def rejected(self, now: float, sent_at: float, hint: float | None, others: int, /) -> bool:  # noqa: ARG002 - for subclasses
-        """A request was rejected while ``others`` are in flight. ``hint`` is the wait in seconds that the source requests, or None.
+        """Record a reject while ``others`` requests are in flight. ``hint`` is the wait in seconds that the source requests, or None.
 
         Returns:
-            True if the source is unavailable or over a rate limit, so that a cooldown must start; False if it is only full. A hint starts
-            a cooldown in any case.
+            True if a cooldown must start, because the source is unavailable or its rate limit is used up; False if the source is only full.
+            A hint starts a cooldown in both cases.
         """
         return True
 
     def returned(self, now: float, inflight: int, /) -> None:
-        """The source works again after it was unavailable. The rejects of that time do not show its capacity."""
+        """Record that the source works again after it was unavailable. Rejects while it was unavailable do not show its capacity."""
 
     def crowd(self, until: float, /) -> None:
-        """Requests wait inside the server, so the limit should not grow before ``until``."""
+        """Keep the limit from growing before ``until``, because requests wait inside the server."""
 
 
 class FixedLimit(ConcurrencyLimit):
     """A configured limit, or the default.
 
-    If the source rejects requests but still serves others, the limit falls to the number that it serves. After 100 answers (fewer if the
-    limit is small) it doubles, up to the configured limit. A single reject among good answers is ignored.
+    If the source rejects requests but still serves others, the limit falls to the number of requests that the source serves. After 100
+    answers (fewer if the limit is small) the limit doubles, up to the configured limit. A single reject among good answers is ignored.
     """
 
     def __init__(self, limit: int | None = None) -> None:
@@ -101,7 +106,7 @@ class FixedLimit(ConcurrencyLimit):
 
     def rejected(self, now: float, sent_at: float, hint: float | None, others: int) -> bool:
         lone, self._good = self._good >= self._set / 2, 0
-        if hint is not None or others == 0:  # unavailable, or over a rate limit: the reject does not show its capacity
+        if hint is not None or others == 0:  # unavailable or over a rate limit, so the reject does not show the capacity
             self._closed_at = now
             self._move(self._set, "away")
             return True
@@ -118,38 +123,40 @@ class FixedLimit(ConcurrencyLimit):
 class Tuning:
     """Constants of the adaptive limit.
 
-    Each was varied alone in simulations of 23 servers. None changed the mean share of the capacity that was found by more than .006.
+    In simulations of 23 servers, each constant was varied alone. The mean share of a server's capacity that the limit found changed by at
+    most .006.
     """
 
     start: int = 32  # W1: initial limit
     keep: float = 0.35  # W1: least elasticity at which the limit doubles again
     zig: float = 0.15  # W2: share by which the limit lies above and below the base
-    memory: float = 0.8  # W2: factor on the weight of older rounds with each new one
+    memory: float = 0.8  # W2: each new round multiplies the weight of older rounds by this factor
     low: float = 0.05  # W2: elasticity below which the base is lowered
     high: float = 0.20  # W2: elasticity above which the base is raised
-    down: float = 0.85  # W2: factor by which it is lowered
-    up: float = 1.20  # W2: factor by which it is raised
+    down: float = 0.85  # W2: factor by which the base is lowered
+    up: float = 1.20  # W2: factor by which the base is raised
     spare: float = 0.03  # W3: share left to other clients after a reject
     patience: int = 100  # W4: answers without a reject before a try
-    hold: float = 60.0  # W4: seconds after which a source that answers slowly is tried without so many answers
+    hold: float = 60.0  # W4: seconds without a reject or try after which a try is made even before ``patience`` answers
     settle: float = 1.0  # W4: least seconds between tries; a reject within this time is attributed to the last try
-    price: float = 20.0  # W4: after a failed try whose reject carried a wait, the next try comes after so many times that wait
-    shortest_round: int = 12  # least answers of a round
-    longest_round: int = 100  # most answers of a round
+    price: float = 20.0  # W4: after a failed try whose reject carried a wait, the next try comes after this many times that wait
+    shortest_round: int = 12  # least number of answers in a round
+    longest_round: int = 100  # largest number of answers in a round
     trusted: int = 64  # W1: largest configured limit that is used at once
     look: int = 8  # W2: rounds between two tests below the configured limit
 
 
 TUNING = Tuning()
 MOST = 2048
-"""Largest limit of a source without a configured one."""
+"""Largest value of an adaptive limit, in requests in flight, if no limit is configured."""
 
 
 class Elasticity:
-    """How throughput depends on the concurrency limit: 1 if it is proportional, 0 if it does not change.
+    """Measures how throughput depends on the concurrency limit.
 
-    The value is d ln(throughput) / d ln(limit). It is computed from the differences between consecutive rounds, so that slow changes of the
-    source itself have no effect.
+    The elasticity is 1 if throughput is proportional to the limit, and 0 if throughput does not change with it. It is the change of the
+    logarithm of the throughput divided by the change of the logarithm of the limit. Only consecutive rounds are compared, so that slow
+    changes of the source itself have no effect.
     """
 
     def __init__(self) -> None:
@@ -198,10 +205,10 @@ class AdaptiveLimit(ConcurrencyLimit):
         self.most = MOST if most is None else most
         self._start = most if most is not None and most <= TUNING.trusted else min(TUNING.start, self.most)
         super().__init__(self._start)
-        self._held = 0.0  # the base under which 100 answers last came without a reject
+        self._held = 0.0  # the last base under which 100 answers came without a reject
         self._rounds = 1
         self.reason = "start"
-        self.crowded_until = -inf  # time before which requests wait inside the server, and the limit does not grow
+        self.crowded_until = -inf  # the limit does not grow before this time, because requests wait inside the server
         self._elasticity = Elasticity()
         self._side = 1.0  # whether the limit lies above (1) or below (-1) the base
         self._good = self.most  # answers since the last reject

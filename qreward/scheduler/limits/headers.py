@@ -2,23 +2,24 @@
 
 The headers of a response *advertise* the ``remaining`` amount of a limit, and the seconds (``reset``) until all of it is available again.
 There are two kinds of limits, which the headers do not distinguish. A *bucket* refills continuously, and its ``reset`` grows with use.
-OpenAI's limits are buckets: their reset is "the time until the rate limit resets to its initial state" (guide to rate limits), and was
-13.554 s after 4,518 of 20,000 tokens a minute were used. A *window* ends at a fixed time, at which the whole limit is available again
-(``RateLimit-Reset`` of draft-ietf-httpapi-ratelimit-headers-06; proxies that count calendar minutes).
+OpenAI's limits are buckets. Their reset is "the time until the rate limit resets to its initial state" (guide to rate limits). For example,
+it was 13.554 s after 4,518 of 20,000 tokens a minute were used. A *window* ends at a fixed time, at which the whole limit is available
+again (``RateLimit-Reset`` of draft-ietf-httpapi-ratelimit-headers-06; proxies that count calendar minutes).
 
-A1  The remaining amount is the one that the latest request's response advertised, less the cost of requests sent after that request, plus
-    the refill since. Responses to earlier requests are outdated. The server may have processed requests that were sent at one instant in
-    any order. If it writes the headers when it answers, it has counted some later requests already; the amount is then too low until the
-    next response.
+A1  The remaining amount is computed from the response to the latest request. It is the amount that this response advertised, less the cost
+    of requests sent after that request, plus the refill since then. Responses to earlier requests are outdated. Requests that
+    were sent at the same instant may be processed in any order. If the server writes the headers when it answers, it has counted some later
+    requests already. The computed amount is then too low until the next response.
 A2  If ``remaining`` falls and ``reset`` rises, the limit is a bucket; if both fall, it is a window. The latest such observation counts.
-    Before the first one, it is taken for a window, unless used / reset equals the limit divided by a usual window. The rate of a bucket
-    is the fall of ``remaining`` over the rise of ``reset``.
+    Before the first observation the limit is taken for a window, with one exception. If the used amount divided by ``reset`` equals the
+    limit divided by a usual window, the limit is taken for a bucket. The refill rate of a bucket is the fall of ``remaining`` divided by
+    the rise of ``reset``.
 A3  If nothing remains, requests wait for the refill or for the end of the window. After a minute without a request, or when the time of a
-    ``Retry-After`` has passed, one request is sent anyway. If it is answered and still nothing remains, headers are ignored until
-    something remains. An answer without the header ends the limit.
-A4  An estimate of a request's tokens is reserved. It is scaled by what the server has charged for earlier estimates, since the server may
-    count ``max_tokens``, or other clients. The largest recent cost must remain, and a share of the reserved tokens that no answer has
-    confirmed yet.
+    ``Retry-After`` has passed, one request is sent anyway. If this request is answered and the response advertises that nothing remains,
+    the headers are ignored until they advertise a remaining amount. An answer without the header ends the limit.
+A4  For each request an estimate of its tokens is reserved. The estimate is scaled by what the server has charged for earlier estimates,
+    because the server may count ``max_tokens``, or the tokens of other clients. A request is sent only if enough remains: the largest
+    recent cost of a request, and a share of the reserved tokens that no answer has confirmed yet.
 
 A limit that is not reached delays nothing. A configured limit applies in addition. This module does not parse headers.
 """
@@ -32,40 +33,47 @@ from qreward.scheduler.limits.rate import BURST, Gcra
 from qreward.scheduler.outcome import RateLimit
 
 MINUTE = 60.0
-"""Window of a limit in seconds if nothing else is known."""
+"""Length in seconds that the window of a limit is assumed to have if nothing else is known."""
 USUAL_WINDOWS = (1.0, 10.0, 60.0, 3600.0, 86400.0)
+"""Lengths in seconds that the windows of servers usually have."""
 LONG = USUAL_WINDOWS[2:]
-"""Windows that are recognised from a single response. A small empty bucket would look like a window of one second, so the short ones are
-left out."""
+"""Lengths in seconds of the windows that are recognised from a single response. The shorter usual windows are left out, because a small
+empty bucket would look like a window of one second."""
 NEAR, EXACT = 0.25, 0.05
-"""Relative tolerances within which a window counts as a usual one: if it was measured, and if a single response shows it."""
+"""Relative tolerances (0 to 1) within which a window counts as a usual one. ``NEAR`` is for a measured window, ``EXACT`` for a window that
+a single response shows."""
 MARKED = 0.05
-"""Share of the largest ``remaining`` seen by which it must have fallen before the kind is decided."""
+"""Share (0 to 1) of the largest ``remaining`` seen. ``remaining`` must have fallen by this much before it is decided whether the limit is a
+bucket or a window."""
 TICKS = 5.0
-"""Steps by which ``reset`` must have changed before the kind is decided, and ``remaining`` before the rate is measured, because servers
-round both."""
+"""Number of rounding steps, because servers round ``reset`` and ``remaining``. ``reset`` must have changed by this many steps before the
+kind of the limit is decided, and ``remaining`` by this many steps before the rate is measured."""
 PLENTY, GLANCE = 0.5, 1.0
-"""If more than the share ``PLENTY`` of a limit remains, headers are read only once in ``GLANCE`` seconds."""
+"""``PLENTY``: share (0 to 1) of a limit. ``GLANCE``: seconds. While more than ``PLENTY`` of a limit remains, headers are read only once in
+``GLANCE`` seconds."""
 FINE = 0.001
-"""Step of ``reset`` in seconds if fractions are advertised."""
+"""Rounding step of ``reset`` in seconds, if the server advertises fractions of a second."""
 STEADY = 0.98
-"""Share of the rate that is used if windows are shorter than the time of an answer."""
+"""Share (0 to 1) of the rate that is used if windows are shorter than the time from a request to its response."""
 LONGEST_WAIT = 60.0
-"""Seconds after the last request at which one request is sent although nothing remains."""
+"""Seconds after the last request. When they have passed, one request is sent although nothing remains."""
 FORGOTTEN = 300.0
 """Seconds after which an advertised limit is dropped if no response has advertised it again."""
 DOUBT = 0.25
-"""Share by which used tokens may exceed the reserved ones."""
+"""Share (0 to 1) of the reserved tokens by which the used tokens may exceed them."""
 RESERVE = 0.05
-"""Share of a window that is kept for a large request at most, since it is lost if none comes. What is kept of a bucket is not lost."""
+"""Maximum share (0 to 1) of a window's limit that is kept free for a large request. It is small, because the kept part is lost if no large
+request comes before the window ends. For a bucket there is no such maximum, because its kept part is not lost."""
 FADE = 0.998
-"""Factor on the largest cost with each request: it halves in about 350 requests."""
+"""Factor by which each request multiplies the largest recent cost, and each response the longest recent lag. Each of them halves in about
+350 steps."""
 PRIOR, MEMORY = 10.0, 0.99
-"""Weight of the initial estimate, in requests, and factor on the weight of older charges with each new one."""
+"""``PRIOR``: weight of the initial estimate, as a number of requests. ``MEMORY``: factor by which each new charge multiplies the weight of
+older charges."""
 MOST_SCALE = 8.0
-"""Largest factor between the server's charges and the estimates, and its inverse the smallest."""
+"""Largest value of ``scale``, which is the server's charges divided by the estimates. The smallest value is 1 divided by this number."""
 REMEMBERED = 4096
-"""Number of send times that are kept, in case no response advertises the limit."""
+"""Maximum number of send times that are kept. The number would grow without it if no response advertised the limit."""
 
 
 class HeaderRateLimit:
@@ -91,7 +99,7 @@ class HeaderRateLimit:
         # accounting
         self._left, self._at = inf, -inf  # remaining amount (inf while unknown), and the time for which it was computed
         self._most = inf  # remaining amount when nothing is used
-        self._used = 0.0  # used amount in the latest response: if the limit is a bucket, only so much is refilled at its reset
+        self._used = 0.0  # amount used according to the latest response; the reset refills only this, unless the limit is surely a window
         self._paid = self._confirmed = 0.0  # cost of all requests so far, and the part of it that responses cover
         # the requests by their send time: [time, total cost after the first of them, total cost after the last, their number]
         self._sends: deque[list[float]] = deque(maxlen=REMEMBERED)
@@ -110,10 +118,10 @@ class HeaderRateLimit:
         self._bucket: bool | None = None  # whether it is a bucket; None if unknown
         self._mark: tuple[float, float, float] | None = None  # (sent at, remaining, reset) by which the kind is decided
         self._peak = 0.0  # largest ``remaining`` advertised
-        self._began, self._full_at = -inf, -inf  # start and end of the window; requests sent before the start belong to the one before
+        self._began, self._full_at = -inf, -inf  # start and end of the window; requests sent before the start belong to the window before
         self._guessed = False  # the end of the window was computed, and not advertised yet
         self._longest = 0.0  # largest ``reset`` advertised; a window is at least as long
-        self._lag = 0.0  # seconds from a request to its response, among the slower ones
+        self._lag = 0.0  # longest recent number of seconds from a request to its response
 
     # the interface of a ``Gcra``
 
@@ -124,7 +132,7 @@ class HeaderRateLimit:
 
     @property
     def ready_at(self) -> float:
-        """Earliest time at which a request is allowed. A past time means now."""
+        """Earliest time at which a request is allowed. If the time has passed, a request is allowed now."""
         at = -inf if self.pace is None else self.pace.ready_at
         needed = self._needed()
         if self._left >= needed:
@@ -138,8 +146,8 @@ class HeaderRateLimit:
         Args:
             now: seconds.
             cost: expected cost of the request.
-            plain: an estimate of the cost that does not depend on earlier answers. It is scaled by what the server charges, and then takes
-                the place of ``cost`` while the server advertises the remaining amount.
+            plain: an estimate of the cost that does not depend on earlier answers. While the server advertises the remaining amount, this
+                estimate times ``scale`` is charged instead of ``cost``.
         """
         if self.pace is not None:
             self.pace.take(now, cost)
@@ -165,10 +173,15 @@ class HeaderRateLimit:
             sends.append([now, self._paid, self._paid, 1])
 
     def settle(self, reserved: float, used: float) -> None:
-        """A request ended for which ``reserved`` was charged and which used ``used``; 0 if it was not served.
+        """Correct the charge of a request that has ended.
 
-        While ``remaining`` is advertised, the tokens that an answer used do not change the remaining amount, because the server counts
-        them itself. Besides, short answers come first, so that their use would be too low an estimate.
+        While the server advertises ``remaining``, the tokens that an answer used do not change the remaining amount, because the server
+        counts them itself. Besides, the first answers to arrive are the short ones, so the tokens that they used would be too low an
+        estimate.
+
+        Args:
+            reserved: the amount that was charged.
+            used: the amount that the request used; 0 if it was not served.
         """
         if self.pace is not None:
             self.pace.give_back(reserved - used)
@@ -182,15 +195,17 @@ class HeaderRateLimit:
     def update(
         self, now: float, sent_at: float, info: RateLimit | None, *, answered: bool = True, others: float = 0.0, hint: float | None = None
     ) -> None:
-        """A request ended, or its streamed answer began. Apply what the response advertises.
+        """Apply what a response advertises, because a request ended or its streamed answer began.
 
         Args:
             now: when the response arrived.
             sent_at: when its request was sent.
-            info: the advertised limit, or None. The limit ends if a request is answered without it that was sent after the last one.
+            info: the advertised limit, or None if there is none. None ends the limit if the request was answered and was sent after the
+                last response with a limit.
             answered: the request was served, not rejected.
             others: cost of the other requests in flight; used only with the first advertised limit.
-            hint: seconds after which a rejected request may be retried, as the server said. Takes precedence over computed times.
+            hint: seconds after which a rejected request may be retried, as the server requests, or None. Takes precedence over computed
+                times.
         """
         if info is not None:
             self._apply(now, sent_at, info, answered, others)
@@ -255,7 +270,7 @@ class HeaderRateLimit:
         sends = self._sends
         while sends and sends[0][0] < sent_at:
             sends.popleft()
-        if not sends or sends[0][0] > sent_at:  # sent before the accounting began: it can only lower the amount
+        if not sends or sends[0][0] > sent_at:  # sent before the accounting began, so the response can only lower the amount
             self._left = min(self._left, remaining)
             return
         _, first, last, count = sends[0]
@@ -269,7 +284,7 @@ class HeaderRateLimit:
             self._compare(sent_at, first, remaining)
 
     def _compare(self, sent_at: float, paid: float, remaining: float) -> None:
-        """Learn what the server charges per reserved token, from two requests of which each was the only one sent at its time."""
+        """Learn what the server charges per reserved token, from two requests. Each of the two was the only request sent at its instant."""
         reference, self._reference = self._reference, (sent_at, paid, remaining)
         if reference is None or reference[0] < self._began:
             return
@@ -330,7 +345,8 @@ class HeaderRateLimit:
     def _update_end(self, now: float, sent_at: float, reset: float) -> None:
         """Update the end of the window, which lies between ``sent_at + reset`` and ``now + reset``.
 
-        The upper bound is used. Of several responses the lowest bound counts once the limit is known to be a window, else the highest.
+        The upper bound is used. If several responses give upper bounds, the lowest one counts once the limit is known to be a window, and
+        the highest one before that.
         """
         self._longest = max(self._longest, reset)
         first = self._guessed or sent_at + reset > self._full_at
@@ -338,7 +354,7 @@ class HeaderRateLimit:
         self._full_at, self._guessed = now + reset if first else nearer(self._full_at, now + reset), False
 
     def _spread(self, rate: float) -> None:
-        """Use an even rate, because a window has ended when the response that advertises it arrives."""
+        """Use an even rate, because the windows are so short that each one has ended when the response that advertises it arrives."""
         self.refill = STEADY * rate
         self._most = self._largest + BURST * self.refill
         self._left = min(self._left, self._most)

@@ -1,15 +1,16 @@
 """Rate limits: a configured one (``Gcra``), and one learned from rejects (``LearnedRate``).
 
-``Gcra`` is the generic cell rate algorithm (ITU-T I.371): one float of state per limit, O(1), exact wake times. A request of cost c moves
-the theoretical arrival time by c / rate. The next request is allowed once that time is less than ``burst`` seconds ahead. A request whose
-cost exceeds the burst is allowed too; later requests then wait until its cost is paid off.
+``Gcra`` is the generic cell rate algorithm (ITU-T I.371). It needs one float per limit and constant time per request, and its wake times
+are exact. A request delays the theoretical arrival time by the cost of the request divided by the rate. The next request is allowed once
+that time is at most ``burst`` seconds ahead. A request whose cost exceeds the burst is allowed too; later requests then wait until its cost
+is paid off.
 
 ``LearnedRate`` has no limit until a reject carries a hint (``Retry-After``), which may mean a rate limit. Then it allows the rate at which
 requests were accepted over the last minute, less 2 %. Token buckets and limits per calendar minute both allow that rate. The rate is raised
 by 2 % after 20 s without a reject, and then by twice as much as before (at most 30 %) every 5 s. A reject takes back the last raise. If two
 rejects come at a rate that was not raised, with answers in between, the rate is not their cause, and the limit is dropped. A rate is
-learned only from five or more accepted requests. Only the first reject after an answer counts, because a source that accepts nothing any
-more is unavailable.
+learned only from five or more accepted requests. Of several rejects with no answer in between only the first counts, because a source that
+answers nothing is unavailable.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from __future__ import annotations
 from math import inf
 
 BURST = 0.1
-"""Seconds of a rate that may be sent at once. With one second, a provider's window of one second can receive twice the rate (simulated)."""
+"""Seconds; the requests that the rate allows in this time may be sent at once. With one second, a provider that counts in windows of one
+second can receive twice the rate (simulated)."""
 
 
 class Gcra:
@@ -30,7 +32,7 @@ class Gcra:
 
     @property
     def ready_at(self) -> float:
-        """Earliest time at which a request is allowed. A past time means now."""
+        """Earliest time at which a request is allowed. If the time has passed, a request is allowed now."""
         return self._arrival - self.burst
 
     def take(self, now: float, cost: float = 1.0, _plain: float | None = None) -> None:
@@ -42,24 +44,25 @@ class Gcra:
         self._arrival -= cost / self.rate
 
     def settle(self, reserved: float, used: float) -> None:
-        """A request ended for which ``reserved`` was charged and which used ``used``; 0 if it was not served."""
+        """Correct the charge of a request that has ended. ``reserved`` was charged; ``used`` was really used, 0 if it was not served."""
         self.give_back(reserved - used)
 
 
 SPAN = 60
 """Seconds over which accepted requests are counted."""
 SHARE = 0.98
-"""Share of the accepted requests that is taken as the rate."""
+"""Share (0 to 1) of the rate of accepted requests that becomes the learned rate."""
 FIRST_RAISE, LARGEST_RAISE = 0.02, 0.30
-"""The first and the largest raise, as a share of the rate."""
+"""Shares (0 to 1) of the rate by which it is raised: ``FIRST_RAISE`` in the first raise, ``LARGEST_RAISE`` at most."""
 CALM, NEXT = 20.0, 5.0
-"""Seconds without a reject before the first raise, and between two raises."""
+"""``CALM``: seconds without a reject before the first raise. ``NEXT``: seconds without a reject between two raises."""
 EVIDENCE = 5
-"""Accepted requests in the last minute needed to learn a rate, and answers needed before a reject counts against a learned rate."""
+"""Number of accepted requests in the last minute that are needed to learn a rate. The same number of answers is needed before a reject
+counts against a learned rate."""
 
 
 class LearnedRate:
-    """A limit on requests per second that is learned from rejects. There is none before a reject carries a hint."""
+    """A limit on requests per second that is learned from rejects. There is no limit before a reject carries a hint."""
 
     def __init__(self) -> None:
         self._pace: Gcra | None = None
@@ -67,7 +70,7 @@ class LearnedRate:
         self._began: float | None = None  # when the first request was sent
         self._changed = self._cut = -inf  # when the rate was last changed, and when it was last lowered
         self._answered = 0  # answers since it was last lowered
-        self._in_vain = False  # the last time the rate was lowered, it had not been raised before
+        self._in_vain = False  # the rate was last lowered although it had not been raised before
         self._raised = 0.0  # share by which the rate was last raised; 0 before the first raise
 
     @property
@@ -77,11 +80,11 @@ class LearnedRate:
 
     @property
     def ready_at(self) -> float:
-        """Earliest time at which a request is allowed. A past time means now."""
+        """Earliest time at which a request is allowed. If the time has passed, a request is allowed now."""
         return -inf if self._pace is None else self._pace.ready_at
 
     def sent(self, now: float) -> None:
-        """A request is sent."""
+        """Record that a request is sent."""
         second = int(now)
         if self._began is None:
             self._began = now
@@ -92,7 +95,7 @@ class LearnedRate:
             self._pace.take(now)
 
     def ok(self, now: float) -> None:
-        """An answer arrived."""
+        """Record an answer."""
         self._answered += 1
         if self._pace is not None and now - self._changed > (NEXT if self._raised else CALM):
             self._raised = min(LARGEST_RAISE, max(FIRST_RAISE, 2 * self._raised))
@@ -100,12 +103,12 @@ class LearnedRate:
             self._changed = now
 
     def refused(self, sent_at: float) -> None:
-        """A request sent at ``sent_at`` was rejected."""
+        """Record that a request sent at ``sent_at`` was rejected."""
         if int(sent_at) in self._accepted:
             self._accepted[int(sent_at)] -= 1
 
     def hinted(self, now: float, hint: float) -> None:
-        """A reject carried a wait of ``hint`` seconds. Rejects within one second count once."""
+        """Record a reject that carried a wait of ``hint`` seconds. Rejects within one second count once."""
         if now - self._cut < 1.0 or not self._answered:
             return
         began = now if self._began is None else self._began

@@ -2,8 +2,8 @@
 
 The tokens that a task uses are known only when it is answered. So an estimate is reserved when the task is sent, and corrected when it is
 answered. The tokens of the prompt are estimated from its size, and scaled by the error of earlier estimates. The tokens of the output are
-the mean of earlier answers. If a server advertises its remaining tokens, ``HeaderRateLimit`` learns what the server charges, and needs a
-*plain* estimate for that: one that does not depend on earlier answers.
+estimated as the mean of earlier answers. If a server advertises how many tokens remain, ``HeaderRateLimit`` learns how many tokens the
+server charges. For that it needs a *plain* estimate, which does not depend on earlier answers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from qreward.scheduler.state import Attempt
 
 FIRST_OUTPUT = 256.0
-"""Output tokens that are expected of the first answer."""
+"""Number of output tokens that an answer is expected to have until the first answer has come."""
 
 
 class TokenEstimator:
@@ -25,7 +25,7 @@ class TokenEstimator:
 
     def __init__(self, estimate: Callable[[Any], tuple[float, float]] | None) -> None:
         self._estimate = estimate
-        self._scale = 1.0  # real prompt tokens per estimated one, moving average
+        self._scale = 1.0  # real prompt tokens divided by estimated prompt tokens, moving average
         self._output: float | None = None  # output tokens of an answer, moving average
 
     def reserve(self, now: float, attempt: Attempt) -> None:
@@ -40,7 +40,7 @@ class TokenEstimator:
         pace.take(now, attempt.cost, prompt + (most if reserved else min(FIRST_OUTPUT, most or inf)))
 
     def settle(self, attempt: Attempt, answer: Answer | None) -> None:
-        """Correct the charge by the tokens that the answer reports. If there is no answer, the whole charge is returned."""
+        """Correct the charge of an ended attempt by the tokens that the answer reports. Without an answer, return the whole charge."""
         pace = attempt.source.tokens
         if pace is None or not attempt.cost:  # nothing was charged, because there was no limit when it was sent
             return

@@ -24,12 +24,12 @@ UNSENT = ("extra_headers", "extra_body", "hedge")
 
 
 class JudgeModel(ABC):
-    """One question to one judge model. With a rubric there is one object for each model and request.
+    """One question to one judge model. With a rubric, a model may need several requests for an item, and each has an object of its own.
 
     Attributes:
         model: name of the model.
         reasks: how often a request is sent again after an answer that cannot be read.
-        format: the form of new requests, such as a response format. It changes when servers do not accept it.
+        format: the form of new requests, such as a response format. The form changes when servers reject it.
         cached_as: name of the model in the cache, including the namespace.
         identity: the part of the request key that all requests of this object share. Headers are not part of it, as they may contain an
             API key.
@@ -64,7 +64,7 @@ class JudgeModel(ABC):
     def fall_back(self, form: str, error: QRewardError) -> bool:
         """Return whether a request that failed in this form should be sent again in another form.
 
-        New requests then use the other form too.
+        If it returns True, new requests use the other form too.
         """
 
     @abstractmethod

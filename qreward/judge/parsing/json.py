@@ -90,7 +90,7 @@ def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _whole(value: Any) -> Any:
-    """Return the value. In a text, replace each lone surrogate that an escape made by U+FFFD, because pydantic rejects lone surrogates."""
+    """Return the value. In a text, U+FFFD replaces each lone surrogate that an escape made, because pydantic rejects lone surrogates."""
     if not isinstance(value, str) or not _SURROGATES.search(value):
         return value
     return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

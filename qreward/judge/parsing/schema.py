@@ -1,7 +1,8 @@
 """The pydantic model of a verdict: its deciding field, its validation, its JSON schema, and the instruction in the prompt.
 
-The strict JSON schema uses only keywords that OpenAI's strict mode, OpenAI's fine-tuned models and guided decoding accept. Every object is
-closed and requires all its members. No keyword limits a value: limits are written into descriptions, and checked when an answer is parsed.
+The strict JSON schema uses only keywords that OpenAI's strict mode, OpenAI's fine-tuned models and guided decoding accept. Every object
+allows only its own members and requires all of them. No keyword limits a value: limits are written into descriptions, and checked when an
+answer is parsed.
 Source: https://platform.openai.com/docs/guides/structured-outputs#supported-schemas
 """
 
@@ -129,8 +130,8 @@ class VerdictSchema(Generic[M]):
 
     Attributes:
         model: the pydantic model.
-        name: name of the deciding field. If it is None, only a JSON object is accepted, and all its fields are compared with those of a
-            second verdict.
+        name: name of the deciding field. If it is None, only a JSON object is accepted, and all its fields except texts are compared with
+            those of a second verdict.
         kind: the values that the deciding field allows.
         scale: lowest and highest score.
     """
@@ -219,7 +220,7 @@ class VerdictSchema(Generic[M]):
         return _plain_value(getattr(verdict, self.name))
 
     def _as_field(self, number: float, written: Any) -> Any:
-        """Return the number as the model accepts it. If the field is a choice of numbers, it must be one of them.
+        """Return the number as the model accepts it. If the field is a choice of numbers, the number must be one of the choices.
 
         A large integer is returned as it was written, because a float would lose digits.
         """

@@ -258,7 +258,7 @@ class DecisionAnswer:
 class FoundAnswer(NamedTuple):
     """The answer to one question: a probability for each option, the label mass, and the confidence.
 
-    The server may not report the last two.
+    The label mass and the confidence are None if the server does not report them.
     """
 
     probabilities: tuple[float, ...]
@@ -269,7 +269,8 @@ class FoundAnswer(NamedTuple):
 class AnswerTable(msgspec.Struct, frozen=True):
     """The answers to several questions as columns of numbers, in the order of the questions.
 
-    Most answers are only summed. An object for each answer would cost more time than all other work on it.
+    For most answers, only sums of these numbers are computed. Making an object for each answer would take more time than all other work on
+    the answer.
 
     Attributes:
         questions: the questions.
@@ -287,7 +288,7 @@ class AnswerTable(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, questions: tuple[Question, ...], found: Sequence[FoundAnswer | QRewardError]) -> AnswerTable:
-        """Return the table of an answer or error for each question.
+        """Return a table, made from one answer or error for each question.
 
         Example:
             >>> AnswerTable.of((YesNo("It is right."),), [FoundAnswer((0.75, 0.25), label_mass=0.5)]).confidences
@@ -299,7 +300,7 @@ class AnswerTable(msgspec.Struct, frozen=True):
         for place, (question, each) in enumerate(zip(questions, found, strict=True)):
             if isinstance(each, QRewardError):
                 errors[place] = each
-                each = FoundAnswer((0.0,) * len(question.options))  # noqa: PLW2901 - so that the places of the others are right
+                each = FoundAnswer((0.0,) * len(question.options))  # noqa: PLW2901 - keeps the places of the other answers
             flat += each.probabilities
             masses.append(each.label_mass)
             whole = 1.0 if each.label_mass is None else each.label_mass
@@ -313,7 +314,7 @@ class AnswerTable(msgspec.Struct, frozen=True):
         return cls.of(tuple([question for question, _ in rows]), [row for _, row in rows])
 
     def spans(self) -> Iterator[tuple[int, int, int]]:
-        """Yield for each question its index, and the begin and end of its probabilities in ``probabilities``."""
+        """Yield for each question its index, and the start and end of its probabilities in ``probabilities``."""
         end = 0
         for place, question in enumerate(self.questions):
             begin, end = end, end + len(question.options)

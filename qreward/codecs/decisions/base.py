@@ -29,7 +29,7 @@ ALL_KINDS = ("openai", "vllm", "sglang", "systemone", "chat")
 ROLES = ("system", "developer", "user", "assistant")
 """Roles of the messages of an input."""
 SUM_TOLERANCE = 0.02
-"""Probabilities whose sum differs from 1 by more than this are invalid. Servers round them, some to two decimals."""
+"""Maximum difference between 1 and the sum of the probabilities of an answer. Servers round probabilities, some to two decimals."""
 _ROUNDING = 1e-6  # rounding error of one probability
 _MASS_ROUNDING = 1e-3  # rounding error of a sum of exponentials in float32
 _MOST_CACHED_TUPLES = 64
@@ -82,7 +82,7 @@ class _EncodedQuestion(NamedTuple):
 
 
 class _EncodedQuestions(msgspec.Struct):
-    """Questions and the member of the body with them. ``checked`` is True after ``Dialect.check`` has accepted them."""
+    """Questions, and the member of the request body that holds them. ``checked`` is True after ``Dialect.check`` has accepted them."""
 
     questions: tuple[Question, ...]
     member: bytes
@@ -121,7 +121,7 @@ class Dialect(ABC):
         self._tuple_cache: dict[int, _EncodedQuestions] = {}
 
     def at(self, endpoint: Endpoint) -> Dialect:  # noqa: ARG002 - for subclasses
-        """Return the variant of this dialect for the settings of an endpoint. By default the dialect itself."""
+        """Return the variant of this dialect for the settings of an endpoint. By default, return the dialect itself."""
         return self
 
     @abstractmethod
@@ -164,7 +164,7 @@ class Dialect(ABC):
         return given if isinstance(given, str) else as_text(given)
 
     def join(self, written: list[bytes]) -> bytes:
-        """Return the JSON of all questions. ``written`` has the JSON of each."""
+        """Return the JSON of all questions. ``written`` has the JSON of each question."""
         return b"[" + b",".join(written) + b"]"
 
     def names(self, question: Question) -> tuple[str, ...]:  # noqa: ARG002 - for subclasses
@@ -279,7 +279,10 @@ def normalised(numbers: Sequence[float]) -> tuple[float, ...]:
 
 
 def probability(number: object, rounding: float = _ROUNDING) -> float:
-    """Return a number from 0 to 1. A number outside by at most ``rounding`` becomes 0 or 1. Raises ``InvalidAnswer`` for anything else."""
+    """Return a number from 0 to 1. A number that is outside by at most ``rounding`` becomes 0 or 1.
+
+    Raises ``InvalidAnswer`` for any other value.
+    """
     if type(number) is float and 0.0 <= number <= 1.0:
         return number
     if type(number) is not float and type(number) is not int:
@@ -302,7 +305,7 @@ def member(row: object, name: str) -> Any:
 
 
 def usage_of(raw: object) -> Usage | None:
-    """Return the usage of a response. It may have the names of OpenAI's Responses API (``input_tokens``) or of its chat API."""
+    """Return the usage of a response. ``raw`` may have the names of OpenAI's Responses API (``input_tokens``) or of its chat API."""
     if not isinstance(raw, dict) or "input_tokens" not in raw:
         return jsonio.usage_of(raw)
     prompt, output, details = raw["input_tokens"], raw.get("output_tokens"), raw.get("input_tokens_details")
@@ -410,7 +413,8 @@ def _text_message(message: dict[str, Any], place: int) -> dict[str, str]:
 def refused_by(status: int, body: bytes) -> str | None:
     """Return the name of the dialect that the error response to a decision points to, or None.
 
-    The messages are those of vLLM 0.33 and SGLang 0.5.23. A server may repeat the request in its message; its words count too.
+    The messages are those of vLLM 0.33 and SGLang 0.5.23. If a server repeats the request in its message, the words of the
+    request count too.
 
     Example:
         >>> refused_by(404, b'{"detail":"Not Found"}'), refused_by(404, b'{"error":{"message":"The model `m` does not exist."}}')

@@ -25,7 +25,7 @@ PROBE = DecisionInput("2 + 2 = 4", (YesNo("The sum is right."),))
 A vLLM server whose model cannot decide answers 501."""
 
 MOST_KNOWN = 8192
-"""Most pairs of endpoint and model that are remembered. There is a limit because callers choose the names of models."""
+"""Maximum number of pairs of endpoint and model that are remembered. There is a limit because callers choose the names of models."""
 
 
 class DialectTable:
@@ -45,7 +45,8 @@ class DialectTable:
     def expected(self, endpoint: Endpoint, model: str) -> Dialect:
         """Return the dialect to use for an endpoint and a model.
 
-        The first that is available counts: the setting ``Endpoint.decisions``, the known dialect, the assumed one, and that of its kind.
+        The first of these that is available counts: the setting ``Endpoint.decisions``, the known dialect, the assumed dialect, and the
+        dialect in ``EXPECTED`` for the kind of the endpoint.
         """
         key = endpoint.name, endpoint.base_url, model
         name = endpoint.decisions or self._known.get(key) or self._assumed.get(key) or EXPECTED.get(endpoint.kind, "openai")

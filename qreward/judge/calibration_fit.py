@@ -22,9 +22,9 @@ EDGE = 1e-6
 FOLDS = 10
 """Number of parts in cross-validation. Ten is usual (Kohavi 1995)."""
 MARGIN: Mapping[Method, float] = {"platt": 0.0, "isotonic": 2.0}
-"""Number of standard errors by which the log loss of a method must be below that of the best simpler method. Otherwise the simpler method is
-chosen. With 300 labels, an isotonic curve often looks better by chance and is worse on new items (Niculescu-Mizil and Caruana 2005 recommend
-a thousand labels)."""
+"""Number of standard errors by which the log loss of a method must be below that of the best simpler method. Otherwise the simpler method
+is chosen. With 300 labels, an isotonic curve often looks better by chance and is worse on new items (Niculescu-Mizil and Caruana 2005
+recommend a thousand labels)."""
 MOST_BINS = 15
 """Maximum number of bins of the calibration error, as in Guo et al. 2017."""
 LABELS_PER_BIN = 30

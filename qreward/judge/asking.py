@@ -1,6 +1,7 @@
-"""``JudgeModel``: one question to one judge model. The modules that build, send and share requests use this interface.
+"""``JudgeModel``, the interface of one question to one judge model. The modules that build, send and share requests use it.
 
-``writing`` implements it for written answers, ``deciding`` for decisions. This module must not know prompts or verdicts.
+``writing`` implements the interface for written answers, and ``deciding`` implements it for decisions. This module must not know prompts or
+verdicts.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ UNSENT = ("extra_headers", "extra_body", "hedge")
 
 
 class JudgeModel(ABC):
-    """One question to one judge model. With a rubric, a model may need several requests for an item, and each has an object of its own.
+    """One question to one judge model. With a rubric, a model may get several requests about an item, and each request has its own object.
 
     Attributes:
         model: name of the model.

@@ -19,7 +19,7 @@ MOST_WEIGHTS = 100
 _log = logging.getLogger("qreward")
 
 _IRRELEVANT = ("model", "range", "reasks", "min_label_mass", "cache", "cache_namespace", "calibration", "pair_prompt", "prompt", "verdict")
-"""Settings that do not change the score of an item, and settings that are separate arguments of ``identity_of``."""
+"""Settings that have no digest in an identity. Either they do not change the score of an item, or ``identity_of`` gets them separately."""
 
 
 def identity_of(config: JudgeConfig, others: Mapping[str, Any], weights: Iterable[str] = ()) -> JudgeIdentity:

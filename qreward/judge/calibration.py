@@ -34,7 +34,7 @@ _Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class JudgeIdentity(Policy):
-    """The settings and weights on which the scores of a judge depend. Settings are digests, because they may contain an API key.
+    """The settings and weights on which the scores of a judge depend. Settings are stored as digests, as they may contain an API key.
 
     Args:
         models: names of the judge models.
@@ -47,7 +47,9 @@ class JudgeIdentity(Policy):
     weights: tuple[str, ...] = ()
 
     def differences(self, other: JudgeIdentity) -> tuple[str, ...]:
-        """Return what differs in another identity: ``model`` with both names, and the names of settings. Weights are not compared.
+        """Return what differs in another identity: ``model`` with both names, and the names of the settings that differ.
+
+        Weights are not compared.
 
         Example:
             >>> JudgeIdentity(models=("judge-7b",)).differences(JudgeIdentity(models=("judge-70b",), settings={"samples": "00"}))

@@ -233,7 +233,7 @@ def choose(scores: Sequence[float], labels: Sequence[float]) -> Method:
 
 
 def log_losses(probabilities: Sequence[float], labels: Sequence[float]) -> list[float]:
-    """Return the log loss of each item. Probabilities are kept at the distance ``EDGE`` from 0 and 1."""
+    """Return the log loss of each item. Probabilities are kept at least ``EDGE`` away from 0 and 1."""
     inside = [min(max(probability, EDGE), 1 - EDGE) for probability in probabilities]
     return [-label * log(inner) - (1 - label) * log(1 - inner) for inner, label in zip(inside, labels, strict=True)]
 

@@ -1,4 +1,4 @@
-"""``Cascade``: several scorers in turn. If a scorer is not sure of an item, the next one scores it.
+"""``Cascade`` uses several scorers in turn. If a scorer is not sure of an item, the next scorer scores the item.
 
 The stages are scorers of any kind. This module must know only the interface of scorers. It must not know prompts, models or requests.
 """
@@ -93,8 +93,8 @@ class Cascade:
     A verdict or error of the last scorer is final. A ``ConfigError``, ``NoEndpoint``, ``ClientClosed`` or ``DeadlineExceeded`` of any
     scorer is final.
 
-    A cascade can be created without a running event loop, used from several event loops and threads, and pickled. A pickled
-    copy starts with empty statistics.
+    A cascade can be created without a running event loop, used from several event loops and threads, and pickled. A pickled copy starts
+    with empty statistics.
 
     Args:
         stages: two or more scorers, the cheapest first, or a mapping from names to scorers. Without a mapping, a stage has the name of its
@@ -226,7 +226,7 @@ class Cascade:
         raise AssertionError("the last stage is always sure")
 
     def _limit(self, timeout: float | None) -> Any:
-        """Return the time limit of an item in seconds; None for none; ``DEFAULT`` if the default of the first stage is not known."""
+        """Return the time limit of an item in seconds; None for no limit; ``DEFAULT`` if the default is not known."""
         if timeout is not DEFAULT:
             return seconds("timeout", timeout)
         first = self._stages[0].scorer

@@ -1,5 +1,5 @@
-"""``Stage``: decides whether the verdict or error of one scorer in a ``Cascade`` is final. ``EarlierStages``: what an item takes to the
-next stage from the stages that it has passed, such as the tokens.
+"""``Stage`` decides whether the verdict or error of one scorer in a ``Cascade`` is final. ``EarlierStages`` holds the data that an item
+takes to the next stage, such as the tokens that earlier stages have used.
 
 This module must not send anything.
 """

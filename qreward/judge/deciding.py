@@ -56,8 +56,7 @@ class SingleQuestion:
 
 
 class AutoMethod:
-    """Records whether a model answers with probabilities, with the method ``auto``. The first answer of the model counts for
-    all questions.
+    """For the method ``auto``, records whether a model answers with probabilities. The first answer of the model counts for all questions.
 
     Attributes:
         works: True after an answer with probabilities.
@@ -253,8 +252,8 @@ def _between(subject: str, numbers: tuple[str, ...], *, numbered: bool) -> Quest
     """Return the question that asks for one of several numbers.
 
     Servers number the levels of a ``Score`` from 0, and the model answers with the number of a level. With the names 1 to 5, the answer 4
-    would therefore count as the level that is named 5. So the levels are named 0, 1, ..., or the question is a
-    ``Choice``, whose options have letters.
+    would therefore count as the level that is named 5. So the levels are named 0, 1, ..., or the question is a ``Choice``, whose options
+    have letters.
 
     Args:
         numbered: True if the prompt names no other numbers, so that the levels may be named from 0.

@@ -386,7 +386,7 @@ class Ranker:
         self._title = ", ".join(models)
 
     async def one(self, fields: Mapping[str, Any], options: Mapping[str, Any]) -> Ranking:
-        """Rank one group. Raises its error."""
+        """Return the ranking of one group, or raise the error of the group."""
         runtime = runtime_of(self._client)
         group, timeout = self._read(fields, extra=False), runtime.request_options(options).timeout
         runner = GroupRunner(self._compare, lambda group: group, [group], on_result=None, progress=None, keep=True, clock=runtime.clock)
@@ -399,7 +399,7 @@ class Ranker:
         return batch[0].value
 
     async def many(self, groups: Iterable[Any] | AsyncIterable[Any], options: Mapping[str, Any]) -> BatchResult[Ranking]:
-        """Rank many groups."""
+        """Return a ranking or an error for each of many groups."""
         check_batch_options(options)
         groups, runtime = batch_items("groups", groups), runtime_of(self._client)
         pool = runtime.pool(self._models[0])

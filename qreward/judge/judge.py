@@ -327,7 +327,7 @@ class Judge:
         Raises:
             InvalidResponse: some comparisons failed, and the successful ones do not connect all responses.
             RequestTimeout: the timeout passed before the last round ended.
-            RequestError: at most half of the comparisons succeeded. If all errors have the same class, the error has this class.
+            RequestError: at most half of the comparisons succeeded. If all errors have the same class, the raised error has this class.
             NoEndpoint: no endpoint serves a model. Nothing was sent.
             ConfigError: a response is None, ``comparisons`` is too small, or a field is missing or unknown. Nothing was sent.
         """

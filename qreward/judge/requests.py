@@ -26,7 +26,7 @@ PAIR_NAMES = ("prompt", "first", "second", "reference")
 
 
 def fields_of(item: object, names: Sequence[str] = POINT_NAMES) -> Mapping[str, Any]:
-    """Return an item as a mapping of fields. A tuple holds the values of ``names``, the last of which may be left out.
+    """Return an item as a mapping of fields. A tuple holds the values of ``names`` in this order; the last value may be left out.
 
     Raises:
         ConfigError: the item is neither a mapping nor such a tuple, or it lacks a field.

@@ -1,4 +1,4 @@
-"""One request of a judge until its vote or error: how an answer is evaluated, and when the request is sent again.
+"""Follow one request of a judge until its vote or error: evaluate its answers, and decide whether the request is sent again.
 
 This module must not send requests or know the event loop.
 """

@@ -1,9 +1,10 @@
 """Share identical requests between items: each request is in flight only once, for all items that wait for its answer.
 
 Everything here happens in one event loop. ``SingleFlight`` maps keys to the requests in flight. An item waits for one ``SharedRequest`` for
-each request that it needs. When the last item stops waiting, the request is cancelled. A batch sends its requests through its feed. Other
-requests are submitted to the driver one by one. A request that its batch no longer needs, but for which other items wait, is submitted to
-the driver too.
+each request that it needs. When the last item stops waiting, the request is cancelled.
+
+A batch puts its requests into its feed, the queue from which the scheduler takes them. Other requests are submitted to the driver one by
+one. If a batch no longer needs a request, but other items wait for it, the request is submitted to the driver too.
 """
 
 from __future__ import annotations

@@ -162,10 +162,10 @@ class Comparison:
 
     Attributes:
         preference: the better response. If a judge model prefers different responses in the two orders, its preference is ``tie``.
-        score: 1.0 for the first response, 0.0 for the second, 0.5 for a tie. The judge's ``settle`` says how the scores of several models
-            or samples are aggregated.
-        votes: the votes that were aggregated. The ``score`` of a vote is 1.0 if it prefers the caller's first response, also if the
-            responses were shown in reverse order.
+        score: 1.0 for the first response, 0.0 for the second, 0.5 for a tie. A decision has the expected value of these numbers. The
+            judge's ``settle`` says how the scores of several models or samples are aggregated.
+        votes: the votes that were aggregated. The ``score`` of a vote is that of the caller's first response, also if the responses were
+            shown in reverse order.
         usage: tokens of all answers. None if no server reported usage.
         cached: True if no request was sent for this pair.
         confidence: as in :class:`Verdict`. The two orders of a pair count as one vote.

@@ -154,7 +154,10 @@ def parser_of(criterion: Criterion) -> VerdictParser:
 
 @lru_cache(maxsize=32)
 def _choice_verdict(count: int) -> type[BaseModel]:
-    """Return the pydantic model of a written choice. The model answers with a letter, as labels may be long, or differ in case only."""
+    """Return the pydantic model of a written choice.
+
+    The judge answers with a letter, because labels may be long, or may differ only in upper and lower case.
+    """
     letters: Any = Literal[tuple(ascii_uppercase[:count])]
     fields: Any = {"reason": (str, Field(default="", description="why, in a few sentences")), "choice": (letters, ...)}
     return create_model(f"ChoiceOf{count}", __doc__="One of the options, and why.", **fields)

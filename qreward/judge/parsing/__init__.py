@@ -32,7 +32,7 @@ The rules:
   code, tags except layout tags and tags around a value, and HTML comments. A text between two quotations is not a verdict. An answer with
   quotation marks, fences or tags that do not pair is rejected.
 - A verdict after "The candidate wrote:" is not accepted, but it counts as a second verdict.
-- An answer that has more than 100,000 characters after its reasoning is removed is rejected, so that parsing does not block other work.
+- An answer is rejected if more than 100,000 characters are left after its reasoning is removed, so that parsing does not block other work.
 """
 
 from __future__ import annotations

@@ -156,7 +156,7 @@ class VerdictSchema(Generic[M]):
 
     @property
     def key(self) -> str:
-        """The name of the deciding field in JSON. Must not be read if no field decides."""
+        """The name of the deciding field in JSON. This property must not be read if no field decides."""
         assert self.name
         return self._keys(self.name)[0]
 
@@ -165,12 +165,12 @@ class VerdictSchema(Generic[M]):
 
     @cached_property
     def _known(self) -> Mapping[str, str]:
-        """Spelling without case and separators -> JSON key, for all fields."""
+        """For all fields: the spelling of a key without case and separators -> the key in JSON."""
         return {_folded(key): key for name in self.model.model_fields for key in reversed(self._keys(name))}
 
     @cached_property
     def _deciding(self) -> frozenset[str]:
-        """The keys of the deciding field. If there is none: those of all required fields, or of all fields if none is required."""
+        """The keys of the deciding field. If no field decides, the keys of all required fields, or of all fields if none is required."""
         fields = self.model.model_fields
         names = [self.name] if self.name else [name for name, info in fields.items() if info.is_required()] or list(fields)
         return frozenset(_folded(key) for name in names for key in self._keys(name))
@@ -326,7 +326,7 @@ def schema_of(model: type[BaseModel], scale: Scale | None = None) -> dict[str, A
 
 
 def instruction(model: type[BaseModel], scale: Scale | None = None) -> str:
-    """Return the part of a prompt that tells the judge in which form to answer.
+    """Return the part of a prompt that describes in which form the judge must answer.
 
     Example:
         >>> from qreward.judge.parsing import ScoreVerdict

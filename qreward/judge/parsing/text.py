@@ -1,5 +1,5 @@
-"""Verdicts in free text. A verdict is accepted if one sentence is the verdict and nothing else, and no other sentence
-contradicts or may revise it.
+"""Verdicts in free text. A verdict is accepted if one sentence is the verdict and nothing else, and no other sentence contradicts or may
+revise it.
 
 1. Reasoning is removed (:func:`without_reasoning`). Quotations are removed and JSON objects are collected (:func:`own_words`).
 2. The rest is split into sentences. Sentences that may report someone else's words are marked (:func:`sentences`).

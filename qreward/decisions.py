@@ -234,7 +234,11 @@ class DecisionAnswer:
 
     @property
     def confidence(self) -> float:
-        """The confidence that the server reports, or the probability of the most probable option, multiplied by a known ``label_mass``."""
+        """The confidence that the server reports.
+
+        If the server reports none, the confidence is the probability of the most probable option, multiplied by ``label_mass`` if that is
+        known.
+        """
         numbers = self._numbers()
         if self._confidence is not None:
             return self._confidence
@@ -393,7 +397,7 @@ class Decision(Sequence[DecisionAnswer]):
 
 
 def check_questions(questions: object) -> tuple[Question, ...]:
-    """Return the questions as a tuple. Raises ``ConfigError`` for other objects, for an empty list, and for two questions with one name."""
+    """Return the questions as a tuple. Raises ``ConfigError`` if there are none, an object is no question, or two have the same name."""
     if isinstance(questions, YesNo | Score | Choice):
         raise ConfigError(f"questions must be a list, such as [{type(questions).__name__}(...)]")
     if isinstance(questions, str | Mapping) or not isinstance(questions, Sequence) or not questions:

@@ -1,4 +1,4 @@
-"""A batch of decisions. If an item has more questions than a server accepts, it is sent as several requests at the same time."""
+"""A batch of decisions. If an item has more questions than a server accepts, several requests are sent for it at the same time."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Find the dialect of decisions of each endpoint of a model, with one small request to each endpoint.
 
-A dialect is the form in which an API takes questions and returns answers. Concurrent calls share these requests, also in
-several event loops and threads. This module must not know the format of a dialect.
+A dialect is the form in which an API takes questions and returns answers. Concurrent calls share these requests, also in several event
+loops and threads. This module must not know the format of a dialect.
 """
 
 from __future__ import annotations

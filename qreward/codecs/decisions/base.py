@@ -1,7 +1,7 @@
 """The base of all dialects of decisions: the input of a call, its encoding, and checks of the numbers in answers.
 
-A dialect is the form in which one API takes questions and returns answers. It is a ``Codec`` whose calls have a ``DecisionInput`` as
-``inputs``.
+A dialect is the form in which one API takes questions and returns answers. In code, it is a ``Codec`` whose calls have a
+``DecisionInput`` as ``inputs``.
 """
 
 from __future__ import annotations
@@ -126,11 +126,11 @@ class Dialect(ABC):
 
     @abstractmethod
     def write(self, question: Question) -> Any:
-        """Return a question in the form that the body has."""
+        """Return a question in the form in which the request body contains it."""
 
     @abstractmethod
     def rows(self, document: dict[str, Any], count: int) -> Sequence[Any]:
-        """Return the part of a response about each of ``count`` questions, in their order. Raises ``Malformed``."""
+        """Return the parts of a response that answer the questions, in their order. ``count`` is their number. Raises ``Malformed``."""
 
     @abstractmethod
     def read(self, question: Question, row: Any) -> FoundAnswer:
@@ -234,7 +234,7 @@ class Dialect(ABC):
         return usage_of(document.get("usage"))
 
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
-        """Return an estimate of the prompt tokens from the number of characters, and one output token per question."""
+        """Return estimates of the prompt tokens, from the number of characters, and of the output tokens, which is one per question."""
         given, questions = call.inputs
         size = len(given) if isinstance(given, str) else sum(len(message["content"]) for message in given)
         return (size + len(self._encoded_questions(questions).member)) / CHARS_PER_TOKEN, float(len(questions))
@@ -351,7 +351,7 @@ def as_text(messages: Sequence[Mapping[str, str]]) -> str:
 
 
 def unique_names(options: Sequence[str | bool]) -> list[str]:
-    """Return a name in one line for each option. Names differ by more than upper and lower case, which some APIs require.
+    """Return a name in one line for each option. The names differ by more than upper and lower case, because some APIs require this.
 
     Example:
         >>> unique_names([True, "true", "two\nlines"])
@@ -413,8 +413,8 @@ def _text_message(message: dict[str, Any], place: int) -> dict[str, str]:
 def refused_by(status: int, body: bytes) -> str | None:
     """Return the name of the dialect that the error response to a decision points to, or None.
 
-    The messages are those of vLLM 0.33 and SGLang 0.5.23. If a server repeats the request in its message, the words of the
-    request count too.
+    The messages are those of vLLM 0.33 and SGLang 0.5.23. If a server repeats the request in its message, the words of the request count
+    too.
 
     Example:
         >>> refused_by(404, b'{"detail":"Not Found"}'), refused_by(404, b'{"error":{"message":"The model `m` does not exist."}}')

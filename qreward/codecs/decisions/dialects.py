@@ -53,7 +53,7 @@ class DialectTable:
         return DIALECTS[name].at(endpoint)
 
     def assume(self, endpoint: Endpoint, model: str, name: str) -> None:
-        """Use a dialect for an endpoint and a model until their dialect is known."""
+        """Use a dialect for a pair of endpoint and model until the dialect of this pair is known."""
         if len(self._assumed) >= MOST_KNOWN:
             self._assumed.clear()
         self._assumed[endpoint.name, endpoint.base_url, model] = name

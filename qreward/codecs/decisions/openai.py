@@ -186,8 +186,8 @@ def _numbers_of(question: Question, row: _Score | _Choice) -> Sequence[float]:
 
 
 class VLLMDialect(OpenAIDialect):
-    """Decisions as vLLM 0.33 serves them (``entrypoints/openai/decisions``). vLLM's ``confidence`` is the
-    highest probability times the label mass."""
+    """Decisions as vLLM 0.33 serves them (``entrypoints/openai/decisions``). vLLM's ``confidence`` is the highest probability times the
+    label mass."""
 
     name = "vllm"
     most_questions = 64

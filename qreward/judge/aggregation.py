@@ -170,7 +170,7 @@ def aggregate_rubrics(
     The outcomes of all requests of one vote are combined into that vote. The votes are then aggregated by :func:`aggregate_scores`.
 
     Args:
-        outcomes: the outcomes of the requests. The requests of one vote follow each other.
+        outcomes: the outcomes of the requests. The requests of one vote are next to each other.
         how: ``majority``, ``mean`` or ``median``.
         rubric: the rubric.
         sizes: the number of requests of each vote.

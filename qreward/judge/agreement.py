@@ -40,7 +40,7 @@ class JudgeReport:
         mean: mean score.
         length_bias: Spearman correlation of the score with the length of the response in characters. Longer responses may be better, so
             compare this number with that of other judges or of labels.
-        order_changes: share of pairs whose preference changes when the responses change places.
+        order_changes: share of pairs whose preference changes when the responses change places. Each model and sample counts.
         first_place: share of the preferences, over both orders, that are for the response that is shown first. Ties do not count. 0.5
             means no bias.
     """

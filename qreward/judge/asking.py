@@ -34,7 +34,7 @@ class JudgeModel(ABC):
         cached_as: name of the model in the cache, including the namespace.
         identity: the part of the request key that all requests of this object share. Headers are not part of it, as they may contain an
             API key.
-        question: the text at the end of the prompt that asks the question and says how to answer; ``""`` for none.
+        question: the text at the end of the prompt that asks the question and says how to answer; ``""`` for no such text.
     """
 
     model: str

@@ -131,7 +131,7 @@ class Builders:
         return ModelQuestions(self._prompt(False, apart=True), criterion_models(model, config.rubric, config, form))
 
     def _deciding(self, model: str, most: int, pairs: bool) -> ModelQuestions:
-        """Return the questions for decisions. The criteria of a rubric are divided evenly over as few requests as the servers allow."""
+        """Return the questions for decisions. The criteria of a rubric are divided evenly into as few requests as the servers allow."""
         config, auto = self._config, self.autos[model] if self._config.method == "auto" else None
         subjects: list[SingleQuestion | Sequence[Criterion]]
         if pairs:

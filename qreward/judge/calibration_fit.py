@@ -273,7 +273,7 @@ def bins_of(probabilities: Sequence[float], labels: Sequence[float], most: int |
 
 
 def ece(probabilities: Sequence[float], labels: Sequence[float], bins: int | None = None) -> float:
-    """Return the expected calibration error: the difference between mean probability and mean label of a bin, averaged over all items.
+    """Return the expected calibration error: the distance between mean probability and mean label of a bin, averaged over all items.
 
     Bins have equal numbers of items, which has less bias than equal widths (Nguyen and O'Connor 2015; Roelofs et al. 2022).
 

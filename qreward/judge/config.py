@@ -36,7 +36,7 @@ class JudgeConfig(Policy):
         prompt: template of the user message, with ``{prompt}``, ``{response}``, ``{reference}`` and any other field of an item. None
             uses the built-in prompt. The judge replaces ``{answer_form}`` with a description of how to answer. If the template does not
             contain ``{answer_form}``, the judge appends the description.
-        system: template of the system message. None sends none.
+        system: template of the system message. With None, no system message is sent.
         pair_prompt: template of the user message for pairs, with ``{first}`` and ``{second}``. The template must call the responses A and
             B.
         method: ``write`` asks for a written verdict. ``decide`` asks for the probability of each possible answer, and the score is the

@@ -139,7 +139,7 @@ def budget_of(size: int, comparisons: int | None) -> int:
 
     Args:
         size: number of different responses.
-        comparisons: the number that the caller wants. None takes ``size * log2(size)``, the number of comparisons of a sort. If there are
+        comparisons: the number that the caller wants. None takes ``size * log2(size)``, about as many as a sort needs. If there are
             fewer pairs, all pairs are compared.
 
     Raises:

@@ -212,9 +212,10 @@ def _expected(probabilities: Sequence[float], values: Sequence[float]) -> float:
 class Rubric:
     """The criteria by which a response is judged.
 
-    The score is the sum of weight times value over all criteria, divided by the sum of the positive weights, and clipped to 0..1. The value
-    of a criterion is the probability of yes, the expected level from 0 to 1, or the expected value of its choices. HealthBench has the same
-    formula for values of 0 and 1 (https://arxiv.org/abs/2505.08775). If the value of a criterion is below its ``gate``, the score is 0.
+    For each criterion, its weight is multiplied by its value. The score is the sum of these products, divided by the sum of the positive
+    weights, and clipped to 0..1. The value of a criterion is the probability of yes, the expected level from 0 to 1, or the expected value
+    of its choices. HealthBench has the same formula for values of 0 and 1 (https://arxiv.org/abs/2505.08775). If the value of a criterion
+    is below its ``gate``, the score is 0.
 
     Args:
         criteria: the criteria. At least one of them must have a positive weight, and their names must differ.

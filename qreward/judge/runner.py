@@ -94,8 +94,8 @@ class ResultCollector:
     """Collects the results of a batch of a cascade or of rankings, whose requests are sent by other batches.
 
     Args:
-        on_result: receives each result; None for none.
-        progress: shows the results; None for none.
+        on_result: receives each result; None if nothing does.
+        progress: shows how many items are done; None for no display.
         keep: keep the results for :meth:`batch`.
     """
 

@@ -32,7 +32,7 @@ class JudgeRequest(NamedTuple):
         sample: number of the sample, from 0.
         swapped: True if the responses of a pair are shown in reverse order. The model's score is then the score of the second response.
         group: identifies the requests that have a common prefix, for prefix affinity; None if the request has no such group.
-        fallback: the written request that replaces a request for decisions if the model gives no probabilities; None for none.
+        fallback: the written request that replaces a request for decisions if the model gives no probabilities; None if there is none.
     """
 
     judge_model: JudgeModel

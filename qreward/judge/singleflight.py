@@ -355,7 +355,7 @@ class SharedRequest(Waiter):
             return
         self.waiters = [waiter for waiter in self.waiters if waiter not in over]
         self._pass_on(error, over)
-        if self.waiters and self.task is None:  # the end of one item may have ended the others
+        if self.waiters and self.task is None:  # the end of one item may have ended other items
             self._leave_batch()
 
     def close(self) -> None:

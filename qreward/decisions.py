@@ -50,7 +50,7 @@ class YesNo:
 
     Args:
         instructions: the statement or question.
-        name: name of the answer in the :class:`Decision`; None for none.
+        name: name of the answer in the :class:`Decision`; None for no name.
         yes, no: descriptions of the answers yes and no, if the statement alone is not clear.
 
     Example:
@@ -73,7 +73,7 @@ class YesNo:
 
     @property
     def descriptions(self) -> tuple[str, ...]:
-        """The description of each option; ``""`` for none."""
+        """The description of each option; ``""`` for an option without one."""
         return self.yes, self.no
 
 
@@ -85,7 +85,7 @@ class Score:
         instructions: the question that the rating answers.
         levels: the labels of 2 to 10 levels, the lowest first; or a mapping from labels to descriptions. Servers number the levels from 0,
             so a label that is a number must be the number of its level.
-        name: name of the answer in the :class:`Decision`; None for none.
+        name: name of the answer in the :class:`Decision`; None for no name.
 
     Example:
         >>> Score("How clear is the response?", levels=["unclear", "readable", "clear"]).options
@@ -122,7 +122,7 @@ class Choice:
         choices: a list of 2 to 255 options, which are texts or bools; or a mapping from options to descriptions. OpenAI accepts 255
             options, vLLM and SGLang 26, chat models 20. Servers call the options A, B, ..., so an option that is a single letter must be
             the letter of its position.
-        name: name of the answer in the :class:`Decision`; None for none.
+        name: name of the answer in the :class:`Decision`; None for no name.
 
     Example:
         >>> Choice("What is the tone?", choices={"calm": "factual and polite", "rude": ""}).options

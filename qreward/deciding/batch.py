@@ -61,7 +61,7 @@ class DividedItem:
 
 
 class DecisionBatch(BatchWaiter):
-    """The waiter of a batch of decisions. See :class:`BatchWaiter` for the other arguments.
+    """The waiter of a batch of decisions, which receives the outcome of each task. See :class:`BatchWaiter` for the other arguments.
 
     Args:
         most: returns the largest number of questions per request, as far as it is known.

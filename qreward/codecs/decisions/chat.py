@@ -130,7 +130,7 @@ def asked(question: Question) -> str:
 
 
 def _messages(inputs: DecisionInput) -> list[dict[str, str]]:
-    """Return the conversation: the system message, if the input begins with one, and a message with the rest and the question."""
+    """Return the conversation: the system message, if the input begins with one, and one message with all other text and the question."""
     given, question = inputs.input, asked(inputs.questions[0])
     if isinstance(given, str):
         return [{"role": "user", "content": f"{given}\n\n{question}"}]

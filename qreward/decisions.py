@@ -50,7 +50,7 @@ class YesNo:
 
     Args:
         instructions: the statement or question.
-        name: name of the answer in the :class:`Decision`; None for none.
+        name: name of the answer in the :class:`Decision`; None for no name.
         yes, no: descriptions of the answers yes and no, if the statement alone is not clear.
 
     Example:
@@ -73,7 +73,7 @@ class YesNo:
 
     @property
     def descriptions(self) -> tuple[str, ...]:
-        """The description of each option; ``""`` for none."""
+        """The description of each option; ``""`` for an option without one."""
         return self.yes, self.no
 
 
@@ -85,7 +85,7 @@ class Score:
         instructions: the question that the rating answers.
         levels: the labels of 2 to 10 levels, the lowest first; or a mapping from labels to descriptions. Servers number the levels from 0,
             so a label that is a number must be the number of its level.
-        name: name of the answer in the :class:`Decision`; None for none.
+        name: name of the answer in the :class:`Decision`; None for no name.
 
     Example:
         >>> Score("How clear is the response?", levels=["unclear", "readable", "clear"]).options
@@ -122,7 +122,7 @@ class Choice:
         choices: a list of 2 to 255 options, which are texts or bools; or a mapping from options to descriptions. OpenAI accepts 255
             options, vLLM and SGLang 26, chat models 20. Servers call the options A, B, ..., so an option that is a single letter must be
             the letter of its position.
-        name: name of the answer in the :class:`Decision`; None for none.
+        name: name of the answer in the :class:`Decision`; None for no name.
 
     Example:
         >>> Choice("What is the tone?", choices={"calm": "factual and polite", "rude": ""}).options
@@ -234,7 +234,11 @@ class DecisionAnswer:
 
     @property
     def confidence(self) -> float:
-        """The confidence that the server reports, or the probability of the most probable option, multiplied by a known ``label_mass``."""
+        """The confidence that the server reports.
+
+        If the server reports none, the confidence is the probability of the most probable option, multiplied by ``label_mass`` if that is
+        known.
+        """
         numbers = self._numbers()
         if self._confidence is not None:
             return self._confidence
@@ -258,7 +262,7 @@ class DecisionAnswer:
 class FoundAnswer(NamedTuple):
     """The answer to one question: a probability for each option, the label mass, and the confidence.
 
-    The server may not report the last two.
+    The label mass and the confidence are None if the server does not report them.
     """
 
     probabilities: tuple[float, ...]
@@ -269,7 +273,8 @@ class FoundAnswer(NamedTuple):
 class AnswerTable(msgspec.Struct, frozen=True):
     """The answers to several questions as columns of numbers, in the order of the questions.
 
-    Most answers are only summed. An object for each answer would cost more time than all other work on it.
+    For most answers, only sums of these numbers are computed. Making an object for each answer would take more time than all other work on
+    the answer.
 
     Attributes:
         questions: the questions.
@@ -287,7 +292,7 @@ class AnswerTable(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, questions: tuple[Question, ...], found: Sequence[FoundAnswer | QRewardError]) -> AnswerTable:
-        """Return the table of an answer or error for each question.
+        """Return a table, made from one answer or error for each question.
 
         Example:
             >>> AnswerTable.of((YesNo("It is right."),), [FoundAnswer((0.75, 0.25), label_mass=0.5)]).confidences
@@ -299,7 +304,7 @@ class AnswerTable(msgspec.Struct, frozen=True):
         for place, (question, each) in enumerate(zip(questions, found, strict=True)):
             if isinstance(each, QRewardError):
                 errors[place] = each
-                each = FoundAnswer((0.0,) * len(question.options))  # noqa: PLW2901 - so that the places of the others are right
+                each = FoundAnswer((0.0,) * len(question.options))  # noqa: PLW2901 - keeps the places of the other answers
             flat += each.probabilities
             masses.append(each.label_mass)
             whole = 1.0 if each.label_mass is None else each.label_mass
@@ -313,7 +318,7 @@ class AnswerTable(msgspec.Struct, frozen=True):
         return cls.of(tuple([question for question, _ in rows]), [row for _, row in rows])
 
     def spans(self) -> Iterator[tuple[int, int, int]]:
-        """Yield for each question its index, and the begin and end of its probabilities in ``probabilities``."""
+        """Yield for each question its index, and the start and end of its probabilities in ``probabilities``."""
         end = 0
         for place, question in enumerate(self.questions):
             begin, end = end, end + len(question.options)
@@ -392,7 +397,7 @@ class Decision(Sequence[DecisionAnswer]):
 
 
 def check_questions(questions: object) -> tuple[Question, ...]:
-    """Return the questions as a tuple. Raises ``ConfigError`` for other objects, for an empty list, and for two questions with one name."""
+    """Return the questions as a tuple. Raises ``ConfigError`` if there are none, an object is no question, or two have the same name."""
     if isinstance(questions, YesNo | Score | Choice):
         raise ConfigError(f"questions must be a list, such as [{type(questions).__name__}(...)]")
     if isinstance(questions, str | Mapping) or not isinstance(questions, Sequence) or not questions:

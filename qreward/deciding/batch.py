@@ -1,4 +1,4 @@
-"""A batch of decisions. If an item has more questions than a server accepts, it is sent as several requests at the same time."""
+"""A batch of decisions. If an item has more questions than a server accepts, several requests are sent for it at the same time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class DividedItem:
 
     def __init__(self, index: int) -> None:
         self.index, self.under_way = index, 0
-        self._calls: dict[tuple[int, ...], WireRequest] = {}  # by place: (1, 0) is the first half of the second part
+        self._calls: dict[tuple[int, ...], WireRequest] = {}  # by place: (1, 0) is the first part of the second part
         self._results: dict[tuple[int, ...], Result[Any]] = {}
         self._failed: list[AttemptRecord] = []  # attempts of requests that failed and were then divided
 
@@ -46,7 +46,7 @@ class DividedItem:
         self.under_way -= 1
 
     def result(self) -> Result[Any]:
-        """Return the result of the item, after its last request."""
+        """Return the result of the item. All its requests must have ended."""
         places = sorted(self._calls)
         results = [self._results[place] for place in places]
         outcomes: list[Outcome] = [each.value if each.error is None else each.error for each in results]
@@ -61,7 +61,7 @@ class DividedItem:
 
 
 class DecisionBatch(BatchWaiter):
-    """The waiter of a batch of decisions. See :class:`BatchWaiter` for the other arguments.
+    """The waiter of a batch of decisions, which receives the outcome of each task. See :class:`BatchWaiter` for the other arguments.
 
     Args:
         most: returns the largest number of questions per request, as far as it is known.
@@ -100,7 +100,10 @@ class DecisionBatch(BatchWaiter):
         self._end_if_done()
 
     def _send_again(self, task: Task, result: Result[Any]) -> bool:
-        """Divide a request that failed because of one of its questions or because of their number. Returns False if the error is final."""
+        """Divide a failed request and send its parts, if one of its questions or their number may be the cause of the error.
+
+        Returns False if the error is final.
+        """
         assert result.error is not None
         if self._ending or self._error is not None:
             return False

@@ -1,6 +1,7 @@
 """Find the dialect of decisions of each endpoint of a model, with one small request to each endpoint.
 
-Concurrent calls share these requests, also in several event loops and threads. This module must not know the format of a dialect.
+A dialect is the form in which an API takes questions and returns answers. Concurrent calls share these requests, also in several event
+loops and threads. This module must not know the format of a dialect.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from qreward.scheduler.state import Pool, Task
 from qreward.settings.policies import Endpoint
 
 TIMEOUT = 10.0
-"""Seconds to wait for an answer. An endpoint that does not answer is assumed to have the dialect of the other endpoints."""
+"""Seconds that a request waits for an answer. An endpoint that does not answer is assumed to have the dialect of the other endpoints."""
 MOST_MODELS = 4096
-"""The most endpoints and models that are remembered. Callers choose the names of models, so there could be any number."""
+"""Maximum number of pairs of endpoint and model, and of models, that are remembered. Callers may use any number of names of models."""
 
 NEEDS_LABELS = "generative_scoring"
 """A dialect that is never assumed. The settings of an endpoint must name it."""
@@ -107,9 +108,10 @@ class DialectFinder:
         return any(endpoint.decisions is not None or self.table.known(endpoint, model) is not None for endpoint in endpoints)
 
     def _assume(self, endpoints: Sequence[Endpoint], model: str) -> bool:
-        """Assume for each endpoint without a known dialect the dialect of another endpoint, preferably one of the same kind.
+        """Assume that an endpoint without a known dialect has the dialect of another endpoint of the same kind.
 
-        Returns False if no dialect is known.
+        If there is none and the kind of the endpoint is ``ANY``, the dialect of an endpoint of another kind is assumed. Returns False if no
+        dialect is known.
         """
         known: dict[str, str] = {}  # kind -> dialect
         for endpoint in endpoints:
@@ -137,10 +139,10 @@ class DialectFinder:
 
 
 class Probe:
-    """One small request that shows the dialect of an endpoint. It belongs to its event loop and not to a caller.
+    """One small request that shows the dialect of an endpoint. The request belongs to its event loop, so that no caller can cancel it.
 
     Attributes:
-        done: has a result when the request has ended.
+        done: a future that has a result when the request has ended.
         unreached: True if the endpoint could not be reached.
     """
 
@@ -183,7 +185,7 @@ class Probe:
         if not self.done.done():
             self.done.set_result(None)
 
-    # as the loop driver calls its waiters
+    # called by the loop driver
 
     def close(self) -> None:
         """Cancel the request, because the client is closed."""
@@ -201,6 +203,6 @@ def endpoints_of(pool: Pool) -> list[Endpoint]:
 
 
 def _described(failure: Failure) -> str:
-    """Describe a failure without the text of the server."""
+    """Return a description of a failure, without the text of the server."""
     status = getattr(failure.error, "status_code", None)
     return f"failed with {type(failure.error).__name__}" if status is None else f"answered {status}"

@@ -1,6 +1,6 @@
 """Decisions in parts: divide a request with more questions than a server accepts, and join the decisions of its parts.
 
-Pure functions. This module must not know the engine or asyncio.
+The functions are pure. This module must not know the engine or asyncio.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from qreward.errors import BadRequest, QRewardError
 from qreward.records import AttemptRecord, Usage, added
 
 REFUSED = "refused"
-"""The outcome of an attempt that the server rejected with 400, 413 or 422, except for a too long input."""
+"""The outcome of an attempt whose request the server rejected as wrong (400, 413, 422 or a content filter). An input that is too long has
+another outcome."""
 
 Outcome = Decision | QRewardError
 T = TypeVar("T")

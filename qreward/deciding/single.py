@@ -1,4 +1,4 @@
-"""One decision for one caller, sent as several requests if there are too many questions or if the server rejects one of them."""
+"""One decision for one caller, sent as several requests if it has too many questions or if the server rejects one of its questions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from qreward.results import Result
 from qreward.scheduler.state import RequestOptions
 
 Send = Callable[[WireRequest, RequestOptions], Awaitable[Result[Any]]]
-"""Sends one request. The error of the request is in its result."""
+"""A function that sends one request and returns its result. If the request failed, the result has the error."""
 
 
 class DividedDecision:
@@ -68,6 +68,6 @@ class DividedDecision:
             return error
 
     def _options_now(self) -> RequestOptions:
-        """Return the options with the rest of the timeout."""
+        """Return the options, with the time that is left as the timeout."""
         timeout = self._options.timeout
         return self._options if timeout is None else self._options._replace(timeout=max(self._began + timeout - self._clock(), 1e-3))

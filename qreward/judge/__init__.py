@@ -1,6 +1,6 @@
 """LLM judges: ask one or more models, parse their answers into verdicts, and aggregate the verdicts into a score.
 
-``RewardModelScorer`` gives a reward model the same interface.
+``RewardModelScorer`` gives a reward model the ``Scorer`` interface, which judges have too.
 """
 
 from __future__ import annotations

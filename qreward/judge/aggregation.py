@@ -1,4 +1,7 @@
-"""Aggregate several votes into one outcome. An outcome is decided as soon as no pending vote can change it. Pure functions."""
+"""Aggregate the votes on an item into its outcome, which is a score or an error.
+
+An outcome is decided as soon as no pending vote can change it. The functions of this module are pure.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from qreward.judge.rubric import DecidedCriteria, Rubric
 from qreward.judge.types import CriterionResult, CriterionResults, Vote
 
 SampleOutcome = Vote | QRewardError | None
-"""The outcome of one request; None while the request is pending."""
+"""The outcome of one request: its vote or its error; None while the request is pending."""
 
 
 class Aggregate(NamedTuple):
@@ -32,7 +35,7 @@ class Aggregate(NamedTuple):
 
 
 Decide = Callable[[Sequence[SampleOutcome]], Aggregate | QRewardError | None]
-"""A function from the known outcomes of an item to its aggregate, its error, or None while it is undecided."""
+"""A function from the outcomes of an item's requests to the aggregate or the error of the item; None while the item is undecided."""
 
 
 def quorum(size: int) -> int:
@@ -41,7 +44,7 @@ def quorum(size: int) -> int:
 
 
 def quorum_error(outcomes: Sequence[SampleOutcome], what: str = "votes") -> QRewardError | None:
-    """Return the error of an item that can no longer reach its quorum; None if it can.
+    """Return the error of an item that can no longer reach its quorum; None if the item can still reach the quorum.
 
     The message lists the errors of all failed requests. If there is only one request, its error is returned unchanged.
     """
@@ -64,16 +67,17 @@ def quorum_error(outcomes: Sequence[SampleOutcome], what: str = "votes") -> QRew
 def confidence_of(score: float, votes: Sequence[Vote], how: Settle, width: float | None) -> float | None:
     """Return the confidence in a score that was aggregated from votes, from 0 to 1; None for a single written vote.
 
-    A single decision has a confidence of its own. The confidence of several votes is the share that agrees with the score. A written vote
-    counts as 1, a decision as its own confidence. With ``majority``, a written vote agrees if its score equals the aggregated score. All
-    other votes agree if they are nearer to the aggregated score than half the width of the range. For example, of the votes 1, 1 and 0 with
-    the mean 0.67, the two votes of 1 agree. Pending votes do not count.
+    A single decision has a confidence of its own. The confidence of several votes is the share of them that agrees with the score. In this
+    share, a written vote counts as 1, and a decision counts as its own confidence. With ``majority``, a written vote agrees if its score
+    equals the aggregated score. Any other vote agrees if its score is less than half of ``width`` away from the aggregated score. For
+    example, of the votes 1, 1 and 0 with the mean 0.67, the two votes of 1 agree. Pending votes do not count.
 
     Args:
         score: the aggregated score.
         votes: the votes.
         how: ``majority``, ``mean`` or ``median``.
-        width: the highest score minus the lowest. None if they are not known, as with a ``score`` function; then only equal votes agree.
+        width: the highest score minus the lowest. None if these are not known, as with a ``score`` function.
+            With None, a vote agrees only if its score equals the aggregated score.
 
     Example:
         >>> confidence_of(1.0, [Vote(1.0), Vote(0.0), Vote(1.0), Vote(1.0)], "majority", 1.0)
@@ -92,11 +96,14 @@ def confidence_of(score: float, votes: Sequence[Vote], how: Settle, width: float
 
 
 def aggregate_scores(outcomes: Sequence[SampleOutcome], how: Settle, width: float | None = None) -> Aggregate | QRewardError | None:
-    """Return the aggregated score with the votes, the closest votes first; the error of the item; or None while it is undecided.
+    """Return the aggregate of an item; the error of the item; or None while the item is undecided.
 
-    ``majority`` is the most frequent score. If several scores are equally frequent, it is their median, or the lower of the two middle
-    scores, so it is always the score of a vote. A majority is decided when no pending vote can change it. ``mean`` and ``median`` wait
-    until every request has a vote or an error. All three need votes from more than half of the requests.
+    The votes of the aggregate are sorted by their distance from the aggregated score, the closest first.
+
+    ``majority`` is the most frequent score. If several scores are equally frequent, ``majority`` is their median. The median of an even
+    number of scores is here the lower of the two middle scores, so that ``majority`` is always the score of a vote. It is decided when no
+    pending vote can change it. ``mean`` and ``median`` wait until every request has a vote or an error. All three need votes from more
+    than half of the requests.
 
     Args:
         outcomes: the outcomes of the requests.
@@ -114,14 +121,17 @@ def aggregate_scores(outcomes: Sequence[SampleOutcome], how: Settle, width: floa
 
 
 def aggregate_comparisons(outcomes: Sequence[SampleOutcome], how: Settle) -> Aggregate | QRewardError | None:
-    """Return the aggregated score of the first response, with the votes; the error of the item; or None while it is undecided.
+    """Return the aggregate of a comparison; its error; or None while the comparison is undecided. The score is that of the first response.
 
-    Each pair was shown in both orders, by the requests 2k and 2k + 1. If the two votes prefer different responses, or one vote is a tie,
-    the pair is a tie. Two decisions that prefer the same response count as their mean. Several models or samples are aggregated like
-    scores. For a ``majority`` the preferences are counted: the score is the mean of the pairs with the most frequent preference, and
-    equally frequent preferences are a tie.
+    The requests 2k and 2k + 1 show the two responses in opposite orders. Their votes are one *pair of votes*. If the two votes prefer
+    different responses, or one of them is a tie, the pair of votes is a tie. Otherwise its score is the mean of the two scores.
 
-    The confidence is the share of the pairs with the aggregated preference. A decision counts as its own confidence.
+    Several models or samples give several pairs of votes. Their scores are aggregated as in :func:`aggregate_scores`, except for
+    ``majority``. ``majority`` finds the most frequent preference, and the score is the mean over the pairs of votes with this preference.
+    If two preferences are equally frequent, the comparison is a tie.
+
+    The confidence is the share of the pairs of votes that have the aggregated preference. In this share, a decision counts as its own
+    confidence.
     """
     pairs = [_agreed(outcomes[place], outcomes[place + 1]) for place in range(0, len(outcomes), 2)]
     agreed = [pair for pair in pairs if isinstance(pair, Vote)]
@@ -144,7 +154,7 @@ def aggregate_comparisons(outcomes: Sequence[SampleOutcome], how: Settle) -> Agg
 
 
 def _preferred(score: float) -> float:
-    """Return 1.0, 0.5 or 0.0 for the score of a pair: the score of its preference."""
+    """Return which response a score prefers: 1.0 for the first, 0.0 for the second, 0.5 for a tie."""
     return 1.0 if score > 0.5 else 0.0 if score < 0.5 else 0.5
 
 
@@ -155,10 +165,12 @@ def _preference(pair: SampleOutcome) -> SampleOutcome:
 def aggregate_rubrics(
     outcomes: Sequence[SampleOutcome], how: Settle, rubric: Rubric, sizes: Sequence[int], bounds: tuple[float, float]
 ) -> Aggregate | QRewardError | None:
-    """Aggregate the outcomes of a rubric. Combines the requests of each vote, and then aggregates the votes by :func:`aggregate_scores`.
+    """Return the aggregate of an item that is judged by a rubric; its error; or None while the item is undecided.
+
+    The outcomes of all requests of one vote are combined into that vote. The votes are then aggregated by :func:`aggregate_scores`.
 
     Args:
-        outcomes: the outcomes of the requests. The requests of one vote follow each other.
+        outcomes: the outcomes of the requests. The requests of one vote are next to each other.
         how: ``majority``, ``mean`` or ``median``.
         rubric: the rubric.
         sizes: the number of requests of each vote.
@@ -172,9 +184,9 @@ def aggregate_rubrics(
 
 
 def _whole(parts: Sequence[SampleOutcome], rubric: Rubric, bounds: tuple[float, float]) -> SampleOutcome:
-    """Return the vote of one sample on all criteria.
+    """Return the vote of one sample on all criteria; None while a request of the sample is pending.
 
-    If one of its requests failed, the vote is an error, as no criterion may be left out.
+    If a request of the sample failed, its error is returned, because no criterion may be left out.
     """
     for part in parts:
         if isinstance(part, QRewardError):
@@ -201,7 +213,7 @@ def _joined(parts: Sequence[Mapping[str, CriterionResult]]) -> Mapping[str, Crit
 
 
 def _aggregate(outcomes: Sequence[SampleOutcome], how: Settle, choose: Callable[[Sequence[float]], float]) -> float | QRewardError | None:
-    """Return the aggregated score; an error; or None. ``choose`` decides between equally frequent scores."""
+    """Return the aggregated score; an error; or None while undecided. ``choose`` decides between equally frequent scores."""
     if (error := quorum_error(outcomes)) is not None:
         return error
     scores = [outcome.score for outcome in outcomes if isinstance(outcome, Vote)]
@@ -218,7 +230,10 @@ def _aggregate(outcomes: Sequence[SampleOutcome], how: Settle, choose: Callable[
 
 
 def _agreed(one: SampleOutcome, other: SampleOutcome) -> SampleOutcome:
-    """Return the outcome of a pair from its two orders. One error or one tie decides the pair; otherwise both votes are needed."""
+    """Return the outcome of a pair of votes, one for each order of the responses; None while it is undecided.
+
+    One error or one tie decides the outcome. Otherwise both votes are needed.
+    """
     for outcome in (one, other):
         if isinstance(outcome, QRewardError):
             return outcome
@@ -234,7 +249,7 @@ def _agreed(one: SampleOutcome, other: SampleOutcome) -> SampleOutcome:
 
 
 def side_of(vote: Vote) -> int:
-    """Return 1 if a vote prefers the first response, -1 for the second, 0 for a tie. For a decision, the most probable option counts."""
+    """Return 1 if a vote prefers the first response, -1 for the second, 0 for a tie. A decision prefers its most probable option."""
     if vote.distribution is None:
         return (vote.score > 0.5) - (vote.score < 0.5)
     return _SIDES[max(vote.distribution, key=vote.distribution.__getitem__)]

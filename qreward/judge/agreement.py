@@ -1,8 +1,8 @@
 """``agreement``: measure how far judges agree, and how far the position and the length of responses influence their scores.
 
-The measures are pure functions of scores and comparisons. They need no extra package, because the interval form of Krippendorff's alpha is
-a few sums. The ``krippendorff`` package would need 5 GB for 300 items and three judges that give probabilities, as it makes a matrix of
-all distinct scores for each item.
+The measures are pure functions of scores and comparisons. Krippendorff's alpha for numbers needs only a few sums, so it is computed here.
+The ``krippendorff`` package is not used, because it makes a matrix of all distinct scores for each item. With 300 items and three judges
+that give probabilities, these matrices would need 5 GB.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from qreward.options import JudgeBatchOptions
 from qreward.results import BatchResult
 
 LEAST_ITEMS = 3
-"""The fewest items for a correlation. Two items always lie on a line."""
+"""Minimum number of items for a correlation. A correlation of two items says nothing, because two points always lie on a line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +35,14 @@ class JudgeReport:
     Attributes:
         name: name of the judge.
         items: number of items and pairs.
-        unreadable: share of the items without a result because no answer could be read as a verdict, or the model declined.
-        failed: share of the items without a result for other reasons, such as a timeout.
+        unreadable: share of the items and pairs that have no result because no answer could be read as a verdict, or the model declined.
+        failed: share of the items and pairs that have no result for another reason, such as a timeout.
         mean: mean score.
         length_bias: Spearman correlation of the score with the length of the response in characters. Longer responses may be better, so
             compare this number with that of other judges or of labels.
-        order_changes: share of pairs whose preference changes when the responses change places.
-        first_place: share of the preferences for the response that is shown first, over both orders. 0.5 means no bias.
+        order_changes: share of pairs whose preference changes when the responses change places. Each model and sample counts.
+        first_place: share of the preferences, over both orders, that are for the response that is shown first. Ties do not count. 0.5
+            means no bias.
     """
 
     name: str
@@ -148,7 +149,7 @@ def krippendorff_alpha(ratings: Sequence[Sequence[float | None]]) -> float | Non
     every = [rating for column in items for rating in column]
     if len(set(every)) < 2:
         return None
-    # The sum of squared differences of all ordered pairs of n numbers is 2 n times their squared deviations from the mean.
+    # For n numbers, the squared differences of all ordered pairs add up to 2 n times the sum of squared deviations from the mean.
     observed = sum(_deviations(column) * len(column) / (len(column) - 1) for column in items)
     expected = _deviations(every) * len(every) / (len(every) - 1)
     return 1 - observed / expected
@@ -181,18 +182,18 @@ def _ranks(numbers: Sequence[float]) -> list[float]:
 
 
 def both_orders(votes: Sequence[Vote]) -> Iterator[tuple[Vote, Vote]]:
-    """Yield the two votes of each model and sample that saw both orders. The first vote saw the order of the input."""
+    """Yield the two votes of each model and sample that judged both orders. The first of the two votes judged the order of the input."""
     for one, other in pairwise(votes):
         if one.model == other.model and not one.swapped and other.swapped:
             yield one, other
 
 
 def position_bias(comparisons: Sequence[Comparison]) -> tuple[float | None, float | None]:
-    """Return ``order_changes`` and ``first_place`` of :class:`JudgeReport`. A vote for one order only does not count."""
+    """Return ``order_changes`` and ``first_place`` of :class:`JudgeReport`. Votes count only if both orders were judged."""
     both = [pair for comparison in comparisons for pair in both_orders(comparison.votes)]
     sides = [(side_of(one), side_of(other)) for one, other in both]
     changes = [float(one != other) for one, other in sides]
-    # A side is that of the response given first, which is shown second where the order is reversed.
+    # A side of 1 is the first response of the input. In the reversed order, this response is shown second.
     wins = [float(shown > 0) for one, other in sides for shown in (one, -other) if shown]
     return (fmean(changes) if changes else None), (fmean(wins) if wins else None)
 
@@ -273,16 +274,19 @@ async def agreement(judges: Mapping[str, Scorer] | Sequence[Scorer], items: Item
     """Let all judges judge the same items, and measure how far they agree and what biases they have.
 
     Args:
-        judges: the judges by name, or a list of judges, whose names are then their ``repr``. For one judge the report has its biases only.
-        items: the path of a JSONL file, or mappings. An item with ``prompt`` and ``response`` is scored. An item with ``prompt``, ``first``
-            and ``second`` is compared, and shows the position bias. Only a :class:`~qreward.judge.judge.Judge` can compare.
+        judges: a mapping from names to judges, or a list of judges, which are then named by their ``repr``. The report on a single judge
+            has only its biases.
+        items: the path of a JSONL file, or mappings. An item with ``prompt`` and ``response`` is scored. Of an item with ``prompt``,
+            ``first`` and ``second``, the two responses are compared; such items show the position bias. Only a
+            :class:`~qreward.judge.judge.Judge` can compare.
         options: as in :meth:`Judge.batch_score`.
 
     Returns:
         The report. Scores of a ``Judge`` are mapped from its ``range`` to 0..1. Scores of other scorers are used as they are.
 
     Raises:
-        ConfigError: there is no judge, or an item has neither ``response`` nor ``first`` and ``second``. Nothing was sent.
+        ConfigError: there is no judge, a judge cannot compare, or an item has neither ``response`` nor ``first`` and ``second``, or it
+            has all of them. Nothing was sent.
         NoEndpoint, BatchInterrupted: as in :meth:`Judge.batch_score`.
 
     Example:

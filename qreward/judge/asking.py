@@ -1,6 +1,7 @@
-"""``JudgeModel``: one question to one judge model. The modules that build, send and share requests use this interface.
+"""``JudgeModel``, the interface of one question to one judge model. The modules that build, send and share requests use it.
 
-``writing`` implements it for written answers, ``deciding`` for decisions. This module must not know prompts or verdicts.
+``writing`` implements the interface for written answers, and ``deciding`` implements it for decisions. This module must not know prompts or
+verdicts.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ UNSENT = ("extra_headers", "extra_body", "hedge")
 
 
 class JudgeModel(ABC):
-    """One question to one judge model. With a rubric there is one object for each model and request.
+    """One question to one judge model. With a rubric, a model may get several requests about an item, and each request has its own object.
 
     Attributes:
         model: name of the model.
         reasks: how often a request is sent again after an answer that cannot be read.
-        format: the form of new requests, such as a response format. It changes when servers do not accept it.
+        format: the form of new requests, such as a response format. The form changes when servers reject it.
         cached_as: name of the model in the cache, including the namespace.
         identity: the part of the request key that all requests of this object share. Headers are not part of it, as they may contain an
             API key.
-        question: the text at the end of the prompt that asks the question and says how to answer; ``""`` for none.
+        question: the text at the end of the prompt that asks the question and says how to answer; ``""`` for no such text.
     """
 
     model: str
@@ -64,7 +65,7 @@ class JudgeModel(ABC):
     def fall_back(self, form: str, error: QRewardError) -> bool:
         """Return whether a request that failed in this form should be sent again in another form.
 
-        New requests then use the other form too.
+        If it returns True, new requests use the other form too.
         """
 
     @abstractmethod

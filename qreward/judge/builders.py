@@ -32,8 +32,8 @@ class Builders:
         calibrate: see :class:`~qreward.judge.requests.RequestBuilder`.
 
     Attributes:
-        autos: model -> whether it answers with probabilities, for the method ``auto``.
-        written: the limits with which all models write.
+        autos: name of a model -> the record of whether it answers with probabilities, for the method ``auto``.
+        written: the limits of a judge whose models all write, which are 0 for each model.
 
     Raises:
         ConfigError: a setting is invalid, or does not fit the method or the rubric.
@@ -76,7 +76,7 @@ class Builders:
             raise ConfigError(f"{unused[0]} has no effect with method='decide', as nothing is written; leave it out, or use method='write'")
 
     def get(self, limits: Limits, *, pairs: bool) -> RequestBuilder:
-        """Return the builder for these limits."""
+        """Return the builder for these limits, for pairs or for single responses."""
         with self._lock:
             key = pairs, limits, all(auto.works for auto in self.autos.values())
             if key not in self._made:
@@ -93,7 +93,10 @@ class Builders:
         return RequestBuilder(models, config.samples, decide, self._fallback(models, limits, pairs), self._calibrate)
 
     def _fallback(self, models: Sequence[ModelQuestions], limits: Limits, pairs: bool) -> RequestBuilder | None:
-        """Return the builder of written requests for models that may give no probabilities; None if there are no such models."""
+        """Return the builder of written requests for models that may give no probabilities.
+
+        Returns None if there are no such models, or if a model would need another number of requests for written answers.
+        """
         undetermined = [most for model, most in zip(self._config.model, limits, strict=True) if most and not self.autos[model].works]
         if self._config.method != "auto" or not undetermined:
             return None
@@ -128,7 +131,7 @@ class Builders:
         return ModelQuestions(self._prompt(False, apart=True), criterion_models(model, config.rubric, config, form))
 
     def _deciding(self, model: str, most: int, pairs: bool) -> ModelQuestions:
-        """Return the questions for decisions. The criteria of a rubric are divided evenly over as few requests as the servers allow."""
+        """Return the questions for decisions. The criteria of a rubric are divided evenly into as few requests as the servers allow."""
         config, auto = self._config, self.autos[model] if self._config.method == "auto" else None
         subjects: list[SingleQuestion | Sequence[Criterion]]
         if pairs:

@@ -5,8 +5,8 @@ of a decision is the list of its probabilities.
 
 Each answer is stored with a fingerprint of the weights that wrote it, as far as servers report them (see ``codec.fingerprint_of``). The
 file also stores the latest fingerprint of each endpoint. When an endpoint sends a new fingerprint, the model may have changed. Answers with
-other fingerprints are then no longer returned, until an endpoint sends their fingerprint again. So if the endpoints have different weights,
-all their answers are returned; if the weights were replaced, the old answers are not.
+other fingerprints are then no longer returned, until an endpoint sends their fingerprint again. So if endpoints have different weights, the
+answers of all of them are returned. If the weights were replaced, the answers of the old weights are not returned.
 
 SQLite runs in a thread of its own, with a write-ahead log and short transactions. If a process dies during a transaction, the file keeps
 its earlier content. If the file cannot be used, the log says so once, and judging continues without the cache.
@@ -34,7 +34,7 @@ from qreward.judge.sampling import JudgeRequest, ReadItem
 from qreward.judge.types import Vote
 
 MOST = 1_000_000
-"""The most answers in a file; the oldest are deleted first. With a kilobyte for each answer, the file takes a gigabyte."""
+"""Maximum number of answers in a file. The oldest are deleted first. With a kilobyte for each answer, a full file takes a gigabyte."""
 PATIENCE = 5.0
 """Seconds to wait while another process writes to the file."""
 
@@ -68,11 +68,13 @@ class CacheEntry(NamedTuple):
 
 
 Sent = dict[str, tuple[str, bool]]
-"""Endpoint -> its latest fingerprint, and whether answers with this fingerprint are returned."""
+"""Name of an endpoint -> its latest fingerprint, and whether answers with this fingerprint are returned."""
 
 
 def record_fingerprint(sent: Sent, endpoint: str, fingerprint: str) -> None:
-    """Record the fingerprint that an endpoint sent. A new one invalidates each other fingerprint until an endpoint sends it again.
+    """Record the fingerprint that an endpoint sent.
+
+    If the endpoint sends a new fingerprint, the fingerprint of each other endpoint becomes invalid until that endpoint sends it again.
 
     Example:
         >>> sent = {"a": ("v1", True), "b": ("v1", True)}
@@ -87,7 +89,7 @@ def record_fingerprint(sent: Sent, endpoint: str, fingerprint: str) -> None:
 
 
 CHUNK = 64
-"""The most items of one lookup."""
+"""Maximum number of items whose answers are looked up together."""
 
 
 class Cache:
@@ -95,7 +97,7 @@ class Cache:
 
     Args:
         path: path of the file. It is created on first use; its directory must exist.
-        most: the most answers in the file; the oldest are deleted first.
+        most: the maximum number of answers in the file. The oldest are deleted first.
     """
 
     def __init__(self, path: str | Path, most: int = MOST) -> None:
@@ -104,7 +106,10 @@ class Cache:
         background.watch(self, Cache._begin)
 
     def _begin(self) -> object:
-        """Create the state that belongs to one process. After a fork, only the parent process writes the answers that were pending."""
+        """Create the state that belongs to one process. Returns the earlier state, which a forked child must keep alive.
+
+        After a fork, only the parent process writes the answers that were pending.
+        """
         inherited = self.__dict__.get("_store"), self.__dict__.get("_worker")
         self._lock = threading.Lock()
         self._pending: list[CacheEntry] = []
@@ -129,7 +134,7 @@ class Cache:
         """Read the items of a batch, and yield them with their cached votes.
 
         The votes of up to ``CHUNK`` items are looked up together. Items of an asynchronous input are looked up one by one. If the input
-        raises an exception, it is raised after the items that were read before.
+        raises an exception, the items before it are yielded first, and then the exception is raised.
         """
         async with aclosing(_chunks(items)) as chunks:
             async for chunk in chunks:
@@ -171,7 +176,7 @@ class Cache:
 def _vote(request: JudgeRequest, reply: ModelReply | None) -> Vote | None:
     try:
         return None if reply is None else request.judge_model.vote(reply, swapped=request.swapped)
-    except Exception:  # the answer could be parsed before, so the parser or the user's score function has changed
+    except Exception:  # it could be parsed when it was stored, so the parser or the user's score function has changed
         return None
 
 
@@ -254,7 +259,7 @@ class _Store:
         return found
 
     def write(self, entries: Sequence[CacheEntry]) -> None:
-        """Record the fingerprints of endpoints, and add answers. An answer that is in the file is not replaced."""
+        """Record the fingerprints of endpoints, and add answers. An answer that is already in the file is not replaced."""
         texts = [(each.key, each.reply.fingerprint, each.reply.text.encode("utf-8", "surrogatepass")) for each in entries if each.key]
         with self.busy:
             try:

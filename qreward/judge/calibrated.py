@@ -14,20 +14,21 @@ from qreward.judge.calibration import Calibration, JudgeIdentity, digest
 from qreward.judge.config import JudgeConfig
 
 MOST_WEIGHTS = 100
-"""The most fingerprints that are remembered. A fleet has a few, but an API may change its fingerprint often."""
+"""Maximum number of fingerprints of weights that are recorded. A fleet has a few, but an API may change its fingerprint often."""
 
 _log = logging.getLogger("qreward")
 
 _IRRELEVANT = ("model", "range", "reasks", "min_label_mass", "cache", "cache_namespace", "calibration", "pair_prompt", "prompt", "verdict")
-"""Settings that do not change the score of an item, and settings that are separate arguments of ``identity_of``."""
+"""Settings that have no digest in an identity. Either they do not change the score of an item, or ``identity_of`` gets them separately."""
 
 
 def identity_of(config: JudgeConfig, others: Mapping[str, Any], weights: Iterable[str] = ()) -> JudgeIdentity:
-    """Return the identity of a judge. Settings at their default are left out, so that a new setting does not change older identities.
+    """Return the identity of a judge. It leaves out settings at their default, so that a new setting does not change saved identities.
 
     Args:
         config: the settings of the judge.
-        others: name -> value, for the prompt, the JSON schema of the verdict and other values outside ``config``. None is the default.
+        others: name -> value, for the prompt, the JSON schema of the verdict and other values outside ``config``. A value that is None is
+            left out.
         weights: fingerprints of the weights that answered.
     """
     values = {name: getattr(config, name) for name in JudgeConfig.model_fields if name not in (*_IRRELEVANT, "params")}
@@ -61,7 +62,8 @@ def range_to_calibrate(method: str, ends: tuple[float, float] | None) -> ScoreRa
         ends: lowest and highest score of the judge; None if they are not known.
 
     Raises:
-        ConfigError: the judge cannot be calibrated. With the method ``auto`` it has two kinds of scores, and a calibration fits one kind.
+        ConfigError: the judge cannot be calibrated, because the ends of its scores are not known or are equal, or because its method is
+            ``auto``. With ``auto`` a judge has two kinds of scores, and a calibration fits only one kind.
     """
     if method == "auto":
         raise ConfigError("calibration: method='auto' may decide or write, which gives different scores; set method to 'decide' or 'write'")
@@ -105,7 +107,7 @@ class Calibrator:
         return self._range.from_unit(self.calibration.apply(self._range.to_unit(score)))
 
     def note(self, fingerprint: str) -> None:
-        """Record the weights that wrote an answer. If the calibration was made with other weights, this is logged once."""
+        """Record the weights that wrote an answer. If the calibration was made with other weights, a warning is logged once."""
         if fingerprint in self.weights or len(self.weights) >= MOST_WEIGHTS:
             return
         self.weights[fingerprint] = None

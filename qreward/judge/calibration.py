@@ -23,16 +23,18 @@ from qreward.judge.calibration_fit import Curve, Method
 from qreward.settings.base import Many, Policy
 
 LEAST_LABELS = 50
-"""The fewest labels for a calibration. Even with 300 labels the error is about 0.02; see docs/how-to/calibration.md."""
+"""Minimum number of labels for a calibration. Even with 300 labels, calibrated scores have a calibration error (ECE) of about 0.02; see
+docs/how-to/calibration.md."""
 LEAST_OF_EACH = 10
-"""The fewest labels of yes, and the fewest of no. The usual rule is ten for each fitted number (Peduzzi et al. 1996)."""
+"""Minimum number of labels that say yes, and of labels that say no. The usual rule is ten labels for each fitted number (Peduzzi et al.
+1996)."""
 
 _Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class JudgeIdentity(Policy):
-    """The settings and weights on which the scores of a judge depend. Settings are digests, because they may contain an API key.
+    """The settings and weights on which the scores of a judge depend. Settings are stored as digests, as they may contain an API key.
 
     Args:
         models: names of the judge models.
@@ -45,7 +47,9 @@ class JudgeIdentity(Policy):
     weights: tuple[str, ...] = ()
 
     def differences(self, other: JudgeIdentity) -> tuple[str, ...]:
-        """Return the differences to another identity: ``model`` with both names, and the names of settings. Weights are not compared.
+        """Return what differs in another identity: ``model`` with both names, and the names of the settings that differ.
+
+        Weights are not compared.
 
         Example:
             >>> JudgeIdentity(models=("judge-7b",)).differences(JudgeIdentity(models=("judge-70b",), settings={"samples": "00"}))
@@ -84,11 +88,11 @@ class CalibrationQuality(Policy):
 
     Attributes:
         ece: expected calibration error; see :func:`~qreward.judge.calibration_fit.ece`.
-        ece_by_chance: the expected ECE of exact probabilities with the same number of yes-or-no labels. An ``ece`` of this size indicates
-            no fault.
+        ece_by_chance: the ECE that exact probabilities would have on average with the same number of yes-or-no labels, because labels
+            vary by chance. An ``ece`` of this size indicates no fault.
         brier: Brier score: the mean squared error.
         log_loss: mean log loss in nats.
-        accuracy: share of items on the same side of 0.5 as their label. None if all labels are 0.5.
+        accuracy: share of items whose probability is on the same side of 0.5 as their label. None if all labels are 0.5.
     """
 
     ece: _Share
@@ -99,7 +103,7 @@ class CalibrationQuality(Policy):
 
     @classmethod
     def of(cls, probabilities: Sequence[float], labels: Sequence[float]) -> CalibrationQuality:
-        """Measure probabilities against their labels."""
+        """Return the measures of probabilities whose labels are known."""
         losses = fits.log_losses(probabilities, labels)
         return cls(
             ece=fits.ece(probabilities, labels),
@@ -126,8 +130,8 @@ class Calibration(Policy):
         labels: number of labels to which the curve was fitted.
         failed: number of labelled items that could not be judged, and were left out.
         before: quality of the scores.
-        after: quality of the calibrated scores, by cross-validation: the curve for an item is fitted without this item. Measured on the
-            items to which it was fitted, a curve looks better than it is.
+        after: quality of the calibrated scores, by cross-validation: the curve for an item is fitted without this item. A curve that is
+            measured on the items to which it was fitted looks better than it is.
         judge: the judge for which the calibration was made; None if it is not known.
 
     Example:
@@ -169,7 +173,7 @@ class Calibration(Policy):
         """Return the probability for a score. A higher score never has a lower probability.
 
         Args:
-            score: the score in 0..1. A score outside counts as the nearest end.
+            score: the score in 0..1. A score outside 0..1 counts as the nearer end.
 
         Raises:
             ValueError: the score is not a number.

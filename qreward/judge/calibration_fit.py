@@ -1,6 +1,6 @@
-"""Fit calibration curves to scores and labels, and measure how far scores are from probabilities. Pure functions.
+"""Fit calibration curves to scores and labels, and measure how far scores are from probabilities. All functions are pure.
 
-A calibration has some hundred labels, so a fit in plain Python takes milliseconds and needs no extra package. This module must not know
+A calibration has a few hundred labels, so a fit in plain Python takes milliseconds and needs no extra package. This module must not know
 judges or files.
 """
 
@@ -18,18 +18,19 @@ METHODS: tuple[Method, ...] = ("temperature", "platt", "isotonic")
 """The methods, from the simplest to the most flexible."""
 
 EDGE = 1e-6
-"""The least distance of a score from 0 and 1. Closer scores are moved to this distance, as the logit of 0 and 1 is infinite."""
+"""Minimum distance of a score from 0 and from 1. Closer scores are moved to this distance, because the logit of 0 and of 1 is infinite."""
 FOLDS = 10
 """Number of parts in cross-validation. Ten is usual (Kohavi 1995)."""
 MARGIN: Mapping[Method, float] = {"platt": 0.0, "isotonic": 2.0}
-"""A method is chosen if its log loss is lower than that of the simpler methods by this number of standard errors. With 300 labels, an
-isotonic curve often looks better by chance and is worse on new items (Niculescu-Mizil and Caruana 2005 recommend a thousand labels)."""
+"""Number of standard errors by which the log loss of a method must be below that of the best simpler method. Otherwise the simpler method
+is chosen. With 300 labels, an isotonic curve often looks better by chance and is worse on new items (Niculescu-Mizil and Caruana 2005
+recommend a thousand labels)."""
 MOST_BINS = 15
-"""The most bins of the calibration error, as in Guo et al. 2017."""
+"""Maximum number of bins of the calibration error, as in Guo et al. 2017."""
 LABELS_PER_BIN = 30
-"""The fewest labels in a bin. With fewer labels, the share of yes is mostly chance."""
+"""Number of labels for each bin. With fewer labels, the share of yes in a bin would mostly depend on chance."""
 MOST_STEPS = 100
-"""The most steps of Newton's method, which usually takes about 10."""
+"""Maximum number of steps of Newton's method. A fit usually takes about 10 steps."""
 
 
 class Curve(NamedTuple):
@@ -51,7 +52,7 @@ class Curve(NamedTuple):
     points: tuple[tuple[float, float], ...] = ()
 
     def __call__(self, score: float) -> float:
-        """Return the probability for a score. A score outside 0..1 counts as the nearest end."""
+        """Return the probability for a score. A score outside 0..1 counts as the nearer end."""
         if not self.points:
             return sigmoid(self.slope * logit(score) + self.intercept)
         place = bisect(self.points, score, key=_score)
@@ -62,7 +63,7 @@ class Curve(NamedTuple):
 
     @property
     def rises(self) -> bool:
-        """True if some higher score has a higher probability, so that the curve is not constant."""
+        """True if a higher score can have a higher probability. False for a curve that is constant or falls."""
         return self.points[0][1] < self.points[-1][1] if self.points else self.slope > 0
 
 
@@ -106,7 +107,10 @@ def _targets(labels: Sequence[float]) -> list[float]:
 
 
 def _logistic(scores: Sequence[float], targets: Sequence[float], *, shifts: bool) -> Curve:
-    """Minimise the log loss by Newton's method with a line search (Lin, Lin and Weng 2007). The loss is convex."""
+    """Return the curve with the lowest log loss, found by Newton's method with a line search (Lin, Lin and Weng 2007).
+
+    The loss is convex. ``shifts`` is True if the intercept is fitted too.
+    """
     points = list(zip(map(logit, scores), targets, strict=True))
     slope, intercept = 1.0, 0.0
     loss = _loss(points, slope, intercept)
@@ -127,7 +131,7 @@ def _logistic(scores: Sequence[float], targets: Sequence[float], *, shifts: bool
 def _newton_step(
     points: Sequence[tuple[float, float]], slope: float, intercept: float, *, shifts: bool
 ) -> tuple[tuple[float, float], float]:
-    """Return the Newton step for slope and intercept, and the slope of the loss along this step."""
+    """Return the Newton step for slope and intercept, and the derivative of the loss along this step."""
     down_slope = down_intercept = bend_both = 0.0
     bend_slope = bend_intercept = 1e-12  # keeps the matrix invertible where all probabilities are almost 0 or 1
     for value, target in points:
@@ -175,7 +179,10 @@ class _Pool(NamedTuple):
 
 
 def _isotonic(scores: Sequence[float], targets: Sequence[float]) -> Curve:
-    """Fit an isotonic curve by pooling adjacent violators (Ayer et al. 1955). It is constant over a pool, and a line between two pools."""
+    """Return the isotonic curve, fitted by pooling adjacent violators (Ayer et al. 1955).
+
+    The curve is constant over a pool, and a straight line between two pools.
+    """
     groups: dict[float, _Pool] = {}
     for score, target in zip(scores, targets, strict=True):
         group = _Pool(score, score, target, 1)
@@ -193,7 +200,7 @@ def _isotonic(scores: Sequence[float], targets: Sequence[float]) -> Curve:
 
 
 def held_out(method: Method, scores: Sequence[float], labels: Sequence[float]) -> list[float]:
-    """Return the probability of each item by cross-validation: the curve is fitted without the part to which the item belongs.
+    """Return the probability of each item by cross-validation: its curve is fitted without the part to which the item belongs.
 
     The items are divided into ``FOLDS`` random parts, each with about the same share of every label. The parts are the same in every run.
     """
@@ -226,7 +233,7 @@ def choose(scores: Sequence[float], labels: Sequence[float]) -> Method:
 
 
 def log_losses(probabilities: Sequence[float], labels: Sequence[float]) -> list[float]:
-    """Return the log loss of each item. Probabilities are kept at the distance ``EDGE`` from 0 and 1."""
+    """Return the log loss of each item. Probabilities are kept at least ``EDGE`` away from 0 and 1."""
     inside = [min(max(probability, EDGE), 1 - EDGE) for probability in probabilities]
     return [-label * log(inner) - (1 - label) * log(1 - inner) for inner, label in zip(inside, labels, strict=True)]
 
@@ -266,7 +273,7 @@ def bins_of(probabilities: Sequence[float], labels: Sequence[float], most: int |
 
 
 def ece(probabilities: Sequence[float], labels: Sequence[float], bins: int | None = None) -> float:
-    """Return the expected calibration error: the difference between mean probability and mean label of a bin, averaged over all items.
+    """Return the expected calibration error: the distance between mean probability and mean label of a bin, averaged over all items.
 
     Bins have equal numbers of items, which has less bias than equal widths (Nguyen and O'Connor 2015; Roelofs et al. 2022).
 

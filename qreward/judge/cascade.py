@@ -1,6 +1,6 @@
-"""``Cascade``: several scorers in turn. If a scorer is not sure of an item, the next one scores it.
+"""``Cascade`` uses several scorers in turn. If a scorer is not sure of an item, the next scorer scores the item.
 
-The stages are scorers of any kind. This module must know their interface only, and no prompt, model or request.
+The stages are scorers of any kind. This module must know only the interface of scorers. It must not know prompts, models or requests.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class CascadeConfig(Policy):
     """The settings of a :class:`Cascade`, without its clients.
 
     Args:
-        stages: the scorers, the cheapest first. Each is the settings of a judge or the name of a reward model. A mapping gives them names.
+        stages: the scorers, the cheapest first. Each one is given as the settings of a judge or as the name of a reward model. A mapping
+            also names the stages.
         min_confidence: the least confidence with which a verdict is final; one number, or one for each stage but the last.
         confidence: name of a stage -> ``module:function``. The function takes a verdict and returns its confidence, which replaces the
             confidence of the verdict.
@@ -49,7 +50,7 @@ class CascadeConfig(Policy):
     @field_validator("stages", mode="before")
     @classmethod
     def _read_stages(cls, value: object) -> object:
-        """Validate each stage. Pydantic would report an error for each possible type of the stage."""
+        """Validate each stage here, because pydantic would report an error for each possible type of the stage."""
         if not isinstance(value, list | tuple | Mapping):
             raise ValueError("must be a list of stages, the cheapest first, or a mapping from their names")
         read: dict[str | int, object] = {}
@@ -92,14 +93,14 @@ class Cascade:
     A verdict or error of the last scorer is final. A ``ConfigError``, ``NoEndpoint``, ``ClientClosed`` or ``DeadlineExceeded`` of any
     scorer is final.
 
-    A cascade can be created without a running event loop, used from several event loops and threads, and pickled. A copy starts with empty
-    statistics.
+    A cascade can be created without a running event loop, used from several event loops and threads, and pickled. A pickled copy starts
+    with empty statistics.
 
     Args:
         stages: two or more scorers, the cheapest first, or a mapping from names to scorers. Without a mapping, a stage has the name of its
             model. A stage may be a ``SyncJudge``.
         min_confidence: one number from 0 to 1, or one for each stage but the last. A stage with a ``confidence`` function may have any
-            number. The default is the threshold at which 199 of 201 answers of a decision model were right, according to its makers.
+            finite number. The default is the threshold at which 199 of 201 answers of a decision model were right, according to its makers.
         confidence: a function from a verdict to its confidence, for stages whose verdicts have no confidence, such as a reward model. Pass
             one function for all stages but the last, or a list with a function or None for each of them.
 
@@ -225,7 +226,7 @@ class Cascade:
         raise AssertionError("the last stage is always sure")
 
     def _limit(self, timeout: float | None) -> Any:
-        """Return the time limit of an item in seconds; None for none; ``DEFAULT`` if the default of the first stage is not known."""
+        """Return the time limit of an item in seconds; None for no limit; ``DEFAULT`` if the default is not known."""
         if timeout is not DEFAULT:
             return seconds("timeout", timeout)
         first = self._stages[0].scorer
@@ -310,7 +311,7 @@ def _listed(stages: object) -> list[Any]:
 
 
 def _names(scorers: Sequence[Any]) -> list[str]:
-    """Return a name for each stage: that of its model, or of its class. Equal names are numbered."""
+    """Return a name for each stage: the name of its model, or of its class. Equal names are numbered."""
     names: list[str] = []
     for scorer in scorers:
         inner = getattr(scorer, "_async", scorer)

@@ -1,5 +1,5 @@
-"""One batch of a ``Cascade``. It runs one batch for each stage, all at once. If a stage is not sure of an item, the item is put into the
-batch of the next stage.
+"""One batch of a ``Cascade``. It runs one batch for each stage, and all these batches run at the same time. If a stage is not sure of an
+item, the item is put into the batch of the next stage.
 
 This module must know only the interface of the stages.
 """
@@ -79,7 +79,8 @@ class CascadeBatch:
     async def run(self) -> BatchResult[Verdict]:
         """Score all items.
 
-        Errors are those of ``Judge.batch_score``. If the batch of one stage raises, the batches of the others are cancelled.
+        The method raises the errors of ``Judge.batch_score``. If the batch of one stage raises, the batches of the other stages are
+        cancelled.
         """
         began = self._clock()
         try:
@@ -114,7 +115,7 @@ class CascadeBatch:
                 queue.items() if place else self._input(), on_result=lambda result: self._record(place, result), **given
             )
             self._stats.append(batch.stats)
-        except BatchInterrupted as error:  # from the input or ``on_result``; if it is from the input, the other stages go on
+        except BatchInterrupted as error:  # the other stages go on, if the input raised
             self._failure = self._failure or error.__cause__ or error
             if error.results is not None:
                 self._stats.append(error.results.stats)
@@ -156,11 +157,11 @@ class CascadeBatch:
     # results
 
     def _record(self, place: int, result: Result[Verdict]) -> None:
-        """Record a result of the stage at ``place``. If it is not final, the item is put into the queue of the next stage."""
+        """Record a result of the stage at ``place``. If the result is not final, the item is put into the queue of the next stage."""
         if self._is_stopped:
             assert self._failure is not None
             raise self._failure
-        index = self._queues[place].sent.pop(result.index, result.index)  # an item that was never read fails at the deadline
+        index = self._queues[place].sent.pop(result.index, result.index)  # an item that the stage never read is not in ``sent``
         item, before = self._open.pop(index, (None, EarlierStages()))
         self._read = max(self._read, index + 1)
         stage, error, final = self._stages[place], result.error, False
@@ -192,7 +193,7 @@ class CascadeBatch:
             raise
 
     def _end_rest(self) -> None:
-        """Give an error to each item that still waits for a stage. The deadline has passed, or the client of the stage was closed."""
+        """Give an error to each item that still waits for a stage, because the deadline has passed or a client was closed."""
         for index, (_, before) in sorted(self._open.items()):
             if "deadline" in self._given:
                 error: QRewardError = DeadlineExceeded(f"not done within the batch's deadline of {self._given['deadline']:g} s")

@@ -1,4 +1,5 @@
-"""A stage of a ``Cascade``: whether its verdict or error is final, and the data that an item takes from earlier stages to the next.
+"""``Stage`` decides whether the verdict or error of one scorer in a ``Cascade`` is final. ``EarlierStages`` holds the data that an item
+takes to the next stage, such as the tokens that earlier stages have used.
 
 This module must not send anything.
 """
@@ -76,7 +77,8 @@ class EarlierStages:
         usage: tokens of these stages.
         cached: True if these stages sent no request for the item.
         notes: a line for each stage that failed.
-        latency, queued, trail: sums of the results of these stages.
+        latency, queued: seconds, added up over the results of these stages.
+        trail: the attempts of these results.
         estimated: True if a part of ``usage`` is estimated.
     """
 

@@ -24,12 +24,12 @@ def refuses_format(error: QRewardError, model: str) -> bool:
     """Return whether an endpoint rejected a request because of its response format."""
     if not isinstance(error, BadRequest) or error.status_code not in (400, 422):
         return False
-    _, _, reason = str(error).partition(f" for model {model!r}: ")  # the text before it has names, such as the endpoint's, that could match
+    _, _, reason = str(error).partition(f" for model {model!r}: ")  # the text before ``reason`` has names that could match
     return _ABOUT_FORM.search(reason or str(error)) is not None
 
 
 class JudgeCodec(ChatCodec):
-    """A faster ``ChatCodec``. The parameters of a judge, including the JSON schema, were checked when the judge was created."""
+    """A ``ChatCodec`` that encodes faster. It does not check the parameters, because they were checked when the judge was created."""
 
     def encode(self, call: WireRequest, model: str) -> bytes:
         """Return the JSON body. Raises ``BadRequest`` for values that JSON cannot represent."""
@@ -112,7 +112,8 @@ def fingerprint_of(model: object, system_fingerprint: object, metadata: object) 
 
     Equal texts mean equal weights, if the server reports its weights at all.
 
-    Every API returns the ``model`` that answered. OpenAI also returns ``system_fingerprint``, SGLang ``metadata.weight_version``.
+    Every API returns the ``model`` that answered. OpenAI also returns ``system_fingerprint``, and SGLang returns
+    ``metadata.weight_version``.
 
     Example:
         >>> fingerprint_of("judge-7b", None, {"weight_version": "step-200"})
@@ -123,7 +124,7 @@ def fingerprint_of(model: object, system_fingerprint: object, metadata: object) 
 
 
 def parse_reply(answer: ChatAnswer) -> ModelReply:
-    """Parse the body of an answer into a ``ModelReply``. A field with an unexpected type raises nothing."""
+    """Parse the body of an answer into a ``ModelReply``. A field with an unexpected type is not an error."""
     document: Any = {}
     message: Any = None
     try:
@@ -138,7 +139,7 @@ def parse_reply(answer: ChatAnswer) -> ModelReply:
 
 
 def _decoded(body: bytes) -> dict[str, Any]:
-    """Return a JSON object. The lenient parser is slower, so it reads only a body that is not strict JSON."""
+    """Return the JSON object in a body. The lenient parser is slower, so it reads only a body that is not strict JSON."""
     try:
         document = msgspec.json.decode(body)
     except jsonio.REFUSED:

@@ -19,13 +19,13 @@ from qreward.spelling import TYPO, closest
 
 ResponseFormat = Literal["auto", "json_schema", "json_object", "none"]
 MOST_SAMPLES = 100
-"""The most samples per model and item. Each sample is a request, and all requests of an item are sent at once. More samples would not
-improve a vote. The limit also keeps a typing error cheap."""
+"""Maximum number of samples per model and item. Each sample is a request, and all requests of an item are sent at once. More samples would
+not improve a vote. The limit also bounds the cost of a mistyped number."""
 
 Settle = Literal["majority", "mean", "median"]
 Method = Literal["write", "decide", "auto"]
 MIN_LABEL_MASS = 0.5
-"""The default of ``min_label_mass``. Below one half, the model would more probably have answered something else than an option."""
+"""Default of ``min_label_mass``. Below one half, the model would more probably have answered something else than an option."""
 
 
 class JudgeConfig(Policy):
@@ -36,19 +36,20 @@ class JudgeConfig(Policy):
         prompt: template of the user message, with ``{prompt}``, ``{response}``, ``{reference}`` and any other field of an item. None
             uses the built-in prompt. The judge replaces ``{answer_form}`` with a description of how to answer. If the template does not
             contain ``{answer_form}``, the judge appends the description.
-        system: template of the system message. None sends none.
+        system: template of the system message. With None, no system message is sent.
         pair_prompt: template of the user message for pairs, with ``{first}`` and ``{second}``. The template must call the responses A and
             B.
         method: ``write`` asks for a written verdict. ``decide`` asks for the probability of each possible answer, and the score is the
             expected value. ``auto`` is ``decide`` for each model whose servers answer with probabilities, and ``write`` for other models.
         rubric: the criteria by which responses are judged, in place of ``verdict`` and ``scale``: a :class:`~qreward.judge.rubric.Rubric`,
             or the settings or file that ``Rubric.load`` accepts. None asks one question.
-        min_label_mass: the least total probability of all options of a decision, from 0 to 1. A decision with less is an error, if the
-            server reports the total. The default is one half: with less, the model would more probably have answered something else
-            than an option.
+        min_label_mass: the least total probability of all options of a decision, from 0 to 1. A decision with a lower total is an error.
+            If the server does not report the total, it is not checked. The default is one half: with a lower total, the model would more
+            probably have answered something else than an option.
         verdict: the form of an answer: ``score``, ``yes_no``, or ``module:Class`` of a pydantic model.
-        scale: lowest and highest score that a judge may give. An answer outside the scale is rejected. The default is the
-            limits of the verdict's field: ``ge`` and ``le``, or the lowest and highest number of its literal or enum; or (0, 10).
+        scale: lowest and highest score that a judge may give. An answer outside the scale is rejected. The default is taken
+            from the verdict's field: its limits ``ge`` and ``le``, or the lowest and highest number of its literal or enum. Without them,
+            the default is (0, 10).
         range: lowest and highest reward. Scores are mapped linearly from ``scale`` to ``range``. None returns scores unchanged.
         samples: requests per model and item, at most ``MOST_SAMPLES``.
         settle: how several answers are aggregated into one score: ``majority``, ``mean`` or ``median``.

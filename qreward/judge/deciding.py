@@ -1,6 +1,7 @@
 """Ask a model for decisions: the answer to a question is a probability for every option, and the score is the expected value.
 
-A question without probabilities in the answer is an error. This module parses no text of a model.
+An answer without probabilities for a question is an error. The *label mass* of an answer is the total probability of all options. This
+module parses no text of a model.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ class SingleQuestion:
     Attributes:
         question: the question.
         rewards: the reward of each option.
-        names: name of each option in the distribution of a vote. For a pair the names are those of the order of the
-            input, in which ``first`` is shown as A.
+        names: name of each option in the distribution of a vote. For a pair, ``first`` and ``second`` are the places of the responses in
+            the input. If the order is not swapped, the prompt shows ``first`` as A.
     """
 
     question: Question
@@ -55,7 +56,7 @@ class SingleQuestion:
 
 
 class AutoMethod:
-    """Records whether a model answers with probabilities, with the method ``auto``. The first answer shows it for all questions.
+    """For the method ``auto``, records whether a model answers with probabilities. The first answer of the model counts for all questions.
 
     Attributes:
         works: True after an answer with probabilities.
@@ -140,7 +141,10 @@ class DecidingModel(JudgeModel):
         return DecidedReply(answer.table, fingerprint_of(answer.model, None, None))
 
     def divided(self, inputs: DecisionInput, error: QRewardError) -> Sequence[DecisionInput]:
-        """Return the halves of a request that has more questions than the endpoint takes. The limit may be known only after sending."""
+        """Return the two halves of a request that failed because it has more questions than the endpoint takes; else nothing.
+
+        The limit may become known only after the request was sent.
+        """
         count = len(inputs.questions)
         if count < 2 or not isinstance(error, BadRequest) or error.status_code is not None:
             return ()
@@ -196,16 +200,16 @@ def _single_vote(single: SingleQuestion, table: AnswerTable, model: str, *, swap
 
 
 def _lacks_probabilities(error: QRewardError) -> bool:
-    """Return whether a server rejected a request for probabilities, or its answer had none."""
+    """Return whether a server rejected a request for probabilities, or its answer had no probabilities."""
     if isinstance(error, BadRequest):
         return error.status_code is not None and "logprob" in str(error).lower()
     return str(error).endswith("the server returned no log probabilities") or "first token is none of the labels (" in str(error)
 
 
 LEVELS = 10
-"""The most levels of a ``Score``. Servers accept no more, and chat models answer with one digit."""
+"""Maximum number of levels of a ``Score``. Servers accept no more, and chat models answer with one digit."""
 MOST_SCORES = 20
-"""The most scores of a scale. Every model accepts this number of options of a ``Choice``."""
+"""Maximum number of scores of a scale. Every model accepts a ``Choice`` with this number of options."""
 
 
 def question_of(verdict: type[Any], scale: tuple[float, float], bounds: tuple[float, float] | None, *, built_in: bool) -> SingleQuestion:
@@ -218,7 +222,7 @@ def question_of(verdict: type[Any], scale: tuple[float, float], bounds: tuple[fl
         built_in: True if the judge has the built-in prompt. A prompt of the user asks the question itself.
 
     Raises:
-        ConfigError: a decision cannot give such a verdict.
+        ConfigError: a decision cannot give a verdict of this form or on this scale.
     """
     if verdict is YesNoVerdict:
         low, high = bounds or (0.0, 1.0)
@@ -248,7 +252,8 @@ def _between(subject: str, numbers: tuple[str, ...], *, numbered: bool) -> Quest
     """Return the question that asks for one of several numbers.
 
     Servers number the levels of a ``Score`` from 0, and the model answers with the number of a level. With the names 1 to 5, the answer 4
-    would therefore count as the level 5. So the levels are named 0, 1, ..., or the question is a ``Choice``, whose options have letters.
+    would therefore count as the level that is named 5. So the levels are named 0, 1, ..., or the question is a ``Choice``, whose options
+    have letters.
 
     Args:
         numbered: True if the prompt names no other numbers, so that the levels may be named from 0.

@@ -26,7 +26,7 @@ from qreward.settings.base import repeated, shown
 LABEL = "label"
 """The field of an item that holds its label. The judge does not see this field."""
 MOST_FAILED = 0.2
-"""The largest share of items that may fail. Long items fail more often, so more failures would bias the calibration."""
+"""Maximum share (0 to 1) of items that may fail. Long items fail more often, so more failures would bias the calibration."""
 
 Items = str | Path | Iterable[Mapping[str, Any]]
 """The path of a JSONL file, or mappings of fields."""
@@ -153,7 +153,8 @@ async def calibrate(
 
     Raises:
         ConfigError: the judge has a calibration already or no known range of scores, or a label is missing or invalid, or there are too
-            few labels; nothing was sent. Also raised after judging, if all scores are equal or the labels do not rise with the scores.
+            few labels. In these cases nothing was sent. ``ConfigError`` is also raised after judging, if all scores are equal or the labels
+            do not rise with the scores.
         RequestError: more than a fifth of the items could not be judged.
         NoEndpoint, BatchInterrupted: as in :meth:`Judge.batch_score`.
 

@@ -1,9 +1,9 @@
-"""Rank many groups of responses at once. Each group is compared in its own rounds.
+"""Rank many groups of responses at once. Each group has its own rounds, in which pairs of its responses are compared.
 
-One batch of comparisons gets the pairs of all groups, from an async iterator. The iterator yields the pairs of groups in progress first,
-and reads another group when there are none. When the last pair of a round has its result, the next round of its group begins.
+One batch of comparisons gets the pairs of all groups, from an async iterator. The iterator yields the pairs of groups in progress first.
+It reads another group when no such pair is waiting. When the last pair of a round has its result, the next round of its group begins.
 
-This module is given the batch of comparisons as a function. It must not know prompts or models.
+This module receives the batch of comparisons as a function. It must not know prompts or models.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class ResponseGroup:
     def next_round(self) -> list[tuple[IndexPair, dict[str, Any]]]:
         """Return the next pairs to compare, with their fields.
 
-        Empty if the budget is spent, or all comparisons of the last round failed.
+        The list is empty if the budget is spent, or if all comparisons of the last round failed.
         """
         pairs = [] if self._round_failed else self._chooser.next_round()
         self.pending, self._round_failed = len(pairs), bool(pairs)
@@ -175,7 +175,7 @@ class ListGroup:
         return extra_of(self._fields, GROUP_NAMES)
 
     def next_round(self) -> list[tuple[IndexPair, dict[str, Any]]]:
-        """Return the list at the first call. Empty at later calls, and for fewer than two different responses."""
+        """Return the one list to rank. Returns nothing after the first call, and nothing for fewer than two different responses."""
         due, self._is_due = self._is_due, False
         self.pending = int(due)
         return [((0, 0), self._fields)] if due else []
@@ -341,7 +341,7 @@ class GroupRunner:
             self._advance(group)
 
     def _advance(self, group: ResponseGroup | ListGroup) -> None:
-        """Begin the next round of a group. Ends the group if there is no further round."""
+        """Begin the next round of a group, or end the group if there is no further round."""
         pairs = group.next_round()
         self._ready.extend((group, place, fields) for place, fields in pairs)
         if not pairs:
@@ -355,7 +355,7 @@ class GroupRunner:
         self._collector.add(Result(group.index, answer, error, None, self._clock() - group.born, 0.0, (), group.extra))
 
     def _end_rest(self) -> None:
-        """Give an error to each group that is not ranked. The deadline has passed, or the client was closed."""
+        """Give an error to each group that is not ranked, because the deadline has passed or the client was closed."""
         kind = ClientClosed if isinstance(self._stopped, ClientClosed) else DeadlineExceeded
         what = "before this group was ranked"
         message = f"the client was closed {what}" if kind is ClientClosed else f"the deadline of the batch passed {what}"
@@ -386,7 +386,7 @@ class Ranker:
         self._title = ", ".join(models)
 
     async def one(self, fields: Mapping[str, Any], options: Mapping[str, Any]) -> Ranking:
-        """Rank one group. Raises its error."""
+        """Return the ranking of one group, or raise the error of the group."""
         runtime = runtime_of(self._client)
         group, timeout = self._read(fields, extra=False), runtime.request_options(options).timeout
         runner = GroupRunner(self._compare, lambda group: group, [group], on_result=None, progress=None, keep=True, clock=runtime.clock)
@@ -399,7 +399,7 @@ class Ranker:
         return batch[0].value
 
     async def many(self, groups: Iterable[Any] | AsyncIterable[Any], options: Mapping[str, Any]) -> BatchResult[Ranking]:
-        """Rank many groups."""
+        """Return a ranking or an error for each of many groups."""
         check_batch_options(options)
         groups, runtime = batch_items("groups", groups), runtime_of(self._client)
         pool = runtime.pool(self._models[0])

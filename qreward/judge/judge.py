@@ -212,7 +212,8 @@ class Judge:
     ) -> Comparison:
         """Judge which of two responses is better.
 
-        Each judge model sees the responses in both orders. If it prefers different responses in the two orders, its preference is a tie.
+        Each judge model sees the responses in both orders. If a model prefers different responses in the two orders, its preference is a
+        tie.
 
         Args:
             prompt, reference, timeout, priority, tenant, fields: as in :meth:`score`.
@@ -233,14 +234,14 @@ class Judge:
                 fields. Items are read no faster than they are sent. Fields that the prompt does not name, such as an ``id``, are not
                 sent. ``extra`` of a result has all fields of a mapping except ``prompt``, ``response`` and ``reference``.
             timeout: seconds for one item, from the moment when an endpoint takes its first request. If no endpoint of a model is alive for
-                so many seconds, all queued items fail with ``RequestTimeout``.
+                this time, all queued items fail with ``RequestTimeout``.
             deadline: seconds for the whole batch. Items that are not judged by then fail with ``DeadlineExceeded``.
             priority, tenant, on_result, progress, keep_results: as in :meth:`QRewardClient.batch_chat_completion`.
 
         Returns:
             The results in the order of the input. The result of an item that failed has an ``error``. ``latency`` is the time in seconds
             from the first request of the item to its verdict. ``attempts`` has the failed attempts of all its requests. ``stats`` counts
-            items, and for each endpoint requests.
+            items. Its statistics of an endpoint count requests.
 
         Raises:
             NoEndpoint, ConfigError: no endpoint serves a model, or an option is invalid. Nothing was sent.
@@ -317,8 +318,8 @@ class Judge:
             prompt, reference, priority, tenant, fields: as in :meth:`score`.
             responses: the responses, of which at most 64 differ.
             method: ``pairs`` compares pairs. ``listwise`` shows all responses in one request, and in the opposite order in a second one. A
-                list has at most 26 different responses and a built-in prompt. A judge with ``method="decide"`` cannot rank lists. An
-                answer that leaves out or repeats a response is asked again, and then fails.
+                list has at most 26 different responses and a built-in prompt. A judge with ``method="decide"`` cannot rank lists. If an
+                answer leaves out or repeats a response, the request is sent again up to ``reasks`` times, and then fails.
             comparisons: number of pairs to compare, at least ``n - 1`` for ``n`` different responses. The default is about
                 ``n * log2(n)``, or all pairs if there are fewer.
             timeout: seconds for all rounds together, including queueing. The default is the timeout of the client. None waits for ever.
@@ -326,7 +327,7 @@ class Judge:
         Raises:
             InvalidResponse: some comparisons failed, and the successful ones do not connect all responses.
             RequestTimeout: the timeout passed before the last round ended.
-            RequestError: at most half of the comparisons succeeded. If all errors have the same class, the error has this class.
+            RequestError: at most half of the comparisons succeeded. If all errors have the same class, the raised error has this class.
             NoEndpoint: no endpoint serves a model. Nothing was sent.
             ConfigError: a response is None, ``comparisons`` is too small, or a field is missing or unknown. Nothing was sent.
         """
@@ -430,7 +431,7 @@ class Judge:
     async def _builder(self, pools: Mapping[str, Pool], timeout: float | None, *, pairs: bool) -> RequestBuilder:
         """Return the request builder for the servers of the models.
 
-        Asks the servers for their dialects, for at most ``timeout`` seconds.
+        For decisions, the method first finds the dialect of each server (how it takes questions). This takes at most ``timeout`` seconds.
         """
         if self._config.method == "write":
             return self._builders.get(self._builders.written, pairs=pairs)
@@ -467,7 +468,7 @@ class SyncJudge(BlockingTwin[Judge]):
     """A judge whose methods block.
 
     Settings, results and errors are those of :class:`Judge`. A background thread does the work, reads the input of a batch and calls
-    ``on_result``; :class:`SyncQRewardClient` describes it, and the effect of Ctrl-C.
+    ``on_result``; :class:`SyncQRewardClient` describes this thread and the effect of Ctrl-C.
 
     Args:
         client: the client that sends the requests.

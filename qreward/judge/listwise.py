@@ -1,4 +1,5 @@
-"""Rank all responses to one prompt in one request: the prompt with the list, the order in the answer, and the scores of the responses.
+"""Rank all responses to one prompt in one request. This module makes the prompt with the list of responses, reads their order from the
+answer, and computes the scores.
 
 A judge favours some places in a list, so each list is shown twice, in opposite orders. This module must not send anything.
 """
@@ -154,7 +155,7 @@ def aggregate_orders(outcomes: Sequence[SampleOutcome]) -> Aggregate | QRewardEr
     """Return the votes of a list; its error; or None while a request is pending.
 
     The outcomes 2k and 2k + 1 are a pair: their requests showed the list in opposite orders. If one of them failed, the other is left out
-    too, because alone it would favour some places in the list. The list has an error unless more than half of the pairs succeeded.
+    too, because alone it would favour some places in the list. If at most half of the pairs succeeded, the list has an error.
     """
     pairs = [outcomes[place : place + 2] for place in range(0, len(outcomes), 2)]
     whole: list[SampleOutcome] = []

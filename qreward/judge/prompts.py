@@ -75,12 +75,12 @@ class Template:
         self.names = frozenset(name for _, name in self._pieces if name is not None)
 
     def render(self, values: Mapping[str, str]) -> str:
-        """The text with all placeholders replaced. ``values`` must contain every name."""
+        """Return the text with all placeholders replaced. ``values`` must contain every name."""
         return "".join([part for text, name in self._pieces for part in (text, "" if name is None else values[name])])
 
 
 def in_words(value: object, name: str) -> str:
-    """Return the value of a field as text: messages become a readable conversation, other values JSON.
+    """Return the value of a field as text. A text stays as it is, messages become a readable conversation, and other values become JSON.
 
     Raises:
         ConfigError: JSON cannot represent the value.
@@ -268,17 +268,17 @@ PAIR_QUESTION = "which answer to the task is better, A or B? Their order means n
 
 
 def point(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The built-in prompt for one response."""
+    """Return the messages of the built-in prompt for one response."""
     return _asked(fields, _POINT, POINT_QUESTION)
 
 
 def pair(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The built-in prompt for a pair."""
+    """Return the messages of the built-in prompt for a pair."""
     return _asked(fields, _PAIR, PAIR_QUESTION)
 
 
 def listed(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The built-in prompt for a list of responses, which are labelled with the letters of the alphabet."""
+    """Return the messages of the built-in prompt for a list of responses, which are labelled with the letters of the alphabet."""
     labelled = {f"Answer {label}": response for label, response in zip(ascii_uppercase, fields["responses"], strict=False)}
     shown = {name: value for name, value in fields.items() if name in ("prompt", "reference")}
     titles = {"prompt": "Task", "reference": "Reference answer", **{title: title for title in labelled}}
@@ -286,10 +286,10 @@ def listed(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def point_input(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The built-in prompt for one response, without a question. The requests of an item add their questions at the end."""
+    """Return the messages of the built-in prompt for one response, without a question. Each request adds its question at the end."""
     return _unasked(fields, _POINT)
 
 
 def pair_input(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The built-in prompt for a pair, without a question."""
+    """Return the messages of the built-in prompt for a pair, without a question."""
     return _unasked(fields, _PAIR)

@@ -2,7 +2,7 @@
 
 A Bradley-Terry model (Bradley and Terry 1952) gives each response a strength. The first response of a pair is better with probability
 ``1 / (1 + exp(second - first))``, where ``first`` and ``second`` are the strengths. The fit is Newton's method on a few dozen unknowns.
-Plain Python takes about a millisecond for 16 responses, which is less than one comparison, so no numeric package is needed.
+Plain Python takes about a millisecond for 16 responses, which is less than the time of one comparison, so no numeric package is needed.
 
 This module must not know judges, requests or the clock.
 """
@@ -28,11 +28,12 @@ IndexPair = tuple[int, int]
 Matrix = list[list[float]]
 
 MOST_RESPONSES = 64
-"""The most different responses of a group. The fit blocks the event loop for a time cubic in their number, about 30 ms for 64."""
+"""Maximum number of different responses in a group. With 64 responses, the fit blocks the event loop for about 30 ms. This time grows with
+the cube of the number of responses."""
 PRIOR_DEVIATION = 2.0
 """Standard deviation of the prior of a strength. Without a prior, the strength of a response that wins all comparisons would be infinite.
 This prior is weak: such a response scores 0.83 in a group of 4, and 0.97 in a group of 16. In simulations of 16 responses with 5 % wrong
-comparisons, 2 gave a better order than 1 and 4."""
+comparisons, a deviation of 2 gave a better order than 1 and 4."""
 _STEPS = 50
 _LONGEST_STEP = 1.0
 _CLOSE_ENOUGH = 1e-6
@@ -53,7 +54,7 @@ class Fit(NamedTuple):
 
 
 def fit(size: int, scores: Mapping[IndexPair, float], start: Sequence[float] | None = None) -> Fit:
-    """Fit strengths to comparisons. They are the maximum of the posterior.
+    """Return the strengths that fit the comparisons best: the maximum of the posterior.
 
     The covariance is the inverse of the Hessian at the maximum (Laplace's approximation).
 
@@ -111,7 +112,7 @@ def _inverse(matrix: Matrix) -> Matrix:
             made.append((row[column] - sum(map(mul, made, other))) / other[column])
         made.append(sqrt(row[index] - sum(map(mul, made, made))))
         lower.append(made)
-    columns = [_solved(lower, column) for column in range(size)]  # of the inverse of ``lower``, each from the diagonal down
+    columns = [_solved(lower, column) for column in range(size)]  # columns of the inverse of ``lower``, from the diagonal down
     inverse = [[0.0] * size for _ in range(size)]
     for row_index in range(size):
         for column in range(row_index, size):
@@ -138,7 +139,7 @@ def budget_of(size: int, comparisons: int | None) -> int:
 
     Args:
         size: number of different responses.
-        comparisons: the number that the caller wants. None takes ``size * log2(size)``, the number of comparisons of a sort. If there are
+        comparisons: the number that the caller wants. None takes ``size * log2(size)``, about as many as a sort needs. If there are
             fewer pairs, all pairs are compared.
 
     Raises:
@@ -162,12 +163,14 @@ def budget_of(size: int, comparisons: int | None) -> int:
 class PairChooser:
     """Chooses the pairs to compare in each round, and records their scores.
 
-    If the budget is enough for all pairs, they are one round. Otherwise a round has each response at most once. Two responses are connected
-    if a chain of comparisons leads from one to the other. Pairs that connect responses come first. Then come the pairs whose comparison
-    gives most information, which have the greatest ``p * (1 - p) * variance``. ``p`` is the probability that the first response is better,
-    and ``variance`` is the variance of the difference of the strengths. This is the first term of the expected information. For ``n``
-    responses, a round has ``n / 2`` pairs until all responses are connected, and ``n / 4`` pairs afterwards, so that the results of earlier
-    pairs can guide the choice of later ones.
+    If the budget is enough for all pairs, one round compares all pairs. Otherwise a round has each response at most once. Two responses are
+    connected if a chain of comparisons leads from one to the other. Pairs that connect responses are chosen first. After them, the pairs
+    whose comparison gives the most information are chosen. The information is measured as ``p * (1 - p) * variance``, the first term of the
+    expected information. ``p`` is the probability that the first response is better, and ``variance`` is the variance of the difference of
+    the strengths.
+
+    For ``n`` responses, a round has ``n / 2`` pairs until all responses are connected, and ``n / 4`` pairs afterwards. Small rounds let the
+    results of earlier pairs guide the choice of later pairs.
 
     Args:
         size: number of different responses.
@@ -286,8 +289,8 @@ class Ranking:
     Attributes:
         scores: for each response, the probability that it is better than the average response of the group, from 0 to 1. A listwise
             ranking instead gives the mean share of the other responses that are ranked below it. Identical responses have the same score.
-        errors: the standard error of each score. The fit gives it for pairs. For a listwise ranking it is computed from the differences
-            between the orders that the judge gave.
+        errors: the standard error of each score. For pairs, it comes from the fit. For a listwise ranking, it is computed from the
+            differences between the orders that the judge gave.
         comparisons: indexes of two responses -> their comparison, if it succeeded; empty for a listwise ranking.
         failed: number of comparisons, or of votes of a listwise ranking, that failed and were left out.
         votes: the votes of a listwise ranking; empty for comparisons of pairs.

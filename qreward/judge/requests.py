@@ -26,7 +26,7 @@ PAIR_NAMES = ("prompt", "first", "second", "reference")
 
 
 def fields_of(item: object, names: Sequence[str] = POINT_NAMES) -> Mapping[str, Any]:
-    """Return an item as a mapping of fields. A tuple holds the values of ``names``, the last of which may be left out.
+    """Return an item as a mapping of fields. A tuple holds the values of ``names`` in this order; the last value may be left out.
 
     Raises:
         ConfigError: the item is neither a mapping nor such a tuple, or it lacks a field.
@@ -55,7 +55,7 @@ class ItemPrompt:
     Args:
         prompt: the user's prompt; None for the built-in one.
         config: the settings of the judge, which hold the system message and the response format.
-        pairs: the prompt shows two responses.
+        pairs: True if the prompt shows two responses.
         apart: leave the question out of the built-in prompt, because each request adds its own question.
 
     Attributes:
@@ -70,7 +70,7 @@ class ItemPrompt:
         self._prompt = Prompt(
             (material if apart else whole) if prompt is None else prompt,
             config.system,
-            needed=self.names[:-1] if prompt is None else self.names[1:-1],  # the built-in prompts show the task
+            needed=self.names[:-1] if prompt is None else self.names[1:-1],  # built-in prompts also need the task
             known=None if callable(prompt) else self.names,
             what="pair_prompt" if pairs else "prompt",
         )
@@ -132,7 +132,7 @@ class RequestBuilder:
     def read(self, item: object) -> ReadItem:
         """Build the requests for an item of a batch.
 
-        An exception, such as one of the user's prompt function, is returned in their place.
+        If an exception is raised meanwhile, for example by the user's prompt function, it is returned in place of the requests.
         """
         extra = None
         try:

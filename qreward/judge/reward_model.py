@@ -1,4 +1,4 @@
-"""``RewardModelScorer``, a reward model with the ``Scorer`` interface, and ``make_scorer``, which makes a scorer from settings."""
+"""``RewardModelScorer`` gives a reward model the ``Scorer`` interface. ``make_scorer`` makes a scorer from settings."""
 
 from __future__ import annotations
 

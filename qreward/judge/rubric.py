@@ -1,6 +1,6 @@
-"""Rubrics: the criteria by which a response is judged, and the score that their answers give together. Pure values.
+"""Rubrics: the criteria by which a response is judged, and the score that the answers to all criteria give together.
 
-This module must not know models or requests.
+This module defines values only. It must not know models or requests.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from qreward.spelling import did_you_mean
 KINDS: Mapping[str, type[Question]] = {"yes_no": YesNo, "score": Score, "choice": Choice}
 """Name in settings -> kind of criterion."""
 MOST_CHOICES = 20
-"""The most choices of a criterion. A chat model reports the log probabilities of 20 tokens, and a rubric should work with every model."""
+"""Maximum number of choices. A chat model reports the log probabilities of 20 tokens, and a rubric should work with every model."""
 
 _Weight = BeforeValidator(Number(least=-1e6, most=1e6))  # so that no sum of weights overflows
 _Value = Annotated[float, BeforeValidator(Number(least=0, most=1))]
@@ -43,7 +43,8 @@ class Criterion(Policy):
             levels, ``Choice`` if there are choices, and otherwise ``YesNo``.
         levels: the labels of 2 to 10 levels of a ``Score``, the worst first, or a mapping from labels to descriptions.
         choices: 2 to ``MOST_CHOICES`` choices of a ``Choice``, each with its value from 0 to 1.
-        gate: the score of the whole rubric is 0 if the value of this criterion is below the gate. None for no gate.
+        gate: a threshold above 0 and at most 1. If the value of this criterion is below the threshold, the score of the whole rubric is 0.
+            None for no gate.
 
     Raises:
         ConfigError: an argument is missing or invalid.
@@ -165,7 +166,9 @@ class CriterionGroup:
 
 
 class DecidedCriteria(Mapping[str, CriterionResult]):
-    """Criterion -> outcome, from the answers of one request. The outcomes are made when the first one is read.
+    """A mapping from the name of a criterion to its outcome, made from the answers of one request.
+
+    The outcomes are made when the first of them is read.
 
     Args:
         group: the criteria.
@@ -176,7 +179,7 @@ class DecidedCriteria(Mapping[str, CriterionResult]):
         self._group, self.table = group, table
 
     def scores(self) -> list[float]:
-        """The value of each criterion."""
+        """Return the value of each criterion."""
         return self._group.values(self.table.probabilities)
 
     @cached_property
@@ -197,7 +200,7 @@ class DecidedCriteria(Mapping[str, CriterionResult]):
         return repr(self._results)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return CriterionResults, (dict(self._results),)  # without the criteria, of which each verdict of a batch would hold a copy
+        return CriterionResults, (dict(self._results),)  # leaves out the criteria; else each verdict would hold a copy
 
 
 def _expected(probabilities: Sequence[float], values: Sequence[float]) -> float:
@@ -209,9 +212,10 @@ def _expected(probabilities: Sequence[float], values: Sequence[float]) -> float:
 class Rubric:
     """The criteria by which a response is judged.
 
-    The score is the sum of weight times value over all criteria, divided by the sum of the positive weights, and clipped to 0..1. The value
-    of a criterion is the probability of yes, the expected level from 0 to 1, or the expected value of its choices. HealthBench has the same
-    formula for values of 0 and 1 (https://arxiv.org/abs/2505.08775). If the value of a criterion is below its ``gate``, the score is 0.
+    For each criterion, its weight is multiplied by its value. The score is the sum of these products, divided by the sum of the positive
+    weights, and clipped to 0..1. The value of a criterion is the probability of yes, the expected level from 0 to 1, or the expected value
+    of its choices. HealthBench has the same formula for values of 0 and 1 (https://arxiv.org/abs/2505.08775). If the value of a criterion
+    is below its ``gate``, the score is 0.
 
     Args:
         criteria: the criteria. At least one of them must have a positive weight, and their names must differ.
@@ -280,8 +284,8 @@ class Rubric:
     def confidence(self, values: Sequence[float], confidences: Sequence[float]) -> float:
         """Return the confidence in the score, from the value and the confidence of each criterion.
 
-        If gates make the score 0, the confidence in the score is the highest confidence of their criteria. Otherwise it is the mean of all
-        confidences, weighted by the absolute weights, but at most the lowest confidence of a criterion with a gate.
+        If gates make the score 0, the confidence in the score is the highest confidence of the criteria with these gates. Otherwise it is
+        the mean of all confidences, weighted by the absolute weights, but at most the lowest confidence of a criterion with a gate.
         """
         if shut := [confidences[place] for place, gate in self._gates if values[place] < gate]:
             return max(shut)

@@ -27,8 +27,8 @@ from qreward.scheduler.outcome import Answer, Outcome
 from qreward.scheduler.state import Attempt, BatchFeed, Pool, RequestOptions, Source, Task
 
 MOST_AHEAD = 8192
-"""The most requests in the longest queue, if there are several models. While the queue of a slow model grows, the faster models get
-work."""
+"""Number of requests in the queue of one model at which a batch with several models reads no more items. Below this number, items are read
+although a slow model has a long queue, so that the faster models get work."""
 
 
 class SingleCall(Caller):
@@ -58,7 +58,7 @@ class SingleCall(Caller):
         try:
             item.begin(known)
             decided = await self._decided
-        except GeneratorExit:  # discarded, perhaps by the garbage collector while this thread holds the engine's lock
+        except GeneratorExit:  # the coroutine is discarded, perhaps while this thread holds the engine's lock
             self.driver.later(item.leave)
             raise
         except BaseException:
@@ -85,7 +85,7 @@ class JudgeAnswer:
         return self.value
 
     def text(self) -> str:
-        """The text of the first vote."""
+        """Return the text of the first vote."""
         votes = self.value.votes
         return votes[0].text if votes else ""
 
@@ -94,8 +94,8 @@ class ResultCollector:
     """Collects the results of a batch of a cascade or of rankings, whose requests are sent by other batches.
 
     Args:
-        on_result: receives each result; None for none.
-        progress: shows the results; None for none.
+        on_result: receives each result; None if nothing does.
+        progress: shows how many items are done; None for no display.
         keep: keep the results for :meth:`batch`.
     """
 
@@ -126,12 +126,12 @@ class ResultCollector:
             self._progress.close()
 
     def batch(self, stats: BatchStats) -> BatchResult[Any]:
-        """The kept results in the order of the input, with these statistics and the counts of the results."""
+        """Return the kept results in the order of the input, with these statistics and the counts of the results."""
         counted = replace(stats, items=self._ok + self._failed, ok=self._ok, failed=self._failed)
         return BatchResult([self._results[index] for index in sorted(self._results)], counted)
 
     def interrupted(self, error: BaseException, read: str, stats: BatchStats) -> BatchInterrupted:
-        """The error of a batch that ``error`` stopped. ``read`` says how many items were read, such as ``8 groups``."""
+        """Return the error of a batch that ``error`` stopped. ``read`` says how many items were read, such as ``8 groups``."""
         what = f"{type(error).__name__}: {error}"
         return BatchInterrupted(f"the batch stopped after {read} ({what}); .results holds what is done", self.batch(stats))
 
@@ -168,7 +168,7 @@ class BatchRunner(Caller, BatchWaiter):
         self._tallies: ItemTallies = ItemTallies()
         self._size, self._builder, self._waited = size, builder, waited
         self._open: dict[JudgeItem, None] = {}
-        self._others: dict[Pool, BatchFeed] = {}  # of the models whose pool is not that of the first model
+        self._others: dict[Pool, BatchFeed] = {}  # for the models that are not in the pool of the first model
 
     # reading
 
@@ -200,7 +200,7 @@ class BatchRunner(Caller, BatchWaiter):
         return feed
 
     def _requests_left(self, pool: Pool) -> int | None:
-        """Return the most requests that are left for a pool; None if unknown. There may be fewer, as items may share requests."""
+        """Return the maximum number of requests that are left for a pool; None if unknown. If items share requests, fewer are left."""
         if self._size is None:
             return None
         return self._size * sum(each for model, each in self._builder.per_model.items() if self.pools[model] is pool)

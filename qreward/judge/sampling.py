@@ -1,4 +1,4 @@
-"""One request of a judge until its vote or error: how an answer is evaluated, and when the request is sent again.
+"""Follow one request of a judge until its vote or error: evaluate its answers, and decide whether the request is sent again.
 
 This module must not send requests or know the event loop.
 """
@@ -30,9 +30,9 @@ class JudgeRequest(NamedTuple):
         inputs: the input: the messages, or the input and the questions of a decision.
         key: digest of the request without its headers, and of the form of the verdict. Requests with equal keys can share an answer.
         sample: number of the sample, from 0.
-        swapped: the responses of a pair are shown in reverse order, so the model's score is the score of the second response.
-        group: named group of requests with a common prefix, for prefix affinity; None for none.
-        fallback: the written request that replaces a request for decisions if the model gives no probabilities; None for none.
+        swapped: True if the responses of a pair are shown in reverse order. The model's score is then the score of the second response.
+        group: identifies the requests that have a common prefix, for prefix affinity; None if the request has no such group.
+        fallback: the written request that replaces a request for decisions if the model gives no probabilities; None if there is none.
     """
 
     judge_model: JudgeModel
@@ -81,7 +81,7 @@ class SampleRequest:
         self._answers = 0
         self._cut = False
         self._parts: list[Reply] = []  # the replies to the parts of a request that was divided
-        self._rest: list[Any] = []  # its parts that are still to be sent
+        self._rest: list[Any] = []  # the parts that are still to be sent
         self.reply: Reply | None = None
         self.error: QRewardError | None = None
         self.usage: Usage | None = None
@@ -123,7 +123,7 @@ class SampleRequest:
         if self._parts:
             reply = self.reply = request.judge_model.joined([*self._parts, reply])
         if request.fallback is not None and not request.judge_model.format:
-            return None  # the model writes by now, and the answers to one item must be of one kind
+            return None  # the model now writes, and all answers to one item must be of one kind
         try:
             return request.judge_model.vote(reply, swapped=request.swapped)
         except Unreadable as unreadable:

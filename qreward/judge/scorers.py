@@ -36,7 +36,7 @@ def unblocked(given: Any, what: str, needed: Sequence[str] = ("score", "batch_sc
 
 
 def described(scorer: object) -> str:
-    """Return a text that differs between scorers whose verdicts may differ: the ``repr``, and a digest of ``verdict_settings`` if present.
+    """Return a text that differs between scorers whose verdicts may differ: the ``repr``, and a digest of the ``verdict_settings``.
 
     A user's scorer without a ``repr`` of its own is described by its class, because the default ``repr`` differs in each run.
     """

@@ -1,8 +1,10 @@
-"""Share identical requests: each is in flight once, for all items that wait for it.
+"""Share identical requests between items: each request is in flight only once, for all items that wait for its answer.
 
 Everything here happens in one event loop. ``SingleFlight`` maps keys to the requests in flight. An item waits for one ``SharedRequest`` for
-each request that it needs. When the last item stops waiting, the request is cancelled. A batch sends its requests through its feed. Other
-requests are submitted to the driver one by one. So are the requests that a batch no longer needs, but for which other items wait.
+each request that it needs. When the last item stops waiting, the request is cancelled.
+
+A batch puts its requests into its feed, the queue from which the scheduler takes them. Other requests are submitted to the driver one by
+one. If a batch no longer needs a request, but other items wait for it, the request is submitted to the driver too.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ class Caller:
     """One call or batch whose items are judged: the base of ``SingleCall`` and ``BatchRunner``.
 
     Attributes:
-        has_feed: requests are sent through :meth:`enqueue`, and not submitted to the driver.
+        has_feed: True if requests are sent through :meth:`enqueue`, and not submitted to the driver.
         driver: driver of the event loop.
         flights: the requests in flight in this event loop.
         options: options of each request; ``timeout`` is that of an item, in seconds.
@@ -58,13 +60,13 @@ class Caller:
     context: Context
 
     def on_decided(self, item: JudgeItem, outcome: Any) -> None:
-        """Called with the outcome or error of an item."""
+        """Receive the outcome or error of an item."""
 
     def enqueue(self, request: SharedRequest, *, again: bool) -> None:
         """Send a request through the feed of the batch. ``again`` is True if the request was sent before."""
 
     def withdrawn(self, task: Task) -> None:
-        """Called when a task of the batch is cancelled because no item waits for it."""
+        """Receive a task of the batch that is cancelled because no item waits for it."""
 
 
 class JudgeItem:
@@ -131,11 +133,11 @@ class JudgeItem:
             shared.waiters.append((self, place))
             self.inflight[place] = shared
         for shared in fresh:
-            if shared.waiters:  # sending an earlier one may have ended the item
+            if shared.waiters:  # sending an earlier request may have ended the item
                 shared.send()
 
     def start_timer(self) -> None:
-        """Start a timer that ends the item at its deadline. A request that it shares may end later."""
+        """Start a timer that ends the item at its deadline. A request that the item shares may end later."""
         timeout, driver = self.caller.options.timeout, self.caller.driver
         if self._timer is None and timeout is not None:
             now = driver.engine.clock()
@@ -153,7 +155,7 @@ class JudgeItem:
         return RequestTimeout(f"no verdict within {self.caller.options.timeout:g} s; model {model!r}", model=model)
 
     def record(self, place: int, outcome: SampleOutcome) -> None:
-        """Record the outcome of the request with the index ``place``. It may decide the item."""
+        """Record the outcome of the request with the index ``place``. The outcome may decide the item."""
         self.inflight.pop(place, None)
         if self.done:
             return
@@ -163,7 +165,7 @@ class JudgeItem:
             self.end(decided)
 
     def end(self, decided: Any) -> None:
-        """End the item with its outcome or error. It stops waiting for the requests that are still in flight."""
+        """End the item with its outcome or error. The item stops waiting for the requests that are still in flight."""
         if self.done:
             return
         self.leave()
@@ -193,7 +195,7 @@ class JudgeItem:
 
 
 class SampleTask(Task):
-    """The current task of a shared request. Its payload is made when it is sent, because the response format may change before."""
+    """The current task of a shared request. If the response format changes before the task is sent, its payload is made again."""
 
     __slots__ = ("request",)
 
@@ -214,7 +216,7 @@ class SampleTask(Task):
 
 
 class SharedRequest(Waiter):
-    """One request and the items that wait for it. It is the waiter of its own task, unless a batch sends it.
+    """One request and the items that wait for it. The request itself receives the outcome of its task, unless a batch sends it.
 
     Attributes:
         request: the request.
@@ -318,7 +320,7 @@ class SharedRequest(Waiter):
         self.task = None
         if task is not None and self.batch is not None:
             self.batch.withdrawn(task)
-        if task is not None and begun:  # else ``SampleTask.bind`` returns False when its turn comes
+        if task is not None and begun:  # otherwise ``SampleTask.bind`` returns False later
             self.driver.withdraw([task], error)
 
     # called by the driver, or by the batch
@@ -353,7 +355,7 @@ class SharedRequest(Waiter):
             return
         self.waiters = [waiter for waiter in self.waiters if waiter not in over]
         self._pass_on(error, over)
-        if self.waiters and self.task is None:  # the end of one item may have ended the others
+        if self.waiters and self.task is None:  # the end of one item may have ended other items
             self._leave_batch()
 
     def close(self) -> None:

@@ -162,10 +162,10 @@ class Comparison:
 
     Attributes:
         preference: the better response. If a judge model prefers different responses in the two orders, its preference is ``tie``.
-        score: 1.0 for the first response, 0.0 for the second, 0.5 for a tie. The judge's ``settle`` says how the scores of several models
-            or samples are aggregated.
-        votes: the votes that were aggregated. The ``score`` of a vote is 1.0 if it prefers the caller's first response, also if the
-            responses were shown in reverse order.
+        score: 1.0 for the first response, 0.0 for the second, 0.5 for a tie. A decision has the expected value of these numbers. The
+            judge's ``settle`` says how the scores of several models or samples are aggregated.
+        votes: the votes that were aggregated. The ``score`` of a vote is that of the caller's first response, also if the responses were
+            shown in reverse order.
         usage: tokens of all answers. None if no server reported usage.
         cached: True if no request was sent for this pair.
         confidence: as in :class:`Verdict`. The two orders of a pair count as one vote.
@@ -188,15 +188,15 @@ class Comparison:
 
 
 _SHOWN = 60
-"""The most characters of an answer in a ``repr``."""
+"""Maximum number of characters of an answer in a ``repr``."""
 
 
 def _shown(of: Verdict | Comparison, outcome: str) -> str:
-    """The ``repr``: the outcome, the scores of several votes, the models, and the beginning of the first answer or its criteria."""
+    """Return the ``repr``: the outcome, the scores of several votes, the models, and the beginning of the first answer or its criteria."""
     scores = f" from {len(of.votes)} votes ({', '.join(f'{vote.score:g}' for vote in of.votes[:8])})" if len(of.votes) > 1 else ""
     models = ", ".join(dict.fromkeys(vote.model for vote in of.votes if vote.model))
     criteria = (of.votes[0].criteria or {}) if of.votes else {}
-    by_gate = sorted(criteria.items(), key=lambda each: each[1].passed)  # the repr is cut: first the gates that made the score 0
+    by_gate = sorted(criteria.items(), key=lambda each: each[1].passed)  # those below their gate come first, because the repr is cut
     said = ", ".join(starmap(_criterion_shown, by_gate)) or (of.votes[0].text if of.votes else "")
     text = " ".join(said[: 4 * _SHOWN].split())
     begins = text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."

@@ -1,4 +1,4 @@
-"""``VerdictParser``: tells a judge how to answer, and converts an answer into a reward.
+"""``VerdictParser``: describes to a judge how to answer, and converts an answer into a reward.
 
 ``judge.parsing`` parses the text of an answer. This module adds the scale, the range and the user's score function.
 """
@@ -24,9 +24,9 @@ from qreward.server.import_string import load_object
 from qreward.spelling import did_you_mean
 
 _LONG = 100
-"""The most characters of an invalid value in an error message."""
+"""Maximum number of characters of an invalid value that is shown in an error message. Of a longer value, only the type is named."""
 MOST = sys.float_info.max / 4
-"""The largest absolute value of an end of a scale or range. It keeps all numbers of the mapping from scale to range finite."""
+"""The largest absolute value of an end of a scale or range. This limit keeps all numbers of the mapping from scale to range finite."""
 DEFAULT_SCALE = (0.0, 10.0)
 NAMED: Mapping[str, type[BaseModel]] = {"score": ScoreVerdict, "yes_no": YesNoVerdict}
 """Name in settings -> built-in verdict model."""
@@ -158,7 +158,7 @@ def _score_attribute(shape: VerdictSchema[Any]) -> str:
 
 
 def _number(value: Any, of: str) -> float:
-    """Return as a float what the user's code returned. Raises ``ScoreFunctionError`` if it is not a finite number."""
+    """Return the value that the user's code returned, as a float. Raises ``ScoreFunctionError`` if it is not a finite number."""
     try:
         number = nan if isinstance(value, str | bytes) else float(value)
     except Exception as error:

@@ -23,9 +23,9 @@ from qreward.options import preparer
 from qreward.transport.error_mapping import one_line
 
 SENT_BACK = 4000
-"""The most characters of an unreadable answer that are sent back to the model. They are its last ones, where the verdict stands."""
+"""Maximum number of characters of an unreadable answer that are sent back to the model: its last ones, where the verdict stands."""
 SHOWN = 200
-"""The most characters of an unreadable answer in an error message."""
+"""Maximum number of characters of an unreadable answer in an error message."""
 FORMATS: tuple[ResponseFormat, ...] = ("json_schema", "json_object", "none")
 """Response formats, the strictest first. Every server accepts the last one."""
 
@@ -33,8 +33,8 @@ FORMATS: tuple[ResponseFormat, ...] = ("json_schema", "json_object", "none")
 class AnswerFormat:
     """The response format that the servers of a model accept. All questions to the model share it.
 
-    With ``auto`` it starts with the first of ``FORMATS`` and moves to the next one when a server rejects a format. So all endpoints of a
-    route get a format that each of them accepts.
+    With ``auto``, requests begin with the first of ``FORMATS``. When a server rejects a format, new requests use the next one. In the end,
+    all endpoints of a route get a format that each of them accepts.
     """
 
     def __init__(self, config: JudgeConfig) -> None:
@@ -143,7 +143,7 @@ def criterion_models(model: str, rubric: Rubric, config: JudgeConfig, form: Answ
 
 
 def parser_of(criterion: Criterion) -> VerdictParser:
-    """Return the parser of written answers to a criterion. It gives the value of an answer, from 0 to 1."""
+    """Return the parser of written answers to a criterion. The parser gives the value of an answer, from 0 to 1."""
     if criterion.levels is not None:
         return VerdictParser(ScoreVerdict, scale=(0.0, len(criterion.levels) - 1.0))
     if criterion.choices is None:
@@ -154,7 +154,10 @@ def parser_of(criterion: Criterion) -> VerdictParser:
 
 @lru_cache(maxsize=32)
 def _choice_verdict(count: int) -> type[BaseModel]:
-    """Return the pydantic model of a written choice. The model answers with a letter, as labels may be long, or differ in case only."""
+    """Return the pydantic model of a written choice.
+
+    The judge answers with a letter, because labels may be long, or may differ only in upper and lower case.
+    """
     letters: Any = Literal[tuple(ascii_uppercase[:count])]
     fields: Any = {"reason": (str, Field(default="", description="why, in a few sentences")), "choice": (letters, ...)}
     return create_model(f"ChoiceOf{count}", __doc__="One of the options, and why.", **fields)
@@ -179,7 +182,7 @@ def in_words(criterion: Criterion) -> str:
 
 
 def noted(messages: Messages, note: str) -> Messages:
-    """Return the messages with a note, which is appended to the last message. If that is not a user message, the note is a new message."""
+    """Return the messages with a note at the end of the last message. If the last message is not the user's, the note is a new message."""
     last = messages[-1] if messages else {}
     content = last.get("content")
     if last.get("role") != "user" or not isinstance(content, str | list):

@@ -1,7 +1,7 @@
 """The base of all dialects of decisions: the input of a call, its encoding, and checks of the numbers in answers.
 
-A dialect is the form in which one API takes questions and returns answers. It is a ``Codec`` whose calls have a ``DecisionInput`` as
-``inputs``.
+A dialect is the form in which one API takes questions and returns answers. In code, it is a ``Codec`` whose calls have a
+``DecisionInput`` as ``inputs``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ALL_KINDS = ("openai", "vllm", "sglang", "systemone", "chat")
 ROLES = ("system", "developer", "user", "assistant")
 """Roles of the messages of an input."""
 SUM_TOLERANCE = 0.02
-"""Probabilities whose sum differs from 1 by more than this are invalid. Servers round them, some to two decimals."""
+"""Maximum difference between 1 and the sum of the probabilities of an answer. Servers round probabilities, some to two decimals."""
 _ROUNDING = 1e-6  # rounding error of one probability
 _MASS_ROUNDING = 1e-3  # rounding error of a sum of exponentials in float32
 _MOST_CACHED_TUPLES = 64
@@ -82,7 +82,7 @@ class _EncodedQuestion(NamedTuple):
 
 
 class _EncodedQuestions(msgspec.Struct):
-    """Questions and the member of the body with them. ``checked`` is True after ``Dialect.check`` has accepted them."""
+    """Questions, and the member of the request body that holds them. ``checked`` is True after ``Dialect.check`` has accepted them."""
 
     questions: tuple[Question, ...]
     member: bytes
@@ -121,16 +121,16 @@ class Dialect(ABC):
         self._tuple_cache: dict[int, _EncodedQuestions] = {}
 
     def at(self, endpoint: Endpoint) -> Dialect:  # noqa: ARG002 - for subclasses
-        """Return the variant of this dialect for the settings of an endpoint. By default the dialect itself."""
+        """Return the variant of this dialect for the settings of an endpoint. By default, return the dialect itself."""
         return self
 
     @abstractmethod
     def write(self, question: Question) -> Any:
-        """Return a question in the form that the body has."""
+        """Return a question in the form in which the request body contains it."""
 
     @abstractmethod
     def rows(self, document: dict[str, Any], count: int) -> Sequence[Any]:
-        """Return the part of a response about each of ``count`` questions, in their order. Raises ``Malformed``."""
+        """Return the parts of a response that answer the questions, in their order. ``count`` is their number. Raises ``Malformed``."""
 
     @abstractmethod
     def read(self, question: Question, row: Any) -> FoundAnswer:
@@ -164,7 +164,7 @@ class Dialect(ABC):
         return given if isinstance(given, str) else as_text(given)
 
     def join(self, written: list[bytes]) -> bytes:
-        """Return the JSON of all questions. ``written`` has the JSON of each."""
+        """Return the JSON of all questions. ``written`` has the JSON of each question."""
         return b"[" + b",".join(written) + b"]"
 
     def names(self, question: Question) -> tuple[str, ...]:  # noqa: ARG002 - for subclasses
@@ -234,7 +234,7 @@ class Dialect(ABC):
         return usage_of(document.get("usage"))
 
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
-        """Return an estimate of the prompt tokens from the number of characters, and one output token per question."""
+        """Return estimates of the prompt tokens, from the number of characters, and of the output tokens, which is one per question."""
         given, questions = call.inputs
         size = len(given) if isinstance(given, str) else sum(len(message["content"]) for message in given)
         return (size + len(self._encoded_questions(questions).member)) / CHARS_PER_TOKEN, float(len(questions))
@@ -279,7 +279,10 @@ def normalised(numbers: Sequence[float]) -> tuple[float, ...]:
 
 
 def probability(number: object, rounding: float = _ROUNDING) -> float:
-    """Return a number from 0 to 1. A number outside by at most ``rounding`` becomes 0 or 1. Raises ``InvalidAnswer`` for anything else."""
+    """Return a number from 0 to 1. A number that is outside by at most ``rounding`` becomes 0 or 1.
+
+    Raises ``InvalidAnswer`` for any other value.
+    """
     if type(number) is float and 0.0 <= number <= 1.0:
         return number
     if type(number) is not float and type(number) is not int:
@@ -302,7 +305,7 @@ def member(row: object, name: str) -> Any:
 
 
 def usage_of(raw: object) -> Usage | None:
-    """Return the usage of a response. It may have the names of OpenAI's Responses API (``input_tokens``) or of its chat API."""
+    """Return the usage of a response. ``raw`` may have the names of OpenAI's Responses API (``input_tokens``) or of its chat API."""
     if not isinstance(raw, dict) or "input_tokens" not in raw:
         return jsonio.usage_of(raw)
     prompt, output, details = raw["input_tokens"], raw.get("output_tokens"), raw.get("input_tokens_details")
@@ -348,7 +351,7 @@ def as_text(messages: Sequence[Mapping[str, str]]) -> str:
 
 
 def unique_names(options: Sequence[str | bool]) -> list[str]:
-    """Return a name in one line for each option. Names differ by more than upper and lower case, which some APIs require.
+    """Return a name in one line for each option. The names differ by more than upper and lower case, because some APIs require this.
 
     Example:
         >>> unique_names([True, "true", "two\nlines"])
@@ -410,7 +413,8 @@ def _text_message(message: dict[str, Any], place: int) -> dict[str, str]:
 def refused_by(status: int, body: bytes) -> str | None:
     """Return the name of the dialect that the error response to a decision points to, or None.
 
-    The messages are those of vLLM 0.33 and SGLang 0.5.23. A server may repeat the request in its message; its words count too.
+    The messages are those of vLLM 0.33 and SGLang 0.5.23. If a server repeats the request in its message, the words of the request count
+    too.
 
     Example:
         >>> refused_by(404, b'{"detail":"Not Found"}'), refused_by(404, b'{"error":{"message":"The model `m` does not exist."}}')

@@ -32,7 +32,7 @@ from qreward.settings.policies import Endpoint
 TOP = 20
 """Number of tokens whose log probabilities are requested. OpenAI, and vLLM without ``--max-logprobs``, return no more."""
 UNSEEN = 0.05
-"""A label that is missing from the returned tokens may have at most this probability. The last of 20 tokens has no more."""
+"""Maximum probability that a label missing from the returned tokens may have. The last of 20 tokens has at most this probability."""
 
 _LABELS = {Choice: tuple(string.ascii_uppercase[:TOP]), Score: tuple(string.digits), YesNo: ("yes", "no")}
 _REPLY = {
@@ -50,7 +50,8 @@ _THINKING = frozenset({"vllm", "sglang"})  # kinds whose chat templates take ena
 class ChatDialect(Dialect):
     """``POST /chat/completions`` with ``logprobs``.
 
-    The temperature is 1, because SGLang divides the logits by it before it computes log probabilities (``srt/layers/sampler.py``).
+    The temperature is 1, because SGLang divides the logits by the temperature before it computes log probabilities
+    (``srt/layers/sampler.py``).
     """
 
     name = "chat"
@@ -129,7 +130,7 @@ def asked(question: Question) -> str:
 
 
 def _messages(inputs: DecisionInput) -> list[dict[str, str]]:
-    """Return the conversation: the input's system message, if it begins with one, then the rest and the question as one message."""
+    """Return the conversation: the system message, if the input begins with one, and one message with all other text and the question."""
     given, question = inputs.input, asked(inputs.questions[0])
     if isinstance(given, str):
         return [{"role": "user", "content": f"{given}\n\n{question}"}]

@@ -25,7 +25,7 @@ PROBE = DecisionInput("2 + 2 = 4", (YesNo("The sum is right."),))
 A vLLM server whose model cannot decide answers 501."""
 
 MOST_KNOWN = 8192
-"""Most pairs of endpoint and model that are remembered. There is a limit because callers choose the names of models."""
+"""Maximum number of pairs of endpoint and model that are remembered. There is a limit because callers choose the names of models."""
 
 
 class DialectTable:
@@ -45,14 +45,15 @@ class DialectTable:
     def expected(self, endpoint: Endpoint, model: str) -> Dialect:
         """Return the dialect to use for an endpoint and a model.
 
-        The first that is available counts: the setting ``Endpoint.decisions``, the known dialect, the assumed one, and that of its kind.
+        The first of these that is available counts: the setting ``Endpoint.decisions``, the known dialect, the assumed dialect, and the
+        dialect in ``EXPECTED`` for the kind of the endpoint.
         """
         key = endpoint.name, endpoint.base_url, model
         name = endpoint.decisions or self._known.get(key) or self._assumed.get(key) or EXPECTED.get(endpoint.kind, "openai")
         return DIALECTS[name].at(endpoint)
 
     def assume(self, endpoint: Endpoint, model: str, name: str) -> None:
-        """Use a dialect for an endpoint and a model until their dialect is known."""
+        """Use a dialect for a pair of endpoint and model until the dialect of this pair is known."""
         if len(self._assumed) >= MOST_KNOWN:
             self._assumed.clear()
         self._assumed[endpoint.name, endpoint.base_url, model] = name

@@ -1,4 +1,4 @@
-"""The dialect ``generative_scoring``: vLLM's ``POST /generative_scoring``, for ``YesNo`` only.
+"""The dialect ``generative_scoring``: vLLM's ``POST /generative_scoring``, which takes only ``YesNo`` questions.
 
 The server compares the probabilities that the next token is yes or no. It needs the ids of both tokens, from
 ``Endpoint(decision_labels=(yes, no))``. It applies no chat template: the model continues a text that ends with ``Answer:``. A text that is

@@ -74,7 +74,7 @@ _ROWS: dict[type, type] = {YesNo: _Predicate, Score: _Score, Choice: _Choice}
 
 
 class OpenAIDialect(Dialect):
-    """Decisions as in openai 3.54 (``types/decision_create_params.py``, ``types/decision.py``)."""
+    """Decisions as the package ``openai`` 3.54 defines them (``types/decision_create_params.py``, ``types/decision.py``)."""
 
     name = "openai"
     path = "/decisions"
@@ -107,7 +107,7 @@ class OpenAIDialect(Dialect):
         return super().decode(body, call)
 
     def _usual(self, questions: tuple[Question, ...], rows: Sequence[_Predicate | _Score | _Choice]) -> AnswerTable:
-        """Return the answers of a response in the documented form. Raises ``InvalidAnswer`` without a message for any other one."""
+        """Return the answers of a response in the documented form. Raises ``InvalidAnswer`` without a message for any other."""
         numbers: list[float] = []
         masses: list[float | None] = []
         confidences: list[float] = []
@@ -186,7 +186,8 @@ def _numbers_of(question: Question, row: _Score | _Choice) -> Sequence[float]:
 
 
 class VLLMDialect(OpenAIDialect):
-    """Decisions as vLLM 0.33 serves them (``entrypoints/openai/decisions``). Its ``confidence`` is the probability times the label mass."""
+    """Decisions as vLLM 0.33 serves them (``entrypoints/openai/decisions``). vLLM's ``confidence`` is the highest probability times the
+    label mass."""
 
     name = "vllm"
     most_questions = 64

@@ -18,8 +18,8 @@ The rules:
 - A sentence about the task ("The final answer is 7", "Result: 7", "Total: 7", "Conclusion: 7", "7/10 tests passed") is not a verdict.
 - A verdict inside a longer sentence ("I would give it a 7", "Score: 7, because ...", "Response A is better") is rejected, because the
   sentence may have a condition.
-- A second verdict in the judge's own words is rejected, unless it is the same. Fractions for aspects ("Style: 6/10") may precede the
-  verdict.
+- An answer with a second verdict in the judge's own words is rejected, unless both verdicts are equal. Fractions for aspects
+  ("Style: 6/10") may precede the verdict.
 - After the verdict, only reasons with a label are accepted ("Reason: ...", a heading "Strengths"). The reasons must not have another
   number, in digits or words, or words that may revise the verdict ("wait", "correction", "I missed", "too high").
 - A fraction ("7/10") is accepted if its denominator is the top of the scale. Another denominator is rejected, because it may be another
@@ -30,9 +30,9 @@ The rules:
   numbers outside the scale. In JSON, true and null are not numbers, but the texts "7" and "7/10" are.
 - Quotations are not the judge's own words: fenced blocks except ``json`` ones, lines after ``>``, quotation marks of all kinds, inline
   code, tags except layout tags and tags around a value, and HTML comments. A text between two quotations is not a verdict. An answer with
-  marks that do not pair is rejected.
+  quotation marks, fences or tags that do not pair is rejected.
 - A verdict after "The candidate wrote:" is not accepted, but it counts as a second verdict.
-- An answer of more than 100,000 characters without reasoning is rejected, so that parsing does not block other work.
+- An answer is rejected if more than 100,000 characters are left after its reasoning is removed, so that parsing does not block other work.
 """
 
 from __future__ import annotations
@@ -122,7 +122,10 @@ def _unwrapped(answer: str) -> str:
 
 
 def _whole_object(text: str) -> dict[str, Any] | None:
-    """Return the members of a JSON object if the text, or the content of a fence, tag or quotes around it, is the object; else None."""
+    """Return the members of a JSON object if the whole text is the object; else None.
+
+    A fence, tag or quotes around the object are allowed.
+    """
     for inside in (text.strip(), _inside(text)):
         if inside.startswith("{") and len(inside) <= LONGEST:
             try:

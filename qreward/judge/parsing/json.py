@@ -1,8 +1,8 @@
 """A lenient JSON parser for the output of models. Common errors are accepted if they have only one possible meaning.
 
-Accepted in addition to JSON: trailing commas, single and typographic quotes, ``True``/``False``/``None``, comments, line breaks in strings,
-keys without quotes, unknown escapes. Rejected: an object that is not closed, unescaped quotes, a key with two different values, nesting
-deeper than :data:`DEEPEST`, and any other error. This module knows nothing of verdicts.
+In addition to JSON, the parser accepts trailing commas, single and typographic quotes, ``True``/``False``/``None``, comments, line breaks
+in strings, keys without quotes, and unknown escapes. It rejects an object that is not closed, unescaped quotes, a key with two different
+values, nesting deeper than :data:`DEEPEST`, and any other error. This module knows nothing of verdicts.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _whole(value: Any) -> Any:
-    """Return the value. In a text, replace each lone surrogate that an escape made by U+FFFD, because pydantic rejects lone surrogates."""
+    """Return the value. In a text, U+FFFD replaces each lone surrogate that an escape made, because pydantic rejects lone surrogates."""
     if not isinstance(value, str) or not _SURROGATES.search(value):
         return value
     return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -1,7 +1,8 @@
 """The pydantic model of a verdict: its deciding field, its validation, its JSON schema, and the instruction in the prompt.
 
-The strict JSON schema uses only keywords that OpenAI's strict mode, OpenAI's fine-tuned models and guided decoding accept. Every object is
-closed and requires all its members. No keyword limits a value: limits are written into descriptions, and checked when an answer is parsed.
+The strict JSON schema uses only keywords that OpenAI's strict mode, OpenAI's fine-tuned models and guided decoding accept. Every object
+allows only its own members and requires all of them. No keyword limits a value: limits are written into descriptions, and checked when an
+answer is parsed.
 Source: https://platform.openai.com/docs/guides/structured-outputs#supported-schemas
 """
 
@@ -129,8 +130,8 @@ class VerdictSchema(Generic[M]):
 
     Attributes:
         model: the pydantic model.
-        name: name of the deciding field. If it is None, only a JSON object is accepted, and all its fields are compared with those of a
-            second verdict.
+        name: name of the deciding field. If it is None, only a JSON object is accepted, and all its fields except texts are compared with
+            those of a second verdict.
         kind: the values that the deciding field allows.
         scale: lowest and highest score.
     """
@@ -155,7 +156,7 @@ class VerdictSchema(Generic[M]):
 
     @property
     def key(self) -> str:
-        """The name of the deciding field in JSON. Must not be read if no field decides."""
+        """The name of the deciding field in JSON. This property must not be read if no field decides."""
         assert self.name
         return self._keys(self.name)[0]
 
@@ -164,12 +165,12 @@ class VerdictSchema(Generic[M]):
 
     @cached_property
     def _known(self) -> Mapping[str, str]:
-        """Spelling without case and separators -> JSON key, for all fields."""
+        """For all fields: the spelling of a key without case and separators -> the key in JSON."""
         return {_folded(key): key for name in self.model.model_fields for key in reversed(self._keys(name))}
 
     @cached_property
     def _deciding(self) -> frozenset[str]:
-        """The keys of the deciding field. If there is none: those of all required fields, or of all fields if none is required."""
+        """The keys of the deciding field. If no field decides, the keys of all required fields, or of all fields if none is required."""
         fields = self.model.model_fields
         names = [self.name] if self.name else [name for name, info in fields.items() if info.is_required()] or list(fields)
         return frozenset(_folded(key) for name in names for key in self._keys(name))
@@ -219,7 +220,7 @@ class VerdictSchema(Generic[M]):
         return _plain_value(getattr(verdict, self.name))
 
     def _as_field(self, number: float, written: Any) -> Any:
-        """Return the number as the model accepts it. If the field is a choice of numbers, it must be one of them.
+        """Return the number as the model accepts it. If the field is a choice of numbers, the number must be one of the choices.
 
         A large integer is returned as it was written, because a float would lose digits.
         """
@@ -325,7 +326,7 @@ def schema_of(model: type[BaseModel], scale: Scale | None = None) -> dict[str, A
 
 
 def instruction(model: type[BaseModel], scale: Scale | None = None) -> str:
-    """Return the part of a prompt that tells the judge in which form to answer.
+    """Return the part of a prompt that describes in which form the judge must answer.
 
     Example:
         >>> from qreward.judge.parsing import ScoreVerdict

@@ -1,4 +1,5 @@
-"""Verdicts in free text. A verdict is accepted if one sentence consists of it, and no other sentence contradicts or may revise it.
+"""Verdicts in free text. A verdict is accepted if one sentence is the verdict and nothing else, and no other sentence contradicts or may
+revise it.
 
 1. Reasoning is removed (:func:`without_reasoning`). Quotations are removed and JSON objects are collected (:func:`own_words`).
 2. The rest is split into sentences. Sentences that may report someone else's words are marked (:func:`sentences`).
@@ -6,7 +7,7 @@
 4. The other sentences are searched for a different verdict. Those after the verdict are also searched for words and numbers that may
    revise it.
 
-The text may be hostile, so every step takes time linear in its length. This module knows no pydantic model.
+The text may be hostile, so every step takes time linear in the length of the text. This module knows no pydantic model.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ class Unreadable(ValueError):
     """The answer is not accepted as a verdict.
 
     Attributes:
-        reason: one short sentence that can be sent to the judge with the repeated request. It never quotes the answer, so that a judged
-            text cannot inject instructions through it.
+        reason: one short sentence that can be sent to the judge with the repeated request. The reason never quotes the answer, because a
+            judged text could otherwise inject instructions through it.
     """
 
     def __init__(self, reason: str) -> None:
@@ -50,7 +51,8 @@ def without_reasoning(text: str) -> tuple[str, str]:
     opening one may also come from a judged text that the judge quotes. The caller must then check the text before the tag.
 
     Returns:
-        The text before a closing tag that has no opening tag, ``""`` if there is no such tag; and the answer without reasoning.
+        Two texts: the text before a closing tag that has no opening tag, or ``""`` if there is no such tag; and the answer without
+        reasoning.
 
     Raises:
         Unreadable: two closing tags have no opening tag, a block is not closed, or the answer ends with reasoning.
@@ -107,9 +109,9 @@ _RUNS_ON = re.compile(r"\n[ \t]*\S")
 
 
 ValueOf = Callable[[dict[str, Any]], Any]
-"""Returns the value of the verdict that a JSON object's members state; None if the object is not a verdict."""
+"""A function from the members of a JSON object to the value of the verdict that they state; None if the object is not a verdict."""
 Found = list[tuple[Any, dict[str, Any]]]
-"""(value, members) of each JSON object in an answer that is a verdict, in order."""
+"""The JSON objects of an answer that state a verdict, in their order. An entry has the value of the verdict and the object's members."""
 
 
 def own_words(text: str, value_of: ValueOf) -> tuple[str, Found]:
@@ -157,7 +159,7 @@ _UNPAIRED = "It is not clear what the answer quotes: its quotation marks, fences
 
 
 def _opened(mark: re.Match[str], *, runs_on: bool) -> tuple[str, str]:
-    """Return the text that replaces a mark, and the closing mark of the quotation that it opens, ``""`` if it opens none."""
+    """Return the text that replaces a mark, and the closing mark of the quotation that the mark opens; ``""`` if it opens none."""
     if mark["block"]:
         if runs_on:
             raise Unreadable("It is not clear where a block quote of the answer ends.")
@@ -203,7 +205,7 @@ def _object(text: str, start: int, value_of: ValueOf, found: Found) -> tuple[str
     return f"\n{words}\n", closing.end()
 
 
-# Numbers. Digits are ASCII; a comma is a decimal comma unless three digits follow, which may be thousands.
+# Numbers. Digits are ASCII. A comma before three digits may separate thousands; any other comma is a decimal comma.
 
 _DIGITS = r"[+\-\u2212]?(?:(?:0|[1-9][0-9]{0,8})(?:[.,][0-9]{1,17})?|\.[0-9]{1,17})"
 _UNIT = r"(?: ?(?:points?|pts|stars?)\b| ?\u5206)?"
@@ -214,7 +216,10 @@ _ANY_NUMBER = re.compile(r"(?<![\w.,])[+\-\u2212]?\d+(?:[.,]\d+)?|(?<=[-\u2013])
 
 
 def number_of(value: object, scale: Scale | None) -> float:
-    """Return a member of a JSON object as a number on the scale. It may be a number, or a text such as ``7`` or ``7/10``."""
+    """Return a member of a JSON object as a number on the scale. The member may be a number, or a text such as ``7`` or ``7/10``.
+
+    Raises :class:`Unreadable`.
+    """
     if isinstance(value, str) and (match := _SCORE_ALONE.fullmatch(value.strip())):
         return _score(match, scale)
     if isinstance(value, int | float) and not isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""Inspects a batch function: its kind, the number of lists that it takes, and its name for messages."""
+"""Functions that inspect a batch function. They find its kind, the number of lists that it takes, and its name for messages."""
 
 from __future__ import annotations
 

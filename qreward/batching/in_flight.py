@@ -279,7 +279,7 @@ class InFlightBatch:
     async def carry_out(self) -> None:
         """Run the function, and return to each caller its result or error.
 
-        This method raises an exception only if it is not an ``Exception``, such as ``KeyboardInterrupt``.
+        This method never raises an ``Exception``. It raises only other exceptions, such as ``KeyboardInterrupt``.
         """
         function, values = self.function, [item.value for item in self.items]
         _BATCH.set(self)

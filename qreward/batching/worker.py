@@ -89,7 +89,7 @@ class LoopWorker:
             raise QueueFull(f"{message}; submit fewer at once, or set a larger max_queue_size")
 
     def _made(self, value: Any, signature_key: Hashable, level: int) -> Any:
-        """Create an item with its size, key and context, as the settings require."""
+        """Create an item. The settings determine its size and key, and whether it has a context."""
         function, settings = self.function, self.function.settings
         key = function.key_of(value, signature_key)
         cost = 1 if settings.batch_size_fn is None else function.size_of(value)

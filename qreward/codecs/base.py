@@ -21,7 +21,7 @@ class WireRequest:
         codec: object that encodes the body and decodes the response.
         model: name of the model.
         inputs: the messages of a chat, the input of an embeddings request, or a list of items.
-        params: the other members of the JSON body.
+        params: further members of the JSON body.
         headers: additional HTTP headers of this call, or None.
         group: value that is equal for requests whose prompts begin with the same text; None for a request without a group.
     """

@@ -50,7 +50,7 @@ class ChatAnswer(msgspec.Struct, gc=False):
         model: name of the model in the request.
         content: content of the first choice: a text, a list of parts, or None.
         usage: tokens of the request; None if the server reported none.
-        finish_reason: why the first choice ended; None if the server did not say.
+        finish_reason: reason why the first choice ended; None if the server sent no reason.
     """
 
     body: bytes

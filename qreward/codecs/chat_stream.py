@@ -1,4 +1,4 @@
-"""Streamed chat completions: decodes the chunks, and assembles them into a completion.
+"""Streamed chat completions. This module decodes the chunks, and assembles them into a completion.
 
 A fast decoder (0.4 us) reads each chunk in the usual form. A slower, lenient decoder reads all other chunks. This module does not depend on
 HTTP.

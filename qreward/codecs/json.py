@@ -35,7 +35,7 @@ def write(model: str, name: str, inputs: Any, params: Mapping[str, Any], *, all_
         model: name of the model at the server.
         name: name of the member for the inputs.
         inputs: the inputs.
-        params: the other members of the body.
+        params: further members of the body.
         all_text: True if the inputs contain only texts and integers. They are then not checked.
 
     Example:

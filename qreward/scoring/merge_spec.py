@@ -27,7 +27,7 @@ class MergeSpec:
 
     Args:
         operation: the operation, such as scoring.
-        model, params, headers, body: the arguments that all items share, as passed to the client's method.
+        model, params, headers, body: arguments of the client's method, which all items share.
         read: function that converts an item of the caller. It raises ``BadRequest`` for an invalid item. The default is
             ``operation.item``.
 
@@ -112,7 +112,7 @@ class MergeSpec:
 class EmbeddingsSpec(MergeSpec):
     """Makes and merges requests for embeddings. An item is a whole call, and receives the response that it would receive without merging.
 
-    A call with more inputs than the server accepts fails, as it also would without merging.
+    A call with more inputs than the server accepts fails, both with and without merging.
     """
 
     __slots__ = ()

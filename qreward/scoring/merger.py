@@ -370,7 +370,7 @@ class ItemWaiter:
 
 
 class _ItemOptions(RequestOptions):
-    """Options that make a ``MergedItem`` as their task."""
+    """Options whose method ``task`` creates a ``MergedItem``."""
 
     __slots__ = ()
 

@@ -11,7 +11,7 @@ LONGEST_WAIT = 60.0
 
 
 class HTTPError(Exception):
-    """A request that is answered with an error.
+    """The error response to a request.
 
     Args:
         status: HTTP status of the response.

@@ -354,7 +354,7 @@ class SglangSystemOne(BaseModel):
         return value
 
 
-# Functions that read a body as FastAPI does, and that write the faults of a body in the form of each server
+# Functions that read a body in the way of FastAPI, and functions that write the faults of a body in the form of each server
 
 Body = TypeVar("Body", bound=BaseModel)
 Faults = list[dict[str, Any]]

@@ -175,7 +175,7 @@ _INITIAL_PRICE = 0.01  # cost of an average request in a resource that is not bi
 _SAMPLE = 1024  # number of (endpoint, request) pairs on which prices are improved
 
 Prices = list[float]
-"""The price of each resource: those of the first endpoint, then those of the second, and so on."""
+"""The price of each resource. The resources of the first endpoint come first, then those of the second endpoint, and so on."""
 
 
 class Resource(NamedTuple):

@@ -149,7 +149,7 @@ def _digits(line: str) -> str:
             run.append(bare)
             if bare == word:
                 continue
-            word = word[len(bare) :]  # noqa: PLW2901 - the rest is the punctuation that ends the run
+            word = word[len(bare) :]  # noqa: PLW2901 - keeps only the punctuation, which ends the run
             out.append(_spoken(run) + word)
             run = []
             continue

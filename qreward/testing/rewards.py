@@ -44,7 +44,8 @@ def score_of(item: Any) -> float:
 def logits_of(item: Any, labels: Sequence[str]) -> list[float]:
     """Return the raw score of an item for each class.
 
-    If there is one class, its raw score is the raw score of the item. Else the raw score of a class is that of ``[label, item]``.
+    If there is one class, its raw score is the raw score of the item. If there are several classes, the raw score of a class is the raw
+    score of ``[label, item]``.
     """
     return [score_of(item)] if len(labels) == 1 else [score_of([label, item]) for label in labels]
 

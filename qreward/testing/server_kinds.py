@@ -174,7 +174,7 @@ class FakeServerKind:
 
 
 class RouteCall:
-    """One POST request, as the function of its route receives it. All methods may raise :class:`ErrorResponse`."""
+    """One POST request. It is the argument of the function of its route. All methods may raise :class:`ErrorResponse`."""
 
     def __init__(self, kind: FakeServerKind, path: str, body: bytes, spec: FakeEndpoint) -> None:
         self.kind = kind

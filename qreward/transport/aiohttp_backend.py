@@ -1,7 +1,7 @@
 """The default HTTP backend: aiohttp, with settings that keep it correct and fast on the hot path.
 
 The settings replace defaults of aiohttp. By default, aiohttp queues requests above 100 connections, and times out after 300 s. It follows
-the redirect of a POST and sends the API key to the new address. It keeps cookies, and reads the environment for each request.
+the redirect of a POST, although the headers contain the API key. It keeps cookies, and reads the environment for each request.
 
 This module has no time limit for a whole attempt, because a timer per request costs more CPU time than all of qreward's own code. It limits
 the time in which a connection is opened (``timeouts.connect``). If the user sets ``timeouts.read``, it also limits each wait for data.

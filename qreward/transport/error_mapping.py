@@ -173,7 +173,10 @@ def status_of(error_body: ErrorBody) -> int | None:
 
 
 def is_too_long(error_body: ErrorBody) -> bool:
-    """Return True if the input exceeds the model's context, as reported by OpenAI, vLLM, SGLang, TEI, llama.cpp and Gemini."""
+    """Return True if the input exceeds the model's context.
+
+    The errors of OpenAI, vLLM, SGLang, TEI, llama.cpp and Gemini are recognised.
+    """
     return not _TOO_LONG.isdisjoint(error_body.names) or _SAYS_TOO_LONG.search(error_body.text) is not None
 
 

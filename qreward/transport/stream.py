@@ -2,7 +2,7 @@
 
 This module knows transports, events, chunks and failures. It must not know queues, time limits or the consumer. Usage::
 
-    opened = await backend.stream(endpoint, call)     # a Failure, or a ChatStream once the server has answered 2xx
+    opened = await backend.stream(endpoint, call)     # a ChatStream if the server has answered 2xx, else a Failure
     async with opened as stream:                      # leaving early closes the connection immediately, so the server notices
         while (chunks := await stream.read()) is not None:
             ...                                       # a list of ChatChunk; [] after bytes without a chunk, such as a keep-alive
@@ -64,7 +64,7 @@ class ChatStream:
         self._call = call
         self._parser = Parser()
         self._assembly = StreamAccumulator(call.model)
-        self._known = False  # True once it is known whether this is a stream
+        self._known = False  # True if it is known whether the response is a stream
         self._beginning = b""
         self._whole: bytearray | None = None  # the body of a response that is not a stream
         self._done = False

@@ -63,7 +63,7 @@ class ItemAnswer(msgspec.Struct, gc=False):
 
     @property
     def finish_reason(self) -> str | None:
-        """Why the first choice ended, if the result is a completion; otherwise None."""
+        """The reason why the first choice ended, if the result is a completion; otherwise None."""
         return ending_of(self._first().get("finish_reason"))
 
     def _first(self) -> dict[str, Any]:

@@ -48,7 +48,7 @@ class Conversation(msgspec.Struct, frozen=True, gc=False):
 
 
 class Parts(msgspec.Struct, frozen=True, gc=False):
-    """Texts and images that form one item, as in moderations."""
+    """Texts and images that form one item. Moderations accept such items."""
 
     parts: list[Any]
 
@@ -144,7 +144,7 @@ _SHAPES = {str: TEXT, Pair: PAIR, Conversation: CHAT_ITEM, list: TOKENS, Parts: 
 
 
 def tokens_in(item: Any) -> float:
-    """Return the number of tokens of an item. For texts it is estimated from the number of characters."""
+    """Return the number of tokens of an item. For texts, the number is estimated from the number of characters."""
     match item:
         case str():
             chars = len(item)
@@ -178,8 +178,8 @@ class MergeLimits(msgspec.Struct, frozen=True):
 
     Args:
         items: maximum number of items.
-        tokens: maximum tokens of all items together, as estimated by ``tokens_in``.
-        bytes: maximum bytes of the body.
+        tokens: maximum number of tokens of all items together. ``tokens_in`` estimates the tokens of an item.
+        bytes: maximum number of bytes of the body.
     """
 
     items: int | None = None

@@ -1,6 +1,6 @@
 """Merges single items from many callers into batch calls of one function: ``@batch`` and ``BatchQueue``.
 
-``backlog`` and ``policy`` decide which items form a batch and when it is sent; they use neither a clock nor asyncio. ``worker`` and
+``backlog`` and ``policy`` decide which items form a batch and when the batch is sent. They use neither a clock nor asyncio. ``worker`` and
 ``in_flight`` run the batches in an event loop. No module here depends on HTTP or endpoints. ``Backlog``, ``Item`` and ``halves`` are
 public for code that sends lists in its own way.
 """

@@ -20,7 +20,7 @@ from qreward.settings.policies import Priority
 
 T = TypeVar("T")
 ALL = 2**62
-"""The number of items when there is no limit."""
+"""Number of items that stands for "no limit"."""
 
 
 class ItemState(Enum):
@@ -47,7 +47,9 @@ class Item:
         deadline: time in seconds after which the item is no longer sent.
 
     Attributes:
-        place: state of the item. Code that answers a taken item sets it to ``OVER``; the item can then neither expire nor be put back.
+        number: position of the item in the order of submission.
+        place: state of the item. Code that answers a taken item sets ``place`` to ``OVER``. The item can then neither expire nor be put
+            back.
     """
 
     value: Any
@@ -61,12 +63,13 @@ class Item:
 
 
 class KeyQueue:
-    """The waiting items of one key, with a deque in the order of submission for each priority level.
+    """The waiting items of one key. Each priority level has a deque, which is in the order of submission.
 
-    A removed item stays in its deque until it reaches the head or ``sweep`` is called.
+    A removed item stays in its deque until it reaches the head of the deque or ``sweep`` is called.
 
     Attributes:
-        count, cost: number and total cost of the waiting items.
+        count: number of the waiting items.
+        cost: total cost of the waiting items.
         dead: number of removed items that are still in a deque.
     """
 
@@ -84,7 +87,10 @@ class KeyQueue:
         self.count, self.cost, self.dead = 0, 0.0, 0
 
     def first(self) -> deque[Any] | None:
-        """Return the deque whose first item is next, or None. A level counts as much as ``AGEING`` seconds of waiting."""
+        """Return the deque whose first item is next, or None if no item waits.
+
+        One priority level counts as much as ``AGEING`` seconds of waiting.
+        """
         best, soonest = None, (inf, 0)
         for level, waiting in self.levels.items():
             while waiting and waiting[0].place is not WAITING:  # cancelled or expired
@@ -172,7 +178,7 @@ class Deadlines:
         return entries[0][0] if entries else inf
 
     def due(self, now: float) -> list[Any]:
-        """Remove and return the items whose deadline has passed, except those that are over."""
+        """Remove all items whose deadline has passed, and return those that are not over."""
         late: list[Any] = []
         while self._entries and self._entries[0][0] <= now:
             item = heappop(self._entries)[2]
@@ -184,8 +190,8 @@ class Deadlines:
 class Backlog:
     """Items that wait for a batch, and the deadlines of waiting and taken items.
 
-    This is the low-level interface for code that sends lists itself. Take items only when they can be sent. Put them back if the server
-    rejects the list (429, 503). If the list fails for another reason, split it with :func:`halves`.
+    This is the low-level interface for code that sends lists itself. Such code takes items only when they can be sent. It puts them back if
+    the server rejects the list (429, 503). If the list fails for another reason, it splits the list with :func:`halves`.
 
     Attributes:
         waiting: number of waiting items.
@@ -234,13 +240,13 @@ class Backlog:
             self.waiting += 1
 
     def take(self, now: float, max_items: int = ALL, max_cost: float = inf, *, queue: KeyQueue | None = None) -> list[Any]:
-        """Remove and return the next items, all with the same key. If the first item exceeds ``max_cost``, it is returned alone.
+        """Remove and return the next items. All of them have the same key. If the first item exceeds ``max_cost``, it is returned alone.
 
         Args:
-            now: current time in seconds. Expired items are not taken; ``due`` returns them.
+            now: current time in seconds. Expired items are not taken. ``due`` returns them.
             max_items: maximum number of items.
             max_cost: maximum total cost.
-            queue: one of ``queues()``. By default, the queue whose first item is next.
+            queue: one of ``queues()``. The default is the queue whose first item is next.
         """
         self._late += self._overdue(now)
         if queue is None:
@@ -267,7 +273,7 @@ class Backlog:
             queue.sweep()
 
     def due(self, now: float) -> list[Any]:
-        """Return the items whose deadline has passed, each once. Waiting items are removed; taken items keep their state."""
+        """Return each item whose deadline has passed, once. Waiting items are removed from the backlog. Taken items keep their state."""
         late, self._late = self._late, []
         return late + self._overdue(now)
 
@@ -320,7 +326,7 @@ def halves(items: Sequence[T]) -> tuple[Sequence[T], Sequence[T]]:
     """Split a list that failed as a whole (400, 413, 422, 424). Repeated splitting isolates the bad item.
 
     Raises:
-        ValueError: the list has a single item, so this item is the bad one.
+        ValueError: the list has a single item, so this item is the bad item.
 
     Example:
         >>> halves(["a", "b", "c"])

@@ -1,4 +1,4 @@
-"""Inspects a batch function: its kind, the number of lists that it takes, and its name for messages."""
+"""Functions that inspect a batch function. They find its kind, the number of lists that it takes, and its name for messages."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def kind_of(function: Any) -> FunctionKind | None:
 
 
 def lists_taken(function: Callable[..., Any], most: int) -> int:
-    """Return how many positional arguments a function takes, at most ``most``.
+    """Return how many positional arguments a function takes, but at most ``most``.
 
-    Some functions written in C have no signature; for these it returns ``most``.
+    Some functions written in C have no signature. The result for such a function is ``most``.
     """
     try:
         signature = inspect.signature(function)
@@ -50,5 +50,5 @@ def lists_taken(function: Callable[..., Any], most: int) -> int:
 
 
 def name_of(function: Any) -> str:
-    """Return the qualified name of a function, or for a callable object the name of its type."""
+    """Return the qualified name of a function. For a callable object, return the name of its type."""
     return str(getattr(function, "__qualname__", None) or type(function).__qualname__)

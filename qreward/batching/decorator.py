@@ -1,6 +1,6 @@
 """``@batch``: turns a function of lists into a function of single items whose calls are merged.
 
-A batched function can be pickled by value: only the function and its settings are pickled, and each process has its own queues.
+A batched function can be pickled by value. Only the function and its settings are pickled, so each process has its own queues.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from qreward.batching.typing import BatchDecorator
 from qreward.batching.worker import LoopWorker
 
 RECEIVERS = ("self", "cls")
-"""Names of a first parameter that receives an instance or a class instead of a list."""
+"""Names that mark a first parameter as the receiver of an instance or a class. All other parameters receive lists."""
 _MISSING: Any = object()
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 class CallSignature(NamedTuple):
-    """The parameters of a call that left some out.
+    """The parameters that a call passed, if it left some parameters out.
 
     Attributes:
         positional: number of arguments that are passed to the function by position.
@@ -40,7 +40,7 @@ class Binder:
     """Converts the arguments of one call to a tuple of values, and the tuples of many calls to the arguments of a batch.
 
     It makes no difference whether a call passes an argument by position or by name. A parameter that a call leaves out is not passed to
-    the function, so it has its declared default instead of a list.
+    the function. Therefore, the parameter has its declared default instead of a list.
 
     Attributes:
         bound: True if the first parameter is one of ``RECEIVERS``.
@@ -62,10 +62,10 @@ class Binder:
         self._lone = self._whole == (1 + bound, ()) and not variadic
 
     def values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], CallSignature | None]:
-        """Return the values of a call in the order of the signature, and its ``CallSignature``.
+        """Return the values of a call in the order of the parameters, and the ``CallSignature`` of the call.
 
-        Only calls with equal signatures share a batch. The signature is None if the call passed every parameter. Otherwise it is also the
-        last of the values.
+        Only calls with equal signatures share a batch. If the call passed every parameter, the signature is None. If the call left
+        parameters out, the signature is also appended to the values, because ``spread`` needs it.
         """
         count, given = self._count, len(args)
         if given + len(kwargs) == count and given <= self._whole.positional:
@@ -82,7 +82,7 @@ class Binder:
         return self._some_values(args, kwargs)
 
     def spread(self, rows: list[Any]) -> Any:
-        """Call the function with a list for each parameter that was passed."""
+        """Call the function with the values of many calls. Each parameter that these calls passed gets a list."""
         if self._lone:
             column = [row[-1] for row in rows]
             return self._function(rows[0][0], column) if self.bound else self._function(column)
@@ -111,12 +111,12 @@ class Binder:
 class DecoratedQueue(BatchQueue[Any, Any]):
     """The queue of a batched function. For a method, it holds one queue per instance.
 
-    Instances are referenced weakly, and the queue of an instance is freed with it. Settings, ``stats`` and ``close`` of this queue apply to
-    the queues of all instances.
+    Instances are referenced weakly. The queue of an instance is freed together with the instance. Settings, ``stats`` and ``close`` of this
+    queue apply to the queues of all instances.
     """
 
     def __setstate__(self, state: tuple[Callable[..., Any], BatchSettings]) -> None:
-        self._binder: Binder | None = None  # made by the first call: until then an unpickled function may be incomplete
+        self._binder: Binder | None = None  # made by the first call, because an unpickled function may be incomplete before it
         self._queues: dict[int, tuple[weakref.ref[Any], BatchQueue[Any, Any]]] = {}
         self._begin(BatchFunction(*state, call=lambda rows: self._bound().spread(rows), first_of=lambda row: self._bound().first(row)))
 
@@ -144,7 +144,7 @@ class DecoratedQueue(BatchQueue[Any, Any]):
         return queue, values, key if queue is not self else (id(values[0]), key)
 
     def _make(self, instance: Any) -> BatchQueue[Any, Any]:
-        """Return the queue of an instance. Instances without weak references share one queue, but never a batch."""
+        """Return the queue of an instance. Instances that cannot be referenced weakly share one queue, but never a batch."""
         queues, key = self._queues, id(instance)
         try:
             held = weakref.ref(instance, lambda _: queues.pop(key, None))
@@ -174,20 +174,20 @@ def batch(function: Any = None, /, **settings: Unpack[Options]) -> Any:
     """Decorate a function of lists, so that callers pass one item and get one result. Their calls are merged into batches.
 
     The function receives a list for each parameter that the callers pass, and returns a list with one result per call. A parameter that a
-    caller leaves out has its default value; calls that pass it and calls that leave it out are in different batches.
+    caller leaves out has its default value. Calls that pass the parameter and calls that leave it out are in different batches.
 
-    The function may be an ``async def``, or, with parentheses (``@batch()``), a plain ``def``, which runs in a thread. If it is an async
-    generator of lists, each caller gets an async generator. A method, whose first parameter is ``self`` or ``cls``, has one queue per
-    instance. An exception *in* the list is raised for its caller alone. If the function raises, each caller gets an exception object of
-    its own.
+    The function may be an ``async def``. With parentheses (``@batch()``), it may also be a plain ``def``, which runs in a thread. If the
+    function is an async generator of lists, each caller gets an async generator. A method, whose first parameter is ``self`` or ``cls``,
+    has one queue per instance. An exception *in* the list is raised only for the caller of its item. If the function raises, each caller
+    gets a separate exception object.
 
-    A batch is sent as soon as a slot is free, with the items submitted until then (see :class:`BatchQueue`). The settings are the fields of
-    :class:`~qreward.batching.BatchSettings`. They can be changed later: ``score.set_max_batch_size(64)``, ``set_batch_wait_timeout_s``,
-    ``set_max_concurrent_batches``, ``change(...)``. ``score.stats()`` returns the current state, and ``await score.close()`` closes the
-    queues.
+    A batch is sent as soon as a slot is free. It contains the items that were submitted until then (see :class:`BatchQueue`). The settings
+    are the fields of :class:`~qreward.batching.BatchSettings`. They can be changed later, with ``score.set_max_batch_size(64)``,
+    ``set_batch_wait_timeout_s``, ``set_max_concurrent_batches`` or ``change(...)``. ``score.stats()`` returns the current state, and
+    ``await score.close()`` closes the queues.
 
     Raises:
-        TypeError: the decorated object is not a function, or ``@batch`` without parentheses decorates a plain ``def``; or a setting is
+        TypeError: the decorated object is not a function. Or ``@batch`` without parentheses decorates a plain ``def``. Or a setting is
             unknown or has the wrong type. A call raises it if its arguments do not match the signature of the function, or if the
             function has no parameter for a list.
         ConfigError: a setting is out of range. ``ConfigError`` is a ``ValueError``.
@@ -211,7 +211,7 @@ def batch(function: Any = None, /, **settings: Unpack[Options]) -> Any:
 
 
 CONTROLS = ("set_max_batch_size", "set_batch_wait_timeout_s", "set_max_concurrent_batches", "change", "stats", "close")
-"""Attributes of a batched function: methods of its queue."""
+"""Names of the methods of a queue that are attributes of the batched function."""
 
 
 def _batched(function: Any, settings: BatchSettings) -> Any:

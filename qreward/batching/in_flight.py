@@ -1,7 +1,7 @@
 """A batch that is running: its items, the batch function, and the result or error of each caller.
 
-Results are assigned by position, and only if there is exactly one for each item. No two callers receive the same exception object. This
-module does not decide when a batch is sent or which items are in it.
+Results are assigned by position. They are assigned only if there is exactly one result for each item. Two callers never receive the same
+exception object. This module does not decide when a batch is sent or which items are in it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class PendingItem(Item):
     """An item whose caller waits for one result.
 
     Attributes:
-        future: receives the result for the caller. It is cancelled when the caller leaves.
+        future: future that receives the result for the caller. It is cancelled when the caller leaves.
         batch: the batch of the item; not set while the item waits.
         context: the context in which the item was submitted; set only with ``carry_contexts``.
     """
@@ -43,7 +43,7 @@ class PendingItem(Item):
     context: Context
 
     def fail(self, error: BaseException) -> None:
-        """Set the caller's error, unless the item has been answered or its caller has left."""
+        """Raise an error for the caller, unless the item has been answered or the caller has left."""
         self.place = OVER
         if not self.future.done():
             self.future.set_exception(error)
@@ -55,12 +55,12 @@ class BatchFunction:
     Args:
         function: the batch function.
         settings: see :class:`BatchSettings`.
-        call: calls the function with the values of the items. By default the function itself.
-        first_of: returns the first argument of the call that a value holds. By default the value itself.
+        call: callable that calls the function with the values of the items. The default is the function itself.
+        first_of: callable that returns the first argument of a call from the value of an item. The default returns the value itself.
 
     Attributes:
-        context: the context in which batches run: a copy of the one in which this object was created.
-        plain: True if items need no size, key, context or stream, and the queue has no limit. Adding an item is then faster.
+        context: the context in which batches run. It is a copy of the context in which this object was created.
+        plain: True if items need no size, key, context or stream, and the queue is open and has no limit. Adding an item is then faster.
     """
 
     __slots__ = ("_first_of", "call", "closed", "context", "counters", "function", "kind", "name", "plain", "settings")
@@ -104,7 +104,10 @@ class BatchFunction:
             self._warn()
 
     def check_kind(self, *, streamed: bool) -> None:
-        """Raise ``TypeError`` if a stream is requested and the function is no async generator, or the other way round."""
+        """Raise ``TypeError`` if the kind of the function does not fit the request.
+
+        A stream needs an async generator. A single result needs a function that is not an async generator.
+        """
         if streamed and self.kind is not FunctionKind.STREAMED:
             raise TypeError(f"{self.name} is no async generator; await submit(item)")
         if not streamed and self.kind is FunctionKind.STREAMED:
@@ -121,7 +124,7 @@ class BatchFunction:
         return self._size([item.value for item in items])
 
     def key_of(self, value: Any, signature_key: Hashable) -> Hashable:
-        """Return the batch key of an item: its signature key, with the result of ``batch_key_fn`` if that is set."""
+        """Return the batch key of an item: its signature key, together with the result of ``batch_key_fn`` if this setting is set."""
         key_fn = self.settings.batch_key_fn
         return signature_key if key_fn is None else (signature_key, key_fn(self._first_of(value)))
 
@@ -154,7 +157,7 @@ def too_large() -> RuntimeError:
 
 
 def results_of(returned: Any, count: int) -> Sequence[Any]:
-    """Return the results of a batch function as a sequence. Raises an error if there is not one result for each of ``count`` items."""
+    """Return the results of a batch function as a sequence. Raises an error if the number of results is not ``count``."""
     if type(returned) is not list and type(returned) is not tuple:
         returned = _in_order(returned)
     if len(returned) != count:
@@ -174,7 +177,7 @@ def _in_order(returned: Any) -> Sequence[Any]:
     except TypeError:
         raise TypeError(f"the batch function must return a list with one result for each item; a {kind} has no len()") from None
     results = list(returned)
-    if len(results) != length:  # a table, for example, iterates over its column names
+    if len(results) != length:  # for example, iteration over a table gives the names of its columns
         raise TypeError(f"the batch function returned a {kind} of length {length} with {len(results)} elements; return a list")
     return results
 
@@ -182,8 +185,8 @@ def _in_order(returned: Any) -> Sequence[Any]:
 def caller_error(error: BaseException, name: str) -> BaseException:
     """Return the exception that a caller receives for ``error``.
 
-    This is ``error`` itself, unless it would end the caller's task, event loop or iteration. In that case it becomes the cause of another
-    exception.
+    The result is ``error`` itself, unless ``error`` would end the caller's task, event loop or iteration. In that case, the result is
+    another exception with ``error`` as its cause.
     """
     shown: Exception
     if isinstance(error, StopIteration | StopAsyncIteration):
@@ -197,7 +200,7 @@ def caller_error(error: BaseException, name: str) -> BaseException:
 
 
 def own_error(error: BaseException) -> BaseException:
-    """Return a copy of an exception for one caller, with the original as its cause. If copying fails, return a ``RequestError``."""
+    """Return a copy of an exception for one caller, with the original as the cause. If copying fails, return a ``RequestError`` instead."""
     for copied in (copy.copy, _bare_copy):
         try:
             made = copied(error)
@@ -219,7 +222,7 @@ def own_error(error: BaseException) -> BaseException:
 
 
 def _bare_copy(error: BaseException) -> BaseException:
-    """Return a copy made without calling ``__init__``, whose parameters may differ from ``error.args``."""
+    """Return a copy that is made without a call of ``__init__``, because the parameters of ``__init__`` may differ from ``error.args``."""
     made: BaseException = type(error).__new__(type(error), *error.args)
     made.__dict__.update(error.__dict__)
     return made
@@ -232,28 +235,29 @@ _BATCH: ContextVar[InFlightBatch | None] = ContextVar("qreward_batch", default=N
 def batch_contexts() -> tuple[Context, ...]:
     """Return the contexts in which the items of the running batch were submitted, in the order of the items.
 
-    Call it inside a batch function. The result is empty unless the queue was created with ``carry_contexts=True``. Read a variable with
-    ``contexts[0].get(variable)``, for example to link a span of the batch to the spans of its items.
+    This function is called inside a batch function. The result is empty unless the queue was created with ``carry_contexts=True``.
+    ``contexts[0].get(variable)`` reads a variable, for example to link a span of the batch to the spans of its items.
     """
     return _CONTEXTS.get()
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class InFlightBatch:
-    """A batch that has been sent: one call of the function, in a task of its own.
+    """A batch that has been sent. It makes one call of the function, in a separate task.
 
     Args:
         function: the batch function.
         items: the items, at least one.
         limit: the maximum size of the batch.
         full: True if items with the same key were left in the queue when the batch was taken.
-        sent_at: time when the batch was sent, in seconds of the queue's clock.
+        sent_at: time at which the batch was sent, in seconds of the queue's clock.
 
     Attributes:
         alive: number of callers that have not left.
-        error: the error of the whole batch, or None.
+        error: the error of the whole batch; None without such an error.
         failed: number of callers that received an error from the function.
-        unstoppable: future of work in a thread or an actor, which cancellation does not end. The slot stays occupied until it is done.
+        unstoppable: future of work in a thread or an actor. Cancellation does not end this work, and the slot stays occupied until it is
+            done. None without such work.
     """
 
     function: BatchFunction
@@ -273,7 +277,10 @@ class InFlightBatch:
             item.batch = self
 
     async def carry_out(self) -> None:
-        """Run the function and give each caller its result or error. Only exceptions that are not an ``Exception`` are raised."""
+        """Run the function, and return to each caller its result or error.
+
+        This method never raises an ``Exception``. It raises only other exceptions, such as ``KeyboardInterrupt``.
+        """
         function, values = self.function, [item.value for item in self.items]
         _BATCH.set(self)
         if function.settings.carry_contexts:
@@ -305,7 +312,7 @@ class InFlightBatch:
                 future.set_result(result)
 
     def fail_one(self, item: Any, error: BaseException, raised: list[BaseException]) -> None:
-        """Give one caller an error. If another caller has already received the same object, give a copy."""
+        """Raise an error for one caller. If another caller has already received this exception object, the caller gets a copy."""
         if item.place is not OVER:
             self.failed += 1
             shown = caller_error(error, self.function.name)
@@ -313,7 +320,7 @@ class InFlightBatch:
             raised.append(error)
 
     def fail(self, error: BaseException) -> None:
-        """Fail the whole batch: each caller without a result receives an exception object of its own."""
+        """Fail the whole batch. Each caller without a result receives a separate exception object."""
         if self.task.get_loop().is_closed():  # the event loop was closed, and its tasks and callers were destroyed
             return
         self.error = error
@@ -326,7 +333,7 @@ class InFlightBatch:
             item.fail(shown if len(unanswered) == 1 else own_error(shown))
 
     def abandon(self, item: Any) -> None:
-        """Record that a caller has left. When all have left, the batch is cancelled."""
+        """Record that a caller has left. When all callers have left, cancel the batch."""
         item.place = OVER
         self.alive -= 1
         if not self.alive:
@@ -336,7 +343,7 @@ class InFlightBatch:
 async def in_thread(function: Callable[[], Any]) -> Any:
     """Run a function in a daemon thread and return its result. The thread blocks neither the event loop nor the exit of the process.
 
-    If the caller is cancelled, this coroutine ends at once but the thread continues. The slot of the batch stays occupied until the
+    If the caller is cancelled, this coroutine ends at once, but the thread continues. The slot of the batch stays occupied until the
     function has returned. Raises ``QueueFull`` if no worker thread is available.
     """
     loop, context = asyncio.get_running_loop(), copy_context()
@@ -358,7 +365,7 @@ async def in_thread(function: Callable[[], Any]) -> Any:
 
 
 async def unstoppable(future: asyncio.Future[Any]) -> Any:
-    """Await a future inside a batch function, without cancelling it when the batch is cancelled.
+    """Await a future inside a batch function. The future is not cancelled when the batch is cancelled.
 
     The slot of the batch stays occupied until the future is done.
     """

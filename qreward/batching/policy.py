@@ -1,11 +1,12 @@
-"""Decides when a batch may be sent and how large it may be. Uses neither a clock nor asyncio.
+"""Decides when a batch may be sent and how large it may be. This module uses neither a clock nor asyncio.
 
-Items that arrive while all slots are busy form the next batch. So batches grow with load, and no item waits for a timer. With several
-slots, a minimum time passes between two batches; otherwise most slots would run batches of one item.
+A slot is free if fewer than ``max_concurrent_batches`` batches run. Items that arrive while all slots are busy form the next batch.
+Therefore, batches grow with load, and no item waits for a timer. With several slots, a minimum time passes between the starts of two
+batches. Without this time, most slots would run batches of one item.
 
 With ``adaptive_batch_size``, the maximum size grows as long as larger batches process more items per second. The rule follows Clipper
-(Crankshaw et al., "Clipper", NSDI 2017), which adds a fixed step and reduces the size by 10 % after a failure. Here the step is a quarter
-of the size, at least 1.
+(Crankshaw et al., "Clipper", NSDI 2017), which adds a fixed step and reduces the size by 10 % after a failure. Here, the step is not fixed:
+it is a quarter of the size, at least 1.
 """
 
 from __future__ import annotations
@@ -19,16 +20,18 @@ from qreward.batching.backlog import Backlog, KeyQueue
 from qreward.batching.settings import BatchSettings
 
 START = 8
+"""Number of items (or units of ``batch_size_fn``) in a batch at the beginning."""
 BACKOFF = 0.9
+"""Factor by which the maximum size is multiplied after a batch that was too large."""
 GAIN = 1.02
-"""A step is kept if it increases the items per second at least by this factor.
+"""Minimum factor by which a step must increase the items per second. Otherwise, the step is taken back.
 
-If a batch of n items takes a + b*n seconds, growth stops at 90 % of the maximum rate, 1/b.
+If a batch of n items takes a + b*n seconds, the maximum rate is 1/b. Growth then stops at 90 % of this rate.
 """
 GROUP = 3
 """Number of full batches whose rate is measured together."""
 REST = 50
-"""Number of groups before a step that failed or brought no gain is tried again."""
+"""Number of groups of batches to wait after a step that failed or brought no gain. Then the step is tried again."""
 
 
 class AdaptiveBatchSize:
@@ -48,7 +51,13 @@ class AdaptiveBatchSize:
         self._begin()
 
     def done(self, limit: float, size: float, seconds: float) -> None:
-        """Record a batch of ``size`` that was full and took ``seconds``. It is ignored if it began under another limit."""
+        """Record a full batch. The batch is ignored if the limit has changed since it began.
+
+        Args:
+            limit: the limit under which the batch began.
+            size: size of the batch.
+            seconds: run time of the batch.
+        """
         if limit != self.limit or seconds <= 0.0:
             return
         self._batches += 1
@@ -60,7 +69,7 @@ class AdaptiveBatchSize:
             self._judge(rate)
 
     def failed(self, size: float) -> None:
-        """Lower the limit, because a batch of ``size`` was too large."""
+        """Lower the limit, because a batch of the size ``size`` was too large."""
         self.limit = self._good = max(1, int(min(size, self.limit) * BACKOFF))
         self._best, self._rest = 0.0, REST
         self._begin()
@@ -80,14 +89,17 @@ class AdaptiveBatchSize:
 
 
 def says_too_large(error: BaseException) -> bool:
-    """Return True if a batch probably failed because of its size: out of memory (also on a GPU), a timeout, or HTTP 413."""
+    """Return True if a batch probably failed because of its size.
+
+    Such errors are a lack of memory (also on a GPU), a timeout, and HTTP 413.
+    """
     if isinstance(error, MemoryError | TimeoutError) or getattr(error, "status_code", None) == 413:
         return True
     return type(error).__name__ == "OutOfMemoryError" or "out of memory" in str(error).lower()
 
 
 WEIGHT = 0.2
-"""Weight of the latest batch in the moving average of batch durations."""
+"""Weight (0 to 1) of the latest batch in the moving average of batch durations."""
 
 Measure = Callable[[list[Any]], float]
 """A function that returns the total size of a list of items. It calls ``batch_size_fn``."""
@@ -118,17 +130,17 @@ class BatchPolicy:
     def next(
         self, now: float, settings: BatchSettings, in_flight: int, slots: int, measure: Measure | None, flush: bool
     ) -> tuple[list[Any], float]:
-        """Return the next batch if one may be sent now; otherwise no items, and the time at which to call again.
+        """Return the items of the next batch, and the time at which this method must be called again.
 
-        Call it only while a slot is free.
+        If no batch may be sent now, the items are an empty list. This method may only be called while a slot is free.
 
         Args:
             now: current time in seconds.
             settings: settings of the queue.
             in_flight: number of running batches.
             slots: maximum number of running batches.
-            measure: measures a list of items; None if each item counts as one.
-            flush: True sends a batch at once, even if it is not full.
+            measure: function that measures a list of items; None if each item counts as one.
+            flush: True if a batch may be sent at once, even if it is not full.
         """
         limit, linger = self.limit(settings), settings.batch_wait_timeout_s
         if not linger and not in_flight:  # fast path for the usual case
@@ -152,14 +164,17 @@ class BatchPolicy:
     def _pause(self, slots: int) -> float:
         if self.seconds is not None:
             return self.seconds / slots
-        # Until the first batch has ended, each pause is as long as the time since the first batch was sent. Without a pause, the
-        # first slots would run batches of one item.
+        # Before the first batch has ended, each pause is as long as the time from the first to the latest start of a batch. Without a
+        # pause, the first slots would run batches of one item.
         return 0.0 if self._first_sent is None or slots == 1 else self._last_sent - self._first_sent
 
     def _ready(
         self, now: float, limit: int, linger: float, in_flight: int, slots: int, flush: bool, counted: bool
     ) -> tuple[KeyQueue | None, float]:
-        """Return the queue of the key whose batch is sent next. If none may be sent now, return None and the earliest time for one."""
+        """Return the queue from which the next batch is taken, and the present time.
+
+        If no batch may be sent now, return None and the earliest time at which a batch may be sent.
+        """
         ready, soonest = [], inf
         paced = self._last_sent + self._pause(slots) if in_flight else -inf
         for queue in self.backlog.queues():
@@ -176,12 +191,12 @@ class BatchPolicy:
 def fit(backlog: Backlog, queue: KeyQueue, now: float, limit: float, measure: Measure) -> list[Any]:
     """Take items from the head of the queue, as many as fit into ``limit`` together.
 
-    If the sizes of the items add up to the size of the list, their sum decides. Otherwise, for example when all items are padded to the
-    longest, ``_search`` measures lists of different lengths.
+    If the size of the list is the sum of the sizes of its items, this sum decides how many items fit. If it is not, ``_search`` measures
+    lists of different lengths. This is the case, for example, when all items are padded to the length of the longest item.
     """
     chosen = backlog.take(now, max_cost=limit, queue=queue)
     fits = len(chosen)
-    chosen += backlog.take(now, 1, queue=queue)  # by the sum of sizes, this item does not fit any more
+    chosen += backlog.take(now, 1, queue=queue)  # according to the sum of sizes, this item no longer fits
     with suppress(Exception):  # if the user's function raises, the sum of the single sizes decides
         if len(chosen) > 1 and measure(chosen) != sum(item.cost for item in chosen):
             fits = _search(chosen, limit, measure, lambda count: backlog.take(now, count, queue=queue))
@@ -190,7 +205,7 @@ def fit(backlog: Backlog, queue: KeyQueue, now: float, limit: float, measure: Me
 
 
 def _search(chosen: list[Any], limit: float, measure: Measure, take: Callable[[int], list[Any]]) -> int:
-    """Return how many items fit into ``limit``. Doubles ``chosen`` until it is too large, then bisects."""
+    """Return how many items fit into ``limit``. Double ``chosen`` until it is too large, then find the number by bisection."""
     fits = 1
     while measure(chosen) <= limit:
         fits = len(chosen)

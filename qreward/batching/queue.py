@@ -1,4 +1,4 @@
-"""``BatchQueue``: callers submit single items, the queue calls one function for many of them, and each caller gets its own result.
+"""``BatchQueue``: callers submit single items, the queue calls one function for many items, and each caller gets the result of its item.
 
 The queue has one worker per event loop. The workers share only the function, its settings and its counters.
 """
@@ -28,18 +28,20 @@ T = TypeVar("T")
 R = TypeVar("R")
 NORMAL = Priority.NORMAL
 LOOP_CHECK_INTERVAL = 0.1
-"""Seconds after which ``close`` checks again whether the event loop of another thread is still running."""
+"""Seconds between two checks in which ``close`` looks whether the event loop of another thread is still running."""
 
 
 class BatchQueue(Generic[T, R]):
     """Merges items that are submitted one by one into calls of one function.
 
-    A batch is sent as soon as a slot is free, with the items submitted until then. While all slots are busy, the next batch fills. So a
-    single item is sent at once, batches grow with load, and there is no wait time to tune.
+    A slot is free if fewer than ``max_concurrent_batches`` batches run. A batch is sent as soon as a slot is free, with the items that were
+    submitted until then. While all slots are busy, the next batch fills. Therefore, a single item is sent at once, batches grow with load,
+    and there is no wait time to tune.
 
     Args:
-        function: takes a list of items and returns a list with one result per item. It may be an ``async def``; a ``def``, which runs in a
-            thread; or, for ``stream``, an async generator that yields such lists. An exception *in* the list is raised for that item alone.
+        function: function that takes a list of items and returns a list with one result per item. It may be an ``async def``, or a ``def``,
+            which runs in a thread. For ``stream``, it is an async generator that yields lists with one piece per item. An exception *in*
+            a list is raised only for the caller of its item.
         settings: see :class:`~qreward.batching.BatchSettings`.
 
     Attributes:
@@ -94,8 +96,8 @@ class BatchQueue(Generic[T, R]):
         Args:
             item: any object.
             priority: 0 (most urgent) to 9, or ``"high"``, ``"normal"``, ``"low"``. 15 seconds of waiting count as much as one level, so
-                that no item starves.
-            timeout: maximum seconds for this item, queueing included. None means the ``timeout`` of the queue.
+                every item is sent in the end.
+            timeout: maximum number of seconds for this item, including its time in the queue. None means the ``timeout`` of the queue.
 
         Raises:
             RequestTimeout: the timeout has passed. An item that was still waiting is never sent. ``RequestTimeout`` is a ``TimeoutError``.
@@ -103,7 +105,7 @@ class BatchQueue(Generic[T, R]):
             ClientClosed: the queue is closed.
             InvalidResponse: the function returned a different number of results.
             RuntimeError: the item is larger than ``max_batch_size``.
-            Exception: raised by the function; each caller receives an exception object of its own.
+            Exception: the function raised this exception. Each caller receives a separate exception object.
         """
         if priority is NORMAL and timeout is None:  # fast path for the usual case
             return await self.result_of(item, None)  # type: ignore[no-any-return]
@@ -112,17 +114,17 @@ class BatchQueue(Generic[T, R]):
     async def submit_many(
         self, items: Iterable[T], *, priority: int | str = NORMAL, timeout: float | None = None
     ) -> list[R | BaseException]:
-        """Submit several items and return the outcome of each, in order: its result or its exception.
+        """Submit several items. Return the outcome of each item, in order. An outcome is a result or an exception.
 
-        Either all items are added to the queue at once, or none. They may be sent in several batches, together with other items.
+        Either all items are added to the queue at once, or no item is added. The items may be sent in several batches, with other items.
 
         Args:
             items: the items, in the order in which they are to be sent.
             priority: as for ``submit``.
-            timeout: as for ``submit``; applies to each item.
+            timeout: as for ``submit``. It applies to each item separately.
 
         Raises:
-            QueueFull: the queue has no room for all of them.
+            QueueFull: the queue has no room for all items.
             ClientClosed: the queue is closed.
 
         Example:
@@ -147,14 +149,14 @@ class BatchQueue(Generic[T, R]):
     def stream(self, item: T, *, priority: int | str = NORMAL, timeout: float | None = None) -> AsyncGenerator[R, None]:
         """Submit one item and return its stream. The function must be an async generator.
 
-        Arguments and errors are those of ``submit``. Read the stream to its end, or call ``aclose()``. If the batch has to wait longer than
-        ``stream_timeout`` seconds because this stream is not read, the stream ends: the pieces received until then can still be read, and
-        then ``RequestTimeout`` is raised.
+        Arguments and errors are those of ``submit``. The caller must read the stream to its end, or call ``aclose()``. If the batch has to
+        wait longer than ``stream_timeout`` seconds because this stream is not read, the stream ends. The pieces received until then can
+        still be read. After them, ``RequestTimeout`` is raised.
         """
         return self.stream_of(item, None, *_checked(priority, timeout))
 
     async def result_of(self, value: Any, signature_key: Hashable, level: int = NORMAL, timeout: float | None = None) -> Any:
-        """Like ``submit``, but arguments are not checked again. Only items with equal ``signature_key`` share a batch."""
+        """Submit an item and return its result, without a check of the arguments. Only items with equal ``signature_key`` share a batch."""
         if self._function.kind is FunctionKind.STREAMED:
             self._function.check_kind(streamed=False)
         worker = self._here()
@@ -168,19 +170,21 @@ class BatchQueue(Generic[T, R]):
     def stream_of(
         self, value: Any, signature_key: Hashable, level: int = NORMAL, timeout: float | None = None
     ) -> AsyncGenerator[Any, None]:
-        """Like ``stream``, but arguments are not checked again. Only items with equal ``signature_key`` share a batch."""
+        """Submit an item and return its stream, without a check of the arguments. Only items with equal ``signature_key`` share a batch."""
         self._function.check_kind(streamed=True)
         worker = self._here()
         return CallerStream(worker, worker.add(value, signature_key, level, timeout))
 
     async def close(self, drain: bool = True) -> None:
-        """Reject new items and wait until all items are done, in all event loops that are still running. May be called more than once.
+        """Reject new items and wait until all items are done, in all event loops that are still running.
+
+        ``close`` may be called more than once.
 
         Args:
-            drain: True sends the waiting items at once, in batches that may not be full. False fails waiting and running items with
+            drain: True sends the waiting items at once, even in batches that are not full. False fails waiting and running items with
                 ``ClientClosed``.
 
-        A function that runs in a thread cannot be stopped. ``close`` waits for it only as long as one of its callers waits.
+        A function that runs in a thread cannot be stopped. ``close`` waits for the function only as long as one of its callers waits.
         """
         self._function.close()
         here = asyncio.get_running_loop()
@@ -205,7 +209,7 @@ class BatchQueue(Generic[T, R]):
         return sum(worker.backlog.waiting for worker in workers), sum(len(worker.batches) for worker in workers)
 
     def set_max_batch_size(self, size: int) -> None:
-        """Set the maximum batch size. As with all setters, the batch that is filling now may keep the old value.
+        """Set the maximum batch size. The batch that fills now may keep the old value. This is true of all setters.
 
         Raises:
             TypeError, ConfigError: the value is invalid, as in the constructor. Nothing is changed.
@@ -251,7 +255,7 @@ class BatchQueue(Generic[T, R]):
 
 
 async def _close_elsewhere(worker: LoopWorker, drain: bool) -> None:
-    """Close a worker in its own event loop, and wait for it as long as that loop is running."""
+    """Close a worker in the event loop of the worker. Wait until it is closed or this event loop no longer runs."""
     closed: Future[None] = Future()
 
     def begin() -> None:
@@ -266,7 +270,7 @@ async def _close_elsewhere(worker: LoopWorker, drain: bool) -> None:
 
 
 def _dead(worker: LoopWorker) -> bool:
-    """Return True if the worker's event loop is closed, or belongs to the parent process from which this one was forked."""
+    """Return True if the worker's event loop is closed, or belongs to the parent process from which this process was forked."""
     return worker.loop.is_closed() or worker.pid != os.getpid()
 
 
@@ -282,10 +286,10 @@ def _checked(priority: Any, timeout: Any) -> tuple[int, float | None]:
 
 
 class CallerStream(AsyncGenerator[R, None]):
-    """The stream of one caller: an async generator.
+    """The stream of one caller. It is an async generator.
 
-    The caller leaves the batch when it calls ``aclose``, is cancelled, or drops the stream. Pieces that were not read are then lost. The
-    stream can be read by one task at a time, in the event loop in which it was created.
+    The caller leaves the batch when it calls ``aclose``, is cancelled, or drops the stream. Pieces that were not read are then lost. Only
+    one task at a time can read the stream, in the event loop in which the stream was created.
     """
 
     __slots__ = ("__weakref__", "_reader", "_worker")

@@ -1,6 +1,6 @@
 """The settings of a batch queue, their defaults and their validation.
 
-``None`` switches a setting off. Durations are in seconds. Error messages of settings that Ray Serve also has use its wording.
+``None`` switches a setting off. Durations are in seconds. If Ray Serve has the same setting, the error messages have Ray Serve's wording.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from qreward.spelling import did_you_mean
 
 @dataclass(frozen=True, slots=True)
 class BatchRecord:
-    """A batch that has ended, as ``on_batch`` receives it.
+    """Data about a batch that has ended. ``on_batch`` receives this object.
 
     Args:
         name: name of the batch function.
@@ -64,25 +64,27 @@ class BatchSettings:
     """The settings of ``@batch`` and ``BatchQueue``.
 
     Args:
-        max_batch_size: maximum number of items in a batch; with ``batch_size_fn``, its maximum size in that unit.
-        batch_wait_timeout_s: seconds for which a batch that is not full waits for more items while a slot is free, counted from the
-            submission of its first item. 0 means that a batch waits only for a free slot.
-        max_concurrent_batches: maximum number of batches running at once, in each event loop.
-        batch_size_fn: returns the size of a list of items, such as their tokens. It receives a list of the first argument of each call.
-            The size must not decrease when an item is added to the list.
-        batch_key_fn: returns the key of an item, from the first argument of its call. Only items with equal keys share a batch, for
-            example items for the same model.
+        max_batch_size: maximum number of items in a batch. With ``batch_size_fn``, it is the maximum size of a batch in the unit of this
+            function.
+        batch_wait_timeout_s: seconds for which a batch that is not full waits for more items while a slot is free. They are counted from
+            the submission of its first item. 0 means that a batch waits only for a free slot.
+        max_concurrent_batches: maximum number of batches that run at once, in each event loop.
+        batch_size_fn: function that returns the size of a list of items, such as the number of their tokens. It receives a list of the
+            first argument of each call. The size must not decrease when an item is added to the list.
+        batch_key_fn: function that returns the key of an item, from the first argument of its call. Only items with equal keys share a
+            batch. For example, the key may be the model of the item.
         max_queue_size: maximum number of waiting items, in each event loop. Further items are rejected with ``QueueFull``. None means no
             limit.
-        adaptive_batch_size: find the best batch size, up to ``max_batch_size``. The size grows as long as larger batches process more
-            items per second. It shrinks by a tenth when a batch fails because of its size (``MemoryError``, out of memory on a GPU,
+        adaptive_batch_size: True to find the best batch size, up to ``max_batch_size``. The size grows as long as larger batches process
+            more items per second. It shrinks by a tenth when a batch fails because of its size (``MemoryError``, out of memory on a GPU,
             ``TimeoutError``, status 413).
-        timeout: maximum seconds from the submission of an item to its result; then ``RequestTimeout``. None means no limit.
-        stream_timeout: maximum seconds for which a stream that is not read may delay the other streams of its batch; then
-            ``RequestTimeout``. None means no limit.
-        clock: returns the time in seconds. The default is the event loop's clock.
-        carry_contexts: keep the context of each submission, for :func:`~qreward.batching.batch_contexts`.
-        on_batch: called with a :class:`BatchRecord` when a batch has ended.
+        timeout: maximum number of seconds from the submission of an item to its result. Afterwards, ``RequestTimeout`` is raised. None
+            means no limit.
+        stream_timeout: maximum number of seconds for which a stream that is not read may delay the other streams of its batch. Afterwards,
+            the stream ends with ``RequestTimeout``. None means no limit.
+        clock: function that returns the time in seconds. The default is the event loop's clock.
+        carry_contexts: True to keep the context of each submission, for :func:`~qreward.batching.batch_contexts`.
+        on_batch: function that is called with a :class:`BatchRecord` when a batch has ended.
 
     Raises:
         TypeError: a value has the wrong type.

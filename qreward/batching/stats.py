@@ -1,4 +1,4 @@
-"""Counters of a batch queue. They add up all event loops and all instances, including those that no longer exist."""
+"""Counters of a batch queue. They include all event loops and all instances, even those that no longer exist."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from qreward.engine import background
 
 KEPT = 1024
-"""Percentiles are computed from this many of the latest wait times and run times."""
+"""Number of the latest wait times, and of the latest run times, from which percentiles are computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +27,10 @@ class QueueStats:
         rejected: number of items that were rejected because the queue was full.
         expired: number of items whose timeout passed.
         cancelled: number of items whose caller stopped waiting.
-        wait_p50, wait_p95: median and 95th percentile of the seconds from submission to sending, over the latest 1,024 items.
-        run_p50, run_p95: median and 95th percentile of the seconds that the function took, over the latest 1,024 batches.
+        wait_p50: median of the seconds from submission to sending, over the latest 1,024 items.
+        wait_p95: 95th percentile of these seconds.
+        run_p50: median of the seconds that the function took, over the latest 1,024 batches.
+        run_p95: 95th percentile of these seconds.
     """
 
     waiting: int
@@ -48,7 +50,7 @@ class QueueStats:
 
 
 class BatchCounters:
-    """Thread-safe counters, named as in :class:`QueueStats`. A forked child process starts with zeros."""
+    """Thread-safe counters. They have the names of the fields of :class:`QueueStats`. A forked child process starts with zeros."""
 
     __slots__ = ("__weakref__", "_counts", "_lock", "_runs", "_waits")
 
@@ -67,7 +69,7 @@ class BatchCounters:
             self._counts[name] += items
 
     def sent(self, waits: list[float]) -> None:
-        """Record a batch that was sent. ``waits`` has the seconds that each of its items waited."""
+        """Record a batch that was sent. ``waits`` contains the seconds that each of its items waited."""
         with self._lock:
             self._counts["batches"] += 1
             self._counts["items"] += len(waits)

@@ -1,7 +1,8 @@
-"""Streams: the batch function is an async generator that yields lists with one piece per caller, and each caller reads its own stream.
+"""Streams: the batch function is an async generator that yields lists with one piece per caller, and each caller reads a separate stream.
 
 The generator runs at most ``AHEAD`` pieces ahead of the fastest reader. Slower readers have a buffer of ``KEPT`` pieces. If a buffer is
-full, the generator waits for its reader, but at most ``stream_timeout`` seconds. When all readers have left, the generator is closed.
+full, the generator waits until the reader of this buffer has read, but at most ``stream_timeout`` seconds. When all readers have left, the
+generator is closed.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _ENDS = (StopIteration, StopAsyncIteration)
 
 
 class BatchStreamReader(PendingItem):
-    """An item whose caller reads a stream. Its ``future`` never has a result; it is cancelled at the end of the stream."""
+    """An item whose caller reads a stream. Its ``future`` never gets a result. It is cancelled at the end of the stream."""
 
     __slots__ = ("_error", "_waiter", "buffer")
     batch: StreamBatch
@@ -40,7 +41,7 @@ class BatchStreamReader(PendingItem):
         return self._waiter is not None
 
     async def next(self) -> Any:
-        """Return the next piece. After the last one, raise the stream's error if there is one, and then ``StopAsyncIteration``."""
+        """Return the next piece. After the last piece, raise the error of the stream if there is one, and then ``StopAsyncIteration``."""
         while not self.buffer:
             if self.place is OVER:
                 error, self._error = self._error, None
@@ -99,7 +100,7 @@ class StreamBatch(InFlightBatch):
                 raise
 
     def reader_moved(self) -> None:
-        """Let the generator continue if it may. Called after a reader has read or left."""
+        """Let the generator continue if no reader blocks it. This method is called after a reader has read or left."""
         unblocked = self._unblocked
         if unblocked is None or unblocked.done():
             return

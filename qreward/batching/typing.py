@@ -1,7 +1,7 @@
 """The types of ``@batch`` for type checkers: parameters of type ``list[T]`` become parameters of type ``T``.
 
-Type checkers accept these parameters by position only, because Python's type system cannot keep their names. At run time they can also
-be passed by name.
+Type checkers accept these parameters by position only, because Python's type system cannot keep their names. At run time, the parameters
+can also be passed by name.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Stream: TypeAlias = AsyncGenerator[R, None]
 
 
 class Controls(Protocol):
-    """The attributes of a batched function. For a method they apply to the queues of all instances."""
+    """The attributes of a batched function. If the function is a method, they apply to the queues of all instances."""
 
     __name__: str
     __qualname__: str

@@ -1,6 +1,6 @@
 """The part of a batch queue that belongs to one event loop: it accepts items, starts batches and runs the timer.
 
-Items have no tasks or timers of their own. All submissions share one callback, and one timer is set for the earliest due time. ``policy``
+An item has no task and no timer. Instead, all submissions share one callback, and one timer is set for the earliest due time. ``policy``
 decides when a batch is sent and which items are in it.
 """
 
@@ -55,9 +55,9 @@ class LoopWorker:
         return self._put(item, timeout)
 
     def add_many(self, values: Sequence[Any], level: int, timeout: float | None) -> list[Any]:
-        """Add all items, or none if the queue has no room for all of them.
+        """Add all items. If the queue does not have room for all of them, add no item and raise ``QueueFull``.
 
-        Returns a list with each item, or the exception that ``batch_size_fn`` or ``batch_key_fn`` raised for it.
+        Return a list with one element per value: the item, or the exception that ``batch_size_fn`` or ``batch_key_fn`` raised for it.
         """
         self._admit(len(values))
         added: list[Any] = []
@@ -71,7 +71,10 @@ class LoopWorker:
         return added
 
     def _admit(self, count: int) -> None:
-        """Raise ``ClientClosed`` or ``QueueFull`` if ``count`` items cannot be added. A full queue first starts all batches that it can."""
+        """Raise ``ClientClosed`` or ``QueueFull`` if ``count`` items cannot be added.
+
+        If the queue is full, all batches that may start are started first.
+        """
         function, most = self.function, self.function.settings.max_queue_size
         if function.closed:
             raise ClientClosed(f"the queue of {function.name} is closed; create a new one to submit further items")
@@ -86,7 +89,7 @@ class LoopWorker:
             raise QueueFull(f"{message}; submit fewer at once, or set a larger max_queue_size")
 
     def _made(self, value: Any, signature_key: Hashable, level: int) -> Any:
-        """Create an item with its size, key and context, as the settings require."""
+        """Create an item. The settings determine its size and key, and whether it has a context."""
         function, settings = self.function, self.function.settings
         key = function.key_of(value, signature_key)
         cost = 1 if settings.batch_size_fn is None else function.size_of(value)
@@ -124,12 +127,12 @@ class LoopWorker:
         if item.place is WAITING:
             self.backlog.remove(item)
             if not self.backlog.waiting:
-                self.pump()  # the timer may not be needed any more, and ``close`` may return
+                self.pump()  # the timer may no longer be needed, and a waiting ``close`` may now return
         else:
             item.batch.abandon(item)
 
     def post(self, callback: Callable[..., object], *args: Any) -> None:
-        """Call a function in this worker's event loop, from any thread. Does nothing if the loop is closed."""
+        """Call a function in this worker's event loop, from any thread. If the loop is closed, do nothing."""
         with suppress(RuntimeError):
             self.loop.call_soon_threadsafe(callback, *args)
 
@@ -156,11 +159,14 @@ class LoopWorker:
             self._idle.set()
 
     def _next(self, now: float) -> tuple[list[Any], float]:
-        """Return the next batch, without items whose callers have left; or no items and the time at which to try again."""
+        """Return the items of the next batch, without items whose callers have left, and the time at which to try again.
+
+        If no batch may be sent now, the items are an empty list.
+        """
         function, settings = self.function, self.function.settings
         measure = None if settings.batch_size_fn is None else function.measure
         while True:
-            if not self._settings.batch_wait_timeout_s:  # a batch that waits for more items keeps the settings it began with
+            if not self._settings.batch_wait_timeout_s:  # a batch that waits for more items keeps the settings with which it began
                 self._settings = settings
             slots = settings.max_concurrent_batches
             items, at = self.policy.next(now, self._settings, len(self.batches), slots, measure, self._closing)
@@ -170,7 +176,7 @@ class LoopWorker:
             if len(present) == len(items):
                 return items, at
             for item in items:
-                if item.future.done() and item.place is TAKEN:  # its caller was cancelled but has not called ``abandon`` yet
+                if item.future.done() and item.place is TAKEN:  # the caller was cancelled, but has not called ``abandon`` yet
                     item.place = OVER
                     function.counters.count("cancelled")
             self.backlog.put_back(present)  # the batch may not be full any more
@@ -189,7 +195,7 @@ class LoopWorker:
     def _ended(self, batch: InFlightBatch, task: asyncio.Task[None]) -> None:
         """Free the slot of a batch that has ended, and start the next batch.
 
-        The callers of the batch run before this callback, so items that they submit in turn are in the next batch.
+        The callers of the batch run before this callback. If they submit further items, these items are in the next batch.
         """
         if batch not in self.batches:
             return
@@ -262,14 +268,14 @@ class LoopWorker:
         self._timer = None if at == inf else self.loop.call_later(max(0.0, at - now), self._on_timer, context=self._context)
 
     def _on_timer(self) -> None:
-        self._timer_at = -inf  # it has fired and must be set again
+        self._timer_at = -inf  # the timer has fired and must be set again
         self.pump()
 
     async def close(self, drain: bool) -> None:
         """Wait until no item is waiting and no batch is running.
 
-        Without ``drain``, waiting items fail and running batches are cancelled. It does not wait for threads and actors whose callers have
-        all left.
+        Without ``drain``, waiting items fail and running batches are cancelled. ``close`` does not wait for work in a thread or an actor if
+        all callers of this work have left.
         """
         self._closing = True
         if not drain:

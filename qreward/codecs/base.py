@@ -10,19 +10,20 @@ from qreward.codecs import finish_reason
 from qreward.results import Answered
 
 RESERVED = frozenset({"model", "messages", "input"})
-"""Members of the body that are set by arguments of a call, so no parameter may have these names. A ``ListCodec`` reserves further ones."""
+"""Names of the members of the body that arguments of a call set. No parameter may have one of these names. A ``ListCodec`` reserves further
+names."""
 
 
 class WireRequest:
     """One request of a caller, before an endpoint is chosen for it.
 
     Attributes:
-        codec: encodes the body and decodes the response.
+        codec: object that encodes the body and decodes the response.
         model: name of the model.
         inputs: the messages of a chat, the input of an embeddings request, or a list of items.
-        params: the other members of the JSON body.
+        params: further members of the JSON body.
         headers: additional HTTP headers of this call, or None.
-        group: identifies requests whose prompts begin with the same text, or None.
+        group: value that is equal for requests whose prompts begin with the same text; None for a request without a group.
     """
 
     __slots__ = ("codec", "group", "headers", "inputs", "model", "params")
@@ -61,7 +62,7 @@ class Codec(Protocol):
         """Return the decoded response. Raises ``Malformed``, ``EmbeddedError`` or ``Unfinished``."""
 
     def validate(self, inputs: Any) -> Any:
-        """Return the inputs in a form that ``encode`` accepts. Raises ``BadRequest``, which says where a fault is and what to change."""
+        """Return the inputs in a form that ``encode`` accepts. Raises ``BadRequest``, whose message names the fault and its position."""
 
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
         """Return a rough estimate of the prompt tokens and the maximum output tokens of a call."""
@@ -80,7 +81,7 @@ class EmbeddedError(Exception):
 
 
 class Unfinished(Exception):
-    """The response is incomplete. ``ending`` is the ``finish_reason`` of the choice that shows it."""
+    """The response is incomplete. ``ending`` is the ``finish_reason`` of the incomplete choice."""
 
     def __init__(self, ending: str) -> None:
         super().__init__(finish_reason.described(ending))
@@ -102,7 +103,7 @@ class TransportError(Exception):
     """No complete response was received. The message contains no secrets.
 
     Attributes:
-        sent: False only if the server certainly did not process the request.
+        sent: False if it is certain that the server did not process the request; True if the server may have processed it.
         timeout: True if a time limit of the transport passed.
         local: True if the cause is on this machine, such as a lack of file descriptors.
         malformed: True if the response is not valid HTTP or too large.

@@ -32,7 +32,7 @@ class _Choice(msgspec.Struct, gc=False):
 
 
 class _Completion(msgspec.Struct, gc=False):
-    """The members of a response that are decoded at once. The others differ between servers."""
+    """The members of a response that are decoded on arrival. All other members differ between servers, so only ``build`` decodes them."""
 
     choices: list[_Choice] | None = None
     usage: Usage | None = None
@@ -50,7 +50,7 @@ class ChatAnswer(msgspec.Struct, gc=False):
         model: name of the model in the request.
         content: content of the first choice: a text, a list of parts, or None.
         usage: tokens of the request; None if the server reported none.
-        finish_reason: why the first choice ended; None if the server did not say.
+        finish_reason: reason why the first choice ended; None if the server sent no reason.
     """
 
     body: bytes
@@ -60,11 +60,11 @@ class ChatAnswer(msgspec.Struct, gc=False):
     finish_reason: str | None = None
 
     def text(self) -> str:
-        """Return the content of the first choice as text. Parts of a list are joined; without content it is ``""``."""
+        """Return the content of the first choice as text. The parts of a list are joined. Without content, the text is ``""``."""
         return self.content if type(self.content) is str else joined(self.content)
 
     def build(self) -> Any:
-        """Return an openai ``ChatCompletion``. Missing members are filled in; members of a wrong type are kept as they are."""
+        """Return an openai ``ChatCompletion``. Missing members are filled in. Members of a wrong type are kept as they are."""
         from openai.types.chat import ChatCompletion  # noqa: PLC0415 - takes most of a second, and is often not needed
 
         return jsonio.build(ChatCompletion, self.body, partial(completed, "chat.completion", "message", self.model))
@@ -149,7 +149,7 @@ def joined(content: object) -> str:
 
 
 def is_missing(message: Mapping[str, Any]) -> bool:
-    """Return True if a message has neither content nor tool calls, as after a failed generation. An empty string is content.
+    """Return True if a message has neither content nor tool calls. A failed generation leaves such a message. An empty string is content.
 
     Example:
         >>> is_missing({"role": "assistant", "content": None}), is_missing({"role": "assistant", "content": ""})

@@ -1,10 +1,12 @@
-"""Streamed chat completions: decodes the chunks, and assembles them into a completion.
+"""Streamed chat completions. This module decodes the chunks, and assembles them into a completion.
 
-A chunk in the usual form is read by a fast decoder (0.4 us), any other chunk by a slower, lenient one. This module does not depend on HTTP.
+A fast decoder (0.4 us) reads each chunk in the usual form. A slower, lenient decoder reads all other chunks. This module does not depend on
+HTTP.
 
-Members of the deltas are merged as follows. Texts are concatenated; for names and ids the first value counts. List items with an ``index``
-are merged with the item of the same index; other lists are concatenated. For any other value the last one counts. So members that are not
-in the OpenAI API (``reasoning_content``, ``token_ids``, ...) look the same as in a response that was not streamed.
+The members of the deltas are merged by these rules. Texts are concatenated, except for names and ids, of which the first value counts. A
+list item with an ``index`` is merged with the earlier item that has this index. Lists without indexes are concatenated. For any other
+value, the last one counts. Therefore, members that are not in the OpenAI API (``reasoning_content``, ``token_ids`` and others) get the form
+that they have in a response without streaming.
 """
 
 from __future__ import annotations
@@ -33,8 +35,9 @@ class ChunkChoice(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     Attributes:
         index: number of the choice.
         delta: the new parts of the message.
-        finish_reason: why the choice ended, as the server sent it.
-        logprobs: undecoded JSON, ``null`` if there are none. They are seldom read and far longer than the text.
+        finish_reason: reason why the choice ended, in the form that the server sent.
+        logprobs: undecoded JSON of the log probabilities; ``null`` if there are none. They are not decoded on arrival, because they are
+            seldom read and far longer than the text.
         more: members that are not in the OpenAI API, such as ``stop_reason`` and ``token_ids``.
     """
 
@@ -46,7 +49,7 @@ class ChunkChoice(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 
     @property
     def ending(self) -> str | None:
-        """Why the choice ended; None if it continues. Some servers send ``""`` or ``"null"`` until then."""
+        """The reason why the choice ended; None if the choice continues. Some servers send ``""`` or ``"null"`` before the end."""
         return ending_of(self.finish_reason)
 
 
@@ -65,8 +68,8 @@ class ChatChunk(msgspec.Struct, gc=False):
     Attributes:
         body: the undecoded JSON.
         model: name of the model in the request.
-        choices: its choices.
-        usage: tokens of the request; usually None except in the last chunk.
+        choices: choices of the chunk.
+        usage: tokens of the request. Usually, only the last chunk has it, and it is None in all other chunks.
         text: the text that is appended to the content of the first choice.
     """
 
@@ -78,7 +81,7 @@ class ChatChunk(msgspec.Struct, gc=False):
 
     @property
     def finish_reason(self) -> str | None:
-        """Why the first choice ended; None if it does not end with this chunk."""
+        """The reason why the first choice ended; None if the choice does not end with this chunk."""
         return next((choice.ending for choice in self.choices if choice.index == 0), None)
 
     @property
@@ -87,7 +90,7 @@ class ChatChunk(msgspec.Struct, gc=False):
         return any(value and name != "role" for choice in self.choices for name, value in choice.delta.items())
 
     def build(self) -> Any:
-        """Return an openai ``ChatCompletionChunk``. Missing members are filled in; members of another type are kept as they are."""
+        """Return an openai ``ChatCompletionChunk``. Missing members are filled in. Members of a wrong type are kept as they are."""
         from openai.types.chat import ChatCompletionChunk  # noqa: PLC0415 - takes most of a second, and is often not needed
 
         return jsonio.build(ChatCompletionChunk, self.body, partial(completed, "chat.completion.chunk", "delta", self.model))
@@ -132,7 +135,10 @@ def _text(choices: list[ChunkChoice]) -> str:
 
 
 def _read_leniently(event: Event, model: str) -> ChatChunk | None:
-    """Read a chunk that the fast decoder refuses: errors, unusual types, unknown members, and JSON with small faults."""
+    """Read an event that the fast decoder refuses.
+
+    The event may be an error, or have unusual types, unknown members, or small faults in its JSON.
+    """
     body = event.data
     if event.name == "error":
         try:
@@ -169,15 +175,18 @@ def _delta(members: dict[str, Any]) -> dict[str, Any]:
 
 
 def tells_usage_only(chunk: Any) -> bool:
-    """Return True for a chunk with usage and without choices, which is the last one. Accepts a ``ChatChunk`` or an openai chunk."""
+    """Return True for a chunk with usage and without choices, which is the last chunk of a stream.
+
+    ``chunk`` is a ``ChatChunk`` or an openai chunk.
+    """
     return not chunk.choices and chunk.usage is not None
 
 
 _CONSTANT = frozenset({"role", "id", "type", "object", "format"})
-"""Members whose texts are not concatenated, because servers send them complete, once or in every chunk."""
+"""Names of members whose texts are not concatenated. Servers send the complete text, in one chunk or in every chunk."""
 
 _OF_STREAMS = frozenset({"choices", "object", "obfuscation"})
-"""Members of a chunk that are not copied to the completion."""
+"""Names of members of a chunk that are not copied to the completion."""
 
 _FIRST = frozenset({"id", "created", "model"})
 
@@ -187,7 +196,7 @@ class Pieces(list[str]):
 
 
 class Indexed(dict[int, dict[str, Any]]):
-    """The items of a list by their ``index``."""
+    """The items of a list. The key of each item is its ``index``."""
 
 
 class _Choice:
@@ -220,7 +229,7 @@ class _Choice:
         return kept
 
     def document(self, index: int) -> dict[str, Any]:
-        """Return the choice as in a response that was not streamed."""
+        """Return the choice in the form that it has in a response without streaming."""
         message = {"role": "assistant", "content": None, **_finished(self.message)}
         if type(self.message.get("tool_calls")) is Indexed:
             for call in message["tool_calls"]:
@@ -255,7 +264,7 @@ class StreamAccumulator:
         self.usage: Usage | None = None
         self.size = 0
         self._choices: dict[int, _Choice] = {}
-        self._edges: list[bytes] = []  # the first and the last chunks, whose other members are copied to the completion
+        self._edges: list[bytes] = []  # chunks at the beginning and at the end; members other than ``choices`` are copied
         self._usage_body = b"{}"
 
     def add(self, chunk: ChatChunk) -> None:
@@ -277,7 +286,7 @@ class StreamAccumulator:
         return not self._choices
 
     def finished(self, choices: int) -> bool:
-        """Return True if at least ``choices`` choices were received and all received ones have ended."""
+        """Return True if at least ``choices`` choices were received and all received choices have ended."""
         return len(self._choices) >= choices and all(choice.ending is not None for choice in self._choices.values())
 
     @property
@@ -289,7 +298,7 @@ class StreamAccumulator:
         return [ending_of(choice.ending) for choice in self._choices.values()]
 
     def heads(self) -> list[bytes]:
-        """Return the first chunk, the chunks that end a choice, and the one with the usage."""
+        """Return the first chunk, the chunks that end a choice, and the chunk with the usage."""
         return [*self._edges, self._usage_body]
 
     def text(self) -> str:
@@ -297,7 +306,7 @@ class StreamAccumulator:
         return "" if first is None else "".join(first.message.get("content", ()))
 
     def build(self) -> Any:
-        """Return an openai ``ChatCompletion``. Missing members are filled in; members of another type are kept as they are."""
+        """Return an openai ``ChatCompletion``. Missing members are filled in. Members of a wrong type are kept as they are."""
         body = json.dumps(self.document(), separators=(",", ":")).encode()
         return ChatAnswer(body, self.model, None, self.usage).build()
 
@@ -354,7 +363,10 @@ def _merge_item(known: Indexed, item: Any) -> None:
 
 
 def _place(known: Indexed, item: dict[str, Any]) -> int:
-    """Return the index of the tool call to which an item belongs. Some servers send no index, or 0 for each of several complete calls."""
+    """Return the index of the tool call to which an item belongs.
+
+    Some servers send no index. Others send several complete tool calls, all with the index 0.
+    """
     index, last = item.get("index"), max(known, default=-1)
     place = index if type(index) is int else max(last, 0)
     begun = known.get(place)
@@ -369,7 +381,7 @@ def _name_of(call: dict[str, Any]) -> str | None:
 
 
 def _replace(into: dict[str, Any], members: dict[str, Any]) -> None:
-    """Merge members into those received before: lists are extended, objects are merged, and other values are replaced."""
+    """Merge members into earlier members. Lists are extended, objects are merged, and all other values are replaced."""
     for name, value in members.items():
         old = into.get(name)
         if isinstance(value, list) and isinstance(old, list):

@@ -15,7 +15,7 @@ from qreward.results import Usage
 
 
 class _Embeddings(msgspec.Struct, gc=False):
-    """The members of a response that are decoded at once. Vectors are decoded when they are needed."""
+    """The members of a response that are decoded on arrival. Vectors are decoded when they are needed."""
 
     data: list[msgspec.Raw] | None = None
     usage: Usage | None = None
@@ -48,7 +48,7 @@ class EmbeddingsAnswer(msgspec.Struct, gc=False):
 
 
 class EmbeddingsCodec:
-    """``POST /embeddings``. The input is a text, a list of texts, a list of token ids, or a list of such lists."""
+    """``POST /embeddings``. The input is a text, a list of texts, a list of token ids, or a list of lists of token ids."""
 
     path = "/embeddings"
 
@@ -137,7 +137,7 @@ def _completed_item(raw: object, index: int) -> dict[str, Any]:
 
 
 def _in_order(items: list[Any]) -> list[Any]:
-    """Sort by ``index`` if each index from 0 to n-1 occurs once; otherwise keep the order."""
+    """Return the items sorted by ``index`` if each index from 0 to n-1 occurs once. Otherwise return them in the given order."""
     indexes = [item.index for item in items]
     if indexes == list(range(len(items))) or set(indexes) != set(range(len(items))):
         return items

@@ -1,19 +1,23 @@
 """The meaning of ``finish_reason``: which responses count as complete.
 
-A response is complete if its reason is ``stop`` (``eos_token`` or ``stop_sequence`` in TGI) or a tool call, or if it has no reason, because
-some servers leave it out. ``length`` means that the response was cut off at its token limit, ``content_filter`` that a part was withheld,
-and ``abort``, ``error`` and similar reasons that the server aborted it. A response with an unknown reason counts as incomplete.
+A response is complete if its reason is ``stop`` (``eos_token`` or ``stop_sequence`` in TGI) or a tool call. A response without a reason
+also counts as complete, because some servers leave the reason out. All other responses count as incomplete:
+
+- ``length`` means that the response was cut off at its token limit.
+- ``content_filter`` means that the server withheld a part of the response.
+- ``abort``, ``error`` and ``insufficient_system_resource`` mean that the server aborted the generation.
+- A response with an unknown reason counts as incomplete.
 """
 
 from __future__ import annotations
 
 LENGTH = "length"
-"""The response was cut off at the token limit of the request."""
+"""Reason of a response that was cut off at the token limit of the request."""
 ABORTED = frozenset({"abort", "error", "insufficient_system_resource"})
-"""Reasons of servers that aborted the generation (the last one is DeepSeek's). Another attempt may succeed."""
+"""Reasons of servers that aborted the generation. ``insufficient_system_resource`` is DeepSeek's. Another attempt may succeed."""
 
 _WHOLE = frozenset({None, "stop", "eos_token", "stop_sequence", "tool_calls", "function_call"})
-_SHOWN = 40  # most characters of a reason in an error message
+_SHOWN = 40  # maximum number of characters of a reason in an error message
 _MEANINGS = {
     LENGTH: "cut off at its token limit (raise max_tokens)",
     "content_filter": "a part withheld by the server's content filter",
@@ -22,7 +26,9 @@ _MEANINGS = {
 
 
 def ending_of(reason: object) -> str | None:
-    """Return the reason as a string, or None if there is none. Servers also send ``""``, ``"null"``, or an object with a ``type``.
+    """Return a finish reason as a string, or None if there is no reason.
+
+    Servers may also send ``""`` or ``"null"`` for no reason, or an object whose ``type`` is the reason.
 
     Example:
         >>> ending_of("stop"), ending_of("null"), ending_of({"type": "abort"})

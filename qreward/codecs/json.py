@@ -35,8 +35,8 @@ def write(model: str, name: str, inputs: Any, params: Mapping[str, Any], *, all_
         model: name of the model at the server.
         name: name of the member for the inputs.
         inputs: the inputs.
-        params: the other members of the body.
-        all_text: True if the inputs contain only texts and integers, so that they need no check.
+        params: further members of the body.
+        all_text: True if the inputs contain only texts and integers. They are then not checked.
 
     Example:
         >>> write("judge-7b", "input", ["a"], {"dimensions": 8}, all_text=True)
@@ -63,7 +63,7 @@ def dumps(value: Any) -> bytes:
 def check(value: object, path: str) -> None:
     """Raise ``BadRequest`` if JSON cannot represent a value, with the position of the fault, such as ``messages[1].content``.
 
-    msgspec does not report such values: it writes NaN as null and bytes as base64.
+    msgspec does not report these values. It writes NaN as null and bytes as base64.
     """
     if type(value) in _PLAIN:
         return
@@ -100,7 +100,7 @@ def read_object(body: bytes) -> dict[str, Any]:
 
 
 def usage_of(raw: object) -> Usage | None:
-    """Return the usage in a decoded response, or None if it is not an object. Counts may be floats or strings, or may be missing."""
+    """Return the usage in a decoded response; None if the usage is not an object. Counts may be floats or strings, or may be missing."""
     if not isinstance(raw, dict):
         return None
     details = raw.get("prompt_tokens_details")
@@ -133,7 +133,7 @@ def base64_floats(text: str) -> list[float]:
 def build(kind: Any, body: bytes, completed: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
     """Return an openai object of type ``kind`` for a response body.
 
-    If openai's validation refuses the body, the object is created without validation. ``completed`` adds the missing members first.
+    If openai's validation refuses the body, ``completed`` adds the missing members, and the object is created without validation.
     """
     try:
         return kind.model_validate_json(body)

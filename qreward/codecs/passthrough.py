@@ -1,4 +1,4 @@
-"""The codec of requests to any route of a server. The body is sent as the caller wrote it, except for the name of the model.
+"""The codec of requests to any route of a server. It sends the body as the caller wrote it, except for the name of the model.
 
 A response must be a JSON object and must not contain an ``error``.
 """
@@ -32,7 +32,7 @@ class PassthroughAnswer(msgspec.Struct, gc=False):
 
 
 class PassthroughCodec:
-    """``POST`` to any route of a server. The body is made of ``model`` and the parameters of the request; its inputs are not sent.
+    """``POST`` to any route of a server. The body consists of ``model`` and the parameters of the request. The inputs are not sent.
 
     Args:
         path: the route, relative to the root of the server, such as ``/v1/score``.
@@ -62,7 +62,10 @@ class PassthroughCodec:
 
 
 def _usage(raw: object) -> Usage | None:
-    """Return the usage of a response. OpenAI's chat API counts ``prompt_tokens``, its Responses API ``input_tokens``."""
+    """Return the usage of a response.
+
+    The prompt tokens are named ``prompt_tokens`` in OpenAI's chat API, and ``input_tokens`` in OpenAI's Responses API.
+    """
     if isinstance(raw, Mapping) and "prompt_tokens" not in raw and "input_tokens" in raw:
         raw = {
             "prompt_tokens": raw.get("input_tokens"),
@@ -75,7 +78,7 @@ def _usage(raw: object) -> Usage | None:
 
 @lru_cache(maxsize=256)
 def passthrough(path: str) -> PassthroughCodec:
-    """Return the codec of a route. Equal paths return the same object.
+    """Return the codec of a route. Calls with equal paths return the same object.
 
     Example:
         >>> passthrough("/v1/score") is passthrough("/v1/score")

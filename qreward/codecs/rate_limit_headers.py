@@ -1,15 +1,19 @@
 """Parsers of response headers about rate limits and retries. Every number returned is finite and not negative.
 
-``scheduler/limits/headers.py`` decides what follows from the headers. They and their sources are:
+``scheduler/limits/headers.py`` applies the values to the limits of an endpoint. The parsers read these headers:
 
-- ``x-ratelimit-{limit,remaining,reset}-{requests,tokens}``: OpenAI (guide "Rate limits": ``reset`` is "the time until the rate limit
-  resets to its initial state"), Azure OpenAI (whole seconds; -1 for an unknown number), Groq (docs "Rate Limits": requests per day, tokens
-  per minute) and LiteLLM's proxy. Most of them are token buckets. The headers do not contain the window.
-- the same with the suffix ``-minute`` or ``-day``: Cerebras (docs "Rate Limits": ``reset`` in seconds) and Mistral (``req``, no ``reset``).
-- ``anthropic-ratelimit-{requests,tokens}-{limit,remaining,reset}``: Anthropic and Claude on AWS ("maximum ... per minute"). ``reset`` is an
-  RFC 3339 time. It may be slightly in the past: a response dated 12:41:00 had 12:40:59.
-- ``x-ratelimit-{limit,remaining,reset}`` and ``ratelimit-...``: gateways, and draft-ietf-httpapi-ratelimit-headers up to -06. Since -08
-  the draft has ``ratelimit: "name";r=50;t=30`` and ``ratelimit-policy: "name";q=100;w=60``. These headers count requests.
+- ``x-ratelimit-{limit,remaining,reset}-{requests,tokens}``. OpenAI, Azure OpenAI, Groq and LiteLLM's proxy send them. In OpenAI's guide
+  "Rate limits", ``reset`` is "the time until the rate limit resets to its initial state". Azure OpenAI sends whole seconds, and -1 for an
+  unknown number. In Groq's docs "Rate Limits", the limits are requests per day and tokens per minute. Most of these limits are token
+  buckets. The headers do not contain the window, which is the period in which a limit applies.
+- The same headers with the suffix ``-minute`` or ``-day``. Cerebras sends them, with ``reset`` in seconds (docs "Rate Limits"). Mistral
+  sends them with ``req`` instead of ``requests``, and without ``reset``.
+- ``anthropic-ratelimit-{requests,tokens}-{limit,remaining,reset}``. Anthropic and Claude on AWS send them ("maximum ... per minute").
+  ``reset`` is an RFC 3339 time, which may be slightly in the past. For example, a response with the date 12:41:00 had a ``reset`` of
+  12:40:59.
+- ``x-ratelimit-{limit,remaining,reset}`` and ``ratelimit-...``. Gateways send them, and draft-ietf-httpapi-ratelimit-headers defined them
+  up to version -06. Since version -08, the draft defines ``ratelimit: "name";r=50;t=30`` and ``ratelimit-policy: "name";q=100;w=60``
+  instead. These headers count requests.
 """
 
 from __future__ import annotations
@@ -28,18 +32,18 @@ from qreward.scheduler.outcome import RateLimit, RateLimitInfo
 Headers = Mapping[str, str]
 
 MOST = 1e15
-"""A header with a larger number of requests or tokens is ignored."""
+"""Largest number of requests or tokens that is accepted. A header with a larger number is ignored."""
 
 _MINUTE, _DAY = 60.0, 86400.0
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|us|s|m|h|d)")
 _DURATION = re.compile(rf"(?:{_PART.pattern})+")
 _UNIT = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": _DAY}
 _PARAMETER = re.compile(r'([a-z]+)="?([^;,"]+)')
-_EPOCH = 1e9  # seconds; a larger number is a date, not a duration
+_EPOCH = 1e9  # seconds of the shortest date; a smaller number is a duration
 
 
 class Names(NamedTuple):
-    """The names of the headers of one limit. ``window`` is its window in seconds, if the names say it."""
+    """The names of the headers of one limit. ``window`` is the window of the limit in seconds; None if the names do not contain it."""
 
     remaining: str
     limit: str
@@ -68,14 +72,14 @@ TOKENS = (
 )
 _SIGNS = (*(names.remaining for names in (*REQUESTS, *TOKENS)), "ratelimit")
 _HINTS = (REQUESTS[0], TOKENS[0], REQUESTS[1])
-"""Limits whose ``reset`` is the time to wait when nothing remains."""
+"""Names of the limits whose ``reset`` is the time to wait if ``remaining`` is 0."""
 
 
 def retry_after(headers: Headers, now: float) -> float | None:
-    """Return the seconds to wait before the next request, or None if the headers do not say.
+    """Return the seconds to wait before the next request, or None if no header contains them.
 
-    They are read from ``retry-after-ms``; without it from ``retry-after``; without both from the latest ``x-ratelimit-reset`` of a limit
-    with nothing remaining.
+    The header ``retry-after-ms`` has precedence, then ``retry-after``. If both are missing, the function looks for limits whose
+    ``x-ratelimit-remaining`` is 0, and returns the latest ``x-ratelimit-reset`` of these limits.
 
     Args:
         headers: the headers, case-insensitive or with names in lower case.
@@ -94,15 +98,15 @@ def retry_after(headers: Headers, now: float) -> float | None:
 
 
 def should_retry(headers: Headers) -> bool | None:
-    """Return the server's ``x-should-retry``, or None if it is neither true nor false."""
+    """Return the value of the header ``x-should-retry``; None if it is neither true nor false."""
     return {"true": True, "false": False}.get((headers.get("x-should-retry") or "").strip().lower())
 
 
 def wait(text: str | None, now: float) -> float | None:
-    """Return a header value as the number of seconds to wait. None if it is invalid or a date in the past.
+    """Return a header value as the number of seconds to wait; None if the value is invalid or a date in the past.
 
-    The value is a number of seconds; a duration such as ``6m0s``; or a date in the form of HTTP, in RFC 3339, or as seconds or milliseconds
-    since 1970.
+    The value is a number of seconds, a duration such as ``6m0s``, or a date. A date has the form of HTTP or RFC 3339, or is a number of
+    seconds or milliseconds since 1970.
     """
     if text is None:
         return None
@@ -120,7 +124,7 @@ def wait(text: str | None, now: float) -> float | None:
 
 
 def timestamp(text: str) -> float | None:
-    """Return an HTTP or RFC 3339 date as seconds since 1970. None if it is invalid or has no time zone."""
+    """Return an HTTP or RFC 3339 date as seconds since 1970; None if the date is invalid or has no time zone."""
     try:
         moment = datetime.fromisoformat(text) if text[:1].isdigit() else parsedate_to_datetime(text)
         return moment.timestamp() if moment.tzinfo is not None else None
@@ -129,7 +133,7 @@ def timestamp(text: str) -> float | None:
 
 
 def number(text: str | None) -> float | None:
-    """Return a text as a number. None if it is no number, or is infinite, NaN or negative."""
+    """Return a text as a number; None if the text is no number, or is infinite, NaN or negative."""
     try:
         return _not_negative(float(text)) if text is not None else None
     except ValueError:
@@ -143,7 +147,7 @@ def _not_negative(number: float) -> float | None:
 def read(headers: Headers, now: float | None = None) -> RateLimitInfo | None:
     """Return the rate limits in the headers, or None if there are none.
 
-    If ``reset`` is a date, it is compared with the ``date`` header. Without this header it is compared with ``now``, the wall clock.
+    If ``reset`` is a date, it is compared with the ``date`` header. Without a ``date`` header, it is compared with ``now``, the wall clock.
 
     Example:
         >>> read({"x-ratelimit-limit-requests": "60", "x-ratelimit-remaining-requests": "59", "x-ratelimit-reset-requests": "1s"})
@@ -189,14 +193,14 @@ def _first(known: tuple[Names, ...], headers: Headers, clock: float) -> RateLimi
 
 
 def _checked(remaining: float | None, limit: float | None, reset: float | None, window: float | None) -> RateLimit | None:
-    """Return the limit, or None if the remaining number is missing, a number is too large, or the limit is 0."""
+    """Return the limit; None if the remaining number is missing, a number is too large, or the limit is 0."""
     if remaining is None or remaining > MOST or limit == 0 or (limit is not None and limit > MOST):
         return None
     return RateLimit(limit, remaining, reset, window)
 
 
 def _window(policies: str, limit: str | None) -> float | None:
-    """Return the window in seconds (parameter ``w``) of the policy with this limit. If there is only one policy, return its window."""
+    """Return the window in seconds (parameter ``w``) of the policy with this limit. If only one policy has a window, return this window."""
     windows = {}
     for policy in policies.lower().split(","):
         quota, _, parameters = policy.partition(";")
@@ -206,7 +210,7 @@ def _window(policies: str, limit: str | None) -> float | None:
 
 
 def _of_draft(headers: Headers) -> RateLimit | None:
-    """Read ``ratelimit`` and ``ratelimit-policy``. Among the policies that count requests, return the one with the smallest share left."""
+    """Read ``ratelimit`` and ``ratelimit-policy``. Return the limit with the smallest remaining share among those that count requests."""
     policies = dict(_items(headers.get("ratelimit-policy") or ""))
     found = []
     for name, item in _items(headers.get("ratelimit") or ""):
@@ -221,7 +225,7 @@ def _of_draft(headers: Headers) -> RateLimit | None:
 def _items(text: str) -> list[tuple[str, dict[str, str]]]:
     """Return the members of a structured list with their parameters.
 
-    In draft -07 the header is ``limit=100, remaining=50, reset=5``, which becomes one member without a name.
+    In version -07 of the draft, the header is ``limit=100, remaining=50, reset=5``. It becomes one member without a name.
     """
     text = text.lower()
     if text.startswith("limit="):

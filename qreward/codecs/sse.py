@@ -2,10 +2,10 @@
 
 It follows the WHATWG HTML standard, section 9.2.6, with four exceptions:
 
-- the last event of a stream needs no blank line after it, because many servers leave the line out;
-- the size of an event is limited;
-- a field ``error`` becomes an event with the name ``error``, because llama.cpp reports errors this way;
-- the fields ``id`` and ``retry`` are ignored.
+- The last event of a stream needs no blank line after it, because many servers leave the line out.
+- The size of an event is limited.
+- A field ``error`` becomes an event with the name ``error``, because llama.cpp reports errors this way.
+- The fields ``id`` and ``retry`` are ignored.
 
 The parser works on bytes, so a character may be split between two reads.
 """
@@ -17,13 +17,13 @@ from collections.abc import Iterator
 import msgspec
 
 MOST_BYTES = 1 << 20
-"""Maximum bytes of an event. Chunks of a chat are far smaller."""
+"""Maximum number of bytes of an event. Chunks of a chat are far smaller."""
 
 _BOM = b"\xef\xbb\xbf"
 
 
 class Event(msgspec.Struct, gc=False):
-    """One event: its data, whose lines are joined by line feeds, and its name (``""`` without an ``event:`` field)."""
+    """One event. The lines of ``data`` are joined by line feeds. ``name`` is ``""`` for an event without an ``event:`` field."""
 
     data: bytes
     name: str = ""
@@ -37,7 +37,7 @@ class Parser:
     """Parses bytes into events. The result does not depend on how the bytes are split into chunks.
 
     Args:
-        most_bytes: maximum bytes of the lines of one event, not counting line ends and comments. A comment has the same limit.
+        most_bytes: maximum number of bytes of the lines of one event, without line ends and comments. A comment has the same limit.
 
     Example:
         >>> parser = Parser()
@@ -59,7 +59,7 @@ class Parser:
         self._size = 0  # bytes of the lines of the event so far
 
     def feed(self, data: bytes) -> Iterator[Event]:
-        """Yield the events that are complete with these bytes. Iterate to the end before the next call. Raises ``EventTooLong``."""
+        """Yield the events that these bytes complete. The caller must iterate to the end before the next call. Raises ``EventTooLong``."""
         if self._start is not None:
             data = self._after_mark(data)
         if self._size or self._pending or self._after_cr:
@@ -68,7 +68,7 @@ class Parser:
             yield from self._lines(data[:end])
             data = data[end:]
         if data[:6] == b"data: " and data[-2:] == b"\n\n" and data.find(b"\n") == len(data) - 2 <= self._most and b"\r" not in data:
-            yield Event(data[6:-2])  # exactly one event, as in most reads
+            yield Event(data[6:-2])  # the bytes are exactly one event, as in most reads
             return
         plain = data.replace(b"\r\n", b"\n") if b"\r" in data else data
         if b"\r" in plain:
@@ -84,12 +84,12 @@ class Parser:
             yield from self._lines(rest)
 
     def finish(self) -> Iterator[Event]:
-        """Yield the last event of the stream, if it is not yielded yet. Raises ``EventTooLong``."""
+        """Yield the last event of the stream if it has not been yielded yet. Raises ``EventTooLong``."""
         held, self._start = self._start, None
         yield from self._lines((held or b"") + b"\n\n")
 
     def _after_mark(self, data: bytes) -> bytes:
-        """Return the data without a byte order mark; ``b""`` as long as the bytes may be the beginning of one."""
+        """Return the data without a byte order mark. Return ``b""`` as long as the bytes may be the beginning of a byte order mark."""
         data = (self._start or b"") + data
         if len(data) < len(_BOM) and _BOM.startswith(data):
             self._start = data

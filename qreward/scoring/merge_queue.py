@@ -1,7 +1,7 @@
-"""The queue of the items that wait to be merged, and the requests that it fills with them.
+"""The queue of the items that wait to be merged, and the requests that are filled with these items.
 
 Callers and observers receive the outcome of a ``MergedItem``. The scheduler sends a ``MergedRequest``, which is empty until an endpoint
-takes it. This module must not know HTTP, the event loop or the clock. ``now`` is an argument.
+takes it. This module must not know HTTP, the event loop or the clock. The present time is an argument, ``now``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ class PriorityLane:
     Attributes:
         waiting: number of waiting items.
         request: the unfilled merged request in the scheduler, or None.
-        feed: the feed of a lane of batches, beside which the scheduler keeps capacity for single calls. None for single items.
+        feed: the feed through which the scheduler takes the merged requests of a lane of batches. The scheduler keeps capacity free for
+            single calls while it takes requests from a feed. None for a lane of single items.
     """
 
     __slots__ = ("feed", "level", "request", "tenant", "waiting")
@@ -42,11 +43,12 @@ class PriorityLane:
 class MergedItem(Task):
     """One item. The caller receives the outcome of this task, and the scheduler sends the ``MergedRequest`` that contains the item.
 
-    An item has the attributes that ``Backlog`` needs. All items have the same key and cost 1, and ``MergeQueue`` keeps their deadlines.
+    An item has the attributes that ``Backlog`` needs. All items have equal keys and the cost 1. ``MergeQueue`` keeps their deadlines.
 
     Attributes:
         payload: the request with this item alone.
-        until: the deadline; inf while the time limit has not started, as for an item that a batch has read ahead.
+        until: the deadline in seconds; inf while the time limit has not started. The time limit of an item that a batch has read ahead
+            has not started.
         place: ``WAITING`` in the backlog, ``TAKEN`` by a merged request, or ``OVER``. A new item is ``OVER`` until it is added.
     """
 
@@ -61,11 +63,11 @@ class MergedItem(Task):
         self.until = inf
         self.lane: PriorityLane
         self.request: MergedRequest | None = None
-        self._since = 0, 0  # the length of the request's trail, and its number of sends, when the item joined
+        self._since = 0, 0  # length of ``trail``, and number of ``sends``, of the request when the item joined it
 
     @property
     def arrived(self) -> float:
-        """When the item was added, in seconds. ``Backlog`` needs the attribute under this name."""
+        """The time in seconds at which the item was added. ``Backlog`` needs the attribute under this name."""
         return self.born
 
     def attach(self, request: MergedRequest) -> None:
@@ -75,7 +77,7 @@ class MergedItem(Task):
         self._since = 0 if request.trail is None else len(request.trail), request.sends
 
     def detach(self) -> None:
-        """Remove the item from its merged request. The item takes over the attempts of the request since the item was added to it."""
+        """Remove the item from its merged request. Add the attempts that the request made with this item to the item's own attempts."""
         request = self.request
         if request is None:
             return
@@ -94,7 +96,7 @@ class MergedItem(Task):
 
 
 class ItemGroup:
-    """Items with the same deadline. ``Deadlines`` holds the group as one item."""
+    """Items with the same deadline. ``Deadlines`` stores the group as if it were one item."""
 
     __slots__ = ("items", "number")
 
@@ -113,9 +115,9 @@ class Split:
     If an endpoint refused the request and both parts are answered, the request had too many items.
 
     Attributes:
-        source: the endpoint that refused the request, or None.
+        source: the endpoint that refused the request; None if no endpoint refused it.
         length: number of items of the longer part.
-        others_served: True if other items of the request were answered. A later failure is then caused by an item and not by the server.
+        others_served: True if other items of the request were answered. If a part fails later, an item is then the cause, not the server.
     """
 
     __slots__ = ("_open", "length", "others_served", "source")
@@ -127,7 +129,7 @@ class Split:
         self._open = 2
 
     def record_answer(self) -> Source | None:
-        """Record that a part was answered. After the second part, returns the endpoint that refused the undivided request."""
+        """Record that a part was answered. After the second part, return the endpoint that refused the undivided request, or else None."""
         self.others_served = True
         self._open -= 1
         return None if self._open else self.source
@@ -139,8 +141,8 @@ class MergedRequest(Task):
     Attributes:
         lane: the lane for which the request was made. The request may contain items of all lanes.
         members: the items of the request, including items that are over.
-        split: the split that made this request, or None. No items are added to a part of a split request.
-        refused_by: the endpoint that refused the request, or None.
+        split: the split that made this request; None if this request is not a part of a split request. A part gets no further items.
+        refused_by: the endpoint that refused the request; None if no endpoint refused it.
     """
 
     __slots__ = ("_live", "lane", "members", "refused_by", "split")
@@ -153,7 +155,7 @@ class MergedRequest(Task):
         self._live = len(members)
 
     def bind(self, now: float, source: Source) -> bool:
-        """Fill the request just before it is sent. Returns False if there are no items."""
+        """Fill the request just before it is sent. Return False if there are no items."""
         filled: bool = self.waiter.queue.fill(now, self, source)
         return filled
 
@@ -162,11 +164,11 @@ class MergedRequest(Task):
         return [item for item in self.members if item.place is not OVER]
 
     def is_suspect(self) -> bool:
-        """Return whether other items of the same split request were answered, so that one of these items causes the failure."""
+        """Return whether other items of the same split request were answered. If this request fails, one of its items is then the cause."""
         return self.split is not None and self.split.others_served
 
     def lost_one(self) -> bool:
-        """Record that an item of the request is over. Returns True if it was the last one."""
+        """Record that an item of the request is over. Return True if all items of the request are over."""
         self._live -= 1
         return not self._live
 
@@ -182,29 +184,30 @@ class MergedRequest(Task):
 
 
 FAILURE_WEIGHT = 3
-"""The number that each failed request adds to ``MergeQueue.failures``. Each answer subtracts 1, so the sum grows if over a quarter fail."""
+"""Number that each failed request adds to ``MergeQueue.failures``. Each answer subtracts 1. Therefore, ``MergeQueue.failures`` grows if
+more than a quarter of the requests fail."""
 BY_CHANCE = 6
-"""Up to this value of ``MergeQueue.failures``, a failed request is retried whole. Above it, the request is split at once. The maximum of
-``MergeQueue.failures`` is twice this value."""
+"""Largest value of ``MergeQueue.failures`` at which a failed request is retried whole. Above this value, a failed request is split at once.
+The maximum of ``MergeQueue.failures`` is twice this value."""
 
 
 class MergeQueue:
     """The waiting items of one ``RequestMerger``.
 
-    All methods need the engine's lock, because the thread of another event loop may fill a merged request. Only ``waiting`` may be read
-    without the lock. Its value may then be out of date.
+    The caller of a method must hold the engine's lock, because the thread of another event loop may fill a merged request. Only ``waiting``
+    may be read without the lock. Its value may then be out of date.
 
     Attributes:
-        lanes: (priority, whether the items belong to batches) -> lane, the most urgent first.
+        lanes: (priority, whether the items belong to batches) -> lane. The most urgent lane is first.
         deadlines: the deadlines of items whose time limit has started.
         unread: number of items that batches have not added yet; inf if unknown.
-        sent_at: when a merged request was last filled, in seconds.
+        sent_at: time in seconds at which a merged request was last filled.
         failures: score of recent failures at servers; see ``FAILURE_WEIGHT``. Parts of a split request do not count.
     """
 
     def __init__(self, pool: Pool, spec: MergeSpec, known: LearnedLimits) -> None:
         self._pool, self._spec, self._known = pool, spec, known
-        self._backlog: Any = Backlog()  # of MergedItem, which has the attributes of backlog.Item
+        self._backlog: Any = Backlog()  # contains MergedItem, which has the attributes of backlog.Item
         self._services: dict[Source, sizing.ServiceTimeModel] = {}
         self._limits: dict[Source, EndpointLimits] = {}  # for the item shape of this queue
         self.lanes: dict[tuple[int, bool], PriorityLane] = {}
@@ -215,7 +218,7 @@ class MergeQueue:
 
     @property
     def waiting(self) -> int:
-        """Number of items that are not in a merged request."""
+        """The number of items that are not in a merged request."""
         waiting: int = self._backlog.waiting
         return waiting
 
@@ -223,7 +226,7 @@ class MergeQueue:
         """Return whether a lane needs a merged request, and the time until which single items should wait for other items.
 
         Args:
-            unread: the new value of the attribute.
+            unread: new value of the attribute ``unread``.
         """
         self.unread = unread
         wanted = any(lane.waiting and lane.request is None for lane in self.lanes.values())
@@ -233,7 +236,8 @@ class MergeQueue:
     def waiting_in_pool(self) -> int:
         """Return the number of tasks in the queue of the pool, plus the number of waiting single items.
 
-        An unfilled merged request is in the queue of the pool already, and counts as one of the items of its lane.
+        The queue of the pool already contains the unfilled merged requests. Therefore, one item of each lane with such a request is not
+        counted again.
         """
         single = sum(lane.waiting - (lane.request is not None) for lane in self.lanes.values() if lane.feed is None)
         return single + self._pool.queue.waiting
@@ -243,14 +247,14 @@ class MergeQueue:
         return [lane.request for lane in self.lanes.values() if lane.request is not None]
 
     def unqueue(self, request: MergedRequest) -> None:
-        """Record that a merged request is filled or has ended."""
+        """Record that a merged request is filled or has ended, so it is no longer the unfilled request of its lane."""
         if request.lane.request is request:
             request.lane.request = None
 
     # adding and removing items, and recording outcomes
 
     def put(self, now: float, items: Sequence[MergedItem], waiter: Any, *, batch: bool) -> None:
-        """Add items at the end. The time limit of a single item starts now. That of a batch item starts when a request takes the item."""
+        """Add items at the end. The time limit of a single item starts now. The time limit of an item of a batch starts when it is sent."""
         for item in items:
             item.born = now
             item.state = TaskState.QUEUED
@@ -275,7 +279,7 @@ class MergeQueue:
             self.deadlines.add(ItemGroup(group), until)
 
     def due(self, now: float) -> list[MergedItem]:
-        """Return the items whose deadline has passed and which are not over. Each item is returned once."""
+        """Return the items that are not over although their deadline has passed. Each item is returned once."""
         return [item for group in self.deadlines.due(now) for item in group.items if item.place is not OVER]
 
     def remove(self, item: MergedItem) -> None:
@@ -315,10 +319,10 @@ class MergeQueue:
     # filling a merged request
 
     def fill(self, now: float, request: MergedRequest, source: Source) -> bool:
-        """Choose the items of a merged request just before it is sent. Returns False if there are no items.
+        """Choose the items of a merged request just before it is sent. Return False if there are no items.
 
-        If the attempts so far were not counted (such as a 429), the request also takes items that were added since. Items that exceed the
-        limits of the endpoint return to the head of the queue.
+        A request also takes items that were added after its last attempt, if no attempt has been counted so far. For example, a 429 is not
+        counted. Items that exceed the limits of the endpoint return to the head of the queue.
         """
         self.unqueue(request)
         items = request.left()
@@ -339,7 +343,7 @@ class MergeQueue:
         taken: list[MergedItem] = self._backlog.take(now, self._most(now, source, len(before), limits) - len(before))
         for item in taken:
             item.lane.waiting -= 1
-        taken = [item for item in taken if item.until > now]  # the timer of the deadline ends the others at once
+        taken = [item for item in taken if item.until > now]  # the timer of the deadline ends items that are too late
         if taken:
             taken = self._cut([*before, *taken], limits)[len(before) :]
         read_ahead = []
@@ -363,7 +367,7 @@ class MergeQueue:
         return max(before, most)
 
     def _cut(self, items: list[MergedItem], limits: MergeLimits) -> list[MergedItem]:
-        """Return as many items as fit into one request. The others return to the head of the queue."""
+        """Return the first items, as many as fit into one request. Put the remaining items back at the head of the queue."""
         fits = self._spec.fitting(limits, [item.payload for item in items])
         if fits < len(items):
             for item in items[fits:]:
@@ -385,7 +389,10 @@ class MergeQueue:
         return known.limits
 
     def _fits_anywhere(self, items: list[MergedItem], limits: MergeLimits) -> bool:
-        """Return whether every endpoint of the pool accepts all items. Otherwise it is not hedged, as a hedge has the same items."""
+        """Return whether every endpoint of the pool accepts a request with all items.
+
+        If not, the request is not hedged, because the copy that hedging sends has the same items.
+        """
         others = {self._limits_at(source, items) for source in self._pool.sources} - {limits}
         calls = [item.payload for item in items]
         return all(self._spec.fitting(other, calls) == len(calls) for other in others)

@@ -27,13 +27,14 @@ class MergeSpec:
 
     Args:
         operation: the operation, such as scoring.
-        model, params, headers, body: the arguments that all items share, as passed to the client's method.
-        read: converts an item of the caller, or raises ``BadRequest``. The default is ``operation.item``.
+        model, params, headers, body: arguments of the client's method, which all items share.
+        read: function that converts an item of the caller. It raises ``BadRequest`` for an invalid item. The default is
+            ``operation.item``.
 
     Attributes:
         blank: the request without items.
-        divides: True if a request may have fewer items than allowed, so that several endpoints share the work. It is False for rankings,
-            because some models compare all documents of a request.
+        divides: True if the items may be divided among more requests than the limits require, so that several endpoints share the work.
+            It is False for rankings, because some models compare all documents of a request.
 
     Raises:
         ConfigError, BadRequest: an argument that all items share is invalid.
@@ -58,7 +59,7 @@ class MergeSpec:
         self._key = operation.merge_key(self.blank)
 
     def call(self, item: Any) -> WireRequest:
-        """Return the request for one item alone. Raises ``BadRequest``."""
+        """Return a request with one item. Raises ``BadRequest`` for an invalid item."""
         return self._request([self._read(item)])
 
     def calls(self, name: str, items: Iterable[Any]) -> list[WireRequest]:
@@ -76,7 +77,7 @@ class MergeSpec:
         return self._key, shape_of(self.inputs(call)[0])
 
     def inputs(self, call: WireRequest) -> list[Any]:
-        """Return the inputs of a request, as the limits count them."""
+        """Return the inputs of a request. The limits of a request count these inputs."""
         inputs: list[Any] = call.inputs
         return inputs
 
@@ -85,11 +86,11 @@ class MergeSpec:
         try:
             codec = codec_of(endpoint.kind, self._operation, settings_of(endpoint))
             return codec.limits if codec.mergeable(self.inputs(call)[0]) else ALONE
-        except (ConfigError, BadRequest):  # the endpoint does not support the operation; sending will report it
+        except (ConfigError, BadRequest):  # the endpoint does not support the operation; sending a request raises this error again
             return ALONE
 
     def fitting(self, limits: MergeLimits, calls: Sequence[WireRequest]) -> int:
-        """Return how many requests, from the first on, fit into one merged request, at least 1."""
+        """Return how many requests, counted from the first, fit into one merged request. The result is at least 1."""
         if limits.tokens is None and limits.bytes is None:
             return len(calls) if limits.items is None else min(len(calls), limits.items)
         return limits.fitting(call.inputs[0] for call in calls)
@@ -109,9 +110,9 @@ class MergeSpec:
 
 
 class EmbeddingsSpec(MergeSpec):
-    """Makes and merges requests for embeddings. An item is a whole call, and receives the same response as without merging.
+    """Makes and merges requests for embeddings. An item is a whole call, and receives the response that it would receive without merging.
 
-    A call with more inputs than the server accepts fails as it would without merging.
+    A call with more inputs than the server accepts fails, both with and without merging.
     """
 
     __slots__ = ()
@@ -148,7 +149,10 @@ _INDEX = msgspec.json.Decoder(int)
 
 
 class SharedEmbeddings(EmbeddingsAnswer, gc=False):
-    """Embeddings of one call from a merged request. Its usage is a share of the usage of the request, in proportion to its inputs."""
+    """Embeddings of one call from a merged request.
+
+    ``usage`` is a share of the usage of the request. The share is proportional to the size of the inputs of the call.
+    """
 
     estimated: bool = True
 
@@ -156,12 +160,12 @@ class SharedEmbeddings(EmbeddingsAnswer, gc=False):
 def parts_of(answer: EmbeddingsAnswer, counts: Sequence[int], sizes: Sequence[float]) -> list[EmbeddingsAnswer | InvalidResponse]:
     """Split a merged embeddings response into one response per call. The vectors are not parsed, because callers may never read them.
 
-    If the response cannot be split with certainty, every call receives an ``InvalidResponse``. Each call is then sent again alone.
+    If it is not certain which vector belongs to which call, every call receives an ``InvalidResponse``. Each call is then sent again alone.
 
     Args:
         answer: the response to the merged request.
         counts: the number of vectors of each call.
-        sizes: the size of the inputs of each call. The usage is divided in this proportion.
+        sizes: the size of the inputs of each call. The usage is divided in proportion to these sizes.
     """
     try:
         document = _DOCUMENT.decode(answer.body)
@@ -185,7 +189,7 @@ def parts_of(answer: EmbeddingsAnswer, counts: Sequence[int], sizes: Sequence[fl
 
 
 def _in_order(rows: list[_Document]) -> list[_Document]:
-    """Sort rows by ``index`` if the indexes are 0 to n-1 in some order. Otherwise keep the order of the rows."""
+    """Return the rows sorted by ``index`` if the indexes are 0 to n-1 in any order. Otherwise return the rows in the given order."""
     try:
         by_index = {_INDEX.decode(row["index"]): row for row in rows}
         return [by_index[index] for index in range(len(rows))]

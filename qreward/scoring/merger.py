@@ -1,7 +1,7 @@
 """Merge waiting items into requests, and distribute each answer or error among the items of its request.
 
 Items that may share a request have one ``RequestMerger`` per event loop. Its ``MergeQueue`` is used under the engine's lock. All other code
-runs in the thread of the event loop. ``ItemWaiter`` receives the results of one call, ``MergedBatchWaiter`` those of a batch.
+runs in the thread of the event loop. ``ItemWaiter`` receives the results of one call, and ``MergedBatchWaiter`` those of a batch.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from qreward.scoring.merge_spec import MergeSpec
 from qreward.scoring.sizing import LearnedLimits
 
 AHEAD = 4 * sizing.MOST
-"""Maximum number of items that batches read ahead. Reading continues when fewer than half of this number wait."""
+"""Maximum number of items that batches read ahead. Reading continues when fewer than half of this number of items wait."""
 
 
 class RequestMerger:
     """The waiter of merged requests (see ``engine.driver.Waiter``).
 
     Args:
-        attempts: failed attempts after which a merged request fails or is split.
+        attempts: number of failed attempts after which a merged request fails or is split.
         most_waiting: maximum number of requests that wait for the pool, including single items; None for no limit.
-        idle: called when the merger has neither items nor batches left.
+        idle: function that is called when the merger has neither items nor batches left.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class RequestMerger:
     # adding items
 
     def put(self, items: list[MergedItem], *, batch: bool = False) -> None:
-        """Add items. They are submitted in the next iteration of the event loop, so that items that are added together are merged.
+        """Add items. They are submitted in the next iteration of the event loop. Items that are added in one iteration can then be merged.
 
         Raises:
             QueueFull: ``most_waiting`` is reached. This limit does not apply to items of a batch.
@@ -95,7 +95,7 @@ class RequestMerger:
             self.driver.loop.call_soon(self._continue)
 
     def _continue(self) -> None:
-        """Let batches read ahead, and make sure that waiting items have a merged request in the scheduler."""
+        """Let batches read ahead. Submit a merged request for each lane that has waiting items, but no unfilled request."""
         self._soon = False
         if not self._live and not self.batches:
             return
@@ -113,7 +113,10 @@ class RequestMerger:
         self._wake_at(min(wake, pause_end) if paused else wake)
 
     def _submit(self, now: float, paused: bool) -> None:
-        """Keep one unfilled merged request per lane in the scheduler. If the scheduler sends it at once, submit the next one."""
+        """Submit one unfilled merged request for each lane with waiting items. If the scheduler sends it at once, submit the next one.
+
+        If ``paused`` is True, do nothing for lanes of single items.
+        """
         for lane in self.queue.lanes.values():
             if paused and lane.feed is None:
                 continue
@@ -122,10 +125,10 @@ class RequestMerger:
                 self._hand_in(now, lane.request)
 
     def _hand_in(self, now: float, request: MergedRequest) -> None:
-        """Submit a merged request to the scheduler. In a lane of batches, a request that has items goes ahead of unfilled ones."""
+        """Submit a merged request to the scheduler. In a lane of batches, a request with items is placed before unfilled requests."""
         scheduler, feed, queue = self.driver.engine.scheduler, request.lane.feed, self.queue
         if feed is None:
-            request.state = TaskState.WAITING  # not NEW: the queue limit counts items, not merged requests
+            request.state = TaskState.WAITING  # the state NEW is not used, because the queue limit counts items, not merged requests
             scheduler.submit(now, request)
             return
         if request.members:
@@ -137,7 +140,7 @@ class RequestMerger:
         scheduler.refill(now, feed)
 
     def _wake_at(self, wake: float) -> None:
-        """Set the timer, unless it is already set for that time or an earlier one."""
+        """Set the timer for the time ``wake``, unless it is already set for this time or an earlier time."""
         if wake == inf or (self._timer is not None and wake >= self._timer_at):
             return
         if self._timer is not None:
@@ -160,7 +163,7 @@ class RequestMerger:
     async def execute(self, attempt: Attempt) -> Outcome:
         """Make one attempt.
 
-        A failure that one item may have caused becomes ``REFUSED``, so that the request is split and not retried as a whole.
+        A failure that one item may have caused gets the kind ``REFUSED``. The request is then split and not retried as a whole.
         """
         self._continue()
         request, source, lock = cast("MergedRequest", attempt.task), attempt.source, self.driver.engine.lock
@@ -180,11 +183,11 @@ class RequestMerger:
                 suspicious = self.queue.record_failure(request)
             if suspicious and count > 1 and may_have_a_bad_item(outcome.error):
                 kind = FailureKind.REFUSED
-            elif request.is_suspect():  # a retry that does not count against the health of the endpoint
+            elif request.is_suspect():  # LOCAL: the retry does not count against the health of the endpoint
                 kind = FailureKind.LOCAL
         return outcome if kind is outcome.kind else Failure(kind, outcome.error, limits=outcome.limits)
 
-    def read(self, feed: BatchFeed) -> bool:  # noqa: ARG002 - merged requests are added when items are
+    def read(self, feed: BatchFeed) -> bool:  # noqa: ARG002 - merged requests are submitted when items are added
         return False
 
     def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
@@ -198,7 +201,7 @@ class RequestMerger:
         elif isinstance(outcome, QRewardError):
             if len(request.members) > 1 and may_have_a_bad_item(outcome):
                 self._split(request)
-            else:  # a request without items: no endpoint is left to fill it
+            else:  # a request without items fails if no endpoint is left that could fill it; then all waiting items fail
                 items = request.left() if request.members else [item for item in self._live if item.place is WAITING]
                 self.end(items, lambda _: outcome if len(items) == 1 else cast("QRewardError", own_error(outcome)))
         self._continue_soon()
@@ -233,11 +236,11 @@ class RequestMerger:
             item.end()
             del self._live[item]
             self._report(item, share if isinstance(share, InvalidResponse) else Answer(share), source, seconds)
-        for item in again:  # alone, as an ordinary request for one item
+        for item in again:  # each item is sent alone, as an ordinary request
             self._send_again([item], 1, Split(None, 1, True))
 
     def _split(self, request: MergedRequest) -> None:
-        """Send the items again in halves, until an invalid item is alone.
+        """Send the items again in two halves. Repeated splits finally send an invalid item alone.
 
         If the request has used up its attempts, all of its items may be invalid. Each part then has at most two attempts.
         """
@@ -264,11 +267,11 @@ class RequestMerger:
     # ending early
 
     def end(self, items: Iterable[MergedItem], error_of: Callable[[MergedItem], QRewardError] | None = None) -> None:
-        """End items that wait or were sent. A merged request whose items are all over is withdrawn.
+        """End items that wait or were sent. If all items of a merged request are then over, withdraw the request.
 
         Args:
-            items: the items. Those that are over already are ignored.
-            error_of: returns the error of an item; None if the caller no longer waits.
+            items: the items. Items that are already over are ignored.
+            error_of: function that returns the error of an item; None if the caller no longer waits.
         """
         items = [item for item in items if item.place is not OVER]
         if not items:
@@ -303,7 +306,7 @@ class RequestMerger:
             self.driver.withdraw(requests, error)
 
     def _rest_if_idle(self) -> None:
-        """If there are no items and batches, cancel the timer, withdraw unfilled requests and unregister from the loop driver."""
+        """Stop if neither items nor batches are left: cancel the timer, withdraw unfilled requests, and unregister from the loop driver."""
         if self._live or self.batches:
             return
         if self._timer is not None:
@@ -326,7 +329,7 @@ class RequestMerger:
 
 
 class ItemWaiter:
-    """Receives the results of the items of one call. The merger sends and ends the items."""
+    """Receives the results of the items of one call. The ``RequestMerger`` sends the items and ends them."""
 
     __slots__ = ("_left", "_results", "_waiter", "context", "driver")
 
@@ -335,7 +338,7 @@ class ItemWaiter:
         self.context = copy_context()
 
     async def results(self, merger: RequestMerger, items: list[MergedItem]) -> list[Result[Any]]:
-        """Send the items and wait for all of them. Raises the first error.
+        """Send the items, wait for all of them, and return their results. Raises the first error.
 
         If the caller is cancelled, unfinished items are dropped.
         """
@@ -367,7 +370,7 @@ class ItemWaiter:
 
 
 class _ItemOptions(RequestOptions):
-    """Options that make a ``MergedItem`` as their task."""
+    """Options whose method ``task`` creates a ``MergedItem``."""
 
     __slots__ = ()
 
@@ -376,9 +379,10 @@ class _ItemOptions(RequestOptions):
 
 
 class MergedBatchWaiter(BatchWaiter):
-    """A batch whose items share requests. It puts each item into the ``RequestMerger`` of its merge key, which ``find`` returns.
+    """A batch whose items share requests.
 
-    The items wait in the mergers. The scheduler watches the feed of the batch for outages only.
+    ``find`` returns the ``RequestMerger`` of a merge key. The batch puts each item into the merger of the item's key, and the item waits
+    there. The scheduler uses the feed of the batch only to detect outages.
     """
 
     def __init__(
@@ -405,22 +409,22 @@ class MergedBatchWaiter(BatchWaiter):
 
     @property
     def opened_at(self) -> float:
-        """When reading of the input began, in seconds on the engine's clock."""
+        """The time at which reading of the input began, in seconds on the engine's clock."""
         return self._feed.opened_at
 
     def more(self) -> None:
-        """Read items and put them into the mergers, up to ``AHEAD`` waiting items."""
+        """Read items and put them into the mergers, until ``AHEAD`` items wait."""
         if self._feed.failing is None and self._room(self._feed) > 0:
             self.read(self._feed)
 
     def unread(self) -> float:
-        """Return the number of items that were not read yet; inf if unknown."""
+        """Return the number of items that have not been read yet; inf if unknown."""
         if self._feed.ended:
             return 0
         return inf if self._size is None else max(0, self._size - self._read)
 
     def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
-        if task in self._live:  # otherwise it was dropped while other items were being finished
+        if task in self._live:  # otherwise the item was dropped while other items were being finished
             super().finish(task, outcome, source, seconds)
 
     def abandon(self) -> list[Task]:
@@ -472,7 +476,7 @@ class MergedBatchWaiter(BatchWaiter):
         return bool(feed.buffer or self._waiting())
 
     def _end_trying(self, feed: BatchFeed) -> None:
-        """If no endpoint is alive, fail the items that wait in the mergers.
+        """Fail the items that wait in the mergers if no endpoint is alive.
 
         One item is kept until the input has ended. Its attempts show when an endpoint is alive again.
         """

@@ -1,7 +1,7 @@
 """Choose how many items a merged request should have.
 
-``EndpointLimits`` learns how many items an endpoint accepts in one request. ``length`` chooses the number of items: enough to be worth a
-request, and few enough to keep all slots busy. This module must not know items or HTTP.
+``EndpointLimits`` learns how many items an endpoint accepts in one request. ``length`` chooses the number of items. It is large enough that
+the fixed cost of a request does not dominate, and small enough that the items keep all slots busy. This module must not know items or HTTP.
 """
 
 from __future__ import annotations
@@ -14,28 +14,30 @@ from qreward.scheduler.outcome import ProbeResult
 from qreward.scheduler.state import Pool, Source
 
 MOST = 256
-"""Maximum number of items per request, for servers without a limit of their own."""
+"""Maximum number of items per request, for servers that have no limit."""
 LEAST = 8
-"""Minimum number of items per request while response times are unknown, if so many items wait."""
+"""Minimum number of items per request while response times are unknown, if at least this number of items waits."""
 WEIGHT = 0.95
-"""The weight of older requests is multiplied by this factor for each new request."""
+"""Factor by which the weight of all older requests is multiplied for each new request."""
 PORTION = 1.5
 """Number of requests per slot into which the remaining items are divided. With more requests than slots, a slow endpoint gets fewer items.
-1.5 was best among 1, 1.5, 2 and 3, measured on servers that take 20 ms + 1.5 ms per item or 100 ms per request, of equal and of different
-speed."""
+The values 1, 1.5, 2 and 3 were measured on servers that take 20 ms + 1.5 ms per item or 100 ms per request, with equal and with different
+speeds. 1.5 was the best of them."""
 
 LONE_REJECTS = 2
-"""Number of successive rejections by an endpoint without other requests of this client, before shorter requests are tried there."""
+"""Number of successive rejections after which shorter requests are tried at an endpoint. A rejection counts if the endpoint has no other
+request of this client."""
 MOST_PATIENCE = 64
-"""Maximum number of answered requests after a rejection, before a longer request is tried."""
+"""Maximum number of requests that must be answered after a rejection before a longer request is tried."""
 REFUSED_PATIENCE = 1000
-"""Number of answered requests after a refusal, before a longer request is tried. It is doubled when the longer request is refused."""
+"""Number of requests that must be answered after a refusal before a longer request is tried. It is doubled if the longer request is also
+refused."""
 
 
 class ServiceTimeModel:
     """The response time in seconds as a linear function ``a + b * n`` of the number of items ``n``.
 
-    It is fitted by weighted least squares to about the last twenty requests.
+    The function is fitted by weighted least squares to about the last twenty requests.
 
     Example:
         >>> service = ServiceTimeModel()
@@ -59,12 +61,12 @@ class ServiceTimeModel:
         self._nt = WEIGHT * self._nt + items * seconds
 
     def least(self) -> int:
-        """Return the number of items for which a request takes twice as long as an empty one.
+        """Return the number of items for which a request takes twice as long as an empty request.
 
-        A shorter request would be mostly overhead.
+        With fewer items, the fixed time ``a`` would be more than half of the response time.
         """
         spread = self._w * self._nn - self._n * self._n
-        if self._w < 3 or spread <= 0.01 * self._n * self._n:  # lengths too similar to determine the slope
+        if self._w < 3 or spread <= 0.01 * self._n * self._n:  # too few requests, or lengths that are too similar, to determine the slope
             return LEAST
         slope = (self._w * self._nt - self._n * self._t) / spread
         fixed = (self._t - slope * self._n) / self._w
@@ -79,7 +81,10 @@ def places(now: float, pool: Pool) -> int:
 
 
 def _capacity(source: Source) -> int:
-    """Return the number of concurrent requests that the limits of an endpoint allow. Little's law converts its rate limit."""
+    """Return the number of concurrent requests that the limits of an endpoint allow.
+
+    By Little's law, a rate limit allows its rate times the mean response time.
+    """
     rates = [pace.rate for pace in (source.requests, source.learned) if pace is not None]
     rate = min((rate for rate in rates if rate is not None), default=inf)
     return source.window.limit if rate == inf else min(source.window.limit, 1 + int(rate * source.latency.mean))
@@ -89,10 +94,10 @@ def length(now: float, pool: Pool, waiting: float, service: ServiceTimeModel) ->
     """Return the maximum number of items for the next request.
 
     Args:
-        now: seconds.
+        now: the present time in seconds.
         pool: the endpoints.
-        waiting: number of items that wait or are still to be read; inf if unknown.
-        service: the response times of the endpoint.
+        waiting: number of items that wait or have not been read yet; inf if unknown.
+        service: the response times of the endpoint that takes the request.
     """
     if waiting == inf:
         return MOST
@@ -101,11 +106,11 @@ def length(now: float, pool: Pool, waiting: float, service: ServiceTimeModel) ->
 
 
 def pause(pool: Pool) -> float:
-    """Return for how many seconds after a request single items wait for other items, although a slot is free.
+    """Return the seconds after a request during which single items wait for other items, even if a slot is free.
 
-    If all slots are in use, one becomes free every ``latency / slots`` seconds. The pause is this interval times the share of slots in use,
-    so it is 0 if the pool is idle. Without a pause, single items would take the last slots one by one, and the next item would wait for a
-    whole response.
+    If all slots are in use, a slot becomes free every ``latency / slots`` seconds. The pause is this interval, multiplied by the share of
+    slots in use. Therefore, the pause is 0 if the pool is idle. Without a pause, single items would take the last slots one by one. The
+    next item would then wait until a whole response has arrived.
     """
     sources = list(pool.sources)
     slots, busy = sum(source.window.limit for source in sources), sum(source.inflight for source in sources)
@@ -115,17 +120,19 @@ def pause(pool: Pool) -> float:
 class EndpointLimits:
     """The limits of requests to one endpoint, for items of one kind.
 
-    Text Embeddings Inference has a queue slot for each item. It rejects a request with more items than slots, and reports only that it has
-    no capacity. So after a rejection shorter requests are tried. If even a single item is rejected, the length was not the cause, and the
-    full limit applies again. If a shorter request is accepted, the next requests have the same length. Later requests double it up to the
-    limit.
+    The class learns from two kinds of events.
 
-    A request was also too long if it was refused and its halves were accepted. Long items may have been the cause, so a longer request is
-    tried again after many answers.
+    *Rejections.* Text Embeddings Inference has a queue slot for each item. If a request has more items than there are slots, the server
+    rejects the request, and reports only that it has no capacity. Therefore, shorter requests are tried after rejections. If even a single
+    item is rejected, the length was not the cause, and the full limit applies again. If a shorter request is accepted, the next requests
+    have the same length. Later, the length is doubled repeatedly, up to the full limit.
+
+    *Refusals.* A request was also too long if it was refused and both of its halves were accepted. Long items may have been the cause, so a
+    longer request is tried again after many answers.
 
     Args:
         usual: the limits of this kind of server.
-        cap: the maximum number of items that the client sets, or None.
+        cap: the maximum number of items that the client sets; None for no maximum.
 
     Attributes:
         limits: the current limits of one request.
@@ -144,7 +151,7 @@ class EndpointLimits:
         self._rejections = self._answers_below_limits = self._answers_below_usual = 0
 
     def report(self, items: int) -> None:
-        """Apply the maximum number of items that the server reports. It replaces the limit of the kind of server, if that has one."""
+        """Apply the maximum number of items that the server reports. If this kind of server has a limit, the number replaces it."""
         if self._reported is not None and self._usual != ALONE and items != self._reported:
             self._reported = items
             self._begin(self._usual.of_items(items))
@@ -185,9 +192,9 @@ class EndpointLimits:
 
 
 class LearnedLimits:
-    """The learned limits of all endpoints of a client. The limits of an endpoint are kept until it is removed.
+    """The learned limits of all endpoints of a client. The limits of an endpoint are kept until the endpoint is removed.
 
-    The mergers of all event loops share them, so all methods need the engine's lock.
+    The mergers of all event loops share this object, so the caller of a method must hold the engine's lock.
     """
 
     def __init__(self) -> None:
@@ -197,7 +204,7 @@ class LearnedLimits:
     def at(self, source: Source, usual: MergeLimits, cap: int | None) -> EndpointLimits:
         """Return the limits of requests to an endpoint.
 
-        They are learned separately for each ``usual`` and ``cap`` (see ``EndpointLimits``).
+        The limits are learned separately for each pair of ``usual`` and ``cap`` (see ``EndpointLimits``).
         """
         kinds = self._known.get(source)
         if kinds is None:

@@ -1,6 +1,6 @@
 """Checks of a request before it is scored: the token, the request rate, the queue length, the memory, and the limits of its body.
 
-A request over a limit is rejected with a retry time. It does not wait. This module knows HTTP; it knows nothing of rewards.
+A request over a limit does not wait. It is rejected with a retry time. This module knows HTTP, but not rewards.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from qreward.server.http_errors import HTTPError, busy
 
 Receive = Callable[[], Awaitable[Any]]
 _MEMORY_RETRY = 1.0
-"""Retry time in seconds while memory is full. It is fixed, because nobody knows when memory will be freed."""
+"""Seconds of the retry time while memory is full. The value is fixed, because it is not known when memory will be free."""
 
 
 class ClientDisconnected(Exception):
@@ -24,16 +24,16 @@ class ClientDisconnected(Exception):
 
 
 class Admission:
-    """The limits of one server. ``pending`` is the number of bytes of all requests that are being read or wait for a response."""
+    """The limits of one server. ``pending`` is the number of bytes of all requests that the server reads or has not answered yet."""
 
     def __init__(self, config: ServerConfig, buffer: RewardBuffer) -> None:
         self.config = config
         self._buffer = buffer
-        self._paid_until = 0.0  # GCRA: when all admitted requests are paid for at the configured rate
+        self._paid_until = 0.0  # time of the GCRA algorithm: each admitted request moves it forward by 1 / rate
         self.pending = 0
 
     def enter(self) -> None:
-        """Admit a scoring request before its body is read, or raise ``HTTPError``."""
+        """Admit a scoring request before its body is read. Raise ``HTTPError`` if the queue is full or the rate is exceeded."""
         if (seconds := self._buffer.room_in(1)) > 0:
             raise busy("queue_full", f"{self._buffer.waiting} completions wait to be scored, and the queue is full", seconds)
         if (rate := self.config.rate) is None:
@@ -46,7 +46,7 @@ class Admission:
 
 
 class MemoryReservation:
-    """The memory of one request, released when the context ends."""
+    """The memory that is reserved for one request. It is released when the ``with`` block ends."""
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
@@ -68,13 +68,13 @@ class MemoryReservation:
 
 
 def check_caller(scope: Mapping[str, Any], config: ServerConfig) -> None:
-    """Raise ``HTTPError`` unless the request carries the token.
+    """Raise ``HTTPError`` unless the request contains the token.
 
-    If no token is configured, raise it if the request arrived at an IP address that other machines can reach.
+    If no token is configured, raise ``HTTPError`` if the request arrived at an IP address that other machines can reach.
     """
     if config.token is None:
         host = (scope.get("server") or ("",))[0]
-        is_address = host[:1].isdigit() or ":" in host  # rather than a name, or the path of a Unix socket
+        is_address = host[:1].isdigit() or ":" in host  # False for a name, or for the path of a Unix socket
         if is_address and not is_loopback(host):
             message = "a server without a token answers only requests from its own machine; set token in its configuration"
             raise HTTPError(403, "forbidden", message)
@@ -89,8 +89,8 @@ def check_caller(scope: Mapping[str, Any], config: ServerConfig) -> None:
 async def read_body(receive: Receive, headers: Mapping[str, str], held: MemoryReservation, config: ServerConfig) -> bytes:
     """Read the whole body.
 
-    Raises ``ClientDisconnected``, or ``HTTPError`` if the body is too long, too slow or compressed, or if there is no memory for it. The
-    connection stays open after a body that is too long: the server discards the rest, so that the client can read the error.
+    Raises ``ClientDisconnected``, or ``HTTPError`` if the body is too long, too slow or compressed, or if there is no memory for it. If a
+    body is too long, the connection stays open, and the server discards the remaining bytes. The client can then read the error.
     """
     most = config.max_body_bytes
     too_large = HTTPError(413, "body_too_large", f"the request is longer than {most} bytes; send fewer completions at once")
@@ -119,7 +119,7 @@ async def read_body(receive: Receive, headers: Mapping[str, str], held: MemoryRe
 
 
 async def unless_disconnected(receive: Receive, work: Awaitable[Any]) -> Any:
-    """Return the result of ``work``. If the caller disconnects, cancel it and raise ``ClientDisconnected``."""
+    """Return the result of ``work``. If the caller disconnects, cancel ``work`` and raise ``ClientDisconnected``."""
     task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(receive))
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)

@@ -24,26 +24,26 @@ from qreward.server.responses import write
 from qreward.server.service import Read, Service
 
 OPEN = ("/health", "/liveness")
-"""Paths that need no token, because health probes have none."""
+"""Paths that need no token, because health probes send no token."""
 ALWAYS = (*OPEN, "/metrics")
-"""Paths that are served while the server drains."""
+"""Paths that are served while the server drains, that is, while it finishes the last requests before it stops."""
 JSON = "application/json"
 _CLIENT_CLOSED = 499
-"""The status under which a request is counted if its caller closed the connection, as in nginx. No caller receives it."""
+"""HTTP status under which a request is counted if the caller closed the connection. The number is nginx's. No caller receives it."""
 SCORING: dict[str, tuple[Read, tuple[type[msgspec.Struct], ...]]] = {
     "/get_reward": (forms.read_get_reward, (forms.OpenRlhfBody, forms.BufferBody)),
     "/classify": (forms.read_classify, (forms.ClassifyBody,)),
     "/score": (forms.read_score, (forms.ScoreBody,)),
     "/v1/score": (forms.read_score, (forms.ScoreBody,)),
 }
-"""Path -> the function that parses its body, and the accepted bodies."""
+"""Path -> function that parses the body, and types of the accepted bodies."""
 
 
 def create_app(scorer: Any, config: ServerConfig | None = None, **settings: Any) -> FastAPI:
     """Create an ASGI app that scores with a function, in batches, through the APIs of OpenRLHF, MolGenDocking and vLLM.
 
     Args:
-        scorer: ``scorer(completions: list[str], metadata: list[dict]) -> rewards``; see ``RewardBuffer``.
+        scorer: function of the form ``scorer(completions: list[str], metadata: list[dict]) -> rewards``; see ``RewardBuffer``.
         config: the settings.
         settings: the settings as keyword arguments, instead of ``config``; see :class:`ServerConfig`.
 
@@ -87,7 +87,7 @@ def _scoring(service: Service, read: Read) -> Callable[[Request], Any]:
 
 
 def _status_routes(service: Service) -> dict[str, Callable[[], Any]]:
-    """Return path -> function for the routes that report the health, the models and the metrics."""
+    """Return a mapping of path -> function, for the routes that report the health, the models and the metrics."""
 
     async def health() -> Response:
         status = ("draining", 503) if service.draining else ("ok", 200)
@@ -104,7 +104,7 @@ def _status_routes(service: Service) -> dict[str, Callable[[], Any]]:
 
 
 def _described(bodies: tuple[type[msgspec.Struct], ...]) -> dict[str, Any]:
-    """The JSON schema of the accepted bodies, for the OpenAPI document."""
+    """Return the JSON schema of the accepted bodies, for the OpenAPI document."""
     schemas = [msgspec.json.schema(body)["$defs"][body.__name__] for body in bodies]
     return {"requestBody": {"required": True, "content": {JSON: {"schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas}}}}}
 
@@ -112,9 +112,8 @@ def _described(bodies: tuple[type[msgspec.Struct], ...]) -> dict[str, Any]:
 class AdmissionMiddleware:
     """Rejects requests while the server drains, checks the token, and counts responses.
 
-    Responses of paths that are not in ``routes`` are counted as ``other``.
-
-    It is plain ASGI, so that it costs almost nothing and never reads a body.
+    Responses of paths that are not in ``routes`` are counted as ``other``. The middleware is plain ASGI. Therefore it costs almost nothing
+    and never reads a body.
     """
 
     def __init__(self, app: Callable[[Any, Any, Any], Awaitable[None]], service: Service, routes: frozenset[str]) -> None:
@@ -181,5 +180,5 @@ async def _no_route(request: Request, error: Any) -> Response:
 
 
 async def _failed(request: Request, error: Any) -> Response:  # noqa: ARG001
-    """Handle an unexpected error. Starlette re-raises it, so that it is logged."""
+    """Return the response to an unexpected error. Starlette raises the error again, so it is logged."""
     return error_response(HTTPError(500, "internal_error", f"the server failed with a {type(error).__name__}; see its log"))

@@ -1,6 +1,6 @@
 """The settings of a reward server. The command line options and environment variables are derived from ``ServerConfig``.
 
-This module reads texts and the environment. It knows nothing of HTTP or of scoring.
+This module reads texts and the environment. It does not depend on HTTP or scoring.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ class ServerConfig(Policy):
     Args:
         host: address to listen on. An address that other machines can reach requires a token.
         port: port to listen on; 0 for any free port.
-        token: bearer token that callers must send. ``${VAR}`` is read from the environment. Never shown.
+        token: bearer token that callers must send. ``${VAR}`` is read from the environment. The token is never shown.
         model: model name that the server reports.
         mode: shape of responses to queries with metadata: singleton, batch, or auto for the shape of the query.
         max_batch_size: maximum number of completions in one call of the scorer.
-        batch_wait_timeout_s: seconds for which a partial batch waits for more completions, although a slot is free.
+        batch_wait_timeout_s: seconds for which a batch that is not full waits for more completions, although the scorer may be called.
         max_concurrent_batches: maximum number of concurrent calls of the scorer.
-        isolate_errors: if the scorer raises for a batch, call it again with each half, so that only the completions at fault fail.
-        timeout: seconds for one completion, including queueing; none for no limit.
+        isolate_errors: whether a batch for which the scorer raises is split in halves, until only the completions at fault fail.
+        timeout: maximum number of seconds for one completion, including its time in the queue; none for no limit.
         max_queue: maximum number of waiting completions; a request that does not fit is rejected with 429.
-        rate: scoring requests per second, and the largest burst (at least 1); none for no limit.
+        rate: maximum number of scoring requests per second, which is also the largest burst (at least 1); none for no limit.
         max_items: maximum number of completions in one request.
         max_text_chars: maximum number of characters in one text.
         max_body_bytes: maximum number of bytes in one request.
-        max_pending_bytes: maximum bytes of all requests being read or waiting for a response; requests beyond it are rejected with 429.
+        max_pending_bytes: maximum bytes of all requests that are not answered yet; a request that does not fit is rejected with 429.
         body_timeout: seconds in which a request body must arrive completely.
         drain_timeout: seconds that running requests have to finish when the server shuts down.
 
@@ -103,9 +103,10 @@ class ServerConfig(Policy):
 
     @classmethod
     def from_texts(cls, **given: str | None) -> Self:
-        """Create a configuration from texts.
+        """Create the settings from texts.
 
-        A text of None is replaced by its environment variable. An empty text stands for the default, and ``none`` for None.
+        If an argument is None, the text is read from the environment variable of the setting. An empty text stands for the default, and
+        ``none`` stands for None.
         """
         texts = {name.removeprefix(PREFIX).lower(): text for name, text in os.environ.items() if name.startswith(PREFIX)}
         texts |= {name: text for name, text in given.items() if text is not None}
@@ -114,12 +115,12 @@ class ServerConfig(Policy):
 
     @classmethod
     def from_env(cls) -> Self:
-        """Create a configuration from environment variables: ``QREWARD_SERVE_PORT`` is ``port``, and so on. Raises ``ConfigError``."""
+        """Create the settings from environment variables, such as ``QREWARD_SERVE_PORT`` for ``port``. Raises ``ConfigError``."""
         return cls.from_texts()
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address can be reached only from this machine.
+    """Return whether an address can be reached only from this machine.
 
     Example:
         >>> is_loopback("127.0.0.1"), is_loopback("0.0.0.0")
@@ -132,17 +133,17 @@ def is_loopback(host: str) -> bool:
 
 
 def helps() -> dict[str, str]:
-    """Setting -> its description, from the docstring of ``ServerConfig``."""
+    """Return a mapping from each setting to its description in the docstring of ``ServerConfig``."""
     lines = (ServerConfig.__doc__ or "").partition("Args:")[2].partition("Raises:")[0].splitlines()
     found = (line.strip().partition(": ") for line in lines)
     return {name: text for name, _, text in found if name in ServerConfig.model_fields}
 
 
 def token_of(variable: str | None, path: str | None) -> str | None:
-    """Read the token from an environment variable or a file. Returns None if neither is named.
+    """Read the token from an environment variable or a file. Return None if neither is named.
 
     Raises:
-        ConfigError: both are named, or the named one is missing, empty or unreadable. The message never shows the token.
+        ConfigError: both are named. Or the variable or file is missing, empty or unreadable. The message never shows the token.
     """
     if variable and path:
         raise ConfigError("pass --token-env or --token-file, not both")

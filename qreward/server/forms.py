@@ -1,7 +1,7 @@
 """The accepted request bodies: ``/get_reward`` of OpenRLHF and of MolGenDocking's buffer, ``/classify`` and ``/score`` of vLLM.
 
-Each reader converts a body into completions with metadata, or raises an error that names the invalid place. Unknown members are ignored,
-as those servers do. This module knows no HTTP except that bodies are JSON.
+Each reader converts a body into completions with metadata, or raises an error that names the invalid place. Unknown members are ignored, as
+on the servers of these projects. This module does not depend on HTTP, except that bodies are JSON.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _STEP = re.compile(r"\.([A-Za-z_]\w*)|\[(\d+|\.\.\.)\]")
 
 
 class OpenRlhfBody(msgspec.Struct):
-    """Body of ``POST /get_reward`` as OpenRLHF sends it."""
+    """Body of ``POST /get_reward`` in the form that OpenRLHF sends."""
 
     query: str | list[str]
     prompts: str | list[str] | None = None
@@ -34,7 +34,7 @@ class OpenRlhfBody(msgspec.Struct):
 
 
 class BufferBody(msgspec.Struct):
-    """Body of ``POST /get_reward`` as MolGenDocking sends it, with ``metadata``."""
+    """Body of ``POST /get_reward`` in the form that MolGenDocking sends, with ``metadata``."""
 
     query: str | list[str]
     metadata: dict[str, Any] | list[dict[str, Any]]
@@ -42,7 +42,7 @@ class BufferBody(msgspec.Struct):
 
 
 class ClassifyBody(msgspec.Struct):
-    """Body of ``POST /classify`` as vLLM accepts it: texts, or one conversation whose last message is scored."""
+    """Body of ``POST /classify`` in the form that vLLM accepts: texts, or one conversation whose last message is scored."""
 
     input: str | list[str] | None = None
     messages: list[dict[str, Any]] | None = None
@@ -52,7 +52,10 @@ class ClassifyBody(msgspec.Struct):
 
 
 class ScoreBody(msgspec.Struct):
-    """Body of ``POST /score`` as vLLM accepts it: 1 to N or N to N texts, under any of its names."""
+    """Body of ``POST /score`` in the form that vLLM accepts: two lists of texts, under any of vLLM's names for them.
+
+    Both lists have the same length, or the first list has one text.
+    """
 
     text_1: str | list[str] | None = None
     text_2: str | list[str] | None = None
@@ -69,8 +72,10 @@ class ScoreBody(msgspec.Struct):
 class ScoreRequest:
     """The parsed body of a scoring request.
 
-    ``form`` is ``openrlhf``, ``buffer``, ``classify`` or ``score``; the response has the same form. ``activation`` applies a sigmoid to the
-    rewards.
+    Attributes:
+        form: ``openrlhf``, ``buffer``, ``classify`` or ``score``. The response has the same form.
+        query: the completions with their metadata.
+        activation: whether a sigmoid is applied to the rewards.
     """
 
     form: str
@@ -79,7 +84,10 @@ class ScoreRequest:
 
 
 def read_get_reward(body: bytes, config: ServerConfig) -> ScoreRequest:
-    """Read the body of ``/get_reward``. A body with ``metadata`` has the buffer form, any other the OpenRLHF form. Raises ``HTTPError``."""
+    """Read the body of ``/get_reward``. Raises ``HTTPError``.
+
+    A body with ``metadata`` has the form ``buffer``. A body without it has the form ``openrlhf``.
+    """
     document = _decode(body, dict[str, Any])
     form: type[BufferBody | OpenRlhfBody] = BufferBody if "metadata" in document else OpenRlhfBody
     if form is BufferBody and "labels" in document:
@@ -132,7 +140,7 @@ def read_score(body: bytes, config: ServerConfig) -> ScoreRequest:
 
 
 def _conversation(messages: list[dict[str, Any]], config: ServerConfig) -> Query:
-    """Convert a conversation: the last message is the completion, and the last user message before it is the prompt."""
+    """Convert a conversation. The last message is the completion. The last user message before it is the prompt."""
     if not messages:
         raise invalid(["messages"], "is empty; the last message of a conversation is scored")
     texts = [_text_of(message, at) for at, message in enumerate(messages)]
@@ -187,7 +195,10 @@ def _decode(body: bytes, kind: type[T]) -> T:
 
 
 def _invalid_field(error: Exception) -> HTTPError:
-    """Split a message such as ``Expected `str`, got `int` - at `$.query[3]``` into its place and its text."""
+    """Return the error for a message of msgspec, such as ``Expected `str`, got `int` - at `$.query[3]```.
+
+    The message is split into the place in the body and the text.
+    """
     match = _PLACE.fullmatch(str(error))
     assert match is not None  # the pattern matches any text
     where: list[str | int] = [name or (int(at) if at.isdigit() else at) for name, at in _STEP.findall(match["path"] or "")]

@@ -1,4 +1,4 @@
-"""The error responses of the server: a status, a kind, and a message that says what to change. Pure."""
+"""The error responses of the server. Each has a status, a kind, and a message with advice. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -7,14 +7,18 @@ from collections.abc import Sequence
 from typing import Any
 
 LONGEST_WAIT = 60.0
-"""Maximum retry time in seconds. Scoring may become faster, so callers should not wait longer."""
+"""Maximum number of seconds of a retry time. Scoring may become faster, so callers should not wait longer."""
 
 
 class HTTPError(Exception):
-    """A request that is answered with an error.
+    """The error response to a request.
 
-    ``kind`` is its machine-readable type, such as ``queue_full``; the message says what happened, where, and what to change; ``more`` are
-    further members of the error object, such as ``where``.
+    Args:
+        status: HTTP status of the response.
+        kind: machine-readable type, such as ``queue_full``.
+        message: text that names the fault, its place, and what to change.
+        headers: headers of the response.
+        more: further members of the error object, such as ``where``.
     """
 
     def __init__(self, status: int, kind: str, message: str, headers: dict[str, str] | None = None, **more: Any) -> None:
@@ -25,12 +29,12 @@ class HTTPError(Exception):
         self.more = more
 
     def document(self) -> dict[str, Any]:
-        """The response body, in the format of OpenAI and vLLM."""
+        """Return the response body, in the format of OpenAI and vLLM."""
         return {"error": {"message": str(self), "type": self.kind, "code": self.status, **self.more}}
 
 
 def busy(kind: str, message: str, seconds: float) -> HTTPError:
-    """A 429 error with the retry time: ``Retry-After`` in whole seconds and ``retry-after-ms`` in milliseconds, both rounded up."""
+    """Return a 429 error with the retry time in two headers: ``Retry-After`` in seconds and ``retry-after-ms``. Both are rounded up."""
     seconds = min(max(seconds, 0.001), LONGEST_WAIT)
     headers = {"retry-after": str(math.ceil(seconds)), "retry-after-ms": str(math.ceil(seconds * 1000))}
     return HTTPError(429, kind, f"{message}; retry in {seconds:.3g} s", headers)
@@ -42,6 +46,6 @@ def draining() -> HTTPError:
 
 
 def invalid(where: Sequence[str | int], message: str) -> HTTPError:
-    """A 422 error with the place in the body, such as ``["query", 3]``."""
+    """Return a 422 error with the place in the body, such as ``["query", 3]``."""
     place = ".".join(map(str, where))
     return HTTPError(422, "invalid_request", f"{place}: {message}" if place else message, where=list(where))

@@ -1,4 +1,4 @@
-"""Loads the object that a text such as ``module:function`` names. Knows imports only."""
+"""Loads the object that a text such as ``module:function`` names. This module knows only imports."""
 
 from __future__ import annotations
 
@@ -12,10 +12,15 @@ from qreward.spelling import closest, did_you_mean
 
 
 def load_object(name: str, what: str, example: str) -> Any:
-    """Load the object named ``module:name`` or ``package.module:holder.name``. Modules in the working directory are found.
+    """Load an object by its name. Modules in the working directory are found.
 
-    ``what`` is the object's role in error messages, such as ``scorer``, and ``example`` a valid name. Raises ``ConfigError`` with the part
-    of the name that is wrong.
+    Args:
+        name: ``module:name`` or ``package.module:holder.name``.
+        what: role of the object in error messages, such as ``scorer``.
+        example: a valid name, for error messages.
+
+    Raises:
+        ConfigError: the object cannot be loaded. The message contains the part of the name that is wrong.
     """
     prefix = f"{what} {name!r}: "
     module, colon, path = name.partition(":")

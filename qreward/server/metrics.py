@@ -1,6 +1,6 @@
-"""Metrics of the server in the Prometheus text format 0.0.4. Knows numbers and names only.
+"""Metrics of the server in the Prometheus text format 0.0.4. This module knows only numbers and names.
 
-The names of batch metrics are those of Ray Serve, prefixed with ``qreward_``.
+The names of batch metrics are the names of Ray Serve with the prefix ``qreward_``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 class Counter:
-    """A Prometheus counter: one increasing number per set of label values."""
+    """A Prometheus counter. It has one increasing number for each set of label values."""
 
     kind = "counter"
 
@@ -32,7 +32,7 @@ class Counter:
 
 
 class Histogram:
-    """A Prometheus histogram, one per value of a label."""
+    """A Prometheus histogram. With a label, it has one series for each value of the label."""
 
     kind = "histogram"
 
@@ -59,15 +59,16 @@ class Histogram:
             yield f"{name}_count{_braces(label)} {_number(total)}"
 
     def _of(self, of: str) -> list[float]:
-        return self._series.setdefault(of, [0.0] * (len(self._bounds) + 2))  # one bucket above all bounds, then the sum
+        # A bucket for each bound, a bucket for larger values, and the sum of all values.
+        return self._series.setdefault(of, [0.0] * (len(self._bounds) + 2))
 
 
 Metric = Counter | Histogram | float
-"""A float is a gauge."""
+"""A metric. A float is the value of a gauge."""
 
 
 def exposition(metrics: Mapping[str, tuple[str, Metric]]) -> str:
-    """Format metrics, given as name -> (help text, metric), as one text.
+    """Return metrics in the Prometheus text format. ``metrics`` maps the name of each metric to its help text and the metric.
 
     Example:
         >>> print(exposition({"qreward_queue_length": ("Completions that wait.", 3)}), end="")

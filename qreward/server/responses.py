@@ -1,8 +1,8 @@
 """Response bodies for rewards, in the forms of OpenRLHF, MolGenDocking's buffer and vLLM.
 
-A completion without a reward is an error in its row, or of the whole request. The OpenRLHF form has room for numbers only, so one
-completion without a reward fails the request with status 424. The qreward client then sends each half of the list again. This module
-knows no HTTP except statuses.
+If a completion has no reward, either its row contains an error, or the whole request fails. The OpenRLHF form can contain only numbers.
+Therefore, one completion without a reward makes a request of this form fail with status 424. The qreward client then sends each half of the
+list again. This module does not depend on HTTP, except for statuses.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from qreward.server.http_errors import HTTPError, draining
 from qreward.transport.error_mapping import INVALID_SCORES
 
 LABEL = "LABEL_0"
-"""vLLM's name for the only class."""
+"""vLLM's name of the class, if a model has only one class."""
 
 
 def answer(request: ScoreRequest, scored: Sequence[ScoreResult], model: str, mode: Mode) -> bytes:
-    """Build the response body. Raises ``HTTPError`` if the form cannot express missing rewards, or if it would have no reward at all."""
+    """Return the response body. Raises ``HTTPError`` if no completion has a reward, or if the form cannot express missing rewards."""
     if request.form == "buffer":
         return write(answer_of(request.query, [_encodable(one) for one in scored], mode))
-    if any(isinstance(one.cause, InvalidScores) for one in scored):  # clients must not send parts of the list instead, see InvalidScores
+    if any(isinstance(one.cause, InvalidScores) for one in scored):  # clients must not send parts of this list; see InvalidScores
         raise _error(500, INVALID_SCORES, scored)
     if scored and all(one.reward is None for one in scored):
         raise _no_rewards(scored)
@@ -55,7 +55,10 @@ def _error(status: int, kind: str, scored: Sequence[ScoreResult]) -> HTTPError:
 
 
 def _no_rewards(scored: Sequence[ScoreResult]) -> HTTPError:
-    """The error of a request without any reward. Its status tells the cause: a timeout, a shutdown, the completions, or else the scorer."""
+    """Return the error of a request without any reward.
+
+    The status depends on the cause: a timeout, a shutdown, the completions, or else the scorer.
+    """
     causes = {type(one.cause) for one in scored}
     if causes == {ClientClosed}:
         return draining()
@@ -65,7 +68,7 @@ def _no_rewards(scored: Sequence[ScoreResult]) -> HTTPError:
 
 
 def _logs(scored: Sequence[ScoreResult]) -> dict[str, list[float]]:
-    """The metadata that the scorer returned as finite numbers for all completions, by name."""
+    """Return the metadata of the completions by name. Only names that have a finite number for every completion are included."""
     names = scored[0].meta if scored else ()
     columns = {name: [_finite(one.meta.get(name)) for one in scored] for name in names}
     return {str(name): column for name, column in columns.items() if None not in column}  # type: ignore[misc]
@@ -80,7 +83,7 @@ def _finite(value: Any) -> float | None:
 
 
 def _sigmoid(reward: float) -> float:
-    """The sigmoid, which vLLM applies to the logit of a model with one class."""
+    """Return the sigmoid of a reward. vLLM applies it to the logit of a model with one class."""
     small = math.exp(-abs(reward))
     return 1 / (1 + small) if reward >= 0 else small / (1 + small)
 
@@ -96,7 +99,7 @@ def _encodable(one: ScoreResult) -> ScoreResult:
 
 
 def _raw(value: Any) -> Any:
-    """Encode a value as JSON, or as text if that fails."""
+    """Return a value as JSON. If this fails, its parts or the whole value become text."""
     for attempt in (lambda: value, lambda: {str(key): str(each) for key, each in value.items()}, lambda: str(value)):
         try:
             return msgspec.Raw(write(attempt()))
@@ -106,5 +109,5 @@ def _raw(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Convert types that msgspec does not know: arrays, tensors and their numbers to Python values, anything else to text."""
+    """Convert types that msgspec does not know. Arrays, tensors and their numbers become Python values. All other values become text."""
     return value.tolist() if hasattr(value, "tolist") else str(value)

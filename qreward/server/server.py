@@ -1,4 +1,4 @@
-"""Runs the reward server in this process: a socket, uvicorn and graceful shutdown. The caller or a signal stops it."""
+"""Runs the reward server in this process, with a socket, uvicorn and graceful shutdown. The caller or a signal stops the server."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from qreward.server.service import Service
 
 _BACKLOG = 2048
 _CLOSE_TIMEOUT = 2
-"""Seconds in which the last responses may be sent (uvicorn's graceful shutdown timeout)."""
+"""Seconds in which the last responses can be sent (uvicorn's graceful shutdown timeout)."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class RewardServer:
     """A reward server in the running event loop.
 
-    It serves for the duration of its ``async with`` block, and then finishes the running requests.
+    The server runs for the duration of the ``async with`` block. At the end of the block, it finishes the running requests.
 
     Args:
         scorer: see :class:`~qreward.batching.reward_buffer.RewardBuffer`.
@@ -34,11 +34,11 @@ class RewardServer:
 
     Attributes:
         url: base URL of the server, such as ``http://127.0.0.1:5000``.
-        service: the service that implements its routes.
+        service: the service that implements the routes.
         all_done: after shutdown, whether all requests finished within ``drain_timeout``.
 
     Raises:
-        ConfigError: a setting is invalid; or, on entering, the address cannot be bound.
+        ConfigError: a setting is invalid. Or the address cannot be bound when the block begins.
         TypeError: the scorer cannot be called.
 
     Example:
@@ -80,7 +80,7 @@ class RewardServer:
             begun.cancel()
 
     async def _stop(self) -> None:
-        """Stop the server. If it is still starting, wait for that first: uvicorn does not clean up a partial start."""
+        """Stop the server. First wait until its start is complete, because uvicorn does not clean up a partial start."""
         await self._started()
         self._uvicorn.should_exit = True
         await self._serving
@@ -111,7 +111,7 @@ async def serve(scorer: Any, config: ServerConfig | None = None, ready: Callable
     Args:
         scorer: see :class:`RewardServer`.
         config: the settings.
-        ready: called with the URL as soon as the server accepts requests.
+        ready: function that is called with the URL as soon as the server accepts requests.
 
     Returns:
         Whether all running requests finished within ``drain_timeout``.
@@ -168,7 +168,7 @@ def _handled(on_signal: Callable[[], None]) -> Iterator[None]:
 
 
 def _bind(host: str, port: int) -> socket.socket:
-    """A bound socket; uvicorn calls ``listen`` on it. Raises ``ConfigError``."""
+    """Return a bound socket. uvicorn calls ``listen`` on it. Raises ``ConfigError`` if the address cannot be bound."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)

@@ -1,4 +1,4 @@
-"""A reward server without its HTTP routes: scoring, admission, metrics and shutdown. There is one per app."""
+"""A reward server without its HTTP routes: scoring, admission, metrics and shutdown. Each app has one ``Service``."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ from qreward.server.responses import answer
 
 Read = Callable[[bytes, ServerConfig], ScoreRequest]
 _ABORT_TIMEOUT = 1.0
-"""Seconds in which aborted requests may report their errors to callers."""
+"""Maximum number of seconds in which aborted requests can report their errors to callers."""
 
 
 class Service:
     """The state and operations that the routes of an app share.
 
-    ``active`` is the number of running requests; while ``draining``, no new ones are accepted.
+    Attributes:
+        active: number of running requests.
+        draining: True while the server accepts no new requests and finishes the running ones.
     """
 
     def __init__(self, scorer: Any, config: ServerConfig) -> None:
@@ -88,7 +90,10 @@ class Service:
             self._idle.set()
 
     async def drain(self) -> bool:
-        """Accept no new requests and finish the running ones. Abort those not finished in ``drain_timeout``, and return False."""
+        """Accept no new requests, and finish the running requests. Return True if they finished within ``drain_timeout``.
+
+        Otherwise, abort the remaining requests and return False.
+        """
         self.draining = True
         try:
             async with asyncio.timeout(self.config.drain_timeout):
@@ -116,7 +121,7 @@ class Service:
             self.waits.observe(wait)
 
     def metrics(self) -> str:
-        """All metrics in the Prometheus text format."""
+        """Return all metrics in the Prometheus text format."""
         stats = self.buffer.stats()
         return exposition(
             {

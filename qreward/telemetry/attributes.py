@@ -1,8 +1,8 @@
 """The attributes of spans and metrics, taken from calls, endpoints, requests, answers and errors.
 
-Attributes never contain the content of a request or an answer. If a call is recorded, the answer's body
-is parsed again for its id, model, finish reasons, and the tokens that the engine does not count. The message of an error may quote a
-prompt, so it is not recorded: errors have an ``error.type``, and a text that is the same for all errors of a class.
+Attributes never contain the content of a request or an answer. If a call is recorded, the body of the answer is parsed again. This gives
+the id, the model, the finish reasons, and the tokens that the engine does not count. The message of an error is not recorded, because it
+may quote a prompt. Instead, ``error.type`` is recorded, and a text that is equal for all errors of a class.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from qreward.telemetry import names
 Attributes = dict[str, Any]
 
 CACHED = 4096
-"""Maximum number of cached ``ServerAddress``, ``CallKind`` and metric points. Each is made once and shared by all similar calls."""
+"""Maximum number of objects in each cache of ``ServerAddress`` objects, of start attributes, and of metric points. Similar calls share
+these objects."""
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -55,7 +56,7 @@ _address = lru_cache(CACHED)(ServerAddress)
 
 
 def address_of(source: Source) -> ServerAddress:
-    """The address of a source; the same object each time."""
+    """Return the address of a source. Calls with the same source return the same object."""
     return _address(source.name, getattr(source.handle, "base_url", None))
 
 
@@ -63,11 +64,11 @@ class CallKind:
     """The shared attributes of all calls with the same operation, model and route.
 
     Attributes:
-        name: name of their spans.
-        start: attributes that are known when a span starts, so that samplers see them.
-        metric: attributes of their metrics.
-        model: attributes of the model only.
-        queue: attributes of the queue only.
+        name: name of the spans.
+        start: attributes that are known when a span starts. Samplers can use them.
+        metric: attributes of the metrics.
+        model: only the attributes of the model.
+        queue: only the attributes of the queue.
         inference: True if the operation is an inference as defined by the ``latest`` conventions.
     """
 
@@ -85,13 +86,13 @@ class CallKind:
         self.start = self.metric | _known({names.ROUTE: route, names.REQUEST_STREAM: streamed or None, names.BATCH_SIZE: items or None})
 
     def provider_at(self, address: ServerAddress) -> Attributes:
-        """The provider attribute of an endpoint that has its own provider, else nothing."""
+        """Return the provider attribute of an endpoint. Return no attribute if the settings name no provider for this endpoint."""
         return _known({names.PROVIDER: self._providers.get(address.name)})
 
 
 @lru_cache(CACHED)
 def start_at(kind: CallKind, address: ServerAddress) -> Attributes:
-    """The start attributes of a call that only one endpoint can serve."""
+    """Return the attributes with which the span of a call starts, if only one endpoint can serve the call."""
     return {**kind.start, **address.server, **kind.provider_at(address)}
 
 
@@ -99,14 +100,14 @@ def start_at(kind: CallKind, address: ServerAddress) -> Attributes:
 def call_point(
     kind: CallKind, address: ServerAddress | None, model: str | None = None, error: str | None = None, token: str | None = None
 ) -> Attributes:
-    """The attributes of a call's metric."""
+    """Return the attributes of a call's metric."""
     where = {} if address is None else address.server | kind.provider_at(address)
     return kind.metric | where | _known({names.RESPONSE_MODEL: model, names.ERROR_TYPE: error, names.TOKEN_TYPE: token})
 
 
 @lru_cache(CACHED)
 def attempt_point(kind: CallKind, address: ServerAddress, attempt_type: str, outcome: str, error: str | None) -> Attributes:
-    """The attributes of an attempt's metric."""
+    """Return the attributes of an attempt's metric."""
     what = {names.ATTEMPT_TYPE: attempt_type, names.ATTEMPT_OUTCOME: outcome, **kind.model}
     return what | address.attributes | _known({names.ERROR_TYPE: error})
 
@@ -114,12 +115,13 @@ def attempt_point(kind: CallKind, address: ServerAddress, attempt_type: str, out
 # answers
 
 MAX_BODY = 1 << 20
-"""Maximum bytes of an answer that is parsed again. Larger ones, such as lists of vectors, are skipped."""
+"""Maximum number of bytes of an answer that is parsed again. Larger answers, such as lists of vectors, are not parsed."""
 MAX_TEXT = 256
+"""Maximum number of characters of a text that is taken from an answer."""
 
 
 class ResponseMetadata(NamedTuple):
-    """Metadata of an answer; None or empty where the answer has none.
+    """Metadata of an answer. A member that the answer does not have is None or empty.
 
     Attributes:
         id: the id of the response.
@@ -167,7 +169,10 @@ _DECODER = msgspec.json.Decoder(_Body)
 
 
 def metadata_of(value: Any) -> ResponseMetadata:
-    """The metadata of an answer. Of a stream, it is taken from the first chunk that has it, and the finish reasons from all chunks."""
+    """Return the metadata of an answer.
+
+    For a stream, each member is taken from the first chunk that has it. The finish reasons are taken from all chunks.
+    """
     body = getattr(value, "body", None)
     if type(body) is bytes:
         return _read(body)
@@ -203,12 +208,14 @@ def _count(value: object) -> int | None:
 
 # requests
 
-MAX_STOPS, MAX_REQUEST_TEXT = 8, 64
-"""Maximum number of stop sequences that are recorded, and of characters of a stop sequence or reasoning level."""
+MAX_STOPS = 8
+"""Maximum number of stop sequences that are recorded."""
+MAX_REQUEST_TEXT = 64
+"""Maximum number of characters of a stop sequence or a reasoning level that are recorded."""
 
 
 def attributes_of(params: Mapping[str, Any]) -> Attributes:
-    """The parameters of a request as attributes. A value with an unexpected type is left out.
+    """Return the parameters of a request as attributes. A value with an unexpected type is left out.
 
     Example:
         >>> attributes_of({"temperature": 0, "n": 1, "stop": "END", "user": "me", "response_format": {"type": "json_object"}})
@@ -243,7 +250,7 @@ _PARAMETERS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "reasoning_effort": (names.REASONING_LEVEL, lambda value: value[:MAX_REQUEST_TEXT] if isinstance(value, str) else None),
     "response_format": (names.OUTPUT_TYPE, _output),
 }
-"""Parameter -> its attribute, and the function that returns what is recorded of its value, or None."""
+"""Name of a parameter -> name of its attribute, and a function. The function returns the value to record, or None to record nothing."""
 
 
 # errors
@@ -275,9 +282,10 @@ _MEANINGS: dict[type[BaseException], str] = {
 
 
 def error_type(error: BaseException) -> str:
-    """The ``error.type`` of an error: the HTTP status if there was one, else a name such as ``timeout``, else the class of a qreward error.
+    """Return the ``error.type`` of an error.
 
-    Errors of other libraries are ``_OTHER``.
+    It is the HTTP status of the error, if there is one. Otherwise it is a name such as ``timeout``. For all other errors of qreward, it is
+    the class. For errors of other libraries, it is ``_OTHER``.
 
     Example:
         >>> from qreward.errors import RateLimited, RequestTimeout
@@ -297,13 +305,13 @@ def error_type(error: BaseException) -> str:
 
 
 def error_description(error: BaseException) -> str:
-    """The name of an error's class, and what the class means."""
+    """Return the name of an error's class, and what the class means."""
     kind = type(error)
     return f"{kind.__name__}: {_MEANINGS[kind]}" if kind in _MEANINGS else kind.__name__
 
 
 def rejection(error: BaseException) -> str:
-    """Why a call ended without being sent: ``full``, ``deadline``, ``closed``, or else its ``error.type``."""
+    """Return the reason why a call ended without being sent: ``full``, ``deadline``, ``closed``, or else its ``error.type``."""
     if isinstance(error, errors.QueueFull):
         return "full"
     if isinstance(error, TimeoutError | errors.DeadlineExceeded):

@@ -1,4 +1,4 @@
-"""``configure`` sets up the OpenTelemetry SDK for programs that do not set it up themselves. The only module that imports the SDK."""
+"""``configure`` sets up the OpenTelemetry SDK for programs that do not set it up themselves. Only this module imports the SDK."""
 
 from __future__ import annotations
 
@@ -28,19 +28,21 @@ def configure(
     everywhere: bool = True,
     **settings: Any,
 ) -> Telemetry:
-    """Set up the OpenTelemetry SDK. Spans are exported in batches and metrics at intervals. What is left is exported when the process ends.
+    """Set up the OpenTelemetry SDK.
+
+    Spans are exported in batches, and metrics at intervals. When the process ends, all remaining spans and metrics are exported.
 
     Args:
         exporter: ``otlp`` (over HTTP) or ``console``.
-        endpoint: base URL of an OTLP receiver, such as ``http://127.0.0.1:4318``. By default the value of
-            ``OTEL_EXPORTER_OTLP_ENDPOINT``. Headers and timeouts are set by the other ``OTEL_EXPORTER_OTLP_*`` variables.
-        service_name: ``service.name`` of the resource. By default the value of ``OTEL_SERVICE_NAME``.
+        endpoint: base URL of an OTLP receiver, such as ``http://127.0.0.1:4318``. The default is the value of
+            ``OTEL_EXPORTER_OTLP_ENDPOINT``. Other variables with the prefix ``OTEL_EXPORTER_OTLP_`` set headers and timeouts.
+        service_name: ``service.name`` of the resource. The default is the value of ``OTEL_SERVICE_NAME``.
         interval: seconds between two exports of metrics.
-        everywhere: True sets these providers as the global ones of the program, which every client and every other library uses.
-        settings: the other arguments of :class:`Telemetry`.
+        everywhere: whether these providers become the global providers of the program, which every client and every other library uses.
+        settings: further arguments of :class:`Telemetry`.
 
     Returns:
-        A ``Telemetry`` with these providers. With ``everywhere`` there is no need to pass it to a client.
+        A ``Telemetry`` with these providers. With ``everywhere``, it need not be passed to a client.
 
     Raises:
         ConfigError: an argument is invalid, a package is missing (the message contains the command that installs it), or global providers

@@ -1,9 +1,10 @@
-"""Messages on spans and in events. Off by default; the standard environment variables turn it on.
+"""Messages on spans and in events. By default, messages are not recorded. Two standard environment variables turn the recording on:
 
-``OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT``  ``span_only``, ``event_only`` or ``span_and_event``
-``OTEL_INSTRUMENTATION_GENAI_EMIT_EVENT``               ``true``: an event for each call, with content only if the other variable says so
+- ``OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT`` is ``span_only``, ``event_only`` or ``span_and_event``.
+- ``OTEL_INSTRUMENTATION_GENAI_EMIT_EVENT`` is ``true`` to emit an event for each call. The event contains messages only if the first
+  variable is ``event_only`` or ``span_and_event``.
 
-Texts are truncated, and API keys are removed. A second kind of event is emitted for each failed call. Events are log records: they are
+Texts are truncated, and API keys are removed. A second kind of event is emitted for each failed call. Events are log records. They are
 discarded unless the program sets up a logger provider.
 """
 
@@ -26,8 +27,9 @@ from qreward.transport.redaction import Secrets, secrets_of
 CAPTURE_VARIABLE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 EVENT_VARIABLE = "OTEL_INSTRUMENTATION_GENAI_EMIT_EVENT"
 MAX_MESSAGES = 64
+"""Maximum number of input messages of a call that are recorded."""
 MAX_ENDPOINTS = 256
-"""Maximum number of input messages of a call that are recorded, and of endpoints whose secrets are cached."""
+"""Maximum number of endpoints whose secrets are cached."""
 
 Capture = Literal["no_content", "span_only", "event_only", "span_and_event"]
 
@@ -37,9 +39,9 @@ class Content:
 
     Args:
         capture: where messages are recorded.
-        events: emit an event for each call even if messages are not recorded in events.
-        longest: the most characters of one text that are recorded.
-        provider: the logger provider; None for the global one.
+        events: whether an event is emitted for each call, even if messages are not recorded in events.
+        longest: maximum number of characters of one text that are recorded.
+        provider: the logger provider; None for the global logger provider.
         dialect: version of the semantic conventions.
 
     Attributes:
@@ -52,13 +54,14 @@ class Content:
         self._events = events or self._on_event
         self.wanted = self._on_span or self._events
         self._longest = longest
-        self._secrets: dict[int, tuple[object, Secrets]] = {}  # by id of the endpoint, which is kept so that its id is not reused
+        # Id of an endpoint -> the endpoint and its secrets. The reference to the endpoint prevents that its id is used again.
+        self._secrets: dict[int, tuple[object, Secrets]] = {}
         self._logger = logs.get_logger(names.SCOPE, names.version(), provider, names.SCHEMA_URLS[dialect])
 
     def record(
         self, task: Task, end: End, metadata: ResponseMetadata, kind: CallKind, context: Context | None, attributes: Attributes
     ) -> None:
-        """Record a call that ended: add its messages to the attributes of its span and emit its event, depending on the settings."""
+        """Record a call that ended. Depending on the settings, add its messages to the attributes of its span, and emit its event."""
         messages = self._messages(task, end, metadata, kind) if self._on_span or self._on_event else {}
         if self._events:
             self._emit(names.DETAILS_EVENT, {**kind.start, **attributes, **(messages if self._on_event else {})}, context)
@@ -109,11 +112,14 @@ class Content:
                 for each in secrets:
                     text = each.hide(text)
                 yield {"type": "text", "content": text[: self._longest]}
-            elif isinstance(part, Mapping):  # an image or audio: only its type is recorded
+            elif isinstance(part, Mapping):  # of an image or audio, only the type is recorded
                 yield {"type": str(part.get("type", "unknown"))[:64]}
 
     def _secrets_of(self, task: Task) -> list[Secrets]:
-        """The values of the call's own headers, and the API keys of all endpoints that may serve it. They are removed from its texts."""
+        """Return the secrets that are removed from the texts of a call.
+
+        They are the values of the call's extra headers, and the secrets of all endpoints that may serve the call.
+        """
         found = [Secrets().and_headers(getattr(task.payload, "headers", None))]
         for source in () if task.pool is None else task.pool.sources:
             endpoint: Any = source.handle

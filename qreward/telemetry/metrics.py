@@ -1,7 +1,7 @@
 """The metric instruments of a meter provider. They are created once and shared by all clients that use the provider.
 
-Measurements are made only if the provider records them. The state of clients is read when metrics are collected, by
-observable instruments that add up the states of all live clients.
+Measurements are made only if the provider records them. Observable instruments read the states of all live clients when metrics are
+collected, and add them up.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from qreward.telemetry.attributes import address_of
 from qreward.telemetry.names import Dialect, Metric
 
 CHECK_INTERVAL = 0.05
-"""Seconds between two checks whether a provider has been set. Checks are made only when calls are made."""
+"""Minimum number of seconds between two checks whether a provider records anything. Checks are made only when calls are made."""
 
 Points = Iterator[tuple[float, dict[str, Any]]]
 
 
 def is_active(provider: object) -> bool:
-    """Whether a provider records anything. The providers of the API package record nothing until an SDK is set up."""
+    """Return whether a provider records anything. The providers of the API package record nothing until an SDK is set up."""
     return not type(provider).__module__.startswith(("opentelemetry.metrics", "opentelemetry.trace"))
 
 
@@ -62,18 +62,18 @@ OBSERVED: dict[str, Callable[[ClientState], Points]] = {
     "endpoint_count": _endpoints,
     "hedge_budget": lambda state: iter([(state.hedge_budget, {names.POOL: "client"})]),
 }
-"""The function that yields the points of an observable instrument, by the instrument's key in ``names.METRICS``."""
+"""Key of an observable instrument in ``names.METRICS`` -> function that yields the points of the instrument."""
 
 
 Read = Callable[[Any], ClientState]
-"""Returns the current state of a client."""
+"""A function that returns the current state of a client."""
 
 
 class Instruments:
-    """The instruments of one provider. Each is an attribute named by its key in ``names.METRICS``.
+    """The instruments of one provider. Each instrument is an attribute with the name of its key in ``names.METRICS``.
 
     Args:
-        provider: the meter provider. None for the global one, even if it is set later.
+        provider: the meter provider. None means the global meter provider, even if it is set later.
         dialect: version of the semantic conventions.
     """
 
@@ -87,13 +87,16 @@ class Instruments:
             setattr(self, key, self._make(meter, key, metric))
 
     def __getattr__(self, name: str) -> Any:
-        """None for an instrument that the dialect does not define."""
+        """Return None for an instrument that the dialect does not define."""
         if name.startswith("_"):
             raise AttributeError(name)
         return None
 
     def live(self, now: float) -> bool:
-        """Whether the provider records measurements. Checked every ``CHECK_INTERVAL`` seconds until it does."""
+        """Return whether the provider records measurements.
+
+        The provider is checked at most every ``CHECK_INTERVAL`` seconds. After a positive result, it is not checked again.
+        """
         if not self._live and not 0 <= now - self._checked_at < CHECK_INTERVAL:
             self._checked_at = now
             provider = self._provider or metrics.get_meter_provider()
@@ -119,7 +122,7 @@ class Instruments:
         return create(metric.name, [partial(self._observe, key)], metric.unit, metric.description)
 
     def _observe(self, key: str, _options: CallbackOptions) -> Iterable[Observation]:
-        """One observation for each set of attributes: the sum over all clients."""
+        """Return one observation for each set of attributes. Its value is the sum over all clients."""
         sums: dict[tuple[tuple[str, Any], ...], float] = {}
         with _lock:
             clients = list(self._clients.items())
@@ -136,7 +139,7 @@ _of_global: dict[Dialect, Instruments] = {}
 
 
 def instruments_of(provider: MeterProvider | None, dialect: Dialect) -> Instruments:
-    """The instruments of a provider, created on first use."""
+    """Return the instruments of a provider. They are created on first use."""
     with _lock:
         made = _of_global if provider is None else _of_provider.setdefault(provider, {})
         found = made.get(dialect)

@@ -1,9 +1,9 @@
 """The names of all spans, attributes, events and metrics, in two versions of the semantic conventions (dialects).
 
 ``v1.41`` is the GenAI semantic conventions of July 2026, which dashboards and other instrumentations use
-(github.com/open-telemetry/semantic-conventions, model/gen-ai). ``latest`` is their successor in a new repository, with other
-names for some metrics (github.com/open-telemetry/semantic-conventions-genai, docs/gen-ai/non-normative/migration.md). Names
-without a convention start with ``qreward.``, in the manner of ``db.client.connection.*`` and ``http.client.*``.
+(github.com/open-telemetry/semantic-conventions, model/gen-ai). ``latest`` is their successor in a new repository, in which some
+metrics have different names (github.com/open-telemetry/semantic-conventions-genai, docs/gen-ai/non-normative/migration.md). If no
+convention defines a name, the name starts with ``qreward.``. Such names have the form of ``db.client.connection.*`` and ``http.client.*``.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ SCHEMA_URLS: dict[Dialect, str | None] = {"v1.41": "https://opentelemetry.io/sch
 
 @cache
 def version() -> str:
-    """The version of this library, and of the scope."""
+    """Return the version of this library, which is also the version of the instrumentation scope."""
     try:
         return metadata.version(SCOPE)
-    except metadata.PackageNotFoundError:  # run from a source directory
+    except metadata.PackageNotFoundError:  # the library runs from a source directory
         return ""
 
 
@@ -76,7 +76,7 @@ REQUEST_NUMBERS = {
     "presence_penalty": "gen_ai.request.presence_penalty",
     "seed": "gen_ai.request.seed",
 }
-"""The attribute of each request parameter that is a number."""
+"""Name of a request parameter that is a number -> name of its attribute."""
 
 # attributes of this library
 
@@ -101,9 +101,11 @@ POOL = "qreward.pool"
 Kind = Literal["histogram", "counter", "observable_counter", "observable_updowncounter", "observable_gauge"]
 
 SECONDS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
+"""Suggested bucket boundaries of histograms of durations."""
 TOKENS = tuple(4**power for power in range(14))
+"""Suggested bucket boundaries of histograms of token counts."""
 ITEMS = tuple(2**power for power in range(13))
-"""Advised bucket boundaries of histograms."""
+"""Suggested bucket boundaries of histograms of item counts."""
 
 
 class Metric(NamedTuple):
@@ -146,10 +148,13 @@ _OURS = {
     "active_requests": _state("qreward.client.active_requests", "{request}", "Requests in flight at an endpoint."),
     "limit": _state("qreward.client.concurrency.limit", "{request}", "Requests that an endpoint may have in flight now."),
     "limit_changes": Metric(
-        "qreward.client.concurrency.limit.changes", "observable_counter", "{change}", "Changes of that limit, by direction and reason."
+        "qreward.client.concurrency.limit.changes",
+        "observable_counter",
+        "{change}",
+        "Changes of qreward.client.concurrency.limit, by direction and reason.",
     ),
     "rate_limit_wait": _seconds(
-        "qreward.client.rate_limit.wait_time", "Time for which an endpoint gets no requests because it rejected one."
+        "qreward.client.rate_limit.wait_time", "Time in which no requests are sent to an endpoint that rejected one."
     ),
     "endpoint_count": _state("qreward.client.endpoint.count", "{endpoint}", "Endpoints by state: available, ejected, probing."),
     "hedge_budget": Metric("qreward.client.hedge.budget", "observable_gauge", "{attempt}", "Hedges that the budget allows now."),
@@ -187,7 +192,7 @@ METRICS: dict[Dialect, dict[str, Metric]] = {
         **_OURS,
     },
 }
-"""The metrics of each dialect, by their key in the code."""
+"""Dialect -> key of a metric in the code -> metric."""
 
 INFERENCE = frozenset({"chat", "text_completion"})
-"""Operations whose metrics have other names in ``latest``."""
+"""Operations whose metrics have different names in ``v1.41`` and ``latest``."""

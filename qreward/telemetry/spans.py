@@ -1,8 +1,9 @@
 """``CallWatcher`` records the engine's calls and attempts as spans and metrics.
 
-Each call is one CLIENT span, from its creation to its end. Its attempts are INTERNAL spans, depending on the settings. The parent of a
-call's span is taken from the caller's context, whichever thread or task sends the request. Nothing is stored for a call that no provider
-records. This module also provides the headers of the program's propagators for each attempt (``AttemptScope``).
+Each call is one CLIENT span, from the creation of the call to its end. Depending on the settings, the attempts of a call are INTERNAL
+spans. The parent of a call's span is taken from the caller's context, even if another thread or task sends the request. Nothing is stored
+for a call that no provider records. This module also provides the headers of the program's propagators for each attempt
+(``AttemptScope``).
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from qreward.telemetry.telemetry import Telemetry
 
 
 def propagated_headers(context: Context) -> dict[str, str] | None:
-    """The headers that the program's propagators write for a context, or None if there are none or a propagator fails."""
+    """Return the headers that the program's propagators write for a context. Return None if they write none or a propagator fails."""
     headers: dict[str, str] = {}
     try:
         propagate.inject(headers, context)
@@ -55,14 +56,14 @@ def propagated_headers(context: Context) -> dict[str, str] | None:
 class AttemptScope:
     """The scope in which an attempt is sent (see ``qreward.engine.instrumentation``).
 
-    Instrumentations of HTTP clients find their parent span in its context.
+    Instrumentations of HTTP clients find their parent span in the context of this scope.
 
     Args:
-        context: the context of its call.
-        propagates: send ``traceparent`` and the other headers of the program's propagators.
+        context: the context of the call to which the attempt belongs.
+        propagates: whether ``traceparent`` and all other headers of the program's propagators are sent.
 
     Attributes:
-        span: the attempt's own span; None if it uses that of its call.
+        span: the span of the attempt; None if the attempt has no span and uses the span of its call.
     """
 
     __slots__ = ("_attached", "_carried", "_context", "_propagates", "_started", "span")
@@ -76,19 +77,19 @@ class AttemptScope:
         self._carried: Token[Any] | None = None
 
     def begin(self, tracer: Tracer, attempt: Attempt, address: ServerAddress) -> None:
-        """Start a span for the attempt, with the attempt's start time."""
+        """Start a span for the attempt. The span begins at the start time of the attempt."""
         attributes = {names.ATTEMPT_NUMBER: attempt.number, names.ATTEMPT_TYPE: type_of(attempt), **address.attributes}
         self.span = tracer.start_span(names.ATTEMPT, self._context, SpanKind.INTERNAL, attributes, (), self._started)
         self._context = set_span_in_context(self.span, self._context)
 
     def enter(self) -> None:
-        """Attach the context. Called in the task that sends the attempt."""
+        """Attach the context. This method is called in the task that sends the attempt."""
         if self._propagates:
             self._carried = CARRIED.set(propagated_headers(self._context))
         self._attached = attach(self._context)
 
     def leave(self) -> None:
-        """Detach the context. Called in the same task."""
+        """Detach the context. This method is called in the task that called ``enter``."""
         if self._carried is not None:
             CARRIED.reset(self._carried)
         detach(self._attached)
@@ -99,17 +100,18 @@ class CallState:
     """The state of a call that is recorded.
 
     Attributes:
-        kind: the attributes that it shares with similar calls.
-        span: its span, which may not be recording.
-        context: the context in which its attempts are sent; None if there is nothing to propagate.
-        start_address: its endpoint, if only one can serve it; its span starts with the attributes of that endpoint.
-        address: the endpoint of its last attempt.
-        recording: True if its span is recorded.
+        kind: the attributes that the call shares with similar calls.
+        span: the span of the call, which may not be recorded.
+        context: the context in which the attempts are sent; None if there is nothing to propagate.
+        start_address: the endpoint of the call, if only one endpoint can serve it. The span then starts with the attributes of this
+            endpoint. None if several endpoints can serve the call.
+        address: the endpoint of the last attempt.
+        recording: True if the span is recorded.
         metered: True if the metrics of the call are recorded.
-        merged: True if it is an item of a merged request, which records the usage.
-        first: seconds until the first chunk of its answer.
-        idle_since: since when it has no attempt in flight, on the engine's clock.
-        idle: seconds without an attempt in flight between its attempts; None before its first retry.
+        merged: True if the call is an item of a merged request. The merged request records the usage.
+        first: seconds until the first chunk of the answer; None before it.
+        idle_since: time on the engine's clock since which no attempt has been in flight.
+        idle: total seconds between attempts in which no attempt was in flight; None before the first retry.
     """
 
     kind: CallKind
@@ -125,7 +127,7 @@ class CallState:
     idle: float | None = None
 
     def at(self, source: Source) -> ServerAddress:
-        """The address of one of the call's endpoints."""
+        """Return the address of one of the call's endpoints."""
         address = self.address
         return address if address is not None and address.name == source.name else address_of(source)
 
@@ -145,7 +147,7 @@ class CallWatcher:
     # the Watcher protocol
 
     def began(self, task: Task, now: float) -> bool:
-        """A call was made. Starts its span. Returns False if nothing is recorded or propagated for the call."""
+        """Start the span of a call that was made. Return False if nothing is recorded or propagated for the call."""
         metered, parent = self._meters.live(now), task.waiter.context.run(get_current)
         if not (self._tracing or metered or parent or self._is_tracing(now)):
             return False
@@ -169,7 +171,7 @@ class CallWatcher:
         return True
 
     def sent(self, attempt: Attempt) -> None:
-        """An attempt is about to be sent."""
+        """Record that an attempt is about to be sent."""
         task = attempt.task
         call: CallState | None = task.span
         if call is None:
@@ -187,7 +189,7 @@ class CallWatcher:
                 attempt.span.begin(self._tracer, attempt, call.address)
 
     def first(self, attempt: Attempt, now: float) -> None:
-        """The first chunk of an answer arrived. The first chunk after a restart of the stream does not count."""
+        """Record that the first chunk of an answer arrived. The first chunk after a restart of the stream is not recorded."""
         call: CallState | None = attempt.task.span
         if call is None or call.first is not None:
             return
@@ -205,14 +207,14 @@ class CallWatcher:
             self._meters.per_chunk.record(gap, point)
 
     def ended(self, attempt: Attempt, outcome: Outcome, now: float) -> None:
-        """An attempt ended."""
+        """Record that an attempt ended."""
         task = attempt.task
         call: CallState | None = task.span
         if call is None:
             return
         if task.attempt is None and not attempt.won:
             call.idle_since = now
-        plain = attempt.won and task.sends == 1 and not self._always  # its span, if any, is that of its call
+        plain = attempt.won and task.sends == 1 and not self._always  # such an attempt has no separate span
         if plain and not call.metered:
             return
         result, error = outcome_of(attempt, outcome), error_of(attempt, outcome)
@@ -227,7 +229,7 @@ class CallWatcher:
             self._end_attempt(attempt, address, result, error, failure)
 
     def done(self, task: Task, end: End, source: Source | None, now: float) -> None:
-        """A call ended. Ends its span."""
+        """Record that a call ended, and end its span."""
         call: CallState | None = task.span
         if call is None:
             return
@@ -252,7 +254,7 @@ class CallWatcher:
     # spans
 
     def _is_tracing(self, now: float) -> bool:
-        """Whether spans are recorded by now. Checked every ``CHECK_INTERVAL`` seconds."""
+        """Return whether the tracer provider records spans. The provider is checked at most every ``CHECK_INTERVAL`` seconds."""
         if not 0 <= now - self._checked_at < CHECK_INTERVAL:
             self._checked_at = now
             self._tracing = is_active(self._tracer_provider or get_tracer_provider())
@@ -262,10 +264,10 @@ class CallWatcher:
         scope: AttemptScope | None = attempt.span
         if scope is None or not (scope.span is not None or self._auto):
             return
-        if scope.span is None:  # with "auto", only now is it known that the attempt gets a span
+        if scope.span is None:  # with "auto", the end of the attempt shows that it gets a span
             scope.begin(self._tracer, attempt, address)
         assert scope.span is not None
-        status = 200 if result in ("won", "discarded") else getattr(error, "status_code", None)  # 200 stands for all 2xx
+        status = 200 if result in ("won", "discarded") else getattr(error, "status_code", None)  # 200 stands for any status 2xx
         found = {names.ATTEMPT_OUTCOME: result, names.STATUS_CODE: status, names.ERROR_TYPE: failure}
         scope.span.set_attributes({name: value for name, value in found.items() if value is not None})
         if error is not None:
@@ -294,14 +296,14 @@ class CallWatcher:
                 names.FINISH_REASONS: metadata.reasons or None,
                 names.FINGERPRINT: metadata.fingerprint,
             }
-            if not call.merged:  # else the span of the merged request records them
+            if not call.merged:  # if it is merged, the span of the merged request records them
                 known[names.INPUT_TOKENS], known[names.OUTPUT_TOKENS] = end.prompt_tokens, end.output_tokens
                 known[names.CACHE_READ_TOKENS], known[names.REASONING_TOKENS] = metadata.cached, metadata.reasoning
             found |= {name: value for name, value in known.items() if value is not None}
         return found
 
     def _params(self, task: Task) -> Attributes:
-        """The parameters of a request as attributes; computed once for a batch."""
+        """Return the parameters of a request as attributes. For a batch, they are computed only once."""
         params = getattr(task.payload, "params", None)
         if not params:
             return {}
@@ -343,7 +345,7 @@ class CallWatcher:
                         getattr(meters, f"{token}_tokens").record(count, point)
 
     def _record_cooldown(self, source: Source, address: ServerAddress, now: float) -> None:
-        """An endpoint rejected a request. Records by how many seconds this extends the endpoint's known cooldown."""
+        """Record by how many seconds a rejection extends the known cooldown of an endpoint."""
         until, known = source.cooldown.opens_at, max(now, self._closed.get(address.name, now))
         if until > known:
             self._closed[address.name] = until

@@ -1,6 +1,6 @@
 """``Telemetry``, the settings of a client's telemetry, and ``TelemetryExporter`` for ``@schedule``.
 
-``Telemetry`` holds what is recorded and by which providers. ``spans.CallWatcher`` does the recording.
+``Telemetry`` contains the settings: what is recorded, and by which providers. ``spans.CallWatcher`` records the calls.
 """
 
 from __future__ import annotations
@@ -34,23 +34,24 @@ OPT_IN_VARIABLE, LATEST = "OTEL_SEMCONV_STABILITY_OPT_IN", "gen_ai_latest_experi
 class Telemetry:
     """The OpenTelemetry settings of a client: ``QRewardClient(..., telemetry=Telemetry(...))``.
 
-    A client records to the program's global providers by default, even if they are set up later. Without an SDK this costs about 2 us per
-    call. ``telemetry=None`` disables telemetry; ``NoOpTracerProvider()`` or ``NoOpMeterProvider()`` disable spans or metrics only. Several
-    clients may share one ``Telemetry``.
+    By default, a client records to the program's global providers, even if they are set up later. Without an SDK, this costs about 2 us per
+    call. ``telemetry=None`` disables telemetry. ``NoOpTracerProvider()`` disables only spans, and ``NoOpMeterProvider()`` disables only
+    metrics. Several clients may share one ``Telemetry``.
 
     Args:
-        tracer_provider, meter_provider, logger_provider: the providers to use. By default the global ones.
-        semconv: version of the semantic conventions, ``v1.41`` or ``latest``. By default ``v1.41``, or ``latest`` if
-            ``OTEL_SEMCONV_STABILITY_OPT_IN`` contains ``gen_ai_latest_experimental``.
-        attempts: which attempts get spans: ``always`` all, ``never`` none, ``auto`` those of calls that were sent more than once or did not
-            succeed.
-        provider: ``gen_ai.provider.name``, the kind of API.
-        providers: ``gen_ai.provider.name`` of individual endpoints, by endpoint name.
-        propagate: send ``traceparent`` and the other headers of the program's propagators with each attempt.
-        chunks: also record the time between the chunks of streams (about 8 us per chunk).
-        capture_content: where messages are recorded: ``span_only``, ``event_only``, ``span_and_event`` or ``no_content``. By default the
-            value of ``OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT``, or ``no_content`` if it is not set or invalid.
-        content_length: the most characters of one text that are recorded.
+        tracer_provider, meter_provider, logger_provider: the providers to use. The default is the global providers.
+        semconv: version of the semantic conventions, ``v1.41`` or ``latest``. The default is ``latest`` if
+            ``OTEL_SEMCONV_STABILITY_OPT_IN`` contains ``gen_ai_latest_experimental``, and otherwise ``v1.41``.
+        attempts: attempts that get spans. ``always`` means all attempts, and ``never`` means none. ``auto`` means the attempts of calls
+            that were sent more than once or did not succeed.
+        provider: value of ``gen_ai.provider.name``, which names the kind of API.
+        providers: name of an endpoint -> value of ``gen_ai.provider.name`` for this endpoint.
+        propagate: whether ``traceparent`` and all other headers of the program's propagators are sent with each attempt.
+        chunks: whether the time between the chunks of streams is also recorded (about 8 us per chunk).
+        capture_content: where messages are recorded: ``span_only``, ``event_only``, ``span_and_event`` or ``no_content``. The default is
+            the value of ``OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT``. If the variable is not set or invalid, the default is
+            ``no_content``.
+        content_length: maximum number of characters of one text that are recorded.
 
     Raises:
         ConfigError: ``semconv``, ``attempts`` or ``capture_content`` is invalid.
@@ -124,7 +125,7 @@ class Telemetry:
                 act()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the settings without the providers. The other process uses its global ones."""
+        """Pickle the settings without the providers. The process that unpickles them uses its own global providers."""
         kept = ("semconv", "attempts", "provider", "providers", "propagate", "chunks", "capture_content", "content_length")
         return _rebuilt, ({name: getattr(self, name) for name in kept},)
 
@@ -149,14 +150,15 @@ def _one_of(name: str, value: Any, allowed: tuple[Any, ...]) -> Any:
 
 
 class TelemetryExporter:
-    """Record each call of a function: ``@schedule(telemetry_exporter=TelemetryExporter())``.
+    """Records each call of a function: ``@schedule(telemetry_exporter=TelemetryExporter())``.
 
-    The exporter records one histogram, ``qreward.schedule.duration``: seconds from the call to its end, including waiting and retries. Its
-    attributes are ``code.function.name`` and, if the call failed, ``error.type``: ``timeout``, ``circuit_open``, ``cancelled``, or the
-    class of the exception. Keys are not recorded, as their number is unbounded. One exporter can serve any number of functions.
+    The exporter records one histogram, ``qreward.schedule.duration``. Its values are the seconds from the call to its end, including
+    waiting and retries. Its attributes are ``code.function.name`` and, if the call failed, ``error.type``. The value of ``error.type`` is
+    ``timeout``, ``circuit_open``, ``cancelled``, or the class of the exception. Keys are not recorded, because their number is unbounded.
+    One exporter can serve any number of functions.
 
     Args:
-        telemetry: the settings with the meter provider to use. By default the global provider, even if it is set later.
+        telemetry: the settings with the meter provider to use. The default is the global provider, even if it is set later.
 
     Example:
         >>> from qreward import schedule

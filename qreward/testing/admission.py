@@ -1,7 +1,7 @@
-"""Admission control of a fake endpoint: rate limits (with aiolimiter) and concurrency slots. Does not use HTTP.
+"""Admission control of a fake endpoint: rate limits (with aiolimiter) and concurrency slots. This module does not use HTTP.
 
-An ``AsyncLimiter(burst, burst * 60 / rpm)`` is a bucket of size ``burst`` that leaks at ``rpm`` per minute. It reports whether
-an amount fits (``has_capacity``), but not how much is left. ``Bucket.available`` finds the amount that is left by bisection.
+An ``AsyncLimiter(burst, burst * 60 / rpm)`` is a bucket of size ``burst`` that leaks at ``rpm`` per minute. The limiter reports whether
+an amount fits (``has_capacity``), but not how large the remaining amount is. ``Bucket.available`` finds the remaining amount by bisection.
 """
 
 from __future__ import annotations
@@ -14,13 +14,16 @@ from aiolimiter import AsyncLimiter
 
 from qreward.testing.spec import FakeEndpoint
 
-_BISECTIONS = 40  # leaves 1e-12 of the bucket
+_BISECTIONS = 40  # number of halvings; after them, the error is 1e-12 of the size of the bucket
 
-_ROUNDING_ERROR = 1e-6  # of a token or a millisecond: the error of the bisection must not change the rounding
+_ROUNDING_ERROR = 1e-6  # tolerance in tokens, or in milliseconds, with which the error of the bisection cannot change a rounded value
 
 
 class Bucket:
-    """One rate limit, which admits ``per_minute`` in the long run and ``burst`` at once. Belongs to the running event loop."""
+    """One rate limit. It admits ``per_minute`` requests or tokens a minute in the long run, and ``burst`` of them at once.
+
+    A bucket belongs to the running event loop.
+    """
 
     def __init__(self, per_minute: float, burst: float) -> None:
         self.per_minute = per_minute
@@ -35,7 +38,7 @@ class Bucket:
         await self._limiter.acquire(min(amount, self._burst))
 
     def available(self) -> float:
-        """The amount that could be taken now."""
+        """Return the amount of requests or tokens that could be taken now."""
         if self._limiter.has_capacity(self._burst):
             return self._burst
         low, high = 0.0, self._burst
@@ -45,15 +48,15 @@ class Bucket:
         return low
 
     def left(self) -> str:
-        """The value of ``available()`` in whole requests or tokens, as written in a header."""
+        """Return the value of ``available()`` as text for a header: a whole number of requests or tokens, rounded down."""
         return f"{math.floor(self.available() + _ROUNDING_ERROR)}"
 
     def wait(self, amount: float) -> float:
-        """Seconds until the amount is admitted, if nothing else is taken meanwhile."""
+        """Return the seconds until the amount is admitted, if nothing else is taken meanwhile."""
         return max(0.0, min(amount, self._burst) - self.available()) * 60 / self.per_minute
 
     def refilled_in(self) -> float:
-        """Seconds until the bucket is full again."""
+        """Return the seconds until the bucket is full again."""
         return self.wait(self._burst)
 
 
@@ -65,10 +68,13 @@ class Rates:
         self._buckets = {kind: Bucket(rate, burst) for kind, (rate, burst) in limits.items() if rate is not None}
 
     async def admit(self, tokens: int) -> tuple[str, float] | None:
-        """Charge one request of this many tokens to all buckets, or to none. Does not suspend.
+        """Charge one request to all buckets, or to no bucket if the request exceeds one of them. Does not suspend.
+
+        Args:
+            tokens: tokens of the request.
 
         Returns:
-            None if the request is admitted; else the exceeded rate limit and the seconds until the request fits.
+            None if the request is admitted. Else the name of the exceeded rate limit, and the seconds until the request fits.
         """
         if not self._buckets:
             return None
@@ -82,7 +88,7 @@ class Rates:
         return None
 
     def headers(self) -> dict[str, str]:
-        """OpenAI's headers with the limit per minute, the amount left, and the time of the full refill."""
+        """Return OpenAI's headers with the limit per minute, the remaining amount, and the time until the bucket is full again."""
         found: dict[str, str] = {}
         for kind, bucket in self._buckets.items():
             values = {"limit": f"{bucket.per_minute:.0f}", "remaining": bucket.left(), "reset": duration(bucket.refilled_in())}
@@ -91,7 +97,11 @@ class Rates:
 
 
 class Slot:
-    """One concurrency slot. ``due`` is the time at which it is expected to be free, on the clock of the code that sets it."""
+    """One concurrency slot.
+
+    Attributes:
+        due: time at which the slot is expected to be free. The code that sets ``due`` chooses the clock.
+    """
 
     __slots__ = ("_admission", "due")
 
@@ -107,7 +117,8 @@ class Slot:
 class RequestAdmission:
     """A concurrency limit with a FIFO queue.
 
-    ``limit`` may change at any time; call ``hand_over`` afterwards. A lower limit does not stop requests that hold a slot.
+    ``limit`` may be changed at any time. ``hand_over`` must be called after the change. A lower limit does not stop requests that hold
+    a slot.
     """
 
     def __init__(self, limit: int | None) -> None:
@@ -125,7 +136,7 @@ class RequestAdmission:
         return self.limit is not None and len(self._slots) >= self.limit
 
     def next_free(self) -> float:
-        """The time at which the first slot is expected to be free; infinite if there is none."""
+        """Return the time at which the first of the slots in use is expected to be free; infinite if no slot is in use."""
         return min((slot.due for slot in self._slots), default=math.inf)
 
     async def enter(self) -> Slot:
@@ -137,7 +148,7 @@ class RequestAdmission:
         try:
             return await turn
         except asyncio.CancelledError:
-            if not turn.cancelled():  # it already received a slot
+            if not turn.cancelled():  # this waiter has already received a slot
                 turn.result().free()
             raise
 
@@ -161,7 +172,7 @@ class RequestAdmission:
 
 
 def duration(seconds: float) -> str:
-    """Seconds in OpenAI's format: ``20ms``, ``1.5s``, ``6m0s``; rounded up to a millisecond."""
+    """Return seconds in OpenAI's format, rounded up to a millisecond. Examples are ``20ms``, ``1.5s`` and ``6m0s``."""
     milliseconds = math.ceil(seconds * 1000 - _ROUNDING_ERROR)
     if milliseconds < 1000:
         return f"{milliseconds}ms"

@@ -1,7 +1,8 @@
-"""The Batch API of a fake endpoint: files, batches and their lines. Takes requests and the time, and returns responses.
+"""The Batch API of a fake endpoint: files, batches and their lines. A line is one request of a batch.
 
-All lines of a batch are served at the moment at which the batch ends. The API follows OpenAI's documentation and the types of its SDK; it
-has not been compared with the real service. Does not use sockets.
+A :class:`BatchService` takes requests and the time, and returns responses. All lines of a batch are served at the moment at which the batch
+ends. The API follows OpenAI's documentation and the types of OpenAI's SDK. It has not been compared with the real service. This module does
+not use sockets.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ Serve = Callable[[str, bytes], Served]
 
 @dataclass
 class _Batch:
-    """A batch: its JSON object (``shown``), its lines and its state."""
+    """A batch: the JSON object that clients receive (``shown``), the lines and the state."""
 
     shown: dict[str, Any]
     lines: list[dict[str, Any]]
@@ -52,11 +53,11 @@ class BatchService:
 
     Args:
         settings: see :class:`Batching`.
-        serve: returns the response to a line.
-        takes: returns whether a model is served.
+        serve: function that returns the response to a line.
+        takes: function that returns whether the endpoint serves a model.
 
     Attributes:
-        worked: ``custom_id`` and body of a line -> number of its successful responses, each of which a provider would charge for.
+        worked: ``custom_id`` and body of a line -> number of successful responses to this line. A provider would charge for each of them.
     """
 
     settings: Batching
@@ -68,7 +69,11 @@ class BatchService:
     _seen: Counter[bytes] = field(default_factory=Counter)
 
     def respond(self, method: str, path: str, query: Mapping[str, str], content_type: str, body: bytes, now: float) -> bytes | None:
-        """Return the body of a response with status 200; None if the path is none of the Batch API. Raises ``ErrorResponse``."""
+        """Return the body of a response with status 200. Return None if the path does not belong to the Batch API.
+
+        Raises:
+            ErrorResponse: the request is refused.
+        """
         self.advance(now)
         place, _, rest = path.removeprefix("/v1/").partition("/")
         identifier, _, verb = rest.partition("/")
@@ -89,7 +94,7 @@ class BatchService:
         return None if found is None else encode(found)
 
     def advance(self, now: float) -> None:
-        """End the batches whose ``duration`` is over."""
+        """End the batches that are cancelled, and those whose ``duration`` is over."""
         for batch in self.batches.values():
             end = batch.created + self.settings.duration
             if not batch.over and now >= min(end, end if batch.cancelled is None else batch.cancelled):
@@ -237,12 +242,12 @@ class BatchService:
 
 
 def line_server(spec: FakeEndpoint, write: Callable[[list[Any], bytes], str], served: Callable[[str | None, bytes, int], None]) -> Serve:
-    """Return the function that serves lines as the endpoint's own routes serve requests.
+    """Return a function that serves lines in the same way as the routes of the endpoint serve requests.
 
     Args:
         spec: the endpoint.
-        write: makes the text of a chat from its messages and digest.
-        served: called for each line with the kind of its error (None for success), its digest and its tokens.
+        write: function that returns the answer to a chat, from the messages and their digest.
+        served: function that is called for each line with the kind of error (None for success), the digest and the number of tokens.
     """
     kind = SERVER_KINDS[spec.kind]
 
@@ -287,7 +292,7 @@ def _result(batch: _Batch, number: int, line: dict[str, Any], response: Any, err
 
 
 def _parts(content_type: str, body: bytes) -> dict[str, tuple[bytes, str]]:
-    """The parts of a form: name -> content and file name."""
+    """Return the parts of a multipart form: name -> content and file name."""
     boundary = b"--" + content_type.partition("boundary=")[2].strip('"').encode()
     found = {}
     for part in body.split(boundary)[1:-1]:

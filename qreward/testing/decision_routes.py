@@ -1,8 +1,8 @@
 """The decision routes of fake servers: ``/v1/decisions`` of OpenAI, vLLM and SGLang, ``/v1/systemone``, and ``/generative_scoring``.
 
-Answers come from the endpoint's :class:`~qreward.testing.synthetic_judge.SyntheticJudge`. Paths, bodies, limits and errors follow the
-packages ``openai`` 3.54, vLLM 0.33 and SGLang 0.5.23. OpenAI's errors are assumed to be those of its other routes. This module
-uses JSON, but no sockets, time or slots.
+The :class:`~qreward.testing.synthetic_judge.SyntheticJudge` of the endpoint answers the questions. Paths, bodies, limits and errors follow
+the packages ``openai`` 3.54, vLLM 0.33 and SGLang 0.5.23. The errors of OpenAI's decision route are assumed to have the form of the errors
+of its other routes. This module uses JSON, but no sockets, time or slots.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class FakeDecisions(NamedTuple):
 
     Attributes:
         routes: path of POST requests -> function that serves them.
-        error: writes the body of an error on these routes.
+        error: function that writes the body of an error on these routes.
     """
 
     routes: Mapping[str, Route]
@@ -47,10 +47,10 @@ class DecisionCall(NamedTuple):
     """A parsed decision request.
 
     Attributes:
-        model: None if the request names no model.
+        model: name of the model; None if the request names no model.
         input: the input as a text.
         asked: the questions.
-        answer: makes the response from the judge's answers, the number of prompt tokens and the number of cached ones.
+        answer: function that returns the response, from the judge's answers, the number of prompt tokens and the number of cached tokens.
         together: whether one prompt contains all questions. If not, each question has its own prompt, which begins with the input.
     """
 
@@ -62,7 +62,7 @@ class DecisionCall(NamedTuple):
 
 
 def _job(call: RouteCall, decision: DecisionCall) -> Job:
-    """The job for a decision request. It takes the time of a chat with one output token per question."""
+    """Return the job for a decision request. The job takes the time of a chat with one output token per question."""
     judge, count = call.spec.synthetic_judge, len(decision.asked)
     try:
         reads = [judge.read(decision.input, asked) for asked in decision.asked]
@@ -86,7 +86,7 @@ def _job(call: RouteCall, decision: DecisionCall) -> Job:
 
 
 def _written(asked: Asked) -> str:
-    """A question as the model reads it."""
+    """Return the text of a question in the prompt of the model."""
     labels = ("yes", "no") if asked.kind == "yes_no" else string.digits if asked.kind == "score" else string.ascii_uppercase
     lines = [f"{label}: {option}" for label, option in zip(labels, asked.options, strict=False)]
     return "\n".join([f"Question: {asked.text}", *lines])
@@ -109,7 +109,7 @@ def _openai_asked(question: Any) -> Asked:
 
 
 def _openai_answer(asked: Asked, read: JudgeRead) -> dict[str, Any]:
-    """An answer in OpenAI's form. vLLM's form is the same, except for refusals."""
+    """Return an answer in OpenAI's form. vLLM's form is equal, but vLLM has no refusals."""
     if asked.kind == "yes_no":
         return {"type": "predicate", "name": asked.name, "probability": read.probabilities[0]}
     confidence = max(read.probabilities) * read.label_mass
@@ -196,7 +196,7 @@ def _vllm_system_one(call: RouteCall) -> Job:
 
 
 def _vllm_noul(name: str, question: schemas.VllmSystemOneQuestion) -> Asked:
-    """A question of vLLM's ``/v1/systemone``, checked as ``decisions/question_types.py`` does."""
+    """Check a question of vLLM's ``/v1/systemone`` in the same way as vLLM's ``decisions/question_types.py``, and return it."""
     if question.model_extra:
         raise _bad(f"question {name!r}: unknown field(s) {sorted(question.model_extra)}")
     if not name:
@@ -291,7 +291,7 @@ def _tokenize(call: RouteCall) -> Job:
 
 
 def _unsupported(what: str) -> Route:
-    """A route of vLLM for a model that cannot serve it."""
+    """Return a route that refuses all requests, as vLLM does if the model does not support the route."""
 
     def refuse(call: RouteCall) -> Job:
         _parsed(call, schemas.VllmDecision if call.path == DECISIONS else schemas.VllmSystemOne)
@@ -338,7 +338,7 @@ def _sglang_answer(asked: Asked, read: JudgeRead, temperature: float) -> dict[st
 
 
 def _sglang_names(asked: Asked, read: JudgeRead) -> dict[Option, float]:
-    """Name of an option -> probability: yes and no, the number of a level, or a choice."""
+    """Return a mapping from each option to its probability. The keys are ``yes`` and ``no``, the numbers of levels, or choices."""
     names: Sequence[Option] = asked.options
     if asked.kind != "choice":
         names = ("yes", "no") if asked.kind == "yes_no" else [str(level) for level in range(len(asked.options))]
@@ -346,13 +346,17 @@ def _sglang_names(asked: Asked, read: JudgeRead) -> dict[Option, float]:
 
 
 def _sglang_checkpoint(call: RouteCall) -> Job:
-    """``/v1/decisions`` of a checkpoint that was trained for decisions."""
+    """Refuse a request at ``/v1/decisions``, as SGLang does with a checkpoint that was trained for decisions."""
     _parsed(call, schemas.SglangDecision)
     raise _bad(_USE_SYSTEM_ONE, "BadRequestError")
 
 
 def _sglang_system_one(*, checkpoint: bool) -> Route:
-    """``/v1/systemone``. A checkpoint that was trained for decisions reports no label mass."""
+    """Return the route ``/v1/systemone``.
+
+    Args:
+        checkpoint: whether the model is a checkpoint that was trained for decisions. Such a model reports no label mass.
+    """
 
     def serve(call: RouteCall) -> Job:
         request = _parsed(call, schemas.SglangSystemOne)
@@ -392,13 +396,16 @@ def _sglang_noul_answer(asked: Asked, read: JudgeRead) -> dict[str, Any]:
 
 
 def _above_uniform(read: JudgeRead) -> float:
-    """SGLang's confidence in a choice: 0 for a uniform distribution, 1 for a certain option."""
+    """Return SGLang's confidence in a choice: 0 for a uniform distribution, 1 for a certain option."""
     count = len(read.probabilities)
     return 1.0 if count == 1 else min(1.0, max(0.0, (count * max(read.probabilities) - 1) / (count - 1)))
 
 
 def _near_top(read: JudgeRead) -> float:
-    """SGLang's confidence in a score: 1 minus the spread around the top level, divided by the spread of a uniform distribution."""
+    """Return SGLang's confidence in a score.
+
+    The spread around the most probable level is divided by the spread of a uniform distribution. The confidence is 1 minus this quotient.
+    """
     count = len(read.probabilities)
     if count == 1:
         return 1.0
@@ -414,7 +421,7 @@ def _as_text(value: Any) -> str:
 
 
 class SchemaError(ErrorResponse):
-    """A body that the schema of a route does not accept."""
+    """An error response to a body that the schema of a route does not accept."""
 
     def __init__(self, status: int, faults: schemas.Faults) -> None:
         super().__init__(status, "the body is not valid", "bad_request")
@@ -478,4 +485,4 @@ FAKE_DECISIONS: Mapping[str | None, FakeDecisions] = {
     "sglang": FakeDecisions({DECISIONS: _sglang_decisions, SYSTEM_ONE: _sglang_system_one(checkpoint=False)}, _sglang_error),
     "systemone": FakeDecisions({DECISIONS: _sglang_checkpoint, SYSTEM_ONE: _sglang_system_one(checkpoint=True)}, _sglang_error),
 }
-"""The decision routes, by ``FakeEndpoint.decisions``."""
+"""The decision routes for each value of ``FakeEndpoint.decisions``."""

@@ -1,9 +1,9 @@
-"""The request bodies that decision servers accept, as pydantic models, and the errors with which they reject others.
+"""The request bodies that decision servers accept, as pydantic models, and the errors with which these servers reject other bodies.
 
 The forms follow vLLM 0.33 (``entrypoints/openai/decisions/protocol.py``, ``entrypoints/generate/structured_decisions/protocol.py``,
 ``entrypoints/generate/generative_scoring/serving.py``) and SGLang 0.5.23 (``srt/entrypoints/openai/protocol.py``,
-``srt/entrypoints/systemone/protocol.py``). Both validate with pydantic under FastAPI, so their messages are pydantic's. Fields for images,
-audio and video are left out. Answers are made elsewhere.
+``srt/entrypoints/systemone/protocol.py``). Both servers validate with pydantic under FastAPI, so their messages are pydantic's. Fields for
+images, audio and video are left out. ``decision_routes.py`` makes the answers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _not_blank(value: Any) -> Any:
 
 
 NotBlank = Annotated[str, AfterValidator(_not_blank)]
-Told = Annotated[Structured, AfterValidator(_not_blank)]
+NotBlankStructured = Annotated[Structured, AfterValidator(_not_blank)]
 
 
 class ClosedBody(BaseModel):
@@ -171,7 +171,7 @@ class OpenAiDecision(ClosedBody):
 
 
 class OpenBody(BaseModel):
-    """A body, or a part of one, whose unknown members are ignored, or checked later."""
+    """A body, or a part of one, whose unknown members are either ignored or checked later."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -212,7 +212,7 @@ class VllmScoring(OpenBody):
 
 
 class VllmTokenize(OpenBody):
-    """vLLM's body of ``/tokenize``: a prompt, or messages."""
+    """vLLM's body of ``/tokenize``. It has either a prompt or messages."""
 
     model: str | None = None
     prompt: str | None = None
@@ -224,7 +224,7 @@ class VllmTokenize(OpenBody):
 
 
 def _check_names(names: Iterable[str]) -> None:
-    """Refuse names of options that would make the lines of the prompt ambiguous."""
+    """Raise ``ValueError`` for names of options that would make the lines of the prompt ambiguous."""
     seen: set[str] = set()
     for name in names:
         key = name.strip().casefold()
@@ -245,7 +245,7 @@ class SglangOption(ClosedBody):
 class SglangChoiceQuestion(ClosedBody):
     id: NotBlank
     type: Literal["choice"]
-    question: Told
+    question: NotBlankStructured
     options: list[SglangOption] = Field(min_length=2, max_length=26)
 
     @model_validator(mode="after")
@@ -260,14 +260,14 @@ class SglangChoiceQuestion(ClosedBody):
 class SglangScoreQuestion(ClosedBody):
     id: NotBlank
     type: Literal["score"]
-    question: Told
-    levels: list[Told] = Field(min_length=2, max_length=10)
+    question: NotBlankStructured
+    levels: list[NotBlankStructured] = Field(min_length=2, max_length=10)
 
 
 class SglangYesNoQuestion(ClosedBody):
     id: NotBlank
     type: Literal["yes_no"]
-    question: Told
+    question: NotBlankStructured
     yes: Structured | None = None
     no: Structured | None = None
 
@@ -275,7 +275,7 @@ class SglangYesNoQuestion(ClosedBody):
 class SglangDecision(ClosedBody):
     """SGLang's body of ``/v1/decisions``."""
 
-    input: Told
+    input: NotBlankStructured
     images: list[Any] = []
     questions: list[Annotated[SglangChoiceQuestion | SglangScoreQuestion | SglangYesNoQuestion, Discriminator("type")]] = Field(
         min_length=1
@@ -330,7 +330,7 @@ class SystemOneChoiceQuestion(ClosedBody):
 class SystemOneScoreQuestion(ClosedBody):
     type: Literal["score"]
     instructions: Structured | None = None
-    criteria: list[Told] = Field(min_length=1, max_length=10)
+    criteria: list[NotBlankStructured] = Field(min_length=1, max_length=10)
 
 
 class SglangSystemOne(BaseModel):
@@ -354,11 +354,11 @@ class SglangSystemOne(BaseModel):
         return value
 
 
-# Reading a body as FastAPI does, and its faults as each server reports them
+# Functions that read a body in the way of FastAPI, and functions that write the faults of a body in the form of each server
 
 Body = TypeVar("Body", bound=BaseModel)
 Faults = list[dict[str, Any]]
-"""Pydantic's errors, whose ``loc`` begins with ``body``."""
+"""Pydantic's errors about a body. The ``loc`` of each begins with ``body``."""
 
 
 class InvalidBody(Exception):
@@ -370,7 +370,11 @@ class InvalidBody(Exception):
 
 
 def parse(kind: type[Body], body: bytes) -> Body:
-    """The body as a request. Raises :class:`InvalidBody`."""
+    """Return the body as a request.
+
+    Raises:
+        InvalidBody: the body is not valid.
+    """
     if not body:
         raise InvalidBody([{"type": "missing", "loc": ("body",), "msg": "Field required", "input": None}])
     try:
@@ -381,13 +385,13 @@ def parse(kind: type[Body], body: bytes) -> Body:
         fault = {"type": "json_invalid", "loc": ("body", at), "msg": "JSON decode error", "input": {}, "ctx": context}
         raise InvalidBody([fault]) from None
     try:
-        return kind.model_validate(given, from_attributes=True)  # as FastAPI does, which shows in a message
+        return kind.model_validate(given, from_attributes=True)  # FastAPI sets from_attributes, which changes a message
     except ValidationError as error:
         raise InvalidBody([{**each, "loc": ("body", *each["loc"])} for each in error.errors(include_url=False)]) from None
 
 
 def openai_message(faults: Faults) -> tuple[str, str | None, str]:
-    """Message, ``param`` and ``code`` of OpenAI's error for the first fault, worded as on OpenAI's other routes."""
+    """Return the message, ``param`` and ``code`` of OpenAI's error for the first fault. The wording is that of OpenAI's other routes."""
     fault = faults[0]
     kind, context = fault["type"], fault.get("ctx", {})
     parts = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in fault["loc"][1:] if part not in _TAGS]
@@ -413,7 +417,7 @@ _INTERNAL = frozenset({"str", "int", "float", "bool", "list", "dict", "none", "n
 
 
 def vllm_message(faults: Faults) -> tuple[str, str]:
-    """Message and ``param`` of vLLM's error; see ``serve/exception_handling/handlers/validation.py``."""
+    """Return the message and ``param`` of vLLM's error; see vLLM's ``serve/exception_handling/handlers/validation.py``."""
     word = "error" if len(faults) == 1 else "errors"
     lines = [f"{len(faults)} validation {word}:"]
     for fault in faults[:_MOST_FAULTS]:
@@ -429,7 +433,7 @@ def _place(loc: tuple[Any, ...]) -> str:
 
 
 def _summary(value: Any) -> str:
-    """A value, shortened if it is long."""
+    """Return the text of a value. A long text is shortened, and a container is replaced with its type and size."""
     if isinstance(value, list | tuple | set | dict):
         return f"<{type(value).__name__} of {len(value)} items>"
     text = str(value)
@@ -437,14 +441,20 @@ def _summary(value: Any) -> str:
 
 
 def sglang_message(faults: Faults, function: str, path: str) -> str:
-    """Message of SGLang's error under ``/v1/``: FastAPI's text, which repeats the list of faults; see ``http_server.py``."""
+    """Return the message of SGLang's error under ``/v1/``; see SGLang's ``http_server.py``.
+
+    The message is FastAPI's text, which contains the list of faults twice.
+    """
     listed = "".join(f"  {fault}\n" for fault in faults)
     where = f'\n  File "/sgl-workspace/sglang/python/sglang/srt/entrypoints/http_server.py", line 2058, in {function}\n    POST {path}'
     return f"{len(faults)} validation error{'s' if len(faults) != 1 else ''}:\n{listed}{where} {faults}"
 
 
 def sglang_detail(faults: Faults) -> list[dict[str, Any]]:
-    """The faults as SGLang reports them with HTTP 422 at ``/v1/systemone``: FastAPI's errors without the rejected values."""
+    """Return the faults in the form in which SGLang reports them with HTTP 422 at ``/v1/systemone``.
+
+    The form is that of FastAPI's errors, without the rejected values.
+    """
     return json.loads(json.dumps([{key: each for key, each in fault.items() if key != "input"} for fault in faults], default=_context))  # type: ignore[no-any-return]
 
 

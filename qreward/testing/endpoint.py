@@ -1,4 +1,7 @@
-"""The state and the statistics of one fake endpoint: settings, limits, phases, random draws and counters. Does not use HTTP."""
+"""The state and the statistics of one fake endpoint: settings, limits, phases, random draws and counters.
+
+This module does not use HTTP.
+"""
 
 from __future__ import annotations
 
@@ -28,17 +31,19 @@ class Seen(msgspec.Struct, frozen=True):
         requests: POST requests that arrived at a route of the endpoint. GET requests are not counted.
         answered: successful responses.
         rejected: requests rejected for lack of a slot or because of a rate limit.
-        errors: error kind -> count. The kinds are the names of the faults and phases, and ``bad_request``, ``unauthorized``,
-            ``unknown_model``, ``responder`` (it raised) and ``backend`` (a NaN score failed the whole list). ``dead`` counts the requests
-            that were in flight when the endpoint died. A ``hang`` is counted when it begins.
+        errors: kind of error -> count. The kinds are the names of the faults and phases, and ``bad_request``, ``unauthorized``,
+            ``unknown_model``, ``responder`` (the responder raised an exception) and ``backend`` (a NaN score made the whole list fail).
+            ``dead`` counts the requests that were in flight when the endpoint died. A ``hang`` is counted when it begins.
         in_flight: requests that hold a slot now.
         peak_in_flight: largest number of requests that held a slot at once.
         disconnects: requests whose client disconnected before it had the response.
         duplicates: requests with the same messages, or the same input, as an earlier request.
-        tokens: tokens of the successful responses, as counted against ``tpm``. For chats and embeddings these are the tokens of ``usage``,
-            for decisions the prompts and one token per question. For all other routes, and for kind ``nim``, they are the prompt tokens.
-        computed, cached: prompt tokens that the model server of ``prefix_cache`` computed, and those that it found in its cache.
-        first_request, last_request: time of arrival in seconds since the start; None if there was none.
+        tokens: tokens of the successful responses, as counted against ``tpm``. Chats and embeddings count the tokens of ``usage``.
+            Decisions count the prompt tokens and one token per question. All other routes, and the kind ``nim``, count the prompt tokens.
+        computed: prompt tokens that the model server of ``prefix_cache`` computed.
+        cached: prompt tokens that this model server found in its cache.
+        first_request: time at which the first request arrived, in seconds since the start of these statistics; None before it.
+        last_request: the same for the last request.
     """
 
     name: str
@@ -58,7 +63,7 @@ class Seen(msgspec.Struct, frozen=True):
 
 
 class EndpointCounters:
-    """The counters from which :class:`Seen` is made, and the digests of earlier requests, to recognise duplicates."""
+    """The counters from which :class:`Seen` is made, and the digests of earlier requests, by which duplicates are recognised."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()  # the integers of Seen
@@ -74,12 +79,17 @@ class EndpointCounters:
             self.first_request = at
 
     def recognise(self, digest: bytes) -> None:
-        """Record the digest of a request, and count a duplicate if it is known."""
+        """Record the digest of a request. Count a duplicate if an earlier request had this digest."""
         self.counts["duplicates"] += digest in self._digests
         self._digests.add(digest)
 
     def ended_in(self, problem: str | None, tokens: int = 0) -> None:
-        """Count the end of a request: ``problem`` is None for a response with this many tokens, ``rejected``, or the kind of the error."""
+        """Count the end of a request.
+
+        Args:
+            problem: None for a successful response, ``rejected``, or the kind of error.
+            tokens: tokens of a successful response.
+        """
         if problem is None:
             self.counts["answered"] += 1
             self.counts["tokens"] += tokens
@@ -93,7 +103,7 @@ DEAD = Phase(behaviour="dead")
 
 
 class FakeEndpointState:
-    """Settings, slots, rate limits, phases, random draws and counters of one endpoint. Belongs to the running event loop.
+    """Settings, slots, rate limits, phases, random draws and counters of one endpoint. The state belongs to the running event loop.
 
     Raises:
         ConfigError: the responder cannot be imported.
@@ -104,7 +114,7 @@ class FakeEndpointState:
         self.write = writer_of(spec.responder, spec.synthetic_judge)
         self.admission = RequestAdmission(spec.max_concurrency)
         self.killed = False
-        self.phases_changed: Callable[[], None] = lambda: None  # called when the active phase may be another one
+        self.phases_changed: Callable[[], None] = lambda: None  # called when the active phase may have changed
         self.reset()
 
     def reset(self) -> None:
@@ -138,20 +148,20 @@ class FakeEndpointState:
         self.phases_changed()
 
     def kill(self, killed: bool = True) -> None:
-        """Make the endpoint dead until it is revived by ``kill(False)``. Its prefix cache is lost."""
+        """Make the endpoint dead until ``kill(False)`` revives it. Both calls empty the prefix cache."""
         self.killed = killed
         self._start_model()
         self.phases_changed()
 
     def arrived(self) -> None:
-        """Count the arrival of a request, which may begin a phase."""
+        """Count the arrival of a request. The arrival may begin a phase with ``after_requests``."""
         now = time.monotonic()
         self.counters.arrived(now - self.epoch)
         if self.timeline.count(self.counters.counts["requests"], now):
             self.phases_changed()
 
     def draw(self) -> str | None:
-        """The fault of the next attempt; None for no fault."""
+        """Draw and return the fault of the next attempt; None for no fault."""
         if not self._rates_of_faults:
             return None
         left = self._random.random()
@@ -162,12 +172,12 @@ class FakeEndpointState:
         return None
 
     def point(self) -> float:
-        """The share of a body that is sent before a fault ends it, from 0 to 1."""
+        """Return the share (0 to 1) of a body that is sent before a fault ends the body."""
         fixed = self.spec.faults.point
         return self._points.random() if fixed is None else fixed
 
     def phase(self) -> Phase | None:
-        """The active phase; None in normal operation."""
+        """Return the active phase; None in normal operation."""
         return DEAD if self.killed else self.timeline.at(time.monotonic())
 
     def serves(self, model: str) -> bool:
@@ -191,7 +201,7 @@ class FakeEndpointState:
         )
 
     def _start_model(self) -> None:
-        """Start a model server with an empty cache. Requests in flight stay with the previous one."""
+        """Start a model server with an empty cache. Requests in flight stay with the previous model server."""
         self.live_model = None if self.spec.prefix_cache is None else LiveModel(self.spec.prefix_cache)
 
     def _start_batches(self) -> None:
@@ -209,7 +219,7 @@ class FakeEndpointState:
         self._rates_of_faults = self.spec.faults.rates()
         seed = f"{self.spec.faults.seed}/{self.spec.name}"
         self._random = random.Random(seed)  # noqa: S311 - repeatable on purpose
-        self._points = random.Random(f"{seed}/points")  # noqa: S311 - a generator of its own, so that it does not change which faults are drawn
+        self._points = random.Random(f"{seed}/points")  # noqa: S311 - separate, so that draws of points do not change the drawn faults
 
 
 @lru_cache(maxsize=4096)

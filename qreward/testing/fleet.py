@@ -26,16 +26,17 @@ H = TypeVar("H", InLoop, InThread)
 class FakeFleet:
     """A fleet of fake judges, on 127.0.0.1 only.
 
-    ``async with`` runs the fleet in the running event loop, ``with`` in a background thread. With ``process=True`` both run it in
-    a child process, so that it takes no CPU time of the caller's process.
+    ``async with`` runs the fleet in the running event loop. ``with`` runs the fleet in a background thread. With ``process=True``, both run
+    the fleet in a child process, which leaves the CPU time of the caller's process to the code under test.
 
     Args:
         endpoints: a list of :class:`FakeEndpoint`, a mapping, or the path of a ``.json``, ``.yaml`` or ``.toml`` file.
-        process: run in a child process (on uvloop, if it is installed).
+        process: whether the fleet runs in a child process (on uvloop, if uvloop is installed).
 
     Raises:
-        ConfigError: a setting is invalid. On start: a responder cannot be imported, or, with ``process=True``, is not a string.
-        OSError: on start: a configured port is taken (``RuntimeError`` with ``process=True``).
+        ConfigError: a setting is invalid. Or, when the fleet starts, a responder cannot be imported, or is not a string although
+            ``process`` is True.
+        OSError: a configured port is in use when the fleet starts. With ``process=True``, the error is a ``RuntimeError``.
 
     Example:
         >>> with FakeFleet([FakeEndpoint("a"), FakeEndpoint("b", models=["judge-*"])]) as fleet:
@@ -91,13 +92,17 @@ class FakeFleet:
         ]
 
     def seen(self, name: str) -> Seen:
-        """The statistics of an endpoint. After the fleet has stopped: its last statistics. Raises ``ConfigError`` for an unknown name."""
+        """Return the statistics of an endpoint. After the fleet has stopped, return the last statistics.
+
+        Raises:
+            ConfigError: the name is unknown.
+        """
         position = list(self._specs).index(self._named(name).name)
         known = self._last_seen if self._host is None and self._last_seen else self._running().call("seen")
         return msgspec.convert(known[position], Seen)
 
     def reset(self) -> None:
-        """Start over with the present settings: statistics at zero, rate limits refilled, phases and faults from the start.
+        """Start over with the present settings: set the statistics to zero, refill the rate limits, and restart the phases and faults.
 
         A killed endpoint stays killed.
         """
@@ -107,7 +112,7 @@ class FakeFleet:
         """Change settings of an endpoint while it runs. Requests that are being served keep the old settings.
 
         A change of ``rpm``, ``tpm``, ``burst`` or ``burst_tokens`` refills the buckets of both rate limits. The times of changed
-        ``phases`` count from the start of the fleet, or from :meth:`reset`. ``name`` and ``port`` cannot be changed.
+        ``phases`` count from the start of the fleet, or from the last :meth:`reset`. ``name`` and ``port`` cannot be changed.
 
         Raises:
             ConfigError: the name is unknown, or a setting is invalid.
@@ -121,15 +126,15 @@ class FakeFleet:
         self._specs[name] = changed
 
     def kill(self, name: str) -> None:
-        """Stop listening and abort all connections of an endpoint, until :meth:`revive`."""
+        """Stop an endpoint: abort all connections, and do not listen until :meth:`revive` is called."""
         self._running().call("kill", self._named(name).name, True)
 
     def revive(self, name: str) -> None:
-        """Listen again on the same port, unless a ``dead`` phase is active."""
+        """Make a killed endpoint listen again on the same port, unless a ``dead`` phase is active."""
         self._running().call("kill", self._named(name).name, False)
 
     def lower_bound(self, work: int | Sequence[Sequence[Any]]) -> float:
-        """The shortest time in seconds in which the fleet can serve a batch; see ``qreward.testing.lower_bound``.
+        """Return the shortest time in seconds in which the fleet can serve a batch; see ``qreward.testing.lower_bound``.
 
         Args:
             work: the conversations of the batch, or a number of requests.

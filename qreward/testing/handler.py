@@ -1,6 +1,6 @@
 """Request handling of a fake endpoint: admit or reject a request, wait for its service time, and respond, possibly with a fault.
 
-Uses aiohttp's requests and responses and the state of one endpoint. Opens and closes no socket.
+This module uses aiohttp's requests and responses and the state of one endpoint. It opens and closes no sockets.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Handler:
             return web.Response(status=error.status, body=body, content_type=JSON, headers=headers)
 
     async def _batched(self, request: Incoming, service: BatchService) -> web.StreamResponse:
-        """Serve a call of the Batch API. A fault in the body occurs after the call has taken effect."""
+        """Serve a call of the Batch API. A fault that alters the body occurs after the call has taken effect."""
         if request.method == "POST":
             self._state.arrived()
         self._check_key(request)
@@ -93,7 +93,7 @@ class Handler:
             self.under_way.discard(request)
 
     async def _admitted(self, request: Incoming, job: Job) -> web.StreamResponse:
-        """Admit the request. The checks are, in this order: key, model, phase, free slot, rate limits."""
+        """Check a request and serve it. The checks are, in this order: key, model, phase, free slot, rate limits."""
         state = self._state
         self._check_key(request)
         state.counters.recognise(job.digest)
@@ -114,7 +114,10 @@ class Handler:
             slot.free()
 
     async def _served(self, request: Incoming, job: Job, slot: Slot) -> web.StreamResponse:
-        """Wait for the service time and respond. The slot is released and the response counted before the client can read it."""
+        """Wait for the service time and respond.
+
+        The response is counted before the client can read it. The slot is released at the same time, except for a fault that holds it.
+        """
         state, chat = self._state, job.chat
         name = state.draw()
         if name is not None and FAULTS[name].at_once:
@@ -145,7 +148,7 @@ class Handler:
         return await deliver(request, body, headers, plan)
 
     async def _computed(self, job: Job) -> int | None:
-        """Let the model server compute the prompts. Returns the prompt tokens that were cached; None without a model server."""
+        """Let the model server compute the prompts. Return the number of cached prompt tokens; None without a model server."""
         model, chat = self._state.live_model, job.chat
         if model is None or (chat is None and not job.prompts):
             return None
@@ -157,7 +160,7 @@ class Handler:
             raise ErrorResponse(400, str(error), "bad_request", code="context_length_exceeded") from None
 
     def _content(self, job: Job) -> str:
-        """The text of the response to a chat."""
+        """Return the text of the response to a chat."""
         try:
             if job.label is not None:
                 return job.label.content
@@ -186,7 +189,7 @@ class Handler:
             raise ErrorResponse(401, "Incorrect API key provided.", "unauthorized", code="invalid_api_key")
 
     def _rejection(self, rate: str | None, ready_at: float) -> ErrorResponse:
-        """The error for a request that found no slot (``rate`` is None) or exceeded a rate limit."""
+        """Return the error for a request that found no slot (``rate`` is None) or exceeded a rate limit."""
         spec = self._state.spec
         if rate is None:
             message = "Too many requests are being served; the server is full."

@@ -1,4 +1,4 @@
-"""Runs a ``ModelServer`` in real time, for a fake endpoint with a prefix cache. Does not use HTTP."""
+"""Runs a ``ModelServer`` in real time, for a fake endpoint with a prefix cache. This module does not use HTTP."""
 
 from __future__ import annotations
 
@@ -8,27 +8,28 @@ from math import inf
 
 from qreward.testing.model_server import ModelRequest, ModelServer, ServedModel
 
-_BYTES = 4  # of a token, as ``text.count_tokens`` estimates
-_SHORTEST = 0.0005  # seconds of a timer, because some loops round to milliseconds
+_BYTES = 4  # bytes of a token, as ``text.count_tokens`` estimates
+_SHORTEST = 0.0005  # seconds of the shortest timer, because some loops round to milliseconds
 
 
 class LiveModel:
-    """One replica of a model. Belongs to the running event loop."""
+    """One replica of a model. The object belongs to the running event loop."""
 
     def __init__(self, model: ServedModel) -> None:
         self.server = ModelServer(model)
         self._timer: asyncio.TimerHandle | None = None
 
     async def serve(self, model: str, text: bytes, prompt: int, output: int) -> int:
-        """Wait until a request is served. Returns the prompt tokens that were cached.
+        """Wait until a request is served. Return the number of cached prompt tokens.
 
         Args:
-            model: name of the model; different models share nothing.
-            text: the prompt. Prompts that begin alike share cached blocks.
-            prompt, output: tokens.
+            model: name of the model. Different models share no cached blocks.
+            text: the prompt. Prompts with the same beginning share cached blocks.
+            prompt: number of prompt tokens.
+            output: number of output tokens.
 
         Raises:
-            ValueError: the request needs more than the whole cache.
+            ValueError: the request needs more blocks than the whole cache has.
         """
         size = self.server.model.block
         done = asyncio.get_running_loop().create_future()
@@ -36,7 +37,7 @@ class LiveModel:
         request = ModelRequest(prompt, output, keys, [size * (place + 1) for place in range(len(keys))], done)
         self._run()
         self.server.submit(time.monotonic(), request)
-        self._plan(0.0)  # not at once: all requests of this iteration of the loop share the next step
+        self._plan(0.0)  # the step begins later, because all requests of this iteration of the event loop share it
         try:
             await done
         except asyncio.CancelledError:
@@ -63,7 +64,10 @@ class LiveModel:
 
 
 def chain(model: str, text: bytes, size: int) -> list[int]:
-    """A hash for each full block of a text. Equal hashes mean the same model and equal text up to the end of the block."""
+    """Return a hash for each full block of a text.
+
+    Two equal hashes mean that the model is the same, and that both texts are equal up to the end of the block.
+    """
     keys, previous = [], hash(model)
     for begin in range(0, len(text) - size + 1, size):
         previous = hash((previous, text[begin : begin + size]))

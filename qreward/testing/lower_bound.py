@@ -1,28 +1,33 @@
 """The lower bound on the makespan of a batch, and the timeline of an endpoint's phases.
 
-Pure: no sockets, no clock, nothing is sent.
+The code only computes. It uses no sockets and no clock, and sends nothing.
 
-No scheduler can finish a batch on a fleet in less than the lower bound, which is the larger of two values.
+The makespan is the time until the last request of the batch is done. No scheduler can finish a batch on a fleet in less than the lower
+bound. The lower bound is the larger of two values.
 
-*Longest request.* Each request takes at least its service time on the endpoint that can finish it first:
-``max_j min_i earliest_i(s_ij)``, with ``s_ij = base_i + per_token_i * tokens_j`` and the phases of endpoint i.
+*Longest request.* No request can be done before the earliest time at which an endpoint can finish it. For the whole batch, this is
+``max_j min_i earliest_i(s_ij)``. Here ``s_ij = base_i + per_token_i * tokens_j`` is the service time of request j on endpoint i, and
+``earliest_i`` takes the phases of endpoint i into account.
 
-*Fluid.* Up to time T, endpoint i can supply
+*Fluid.* Up to time T, endpoint i can supply up to three resources. Each request uses some of them:
 
-- slots: ``max_concurrency_i * integral of speed_i over [0, T]`` seconds of work (speed is 1, 1/factor when slow,
-  0 when hanging, dead or failing), of which request j uses ``s_ij``;
-- requests: ``burst_i + rpm_i / 60 * (T - shortest service)``, of which it uses 1 (the bucket fills while the endpoint
-  refuses everything, but never above its burst; the last admitted request must still be served);
-- tokens: the same with ``tpm_i`` and ``burst_tokens_i``, of which it uses its prompt and completion tokens.
+- Slots: the supply is ``max_concurrency_i * integral of speed_i over [0, T]`` seconds of work. The speed is 1 in normal operation,
+  1/factor when slow, and 0 when hanging, dead or failing. Request j uses ``s_ij`` seconds of work.
+- Requests: the supply is ``burst_i + rpm_i / 60 * (T - shortest service)``. The shortest service time is subtracted because the last
+  admitted request must still be served. The bucket also fills while the endpoint refuses everything, but never above its burst. A
+  request uses 1.
+- Tokens: the supply has the same form, with ``tpm_i`` and ``burst_tokens_i``. A request uses its prompt and completion tokens.
 
-The bound is the smallest T for which requests, divisible at will, fit into these supplies. If all requests are alike, it is the T
-at which ``sum_i min_r supply_ir(T) / use_ir`` reaches their number. In general it is a linear program, solved by its dual so
-that the bound is never too high: for any prices ``y_ir >= 0``, a feasible T satisfies
-``sum_ir y_ir * supply_ir(T) >= sum_j min_i sum_r y_ir * use_irj``. Prices start at the binding resource of each endpoint
-and are improved one by one (coordinate ascent); the largest T is used.
+The fluid bound is the smallest T at which the requests fit into these supplies, if a request may be divided among endpoints. If all
+requests are alike, it is the T at which ``sum_i min_r supply_ir(T) / use_ir`` reaches the number of requests, where r is a resource.
 
-The bound ignores faults, phases that begin with a request, the integrality of slots, and the time lost to rejections. Each of
-these can only make the true minimum larger.
+In general, the smallest T is the solution of a linear program. The code solves its dual, because any solution of the dual, even a poor one,
+gives a bound that is not too high. For any prices ``y_ir >= 0``, a feasible T satisfies
+``sum_ir y_ir * supply_ir(T) >= sum_j min_i sum_r y_ir * use_irj``. At first, only the binding resource of each endpoint has a price. Then
+the prices are improved one at a time (coordinate ascent). The bound is the largest T that was found.
+
+The bound ignores faults, phases that begin with the n-th request, the fact that a slot serves whole requests, and the time lost to
+rejections. Each of these can only make the true minimum larger.
 """
 
 from __future__ import annotations
@@ -46,7 +51,7 @@ class TimeWindow(NamedTuple):
 
 
 class Timeline:
-    """The phases of one endpoint. All times are in seconds on the clock of ``origin``, the time at which the endpoint started.
+    """The phases of one endpoint. All times are in seconds, on the same clock as ``origin``, the time at which the endpoint started.
 
     Example:
         >>> slow = Timeline((Phase(behaviour="slow", factor=8, start=1, end=2),))
@@ -59,7 +64,7 @@ class Timeline:
         self._waiting = [phase for phase in phases if phase.after_requests is not None]
 
     def count(self, requests: int, now: float) -> bool:
-        """Begin the phases whose ``after_requests`` is reached. Returns True if a phase began.
+        """Begin the phases whose ``after_requests`` is reached. Return True if a phase began.
 
         Args:
             requests: requests that have arrived so far.
@@ -73,16 +78,21 @@ class Timeline:
         return bool(begun)
 
     def at(self, now: float) -> Phase | None:
-        """The active phase at a time; None in normal operation."""
+        """Return the phase that is active at the time ``now``; None in normal operation."""
         active = [window.phase for window in self._windows if window.start <= now < window.end]
         return next((phase for phase in active if phase.behaviour == "dead"), active[0] if active else None)
 
     def next_change(self, now: float) -> float:
-        """The next time at which a phase begins or ends; infinite if there is none."""
+        """Return the next time after ``now`` at which a phase begins or ends; infinite if there is no such time."""
         return min((time for window in self._windows for time in window[:2] if time > now), default=math.inf)
 
     def plan(self, now: float, service: float) -> tuple[float, str | None]:
-        """The end of ``service`` seconds of work that begins at ``now``, and the error that ends it, or None."""
+        """Return the time at which work ends, and the error that ends the work early; None if the work is completed.
+
+        Args:
+            now: the time at which the work begins.
+            service: seconds that the work takes in normal operation.
+        """
         if not self._windows:
             return now + service, None
         while True:
@@ -98,13 +108,13 @@ class Timeline:
             now = until
 
     def opens(self, now: float) -> float:
-        """The first time from ``now`` on at which requests are admitted."""
+        """Return the first time from ``now`` on at which requests are admitted."""
         while refuses(self.at(now)):
             now = self.next_change(now)
         return now
 
     def earliest(self, service: float) -> float:
-        """The earliest time at which a request of ``service`` seconds can be done, whenever it is sent."""
+        """Return the earliest time at which a request of ``service`` seconds can be done, if it is sent at the best time."""
         start = 0.0
         while start < math.inf:
             end, error = self.plan(start, service)
@@ -114,14 +124,14 @@ class Timeline:
         return math.inf
 
     def work(self, until: float) -> float:
-        """Seconds of work that one slot can do between 0 and ``until``."""
+        """Return the seconds of work that one slot can do between the time 0 and ``until``."""
         return sum((end - start) * speed_in(phase) for start, end, phase in self._spans(until))
 
     def admissions(self, until: float, rate: float, burst: float) -> float:
-        """The number of requests (or tokens) that a bucket, full at 0, admits until a time. It admits nothing while the endpoint
-        refuses all requests.
+        """Return the number of requests (or tokens) that a bucket admits from the time 0 to ``until``.
 
-        The bucket fills by ``rate`` per second up to ``burst``, also while nothing is admitted.
+        The bucket is full at the time 0. It fills by ``rate`` per second, up to ``burst``. While the endpoint refuses all requests, the
+        bucket admits nothing, but still fills.
         """
         if until < 0:
             return 0.0
@@ -140,12 +150,12 @@ class Timeline:
 
 
 def refuses(phase: Phase | None) -> bool:
-    """Whether the phase refuses new requests and ends those in flight."""
+    """Return whether the phase refuses new requests and ends those in flight."""
     return phase is not None and phase.behaviour in _ERRORS
 
 
 def speed_in(phase: Phase | None) -> float:
-    """Seconds of work done per second in this phase."""
+    """Return the seconds of work that are done per second in this phase."""
     if phase is None:
         return 1.0
     return 1 / phase.factor if phase.behaviour == "slow" else 0.0
@@ -156,20 +166,25 @@ def _window(phase: Phase, origin: float) -> TimeWindow:
     return TimeWindow(origin + phase.start, end, phase)
 
 
-_NEGLIGIBLE = 1e-9  # seconds, requests or tokens: a resource used less than this cannot limit anything
-_FOREVER = 1e12  # seconds
-_BISECTIONS = 60
-_ROUNDS = 2
-_STEPS = (3.0, 1.5, 1.2, 1.08, 1.03, 1.01)
-_INITIAL_PRICE = 0.01  # of the cost of an average request: initial price of a resource that is not binding on average
-_SAMPLE = 1024  # (endpoint, request) pairs on which prices are improved
+_NEGLIGIBLE = 1e-9  # seconds, requests or tokens; a resource of which no request uses more than this cannot limit anything
+_FOREVER = 1e12  # seconds that count as infinite
+_BISECTIONS = 60  # number of halvings in the search for a time
+_ROUNDS = 2  # number of times that each step is tried on each price
+_STEPS = (3.0, 1.5, 1.2, 1.08, 1.03, 1.01)  # factors by which a price is raised and lowered
+_INITIAL_PRICE = 0.01  # cost of an average request in a resource that is not binding, before the prices are improved
+_SAMPLE = 1024  # number of (endpoint, request) pairs on which prices are improved
 
 Prices = list[float]
-"""By resource, in the order of the endpoints and of the resources of each."""
+"""The price of each resource. The resources of the first endpoint come first, then those of the second endpoint, and so on."""
 
 
 class Resource(NamedTuple):
-    """A limited resource of an endpoint: the supply until a time, and the amount that each request uses."""
+    """A limited resource of an endpoint.
+
+    Attributes:
+        supply: function that returns the amount which the endpoint can supply from the time 0 until a time.
+        uses: amount that each request uses.
+    """
 
     supply: Callable[[float], float]
     uses: list[float]
@@ -179,11 +194,12 @@ class Resource(NamedTuple):
 
 
 def lower_bound(endpoints: Iterable[FakeEndpoint], work: int | Sequence[Sequence[Any]]) -> float:
-    """The shortest time in seconds in which these endpoints, freshly started, can serve a batch; infinite if they never can.
+    """Return the shortest time in seconds in which these endpoints, freshly started, can serve a batch; infinite if they never can.
 
     Args:
         endpoints: the endpoints of the fleet.
-        work: the conversations of the batch, or a number of requests. Requests given as a number have the mean length and no prompt.
+        work: the conversations of the batch, or the number of requests. If only the number is given, each request has an output of the
+            mean length and no prompt.
     """
     count = work if isinstance(work, int) else len(work)
     if not count:
@@ -206,7 +222,14 @@ def lower_bound(endpoints: Iterable[FakeEndpoint], work: int | Sequence[Sequence
 
 
 def _resources(spec: FakeEndpoint, timeline: Timeline, service: list[float], tokens: list[float]) -> list[Resource]:
-    """The resources of an endpoint, from the service time and the tokens of each request."""
+    """Return the limited resources of an endpoint.
+
+    Args:
+        spec: the settings of the endpoint.
+        timeline: the phases of the endpoint.
+        service: service time of each request in seconds.
+        tokens: prompt and completion tokens of each request.
+    """
     last = min(service)  # the last admitted request must still be served
     found = []
     if (slots := spec.max_concurrency) is not None:
@@ -220,11 +243,14 @@ def _resources(spec: FakeEndpoint, timeline: Timeline, service: list[float], tok
 
 
 def fluid(endpoints: Sequence[Sequence[Resource]], weight: float) -> float:
-    """The shortest time in which the supplies can serve the requests, if a request may be divided; infinite if they never can.
+    """Return the shortest time in which the supplies can serve the requests, if a request may be divided among endpoints.
+
+    The time is infinite if the supplies never suffice.
 
     Args:
-        endpoints: the resources of each endpoint, for the same requests. An endpoint without resources serves all requests at once.
-        weight: number of requests that each of these requests stands for.
+        endpoints: the limited resources of each endpoint, for the same requests. An endpoint without limited resources serves all requests
+            at once.
+        weight: number of requests of the batch that each of the given requests represents.
     """
     if not all(endpoints):
         return 0.0
@@ -249,9 +275,10 @@ class _DualProgram:
         return best
 
     def _binding(self) -> Prices:
-        """Prices at which only the binding resource of each endpoint has a price, and an average request costs 1.
+        """Return the initial prices. Only the binding resource of each endpoint has a price, at which an average request costs 1.
 
-        The binding resource is the scarcest one at the time at which all requests would be served if all were average.
+        Suppose that all requests were average. At the time at which all of them would be served, the binding resource of an endpoint is
+        the scarcest one.
         """
         means = [[resource.mean() for resource in endpoint] for endpoint in self.endpoints]
 
@@ -268,7 +295,7 @@ class _DualProgram:
         return prices
 
     def _costs(self, prices: Prices, request: int) -> list[float]:
-        """The cost of one request at each endpoint."""
+        """Return the cost of one request at each endpoint."""
         costs = [0.0] * len(self.endpoints)
         for owner, price, resource in zip(self.owners, prices, self.resources, strict=True):
             costs[owner] += price * resource.uses[request]
@@ -278,13 +305,16 @@ class _DualProgram:
         return math.fsum([price * each.supply(until) for price, each in zip(prices, self.resources, strict=True) if price])
 
     def _bound_of(self, prices: Prices, requests: range) -> float:
-        """The lower bound that these prices give for the whole batch, from a sample of its requests."""
+        """Return the lower bound for the whole batch that these prices give. It is computed from a sample of the requests."""
         demand = math.fsum([min(self._costs(prices, request)) for request in requests])
         demand *= self.weight * len(self.requests) / len(requests) * (1 - 1e-12)
         return _first(lambda until: self._value(prices, until) >= demand)
 
     def _improved(self, prices: Prices) -> Prices:
-        """Raise the bound by changing one price after the other, as long as that helps, in steps that become smaller."""
+        """Return prices that give a bound at least as high.
+
+        Each price is changed in turn, by factors that come closer and closer to 1. A change that raises the bound is kept.
+        """
         sample = self.requests[:: max(1, len(self.requests) * len(self.endpoints) // _SAMPLE)]
         prices = [price or _INITIAL_PRICE / each.mean() for price, each in zip(prices, self.resources, strict=True)]
         best = self._bound_of(prices, sample)
@@ -299,7 +329,7 @@ class _DualProgram:
 
 
 def _first(holds: Callable[[float], bool]) -> float:
-    """The smallest time at which a monotone condition holds; infinite if it never does."""
+    """Return the smallest time at which a monotone condition holds; infinite if it never does."""
     if holds(0.0):
         return 0.0
     high = 1e-3

@@ -1,11 +1,15 @@
-"""A simulated model server with continuous batching and a prefix cache. Takes requests and the time, and returns the finished requests and
-the time of its next step. Uses no HTTP, no clock and no event loop.
+"""A simulated model server with continuous batching and a prefix cache.
 
-It follows the scheduler of vLLM (v1), simplified. Each step generates one token for every running request and spends the rest of its token
-budget on prompts, first come first served. A prompt that does not fit into the budget continues in the next step. A request is admitted if
-the step has budget left, fewer than ``sequences`` requests run, and the KV cache has room for the prompt and the output. This room is
-reserved, so no request is ever preempted. Full blocks of a prompt are shared from the step on that computes them. They stay cached until
-their space is needed, and the least recently used are evicted first. At least one token of each prompt is computed.
+A :class:`ModelServer` takes requests and the time. It returns the finished requests and the time at which its next step ends. This module
+uses no HTTP, no clock and no event loop.
+
+The simulation is a simplified form of the scheduler of vLLM (v1). Each step generates one token for every running request, and spends the
+rest of its token budget on prompts, first come first served. A prompt that does not fit into the budget continues in the next step. A
+request is admitted if the step has budget left, fewer than ``sequences`` requests run, and the KV cache has room for the prompt and the
+output. This room is reserved, so no request is ever preempted.
+
+A full block of a prompt is shared as soon as the step that computes it has begun. The block stays cached until its space is needed. The
+least recently used blocks are evicted first. At least one token of each prompt is computed, even if the whole prompt is cached.
 """
 
 from __future__ import annotations
@@ -25,17 +29,19 @@ _SECONDS = Field(ge=0, allow_inf_nan=False)
 
 
 class ServedModel(Policy):
-    """Speed and memory of one replica of a model. A step that computes ``p`` prompt tokens and generates ``d`` output tokens takes
-    ``time_scale * (step + prefill * p + decode * d)`` seconds.
+    """Speed and memory of one replica of a model.
+
+    A step that computes ``p`` prompt tokens and generates ``d`` output tokens takes ``time_scale * (step + prefill * p + decode * d)``
+    seconds.
 
     Args:
-        step: seconds of any step.
-        prefill: seconds for each prompt token.
-        decode: seconds for each running request.
-        cache_tokens: tokens that its KV cache can hold.
+        step: seconds that every step takes, without its tokens.
+        prefill: seconds for each prompt token that is computed.
+        decode: seconds for each output token. A running request gets one output token per step.
+        cache_tokens: number of tokens that the KV cache can hold.
         budget: maximum number of tokens in a step.
         sequences: maximum number of requests that run at once.
-        block: tokens of a block of the cache.
+        block: number of tokens in a block of the cache.
         caching: whether the blocks of equal prefixes are reused.
         time_scale: factor for all times. 2 halves the speed of the server; 0.01 suits tests.
 
@@ -59,23 +65,25 @@ MODELS = {
     "8B": ServedModel(step=0.010, prefill=0.00006, decode=0.00005, cache_tokens=300_000),
     "70B": ServedModel(step=0.025, prefill=0.0003, decode=0.0001, cache_tokens=120_000),
 }
-"""Orders of magnitude of an 8B model on one GPU (16,000 prompt tokens a second), and of a 70B model on several (3,300)."""
+"""Speed and memory of two models, by name. The values have the order of magnitude of an 8B model on one GPU, which computes 16,000 prompt
+tokens a second, and of a 70B model on several GPUs, which computes 3,300."""
 
 
 class ModelRequest:
     """One request to a model server.
 
     Args:
-        prompt: prompt tokens, at least 1.
-        output: output tokens, at least 1.
-        keys: one hash for each beginning of the prompt that other prompts may share, from the shortest to the longest. Requests with an
-            equal key share that beginning.
-        ends: number of prompt tokens in each of these beginnings, increasing.
-        handle: any object of the caller; not used here.
+        prompt: number of prompt tokens, at least 1.
+        output: number of output tokens, at least 1.
+        keys: one hash for each prefix of the prompt that other prompts may share, from the shortest prefix to the longest. Requests with
+            an equal key share that prefix.
+        ends: number of prompt tokens in each of these prefixes, in increasing order.
+        handle: any object of the caller. The model server does not use it.
 
     Attributes:
         cached: prompt tokens that were read from the cache; None until the request is admitted.
-        admitted_at, first_at: when it was admitted, and the end of the step that gave its first token, in seconds.
+        admitted_at: time in seconds at which the request was admitted.
+        first_at: time in seconds at which the step ended that generated the first token of the request.
     """
 
     __slots__ = (
@@ -87,8 +95,8 @@ class ModelRequest:
         self.cached: int | None = None
         self.admitted_at = self.first_at = inf
         self.left = 0  # prompt tokens still to be computed
-        self.blocks = self.private = 0  # blocks that it needs, and those that it holds alone
-        self.nodes: list[_Node] = []  # the nodes that it pins, from the outermost to the innermost
+        self.blocks = self.private = 0  # blocks that this request needs, and blocks that it does not share
+        self.nodes: list[_Node] = []  # nodes that this request pins, from the beginning of the prompt to its end
         self.over = False  # cancelled or finished
 
 
@@ -98,12 +106,15 @@ class _Node:
     __slots__ = ("cached", "end", "key", "pins", "size")
 
     def __init__(self, key: Hashable, size: int, end: int) -> None:
-        self.key, self.size, self.end = key, size, end  # blocks of the part, and up to its end
-        self.cached = self.pins = 0  # blocks that are cached, and requests that use them
+        self.key, self.size, self.end = key, size, end  # size: blocks of the part; end: blocks from the beginning of the prompt to its end
+        self.cached = self.pins = 0  # cached: blocks of the part that are cached; pins: requests that use the part
 
 
 class BlockCache:
-    """The blocks of a KV cache. Shared blocks are found by key; private blocks are only counted. Pinned blocks are never evicted.
+    """The blocks of a KV cache.
+
+    Shared blocks are found by key. Private blocks belong to one request and are only counted. Blocks that a request uses are pinned, and
+    pinned blocks are never evicted.
 
     Attributes:
         used: blocks that are in use or cached.
@@ -118,7 +129,7 @@ class BlockCache:
         self._idle: OrderedDict[_Node, None] = OrderedDict()  # unpinned nodes, least recently used first, children before parents
 
     def admit(self, request: ModelRequest) -> bool:
-        """Reserve blocks for a request, and count the cached tokens of its prompt. Returns False if there is no room."""
+        """Reserve blocks for a request, and count the cached tokens of its prompt. Return False if the cache has no room."""
         path = self._path(request) if self._caching else []
         hit, free = 0, self.capacity - self.used + self.spare
         for node in path:
@@ -143,7 +154,7 @@ class BlockCache:
         return True
 
     def computed(self, request: ModelRequest) -> None:
-        """Share the full blocks of a prompt that are computed by now."""
+        """Share the full blocks of a prompt that have been computed so far."""
         done = (request.prompt - request.left) // self.block
         for node in request.nodes:
             begin = node.end - node.size
@@ -154,7 +165,7 @@ class BlockCache:
                 request.private -= more
 
     def release(self, request: ModelRequest) -> None:
-        """Free the private blocks of a request, and unpin the shared ones."""
+        """Free the private blocks of a request, and unpin its shared blocks."""
         self.used -= request.private
         for node in reversed(request.nodes):  # the end of a prompt is evicted before its beginning
             node.pins -= 1
@@ -168,7 +179,7 @@ class BlockCache:
         request.nodes, request.private = [], 0
 
     def _path(self, request: ModelRequest) -> list[_Node]:
-        """The nodes of a request. New nodes are not yet in the cache."""
+        """Return the nodes of a request. New nodes are not yet in the cache."""
         path, begin, block, nodes = [], 0, self.block, self._nodes
         for key, tokens in zip(request.keys, request.ends, strict=True):
             end = min(tokens, request.prompt) // block
@@ -189,13 +200,18 @@ class BlockCache:
 
 
 class ModelServer:
-    """One replica of a model. Call ``submit`` or ``cancel`` for each request that comes or goes, then ``run``, and ``run`` again at
-    ``next_at``.
+    """One replica of a model.
+
+    The caller calls ``submit`` for each new request and ``cancel`` for each abandoned one. After each of these calls, and at the time
+    ``next_at``, the caller calls ``run``.
 
     Attributes:
-        next_at: when a step ends, in seconds; inf while nothing runs.
-        queried, hits: prompt tokens of admitted requests, and those of them that were cached.
-        prefilled, decoded, steps: prompt tokens computed, output tokens generated, and steps done.
+        next_at: time in seconds at which the planned steps end; inf while nothing runs.
+        queried: prompt tokens of all admitted requests.
+        hits: prompt tokens of admitted requests that were cached.
+        prefilled: prompt tokens that were computed.
+        decoded: output tokens that were generated.
+        steps: steps that have ended.
     """
 
     def __init__(self, model: ServedModel) -> None:
@@ -207,16 +223,16 @@ class ModelServer:
         self._budget, self._sequences = model.budget, model.sequences
         self._step, self._prefill, self._decode = (model.time_scale * each for each in (model.step, model.prefill, model.decode))
         self._number = count().__next__
-        self._ends: list[tuple[int, int, ModelRequest]] = []  # (last step, order, request) of those past their prompt
-        self._decoding = 0  # requests that get a token in the present step
-        self._starting: list[ModelRequest] = []  # those whose prompt the present step completes
-        self._partial: ModelRequest | None = None  # the request whose prompt is computed in part
-        self._begun = 0.0  # when the present steps began
-        self._planned = 0  # steps until ``next_at``, all alike
+        self._ends: list[tuple[int, int, ModelRequest]] = []  # (last step, order, request) of each request whose prompt is computed
+        self._decoding = 0  # requests that were past their prompt when the present step began; each gets a token in this step
+        self._starting: list[ModelRequest] = []  # requests whose prompt is completed in the present step
+        self._partial: ModelRequest | None = None  # the request of whose prompt only a part is computed
+        self._begun = 0.0  # time in seconds at which the planned steps began
+        self._planned = 0  # number of steps until ``next_at``; all of them take the same time
         self.clear()
 
     def clear(self) -> None:
-        """Empty the cache, as a restart does. Must be called only while nothing runs."""
+        """Empty the cache, as a restart does. This method may only be called while no request runs."""
         self.cache = BlockCache(self.model.cache_tokens // self.model.block, self.model.block, caching=self.model.caching)
 
     @property
@@ -254,7 +270,7 @@ class ModelServer:
             self._decoding -= 1
 
     def run(self, now: float) -> list[ModelRequest]:
-        """End the steps that are over by ``now`` and begin the next. Returns the requests that finished, in order."""
+        """End the steps that are over at the time ``now``, and begin the next one. Return the finished requests, in order."""
         done: list[ModelRequest] = []
         while self.next_at <= now:
             at = self.next_at
@@ -283,7 +299,7 @@ class ModelServer:
                 done.append(request)
 
     def _begin(self, at: float) -> None:
-        """Plan the next step, or all steps until the next request ends if they are alike."""
+        """Plan the next step. If this step computes no prompt tokens, plan all steps until the next request ends."""
         budget = self._budget - self._decoding
         spent = self._compute(self._partial, budget) if self._partial is not None else 0
         while self.waiting and spent < budget and self._partial is None and self.running < self._sequences:
@@ -308,7 +324,7 @@ class ModelServer:
         self.hits += request.cached or 0
 
     def _compute(self, request: ModelRequest, budget: int) -> int:
-        """Compute as much of a prompt as the budget allows. Returns the number of tokens."""
+        """Compute as much of a prompt as the budget allows. Return the number of computed tokens."""
         tokens = min(budget, request.left)
         request.left -= tokens
         self.cache.computed(request)
@@ -324,7 +340,7 @@ class ModelServer:
         self.cache.release(request)
 
     def _cut(self, now: float) -> None:
-        """Drop the planned steps after the present one, because something changes at ``now``."""
+        """Drop the planned steps that begin after ``now``, because a request came or went at ``now``."""
         if self._planned > 1 and now < self.next_at < inf:
             each = (self.next_at - self._begun) / self._planned
             self._planned = min(self._planned, max(1, ceil((now - self._begun) / each - 1e-9)))
@@ -332,7 +348,10 @@ class ModelServer:
 
 
 def ideal_prefill(requests: Sequence[ModelRequest], block: int = 16) -> int:
-    """The fewest prompt tokens that any number of servers must compute for these requests: each distinct prefix once, in whole blocks."""
+    """Return the smallest number of prompt tokens that any number of servers must compute for these requests.
+
+    Prompts with a common prefix share it in whole blocks. Each shared block is computed once.
+    """
     cache, tokens = BlockCache(inf, block), 0
     for given in requests:
         request = ModelRequest(given.prompt, given.output, given.keys, given.ends)

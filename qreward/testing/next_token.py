@@ -1,8 +1,8 @@
-"""Answers prompts that list labelled options and ask for one label: the first token of the answer, with log probabilities. Also the fake
-tokenizer, in which each label is one token.
+"""Answers prompts that list labelled options and ask for one label. The answer is a first token with log probabilities.
 
-The prompt may be written by any client. It consists of an input, a question, lines such as ``A: calm``, ``0: poor`` or
-``yes: it is right``, and a last line that asks for one label. This module does not use HTTP.
+Any client may write the prompt. A prompt consists of an input, a question, lines such as ``A: calm``, ``0: poor`` or
+``yes: it is right``, and a last line that asks for one label. The module also contains the fake tokenizer, in which each label is one
+token. It does not use HTTP.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from qreward.testing.synthetic_judge import Asked, JudgeRead, SyntheticJudge, te
 
 _LINE = re.compile(r"[ \t]*(?:[-*][ \t]+)?[(\[\"']?([A-Z]|\d|[Yy]es|[Nn]o)[)\]\"']?(?:[ \t]*[:.)=][ \t]*|[ \t]+-[ \t]+)(.*)")
 _LEAD = re.compile(r"(?:Question|Rate|Is (?:this|the following) true|Criterion|Statement)[:?][ \t]*", re.IGNORECASE)
-_MOST_AFTER = 4  # lines after the list
+_MOST_AFTER = 4  # maximum number of lines after the list of options
 _YES_OR_NO = re.compile(r"\byes\b\W+or\W+no\b", re.IGNORECASE)
 _BOOLS = {"yes": True, "true": True, "no": False, "false": False}
 _SEQUENCES = (string.ascii_uppercase, string.digits)
 _OTHERS = ("I", "The", "It", "**", "<think>", "\n", "Answer", "This", "Based", "Sure", "Let", "In", "-", "To", "Okay", "My", "We", "Well")
 _NEVER = -9999.0  # the log probability of an impossible token, as OpenAI and vLLM write it
-_VARIANTS = ((0.9, str), (0.07, " {}".format), (0.03, str.swapcase))  # share of a label's probability, and its spelling
-_MOST_WITH_VARIANTS = 6  # labels whose variants fit among 20 tokens
+_VARIANTS = ((0.9, str), (0.07, " {}".format), (0.03, str.swapcase))  # share of a label's probability, and the spelling that gets it
+_MOST_WITH_VARIANTS = 6  # maximum number of labels whose variants fit among 20 tokens
 
 
 class LabelledPrompt(NamedTuple):
@@ -34,7 +34,7 @@ class LabelledPrompt(NamedTuple):
     Attributes:
         input: the text before the question.
         asked: the question.
-        labels: the label of each option of the question, in their order.
+        labels: the label of each option, in the order of the options of the question.
     """
 
     input: str
@@ -43,7 +43,7 @@ class LabelledPrompt(NamedTuple):
 
 
 def read_prompt(given: str | Sequence[Mapping[str, Any]]) -> LabelledPrompt | None:
-    """Find the question and the labels in a prompt. Returns None if it lists no labelled options.
+    """Find the question and the labels in a prompt. Return None if the prompt lists no labelled options.
 
     Example:
         >>> read_prompt("It is 4.\\n\\nQuestion: Tone?\\nA: calm\\nB: rude\\nAnswer with one letter.").asked.options
@@ -63,13 +63,13 @@ def read_prompt(given: str | Sequence[Mapping[str, Any]]) -> LabelledPrompt | No
 
 
 def _options(lines: list[str]) -> tuple[int, int]:
-    """The range of lines of the last list of labelled options. It is empty if there is no list near the end."""
+    """Return the range of lines that contains the last list of labelled options. The range is empty if no list is near the end."""
     end = len(lines)
     while end > max(0, len(lines) - _MOST_AFTER):
         begin = end
         while begin > 0 and _LINE.fullmatch(lines[begin - 1]):
             begin -= 1
-        for start in range(begin, end):  # a question may look like an option
+        for start in range(begin, end):  # the first lines of the range may be a question that looks like an option
             found = [match[1] for line in lines[start:end] if (match := _LINE.fullmatch(line))]
             if _complete(found):
                 return start, end
@@ -78,14 +78,17 @@ def _options(lines: list[str]) -> tuple[int, int]:
 
 
 def _complete(labels: list[str]) -> bool:
-    """Whether labels are A, B, ..., or 0, 1, ..., or yes and no (or one of the two, where only one is described)."""
+    """Return whether labels are a complete list: A, B, C and so on, or 0, 1, 2 and so on, or yes and no.
+
+    A list with only ``yes`` or only ``no`` is also complete, because a prompt may describe only one of the two.
+    """
     if {label.lower() for label in labels} <= {"yes", "no"}:
         return len(labels) <= 2
     return len(labels) > 1 and any("".join(labels) == sequence[: len(labels)] for sequence in _SEQUENCES)
 
 
 def _first_of_question(lines: list[str], end: int) -> int:
-    """The number of the first line of the question that ends before line ``end``."""
+    """Return the index of the first line of the question that ends before the line with the index ``end``."""
     for place in range(end - 1, -1, -1):
         if _LEAD.match(lines[place]):
             return place
@@ -112,11 +115,13 @@ class NextToken(NamedTuple):
 
     @classmethod
     def of(cls, prompt: LabelledPrompt, judge: SyntheticJudge) -> NextToken:
-        """The first token of a judge's answer. Raises ``ConfigError``.
+        """Return the possible first tokens of a judge's answer to a prompt.
 
-        If there are at most six labels, 10 % of the probability of each goes to its variants with a leading space and in the other letter
-        case.
-        Probability that the judge gives to no label goes to other tokens.
+        If the prompt has at most six labels, 10 % of the probability of each label goes to two variants of the label: one with a leading
+        space, and one in the other letter case. Probability that the judge gives to no label goes to other tokens.
+
+        Raises:
+            ConfigError: the input has a truth that does not fit the question.
         """
         read = judge.read(prompt.input, prompt.asked)
         spelled = _VARIANTS if len(prompt.labels) <= _MOST_WITH_VARIANTS else ((1.0, str),)
@@ -135,7 +140,12 @@ class NextToken(NamedTuple):
         return self.tokens[0][0]
 
     def logprobs(self, most: int, ids: Iterable[int] = ()) -> dict[str, Any]:
-        """The member ``logprobs`` of a chat completion, with the ``most`` most probable tokens, or with the tokens of ``ids``."""
+        """Return the member ``logprobs`` of a chat completion.
+
+        Args:
+            most: number of tokens to list, the most probable first. It has no effect if ``ids`` has known tokens.
+            ids: ids of tokens to list instead, after the most probable token.
+        """
         known, wanted = dict(self.tokens), [text for each in ids if (text := TOKENIZER.text([each]))]
         chosen = list(dict.fromkeys((self.content, *wanted))) if wanted else [token for token, _ in self.tokens[:most]]
         top = [_entry(token, known.get(token, 0.0)) for token in chosen]
@@ -143,7 +153,10 @@ class NextToken(NamedTuple):
 
 
 def _others(labels: Sequence[str], mass: float) -> list[tuple[str, float]]:
-    """Tokens that are not labels. Each has half of the probability that is left, and the last one the rest."""
+    """Return tokens that are not labels, with their probabilities. The probabilities add up to ``mass``.
+
+    Each token has half of the probability that the tokens before it left over. The last token has the remaining probability.
+    """
     taken = {label.casefold() for label in labels}
     tokens = [token for token in _OTHERS if token.casefold() not in taken]
     shares = [0.5 ** (place + 1) for place in range(len(tokens) - 1)]
@@ -187,11 +200,11 @@ class FakeTokenizer:
         return self._first + 0x110000
 
     def ids(self, text: str) -> list[int]:
-        """The tokens of a text."""
+        """Return the ids of the tokens of a text."""
         return [self._ids.get(piece) or self._first + ord(piece) for piece in self._piece.findall(text)]
 
     def text(self, ids: Iterable[int]) -> str:
-        """The text of tokens. Unknown ids have no text."""
+        """Return the text of the tokens with these ids. Unknown ids have no text."""
         return "".join(self._words.get(each) or (chr(each - self._first) if self._first <= each < self.size else "") for each in ids)
 
 
@@ -199,9 +212,12 @@ TOKENIZER = FakeTokenizer()
 
 
 def score_labels(prompt: str, ids: Sequence[int], judge: SyntheticJudge) -> list[float]:
-    """The probability that each of these tokens follows a prompt; 0 for tokens that are not labels of the prompt. Raises ``ConfigError``.
+    """Return the probability that each token of ``ids`` follows a prompt. It is 0 for a token that is no label of the prompt.
 
-    If the prompt lists no labelled options, these tokens are the labels, and the whole prompt is the input of the judge.
+    If the prompt lists no labelled options, the tokens of ``ids`` are the labels, and the whole prompt is the input of the judge.
+
+    Raises:
+        ConfigError: the input has a truth that does not fit the question.
     """
     texts = [TOKENIZER.text([each]) for each in ids]
     found = read_prompt(prompt)

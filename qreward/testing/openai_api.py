@@ -19,8 +19,8 @@ import msgspec
 
 from qreward.testing.text import canonical, encode
 
-_MOST_INPUTS = 2048  # of one embeddings request, as at OpenAI
-_DIMENSIONS = 16
+_MOST_INPUTS = 2048  # maximum number of inputs of one embeddings request, as at OpenAI
+_DIMENSIONS = 16  # numbers in a vector, unless the request sets ``dimensions``
 _UNEMBEDDABLE: tuple[Any, ...] = (None, "", [])
 
 
@@ -46,14 +46,14 @@ class ChatRequest(msgspec.Struct):
 
 
 class ChatLabel(NamedTuple):
-    """The only token of a chat response, and the member ``logprobs``."""
+    """The response to a chat that asks for one label: the only token of the response, and the member ``logprobs``."""
 
     content: str
     logprobs: dict[str, Any] | None
 
 
 class EmbeddingsRequest(msgspec.Struct):
-    """The fields of an embeddings request that have an effect."""
+    """The fields of an embeddings request that have an effect. All other fields are accepted and ignored."""
 
     model: str
     input: str | list[Any]
@@ -68,7 +68,7 @@ class EmbeddingsRequest(msgspec.Struct):
             raise ValueError("'dimensions' must be from 1 to 4096")
 
     def items(self) -> list[Any]:
-        """The inputs as a list. A list of numbers is one tokenised input."""
+        """Return the inputs as a list. A list of numbers is one input that the client has tokenised."""
         whole = isinstance(self.input, str) or (bool(self.input) and all(isinstance(each, int) for each in self.input))
         return [self.input] if whole else list(self.input)
 
@@ -82,7 +82,7 @@ def read(kind: type[R], body: bytes) -> R:
     try:
         found: R = _DECODERS[kind].decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as problem:
-        try:  # lone surrogates and NaN: real servers accept them, strict decoders do not
+        try:  # the body may contain lone surrogates or NaN; real servers accept them, but strict decoders do not
             return msgspec.convert(json.loads(body), kind)
         except (ValueError, RecursionError):
             raise ValueError(str(problem)) from None
@@ -90,7 +90,7 @@ def read(kind: type[R], body: bytes) -> R:
 
 
 def usage(prompt: int, completion: int, cached: int | None = None) -> dict[str, Any]:
-    """The member ``usage``. ``cached``: prompt tokens that were read from a prefix cache; None without a cache."""
+    """Return the member ``usage``. ``cached`` is the number of prompt tokens read from a prefix cache, or None without a cache."""
     used = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
     return used if cached is None else {**used, "prompt_tokens_details": {"cached_tokens": cached}}
 
@@ -98,7 +98,7 @@ def usage(prompt: int, completion: int, cached: int | None = None) -> dict[str, 
 def chat_completion(
     request: ChatRequest, digest: bytes, content: str, used: dict[str, Any], label: ChatLabel | None = None
 ) -> dict[str, Any]:
-    """The body of a chat response. ``label`` is set if the response is a single token."""
+    """Return the body of a chat response. ``label`` is set if the response is a single token."""
     message = {"role": "assistant", "content": content, "refusal": None}
     logprobs, reason = (None, "stop") if label is None else (label.logprobs, "length")
     choices = [{"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason} for index in range(request.n or 1)]
@@ -121,7 +121,7 @@ class Chunks:
         return self._event({"role": "assistant", "content": ""})
 
     def piece(self, number: int, tokens: int) -> bytes:
-        """The event of token ``number``, from 0."""
+        """Return the event of one token. ``number`` counts from 0, and ``tokens`` is the number of tokens in the response."""
         start, end = (len(self._content) * edge // tokens for edge in (number, number + 1))
         return self._event({"content": self._content[start:end]})
 
@@ -141,7 +141,7 @@ def _sse(body: Any) -> bytes:
 
 
 def embeddings(request: EmbeddingsRequest, prompt: int) -> dict[str, Any]:
-    """The body of an embeddings response. The vectors are in the order of the inputs, and each depends on its own input alone."""
+    """Return the body of an embeddings response. The vectors are in the order of the inputs. Each vector depends only on its own input."""
     vectors = [vector(canonical(each), request.dimensions or _DIMENSIONS) for each in request.items()]
     as_text = request.encoding_format == "base64"
     data = [
@@ -153,7 +153,7 @@ def embeddings(request: EmbeddingsRequest, prompt: int) -> dict[str, Any]:
 
 
 def vector(encoded: bytes, dimensions: int) -> array.array[float]:
-    """A unit vector of 32-bit floats, derived from the text by SHAKE-256."""
+    """Return a unit vector of 32-bit floats, derived from the text by SHAKE-256."""
     words = struct.unpack(f"<{dimensions}i", shake_256(encoded).digest(4 * dimensions))
     length = math.sqrt(math.fsum(word * word for word in words)) or 1.0
     return array.array("f", [word / length for word in words])
@@ -166,7 +166,7 @@ def _base64(numbers: array.array[float]) -> str:
 
 
 def models(patterns: tuple[str, ...]) -> dict[str, Any]:
-    """The body of a model list. A pattern with ``*`` is listed as one matching name; patterns with ``?`` or ``[`` are left out."""
+    """Return the body of a model list. A pattern with ``*`` is listed as one matching name. Patterns with ``?`` or ``[`` are left out."""
     names = [pattern.replace("*", "fake") for pattern in patterns if not set(pattern) & set("?[")]
     return {"object": "list", "data": [{"id": name, "object": "model", "created": 0, "owned_by": "qreward"} for name in names]}
 

@@ -1,8 +1,8 @@
 """The texts of a fake endpoint's responses: the echo, the judge, the synthetic judge, or the user's own function.
 
-The judge needs no model. It compares a reference answer with a candidate answer, and is deterministic, so a reward computed from it can be
-checked. The comparison ignores case, punctuation, articles, thousands separators and the notation of numbers. It understands simple units
-and number words, and, on request, ignores the order of a list. It does no algebra: ``x + 1`` and ``1 + x`` differ.
+The judge needs no model. It compares a reference answer with a candidate answer. The judge is deterministic, so a test can check a reward
+that is computed from the verdict. The comparison ignores case, punctuation, articles, thousands separators and the notation of numbers. It
+understands simple units and number words. On request, it ignores the order of a list. It does no algebra: ``x + 1`` and ``1 + x`` differ.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SMALL = {word: value for value, word in enumerate(_ONES.split())} | {word: 10 *
 _LARGE = {"hundred": 100, "thousand": 1_000, "million": 1_000_000, "billion": 1_000_000_000}
 _PARTS = {"half": Fraction(1, 2), "halves": Fraction(1, 2), "quarter": Fraction(1, 4), "quarters": Fraction(1, 4)}
 
-# Dimension -> names of a unit -> its size in the smallest unit listed here.
+# Dimension -> names of a unit -> size of this unit, in the smallest unit of the same dimension in this table.
 _TABLE = {
     "length": {"mm millimeter millimetre": 1, "cm centimeter centimetre": 10, "m meter metre": 1_000, "km kilometer kilometre": 1_000_000},
     "mass": {"mg milligram": 1, "g gram": 1_000, "kg kilogram": 1_000_000},
@@ -42,7 +42,7 @@ _UNITS: dict[str, tuple[str, Fraction | int]] = {
 }
 _UNITS |= dict.fromkeys(("%", "percent"), ("", Fraction(1, 100)))
 
-_NUMBER = r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d{1,3})?"  # as an exact fraction, 1e999999999 would take hundreds of megabytes
+_NUMBER = r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d{1,3})?"  # 1e999999999 as a fraction would take hundreds of megabytes
 _FRACTION = rf"(?:[+-]?\d+\s+\d+\s*/\s*\d+|{_NUMBER}\s*/\s*{_NUMBER}|{_NUMBER})"
 _QUANTITY = re.compile(rf"({_FRACTION})\s*(%|percent\b|[a-z]+\b)?")
 
@@ -72,13 +72,13 @@ def same_answer(reference: str, candidate: str, any_order: bool = False) -> str 
 
 
 def _items(text: str) -> list[str]:
-    """The items of a list written with commas, semicolons, bullets on lines, or ``and``."""
+    """Return the items of a list. Commas, semicolons, line breaks and the word ``and`` separate items. Bullets are removed."""
     parts = re.split(r"[,;\n]|\band\b", text)
     return [item for part in parts if (item := re.sub(r"^(?:[-*•]|\d+[.)])\s+", "", part.strip()))]
 
 
 def _key(item: str) -> str:
-    """A comparison key: equal items have equal keys."""
+    """Return a key for comparisons: two items are equal if their keys are equal."""
     quantity = _quantity(item)
     return _plain(item) if quantity is None else f"{quantity[0]} {quantity[1]}"
 
@@ -94,7 +94,7 @@ def _tidy(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """The words without articles and without punctuation. Punctuation within numbers and symbols is kept."""
+    """Return the words of a text without articles and punctuation. Punctuation within numbers, and symbols such as ``+``, are kept."""
     text = re.sub(r"[\"'`\u2018\u2019\u201c\u201d()\[\]{}*_!?:;,]|(?<!\d)\.(?!\d)|\.(?!\d)", " ", text.replace("'", ""))
     text = re.sub(r"\s*([=+*/<>^])\s*", r"\1", text)
     words = text.split()
@@ -103,7 +103,10 @@ def _plain(text: str) -> str:
 
 
 def _quantity(text: str) -> tuple[str, Fraction] | None:
-    """The dimension (``""`` for a bare number) and the value, if the whole text is one quantity; else None."""
+    """Return the dimension and the value of a quantity. The dimension is ``""`` for a number without a unit.
+
+    Return None if the text is not exactly one quantity.
+    """
     text = re.sub(r"^(?:the|an?)\s+", "", text.strip(" \t\n,;:!?\"'()[]*_`").rstrip("."))
     kinds, total, position = set(), Fraction(0), 0
     for match in _QUANTITY.finditer(text):
@@ -115,7 +118,7 @@ def _quantity(text: str) -> tuple[str, Fraction] | None:
         kinds.add(measured[0])
         total, position = total + measured[1], match.end()
     parts = len(_QUANTITY.findall(text))
-    # "1 h 30 min" is one quantity, "3 5" are two numbers.
+    # "1 h 30 min" is one quantity, but "3 5" is two numbers.
     if not parts or text[position:].strip(" .") or len(kinds) != 1 or (parts > 1 and kinds & {"", "%"}):
         return None
     return kinds.pop(), total
@@ -137,7 +140,7 @@ def _measure(number: str, unit: str) -> tuple[str, Fraction] | None:
 
 
 def _digits(line: str) -> str:
-    """Number words as digits: ``twenty one`` as 21, ``one half`` as 1/2, ``minus five`` as -5."""
+    """Return a line with number words written as digits: ``twenty one`` as 21, ``one half`` as 1/2, ``minus five`` as -5."""
     out: list[str] = []
     run: list[str] = []
     for word in [*re.findall(r"\S+", line), ""]:
@@ -146,7 +149,7 @@ def _digits(line: str) -> str:
             run.append(bare)
             if bare == word:
                 continue
-            word = word[len(bare) :]  # noqa: PLW2901 - the rest is the punctuation that ends the run
+            word = word[len(bare) :]  # noqa: PLW2901 - keeps only the punctuation, which ends the run
             out.append(_spoken(run) + word)
             run = []
             continue
@@ -182,10 +185,10 @@ _ANY_ORDER = re.compile(r"\b(?:in any order|order does(?: not|n't) matter)\b", r
 
 
 def judge(messages: list[Any]) -> str:
-    """Judge the last user message; return JSON ``{"verdict", "score", "reason", "echo"}``.
+    """Judge the last user message. Return a JSON object with the members ``verdict``, ``score``, ``reason`` and ``echo``.
 
-    The message has the sections ``Question:``, ``Reference answer:`` and ``Candidate answer:``. Each label is at the start of a
-    line, and its section ends at the next label. Only the first occurrence of a label counts, so a candidate answer in the last
+    The message has the sections ``Question:``, ``Reference answer:`` and ``Candidate answer:``. Each of these labels is at the start of a
+    line, and the section ends at the next label. Only the first occurrence of a label counts. Therefore a candidate answer in the last
     section cannot inject a reference answer.
 
     Example:
@@ -206,7 +209,7 @@ def judge(messages: list[Any]) -> str:
 
 
 def sections(text: str) -> dict[str, str]:
-    """Label in lower case -> text of its section."""
+    """Return a mapping from each label, in lower case, to the text of its section."""
     first: dict[str, re.Match[str]] = {}
     for match in _LABEL.finditer(text):
         first.setdefault(match[1].lower(), match)
@@ -216,7 +219,7 @@ def sections(text: str) -> dict[str, str]:
 
 
 def last_user_text(messages: list[Any]) -> str:
-    """The text of the last user message; ``""`` if there is none."""
+    """Return the text of the last user message; ``""`` if there is no user message."""
     for message in reversed(messages):
         if isinstance(message, dict) and message.get("role") == "user":
             content = message.get("content")
@@ -228,11 +231,15 @@ def last_user_text(messages: list[Any]) -> str:
 
 
 Write = Callable[[list[Any], bytes], str]
-"""Maps messages and their digest to the text of the response."""
+"""A function that returns the text of the response, from the messages and their digest."""
 
 
 def writer_of(responder: str | Responder, synthetic: SyntheticJudge) -> Write:
-    """The function for the setting ``responder``. Raises ``ConfigError`` if it cannot be imported."""
+    """Return the function that writes the responses for the setting ``responder``.
+
+    Raises:
+        ConfigError: the responder cannot be imported.
+    """
     if responder == "echo":
         return lambda _messages, digest: echo_text(digest)
     if responder == "synthetic":

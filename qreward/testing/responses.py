@@ -1,6 +1,7 @@
-"""Sends responses of a fake endpoint, complete or streamed as server-sent events at the endpoint's speed, with the planned fault.
+"""Sends the responses of a fake endpoint, with the planned fault.
 
-Uses aiohttp's requests and responses. Limits, counters and the choice of a fault are elsewhere.
+A response is sent as a whole, or streamed as server-sent events at the speed of the endpoint. This module uses aiohttp's requests and
+responses. Other modules apply the limits, count the requests and choose the fault.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from qreward.testing.openai_api import Chunks
 from qreward.testing.spec import Latency
 
 JSON = "application/json"
-_LINGER_ZERO = struct.pack("ii", 1, 0)  # close with a reset
-_MOST_AT_ONCE = 1 << 16  # bytes in one write, so that a slow client exerts backpressure
+_LINGER_ZERO = struct.pack("ii", 1, 0)  # value of the socket option with which a close sends a reset
+_MOST_AT_ONCE = 1 << 16  # bytes after which a write begins, so that a slow client exerts backpressure
 
 
 class Incoming(web.BaseRequest):
-    """A request to a fake endpoint. ``dropped`` is True if the endpoint, not the client, closes the connection."""
+    """A request to a fake endpoint. ``dropped`` is True if the endpoint closes the connection, not the client."""
 
     dropped = False
     __hash__ = object.__hash__  # the base class is a mapping and has no hash; requests are compared by identity
@@ -37,8 +38,8 @@ class FaultPlan(NamedTuple):
     """The fault of one response.
 
     Attributes:
-        name: its name in ``Faults``; None for no fault.
-        point: share of the body that is sent before the fault, from 0 to 1.
+        name: name of the fault in ``Faults``; None for no fault.
+        point: share (0 to 1) of the body that is sent before the fault.
         gap: seconds between the pieces of a body that is sent slowly.
     """
 
@@ -73,7 +74,7 @@ async def deliver(request: Incoming, body: bytes, headers: dict[str, str], plan:
 
 
 async def end(request: Incoming, fault: Fault) -> None:
-    """End a response as ``fault.then`` says. Unless that is ``answer``, this waits until the request is cancelled."""
+    """End a response in the way that ``fault.then`` names. If it is not ``answer``, wait until the request is cancelled."""
     if fault.then == "answer":
         return
     if fault.then != "wait":
@@ -86,16 +87,19 @@ async def end(request: Incoming, fault: Fault) -> None:
 
 
 def abort(transport: Any) -> None:
-    """Abort a connection; the peer sees a reset. Accepts the transport of any loop (uvloop's is no ``asyncio.Transport``), or None."""
+    """Abort a connection. The peer sees a reset.
+
+    The argument is None, or the transport of any event loop. A transport of uvloop is no ``asyncio.Transport``.
+    """
     if transport is not None:
         connection = transport.get_extra_info("socket")
         if connection is not None and connection.fileno() >= 0:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_ZERO)
-        transport.abort()  # also if it is closing: it would wait until the client has read what it was sent
+        transport.abort()  # also if the transport is closing, because it would wait until the client has read all data
 
 
 async def forever() -> NoReturn:
-    """Wait until cancelled, because the client disconnects or the endpoint dies or closes."""
+    """Wait until this call is cancelled. This happens when the client disconnects, or when the endpoint dies or closes."""
     await asyncio.get_running_loop().create_future()
     raise AssertionError("this future never ends")
 
@@ -109,7 +113,10 @@ async def sleep_until(when: float) -> None:
 
 
 def hint(form: str | None, seconds: float) -> dict[str, str]:
-    """The header with the seconds until a retry, rounded up, in the form of ``FakeEndpoint.retry_after``."""
+    """Return the header with the time until a retry, rounded up. ``form`` is the setting ``FakeEndpoint.retry_after``.
+
+    Return no header if ``form`` is None or the time is infinite.
+    """
     if form is None or seconds == math.inf:
         return {}
     if form == "ms":
@@ -120,7 +127,14 @@ def hint(form: str | None, seconds: float) -> dict[str, str]:
 
 
 class Pace(NamedTuple):
-    """The schedule of a response's ``length`` tokens. It starts at ``begin``, a time of ``time.monotonic``."""
+    """The times at which the tokens of a response are due.
+
+    Attributes:
+        begin: time of ``time.monotonic`` at which the work begins.
+        latency: the speed of the endpoint.
+        timeline: the phases of the endpoint.
+        length: number of tokens.
+    """
 
     begin: float
     latency: Latency
@@ -128,16 +142,19 @@ class Pace(NamedTuple):
     length: int
 
     def due(self, number: int) -> tuple[float, str | None]:
-        """The time at which this many tokens are done, and the error that ends the response before that, or None."""
+        """Return the time at which ``number`` tokens are done, and None.
+
+        If an error ends the response earlier, return the time of the error and the kind of error.
+        """
         return self.timeline.plan(self.begin, self.latency.seconds(number))
 
 
 async def stream(
     request: Incoming, headers: dict[str, str], chunks: Chunks, pace: Pace, plan: FaultPlan, finish: Callable[[str | None], None]
 ) -> web.StreamResponse:
-    """Send the events, each at the time of its token. Events that are due together are sent in one write.
+    """Stream a response: send each event at the time of its token. Events that are due together are sent in one write.
 
-    ``finish`` is called with the error, or None, just before the last bytes are written.
+    ``finish`` is called just before the last bytes are written. Its argument is the kind of error, or None for success.
     """
     response = web.StreamResponse(headers={**headers, "Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"})
     fault, ready = plan.fault, bytearray()

@@ -1,9 +1,10 @@
 """The servers of a fake fleet, and the hosts that run them: the caller's event loop, a background thread, or a child process.
 
-A ``FakeServer`` is one fake judge on its port. It follows its phases, and can be killed and revived. It belongs to one event loop and
-may only be called from that loop. Its listening socket can be closed and reopened on the same port.
+A ``FakeServer`` is one fake judge, which listens on one port. It changes its behaviour at the times of its phases. The listening socket is
+closed while the judge is killed or a ``dead`` phase is active. Afterwards a socket is opened on the same port. A ``FakeServer`` belongs to
+one event loop and may only be called from that loop.
 
-Each host has a method ``call``, which takes the name of a method of ``InLoop``. The child process is ``qreward.testing.subprocess_main``.
+Each host has a method ``call`` that calls a method of ``InLoop`` by name. The child process runs ``qreward.testing.subprocess_main``.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ _BACKLOG = 4096
 class Listener:
     """A listener that can be closed and reopened on the same port. While it is closed, connections are refused.
 
-    A second socket, bound but not listening, reserves the port. Connections are accepted here, because an ``asyncio.Server`` that is closed
-    leaks the connections that it has accepted in the same iteration of the event loop.
+    A second socket, which is bound but does not listen, reserves the port. This class accepts the connections itself. ``asyncio.Server`` is
+    not used, because closing it leaks the connections that it has accepted in the same iteration of the event loop.
     """
 
     def __init__(self, make_protocol: Callable[[], asyncio.Protocol], port: int) -> None:
@@ -102,11 +103,16 @@ def _bound(port: int) -> socket.socket:
 
 
 _MOST_BODY = 256 * 1024 * 1024
-_TURNS_TO_SETTLE = 3  # iterations of the event loop in which cancelled handlers end
+_TURNS_TO_SETTLE = 3  # iterations of the event loop that cancelled handlers need to end
 
 
 class FakeServer:
-    """A running fake endpoint. Raises ``OSError`` if its port is taken, ``ConfigError`` for an invalid responder."""
+    """A running fake endpoint.
+
+    Raises:
+        OSError: the port is in use.
+        ConfigError: the responder is invalid.
+    """
 
     def __init__(self, spec: FakeEndpoint) -> None:
         self.state = FakeEndpointState(spec)
@@ -126,7 +132,7 @@ class FakeServer:
 
     async def aclose(self) -> None:
         """Stop listening, abort every connection, and wait until no task is left."""
-        self.state.phases_changed = lambda: None  # a last request must not open the port again
+        self.state.phases_changed = lambda: None  # a request that arrives now must not open the port again
         if self._timer is not None:
             self._timer.cancel()
         await self._listener.aclose()
@@ -137,7 +143,7 @@ class FakeServer:
             settle = max(0, settle - 1)
 
     def _follow_phases(self) -> None:
-        """Open or close the port according to the present phase, and schedule the next check for the next change of phase."""
+        """Open or close the port according to the active phase. Schedule the next call of this method for the next change of phase."""
         phase = self.state.phase()
         if phase is not None and phase.behaviour == "dead":
             self._die()
@@ -169,12 +175,15 @@ def _make_request(message: Any, payload: Any, protocol: Any, writer: Any, task: 
     return Incoming(message, payload, protocol, writer, task, asyncio.get_running_loop(), client_max_size=_MOST_BODY)
 
 
-_GRACE = 10.0  # seconds for a child process to end by itself
+_GRACE = 10.0  # seconds that a child process has to end by itself
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 
 class InLoop:
-    """Runs the servers of one fleet in the running event loop. ``call`` takes the name of a method; the other hosts forward it."""
+    """Runs the servers of one fleet in the running event loop.
+
+    ``call`` calls a method of this class by name. The other hosts forward each call to an ``InLoop``.
+    """
 
     def __init__(self, spec: FleetSpec) -> None:
         self._spec = spec
@@ -223,7 +232,7 @@ def _listening(endpoint: FakeEndpoint) -> FakeServer:
 
 
 class InThread:
-    """Runs the servers in an event loop of their own, in a background thread."""
+    """Runs the servers of one fleet in a separate event loop, in a background thread."""
 
     def __init__(self, spec: FleetSpec, loop_factory: LoopFactory | None = None) -> None:
         self._host = InLoop(spec)
@@ -267,14 +276,17 @@ class InThread:
 
 
 class InProcess:
-    """Runs the servers in a child process, controlled by lines of JSON over pipes. The child ends at the end of its input."""
+    """Runs the servers of one fleet in a child process.
+
+    The parent process sends lines of JSON through a pipe, and the child replies through another one. The child ends when its input ends.
+    """
 
     def __init__(self, spec: FleetSpec) -> None:
         self._endpoints = [to_data(endpoint) for endpoint in spec.endpoints]
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        # Not multiprocessing: that would import the caller's __main__ again.
+        # multiprocessing is not used, because it would import the caller's __main__ again.
         self._child = subprocess.Popen(
             [sys.executable, "-m", "qreward.testing.subprocess_main"],
             stdin=subprocess.PIPE,
@@ -322,7 +334,7 @@ class InProcess:
 
 
 def to_data(endpoint: FakeEndpoint) -> dict[str, Any]:
-    """The settings as JSON data, with the API key in clear text. Only for the pipe to the child process."""
+    """Return the settings as JSON data, with the API key in clear text. The data may only be sent through the pipe to the child process."""
     if not isinstance(endpoint.responder, str):
         raise ConfigError(f"endpoint {endpoint.name!r}: with process=True a responder is written 'module:function', not a function")
     return endpoint.model_dump(mode="json", context={"reveal": True})
@@ -341,7 +353,7 @@ def raise_file_limit() -> None:
 
 
 def fast_loop() -> LoopFactory | None:
-    """The loop factory of uvloop, if it is installed."""
+    """Return the loop factory of uvloop. Return None if uvloop is not installed."""
     try:
         import uvloop  # noqa: PLC0415 - an extra
     except ImportError:

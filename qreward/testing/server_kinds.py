@@ -1,7 +1,7 @@
-"""The kinds of fake server as records: routes, error format, status routes, and how each rejects a list.
+"""The kinds of fake server. The record of a kind holds the routes, the error format, the status routes, and the rules for rejecting a list.
 
-A route is a function from a :class:`RouteCall` to a :class:`Job`. Uses no sockets, time or slots. Paths, bodies, limits and
-formats follow the source and documentation of the servers; the fakes have not been compared with running servers.
+A route is a function that returns a :class:`Job` for a :class:`RouteCall`. This module uses no sockets, time or slots. Paths, bodies,
+limits and formats follow the source and documentation of the servers. The fakes have not been compared with running servers.
 """
 
 from __future__ import annotations
@@ -27,19 +27,20 @@ from qreward.testing.text import canonical, count_tokens, echo_text, encode
 
 JSON, PLAIN = "application/json", "text/plain"
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
-MOST_LOGPROBS = 20  # of a chat, at OpenAI, and at vLLM unless it is started with --max-logprobs
+MOST_LOGPROBS = 20  # maximum ``top_logprobs`` of a chat at OpenAI, and at vLLM unless it is started with --max-logprobs
 
 R = TypeVar("R", ChatRequest, EmbeddingsRequest)
 
 
 class ErrorResponse(Exception):
-    """An error response, before it is written in the format of a server.
+    """An error response that is not yet written in the format of a server.
 
     Attributes:
         status: HTTP status.
         message: text of the error.
         counted: name under which the error is counted.
-        type, code: OpenAI's ``type`` and ``code``.
+        type: member ``type`` of the error in OpenAI's format.
+        code: member ``code`` of the error in OpenAI's format.
         ready_at: time at which a retry can succeed; None if no ``Retry-After`` header is sent.
     """
 
@@ -61,18 +62,18 @@ class Job(NamedTuple):
     """A parsed request and the work to serve it.
 
     Attributes:
-        model: None if the request names no model.
-        digest: digest of its messages or its input.
-        prompt: prompt tokens.
+        model: name of the model; None if the request names no model.
+        digest: digest of the messages or the input.
+        prompt: number of prompt tokens.
         service: service time in seconds.
         items: number of items in the request; 1 for a chat.
-        length: output tokens of one choice.
-        completion: output tokens of all choices.
+        length: number of output tokens of one choice.
+        completion: number of output tokens of all choices.
         chat: the request, if it is a chat.
         label: the only token of the response, if the chat asks for one label.
         prompts: prompts that a model server computes, each with one output token; empty for a chat.
-        body: for requests other than chats, makes the body of the response from the number of cached prompt tokens (None without a cache).
-            Raises :class:`ErrorResponse`.
+        body: function that returns the body of the response to a request other than a chat. Its argument is the number of cached prompt
+            tokens, or None without a cache. It may raise :class:`ErrorResponse`.
     """
 
     model: str | None
@@ -110,7 +111,14 @@ class Traffic:
 
 
 class ServerState(NamedTuple):
-    """The state of a server for its status routes: its settings, its load in items, its requests in flight, and its model server."""
+    """The state of a server that its status routes report.
+
+    Attributes:
+        spec: the settings.
+        traffic: the present load in items.
+        requests: number of requests in flight.
+        live_model: the model server; None without one.
+    """
 
     spec: FakeEndpoint
     traffic: Traffic
@@ -123,7 +131,7 @@ class ServerState(NamedTuple):
 
     @property
     def load(self) -> tuple[float, float, float]:
-        """Running items, waiting items, and the used share of the cache."""
+        """The number of running items, the number of waiting items, and the used share (0 to 1) of the KV cache."""
         if self.live_model is None:
             return float(self.traffic.running), float(self.traffic.waiting), 0.25
         server = self.live_model.server
@@ -140,15 +148,16 @@ class FakeServerKind:
 
     Attributes:
         routes: path of POST requests -> function that serves them.
-        error: writes the body of an error at a path.
-        status: path of a status route (GET) -> content type, and function that writes its text.
-        health: paths that answer GET with 200 and no body.
+        error: function that writes the body of an error at a path.
+        status: path of a status route (GET) -> content type, and function that writes the text.
+        health: paths at which a GET request is answered with 200 and no body.
         label: default label of the model.
         invalid: HTTP status of an invalid request.
-        nan: HTTP status and text of the error for a list with a NaN score; None if the server does not fail on it.
-        most_items: maximum number of items in a list, unless the settings choose another; None means no limit.
-        too_many, too_long: text of the error for a list with too many items, and for an item with too many tokens.
-        permits: whether a list of more items than ``max_concurrency`` is rejected as an overload.
+        nan: HTTP status and text of the error for a list with a NaN score; None if such a list does not fail.
+        most_items: maximum number of items in a list, unless ``scoring.max_items`` is set; None means no limit.
+        too_many: text of the error for a list with too many items.
+        too_long: text of the error for an item with too many tokens.
+        permits: whether a list with more items than ``max_concurrency`` is rejected as an overload.
     """
 
     routes: Mapping[str, Route]
@@ -165,7 +174,7 @@ class FakeServerKind:
 
 
 class RouteCall:
-    """One POST request, for the function of its route. All methods raise :class:`ErrorResponse`."""
+    """One POST request. It is the argument of the function of its route. All methods may raise :class:`ErrorResponse`."""
 
     def __init__(self, kind: FakeServerKind, path: str, body: bytes, spec: FakeEndpoint) -> None:
         self.kind = kind
@@ -186,7 +195,7 @@ class RouteCall:
         return found
 
     def read(self, kind: type[R], body: bytes | None = None) -> R:
-        """The body as a request of the OpenAI API."""
+        """Return the body as a request of the OpenAI API."""
         try:
             return openai_api.read(kind, self.body if body is None else body)
         except ValueError as error:
@@ -196,7 +205,7 @@ class RouteCall:
         return ErrorResponse(self.kind.invalid, message, "bad_request")
 
     def job(self, items: list[Any], made: Callable[[int], Any], model: str | None = None) -> Job:
-        """The job for a list of items. ``made`` builds the response from the number of prompt tokens."""
+        """Return the job for a list of items. ``made`` is a function that returns the response from the number of prompt tokens."""
         prompt = sum(self._checked(items))
         failure = None
         if self.kind.nan is not None and any(_is_nan(item) for item in items):
@@ -211,7 +220,7 @@ class RouteCall:
         return Job(model, sha256(canonical(items)).digest(), prompt, service, len(items), body=body)
 
     def _checked(self, items: list[Any]) -> list[int]:
-        """Tokens of each item. A list is accepted as a whole or refused."""
+        """Return the number of tokens of each item. A list with an unacceptable item is refused as a whole."""
         kind, most, longest = self.kind, self.spec.scoring.max_items or self.kind.most_items, self.spec.scoring.max_tokens
         if not items or (most is not None and len(items) > most):
             raise self.invalid(kind.too_many.format(most=most, count=len(items)))
@@ -231,24 +240,29 @@ def _is_nan(item: Any) -> bool:
 
 
 def _finite(values: list[float], item: Any) -> list[float | None]:
-    """The values; None (JSON null) for an item that contains ``NAN``."""
+    """Return the values of an item. If the item contains ``NAN``, each value is None (JSON null)."""
     return [None] * len(values) if _is_nan(item) else list(values)
 
 
 def _listed(given: Any) -> list[Any]:
-    """The items of an input in OpenAI's format: a text or a list of numbers is one item."""
+    """Return the items of an input in OpenAI's format. A text is one item, and so is a list of numbers."""
     if isinstance(given, str) or (isinstance(given, list) and given and isinstance(given[0], int)):
         return [given]
     return given if isinstance(given, list) else []
 
 
 def _inputs(call: RouteCall) -> list[Any]:
-    """The items of ``input``, or the one conversation of ``messages``."""
+    """Return the items of ``input``, or the one conversation of ``messages``."""
     return [call.data["messages"]] if "messages" in call.data else _listed(call.data.get("input"))
 
 
 def _gauges(names: str, labels: str = "") -> Status:
-    """Gauges in the Prometheus text format. ``names`` are those of the running items, the waiting items and the used share of the cache."""
+    """Return a function that writes gauges in the Prometheus text format.
+
+    Args:
+        names: the names of the gauges for the running items, the waiting items and the used share of the cache, separated by spaces.
+        labels: the labels of each gauge.
+    """
 
     def text(state: ServerState) -> str:
         values = zip(names.split(), state.load, strict=False)
@@ -283,7 +297,7 @@ def _chat(call: RouteCall) -> Job:
 
 
 def _label(call: RouteCall, request: ChatRequest) -> ChatLabel | None:
-    """The one-token response, if a chat asks for one of several labels and for log probabilities; else None."""
+    """Return the one-token response if a chat asks for one of several labels and for log probabilities. Else return None."""
     spec, most, ids = call.spec, request.top_logprobs or 0, request.logprob_token_ids
     if spec.logprobs and most and not request.logprobs:
         raise call.invalid("when using `top_logprobs`, `logprobs` must be set to true.")
@@ -349,7 +363,10 @@ _vllm_gauges = _gauges("vllm:num_requests_running vllm:num_requests_waiting vllm
 
 
 def _vllm_metrics(state: ServerState) -> str:
-    """vLLM's metrics. With a model server they include the tokens looked up and found in its prefix cache, and the size of the cache."""
+    """Return vLLM's metrics.
+
+    With a model server, the metrics include the size of its prefix cache, the tokens looked up in it, and the tokens found.
+    """
     text = _vllm_gauges(state)
     if state.live_model is None:
         return text
@@ -378,7 +395,7 @@ def _vllm_values(call: RouteCall, item: Any) -> list[float]:
 
 
 def _list_route(row: Callable[[RouteCall, Any], dict[str, Any]], items_of: Callable[[RouteCall], list[Any]] = _inputs) -> Route:
-    """A route of vLLM's form: one row for each item."""
+    """Return a route whose response has vLLM's form: one row for each item."""
 
     def serve(call: RouteCall) -> Job:
         items, model = items_of(call), call.data.get("model")
@@ -450,7 +467,7 @@ _VLLM = replace(
 )  # fmt: skip
 
 
-# SGLang: errors have one format under /v1/, and another on the native routes
+# SGLang: errors have one format under /v1/, and a different format on the native routes
 
 
 def _sglang_classify(call: RouteCall) -> Job:
@@ -499,7 +516,7 @@ _SGLANG = FakeServerKind(
 )  # fmt: skip
 
 
-# TEI: errors have one format on its own routes, and another on the OpenAI routes
+# TEI: errors have one format on TEI's own routes, and a different format on the OpenAI routes
 
 _TEI_TYPES = {400: "Empty", 413: "Validation", 422: "Validation", 424: "Backend", 429: "Overloaded", 503: "Unhealthy"}
 _TEI_ITEMS, _TEI_PERMITS = 32, 512
@@ -517,7 +534,7 @@ def _tei_predict(call: RouteCall) -> Job:
     given: Any = call.data.get("inputs")
     raw = call.data.get("raw_scores") is True
     is_list = isinstance(given, list) and bool(given) and isinstance(given[0], list)
-    # ["t"] is the text "t"; ["q", "a"] stays a pair
+    # ["t"] stands for the text "t"; ["q", "a"] stays a pair
     items = [item[0] if isinstance(item, list) and len(item) == 1 else item for item in (given if is_list else [given])]
 
     def row(item: Any) -> Any:
@@ -582,7 +599,7 @@ _TEI = FakeServerKind(
 )
 
 
-# OpenRLHF has no status routes; NIM scores one chat and responds with a line of name:value pairs
+# OpenRLHF has no status routes. NIM scores one chat and responds with a line of name:value pairs.
 
 
 def _openrlhf_rewards(call: RouteCall) -> Job:
@@ -621,4 +638,4 @@ SERVER_KINDS: Mapping[str, FakeServerKind] = {
     "nim": replace(_OPENAI, routes={CHAT: _nim_chat}, label="reward", health=frozenset({"/v1/health/ready", "/v1/health/live"})),
     "openai_batch": _OPENAI,
 }
-"""The records, by ``FakeEndpoint.kind``."""
+"""The record of each kind of server, by the value of ``FakeEndpoint.kind``."""

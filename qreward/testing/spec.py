@@ -32,10 +32,10 @@ _NORMAL = NormalDist()
 class Latency(Policy):
     """Service time of a request: ``base + per_token * tokens`` seconds.
 
-    The length of a response is drawn from ``seed`` and the digest of the request. It is the same in any order, for each attempt, and
-    on any endpoint with the same ``tokens``, ``sigma`` and ``seed``. ``max_tokens`` in the request does not shorten it. An embedding
-    has no output tokens and takes ``base`` seconds. A list of items to score takes ``base`` seconds plus ``scoring.per_item``
-    seconds for each item.
+    The length of a response is drawn from ``seed`` and the digest of the request. The order of the requests does not change the length.
+    It is equal for each attempt, and on all endpoints with equal ``tokens``, ``sigma`` and ``seed``. ``max_tokens`` in the request does
+    not shorten the response. An embedding has no output tokens and takes ``base`` seconds. A list of items to score takes ``base`` seconds
+    plus ``scoring.per_item`` seconds for each item.
 
     Args:
         base: seconds before the first token.
@@ -56,7 +56,7 @@ class Latency(Policy):
     seed: int = 0
 
     def draw(self, digest: bytes) -> int:
-        """Output tokens for the request with this digest, at least 1."""
+        """Return the number of output tokens for the request with this digest, at least 1."""
         if not self.sigma:
             return round(self.tokens)
         word = int.from_bytes(blake2b(digest, digest_size=8, salt=self.seed.to_bytes(16, "little", signed=True)).digest(), "little")
@@ -65,31 +65,32 @@ class Latency(Policy):
         return max(1, round(self.tokens * math.exp(self.sigma * normal - self.sigma**2 / 2)))
 
     def seconds(self, tokens: float) -> float:
-        """Service time in seconds of a response with this many output tokens."""
+        """Return the service time in seconds of a response with this many output tokens."""
         return self.base + self.per_token * tokens
 
 
 class Faults(Policy):
-    """Probabilities of faults of an admitted request, each from 0 to 1, in total at most 1. ``faults.py`` defines what the server does.
+    """Probabilities of the faults of an admitted request. Each is from 0 to 1, and their sum is at most 1.
 
-    A fault is drawn for each attempt from one seeded random sequence per endpoint, so a retry may succeed.
+    The server draws a fault for each attempt from one seeded random sequence per endpoint, so a retry may succeed. ``faults.py`` defines
+    the behaviour of the server in each fault.
 
     Args:
-        reset: the connection is reset at once.
-        error_500: HTTP 500 at once.
-        error_503: HTTP 503 at once.
-        hang: no response, ever. The slot is held until the client disconnects.
-        truncated: a complete HTTP response whose JSON is truncated. A stream ends early, without ``[DONE]``.
-        error_in_200: HTTP 200 whose JSON is an ``error``. A stream ends with such an event.
-        cut: the connection closes in the middle of the body.
-        malformed: HTTP 200 with a page of HTML. A stream ends with an event that is not JSON.
-        stall: the body begins, then nothing more is sent. The slot is held until the client disconnects.
-        slow_trickle: the body is sent in pieces of 16 bytes, ``trickle_gap`` seconds apart.
-        noise: the response is complete, but a stream has meaningless lines between its events (comments, unknown fields and blank
-            lines, with each of the three line endings), and plain JSON is preceded by 1,000 bytes of whitespace.
-        trickle_gap: seconds between the pieces of a ``slow_trickle``. In a stream, the delay added before each event.
-        point: share of the body that is sent before ``truncated``, ``cut`` and ``stall``, and, in a stream, before ``error_in_200``
-            and ``malformed``. None draws a new share for each fault.
+        reset: probability that the connection is reset at once.
+        error_500: probability of an immediate HTTP 500.
+        error_503: probability of an immediate HTTP 503.
+        hang: probability that no response is ever sent. The slot is held until the client disconnects.
+        truncated: probability of a complete HTTP response whose JSON is truncated. A stream ends early, without ``[DONE]``.
+        error_in_200: probability of an HTTP 200 whose JSON is an ``error``. A stream ends with an event that contains this JSON.
+        cut: probability that the connection closes in the middle of the body.
+        malformed: probability of an HTTP 200 with a page of HTML. A stream ends with an event that is not JSON.
+        stall: probability that the body begins, but is never continued. The slot is held until the client disconnects.
+        slow_trickle: probability that the body is sent in pieces of 16 bytes, ``trickle_gap`` seconds apart.
+        noise: probability of a complete response with meaningless additions. A stream has meaningless lines between its events: comments,
+            unknown fields and blank lines, with each of the three line endings. Plain JSON is preceded by 1,000 bytes of whitespace.
+        trickle_gap: seconds between the pieces of a ``slow_trickle``. In a stream, seconds of delay before each event.
+        point: share (0 to 1) of the body that is sent before ``truncated``, ``cut`` and ``stall``. In a stream, it also applies to
+            ``error_in_200`` and ``malformed``. None draws a new share for each fault.
         seed: seed of the random sequence.
     """
 
@@ -109,7 +110,7 @@ class Faults(Policy):
     seed: int = 0
 
     def rates(self) -> dict[str, float]:
-        """Fault -> probability, for each fault that can occur."""
+        """Return a mapping from the name of each fault that can occur to its probability."""
         return {name: rate for name in FAULTS if (rate := getattr(self, name)) > 0}
 
     @model_validator(mode="after")
@@ -122,21 +123,21 @@ class Faults(Policy):
 class Phase(Policy):
     """A period in which an endpoint behaves differently.
 
-    Times are seconds since the fleet started. With ``after_requests``, they are seconds since the arrival of the n-th request.
-    Where phases overlap, ``dead`` has precedence, then the phase that is listed first. Phases with ``after_requests`` rank after
-    those without.
+    ``start`` and ``end`` are seconds since the fleet started. With ``after_requests``, they are seconds since the arrival of the n-th
+    request. If several phases overlap, a ``dead`` phase has precedence. If none of them is ``dead``, the phase that is listed first has
+    precedence, but phases with ``after_requests`` rank after all phases without it.
 
     Args:
         behaviour: ``dead``: the port is closed and all connections are aborted; the endpoint listens again on the same port at ``end``.
             ``hang``: requests are accepted, but no work is done until ``end``.
             ``slow``: work takes ``factor`` times as long.
-            ``error_503``, ``error_500``: the response to new requests, and to those in flight when the phase begins. A stream
+            ``error_503``, ``error_500``: new requests, and requests in flight when the phase begins, get this HTTP status. A stream
             that has begun is cut off.
         start: start of the phase in seconds.
         end: end of the phase in seconds; None for no end.
-        factor: slowdown of ``slow``.
-        after_requests: the phase begins with the n-th request (1 is the first). Of the requests in flight at that time, ``dead`` ends all,
-            and other phases affect only streamed responses.
+        factor: factor by which ``slow`` lengthens the work.
+        after_requests: number of the request with which the phase begins; 1 is the first. Among the requests in flight at that time,
+            ``dead`` ends all, and other phases affect only streamed responses.
     """
 
     behaviour: Behaviour
@@ -156,12 +157,13 @@ class Scoring(Policy):
     """Settings of a fake reward server.
 
     Args:
-        labels: classes of the model, or, for NIM, its attributes. By default one: ``LABEL_0``, and ``reward`` for NIM.
+        labels: classes of the model. For NIM, attributes of the model. The default is one label: ``reward`` for NIM, and ``LABEL_0`` for
+            all other servers.
         max_items: maximum number of items in a list. None means 32 for TEI, and no limit for other servers.
         max_tokens: length of the longest accepted item in tokens, at four bytes of JSON per token. A list with a longer item is refused.
         per_item: seconds of work for each item, in addition to the ``base`` of the latency.
         activation_field: name of the request field that disables the activation on vLLM; other names have no effect.
-        reward_vectors: ``/v1/embeddings`` returns the raw scores as a vector with one number per label, as reward models do on
+        reward_vectors: whether ``/v1/embeddings`` returns the raw scores as a vector with one number per label, as reward models do on
             SGLang and vLLM.
     """
 
@@ -178,12 +180,13 @@ class Batching(Policy):
 
     Args:
         duration: seconds from the creation of a batch to its end.
-        expires: share of the lines of a batch that are not processed, rounded down; the batch then ends as ``expired``.
-        failures: HTTP status -> share of lines that fail with it. If a line is sent again, 429 and 5xx are drawn again; with any other
-            status the line fails again.
-        faulty: number of batches, counted from the first, that expire or have failures; None means all.
+        expires: share (0 to 1) of the lines of a batch that are not processed. The number of these lines is rounded down. If it is not 0,
+            the batch ends as ``expired``.
+        failures: HTTP status -> share (0 to 1) of lines that fail with this status. If a line is sent again, failures with 429 and 5xx are
+            drawn again. A line that failed with another status fails again.
+        faulty: number of batches, counted from the first, to which ``expires`` and ``failures`` apply; None means all.
         most_lines: maximum number of lines in a file.
-        queue_tokens: prompt tokens that unfinished batches may have together; None for no limit.
+        queue_tokens: maximum number of prompt tokens in all unfinished batches together; None for no limit.
         seed: seed of the failures.
     """
 
@@ -204,39 +207,39 @@ class FakeEndpoint(Policy):
         models: glob patterns of the served models. A request for another model gets HTTP 404.
         latency: see :class:`Latency`.
         max_concurrency: maximum number of requests served at once; None means no limit.
-        over_cap: what happens to requests above ``max_concurrency``: ``reject``, or ``queue`` without bound, first come first served.
-        reject_status: HTTP status of that rejection.
-        rpm: requests admitted per minute; beyond it, HTTP 429.
-        tpm: prompt and completion tokens admitted per minute; beyond it, HTTP 429. A request with more tokens than ``burst_tokens``
-            counts as ``burst_tokens``.
-        burst: requests admitted at once. By default a minute's worth, as in ``aiolimiter.AsyncLimiter(rpm)``.
-        burst_tokens: tokens admitted at once. By default a minute's worth of ``tpm``.
-        rate_headers: report the rate limits in the headers of every response, as OpenAI does:
+        over_cap: ``reject`` refuses requests above ``max_concurrency``. ``queue`` lets any number of them wait, first come first served.
+        reject_status: HTTP status with which ``over_cap="reject"`` refuses requests.
+        rpm: requests admitted per minute. Further requests get HTTP 429.
+        tpm: prompt and completion tokens admitted per minute. Further requests get HTTP 429. A request with more tokens than
+            ``burst_tokens`` counts as ``burst_tokens``.
+        burst: requests admitted at once. The default is ``rpm``, as in ``aiolimiter.AsyncLimiter(rpm)``.
+        burst_tokens: tokens admitted at once. The default is ``tpm``.
+        rate_headers: whether the headers of every response report the rate limits, as OpenAI's do:
             ``x-ratelimit-{limit,remaining,reset}-{requests,tokens}``.
-        retry_after: form of the retry time in the headers of a rejection or an HTTP 500 or 503: ``Retry-After`` as whole ``seconds`` or
-            as a ``date``, or ``retry-after-ms``; None for no header. The time is accurate: the first request that arrives after
-            it is admitted.
-        api_key: the bearer token that requests must send; others get HTTP 401.
+        retry_after: form in which the headers of a rejection or an HTTP 500 or 503 state the time of a retry. ``seconds`` is
+            ``Retry-After`` in whole seconds, ``date`` is ``Retry-After`` as a date, and ``ms`` is ``retry-after-ms``. None means no
+            header. The time is accurate: the first request that arrives after this time is admitted.
+        api_key: bearer token that requests must send. Requests without it get HTTP 401.
         faults: see :class:`Faults`.
         phases: see :class:`Phase`.
-        responder: ``echo``, ``judge``, ``synthetic``, ``"module:function"`` or a function from messages to the text of the response.
-            ``synthetic`` answers with the JSON object that a prompt of ``qreward.judge.Judge`` describes, as ``synthetic_judge`` decides.
-            A request for which the responder raises gets HTTP 500 at each attempt.
-        kind: kind of server to imitate, as ``Endpoint.kind``; see ``qreward.testing.rewards``.
+        responder: ``echo``, ``judge``, ``synthetic``, ``"module:function"``, or a function that returns the text of the response to a list
+            of messages. ``synthetic`` answers with the JSON object that a prompt of ``qreward.judge.Judge`` describes; ``synthetic_judge``
+            decides the values. If the responder raises an exception, the request gets HTTP 500 at each attempt.
+        kind: kind of server to imitate, with the values of ``Endpoint.kind``; see ``qreward.testing.rewards``.
         scoring: see ``qreward.testing.rewards.Scoring``.
         batching: how a fake of kind ``openai_batch`` processes batches; see :class:`Batching`. ``faults`` apply to the HTTP responses of
-            the Batch API; limits and latency do not. Each successful line counts as answered.
-        prefix_cache: a simulated model server with a prefix cache, which computes the chats: ``"8B"``, ``"70B"``, a
-            :class:`~qreward.testing.model_server.ServedModel`, or a mapping with one of the two names as ``model`` and other values for
-            some fields. Its time is added to the time of ``latency``, which also gives the number of output tokens. A stream begins when
-            the whole answer is computed. ``usage`` reports the cached tokens, and ``/metrics`` of kind ``vllm`` the state of the cache.
-            Phases do not slow it.
-        decisions: the server whose routes for typed questions are imitated:
+            the Batch API, but limits and latency do not. Each successful line counts as answered.
+        prefix_cache: simulated model server with a prefix cache, which computes the chats. The value is ``"8B"``, ``"70B"``, a
+            :class:`~qreward.testing.model_server.ServedModel`, or a mapping. A mapping has the member ``model`` with one of the two names,
+            and new values for some fields of this model. The time of the model server is added to the time of ``latency``, which also
+            gives the number of output tokens. A stream begins when the whole answer is computed. ``usage`` reports the cached tokens.
+            ``/metrics`` of kind ``vllm`` reports the state of the cache. Phases do not slow the model server.
+        decisions: server whose routes for typed questions are imitated:
 
-            - None: no such routes; HTTP 404.
+            - None: no routes for typed questions; HTTP 404.
             - ``openai``: ``/v1/decisions`` in OpenAI's form, with at most 400 questions and 255 options, and with refusals.
-            - ``vllm``: ``/v1/decisions`` in vLLM's form (at most 64 questions, 26 options and 10 levels; only text of users; no unknown
-              members), ``/v1/systemone``, ``/generative_scoring`` and ``/tokenize``.
+            - ``vllm``: ``/v1/decisions`` in vLLM's form, ``/v1/systemone``, ``/generative_scoring`` and ``/tokenize``. ``/v1/decisions``
+              accepts at most 64 questions, 26 options and 10 levels, and only text of users. It refuses unknown members.
             - ``vllm_unsupported``: vLLM with a model that cannot decide: ``/v1/decisions`` and ``/v1/systemone`` answer HTTP 501.
             - ``generative_scoring``: an older vLLM, with only ``/generative_scoring`` and ``/tokenize``.
             - ``sglang``: ``/v1/decisions`` in SGLang's form, and ``/v1/systemone``.
@@ -244,10 +247,10 @@ class FakeEndpoint(Policy):
               ``/v1/decisions`` answers HTTP 400.
 
             A request takes the time of a chat with one output token per question. With ``prefix_cache``, the model server computes one
-            prompt per question (OpenAI: one for all), which begins with the input.
-        synthetic_judge: the judge that answers typed questions, and chats that list labelled options, ask for one of them, and set
-            ``logprobs``; see :class:`~qreward.testing.synthetic_judge.SyntheticJudge`.
-        logprobs: False imitates a server that ignores ``logprobs`` in a chat and returns none.
+            prompt per question. With ``openai``, it computes one prompt for all questions. Each prompt begins with the input.
+        synthetic_judge: judge that answers typed questions; see :class:`~qreward.testing.synthetic_judge.SyntheticJudge`. It also answers
+            a chat that lists labelled options, asks for one of them, and sets ``logprobs``.
+        logprobs: whether the server returns log probabilities. False imitates a server that ignores ``logprobs`` in a chat.
         port: port to listen on; 0 for any free port.
 
     Example:
@@ -321,24 +324,24 @@ class FakeEndpoint(Policy):
 
     @property
     def request_burst(self) -> float:
-        """Requests admitted at once: ``burst``, or a minute's worth of ``rpm``."""
+        """The number of requests admitted at once: ``burst``, or by default ``rpm``, but at least 1."""
         return self.burst or max(1.0, self.rpm or 1.0)
 
     @property
     def token_burst(self) -> float:
-        """Tokens admitted at once: ``burst_tokens``, or a minute's worth of ``tpm``."""
+        """The number of tokens admitted at once: ``burst_tokens``, or by default ``tpm``, but at least 1."""
         return self.burst_tokens or max(1.0, self.tpm or 1.0)
 
     @field_serializer("api_key", when_used="json")
     def _masked(self, value: SecretStr | None, info: SerializationInfo) -> str | None:
-        # Revealed only in the pipe to the fleet's own child process.
+        # The key is revealed only in the pipe to the child process of the fleet.
         if value is None:
             return None
         return value.get_secret_value() if (info.context or {}).get("reveal") else str(value)
 
 
 class FleetSpec(Policy):
-    """Settings of a whole fleet: the content of a spec file. The names of the endpoints are unique."""
+    """Settings of a whole fleet, which are the content of a spec file. The names of the endpoints are unique."""
 
     endpoints: tuple[FakeEndpoint, ...] = Field(min_length=1)
 
@@ -351,7 +354,11 @@ class FleetSpec(Policy):
 
 
 def read_spec(source: Iterable[FakeEndpoint | Mapping[str, Any]] | Mapping[str, Any] | str | Path) -> FleetSpec:
-    """Build a spec from endpoints, from a mapping, or from the path of a ``.json``, ``.yaml`` or ``.toml`` file. Raises ``ConfigError``."""
+    """Build the settings of a fleet from endpoints, from a mapping, or from the path of a ``.json``, ``.yaml`` or ``.toml`` file.
+
+    Raises:
+        ConfigError: a setting is invalid, or the file cannot be read.
+    """
     if not isinstance(source, str | Path):
         return FleetSpec(**(source if isinstance(source, Mapping) else {"endpoints": tuple(source)}))
     least = "'endpoints'"

@@ -1,4 +1,4 @@
-"""The child process of a fleet. It reads lines of JSON from its input, replies to each with one line, and ends at the end of input."""
+"""The child process of a fleet. It reads lines of JSON, replies to each with one line, and ends when its input ends."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from qreward.testing.spec import FakeEndpoint, FleetSpec
 
 
 def main() -> None:
-    """Start the fleet described by the first input line, then reply to one call per line."""
+    """Start the fleet that the first input line describes. Then read one call from each further line, and reply to it."""
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # output of a responder must not mix with the replies
+    os.dup2(2, 1)  # the output of a responder goes to stderr, because it must not mix with the replies
     # With thousands of requests in flight and the default thresholds, garbage collection takes a third of the time.
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)

@@ -1,22 +1,23 @@
-"""A synthetic judge: probabilities for typed questions, with known truth, bias, temperature and errors. Its answers are repeatable.
+"""A synthetic judge: it returns probabilities for typed questions, with known truth, bias, temperature and errors.
 
-This module does not depend on JSON, HTTP or dialects.
+Equal questions about equal inputs get equal answers. This module does not depend on JSON, HTTP or the dialects of servers.
 
-The text of an input states the truth:
+The text of an input states the truth, in one of two forms:
 
-- ``truth=0.8`` applies to all questions. For a ``YesNo`` it is the probability that the answer is yes. For a ``Score`` it is the place
-  between the lowest level (0) and the highest (1). For a ``Choice`` between responses, the input states one ``truth=`` for each response,
-  in the order of the options. The option with the highest number is the true one. If several have the highest number, it is a tie: the
-  true one is the option after those of the responses, or, without such an option, each of them with equal probability.
-- ``truth[right]=0.8`` applies to the question whose name, or whose first line of instructions, is ``right``, and has precedence over
-  ``truth=``. Its value may also be an option: ``yes``, ``no``, the label of a level, or a choice. A value that names an option is not read
-  as a number.
+- ``truth=0.8`` applies to all questions. For a ``YesNo``, the number is the probability that the answer is yes. For a ``Score``, the number
+  is the place between the lowest level (0) and the highest (1). For a ``Choice`` between responses, the input states one ``truth=`` for
+  each response, in the order of the options. The option with the highest number is the true option. If several options have the highest
+  number, the result is a tie. If the question has an option after those of the responses, this option is then the true one. Else each
+  option with the highest number is true with equal probability.
+- ``truth[right]=0.8`` applies to the question with the name ``right``, or with ``right`` as its first line of instructions. It has
+  precedence over ``truth=``. The value may also be an option: ``yes``, ``no``, the label of a level, or a choice. A value that names an
+  option is not read as a number.
 
 A value ends at the end of the line, the next truth, a semicolon, a double quote or a backslash. If several truths apply to a ``YesNo`` or a
-``Score``, the first counts.
+``Score``, the first one counts.
 
-If the input states no truth, it is drawn from a hash of input and question. :func:`truth_of` returns the truth as a distribution over the
-options. :func:`true_answer` returns one option drawn from it, the gold label.
+If the input states no truth, the truth is drawn from a hash of the input and the question. :func:`truth_of` returns the truth as a
+distribution over the options. :func:`true_answer` returns one option that is drawn from this distribution. It is the gold label.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ __all__ = ["Asked", "SyntheticJudge", "text_of", "true_answer", "truth_of"]
 
 _TRUTH = re.compile(r"(?<![\w.])truth(?:\[([^\]\n]*)\])?=((?:(?!\btruth[\[=])[^\n\"\\;])*)")
 _WORDS = {"yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
-_LEAST = 1e-6  # of a probability, so that each has a logarithm
-_SPREAD = 2.0  # standard deviation of the logits of a truth that is drawn
-_REFUSED_MASS = 0.001  # share of the label mass that is left where a server has no form for a refusal
+_LEAST = 1e-6  # smallest probability of an option, so that each probability has a logarithm
+_SPREAD = 2.0  # standard deviation of the logits of a truth that is drawn from a hash
+_REFUSED_MASS = 0.001  # share (0 to 1) of the label mass that a refused question keeps
 _NORMAL = NormalDist()
 
 
@@ -50,9 +51,9 @@ class Asked(NamedTuple):
 
     Attributes:
         kind: ``yes_no``, ``score`` or ``choice``.
-        text: its instructions.
-        options: its options: True and False for ``yes_no``, the levels from the lowest to the highest for ``score``.
-        name: its name; None for none.
+        text: the instructions.
+        options: the options: True and False for ``yes_no``, the levels from the lowest to the highest for ``score``.
+        name: the name; None for a question without a name.
     """
 
     kind: Literal["yes_no", "score", "choice"]
@@ -69,11 +70,15 @@ class Asked(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The first line of the instructions, which identifies the question: dialects append descriptions of the options to it."""
+        """The first line of the instructions. It identifies the question, because dialects append descriptions of options after it."""
         return self.text.strip().partition("\n")[0].strip()
 
     def places(self) -> list[float]:
-        """The factor of ``bias`` for each option, from 0 to 1. In a choice it is 1 for the first option and 0 for all others."""
+        """Return the factor (0 to 1) of ``bias`` for each option.
+
+        In a score, the factor rises from 0 for the lowest level to 1 for the highest. In a yes-no question and in a choice, it is 1 for the
+        first option and 0 for all other options.
+        """
         count = len(self.options)
         if self.kind == "score":
             return [level / max(1, count - 1) for level in range(count)]
@@ -84,7 +89,7 @@ class JudgeRead(NamedTuple):
     """A judge's answer to one question.
 
     Attributes:
-        probabilities: one for each option, in their order; their sum is 1.
+        probabilities: probability of each option, in the order of the options; their sum is 1.
         label_mass: probability that the judge answers with one of the options.
         refused: whether the judge declines to answer.
     """
@@ -103,16 +108,17 @@ class SyntheticJudge(Policy):
     """A judge with known faults. Its answers depend only on ``seed``, the input and the question.
 
     Args:
-        bias: added to the logit of yes, of the highest level (in proportion on the levels below), and of the first choice.
-        temperature: divides all logits. Below 1 the judge is overconfident, above 1 underconfident, by this factor.
-        noise: None: the judge knows :func:`truth_of` and reports it. A number: the judge observes the true answer with normal noise of this
-            standard deviation, where the distance between options is 1, and reports the posterior probabilities. Such a judge is
-            calibrated. Its answer to a ``YesNo`` is right with probability ``Phi(1 / (2 * noise))``: 0.99 for 0.215, 0.9 for 0.39, and
-            0.75 for 0.74.
-        flip: probability that the judge takes another option for the true one. It is then as confident as with the true one.
-        label_mass: probability of all options together. The rest goes to other tokens.
+        bias: number that is added to the logit of yes, of the highest level, and of the first choice. Lower levels of a score get a
+            proportional part of it.
+        temperature: number by which all logits are divided. Below 1 the judge is overconfident, and above 1 it is underconfident.
+        noise: with None, the judge knows :func:`truth_of` and reports it. With a number, the judge observes the true answer with normal
+            noise. The number is the standard deviation of the noise, and the distance between options is 1. The judge then reports the
+            posterior probabilities, so it is calibrated. Its answer to a ``YesNo`` is right with probability ``Phi(1 / (2 * noise))``:
+            0.99 for 0.215, 0.9 for 0.39, and 0.75 for 0.74.
+        flip: probability that the judge takes a wrong option for the true one. It is then as confident as it is with the true option.
+        label_mass: probability of all options together. The remaining probability goes to other tokens.
         refuse: probability that the judge declines a question. If the API has no refusals, ``label_mass`` is multiplied by 0.001.
-        seed: judges with the same noise and different seeds err about different inputs.
+        seed: seed of the random draws. Judges with equal noise and different seeds err about different inputs.
 
     Example:
         >>> right = YesNo("The answer is right.")
@@ -131,7 +137,7 @@ class SyntheticJudge(Policy):
     seed: int = 0
 
     def distribution(self, given: str | Sequence[Mapping[str, Any]], question: Question | Asked) -> tuple[float, ...]:
-        """The probability of each option, in the order of the question's options; their sum is 1.
+        """Return the probability of each option, in the order of the question's options; their sum is 1.
 
         Raises:
             ConfigError: the input has a truth that does not fit the question.
@@ -139,7 +145,11 @@ class SyntheticJudge(Policy):
         return self.read(given, question).probabilities
 
     def read(self, given: str | Sequence[Mapping[str, Any]], question: Question | Asked) -> JudgeRead:
-        """The distribution, the label mass and whether the judge refuses. Raises ``ConfigError`` like :meth:`distribution`."""
+        """Return the distribution, the label mass, and whether the judge refuses to answer.
+
+        Raises:
+            ConfigError: the input has a truth that does not fit the question.
+        """
         asked, text = Asked.of(question), text_of(given)
         logits = self._seen(text, asked)
         if self.flip and _uniform("flip", self.seed, text, asked) < self.flip:
@@ -150,7 +160,7 @@ class SyntheticJudge(Policy):
         return JudgeRead(tuple(softmax(biased)), self.label_mass * (_REFUSED_MASS if refused else 1.0), refused)
 
     def _seen(self, text: str, asked: Asked) -> list[float]:
-        """The logit of each option, before flips, bias and temperature."""
+        """Return the logit of each option, before flips, bias and temperature."""
         truth = truth_of(text, asked)
         if self.noise is None:
             return [math.log(max(number, _LEAST)) for number in truth]
@@ -158,14 +168,17 @@ class SyntheticJudge(Policy):
         if asked.kind == "score":
             seen = true + self.noise * _normal("noise", self.seed, text, asked)
             return [-((seen - level) ** 2) / (2 * square) for level in range(len(truth))]
-        # Options are the corners of a simplex with edges of length 1; the posterior of equally likely corners under normal noise.
+        # The options are the corners of a simplex with edges of length 1. The logits are those of the posterior under normal noise, if all
+        # corners are equally likely.
         corner = math.sqrt(0.5)
         seen_at = [corner * (place == true) + self.noise * _normal(f"noise {place}", self.seed, text, asked) for place in range(len(truth))]
         return [corner * seen / square for seen in seen_at]
 
 
 def truth_of(given: str | Sequence[Mapping[str, Any]], question: Question | Asked) -> tuple[float, ...]:
-    """The true probability of each option, in the order of its options. The head of this module says how an input states the truth.
+    """Return the true probability of each option, in the order of the options of the question.
+
+    The docstring of this module describes how an input states the truth.
 
     Raises:
         ConfigError: the input has a truth that does not fit the question.
@@ -184,7 +197,10 @@ def truth_of(given: str | Sequence[Mapping[str, Any]], question: Question | Aske
 
 
 def true_answer(given: str | Sequence[Mapping[str, Any]], question: Question | Asked) -> Option:
-    """The true option: the gold label. It is drawn from :func:`truth_of` by a hash of input and question. Raises ``ConfigError``.
+    """Return the true option, which is the gold label. A hash of the input and the question draws it from :func:`truth_of`.
+
+    Raises:
+        ConfigError: the input has a truth that does not fit the question.
 
     Example:
         >>> true_answer("It is 4. truth=1", YesNo("The answer is right."))
@@ -195,23 +211,23 @@ def true_answer(given: str | Sequence[Mapping[str, Any]], question: Question | A
 
 
 def text_of(given: str | Sequence[Mapping[str, Any]]) -> str:
-    """The text of an input. Contents of messages are joined with empty lines between them, as vLLM does it."""
+    """Return the text of an input. The contents of messages are joined with empty lines between them, as in vLLM."""
     if isinstance(given, str):
         return given.strip()
     return "\n\n".join(_content(message.get("content")) for message in given).strip()
 
 
 def softmax(logits: Sequence[float]) -> list[float]:
-    """The softmax of any number of logits; 1.0 for a single one."""
+    """Return the softmax of any number of logits. The softmax of a single logit is 1.0."""
     top = max(logits)
     powers = [math.exp(logit - top) for logit in logits]
     return [power / sum(powers) for power in powers]
 
 
 def _lines(text: str, asked: Asked) -> tuple[str | None, list[str]]:
-    """The value of the truth that names this question, and the values of the truths for all questions.
+    """Return the value of the truth that names this question (None without one), and the values of the truths for all questions.
 
-    The list is empty if a truth names the question, or if the question is a choice and the input states only one truth.
+    The second result is empty if a truth names the question, or if the question is a choice and the input states only one truth.
     """
     found = _truths(text)
     own = next((value for name, value in found if name and name in (asked.name, asked.key)), None)
@@ -221,7 +237,7 @@ def _lines(text: str, asked: Asked) -> tuple[str | None, list[str]]:
 
 @lru_cache(maxsize=1024)
 def _truths(text: str) -> tuple[tuple[str, str], ...]:
-    """The truths in a text: the question that each names, or "", and its value."""
+    """Return the truths in a text. Each has the name of the question, or "" for a truth that applies to all questions, and the value."""
     return tuple(_TRUTH.findall(text)) if "truth" in text else ()
 
 
@@ -232,9 +248,9 @@ def _content(content: Any) -> str:
 
 
 def _stated(value: str, asked: Asked) -> tuple[float, ...]:
-    """The distribution for the value of a truth that names its question."""
+    """Return the distribution that the value of a truth states, if the truth names its question."""
     wanted, names = value.strip().lower(), [str(option).lower() for option in asked.options]
-    if asked.kind != "yes_no":  # a prompt may show an option with its description
+    if asked.kind != "yes_no":  # a prompt may show an option together with a description of the option
         named = (
             [name == wanted for name in names] if wanted in names else [name.startswith((f"{wanted}: ", f"{wanted} - ")) for name in names]
         )
@@ -258,7 +274,7 @@ def _number(value: str, asked: Asked) -> float:
 
 
 def _placed(place: float, asked: Asked) -> tuple[float, ...]:
-    """A place between the lowest option (0) and the highest (1) as a distribution over the two options around it."""
+    """Return a distribution over the two options next to a place between the lowest option (0) and the highest (1)."""
     if asked.kind == "yes_no":
         return place, 1 - place
     at = place * (len(asked.options) - 1)
@@ -266,7 +282,7 @@ def _placed(place: float, asked: Asked) -> tuple[float, ...]:
 
 
 def _best(numbers: list[float], asked: Asked) -> tuple[float, ...]:
-    """The distribution of a choice whose first options have these numbers."""
+    """Return the distribution of a choice, from the numbers that the input states for the first options."""
     if len(numbers) > len(asked.options):
         raise ConfigError(f"the input states truth= {len(numbers)} times, but {asked.text!r} has only {len(asked.options)} options")
     best = [place for place, number in enumerate(numbers) if number == max(numbers)]
@@ -276,15 +292,15 @@ def _best(numbers: list[float], asked: Asked) -> tuple[float, ...]:
 
 
 def _hashed(text: str, asked: Asked) -> tuple[float, ...]:
-    """A truth that is drawn from a hash."""
+    """Return a truth that is drawn from a hash of the input and the question."""
     if asked.kind == "choice":
         return tuple(softmax([_SPREAD * _normal(f"truth {place}", 0, text, asked) for place in range(len(asked.options))]))
-    spread = _SPREAD * math.sqrt(2) if asked.kind == "yes_no" else 1.0  # as the difference of two
+    spread = _SPREAD * math.sqrt(2) if asked.kind == "yes_no" else 1.0  # the difference of two logits
     return _placed(1 / (1 + math.exp(-spread * _normal("truth", 0, text, asked))), asked)
 
 
 def _drawn(truth: Sequence[float], text: str, asked: Asked) -> int:
-    """The index of the true option, drawn from its distribution."""
+    """Return the index of the true option, drawn from its distribution."""
     left = _uniform("answer", 0, text, asked)
     for place, number in enumerate(truth):
         left -= number
@@ -294,7 +310,11 @@ def _drawn(truth: Sequence[float], text: str, asked: Asked) -> int:
 
 
 def _flipped(logits: list[float], asked: Asked, compared: int, draw: float) -> list[float]:
-    """The logits in reverse order. In a choice, the highest is instead exchanged with that of another of the first ``compared`` options."""
+    """Return the logits of a judge that takes a wrong option for the true one.
+
+    In a score or a yes-no question, the order of the logits is reversed. In a choice, the highest logit and the logit of another option
+    among the first ``compared`` options change places. ``draw`` (0 to 1) selects this other option.
+    """
     if asked.kind != "choice":
         return logits[::-1]
     best = logits.index(max(logits))
@@ -306,14 +326,14 @@ def _flipped(logits: list[float], asked: Asked, compared: int, draw: float) -> l
 
 
 def _uniform(use: str, seed: int, text: str, asked: Asked) -> float:
-    """A number from 0 to 1, exclusive, that depends on the arguments only. Of the question, only its key counts."""
+    """Return a number between 0 and 1 that depends only on the arguments. Among the fields of the question, only the key has an effect."""
     digest = blake2b(f"{seed}/{use}".encode(), key=_key(text, asked.key), digest_size=8).digest()
     return (int.from_bytes(digest, "big") + 0.5) / 2**64
 
 
 @lru_cache(maxsize=4096)
 def _key(*texts: str) -> bytes:
-    """A digest of texts."""
+    """Return a digest of texts."""
     digest = blake2b(digest_size=16)
     for text in texts:
         encoded = text.encode(errors="surrogatepass")

@@ -1,7 +1,7 @@
-"""The responder ``synthetic``: a synthetic judge that writes its verdicts, as JSON in the form that the prompt describes.
+"""The responder ``synthetic``: a synthetic judge that writes its verdicts as JSON, in the form that the prompt describes.
 
-Reads the form that :class:`qreward.judge.Judge` puts into its prompts: one line for each member, such as ``"score": number, from 0 to 10``.
-This module uses neither HTTP nor the code of ``Judge``.
+This module reads the form that :class:`qreward.judge.Judge` puts into its prompts. The form has one line for each member, such as
+``"score": number, from 0 to 10``. The module uses neither HTTP nor the code of ``Judge``.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from qreward.testing.synthetic_judge import Asked, SyntheticJudge, text_of
 REFUSAL = "I'm sorry, but I can't help with that."
 _MEMBER = re.compile(r'^"(\w+)": (text|true or false|one of .*|(?:whole )?number\b.*|list of .*)', re.MULTILINE)
 _RANGE = re.compile(r"from (-?[\d.]+) to (-?[\d.]+)")
-_STEPS = 10  # a number is one of eleven
+_STEPS = 10  # number of equal steps in the range of a number, so a number has eleven possible values
 
 
 def write_verdict(messages: Sequence[Mapping[str, Any]], judge: SyntheticJudge) -> str:
     """Return a judge's answer: a JSON object with the most probable value for each member of the form.
 
-    The name of a member is the question. A number is a :class:`~qreward.decisions.Score` with 11 levels over its range, yes and no (or true
-    and false) are a ``YesNo``, and other members with options are a ``Choice``. If the prompt has no form, but lists labelled options, the
-    answer is one label. If the judge refuses any of the questions, the answer is :data:`REFUSAL`.
+    Each member is a question, and the name of the member is the text of the question. A number is a :class:`~qreward.decisions.Score` with
+    11 levels over its range. Yes and no (or true and false) are a ``YesNo``. Other members with options are a ``Choice``. If the prompt has
+    no form, but lists labelled options, the answer is one label. If the judge refuses any of the questions, the answer is :data:`REFUSAL`.
 
     Raises:
-        ConfigError: the prompt has neither a form nor labelled options, or the input has a truth that does not fit.
+        ConfigError: the prompt has neither a form nor labelled options, or the input has a truth that does not fit a question.
 
     Example:
         >>> form = 'Answer with one JSON object.\\n"reason": text\\n"score": number, from 0 to 5'
@@ -71,7 +71,7 @@ def _value(name: str, form: str, text: str, judge: SyntheticJudge) -> Any:
 
 
 def _answer(asked: Asked, text: str, judge: SyntheticJudge) -> Any:
-    """The most probable option."""
+    """Return the most probable option of a question."""
     read = judge.read(text, asked)
     if read.refused:
         raise _Refused

@@ -11,7 +11,7 @@ import msgspec
 
 
 def encode(value: Any, order: Literal["sorted"] | None = None) -> bytes:
-    """JSON without whitespace. Lone surrogates, which msgspec refuses, are escaped as the standard library does."""
+    """Return a value as JSON without whitespace. Lone surrogates are escaped as in the standard library, because msgspec refuses them."""
     try:
         return msgspec.json.encode(value, order=order)
     except UnicodeEncodeError:
@@ -23,17 +23,19 @@ def encode(value: Any, order: Literal["sorted"] | None = None) -> bytes:
 
 
 def canonical(value: Any) -> bytes:
-    """JSON with sorted keys and no whitespace: the same bytes for any encoding of the same request."""
+    """Return a value as JSON with sorted keys and without whitespace. All encodings of one request give equal bytes."""
     return encode(value, "sorted")
 
 
 def digest_of(value: Any) -> bytes:
-    """SHA-256 of the canonical messages of a chat, or of the input of an embedding."""
+    """Return the SHA-256 of the canonical JSON of a value: the messages of a chat, or the input of an embedding."""
     return sha256(canonical(value)).digest()
 
 
 def echo_of(messages: Sequence[Any]) -> str:
-    """The response of every ``echo`` endpoint to these messages. A test can compare it to detect mixed-up responses.
+    """Return the response of every ``echo`` endpoint to these messages.
+
+    A test can compare this text with the responses that it gets, to detect mixed-up responses.
 
     Example:
         >>> echo_of([{"role": "user", "content": "hi"}])
@@ -43,10 +45,10 @@ def echo_of(messages: Sequence[Any]) -> str:
 
 
 def echo_text(digest: bytes) -> str:
-    """The response of an ``echo`` endpoint, from the digest of the messages."""
+    """Return the response of an ``echo`` endpoint, from the digest of the messages."""
     return f'{{"echo":"{digest[:8].hex()}"}}'
 
 
 def count_tokens(encoded: bytes) -> int:
-    """Prompt tokens, estimated at four bytes per token; at least 1."""
+    """Return the number of prompt tokens, estimated at four bytes per token; at least 1."""
     return max(1, len(encoded) // 4)

@@ -1,9 +1,10 @@
 """Virtual time for blocking code: real threads that run one at a time, and a clock that jumps forward when all of them wait.
 
 Only one thread runs at a time. When it waits, sleeps or ends, the next ready thread runs, in the order in which the threads became
-ready. If no thread is ready, the clock jumps to the earliest deadline; among equal deadlines, the thread that began to wait first
-runs. Threads switch nowhere else, so every run is the same. A thread that blocks on anything else (``time.sleep``, a socket, a
-lock whose owner waits here) blocks all threads. Does not depend on the scheduler or the transport.
+ready. If no thread is ready, the clock jumps to the earliest deadline, and the thread with this deadline runs. Among equal deadlines, the
+thread that began to wait first runs. Threads switch nowhere else, so every run has the same order of events. A thread that blocks on
+anything else (``time.sleep``, a socket, or a lock whose owner waits in virtual time) blocks all threads. This module does not depend on the
+scheduler or the transport.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from qreward.testing.virtual_time import Deadlock
 T = TypeVar("T")
 
 STANDSTILL = 1_000_000
-"""Thread switches without progress of the clock after which the threads are taken to be in a busy loop."""
+"""Number of thread switches during which the clock does not advance. After more of them, the threads are taken to be in a busy loop."""
 LINGERING = 100_000
-"""Thread switches that the remaining threads may take after the end of the test."""
+"""Maximum number of thread switches that the remaining threads may take after the end of the test."""
 PATIENCE = 60.0
-"""Real seconds that a thread may run without waiting in virtual time."""
+"""Maximum number of real seconds that a thread may run without waiting in virtual time."""
 
 
 class _Standstill(RuntimeError):
@@ -37,7 +38,7 @@ class _Standstill(RuntimeError):
 
 
 class _Left(BaseException):
-    """Raised in a leftover thread where it waits, to end it."""
+    """Raised in a leftover thread to end it. The exception is raised at the place where the thread waits."""
 
 
 class _Actor:
@@ -50,11 +51,11 @@ class _Actor:
         self.turn.acquire()
         self.ready = False
         self.woken = False  # False: its last wait timed out
-        self.waits = 0  # numbers the waits, so that a timer of an earlier wait is ignored
+        self.waits = 0  # number of the present wait, by which a timer of an earlier wait is recognised and ignored
 
 
 class VirtualThread(Generic[T]):
-    """A thread started by the test with :meth:`VirtualThreads.spawn`."""
+    """A thread that the test started with :meth:`VirtualThreads.spawn`."""
 
     def __init__(self, threads: VirtualThreads, unjoined: dict[object, BaseException], function: Callable[[], T]) -> None:
         self._threads, self._unjoined, self._function = threads, unjoined, function
@@ -64,7 +65,7 @@ class VirtualThread(Generic[T]):
         self._error: BaseException | None = None
 
     def join(self) -> T:
-        """Wait in virtual time until the thread ends. Returns the result of its function, or raises its exception."""
+        """Wait in virtual time until the thread ends. Return the result of the thread's function, or raise the exception that ended it."""
         self._threads.wait(self._over, None)
         self._threads.wake(self._over)  # for other callers of join()
         self._unjoined.pop(self, None)
@@ -73,7 +74,7 @@ class VirtualThread(Generic[T]):
         return cast("T", self._value)
 
     def work(self) -> None:
-        """Run the function. Called in the thread."""
+        """Run the function. This method is called in the thread itself."""
         try:
             self._value = self._function()
         except _Left:
@@ -84,19 +85,19 @@ class VirtualThread(Generic[T]):
 
 
 class VirtualThreads:
-    """Virtual time for blocking code, in place of ``qreward.engine.threads.RealTime``.
+    """Virtual time for blocking code. It takes the place of ``qreward.engine.threads.RealTime``.
 
-    The thread that creates it takes part in it. In its ``with`` block, functions decorated with ``@schedule`` use this clock. The end
-    of the block checks that no thread is left.
+    The thread that creates this object is one of its threads. In the ``with`` block of this object, functions decorated with
+    ``@schedule`` use its clock. The end of the block checks that no thread is left.
 
     Args:
         most: maximum number of concurrent jobs of :meth:`run`.
         patience: real seconds that a thread may run without waiting in virtual time.
 
     Raises:
-        Deadlock: no thread is ready, and none waits for a time. The message names the threads and where they wait.
-        RuntimeError: the threads run forever without progress of the clock, or one of them runs or blocks for longer than ``patience``.
-            Both errors are raised in the creating thread, where it waits.
+        Deadlock: no thread is ready, and no thread waits with a timeout. The message names the threads and the places where they wait.
+        RuntimeError: the threads run forever while the clock stands still, or one of them runs or blocks for longer than ``patience``.
+            Both errors are raised in the thread that created this object, at the place where it waits.
 
     Example:
         >>> with VirtualThreads() as threads:
@@ -118,7 +119,7 @@ class VirtualThreads:
         self._time = 0.0
         self._main = self._current = _Actor("main")
         self._main.ident = threading.get_ident()
-        self._actors: dict[_Actor, threading.Thread] = {}  # all others, until they end
+        self._actors: dict[_Actor, threading.Thread] = {}  # all threads but the main one, until they end
         self._errors: list[BaseException] = []  # to be raised in the main thread
         self._unjoined: dict[object, BaseException] = {}  # errors of spawned threads
         self._closing = False
@@ -132,10 +133,10 @@ class VirtualThreads:
         self._last_turn = math.inf
         self._in_use = replaced_time(self)
 
-    # the interface of RealTime, for the code under test
+    # methods of RealTime, for the code under test
 
     def now(self) -> float:
-        """Virtual seconds since the creation of this object."""
+        """Return the virtual seconds since the creation of this object."""
         return self._time
 
     def wait(self, lock: threading.Lock, timeout: float | None) -> bool:
@@ -143,7 +144,7 @@ class VirtualThreads:
 
         Args:
             lock: the lock to acquire.
-            timeout: virtual seconds to wait at most; None waits without limit.
+            timeout: maximum number of virtual seconds to wait; None waits without limit.
 
         Returns:
             True if the lock was acquired, False on timeout.
@@ -156,7 +157,7 @@ class VirtualThreads:
         return True
 
     def wake(self, lock: threading.Lock) -> None:
-        """Release a lock. The thread that has waited for it longest becomes ready, and runs once the calling thread waits."""
+        """Release a lock. The thread that has waited for it longest becomes ready. It runs after the calling thread begins to wait."""
         self._me()
         lock.release()
         if queue := self._waiting.get(lock):
@@ -165,12 +166,12 @@ class VirtualThreads:
             self._make_ready(first)
 
     def run(self, job: Job) -> bool:
-        """Start a job in another thread, which runs once this thread waits.
+        """Start a job in another thread. The thread runs after the calling thread begins to wait.
 
-        A job must not raise. An exception of a job is raised in the thread that created this object, where that thread waits.
+        A job must not raise. If it does, the exception is raised in the thread that created this object, at the place where it waits.
 
         Returns:
-            False if ``most`` jobs are running or this virtual time is closed.
+            True if the job was started. False if ``most`` jobs are running or this object is closed.
         """
         self._me()
         if self._busy >= self.most or self._closing:
@@ -186,7 +187,7 @@ class VirtualThreads:
         self._pause(self._due(seconds))
 
     def spawn(self, function: Callable[[], T], name: str | None = None) -> VirtualThread[T]:
-        """Start a thread of the test, such as a second caller. It runs once this thread waits.
+        """Start a thread of the test, such as a second caller. The thread runs after the calling thread begins to wait.
 
         An exception of the function is raised by :meth:`VirtualThread.join`.
         """
@@ -196,11 +197,11 @@ class VirtualThreads:
         return thread
 
     def check_nothing_left(self) -> None:
-        """Let the remaining threads run to their end in virtual time. Call it in the thread that created this object.
+        """Let the remaining threads run to their end in virtual time. Only the thread that created this object may call this method.
 
         Raises:
-            AssertionError: threads wait forever or run forever. They have been ended.
-            BaseException: an exception of a spawned thread that was not joined.
+            AssertionError: threads waited forever or ran forever. These threads have been ended.
+            BaseException: a spawned thread that was not joined raised this exception.
         """
         wrong: list[BaseException] = []
         self._last_turn = self._turns + LINGERING
@@ -217,7 +218,7 @@ class VirtualThreads:
             raise error
 
     def close(self) -> None:
-        """End the remaining threads, each where it waits. No further thread can be started."""
+        """End the remaining threads, each at the place where it waits. Afterwards, no thread can be started."""
         self._closing = True
         if self._current is not self._main:  # the main thread was interrupted, or another thread blocks
             return
@@ -241,7 +242,7 @@ class VirtualThreads:
             self.close()
             self._in_use.__exit__(None, None, None)
 
-    # threads and turns; only the running thread may use what follows
+    # Threads and turns. Only the running thread may use the methods below.
 
     def _carry_out(self, job: Job) -> None:
         try:
@@ -252,7 +253,7 @@ class VirtualThreads:
             report()
 
     def _begin(self, name: str, job: Callable[[], object]) -> None:
-        """Start another thread, ready to run."""
+        """Start another thread and make it ready to run."""
         if self._closing:
             raise RuntimeError("this virtual time is over; make a new VirtualThreads")
         actor = _Actor(name)
@@ -262,7 +263,7 @@ class VirtualThreads:
         self._make_ready(actor)
 
     def _live(self, actor: _Actor, job: Callable[[], object]) -> None:
-        """The body of a thread."""
+        """Run a job in a new thread, and let the next thread run when the job ends."""
         actor.ident = threading.get_ident()
         actor.turn.acquire()
         try:
@@ -275,25 +276,28 @@ class VirtualThreads:
             self._make_ready(self._main)
         del self._actors[actor]
         if not self._actors and (self._closing or self._last_turn < math.inf):
-            self._make_ready(self._main)  # it waits for the end of the last thread
+            self._make_ready(self._main)  # the main thread waits for the end of the last thread
         self._current = self._next()
         self._current.turn.release()
 
     def _me(self) -> _Actor:
-        """The running thread. Raises ``AssertionError`` if the caller does not take part in this virtual time."""
+        """Return the running thread. Raises ``AssertionError`` if the caller does not take part in this virtual time."""
         if self._current.ident != threading.get_ident():
             name = threading.current_thread().name
             raise AssertionError(f"thread {name!r} does not take part in this virtual time; begin it with spawn() or run()")
         return self._current
 
     def _due(self, seconds: float | None) -> float:
-        """The time in this many seconds. Any positive delay gives a time after now, even if it is too small for the float."""
+        """Return the time that lies this many seconds after now; infinite for None.
+
+        A positive delay gives a time after now, even if the delay is lost when the floats are added.
+        """
         if seconds is None or seconds <= 0:
             return math.inf if seconds is None else self._time
         return max(self._time + seconds, math.nextafter(self._time, math.inf))
 
     def _pause(self, due: float, lock: threading.Lock | None = None) -> bool:
-        """Let other threads run until the time ``due``, or until ``wake(lock)``; True if woken, False on timeout."""
+        """Let other threads run until the time ``due``, or until ``wake(lock)``. Return True if the thread was woken, False on timeout."""
         me = self._me()
         if self._closing and me is not self._main:
             raise _Left
@@ -315,7 +319,7 @@ class VirtualThreads:
         return me.woken
 
     def _hand_over(self, me: _Actor) -> None:
-        """Let the next thread run, and wait until it is this thread's turn again."""
+        """Let the next thread run, and wait until this thread has its next turn."""
         self._current = self._next()
         if self._current is me:
             return
@@ -331,7 +335,7 @@ class VirtualThreads:
             turns = self._turns
 
     def _next(self) -> _Actor:
-        """The thread that runs next. Advances the clock if no thread is ready."""
+        """Return the thread that runs next. If no thread is ready, advance the clock."""
         self._turns += 1
         if self._turns > self._last_turn or self._turns - self._turns_before_step > STANDSTILL:
             self._last_turn, self._turns_before_step = math.inf, self._turns
@@ -365,7 +369,7 @@ class VirtualThreads:
 
 
 def _place(frame: FrameType | None) -> str:
-    """The position of a thread outside this file."""
+    """Return the innermost position of a thread outside this file, as text for a message."""
     while frame is not None and frame.f_code.co_filename == __file__:
         frame = frame.f_back
     return f" at {frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_qualname})" if frame is not None else ""
@@ -383,8 +387,8 @@ def run_in_virtual_threads(function: Callable[[VirtualThreads], T]) -> T:
 
     Raises:
         Deadlock: all threads wait for events that cannot happen.
-        AssertionError: the function returned, but a thread never ends. Threads that end later, such as the slower attempt of a
-            hedge, are allowed.
+        AssertionError: the function returned, but a thread never ends. A thread that ends later is allowed, such as the slower attempt of
+            a hedge.
 
     Example:
         >>> def patient(threads):

@@ -1,8 +1,8 @@
-"""An event loop on virtual time: sleeps of hours pass at once, in the right order, the same in each run.
+"""An event loop with virtual time: sleeps of hours pass at once, and each run has the same order of events.
 
 When no callback is ready, the clock jumps to the next timer. Real sockets and worker threads do not follow this clock, so a test
-on this loop must use fakes. Functions decorated with ``@schedule`` use the clock. Other code that reads ``time.monotonic`` must be
-passed ``loop.time`` instead.
+on this loop must use fakes. Functions decorated with ``@schedule`` use this clock. Other code that reads ``time.monotonic`` must get
+``loop.time`` as an argument instead.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from qreward.functions.function import cancel_timers
 T = TypeVar("T")
 
 TURN = 1e-9
-"""Virtual seconds of one loop iteration. If the clock stood still between timers, a timer whose remaining delay is too small for
-a float would be rescheduled forever."""
-_TURNS_TO_SETTLE = 3  # loop iterations in which a cancelled task ends
+"""Virtual seconds by which each loop iteration advances the clock. If an iteration did not advance the clock, a timer whose remaining
+delay is too small for a float would be rescheduled forever."""
+_TURNS_TO_SETTLE = 3  # loop iterations that a cancelled task needs to end
 
 
 class Deadlock(RuntimeError):
@@ -30,7 +30,7 @@ class Deadlock(RuntimeError):
 
 
 class _JumpingSelector(selectors.DefaultSelector):
-    """Waits by advancing the clock. Real events, such as a call from another thread, still come first."""
+    """A selector that advances the clock instead of waiting. Real events, such as a call from another thread, are handled first."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class _JumpingSelector(selectors.DefaultSelector):
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
     """An event loop whose ``time()`` starts at 0 and jumps from timer to timer.
 
-    Where a real loop would wait forever, the run raises ``Deadlock``, which names the waiting tasks.
+    If a real loop would wait forever, this loop raises ``Deadlock``, which names the waiting tasks.
 
     Example:
         >>> with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
@@ -62,31 +62,31 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         super().__init__(self._clock)
 
     def time(self) -> float:
-        """Virtual seconds since the creation of the loop, including ``TURN`` for each iteration."""
+        """Return the virtual seconds since the creation of the loop, including ``TURN`` for each iteration."""
         return self._clock.now
 
     def let_pass(self, seconds: float) -> None:
-        """Advance the clock at once."""
+        """Advance the clock by this many seconds at once."""
         self._clock.now += seconds
 
     def timers(self) -> list[asyncio.TimerHandle]:
-        """The pending timers."""
+        """Return the pending timers."""
         scheduled: list[asyncio.TimerHandle] = self._scheduled  # type: ignore[attr-defined]
         return [timer for timer in scheduled if not timer.cancelled()]
 
 
 def run_in_virtual_time(main: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine on a loop of its own, as ``asyncio.run`` does, and check that it leaves no task or timer behind.
+    """Run a coroutine on a new virtual loop, as ``asyncio.run`` does, and check that it leaves no task or timer behind.
 
     Args:
-        main: the coroutine. In it, ``QRewardClient(..., clock=asyncio.get_running_loop().time)`` creates a client on virtual time.
+        main: the coroutine. In it, ``QRewardClient(..., clock=asyncio.get_running_loop().time)`` creates a client with virtual time.
 
     Returns:
         The result of the coroutine.
 
     Raises:
         Deadlock: the coroutine waits for an event that cannot happen.
-        AssertionError: the coroutine ended, but a task is still running or a timer still set. An unclosed client is one cause.
+        AssertionError: the coroutine ended, but a task still runs or a timer is still set. An unclosed client is one possible cause.
 
     Example:
         >>> async def patient():
@@ -109,7 +109,7 @@ def run_in_virtual_time(main: Coroutine[Any, Any, T]) -> T:
 
 
 class _LoopTime:
-    """The clock of a virtual loop for decorated functions. A blocking wait advances the clock of the loop by its timeout."""
+    """The clock of a virtual loop, for decorated functions. A blocking wait advances the clock of the loop by the timeout of the wait."""
 
     def __init__(self, loop: VirtualTimeLoop) -> None:
         self.now = loop.time
@@ -145,7 +145,7 @@ def _waiting() -> str:
 
 
 def _described(task: asyncio.Task[Any]) -> str:
-    """The name of a task, its coroutine, and where it waits."""
+    """Return text for a message: the name of a task, its coroutine, and the place where it waits."""
     stack = task.get_stack(limit=1)
     place = f" at {stack[0].f_code.co_filename}:{stack[0].f_lineno}" if stack else ""
     return f"{task.get_name()} ({getattr(task.get_coro(), '__qualname__', task.get_coro())}){place}"

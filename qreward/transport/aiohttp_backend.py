@@ -1,9 +1,10 @@
 """The default HTTP backend: aiohttp, with settings that keep it correct and fast on the hot path.
 
-The settings replace defaults of aiohttp. By default aiohttp queues requests above 100 connections, times out after 300 s, follows the
-redirect of a POST with the API key in its headers, keeps cookies, and reads the environment for each request. This module has no time limit
-for a whole attempt, because a timer per request costs more CPU time than all of qreward's own code. There are time limits for the opening
-of a connection (``timeouts.connect``) and, if the user sets ``timeouts.read``, for each wait for data.
+The settings replace defaults of aiohttp. By default, aiohttp queues requests above 100 connections, and times out after 300 s. It follows
+the redirect of a POST, although the headers contain the API key. It keeps cookies, and reads the environment for each request.
+
+This module has no time limit for a whole attempt, because a timer per request costs more CPU time than all of qreward's own code. It limits
+the time in which a connection is opened (``timeouts.connect``). If the user sets ``timeouts.read``, it also limits each wait for data.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ from qreward.transport.base import Body, ByteStream, HttpTransport
 
 CONNECTS_AT_ONCE = 64
 """Maximum number of connections that are opened to an endpoint at the same time. 2048 concurrent TLS handshakes block the event loop for
-seconds, until they time out. With 64 at a time the total is the same, and the loop is blocked for less than 100 ms (measured)."""
+seconds, until they time out. With 64 handshakes at a time, the total time is the same, and the loop is blocked for less than 100 ms
+(measured)."""
 
-_LARGE = 1 << 20  # bytes; aiohttp warns about larger bodies that are passed as one bytes object
+_LARGE = 1 << 20  # bytes of the largest body that is passed as one bytes object; aiohttp warns about larger ones
 _NOT_SENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.ClientHttpProxyError, aiohttp.InvalidURL, UnicodeError)
 _EXPECTED = (aiohttp.ClientError, OSError, HttpProcessingError, UnicodeError)
 
@@ -51,7 +53,7 @@ class AiohttpTransport(HttpTransport):
         self._closed = False
 
     async def post(self, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> Reply:
-        """Do the same as the base class, without a stream object per request."""
+        """Send a POST request and return the response. Unlike the base class, this method creates no stream object per request."""
         session = self._session or self._open()
         url = self._urls.get(path) or self._url(path)
         data = body if len(body) < _LARGE else io.BytesIO(body)
@@ -86,7 +88,7 @@ class AiohttpTransport(HttpTransport):
     async def aclose(self) -> None:
         self._closed = True
         for response in self._arriving:
-            response.close()  # closing only the session would leave a task that reads the response waiting forever
+            response.close()  # if only the session were closed, a task that reads the response would wait forever
         session, self._session = self._session, None
         if session is not None:
             await session.close()
@@ -174,8 +176,8 @@ class AiohttpStream(ByteStream):
 class GatedConnector(aiohttp.TCPConnector):
     """A connector that limits how many connections are opened at the same time and, if configured, per second.
 
-    The connect timeout covers the whole opening of a connection, but not the wait until it may be opened. ``_create_connection`` is private
-    to aiohttp; the tests check that it behaves as expected.
+    The connect timeout covers the whole opening of a connection. It does not cover the time before the opening may begin.
+    ``_create_connection`` is private to aiohttp, so the tests check that aiohttp calls it as expected.
     """
 
     def __init__(self, *, connect: float, connects_per_second: float | None, keepalive: float, tls: object) -> None:

@@ -35,17 +35,17 @@ class HttpBackend:
     def __init__(self) -> None:
         self._connections: dict[int, EndpointConnection] = {}
         self._dismissed: dict[EndpointConnection, asyncio.Task[None] | None] = {}  # connection -> the task that closes it
-        self._kept: dict[int, Endpoint] | None = None  # None: any endpoint
+        self._kept: dict[int, Endpoint] | None = None  # endpoints whose connections are kept; None keeps the connections of all
         self._closed = False
 
     async def send(self, endpoint: Endpoint, call: WireRequest) -> Answer | Failure:
-        """Make one attempt. Raises only ``CancelledError``; the connection is closed before."""
+        """Make one attempt. Raises only ``CancelledError``, and closes the connection of the attempt first."""
         connection = self._connections.get(id(endpoint))
         try:
             if connection is None:
                 connection = self._enter(endpoint)
             else:
-                connection.in_flight += 1  # the usual case, without a call
+                connection.in_flight += 1  # the usual case of ``_enter``, without a function call
             asked, decide = call, call.codec if isinstance(call.codec, Decide) else None
             while True:
                 call, path, native = bound(asked, endpoint)
@@ -64,9 +64,9 @@ class HttpBackend:
             self._leave(connection)
 
     async def stream(self, endpoint: Endpoint, call: WireRequest) -> ChatStream | Failure:
-        """Make one streamed attempt. Returns an open stream once the server has answered 2xx; see ``qreward.transport.stream``.
+        """Make one streamed attempt. Returns an open stream as soon as the server has answered 2xx; see ``qreward.transport.stream``.
 
-        Raises only ``CancelledError``; the connection is closed before.
+        Raises only ``CancelledError``, and closes the connection of the attempt first.
         """
         connection, opened = None, None
         try:
@@ -84,7 +84,7 @@ class HttpBackend:
     async def look(self, endpoint: Endpoint) -> ProbeResult:
         """Probe a server, to learn whether it is ready and how loaded it is. Raises only ``CancelledError``.
 
-        If the probe fails, the result is empty, or its ``trouble`` says why this server cannot be probed.
+        If the probe fails, the result is empty, or its ``trouble`` contains the reason why this server cannot be probed.
         """
         connection = None
         try:
@@ -102,9 +102,9 @@ class HttpBackend:
     def keep(self, endpoints: Iterable[Endpoint]) -> None:
         """Keep the connections of these endpoints. Every other connection is closed when its last request has ended.
 
-        Must be called in the event loop. A new ``Endpoint`` object with the name of an old one takes over its connections, unless a
-        setting on which they depend has changed. A later request to any other endpoint gets a connection of its own, which is closed after
-        the request.
+        This method must be called in the event loop. A new ``Endpoint`` object with the name of an old ``Endpoint`` takes over the
+        connections of the old one, unless a setting on which the connections depend has changed. A later request to an endpoint that is not
+        kept opens a separate connection, which is closed after the request.
         """
         kept = self._kept = {id(endpoint): endpoint for endpoint in endpoints}
         fresh = {endpoint.name: endpoint for key, endpoint in kept.items() if key not in self._connections}
@@ -122,7 +122,7 @@ class HttpBackend:
         self._closed = True
         connections, self._connections, self._dismissed = [*self._connections.values(), *self._dismissed], {}, {}
         for connection in connections:
-            connection.retired = False  # else its last request would close it again
+            connection.retired = False  # otherwise the last request of the connection would close it again
             await connection.aclose()
 
     def _enter(self, endpoint: Endpoint) -> EndpointConnection:
@@ -160,9 +160,9 @@ class HttpBackend:
 
 
 def _speaks_otherwise(decide: Decide, endpoint: Endpoint, sent: WireRequest, failure: Failure) -> bool:
-    """Return True if the response to a decision points to another dialect, and note that dialect.
+    """Return True if the response to a decision points to another dialect, and store that dialect.
 
-    Otherwise, add to the error how to set the dialect.
+    Otherwise, add a hint to the error that shows how to set the dialect, and return False.
     """
     if decide.learns(endpoint, sent.model, failure.dialect):
         return decide.dialect_at(endpoint, sent.model) is not sent.codec

@@ -1,4 +1,4 @@
-"""Base classes of the HTTP backends: ``HttpTransport`` sends requests, ``ByteStream`` reads a response body. Also their errors.
+"""Base classes of the HTTP backends, and their errors. ``HttpTransport`` sends requests, and ``ByteStream`` reads a response body.
 
 A backend only moves bytes. Codecs (``qreward.codecs.base.Codec``) turn requests into bytes and bytes into answers. The message of an error
 must not contain the text of a library's exception, which may hold a URL or headers.
@@ -24,7 +24,7 @@ class ByteStream(ABC):
 
     @abstractmethod
     async def read(self) -> bytes:
-        """Return the bytes that have arrived since the last call, waiting for at least one; ``b""`` at the end of the body.
+        """Wait for at least one byte, and return the bytes that have arrived since the last call. Return ``b""`` at the end of the body.
 
         Raises ``TransportError``. The connection is closed after such an error and on cancellation.
         """
@@ -33,7 +33,7 @@ class ByteStream(ABC):
     async def aclose(self) -> None:
         """Close the stream. The connection is closed immediately, unless the body was read to its end.
 
-        Can be called more than once, and while another task reads.
+        This method can be called more than once, and while another task reads.
         """
 
     async def drain(self, seconds: float) -> None:
@@ -42,11 +42,11 @@ class ByteStream(ABC):
             async with asyncio.timeout(seconds):
                 while await self.read():
                     pass
-        except (TransportError, TimeoutError):  # then ``read`` has closed the connection
+        except (TransportError, TimeoutError):  # ``read`` has already closed the connection
             pass
 
     async def read_whole(self, cap: int) -> Reply:
-        """Return the whole response and close the stream. Raises ``TransportError``, also for a body longer than ``cap`` bytes."""
+        """Return the whole response and close the stream. Raises ``TransportError``, also if the body is longer than ``cap`` bytes."""
         pieces, size = [], 0
         try:
             while piece := await self.read():
@@ -60,21 +60,22 @@ class ByteStream(ABC):
 
 
 Body = bytes | AsyncIterable[bytes] | None
-"""The body of a request: bytes, an iterable whose pieces are read as they are sent, or None for no body."""
+"""The body of a request: bytes, an iterable, or None for no body. Each piece of an iterable is read just before it is sent."""
 
 
 class HttpTransport(ABC):
-    """Connections to one endpoint, in one event loop. The body of a response may have ``cap`` bytes at most."""
+    """Connections to one endpoint, in one event loop. ``cap`` is the maximum number of bytes in the body of a response."""
 
     cap: int
 
     @abstractmethod
     async def begin(self, method: str, path: str, body: Body, headers: Mapping[str, str] | None) -> ByteStream:
-        """Send a request with the endpoint's headers. A POST is sent exactly once; aiohttp may repeat a GET.
+        """Send a request with the endpoint's headers. A POST is sent exactly once, but aiohttp may repeat a GET.
 
-        Returns when the headers have arrived. If the body comes in pieces, ``headers`` must have its ``Content-Length``.
+        This method returns when the headers of the response have arrived. If the body is an iterable, ``headers`` must contain its
+        ``Content-Length``.
 
-        Raises ``TransportError``. On cancellation the connection is closed, so that the server notices.
+        Raises ``TransportError``. On cancellation, the connection is closed, and this shows the server that the request was cancelled.
         """
 
     @abstractmethod
@@ -94,11 +95,11 @@ class HttpTransport(ABC):
 _LOCAL = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 NOT_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG")
-"""OpenSSL's reasons for an answer to the ClientHello that is not TLS."""
+"""Reasons in OpenSSL's errors that mean that the server's answer to the ClientHello is not TLS."""
 
 
 def is_local(error: BaseException) -> bool:
-    """Return True if this machine, not the endpoint, caused the error: it has no file descriptors, buffers or memory left."""
+    """Return True if this machine caused the error, not the endpoint. The machine then has no file descriptors, buffers or memory left."""
     return isinstance(error, OSError) and error.errno in _LOCAL
 
 

@@ -1,7 +1,7 @@
 """The connection to one endpoint: its transport, the outcomes of its replies, and the probes of its server.
 
 A probe asks a server whether it is ready and how loaded it is. The record of the server's kind
-(``qreward.codecs.rewards.base.ServerKind``) says how to probe it. Only ``TransportError`` and cancellation are raised.
+(``qreward.codecs.rewards.base.ServerKind``) lists the requests of a probe. Methods raise only ``TransportError`` and ``CancelledError``.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from qreward.transport.httpx_backend import HttpxTransport
 from qreward.transport.redaction import secrets_of
 
 SHAREABLE = frozenset({"weight", "price", "models", "probe", "limits", "timeouts", "decisions", "decision_labels"})
-"""Settings on which an endpoint's connections do not depend. The exceptions among limits and timeouts are in ``_of_connections``."""
+"""Names of settings on which an endpoint's connections do not depend. The connections do depend on some members of ``limits`` and
+``timeouts``, which ``_of_connections`` lists."""
 PASSING = frozenset({408, 425, 429})
-"""Temporary statuses, which say nothing about the endpoint's settings."""
+"""Temporary HTTP statuses. They do not show whether the endpoint's settings are correct."""
 
 
 class EndpointConnection:
-    """An endpoint with the objects that are created once for it: its transport, the names of its models, its secrets.
+    """An endpoint with the objects that are created once for it: its transport, the names of its models, and its secrets.
 
     Attributes:
-        info: the server information that changes only when the server restarts; None until it was fetched.
+        info: the server information that changes only when the server restarts; None until it is fetched.
         in_flight: number of requests in flight.
         retired: True if the connection accepts no new requests and is closed when the last request has ended.
     """
@@ -38,23 +39,23 @@ class EndpointConnection:
     __slots__ = ("_root", "endpoint", "in_flight", "info", "name", "renamed", "retired", "secrets", "takes_stream_options", "transport")
 
     def __init__(self, endpoint: Endpoint) -> None:
-        self.endpoint = endpoint  # kept referenced, so that no other object gets its id
+        self.endpoint = endpoint  # this reference keeps the object alive, so that no other object gets the same id
         self.name = endpoint.name
         self.renamed = endpoint.model_names
         self.transport = open_transport(endpoint)
         self.secrets = secrets_of(endpoint)
-        self.takes_stream_options = True  # until the server rejects them
+        self.takes_stream_options = True  # False after the server has rejected stream_options
         self.info: Load | None = None
         self.in_flight = 0
         self.retired = False
         self._root: HttpTransport | None = None
 
     def serves(self, endpoint: Endpoint) -> bool:
-        """Return True if ``endpoint`` can use these connections, because all settings on which they depend are the same."""
+        """Return True if ``endpoint`` can use these connections. All settings on which they depend must then be equal."""
         return _of_connections(self.endpoint) == _of_connections(endpoint)
 
     def root_transport(self) -> HttpTransport:
-        """Return the transport for the server's own routes, which are outside its ``/v1``."""
+        """Return the transport for the routes of the server that are outside ``/v1``."""
         if self._root is None:
             root = server_root(self.endpoint.base_url)
             rooted = self.endpoint.model_copy(update={"base_url": root})
@@ -99,14 +100,14 @@ class EndpointConnection:
         return failure_from_body(error, reply, self.name, call.model, secrets, keyless=self._is_keyless(call))
 
     def _is_keyless(self, call: WireRequest) -> bool:
-        """Return True if no key was sent. Any header, and an HTTP client of the user's own, may have sent one."""
+        """Return True if it is certain that no API key was sent. Configured headers and the user's own HTTP client may have sent a key."""
         endpoint = self.endpoint
         return endpoint.api_key is None and not endpoint.headers and not call.headers and endpoint.http_client is None
 
     async def probe(self) -> ProbeResult:
         """Probe the server.
 
-        The server is not ready if no connection opens; after a timeout or a broken connection, readiness is unknown.
+        If no connection opens, the server is not ready. After a timeout or a broken connection, it is unknown whether the server is ready.
         """
         kind = kind_of(self.endpoint.kind)
         load, statuses = Load(), {}
@@ -134,19 +135,22 @@ class EndpointConnection:
         return ProbeResult(load.ready, load.running, load.waiting, limits.concurrency, items, limits.cache_tokens, trouble)
 
     async def get(self, path: str) -> Reply:
-        """GET a path under the server's root. For OpenAI's API, the list of models is fetched under the endpoint's ``base_url``."""
+        """GET a path under the root of the server. With OpenAI's API, the list of models is fetched under ``base_url`` instead."""
         if path == MODELS and self.endpoint.kind in ("openai", BATCH_KIND):
             return await self.transport.get("/models")
         return await self.root_transport().get(path)
 
 
 def open_transport(endpoint: Endpoint) -> HttpTransport:
-    """Return the transport for an endpoint: the user's ``http_client`` if there is one, otherwise aiohttp. Raises ``ConfigError``."""
+    """Return the transport for an endpoint. It uses the user's ``http_client`` if there is one, and otherwise aiohttp.
+
+    Raises ``ConfigError``.
+    """
     return AiohttpTransport(endpoint) if endpoint.http_client is None else HttpxTransport(endpoint)
 
 
 def failure_of(error: Exception, endpoint: Endpoint, call: WireRequest, connection: EndpointConnection | None) -> Failure:
-    """Return the failure for an exception of an attempt. ``connection`` is None if the connection could not be made."""
+    """Return the failure for an exception of an attempt. ``connection`` is None if no ``EndpointConnection`` could be created."""
     match error:
         case TransportError() if connection is not None:
             return failure_from_transport(error, connection.name, call.model, connection.secrets.and_headers(call.headers))
@@ -160,7 +164,7 @@ def failure_of(error: Exception, endpoint: Endpoint, call: WireRequest, connecti
             return Failure(FailureKind.UNSENDABLE, error)
         case ConfigError():
             return Failure(FailureKind.UNSUITABLE, error, misconfigured=True)
-    secrets = secrets_of(endpoint).and_headers(call.headers)  # an unexpected exception, such as one of the user's own http_client
+    secrets = secrets_of(endpoint).and_headers(call.headers)  # the exception is unexpected; for example, the user's http_client raised it
     text = f"unexpected {type(error).__name__}: {shorten(secrets, str(error), 300)}"
     failure = RequestError(
         f"endpoint {endpoint.name!r}, model {call.model!r}: {text}; nothing more is tried", endpoint=endpoint.name, model=call.model

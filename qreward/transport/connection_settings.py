@@ -22,7 +22,7 @@ def request_headers(endpoint: Endpoint) -> dict[str, str]:
     headers = {
         "Content-Type": "application/json",
         "Accept": "application/json",
-        "Accept-Encoding": "identity",  # decompression costs more than it saves on a loopback or data-centre network
+        "Accept-Encoding": "identity",  # on a loopback or data-centre network, decompression takes longer than the larger transfer
         "User-Agent": "qreward",
     }
     if endpoint.api_key is not None:
@@ -46,7 +46,7 @@ def check_call_headers(headers: Mapping[str, str], model: str) -> None:
 
 
 def call_headers(endpoint: Endpoint, call: WireRequest) -> Mapping[str, str] | None:
-    """Return the headers that one call adds to those of every request to the endpoint."""
+    """Return the headers that one call adds to the headers of every request to the endpoint."""
     headers = with_carried(call.headers)
     if endpoint.group_header is None or call.group is None:
         return headers
@@ -54,7 +54,7 @@ def call_headers(endpoint: Endpoint, call: WireRequest) -> Mapping[str, str] | N
 
 
 def configured_proxy(endpoint: Endpoint) -> str:
-    """Return the proxy that the endpoint or, without one, the environment configures; ``""`` for no proxy."""
+    """Return the proxy of the endpoint. If the endpoint does not set one, return the proxy of the environment. ``""`` means no proxy."""
     if endpoint.proxy is not None:
         return endpoint.proxy.get_secret_value()
     parts = urlsplit(endpoint.base_url)

@@ -1,13 +1,18 @@
-"""Conversion of error responses and transport errors to a ``Failure``: its kind, and an error that says what the user can change.
+"""Conversion of error responses and transport errors to a ``Failure``. It has a kind, and an error with advice to the user.
 
 First, ``parse_error_body`` extracts the message and the error codes from the body. Then ``status_of`` maps codes, types and phrases to the
 HTTP status that the server should have sent. Last, ``_MEANINGS`` maps the status to a kind of failure, an error class and advice.
 
-Bodies that are read: OpenAI and vLLM ``{"error": {"message", "type", "code"}}``, ``{"error": "text"}``, TEI ``{"error", "error_type"}``
-and ``{"message", "code", "type"}``, SGLang ``{"object": "error", "message", "code"}``, FastAPI ``{"detail": ...}``, lists of one of
-these, plain text and HTML.
+These forms of a body are understood:
 
-This module knows HTTP statuses and the error formats of servers. Sockets, and the scheduler's reaction to a failure, must not appear here.
+- OpenAI and vLLM: ``{"error": {"message", "type", "code"}}``
+- various servers: ``{"error": "text"}``
+- TEI: ``{"error", "error_type"}`` and ``{"message", "code", "type"}``
+- SGLang: ``{"object": "error", "message", "code"}``
+- FastAPI: ``{"detail": ...}``
+- a list that contains one of these objects, plain text, and HTML
+
+This module knows HTTP statuses and the error formats of servers. It must not know sockets or the scheduler's reaction to a failure.
 """
 
 from __future__ import annotations
@@ -37,13 +42,16 @@ from qreward.scheduler.outcome import Failure, FailureKind
 from qreward.transport.redaction import Secrets
 
 _MARKUP = re.compile(r"(?is)<(script|style)\b.*?</\1\s*>|<!--.*?-->|<[^>]*>")
-_LOOKED_AT = 8192  # characters or bytes that are examined; messages show far fewer
+_LOOKED_AT = 8192  # maximum number of characters or bytes that are examined; messages show far fewer
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
     """The content of a server's error response.
 
-    ``text`` is the message, on one line; ``names`` are the codes (code, type, status), most specific first, in lower case with ``_``.
+    Attributes:
+        text: the message, on one line.
+        names: the codes in the members ``code``, ``type``, ``error_type`` and ``status``, in this order. They are in lower case, with
+            ``_`` between words.
     """
 
     text: str
@@ -85,7 +93,7 @@ def _text(document: dict[Any, Any]) -> str:
 
 
 def _message(value: Any) -> str:
-    """Return the message in a text or in FastAPI's list of ``{"loc", "msg", "input"}``, without ``input``, the user's data."""
+    """Return the message in a text or in FastAPI's list of ``{"loc", "msg", "input"}``. ``input`` is left out, because it is user data."""
     match value:
         case str():
             return value
@@ -107,10 +115,10 @@ QUOTA = frozenset({
     "insufficient_quota", "billing_hard_limit_reached", "billing_hard_limit", "billing_not_active", "insufficient_balance",
     "insufficient_credits", "insufficient_funds", "payment_required", "402",
 })  # fmt: skip
-"""Names that mean that the account's quota or credit is used up."""
+"""Error codes that mean that the account's quota or credit is used up."""
 
 INVALID_SCORES = "invalid_scores"
-"""The error name of qreward's own reward server for a scorer that did not return one reward for each completion."""
+"""The error code of qreward's own reward server for a scorer that did not return one reward for each completion."""
 
 _NAMES = {
     400: (
@@ -147,7 +155,9 @@ _TOO_LONG = frozenset({"context_length_exceeded", "exceed_context_size_error", "
 
 
 def status_of(error_body: ErrorBody) -> int | None:
-    """Return the HTTP status that an error body stands for, or None. The first known name decides, or else a phrase in the text.
+    """Return the HTTP status that an error body stands for, or None.
+
+    The first known code of the body determines the status. If no code is known, a phrase in the text determines it.
 
     Example:
         >>> status_of(ErrorBody("slow down", ("rate_limit_exceeded",)))
@@ -157,23 +167,26 @@ def status_of(error_body: ErrorBody) -> int | None:
     for name in error_body.names:
         status = _STATUS_OF.get(name) or (int(name) if name.isdecimal() and 400 <= int(name) < 600 else None)
         if status is not None:
-            # servers use the type "invalid_request_error" for everything, so a phrase that means overload takes precedence
+            # servers use the type "invalid_request_error" for all errors, so a phrase that means overload takes precedence
             return 503 if status == 400 and overloaded else status
     return 503 if overloaded else 400 if is_too_long(error_body) else None
 
 
 def is_too_long(error_body: ErrorBody) -> bool:
-    """Return True if the input exceeds the model's context, as reported by OpenAI, vLLM, SGLang, TEI, llama.cpp and Gemini."""
+    """Return True if the input exceeds the model's context.
+
+    The errors of OpenAI, vLLM, SGLang, TEI, llama.cpp and Gemini are recognised.
+    """
     return not _TOO_LONG.isdisjoint(error_body.names) or _SAYS_TOO_LONG.search(error_body.text) is not None
 
 
 _TRANSIENT, _REFUSED = FailureKind.TRANSIENT, FailureKind.REFUSED
-_SHOWN = 300  # maximum characters of a server's message that are shown
-_SHOWN_BODY = 200  # maximum characters of a malformed body that are shown
+_SHOWN = 300  # maximum number of characters of a server's message in an error
+_SHOWN_BODY = 200  # maximum number of characters of a malformed body in an error
 
 
 class FailureMeaning(NamedTuple):
-    """The meaning of a status: kind of failure, error class, and advice to the user."""
+    """The meaning of an HTTP status: kind of failure, error class, and advice to the user."""
 
     kind: FailureKind
     error: type[RequestError]
@@ -220,10 +233,11 @@ def failure_from_reply(
 
     Args:
         reply: the response.
-        endpoint, model: names for the message.
-        secrets: what the message must not show.
+        endpoint: name of the endpoint, for the message.
+        model: name of the model, for the message.
+        secrets: texts that the message must not show.
         now: the wall clock, for dates in headers.
-        keyless: whether no API key was sent. Servers often call a missing key an incorrect one.
+        keyless: True if no API key was sent. The error then mentions this, because servers often call a missing key an incorrect key.
     """
     about = _About(reply, endpoint, model, secrets, keyless)
     if 300 <= reply.status < 400:
@@ -244,8 +258,8 @@ def failure_from_body(
 ) -> Failure:
     """Return the failure for a 2xx response whose body is not a valid answer, carries an error, or has an incomplete answer.
 
-    The message for an invalid body shows its beginning. An incomplete answer is retried if the server aborted it. Otherwise the request
-    fails.
+    The message for an invalid body shows the beginning of the body. An incomplete answer is retried if the server aborted the generation.
+    Otherwise, the request with the incomplete answer fails.
     """
     about = _About(reply, endpoint, model, secrets, keyless)
     match error:
@@ -285,9 +299,9 @@ def shorten(secrets: Secrets, text: str, most: int) -> str:
 
 
 def _meaning_of(status: int, error_body: ErrorBody) -> FailureMeaning:
-    """Return the meaning of a status.
+    """Return the meaning of an HTTP status.
 
-    A code in the body takes precedence over the statuses 200 and 400, and over 500 if it means overload.
+    A code in the body takes precedence over the statuses 200 and 400. A code that means overload also takes precedence over 500.
     """
     stated = status_of(error_body)
     if status in (200, 400) or (status == 500 and stated in (429, 503, 529)):

@@ -89,17 +89,17 @@ class HttpxStream(ByteStream):
 
     async def aclose(self) -> None:
         expected = _expected(self._package)
-        with contextlib.suppress(*expected):  # RuntimeError: another task is reading; closing the response below ends its read
+        with contextlib.suppress(*expected):  # RuntimeError: another task reads; its read ends when the response is closed below
             await self._pieces.aclose()
         with contextlib.suppress(*expected):
             await self._response.aclose()
 
 
 def translate(package: Any, error: Exception) -> TransportError:
-    """Return the ``TransportError`` for an exception of httpx, as the default backend would report it.
+    """Return the ``TransportError`` for an exception of httpx. The default backend would return an equal error.
 
-    The text of an exception only distinguishes a broken connection from malformed HTTP. The text of a ``RuntimeError``, such as that of a
-    closed client, is also shown.
+    The text of an exception is used only to distinguish a broken connection from malformed HTTP. The text of a ``RuntimeError``, such as
+    that of a closed client, is also shown to the user.
     """
     what = type(error).__name__
     cause: BaseException | None = error

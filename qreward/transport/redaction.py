@@ -1,6 +1,6 @@
-"""Redaction of secrets: every text that goes into an error passes through ``Secrets.hide``.
+"""Redaction of secrets: every text that becomes part of an error passes through ``Secrets.hide``.
 
-This module knows which settings of an endpoint are secret, and must not know what the texts are about.
+This module knows which settings of an endpoint are secret. It must not know the meaning of the texts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from qreward.settings.policies import Endpoint
 from qreward.transport import connection_settings
 
 _LOOKS_SECRET = re.compile(r"(?i:\bbearer\s+)[\w.~+/=:-]{6,}|\bsk-[\w*-]{4,}|(?<=//)[^/\s@]+(?=@)")
-_SHORT = 8  # a shorter secret is hidden only as a whole word: a key "a" must not hide every letter a
+_SHORT = 8  # characters; a shorter secret is hidden only as a whole word, because a key "a" must not hide every letter a
 
 
 class Secrets:
@@ -43,7 +43,7 @@ class Secrets:
         return self._pattern.sub("***", text)
 
     def and_headers(self, headers: Mapping[str, str] | None) -> Secrets:
-        """Return these secrets together with the values of a call's own headers."""
+        """Return these secrets together with the values of the extra headers of a call."""
         return Secrets([*self._values, *_parts(headers.values())]) if headers else self
 
     def __repr__(self) -> str:

@@ -1,14 +1,14 @@
 """One streamed attempt: sends the request, reads the response chunk by chunk, and determines the outcome.
 
-This module knows transports, events, chunks and failures, and must not know queues, time limits or the consumer. Usage::
+This module knows transports, events, chunks and failures. It must not know queues, time limits or the consumer. Usage::
 
-    opened = await backend.stream(endpoint, call)     # a Failure, or a ChatStream once the server has answered 2xx
+    opened = await backend.stream(endpoint, call)     # a ChatStream if the server has answered 2xx, else a Failure
     async with opened as stream:                      # leaving early closes the connection immediately, so the server notices
         while (chunks := await stream.read()) is not None:
             ...                                       # a list of ChatChunk; [] after bytes without a chunk, such as a keep-alive
         outcome = stream.outcome                      # Answer (its value is the whole completion) or Failure
 
-Only ``CancelledError`` is raised. ``aclose`` can be called at any time, also while another task is in ``read``.
+A stream raises only ``CancelledError``. ``aclose`` can be called at any time, also while another task is in ``read``.
 """
 
 from __future__ import annotations
@@ -28,21 +28,25 @@ from qreward.transport.base import ByteStream, too_long
 from qreward.transport.connection import EndpointConnection, failure_of
 
 DRAIN = 0.1
-"""Seconds to wait for the end of a body after ``[DONE]``, so that its connection can be reused. The openai SDK waits equally long."""
+"""Maximum number of seconds to wait for the end of a body after ``[DONE]``. If the body ends in this time, its connection can be reused.
+The openai SDK waits equally long."""
 
 _OPTIONS = "stream_options"
 _REFUSALS = (400, 422)
 _DONE = b"[DONE]"
-_NO_STREAM = (b"{", b"[", b"<")  # JSON or HTML; no line of an event starts with these
-_BLANKS = b" \t\r\n\xef\xbb\xbf"  # includes the bytes of a byte order mark
-_LOOKED_AT = 8192  # bytes of the beginning, kept to recognise a stream, and shown if the response is malformed
+_NO_STREAM = (b"{", b"[", b"<")  # first bytes of JSON or HTML; no line of an event starts with them
+_BLANKS = b" \t\r\n\xef\xbb\xbf"  # whitespace, and the bytes of a byte order mark
+_LOOKED_AT = 8192  # bytes of the beginning of the body, from which a stream is recognised; an error about a malformed response shows them
 
 
 class ChatStream:
-    """An open stream of one chat completion. One task reads the stream; any task may close it.
+    """An open stream of one chat completion. One task reads the stream. Any task may close it.
 
-    ``limits`` are the server's rate limits from the headers. The ``Answer`` does not contain these limits, because they are outdated when
-    the stream ends. ``outcome`` is None while the stream is open, and ``Cancelled`` if it was closed early. ``on_close`` is called once.
+    Attributes:
+        limits: the server's rate limits from the headers. The ``Answer`` does not contain these limits, because they are outdated when
+            the stream ends.
+        outcome: None while the stream is open, and ``Cancelled`` if the stream was closed early.
+        on_close: function that is called once, when the stream is closed.
     """
 
     __slots__ = (
@@ -60,13 +64,16 @@ class ChatStream:
         self._call = call
         self._parser = Parser()
         self._assembly = StreamAccumulator(call.model)
-        self._known = False  # True once it is known whether this is a stream
+        self._known = False  # True if it is known whether the response is a stream
         self._beginning = b""
         self._whole: bytearray | None = None  # the body of a response that is not a stream
         self._done = False
 
     async def read(self) -> list[ChatChunk] | None:
-        """Wait for at least one byte and return the chunks that have arrived since the last call. Returns None once there is an outcome."""
+        """Wait for at least one byte, and return the chunks that have arrived since the last call.
+
+        If the stream already has an outcome, or gets one without further chunks, return None.
+        """
         if self.outcome is not None:
             return None
         chunks: list[ChatChunk] = []
@@ -81,7 +88,7 @@ class ChatStream:
         return chunks if chunks or self.outcome is None else None
 
     async def aclose(self) -> None:
-        """Close the stream and its connection. After ``[DONE]``, the connection is kept for reuse if the body ends within ``DRAIN`` s."""
+        """Close the stream and its connection. After ``[DONE]``, keep the connection if the body ends within ``DRAIN`` seconds."""
         self._settle(CANCELLED)
         done, self._done = self._done, False
         try:
@@ -118,7 +125,7 @@ class ChatStream:
         return []
 
     def _recognise(self, beginning: bytes) -> bool:
-        """Return True if the beginning of the body shows whether the response is a stream."""
+        """Return True if the beginning of the body is long enough to show whether the response is a stream."""
         self._beginning = beginning[:_LOOKED_AT]
         first = beginning.lstrip(_BLANKS)[:1]
         self._known = bool(first) or len(beginning) >= _LOOKED_AT
@@ -162,7 +169,7 @@ class ChatStream:
         return chunks
 
     def _ended(self, *, well: bool) -> Answer | Failure:
-        """Return the outcome of a stream that has ended. ``well``: the stream counts as complete, for example after ``[DONE]``."""
+        """Return the outcome of a stream that has ended. ``well`` is True if the stream counts as complete, as after ``[DONE]``."""
         assembly = self._assembly
         if assembly.empty:
             return self._failure(Malformed("the stream has no chunk with a choice"), self._beginning)
@@ -194,7 +201,7 @@ class ChatStream:
 
 
 async def open_stream(connection: EndpointConnection, call: WireRequest) -> ChatStream | Failure:
-    """Send a streamed request. Raises ``BadRequest`` if the request cannot be sent, and ``TransportError``.
+    """Send a streamed request. Raises ``TransportError``, or ``BadRequest`` if the request cannot be sent.
 
     Token usage is requested through ``stream_options`` unless the caller set this parameter. If the server rejects ``stream_options``, the
     request is sent once more without it. If the second request succeeds, later requests to this server omit ``stream_options``.

@@ -1,7 +1,7 @@
-"""``RewardBuffer`` merges the queries of several callers into batches for one scorer, and returns each caller its own rewards.
+"""``RewardBuffer`` merges the queries of several callers into batches for one scorer, and returns to each caller the rewards of its query.
 
-It is built on ``BatchQueue``. In addition, a query may have several completions, a scorer may be a Ray actor, and each completion has its
-own error.
+It is built on ``BatchQueue``, and adds three features. A query may have several completions, a scorer may be a Ray actor, and an error
+applies to a single completion.
 """
 
 from __future__ import annotations
@@ -27,29 +27,34 @@ from qreward.batching.stats import QueueStats
 from qreward.errors import BadRequest, ConfigError
 
 _SMOOTHING = 0.2
+"""Weight (0 to 1) of the latest batch in the moving average of the seconds per completion."""
 _UNKNOWN = 1.0
-"""The estimate of ``room_in`` in seconds, before the first batch has ended."""
+"""Seconds that ``room_in`` returns for a full queue before the first batch has ended."""
 
 
 class RewardBuffer:
     """Scores the completions of many callers together.
 
-    A batch is sent as soon as a slot is free, with the completions submitted until then; they may belong to several queries. There is no
-    fixed interval to wait for. If a caller leaves, its waiting completions are not scored. A completion that fails does not affect others.
+    A batch is sent as soon as a slot is free. It contains the completions that were submitted until then, which may belong to several
+    queries. There is no fixed interval to wait for. If a caller leaves, its waiting completions are not scored. A completion that fails
+    does not affect other completions.
 
     Args:
-        scorer: called as ``scorer(completions: list[str], metadata: list[dict])``, or as ``scorer(completions)`` if it takes one argument.
-            It may be an ``async def``; a ``def``, which runs in a thread; or the method of a Ray actor (``actor.method``). It returns a
-            list with a number, a mapping with ``reward`` or ``score``, or an exception for each completion; or a mapping with ``rewards``
-            and other lists. For None, NaN or an ``error`` the completion has an error, never the reward 0. Each call receives copies of the
-            metadata, with copies of all mappings, lists and sets inside; other objects are shared.
-        server_mode: shape of an answer: ``singleton`` and ``batch`` as in MolGenDocking, or ``auto``, which follows the query.
+        scorer: function that is called as ``scorer(completions: list[str], metadata: list[dict])``, or as ``scorer(completions)`` if it
+            takes one argument. It may be an ``async def``, a ``def``, which runs in a thread, or the method of a Ray actor
+            (``actor.method``). It returns a list, or a mapping with ``rewards`` and other lists. A list has one element for each
+            completion: a number, a mapping with ``reward`` or ``score``, or an exception. If the element is None or NaN, or has an
+            ``error``, the completion has an error and never the reward 0. Each call receives copies of the metadata. Mappings, lists and
+            sets inside the metadata are also copied, and all other objects are shared.
+        server_mode: shape of an answer. ``singleton`` and ``batch`` are the modes of MolGenDocking. In mode ``auto``, the query determines
+            the shape.
         max_batch_size, batch_wait_timeout_s, max_concurrent_batches: as in :class:`~qreward.batching.BatchSettings`, for completions.
         max_queue_size: maximum number of waiting completions, in each event loop. A query is rejected if not all of its completions fit.
-        timeout: maximum seconds for one completion, queueing included; then the completion has an error. None means no limit.
-        isolate_errors: if the scorer raises for a batch, call it again with each half, and so on, so that only the completions that fail
-            alone have an error.
-        on_batch: called with a :class:`~qreward.batching.BatchRecord` when a batch has ended.
+        timeout: maximum number of seconds for one completion, including its time in the queue. Afterwards, the completion has an error.
+            None means no limit.
+        isolate_errors: if True and the scorer raises for a batch, it is called again with each half of the batch. This is repeated, so in
+            the end only the completions that fail alone have an error.
+        on_batch: function that is called with a :class:`~qreward.batching.BatchRecord` when a batch has ended.
 
     Raises:
         TypeError: the scorer cannot be called in this way, or a setting has the wrong type.
@@ -105,12 +110,12 @@ class RewardBuffer:
         """Score a query and return its answer.
 
         Args:
-            query: a mapping or an object with ``query`` (a completion or a list of them), ``metadata`` (a mapping or a list of them) and
-                optionally ``prompts`` (a text or a list of texts).
+            query: a mapping or an object with ``query`` (a completion or a list of completions), ``metadata`` (a mapping or a list of
+                mappings) and optionally ``prompts`` (a text or a list of texts).
 
         Raises:
             BadRequest: a member has the wrong type, or the lists have different lengths.
-            QueueFull: the queue has no room for all of its completions; see ``room_in``.
+            QueueFull: the queue has no room for all completions of the query; see ``room_in``.
             ClientClosed: the buffer is closed.
         """
         parsed = read_query(query)
@@ -118,7 +123,7 @@ class RewardBuffer:
         return answer_of(parsed, await self.score(parsed.completions, parsed.metadata), self.server_mode)
 
     async def score(self, completions: Sequence[str], metadata: Sequence[Mapping[str, Any]] | None = None) -> list[ScoreResult]:
-        """Score completions and return the outcome of each, in order. Raises the same errors as ``add_query``."""
+        """Score completions. Return the outcome of each completion, in order. Raises the same errors as ``add_query``."""
         count, most = len(completions), self._max_queue_size
         if metadata is not None and len(metadata) != count:
             raise BadRequest(f"there are {count} completions, but {len(metadata)} metadata; there must be one for each")
@@ -132,12 +137,13 @@ class RewardBuffer:
         return [failed(outcome) if isinstance(outcome, BaseException) else outcome for outcome in outcomes]
 
     async def close(self, drain: bool = True) -> None:
-        """Reject new completions and wait until all others are done. May be called more than once.
+        """Reject new completions, and wait until all earlier completions are done. ``close`` may be called more than once.
 
         Args:
             drain: True scores the waiting completions. False ends waiting and running completions with an error.
 
-        A scorer that runs in a thread or in an actor cannot be stopped. ``close`` waits for it only as long as one of its callers waits.
+        A scorer that runs in a thread or in an actor cannot be stopped. ``close`` waits for the scorer only as long as one of its callers
+        waits.
         """
         await self._queue.close(drain)
 
@@ -149,16 +155,16 @@ class RewardBuffer:
 
     @property
     def waiting(self) -> int:
-        """Number of completions that wait for a batch."""
+        """The number of completions that wait for a batch."""
         return self._queue.load()[0]
 
     @property
     def refused(self) -> int:
-        """Number of completions that were rejected because the buffer was full."""
+        """The number of completions that were rejected because the buffer was full."""
         return self.stats().rejected
 
     def room_in(self, count: int) -> float:
-        """Return the estimated seconds until the queue has room for ``count`` completions; 0 if it has room now."""
+        """Return the estimated number of seconds until the queue has room for ``count`` completions; 0 if it has room now."""
         (waiting, running), settings = self._queue.load(), self._queue.settings
         free = 0 if settings.batch_wait_timeout_s else max(0, settings.max_concurrent_batches - running) * settings.max_batch_size
         excess = waiting + min(count, self._max_queue_size) - self._max_queue_size - free

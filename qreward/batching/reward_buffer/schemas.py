@@ -1,6 +1,6 @@
 """The queries and answers of ``RewardBuffer``, as in MolGenDocking's reward server, and the parsing of a scorer's results.
 
-The outcome of a completion is a finite reward or an error. If the reward is missing, NaN or infinite, the completion has an error, never
+The outcome of a completion is a finite reward or an error. If the reward is missing, NaN or infinite, the completion has an error and never
 the reward 0. If a list has the wrong length, all completions have an error.
 """
 
@@ -36,7 +36,7 @@ class ScoreResult:
         meta: other data that the scorer returned for the completion.
         feedback: ``next_turn_feedback``, a text for the model's next turn.
         cause: the exception behind the error, if there was one.
-        own: True if the completion itself probably caused the error, because the scorer could score another one.
+        own: True if the completion itself probably caused the error, because the scorer could score another completion.
     """
 
     reward: float | None
@@ -61,12 +61,13 @@ def described(error: BaseException) -> str:
 
 
 def read_scores(given: Any, count: int) -> list[ScoreResult]:
-    """Return the outcome of each of ``count`` completions. Raises ``InvalidScores`` if there is not one for each.
+    """Return the outcome of each of ``count`` completions. Raises ``InvalidScores`` if the number of outcomes is not ``count``.
 
     Args:
-        given: the value that a scorer returned. It is a list (tuple, array, tensor) with a number, a mapping with ``reward`` or ``score``,
-            or an exception for each completion. Or it is a mapping with the list ``rewards`` (or ``scores``), and optionally the lists
-            ``errors``, ``metas``, ``next_turn_feedback``, ``extra_logs`` and others, which are added to ``meta``.
+        given: the value that a scorer returned: a list (tuple, array, tensor) or a mapping. A list has one element for each completion: a
+            number, a mapping with ``reward`` or ``score``, or an exception. A mapping has the list ``rewards`` (or ``scores``), and
+            optionally the lists ``errors``, ``metas`` and ``next_turn_feedback``. All other lists of a mapping, and those in its member
+            ``extra_logs``, are added to ``meta``.
         count: number of completions.
 
     Example:
@@ -191,10 +192,10 @@ class BatchAnswer:
 
     Attributes:
         rewards: the reward of each completion, or None if it has an error.
-        error: a summary of the errors: their number and the first one; None if there is no error.
+        error: a summary with the number of errors and the first error; None if there is no error.
         errors: the error of each completion, or None if it has a reward.
         metas: other data that the scorer returned for each completion.
-        next_turn_feedback: the feedback for each completion; None if there is none at all.
+        next_turn_feedback: the feedback for each completion; None if no completion has feedback.
     """
 
     rewards: list[float | None]
@@ -208,7 +209,7 @@ def read_query(raw: Any) -> Query:
     """Parse a query: a mapping or an object with ``query``, ``metadata`` and optionally ``prompts``.
 
     Each of these members is a single value or a list, and all lists must have the same length. A prompt is added to the metadata of its
-    completion as ``prompt``, unless the metadata already has one.
+    completion as ``prompt``, unless the metadata already has a member with this name.
 
     Raises:
         BadRequest: a member has the wrong type, or the lists have different lengths.
@@ -267,7 +268,7 @@ def answer_of(query: Query, scored: Sequence[ScoreResult], mode: Mode) -> Single
 
 
 def summary(scored: Sequence[ScoreResult]) -> str | None:
-    """Return a text with the number of completions without a reward and the first error; None if all have a reward."""
+    """Return a text with the number of completions without a reward and the first error; None if all completions have a reward."""
     first = next((at for at, one in enumerate(scored) if one.error is not None), None)
     if first is None:
         return None

@@ -21,7 +21,7 @@ from qreward.batching.reward_buffer.schemas import InvalidScores, ScoreResult, d
 from qreward.errors import QueueFull
 
 Pairs = Sequence[tuple[str, dict[str, Any]]]
-"""Completions, each with its metadata."""
+"""A list of pairs of a completion and its metadata."""
 ScoringFunction = Callable[[Pairs], Awaitable[Any]]
 
 _log = logging.getLogger("qreward")
@@ -34,8 +34,8 @@ def scoring_function(scorer: Any) -> ScoringFunction:
     """Return an async function that calls a scorer with completions and metadata, and returns the scorer's result.
 
     Args:
-        scorer: called with ``(completions, metadata)``, or with the completions alone if it takes only one argument. A function, async or
-            blocking; an object with ``__call__``; or any object with ``remote``, such as the method of a Ray actor.
+        scorer: callable that is called with ``(completions, metadata)``, or with the completions alone if it takes only one argument. It is
+            an async or blocking function, an object with ``__call__``, or any object with ``remote``, such as the method of a Ray actor.
 
     Raises:
         TypeError: the scorer cannot be called in this way, or is a class or a generator function.
@@ -68,7 +68,7 @@ async def _remotely(remote: Any, pairs: Pairs) -> Any:
 
 
 def _arguments(pairs: Pairs, count: int) -> tuple[Any, ...]:
-    """Return the arguments of one call. The metadata are copied, so that no other call sees changes that the scorer makes."""
+    """Return the arguments of one call. The metadata are copied, so changes that the scorer makes do not affect other calls."""
     completions = [completion for completion, _ in pairs]
     return (completions, [own_copy(metadata) for _, metadata in pairs]) if count == 2 else (completions,)
 
@@ -121,12 +121,13 @@ class BisectingScorer:
     async def score_each(self, pairs: Pairs) -> list[ScoreResult]:
         """Return the outcome of each completion. The list must not be empty.
 
-        A list for which the scorer raises is split in halves until the bad completions are found. For ``k`` bad ones in ``n`` this takes
-        about ``2 k log2(n)`` calls, and at most ``2 n - 1``, one after the other. A list is not split if a completion cannot be the cause,
-        as with a broken connection, a timeout or a dead actor.
+        A list for which the scorer raises is split in halves until the bad completions are found. For ``k`` bad completions among ``n``,
+        this takes about ``2 k log2(n)`` calls, and at most ``2 n - 1``. The calls are made one after the other. A list is not split if no
+        completion can be the cause of the error, for example after a broken connection, a timeout or the death of an actor.
 
-        If the scorer does not return one outcome for each completion of a list or of a half, the whole list fails. ``own`` of an error is
-        set if the scorer scored another completion of this list or of the previous one.
+        If the scorer does not return one outcome for each completion of a list or of a half, the whole list fails. ``own`` of a failed
+        completion is True if the scorer scored another completion of this list or of the previous list, and the completion may be the
+        cause of its error.
         """
         try:
             scored = await _split(self._call, pairs, self._isolate)

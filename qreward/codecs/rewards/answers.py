@@ -1,4 +1,4 @@
-"""Responses to lists of items: a value or an error for each item, and its usage.
+"""Responses to lists of items. A response has a value or an error for each item, and the usage of each item.
 
 Objects of the openai package are created only when they are needed.
 """
@@ -14,7 +14,7 @@ from qreward.codecs.finish_reason import ending_of
 from qreward.errors import InvalidResponse
 from qreward.results import Usage
 
-_MOST = 2**53  # beyond it, floats skip whole numbers
+_MOST = 2**53  # largest total that is divided; above it, floats cannot represent every whole number
 
 
 class RewardScore(float):
@@ -45,8 +45,8 @@ class ItemAnswer(msgspec.Struct, gc=False):
 
     Attributes:
         value: the value of the item.
-        usage: its share of the tokens of the request; None if the server reported none.
-        estimated: True if the share is estimated from the size of the items, because the server reported only the total.
+        usage: the item's share of the tokens of the request; None if the server reported no tokens.
+        estimated: True if the share is estimated from the sizes of the items, because the server reported only the total.
     """
 
     value: Any
@@ -63,7 +63,7 @@ class ItemAnswer(msgspec.Struct, gc=False):
 
     @property
     def finish_reason(self) -> str | None:
-        """Why the first choice ended, if the result is a completion; otherwise None."""
+        """The reason why the first choice ended, if the result is a completion; otherwise None."""
         return ending_of(self._first().get("finish_reason"))
 
     def _first(self) -> dict[str, Any]:
@@ -76,10 +76,11 @@ class ListAnswer(msgspec.Struct, gc=False):
 
     Attributes:
         items: the value of each item or an ``InvalidResponse``, in the order of the request.
-        usage: tokens of the whole request; None if the server reported none.
+        usage: tokens of the whole request; None if the server reported no tokens.
         each: tokens of each item; None if the server did not report them.
-        sizes: estimated prompt tokens of each item, by which ``usage`` is divided among the items.
-        outputs: size of each item's generated text, for the same purpose; None if there is none.
+        sizes: estimated prompt tokens of each item. ``usage`` is divided among the items in proportion to them.
+        outputs: size of each item's generated text. The completion tokens of ``usage`` are divided in proportion to it. None if the
+            operation generates no text.
         kind: the type of an item's answer.
     """
 

@@ -1,4 +1,4 @@
-"""The base of all list codecs: one request body with many items, and one response with a value for each.
+"""The base of all list codecs: one request body with many items, and one response with a value for each item.
 
 Before an endpoint is chosen, a request has an ``Operation``. It validates items, estimates their size, and decides which of them may share
 a request. When an endpoint takes the request, the ``ListCodec`` of the endpoint's kind encodes the body and decodes the response. A
@@ -27,14 +27,14 @@ from qreward.settings.policies import RewardModel
 TEXT, PAIR, CHAT_ITEM, TOKENS, PARTS = "text", "pair", "chat", "tokens", "parts"
 """The kinds of items. Items of different kinds never share a request."""
 LONE = frozenset({CHAT_ITEM, PARTS})
-"""Kinds of items that are sent in a body of their own."""
+"""Kinds of items of which each item is sent alone in a body."""
 
-_BYTES_AROUND_ITEM = 16  # JSON syntax of one item: quotes, brackets, a comma
-_BYTES_AROUND_ITEMS = 512  # other members of a body
+_BYTES_AROUND_ITEM = 16  # bytes of the JSON syntax of one item: quotes, brackets and a comma
+_BYTES_AROUND_ITEMS = 512  # bytes of all other members of a body
 
 
 class Pair(msgspec.Struct, frozen=True, gc=False):
-    """A prompt and a response to it. ``label`` is the correct answer, for servers that take it (OpenRLHF's ``labels``)."""
+    """A prompt and a response to it. ``label`` is the correct answer. It is sent to servers that accept it (OpenRLHF's ``labels``)."""
 
     prompt: str
     response: str
@@ -48,7 +48,7 @@ class Conversation(msgspec.Struct, frozen=True, gc=False):
 
 
 class Parts(msgspec.Struct, frozen=True, gc=False):
-    """Texts and images that form one item, as in moderations."""
+    """Texts and images that form one item. Moderations accept such items."""
 
     parts: list[Any]
 
@@ -109,7 +109,7 @@ def parts_item(raw: Any) -> str | Parts:
 
 
 def _not_an_item(raw: object, name: str, rule: str) -> BadRequest:
-    """Return the error for an invalid item. None gets a message of its own, because it is usually a failed generation."""
+    """Return the error for an invalid item. The item None has a special message, because it usually comes from a failed generation."""
     if raw is None:
         return BadRequest(f"the {name} is None; leave the item out, or give the {name}")
     return BadRequest(f"{rule}, not {'an empty one' if raw in ('', [], ()) else f'a {type(raw).__name__}'}")
@@ -144,7 +144,7 @@ _SHAPES = {str: TEXT, Pair: PAIR, Conversation: CHAT_ITEM, list: TOKENS, Parts: 
 
 
 def tokens_in(item: Any) -> float:
-    """Return the number of tokens of an item. For texts it is estimated from the number of characters."""
+    """Return the number of tokens of an item. For texts, the number is estimated from the number of characters."""
     match item:
         case str():
             chars = len(item)
@@ -178,8 +178,8 @@ class MergeLimits(msgspec.Struct, frozen=True):
 
     Args:
         items: maximum number of items.
-        tokens: maximum tokens of all items together, as estimated by ``tokens_in``.
-        bytes: maximum bytes of the body.
+        tokens: maximum number of tokens of all items together. ``tokens_in`` estimates the tokens of an item.
+        bytes: maximum number of bytes of the body.
     """
 
     items: int | None = None
@@ -191,13 +191,13 @@ class MergeLimits(msgspec.Struct, frozen=True):
         return self if most is None or (self.items is not None and self.items <= most) else self.of_items(most)
 
     def of_items(self, items: int) -> MergeLimits:
-        """Return these limits with another number of items. A value below 1 counts as 1."""
+        """Return these limits with ``items`` as the maximum number of items. A value below 1 counts as 1."""
         return MergeLimits(max(1, items), self.tokens, self.bytes)
 
     def fitting(self, items: Iterable[Any]) -> int:
         """Return how many items, counted from the first, fit into one request.
 
-        The result is at least 1: an item that exceeds a limit is sent alone, and the server decides.
+        The result is at least 1, because an item that exceeds a limit is sent alone. The server then accepts or refuses it.
 
         Example:
             >>> MergeLimits(items=2).fitting(["a", "b", "c"])
@@ -221,18 +221,18 @@ UNLIMITED = MergeLimits()
 ALONE = MergeLimits(items=1)
 
 BAD_ITEM_STATUSES = frozenset({400, 413, 422, 424})
-"""Statuses of a refused list that a single bad item may have caused."""
+"""HTTP statuses of a refused list that a single bad item may have caused."""
 BAD_ITEM_ERRORS = (BadRequest, ServerError, InvalidResponse, ConnectionFailed, RequestTimeout)
 """Errors of a list that a single bad item may have caused."""
-_BAD_ITEM_KINDS = frozenset({FailureKind.REFUSED, FailureKind.UNSUITABLE})  # UNSUITABLE: too long for this model
+_BAD_ITEM_KINDS = frozenset({FailureKind.REFUSED, FailureKind.UNSUITABLE})  # UNSUITABLE: an item is too long for this model
 _NOT_ITEM_KINDS = frozenset({FailureKind.OVERLOADED, FailureKind.QUOTA, FailureKind.UNSENDABLE})
 
 
 def splits(failure: Failure, count: int) -> bool:
-    """Return True if a failed list of ``count`` items is sent again in two halves, so that in the end only the bad item fails.
+    """Return True if a failed list of ``count`` items must be sent again in two halves. In the end, only the bad item then fails.
 
-    After an overload, the whole list can be sent again, so it is not split. After an error such as a wrong key it is not split either,
-    because each half would fail too.
+    After an overload, the list is not split, because the whole list can be sent again. After an error such as a wrong key, the list is not
+    split, because each half would fail too.
     """
     if count < 2 or failure.misconfigured or failure.kind in _NOT_ITEM_KINDS:
         return False
@@ -243,8 +243,8 @@ def splits(failure: Failure, count: int) -> bool:
 def may_have_a_bad_item(error: BaseException) -> bool:
     """Return True if parts of a failed list may succeed.
 
-    This is False for a response that could be read but does not have one result per item. Such a server must not be asked again with fewer
-    items: if it always returns one number, its response to a list of one item would wrongly be accepted.
+    Return False for a response that could be read but does not have one result per item. Parts of the list must not be sent to this server.
+    If it always returns one number, its response to a list of one item would wrongly be accepted.
     """
     read = isinstance(error, InvalidResponse) and error.status_code is not None
     return isinstance(error, BAD_ITEM_ERRORS) and not read
@@ -254,9 +254,9 @@ class Operation:
     """An operation on a list of items, such as ``score``. It is the ``codec`` of a ``WireRequest`` until an endpoint is chosen.
 
     Attributes:
-        name: its name, such as ``score``.
-        item: a function that validates one item and returns it in the form that codecs take. Raises ``BadRequest``.
-        check: a function that raises ``BadRequest`` if a parameter is missing or not supported.
+        name: name of the operation, such as ``score``.
+        item: function that validates one item and returns it in the form that codecs take. It raises ``BadRequest`` for an invalid item.
+        check: function that raises ``BadRequest`` if a parameter is missing or not supported.
     """
 
     path = ""
@@ -285,7 +285,7 @@ class Operation:
         return sum(map(tokens_in, call.inputs)), output
 
     def merge_key(self, call: WireRequest) -> Hashable:
-        """Return the key of a call. Calls with equal keys may share a request: they differ only in their items.
+        """Return the key of a call. Calls with equal keys differ only in their items, so these items may share a request.
 
         Raises ``BadRequest`` if JSON cannot represent a parameter.
         """
@@ -304,16 +304,19 @@ class Operation:
 
 
 class ListCodec:
-    """Sends one operation to one kind of server. Subclass it, set the attributes, and override methods where the server differs.
+    """Encodes the requests and decodes the responses of one operation, for one kind of server.
+
+    To support another server, write a subclass, set its attributes, and override the methods in which the server differs.
 
     Attributes:
         path: path of the API, such as ``/reward``.
         native: False if ``path`` is relative to the endpoint's ``base_url``; True if it is relative to the root of the server, which is
             ``base_url`` without ``/v1``.
         member: name of the body's member with the items.
-        texts, pairs, chats: True if the server takes texts, pairs or conversations as items. A pair becomes a text if
-            ``RewardModel(template=...)`` is set. Otherwise, for a server that takes conversations but no pairs, it becomes a conversation.
-            Each conversation is sent in a body of its own, as ``messages``.
+        texts: True if the server takes texts as items.
+        pairs: True if the server takes pairs as items. A pair becomes a text if ``RewardModel(template=...)`` is set. Without a template,
+            a pair becomes a conversation if the server takes conversations but no pairs.
+        chats: True if the server takes conversations as items. Each conversation is sent alone in a body, as ``messages``.
         rows_in: name of the response's member with a list of one row per item; ``""`` if the response itself is that list.
         value_in: name of the row's member with the reward. If a row is not an object, it is the reward itself.
         limits: the limits of one body.
@@ -345,7 +348,7 @@ class ListCodec:
         self.settings = settings
 
     def form(self, item: Any) -> Any:
-        """Return the item in a form that this server accepts. Raises ``BadRequest`` if there is none."""
+        """Return the item in a form that this server accepts. Raises ``BadRequest`` if there is no such form."""
         if type(item) is str and self.texts:
             return item
         if isinstance(item, Pair):
@@ -366,11 +369,14 @@ class ListCodec:
         return item
 
     def mergeable(self, item: Any) -> bool:
-        """Return True if the item may share a body with others of its kind. Raises ``BadRequest`` like ``form``."""
+        """Return True if the item may share a body with other items of its kind. Raises ``BadRequest`` like ``form``."""
         return shape_of(self.form(item)) not in LONE
 
     def encode(self, call: WireRequest, model: str) -> bytes:
-        """Return the body. Raises ``BadRequest`` if items cannot share a body, if the server does not take them, or if JSON cannot."""
+        """Return the body.
+
+        Raises ``BadRequest`` if the items cannot share a body, if the server does not take them, or if JSON cannot represent them.
+        """
         self.operation.check(call.params)
         items = [self.form(item) for item in call.inputs]
         lone = LONE & set(map(shape_of, items))
@@ -400,7 +406,7 @@ class ListCodec:
 
         Raises:
             EmbeddedError: the response is an error.
-            Malformed: no item has a value, or the response has another form.
+            Malformed: no item has a value, or the response does not have the expected form.
         """
         document = parsing.read(body)
         try:
@@ -421,7 +427,7 @@ class ListCodec:
         return parsing.in_order(parsing.member(document, self.rows_in), len(call.inputs))
 
     def value(self, row: Any) -> Any:
-        """Return the value of a row. Raises ``InvalidRow`` if it has none."""
+        """Return the value of a row. Raises ``InvalidRow`` if the row has no valid value."""
         return RewardScore(parsing.number(parsing.row_of(row).get(self.value_in) if isinstance(row, dict) else row))
 
     def usages(self, rows: list[Any]) -> list[Usage] | None:  # noqa: ARG002 - for subclasses
@@ -453,7 +459,7 @@ class NumberCodec(ListCodec):
 
     Attributes:
         value_in: name of the row's member with the numbers.
-        last: True if the last number is the reward when no label is set. If False, a row must then have only one number.
+        last: rule for the case that no label is set. If True, the last number is the reward. If False, a row must have only one number.
     """
 
     last: ClassVar[bool] = False
@@ -470,15 +476,15 @@ class ServerKind:
 
     Args:
         name: value of ``Endpoint.kind``.
-        codecs: name of an operation (``score``, ``classify``, ``rerank``, ``embeddings``, ``completions``, ``moderations``) -> its
-            :class:`ListCodec`. If an operation has several codecs, a mapping of ``RewardModel.route`` -> codec, with ``""`` for the
-            default.
+        codecs: name of an operation (``score``, ``classify``, ``rerank``, ``embeddings``, ``completions``, ``moderations``) ->
+            :class:`ListCodec` of this operation. If an operation has several codecs, the value is a mapping of ``RewardModel.route`` ->
+            codec, with the key ``""`` for the default.
         probe: paths of the GET requests of a probe, relative to the root of the server. For a path without a reader, the status of the
             response shows whether the server is ready.
-        info: path whose response changes only when the server restarts, such as its limits; None if there is none.
+        info: path of a response that changes only when the server restarts, such as the limits of the server; None without such a path.
         readers: path -> function that parses the response body, for paths that are not in ``server_info.READERS``.
-        chat: True if it also serves chat completions.
-        lists_models: True if it lists its models at ``/v1/models`` and rejects all others.
+        chat: True if the server also serves chat completions.
+        lists_models: True if the server lists its models at ``/v1/models`` and rejects requests for all other models.
     """
 
     name: str

@@ -19,7 +19,7 @@ class NimReward(ListCodec):
     """``POST /chat/completions`` with a response such as ``helpfulness:1.25,correctness:0.43`` or ``reward:-7.1``.
 
     A request contains one conversation, so only concurrent requests increase the throughput. The reward is the attribute that
-    ``RewardModel.label`` names; without a label, the attribute ``reward``, or the only attribute.
+    ``RewardModel.label`` names. Without a label, the reward is the attribute ``reward``, or the only attribute.
     """
 
     path = "/chat/completions"
@@ -36,7 +36,7 @@ class NimReward(ListCodec):
 
     def value(self, row: Any) -> RewardScore:
         row = parsing.row_of(row)
-        parsing.check_ending(row.get("finish_reason"))  # "length" is accepted: these servers send it with complete numbers
+        parsing.check_ending(row.get("finish_reason"))  # "length" is accepted, because these servers send it with complete numbers
         message = row.get("message")
         attributes = attributes_of(joined(message.get("content")) if isinstance(message, dict) else "")
         return RewardScore(parsing.by_name(attributes, self.settings.label, "reward"), attributes)

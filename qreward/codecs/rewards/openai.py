@@ -13,7 +13,7 @@ from qreward.settings.policies import BATCH_KIND
 
 
 class VectorScore(NumberCodec):
-    """``POST /embeddings`` of a server that returns a reward as a vector of one number (SGLang, vLLM, and servers with their API).
+    """``POST /embeddings`` of a server that returns a reward as a vector of one number (SGLang, vLLM, and servers with the same API).
 
     A longer vector is an embedding, so it is an error unless ``RewardModel.label`` selects one of its numbers.
     """
@@ -79,7 +79,7 @@ class ModerationList(ListCodec):
 
 
 class Rerank(ListCodec):
-    """``POST /rerank`` of vLLM and Jina. The items are documents, which share the query of the call. Results are matched by index."""
+    """``POST /rerank`` of vLLM and Jina. The items are documents. All items share the query of the call. Results are matched by index."""
 
     path = "/rerank"
     member = "documents"
@@ -110,4 +110,4 @@ OPENAI = ServerKind(
     lists_models=True,
 )
 OPENAI_BATCH = ServerKind(BATCH_KIND, {}, probe=OPENAI.probe, chat=True, lists_models=True)
-"""A server with OpenAI's Batch API. Only bulk runs send to it, as provider batches."""
+"""A server with OpenAI's Batch API. Only bulk runs use it. They send their requests as batches of the provider."""

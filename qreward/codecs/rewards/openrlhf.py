@@ -14,9 +14,9 @@ from qreward.codecs.rewards.parsing import InvalidRow
 class OpenRlhfReward(ListCodec):
     """``POST /get_reward`` with ``query`` (prompt and response in one text), ``prompts`` and ``labels``.
 
-    The reward is in ``rewards``. The attributes of the score also have ``scores`` and the lists in ``extra_logs``;
-    ``RewardModel(label=...)`` selects one of them as the reward. Without ``RewardModel(template=...)``, the query is the prompt followed by
-    the response.
+    In the response, ``rewards`` has the reward of each item. The attributes of a :class:`RewardScore` are ``reward``, ``score`` (from the
+    list ``scores``) and the item's numbers from the lists in ``extra_logs``. ``RewardModel(label=...)`` selects one of these attributes as
+    the reward. Without ``RewardModel(template=...)``, the query is the prompt followed by the response.
     """
 
     path = "/get_reward"

@@ -20,7 +20,7 @@ class InvalidRow(Exception):
 
 
 def read(body: bytes) -> Any:
-    """Return the decoded body. Raises ``Malformed``, or ``EmbeddedError`` if it is an error (see ``is_error``)."""
+    """Return the decoded body. Raises ``Malformed``, or ``EmbeddedError`` if the body is an error (see ``is_error``)."""
     document = jsonio.read(body)
     if isinstance(document, dict) and is_error(document):
         raise EmbeddedError(document)
@@ -44,7 +44,10 @@ def check_ending(reason: object) -> None:
 
 
 def member(document: Any, name: str) -> list[Any]:
-    """Return a list in the response; for the name ``""`` the response itself. Raises ``Malformed`` if it is not a list."""
+    """Return the list in the member ``name`` of the response, or the response itself if the name is ``""``.
+
+    Raises ``Malformed`` if the result is not a list.
+    """
     found = (document.get(name) if isinstance(document, dict) else None) if name else document
     if not isinstance(found, list):
         raise Malformed(f"the answer has no {name}" if name else "the answer is not an array of results")
@@ -52,14 +55,14 @@ def member(document: Any, name: str) -> list[Any]:
 
 
 def as_many(rows: list[Any], count: int, what: str) -> list[Any]:
-    """Return the rows if there is one for each of ``count`` items. Raises ``Malformed`` otherwise."""
+    """Return the rows if their number is ``count``, the number of items. Raises ``Malformed`` otherwise."""
     if len(rows) != count:
         raise Malformed(f"the answer has {len(rows)} {what} for {count} item{'s'[: count != 1]}")
     return rows
 
 
 def in_order(rows: list[Any], count: int) -> list[Any]:
-    """Return the rows in the order of the items: sorted by ``index`` if the rows have one, otherwise unchanged.
+    """Return the rows in the order of the items. They are sorted by ``index`` if they have one, and otherwise unchanged.
 
     Raises ``Malformed`` if there is not one row per item, or if the indexes do not match the items.
     """
@@ -110,7 +113,7 @@ def numbers(raw: Any, what: str) -> list[float]:
 
 
 def row_of(raw: Any) -> dict[str, Any]:
-    """Return the row. Raises ``InvalidRow`` if it is not an object, or is an error."""
+    """Return the row. Raises ``InvalidRow`` if the row is not an object, or if it is an error."""
     if not isinstance(raw, dict):
         raise InvalidRow(f"its result is {safe_repr(raw)}, not an object")
     if is_error(raw):
@@ -125,11 +128,11 @@ def by_position(values: Sequence[float], label: int | str | None, names: Sequenc
         values: the numbers of a row.
         label: a position, or one of ``names``. None selects the only number.
         names: names of the numbers, in their order.
-        last: with None as the label, select the last number instead of the only one.
+        last: True if None selects the last of several numbers.
         what: name of the list, for messages.
 
     Raises:
-        InvalidRow: the label selects no number, or it is None and there are several.
+        InvalidRow: the label selects no number. Or the label is None, ``last`` is False, and the row has several numbers.
     """
     if isinstance(label, str):
         if label not in names:
@@ -145,7 +148,9 @@ def by_position(values: Sequence[float], label: int | str | None, names: Sequenc
 
 
 def labelled(row: Any) -> dict[str, float]:
-    """Return a row's scores by label. Their order has no meaning, because servers sort them by score. Raises ``InvalidRow``.
+    """Return the score of each label in a row. The order of the scores has no meaning, because servers sort by score.
+
+    Raises ``InvalidRow`` if the row has another form.
 
     Example:
         >>> labelled([{"label": "good", "score": 0.75}, {"label": "bad", "score": 0.25}])
@@ -163,7 +168,7 @@ def labelled(row: Any) -> dict[str, float]:
 
 
 def by_name(attributes: dict[str, float], label: int | str | None, usual: str) -> float:
-    """Return the number that a label selects, by name or position. Without a label, return the one named ``usual``, or the only one.
+    """Return the number that a label selects by name or position. Without a label, return the number named ``usual``, or the only number.
 
     Raises ``InvalidRow`` if there is no such number.
     """
@@ -177,7 +182,7 @@ def by_name(attributes: dict[str, float], label: int | str | None, usual: str) -
 
 
 def safe_repr(raw: Any) -> str:
-    """Return a value as text for a message. For texts, lists and objects only the type is shown, because they may contain a secret."""
+    """Return a value as text for a message. For texts, lists and objects, the text is only the type, because they may contain a secret."""
     if raw is None:
         return "null"
     if isinstance(raw, bool | float):
@@ -186,7 +191,10 @@ def safe_repr(raw: Any) -> str:
 
 
 def safe_names(names: Collection[str]) -> str:
-    """Return names as text for a message. If any is not a simple word, only their number is shown, because they may contain a secret."""
+    """Return names as text for a message.
+
+    If a name is not a simple word, the text contains only the number of names, because a name may contain a secret.
+    """
     words = [name for name in names if _WORD.fullmatch(name)]
     return ", ".join(words) if words and len(words) == len(names) else f"{len(names)} names" if names else "no names"
 

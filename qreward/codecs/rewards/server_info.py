@@ -23,7 +23,7 @@ class ServerLimits(msgspec.Struct, frozen=True):
 
     Attributes:
         items: maximum number of items in one request.
-        concurrency: maximum number of requests in flight; for TEI, of items in flight.
+        concurrency: maximum number of requests in flight. For TEI, it is the maximum number of items in flight.
         input_tokens: maximum tokens of one item.
         batch_tokens: maximum tokens that are processed at once.
         cache_tokens: size of the prefix cache in tokens.
@@ -37,9 +37,9 @@ class ServerLimits(msgspec.Struct, frozen=True):
 
     @property
     def list_items(self) -> int | None:
-        """Maximum number of items in a list that the server accepts: the smaller one of ``items`` and ``concurrency``.
+        """The maximum number of items in a list that the server accepts: the smaller one of ``items`` and ``concurrency``.
 
-        In servers that limit ``items``, each item of a list counts towards ``concurrency``.
+        In servers that limit ``items``, each item of a list counts towards ``concurrency``. None means that ``items`` is not known.
         """
         return self.items if self.items is None or self.concurrency is None else min(self.items, self.concurrency)
 
@@ -48,10 +48,11 @@ class Load(msgspec.Struct, frozen=True):
     """The state that a server reports; None for a value that it does not report.
 
     Attributes:
-        ready: True if it accepts requests.
-        running, waiting: number of items that are processed, and that wait.
-        models: names of its models.
-        limits: its limits.
+        ready: True if the server accepts requests.
+        running: number of items that the server processes now.
+        waiting: number of items that wait.
+        models: names of the models.
+        limits: the limits.
     """
 
     ready: bool | None = None
@@ -61,7 +62,7 @@ class Load(msgspec.Struct, frozen=True):
     limits: ServerLimits = ServerLimits()
 
     def joined(self, other: Load) -> Load:
-        """Return both states combined. Where both report a value, that of ``other`` counts."""
+        """Return both states combined. If both states report a value, the value of ``other`` counts."""
         return Load(**{**_reported(self), **_reported(other), "limits": ServerLimits(**_reported(self.limits) | _reported(other.limits))})
 
 
@@ -72,7 +73,7 @@ def _reported(struct: msgspec.Struct) -> dict[str, Any]:
 def read_load(path: str, status: int, body: bytes, readers: Mapping[str, Callable[[bytes], Load]] | None = None) -> Load:
     """Parse the response to a probe.
 
-    For a path without a reader, the status shows whether the server is ready: True for 2xx, False for 5xx, otherwise None.
+    For a path without a reader, the status shows whether the server is ready. ``ready`` is True for 2xx, False for 5xx, and else None.
 
     Example:
         >>> read_load("/v1/loads", 200, b'{"loads": [{"num_running_reqs": 3}]}').running
@@ -91,16 +92,19 @@ _METRICS = {
     **dict.fromkeys((b"vllm:num_requests_running", b"sglang:num_running_reqs"), "running"),
     **dict.fromkeys((b"vllm:num_requests_waiting", b"sglang:num_queue_reqs", b"te_queue_size"), "waiting"),
 }
-"""Name of a metric -> the field of ``Load`` that it counts."""
+"""Name of a metric -> field of ``Load`` to which the samples of this metric are added."""
 _CACHE = b"vllm:cache_config_info{"
-"""Beginning of a metric whose labels are the settings of the prefix cache. The server has one for each of its engines."""
+"""Beginning of the lines whose labels are the settings of the prefix cache. A server has one such line for each of its engines."""
 _NAMES = (*_METRICS, _CACHE)
 _SIZES = re.compile(rb'[{,](block_size|num_gpu_blocks)="(\d{1,12})"')
 _SAMPLE = re.compile(rb'([A-Za-z_:][\w:]*)(?:\{(?:[^"}]|"(?:[^"\\]|\\.)*")*\})?[ \t]+(\S+)')
 
 
 def _of_metrics(body: bytes) -> Load:
-    """Add up the samples of a Prometheus text. Only lines of known metrics are parsed, because a text can have hundreds of kilobytes."""
+    """Return the sums of the samples in a Prometheus text.
+
+    Only lines of known metrics are parsed, because the text can have hundreds of kilobytes.
+    """
     found: dict[str, float] = {}
     cached = 0
     for line in body.split(b"\n"):
@@ -159,7 +163,7 @@ def _document(body: bytes) -> Any:
 
 
 def _amount(document: Any, name: str) -> float | None:
-    """Return a member that is a finite, non-negative number, or None."""
+    """Return a member of an object if it is a finite number and not negative. Otherwise return None."""
     raw = document.get(name) if isinstance(document, dict) else None
     value = _finite(raw) if type(raw) in (int, float) else None
     return value if value is not None and value >= 0 else None

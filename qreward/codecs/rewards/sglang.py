@@ -1,6 +1,6 @@
 """The kind ``sglang``: rewards from ``/classify``, probabilities of labels from ``/v1/classify``, and ``/v1/rerank``.
 
-``/v1/classify`` always applies a softmax. For a reward model, which has one class, it always returns 1.0.
+``/v1/classify`` always applies a softmax. For a reward model, which has one class, the result of the softmax is always 1.0.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from qreward.results import Usage
 
 
 class SglangClassify(NumberCodec):
-    """``POST /classify`` returns an array of ``{"embedding", "meta_info"}`` in the order of the texts. ``embedding`` has the reward."""
+    """``POST /classify`` returns an array of ``{"embedding", "meta_info"}`` in the order of the texts. The reward is in ``embedding``."""
 
     path = "/classify"
     native = True

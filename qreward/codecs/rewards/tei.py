@@ -1,6 +1,7 @@
 """The kind ``tei``, Text Embeddings Inference: ``/predict``, ``/rerank``, and the OpenAI route for embeddings.
 
-In this API, ``["a", "b"]`` is one pair. So each item is sent as a list: ``[["a"], ["b"]]``. If one item fails, the whole request fails.
+In this API, ``["a", "b"]`` is one pair. Therefore each item is sent as a list: ``[["a"], ["b"]]``. If one item fails, the whole request
+fails.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from qreward.codecs.rewards.openai import EmbeddingList, Rerank
 from qreward.codecs.rewards.parsing import InvalidRow
 
 LIMITS = MergeLimits(items=32, bytes=2_000_000)
-"""Defaults of ``--max-client-batch-size`` and ``--payload-limit``. A probe reads the first limit from ``GET /info``."""
+"""Limits of one request: the defaults of the server's options ``--max-client-batch-size`` (items) and ``--payload-limit`` (bytes). A probe
+reads the limit of the items from ``GET /info``."""
 
 
 class TeiLabels(ListCodec):
@@ -49,7 +51,8 @@ class TeiPredict(TeiLabels):
     def _label(self) -> str | None:
         """Return the name of the label that is the reward.
 
-        A position in the settings is a position in ``RewardModel.labels``. Without ``labels``, the names are ``LABEL_0``, ``LABEL_1``, ...
+        If ``RewardModel.label`` is a number, it is a position in ``RewardModel.labels``. Without ``labels``, the names are ``LABEL_0``,
+        ``LABEL_1`` and so on.
         """
         label, names = self.settings.label, self.settings.labels
         if not isinstance(label, int):

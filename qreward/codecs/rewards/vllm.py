@@ -1,7 +1,7 @@
 """The kind ``vllm``: ``/classify``, ``/pooling``, ``/score``, ``/rerank``, and rewards from ``/embeddings``.
 
-vLLM accepts all items of a list or none: one item that is too long is a 400 for the whole list. A conversation must be sent in a request
-of its own.
+vLLM accepts a list as a whole or refuses it. If one item is too long, the response to the whole list is a 400. Each conversation must be
+sent in a separate request.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from qreward.codecs.rewards.parsing import InvalidRow
 
 
 class VllmClassify(NumberCodec):
-    """``POST /classify``: the reward is one of the numbers in ``probs``. They are logits if ``use_activation`` is false."""
+    """``POST /classify``: the reward is one of the numbers in ``probs``. The numbers are logits if ``use_activation`` is false."""
 
     path = "/classify"
     native = True
@@ -31,8 +31,8 @@ class VllmClassify(NumberCodec):
 class VllmLabels(VllmClassify):
     """``POST /classify`` for the probability of each label.
 
-    vLLM returns only the name of the most likely label. The other names are those in ``RewardModel.labels``, or ``LABEL_0``, ``LABEL_1``,
-    ... The server Infinity, which has the same API, returns all names.
+    vLLM returns only the name of the most likely label. All other names are taken from ``RewardModel.labels``, or are ``LABEL_0``,
+    ``LABEL_1`` and so on. The server Infinity, which has the same API, returns all names.
     """
 
     def defaults(self) -> dict[str, Any]:
@@ -70,9 +70,9 @@ class VllmPooling(VllmClassify):
 
 
 class VllmScore(ListCodec):
-    """``POST /score``: pairs for a cross-encoder, as two lists of texts, so that pairs of different callers can share a request.
+    """``POST /score``: pairs for a cross-encoder. They are sent as two lists of texts, so pairs of different callers can share a request.
 
-    All versions of vLLM accept the names ``text_1`` and ``text_2``.
+    The lists are named ``text_1`` and ``text_2``, because all versions of vLLM accept these names.
     """
 
     path = "/score"

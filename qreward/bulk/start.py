@@ -28,7 +28,7 @@ async def run_bulk(
     scorer: AnyScorer | None = None,
     on_start: Callable[[BulkRun], object] = lambda _: None,
 ) -> BulkReport:
-    """Run a bulk; see :meth:`QRewardClient.run`.
+    """Run a bulk run and return its report. See :meth:`QRewardClient.run`.
 
     Args:
         client: the client that sends the requests. With a scorer, it must be the scorer's client.

@@ -20,8 +20,8 @@ from qreward.transport.connection import EndpointConnection, failure_of
 PAGE = 100
 """Number of batches on a page of the provider's list. OpenAI allows no more."""
 PAGES = 20
-"""Maximum number of pages that are searched for a batch. They suffice, because the batch was created just before the earlier run ended, and
-the newest batches are listed first."""
+"""Maximum number of pages that are searched for a batch. They suffice, because such a batch was created recently, and the newest batches
+are listed first."""
 
 
 class CallFailed(Exception):

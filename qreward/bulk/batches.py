@@ -127,7 +127,7 @@ class ModelBatch(BatchWaiter):
     def stop(self) -> None:
         """Send no further lines. Lines in flight are finished, with their retries."""
         self.queue.close()
-        if self in self.driver.waiters:  # otherwise the batch has not begun, and ends at once
+        if self in self.driver.waiters:  # a batch that has not begun ends at once
             self._feed.ended = True
             self._drop_unstarted()
             self._end_if_done()
@@ -201,7 +201,7 @@ class LineRun(ABC):
         self.runtime, self._journal, self._settings, self._scorer = runtime, journal, settings, scorer
         self._reader = reader
         self.scheduling: Mapping[str, Any] = settings.scheduling()
-        hedge = {"hedge": False} if settings.is_limited else {}  # the cost of a hedge is not reserved
+        hedge = {"hedge": False} if settings.is_limited else {}  # no hedges with a budget, because their cost is not reserved
         self.request_options = runtime.request_options({**self.scheduling, **hedge})
         self.read_on = asyncio.Event()
         self._batches: dict[Pool | None, ModelBatch | ScorerBatch] = {}

@@ -145,7 +145,7 @@ class JournalFolder:
         with self._part(entry >> 48).open("rb") as file:
             file.seek((entry & (1 << 48) - 1) >> 1)
             result = result_of(file.readline()[:-1])
-        # two rows may have the same 64-bit digest, however unlikely; the identifier has 128 bits
+        # the 128-bit identifier is compared, because two rows may have the same 64-bit digest, although this is unlikely
         return Line(bool(entry & 1), result) if result.startswith(b'{"id":"%b"' % row.identifier.encode()) else None
 
     @property

@@ -165,7 +165,7 @@ class Journal:
         self._put(header)
         os.fsync(self._file)
         folder = os.open(self.path.parent, os.O_RDONLY)
-        os.fsync(folder)  # otherwise a power failure may lose the file's name
+        os.fsync(folder)  # without this, a power failure may lose the name of the file
         os.close(folder)
 
     @staticmethod

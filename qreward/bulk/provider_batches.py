@@ -56,7 +56,7 @@ class ProviderBatches:
         self._bulk, self._journal, self._loop = run, journal, asyncio.get_running_loop()
         self.queue = LineQueue(run.read_on)
         self._apis: dict[str, BatchApi] = {}
-        self._open: dict[int, Batch] = {}  # batches in the journal that have not ended, by number
+        self._open: dict[int, Batch] = {}  # number -> batch, for the batches in the journal that have not ended
         self._tasks: set[asyncio.Task[None]] = set()
         self._following = self._waiting = 0  # number of batches with a task; number of these tasks that wait for another batch to end
         self._changed, self._room, self._ended = asyncio.Event(), asyncio.Event(), asyncio.Event()

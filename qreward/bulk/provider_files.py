@@ -70,8 +70,8 @@ class Files:
     def __init__(self, folder: Path, loop: asyncio.AbstractEventLoop, changed: asyncio.Event) -> None:
         self._folder, self._loop, self.changed = folder, loop, changed
         self.ready: deque[Batch] = deque()
-        self._collecting: dict[tuple[str, str, str], Batch] = {}  # by endpoint, url and model
-        self._turns: Counter[tuple[str, str]] = Counter()  # number of complete files per url and model
+        self._collecting: dict[tuple[str, str, str], Batch] = {}  # endpoint, url and model -> the file that is being filled
+        self._turns: Counter[tuple[str, str]] = Counter()  # url and model -> number of complete files
         self._most_lines: dict[str, int] = {}  # endpoint -> maximum number of lines in a file, if its queue was too small for a full file
         self._spools: set[Spool] = set()  # spools with open files
         self._timer: asyncio.TimerHandle | None = None

@@ -83,7 +83,7 @@ class Results:
                     continue
                 good += 1
                 line = None if found.ordinal is None else batch.spool.take(found.ordinal)
-                if line is not None:  # otherwise an earlier download took it, or it is not a line of this run
+                if line is not None:  # it is None if an earlier download took the line, or if the line is not of this run
                     self._take_line(batch, line, found, again)
         return good
 

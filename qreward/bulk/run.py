@@ -228,7 +228,7 @@ class BulkRun(LineRun):
         if known is None:
             holders = (found for batch in self._journal.held.values() if (found := batch.digest(ordinal)) is not None)
             known, since = next(holders, line.digest), "it was sent in a provider batch"
-            if known == line.digest:  # a line that failed may have been corrected since
+            if known == line.digest:  # the content of a line that failed may have been corrected after its failure
                 return LineState.CHANGED if self._journal.has_other_content(ordinal, known) else LineState.OPEN
         if not self.force:
             raise ConfigError(f"{line.place} has changed since {since}; name another output, or continue with resume=force")

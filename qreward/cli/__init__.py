@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser(given[0]).parse_args(given)
     try:
         status = int(importlib.import_module(VERBS[args.verb][0]).run(args))
-        sys.stdout.flush()  # detect a closed pipe here
+        sys.stdout.flush()  # raises ``BrokenPipeError`` if the pipe is closed
     except BrokenPipeError:  # the reader, such as `head`, has ended; Python must not flush the rest at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return CLOSED_PIPE

@@ -28,7 +28,7 @@ SLOTS = 16
 """Maximum number of concurrent requests at judge-small, and at judge-mortal. The client's settings do not contain it: the client has to
 learn it."""
 TIMEOUT = 120.0
-"""Timeout of one request in seconds, including time in the queue; many times the duration of the batch."""
+"""Timeout of one request in seconds, including time in the queue. It is many times the duration of the batch."""
 
 
 class DemoRequest(msgspec.Struct, frozen=True):

@@ -48,7 +48,7 @@ DISTINCT_KINDS = ("vllm", "sglang", "tei", "openrlhf", "nim")
 user has registered cannot either."""
 ANY_NAME = "any"
 EXPIRY_WARNING = 14
-"""Number of days before the expiry of a certificate from which there is a note."""
+"""Number of days. There is a note about a certificate that expires in fewer days."""
 CLOCK_WARNING = 60
 """Difference of two clocks in seconds above which there is a note."""
 MAX_LISTED = 6
@@ -84,7 +84,7 @@ async def tls_handshake(host: str, port: int) -> Tls | None:
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | _NO_CHECK_TIME
         certificate = (await _handshake(host, port, context)).getpeercert() or {}
         days = (ssl.cert_time_to_seconds(str(certificate["notAfter"])) - time.time()) / 86400
-    except (OSError, ValueError, KeyError):  # a server that shows another certificate each time, or one that cannot be decoded
+    except (OSError, ValueError, KeyError):  # the server shows another certificate each time, or its certificate cannot be decoded
         pass
     return Tls(shown.version() or "?", days)
 

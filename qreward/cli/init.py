@@ -142,7 +142,7 @@ def _add_judge(args: argparse.Namespace, path: Path) -> int:
     endpoints = content.get("endpoints")
     if not isinstance(endpoints, list) or not all(isinstance(each, dict) for each in endpoints):
         raise ConfigError(f"{place}: is not a configuration file of a client; {_ENDPOINTS}")
-    routes = content.get("routes", ())  # pattern -> route, or a list
+    routes = content.get("routes", ())  # a mapping of pattern to route, or a list of routes
     patterns = [pattern for each in endpoints for pattern in each.get("models", ["*"])]
     patterns += [str(each["pattern"] if isinstance(each, dict) else each) for each in routes]
     _check_judge(args.judge, patterns, place=f" in {path}")

@@ -39,8 +39,8 @@ _AWS = frozenset({
     "TooManyRequestsException", "ProvisionedThroughputExceededException", "RequestLimitExceeded", "BandwidthLimitExceeded", "SlowDown",
 })  # fmt: skip
 """botocore's throttling codes, except LimitExceededException and the codes for conflicts, which may be permanent."""
-_URLLIB3_STATUS = re.compile(r"too many (\d{3}) error responses")  # ResponseError.SPECIFIC_ERROR, the only place of the status
-_VARINT = rb"([\x80-\xff]{0,8}[\x00-\x7f])"  # negative integers of protobuf take 10 bytes
+_URLLIB3_STATUS = re.compile(r"too many (\d{3}) error responses")  # ResponseError.SPECIFIC_ERROR; only this text has the status
+_VARINT = rb"([\x80-\xff]{0,8}[\x00-\x7f])"  # at most 9 bytes, because only negative integers of protobuf take 10 bytes
 _RETRY_INFO = re.compile(rb"\x0a(.)(?:\x08" + _VARINT + rb")?(?:\x10" + _VARINT + rb")?", re.DOTALL)
 """A protobuf ``RetryInfo``. The groups are the length of its ``Duration``, and the seconds and nanoseconds of the duration."""
 
@@ -174,7 +174,7 @@ def _status_of(error: Exception, response: Any) -> int | None:
     for holder, name in ((error, "status_code"), (error, "status"), (response, "status_code"), (response, "status")):
         if isinstance(status := getattr(holder, name, None), int):
             return status
-    code = getattr(error, "code", None)  # google.api_core, tornado; without a response the number may mean anything
+    code = getattr(error, "code", None)  # as in google.api_core and tornado; without a response, the number may mean anything
     return code if isinstance(code, int) and (response is not None or hasattr(type(error), "response")) else None
 
 

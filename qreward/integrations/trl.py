@@ -153,7 +153,7 @@ def _made(settings: Source, judge: Scorer | None, name: str, **overrides: Any) -
         raise ValueError("pass settings or judge, not both")
     chosen = {key: value for key, value in overrides.items() if value is not None}
     if judge is not None:
-        config = RewardConfig(reward_model=name, **chosen)  # a placeholder model; only `chosen` is validated
+        config = RewardConfig(reward_model=name, **chosen)  # validates ``chosen``; the model is a placeholder, because ``judge`` scores
         made = Rewarder(judge, config.deadline or DEADLINE, config=config)
     else:
         made = _ADAPTER.rewarder(settings)

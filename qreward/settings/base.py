@@ -137,7 +137,7 @@ _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
 _EXPANDED = {"variables": "expanded"}
-"""The context of a validation in which variables have been replaced."""
+"""Context of a validation of values in which environment variables have been replaced already."""
 
 
 class Policy(BaseModel):

@@ -356,7 +356,7 @@ _PATHS = ("/chat/completions", "/completions", "/embeddings", "/responses", "/re
 BATCH_KIND = "openai_batch"
 """The kind of endpoints that take files of requests. Only bulk runs send requests to such endpoints."""
 SERVER_KINDS = ["openai", "vllm", "sglang", "tei", "openrlhf", "nim", BATCH_KIND]
-"""The accepted values of ``Endpoint.kind``. ``qreward.register_kind`` adds to them."""
+"""The accepted values of ``Endpoint.kind``. ``qreward.register_kind`` adds values."""
 
 
 def _known_kind(value: str) -> str:

@@ -30,7 +30,7 @@ STARTS = 3
 """Maximum number of attempts to start an actor that fails to start. There are few, because a constructor that raises will most likely raise
 again."""
 GRACE = 5.0
-"""Seconds after the timeout of a batch. If the actor still works on the batch then, the actor is killed and restarted."""
+"""Seconds for which an actor may still work on a batch after the timeout of the batch. Then the actor is killed and restarted."""
 LOOP_CHECK_INTERVAL = 0.1
 """Seconds between two checks in ``close`` of whether the event loops of other callers still run."""
 _log = logging.getLogger("qreward")

@@ -35,7 +35,7 @@ from qreward.judge import make_scorer
 from qreward.judge.types import Scorer, Verdict
 
 LATE = 1.0
-"""Seconds after the deadline. After this time, the rewarder stops waiting for a scorer that ignores its ``timeout``."""
+"""Seconds that the rewarder waits after the deadline for a scorer that ignores its ``timeout``."""
 
 _log = logging.getLogger("qreward.integrations.trainers")
 
@@ -105,7 +105,7 @@ class Rewarder:
     def __init__(self, scorer: Scorer, deadline: float, priority: int | str = 5, config: RewardConfig | None = None) -> None:
         self.scorer = scorer
         self.deadline = deadline
-        self.config = config or RewardConfig(reward_model="scorer")  # a placeholder: the scorer is there already
+        self.config = config or RewardConfig(reward_model="scorer")  # the name is a placeholder, because the scorer exists already
         self._priority = priority
         self._unfits: frozenset[str] = frozenset()
         self._filled: set[str] = set()  # the fields that at least one item had so far

@@ -32,7 +32,7 @@ class CallStarted(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         call: number of the call, unique in this process and the same in all events of the call.
-        operation: ``chat``, ``embeddings``, ...
+        operation: name of the operation, such as ``chat`` or ``embeddings``.
         model: the requested model.
         route: pattern of the route.
         streamed: True if the response is streamed.

@@ -100,7 +100,7 @@ def start_progress(
         title: label of the progress, such as the model.
         load: function that returns the load of the batch's route.
         prices: endpoint name -> US dollars for a million prompt tokens and a million completion tokens.
-        clock: returns monotonic seconds.
+        clock: function that returns monotonic seconds.
 
     Raises:
         ConfigError: ``wanted`` has another type, or is an async function.

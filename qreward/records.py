@@ -47,7 +47,7 @@ class AttemptRecord(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         endpoint: name of the endpoint.
-        outcome: ``ok``, or the kind of failure (``overloaded``, ``transient``, ``timeout``, ``cancelled``, ...).
+        outcome: ``ok``, or the kind of failure, such as ``overloaded``, ``transient``, ``timeout`` or ``cancelled``.
         latency: seconds from sending to the outcome.
         status_code: HTTP status of a failure, if there was a response.
         detail: message of the failure, without secrets.

@@ -183,8 +183,8 @@ class LineRun(ABC):
         runtime: runtime of the client.
         journal: the journal; the run closes it.
         settings: settings of the run.
-        reader: turns lines into requests.
-        scorer: scores each line; None sends each line as a request.
+        reader: object that turns lines into requests.
+        scorer: judge or reward model that scores each line; None sends each line as a request.
         done_before: number of lines that were done before this run.
 
     Attributes:

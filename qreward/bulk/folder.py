@@ -67,8 +67,8 @@ class JournalFolder:
     Args:
         path: the folder. If the processes run on several machines, it must be on a file system that they share.
         settings: the settings that all runs in the folder must share, as JSON values.
-        force: accept journals of other settings.
-        retry_failed: rows that failed before this object was created count as not done.
+        force: True accepts journals of other settings.
+        retry_failed: True counts rows that failed before this object was created as not done.
 
     Attributes:
         sent: number of times that any row was sent.

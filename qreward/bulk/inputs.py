@@ -131,7 +131,7 @@ class Input:
 
         Args:
             marks: the marks of the blocks that an earlier run has read, from the beginning of the input.
-            are_done: called with a range of ordinals; returns True if all of these lines are done.
+            are_done: function of a range of ordinals. It returns True if all of these lines are done.
 
         Raises:
             ConfigError: a file cannot be read to its end.
@@ -292,7 +292,7 @@ def _text_blocks(name: str, known: _KnownBlocks) -> Iterator[Block]:
 
 
 def _whole_lines(data: bytes) -> tuple[bytes, bytes]:
-    """Return the complete lines, and the rest after the last line break."""
+    """Return the complete lines of ``data``, and the part after the last line break."""
     end = data.rfind(NEWLINE) + 1
     return data[:end], data[end:]
 

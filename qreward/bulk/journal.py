@@ -67,8 +67,8 @@ class Journal:
     Args:
         path: path of the file; it is created if it does not exist.
         settings: the settings that all runs on this journal must share, as JSON values.
-        force: accept a journal of other settings.
-        retry_failed: lines that failed count as not done.
+        force: True accepts a journal of other settings.
+        retry_failed: True counts lines that failed as not done.
 
     Attributes:
         torn: number of bytes that belong to no valid record: to an incomplete record at the end, or to damaged records.
@@ -187,7 +187,7 @@ class Journal:
                 )
 
     def _read_parts(self, data: bytes, check: Callable[[bytes], None]) -> bytes:
-        """Read all parts that end with a summary, and return the rest of ``data``, which begins at the offset ``_read_to``."""
+        """Read all parts of ``data`` that end with a summary, and return the remaining bytes. They begin at the offset ``_read_to``."""
         begin = 0
         for place, end in records.summaries_in(data):
             self._read_part(data[begin:place], data[place:end], check)

@@ -61,7 +61,7 @@ class KeyedRun(LineRun):
         runtime: runtime of the client.
         folder: the journals of all processes. The run opens one of them for itself.
         settings: see :func:`keyed_settings`.
-        scorer: scores each row; None sends each row as a request.
+        scorer: judge or reward model that scores each row; None sends each row as a request.
 
     Raises:
         ConfigError: the journal cannot be written, or a setting is wrong.

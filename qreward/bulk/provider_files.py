@@ -61,7 +61,7 @@ class Files:
     Args:
         folder: folder for the temporary files.
         loop: the running event loop.
-        changed: set whenever a file is complete.
+        changed: event that is set whenever a file is complete.
 
     Attributes:
         ready: complete files, oldest first.

@@ -32,7 +32,7 @@ class BulkSettings(Policy):
         sample: number of lines after which the run stops. The next run continues with the remaining lines.
         shard: ``(i, n)`` sends only the i-th of every n lines, counted from 1.
         order: ``input`` writes the output in the order of the input; ``any`` writes it in the order in which the results arrived.
-        retry_failed: send lines again that failed in an earlier run.
+        retry_failed: True sends lines again that failed in an earlier run.
         resume: ``auto`` refuses a journal that belongs to another input or to other settings. ``force`` accepts the journal, and sends only
             new and changed lines.
         provider_batches: ``auto`` prefers endpoints of kind ``openai_batch``, which answer within a day at a lower price; ``never`` uses

@@ -311,7 +311,7 @@ class FunctionPool:
     Attributes:
         members: the functions of the pool.
         engine: the engine that schedules their calls.
-        thread_driver: runs the calls of blocking functions.
+        thread_driver: driver that runs the calls of blocking functions.
     """
 
     def __init__(self) -> None:

@@ -25,7 +25,7 @@ class SettingsLocation:
 
     Args:
         name: name used in messages.
-        line_of: returns the line number of a path of settings, or None if it is not known.
+        line_of: function that returns the line number of the setting with a path, or None if the line is not known.
         content: the settings. Messages take the names of the items of lists, such as endpoints, from the settings.
     """
 
@@ -202,7 +202,7 @@ def _yaml_loader(yaml: Any) -> Any:
 def _line_of(text: str, path: Path_) -> int | None:
     """Return the line of a setting in a YAML or JSON text, or None if it is not known, for example because PyYAML is not installed.
 
-    If the text has only the beginning of the path, return the line of the longest beginning that it has.
+    If the text does not have the whole path, return the line of the deepest part of the path that it has.
     """
     try:
         import yaml  # noqa: PLC0415 - an extra, and slow to import
@@ -239,8 +239,8 @@ _TOML_LINE = re.compile(rf"\s*(\[\[?)?\s*({_KEY}(?:\s*\.\s*{_KEY})*)\s*(?:=|\]\]
 def _toml_line_of(text: str, path: Path_) -> int | None:
     """Return the line of a setting in a TOML text, which must be valid. Return None if the line is not known.
 
-    If neither the setting nor its table has a line of its own, return the line of the longest beginning of the path that has one. The lines
-    are searched here, because ``tomllib`` reports no lines.
+    If neither the setting nor its table has a line of its own, return the line of the deepest part of the path that has one. This function
+    searches the text, because ``tomllib`` reports no lines.
     """
     lines: dict[Path_, int] = {}
     last: dict[Path_, int] = {}  # path of an array of tables -> index of its last table

@@ -56,7 +56,7 @@ def settings_of(worker: Any, prompts: Mapping[str, str]) -> RewardConfig:
 
     Args:
         worker: ROLL's ``RewardConfig`` of the domain.
-        prompts: name -> template of ROLL's own prompts.
+        prompts: name of one of ROLL's own prompts -> its template.
 
     Raises:
         ConfigError: the settings are missing or wrong.

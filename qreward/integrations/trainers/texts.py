@@ -61,7 +61,10 @@ def _without_spaces(text: str) -> str:
 
 
 def _end_of(shown: str, wanted: str) -> int | None:
-    """Return the index at which the prompt ends in the query; None if the query does not begin with it. Both have no whitespace."""
+    """Return the index at which the prompt ``wanted`` ends in the query ``shown``. Both texts have no whitespace.
+
+    Return None if the query does not begin with the prompt.
+    """
     begin = shown.find(wanted)
     if begin >= 0 and not without_end(shown[:begin]):  # only special tokens stand before the prompt
         return begin + len(wanted)
